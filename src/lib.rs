@@ -1,0 +1,1 @@
+//! A distributed read-write lock.
