@@ -1,0 +1,24 @@
+#!lua flags=allow-oom
+-- Ends every hold. The last token stays, and marks all holds up to it as ended by force. O(readers), for operators.
+-- KEYS: the readers (zset), the writer (string)
+-- ARGV: channel
+-- Returns {'forced', '', server_us, {id, …}}: the holds that were live until now
+local read_key, write_key = KEYS[1], KEYS[2]
+local channel = ARGV[1]
+local RETENTION_MS = 60000
+
+local time = redis.call('TIME')
+local server_us = time[1] * 1000000 + time[2]
+local now_ms = math.floor(server_us / 1000)
+local writer = redis.call('GET', write_key)
+local last = redis.call('ZSCORE', read_key, '#token')
+local ended = redis.call('ZRANGEBYSCORE', read_key, now_ms + 1, '+inf')
+if writer then ended[#ended + 1] = string.match(writer, '^(%S+) %d+ %d+$') end
+
+redis.call('UNLINK', read_key, write_key)
+if last then
+  redis.call('ZADD', read_key, last, '#token', last, '#forced')
+  redis.call('PEXPIREAT', read_key, now_ms + RETENTION_MS)
+end
+redis.pcall('SPUBLISH', channel, '') -- last, and its failure is nobody's: waiters retry anyway
+return {'forced', '', server_us, ended}

@@ -1,0 +1,35 @@
+#!lua flags=allow-oom
+-- Extends the live hold of one acquisition. Never shortens it, never brings back what is lost.
+-- KEYS: the readers (zset), the writer (string)
+-- ARGV: id, lease_ms
+-- Returns {'renewed', id, server_us, remaining_ms} | {'lost', id, server_us, forced_token}
+local read_key, write_key = KEYS[1], KEYS[2]
+local id, lease_ms = ARGV[1], ARGV[2]
+local RETENTION_MS = 60000
+
+local time = redis.call('TIME')
+local server_us = time[1] * 1000000 + time[2]
+local now_ms = math.floor(server_us / 1000)
+local writer = redis.call('GET', write_key)
+local scores = redis.call('ZMSCORE', read_key, '#forced', id)
+local longest = redis.call('ZREVRANGE', read_key, 0, 0, 'WITHSCORES')
+local longest_ms = math.max(now_ms, longest[2] or 0)
+local own_ms = tonumber(scores[2] or 0)
+local deadline_ms = now_ms + lease_ms
+
+if writer and string.sub(writer, 1, #id + 1) == id .. ' ' then
+  deadline_ms = math.max(deadline_ms, redis.call('PEXPIRETIME', write_key)) -- -1, a lost ttl, gets the lease
+  redis.call('PEXPIREAT', write_key, deadline_ms)
+  redis.call('PEXPIREAT', read_key, deadline_ms + RETENTION_MS)
+  return {'renewed', id, server_us, deadline_ms - now_ms}
+end
+if own_ms > now_ms then
+  deadline_ms = math.max(deadline_ms, own_ms)
+  redis.call('ZADD', read_key, deadline_ms, id)
+  redis.call('PEXPIREAT', read_key, math.max(deadline_ms, longest_ms) + RETENTION_MS)
+  return {'renewed', id, server_us, deadline_ms - now_ms}
+end
+-- NX: only a key that lost its ttl gets one here.
+redis.call('PEXPIREAT', write_key, deadline_ms, 'NX')
+redis.call('PEXPIREAT', read_key, math.max(deadline_ms, longest_ms) + RETENTION_MS, 'NX')
+return {'lost', id, server_us, -(scores[1] or 0)}
