@@ -1,1 +1,49 @@
-//! placeholder until the servers are there
+//! Starts real Redis and Valkey servers for tests, hurts them, and leaves nothing behind.
+//!
+//! ```no_run
+//! use cluster_testenv::{Cluster, Node, Server};
+//!
+//! # fn main() -> Result<(), cluster_testenv::Error> {
+//! let node = Node::start(Server::Redis70)?;
+//! node.command(&["SET", "name", "value"])?.into_result()?;
+//! node.kill();
+//! node.restart()?;
+//!
+//! let cluster = Cluster::start(Server::Valkey91)?;
+//! cluster.primary_of_slot(cluster.keyslot("name")).pause();
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! An environment ([`Node`], [`Masters`], [`Cluster`]) may be shared between threads; every method takes `&self`. It
+//! stops its servers when it is dropped. When the process ends without dropping it (a `static`, `exit`, `kill -9`), its
+//! guardian, a small shell process, stops them.
+//!
+//! The servers come from `cluster-testenv/install`, or from the environment variables that [`Server`] names. A missing
+//! server is an error, never a skip. Linux only.
+
+mod client;
+mod cluster;
+mod error;
+mod formation;
+mod guardian;
+mod masters;
+mod node;
+mod port;
+mod process;
+mod reply;
+mod server;
+mod topology;
+mod wait;
+
+pub use client::Client;
+pub use cluster::{Cluster, ClusterBuilder};
+pub use error::Error;
+pub use masters::Masters;
+pub use node::{Node, NodeBuilder};
+pub use reply::Reply;
+pub use server::Server;
+pub use wait::wait_for;
+
+/// What the functions of this crate return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

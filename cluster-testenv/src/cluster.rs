@@ -1,0 +1,188 @@
+//! A cluster, and who is who in it at the moment.
+
+use std::time::Duration;
+
+use crate::{Error, Node, NodeBuilder, Result, Server, formation, topology::Topology, wait_for};
+
+/// Far longer than forming, or a failover with any sensible node timeout, takes.
+const OK_BOUND: Duration = Duration::from_secs(30);
+
+/// A cluster of primaries and replicas: 3 + 3 unless built otherwise.
+///
+/// Roles change while a test runs; every method that speaks of them asks the cluster anew.
+#[derive(Debug)]
+pub struct Cluster {
+    nodes: Vec<Node>,
+}
+
+impl Cluster {
+    /// Starts three primaries with a replica each, and waits as [`Cluster::wait_ok`] does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotInstalled`], or what kept it from starting.
+    pub fn start(server: Server) -> Result<Self> {
+        Self::builder(server).start()
+    }
+
+    /// A cluster of another shape.
+    pub fn builder(server: Server) -> ClusterBuilder {
+        let node = Node::builder(server)
+            .arg("--cluster-enabled", "yes")
+            // Without these a failover may be refused or delayed because of when a replica last heard of its primary.
+            .arg("--cluster-replica-validity-factor", "0")
+            .arg("--cluster-allow-replica-migration", "no")
+            // These only cost time when a replica joins: 5 s and up to 10 s.
+            .arg("--repl-diskless-sync-delay", "0")
+            .arg("--repl-ping-replica-period", "1");
+        ClusterBuilder {
+            node,
+            primaries: 3,
+            replicas_each: 1,
+            node_timeout: Duration::from_secs(1),
+        }
+    }
+
+    /// All nodes: first those that were primaries in the beginning, then those that were replicas. The order never changes.
+    #[must_use]
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The URLs of [`Cluster::nodes`].
+    #[must_use]
+    pub fn urls(&self) -> Vec<String> {
+        self.nodes.iter().map(Node::url).collect()
+    }
+
+    /// The nodes that own slots, in the order of [`Cluster::nodes`].
+    #[must_use]
+    pub fn primaries(&self) -> Vec<&Node> {
+        let ports = Topology::ask(&self.nodes).primaries();
+        self.nodes
+            .iter()
+            .filter(|node| ports.contains(&node.port()))
+            .collect()
+    }
+
+    /// The node that owns a slot, by the newest claim that any running node knows. A primary that is dead or paused still
+    /// owns its slots until a failover.
+    ///
+    /// # Panics
+    ///
+    /// When no running node knows of an owner.
+    #[must_use]
+    pub fn primary_of_slot(&self, slot: u16) -> &Node {
+        let port = Topology::ask(&self.nodes).owner(slot);
+        let node = port.and_then(|port| self.nodes.iter().find(|node| node.port() == port));
+        node.unwrap_or_else(|| panic!("no running node of the cluster knows who owns slot {slot}"))
+    }
+
+    /// The replicas of a primary, dead and paused ones included. There are none when the node is not a primary.
+    #[must_use]
+    pub fn replicas_of(&self, primary: &Node) -> Vec<&Node> {
+        let ports = Topology::ask(&self.nodes).replicas(primary.port());
+        self.nodes
+            .iter()
+            .filter(|node| ports.contains(&node.port()))
+            .collect()
+    }
+
+    /// The slot of a key, by CLUSTER KEYSLOT.
+    ///
+    /// # Panics
+    ///
+    /// When no node runs.
+    #[must_use]
+    pub fn keyslot(&self, key: impl AsRef<[u8]>) -> u16 {
+        let command: [&[u8]; 3] = [b"CLUSTER", b"KEYSLOT", key.as_ref()];
+        let ask = |node: &Node| node.command(&command).ok()?.int()?.try_into().ok();
+        let mut running = self.nodes.iter().filter(|node| node.is_running());
+        running
+            .find_map(ask)
+            .expect("a node of the cluster runs and answers CLUSTER KEYSLOT")
+    }
+
+    /// Waits until all is well again, at most 30 s: every running node says that the cluster is ok, knows all nodes and
+    /// agrees with the others on who owns which slot; every running replica's link is up; every running primary with
+    /// running replicas gets all their acknowledgements.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotInTime`], which says what is wrong.
+    pub fn wait_ok(&self) -> Result<()> {
+        let mut complaint = String::new();
+        let ok = wait_for("a healthy cluster", OK_BOUND, || {
+            match Topology::ask(&self.nodes).complaint() {
+                None => Some(()),
+                Some(found) => {
+                    complaint = found;
+                    None
+                }
+            }
+        });
+        ok.map_err(|_| Error::NotInTime {
+            what: format!("a healthy cluster ({complaint})"),
+            bound: OK_BOUND,
+        })
+    }
+}
+
+/// A cluster that has not started yet.
+#[derive(Clone, Debug)]
+#[must_use = "a builder starts nothing until `start`"]
+pub struct ClusterBuilder {
+    node: NodeBuilder,
+    primaries: usize,
+    replicas_each: usize,
+    node_timeout: Duration,
+}
+
+impl ClusterBuilder {
+    /// How many primaries share the slots. Defaults to 3. With fewer than 3 no majority can vote for a failover.
+    ///
+    /// # Panics
+    ///
+    /// When it is zero.
+    pub fn primaries(mut self, count: usize) -> Self {
+        assert!(count > 0, "a cluster has at least one primary");
+        self.primaries = count;
+        self
+    }
+
+    /// How many replicas each primary has. Defaults to 1.
+    pub fn replicas(mut self, each: usize) -> Self {
+        self.replicas_each = each;
+        self
+    }
+
+    /// How long a node may be silent before the others call it failed. Defaults to 1 s: shorter makes failovers quicker,
+    /// longer keeps a busy machine from causing them.
+    pub fn node_timeout(mut self, timeout: Duration) -> Self {
+        self.node_timeout = timeout;
+        self
+    }
+
+    /// Adds an argument to every node, as [`NodeBuilder::arg`] does.
+    pub fn arg(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.node = self.node.arg(name, value);
+        self
+    }
+
+    /// Starts the cluster and waits as [`Cluster::wait_ok`] does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotInstalled`], or what kept it from starting.
+    pub fn start(self) -> Result<Cluster> {
+        let node = self.node.arg(
+            "--cluster-node-timeout",
+            self.node_timeout.as_millis().to_string(),
+        );
+        let nodes = node.start_many(self.primaries * (1 + self.replicas_each))?;
+        formation::form(&nodes, self.primaries)?;
+        let cluster = Cluster { nodes };
+        cluster.wait_ok()?;
+        Ok(cluster)
+    }
+}

@@ -1,0 +1,34 @@
+//! Several servers that know nothing of each other.
+
+use crate::{Node, Result, Server};
+
+/// Independent servers, as a quorum needs them.
+#[derive(Debug)]
+pub struct Masters {
+    nodes: Vec<Node>,
+}
+
+impl Masters {
+    /// Starts `count` servers at the same time and waits until all answer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotInstalled`](crate::Error::NotInstalled), or what kept one of them from starting.
+    pub fn start(server: Server, count: usize) -> Result<Self> {
+        Ok(Self {
+            nodes: Node::builder(server).start_many(count)?,
+        })
+    }
+
+    /// The servers, always in the same order.
+    #[must_use]
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The URLs of [`Masters::nodes`].
+    #[must_use]
+    pub fn urls(&self) -> Vec<String> {
+        self.nodes.iter().map(Node::url).collect()
+    }
+}

@@ -1,0 +1,291 @@
+//! One server that tests start and hurt.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use crate::{
+    Client, Error, Reply, Result, Server, guardian::Guardian, port::PortReservation,
+    process::Process, wait_for,
+};
+
+/// Far longer than any server needs, even on a machine that is busy with something else.
+const START_BOUND: Duration = Duration::from_secs(20);
+/// A port can be lost only to a program that takes it in the moment between its reservation and the server's start.
+const START_ATTEMPTS: usize = 5;
+const ADDRESS_IN_USE: &str = "Address already in use";
+
+/// One server on a port of its own, without persistence.
+///
+/// It keeps its port until the `Node` is dropped, whether the server runs or not.
+#[derive(Debug)]
+pub struct Node {
+    server: Server,
+    binary: PathBuf,
+    args: Vec<String>,
+    dir: PathBuf,
+    port: PortReservation,
+    process: Mutex<Process>,
+    /// Last: the fields above are dropped first, so that the guardian finds nothing more to end.
+    _guardian: Arc<Guardian>,
+}
+
+impl Node {
+    /// Starts a server and waits until it answers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotInstalled`], or what kept it from starting.
+    pub fn start(server: Server) -> Result<Self> {
+        Self::builder(server).start()
+    }
+
+    /// A node that is given arguments before it starts.
+    pub fn builder(server: Server) -> NodeBuilder {
+        NodeBuilder {
+            server,
+            args: Vec::new(),
+        }
+    }
+
+    /// Which server this is.
+    #[must_use]
+    pub fn server(&self) -> Server {
+        self.server
+    }
+
+    /// `redis://127.0.0.1:PORT`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.addr())
+    }
+
+    /// The address that the server listens on.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port()).into()
+    }
+
+    /// The port that the server listens on.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port.port()
+    }
+
+    /// The id of the server process, or of the last one when the server does not run.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process().id()
+    }
+
+    /// Whether the server process is there and not paused.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.process().is_running()
+    }
+
+    /// Kills the server with SIGKILL; it is gone when this returns. Does nothing when it is gone already.
+    ///
+    /// # Panics
+    ///
+    /// When the operating system does not let us.
+    pub fn kill(&self) {
+        self.process()
+            .kill()
+            .expect("a server of our own can be killed");
+    }
+
+    /// Stops the server with SIGSTOP; it stands still when this returns. Does nothing when it is paused or gone.
+    ///
+    /// The kernel goes on accepting connections and commands for it, and it answers them after [`Node::resume`].
+    ///
+    /// # Panics
+    ///
+    /// When the operating system does not let us.
+    pub fn pause(&self) {
+        self.process()
+            .pause()
+            .expect("a server of our own can be stopped");
+    }
+
+    /// Lets a paused server go on with SIGCONT. Does nothing when it is not paused.
+    ///
+    /// # Panics
+    ///
+    /// When the operating system does not let us.
+    pub fn resume(&self) {
+        self.process()
+            .resume()
+            .expect("a server of our own can be continued");
+    }
+
+    /// Kills the server if it is there, and starts it on the same port with the same arguments. It has no data then (but a
+    /// cluster node remembers its cluster). Returns when it answers.
+    ///
+    /// # Errors
+    ///
+    /// What kept it from starting.
+    ///
+    /// # Panics
+    ///
+    /// When the operating system does not let us kill it.
+    pub fn restart(&self) -> Result<()> {
+        {
+            let mut process = self.process();
+            process.kill().expect("a server of our own can be killed");
+            *process = spawn(&self.binary, &self.args, &self.dir)?;
+        }
+        self.wait_until_ready()
+    }
+
+    /// A new connection to the server.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when the server does not run.
+    pub fn client(&self) -> Result<Client> {
+        Client::connect(self.addr())
+    }
+
+    /// Sends one command on a connection of its own and returns the reply, which may be an error reply.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::command`].
+    pub fn command(&self, args: &[impl AsRef<[u8]>]) -> Result<Reply> {
+        self.client()?.command(args)
+    }
+
+    fn process(&self) -> MutexGuard<'_, Process> {
+        // A panic in one test must not keep another from cleaning up.
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_until_ready(&self) -> Result<()> {
+        let what = format!("{} on port {} answering", self.server, self.port());
+        wait_for(what, START_BOUND, || {
+            if self.process().has_ended() {
+                return Some(Err(Error::NotStarted {
+                    server: self.server,
+                    log: self.end_of_log(),
+                }));
+            }
+            self.answers().then_some(Ok(()))
+        })?
+    }
+
+    /// Whether the process that listens on the port is ours and ready.
+    fn answers(&self) -> bool {
+        let ours = format!("process_id:{}\r\n", self.pid());
+        match self.command(&["INFO", "server"]) {
+            Ok(Reply::Bulk(info)) => String::from_utf8_lossy(&info).contains(&ours),
+            // A server that wants a password is ready as well.
+            Ok(Reply::Error(text)) => text.starts_with("NOAUTH"),
+            Ok(_) | Err(_) => false,
+        }
+    }
+
+    fn end_of_log(&self) -> String {
+        const LINES: usize = 8;
+        let log = fs::read(Process::log_file(&self.dir)).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().filter(|line| !line.trim().is_empty()).collect();
+        lines[lines.len().saturating_sub(LINES)..].join("\n")
+    }
+}
+
+/// A node that has not started yet.
+#[derive(Clone, Debug)]
+#[must_use = "a builder starts nothing until `start`"]
+pub struct NodeBuilder {
+    server: Server,
+    args: Vec<String>,
+}
+
+impl NodeBuilder {
+    /// Adds a server argument, such as `("--maxmemory", "1mb")`. A later one takes the place of an earlier one.
+    pub fn arg(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.args.extend([name.into(), value.into()]);
+        self
+    }
+
+    /// Starts the server and waits until it answers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotInstalled`], or what kept it from starting.
+    pub fn start(&self) -> Result<Node> {
+        self.start_guarded(&Arc::new(Guardian::start()?))
+    }
+
+    /// Starts `count` servers at the same time, which share one guardian.
+    pub(crate) fn start_many(&self, count: usize) -> Result<Vec<Node>> {
+        let guardian = Arc::new(Guardian::start()?);
+        thread::scope(|scope| {
+            let starts: Vec<_> = (0..count)
+                .map(|_| scope.spawn(|| self.start_guarded(&guardian)))
+                .collect();
+            starts
+                .into_iter()
+                .map(|start| start.join().expect("starting a node does not panic"))
+                .collect()
+        })
+    }
+
+    fn start_guarded(&self, guardian: &Arc<Guardian>) -> Result<Node> {
+        let binary = self.server.binary()?;
+        let mut attempt = 1;
+        loop {
+            match self.start_once(&binary, guardian) {
+                Err(Error::NotStarted { log, .. })
+                    if log.contains(ADDRESS_IN_USE) && attempt < START_ATTEMPTS =>
+                {
+                    attempt += 1;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn start_once(&self, binary: &Path, guardian: &Arc<Guardian>) -> Result<Node> {
+        let port = PortReservation::new()?;
+        let dir = guardian.dir().join(port.port().to_string());
+        fs::create_dir_all(&dir).map_err(Error::io(format!("making {}", dir.display())))?;
+        let args = self.all_args(port.port(), &dir);
+        let process = Mutex::new(spawn(binary, &args, &dir)?);
+        let node = Node {
+            server: self.server,
+            binary: binary.to_owned(),
+            args,
+            dir,
+            port,
+            process,
+            _guardian: Arc::clone(guardian),
+        };
+        node.wait_until_ready()?;
+        Ok(node)
+    }
+
+    fn all_args(&self, port: u16, dir: &Path) -> Vec<String> {
+        let own = [
+            ("--port", port.to_string()),
+            ("--bind", Ipv4Addr::LOCALHOST.to_string()),
+            ("--dir", dir.display().to_string()),
+            ("--save", String::new()),
+            ("--appendonly", "no".to_owned()),
+        ];
+        let own = own
+            .into_iter()
+            .flat_map(|(name, value)| [name.to_owned(), value]);
+        own.chain(self.args.iter().cloned()).collect()
+    }
+}
+
+fn spawn(binary: &Path, args: &[String], dir: &Path) -> Result<Process> {
+    Process::start(binary, args, dir).map_err(Error::io(format!("starting {}", binary.display())))
+}

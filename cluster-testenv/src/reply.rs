@@ -1,0 +1,182 @@
+//! RESP2 replies.
+
+use std::{borrow::Cow, io::BufRead};
+
+use crate::{Error, Result};
+
+/// What a server answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reply {
+    /// A status, such as `OK`.
+    Simple(String),
+    /// An error with its code in front, such as `OOM command not allowed …`.
+    Error(String),
+    /// An integer.
+    Int(i64),
+    /// Bytes.
+    Bulk(Vec<u8>),
+    /// No value.
+    Nil,
+    /// Several replies.
+    Array(Vec<Reply>),
+}
+
+impl Reply {
+    /// Turns an error reply into an error; every other reply stays what it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] for an error reply.
+    pub fn into_result(self) -> Result<Self> {
+        if let Self::Error(text) = self {
+            Err(Error::Refused(text))
+        } else {
+            Ok(self)
+        }
+    }
+
+    /// Whether this is the status `OK`.
+    #[must_use]
+    pub fn is_ok(&self) -> bool {
+        matches!(self, Self::Simple(status) if status == "OK")
+    }
+
+    /// Whether there is no value.
+    #[must_use]
+    pub fn is_nil(&self) -> bool {
+        *self == Self::Nil
+    }
+
+    /// The text of an error reply.
+    #[must_use]
+    pub fn error(&self) -> Option<&str> {
+        if let Self::Error(text) = self {
+            Some(text)
+        } else {
+            None
+        }
+    }
+
+    /// The integer.
+    #[must_use]
+    pub fn int(&self) -> Option<i64> {
+        if let Self::Int(number) = self {
+            Some(*number)
+        } else {
+            None
+        }
+    }
+
+    /// The bytes of a bulk reply.
+    #[must_use]
+    pub fn bytes(&self) -> Option<&[u8]> {
+        if let Self::Bulk(bytes) = self {
+            Some(bytes)
+        } else {
+            None
+        }
+    }
+
+    /// A status or bulk reply as text; bytes that are no UTF-8 are replaced.
+    #[must_use]
+    pub fn text(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Self::Simple(status) => Some(Cow::Borrowed(status)),
+            Self::Bulk(bytes) => Some(String::from_utf8_lossy(bytes)),
+            Self::Error(_) | Self::Int(_) | Self::Nil | Self::Array(_) => None,
+        }
+    }
+
+    /// The elements of an array.
+    #[must_use]
+    pub fn array(&self) -> Option<&[Self]> {
+        if let Self::Array(replies) = self {
+            Some(replies)
+        } else {
+            None
+        }
+    }
+
+    /// Reads one reply.
+    pub(crate) fn read(from: &mut impl BufRead) -> Result<Self> {
+        let line = read_line(from)?;
+        let (kind, rest) = line.split_at_checked(1).ok_or_else(|| unexpected(&line))?;
+        Ok(match kind {
+            "+" => Self::Simple(rest.to_owned()),
+            "-" => Self::Error(rest.to_owned()),
+            ":" => Self::Int(rest.parse().map_err(|_| unexpected(&line))?),
+            "$" => match read_length(&line, rest)? {
+                None => Self::Nil,
+                Some(length) => Self::Bulk(read_bytes(from, length)?),
+            },
+            "*" => match read_length(&line, rest)? {
+                None => Self::Nil,
+                Some(length) => Self::Array(
+                    (0..length)
+                        .map(|_| Self::read(from))
+                        .collect::<Result<_>>()?,
+                ),
+            },
+            _ => return Err(unexpected(&line)),
+        })
+    }
+}
+
+fn read_line(from: &mut impl BufRead) -> Result<String> {
+    let mut line = Vec::new();
+    from.read_until(b'\n', &mut line)
+        .map_err(Error::io("reading a reply"))?;
+    let Some(line) = line.strip_suffix(b"\r\n") else {
+        return Err(Error::Unexpected("the connection was closed".to_owned()));
+    };
+    Ok(String::from_utf8_lossy(line).into_owned())
+}
+
+/// A length is -1 where there is no value.
+fn read_length(line: &str, digits: &str) -> Result<Option<usize>> {
+    if digits == "-1" {
+        Ok(None)
+    } else {
+        digits.parse().map(Some).map_err(|_| unexpected(line))
+    }
+}
+
+fn read_bytes(from: &mut impl BufRead, length: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; length + 2];
+    from.read_exact(&mut bytes)
+        .map_err(Error::io("reading a reply"))?;
+    bytes.truncate(length);
+    Ok(bytes)
+}
+
+fn unexpected(line: &str) -> Error {
+    Error::Unexpected(format!("{line:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_reply_is_read() {
+        let mut wire = &b"*6\r\n+OK\r\n-ERR no\r\n:-7\r\n$4\r\na\r\nb\r\n$-1\r\n*1\r\n*-1\r\n"[..];
+        let expected = Reply::Array(vec![
+            Reply::Simple("OK".to_owned()),
+            Reply::Error("ERR no".to_owned()),
+            Reply::Int(-7),
+            Reply::Bulk(b"a\r\nb".to_vec()),
+            Reply::Nil,
+            Reply::Array(vec![Reply::Nil]),
+        ]);
+        assert_eq!(Reply::read(&mut wire).unwrap(), expected);
+        assert!(wire.is_empty());
+    }
+
+    #[test]
+    fn garbage_and_a_closed_connection_are_errors() {
+        for wire in ["", "\r\n", "?\r\n", "$x\r\n", ":\r\n", "+O", "$3\r\nab"] {
+            assert!(Reply::read(&mut wire.as_bytes()).is_err(), "{wire:?}");
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Which servers there are and where their binaries lie.
+
+use std::{env, fmt, path::PathBuf, str::FromStr};
+
+use crate::{Error, Result};
+
+/// A server that an environment can be made of.
+///
+/// Its binary is the one that its environment variable names (`TESTENV_REDIS_7_0`, `TESTENV_VALKEY_9_1`,
+/// `TESTENV_REDIS_6_2`; a path), or else the one that `cluster-testenv/install` put into `.testenv/bin` of the workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Server {
+    /// Redis 7.0.
+    Redis70,
+    /// Valkey 9.1.
+    Valkey91,
+    /// Redis 6.2: old enough that software which needs 7.0 has to refuse it.
+    Redis62,
+}
+
+impl Server {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Redis70, Self::Valkey91, Self::Redis62];
+
+    /// The path of the server's binary.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotInstalled`] when there is no file at that path.
+    pub fn binary(self) -> Result<PathBuf> {
+        let path = env::var_os(self.variable()).map_or_else(|| self.installed(), PathBuf::from);
+        if path.is_file() {
+            Ok(path)
+        } else {
+            Err(Error::NotInstalled { server: self, path })
+        }
+    }
+
+    /// The environment variable that names another binary.
+    pub(crate) const fn variable(self) -> &'static str {
+        match self {
+            Self::Redis70 => "TESTENV_REDIS_7_0",
+            Self::Valkey91 => "TESTENV_VALKEY_9_1",
+            Self::Redis62 => "TESTENV_REDIS_6_2",
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Redis70 => "redis-7.0",
+            Self::Valkey91 => "valkey-9.1",
+            Self::Redis62 => "redis-6.2",
+        }
+    }
+
+    fn installed(self) -> PathBuf {
+        let workspace = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+        [workspace, ".testenv", "bin", self.name(), "redis-server"]
+            .iter()
+            .collect()
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Server {
+    type Err = String;
+
+    /// Reads what `Display` writes.
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = || Self::ALL.map(Self::name).join(", ");
+        let found = Self::ALL.into_iter().find(|server| server.name() == name);
+        found.ok_or_else(|| format!("no server is called {name:?}; there are {}", known()))
+    }
+}

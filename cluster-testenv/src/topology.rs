@@ -1,0 +1,277 @@
+//! Who is who in a cluster, by the word of its running nodes.
+
+use std::{collections::BTreeSet, ops::RangeInclusive, time::Duration};
+
+use crate::{Client, Error, Node, Result};
+
+/// How many slots a cluster has.
+pub(crate) const SLOTS: usize = 16_384;
+
+/// A running node answers in a millisecond; a partitioned or blocked one must not hold up the others' word for long.
+const ANSWER_BOUND: Duration = Duration::from_secs(1);
+/// A replica acknowledges as soon as it is asked.
+const WAIT_MS: &str = "200";
+
+/// What every running node said, asked once.
+#[derive(Debug)]
+pub(crate) struct Topology<'a> {
+    nodes: &'a [Node],
+    views: Vec<View>,
+    /// Of a running node that did not answer.
+    silence: Option<String>,
+}
+
+/// The cluster as one node sees it.
+#[derive(Debug)]
+struct View {
+    port: u16,
+    /// The answer to CLUSTER INFO.
+    state: String,
+    /// The answer to INFO replication.
+    replication: String,
+    members: Vec<Member>,
+}
+
+/// One line of CLUSTER NODES.
+#[derive(Debug)]
+struct Member {
+    id: String,
+    port: u16,
+    is_myself: bool,
+    is_primary: bool,
+    primary_id: String,
+    config_epoch: u64,
+    slots: Vec<RangeInclusive<u16>>,
+}
+
+impl<'a> Topology<'a> {
+    /// Asks all running nodes.
+    pub(crate) fn ask(nodes: &'a [Node]) -> Self {
+        let mut topology = Self {
+            nodes,
+            views: Vec::new(),
+            silence: None,
+        };
+        for node in nodes.iter().filter(|node| node.is_running()) {
+            match View::of(node) {
+                Ok(view) => topology.views.push(view),
+                Err(error) => topology.silence = Some(format!("{}: {error}", node.addr())),
+            }
+        }
+        topology
+    }
+
+    /// The port of the slot's owner. Old claims live on where news has not come; the newest has the highest epoch.
+    pub(crate) fn owner(&self, slot: u16) -> Option<u16> {
+        let members = self.views.iter().flat_map(|view| &view.members);
+        let claims = members.filter(|member| member.owns(slot));
+        claims
+            .max_by_key(|member| member.config_epoch)
+            .map(|member| member.port)
+    }
+
+    /// The ports of the nodes that own slots.
+    pub(crate) fn primaries(&self) -> BTreeSet<u16> {
+        (0..SLOTS as u16)
+            .filter_map(|slot| self.owner(slot))
+            .collect()
+    }
+
+    /// The ports of a primary's replicas.
+    pub(crate) fn replicas(&self, primary: u16) -> BTreeSet<u16> {
+        let Some(primary_id) = self.member(primary).map(|member| member.id.as_str()) else {
+            return BTreeSet::new();
+        };
+        let ports = self.nodes.iter().map(Node::port);
+        ports
+            .filter(|port| {
+                self.member(*port)
+                    .is_some_and(|member| member.primary_id == primary_id)
+            })
+            .collect()
+    }
+
+    /// What is known of a node: its own word, or else another's.
+    fn member(&self, port: u16) -> Option<&Member> {
+        let by_itself = self.views.iter().filter(|view| view.port == port);
+        let views = by_itself.chain(&self.views);
+        views
+            .flat_map(|view| &view.members)
+            .find(|member| member.port == port)
+    }
+
+    /// What is wrong with the cluster, if anything is.
+    pub(crate) fn complaint(&self) -> Option<String> {
+        if self.silence.is_some() {
+            return self.silence.clone();
+        }
+        let known = format!("cluster_known_nodes:{}", self.nodes.len());
+        let all_slots = format!("cluster_slots_ok:{SLOTS}");
+        let wanted = [
+            "cluster_state:ok",
+            "cluster_slots_assigned:16384",
+            &all_slots,
+            &known,
+        ];
+        for view in &self.views {
+            if let Some(missing) = wanted.iter().find(|line| !has_line(&view.state, line)) {
+                return Some(format!("node {} does not say {missing}", view.port));
+            }
+            if view.ownership() != self.views[0].ownership() {
+                return Some(format!(
+                    "nodes {} and {} disagree on slots",
+                    view.port, self.views[0].port
+                ));
+            }
+            if !view.myself()?.is_primary && !has_line(&view.replication, "master_link_status:up") {
+                return Some(format!("replica {} has no link to its primary", view.port));
+            }
+        }
+        self.views
+            .iter()
+            .find_map(|view| self.replication_complaint(view))
+    }
+
+    /// What is wrong with the replication from the node of `view` to its running replicas.
+    fn replication_complaint(&self, view: &View) -> Option<String> {
+        let myself = view.myself()?;
+        let running = self.views.iter().filter_map(View::myself);
+        let expected = running
+            .filter(|member| member.primary_id == myself.id)
+            .count();
+        if expected == 0 {
+            return None;
+        }
+        let node = self.nodes.iter().find(|node| node.port() == view.port)?;
+        let acknowledged = node.command(&["WAIT", &expected.to_string(), WAIT_MS]);
+        let enough = acknowledged.is_ok_and(|reply| reply.int() == i64::try_from(expected).ok());
+        (!enough).then(|| {
+            format!(
+                "primary {} is not acknowledged by {expected} replicas",
+                view.port
+            )
+        })
+    }
+}
+
+impl View {
+    fn of(node: &Node) -> Result<Self> {
+        let mut client = Client::connect_within(node.addr(), ANSWER_BOUND)?;
+        let mut ask = |command: [&str; 2]| {
+            let reply = client.command(&command)?.into_result()?;
+            let text = reply
+                .text()
+                .ok_or_else(|| Error::Unexpected(format!("{reply:?}")))?;
+            Ok::<_, Error>(text.into_owned())
+        };
+        let state = ask(["CLUSTER", "INFO"])?;
+        let replication = ask(["INFO", "replication"])?;
+        let members = ask(["CLUSTER", "NODES"])?;
+        let members = members
+            .lines()
+            .map(Member::parse)
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Self {
+            port: node.port(),
+            state,
+            replication,
+            members,
+        })
+    }
+
+    fn myself(&self) -> Option<&Member> {
+        self.members.iter().find(|member| member.is_myself)
+    }
+
+    /// Who owns what, for comparison with another view.
+    fn ownership(&self) -> Vec<(&str, &[RangeInclusive<u16>])> {
+        let owners = self
+            .members
+            .iter()
+            .filter(|member| !member.slots.is_empty());
+        let mut ownership: Vec<_> = owners
+            .map(|member| (member.id.as_str(), member.slots.as_slice()))
+            .collect();
+        ownership.sort_unstable_by_key(|(id, _)| *id);
+        ownership
+    }
+}
+
+impl Member {
+    /// Reads `id ip:port@bus[,hostname] flags primary ping pong epoch link slot…`.
+    fn parse(line: &str) -> Result<Self> {
+        let read = || {
+            let mut words = line.split(' ');
+            let id = words.next()?.to_owned();
+            let port = words
+                .next()?
+                .split('@')
+                .next()?
+                .rsplit(':')
+                .next()?
+                .parse()
+                .ok()?;
+            let flags: Vec<&str> = words.next()?.split(',').collect();
+            let primary_id = words.next()?.to_owned();
+            let config_epoch = words.nth(2)?.parse().ok()?;
+            // After the link's state; a slot that is migrating stands in brackets beside the owner's own ranges.
+            let slots = words.skip(1).filter(|word| !word.starts_with('['));
+            Some(Self {
+                id,
+                port,
+                is_myself: flags.contains(&"myself"),
+                is_primary: flags.contains(&"master"),
+                primary_id,
+                config_epoch,
+                slots: slots.map(parse_slots).collect::<Option<_>>()?,
+            })
+        };
+        read().ok_or_else(|| Error::Unexpected(format!("line of CLUSTER NODES: {line:?}")))
+    }
+
+    fn owns(&self, slot: u16) -> bool {
+        self.is_primary && self.slots.iter().any(|range| range.contains(&slot))
+    }
+}
+
+/// Reads `0-5460` or `7`.
+fn parse_slots(word: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = word.split_once('-').unwrap_or((word, word));
+    Some(first.parse().ok()?..=last.parse().ok()?)
+}
+
+fn has_line(text: &str, wanted: &str) -> bool {
+    text.lines().any(|line| line == wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_of_a_primary_with_ranges_single_and_migrating_slots_is_read() {
+        let line =
+            "07c3 127.0.0.1:11000@21000,host myself,master - 0 1426 7 connected 0-1 5 [93-<-292f]";
+        let member = Member::parse(line).unwrap();
+        assert_eq!(
+            (member.id.as_str(), member.port, member.config_epoch),
+            ("07c3", 11000, 7)
+        );
+        assert!(member.is_myself && member.is_primary);
+        assert!([0, 1, 5].iter().all(|slot| member.owns(*slot)));
+        assert!([2, 4, 93].iter().all(|slot| !member.owns(*slot)));
+    }
+
+    #[test]
+    fn line_of_a_failed_replica_is_read() {
+        let line = "67ed 127.0.0.1:11004@21004 slave,fail 07c3 1426 1426 5 disconnected";
+        let member = Member::parse(line).unwrap();
+        assert!(!member.is_myself && !member.is_primary && !member.owns(0));
+        assert_eq!(member.primary_id, "07c3");
+    }
+
+    #[test]
+    fn line_without_its_words_is_an_error() {
+        assert!(Member::parse("07c3 127.0.0.1:11000@21000 master").is_err());
+    }
+}

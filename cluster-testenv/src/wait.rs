@@ -1,0 +1,34 @@
+//! Waiting for what has no notification.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{Error, Result};
+
+/// Calls `condition` every few milliseconds until it returns something, and returns that.
+///
+/// # Errors
+///
+/// [`Error::NotInTime`], which says `what`, when it returned nothing for `bound`.
+pub fn wait_for<T>(
+    what: impl Into<String>,
+    bound: Duration,
+    mut condition: impl FnMut() -> Option<T>,
+) -> Result<T> {
+    const PERIOD: Duration = Duration::from_millis(5);
+    let started = Instant::now();
+    loop {
+        if let Some(value) = condition() {
+            return Ok(value);
+        }
+        if started.elapsed() >= bound {
+            return Err(Error::NotInTime {
+                what: what.into(),
+                bound,
+            });
+        }
+        thread::sleep(PERIOD);
+    }
+}
