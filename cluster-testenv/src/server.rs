@@ -1,6 +1,10 @@
 //! Which servers there are and where their binaries lie.
 
-use std::{env, fmt, path::PathBuf, str::FromStr};
+use std::{
+    env, fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use crate::{Error, Result};
 
@@ -55,10 +59,12 @@ impl Server {
     }
 
     fn installed(self) -> PathBuf {
-        let workspace = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-        [workspace, ".testenv", "bin", self.name(), "redis-server"]
-            .iter()
-            .collect()
+        let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let workspace = package.parent().unwrap_or(package);
+        workspace
+            .join(".testenv/bin")
+            .join(self.name())
+            .join("redis-server")
     }
 }
 
