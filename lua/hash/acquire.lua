@@ -6,7 +6,7 @@
 local key = KEYS[1]
 local not_after_ms, id, mode, lease_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 local read_limit_ms, write_limit_ms = ARGV[5], ARGV[6]
-local RETENTION_MS, MOST_POPS = 60000, 100
+local RETENTION_MS, MOST_POPS, FEW = 60000, 100, 8
 
 local time = redis.call('TIME')
 local server_us = time[1] * 1000000 + time[2]
@@ -95,7 +95,9 @@ elseif own then
 else
   -- The newcomer takes any slot and sends its reader to the end: sooner or later each dead one is looked at.
   local to = slots + 1
-  redis.call('HSET', key, 'a', to, 'r' .. to, moved, 'i' .. to, moved_since_ms, 's' .. moved, to,
+  -- A hash of short fields is a list that is searched from end to end. One value of more than 64 bytes makes it a table for good.
+  local first = to < FEW and to or string.rep('0', 65)
+  redis.call('HSET', key, 'a', first, 'a', to, 'r' .. to, moved, 'i' .. to, moved_since_ms, 's' .. moved, to,
     'r' .. pick, id, 'i' .. pick, now_ms, 's' .. id, pick, 'R' .. id, deadline_ms, 'm', stamp_ms, 'read', stamp_ms)
 end
 redis.call('PEXPIREAT', key, stamp_ms + RETENTION_MS)

@@ -1,0 +1,494 @@
+//! What both schemes promise.
+
+use cluster_testenv::Reply;
+
+use crate::lab::{
+    Acquired, LEASE_MS, LONG_MS, Left, Lock, Mode, RETENTION_MS, Read, Renewed, Scheme, Write,
+    all_cases,
+};
+
+/// More than a machine stalls, less than `LONG_MS - LEASE_MS`.
+const STALL_MS: i64 = 300_000;
+
+all_cases!(shared:
+    writer_excludes_everybody,
+    readers_exclude_writers_only,
+    repeat_extends_with_the_same_token,
+    repeat_does_not_shorten,
+    repeat_counts_once,
+    late_changes_nothing,
+    late_is_judged_by_the_servers_clock,
+    expired_hold_is_not_extended_by_a_repeat,
+    expired_reader_joins_the_others_again,
+    renewal_extends_and_does_not_shorten,
+    renewal_recreates_nothing,
+    leave_ends_exactly_one_hold,
+    leave_after_the_deadline_finds_none,
+    dead_writer_is_in_nobodys_way,
+    dead_reader_blocks_until_its_own_deadline_only,
+    tokens_grow_from_phase_to_phase,
+    tokens_grow_when_the_clock_does_not,
+    large_and_round_tokens_are_exact,
+    retry_comes_with_the_deadline,
+    force_ends_all_and_is_remembered,
+    force_of_a_free_lock_ends_nothing,
+    inspect_shows_live_holds,
+    lost_ttl_comes_back_with_a_grant,
+    lost_ttl_comes_back_with_a_denial,
+    lost_ttl_comes_back_with_leave_and_renew,
+    longest_lease_is_covered_whatever_neighbours_do,
+    keys_of_another_type_stay_untouched,
+);
+
+fn writer_excludes_everybody(mut lock: Lock) {
+    lock.granted("a", Write);
+    lock.contended("b", Write);
+    lock.contended("c", Read);
+    assert_eq!(lock.leave("a"), Left::Held);
+    lock.granted("b", Write);
+    assert_eq!(lock.leave("b"), Left::Held);
+    lock.granted("c", Read);
+}
+
+fn readers_exclude_writers_only(mut lock: Lock) {
+    let token = lock.granted("a", Read);
+    assert_eq!(lock.granted("b", Read), token);
+    lock.contended("w", Write);
+    assert_eq!(lock.leave("a"), Left::Held);
+    lock.contended("w", Write);
+    assert_eq!(lock.granted("c", Read), token);
+    assert_eq!(lock.leave("b"), Left::Held);
+    assert_eq!(lock.leave("c"), Left::Held);
+    lock.granted("w", Write);
+}
+
+fn repeat_extends_with_the_same_token(mut lock: Lock) {
+    for (id, mode) in [("r", Read), ("w", Write)] {
+        let token = lock.granted(id, mode);
+        assert_eq!(lock.granted_for(id, mode, LONG_MS), (token, LONG_MS));
+        assert_eq!(lock.renewed(id, LONG_MS), LONG_MS);
+        assert_eq!(lock.leave(id), Left::Held);
+    }
+}
+
+fn repeat_does_not_shorten(mut lock: Lock) {
+    for (id, mode) in [("r", Read), ("w", Write)] {
+        let (token, _) = lock.granted_for(id, mode, LONG_MS);
+        let (again, remaining_ms) = lock.granted_for(id, mode, LEASE_MS);
+        assert_eq!(again, token);
+        assert!(remaining_ms > LONG_MS - STALL_MS);
+        assert!(lock.inspect().holders[0].remaining_ms > LONG_MS - STALL_MS);
+        assert_eq!(lock.leave(id), Left::Held);
+    }
+}
+
+fn repeat_counts_once(mut lock: Lock) {
+    for other in [None, Some("other")] {
+        if let Some(id) = other {
+            lock.granted(id, Read);
+        }
+        let token = lock.granted("a", Read);
+        for _ in 0..3 {
+            assert_eq!(lock.granted("a", Read), token);
+        }
+        assert_eq!(lock.leave("a"), Left::Held);
+        if let Some(id) = other {
+            assert_eq!(lock.leave(id), Left::Held);
+        }
+        lock.granted("w", Write);
+        assert_eq!(lock.granted("w", Write), lock.inspect().token);
+        assert_eq!(lock.leave("w"), Left::Held);
+    }
+}
+
+fn late_changes_nothing(mut lock: Lock) {
+    let past = lock.now_ms() - 1;
+    for mode in [Read, Write] {
+        assert_eq!(
+            lock.acquire_until("a", mode, LEASE_MS, past),
+            Acquired::Late
+        );
+        assert_eq!(lock.inspect().ids(), [""; 0]);
+    }
+    for (id, mode) in [("r", Read), ("w", Write)] {
+        lock.granted(id, mode);
+        lock.persist(); // not even this is mended
+        let stored = lock.snapshot();
+        assert_eq!(lock.acquire_until(id, mode, LONG_MS, past), Acquired::Late);
+        assert_eq!(lock.acquire_until("b", Read, LONG_MS, past), Acquired::Late);
+        assert_eq!(lock.snapshot(), stored);
+        assert_eq!(lock.leave(id), Left::Held);
+    }
+}
+
+fn late_is_judged_by_the_servers_clock(mut lock: Lock) {
+    let soon = lock.now_ms() + LONG_MS;
+    let granted = lock.acquire_until("a", Read, LEASE_MS, soon);
+    assert!(matches!(granted, Acquired::Granted { .. }), "{granted:?}");
+}
+
+fn expired_hold_is_not_extended_by_a_repeat(mut lock: Lock) {
+    for (id, mode) in [("r", Read), ("w", Write)] {
+        let token = lock.granted(id, mode);
+        lock.expire(id);
+        let again = lock.granted(id, mode);
+        assert!(again > token, "a new acquisition has a new token");
+        assert_eq!(lock.leave(id), Left::Held);
+        assert_eq!(lock.inspect().ids(), [""; 0]);
+    }
+}
+
+fn expired_reader_joins_the_others_again(mut lock: Lock) {
+    let token = lock.granted("a", Read);
+    lock.granted("b", Read);
+    // Whichever of the two is looked at first.
+    for (dead, live) in [("a", "b"), ("b", "a")] {
+        lock.expire(dead);
+        assert_eq!(lock.inspect().ids(), [live]);
+        assert_eq!(lock.granted(dead, Read), token);
+        assert_eq!(lock.inspect().ids(), ["a", "b"]);
+    }
+    assert_eq!(lock.leave("a"), Left::Held);
+    assert_eq!(lock.leave("b"), Left::Held);
+    lock.granted("w", Write);
+}
+
+fn renewal_extends_and_does_not_shorten(mut lock: Lock) {
+    for mode in [Read, Write] {
+        lock.granted("a", mode);
+        assert_eq!(lock.renewed("a", LONG_MS), LONG_MS);
+        assert!(lock.renewed("a", LEASE_MS) > LONG_MS - STALL_MS);
+        let holder = &lock.inspect().holders[0];
+        assert!(holder.remaining_ms > LONG_MS - STALL_MS);
+        assert_eq!(lock.leave("a"), Left::Held);
+    }
+}
+
+fn renewal_recreates_nothing(mut lock: Lock) {
+    assert_eq!(lock.renew("a", LEASE_MS), Renewed::Lost { forced: 0 });
+    assert!(lock.snapshot().iter().all(|(value, _)| value.is_nil()));
+    for mode in [Read, Write] {
+        lock.granted("a", mode);
+        assert_eq!(lock.renew("b", LEASE_MS), Renewed::Lost { forced: 0 });
+        lock.expire("a");
+        for _ in 0..2 {
+            assert_eq!(lock.renew("a", LEASE_MS), Renewed::Lost { forced: 0 });
+            assert_eq!(lock.inspect().ids(), [""; 0]);
+        }
+        assert_eq!(lock.leave("a"), Left::None { forced: 0 });
+    }
+}
+
+fn leave_ends_exactly_one_hold(mut lock: Lock) {
+    assert_eq!(lock.leave("a"), Left::None { forced: 0 });
+    assert!(lock.snapshot().iter().all(|(value, _)| value.is_nil()));
+    for mode in [Read, Write] {
+        lock.granted("m.1.x", mode);
+        // Neither a prefix of the id nor what it is a prefix of.
+        for other in ["m.1", "m.1.", "m.1.xx", "m.2.x"] {
+            assert_eq!(lock.leave(other), Left::None { forced: 0 });
+            assert_eq!(lock.renew(other, LEASE_MS), Renewed::Lost { forced: 0 });
+        }
+        assert_eq!(lock.inspect().ids(), ["m.1.x"]);
+        assert_eq!(lock.leave("m.1.x"), Left::Held);
+        assert_eq!(lock.leave("m.1.x"), Left::None { forced: 0 });
+    }
+}
+
+fn leave_after_the_deadline_finds_none(mut lock: Lock) {
+    for mode in [Read, Write] {
+        lock.granted("a", mode);
+        lock.expire("a");
+        assert_eq!(lock.leave("a"), Left::None { forced: 0 });
+        assert_eq!(lock.leave("a"), Left::None { forced: 0 });
+    }
+    lock.granted("a", Read);
+    lock.granted("b", Read);
+    lock.expire("a");
+    assert_eq!(lock.leave("a"), Left::None { forced: 0 });
+    assert_eq!(lock.inspect().ids(), ["b"]);
+}
+
+fn dead_writer_is_in_nobodys_way(mut lock: Lock) {
+    for mode in [Read, Write] {
+        let token = lock.granted("dead", Write);
+        lock.expire("dead");
+        assert_eq!(lock.inspect().ids(), [""; 0]);
+        assert!(lock.granted("a", mode) > token);
+        assert_eq!(lock.renew("dead", LEASE_MS), Renewed::Lost { forced: 0 });
+        assert_eq!(lock.leave("dead"), Left::None { forced: 0 });
+        assert_eq!(lock.leave("a"), Left::Held);
+    }
+}
+
+fn dead_reader_blocks_until_its_own_deadline_only(mut lock: Lock) {
+    for id in ["a", "b", "c"] {
+        lock.granted(id, Read);
+    }
+    let token = lock.granted_for("long", Read, LONG_MS).0;
+    for id in ["a", "b", "c"] {
+        lock.expire(id);
+    }
+    assert!(lock.contended("w", Write) > LEASE_MS, "the live one blocks");
+    assert_eq!(lock.granted("d", Read), token, "and is joined");
+    assert_eq!(lock.leave("long"), Left::Held);
+    assert_eq!(lock.leave("d"), Left::Held);
+    let next = lock.granted("w", Write);
+    assert!(next > token);
+    assert_eq!(lock.leave("w"), Left::Held);
+
+    lock.granted("dead", Read);
+    lock.expire("dead");
+    assert!(
+        lock.granted("e", Read) > next + 1,
+        "nobody live to share with"
+    );
+}
+
+fn tokens_grow_from_phase_to_phase(mut lock: Lock) {
+    let before_us = lock.server_us();
+    let mut last = 0;
+    for mode in [Write, Read, Read, Write, Write] {
+        let token = lock.granted("a", mode);
+        assert!(token > last && token >= before_us);
+        assert_eq!(lock.inspect().token, token);
+        assert_eq!(lock.leave("a"), Left::Held);
+        assert_eq!(lock.inspect().token, token, "it is remembered");
+        last = token;
+    }
+    lock.force();
+    let token = lock.granted("a", Read);
+    assert!(token > last);
+    lock.expire("a");
+    assert!(lock.granted("b", Write) > token);
+}
+
+fn tokens_grow_when_the_clock_does_not(mut lock: Lock) {
+    let ahead = lock.server_us() + 3_600_000_000;
+    lock.set_last_token(ahead);
+    assert_eq!(lock.granted("a", Write), ahead + 1);
+    assert_eq!(lock.granted("a", Write), ahead + 1);
+    assert_eq!(lock.leave("a"), Left::Held);
+    assert_eq!(lock.granted("b", Read), ahead + 2);
+    assert_eq!(lock.granted("c", Read), ahead + 2);
+    assert_eq!(lock.force(), ["b", "c"]);
+    assert_eq!(lock.granted("d", Read), ahead + 3);
+}
+
+fn large_and_round_tokens_are_exact(mut lock: Lock) {
+    // Zeros at the end are what a shortest form would write as an exponent.
+    let round = (lock.server_us() / 100_000_000_000_000 + 2) * 100_000_000_000_000;
+    for token in [round, round + 1, (1 << 53) - 3] {
+        lock.set_last_token(token - 1);
+        assert_eq!(lock.inspect().token, token - 1);
+        for mode in [Write, Read] {
+            assert_eq!(lock.granted("a", mode), token);
+            assert_eq!(lock.granted("a", mode), token);
+            assert_eq!(lock.inspect().token, token);
+            assert_eq!(lock.leave("a"), Left::Held);
+            lock.set_last_token(token - 1);
+        }
+        lock.set_last_token(token);
+        lock.force();
+        assert_eq!(lock.leave("a"), Left::None { forced: token });
+    }
+}
+
+fn retry_comes_with_the_deadline(mut lock: Lock) {
+    lock.granted("a", Write);
+    for mode in [Read, Write] {
+        let retry_in_ms = lock.contended("b", mode);
+        assert!((LEASE_MS / 2..=LEASE_MS).contains(&retry_in_ms));
+    }
+    assert_eq!(lock.leave("a"), Left::Held);
+    lock.granted("a", Read);
+    let retry_in_ms = lock.contended("b", Write);
+    assert!((LEASE_MS / 2..=LEASE_MS).contains(&retry_in_ms));
+}
+
+fn force_ends_all_and_is_remembered(mut lock: Lock) {
+    let token = lock.granted("w", Write);
+    assert_eq!(lock.force(), ["w"]);
+    assert_eq!(lock.inspect().ids(), [""; 0]);
+    assert_eq!(lock.renew("w", LEASE_MS), Renewed::Lost { forced: token });
+    assert_eq!(lock.leave("w"), Left::None { forced: token });
+
+    let next = lock.granted("a", Read);
+    assert!(next > token, "so that it is not taken for a forced one");
+    lock.granted("b", Read);
+    lock.granted("dead", Read);
+    lock.expire("dead");
+    assert_eq!(lock.force(), ["a", "b"], "live ones only");
+    assert_eq!(lock.leave("a"), Left::None { forced: next });
+    assert_eq!(lock.force(), [""; 0]);
+    let view = lock.inspect();
+    assert_eq!((view.token, view.holders.len()), (next, 0));
+
+    lock.granted("v", Write);
+    assert_eq!(lock.leave("b"), Left::None { forced: next }, "still");
+    lock.expire("v");
+    assert_eq!(lock.force(), [""; 0], "it was dead");
+}
+
+fn force_of_a_free_lock_ends_nothing(mut lock: Lock) {
+    assert_eq!(lock.force(), [""; 0]);
+    assert!(lock.snapshot().iter().all(|(value, _)| value.is_nil()));
+    assert_eq!(lock.leave("a"), Left::None { forced: 0 });
+}
+
+fn inspect_shows_live_holds(mut lock: Lock) {
+    let free = lock.inspect();
+    assert_eq!((free.token, free.holders.len()), (0, 0));
+    for (mode, ids) in [(Write, &["w"][..]), (Read, &["a", "b", "c"])] {
+        let before_ms = lock.now_ms();
+        let tokens: Vec<_> = ids.iter().map(|id| lock.granted(id, mode)).collect();
+        let after_ms = lock.now_ms();
+        // A repeat and a renewal are no new beginning.
+        lock.granted_for(ids[0], mode, LONG_MS);
+        lock.renewed(ids[0], LONG_MS);
+        let stored = lock.snapshot();
+        let view = lock.inspect();
+        assert_eq!(lock.snapshot(), stored, "a look changes nothing");
+        assert_eq!(view.ids(), ids);
+        assert_eq!(view.token, tokens[0]);
+        assert_eq!((view.foreign_write_ms, view.foreign_read_ms), (0, 0));
+        for holder in view.holders {
+            assert_eq!(holder.mode, mode);
+            assert!((before_ms..=after_ms).contains(&holder.since_ms));
+            let lease_ms = if holder.id == ids[0] {
+                LONG_MS
+            } else {
+                LEASE_MS
+            };
+            assert!((lease_ms - STALL_MS..=lease_ms).contains(&holder.remaining_ms));
+        }
+        lock.expire(ids[0]);
+        assert_eq!(lock.inspect().ids(), ids[1..], "dead ones are not shown");
+        for id in ids {
+            lock.leave(id);
+        }
+    }
+}
+
+/// The lab checks after every script that each key has a ttl.
+fn lost_ttl_comes_back_with_a_grant(mut lock: Lock) {
+    for mode in [Read, Write] {
+        lock.granted("a", mode);
+        lock.persist();
+        lock.granted("a", mode);
+        lock.persist();
+        if mode == Read {
+            lock.granted("b", mode);
+            lock.persist();
+            lock.leave("b");
+        }
+        lock.leave("a");
+        lock.persist();
+    }
+    lock.granted("c", Read);
+}
+
+fn lost_ttl_comes_back_with_a_denial(mut lock: Lock) {
+    for (held, asked) in [(Write, Write), (Write, Read), (Read, Write)] {
+        lock.granted_for("a", held, LONG_MS);
+        lock.persist();
+        lock.contended("b", asked);
+        let cover_ms = lock.command(&["PTTL", &lock.key()]).int().expect("a ttl");
+        if lock.scheme == Scheme::Hash || held == Read {
+            assert!(cover_ms > LONG_MS, "it covers the holder");
+        }
+        assert_eq!(lock.leave("a"), Left::Held);
+    }
+}
+
+fn lost_ttl_comes_back_with_leave_and_renew(mut lock: Lock) {
+    for mode in [Read, Write] {
+        lock.granted_for("a", mode, LONG_MS);
+        lock.persist();
+        assert_eq!(lock.leave("stranger"), Left::None { forced: 0 });
+        lock.persist();
+        let lost = lock.renew("stranger", LEASE_MS);
+        assert_eq!(lost, Renewed::Lost { forced: 0 });
+        lock.persist();
+        lock.renewed("a", LONG_MS);
+        lock.persist();
+        assert_eq!(lock.leave("a"), Left::Held);
+    }
+    lock.granted("a", Read);
+    lock.granted("b", Read);
+    lock.persist();
+    assert_eq!(lock.leave("a"), Left::Held);
+    lock.expire("b");
+    lock.persist();
+    assert_eq!(lock.leave("b"), Left::None { forced: 0 });
+}
+
+fn longest_lease_is_covered_whatever_neighbours_do(mut lock: Lock) {
+    let key = lock.key();
+    lock.granted_for("long", Read, LONG_MS);
+    let deadline_ms = lock.now_ms() + LONG_MS;
+    let covered = |lock: &mut Lock| {
+        let until_ms = lock.int(&["PEXPIRETIME", &key]);
+        // The grant came within the stall before we read the clock.
+        assert!(until_ms > deadline_ms + RETENTION_MS - STALL_MS);
+    };
+    covered(&mut lock);
+    for _ in 0..3 {
+        lock.granted_for("short", Read, 1000);
+        covered(&mut lock);
+        lock.renewed("short", 2000);
+        covered(&mut lock);
+        lock.granted_for("other", Read, 1000);
+        lock.contended("w", Write);
+        lock.leave("short");
+        covered(&mut lock);
+        lock.leave("nobody");
+        lock.renew("nobody", 1);
+        lock.leave("other");
+        covered(&mut lock);
+    }
+    assert_eq!(lock.inspect().ids(), ["long"]);
+}
+
+fn keys_of_another_type_stay_untouched(mut lock: Lock) {
+    let clean = lock.keys.clone();
+    for key in &clean {
+        for other in [
+            vec!["SET", key, "v"],
+            vec!["HSET", key, "f", "v"],
+            vec!["ZADD", key, "1", "m"],
+            vec!["RPUSH", key, "v"],
+        ] {
+            let right = match lock.scheme {
+                Scheme::Hash => "HSET",
+                Scheme::TwoKey if *key == clean[0] => "ZADD",
+                Scheme::TwoKey => "SET",
+            };
+            if other[0] == right {
+                continue;
+            }
+            lock.command(&other);
+            let stored = lock.snapshot();
+            for (script, args) in every_script(&lock) {
+                let reply = lock.try_run(script, &args);
+                let wrong = matches!(&reply, Reply::Error(text) if text.starts_with("WRONGTYPE"));
+                assert!(wrong, "{script} {other:?}: {reply:?}");
+                assert_eq!(lock.snapshot(), stored, "{script} {other:?}");
+            }
+            lock.command(&["DEL", key]);
+        }
+    }
+}
+
+/// Each script with arguments that could succeed.
+fn every_script(lock: &Lock) -> Vec<(&'static str, Vec<String>)> {
+    let own = |args: &[&str]| args.iter().map(ToString::to_string).collect::<Vec<_>>();
+    vec![
+        ("acquire", lock.acquire_args("a", Mode::Read, LEASE_MS)),
+        ("acquire", lock.acquire_args("a", Mode::Write, LEASE_MS)),
+        ("leave", own(&["a", &lock.channel])),
+        ("renew", own(&["a", "1000"])),
+        ("inspect", own(&[])),
+        ("force", own(&[&lock.channel])),
+    ]
+}

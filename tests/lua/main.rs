@@ -1,0 +1,15 @@
+//! The Lua scripts alone, on real servers: every return code and every branch, on each server.
+//!
+//! Nobody waits for a lease to end: a record is made dead by writing a deadline of the past into it. After every script the
+//! lab checks the invariants of `lua/README.md`, so each case is a test of those as well.
+
+mod contract;
+mod costs;
+mod invariants;
+mod lab;
+mod model;
+mod published;
+mod readers;
+mod servers;
+mod stamps;
+mod two_key;

@@ -1,0 +1,238 @@
+//! A client of the published scheme overwrote or removed our stamp: what is mended, and what is given up as lost.
+
+use crate::lab::{
+    LEASE_MS, LONG_MS, Left, Lock, READ_LIMIT_MS, Read, Renewed, WRITE_LIMIT_MS, Write, hash_cases,
+};
+
+hash_cases!(shared:
+    overwritten_read_stamp_is_covered_by_the_next_of_us,
+    removed_read_stamp_is_written_again,
+    newest_covered_stamp_is_kept,
+    foreign_read_stamp_stays_when_the_last_of_us_leaves,
+    covered_stamp_returns_when_no_stamp_is_there,
+    stamp_covers_the_longest_reader,
+    intruder_beside_readers_is_noticed,
+    dead_intruder_beside_readers_goes_with_the_next_grant,
+    overwritten_writer_is_lost,
+    overwritten_writer_that_asks_again_begins_anew,
+    foreign_writer_in_the_gap_is_not_protected_against,
+);
+
+const LOST: Renewed = Renewed::Lost { forced: 0 };
+const NONE: Left = Left::None { forced: 0 };
+
+fn overwritten_read_stamp_is_covered_by_the_next_of_us(mut lock: Lock) {
+    // Who comes next: a newcomer, a repeat, a renewal.
+    let nexts: [fn(&mut Lock); 3] = [
+        |lock| _ = lock.granted("b", Read),
+        |lock| _ = lock.granted("a", Read),
+        |lock| _ = lock.renewed("a", LEASE_MS),
+    ];
+    for next in nexts {
+        lock.granted("a", Read);
+        let stamp_ms = lock.they_hold(Read);
+        assert_eq!(lock.field_ms("read"), stamp_ms);
+        next(&mut lock);
+        assert_eq!(lock.field_ms("v"), stamp_ms);
+        assert_eq!(lock.field("read"), lock.field("m"));
+        lock.they_leave(Read, stamp_ms);
+        let now_ms = lock.now_ms();
+        assert!(!lock.their_lock(Write, now_ms));
+        lock.contended("w", Write);
+        lock.force();
+    }
+}
+
+fn removed_read_stamp_is_written_again(mut lock: Lock) {
+    let nexts: [fn(&mut Lock); 3] = [
+        |lock| _ = lock.granted("b", Read),
+        |lock| _ = lock.granted("a", Read),
+        |lock| _ = lock.renewed("a", LEASE_MS),
+    ];
+    for next in nexts {
+        lock.granted("a", Read);
+        let stamp_ms = lock.they_hold(Read);
+        lock.they_leave(Read, stamp_ms);
+        assert_eq!(lock.field("read"), None);
+        lock.contended("w", Write); // ours are not misled
+        next(&mut lock);
+        assert_eq!(lock.field("read"), lock.field("m"));
+        assert_eq!(lock.field("v"), None);
+        lock.force();
+    }
+}
+
+fn newest_covered_stamp_is_kept(mut lock: Lock) {
+    lock.granted("a", Read);
+    let now_ms = lock.now_ms();
+    for (stamp_ms, covered_ms) in [
+        (now_ms, now_ms),
+        (now_ms + 9, now_ms + 9),
+        (now_ms + 5, now_ms + 9),
+    ] {
+        for renewal in [false, true] {
+            assert!(lock.their_lock(Read, stamp_ms));
+            if renewal {
+                lock.renewed("a", LEASE_MS);
+            } else {
+                lock.granted("a", Read);
+            }
+            assert_eq!(lock.field_ms("v"), covered_ms);
+        }
+    }
+    assert_eq!(lock.leave("a"), Left::Held);
+    assert_eq!(lock.field_ms("read"), now_ms + 9);
+}
+
+fn foreign_read_stamp_stays_when_the_last_of_us_leaves(mut lock: Lock) {
+    let first_ms = lock.they_hold(Read);
+    lock.granted("a", Read);
+    let stamp_ms = first_ms + 1;
+    assert!(lock.their_lock(Read, stamp_ms));
+    assert_eq!(lock.leave("a"), Left::Held);
+    assert_eq!(lock.field_ms("read"), stamp_ms, "theirs, the newer");
+    assert_eq!(lock.field("v"), None);
+}
+
+fn covered_stamp_returns_when_no_stamp_is_there(mut lock: Lock) {
+    let first_ms = lock.they_hold(Read);
+    lock.granted("a", Read);
+    let second_ms = first_ms + 1;
+    assert!(lock.their_lock(Read, second_ms));
+    lock.they_leave(Read, second_ms);
+    assert_eq!(lock.leave("a"), Left::Held);
+    assert_eq!(
+        lock.field_ms("read"),
+        first_ms,
+        "that one may still be inside"
+    );
+
+    lock.force();
+    lock.granted("a", Read);
+    let stamp_ms = lock.they_hold(Read);
+    lock.they_leave(Read, stamp_ms);
+    assert_eq!(lock.leave("a"), Left::Held);
+    assert_eq!(lock.field("read"), None, "nobody");
+}
+
+fn stamp_covers_the_longest_reader(mut lock: Lock) {
+    lock.granted("short", Read);
+    lock.granted_for("long", Read, LONG_MS);
+    let stamp_ms = lock.field_ms("read");
+    assert_eq!(lock.field_ms("Rlong"), stamp_ms);
+    lock.granted("short", Read);
+    lock.renewed("short", LEASE_MS);
+    lock.granted("third", Read);
+    assert_eq!(lock.field_ms("read"), stamp_ms);
+    lock.renewed("short", 2 * LONG_MS);
+    assert!(lock.field_ms("read") > stamp_ms);
+    assert_eq!(lock.field("read"), lock.field("Rshort"));
+    // A new phase starts low again, also when the old one died.
+    for id in ["short", "long", "third"] {
+        lock.expire(id);
+    }
+    lock.granted("new", Read);
+    assert_eq!(lock.field("read"), lock.field("Rnew"));
+}
+
+fn intruder_beside_readers_is_noticed(mut lock: Lock) {
+    lock.granted("a", Read);
+    lock.granted("b", Read);
+    // The published flaw lets them in, as below.
+    let stamp_ms = lock.now_ms();
+    lock.set_field("write", stamp_ms);
+    assert!(lock.contended("c", Read) > WRITE_LIMIT_MS / 2);
+    assert_eq!(lock.renew("a", LEASE_MS), LOST);
+    assert_eq!(lock.leave("b"), NONE);
+    assert_eq!(lock.inspect().ids(), [""; 0]);
+    assert_eq!(lock.leave("a"), NONE);
+    assert_eq!(lock.field_ms("write"), stamp_ms, "theirs to delete");
+    lock.they_leave(Write, stamp_ms);
+    lock.granted("w", Write);
+}
+
+fn dead_intruder_beside_readers_goes_with_the_next_grant(mut lock: Lock) {
+    lock.granted("a", Read);
+    let dead_ms = lock.now_ms() - WRITE_LIMIT_MS;
+    lock.set_field("write", dead_ms);
+    lock.granted("b", Read);
+    assert_eq!(lock.field("write"), None);
+    assert_eq!(lock.leave("b"), Left::Held);
+
+    lock.set_field("write", dead_ms);
+    assert_eq!(
+        lock.renew("a", LEASE_MS),
+        LOST,
+        "it had been inside, dead or not"
+    );
+    lock.granted("w", Write);
+}
+
+fn overwritten_writer_is_lost(mut lock: Lock) {
+    for foreign in [true, false] {
+        for renewal in [true, false] {
+            lock.granted("a", Write);
+            let stamp_ms = lock.now_ms();
+            if foreign {
+                lock.set_field("write", stamp_ms);
+            } else {
+                lock.delete_field("write");
+            }
+            assert!(
+                lock.contended("b", Read) > LEASE_MS / 2,
+                "its holder does not know"
+            );
+            assert_eq!(lock.inspect().ids(), [""; 0]);
+            if renewal {
+                assert_eq!(lock.renew("a", LEASE_MS), LOST);
+                assert_eq!(lock.field("W"), None);
+            }
+            assert_eq!(lock.leave("a"), NONE);
+            assert_eq!(lock.field("W"), None);
+            if foreign {
+                assert_eq!(lock.field_ms("write"), stamp_ms, "theirs to delete");
+                lock.contended("b", Write);
+                lock.they_leave(Write, stamp_ms);
+            }
+            lock.granted("b", Write);
+            assert_eq!(lock.leave("b"), Left::Held);
+        }
+    }
+    // A force lists what was live, and this was not.
+    lock.granted("a", Write);
+    lock.delete_field("write");
+    assert_eq!(lock.force(), [""; 0]);
+}
+
+fn overwritten_writer_that_asks_again_begins_anew(mut lock: Lock) {
+    let token = lock.granted("a", Write);
+    let stamp_ms = lock.they_hold_by_force();
+    lock.contended("a", Write);
+    lock.they_leave(Write, stamp_ms);
+    let again = lock.granted("a", Write);
+    assert!(again > token, "somebody was inside in between");
+    assert_eq!(lock.granted("a", Write), again);
+    assert_eq!(lock.leave("a"), Left::Held);
+}
+
+impl Lock {
+    /// Puts their `write` where they would have been refused.
+    fn they_hold_by_force(&mut self) -> i64 {
+        let stamp_ms = self.now_ms();
+        self.set_field("write", stamp_ms);
+        stamp_ms
+    }
+}
+
+fn foreign_writer_in_the_gap_is_not_protected_against(mut lock: Lock) {
+    lock.granted_for("a", Read, LONG_MS);
+    let reader_ms = lock.they_hold(Read);
+    lock.they_leave(Read, reader_ms);
+    let writer_ms = lock.they_hold(Write); // beside our reader: one stamp for all readers
+    lock.they_leave(Write, writer_ms);
+    // It came and went before we looked: nobody can know.
+    assert!(matches!(lock.renew("a", LEASE_MS), Renewed::Renewed { .. }));
+    // From then on they are kept out again.
+    let now_ms = lock.now_ms();
+    assert!(!lock.their_lock(Write, now_ms + READ_LIMIT_MS));
+}
