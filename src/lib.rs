@@ -1,1 +1,61 @@
-//! A distributed read-write lock.
+//! A distributed read-write lock on Redis or Valkey.
+//!
+//! ```
+//! use redis_rwlock::{MemoryManager, RwLockManager};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> redis_rwlock::Result<()> {
+//! let manager = MemoryManager::new(); // or ClusterManager::connect("redis://…").await?
+//!
+//! let guard = manager.write("cfg").await?;
+//! // … write, and hand guard.fencing_token() to the resource …
+//! guard.release().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What is promised, and what is not
+//!
+//! Two conflicting holds never overlap while each is inside its local validity, and every grant carries a
+//! [`FencingToken`] that grows. No lease lock excludes a holder that was paused past its lease: the resource must check
+//! the token. [`ReadGuard::lost`] fires by the local clock, before the server can let anybody else in.
+//!
+//! A write that a primary acknowledged and lost in a failover takes the hold with it: two holders may then overlap, and
+//! only the tokens tell them apart.
+//!
+//! # Policy
+//!
+//! Waiting has no limit unless [`Acquire::wait_timeout`] sets one. Within a process waiters are served first come, first
+//! served; between processes whoever asks first after a release.
+
+mod acquire;
+pub mod blocking;
+mod clock;
+mod departure;
+mod engine;
+mod error;
+mod guard;
+mod hold;
+mod key;
+mod lease;
+mod manager;
+mod options;
+mod reentry;
+mod renewal;
+mod scheme;
+mod table;
+mod topology;
+mod transport;
+mod view;
+
+pub use acquire::{Acquire, Acquiring};
+pub use error::{Error, LossReason, Refusal, Result, Source};
+pub use guard::{Guard, HoldWatch, ReadGuard, WriteGuard};
+pub use hold::{Ended, HoldState};
+pub use lease::FencingToken;
+pub use manager::{Build, Builder, ClusterManager, MemoryManager, RwLockManager, SingleNodeManager};
+pub use options::PublishedLimits;
+pub use reentry::{OwnerId, Reentry};
+pub use scheme::{BoxFuture, Mode};
+pub use topology::Topology;
+pub use view::{HolderView, LockView};

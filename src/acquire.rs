@@ -1,0 +1,167 @@
+//! The builder of an acquisition, and the future it becomes.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::engine::{Engine, Patience};
+use crate::error::Result;
+use crate::guard::{Guard, Held};
+use crate::options::{Overrides, Terms};
+use crate::reentry::{OwnerId, Reentry};
+use crate::scheme::BoxFuture;
+
+/// An acquisition that is being put together. Awaited, it takes the lock; before that nothing is sent.
+///
+/// Bad names and options surface when it is awaited.
+///
+/// # Cancel safety
+///
+/// Dropping the future at any point gives up the place in the queue, and takes back in the background what it may have
+/// left on the server. Nothing stays there longer than one lease.
+///
+/// # Errors
+///
+/// [`WaitTimeout`](crate::Error::WaitTimeout) if others held the lock for the whole
+/// [`wait_timeout`](Acquire::wait_timeout), [`Unreachable`](crate::Error::Unreachable) if no server answered,
+/// [`Refused`](crate::Error::Refused) if one said no, [`InvalidName`](crate::Error::InvalidName) and
+/// [`InvalidOption`](crate::Error::InvalidOption) before anything was sent,
+/// [`UpgradeConflict`](crate::Error::UpgradeConflict) for a nested write in a read, [`Closed`](crate::Error::Closed).
+///
+/// # Panics
+///
+/// When it is awaited outside of a tokio runtime.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// # use redis_rwlock::{MemoryManager, RwLockManager};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> redis_rwlock::Result<()> {
+/// # let manager = MemoryManager::new();
+/// let guard = manager
+///     .write("cfg")
+///     .lease(Duration::from_secs(5))
+///     .wait_timeout(Duration::from_secs(2))
+///     .await?;
+/// assert!(guard.remaining() < Duration::from_secs(5));
+/// guard.release().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "an acquisition does nothing unless it is awaited"]
+pub struct Acquire<G: Guard> {
+    engine: Arc<Engine>,
+    name: Box<str>,
+    overrides: Overrides,
+    guard: PhantomData<fn() -> G>,
+}
+
+impl<G: Guard> Acquire<G> {
+    pub(crate) fn new(engine: Arc<Engine>, name: &str) -> Self {
+        Self { engine, name: name.into(), overrides: Overrides::default(), guard: PhantomData }
+    }
+
+    /// How long the server keeps the hold without hearing from us. Defaults to the manager's, 10 s.
+    ///
+    /// It is renewed at a third. A shorter lease frees the lock sooner after a crash; a longer one outlasts longer
+    /// outages of the server.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.overrides.lease = Some(lease);
+        self
+    }
+
+    /// When the hold is over whatever happens. Defaults to the manager's, 1 h. Up to the lease it is a fixed lease,
+    /// which is never renewed.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.overrides.max_hold = Some(max_hold);
+        self
+    }
+
+    /// How long to wait for others. Defaults to the manager's: contention has no limit.
+    pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
+        self.overrides.wait_timeout = Some(wait_timeout);
+        self
+    }
+
+    /// Counts as nested if this task (outside of tasks: this thread) holds the lock already; see [`Reentry`].
+    pub fn reentrant(self) -> Self {
+        self.reentry(Reentry::PerTask)
+    }
+
+    /// Counts as nested if this owner holds the lock already; see [`Reentry`].
+    pub fn owner(self, owner: OwnerId) -> Self {
+        self.reentry(Reentry::Named(owner))
+    }
+
+    pub(crate) fn reentry(mut self, reentry: Reentry) -> Self {
+        self.overrides.reentry = Some(reentry);
+        self
+    }
+
+    /// Asks once: `None` if others hold the lock, or wait for it in this process.
+    ///
+    /// # Errors
+    ///
+    /// As for the acquisition itself, but for `WaitTimeout`.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for the acquisition itself.
+    pub async fn try_now(self) -> Result<Option<G>> {
+        self.run(Patience::AskOnce).await
+    }
+
+    async fn run(self, patience: Patience) -> Result<Option<G>> {
+        let key = self.engine.key(&self.name)?;
+        let terms = Terms::new(self.engine.options(), self.overrides)?;
+        let hold = self.engine.acquire(key, G::MODE, terms, patience).await?;
+        Ok(hold.map(|hold| G::new(Held::new(self.engine, hold))))
+    }
+}
+
+impl<G: Guard> IntoFuture for Acquire<G> {
+    type Output = Result<G>;
+    type IntoFuture = Acquiring<G>;
+
+    fn into_future(self) -> Acquiring<G> {
+        Acquiring(Box::pin(async move {
+            match self.run(Patience::Wait).await? {
+                Some(guard) => Ok(guard),
+                None => unreachable!("only a caller that asks once is told no"),
+            }
+        }))
+    }
+}
+
+impl<G: Guard> fmt::Debug for Acquire<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Acquire")
+            .field("lock", &self.name)
+            .field("mode", &G::MODE)
+            .field("options", &self.overrides)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The future of an acquisition; see [`Acquire`].
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Acquiring<G>(BoxFuture<'static, Result<G>>);
+
+impl<G> Future for Acquiring<G> {
+    type Output = Result<G>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.as_mut().poll(cx)
+    }
+}
+
+impl<G> fmt::Debug for Acquiring<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Acquiring")
+    }
+}

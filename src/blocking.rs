@@ -1,0 +1,348 @@
+//! The same locks for plain threads.
+//!
+//! A blocking manager runs a small runtime of its own, with one thread. Its guards stay in the thread that took them, so
+//! acquisitions of one thread nest by default; see [`Reentry`].
+//!
+//! ```
+//! use redis_rwlock::blocking::MemoryManager;
+//!
+//! # fn main() -> redis_rwlock::Result<()> {
+//! let manager = MemoryManager::new()?;
+//! let outer = manager.write("cfg").wait()?;
+//! let inner = manager.read("cfg").wait()?; // the same thread: only counts
+//! outer.release()?;
+//! inner.release()?;
+//! # Ok(())
+//! # }
+//! ```
+
+use std::fmt;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Runtime;
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::guard::Guard as AsyncGuard;
+use crate::manager::{Build, Builder, RwLockManager, Sealed};
+use crate::reentry::{OwnerId, Reentry};
+use crate::topology::Topology;
+use crate::view::LockView;
+
+/// How long the runtime of a manager that was dropped goes on with releases that are under way.
+const LAST_RELEASES: Duration = Duration::from_secs(2);
+
+/// [`ClusterManager`](crate::ClusterManager) for plain threads.
+pub type ClusterManager = Blocking<crate::ClusterManager>;
+/// [`SingleNodeManager`](crate::SingleNodeManager) for plain threads.
+pub type SingleNodeManager = Blocking<crate::SingleNodeManager>;
+/// [`MemoryManager`](crate::MemoryManager) for plain threads.
+pub type MemoryManager = Blocking<crate::MemoryManager>;
+
+/// A manager for plain threads. Clones share it.
+///
+/// # Panics
+///
+/// Its methods block the thread, so they panic inside of asynchronous code, like all blocking entries of tokio.
+#[derive(Clone)]
+pub struct Blocking<M> {
+    manager: M,
+    background: Arc<Background>,
+}
+
+impl<M: fmt::Debug> fmt::Debug for Blocking<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Blocking").field(&self.manager).finish()
+    }
+}
+
+/// The runtime of a manager and its guards.
+struct Background {
+    /// Taken when the last of them is gone.
+    runtime: Option<Runtime>,
+    engine: Arc<Engine>,
+}
+
+impl Background {
+    fn new(engine: Arc<Engine>) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("redis-rwlock")
+            .enable_all()
+            .build()
+            .map_err(|error| Error::InvalidOption {
+                option: "runtime",
+                reason: format!("no thread could be started: {error}"),
+            })?;
+        Ok(Self { runtime: Some(runtime), engine })
+    }
+
+    fn block_on<F: Future>(&self, future: F) -> F::Output {
+        match &self.runtime {
+            Some(runtime) => runtime.block_on(future),
+            None => unreachable!("the runtime is taken when nobody is left"),
+        }
+    }
+}
+
+impl Drop for Background {
+    /// Blocks nobody: a thread sees off the releases that are under way, then ends the runtime.
+    fn drop(&mut self) {
+        let Some(runtime) = self.runtime.take() else {
+            return;
+        };
+        let engine = Arc::clone(&self.engine);
+        let last = std::thread::Builder::new().name("redis-rwlock-end".to_owned()).spawn(move || {
+            // Out of time is fine: the leases end what is left.
+            drop(runtime.block_on(async { tokio::time::timeout(LAST_RELEASES, engine.settled()).await }));
+            runtime.shutdown_background();
+        });
+        drop(last);
+    }
+}
+
+impl<M: Build> Blocking<M> {
+    /// Builds a manager from the options of the asynchronous one, without I/O; it connects at first use.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](Error::InvalidOption), also if no thread could be started.
+    pub fn build(builder: Builder<M>) -> Result<Self> {
+        let manager = builder.build()?;
+        let background = Arc::new(Background::new(Arc::clone(manager.engine()))?);
+        Ok(Self { manager, background })
+    }
+
+    /// Builds a manager and makes sure that a server answers which it can work with.
+    ///
+    /// # Errors
+    ///
+    /// As [`Builder::connect`].
+    pub fn connect_with(builder: Builder<M>) -> Result<Self> {
+        let blocking = Self::build(builder)?;
+        blocking.background.block_on(blocking.manager.engine().ready())?;
+        Ok(blocking)
+    }
+}
+
+impl ClusterManager {
+    /// Connects with default options.
+    ///
+    /// # Errors
+    ///
+    /// As [`Builder::connect`].
+    pub fn connect(topology: impl Into<Topology>) -> Result<Self> {
+        Self::connect_with(crate::ClusterManager::builder(topology))
+    }
+}
+
+impl SingleNodeManager {
+    /// Connects with default options.
+    ///
+    /// # Errors
+    ///
+    /// As [`Builder::connect`].
+    pub fn connect(topology: impl Into<Topology>) -> Result<Self> {
+        Self::connect_with(crate::SingleNodeManager::builder(topology))
+    }
+}
+
+impl MemoryManager {
+    /// A manager on a store of its own, with default options.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](Error::InvalidOption) if no thread could be started.
+    pub fn new() -> Result<Self> {
+        Self::build(crate::MemoryManager::builder())
+    }
+
+    /// Another manager on the same store and with the same options, as a second process would have.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](Error::InvalidOption) if no thread could be started.
+    pub fn peer(&self) -> Result<Self> {
+        let manager = self.manager.peer();
+        let background = Arc::new(Background::new(Arc::clone(manager.engine()))?);
+        Ok(Self { manager, background })
+    }
+}
+
+impl<M: RwLockManager> Blocking<M> {
+    /// Takes the lock `name` shared with other readers, waiting for a writer to leave.
+    pub fn read(&self, name: &str) -> Acquire<crate::ReadGuard> {
+        self.acquire(self.manager.read(name))
+    }
+
+    /// Takes the lock `name` alone, waiting for all others to leave.
+    pub fn write(&self, name: &str) -> Acquire<crate::WriteGuard> {
+        self.acquire(self.manager.write(name))
+    }
+
+    fn acquire<G: AsyncGuard>(&self, acquire: crate::Acquire<G>) -> Acquire<G> {
+        Acquire { acquire, reentry: None, background: Arc::clone(&self.background) }
+    }
+
+    /// Takes the lock `name` shared if that can be done now.
+    ///
+    /// # Errors
+    ///
+    /// As [`RwLockManager::try_read`].
+    pub fn try_read(&self, name: &str) -> Result<Option<ReadGuard>> {
+        self.read(name).try_now()
+    }
+
+    /// Takes the lock `name` alone if that can be done now.
+    ///
+    /// # Errors
+    ///
+    /// As [`RwLockManager::try_write`].
+    pub fn try_write(&self, name: &str) -> Result<Option<WriteGuard>> {
+        self.write(name).try_now()
+    }
+
+    /// Shows who holds the lock `name`.
+    ///
+    /// # Errors
+    ///
+    /// As [`RwLockManager::inspect`].
+    pub fn inspect(&self, name: &str) -> Result<LockView> {
+        self.background.block_on(self.manager.inspect(name))
+    }
+
+    /// Ends every hold of the lock `name`, whoever has it.
+    ///
+    /// # Errors
+    ///
+    /// As [`RwLockManager::force_release`].
+    pub fn force_release(&self, name: &str) -> Result<()> {
+        self.background.block_on(self.manager.force_release(name))
+    }
+
+    /// Ends the manager and gives all holds back.
+    ///
+    /// # Errors
+    ///
+    /// As [`RwLockManager::close`].
+    pub fn close(&self) -> Result<()> {
+        self.background.block_on(self.manager.close())
+    }
+}
+
+/// An acquisition that is being put together; [`wait`](Acquire::wait) takes the lock.
+///
+/// # Errors
+///
+/// As the asynchronous [`Acquire`](crate::Acquire).
+#[must_use = "an acquisition does nothing unless it is waited for"]
+pub struct Acquire<G: AsyncGuard> {
+    acquire: crate::Acquire<G>,
+    reentry: Option<Reentry>,
+    background: Arc<Background>,
+}
+
+impl<G: AsyncGuard> fmt::Debug for Acquire<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.acquire.fmt(f)
+    }
+}
+
+impl<G: AsyncGuard> Acquire<G> {
+    /// As [`Acquire::lease`](crate::Acquire::lease).
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.acquire = self.acquire.lease(lease);
+        self
+    }
+
+    /// As [`Acquire::max_hold`](crate::Acquire::max_hold).
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.acquire = self.acquire.max_hold(max_hold);
+        self
+    }
+
+    /// As [`Acquire::wait_timeout`](crate::Acquire::wait_timeout).
+    pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
+        self.acquire = self.acquire.wait_timeout(wait_timeout);
+        self
+    }
+
+    /// Whether it nests. Defaults to nesting within the thread.
+    pub fn reentry(mut self, reentry: Reentry) -> Self {
+        self.reentry = Some(reentry);
+        self
+    }
+
+    /// Waits for the lock.
+    ///
+    /// # Errors
+    ///
+    /// As the asynchronous [`Acquire`](crate::Acquire).
+    pub fn wait(self) -> Result<Guard<G>> {
+        let (acquire, background) = self.terms();
+        let guard = background.block_on(acquire.into_future())?;
+        Ok(Guard { guard, background, thread: PhantomData })
+    }
+
+    /// Asks once: `None` if others hold the lock, or wait for it in this process.
+    ///
+    /// # Errors
+    ///
+    /// As [`Acquire::try_now`](crate::Acquire::try_now).
+    pub fn try_now(self) -> Result<Option<Guard<G>>> {
+        let (acquire, background) = self.terms();
+        let guard = background.block_on(acquire.try_now())?;
+        Ok(guard.map(|guard| Guard { guard, background, thread: PhantomData }))
+    }
+
+    /// The thread is named here and now: while it blocks, its acquisition runs as if it were a task.
+    fn terms(self) -> (crate::Acquire<G>, Arc<Background>) {
+        let reentry = self.reentry.unwrap_or_else(|| Reentry::Named(OwnerId::of_thread()));
+        (self.acquire.reentry(reentry), self.background)
+    }
+}
+
+/// A guard that stays in its thread. Gives access to all that the asynchronous guard tells.
+///
+/// Dropping it hands the release to the background; [`release`](Guard::release) waits for the server's word.
+#[must_use = "a guard that is dropped releases the lock"]
+pub struct Guard<G> {
+    // Before the runtime, which sees its release off.
+    guard: G,
+    background: Arc<Background>,
+    thread: PhantomData<*const ()>,
+}
+
+/// [`ReadGuard`](crate::ReadGuard) for plain threads.
+pub type ReadGuard = Guard<crate::ReadGuard>;
+/// [`WriteGuard`](crate::WriteGuard) for plain threads.
+pub type WriteGuard = Guard<crate::WriteGuard>;
+
+impl<G> Deref for Guard<G> {
+    type Target = G;
+
+    fn deref(&self) -> &G {
+        &self.guard
+    }
+}
+
+impl<G: fmt::Debug> fmt::Debug for Guard<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.guard.fmt(f)
+    }
+}
+
+impl<G: AsyncGuard> Guard<G> {
+    /// Gives the lock back and returns when the server knows.
+    ///
+    /// # Errors
+    ///
+    /// As [`ReadGuard::release`](crate::ReadGuard::release).
+    pub fn release(self) -> Result<()> {
+        self.background.block_on(self.guard.into_held().release())
+    }
+}

@@ -1,0 +1,92 @@
+//! The local clock: one that runs while the machine sleeps, so that a lease cannot outlive a suspend unnoticed.
+
+use std::time::Duration;
+
+use crate::lease::Moment;
+
+/// Timers of the runtime stop during suspend, the clock does not: a long sleep looks at the clock this often.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Where a manager takes its time from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Clock {
+    /// The operating system's monotonic clock that includes time asleep.
+    System,
+    /// The runtime's clock, which tests can pause. For managers whose server is this process.
+    Runtime(tokio::time::Instant),
+}
+
+impl Clock {
+    /// The runtime's clock, from now on.
+    pub(crate) fn runtime() -> Self {
+        // An hour back: moments before the origin cannot be told apart.
+        let now = tokio::time::Instant::now();
+        Self::Runtime(now.checked_sub(Duration::from_secs(3600)).unwrap_or(now))
+    }
+
+    pub(crate) fn now(self) -> Moment {
+        match self {
+            Self::System => system_now(),
+            Self::Runtime(origin) => Moment::from_nanos(0).after(origin.elapsed()),
+        }
+    }
+
+    /// Returns once `moment` is reached, also when part of the wait was spent asleep.
+    pub(crate) async fn sleep_until(self, moment: Moment) {
+        if moment == Moment::NEVER {
+            return std::future::pending().await;
+        }
+        loop {
+            let left = moment.since(self.now());
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left.min(LOOK)).await;
+        }
+    }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn system_now() -> Moment {
+    from_timespec(rustix::time::clock_gettime(rustix::time::ClockId::Boottime))
+}
+
+#[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
+fn system_now() -> Moment {
+    from_timespec(rustix::time::clock_gettime(rustix::time::ClockId::Monotonic))
+}
+
+#[cfg(unix)]
+fn from_timespec(time: rustix::time::Timespec) -> Moment {
+    let secs = u64::try_from(time.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
+    Moment::from_nanos(secs.saturating_mul(1_000_000_000).saturating_add(nanos))
+}
+
+#[cfg(not(unix))]
+fn system_now() -> Moment {
+    use std::sync::LazyLock;
+    use std::time::Instant;
+    static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    Moment::from_nanos(1).after(ORIGIN.elapsed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn runtime_clock_can_be_paused() {
+        let clock = Clock::runtime();
+        let before = clock.now();
+        clock.sleep_until(before.after(Duration::from_secs(100))).await;
+        assert!(clock.now().since(before) >= Duration::from_secs(100));
+        assert!(clock.now().since(before) < Duration::from_secs(102));
+    }
+
+    #[test]
+    fn system_clock_does_not_go_back() {
+        let first = Clock::System.now();
+        assert!(Clock::System.now() >= first);
+    }
+}

@@ -1,0 +1,608 @@
+//! Drives the table against a scheme: acquisitions from the first attempt to the grant, and holds to their end.
+//!
+//! An acquisition waits for its turn in this process, then asks the server until it is granted. Between two answers of
+//! "contended" it pauses, with jitter, no longer than the first deadline that might free the lock; schemes that publish
+//! releases cut the pause short. An attempt without an answer is repeated under the same id, which counts once however
+//! many copies arrive. Whatever future is dropped, what it may have left on the server is taken back in the background.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+use crate::clock::Clock;
+use crate::departure::{Departure, Departures};
+use crate::error::{Error, LossReason, Result, Source};
+use crate::hold::{self, Grant, Hold, Parting};
+use crate::key::Key;
+use crate::lease::{self, FencingToken, Moment};
+use crate::options::{Options, Terms};
+use crate::reentry::OwnerId;
+use crate::renewal::Renewals;
+use crate::scheme::{
+    Acquired, Acquisition, Answered, Ask, Attempt, Failure, Left, Mode, Scheme, Subscription, View, loss_reason,
+};
+use crate::table::{Place, Table};
+
+/// First and longest pause between two attempts at a lock that others hold.
+const RETRY_FIRST: Duration = Duration::from_millis(4);
+const RETRY_LONGEST: Duration = Duration::from_millis(128);
+/// The same where releases are published: the pause is only the safety net.
+const RETRY_LONGEST_WOKEN: Duration = Duration::from_secs(1);
+/// Pause after an attempt without an answer.
+const SILENCE_PAUSE: Duration = Duration::from_millis(20);
+/// A waiter that holds the lock itself is told so after this time.
+const SELF_WAIT_WARNING: Duration = Duration::from_secs(3);
+
+/// What a manager is made of, below its face.
+pub(crate) struct Engine {
+    scheme: Arc<dyn Scheme>,
+    options: Options,
+    clock: Clock,
+    /// 128 random bits.
+    manager_id: String,
+    next_acquisition: AtomicU64,
+    table: Arc<Table>,
+    departures: Arc<Departures>,
+    renewals: Arc<Renewals>,
+    task: Mutex<Option<JoinHandle<()>>>,
+    closing: Closing,
+}
+
+#[derive(Debug, Default)]
+struct Closing {
+    closed: AtomicBool,
+    notify: Notify,
+}
+
+impl Closing {
+    async fn closed(&self) {
+        loop {
+            let notified = self.notify.notified();
+            tokio::pin!(notified);
+            notified.as_mut().enable();
+            if self.closed.load(Ordering::Acquire) {
+                return;
+            }
+            notified.await;
+        }
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("scheme", &self.scheme)
+            .field("label", &self.options.label)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How an acquisition treats a lock that others hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Patience {
+    Wait,
+    /// One answer is enough.
+    AskOnce,
+}
+
+/// One acquisition on its way: what the steps need, and what is to be taken back if it is dropped.
+struct Pursuit<'a> {
+    engine: &'a Engine,
+    key: Arc<Key>,
+    mode: Mode,
+    terms: Terms,
+    owner: OwnerId,
+    ask: Ask,
+    place: Option<Place>,
+    /// A copy that was sent and not answered: it may still arrive, or have arrived, until then.
+    stray_until: Option<Moment>,
+    /// The server may have a hold of this acquisition until then, if it has one.
+    server_until: Option<Moment>,
+    /// When the last answer came, else when it began.
+    answered: Moment,
+    /// When the copy was sent that was answered.
+    sent: Moment,
+    last_failure: Option<Source>,
+}
+
+impl Engine {
+    pub(crate) fn new(scheme: Arc<dyn Scheme>, options: Options) -> Self {
+        let table = Arc::new(Table::default());
+        let departures = Arc::new(Departures::new(Arc::clone(&scheme), Arc::clone(&table)));
+        let renewals = Arc::new(Renewals::new(Arc::clone(&scheme), Arc::clone(&table), Arc::clone(&departures)));
+        Self {
+            clock: scheme.clock(),
+            scheme,
+            options,
+            manager_id: random_id(),
+            next_acquisition: AtomicU64::new(1),
+            table,
+            departures,
+            renewals,
+            task: Mutex::default(),
+            closing: Closing::default(),
+        }
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Checks a name and derives its keys.
+    pub(crate) fn key(&self, name: &str) -> Result<Arc<Key>> {
+        Key::new(&self.options.key_prefix, name).map(Arc::new)
+    }
+
+    /// Takes the lock. `None` only if the caller wants one answer and that was no.
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        key: Arc<Key>,
+        mode: Mode,
+        terms: Terms,
+        patience: Patience,
+    ) -> Result<Option<Arc<Hold>>> {
+        self.check_open(&key)?;
+        self.keep_running();
+        if let Some(owner) = terms.reentry.owner()
+            && let Some(hold) = self.join_own(&key, owner, mode)?
+        {
+            return Ok(Some(hold));
+        }
+        let place = match patience {
+            Patience::Wait => self.table.enter(&key, mode),
+            Patience::AskOnce => match self.table.try_enter(&key, mode) {
+                Some(place) => place,
+                None => return Ok(None),
+            },
+        };
+        let began = self.clock.now();
+        let mut pursuit = Pursuit::new(self, key, mode, terms, place, began);
+        let limit = terms.wait_timeout.map_or(Moment::NEVER, |limit| began.after(limit));
+        // Biased: a grant that is there counts, whatever else is due. Dropping the pursuit takes back what it left.
+        let timed_out = tokio::select! {
+            biased;
+            result = pursuit.run(patience) => return result,
+            () = self.closing.closed() => false,
+            () = self.clock.sleep_until(limit) => true,
+        };
+        let lock = pursuit.key.shared_name();
+        if !timed_out {
+            return Err(Error::Closed { lock });
+        }
+        let waited = self.clock.now().since(began);
+        Err(match pursuit.last_failure.take() {
+            Some(source) => Error::Unreachable { lock, waited, source: Some(source) },
+            None => Error::WaitTimeout { lock, waited },
+        })
+    }
+
+    /// Nests in a hold of the same owner, if it has one.
+    fn join_own(&self, key: &Key, owner: OwnerId, mode: Mode) -> Result<Option<Arc<Hold>>> {
+        let Some(hold) = self.table.held_by(key, owner) else {
+            return Ok(None);
+        };
+        if hold.mode() == Mode::Read && mode == Mode::Write {
+            return Err(Error::UpgradeConflict { lock: key.shared_name() });
+        }
+        Ok(hold.join().then_some(hold))
+    }
+
+    fn check_open(&self, key: &Key) -> Result<()> {
+        if self.closing.closed.load(Ordering::Acquire) {
+            return Err(Error::Closed { lock: key.shared_name() });
+        }
+        Ok(())
+    }
+
+    /// Starts the renewal task, again if the runtime it ran on has ended.
+    fn keep_running(&self) {
+        let mut task = self.task.lock();
+        if task.as_ref().is_none_or(JoinHandle::is_finished) {
+            let runtime = Handle::current();
+            self.departures.run_on(runtime.clone());
+            *task = Some(runtime.spawn(Arc::clone(&self.renewals).run()));
+        }
+    }
+
+    fn next_id(&self) -> Acquisition {
+        let n = self.next_acquisition.fetch_add(1, Ordering::Relaxed);
+        Acquisition::new(&self.manager_id, n, &self.options.label)
+    }
+
+    /// A guard lets go and waits for the server's word.
+    pub(crate) async fn release(&self, hold: &Arc<Hold>) -> Result<()> {
+        let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
+        match hold.part() {
+            Parting::Shared => return Ok(()),
+            Parting::Lost(reason) => return Err(lost(reason)),
+            Parting::Last => {}
+        }
+        self.renewals.forget(hold);
+        // Dropped, or without an answer: the background goes on.
+        let mut goes_on = GoesOn { engine: self, hold: Some(hold) };
+        let departure = Departure::of(hold);
+        let mut doubt = false;
+        let began = self.clock.now();
+        loop {
+            let failure = match self.departures.tell(&departure).await {
+                Ok(answer) => {
+                    if departure.stray_until.is_none_or(|until| until <= self.clock.now()) {
+                        goes_on.hold = None;
+                        self.table.ended(hold);
+                    }
+                    return match answer.value {
+                        Left::Held => Ok(()),
+                        Left::None { forced } => self.judge_absence(hold, forced, doubt).map_err(lost),
+                    };
+                }
+                Err(failure) => failure,
+            };
+            doubt = true;
+            let waited = self.clock.now().since(began);
+            if let Some(error) = self.final_error(hold.key(), failure, waited) {
+                return Err(error);
+            }
+            tokio::time::sleep(SILENCE_PAUSE).await;
+        }
+    }
+
+    /// The server does not know a hold that was to be released. If an earlier copy of the release went unanswered, that
+    /// copy has most likely done it, and the hold was ours as long as the local clock vouches for it.
+    fn judge_absence(&self, hold: &Hold, forced: Option<FencingToken>, doubt: bool) -> Result<(), LossReason> {
+        match loss_reason(hold.token(), forced) {
+            LossReason::Gone if doubt && self.clock.now() < hold.deadline() => Ok(()),
+            reason => Err(reason),
+        }
+    }
+
+    /// A guard was dropped.
+    pub(crate) fn release_in_background(&self, hold: &Arc<Hold>) {
+        match hold.part() {
+            Parting::Shared | Parting::Lost(_) => {}
+            Parting::Last => self.see_off(hold),
+        }
+    }
+
+    fn see_off(&self, hold: &Arc<Hold>) {
+        self.renewals.forget(hold);
+        self.departures.in_background(Departure::of(hold), Some(Arc::clone(hold)));
+    }
+
+    pub(crate) async fn inspect(&self, key: &Key) -> Result<Answered<View>> {
+        self.answered(key, || self.scheme.inspect(key)).await
+    }
+
+    pub(crate) async fn force(&self, key: &Key) -> Result<Vec<String>> {
+        self.answered(key, || self.scheme.force(key)).await.map(|answer| answer.value)
+    }
+
+    /// Succeeds when a server answers.
+    pub(crate) async fn ready(&self) -> Result<()> {
+        let began = self.clock.now();
+        let nameless = Key::new("rwlock", "-")?;
+        loop {
+            let Err(failure) = self.scheme.ready().await else {
+                return Ok(());
+            };
+            let waited = self.clock.now().since(began);
+            if let Some(error) = self.final_error(&nameless, failure, waited) {
+                return Err(without_lock(error));
+            }
+            tokio::time::sleep(SILENCE_PAUSE).await;
+        }
+    }
+
+    /// Repeats an idempotent request until it is answered.
+    async fn answered<T, F>(&self, key: &Key, mut attempt: impl FnMut() -> F) -> Result<Answered<T>>
+    where
+        F: Future<Output = Attempt<T>>,
+    {
+        let began = self.clock.now();
+        loop {
+            let failure = match attempt().await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            let waited = self.clock.now().since(began);
+            if let Some(error) = self.final_error(key, failure, waited) {
+                return Err(error);
+            }
+            tokio::time::sleep(SILENCE_PAUSE).await;
+        }
+    }
+
+    /// The error to end with after a failed attempt, if it is time to end.
+    fn final_error(&self, key: &Key, failure: Failure, waited: Duration) -> Option<Error> {
+        let lock = key.shared_name();
+        match failure {
+            Failure::Refused { refusal, message } => Some(Error::Refused { lock, refusal, message }),
+            Failure::Unknown { source, .. } | Failure::NotDone { source } => {
+                (waited >= self.options.unreachable_after).then_some(Error::Unreachable { lock, waited, source })
+            }
+        }
+    }
+
+    /// Returns when no release is under way in the background.
+    pub(crate) async fn settled(&self) {
+        self.departures.settled().await;
+    }
+
+    /// No new holds; all that are there are lost to their guards first, then given back.
+    pub(crate) async fn close(&self) -> Result<()> {
+        self.closing.closed.store(true, Ordering::Release);
+        self.closing.notify.notify_waiters();
+        let mut latest = self.clock.now();
+        for hold in self.renewals.holds() {
+            latest = latest.max(hold.deadline());
+            hold.lose(LossReason::Closed);
+            self.see_off(&hold);
+        }
+        let waits_until = latest.max(self.clock.now().after(self.options.response_timeout));
+        tokio::select! {
+            () = self.departures.settled() => Ok(()),
+            () = self.clock.sleep_until(waits_until) => Err(Error::Unreachable {
+                lock: "".into(),
+                waited: waits_until.since(latest),
+                source: None,
+            }),
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.renewals.stop();
+    }
+}
+
+fn without_lock(error: Error) -> Error {
+    match error {
+        Error::Unreachable { waited, source, .. } => Error::Unreachable { lock: "".into(), waited, source },
+        Error::Refused { refusal, message, .. } => Error::Refused { lock: "".into(), refusal, message },
+        other => other,
+    }
+}
+
+/// Hands a release to the background unless it was seen through.
+struct GoesOn<'a> {
+    engine: &'a Engine,
+    hold: Option<&'a Arc<Hold>>,
+}
+
+impl Drop for GoesOn<'_> {
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take() {
+            self.engine.see_off(hold);
+        }
+    }
+}
+
+impl<'a> Pursuit<'a> {
+    fn new(engine: &'a Engine, key: Arc<Key>, mode: Mode, terms: Terms, place: Place, began: Moment) -> Self {
+        Self {
+            ask: Ask { id: engine.next_id(), mode, lease: terms.lease.min(terms.max_hold) },
+            engine,
+            key,
+            mode,
+            terms,
+            owner: terms.reentry.owner().unwrap_or_else(OwnerId::current),
+            place: Some(place),
+            stray_until: None,
+            server_until: None,
+            answered: began,
+            sent: began,
+            last_failure: None,
+        }
+    }
+
+    async fn run(&mut self, patience: Patience) -> Result<Option<Arc<Hold>>> {
+        self.turn().await?;
+        let mut pause = RETRY_FIRST;
+        let mut subscription: Option<Option<Subscription>> = None;
+        loop {
+            match self.attempt().await {
+                Ok(Acquired::Granted { token, remaining }) => {
+                    if let Some(hold) = self.granted(token, remaining) {
+                        return Ok(Some(hold));
+                    }
+                }
+                Ok(Acquired::Contended { .. }) if patience == Patience::AskOnce => return Ok(None),
+                Ok(Acquired::Contended { retry_in }) => {
+                    match &mut subscription {
+                        Some(subscription) => self.pause(&mut pause, retry_in, subscription.as_mut()).await,
+                        // Asks again at once: a release between the answer and the subscription woke nobody.
+                        None => subscription = Some(self.engine.scheme.subscribe(&self.key)),
+                    }
+                }
+                // The answer brought the server's time along: the next one has a better limit.
+                Ok(Acquired::Late) => tokio::time::sleep(SILENCE_PAUSE).await,
+                Err(failure) => self.unanswered(failure).await?,
+            }
+        }
+    }
+
+    /// Waits in this process for the turn. Ends early when the server is silent to those before.
+    async fn turn(&mut self) -> Result<()> {
+        let mut next_look = self.engine.clock.now().after(SELF_WAIT_WARNING);
+        let Some(place) = &mut self.place else {
+            return Ok(());
+        };
+        let mut warned = false;
+        loop {
+            tokio::select! {
+                biased;
+                () = place.turn() => {
+                    self.answered = self.engine.clock.now();
+                    return Ok(());
+                }
+                () = self.engine.clock.sleep_until(next_look) => {}
+            }
+            let now = self.engine.clock.now();
+            let silent_since = self.engine.table.silent_since(&self.key).map(|since| since.max(self.answered));
+            if let Some(since) = silent_since
+                && now.since(since) >= self.engine.options.unreachable_after
+            {
+                let (lock, waited) = (self.key.shared_name(), now.since(since));
+                return Err(Error::Unreachable { lock, waited, source: None });
+            }
+            if !warned && self.engine.table.held_by(&self.key, self.owner).is_some() {
+                warned = true;
+                tracing::warn!(
+                    lock = self.key.name(),
+                    "this task waits for a lock that it holds itself; nested acquisitions must opt in with `.reentrant()`"
+                );
+            }
+            next_look = now.after(Duration::from_secs(1));
+        }
+    }
+
+    async fn attempt(&mut self) -> Result<Acquired, Failure> {
+        let engine = self.engine;
+        let now = engine.clock.now();
+        let margin = engine.options.clock_margin;
+        // If this future dies from here on, a copy is under way.
+        let limit = now.after(lease::surely_over(engine.options.response_timeout * 2, margin));
+        let before = self.stray_until.replace(limit);
+        self.server_until = Some(limit.after(lease::surely_over(self.ask.lease, margin)));
+        let attempt = engine.scheme.acquire(&self.key, &self.ask).await;
+        // This copy is accounted for; an earlier one may still be under way.
+        self.stray_until = before.filter(|until| *until > now);
+        match attempt {
+            Ok(answer) => {
+                self.answered = engine.clock.now();
+                self.last_failure = None;
+                if let Some(place) = &self.place {
+                    place.silent_since(None);
+                }
+                if !matches!(answer.value, Acquired::Granted { .. }) && self.stray_until.is_none() {
+                    self.server_until = None;
+                }
+                self.sent = answer.sent;
+                Ok(answer.value)
+            }
+            Err(failure) => {
+                if let Failure::Unknown { stray_until, .. } = &failure {
+                    self.stray_until = Some(self.stray_until.map_or(*stray_until, |until| until.max(*stray_until)));
+                } else if self.stray_until.is_none() {
+                    self.server_until = None;
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// Makes the grant a hold, if there is enough left of it.
+    fn granted(&mut self, token: FencingToken, remaining: Duration) -> Option<Arc<Hold>> {
+        let engine = self.engine;
+        let now = engine.clock.now();
+        let grant = Grant { sent: self.sent, remaining };
+        let terms = hold::Terms {
+            key: Arc::clone(&self.key),
+            id: self.ask.id.clone(),
+            mode: self.mode,
+            owner: self.owner,
+            lease: self.terms.lease,
+            ends: self.sent.after(self.terms.max_hold),
+        };
+        let stray_until = self.stray_until.filter(|until| *until > now);
+        let hold = Hold::new(terms, token, grant, stray_until, engine.clock, engine.options.clock_margin);
+        if hold.how_it_ended().is_some() {
+            // The answer was too long on its way. The old id is given back, and a new one asks again.
+            self.take_back();
+            self.ask.id = engine.next_id();
+            return None;
+        }
+        self.server_until = None;
+        let hold = Arc::new(hold);
+        if let Some(place) = self.place.take() {
+            place.granted(&hold);
+        }
+        engine.renewals.watch(&hold);
+        tracing::debug!(lock = self.key.name(), mode = %self.mode, token = token.as_u64(), "granted");
+        Some(hold)
+    }
+
+    async fn unanswered(&mut self, failure: Failure) -> Result<()> {
+        let now = self.engine.clock.now();
+        if let Some(place) = &self.place {
+            place.silent_since(Some(self.answered));
+        }
+        if let Failure::Unknown { source, .. } | Failure::NotDone { source } = &failure {
+            self.last_failure = Some(source.clone().unwrap_or_else(|| Arc::new(Silence)));
+        }
+        tracing::debug!(lock = self.key.name(), ?failure, "an attempt was not answered");
+        match self.engine.final_error(&self.key, failure, now.since(self.answered)) {
+            Some(error) => Err(error),
+            None => {
+                tokio::time::sleep(SILENCE_PAUSE).await;
+                Ok(())
+            }
+        }
+    }
+
+    async fn pause(&self, pause: &mut Duration, retry_in: Duration, subscription: Option<&mut Subscription>) {
+        let longest = match subscription {
+            Some(_) => RETRY_LONGEST_WOKEN,
+            None => RETRY_LONGEST,
+        };
+        let jittered = pause.mul_f64(0.5 + fastrand::f64());
+        *pause = (*pause * 2).min(longest);
+        // A little after the deadline that may free it, or the attempt would come just too early.
+        let nap = jittered.min(retry_in + Duration::from_millis(1));
+        match subscription {
+            Some(subscription) => {
+                // The sender is gone only with the store: then the nap is all there is.
+                let woken = async {
+                    if subscription.wake.changed().await.is_err() {
+                        std::future::pending::<()>().await;
+                    }
+                };
+                tokio::select! {
+                    () = woken => {}
+                    () = tokio::time::sleep(nap) => {}
+                }
+            }
+            None => tokio::time::sleep(nap).await,
+        }
+    }
+
+    /// Takes back what this acquisition may have left on the server.
+    fn take_back(&mut self) {
+        let Some(server_until) = self.server_until.take() else {
+            return;
+        };
+        let departure = Departure {
+            key: Arc::clone(&self.key),
+            id: self.ask.id.clone(),
+            server_until,
+            stray_until: self.stray_until.take(),
+        };
+        self.engine.departures.in_background(departure, None);
+    }
+}
+
+impl Drop for Pursuit<'_> {
+    fn drop(&mut self) {
+        self.take_back();
+    }
+}
+
+/// Nothing came back.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer within the response timeout")]
+struct Silence;
+
+/// 128 random bits in hexadecimal.
+fn random_id() -> String {
+    let mut bytes = [0; 16];
+    if getrandom::fill(&mut bytes).is_err() {
+        // Without the system's randomness: the process-wide generator, which is seeded per process and thread.
+        fastrand::fill(&mut bytes);
+    }
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,201 @@
+//! From a lock's name to its server keys: pure, no I/O.
+//!
+//! Every key and channel of one lock must lie in one hash slot, for every name that is accepted. Two forms do it:
+//!
+//! * a name that brings a valid hash tag (`{user}:1`) keeps it: `<prefix>#{user}:1`;
+//! * any other name becomes the tag: `<prefix>:{name}`, with `%`, `{` and `}` percent-encoded, since a brace inside a
+//!   tag would end it early (`na}me`) or empty it (`}`), and the keys of one lock would then lie in several slots.
+//!
+//! The two forms cannot meet: a prefix holds no `#`, so the first `#` before the first `{` marks the first form; and the
+//! encoding is injective. Source: the hash tag rule of the Redis cluster specification.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+
+/// The longest name in bytes.
+pub(crate) const NAME_MAX_BYTES: usize = 1024;
+/// The longest key prefix in bytes.
+pub(crate) const PREFIX_MAX_BYTES: usize = 64;
+/// The number of hash slots of a cluster.
+pub(crate) const SLOTS: u16 = 16384;
+
+/// One lock as its manager addresses it: its name, what its server keys begin with, and their hash slot.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Key {
+    name: Arc<str>,
+    base: Box<str>,
+    slot: u16,
+}
+
+impl Key {
+    /// Checks `name` and derives its keys under `prefix`, which [`check_prefix`] has accepted.
+    pub(crate) fn new(prefix: &str, name: &str) -> Result<Self> {
+        check_name(name)?;
+        let base = match hash_tag(name.as_bytes()) {
+            Some(_) => format!("{prefix}#{name}"),
+            None => format!("{prefix}:{{{}}}", encode(name)),
+        };
+        let slot = slot_of(base.as_bytes());
+        Ok(Self { name: name.into(), base: base.into(), slot })
+    }
+
+    /// The name as the user wrote it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The name, shared.
+    pub(crate) fn shared_name(&self) -> Arc<str> {
+        Arc::clone(&self.name)
+    }
+
+    /// The hash slot that all keys and channels of this lock share.
+    pub(crate) fn slot(&self) -> u16 {
+        self.slot
+    }
+
+    /// A server key or channel of this lock. `part` is one of ours and holds no brace, so the tag stays the first one.
+    pub(crate) fn part(&self, part: &'static str) -> String {
+        let mut key = String::with_capacity(self.base.len() + 1 + part.len());
+        key.push_str(&self.base);
+        key.push(':');
+        key.push_str(part);
+        key
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({:?}, slot {})", self.name, self.slot)
+    }
+}
+
+/// Refuses names that no server key is made of: empty, or longer than [`NAME_MAX_BYTES`].
+fn check_name(name: &str) -> Result<()> {
+    let reason = if name.is_empty() {
+        "it is empty".to_owned()
+    } else if name.len() > NAME_MAX_BYTES {
+        format!("it has {} bytes, {NAME_MAX_BYTES} are the most", name.len())
+    } else {
+        return Ok(());
+    };
+    Err(Error::InvalidName { lock: shorten(name).into(), reason })
+}
+
+/// Refuses prefixes that could end a hash tag, look like the mark of a name with a tag, or hide in a listing.
+pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
+    let fits = (1..=PREFIX_MAX_BYTES).contains(&prefix.len())
+        && prefix.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}' | b'#'));
+    if fits {
+        return Ok(());
+    }
+    Err(Error::InvalidOption {
+        option: "key_prefix",
+        reason: format!("it must be 1 to {PREFIX_MAX_BYTES} visible ASCII characters other than '{{', '}}' and '#'"),
+    })
+}
+
+/// The first 64 characters of a name that is quoted in an error.
+fn shorten(name: &str) -> String {
+    name.chars().take(64).collect()
+}
+
+fn encode(name: &str) -> String {
+    let mut out = String::with_capacity(name.len());
+    for c in name.chars() {
+        match c {
+            '%' => out.push_str("%25"),
+            '{' => out.push_str("%7B"),
+            '}' => out.push_str("%7D"),
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+/// The hash tag of a key: what lies between the first `{` and the first `}` after it, unless that is nothing.
+fn hash_tag(key: &[u8]) -> Option<&[u8]> {
+    let open = key.iter().position(|&byte| byte == b'{')?;
+    let rest = key.get(open + 1..)?;
+    let close = rest.iter().position(|&byte| byte == b'}')?;
+    rest.get(..close).filter(|tag| !tag.is_empty())
+}
+
+/// CRC16/XMODEM of the hash tag, else of the whole key, modulo the number of slots.
+fn slot_of(key: &[u8]) -> u16 {
+    crc16::State::<crc16::XMODEM>::calculate(hash_tag(key).unwrap_or(key)) % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key(name: &str) -> Key {
+        Key::new("rwlock", name).expect("a valid name")
+    }
+
+    #[test]
+    fn hash_tag_of_the_name_is_kept() {
+        assert_eq!(key("{user}:1").slot(), key("{user}:2").slot());
+        assert_eq!(key("{user}:1").slot(), slot_of(b"user"));
+        assert_eq!(key("{user}:1").part("lock"), "rwlock#{user}:1:lock");
+    }
+
+    #[test]
+    fn plain_name_is_its_own_tag() {
+        assert_eq!(key("cfg").part("lock"), "rwlock:{cfg}:lock");
+        assert_eq!(key("cfg").slot(), slot_of(b"cfg"));
+    }
+
+    #[test]
+    fn known_slots_of_the_cluster_specification() {
+        assert_eq!(slot_of(b"123456789"), 0x31C3);
+        assert_eq!(slot_of(b"foo{}{bar}"), slot_of_whole(b"foo{}{bar}"));
+        assert_eq!(slot_of(b"foo{{bar}}zap"), slot_of_whole(b"{bar"));
+        assert_eq!(slot_of(b"foo{bar}{zap}"), slot_of_whole(b"bar"));
+    }
+
+    fn slot_of_whole(key: &[u8]) -> u16 {
+        crc16::State::<crc16::XMODEM>::calculate(key) % SLOTS
+    }
+
+    #[test]
+    fn empty_and_long_names_are_refused() {
+        assert!(matches!(Key::new("p", ""), Err(Error::InvalidName { .. })));
+        assert!(Key::new("p", &"x".repeat(NAME_MAX_BYTES)).is_ok());
+        let long = "x".repeat(NAME_MAX_BYTES + 1);
+        assert!(matches!(Key::new("p", &long), Err(Error::InvalidName { .. })));
+    }
+
+    #[test]
+    fn prefixes_that_reach_into_the_tag_are_refused() {
+        for prefix in ["", "a{b", "a}b", "a#b", "a b", "a\0b", "ü", &"x".repeat(65)] {
+            assert!(check_prefix(prefix).is_err(), "{prefix:?}");
+        }
+        assert!(check_prefix("my-app:locks").is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn all_parts_share_the_slot(name in "\\PC{1,40}|[{}%#:a]{1,12}") {
+            let key = key(&name);
+            for part in ["lock", "read", "write", "wake"] {
+                prop_assert_eq!(slot_of(key.part(part).as_bytes()), key.slot());
+            }
+        }
+
+        #[test]
+        fn different_names_have_different_keys(
+            a in "[{}%#:ab27BD5]{1,8}", b in "[{}%#:ab27BD5]{1,8}",
+        ) {
+            prop_assume!(a != b);
+            for (x, y) in [("lock", "lock"), ("lock", "read"), ("read", "write")] {
+                prop_assert_ne!(key(&a).part(x), key(&b).part(y));
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The arithmetic of leases: moments, validity, anchors, fencing tokens. Pure: no clock is read and nothing sleeps here.
+//!
+//! A hold is *valid* on this side for less time than the server keeps it. The count starts before the request is sent,
+//! and 1 % (clock rates), 2 ms (timer and truncation) and the clock margin (server clocks of nodes the slot may move to)
+//! are taken off, so that local validity has ended before any server can let somebody else in.
+//! Source: the drift allowance of Redlock, and Gray and Cheriton, "Leases" (1989).
+
+use std::fmt;
+use std::time::Duration;
+
+/// What timers and millisecond truncation may cost.
+const GRAIN: Duration = Duration::from_millis(2);
+/// Clock rates are assumed to be within one part in this many.
+const RATE_PARTS: u32 = 100;
+
+/// A moment of the local clock, in nanoseconds since the clock's own origin.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub(crate) struct Moment(u64);
+
+impl Moment {
+    /// Later than any moment that is reached.
+    pub(crate) const NEVER: Self = Self(u64::MAX);
+
+    pub(crate) fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    pub(crate) fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// The moment `d` later; [`Moment::NEVER`] when that is out of range.
+    pub(crate) fn after(self, d: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    /// The time from `earlier` to this moment, zero if it is not earlier.
+    pub(crate) fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// Until when a grant with `remaining` left on the server, asked for at `sent`, may be trusted here.
+pub(crate) fn valid_until(sent: Moment, remaining: Duration, clock_margin: Duration) -> Moment {
+    sent.after(usable(remaining, clock_margin))
+}
+
+/// What of a server-side lease is left after the margins.
+pub(crate) fn usable(lease: Duration, clock_margin: Duration) -> Duration {
+    lease.saturating_sub(lease / RATE_PARTS).saturating_sub(GRAIN).saturating_sub(clock_margin)
+}
+
+/// A span of the local clock that is surely over on the server's when it is over here.
+pub(crate) fn surely_over(span: Duration, clock_margin: Duration) -> Duration {
+    span.saturating_add(span / RATE_PARTS).saturating_add(GRAIN).saturating_add(clock_margin)
+}
+
+/// The server's clock, in microseconds since the Unix epoch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub(crate) struct ServerTime(u64);
+
+impl ServerTime {
+    pub(crate) fn from_micros(micros: u64) -> Self {
+        Self(micros)
+    }
+
+    pub(crate) fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// Whole milliseconds, rounded up: a limit must not come earlier than it was meant.
+    pub(crate) fn as_millis_up(self) -> u64 {
+        self.0.div_ceil(1000)
+    }
+
+    pub(crate) fn after(self, d: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(d.as_micros()).unwrap_or(u64::MAX)))
+    }
+}
+
+/// One answered request to one node: it was sent at `sent`, and the server read its clock as `server` afterwards.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Anchor {
+    pub(crate) sent: Moment,
+    pub(crate) server: ServerTime,
+}
+
+impl Anchor {
+    /// The server's time at `now`, at most one round trip (and 1 % of the anchor's age) ahead of the truth.
+    pub(crate) fn server_time_at(&self, now: Moment) -> ServerTime {
+        self.server.after(now.since(self.sent))
+    }
+
+    pub(crate) fn age_at(&self, now: Moment) -> Duration {
+        now.since(self.sent)
+    }
+}
+
+/// A number that grows with every turn of a lock, for the resource behind the lock to check.
+///
+/// Every phase of a lock (a writer's turn, or a read phase from its first reader on) has a token greater than all before
+/// it; the readers of one phase share theirs. A resource that remembers the highest token it has seen and rejects lower
+/// ones, readers' included, is safe even from a holder that was paused past its lease, which no lease lock can stop.
+///
+/// Tokens are at most 2^53, so they survive JSON and SQL `BIGINT`. They are not consecutive.
+///
+/// # Examples
+///
+/// ```
+/// # use redis_rwlock::{MemoryManager, RwLockManager};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> redis_rwlock::Result<()> {
+/// let manager = MemoryManager::new();
+/// let first = manager.write("cfg").await?;
+/// let older = first.fencing_token();
+/// first.release().await?;
+/// let newer = manager.write("cfg").await?.fencing_token();
+/// assert!(newer > older);
+/// let for_sql: i64 = newer.into();
+/// # assert!(for_sql > 0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct FencingToken(u64);
+
+impl FencingToken {
+    /// The greatest token: integers up to here are exact in a double.
+    const MAX: u64 = 1 << 53;
+
+    /// Takes a token from a server's reply; `None` when it is out of range, which no server of ours sends.
+    pub(crate) fn from_wire(raw: u64) -> Option<Self> {
+        (raw <= Self::MAX).then_some(Self(raw))
+    }
+
+    pub(crate) fn as_u64(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl From<FencingToken> for u64 {
+    fn from(token: FencingToken) -> Self {
+        token.0
+    }
+}
+
+impl From<FencingToken> for i64 {
+    fn from(token: FencingToken) -> Self {
+        // At most 2^53, which the constructor has checked.
+        token.0 as Self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn validity_ends_before_the_servers_lease() {
+        let sent = Moment::from_nanos(0);
+        let valid = valid_until(sent, Duration::from_secs(10), Duration::from_millis(100));
+        assert_eq!(valid.since(sent), Duration::from_millis(9798));
+    }
+
+    #[test]
+    fn nothing_is_valid_when_the_margins_eat_the_lease() {
+        let sent = Moment::from_nanos(7);
+        let margin = Duration::from_millis(100);
+        assert_eq!(valid_until(sent, Duration::from_millis(50), margin), sent);
+    }
+
+    #[test]
+    fn absurd_spans_saturate() {
+        assert_eq!(Moment::from_nanos(1).after(Duration::MAX), Moment::NEVER);
+        assert_eq!(surely_over(Duration::MAX, Duration::MAX), Duration::MAX);
+    }
+
+    #[test]
+    fn anchor_runs_with_the_local_clock() {
+        let anchor = Anchor { sent: Moment::from_nanos(1_000_000), server: ServerTime::from_micros(5_000_001) };
+        let later = Moment::from_nanos(3_000_000);
+        assert_eq!(anchor.server_time_at(later).as_micros(), 5_002_001);
+        assert_eq!(anchor.server_time_at(later).as_millis_up(), 5_003);
+    }
+
+    #[test]
+    fn tokens_beyond_a_double_are_not_believed() {
+        assert!(FencingToken::from_wire(1 << 53).is_some());
+        assert!(FencingToken::from_wire((1 << 53) + 1).is_none());
+    }
+}

@@ -1,0 +1,210 @@
+//! Every option and every default, in one place.
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::key;
+use crate::lease;
+use crate::reentry::Reentry;
+
+/// The longest label in bytes.
+const LABEL_MAX_BYTES: usize = 64;
+/// The longest lease: servers count deadlines in milliseconds and hold them exactly far beyond this.
+const LEASE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// How long a client of the published hash scheme may hold a lock, judged from its timestamp.
+///
+/// The published scheme stores the *time of the grant* and leaves it to the others to know how long it counts.
+/// Defaults to 1 s for reads and 3 s for writes, as published. Longer limits make our clients wait longer for a foreign
+/// one that died; shorter ones let them in beside a foreign one that still works.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PublishedLimits {
+    /// How long a foreign `read` timestamp keeps writers out.
+    pub read: Duration,
+    /// How long a foreign `write` timestamp keeps everybody out.
+    pub write: Duration,
+}
+
+impl PublishedLimits {
+    /// Limits of foreign reads and writes.
+    #[must_use]
+    pub const fn new(read: Duration, write: Duration) -> Self {
+        Self { read, write }
+    }
+}
+
+impl Default for PublishedLimits {
+    fn default() -> Self {
+        Self::new(Duration::from_secs(1), Duration::from_secs(3))
+    }
+}
+
+/// A manager's options. The setters with their documentation are those of [`Builder`](crate::Builder).
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) lease: Duration,
+    pub(crate) max_hold: Duration,
+    pub(crate) wait_timeout: Option<Duration>,
+    pub(crate) unreachable_after: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) clock_margin: Duration,
+    pub(crate) reentry: Reentry,
+    pub(crate) key_prefix: String,
+    pub(crate) label: String,
+    pub(crate) published_limits: PublishedLimits,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(10),
+            max_hold: Duration::from_secs(3600),
+            wait_timeout: None,
+            unreachable_after: Duration::from_secs(5),
+            response_timeout: Duration::from_millis(500),
+            clock_margin: Duration::from_millis(100),
+            reentry: Reentry::Off,
+            key_prefix: "rwlock".to_owned(),
+            label: default_label(),
+            published_limits: PublishedLimits::default(),
+        }
+    }
+}
+
+impl Options {
+    /// Refuses what cannot work.
+    pub(crate) fn check(&self) -> Result<()> {
+        check_lease(self.lease, self.clock_margin)?;
+        check_max_hold(self.max_hold, self.clock_margin)?;
+        check_label(&self.label)?;
+        key::check_prefix(&self.key_prefix)?;
+        at_least("response_timeout", self.response_timeout, Duration::from_millis(10))?;
+        at_least("unreachable_after", self.unreachable_after, Duration::from_millis(10))
+    }
+}
+
+/// What one acquisition says differently from its manager.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Overrides {
+    pub(crate) lease: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) wait_timeout: Option<Duration>,
+    pub(crate) reentry: Option<Reentry>,
+}
+
+/// What one acquisition works with: the manager's options and its own, checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// What the server is asked for.
+    pub(crate) lease: Duration,
+    /// When the hold is over whatever happens, from the request on.
+    pub(crate) max_hold: Duration,
+    pub(crate) wait_timeout: Option<Duration>,
+    pub(crate) reentry: Reentry,
+}
+
+impl Terms {
+    /// Checks the values that this acquisition brought along; the manager's own were checked when it was built.
+    pub(crate) fn new(options: &Options, overrides: Overrides) -> Result<Self> {
+        if let Some(lease) = overrides.lease {
+            check_lease(lease, options.clock_margin)?;
+        }
+        if let Some(max_hold) = overrides.max_hold {
+            check_max_hold(max_hold, options.clock_margin)?;
+        }
+        Ok(Self {
+            lease: overrides.lease.unwrap_or(options.lease),
+            max_hold: overrides.max_hold.unwrap_or(options.max_hold),
+            wait_timeout: overrides.wait_timeout.or(options.wait_timeout),
+            reentry: overrides.reentry.unwrap_or(options.reentry),
+        })
+    }
+}
+
+/// At least half of a lease must be left for its holder after the margins, or it could hardly be renewed.
+fn check_lease(lease: Duration, clock_margin: Duration) -> Result<()> {
+    if lease > LEASE_MAX {
+        return invalid("lease", format!("{lease:?} is more than {LEASE_MAX:?}"));
+    }
+    worth_having("lease", lease, clock_margin)
+}
+
+/// A hold that ends before it is valid is no hold.
+fn check_max_hold(max_hold: Duration, clock_margin: Duration) -> Result<()> {
+    worth_having("max_hold", max_hold, clock_margin)
+}
+
+fn worth_having(option: &'static str, span: Duration, clock_margin: Duration) -> Result<()> {
+    if lease::usable(span, clock_margin) >= span / 2 && span >= Duration::from_millis(10) {
+        return Ok(());
+    }
+    invalid(option, format!("of {span:?} less than half would be left after the clock margin of {clock_margin:?}"))
+}
+
+/// A label is part of every id on the server, so it holds neither blanks nor what a terminal would act on.
+fn check_label(label: &str) -> Result<()> {
+    let fits =
+        (1..=LABEL_MAX_BYTES).contains(&label.len()) && !label.chars().any(|c| c.is_whitespace() || c.is_control());
+    if fits {
+        return Ok(());
+    }
+    invalid("label", format!("it must have 1 to {LABEL_MAX_BYTES} bytes without white space or control characters"))
+}
+
+fn at_least(option: &'static str, value: Duration, least: Duration) -> Result<()> {
+    if value >= least {
+        return Ok(());
+    }
+    invalid(option, format!("{value:?} is less than {least:?}"))
+}
+
+fn invalid(option: &'static str, reason: String) -> Result<()> {
+    Err(Error::InvalidOption { option, reason })
+}
+
+/// `host:pid`, as far as it fits a label.
+fn default_label() -> String {
+    let host: String = host_name().chars().filter(|c| c.is_ascii_graphic()).take(40).collect();
+    let host = if host.is_empty() { "localhost" } else { &host };
+    format!("{host}:{}", std::process::id())
+}
+
+#[cfg(unix)]
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(not(unix))]
+fn host_name() -> String {
+    std::env::var("COMPUTERNAME").unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid() {
+        Options::default().check().expect("valid");
+    }
+
+    #[test]
+    fn leases_that_margins_eat_are_refused() {
+        let mut options = Options { lease: Duration::from_millis(150), ..Options::default() };
+        assert!(matches!(options.check(), Err(Error::InvalidOption { option: "lease", .. })));
+        options.clock_margin = Duration::ZERO;
+        options.check().expect("valid without a margin");
+        options.lease = Duration::MAX;
+        assert!(options.check().is_err());
+        options.lease = Duration::ZERO;
+        assert!(options.check().is_err());
+    }
+
+    #[test]
+    fn labels_with_blanks_are_refused() {
+        for label in ["", "a b", "a\n", "\u{7}", &"x".repeat(65)] {
+            assert!(check_label(label).is_err(), "{label:?}");
+        }
+    }
+}

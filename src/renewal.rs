@@ -1,0 +1,228 @@
+//! The one task per manager that renews holds and buries those that are over.
+//!
+//! The agenda orders all live holds by the moment at which something is due: a renewal, or the local deadline. Renewals
+//! that are due travel together, one chunk per route, and no chunk waits for another, so a node that hangs delays
+//! nobody else's. The task needs no word from the holders: a new hold wakes it only if it is due earlier than all others.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+use crate::departure::{Departure, Departures};
+use crate::error::LossReason;
+use crate::hold::{Grant, Hold, Next};
+use crate::lease::Moment;
+use crate::scheme::{Attempt, BoxFuture, Renewal, Renewed, Route, Scheme, loss_reason};
+use crate::table::Table;
+
+/// The most renewals in one pipeline: larger ones would keep other callers of the node waiting.
+const CHUNK_MOST: usize = 128;
+/// Renewals due within this time travel with the one that is due now.
+const COMPANY: Duration = Duration::from_millis(20);
+/// Between two chunks for one route, in which its node serves others.
+const CHUNK_GAP: Duration = Duration::from_millis(5);
+/// Pause before a renewal that was not answered is repeated.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+
+/// The holds of one manager and what is due for them.
+#[derive(Debug)]
+pub(crate) struct Renewals {
+    scheme: Arc<dyn Scheme>,
+    table: Arc<Table>,
+    departures: Arc<Departures>,
+    clock: Clock,
+    agenda: Mutex<Agenda>,
+    /// Something is due earlier than the task knows, or it is to stop.
+    wake: Notify,
+    stopped: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Agenda {
+    due: BTreeMap<(Moment, u64), Arc<Hold>>,
+    next: u64,
+    asleep_until: Moment,
+}
+
+impl Agenda {
+    fn insert(&mut self, hold: Arc<Hold>, at: Moment) {
+        self.next += 1;
+        hold.agenda_slot.store(self.next, Ordering::Relaxed);
+        hold.agenda_moment.store(at.as_nanos(), Ordering::Relaxed);
+        self.due.insert((at, self.next), hold);
+    }
+
+    fn remove(&mut self, hold: &Hold) -> Option<Arc<Hold>> {
+        let at = Moment::from_nanos(hold.agenda_moment.load(Ordering::Relaxed));
+        self.due.remove(&(at, hold.agenda_slot.load(Ordering::Relaxed)))
+    }
+}
+
+/// The answers to one chunk.
+struct Answers {
+    holds: Vec<Arc<Hold>>,
+    attempts: Vec<Attempt<Renewed>>,
+}
+
+impl Renewals {
+    pub(crate) fn new(scheme: Arc<dyn Scheme>, table: Arc<Table>, departures: Arc<Departures>) -> Self {
+        let clock = scheme.clock();
+        Self {
+            scheme,
+            table,
+            departures,
+            clock,
+            agenda: Mutex::new(Agenda { due: BTreeMap::new(), next: 0, asleep_until: Moment::NEVER }),
+            wake: Notify::new(),
+            stopped: AtomicBool::new(false),
+        }
+    }
+
+    /// Looks after a hold until it is over or [`Renewals::forget`]ten.
+    pub(crate) fn watch(&self, hold: &Arc<Hold>) {
+        let now = self.clock.now();
+        match hold.next(now) {
+            Next::At(at) => self.schedule(hold, at),
+            // Found by the task, which buries it.
+            Next::Lost(_) => self.schedule(hold, now),
+            Next::Released => {}
+        }
+    }
+
+    fn schedule(&self, hold: &Arc<Hold>, at: Moment) {
+        let mut agenda = self.agenda.lock();
+        agenda.insert(Arc::clone(hold), at);
+        let earlier = at < agenda.asleep_until;
+        drop(agenda);
+        if earlier {
+            self.wake.notify_one();
+        }
+    }
+
+    pub(crate) fn forget(&self, hold: &Hold) {
+        self.agenda.lock().remove(hold);
+    }
+
+    /// All holds that are being looked after.
+    pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
+        self.agenda.lock().due.values().cloned().collect()
+    }
+
+    /// The task ends, the holds with their leases.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.wake.notify_one();
+    }
+
+    /// The task. Ends when it is stopped.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let mut underway: FuturesUnordered<BoxFuture<'static, Answers>> = FuturesUnordered::new();
+        while !self.stopped.load(Ordering::Acquire) {
+            for (route, holds) in self.take_due() {
+                underway.push(Arc::clone(&self).send(route, holds));
+            }
+            let next = self.next_due();
+            tokio::select! {
+                () = self.wake.notified() => {}
+                () = self.clock.sleep_until(next) => {}
+                Some(answers) = underway.next() => self.take_answers(answers),
+            }
+        }
+    }
+
+    fn next_due(&self) -> Moment {
+        let mut agenda = self.agenda.lock();
+        let next = agenda.due.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at);
+        agenda.asleep_until = next;
+        next
+    }
+
+    /// Takes what is due from the agenda, at most one chunk for each route.
+    fn take_due(&self) -> HashMap<Route, Vec<Arc<Hold>>> {
+        let now = self.clock.now();
+        let mut chunks: HashMap<Route, Vec<Arc<Hold>>> = HashMap::new();
+        for hold in self.pop_due(now) {
+            let at = match hold.next(now) {
+                Next::At(at) => at,
+                Next::Lost(reason) => {
+                    self.bury(&hold, reason);
+                    continue;
+                }
+                Next::Released => continue,
+            };
+            let chunk = chunks.entry(self.scheme.route(hold.key())).or_default();
+            if chunk.len() == CHUNK_MOST {
+                self.schedule(&hold, now.after(CHUNK_GAP));
+            } else if hold.begin_renewal(now, now.after(COMPANY)) {
+                chunk.push(hold);
+            } else {
+                self.schedule(&hold, at);
+            }
+        }
+        chunks.retain(|_, chunk| !chunk.is_empty());
+        chunks
+    }
+
+    fn pop_due(&self, now: Moment) -> Vec<Arc<Hold>> {
+        let mut agenda = self.agenda.lock();
+        // Awake: what is scheduled from here on is seen before the next sleep, and nobody need wake the task for it.
+        agenda.asleep_until = Moment::from_nanos(0);
+        if agenda.due.first_key_value().is_none_or(|((at, _), _)| *at > now) {
+            return Vec::new();
+        }
+        let later = agenda.due.split_off(&(now.after(COMPANY), u64::MAX));
+        std::mem::replace(&mut agenda.due, later).into_values().collect()
+    }
+
+    /// Sends one chunk. Its holds go back on the agenda first, each at its deadline, which no answer is waited beyond.
+    fn send(self: Arc<Self>, route: Route, holds: Vec<Arc<Hold>>) -> BoxFuture<'static, Answers> {
+        let now = self.clock.now();
+        let mut batch = Vec::with_capacity(holds.len());
+        for hold in &holds {
+            self.schedule(hold, hold.deadline());
+            batch.push(Renewal { key: Arc::clone(hold.key()), id: hold.id().clone(), lease: hold.lease_at(now) });
+        }
+        Box::pin(async move {
+            let attempts = self.scheme.renew(&route, &batch).await;
+            Answers { holds, attempts }
+        })
+    }
+
+    fn take_answers(&self, answers: Answers) {
+        let now = self.clock.now();
+        for (hold, attempt) in answers.holds.iter().zip(answers.attempts) {
+            // Released meanwhile: nobody looks after it any more.
+            if self.agenda.lock().remove(hold).is_none() {
+                continue;
+            }
+            match attempt {
+                Ok(answer) => match answer.value {
+                    Renewed::Renewed { remaining } => {
+                        let sent = answer.sent;
+                        hold.renewed(Grant { sent, remaining }, now);
+                    }
+                    Renewed::Lost { forced } => hold.lose(loss_reason(hold.token(), forced)),
+                },
+                Err(failure) => {
+                    tracing::debug!(lock = hold.key().name(), ?failure, "a renewal was not answered");
+                    hold.unanswered(now.after(RETRY_PAUSE));
+                }
+            }
+            self.watch(hold);
+        }
+    }
+
+    /// A hold was lost: local waiters may ask the server, and the server is told, should it still know the hold.
+    fn bury(&self, hold: &Arc<Hold>, reason: LossReason) {
+        tracing::warn!(lock = hold.key().name(), mode = %hold.mode(), token = hold.token().as_u64(), %reason, "lost a hold");
+        self.table.ended(hold);
+        self.departures.in_background(Departure::of(hold), None);
+    }
+}

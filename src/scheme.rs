@@ -1,0 +1,198 @@
+//! The raw trait below the engine: one attempt against one store of locks, and what it may answer.
+//!
+//! A scheme knows nothing of waiting, tasks, reentrancy or guards. Its contract, which `memory` specifies executably and
+//! every other scheme must agree with:
+//!
+//! * every hold is one [`Acquisition`]; nothing matches on the manager alone;
+//! * all operations are idempotent: a copy that is applied twice or late changes nothing more;
+//! * an acquisition that was not applied before its limit is never applied ([`Acquired::Late`]);
+//! * a repeated acquisition extends the hold, never shortens it, and has the same token;
+//! * a renewal never re-creates a hold;
+//! * an answer that did not come is [`Failure::Unknown`], never a denial.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::clock::Clock;
+use crate::error::{LossReason, Refusal, Source};
+use crate::key::Key;
+use crate::lease::{FencingToken, Moment, ServerTime};
+
+pub(crate) mod hash;
+mod lua;
+pub(crate) mod memory;
+pub(crate) mod two_key;
+
+/// An owned future that can be sent.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Which of the two sides of a lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[allow(clippy::exhaustive_enums)] // there is no third side to a read-write lock
+pub enum Mode {
+    /// Shared with other readers.
+    Read,
+    /// Alone.
+    Write,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        })
+    }
+}
+
+/// The identity of one hold or waiter on the server: `<manager>.<n>.<label>`, n never reused by its manager.
+///
+/// The label tells people who it is; it has no blanks, and the manager's 128 random bits make the whole unique.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Acquisition(Box<str>);
+
+impl Acquisition {
+    pub(crate) fn new(manager: &str, n: u64, label: &str) -> Self {
+        Self(format!("{manager}.{n}.{label}").into_boxed_str())
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The label within an id that a server listed.
+    pub(crate) fn label_of(id: &str) -> &str {
+        id.splitn(3, '.').nth(2).unwrap_or(id)
+    }
+}
+
+/// What an acquisition asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub(crate) id: Acquisition,
+    pub(crate) mode: Mode,
+    pub(crate) lease: Duration,
+}
+
+/// An answer, and when the copy of the request that was answered had been sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Answered<T> {
+    pub(crate) sent: Moment,
+    pub(crate) server: ServerTime,
+    pub(crate) value: T,
+}
+
+/// What came of one attempt.
+pub(crate) type Attempt<T> = Result<Answered<T>, Failure>;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Acquired {
+    Granted {
+        token: FencingToken,
+        remaining: Duration,
+    },
+    /// Others hold it; the first deadline that might free it is so far away.
+    Contended {
+        retry_in: Duration,
+    },
+    /// It came after its limit and changed nothing.
+    Late,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Left {
+    /// It was live and is gone now.
+    Held,
+    /// There was none. `forced` is the highest token that an operator has ended.
+    None { forced: Option<FencingToken> },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Renewed {
+    Renewed { remaining: Duration },
+    Lost { forced: Option<FencingToken> },
+}
+
+/// How a hold ended that the server does not know: by force when a force came after its token.
+pub(crate) fn loss_reason(token: FencingToken, forced: Option<FencingToken>) -> LossReason {
+    match forced {
+        Some(forced) if token <= forced => LossReason::Forced,
+        _ => LossReason::Gone,
+    }
+}
+
+/// What a server knows of one lock.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct View {
+    pub(crate) token: Option<FencingToken>,
+    pub(crate) holders: Vec<Holder>,
+    /// Timestamps of clients of the published scheme, in milliseconds.
+    pub(crate) foreign_write_ms: Option<u64>,
+    pub(crate) foreign_read_ms: Option<u64>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Holder {
+    pub(crate) id: String,
+    pub(crate) mode: Mode,
+    pub(crate) since_ms: u64,
+    pub(crate) remaining: Duration,
+}
+
+/// Why an attempt has no answer.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    /// It may have been carried out, or may yet be until `stray_until`.
+    Unknown { stray_until: Moment, source: Option<Source> },
+    /// It was certainly not carried out, and may be tried again.
+    NotDone { source: Option<Source> },
+    /// It was certainly not carried out, and trying again would not help.
+    Refused { refusal: Refusal, message: String },
+}
+
+/// One hold to renew.
+#[derive(Clone, Debug)]
+pub(crate) struct Renewal {
+    pub(crate) key: Arc<Key>,
+    pub(crate) id: Acquisition,
+    pub(crate) lease: Duration,
+}
+
+/// Where requests for a lock go at the moment: renewals with equal routes travel together.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Route(pub(crate) Arc<str>);
+
+/// Wake-ups for one waiter of a lock, as long as it is kept. One that comes while nobody looks is not forgotten.
+pub(crate) struct Subscription {
+    pub(crate) wake: watch::Receiver<()>,
+    /// Ends the subscription when it is dropped.
+    pub(crate) _end: Box<dyn Send + Sync>,
+}
+
+impl fmt::Debug for Subscription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Subscription")
+    }
+}
+
+/// One attempt at each operation on a lock.
+pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
+    fn acquire<'a>(&'a self, key: &'a Key, ask: &'a Ask) -> BoxFuture<'a, Attempt<Acquired>>;
+    /// Ends a hold, or an acquisition that is under way.
+    fn leave<'a>(&'a self, key: &'a Key, id: &'a Acquisition) -> BoxFuture<'a, Attempt<Left>>;
+    /// Renews holds of one route; one answer each, in order.
+    fn renew<'a>(&'a self, route: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>>;
+    fn route(&self, key: &Key) -> Route;
+    fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>>;
+    fn force<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<Vec<String>>>;
+    /// Succeeds when a server answers that we can work with.
+    fn ready(&self) -> BoxFuture<'_, Result<(), Failure>>;
+    /// Wake-ups at releases, if the scheme has any. They are hints: each may be lost or come for nothing.
+    fn subscribe(&self, key: &Key) -> Option<Subscription>;
+    fn clock(&self) -> Clock;
+}

@@ -1,0 +1,236 @@
+//! Wake-ups of one node: a connection that carries nothing but subscriptions.
+//!
+//! Subscriptions come and go with waiters; one task keeps the server's set equal to ours, one channel per command. Every
+//! confirmation wakes the channel's waiters, since a release before it woke nobody. On any surprise, an unsolicited
+//! unsubscribe included, the connection is replaced: replies on it could no longer be told apart.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, ConnectionInfo, ProtocolVersion, PushInfo, PushKind, RedisResult, Value};
+use tokio::sync::{Notify, mpsc, watch};
+
+use crate::scheme::Subscription;
+
+/// How often everything is subscribed again, whatever the server said before.
+const REFRESH: Duration = Duration::from_secs(5);
+/// First and longest pause before a connection is tried again.
+const REDIAL_FIRST: Duration = Duration::from_millis(50);
+const REDIAL_LONGEST: Duration = Duration::from_secs(1);
+
+#[derive(Clone)]
+pub(super) struct Push {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    info: ConnectionInfo,
+    response_timeout: Duration,
+    wanted: Mutex<Wanted>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct Wanted {
+    channels: HashMap<String, Channel>,
+    /// The task runs as long as there are channels.
+    running: bool,
+}
+
+struct Channel {
+    wake: watch::Sender<()>,
+    waiters: usize,
+}
+
+impl fmt::Debug for Push {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Push")
+    }
+}
+
+/// Ends one waiter's subscription.
+struct Ticket {
+    shared: Arc<Shared>,
+    channel: String,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut wanted = self.shared.wanted.lock();
+        let Some(channel) = wanted.channels.get_mut(&self.channel) else {
+            return;
+        };
+        channel.waiters -= 1;
+        if channel.waiters == 0 {
+            wanted.channels.remove(&self.channel);
+            self.shared.changed.notify_one();
+        }
+    }
+}
+
+impl Push {
+    pub(super) fn new(info: ConnectionInfo, response_timeout: Duration) -> Self {
+        let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+        let tcp = info.tcp_settings().clone().set_nodelay(true);
+        Self {
+            shared: Arc::new(Shared {
+                info: info.set_redis_settings(redis).set_tcp_settings(tcp),
+                response_timeout,
+                wanted: Mutex::default(),
+                changed: Notify::new(),
+            }),
+        }
+    }
+
+    pub(super) fn subscribe(&self, channel: &str) -> Subscription {
+        let mut wanted = self.shared.wanted.lock();
+        let entry = wanted
+            .channels
+            .entry(channel.to_owned())
+            .or_insert_with(|| Channel { wake: watch::Sender::new(()), waiters: 0 });
+        entry.waiters += 1;
+        let wake = entry.wake.subscribe();
+        if !wanted.running {
+            wanted.running = true;
+            drop(tokio::spawn(Arc::clone(&self.shared).run()));
+        }
+        drop(wanted);
+        self.shared.changed.notify_one();
+        Subscription { wake, _end: Box::new(Ticket { shared: Arc::clone(&self.shared), channel: channel.to_owned() }) }
+    }
+}
+
+/// Marks the task as ended, also when its runtime drops it.
+struct Running<'a>(&'a Shared);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.wanted.lock().running = false;
+    }
+}
+
+impl Shared {
+    async fn run(self: Arc<Self>) {
+        let running = Running(&self);
+        let mut pause = REDIAL_FIRST;
+        while !self.ends() {
+            let (pushes, mut received) = mpsc::unbounded_channel();
+            match self.dial(pushes).await {
+                Ok(connection) => {
+                    pause = REDIAL_FIRST;
+                    if let Err(error) = self.serve(connection, &mut received).await {
+                        tracing::debug!(%error, "lost a subscription connection");
+                    }
+                }
+                Err(error) => tracing::debug!(%error, "no subscription connection"),
+            }
+            if !self.is_idle() {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(REDIAL_LONGEST);
+            }
+        }
+        // `ends` has marked it as ended under the lock: a newer task may be running already.
+        std::mem::forget(running);
+    }
+
+    /// Ends the task if nobody subscribes; decided under the lock, so that a new subscriber starts another.
+    fn ends(&self) -> bool {
+        let mut wanted = self.wanted.lock();
+        if wanted.channels.is_empty() {
+            wanted.running = false;
+        }
+        wanted.channels.is_empty()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.wanted.lock().channels.is_empty()
+    }
+
+    async fn dial(&self, pushes: mpsc::UnboundedSender<PushInfo>) -> RedisResult<MultiplexedConnection> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.response_timeout))
+            .set_response_timeout(Some(self.response_timeout))
+            .set_push_sender(pushes);
+        Client::open(self.info.clone())?.get_multiplexed_async_connection_with_config(&config).await
+    }
+
+    /// Keeps the subscriptions of one connection right. Returns when nobody subscribes any more, or when it is lost.
+    async fn serve(
+        &self,
+        mut connection: MultiplexedConnection,
+        received: &mut mpsc::UnboundedReceiver<PushInfo>,
+    ) -> RedisResult<()> {
+        let mut confirmed = HashSet::new();
+        let mut refresh = tokio::time::interval(REFRESH);
+        refresh.reset();
+        loop {
+            self.reconcile(&mut connection, &mut confirmed).await?;
+            if self.is_idle() {
+                return Ok(());
+            }
+            tokio::select! {
+                () = self.changed.notified() => {}
+                _ = refresh.tick() => confirmed.clear(),
+                push = received.recv() => match push {
+                    Some(push) if self.take(&push, &confirmed) => {}
+                    _ => return Ok(()),
+                },
+            }
+        }
+    }
+
+    /// Subscribes what is wanted and not confirmed, unsubscribes what is no longer wanted.
+    async fn reconcile(
+        &self,
+        connection: &mut MultiplexedConnection,
+        confirmed: &mut HashSet<String>,
+    ) -> RedisResult<()> {
+        let wanted: HashSet<String> = self.wanted.lock().channels.keys().cloned().collect();
+        for channel in &wanted - confirmed {
+            command(connection, "SSUBSCRIBE", &channel).await?;
+            self.wake(&channel);
+            confirmed.insert(channel);
+        }
+        for channel in &*confirmed - &wanted {
+            confirmed.remove(&channel);
+            command(connection, "SUNSUBSCRIBE", &channel).await?;
+        }
+        Ok(())
+    }
+
+    /// Handles one push. `false` if the connection cannot be trusted any more.
+    fn take(&self, push: &PushInfo, confirmed: &HashSet<String>) -> bool {
+        let channel = match push.data.first() {
+            Some(Value::BulkString(channel)) => String::from_utf8_lossy(channel).into_owned(),
+            _ => String::new(),
+        };
+        match push.kind {
+            PushKind::SMessage => {
+                self.wake(&channel);
+                true
+            }
+            PushKind::SUnsubscribe => !confirmed.contains(&channel),
+            PushKind::Disconnection => false,
+            _ => true,
+        }
+    }
+
+    fn wake(&self, channel: &str) {
+        if let Some(channel) = self.wanted.lock().channels.get(channel) {
+            channel.wake.send_replace(());
+        }
+    }
+}
+
+async fn command(connection: &mut MultiplexedConnection, verb: &str, channel: &str) -> RedisResult<()> {
+    let mut command = redis::cmd(verb);
+    command.arg(channel);
+    match connection.send_packed_command(&command).await? {
+        Value::ServerError(error) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
