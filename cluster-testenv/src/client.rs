@@ -41,9 +41,7 @@ impl Client {
             Ok(stream)
         };
         let stream = connect().map_err(Error::io(format!("connecting to {addr}")))?;
-        let client = Self {
-            stream: BufReader::new(stream),
-        };
+        let client = Self { stream: BufReader::new(stream) };
         client.set_timeout(timeout)?;
         Ok(client)
     }
@@ -107,10 +105,7 @@ impl Client {
     }
 
     fn write(&mut self, wire: &[u8]) -> Result<()> {
-        self.stream
-            .get_mut()
-            .write_all(wire)
-            .map_err(Error::io("sending a command"))
+        self.stream.get_mut().write_all(wire).map_err(Error::io("sending a command"))
     }
 }
 

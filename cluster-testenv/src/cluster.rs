@@ -7,6 +7,10 @@ use crate::{Error, Node, NodeBuilder, Result, Server, formation, topology::Topol
 /// Far longer than forming, or a failover with any sensible node timeout, takes.
 const OK_BOUND: Duration = Duration::from_secs(30);
 
+const NODE_TIMEOUT: &str = "--cluster-node-timeout";
+/// The delay that this causes is hidden in the 2 s that a server takes to call any new cluster ok.
+const FORMING_TIMEOUT_MS: &str = "1000";
+
 /// A cluster of primaries and replicas: 3 + 3 unless built otherwise.
 ///
 /// Roles change while a test runs; every method that speaks of them asks the cluster anew.
@@ -35,12 +39,7 @@ impl Cluster {
             // These only cost time when a replica joins: 5 s and up to 10 s.
             .arg("--repl-diskless-sync-delay", "0")
             .arg("--repl-ping-replica-period", "1");
-        ClusterBuilder {
-            node,
-            primaries: 3,
-            replicas_each: 1,
-            node_timeout: Duration::from_secs(1),
-        }
+        ClusterBuilder { node, primaries: 3, replicas_each: 1, node_timeout: Duration::from_secs(1) }
     }
 
     /// All nodes: first those that were primaries in the beginning, then those that were replicas. The order never changes.
@@ -59,10 +58,7 @@ impl Cluster {
     #[must_use]
     pub fn primaries(&self) -> Vec<&Node> {
         let ports = Topology::ask(&self.nodes).primaries();
-        self.nodes
-            .iter()
-            .filter(|node| ports.contains(&node.port()))
-            .collect()
+        self.nodes.iter().filter(|node| ports.contains(&node.port())).collect()
     }
 
     /// The node that owns a slot, by the newest claim that any running node knows. A primary that is dead or paused still
@@ -82,10 +78,7 @@ impl Cluster {
     #[must_use]
     pub fn replicas_of(&self, primary: &Node) -> Vec<&Node> {
         let ports = Topology::ask(&self.nodes).replicas(primary.port());
-        self.nodes
-            .iter()
-            .filter(|node| ports.contains(&node.port()))
-            .collect()
+        self.nodes.iter().filter(|node| ports.contains(&node.port())).collect()
     }
 
     /// The slot of a key, by CLUSTER KEYSLOT.
@@ -98,9 +91,7 @@ impl Cluster {
         let command: [&[u8]; 3] = [b"CLUSTER", b"KEYSLOT", key.as_ref()];
         let ask = |node: &Node| node.command(&command).ok()?.int()?.try_into().ok();
         let mut running = self.nodes.iter().filter(|node| node.is_running());
-        running
-            .find_map(ask)
-            .expect("a node of the cluster runs and answers CLUSTER KEYSLOT")
+        running.find_map(ask).expect("a node of the cluster runs and answers CLUSTER KEYSLOT")
     }
 
     /// Waits until all is well again, at most 30 s: every running node says that the cluster is ok, knows all nodes and
@@ -112,19 +103,22 @@ impl Cluster {
     /// [`Error::NotInTime`], which says what is wrong.
     pub fn wait_ok(&self) -> Result<()> {
         let mut complaint = String::new();
-        let ok = wait_for("a healthy cluster", OK_BOUND, || {
-            match Topology::ask(&self.nodes).complaint() {
-                None => Some(()),
-                Some(found) => {
-                    complaint = found;
-                    None
-                }
+        let ok = wait_for("a healthy cluster", OK_BOUND, || match Topology::ask(&self.nodes).complaint() {
+            None => Some(()),
+            Some(found) => {
+                complaint = found;
+                None
             }
         });
-        ok.map_err(|_| Error::NotInTime {
-            what: format!("a healthy cluster ({complaint})"),
-            bound: OK_BOUND,
-        })
+        ok.map_err(|_| Error::NotInTime { what: format!("a healthy cluster ({complaint})"), bound: OK_BOUND })
+    }
+
+    fn set_node_timeout(&self, timeout_ms: &str) -> Result<()> {
+        let name = NODE_TIMEOUT.trim_start_matches('-');
+        for node in &self.nodes {
+            node.command(&["CONFIG", "SET", name, timeout_ms])?.into_result()?;
+        }
+        Ok(())
     }
 }
 
@@ -175,14 +169,15 @@ impl ClusterBuilder {
     ///
     /// [`Error::NotInstalled`], or what kept it from starting.
     pub fn start(self) -> Result<Cluster> {
-        let node = self.node.arg(
-            "--cluster-node-timeout",
-            self.node_timeout.as_millis().to_string(),
-        );
+        let timeout_ms = self.node_timeout.as_millis().to_string();
+        let node = self.node.arg(NODE_TIMEOUT, timeout_ms.as_str());
         let nodes = node.start_many(self.primaries * (1 + self.replicas_each))?;
-        formation::form(&nodes, self.primaries)?;
         let cluster = Cluster { nodes };
+        // A primary waits for up to a node timeout, at most 5 s, before it calls a new cluster ok.
+        cluster.set_node_timeout(FORMING_TIMEOUT_MS)?;
+        formation::form(&cluster.nodes, self.primaries)?;
         cluster.wait_ok()?;
+        cluster.set_node_timeout(&timeout_ms)?;
         Ok(cluster)
     }
 }

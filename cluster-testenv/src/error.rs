@@ -69,9 +69,6 @@ impl Error {
 
     /// Makes the `map_err` argument for an operation that `doing` names.
     pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::Io {
-            doing: doing.into(),
-            source,
-        }
+        move |source| Self::Io { doing: doing.into(), source }
     }
 }

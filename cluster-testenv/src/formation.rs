@@ -13,31 +13,19 @@ pub(crate) fn form(nodes: &[Node], primaries: usize) -> Result<()> {
     for (index, node) in primary_nodes.iter().enumerate() {
         let slots = SLOTS * index / primaries..SLOTS * (index + 1) / primaries;
         // The command that takes a range is missing in 6.2.
-        let args: Vec<String> = ["CLUSTER", "ADDSLOTS"]
-            .map(str::to_owned)
-            .into_iter()
-            .chain(slots.map(text))
-            .collect();
+        let args: Vec<String> = ["CLUSTER", "ADDSLOTS"].map(str::to_owned).into_iter().chain(slots.map(text)).collect();
         node.command(&args)?.into_result()?;
     }
     // Nodes that all begin at epoch 0 would have to settle the collisions one by one. Only allowed before they meet.
     for (index, node) in nodes.iter().enumerate() {
-        node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &text(index + 1)])?
-            .into_result()?;
+        node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &text(index + 1)])?.into_result()?;
     }
     // Every pair, because hearing of each other by gossip takes longer.
     for (index, node) in nodes.iter().enumerate() {
         let mut client = node.client()?;
         for other in &nodes[index + 1..] {
             let addr = other.addr();
-            client
-                .command(&[
-                    "CLUSTER",
-                    "MEET",
-                    &addr.ip().to_string(),
-                    &text(addr.port()),
-                ])?
-                .into_result()?;
+            client.command(&["CLUSTER", "MEET", &addr.ip().to_string(), &text(addr.port())])?.into_result()?;
         }
     }
     for (index, replica) in replica_nodes.iter().enumerate() {
@@ -49,25 +37,11 @@ pub(crate) fn form(nodes: &[Node], primaries: usize) -> Result<()> {
 /// Makes `replica` a replica of `primary`, as soon as it has heard of it.
 fn replicate(replica: &Node, primary: &Node) -> Result<()> {
     let id = primary.command(&["CLUSTER", "MYID"])?.into_result()?;
-    let id = id
-        .text()
-        .ok_or_else(|| Error::Unexpected(format!("{id:?}")))?;
-    let what = format!(
-        "{} becoming a replica of {}",
-        replica.addr(),
-        primary.addr()
-    );
-    wait_for(what, REPLICATE_BOUND, || {
-        match replica.command(&["CLUSTER", "REPLICATE", &id]) {
-            Ok(reply)
-                if reply
-                    .error()
-                    .is_some_and(|text| text.contains("Unknown node")) =>
-            {
-                None
-            }
-            answer => Some(answer.and_then(crate::Reply::into_result)),
-        }
+    let id = id.text().ok_or_else(|| Error::Unexpected(format!("{id:?}")))?;
+    let what = format!("{} becoming a replica of {}", replica.addr(), primary.addr());
+    wait_for(what, REPLICATE_BOUND, || match replica.command(&["CLUSTER", "REPLICATE", &id]) {
+        Ok(reply) if reply.error().is_some_and(|text| text.contains("Unknown node")) => None,
+        answer => Some(answer.and_then(crate::Reply::into_result)),
     })??;
     Ok(())
 }

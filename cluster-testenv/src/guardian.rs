@@ -26,10 +26,7 @@ impl Guardian {
         let name = format!("cluster-testenv-{}-{:016x}", process::id(), port::random());
         let dir = env::temp_dir().join(name);
         let doing = || format!("making {}", dir.display());
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&dir)
-            .map_err(Error::io(doing()))?;
+        fs::DirBuilder::new().mode(0o700).create(&dir).map_err(Error::io(doing()))?;
         let shell = Command::new("sh")
             .args(["-c", include_str!("guardian.sh"), "guardian"])
             .arg(&dir)

@@ -69,10 +69,7 @@ fn parse(args: &[String]) -> Result<(Server, Environment), String> {
             }
             "single" => Environment::Single,
             "masters" => {
-                let count = args
-                    .next()
-                    .and_then(|count| count.parse().ok())
-                    .filter(|count| *count > 0);
+                let count = args.next().and_then(|count| count.parse().ok()).filter(|count| *count > 0);
                 Environment::Masters(count.ok_or("masters needs a number")?)
             }
             "cluster" => Environment::Cluster,
@@ -82,9 +79,7 @@ fn parse(args: &[String]) -> Result<(Server, Environment), String> {
             return Err("one environment at a time".to_owned());
         }
     }
-    environment
-        .map(|environment| (server, environment))
-        .ok_or_else(|| "no environment is given".to_owned())
+    environment.map(|environment| (server, environment)).ok_or_else(|| "no environment is given".to_owned())
 }
 
 fn start(server: Server, environment: &Environment) -> Result<(Running, Vec<String>), Error> {

@@ -15,9 +15,7 @@ impl Masters {
     ///
     /// [`Error::NotInstalled`](crate::Error::NotInstalled), or what kept one of them from starting.
     pub fn start(server: Server, count: usize) -> Result<Self> {
-        Ok(Self {
-            nodes: Node::builder(server).start_many(count)?,
-        })
+        Ok(Self { nodes: Node::builder(server).start_many(count)? })
     }
 
     /// The servers, always in the same order.

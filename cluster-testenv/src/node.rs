@@ -10,8 +10,7 @@ use std::{
 };
 
 use crate::{
-    Client, Error, Reply, Result, Server, guardian::Guardian, port::PortReservation,
-    process::Process, wait_for,
+    Client, Error, Reply, Result, Server, guardian::Guardian, port::PortReservation, process::Process, wait_for,
 };
 
 /// Far longer than any server needs, even on a machine that is busy with something else.
@@ -47,10 +46,7 @@ impl Node {
 
     /// A node that is given arguments before it starts.
     pub fn builder(server: Server) -> NodeBuilder {
-        NodeBuilder {
-            server,
-            args: Vec::new(),
-        }
+        NodeBuilder { server, args: Vec::new() }
     }
 
     /// Which server this is.
@@ -95,9 +91,7 @@ impl Node {
     ///
     /// When the operating system does not let us.
     pub fn kill(&self) {
-        self.process()
-            .kill()
-            .expect("a server of our own can be killed");
+        self.process().kill().expect("a server of our own can be killed");
     }
 
     /// Stops the server with SIGSTOP; it stands still when this returns. Does nothing when it is paused or gone.
@@ -108,9 +102,7 @@ impl Node {
     ///
     /// When the operating system does not let us.
     pub fn pause(&self) {
-        self.process()
-            .pause()
-            .expect("a server of our own can be stopped");
+        self.process().pause().expect("a server of our own can be stopped");
     }
 
     /// Lets a paused server go on with SIGCONT. Does nothing when it is not paused.
@@ -119,9 +111,7 @@ impl Node {
     ///
     /// When the operating system does not let us.
     pub fn resume(&self) {
-        self.process()
-            .resume()
-            .expect("a server of our own can be continued");
+        self.process().resume().expect("a server of our own can be continued");
     }
 
     /// Kills the server if it is there, and starts it on the same port with the same arguments. It has no data then (but a
@@ -170,10 +160,7 @@ impl Node {
         let what = format!("{} on port {} answering", self.server, self.port());
         wait_for(what, START_BOUND, || {
             if self.process().has_ended() {
-                return Some(Err(Error::NotStarted {
-                    server: self.server,
-                    log: self.end_of_log(),
-                }));
+                return Some(Err(Error::NotStarted { server: self.server, log: self.end_of_log() }));
             }
             self.answers().then_some(Ok(()))
         })?
@@ -227,13 +214,8 @@ impl NodeBuilder {
     pub(crate) fn start_many(&self, count: usize) -> Result<Vec<Node>> {
         let guardian = Arc::new(Guardian::start()?);
         thread::scope(|scope| {
-            let starts: Vec<_> = (0..count)
-                .map(|_| scope.spawn(|| self.start_guarded(&guardian)))
-                .collect();
-            starts
-                .into_iter()
-                .map(|start| start.join().expect("starting a node does not panic"))
-                .collect()
+            let starts: Vec<_> = (0..count).map(|_| scope.spawn(|| self.start_guarded(&guardian))).collect();
+            starts.into_iter().map(|start| start.join().expect("starting a node does not panic")).collect()
         })
     }
 
@@ -242,9 +224,7 @@ impl NodeBuilder {
         let mut attempt = 1;
         loop {
             match self.start_once(&binary, guardian) {
-                Err(Error::NotStarted { log, .. })
-                    if log.contains(ADDRESS_IN_USE) && attempt < START_ATTEMPTS =>
-                {
+                Err(Error::NotStarted { log, .. }) if log.contains(ADDRESS_IN_USE) && attempt < START_ATTEMPTS => {
                     attempt += 1;
                 }
                 outcome => return outcome,
@@ -279,9 +259,7 @@ impl NodeBuilder {
             ("--save", String::new()),
             ("--appendonly", "no".to_owned()),
         ];
-        let own = own
-            .into_iter()
-            .flat_map(|(name, value)| [name.to_owned(), value]);
+        let own = own.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
         own.chain(self.args.iter().cloned()).collect()
     }
 }

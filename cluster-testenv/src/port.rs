@@ -13,9 +13,7 @@ use std::{
     os::fd::OwnedFd,
 };
 
-use rustix::net::{
-    AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt::set_socket_reuseaddr,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt::set_socket_reuseaddr};
 
 use crate::{Error, Result};
 
@@ -45,10 +43,7 @@ impl PortReservation {
             }
         }
         let source = last_error.unwrap_or_else(|| io::ErrorKind::AddrInUse.into());
-        Err(Error::Io {
-            doing: format!("reserving one of the ports {PORTS:?}"),
-            source,
-        })
+        Err(Error::Io { doing: format!("reserving one of the ports {PORTS:?}"), source })
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -57,12 +52,7 @@ impl PortReservation {
 }
 
 fn reserve(port: u16) -> io::Result<OwnedFd> {
-    let socket = socket_with(
-        AddressFamily::INET,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))?;
     set_socket_reuseaddr(&socket, true)?;
     Ok(socket)

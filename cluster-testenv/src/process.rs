@@ -46,11 +46,7 @@ impl Process {
             // Ctrl-C is for the process that holds the environment; servers end by its guardian.
             .process_group(0)
             .spawn()?;
-        Ok(Self {
-            child,
-            pid_file,
-            state: State::Running,
-        })
+        Ok(Self { child, pid_file, state: State::Running })
     }
 
     /// Where a process with the folder `dir` writes its output.

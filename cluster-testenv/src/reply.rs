@@ -29,11 +29,7 @@ impl Reply {
     ///
     /// [`Error::Refused`] for an error reply.
     pub fn into_result(self) -> Result<Self> {
-        if let Self::Error(text) = self {
-            Err(Error::Refused(text))
-        } else {
-            Ok(self)
-        }
+        if let Self::Error(text) = self { Err(Error::Refused(text)) } else { Ok(self) }
     }
 
     /// Whether this is the status `OK`.
@@ -51,31 +47,19 @@ impl Reply {
     /// The text of an error reply.
     #[must_use]
     pub fn error(&self) -> Option<&str> {
-        if let Self::Error(text) = self {
-            Some(text)
-        } else {
-            None
-        }
+        if let Self::Error(text) = self { Some(text) } else { None }
     }
 
     /// The integer.
     #[must_use]
     pub fn int(&self) -> Option<i64> {
-        if let Self::Int(number) = self {
-            Some(*number)
-        } else {
-            None
-        }
+        if let Self::Int(number) = self { Some(*number) } else { None }
     }
 
     /// The bytes of a bulk reply.
     #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
-        if let Self::Bulk(bytes) = self {
-            Some(bytes)
-        } else {
-            None
-        }
+        if let Self::Bulk(bytes) = self { Some(bytes) } else { None }
     }
 
     /// A status or bulk reply as text; bytes that are no UTF-8 are replaced.
@@ -91,11 +75,7 @@ impl Reply {
     /// The elements of an array.
     #[must_use]
     pub fn array(&self) -> Option<&[Self]> {
-        if let Self::Array(replies) = self {
-            Some(replies)
-        } else {
-            None
-        }
+        if let Self::Array(replies) = self { Some(replies) } else { None }
     }
 
     /// Reads one reply.
@@ -112,11 +92,7 @@ impl Reply {
             },
             "*" => match read_length(&line, rest)? {
                 None => Self::Nil,
-                Some(length) => Self::Array(
-                    (0..length)
-                        .map(|_| Self::read(from))
-                        .collect::<Result<_>>()?,
-                ),
+                Some(length) => Self::Array((0..length).map(|_| Self::read(from)).collect::<Result<_>>()?),
             },
             _ => return Err(unexpected(&line)),
         })
@@ -125,8 +101,7 @@ impl Reply {
 
 fn read_line(from: &mut impl BufRead) -> Result<String> {
     let mut line = Vec::new();
-    from.read_until(b'\n', &mut line)
-        .map_err(Error::io("reading a reply"))?;
+    from.read_until(b'\n', &mut line).map_err(Error::io("reading a reply"))?;
     let Some(line) = line.strip_suffix(b"\r\n") else {
         return Err(Error::Unexpected("the connection was closed".to_owned()));
     };
@@ -135,17 +110,12 @@ fn read_line(from: &mut impl BufRead) -> Result<String> {
 
 /// A length is -1 where there is no value.
 fn read_length(line: &str, digits: &str) -> Result<Option<usize>> {
-    if digits == "-1" {
-        Ok(None)
-    } else {
-        digits.parse().map(Some).map_err(|_| unexpected(line))
-    }
+    if digits == "-1" { Ok(None) } else { digits.parse().map(Some).map_err(|_| unexpected(line)) }
 }
 
 fn read_bytes(from: &mut impl BufRead, length: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; length + 2];
-    from.read_exact(&mut bytes)
-        .map_err(Error::io("reading a reply"))?;
+    from.read_exact(&mut bytes).map_err(Error::io("reading a reply"))?;
     bytes.truncate(length);
     Ok(bytes)
 }

@@ -34,11 +34,7 @@ impl Server {
     /// [`Error::NotInstalled`] when there is no file at that path.
     pub fn binary(self) -> Result<PathBuf> {
         let path = env::var_os(self.variable()).map_or_else(|| self.installed(), PathBuf::from);
-        if path.is_file() {
-            Ok(path)
-        } else {
-            Err(Error::NotInstalled { server: self, path })
-        }
+        if path.is_file() { Ok(path) } else { Err(Error::NotInstalled { server: self, path }) }
     }
 
     /// The environment variable that names another binary.
@@ -61,10 +57,7 @@ impl Server {
     fn installed(self) -> PathBuf {
         let package = Path::new(env!("CARGO_MANIFEST_DIR"));
         let workspace = package.parent().unwrap_or(package);
-        workspace
-            .join(".testenv/bin")
-            .join(self.name())
-            .join("redis-server")
+        workspace.join(".testenv/bin").join(self.name()).join("redis-server")
     }
 }
 

@@ -47,11 +47,7 @@ struct Member {
 impl<'a> Topology<'a> {
     /// Asks all running nodes.
     pub(crate) fn ask(nodes: &'a [Node]) -> Self {
-        let mut topology = Self {
-            nodes,
-            views: Vec::new(),
-            silence: None,
-        };
+        let mut topology = Self { nodes, views: Vec::new(), silence: None };
         for node in nodes.iter().filter(|node| node.is_running()) {
             match View::of(node) {
                 Ok(view) => topology.views.push(view),
@@ -65,16 +61,12 @@ impl<'a> Topology<'a> {
     pub(crate) fn owner(&self, slot: u16) -> Option<u16> {
         let members = self.views.iter().flat_map(|view| &view.members);
         let claims = members.filter(|member| member.owns(slot));
-        claims
-            .max_by_key(|member| member.config_epoch)
-            .map(|member| member.port)
+        claims.max_by_key(|member| member.config_epoch).map(|member| member.port)
     }
 
     /// The ports of the nodes that own slots.
     pub(crate) fn primaries(&self) -> BTreeSet<u16> {
-        (0..SLOTS as u16)
-            .filter_map(|slot| self.owner(slot))
-            .collect()
+        (0..SLOTS as u16).filter_map(|slot| self.owner(slot)).collect()
     }
 
     /// The ports of a primary's replicas.
@@ -83,21 +75,14 @@ impl<'a> Topology<'a> {
             return BTreeSet::new();
         };
         let ports = self.nodes.iter().map(Node::port);
-        ports
-            .filter(|port| {
-                self.member(*port)
-                    .is_some_and(|member| member.primary_id == primary_id)
-            })
-            .collect()
+        ports.filter(|port| self.member(*port).is_some_and(|member| member.primary_id == primary_id)).collect()
     }
 
     /// What is known of a node: its own word, or else another's.
     fn member(&self, port: u16) -> Option<&Member> {
         let by_itself = self.views.iter().filter(|view| view.port == port);
         let views = by_itself.chain(&self.views);
-        views
-            .flat_map(|view| &view.members)
-            .find(|member| member.port == port)
+        views.flat_map(|view| &view.members).find(|member| member.port == port)
     }
 
     /// What is wrong with the cluster, if anything is.
@@ -107,50 +92,33 @@ impl<'a> Topology<'a> {
         }
         let known = format!("cluster_known_nodes:{}", self.nodes.len());
         let all_slots = format!("cluster_slots_ok:{SLOTS}");
-        let wanted = [
-            "cluster_state:ok",
-            "cluster_slots_assigned:16384",
-            &all_slots,
-            &known,
-        ];
+        let wanted = ["cluster_state:ok", "cluster_slots_assigned:16384", &all_slots, &known];
         for view in &self.views {
             if let Some(missing) = wanted.iter().find(|line| !has_line(&view.state, line)) {
                 return Some(format!("node {} does not say {missing}", view.port));
             }
             if view.ownership() != self.views[0].ownership() {
-                return Some(format!(
-                    "nodes {} and {} disagree on slots",
-                    view.port, self.views[0].port
-                ));
+                return Some(format!("nodes {} and {} disagree on slots", view.port, self.views[0].port));
             }
             if !view.myself()?.is_primary && !has_line(&view.replication, "master_link_status:up") {
                 return Some(format!("replica {} has no link to its primary", view.port));
             }
         }
-        self.views
-            .iter()
-            .find_map(|view| self.replication_complaint(view))
+        self.views.iter().find_map(|view| self.replication_complaint(view))
     }
 
     /// What is wrong with the replication from the node of `view` to its running replicas.
     fn replication_complaint(&self, view: &View) -> Option<String> {
         let myself = view.myself()?;
         let running = self.views.iter().filter_map(View::myself);
-        let expected = running
-            .filter(|member| member.primary_id == myself.id)
-            .count();
+        let expected = running.filter(|member| member.primary_id == myself.id).count();
         if expected == 0 {
             return None;
         }
         let node = self.nodes.iter().find(|node| node.port() == view.port)?;
         let acknowledged = node.command(&["WAIT", &expected.to_string(), WAIT_MS]);
         let enough = acknowledged.is_ok_and(|reply| reply.int() == i64::try_from(expected).ok());
-        (!enough).then(|| {
-            format!(
-                "primary {} is not acknowledged by {expected} replicas",
-                view.port
-            )
-        })
+        (!enough).then(|| format!("primary {} is not acknowledged by {expected} replicas", view.port))
     }
 }
 
@@ -159,24 +127,14 @@ impl View {
         let mut client = Client::connect_within(node.addr(), ANSWER_BOUND)?;
         let mut ask = |command: [&str; 2]| {
             let reply = client.command(&command)?.into_result()?;
-            let text = reply
-                .text()
-                .ok_or_else(|| Error::Unexpected(format!("{reply:?}")))?;
+            let text = reply.text().ok_or_else(|| Error::Unexpected(format!("{reply:?}")))?;
             Ok::<_, Error>(text.into_owned())
         };
         let state = ask(["CLUSTER", "INFO"])?;
         let replication = ask(["INFO", "replication"])?;
         let members = ask(["CLUSTER", "NODES"])?;
-        let members = members
-            .lines()
-            .map(Member::parse)
-            .collect::<Result<Vec<_>>>()?;
-        Ok(Self {
-            port: node.port(),
-            state,
-            replication,
-            members,
-        })
+        let members = members.lines().map(Member::parse).collect::<Result<Vec<_>>>()?;
+        Ok(Self { port: node.port(), state, replication, members })
     }
 
     fn myself(&self) -> Option<&Member> {
@@ -185,13 +143,8 @@ impl View {
 
     /// Who owns what, for comparison with another view.
     fn ownership(&self) -> Vec<(&str, &[RangeInclusive<u16>])> {
-        let owners = self
-            .members
-            .iter()
-            .filter(|member| !member.slots.is_empty());
-        let mut ownership: Vec<_> = owners
-            .map(|member| (member.id.as_str(), member.slots.as_slice()))
-            .collect();
+        let owners = self.members.iter().filter(|member| !member.slots.is_empty());
+        let mut ownership: Vec<_> = owners.map(|member| (member.id.as_str(), member.slots.as_slice())).collect();
         ownership.sort_unstable_by_key(|(id, _)| *id);
         ownership
     }
@@ -203,14 +156,7 @@ impl Member {
         let read = || {
             let mut words = line.split(' ');
             let id = words.next()?.to_owned();
-            let port = words
-                .next()?
-                .split('@')
-                .next()?
-                .rsplit(':')
-                .next()?
-                .parse()
-                .ok()?;
+            let port = words.next()?.split('@').next()?.rsplit(':').next()?.parse().ok()?;
             let flags: Vec<&str> = words.next()?.split(',').collect();
             let primary_id = words.next()?.to_owned();
             let config_epoch = words.nth(2)?.parse().ok()?;
@@ -250,13 +196,9 @@ mod tests {
 
     #[test]
     fn line_of_a_primary_with_ranges_single_and_migrating_slots_is_read() {
-        let line =
-            "07c3 127.0.0.1:11000@21000,host myself,master - 0 1426 7 connected 0-1 5 [93-<-292f]";
+        let line = "07c3 127.0.0.1:11000@21000,host myself,master - 0 1426 7 connected 0-1 5 [93-<-292f]";
         let member = Member::parse(line).unwrap();
-        assert_eq!(
-            (member.id.as_str(), member.port, member.config_epoch),
-            ("07c3", 11000, 7)
-        );
+        assert_eq!((member.id.as_str(), member.port, member.config_epoch), ("07c3", 11000, 7));
         assert!(member.is_myself && member.is_primary);
         assert!([0, 1, 5].iter().all(|slot| member.owns(*slot)));
         assert!([2, 4, 93].iter().all(|slot| !member.owns(*slot)));

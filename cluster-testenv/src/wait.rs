@@ -12,11 +12,7 @@ use crate::{Error, Result};
 /// # Errors
 ///
 /// [`Error::NotInTime`], which says `what`, when it returned nothing for `bound`.
-pub fn wait_for<T>(
-    what: impl Into<String>,
-    bound: Duration,
-    mut condition: impl FnMut() -> Option<T>,
-) -> Result<T> {
+pub fn wait_for<T>(what: impl Into<String>, bound: Duration, mut condition: impl FnMut() -> Option<T>) -> Result<T> {
     const PERIOD: Duration = Duration::from_millis(5);
     let started = Instant::now();
     loop {
@@ -24,10 +20,7 @@ pub fn wait_for<T>(
             return Ok(value);
         }
         if started.elapsed() >= bound {
-            return Err(Error::NotInTime {
-                what: what.into(),
-                bound,
-            });
+            return Err(Error::NotInTime { what: what.into(), bound });
         }
         thread::sleep(PERIOD);
     }

@@ -25,41 +25,20 @@ fn ports(nodes: &[&Node]) -> Vec<u16> {
 #[test]
 fn roles_are_those_that_the_servers_report() {
     for server in SUPPORTED {
-        let cluster = Cluster::builder(server)
-            .node_timeout(NO_FAILOVER)
-            .start()
-            .unwrap();
+        let cluster = Cluster::builder(server).node_timeout(NO_FAILOVER).start().unwrap();
         assert_eq!((cluster.nodes().len(), cluster.urls().len()), (6, 6));
         let slot = cluster.keyslot("{user}:1");
         assert_eq!(slot, cluster.keyslot("user"));
-        assert_eq!(
-            slot, 5474,
-            "the slot of `user` by the cluster specification"
-        );
+        assert_eq!(slot, 5474, "the slot of `user` by the cluster specification");
 
         let primary = cluster.primary_of_slot(slot);
-        assert!(
-            primary
-                .command(&["SET", "{user}:1", "value"])
-                .unwrap()
-                .is_ok()
-        );
-        for other in cluster
-            .nodes()
-            .iter()
-            .filter(|node| node.port() != primary.port())
-        {
+        assert!(primary.command(&["SET", "{user}:1", "value"]).unwrap().is_ok());
+        for other in cluster.nodes().iter().filter(|node| node.port() != primary.port()) {
             let refused = other.command(&["SET", "{user}:1", "value"]).unwrap();
-            assert_eq!(
-                refused.error().unwrap(),
-                format!("MOVED {slot} {}", primary.addr())
-            );
+            assert_eq!(refused.error().unwrap(), format!("MOVED {slot} {}", primary.addr()));
         }
 
-        assert_eq!(
-            ports(&cluster.primaries()),
-            ports(&cluster.nodes()[..3].iter().collect::<Vec<_>>())
-        );
+        assert_eq!(ports(&cluster.primaries()), ports(&cluster.nodes()[..3].iter().collect::<Vec<_>>()));
         for primary in cluster.primaries() {
             let replicas = cluster.replicas_of(primary);
             assert_eq!(replicas.len(), 1);
@@ -126,10 +105,7 @@ fn shape_and_arguments_are_those_that_were_asked_for() {
         assert_eq!(cluster.replicas_of(primary).len(), 2);
     }
     for node in cluster.nodes() {
-        for (name, value) in [
-            ("cluster-node-timeout", "10000"),
-            ("maxmemory-policy", "noeviction"),
-        ] {
+        for (name, value) in [("cluster-node-timeout", "10000"), ("maxmemory-policy", "noeviction")] {
             let answer = node.command(&["CONFIG", "GET", name]).unwrap();
             assert_eq!(answer.array().unwrap()[1].text().unwrap(), value);
         }
@@ -138,14 +114,8 @@ fn shape_and_arguments_are_those_that_were_asked_for() {
 
 #[test]
 fn paused_or_dead_primary_without_a_replica_keeps_its_slots() {
-    let cluster = Cluster::builder(Server::Redis70)
-        .primaries(2)
-        .replicas(0)
-        .start()
-        .unwrap();
-    let [first, second] = cluster.nodes() else {
-        panic!("there are two nodes")
-    };
+    let cluster = Cluster::builder(Server::Redis70).primaries(2).replicas(0).start().unwrap();
+    let [first, second] = cluster.nodes() else { panic!("there are two nodes") };
     assert!(cluster.replicas_of(first).is_empty());
     for hurt in [Node::pause, Node::kill] {
         hurt(first);

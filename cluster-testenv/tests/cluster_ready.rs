@@ -20,11 +20,7 @@ fn cluster_is_ready_within_four_seconds_and_takes_replicated_writes_on_all_slots
 
         let mut written = 0;
         for (port, keys) in keys_by_owner(&cluster) {
-            let node = cluster
-                .nodes()
-                .iter()
-                .find(|node| node.port() == port)
-                .unwrap();
+            let node = cluster.nodes().iter().find(|node| node.port() == port).unwrap();
             written += keys.len();
             write_all(node, &keys);
         }
@@ -39,15 +35,8 @@ fn keys_by_owner(cluster: &Cluster) -> BTreeMap<u16, Vec<String>> {
     let mut keys: BTreeMap<i64, String> = BTreeMap::new();
     let mut numbers = 0..;
     while keys.len() < SLOTS {
-        let names: Vec<String> = numbers
-            .by_ref()
-            .take(AT_ONCE)
-            .map(|n: u32| n.to_string())
-            .collect();
-        let asked: Vec<_> = names
-            .iter()
-            .map(|name| ["CLUSTER", "KEYSLOT", name])
-            .collect();
+        let names: Vec<String> = numbers.by_ref().take(AT_ONCE).map(|n: u32| n.to_string()).collect();
+        let asked: Vec<_> = names.iter().map(|name| ["CLUSTER", "KEYSLOT", name]).collect();
         let slots = client.pipeline(&asked).unwrap();
         keys.extend(slots.iter().map(|slot| slot.int().unwrap()).zip(names));
     }
@@ -64,15 +53,9 @@ fn keys_by_owner(cluster: &Cluster) -> BTreeMap<u16, Vec<String>> {
 /// The slots that the server itself says it owns: not what the library worked out.
 fn owned_ranges(primary: &Node) -> Vec<std::ops::RangeInclusive<i64>> {
     let reply = primary.command(&["CLUSTER", "SLOTS"]).unwrap();
-    let ranges = reply
-        .array()
-        .unwrap()
-        .iter()
-        .map(|range| range.array().unwrap());
-    let own =
-        ranges.filter(|range| range[2].array().unwrap()[1] == Reply::Int(primary.port().into()));
-    own.map(|range| range[0].int().unwrap()..=range[1].int().unwrap())
-        .collect()
+    let ranges = reply.array().unwrap().iter().map(|range| range.array().unwrap());
+    let own = ranges.filter(|range| range[2].array().unwrap()[1] == Reply::Int(primary.port().into()));
+    own.map(|range| range[0].int().unwrap()..=range[1].int().unwrap()).collect()
 }
 
 fn write_all(primary: &Node, keys: &[String]) {
@@ -81,8 +64,5 @@ fn write_all(primary: &Node, keys: &[String]) {
     for (reply, key) in client.pipeline(&writes).unwrap().iter().zip(keys) {
         assert!(reply.is_ok(), "{key}: {reply:?}");
     }
-    assert_eq!(
-        client.command(&["WAIT", "1", "4000"]).unwrap(),
-        Reply::Int(1)
-    );
+    assert_eq!(client.command(&["WAIT", "1", "4000"]).unwrap(), Reply::Int(1));
 }

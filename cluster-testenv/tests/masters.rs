@@ -21,11 +21,7 @@ fn masters_share_nothing() {
 fn one_masters_end_is_not_anothers() {
     let masters = Masters::start(Server::Valkey91, 3).unwrap();
     masters.nodes()[1].kill();
-    let running: Vec<bool> = masters
-        .nodes()
-        .iter()
-        .map(|node| node.is_running())
-        .collect();
+    let running: Vec<bool> = masters.nodes().iter().map(|node| node.is_running()).collect();
     assert_eq!(running, [true, false, true]);
     for node in [&masters.nodes()[0], &masters.nodes()[2]] {
         assert!(node.command(&["SET", "a", "1"]).unwrap().is_ok());
@@ -34,10 +30,5 @@ fn one_masters_end_is_not_anothers() {
 
 #[test]
 fn no_masters_are_an_empty_environment() {
-    assert!(
-        Masters::start(Server::Redis70, 0)
-            .unwrap()
-            .nodes()
-            .is_empty()
-    );
+    assert!(Masters::start(Server::Redis70, 0).unwrap().nodes().is_empty());
 }

@@ -32,20 +32,9 @@ fn node_is_the_server_that_was_asked_for() {
 #[test]
 fn arguments_reach_the_server() {
     for server in Server::ALL {
-        let node = Node::builder(server)
-            .arg("--maxmemory", "7mb")
-            .arg("--requirepass", "secret word")
-            .start()
-            .unwrap();
+        let node = Node::builder(server).arg("--maxmemory", "7mb").arg("--requirepass", "secret word").start().unwrap();
         let mut client = node.client().unwrap();
-        assert!(
-            client
-                .command(&["PING"])
-                .unwrap()
-                .error()
-                .unwrap()
-                .starts_with("NOAUTH")
-        );
+        assert!(client.command(&["PING"]).unwrap().error().unwrap().starts_with("NOAUTH"));
         assert!(client.command(&["AUTH", "secret word"]).unwrap().is_ok());
         let answer = client.command(&["CONFIG", "GET", "maxmemory"]).unwrap();
         assert_eq!(answer.array().unwrap()[1].bytes(), Some(&b"7340032"[..]));
@@ -55,10 +44,7 @@ fn arguments_reach_the_server() {
 #[test]
 fn refused_argument_is_an_error_with_the_servers_words() {
     for server in Server::ALL {
-        let error = Node::builder(server)
-            .arg("--no-such-thing", "1")
-            .start()
-            .unwrap_err();
+        let error = Node::builder(server).arg("--no-such-thing", "1").start().unwrap_err();
         assert!(matches!(error, Error::NotStarted { .. }), "{error:?}");
         assert!(error.to_string().contains("no-such-thing"), "{error}");
     }
@@ -68,19 +54,11 @@ fn refused_argument_is_an_error_with_the_servers_words() {
 fn pipeline_returns_every_reply_in_order() {
     let node = Node::start(Server::Redis70).unwrap();
     let mut client = node.client().unwrap();
-    let commands = [
-        vec!["SET", "a", "1"],
-        vec!["INCR", "a"],
-        vec!["NO-SUCH"],
-        vec!["GET", "b"],
-    ];
+    let commands = [vec!["SET", "a", "1"], vec!["INCR", "a"], vec!["NO-SUCH"], vec!["GET", "b"]];
     let replies = client.pipeline(&commands).unwrap();
     assert!(replies[0].is_ok());
     assert_eq!(replies[1], Reply::Int(2));
-    assert!(matches!(
-        replies[2].clone().into_result(),
-        Err(Error::Refused(_))
-    ));
+    assert!(matches!(replies[2].clone().into_result(), Err(Error::Refused(_))));
     assert!(replies[3].is_nil());
 }
 
@@ -107,10 +85,7 @@ fn server_that_ends_by_itself_is_noticed() {
     let node = Node::start(Server::Redis70).unwrap();
     let mut client = node.client().unwrap();
     client.send(&["SHUTDOWN", "NOSAVE"]).unwrap();
-    wait_for("the server ending", BOUND, || {
-        (!node.is_running()).then_some(())
-    })
-    .unwrap();
+    wait_for("the server ending", BOUND, || (!node.is_running()).then_some(())).unwrap();
     node.restart().unwrap();
     assert!(node.is_running());
 }
@@ -125,31 +100,19 @@ fn paused_node_is_silent_and_answers_when_resumed() {
         // The kernel accepts the connection and the command; nobody answers.
         let timeout = Duration::from_millis(100);
         let mut client = Client::connect_within(node.addr(), timeout).unwrap();
-        assert!(
-            client
-                .command(&["INCR", "counter"])
-                .unwrap_err()
-                .is_timeout()
-        );
+        assert!(client.command(&["INCR", "counter"]).unwrap_err().is_timeout());
         node.resume();
         node.resume();
         assert!(node.is_running());
         client.set_timeout(BOUND).unwrap();
-        assert_eq!(
-            client.receive().unwrap(),
-            Reply::Int(1),
-            "the command was queued, not lost"
-        );
+        assert_eq!(client.receive().unwrap(), Reply::Int(1), "the command was queued, not lost");
     }
 }
 
 #[test]
 fn restarted_node_is_empty_with_the_same_port_and_arguments() {
     for server in Server::ALL {
-        let node = Node::builder(server)
-            .arg("--maxclients", "77")
-            .start()
-            .unwrap();
+        let node = Node::builder(server).arg("--maxclients", "77").start().unwrap();
         let (port, first_pid) = (node.port(), node.pid());
         // From each of the three states: running, paused, killed.
         for hurt in [|_: &Node| (), Node::pause, Node::kill] {

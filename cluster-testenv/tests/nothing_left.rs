@@ -31,16 +31,10 @@ impl Trace {
         let mut client = Client::connect(addr).unwrap();
         let info = client.command(&["INFO", "server"]).unwrap();
         let info = info.text().unwrap();
-        let pid = info
-            .lines()
-            .find_map(|line| line.strip_prefix("process_id:"))
-            .unwrap();
+        let pid = info.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap();
         let dir = client.command(&["CONFIG", "GET", "dir"]).unwrap();
         let dir = dir.array().unwrap()[1].text().unwrap().into_owned();
-        Self {
-            pid: pid.parse().unwrap(),
-            dir: PathBuf::from(dir),
-        }
+        Self { pid: pid.parse().unwrap(), dir: PathBuf::from(dir) }
     }
 
     fn all(nodes: &[Node]) -> Vec<Self> {
@@ -79,11 +73,7 @@ fn drop_ends_everything_before_it_returns() {
         let masters = Masters::start(server, 3).unwrap();
         let mut traces = Trace::all(masters.nodes());
         traces.push(Trace::of(node.addr()));
-        assert!(
-            traces
-                .iter()
-                .all(|trace| !trace.process_is_gone() && !trace.files_are_gone())
-        );
+        assert!(traces.iter().all(|trace| !trace.process_is_gone() && !trace.files_are_gone()));
         drop((node, masters));
         assert!(traces.iter().all(Trace::is_gone), "{traces:?}");
     }
@@ -159,26 +149,13 @@ fn exit_of_the_process_ends_what_statics_hold() {
         exit_with_a_static();
     }
     let mut helper = Command::new(env::current_exe().unwrap());
-    helper
-        .args([
-            "--exact",
-            "exit_of_the_process_ends_what_statics_hold",
-            "--nocapture",
-        ])
-        .env(AS_HELPER, "1");
+    helper.args(["--exact", "exit_of_the_process_ends_what_statics_hold", "--nocapture"]).env(AS_HELPER, "1");
     let output = helper.output().unwrap();
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     let stdout = String::from_utf8(output.stdout).unwrap();
-    let words = stdout
-        .lines()
-        .find_map(|line| line.split_once("trace "))
-        .expect("the helper prints its trace")
-        .1;
+    let words = stdout.lines().find_map(|line| line.split_once("trace ")).expect("the helper prints its trace").1;
     let (pid, dir) = words.split_once(' ').unwrap();
-    let trace = Trace {
-        pid: pid.parse().unwrap(),
-        dir: PathBuf::from(dir),
-    };
+    let trace = Trace { pid: pid.parse().unwrap(), dir: PathBuf::from(dir) };
     trace.wait_until_gone();
 }
 
@@ -205,16 +182,9 @@ struct Program {
 impl Program {
     /// Starts it and reads `servers` URLs.
     fn start(args: &[&str], servers: usize) -> Self {
-        let child = program(args)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let child = program(args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         // From here on a failure of this test ends the program too.
-        let mut program = Self {
-            child,
-            traces: Vec::new(),
-        };
+        let mut program = Self { child, traces: Vec::new() };
         let mut urls = BufReader::new(program.child.stdout.take().unwrap()).lines();
         for _ in 0..servers {
             let url = urls.next().unwrap().unwrap();
