@@ -90,6 +90,17 @@ pub(crate) enum Patience {
     AskOnce,
 }
 
+/// What copies of an acquisition may have left, or may yet leave, on the server.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trail {
+    /// A copy is being sent or waited for.
+    in_flight: bool,
+    /// An unanswered copy may arrive until then.
+    stray_until: Option<Moment>,
+    /// An answered one has left a hold.
+    granted: bool,
+}
+
 /// One acquisition on its way: what the steps need, and what is to be taken back if it is dropped.
 struct Pursuit<'a> {
     engine: &'a Engine,
@@ -99,10 +110,8 @@ struct Pursuit<'a> {
     owner: OwnerId,
     ask: Ask,
     place: Option<Place>,
-    /// A copy that was sent and not answered: it may still arrive, or have arrived, until then.
-    stray_until: Option<Moment>,
-    /// The server may have a hold of this acquisition until then, if it has one.
-    server_until: Option<Moment>,
+    /// What is known of the copies that were sent.
+    trail: Trail,
     /// When the last answer came, else when it began.
     answered: Moment,
     /// When the copy was sent that was answered.
@@ -166,7 +175,7 @@ impl Engine {
         // Biased: a grant that is there counts, whatever else is due. Dropping the pursuit takes back what it left.
         let timed_out = tokio::select! {
             biased;
-            result = pursuit.run(patience) => return result,
+            result = pursuit.run(patience) => return self.hand_out(&pursuit.key, result?),
             () = self.closing.closed() => false,
             () = self.clock.sleep_until(limit) => true,
         };
@@ -175,10 +184,21 @@ impl Engine {
             return Err(Error::Closed { lock });
         }
         let waited = self.clock.now().since(began);
-        Err(match pursuit.last_failure.take() {
-            Some(source) => Error::Unreachable { lock, waited, source: Some(source) },
-            None => Error::WaitTimeout { lock, waited },
-        })
+        let source = pursuit.last_failure.take();
+        if source.is_some() || self.table.silent_since(&pursuit.key).is_some() {
+            return Err(Error::Unreachable { lock, waited, source });
+        }
+        Err(Error::WaitTimeout { lock, waited })
+    }
+
+    /// A grant that crossed with `close` is given back: `close` has listed its holds already.
+    fn hand_out(&self, key: &Key, hold: Option<Arc<Hold>>) -> Result<Option<Arc<Hold>>> {
+        let checked = self.check_open(key);
+        if let (Err(_), Some(hold)) = (&checked, &hold) {
+            hold.lose(LossReason::Closed);
+            self.see_off(hold);
+        }
+        checked.map(|()| hold)
     }
 
     /// Nests in a hold of the same owner, if it has one.
@@ -193,7 +213,7 @@ impl Engine {
     }
 
     fn check_open(&self, key: &Key) -> Result<()> {
-        if self.closing.closed.load(Ordering::Acquire) {
+        if self.closing.closed.load(Ordering::SeqCst) {
             return Err(Error::Closed { lock: key.shared_name() });
         }
         Ok(())
@@ -334,7 +354,8 @@ impl Engine {
 
     /// No new holds; all that are there are lost to their guards first, then given back.
     pub(crate) async fn close(&self) -> Result<()> {
-        self.closing.closed.store(true, Ordering::Release);
+        // Sequentially consistent with `hand_out`: either it sees this, or the list below has its hold.
+        self.closing.closed.store(true, Ordering::SeqCst);
         self.closing.notify.notify_waiters();
         let mut latest = self.clock.now();
         for hold in self.renewals.holds() {
@@ -392,8 +413,7 @@ impl<'a> Pursuit<'a> {
             terms,
             owner: terms.reentry.owner().unwrap_or_else(OwnerId::current),
             place: Some(place),
-            stray_until: None,
-            server_until: None,
+            trail: Trail::default(),
             answered: began,
             sent: began,
             last_failure: None,
@@ -463,33 +483,26 @@ impl<'a> Pursuit<'a> {
 
     async fn attempt(&mut self) -> Result<Acquired, Failure> {
         let engine = self.engine;
-        let now = engine.clock.now();
-        let margin = engine.options.clock_margin;
-        // If this future dies from here on, a copy is under way.
-        let limit = now.after(lease::surely_over(engine.options.response_timeout * 2, margin));
-        let before = self.stray_until.replace(limit);
-        self.server_until = Some(limit.after(lease::surely_over(self.ask.lease, margin)));
+        // If this future dies at the next await, a copy is under way.
+        self.trail.in_flight = true;
         let attempt = engine.scheme.acquire(&self.key, &self.ask).await;
-        // This copy is accounted for; an earlier one may still be under way.
-        self.stray_until = before.filter(|until| *until > now);
+        self.trail.in_flight = false;
+        let now = engine.clock.now();
+        self.trail.stray_until = self.trail.stray_until.filter(|until| *until > now);
         match attempt {
             Ok(answer) => {
-                self.answered = engine.clock.now();
+                self.trail.granted = matches!(answer.value, Acquired::Granted { .. });
+                self.sent = answer.sent;
+                self.answered = now;
                 self.last_failure = None;
                 if let Some(place) = &self.place {
                     place.silent_since(None);
                 }
-                if !matches!(answer.value, Acquired::Granted { .. }) && self.stray_until.is_none() {
-                    self.server_until = None;
-                }
-                self.sent = answer.sent;
                 Ok(answer.value)
             }
             Err(failure) => {
                 if let Failure::Unknown { stray_until, .. } = &failure {
-                    self.stray_until = Some(self.stray_until.map_or(*stray_until, |until| until.max(*stray_until)));
-                } else if self.stray_until.is_none() {
-                    self.server_until = None;
+                    self.trail.stray_until = self.trail.stray_until.max(Some(*stray_until));
                 }
                 Err(failure)
             }
@@ -499,7 +512,6 @@ impl<'a> Pursuit<'a> {
     /// Makes the grant a hold, if there is enough left of it.
     fn granted(&mut self, token: FencingToken, remaining: Duration) -> Option<Arc<Hold>> {
         let engine = self.engine;
-        let now = engine.clock.now();
         let grant = Grant { sent: self.sent, remaining };
         let terms = hold::Terms {
             key: Arc::clone(&self.key),
@@ -509,15 +521,14 @@ impl<'a> Pursuit<'a> {
             lease: self.terms.lease,
             ends: self.sent.after(self.terms.max_hold),
         };
-        let stray_until = self.stray_until.filter(|until| *until > now);
-        let hold = Hold::new(terms, token, grant, stray_until, engine.clock, engine.options.clock_margin);
+        let hold = Hold::new(terms, token, grant, self.trail.stray_until, engine.clock, engine.options.clock_margin);
         if hold.how_it_ended().is_some() {
             // The answer was too long on its way. The old id is given back, and a new one asks again.
             self.take_back();
             self.ask.id = engine.next_id();
             return None;
         }
-        self.server_until = None;
+        self.trail = Trail::default();
         let hold = Arc::new(hold);
         if let Some(place) = self.place.take() {
             place.granted(&hold);
@@ -573,14 +584,23 @@ impl<'a> Pursuit<'a> {
 
     /// Takes back what this acquisition may have left on the server.
     fn take_back(&mut self) {
-        let Some(server_until) = self.server_until.take() else {
+        let trail = std::mem::take(&mut self.trail);
+        let now = self.engine.clock.now();
+        let mut stray_until = trail.stray_until;
+        if trail.in_flight {
+            let options = &self.engine.options;
+            let limit = lease::stray_span(options.response_timeout, options.clock_margin);
+            stray_until = stray_until.max(Some(now.after(limit)));
+        }
+        if stray_until.is_none() && !trail.granted {
             return;
-        };
+        }
+        let covers = lease::surely_over(self.ask.lease, self.engine.options.clock_margin);
         let departure = Departure {
             key: Arc::clone(&self.key),
             id: self.ask.id.clone(),
-            server_until,
-            stray_until: self.stray_until.take(),
+            server_until: stray_until.unwrap_or(now).max(now).after(covers),
+            stray_until,
         };
         self.engine.departures.in_background(departure, None);
     }

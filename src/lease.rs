@@ -55,6 +55,12 @@ pub(crate) fn surely_over(span: Duration, clock_margin: Duration) -> Duration {
     span.saturating_add(span / RATE_PARTS).saturating_add(GRAIN).saturating_add(clock_margin)
 }
 
+/// How long after its sending a request with a limit may still be carried out. The limit is one response timeout on, by
+/// an anchor that may run ahead of the server by the round trip it was read in, which is another.
+pub(crate) fn stray_span(response_timeout: Duration, clock_margin: Duration) -> Duration {
+    surely_over(response_timeout.saturating_mul(2), clock_margin)
+}
+
 /// The server's clock, in microseconds since the Unix epoch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(crate) struct ServerTime(u64);

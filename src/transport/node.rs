@@ -222,7 +222,7 @@ impl Node {
         sent: Moment,
         reply: impl Future<Output = Result<T, RedisError>>,
     ) -> Result<T, Fault> {
-        let stray_until = sent.after(lease::surely_over(self.limits.response_timeout, self.limits.clock_margin));
+        let stray_until = sent.after(lease::stray_span(self.limits.response_timeout, self.limits.clock_margin));
         let fault = match tokio::time::timeout(self.limits.response_timeout, reply).await {
             // A runtime that stood still sees the reply before the timer: the clock decides.
             Ok(Ok(_)) | Err(_) if self.clock.now().since(sent) > self.limits.response_timeout => Fault::Unknown {

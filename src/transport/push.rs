@@ -13,11 +13,14 @@ use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, ProtocolVersion, PushInfo, PushKind, RedisResult, Value};
 use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::Instant;
 
 use crate::scheme::Subscription;
 
 /// How often everything is subscribed again, whatever the server said before.
 const REFRESH: Duration = Duration::from_secs(5);
+/// How long a connection stays after its last subscription: the next contention is likely to come soon.
+const LINGER: Duration = Duration::from_secs(10);
 /// First and longest pause before a connection is tried again.
 const REDIAL_FIRST: Duration = Duration::from_millis(50);
 const REDIAL_LONGEST: Duration = Duration::from_secs(1);
@@ -167,12 +170,13 @@ impl Shared {
         let mut confirmed = HashSet::new();
         let mut refresh = tokio::time::interval(REFRESH);
         refresh.reset();
+        let mut idle_since = None;
         loop {
             self.reconcile(&mut connection, &mut confirmed).await?;
-            if self.is_idle() {
-                return Ok(());
-            }
+            idle_since = self.is_idle().then(|| idle_since.unwrap_or_else(Instant::now));
+            let linger_until = idle_since.map_or_else(|| Instant::now() + LINGER, |since| since + LINGER);
             tokio::select! {
+                () = tokio::time::sleep_until(linger_until), if idle_since.is_some() => return Ok(()),
                 () = self.changed.notified() => {}
                 _ = refresh.tick() => confirmed.clear(),
                 push = received.recv() => match push {
