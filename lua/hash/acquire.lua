@@ -63,7 +63,7 @@ else
   end
   if slots > 0 and (mode == 'w' or not witness_ms) then
     if slots ~= tonumber(before) then redis.call('HSET', key, 'a', slots) end
-    return contended(witness_ms or now_ms + 1)
+    return contended(witness_ms or now_ms)
   end
 
   if mode == 'w' then

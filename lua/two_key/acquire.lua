@@ -17,7 +17,7 @@ local writer = redis.call('GET', write_key)
 local scores = redis.call('ZMSCORE', read_key, '#token', id)
 local longest = redis.call('ZREVRANGE', read_key, 0, 0, 'WITHSCORES')
 local last = -(scores[1] or 0)
-local longest_ms = tonumber(longest[2] or 0) -- up to now: no live reader; below 0: no reader at all
+local longest_ms = tonumber(longest[2] or 0) -- up to now: no live reader; not above 0: no reader at all
 local deadline_ms = now_ms + lease_ms
 
 if writer then
@@ -40,7 +40,7 @@ if mode == 'w' and longest_ms > now_ms then
   return {'contended', id, server_us, longest_ms - now_ms}
 end
 
-if longest_ms >= 0 and longest[1] then
+if longest_ms > 0 then
   for _, dead in ipairs(redis.call('ZRANGEBYSCORE', read_key, 0, now_ms, 'LIMIT', 0, MOST_POPS)) do
     redis.call('ZREM', read_key, dead, '@' .. dead)
   end

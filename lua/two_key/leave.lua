@@ -32,5 +32,5 @@ if scores[2] then
 end
 -- NX: only a key that lost its ttl gets one here.
 redis.call('PEXPIREAT', write_key, now_ms + RETENTION_MS, 'NX')
-redis.call('PEXPIREAT', read_key, others_ms + RETENTION_MS, 'NX')
+redis.call('PEXPIREAT', read_key, math.max(others_ms, redis.call('PEXPIRETIME', write_key)) + RETENTION_MS, 'NX')
 return {'none', id, server_us, -(scores[1] or 0)}

@@ -31,5 +31,5 @@ if own_ms > now_ms then
 end
 -- NX: only a key that lost its ttl gets one here.
 redis.call('PEXPIREAT', write_key, deadline_ms, 'NX')
-redis.call('PEXPIREAT', read_key, math.max(deadline_ms, longest_ms) + RETENTION_MS, 'NX')
+redis.call('PEXPIREAT', read_key, math.max(longest_ms, redis.call('PEXPIRETIME', write_key)) + RETENTION_MS, 'NX')
 return {'lost', id, server_us, -(scores[1] or 0)}

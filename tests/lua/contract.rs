@@ -3,8 +3,7 @@
 use cluster_testenv::Reply;
 
 use crate::lab::{
-    Acquired, LEASE_MS, LONG_MS, Left, Lock, Mode, RETENTION_MS, Read, Renewed, Scheme, Write,
-    all_cases,
+    Acquired, LEASE_MS, LONG_MS, Left, Lock, Mode, RETENTION_MS, Read, Renewed, Scheme, Write, all_cases,
 };
 
 /// More than a machine stalls, less than `LONG_MS - LEASE_MS`.
@@ -16,8 +15,11 @@ all_cases!(shared:
     repeat_extends_with_the_same_token,
     repeat_does_not_shorten,
     repeat_counts_once,
+    same_id_in_the_other_mode_is_refused,
     late_changes_nothing,
-    late_is_judged_by_the_servers_clock,
+    request_is_late_when_its_last_moment_is_over,
+    hold_is_live_exactly_until_its_deadline,
+    hold_is_given_back_and_extended_exactly_until_its_deadline,
     expired_hold_is_not_extended_by_a_repeat,
     expired_reader_joins_the_others_again,
     renewal_extends_and_does_not_shorten,
@@ -101,13 +103,19 @@ fn repeat_counts_once(mut lock: Lock) {
     }
 }
 
+fn same_id_in_the_other_mode_is_refused(mut lock: Lock) {
+    for (held, asked) in [(Write, Read), (Read, Write)] {
+        lock.granted("a", held);
+        lock.contended("a", asked);
+        assert_eq!(lock.inspect().holders[0].mode, held);
+        assert_eq!(lock.leave("a"), Left::Held);
+    }
+}
+
 fn late_changes_nothing(mut lock: Lock) {
     let past = lock.now_ms() - 1;
     for mode in [Read, Write] {
-        assert_eq!(
-            lock.acquire_until("a", mode, LEASE_MS, past),
-            Acquired::Late
-        );
+        assert_eq!(lock.acquire_until("a", mode, LEASE_MS, past), Acquired::Late);
         assert_eq!(lock.inspect().ids(), [""; 0]);
     }
     for (id, mode) in [("r", Read), ("w", Write)] {
@@ -121,10 +129,93 @@ fn late_changes_nothing(mut lock: Lock) {
     }
 }
 
-fn late_is_judged_by_the_servers_clock(mut lock: Lock) {
-    let soon = lock.now_ms() + LONG_MS;
-    let granted = lock.acquire_until("a", Read, LEASE_MS, soon);
-    assert!(matches!(granted, Acquired::Granted { .. }), "{granted:?}");
+/// The code of a reply, and the server's clock in it.
+fn code_and_ms(reply: &Reply) -> (String, i64) {
+    let fields = reply.array().expect("an array");
+    let code = fields[0].text().expect("a code").into_owned();
+    (code, fields[2].int().expect("microseconds") / 1000)
+}
+
+/// Many requests in a row, so that one comes in the very millisecond; whichever do, each must be judged rightly.
+fn request_is_late_when_its_last_moment_is_over(mut lock: Lock) {
+    let last_ms = lock.now_ms() + 3;
+    let mut args = lock.acquire_args("a", Read, LEASE_MS);
+    args[0] = last_ms.to_string();
+    loop {
+        let (code, ms) = code_and_ms(&lock.try_run("acquire", &args));
+        assert_eq!(code == "late", ms > last_ms, "{code} at {}", ms - last_ms);
+        if code == "late" {
+            return;
+        }
+    }
+}
+
+/// The same for a deadline, seen by another caller and by a look.
+fn hold_is_live_exactly_until_its_deadline(mut lock: Lock) {
+    for (held, asked) in [(Write, Write), (Write, Read), (Read, Write)] {
+        let args = lock.acquire_args("a", held, 5);
+        let (_, granted_ms) = code_and_ms(&lock.try_run("acquire", &args));
+        let ends_ms = granted_ms + 5;
+        // The server itself removes the writer's string, one millisecond later and by the clock at the script's start.
+        let removed_by_server = lock.scheme == Scheme::TwoKey && held == Write;
+        let judge = |live: bool, ms: i64, what: &str| match ms - ends_ms {
+            0 if removed_by_server => assert!(live, "{what} in its last millisecond"),
+            1 if removed_by_server => {}
+            after_ms => assert_eq!(live, after_ms < 0, "{what} at {after_ms} ms"),
+        };
+        let args = lock.acquire_args("b", asked, LEASE_MS);
+        loop {
+            let look = lock.try_run("inspect", &[""; 0]);
+            let holders = look.array().and_then(|fields| fields[6].array());
+            judge(!holders.expect("holders").is_empty(), code_and_ms(&look).1, "shown");
+
+            let (code, ms) = code_and_ms(&lock.try_run("acquire", &args));
+            judge(code == "contended", ms, &code);
+            if code == "granted" {
+                break;
+            }
+        }
+        lock.leave("b");
+    }
+}
+
+fn hold_is_given_back_and_extended_exactly_until_its_deadline(mut lock: Lock) {
+    let channel = lock.channel.clone();
+    for mode in [Read, Write] {
+        // The writer's string of the two-key scheme: see above.
+        let late_by_one = lock.scheme == Scheme::TwoKey && mode == Write;
+        let judge = |live: bool, after_ms: i64, what: &str| {
+            if !(late_by_one && (0..=1).contains(&after_ms)) {
+                assert_eq!(live, after_ms < 0, "{what} at {after_ms} ms");
+            }
+        };
+        let args = lock.acquire_args("a", mode, 3);
+        let (_, granted_ms) = code_and_ms(&lock.try_run("acquire", &args));
+        loop {
+            // No lease: what is live stays as long as it was.
+            let (code, ms) = code_and_ms(&lock.try_run("renew", &["a", "0"]));
+            judge(code == "renewed", ms - granted_ms - 3, "renew");
+            if code == "lost" {
+                break;
+            }
+        }
+        // Sometimes one of these comes in the very millisecond.
+        let args = lock.acquire_args("a", mode, 1);
+        for _ in 0..50 {
+            let (_, granted_ms) = code_and_ms(&lock.try_run("acquire", &args));
+            let (code, ms) = code_and_ms(&lock.try_run("leave", &["a", &channel]));
+            judge(code == "held", ms - granted_ms - 1, "leave");
+
+            let (_, granted_ms) = code_and_ms(&lock.try_run("acquire", &args));
+            let force = match lock.scheme {
+                Scheme::Hash => lock.try_run("force", &[""; 0]),
+                Scheme::TwoKey => lock.try_run("force", &[&channel]),
+            };
+            let ended = force.array().and_then(|fields| fields[3].array());
+            let live = !ended.expect("ended ids").is_empty();
+            judge(live, code_and_ms(&force).1 - granted_ms - 1, "force");
+        }
+    }
 }
 
 fn expired_hold_is_not_extended_by_a_repeat(mut lock: Lock) {
@@ -239,10 +330,7 @@ fn dead_reader_blocks_until_its_own_deadline_only(mut lock: Lock) {
 
     lock.granted("dead", Read);
     lock.expire("dead");
-    assert!(
-        lock.granted("e", Read) > next + 1,
-        "nobody live to share with"
-    );
+    assert!(lock.granted("e", Read) > next + 1, "nobody live to share with");
 }
 
 fn tokens_grow_from_phase_to_phase(mut lock: Lock) {
@@ -355,11 +443,7 @@ fn inspect_shows_live_holds(mut lock: Lock) {
         for holder in view.holders {
             assert_eq!(holder.mode, mode);
             assert!((before_ms..=after_ms).contains(&holder.since_ms));
-            let lease_ms = if holder.id == ids[0] {
-                LONG_MS
-            } else {
-                LEASE_MS
-            };
+            let lease_ms = if holder.id == ids[0] { LONG_MS } else { LEASE_MS };
             assert!((lease_ms - STALL_MS..=lease_ms).contains(&holder.remaining_ms));
         }
         lock.expire(ids[0]);
@@ -390,37 +474,51 @@ fn lost_ttl_comes_back_with_a_grant(mut lock: Lock) {
 
 fn lost_ttl_comes_back_with_a_denial(mut lock: Lock) {
     for (held, asked) in [(Write, Write), (Write, Read), (Read, Write)] {
+        let before_ms = lock.now_ms();
         lock.granted_for("a", held, LONG_MS);
+        lock.persist_first();
+        lock.contended("b", asked);
+        lock.assert_covered_until(before_ms + LONG_MS);
         lock.persist();
         lock.contended("b", asked);
-        let cover_ms = lock.command(&["PTTL", &lock.key()]).int().expect("a ttl");
-        if lock.scheme == Scheme::Hash || held == Read {
-            assert!(cover_ms > LONG_MS, "it covers the holder");
-        }
+        lock.assert_covered_until(before_ms + LEASE_MS);
         assert_eq!(lock.leave("a"), Left::Held);
     }
 }
 
 fn lost_ttl_comes_back_with_leave_and_renew(mut lock: Lock) {
     for mode in [Read, Write] {
+        let before_ms = lock.now_ms();
         lock.granted_for("a", mode, LONG_MS);
-        lock.persist();
+        lock.persist_first();
         assert_eq!(lock.leave("stranger"), Left::None { forced: 0 });
-        lock.persist();
-        let lost = lock.renew("stranger", LEASE_MS);
-        assert_eq!(lost, Renewed::Lost { forced: 0 });
+        lock.assert_covered_until(before_ms + LONG_MS);
+        lock.persist_first();
+        assert_eq!(lock.renew("stranger", 1), Renewed::Lost { forced: 0 });
+        lock.assert_covered_until(before_ms + LONG_MS);
         lock.persist();
         lock.renewed("a", LONG_MS);
+        lock.assert_covered_until(before_ms + LONG_MS);
         lock.persist();
         assert_eq!(lock.leave("a"), Left::Held);
+        lock.assert_covered_until(before_ms);
+        lock.persist();
+        assert_eq!(lock.leave("a"), Left::None { forced: 0 });
+        lock.assert_covered_until(before_ms);
+        lock.persist();
+        assert_eq!(lock.renew("a", LEASE_MS), Renewed::Lost { forced: 0 });
+        lock.assert_covered_until(before_ms);
     }
+    let before_ms = lock.now_ms();
     lock.granted("a", Read);
     lock.granted("b", Read);
     lock.persist();
     assert_eq!(lock.leave("a"), Left::Held);
+    lock.assert_covered_until(before_ms + LEASE_MS);
     lock.expire("b");
     lock.persist();
     assert_eq!(lock.leave("b"), Left::None { forced: 0 });
+    lock.assert_covered_until(before_ms);
 }
 
 fn longest_lease_is_covered_whatever_neighbours_do(mut lock: Lock) {
@@ -453,12 +551,9 @@ fn longest_lease_is_covered_whatever_neighbours_do(mut lock: Lock) {
 fn keys_of_another_type_stay_untouched(mut lock: Lock) {
     let clean = lock.keys.clone();
     for key in &clean {
-        for other in [
-            vec!["SET", key, "v"],
-            vec!["HSET", key, "f", "v"],
-            vec!["ZADD", key, "1", "m"],
-            vec!["RPUSH", key, "v"],
-        ] {
+        for other in
+            [vec!["SET", key, "v"], vec!["HSET", key, "f", "v"], vec!["ZADD", key, "1", "m"], vec!["RPUSH", key, "v"]]
+        {
             let right = match lock.scheme {
                 Scheme::Hash => "HSET",
                 Scheme::TwoKey if *key == clean[0] => "ZADD",

@@ -45,10 +45,7 @@ fn check_hash(fields: &BTreeMap<String, String>, now_ms: i64) {
 
     assert!(!(has("W") && has("a")), "one kind of record: {fields:?}");
     assert!(has("W") == has("D") && has("W") == has("I"), "{fields:?}");
-    assert!(
-        has("a") == has("m") && (has("a") || !has("v")),
-        "{fields:?}"
-    );
+    assert!(has("a") == has("m") && (has("a") || !has("v")), "{fields:?}");
     assert!(has("t") || !(has("W") || has("a")), "{fields:?}");
 
     let slots = if has("a") { number("a") } else { 0 };
@@ -59,20 +56,13 @@ fn check_hash(fields: &BTreeMap<String, String>, now_ms: i64) {
         assert!(number(&format!("i{slot}")) <= now_ms);
         assert_eq!(number(&format!("s{id}")), slot, "{id} knows its slot");
         let deadline_ms = number(&format!("R{id}"));
-        assert!(
-            deadline_ms <= now_ms || deadline_ms <= number("m"),
-            "{id} is covered"
-        );
+        assert!(deadline_ms <= now_ms || deadline_ms <= number("m"), "{id} is covered");
     }
     assert!(!has("a") || slots > 0, "no empty array");
     for letter in ['r', 'i', 's', 'R'] {
         let named = |name: &&String| name.starts_with(letter) && *name != "read";
         let count = fields.keys().filter(named).count();
-        assert_eq!(
-            count,
-            ids.len(),
-            "fields {letter} beside {slots} slots: {fields:?}"
-        );
+        assert_eq!(count, ids.len(), "fields {letter} beside {slots} slots: {fields:?}");
     }
     assert!(!has("v") || number("m") > number("v"), "{fields:?}");
 }
@@ -80,17 +70,11 @@ fn check_hash(fields: &BTreeMap<String, String>, now_ms: i64) {
 fn check_readers(members: &BTreeMap<String, i64>) {
     for (member, score) in members {
         if let Some(id) = member.strip_prefix('@') {
-            assert!(
-                *score < 0 && members.contains_key(id),
-                "{member} has its reader"
-            );
+            assert!(*score < 0 && members.contains_key(id), "{member} has its reader");
         } else if member.starts_with('#') {
             assert!(*score < 0, "{member} is kept below the readers");
         } else {
-            assert!(
-                *score >= 0 && members.contains_key(&format!("@{member}")),
-                "{members:?}"
-            );
+            assert!(*score >= 0 && members.contains_key(&format!("@{member}")), "{members:?}");
         }
     }
 }

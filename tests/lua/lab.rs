@@ -119,9 +119,7 @@ impl Lab {
         let mut shas = BTreeMap::new();
         for (folder, name, text) in SCRIPTS {
             let reply = client.command(&["SCRIPT", "LOAD", text]);
-            let sha = reply
-                .and_then(Reply::into_result)
-                .expect("the script compiles");
+            let sha = reply.and_then(Reply::into_result).expect("the script compiles");
             let sha = sha.text().expect("a hash").into_owned();
             shas.insert((folder, name), sha);
         }
@@ -132,11 +130,7 @@ impl Lab {
     fn shared(server: Server) -> Arc<Self> {
         static REDIS: OnceLock<Arc<Lab>> = OnceLock::new();
         static VALKEY: OnceLock<Arc<Lab>> = OnceLock::new();
-        let lab = if server == Server::Redis70 {
-            &REDIS
-        } else {
-            &VALKEY
-        };
+        let lab = if server == Server::Redis70 { &REDIS } else { &VALKEY };
         Arc::clone(lab.get_or_init(|| Self::start(server)))
     }
 
@@ -200,14 +194,12 @@ impl Lock {
         let code = fields.text();
         assert_eq!(fields.text(), id, "the reply names who is answered");
         let server_us = fields.int();
-        assert!(
-            (before..=after).contains(&server_us),
-            "{server_us} is the server's time"
-        );
+        assert!((before..=after).contains(&server_us), "{server_us} is the server's time");
         if code != "late" && code != "view" {
             invariants::check(self);
         }
         fields.code = code;
+        fields.server_us = server_us;
         fields
     }
 
@@ -219,20 +211,9 @@ impl Lock {
         args
     }
 
-    fn acquire_args_until(
-        &self,
-        id: &str,
-        mode: Mode,
-        lease_ms: i64,
-        not_after_ms: i64,
-    ) -> Vec<String> {
+    fn acquire_args_until(&self, id: &str, mode: Mode, lease_ms: i64, not_after_ms: i64) -> Vec<String> {
         let mode = mode.letter().to_owned();
-        let mut args = vec![
-            not_after_ms.to_string(),
-            id.to_owned(),
-            mode,
-            lease_ms.to_string(),
-        ];
+        let mut args = vec![not_after_ms.to_string(), id.to_owned(), mode, lease_ms.to_string()];
         if self.scheme == Scheme::Hash {
             args.extend([READ_LIMIT_MS.to_string(), WRITE_LIMIT_MS.to_string()]);
         }
@@ -244,34 +225,21 @@ impl Lock {
         self.acquire_args_until(id, mode, lease_ms, NEVER_LATE)
     }
 
-    pub(crate) fn acquire_until(
-        &mut self,
-        id: &str,
-        mode: Mode,
-        lease_ms: i64,
-        not_after_ms: i64,
-    ) -> Acquired {
+    pub(crate) fn acquire_until(&mut self, id: &str, mode: Mode, lease_ms: i64, not_after_ms: i64) -> Acquired {
         let args = self.acquire_args_until(id, mode, lease_ms, not_after_ms);
         let mut reply = self.run("acquire", id, &args);
         let acquired = match reply.code.as_str() {
-            "granted" => Acquired::Granted {
-                token: reply.int(),
-                remaining_ms: reply.int(),
-            },
-            "contended" => Acquired::Contended {
-                retry_in_ms: reply.int(),
-            },
+            "granted" => Acquired::Granted { token: reply.int(), remaining_ms: reply.int() },
+            "contended" => Acquired::Contended { retry_in_ms: reply.int() },
             "late" => Acquired::Late,
             code => panic!("acquire answered {code}"),
         };
         reply.end();
         match acquired {
-            Acquired::Granted {
-                token,
-                remaining_ms,
-            } => {
+            Acquired::Granted { token, remaining_ms } => {
                 assert!((1..=MAX_TOKEN).contains(&token), "token {token}");
                 assert!(remaining_ms >= lease_ms, "at least what was asked for");
+                self.assert_covered_until(reply.server_us / 1000 + remaining_ms);
             }
             Acquired::Contended { retry_in_ms } => assert!(retry_in_ms >= 1),
             Acquired::Late => {}
@@ -291,11 +259,7 @@ impl Lock {
     /// Acquires and returns the token and the remaining time.
     pub(crate) fn granted_for(&mut self, id: &str, mode: Mode, lease_ms: i64) -> (i64, i64) {
         let acquired = self.acquire(id, mode, lease_ms);
-        let Acquired::Granted {
-            token,
-            remaining_ms,
-        } = acquired
-        else {
+        let Acquired::Granted { token, remaining_ms } = acquired else {
             panic!("{id} was not granted {mode:?}: {acquired:?}")
         };
         (token, remaining_ms)
@@ -315,27 +279,27 @@ impl Lock {
         let mut reply = self.run("leave", id, &args);
         let left = match reply.code.as_str() {
             "held" => Left::Held,
-            "none" => Left::None {
-                forced: reply.int(),
-            },
+            "none" => Left::None { forced: reply.int() },
             code => panic!("leave answered {code}"),
         };
         reply.end();
+        if left == Left::Held {
+            self.assert_covered_until(reply.server_us / 1000);
+        }
         left
     }
 
     pub(crate) fn renew(&mut self, id: &str, lease_ms: i64) -> Renewed {
         let mut reply = self.run("renew", id, &[id, &lease_ms.to_string()]);
         let renewed = match reply.code.as_str() {
-            "renewed" => Renewed::Renewed {
-                remaining_ms: reply.int(),
-            },
-            "lost" => Renewed::Lost {
-                forced: reply.int(),
-            },
+            "renewed" => Renewed::Renewed { remaining_ms: reply.int() },
+            "lost" => Renewed::Lost { forced: reply.int() },
             code => panic!("renew answered {code}"),
         };
         reply.end();
+        if let Renewed::Renewed { remaining_ms } = renewed {
+            self.assert_covered_until(reply.server_us / 1000 + remaining_ms);
+        }
         renewed
     }
 
@@ -362,12 +326,7 @@ impl Lock {
                 remaining_ms: flat.int(),
             });
         }
-        View {
-            token,
-            foreign_write_ms,
-            foreign_read_ms,
-            holders,
-        }
+        View { token, foreign_write_ms, foreign_read_ms, holders }
     }
 
     /// The ids that were ended, in order of their names.
@@ -472,6 +431,19 @@ impl Lock {
         assert!(lost > 0, "a key had a ttl");
     }
 
+    /// Takes the ttl off the key that also remembers the token.
+    pub(crate) fn persist_first(&mut self) {
+        let key = self.key();
+        assert_eq!(self.int(&["PERSIST", &key]), 1, "it had a ttl");
+    }
+
+    /// The token is remembered for the retention after `deadline_ms`.
+    pub(crate) fn assert_covered_until(&mut self, deadline_ms: i64) {
+        let key = self.key();
+        let until_ms = self.int(&["PEXPIRETIME", &key]);
+        assert!(until_ms >= deadline_ms + RETENTION_MS, "{}", until_ms - deadline_ms);
+    }
+
     /// Everything that is stored, ttls included.
     pub(crate) fn snapshot(&mut self) -> Vec<(Reply, i64)> {
         let keys = self.keys.clone();
@@ -487,18 +459,14 @@ impl Lock {
 #[derive(Debug)]
 struct Fields {
     code: String,
+    server_us: i64,
     rest: std::vec::IntoIter<Reply>,
 }
 
 impl Fields {
     fn of(reply: Reply) -> Self {
-        let Reply::Array(fields) = reply else {
-            panic!("not an array: {reply:?}")
-        };
-        Self {
-            code: String::new(),
-            rest: fields.into_iter(),
-        }
+        let Reply::Array(fields) = reply else { panic!("not an array: {reply:?}") };
+        Self { code: String::new(), server_us: 0, rest: fields.into_iter() }
     }
 
     fn is_empty(&self) -> bool {
@@ -511,17 +479,12 @@ impl Fields {
 
     fn text(&mut self) -> String {
         let field = self.next();
-        field
-            .text()
-            .unwrap_or_else(|| panic!("not a text: {field:?}"))
-            .into_owned()
+        field.text().unwrap_or_else(|| panic!("not a text: {field:?}")).into_owned()
     }
 
     fn int(&mut self) -> i64 {
         let field = self.next();
-        field
-            .int()
-            .unwrap_or_else(|| panic!("not a number: {field:?}"))
+        field.int().unwrap_or_else(|| panic!("not a number: {field:?}"))
     }
 
     fn end(&self) {

@@ -20,13 +20,7 @@ struct Model {
 
 impl Model {
     fn new() -> Self {
-        Self {
-            readers: BTreeSet::new(),
-            writer: None,
-            dead: BTreeSet::new(),
-            token: 0,
-            next: 0,
-        }
+        Self { readers: BTreeSet::new(), writer: None, dead: BTreeSet::new(), token: 0, next: 0 }
     }
 
     fn fresh(&mut self) -> String {
@@ -72,12 +66,7 @@ impl Model {
         }
         let token = lock.granted(&id, Write);
         let repeats = self.writer.is_some();
-        assert_eq!(
-            token == self.token,
-            repeats,
-            "{id} beside {:?}",
-            self.writer
-        );
+        assert_eq!(token == self.token, repeats, "{id} beside {:?}", self.writer);
         assert!(token >= self.token);
         self.token = token;
         self.dead.remove(&id);
@@ -126,11 +115,7 @@ impl Model {
             (17..19, Some(id)) if self.writer.is_none() => self.read(lock, id),
             (19, _) if rng.u32(..8) == 0 => {
                 assert_eq!(lock.force(), self.live());
-                *self = Self {
-                    token: self.token,
-                    next: self.next,
-                    ..Self::new()
-                };
+                *self = Self { token: self.token, next: self.next, ..Self::new() };
             }
             _ => {
                 lock.leave("never came");

@@ -2,9 +2,7 @@
 
 use cluster_testenv::Reply;
 
-use crate::lab::{
-    LEASE_MS, LONG_MS, Left, Lock, Mode, READ_LIMIT_MS, Read, WRITE_LIMIT_MS, Write, hash_cases,
-};
+use crate::lab::{LEASE_MS, LONG_MS, Left, Lock, Mode, READ_LIMIT_MS, Read, WRITE_LIMIT_MS, Write, hash_cases};
 
 hash_cases!(shared:
     our_writer_excludes_them,
@@ -64,11 +62,7 @@ impl Lock {
     }
 
     pub(crate) fn they_leave(&mut self, mode: Mode, stamp_ms: i64) {
-        let script = if mode == Read {
-            READ_UNLOCK
-        } else {
-            WRITE_UNLOCK
-        };
+        let script = if mode == Read { READ_UNLOCK } else { WRITE_UNLOCK };
         self.published(script, stamp_ms, [0, 0]);
     }
 
@@ -77,10 +71,7 @@ impl Lock {
         let script = if mode == Read { READ_LOCK } else { WRITE_LOCK };
         // Whatever their limit: a limit of nothing is the hardest.
         for limits in [[READ_LIMIT_MS, WRITE_LIMIT_MS], [0, 0]] {
-            assert!(
-                !self.published(script, now_ms, limits),
-                "{mode:?} {limits:?}"
-            );
+            assert!(!self.published(script, now_ms, limits), "{mode:?} {limits:?}");
         }
     }
 }
@@ -114,11 +105,7 @@ fn our_readers_exclude_their_writers(mut lock: Lock) {
 
 fn our_dead_holds_exclude_them_for_their_own_limit(mut lock: Lock) {
     for (ours, theirs) in PAIRS {
-        let limit_ms = if ours == Read {
-            READ_LIMIT_MS
-        } else {
-            WRITE_LIMIT_MS
-        };
+        let limit_ms = if ours == Read { READ_LIMIT_MS } else { WRITE_LIMIT_MS };
         lock.granted("a", ours);
         let field = if ours == Read { "read" } else { "write" };
         let ends_ms = lock.field_ms(field);
@@ -180,10 +167,7 @@ fn their_stamps_in_the_future_count(mut lock: Lock) {
     assert!(lock.their_lock(Read, ahead_ms));
     assert!(lock.contended("w", Write) > LONG_MS);
     lock.granted("a", Read);
-    assert!(
-        lock.field_ms("read") > ahead_ms,
-        "never the one that they would delete"
-    );
+    assert!(lock.field_ms("read") > ahead_ms, "never the one that they would delete");
     lock.renewed("a", LEASE_MS);
     assert!(lock.field_ms("read") > ahead_ms);
     lock.they_leave(Read, ahead_ms);
@@ -200,10 +184,7 @@ fn their_reader_inside_ours_is_not_forgotten(mut lock: Lock) {
     lock.they_are_refused(Write);
     lock.leave("a");
     lock.expire("b");
-    assert!(
-        lock.contended("w", Write) > READ_LIMIT_MS / 2,
-        "they may be inside"
-    );
+    assert!(lock.contended("w", Write) > READ_LIMIT_MS / 2, "they may be inside");
     lock.they_are_refused(Write);
     assert_eq!(lock.leave("b"), Left::None { forced: 0 });
     assert_eq!(lock.field_ms("read"), stamp_ms, "their stamp is back");
@@ -307,8 +288,5 @@ fn their_shorter_ttl_is_not_protected_against(mut lock: Lock) {
     let key = lock.key();
     assert!(lock.int(&["PTTL", &key]) <= THEIR_TTL_MS, "the flaw");
     lock.renewed("a", LEASE_MS);
-    assert!(
-        lock.int(&["PTTL", &key]) > LEASE_MS,
-        "until the next renewal"
-    );
+    assert!(lock.int(&["PTTL", &key]) > LEASE_MS, "until the next renewal");
 }

@@ -1,5 +1,9 @@
 //! The reader array of the hash: leaving in any order, the walk that finds a witness, dead readers in the way.
 
+use std::collections::BTreeMap;
+
+use fastrand::Rng;
+
 use crate::{
     invariants,
     lab::{LEASE_MS, LONG_MS, Left, Lock, RETENTION_MS, Read, Renewed, Write, hash_cases},
@@ -7,12 +11,14 @@ use crate::{
 
 hash_cases!(shared:
     readers_leave_in_any_order,
+    beginnings_stay_with_their_readers,
     last_reader_leaves_nothing_but_the_token,
     walk_ends_at_the_first_live_reader,
     dead_readers_are_removed_at_most_a_hundred_at_a_time,
     dead_reader_among_live_ones_is_found_in_the_long_run,
     own_record_met_on_the_walk_is_made_anew,
     repeat_beside_dead_readers_counts_them_out,
+    hash_becomes_a_table_with_the_eighth_reader,
 );
 
 /// The ids in the slots, from first to last.
@@ -20,9 +26,7 @@ fn slots(lock: &mut Lock) -> Vec<String> {
     let fields = invariants::fields(lock);
     let count: usize = fields.get("a").map_or(0, |a| a.parse().expect("a number"));
     let slots = 1..=count;
-    slots
-        .map(|slot| fields[&format!("r{slot}")].clone())
-        .collect()
+    slots.map(|slot| fields[&format!("r{slot}")].clone()).collect()
 }
 
 fn readers_leave_in_any_order(mut lock: Lock) {
@@ -44,6 +48,26 @@ fn readers_leave_in_any_order(mut lock: Lock) {
             after.sort_unstable();
             assert_eq!(after, before);
         }
+    }
+}
+
+fn beginnings_stay_with_their_readers(mut lock: Lock) {
+    let mut rng = Rng::with_seed(1);
+    let mut since_ms = BTreeMap::new();
+    for n in 1..60 {
+        let id = n.to_string();
+        lock.granted(&id, Read);
+        // All of them came within a few milliseconds: tell them apart.
+        let slot = lock.field(&format!("s{id}")).expect("a slot");
+        lock.set_field(&format!("i{slot}"), n);
+        since_ms.insert(id, n);
+        if n % 3 == 0 {
+            let id = rng.choice(since_ms.keys()).expect("a reader").clone();
+            lock.leave(&id);
+            since_ms.remove(&id);
+        }
+        let holders = lock.inspect().holders.into_iter();
+        assert_eq!(holders.map(|h| (h.id, h.since_ms)).collect::<BTreeMap<_, _>>(), since_ms);
     }
 }
 
@@ -145,4 +169,14 @@ fn repeat_beside_dead_readers_counts_them_out(mut lock: Lock) {
     assert_eq!(lock.granted(&order[0], Read), token);
     assert_eq!(slots(&mut lock), order[..1]);
     assert_eq!(lock.renew(&order[1], LEASE_MS), Renewed::Lost { forced: 0 });
+}
+
+fn hash_becomes_a_table_with_the_eighth_reader(mut lock: Lock) {
+    let key = lock.key();
+    for n in 1..10 {
+        lock.granted(&n.to_string(), Read);
+        let encoding = lock.command(&["OBJECT", "ENCODING", &key]);
+        let expected = if n < 8 { "listpack" } else { "hashtable" };
+        assert_eq!(encoding.text().expect("a text"), expected, "{n} readers");
+    }
 }

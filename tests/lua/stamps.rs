@@ -1,8 +1,6 @@
 //! A client of the published scheme overwrote or removed our stamp: what is mended, and what is given up as lost.
 
-use crate::lab::{
-    LEASE_MS, LONG_MS, Left, Lock, READ_LIMIT_MS, Read, Renewed, WRITE_LIMIT_MS, Write, hash_cases,
-};
+use crate::lab::{LEASE_MS, LONG_MS, Left, Lock, READ_LIMIT_MS, Read, Renewed, WRITE_LIMIT_MS, Write, hash_cases};
 
 hash_cases!(shared:
     overwritten_read_stamp_is_covered_by_the_next_of_us,
@@ -11,6 +9,8 @@ hash_cases!(shared:
     foreign_read_stamp_stays_when_the_last_of_us_leaves,
     covered_stamp_returns_when_no_stamp_is_there,
     stamp_covers_the_longest_reader,
+    stamp_rises_above_a_foreign_one_in_the_future,
+    dead_writer_takes_its_stamp_along,
     intruder_beside_readers_is_noticed,
     dead_intruder_beside_readers_goes_with_the_next_grant,
     overwritten_writer_is_lost,
@@ -65,11 +65,7 @@ fn removed_read_stamp_is_written_again(mut lock: Lock) {
 fn newest_covered_stamp_is_kept(mut lock: Lock) {
     lock.granted("a", Read);
     let now_ms = lock.now_ms();
-    for (stamp_ms, covered_ms) in [
-        (now_ms, now_ms),
-        (now_ms + 9, now_ms + 9),
-        (now_ms + 5, now_ms + 9),
-    ] {
+    for (stamp_ms, covered_ms) in [(now_ms, now_ms), (now_ms + 9, now_ms + 9), (now_ms + 5, now_ms + 9)] {
         for renewal in [false, true] {
             assert!(lock.their_lock(Read, stamp_ms));
             if renewal {
@@ -92,6 +88,12 @@ fn foreign_read_stamp_stays_when_the_last_of_us_leaves(mut lock: Lock) {
     assert_eq!(lock.leave("a"), Left::Held);
     assert_eq!(lock.field_ms("read"), stamp_ms, "theirs, the newer");
     assert_eq!(lock.field("v"), None);
+
+    lock.force();
+    lock.granted("a", Read);
+    let stamp_ms = lock.they_hold(Read);
+    assert_eq!(lock.leave("a"), Left::Held);
+    assert_eq!(lock.field_ms("read"), stamp_ms, "theirs, not covered yet");
 }
 
 fn covered_stamp_returns_when_no_stamp_is_there(mut lock: Lock) {
@@ -101,11 +103,7 @@ fn covered_stamp_returns_when_no_stamp_is_there(mut lock: Lock) {
     assert!(lock.their_lock(Read, second_ms));
     lock.they_leave(Read, second_ms);
     assert_eq!(lock.leave("a"), Left::Held);
-    assert_eq!(
-        lock.field_ms("read"),
-        first_ms,
-        "that one may still be inside"
-    );
+    assert_eq!(lock.field_ms("read"), first_ms, "that one may still be inside");
 
     lock.force();
     lock.granted("a", Read);
@@ -135,6 +133,34 @@ fn stamp_covers_the_longest_reader(mut lock: Lock) {
     assert_eq!(lock.field("read"), lock.field("Rnew"));
 }
 
+fn stamp_rises_above_a_foreign_one_in_the_future(mut lock: Lock) {
+    for renewal in [false, true] {
+        lock.granted("a", Read);
+        let ahead_ms = lock.now_ms() + LONG_MS;
+        assert!(lock.their_lock(Read, ahead_ms));
+        if renewal {
+            lock.renewed("a", LEASE_MS);
+        } else {
+            lock.granted("a", Read);
+        }
+        assert_eq!(lock.field_ms("read"), ahead_ms + 1, "and never equals theirs");
+        lock.force();
+    }
+}
+
+fn dead_writer_takes_its_stamp_along(mut lock: Lock) {
+    for renewal in [false, true] {
+        lock.granted("a", Write);
+        lock.expire("a");
+        if renewal {
+            assert_eq!(lock.renew("a", LEASE_MS), LOST);
+        } else {
+            assert_eq!(lock.leave("a"), NONE);
+        }
+        assert_eq!((lock.field("W"), lock.field("write")), (None, None));
+    }
+}
+
 fn intruder_beside_readers_is_noticed(mut lock: Lock) {
     lock.granted("a", Read);
     lock.granted("b", Read);
@@ -160,11 +186,7 @@ fn dead_intruder_beside_readers_goes_with_the_next_grant(mut lock: Lock) {
     assert_eq!(lock.leave("b"), Left::Held);
 
     lock.set_field("write", dead_ms);
-    assert_eq!(
-        lock.renew("a", LEASE_MS),
-        LOST,
-        "it had been inside, dead or not"
-    );
+    assert_eq!(lock.renew("a", LEASE_MS), LOST, "it had been inside, dead or not");
     lock.granted("w", Write);
 }
 
@@ -178,10 +200,7 @@ fn overwritten_writer_is_lost(mut lock: Lock) {
             } else {
                 lock.delete_field("write");
             }
-            assert!(
-                lock.contended("b", Read) > LEASE_MS / 2,
-                "its holder does not know"
-            );
+            assert!(lock.contended("b", Read) > LEASE_MS / 2, "its holder does not know");
             assert_eq!(lock.inspect().ids(), [""; 0]);
             if renewal {
                 assert_eq!(lock.renew("a", LEASE_MS), LOST);

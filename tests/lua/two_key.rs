@@ -86,12 +86,7 @@ fn publishing_without_the_right_does_not_undo(mut lock: Lock) {
     lock.command(&["AUTH", &user, "pw"]);
     let publish = ["SPUBLISH", &lock.channel, "x"];
     let refused = lock.client.command(&publish).expect("the server answers");
-    assert!(
-        refused
-            .error()
-            .is_some_and(|text| text.starts_with("NOPERM")),
-        "{refused:?}"
-    );
+    assert!(refused.error().is_some_and(|text| text.starts_with("NOPERM")), "{refused:?}");
 
     lock.granted("w", Write);
     assert_eq!(lock.leave("w"), Left::Held);
@@ -107,42 +102,19 @@ fn writers_string_without_ttl_gets_the_callers_lease(mut lock: Lock) {
     let write_key = lock.keys[1].clone();
     type Call = fn(&mut Lock);
     let calls: [(&str, Call, i64); 6] = [
-        (
-            "a reader is refused",
-            |lock| _ = lock.contended("b", Read),
-            LEASE_MS,
-        ),
-        (
-            "a writer is refused",
-            |lock| _ = lock.contended("b", Write),
-            LEASE_MS,
-        ),
+        ("a reader is refused", |lock| _ = lock.contended("b", Read), LEASE_MS),
+        ("a writer is refused", |lock| _ = lock.contended("b", Write), LEASE_MS),
         ("a stranger leaves", |lock| _ = lock.leave("b"), 60_000),
-        (
-            "a stranger renews",
-            |lock| assert_eq!(lock.renew("b", LEASE_MS), Renewed::Lost { forced: 0 }),
-            LEASE_MS,
-        ),
-        (
-            "the writer repeats",
-            |lock| _ = lock.granted("a", Write),
-            LEASE_MS,
-        ),
-        (
-            "the writer renews",
-            |lock| _ = lock.renewed("a", LEASE_MS),
-            LEASE_MS,
-        ),
+        ("a stranger renews", |lock| assert_eq!(lock.renew("b", LEASE_MS), Renewed::Lost { forced: 0 }), LEASE_MS),
+        ("the writer repeats", |lock| _ = lock.granted("a", Write), LEASE_MS),
+        ("the writer renews", |lock| _ = lock.renewed("a", LEASE_MS), LEASE_MS),
     ];
     for (what, call, ttl_ms) in calls {
         lock.granted("a", Write);
         lock.command(&["PERSIST", &write_key]);
         call(&mut lock);
         let left_ms = lock.int(&["PTTL", &write_key]);
-        assert!(
-            (ttl_ms / 2..=ttl_ms).contains(&left_ms),
-            "{what}: {left_ms}"
-        );
+        assert!((ttl_ms / 2..=ttl_ms).contains(&left_ms), "{what}: {left_ms}");
         assert_eq!(lock.leave("a"), Left::Held);
     }
     lock.granted("a", Write);
@@ -207,8 +179,5 @@ fn writers_string_goes_at_its_deadline(mut lock: Lock) {
     assert!((before_ms..=after_ms).contains(&ends_ms));
     let value = lock.command(&["GET", &write_key]);
     let token = lock.inspect().token;
-    assert_eq!(
-        value.text().expect("a text"),
-        format!("w {ends_ms} {token}")
-    );
+    assert_eq!(value.text().expect("a text"), format!("w {ends_ms} {token}"));
 }
