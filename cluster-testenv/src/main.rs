@@ -8,7 +8,7 @@ const HELP: &str = "\
 usage: cluster-testenv [--server SERVER] ENVIRONMENT
 
 Starts servers on free ports of 127.0.0.1, prints their URLs, one a line, and waits for Ctrl-C.
-Nothing is left when it ends.
+Nothing is left when it ends, whatever ends it.
 
 ENVIRONMENT
   single      one server

@@ -168,7 +168,9 @@ fn exit_with_a_static() -> ! {
 }
 
 fn program(args: &[&str]) -> Command {
-    let mut program = Command::new(env!("CARGO_BIN_EXE_cluster-testenv"));
+    // A shell that runs the tests in the background makes them, and all they start, deaf to SIGINT. Undo that.
+    let mut program = Command::new("env");
+    program.args(["--default-signal=INT", env!("CARGO_BIN_EXE_cluster-testenv")]);
     program.args(args).stdin(Stdio::null());
     program
 }
@@ -197,7 +199,7 @@ impl Program {
     /// Ends it and returns how it ended.
     fn end_by(&mut self, signal: Signal) -> ExitStatus {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
-        self.child.wait().unwrap()
+        wait_for("the program ending", BOUND, || self.child.try_wait().unwrap()).unwrap()
     }
 }
 
