@@ -1,0 +1,3 @@
+//! What every manager promises, whatever it keeps its locks on.
+
+mod exclusion;

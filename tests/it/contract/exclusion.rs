@@ -1,0 +1,282 @@
+//! Who may be inside with whom, and who comes next.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use redis_rwlock::{Error, Mode};
+
+use crate::fixture::{Fixture, Settings, on_every_fixture};
+use crate::wait::{soon, start, stays_pending};
+
+on_every_fixture![
+    writer_excludes_everybody,
+    readers_share,
+    readers_exclude_writers,
+    locks_of_different_names_are_independent,
+    waiter_gets_in_after_a_release_here,
+    waiter_gets_in_after_a_release_elsewhere,
+    waiting_reader_gets_in_after_a_writer,
+    local_waiters_are_served_in_order,
+    try_does_not_overtake_local_waiters,
+    wait_timeout_ends_the_wait_and_leaves_nothing,
+    wait_timeout_of_a_manager_is_the_default,
+    futures_of_one_task_exclude_each_other,
+    joined_futures_exclude_each_other,
+    nested_acquisition_without_opt_in_waits,
+    random_workload_never_overlaps,
+];
+
+async fn writer_excludes_everybody(f: &Fixture) {
+    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let guard = a.write(&name).await.expect("granted");
+    for other in [&a, &b] {
+        assert!(other.try_write(&name).await.expect("answered").is_none());
+        assert!(other.try_read(&name).await.expect("answered").is_none());
+    }
+    guard.release().await.expect("released");
+    let guard = b.try_write(&name).await.expect("answered").expect("free");
+    guard.release().await.expect("released");
+}
+
+async fn readers_share(f: &Fixture) {
+    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let here = a.read(&name).await.expect("granted");
+    let beside = a.try_read(&name).await.expect("answered").expect("readers share");
+    let there = b.try_read(&name).await.expect("answered").expect("readers share");
+    assert_eq!(f.view(&name).await.holders.len(), 3);
+    for guard in [here, beside, there] {
+        guard.release().await.expect("released");
+    }
+}
+
+async fn readers_exclude_writers(f: &Fixture) {
+    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let first = a.read(&name).await.expect("granted");
+    let second = b.read(&name).await.expect("granted");
+    for other in [&a, &b] {
+        assert!(other.try_write(&name).await.expect("answered").is_none());
+    }
+    first.release().await.expect("released");
+    for other in [&a, &b] {
+        assert!(other.try_write(&name).await.expect("answered").is_none(), "one reader is left");
+    }
+    second.release().await.expect("released");
+    let guard = a.try_write(&name).await.expect("answered").expect("free");
+    guard.release().await.expect("released");
+}
+
+async fn locks_of_different_names_are_independent(f: &Fixture) {
+    let manager = f.manager().await;
+    let one = manager.write(&f.name()).await.expect("granted");
+    let other = manager.try_write(&f.name()).await.expect("answered").expect("another lock");
+    one.release().await.expect("released");
+    other.release().await.expect("released");
+}
+
+async fn waiter_gets_in_after_a_release_here(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let guard = manager.write(&name).await.expect("granted");
+    let mut waiter = manager.write(&name).into_future();
+    stays_pending("a second writer's grant", &mut waiter).await;
+    guard.release().await.expect("released");
+    soon("the waiter's grant", waiter).await.expect("granted").release().await.expect("released");
+}
+
+async fn waiter_gets_in_after_a_release_elsewhere(f: &Fixture) {
+    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let reader = a.read(&name).await.expect("granted");
+    let mut waiter = b.write(&name).into_future();
+    stays_pending("a writer's grant beside a reader", &mut waiter).await;
+    reader.release().await.expect("released");
+    soon("the waiter's grant", waiter).await.expect("granted").release().await.expect("released");
+}
+
+async fn waiting_reader_gets_in_after_a_writer(f: &Fixture) {
+    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let writer = a.write(&name).await.expect("granted");
+    let mut here = a.read(&name).into_future();
+    let mut there = b.read(&name).into_future();
+    stays_pending("a reader's grant beside a writer", &mut here).await;
+    stays_pending("a reader's grant beside a writer", &mut there).await;
+    writer.release().await.expect("released");
+    let (here, there) = soon("the readers' grants", async { tokio::join!(here, there) }).await;
+    let both = [here.expect("granted"), there.expect("granted")];
+    assert_eq!(f.view(&name).await.holders.len(), 2);
+    drop(both);
+    f.becomes_free(&name).await;
+}
+
+async fn local_waiters_are_served_in_order(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let guard = manager.write(&name).await.expect("granted");
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    for place in 0..5 {
+        let mut waiter = manager.write(&name).into_future();
+        // Its first poll takes the place in the queue.
+        start(&mut waiter);
+        let served = Arc::clone(&served);
+        tasks.push(tokio::spawn(async move {
+            let guard = waiter.await.expect("granted");
+            served.lock().push(place);
+            guard.release().await.expect("released");
+        }));
+    }
+    guard.release().await.expect("released");
+    for task in tasks {
+        soon("the waiter's turn", task).await.expect("no panic");
+    }
+    assert_eq!(*served.lock(), [0, 1, 2, 3, 4]);
+}
+
+async fn try_does_not_overtake_local_waiters(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let reader = manager.read(&name).await.expect("granted");
+    let mut writer = manager.write(&name).into_future();
+    start(&mut writer);
+    assert!(manager.try_read(&name).await.expect("answered").is_none(), "a local writer waits");
+    reader.release().await.expect("released");
+    soon("the writer's grant", writer).await.expect("granted").release().await.expect("released");
+}
+
+async fn wait_timeout_ends_the_wait_and_leaves_nothing(f: &Fixture) {
+    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let guard = a.write(&name).await.expect("granted");
+    let limit = Duration::from_millis(60);
+    for other in [&a, &b] {
+        for outcome in [
+            other.write(&name).wait_timeout(limit).await.map(drop),
+            other.read(&name).wait_timeout(limit).await.map(drop),
+        ] {
+            let error = outcome.expect_err("others hold it");
+            assert!(
+                matches!(&error, Error::WaitTimeout { lock, waited, .. } if **lock == *name && *waited >= limit),
+                "{error:?}"
+            );
+        }
+    }
+    let view = f.view(&name).await;
+    assert_eq!((view.holders.len(), view.holders[0].mode), (1, Mode::Write));
+    guard.release().await.expect("released");
+    f.becomes_free(&name).await;
+}
+
+async fn wait_timeout_of_a_manager_is_the_default(f: &Fixture) {
+    let settings = Settings { wait_timeout: Some(Duration::from_millis(50)), ..Settings::default() };
+    let (a, b, name) = (f.manager().await, f.manager_with(settings).await, f.name());
+    let guard = a.write(&name).await.expect("granted");
+    assert!(matches!(b.read(&name).await, Err(Error::WaitTimeout { .. })));
+    guard.release().await.expect("released");
+    b.read(&name).await.expect("free").release().await.expect("released");
+}
+
+/// Counts who is inside. A writer weighs too much for anybody beside it.
+#[derive(Default)]
+struct Inside(AtomicI64);
+
+impl Inside {
+    const WRITER: i64 = 1_000_000;
+
+    fn enter(&self, mode: Mode) {
+        let before = match mode {
+            Mode::Write => self.0.fetch_add(Self::WRITER, Ordering::SeqCst),
+            Mode::Read => self.0.fetch_add(1, Ordering::SeqCst),
+        };
+        match mode {
+            Mode::Write => assert_eq!(before, 0, "a writer came in beside others"),
+            Mode::Read => assert!(before < Self::WRITER, "a reader came in beside a writer"),
+        }
+    }
+
+    fn leave(&self, mode: Mode) {
+        let weight = if mode == Mode::Write { Self::WRITER } else { 1 };
+        self.0.fetch_sub(weight, Ordering::SeqCst);
+    }
+}
+
+async fn futures_of_one_task_exclude_each_other(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let inside = Inside::default();
+    let turns = futures_util::stream::iter(0..8).map(|_| async {
+        let guard = manager.write(&name).await.expect("granted");
+        inside.enter(Mode::Write);
+        tokio::task::yield_now().await;
+        inside.leave(Mode::Write);
+        guard.release().await.expect("released");
+    });
+    let served = soon("all turns", turns.buffer_unordered(8).count()).await;
+    assert_eq!(served, 8);
+}
+
+async fn joined_futures_exclude_each_other(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let inside = Inside::default();
+    let turn = async |mode: Mode| {
+        for _ in 0..3 {
+            match mode {
+                Mode::Write => {
+                    let guard = manager.write(&name).await.expect("granted");
+                    inside.enter(mode);
+                    tokio::task::yield_now().await;
+                    inside.leave(mode);
+                    guard.release().await.expect("released");
+                }
+                Mode::Read => {
+                    let guard = manager.read(&name).await.expect("granted");
+                    inside.enter(mode);
+                    tokio::task::yield_now().await;
+                    inside.leave(mode);
+                    drop(guard);
+                }
+            }
+        }
+    };
+    soon("all turns", async { tokio::join!(turn(Mode::Write), turn(Mode::Read), turn(Mode::Write), turn(Mode::Read)) })
+        .await;
+}
+
+async fn nested_acquisition_without_opt_in_waits(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let limit = Duration::from_millis(50);
+    let outer = manager.write(&name).await.expect("granted");
+    let inner = manager.write(&name).wait_timeout(limit).await;
+    assert!(matches!(inner, Err(Error::WaitTimeout { .. })), "{inner:?}");
+    let inner = manager.read(&name).wait_timeout(limit).await;
+    assert!(matches!(inner, Err(Error::WaitTimeout { .. })), "{inner:?}");
+    outer.release().await.expect("released");
+}
+
+async fn random_workload_never_overlaps(f: &Fixture) {
+    let name: Arc<str> = f.name().into();
+    let inside = Arc::new(Inside::default());
+    let mut tasks = Vec::new();
+    for n in 0..9 {
+        let (name, inside) = (Arc::clone(&name), Arc::clone(&inside));
+        let manager = f.manager().await;
+        tasks.push(tokio::spawn(async move {
+            for turn in 0..6 {
+                if (n + turn) % 3 == 0 {
+                    let guard = manager.write(&name).await.expect("granted");
+                    inside.enter(Mode::Write);
+                    tokio::task::yield_now().await;
+                    inside.leave(Mode::Write);
+                    guard.release().await.expect("released");
+                } else {
+                    let guard = manager.read(&name).await.expect("granted");
+                    inside.enter(Mode::Read);
+                    tokio::task::yield_now().await;
+                    inside.leave(Mode::Read);
+                    guard.release().await.expect("released");
+                }
+            }
+        }));
+    }
+    for outcome in soon("all turns", join_all(tasks)).await {
+        outcome.expect("no panic");
+    }
+    f.becomes_free(&name).await;
+}

@@ -1,0 +1,370 @@
+//! What cases run on, and the macros that run each case on all of it.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use cluster_testenv::{Reply, Server};
+use redis_rwlock::{
+    Build, Builder, ClusterManager, Error, LockView, MemoryManager, Reentry, RwLockManager, SingleNodeManager, Topology,
+};
+use tokio::runtime::Runtime;
+
+use crate::servers::{Servers, ask};
+use crate::wait::until;
+
+/// A manager, as services have it.
+pub(crate) type Manager = Arc<dyn RwLockManager>;
+
+/// The lease of holds that a case lets run out.
+pub(crate) const SHORT: Duration = Duration::from_millis(500);
+/// The lease of holds that must be renewed though the machine is busy.
+pub(crate) const RENEWED: Duration = Duration::from_millis(1500);
+
+/// The options that cases change.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) lease: Duration,
+    pub(crate) max_hold: Duration,
+    pub(crate) wait_timeout: Option<Duration>,
+    pub(crate) clock_margin: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) unreachable_after: Duration,
+    pub(crate) reentry: Reentry,
+    pub(crate) label: String,
+}
+
+impl Default for Settings {
+    /// The crate's own defaults, but for a margin that suits servers on one machine.
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(10),
+            max_hold: Duration::from_secs(3600),
+            wait_timeout: None,
+            clock_margin: Duration::from_millis(5),
+            response_timeout: Duration::from_millis(500),
+            unreachable_after: Duration::from_secs(5),
+            reentry: Reentry::Off,
+            label: "case".to_owned(),
+        }
+    }
+}
+
+impl Settings {
+    pub(crate) fn lease(lease: Duration) -> Self {
+        Self { lease, ..Self::default() }
+    }
+
+    pub(crate) fn label(label: &str) -> Self {
+        Self { label: label.to_owned(), ..Self::default() }
+    }
+
+    fn apply<M: Build>(self, builder: Builder<M>) -> Builder<M> {
+        let builder = builder
+            .lease(self.lease)
+            .max_hold(self.max_hold)
+            .clock_margin(self.clock_margin)
+            .response_timeout(self.response_timeout)
+            .unreachable_after(self.unreachable_after)
+            .reentry(self.reentry)
+            .label(self.label);
+        match self.wait_timeout {
+            Some(wait_timeout) => builder.wait_timeout(wait_timeout),
+            None => builder,
+        }
+    }
+}
+
+/// Where locks are kept.
+#[derive(Clone)]
+enum Home {
+    Memory(MemoryManager),
+    TwoKey(Topology),
+    Hash(Topology),
+}
+
+impl Home {
+    async fn connect(&self, prefix: &str, settings: Settings) -> Result<Manager, Error> {
+        Ok(match self {
+            Self::Memory(store) => Arc::new(settings.apply(store.peer_builder()).key_prefix(prefix).connect().await?),
+            Self::TwoKey(topology) => {
+                let builder = SingleNodeManager::builder(topology.clone());
+                Arc::new(settings.apply(builder).key_prefix(prefix).connect().await?)
+            }
+            Self::Hash(topology) => {
+                let builder = ClusterManager::builder(topology.clone());
+                Arc::new(settings.apply(builder).key_prefix(prefix).connect().await?)
+            }
+        })
+    }
+}
+
+/// A place for locks that the case has to itself: managers made here see the same locks, those of other cases do not.
+pub(crate) struct Fixture {
+    home: Home,
+    prefix: String,
+    names: AtomicU64,
+}
+
+impl Fixture {
+    pub(crate) fn memory() -> Self {
+        Self::at(Home::Memory(MemoryManager::new()))
+    }
+
+    fn at(home: Home) -> Self {
+        static CASES: AtomicU64 = AtomicU64::new(0);
+        let prefix = format!("case{}", CASES.fetch_add(1, Ordering::Relaxed));
+        Self { home, prefix, names: AtomicU64::new(0) }
+    }
+
+    /// A name that no other lock has.
+    pub(crate) fn name(&self) -> String {
+        format!("lock-{}", self.names.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A new manager, as another process would have.
+    pub(crate) async fn manager(&self) -> Manager {
+        self.manager_with(Settings::default()).await
+    }
+
+    pub(crate) async fn manager_with(&self, settings: Settings) -> Manager {
+        self.connect(settings).await.expect("the manager connects")
+    }
+
+    pub(crate) async fn connect(&self, settings: Settings) -> Result<Manager, Error> {
+        self.home.connect(&self.prefix, settings).await
+    }
+
+    /// The future of [`Fixture::connect`], on its own.
+    pub(crate) fn connecting(
+        &self,
+        settings: Settings,
+    ) -> impl Future<Output = Result<Manager, Error>> + Send + 'static {
+        let (home, prefix) = (self.home.clone(), self.prefix.clone());
+        async move { home.connect(&prefix, settings).await }
+    }
+
+    /// A manager with a runtime of its own, which can die alone.
+    pub(crate) async fn process(&self, settings: Settings) -> Process {
+        let runtime = Runtime::new().expect("a runtime starts");
+        let manager = runtime.spawn(self.connecting(settings)).await.expect("no panic").expect("the manager connects");
+        Process { runtime: Some(runtime), manager }
+    }
+
+    /// The lock as somebody else sees it.
+    pub(crate) async fn view(&self, name: &str) -> LockView {
+        self.manager().await.inspect(name).await.expect("inspected")
+    }
+
+    /// Waits until nobody holds the lock, and shows that it can be taken.
+    pub(crate) async fn becomes_free(&self, name: &str) {
+        let other = self.manager().await;
+        until("the lock is free", async || other.inspect(name).await.expect("inspected").is_free()).await;
+        let guard = other.try_write(name).await.expect("answered").expect("a free lock can be taken");
+        guard.release().await.expect("released");
+    }
+}
+
+/// A manager as a process has it: its runtime can be shut down under it.
+pub(crate) struct Process {
+    runtime: Option<Runtime>,
+    pub(crate) manager: Manager,
+}
+
+impl Process {
+    /// Runs something within the process.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(Manager) -> redis_rwlock::BoxFuture<'static, T>,
+    ) -> T {
+        let runtime = self.runtime.as_ref().expect("it lives");
+        runtime.spawn(act(Arc::clone(&self.manager))).await.expect("no panic")
+    }
+
+    /// Ends the runtime with everything on it, as a crash would.
+    pub(crate) async fn die(&mut self) {
+        let runtime = self.runtime.take().expect("it dies once");
+        tokio::task::spawn_blocking(move || drop(runtime)).await.expect("no panic at shutdown");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// How a manager keeps its locks on servers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    TwoKey,
+    HashNode,
+    HashCluster,
+}
+
+/// A fixture whose servers can be looked at.
+pub(crate) struct ServerFixture {
+    fixture: Fixture,
+    kind: Kind,
+    pub(crate) servers: Servers,
+}
+
+impl Deref for ServerFixture {
+    type Target = Fixture;
+
+    fn deref(&self) -> &Fixture {
+        &self.fixture
+    }
+}
+
+impl ServerFixture {
+    /// On servers that other cases use at the same time.
+    pub(crate) fn shared(kind: Kind, server: Server) -> Self {
+        Self::on(
+            kind,
+            match kind {
+                Kind::TwoKey | Kind::HashNode => Servers::shared_node(server),
+                Kind::HashCluster => Servers::shared_cluster(server),
+            },
+        )
+    }
+
+    /// On servers that no other case uses meanwhile.
+    pub(crate) async fn alone(kind: Kind, server: Server) -> Self {
+        Self::on(
+            kind,
+            match kind {
+                Kind::TwoKey | Kind::HashNode => Servers::own_node(server),
+                Kind::HashCluster => Servers::own_cluster(server).await,
+            },
+        )
+    }
+
+    fn on(kind: Kind, servers: Servers) -> Self {
+        let topology = match servers.cluster() {
+            Some(cluster) => Topology::cluster(cluster.urls()),
+            None => Topology::node(servers.primaries()[0].url()),
+        };
+        let home = match kind {
+            Kind::TwoKey => Home::TwoKey(topology),
+            Kind::HashNode | Kind::HashCluster => Home::Hash(topology),
+        };
+        Self { fixture: Fixture::at(home), kind, servers }
+    }
+
+    /// The names of a lock's keys, as documented.
+    pub(crate) fn keys_of(&self, name: &str) -> Vec<String> {
+        let parts: &[&str] = match self.kind {
+            Kind::TwoKey => &["read", "write"],
+            Kind::HashNode | Kind::HashCluster => &["lock"],
+        };
+        parts.iter().map(|part| key_name(&self.prefix, name, part)).collect()
+    }
+
+    /// One command to the owner of a key, which is put behind the command's name.
+    pub(crate) fn on_key(&self, command: &str, key: &str, rest: &[&str]) -> Reply {
+        let words: Vec<&str> = [command, key].into_iter().chain(rest.iter().copied()).collect();
+        ask(self.servers.owner_of(key), &words)
+    }
+
+    /// All keys of this case that are there, with their ttl in milliseconds.
+    pub(crate) fn ttls(&self) -> Vec<(String, i64)> {
+        let mut found = Vec::new();
+        for node in self.servers.primaries() {
+            for pattern in [format!("{}:*", self.prefix), format!("{}#*", self.prefix)] {
+                let reply = ask(node, &["KEYS", &pattern]);
+                for key in reply.array().expect("a list").iter().filter_map(Reply::text) {
+                    let ttl_ms = ask(node, &["PTTL", &key]).int().expect("a number");
+                    found.push((key.into_owned(), ttl_ms));
+                }
+            }
+        }
+        found
+    }
+
+    /// How often the servers have been told a command since they started, or since `CONFIG RESETSTAT`.
+    pub(crate) fn calls_of(&self, command: &str) -> i64 {
+        let line = format!("cmdstat_{command}:calls=");
+        let count = |reply: &Reply| {
+            let text = reply.text()?.into_owned();
+            let rest = text.split_once(&line)?.1;
+            rest.split(',').next()?.parse::<i64>().ok()
+        };
+        self.servers.everywhere(&["INFO", "commandstats"]).iter().filter_map(count).sum()
+    }
+}
+
+/// The name of a key, as documented: a name with a hash tag keeps it, any other becomes the tag.
+pub(crate) fn key_name(prefix: &str, name: &str, part: &str) -> String {
+    if has_hash_tag(name) {
+        return format!("{prefix}#{name}:{part}");
+    }
+    let tag = name.replace('%', "%25").replace('{', "%7B").replace('}', "%7D");
+    format!("{prefix}:{{{tag}}}:{part}")
+}
+
+pub(crate) fn has_hash_tag(name: &str) -> bool {
+    let tag = name.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+    tag.is_some_and(|(tag, _)| !tag.is_empty())
+}
+
+/// A case on the six server fixtures; `$make` makes the fixture.
+macro_rules! on_six {
+    ($case:ident, $($make:tt)+) => {
+        $crate::fixture::on_one!($case, two_key_on_redis_7_0, TwoKey, Redis70, $($make)+);
+        $crate::fixture::on_one!($case, two_key_on_valkey_9_1, TwoKey, Valkey91, $($make)+);
+        $crate::fixture::on_one!($case, hash_on_redis_7_0, HashNode, Redis70, $($make)+);
+        $crate::fixture::on_one!($case, hash_on_valkey_9_1, HashNode, Valkey91, $($make)+);
+        $crate::fixture::on_one!($case, hash_on_redis_7_0_cluster, HashCluster, Redis70, $($make)+);
+        $crate::fixture::on_one!($case, hash_on_valkey_9_1_cluster, HashCluster, Valkey91, $($make)+);
+    };
+}
+
+macro_rules! on_one {
+    ($case:ident, $name:ident, $kind:ident, $server:ident, $make:ident $($later:tt)*) => {
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $name() {
+            let kind = $crate::fixture::Kind::$kind;
+            let fixture = $crate::fixture::ServerFixture::$make(kind, cluster_testenv::Server::$server) $($later)*;
+            $crate::wait::bounded(super::$case(&fixture)).await;
+        }
+    };
+}
+
+/// Each case on memory and on the six server fixtures.
+macro_rules! on_every_fixture {
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn memory() {
+                let fixture = $crate::fixture::Fixture::memory();
+                $crate::wait::bounded(super::$case(&fixture)).await;
+            }
+
+            $crate::fixture::on_six!($case, shared);
+        }
+    )+};
+}
+
+/// Each case on the six server fixtures, shared with others.
+macro_rules! on_every_server {
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
+            $crate::fixture::on_six!($case, shared);
+        }
+    )+};
+}
+
+/// Each case on the six server fixtures, alone with its servers.
+macro_rules! alone_on_every_server {
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
+            $crate::fixture::on_six!($case, alone .await);
+        }
+    )+};
+}
+
+pub(crate) use {alone_on_every_server, on_every_fixture, on_every_server, on_one, on_six};

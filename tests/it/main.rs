@@ -1,0 +1,12 @@
+//! What the crate promises, case by case, on every manager, topology and server.
+#![allow(
+    missing_docs, // a test binary has no public face
+    clippy::missing_panics_doc, // tests panic to fail
+    unreachable_pub
+)]
+
+mod fixture;
+mod servers;
+mod wait;
+
+mod contract;

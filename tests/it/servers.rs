@@ -1,0 +1,145 @@
+//! The servers of this test binary: one node and one cluster per kind, shared by all cases that hurt nobody; and others
+//! for those that do.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use cluster_testenv::{Cluster, Node, Reply, Server};
+use tokio::sync::{Mutex, MutexGuard};
+
+/// Longer than any stall of a busy machine, so that no replica takes over where no case asks for it.
+const NODE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// One environment of each kind of server.
+struct PerServer<T> {
+    redis: LazyLock<T>,
+    valkey: LazyLock<T>,
+}
+
+impl<T> PerServer<T> {
+    fn of(&self, server: Server) -> &T {
+        match server {
+            Server::Redis70 => &self.redis,
+            Server::Valkey91 => &self.valkey,
+            other => panic!("no case shares a {other}"),
+        }
+    }
+}
+
+static NODES: PerServer<Node> = PerServer {
+    redis: LazyLock::new(|| start_node(Server::Redis70)),
+    valkey: LazyLock::new(|| start_node(Server::Valkey91)),
+};
+static CLUSTERS: PerServer<Cluster> = PerServer {
+    redis: LazyLock::new(|| start_cluster(Server::Redis70)),
+    valkey: LazyLock::new(|| start_cluster(Server::Valkey91)),
+};
+/// For cases that are alone with their cluster, one after the other: a cluster takes seconds to start.
+static LONE_CLUSTERS: PerServer<Mutex<Cluster>> = PerServer {
+    redis: LazyLock::new(|| Mutex::new(start_cluster(Server::Redis70))),
+    valkey: LazyLock::new(|| Mutex::new(start_cluster(Server::Valkey91))),
+};
+
+fn start_node(server: Server) -> Node {
+    Node::start(server).expect("the server starts")
+}
+
+fn start_cluster(server: Server) -> Cluster {
+    Cluster::builder(server).node_timeout(NODE_TIMEOUT).start().expect("the cluster starts")
+}
+
+/// What a fixture's managers connect to.
+pub(crate) enum Servers {
+    Node(&'static Node),
+    OwnNode(Box<Node>),
+    Cluster(&'static Cluster),
+    OwnCluster(MutexGuard<'static, Cluster>),
+}
+
+impl Servers {
+    pub(crate) fn shared_node(server: Server) -> Self {
+        Self::Node(NODES.of(server))
+    }
+
+    pub(crate) fn own_node(server: Server) -> Self {
+        Self::OwnNode(Box::new(start_node(server)))
+    }
+
+    pub(crate) fn shared_cluster(server: Server) -> Self {
+        Self::Cluster(CLUSTERS.of(server))
+    }
+
+    /// A cluster that no other case uses until this is dropped.
+    pub(crate) async fn own_cluster(server: Server) -> Self {
+        Self::OwnCluster(LONE_CLUSTERS.of(server).lock().await)
+    }
+
+    /// The cluster, where it is one.
+    pub(crate) fn cluster(&self) -> Option<&Cluster> {
+        match self {
+            Self::Node(_) | Self::OwnNode(_) => None,
+            Self::Cluster(cluster) => Some(cluster),
+            Self::OwnCluster(cluster) => Some(cluster),
+        }
+    }
+
+    fn node(&self) -> Option<&Node> {
+        match self {
+            Self::Node(node) => Some(node),
+            Self::OwnNode(node) => Some(node),
+            Self::Cluster(_) | Self::OwnCluster(_) => None,
+        }
+    }
+
+    /// All nodes that own keys.
+    pub(crate) fn primaries(&self) -> Vec<&Node> {
+        match self.cluster() {
+            Some(cluster) => cluster.primaries(),
+            None => self.node().into_iter().collect(),
+        }
+    }
+
+    fn all(&self) -> Vec<&Node> {
+        match self.cluster() {
+            Some(cluster) => cluster.nodes().iter().collect(),
+            None => self.node().into_iter().collect(),
+        }
+    }
+
+    /// The node that owns a key.
+    pub(crate) fn owner_of(&self, key: &str) -> &Node {
+        match self.cluster() {
+            Some(cluster) => cluster.primary_of_slot(cluster.keyslot(key)),
+            None => self.node().expect("a node where there is no cluster"),
+        }
+    }
+
+    /// One command to every node that owns keys.
+    pub(crate) fn everywhere(&self, command: &[&str]) -> Vec<Reply> {
+        self.primaries().into_iter().map(|node| ask(node, command)).collect()
+    }
+
+    /// Nothing answers any more.
+    pub(crate) fn pause(&self) {
+        self.all().into_iter().for_each(Node::pause);
+    }
+
+    pub(crate) fn resume(&self) {
+        self.all().into_iter().for_each(Node::resume);
+    }
+}
+
+impl Drop for Servers {
+    /// The next case finds an own cluster awake.
+    fn drop(&mut self) {
+        if matches!(self, Self::OwnCluster(_)) {
+            self.resume();
+        }
+    }
+}
+
+/// One command to one node, which must not refuse it.
+pub(crate) fn ask(node: &Node, command: &[&str]) -> Reply {
+    let reply = node.command(command).and_then(Reply::into_result);
+    reply.unwrap_or_else(|error| panic!("{command:?}: {error}"))
+}
