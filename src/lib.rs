@@ -28,6 +28,10 @@
 //! Waiting has no limit unless [`Acquire::wait_timeout`] sets one. Within a process waiters are served first come, first
 //! served; between processes whoever asks first after a release.
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod acquire;
 pub mod blocking;
 mod clock;
