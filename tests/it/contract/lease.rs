@@ -1,0 +1,190 @@
+//! How long a hold lasts, and how its holder learns that it is over.
+
+use std::time::{Duration, Instant};
+
+use redis_rwlock::{Ended, Error, HoldState, LossReason, Mode};
+
+use crate::fixture::{Fixture, RENEWED, SHORT, Settings, on_every_fixture};
+use crate::wait::{soon, stays_pending, until};
+
+on_every_fixture![
+    renewal_keeps_holds_past_several_leases,
+    long_lease_survives_a_neighbours_short_renewals,
+    dead_reader_is_gone_at_its_own_lease,
+    dead_writer_is_gone_with_its_lease,
+    loss_is_told_before_anybody_else_is_let_in,
+    lost_stays_silent_without_a_loss,
+    watch_tells_release_from_loss,
+    leaked_guard_ends_with_its_longest_time,
+    fixed_lease_is_not_renewed,
+    late_release_is_an_error_and_hurts_nobody,
+    remaining_is_within_the_lease,
+];
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+async fn renewal_keeps_holds_past_several_leases(f: &Fixture) {
+    let manager = f.manager_with(Settings::lease(RENEWED)).await;
+    let (written, read) = (f.name(), f.name());
+    let writer = manager.write(&written).await.expect("granted");
+    let reader = manager.read(&read).await.expect("granted");
+    // Time itself is what is waited for.
+    tokio::time::sleep(RENEWED * 5 / 2).await;
+    assert_eq!(writer.state(), HoldState::Held);
+    assert_eq!(reader.state(), HoldState::Held);
+    let other = f.manager().await;
+    for name in [&written, &read] {
+        assert!(other.try_write(name).await.expect("answered").is_none());
+    }
+    writer.release().await.expect("ours to the end");
+    reader.release().await.expect("ours to the end");
+}
+
+async fn long_lease_survives_a_neighbours_short_renewals(f: &Fixture) {
+    let (long, short, name) = (f.manager().await, f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let patient = long.read(&name).lease(HOUR).max_hold(2 * HOUR).await.expect("granted");
+    let neighbour = short.read(&name).await.expect("granted");
+    until("a renewal of the neighbour", async || {
+        let view = f.view(&name).await;
+        view.holders.iter().any(|holder| holder.remaining < HOUR / 2 && holder.age > RENEWED)
+    })
+    .await;
+    neighbour.release().await.expect("released");
+    let view = f.view(&name).await;
+    assert_eq!(view.holders.len(), 1);
+    assert!(view.holders[0].remaining > HOUR - Duration::from_secs(60), "{view:?}");
+    assert_eq!(patient.state(), HoldState::Held);
+    assert!(short.try_write(&name).await.expect("answered").is_none());
+    patient.release().await.expect("released");
+}
+
+async fn dead_reader_is_gone_at_its_own_lease(f: &Fixture) {
+    let name = f.name();
+    let living = f.manager_with(Settings { label: "living".to_owned(), ..Settings::lease(RENEWED) }).await;
+    let guard = living.read(&name).await.expect("granted");
+    let mut dead = f.process(Settings { label: "dead".to_owned(), ..Settings::lease(SHORT) }).await;
+    let read = name.clone();
+    let left = dead.run(|manager| Box::pin(async move { manager.read(&read).await })).await.expect("granted");
+    dead.die().await;
+    let died = Instant::now();
+    until("the dead reader is gone", async || {
+        let view = f.view(&name).await;
+        view.holders.iter().all(|holder| holder.label == "living")
+    })
+    .await;
+    // It was renewed before it died at the latest.
+    assert!(died.elapsed() < SHORT + Duration::from_secs(2), "gone after {:?}", died.elapsed());
+    assert_eq!(guard.state(), HoldState::Held);
+    guard.release().await.expect("released");
+    f.becomes_free(&name).await;
+    drop(left);
+}
+
+async fn dead_writer_is_gone_with_its_lease(f: &Fixture) {
+    let name = f.name();
+    let mut dead = f.process(Settings::lease(SHORT)).await;
+    let write = name.clone();
+    let left = dead.run(|manager| Box::pin(async move { manager.write(&write).await })).await.expect("granted");
+    dead.die().await;
+    let heir = soon("the next writer's grant", f.manager().await.write(&name).into_future()).await.expect("granted");
+    assert_eq!(left.state(), HoldState::Lost(LossReason::Expired), "the clock told it without a runtime");
+    assert!(heir.fencing_token() > left.fencing_token());
+    drop(left);
+    assert_eq!(heir.state(), HoldState::Held);
+    heir.release().await.expect("released");
+}
+
+async fn loss_is_told_before_anybody_else_is_let_in(f: &Fixture) {
+    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let fixed = a.write(&name).lease(SHORT).max_hold(SHORT).await.expect("granted");
+    let watch = fixed.watch();
+    let told = tokio::spawn(async move { fixed.lost().await });
+    let heir = soon("the next writer's grant", b.write(&name).into_future()).await.expect("granted");
+    // No moment lies between: the state is asked after the grant, and by the local clock alone.
+    assert_eq!(watch.state(), HoldState::Lost(LossReason::MaxHold));
+    assert_eq!(soon("the word of the loss", told).await.expect("no panic"), LossReason::MaxHold);
+    heir.release().await.expect("released");
+}
+
+async fn lost_stays_silent_without_a_loss(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let outer = manager.write(&name).reentrant().await.expect("granted");
+    let inner = manager.write(&name).reentrant().await.expect("nested");
+    let watch = inner.watch();
+    let mut lost = Box::pin(outer.lost());
+    inner.release().await.expect("released");
+    stays_pending("word of a loss", &mut lost).await;
+    drop(lost);
+    outer.release().await.expect("released");
+    assert_eq!(soon("the end", watch.ended()).await, Ended::Released);
+    assert_eq!(watch.state(), HoldState::Held, "a hold that was released was never lost");
+}
+
+async fn watch_tells_release_from_loss(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let released = manager.write(&name).await.expect("granted");
+    let watch = released.watch();
+    let mut ended = Box::pin(watch.ended());
+    stays_pending("the end of a hold", &mut ended).await;
+    released.release().await.expect("released");
+    assert_eq!(soon("the end", ended).await, Ended::Released);
+
+    let dropped = manager.read(&name).await.expect("granted");
+    let watch = dropped.watch();
+    drop(dropped);
+    assert_eq!(soon("the end", watch.ended()).await, Ended::Released);
+
+    let lost = manager.write(&name).lease(SHORT).max_hold(SHORT).await.expect("granted");
+    let watch = lost.watch();
+    let elsewhere = watch.clone();
+    let told = tokio::spawn(async move { elsewhere.ended().await });
+    assert_eq!(soon("the end", watch.ended()).await, Ended::Lost(LossReason::MaxHold));
+    assert_eq!(soon("the end", told).await.expect("no panic"), Ended::Lost(LossReason::MaxHold));
+    assert_eq!((watch.name(), watch.token()), (&*name, lost.fencing_token()));
+    drop(lost);
+    assert_eq!(watch.ended().await, Ended::Lost(LossReason::MaxHold), "an end is final");
+}
+
+async fn leaked_guard_ends_with_its_longest_time(f: &Fixture) {
+    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let longest = RENEWED * 4 / 3;
+    let leaked = manager.read(&name).max_hold(longest).await.expect("granted");
+    let (watch, granted) = (leaked.watch(), Instant::now());
+    std::mem::forget(leaked);
+    assert_eq!(soon("the end", watch.ended()).await, Ended::Lost(LossReason::MaxHold));
+    assert!(granted.elapsed() > RENEWED, "it was renewed before: {:?}", granted.elapsed());
+    f.becomes_free(&name).await;
+}
+
+async fn fixed_lease_is_not_renewed(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let asked = Instant::now();
+    let guard = manager.read(&name).lease(Duration::from_secs(30)).max_hold(SHORT).await.expect("granted");
+    let view = f.view(&name).await;
+    assert!(view.holders[0].remaining <= SHORT, "the server is asked for no more than the longest time: {view:?}");
+    assert_eq!(soon("the loss", guard.lost()).await, LossReason::MaxHold);
+    assert!(asked.elapsed() > SHORT / 2 && asked.elapsed() < SHORT + Duration::from_secs(2), "{:?}", asked.elapsed());
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    f.becomes_free(&name).await;
+}
+
+async fn late_release_is_an_error_and_hurts_nobody(f: &Fixture) {
+    let (a, b, name) = (f.manager().await, f.manager_with(Settings::label("heir")).await, f.name());
+    let late = a.write(&name).lease(SHORT).max_hold(SHORT).await.expect("granted");
+    let heir = soon("the next writer's grant", b.write(&name).into_future()).await.expect("granted");
+    let error = late.release().await.expect_err("it was lost");
+    assert!(matches!(&error, Error::Lost { lock, reason: LossReason::MaxHold, .. } if **lock == *name), "{error:?}");
+    let view = f.view(&name).await;
+    assert_eq!((view.holders.len(), &*view.holders[0].label, view.holders[0].mode), (1, "heir", Mode::Write));
+    heir.release().await.expect("ours to the end");
+}
+
+async fn remaining_is_within_the_lease(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let guard = manager.write(&name).lease(Duration::from_secs(20)).await.expect("granted");
+    let (local, view) = (guard.remaining(), f.view(&name).await);
+    assert!(local < Duration::from_secs(20) && local > Duration::from_secs(10), "{local:?}");
+    let later = guard.remaining();
+    assert!(later <= local && later < view.holders[0].remaining + Duration::from_millis(1), "{later:?} {view:?}");
+    guard.release().await.expect("released");
+}

@@ -1,0 +1,208 @@
+//! What operators and shutdowns do: inspect, force, close.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis_rwlock::{Ended, Error, HoldState, LossReason, Mode};
+
+use crate::fixture::{Fixture, RENEWED, Settings, on_every_fixture};
+use crate::wait::{soon, start, stays_pending};
+
+on_every_fixture![
+    inspect_shows_who_holds_and_for_how_long,
+    inspect_of_an_unknown_lock_is_free,
+    inspect_changes_nothing,
+    force_ends_all_holds_and_their_holders_learn_of_it,
+    force_lets_waiters_in,
+    force_of_a_free_lock_ends_nothing,
+    release_after_a_force_is_an_error_and_hurts_nobody,
+    closed_manager_takes_nothing,
+    close_frees_all_holds_before_it_returns,
+    close_tells_waiters,
+    closed_hold_is_lost_before_anybody_else_is_let_in,
+    close_twice_is_as_good_as_once,
+    close_of_one_manager_leaves_others_alone,
+];
+
+async fn inspect_shows_who_holds_and_for_how_long(f: &Fixture) {
+    let name = f.name();
+    let reader = f.manager_with(Settings::label("billing-1")).await;
+    let other = f.manager_with(Settings::label("röntgen.2")).await;
+    let first = reader.read(&name).lease(Duration::from_secs(30)).await.expect("granted");
+    let second = other.read(&name).lease(Duration::from_secs(60)).await.expect("granted");
+    let mut view = f.view(&name).await;
+    view.holders.sort_by(|a, b| a.label.cmp(&b.label));
+    assert_eq!(view.name, name);
+    assert!(!view.is_free());
+    let labels: Vec<_> = view.holders.iter().map(|holder| (&*holder.label, holder.mode)).collect();
+    assert_eq!(labels, [("billing-1", Mode::Read), ("röntgen.2", Mode::Read)]);
+    for (holder, lease_s) in view.holders.iter().zip([30, 60]) {
+        let lease = Duration::from_secs(lease_s);
+        assert!(holder.remaining <= lease && holder.remaining > lease - Duration::from_secs(20), "{holder:?}");
+        assert!(holder.age < Duration::from_secs(20), "{holder:?}");
+    }
+    first.release().await.expect("released");
+    second.release().await.expect("released");
+
+    let writer = reader.write(&name).await.expect("granted");
+    let view = f.view(&name).await;
+    assert_eq!((&*view.holders[0].label, view.holders[0].mode), ("billing-1", Mode::Write));
+    writer.release().await.expect("released");
+}
+
+async fn inspect_of_an_unknown_lock_is_free(f: &Fixture) {
+    let view = f.view(&f.name()).await;
+    assert!(view.is_free());
+    assert_eq!(view.last_token, None);
+}
+
+async fn inspect_changes_nothing(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let guard = manager.read(&name).await.expect("granted");
+    let before = f.view(&name).await;
+    let after = f.view(&name).await;
+    assert_eq!(before.last_token, after.last_token);
+    assert!(after.holders[0].remaining <= before.holders[0].remaining);
+    assert!(after.holders[0].age >= before.holders[0].age);
+    guard.release().await.expect("released");
+}
+
+async fn force_ends_all_holds_and_their_holders_learn_of_it(f: &Fixture) {
+    let holder = f.manager_with(Settings::lease(RENEWED)).await;
+    let (operator, written, read) = (f.manager().await, f.name(), f.name());
+    let writer = holder.write(&written).await.expect("granted");
+    let readers = [holder.read(&read).await.expect("granted"), holder.read(&read).await.expect("granted")];
+    operator.force_release(&written).await.expect("forced");
+    operator.force_release(&read).await.expect("forced");
+    for name in [&written, &read] {
+        let guard = operator.try_write(name).await.expect("answered").expect("free at once");
+        guard.release().await.expect("released");
+    }
+    assert_eq!(soon("word of the force", writer.lost()).await, LossReason::Forced);
+    for reader in &readers {
+        assert_eq!(soon("word of the force", reader.lost()).await, LossReason::Forced);
+        assert_eq!(reader.state(), HoldState::Lost(LossReason::Forced));
+    }
+}
+
+async fn force_lets_waiters_in(f: &Fixture) {
+    let (holder, waiter, operator, name) = (f.manager().await, f.manager().await, f.manager().await, f.name());
+    let stuck = holder.write(&name).await.expect("granted");
+    let mut waiting = waiter.read(&name).into_future();
+    stays_pending("a grant beside a writer", &mut waiting).await;
+    operator.force_release(&name).await.expect("forced");
+    let guard = soon("the waiter's grant", waiting).await.expect("granted");
+    assert!(guard.fencing_token() > stuck.fencing_token());
+    guard.release().await.expect("released");
+}
+
+async fn force_of_a_free_lock_ends_nothing(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    manager.force_release(&name).await.expect("forced");
+    let guard = manager.write(&name).await.expect("granted");
+    guard.release().await.expect("no later hold is hit");
+}
+
+async fn release_after_a_force_is_an_error_and_hurts_nobody(f: &Fixture) {
+    let (holder, other, name) = (f.manager().await, f.manager_with(Settings::label("heir")).await, f.name());
+    let forced = holder.write(&name).await.expect("granted");
+    other.force_release(&name).await.expect("forced");
+    let heir = other.write(&name).await.expect("granted");
+    assert_eq!(forced.state(), HoldState::Held, "its next renewal has not come yet");
+    let error = forced.release().await.expect_err("it was ended");
+    assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+    let view = f.view(&name).await;
+    assert_eq!((view.holders.len(), &*view.holders[0].label), (1, "heir"));
+    heir.release().await.expect("ours to the end");
+}
+
+async fn closed_manager_takes_nothing(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    manager.close().await.expect("closed");
+    let outcomes = [
+        manager.read(&name).await.map(drop),
+        manager.write(&name).await.map(drop),
+        manager.try_read(&name).await.map(drop),
+        manager.try_write(&name).await.map(drop),
+    ];
+    for outcome in outcomes {
+        let error = outcome.expect_err("it is closed");
+        assert!(matches!(&error, Error::Closed { lock, .. } if **lock == *name), "{error:?}");
+    }
+    f.becomes_free(&name).await;
+}
+
+async fn close_frees_all_holds_before_it_returns(f: &Fixture) {
+    let (manager, other) = (f.manager().await, f.manager().await);
+    let names: Vec<String> = (0..40).map(|_| f.name()).collect();
+    let mut watches = Vec::new();
+    let mut guards = Vec::new();
+    for name in &names {
+        let guard = manager.write(name).await.expect("granted");
+        watches.push(guard.watch());
+        guards.push(guard);
+    }
+    manager.close().await.expect("closed");
+    for (name, watch) in names.iter().zip(&watches) {
+        assert_eq!(watch.ended().await, Ended::Lost(LossReason::Closed));
+        let guard = other.try_write(name).await.expect("answered").expect("free at once");
+        guard.release().await.expect("released");
+    }
+    for guard in guards {
+        let error = guard.release().await.expect_err("it was closed");
+        assert!(matches!(error, Error::Lost { reason: LossReason::Closed, .. }), "{error:?}");
+    }
+}
+
+async fn close_tells_waiters(f: &Fixture) {
+    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let guard = other.write(&name).await.expect("granted");
+    let mut asking = manager.write(&name).into_future();
+    stays_pending("a grant beside a writer", &mut asking).await;
+    let mut queued = manager.read(&name).into_future();
+    start(&mut queued);
+    manager.close().await.expect("closed");
+    let (asking, queued) = soon("the end of the wait", async { tokio::join!(asking, queued) }).await;
+    assert!(matches!(asking, Err(Error::Closed { .. })), "{asking:?}");
+    assert!(matches!(queued, Err(Error::Closed { .. })), "{queued:?}");
+    guard.release().await.expect("released");
+    f.becomes_free(&name).await;
+}
+
+async fn closed_hold_is_lost_before_anybody_else_is_let_in(f: &Fixture) {
+    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let guard = manager.write(&name).await.expect("granted");
+    let mut waiter = other.write(&name).into_future();
+    stays_pending("a grant beside a writer", &mut waiter).await;
+    let closing = tokio::spawn({
+        let manager = Arc::clone(&manager);
+        async move { manager.close().await }
+    });
+    let heir = soon("the waiter's grant", waiter).await.expect("granted");
+    assert_eq!(guard.state(), HoldState::Lost(LossReason::Closed));
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    soon("the end of the close", closing).await.expect("no panic").expect("closed");
+    heir.release().await.expect("released");
+}
+
+async fn close_twice_is_as_good_as_once(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let guard = manager.read(&name).await.expect("granted");
+    let (first, second) = tokio::join!(manager.close(), manager.close());
+    first.expect("closed");
+    second.expect("closed");
+    manager.close().await.expect("closed");
+    assert_eq!(guard.state(), HoldState::Lost(LossReason::Closed));
+    f.becomes_free(&name).await;
+}
+
+async fn close_of_one_manager_leaves_others_alone(f: &Fixture) {
+    let (closed, other, name) = (f.manager().await, f.manager().await, f.name());
+    let gone = closed.read(&name).await.expect("granted");
+    let stays = other.read(&name).await.expect("granted");
+    closed.close().await.expect("closed");
+    assert_eq!(stays.state(), HoldState::Held);
+    assert_eq!(f.view(&name).await.holders.len(), 1);
+    drop(gone);
+    stays.release().await.expect("ours to the end");
+}

@@ -1,0 +1,76 @@
+//! Fencing tokens grow.
+
+use redis_rwlock::FencingToken;
+
+use crate::fixture::{Fixture, Manager, on_every_fixture};
+
+on_every_fixture![
+    tokens_grow_from_phase_to_phase,
+    readers_of_a_phase_share_their_token,
+    tokens_grow_across_force_release,
+    token_is_the_same_wherever_it_is_asked_for,
+];
+
+async fn write_token(manager: &Manager, name: &str) -> FencingToken {
+    let guard = manager.write(name).await.expect("granted");
+    let token = guard.fencing_token();
+    guard.release().await.expect("released");
+    token
+}
+
+async fn read_token(manager: &Manager, name: &str) -> FencingToken {
+    let guard = manager.read(name).await.expect("granted");
+    let token = guard.fencing_token();
+    guard.release().await.expect("released");
+    token
+}
+
+async fn tokens_grow_from_phase_to_phase(f: &Fixture) {
+    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let mut tokens = Vec::new();
+    for _ in 0..5 {
+        tokens.push(write_token(&a, &name).await);
+        tokens.push(read_token(&b, &name).await);
+        tokens.push(read_token(&a, &name).await);
+        tokens.push(write_token(&b, &name).await);
+    }
+    assert!(tokens.is_sorted_by(|earlier, later| earlier < later), "{tokens:?}");
+    let last = f.view(&name).await.last_token;
+    assert_eq!(last, tokens.last().copied());
+}
+
+async fn readers_of_a_phase_share_their_token(f: &Fixture) {
+    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let first = a.read(&name).await.expect("granted");
+    let second = b.read(&name).await.expect("granted");
+    let token = first.fencing_token();
+    assert_eq!(second.fencing_token(), token);
+    first.release().await.expect("released");
+    let third = a.read(&name).await.expect("granted");
+    assert_eq!(third.fencing_token(), token, "the phase goes on while one reader is left");
+    second.release().await.expect("released");
+    third.release().await.expect("released");
+    assert!(read_token(&a, &name).await > token);
+}
+
+async fn tokens_grow_across_force_release(f: &Fixture) {
+    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let stuck = a.write(&name).await.expect("granted");
+    b.force_release(&name).await.expect("forced");
+    assert_eq!(f.view(&name).await.last_token, Some(stuck.fencing_token()));
+    let next = b.write(&name).await.expect("granted");
+    assert!(next.fencing_token() > stuck.fencing_token());
+    b.force_release(&name).await.expect("forced");
+    assert!(read_token(&b, &name).await > next.fencing_token());
+}
+
+async fn token_is_the_same_wherever_it_is_asked_for(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let guard = manager.write(&name).await.expect("granted");
+    let token = guard.fencing_token();
+    assert_eq!(guard.watch().token(), token);
+    assert_eq!(f.view(&name).await.last_token, Some(token));
+    assert!(u64::from(token) <= 1 << 53);
+    assert_eq!(i64::from(token).to_string(), token.to_string());
+    guard.release().await.expect("released");
+}
