@@ -27,6 +27,7 @@ pub struct Topology(Kind);
 pub(crate) enum Kind {
     Node(String),
     Cluster(Vec<String>),
+    Sentinel { primary: String, urls: Vec<String> },
 }
 
 impl Topology {
@@ -40,6 +41,14 @@ impl Topology {
         Self(Kind::Cluster(urls.into_iter().map(Into::into).collect()))
     }
 
+    /// The primary that Sentinels know under this name, wherever they move it.
+    ///
+    /// The URLs are the Sentinels'. User, password, database and TLS of the first one are used for the primary; a Sentinel
+    /// that asks for a password is given the same.
+    pub fn sentinel<U: Into<String>>(primary: impl Into<String>, urls: impl IntoIterator<Item = U>) -> Self {
+        Self(Kind::Sentinel { primary: primary.into(), urls: urls.into_iter().map(Into::into).collect() })
+    }
+
     pub(crate) fn kind(&self) -> &Kind {
         &self.0
     }
@@ -47,7 +56,7 @@ impl Topology {
     /// Refuses what the two-key scheme cannot work on.
     pub(crate) fn check_single(&self) -> Result<()> {
         match &self.0 {
-            Kind::Node(_) => Ok(()),
+            Kind::Node(_) | Kind::Sentinel { .. } => Ok(()),
             Kind::Cluster(_) => Err(Error::InvalidOption {
                 option: "topology",
                 reason: "the two-key scheme needs two keys at once, which a migrating slot refuses; use ClusterManager"
@@ -85,12 +94,16 @@ impl fmt::Debug for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Kind::Node(url) => f.debug_tuple("Node").field(&without_secrets(url)).finish(),
-            Kind::Cluster(urls) => {
-                let shown: Vec<&str> = urls.iter().map(|url| without_secrets(url)).collect();
-                f.debug_tuple("Cluster").field(&shown).finish()
+            Kind::Cluster(urls) => f.debug_tuple("Cluster").field(&all_without_secrets(urls)).finish(),
+            Kind::Sentinel { primary, urls } => {
+                f.debug_tuple("Sentinel").field(primary).field(&all_without_secrets(urls)).finish()
             }
         }
     }
+}
+
+fn all_without_secrets(urls: &[String]) -> Vec<&str> {
+    urls.iter().map(|url| without_secrets(url)).collect()
 }
 
 /// What follows the last `@`, which separates user and password from the host; without one, what follows the scheme.
@@ -119,6 +132,7 @@ mod tests {
         ];
         for url in urls {
             let shown = format!("{:?} {:?}", Topology::node(&*url), Topology::cluster([&*url]));
+            let shown = format!("{shown} {:?}", Topology::sentinel("main", [&*url]));
             assert!(!shown.contains("s3cr"), "{shown}");
         }
     }

@@ -12,10 +12,13 @@ use crate::options::Options;
 use crate::scheme::{Answered, BoxFuture, Failure, Route, Subscription};
 use crate::topology::Topology;
 
+mod address;
 mod fault;
+mod fleet;
 mod node;
 mod push;
 mod router;
+mod sentinels;
 mod slots;
 
 /// A Lua script and its digest.

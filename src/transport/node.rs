@@ -17,6 +17,7 @@ use crate::error::{Error, Refusal, Result};
 use crate::lease::{self, Anchor, Moment, ServerTime};
 use crate::options::Options;
 use crate::scheme::Answered;
+use crate::transport::address::invalid_url;
 use crate::transport::fault::{self, Answer, Fault};
 use crate::transport::{Call, Expiry, server_time};
 
@@ -365,14 +366,6 @@ fn of_pool(error: PoolError) -> Fault {
 
 fn unreadable(question: &str) -> Fault {
     Fault::NotSent(Some(Arc::new(Answer(format!("the reply to {question} is not one")))))
-}
-
-/// A URL that does not parse. The library's text may quote the URL, password and all, so it is left out.
-pub(super) fn invalid_url(_: &RedisError) -> Error {
-    Error::InvalidOption {
-        option: "topology",
-        reason: "a URL must read redis://[user][:password@]host[:port][/db]".to_owned(),
-    }
 }
 
 /// How a script is named in a call.

@@ -11,7 +11,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ConnectionInfo, ProtocolVersion, PushInfo, PushKind, RedisResult, Value};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ProtocolVersion, PushInfo, PushKind, RedisResult,
+    Value,
+};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
@@ -31,10 +34,12 @@ pub(super) struct Push {
 }
 
 struct Shared {
-    info: ConnectionInfo,
+    info: Mutex<ConnectionInfo>,
     response_timeout: Duration,
     wanted: Mutex<Wanted>,
     changed: Notify,
+    /// The node has moved to another address.
+    moved: Notify,
 }
 
 #[derive(Default)]
@@ -81,11 +86,21 @@ impl Push {
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         Self {
             shared: Arc::new(Shared {
-                info: info.set_redis_settings(redis).set_tcp_settings(tcp),
+                info: Mutex::new(info.set_redis_settings(redis).set_tcp_settings(tcp)),
                 response_timeout,
                 wanted: Mutex::default(),
                 changed: Notify::new(),
+                moved: Notify::new(),
             }),
+        }
+    }
+
+    /// Subscribes there from now on.
+    pub(super) fn follow(&self, address: ConnectionAddr) {
+        let mut info = self.shared.info.lock();
+        if *info.addr() != address {
+            *info = info.clone().set_addr(address);
+            self.shared.moved.notify_one();
         }
     }
 
@@ -158,7 +173,8 @@ impl Shared {
             .set_connection_timeout(Some(self.response_timeout))
             .set_response_timeout(Some(self.response_timeout))
             .set_push_sender(pushes);
-        Client::open(self.info.clone())?.get_multiplexed_async_connection_with_config(&config).await
+        let info = self.info.lock().clone();
+        Client::open(info)?.get_multiplexed_async_connection_with_config(&config).await
     }
 
     /// Keeps the subscriptions of one connection right. Returns when nobody subscribes any more, or when it is lost.
@@ -178,6 +194,7 @@ impl Shared {
             tokio::select! {
                 () = tokio::time::sleep_until(linger_until), if idle_since.is_some() => return Ok(()),
                 () = self.changed.notified() => {}
+                () = self.moved.notified() => return Ok(()),
                 _ = refresh.tick() => confirmed.clear(),
                 push = received.recv() => match push {
                     Some(push) if self.take(&push, &confirmed) => {}

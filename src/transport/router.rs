@@ -1,30 +1,29 @@
 //! Finds the node that owns a slot, and follows it when it moves.
 //!
 //! Redirects and refusals that prove that nothing ran are followed or repeated within one response timeout. Silence is
-//! not: the caller is told that the outcome is unknown, and meanwhile the slot map is asked of other nodes.
+//! not: the caller is told that the outcome is unknown, and meanwhile the slot map is asked of other nodes. Behind
+//! Sentinels it is the same with one primary that owns all slots, and the Sentinels are asked who it is.
 //! Source: the redirection rules of the Redis cluster specification.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::future::join_all;
-use futures_util::stream::FuturesUnordered;
-use parking_lot::Mutex;
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
+use redis::Value;
 
 use crate::clock::Clock;
-use crate::error::{Error, Refusal, Result};
+use crate::error::{Refusal, Result};
+use crate::lease;
 use crate::options::Options;
 use crate::scheme::{Answered, BoxFuture, Failure, Route, Subscription};
 use crate::topology::{Kind, Topology};
+use crate::transport::address::{address_of, parse};
 use crate::transport::fault::{Answer, Fault};
-use crate::transport::node::{Admission, Limits, Node, Role, invalid_url};
+use crate::transport::fleet::Fleet;
+use crate::transport::node::{Admission, Limits, Node, Role};
 use crate::transport::push::Push;
-use crate::transport::slots::{SlotMap, complete};
+use crate::transport::slots::complete;
 use crate::transport::{Call, Transport};
 
 /// Pause before a node that said "not now" is asked again.
@@ -33,7 +32,7 @@ const AGAIN_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) struct Router {
     directory: Directory,
     clock: Clock,
-    response_timeout: Duration,
+    limits: Limits,
 }
 
 /// Who owns what.
@@ -43,27 +42,14 @@ enum Directory {
         node: Arc<Node>,
         push: Push,
     },
-    Cluster(Arc<Cluster>),
-}
-
-/// A cluster's nodes as far as they are known.
-struct Cluster {
-    /// How to connect to a node but for its address.
-    template: ConnectionInfo,
-    limits: Limits,
-    clock: Clock,
-    seeds: Vec<String>,
-    nodes: Mutex<HashMap<String, Arc<Node>>>,
-    map: Mutex<SlotMap>,
-    refreshing: AtomicBool,
-    refresh_lock: tokio::sync::Mutex<()>,
+    Many(Arc<Fleet>),
 }
 
 impl fmt::Debug for Router {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.directory {
             Directory::Single { node, .. } => f.debug_tuple("Router").field(node).finish(),
-            Directory::Cluster(cluster) => f.debug_tuple("Router").field(&cluster.seeds).finish(),
+            Directory::Many(fleet) => f.debug_tuple("Router").field(fleet).finish(),
         }
     }
 }
@@ -79,93 +65,117 @@ impl Router {
                 let push = Push::new(info, options.response_timeout);
                 Directory::Single { node: Arc::new(node), push }
             }
-            Kind::Cluster(urls) => Directory::Cluster(Arc::new(Cluster::new(urls, options, clock)?)),
+            Kind::Cluster(urls) => Directory::Many(Arc::new(Fleet::cluster(urls, options, clock)?)),
+            Kind::Sentinel { primary, urls } => {
+                Directory::Many(Arc::new(Fleet::behind_sentinels(primary, urls, options, clock)?))
+            }
         };
-        Ok(Self { directory, clock, response_timeout: options.response_timeout })
+        Ok(Self { directory, clock, limits: Limits::new(options, Role::Standalone) })
     }
 
     /// Carries a call to the owner of its slot, wherever that goes.
     async fn carry(&self, call: Call, lane: Lane) -> Result<Answered<Value>, Failure> {
-        let give_up = self.clock.now().after(self.response_timeout);
+        let give_up = self.clock.now().after(self.limits.response_timeout);
         let mut next = self.owner(call.slot).await.map_err(Fault::into_failure)?;
         let mut admission = Admission::Owner;
         loop {
-            let answer = match lane {
-                Lane::Shared => next.call(&call, admission).await,
-                Lane::Apart if admission == Admission::Owner => next.call_apart(&call).await,
-                Lane::Apart => next.call(&call, admission).await,
-            };
-            let fault = match answer {
+            let fault = match self.send(&next, &call, lane, admission).await {
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,
             };
-            admission = Admission::Owner;
             if self.clock.now() >= give_up {
-                self.lose_trust(&next, &fault);
                 return Err(fault.into_failure());
             }
-            match (fault, &self.directory) {
-                (Fault::Moved { address }, Directory::Cluster(cluster)) => {
-                    next =
-                        cluster.moved(call.slot, &complete(&address, next.address())).map_err(Fault::into_failure)?;
-                }
-                (Fault::Ask { address }, Directory::Cluster(cluster)) => {
-                    next = cluster.node(&complete(&address, next.address())).map_err(Fault::into_failure)?;
-                    admission = Admission::Asking;
-                }
-                (Fault::Again(_), _) => {
-                    tokio::time::sleep(AGAIN_PAUSE).await;
-                    next = self.owner(call.slot).await.map_err(Fault::into_failure)?;
-                }
-                // A primary that has become a replica: its successor is known elsewhere.
-                (fault @ Fault::Refused { refusal: Refusal::ReadOnly, .. }, Directory::Cluster(cluster)) => {
-                    cluster.refresh(Some(next.address())).await;
-                    tokio::time::sleep(AGAIN_PAUSE).await;
-                    next = self.owner(call.slot).await.map_err(|_| fault.into_failure())?;
-                }
-                (Fault::Moved { .. } | Fault::Ask { .. }, Directory::Single { .. }) => {
-                    return Err(Failure::Refused {
-                        refusal: Refusal::OtherTopology,
-                        message: "the server is part of a cluster, the topology says it is not".to_owned(),
-                    });
-                }
-                (fault, _) => {
-                    self.lose_trust(&next, &fault);
-                    return Err(fault.into_failure());
-                }
+            (next, admission) = self.follow(fault, call.slot, &next).await?;
+        }
+    }
+
+    /// Sends a call to one node, and tells the fleet what that says about the node.
+    async fn send(
+        &self,
+        node: &Arc<Node>,
+        call: &Call,
+        lane: Lane,
+        admission: Admission,
+    ) -> Result<Answered<Value>, Fault> {
+        let Directory::Many(fleet) = &self.directory else {
+            return carry_to(node, call, lane, admission).await;
+        };
+        let sent = self.clock.now();
+        let answer = tokio::select! {
+            biased;
+            answer = carry_to(node, call, lane, admission) => answer,
+            // Its successor is known: no need to wait for a node that most likely never answers.
+            () = fleet.abandoned(call.slot, node) => Err(Fault::Unknown {
+                stray_until: sent.after(lease::stray_span(self.limits.response_timeout, self.limits.clock_margin)),
+                source: Some(Arc::new(Answer(format!("{} was replaced", node.address())))),
+            }),
+        };
+        self.judge(node, answer.as_ref().err());
+        answer
+    }
+
+    /// A node that is silent, or that says it cannot serve its slots, is suspect until it answers.
+    fn judge(&self, node: &Node, fault: Option<&Fault>) {
+        let Directory::Many(fleet) = &self.directory else {
+            return;
+        };
+        match fault {
+            Some(
+                Fault::Unknown { .. }
+                | Fault::NotSent(_)
+                | Fault::Again(_)
+                | Fault::Refused { refusal: Refusal::ReadOnly, .. },
+            ) => fleet.suspect(node),
+            Some(Fault::Moved { .. } | Fault::Ask { .. } | Fault::NoScript | Fault::Refused { .. }) | None => {
+                fleet.trust(node);
             }
         }
     }
 
-    /// After silence, or a failed connection, others are asked who owns the node's slots now.
-    fn lose_trust(&self, node: &Arc<Node>, fault: &Fault) {
-        if let (Directory::Cluster(cluster), Fault::Unknown { .. } | Fault::NotSent(_)) = (&self.directory, fault) {
-            cluster.refresh_in_background(Some(node.address().to_owned()));
-        }
+    /// Where a call goes after a fault that proves that nothing ran.
+    async fn follow(&self, fault: Fault, slot: u16, from: &Node) -> Result<(Arc<Node>, Admission), Failure> {
+        let next = match (fault, &self.directory) {
+            (Fault::Moved { address }, Directory::Many(fleet)) => {
+                fleet.moved(slot, &complete(&address, from.address()))
+            }
+            (Fault::Ask { address }, Directory::Many(fleet)) => {
+                let node = fleet.node(&complete(&address, from.address()));
+                return node.map(|node| (node, Admission::Asking)).map_err(Fault::into_failure);
+            }
+            (Fault::Moved { .. } | Fault::Ask { .. }, Directory::Single { .. }) => Err(Fault::Refused {
+                refusal: Refusal::OtherTopology,
+                message: "the server is part of a cluster, the topology says it is not".to_owned(),
+            }),
+            // Also a primary that has become a replica: its successor is known elsewhere, or will be.
+            (Fault::Again(_), _) | (Fault::Refused { refusal: Refusal::ReadOnly, .. }, Directory::Many(_)) => {
+                tokio::time::sleep(AGAIN_PAUSE).await;
+                self.owner(slot).await
+            }
+            (fault, _) => Err(fault),
+        };
+        next.map(|node| (node, Admission::Owner)).map_err(Fault::into_failure)
     }
 
     async fn owner(&self, slot: u16) -> Result<Arc<Node>, Fault> {
         match &self.directory {
             Directory::Single { node, .. } => Ok(Arc::clone(node)),
-            Directory::Cluster(cluster) => cluster.owner(slot).await,
+            Directory::Many(fleet) => fleet.owner(slot).await,
         }
     }
 
     /// Renewals and the like: one pipeline, and what the node did not carry out goes its own way.
     async fn carry_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Result<Answered<Value>, Failure>> {
         let node = match &self.directory {
-            Directory::Single { node, .. } => Ok(Arc::clone(node)),
-            Directory::Cluster(cluster) if route.0.is_empty() => {
-                cluster.owner(calls.first().map_or(0, |call| call.slot)).await
+            Directory::Many(fleet) if !route.0.is_empty() => fleet.node(&route.0),
+            Directory::Many(_) | Directory::Single { .. } => {
+                self.owner(calls.first().map_or(0, |call| call.slot)).await
             }
-            Directory::Cluster(cluster) => cluster.node(&route.0),
         };
         let answers = match node {
             Ok(node) => {
                 let answers = node.call_all(&calls).await;
-                if let Err(fault) = &answers {
-                    self.lose_trust(&node, fault);
-                }
+                self.judge(&node, answers.as_ref().err());
                 answers
             }
             Err(fault) => Err(fault),
@@ -187,6 +197,13 @@ impl Router {
             }
         };
         join_all(calls.into_iter().zip(answers).map(settle)).await
+    }
+}
+
+async fn carry_to(node: &Node, call: &Call, lane: Lane, admission: Admission) -> Result<Answered<Value>, Fault> {
+    match (lane, admission) {
+        (Lane::Apart, Admission::Owner) => node.call_apart(call).await,
+        (Lane::Apart, Admission::Asking) | (Lane::Shared, _) => node.call(call, admission).await,
     }
 }
 
@@ -217,7 +234,7 @@ impl Transport for Router {
     fn route(&self, slot: u16) -> Route {
         Route(match &self.directory {
             Directory::Single { node, .. } => node.address().into(),
-            Directory::Cluster(cluster) => cluster.map.lock().owner(slot).unwrap_or_default().into(),
+            Directory::Many(fleet) => fleet.owner_address(slot).unwrap_or_default().into(),
         })
     }
 
@@ -225,7 +242,7 @@ impl Transport for Router {
         Box::pin(async move {
             match &self.directory {
                 Directory::Single { node, .. } => node.ready().await.map_err(Fault::into_failure),
-                Directory::Cluster(cluster) => cluster.ready().await.map_err(Fault::into_failure),
+                Directory::Many(fleet) => fleet.ready().await.map_err(Fault::into_failure),
             }
         })
     }
@@ -233,156 +250,11 @@ impl Transport for Router {
     fn subscribe(&self, _: u16, channel: &str) -> Option<Subscription> {
         match &self.directory {
             Directory::Single { push, .. } => Some(push.subscribe(channel)),
-            Directory::Cluster(_) => None,
+            Directory::Many(fleet) => fleet.push().map(|push| push.subscribe(channel)),
         }
     }
 
     fn clock(&self) -> Clock {
         self.clock
-    }
-}
-
-impl Cluster {
-    fn new(urls: &[String], options: &Options, clock: Clock) -> Result<Self> {
-        let infos = urls.iter().map(|url| parse(url)).collect::<Result<Vec<_>>>()?;
-        let Some(template) = infos.first().cloned() else {
-            return Err(Error::InvalidOption {
-                option: "topology",
-                reason: "a cluster needs the URL of at least one node".to_owned(),
-            });
-        };
-        Ok(Self {
-            template,
-            limits: Limits::new(options, Role::ClusterMember),
-            clock,
-            seeds: infos.iter().map(|info| address_of(info.addr())).collect(),
-            nodes: Mutex::default(),
-            map: Mutex::default(),
-            refreshing: AtomicBool::new(false),
-            refresh_lock: tokio::sync::Mutex::new(()),
-        })
-    }
-
-    /// The node at `host:port`, with a connection as soon as it is used.
-    fn node(&self, address: &str) -> Result<Arc<Node>, Fault> {
-        let mut nodes = self.nodes.lock();
-        if let Some(node) = nodes.get(address) {
-            return Ok(Arc::clone(node));
-        }
-        let unusable = || Fault::NotSent(Some(Arc::new(Answer(format!("{address:?} is no address of a node")))));
-        let (host, port) = address.rsplit_once(':').ok_or_else(unusable)?;
-        let port = port.parse().map_err(|_| unusable())?;
-        let info = self.template.clone().set_addr(with_host(self.template.addr(), host, port));
-        let node = Node::new(address.to_owned(), info, self.limits, self.clock).map_err(|_| unusable())?;
-        let node = Arc::new(node);
-        nodes.insert(address.to_owned(), Arc::clone(&node));
-        Ok(node)
-    }
-
-    async fn owner(self: &Arc<Self>, slot: u16) -> Result<Arc<Node>, Fault> {
-        let known = |cluster: &Self| cluster.map.lock().owner(slot).map(str::to_owned);
-        let address = match known(self) {
-            Some(address) => Some(address),
-            None => {
-                self.refresh(None).await;
-                known(self)
-            }
-        };
-        match address {
-            Some(address) => self.node(&address),
-            None => {
-                Err(Fault::NotSent(Some(Arc::new(Answer(format!("no node of the cluster says who owns slot {slot}"))))))
-            }
-        }
-    }
-
-    /// One slot has moved; others may have too.
-    fn moved(self: &Arc<Self>, slot: u16, address: &str) -> Result<Arc<Node>, Fault> {
-        self.map.lock().set_owner(slot, address);
-        self.refresh_in_background(None);
-        self.node(address)
-    }
-
-    fn refresh_in_background(self: &Arc<Self>, suspect: Option<String>) {
-        if self.refreshing.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let cluster = Arc::clone(self);
-        drop(tokio::spawn(async move {
-            cluster.refresh(suspect.as_deref()).await;
-            // A pause, so that a node that stays silent does not make every request ask the others.
-            tokio::time::sleep(AGAIN_PAUSE * 5).await;
-            cluster.refreshing.store(false, Ordering::Release);
-        }));
-    }
-
-    /// Asks all nodes that are known, but for the suspect, for the slot map, and takes the first answer.
-    async fn refresh(&self, suspect: Option<&str>) {
-        let _one_at_a_time = self.refresh_lock.lock().await;
-        let mut answers: FuturesUnordered<_> =
-            self.candidates(suspect).into_iter().map(|node| async move { ask_for_slots(&node).await }).collect();
-        while let Some(answer) = answers.next().await {
-            if let Ok(map) = answer {
-                *self.map.lock() = map;
-                return;
-            }
-        }
-    }
-
-    async fn ready(&self) -> Result<(), Fault> {
-        let mut fault = None;
-        let mut answers: FuturesUnordered<_> =
-            self.candidates(None).into_iter().map(|node| async move { ask_for_slots(&node).await }).collect();
-        while let Some(answer) = answers.next().await {
-            match answer {
-                Ok(map) => {
-                    *self.map.lock() = map;
-                    return Ok(());
-                }
-                Err(refused @ Fault::Refused { .. }) => fault = Some(refused),
-                Err(other) => fault = fault.or(Some(other)),
-            }
-        }
-        Err(fault.unwrap_or(Fault::NotSent(None)))
-    }
-
-    fn candidates(&self, suspect: Option<&str>) -> Vec<Arc<Node>> {
-        let mut addresses = self.map.lock().addresses().to_vec();
-        addresses.extend(self.seeds.iter().cloned());
-        addresses.sort();
-        addresses.dedup();
-        addresses.retain(|address| Some(address.as_str()) != suspect);
-        fastrand::shuffle(&mut addresses);
-        addresses.iter().filter_map(|address| self.node(address).ok()).collect()
-    }
-}
-
-async fn ask_for_slots(node: &Node) -> Result<SlotMap, Fault> {
-    let mut question = redis::cmd("CLUSTER");
-    question.arg("SLOTS");
-    let reply = node.ask(&question).await?;
-    let map = SlotMap::parse(&reply, node.address()).filter(|map| !map.is_empty());
-    map.ok_or_else(|| Fault::NotSent(Some(Arc::new(Answer(format!("{} knows no slots", node.address()))))))
-}
-
-fn parse(url: &str) -> Result<ConnectionInfo> {
-    url.into_connection_info().map_err(|error| invalid_url(&error))
-}
-
-fn address_of(address: &ConnectionAddr) -> String {
-    match address {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => format!("{host}:{port}"),
-        other => other.to_string(),
-    }
-}
-
-/// The address of another node that is reached the same way.
-fn with_host(template: &ConnectionAddr, host: &str, port: u16) -> ConnectionAddr {
-    let host = host.to_owned();
-    match template {
-        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
-        }
-        _ => ConnectionAddr::Tcp(host, port),
     }
 }

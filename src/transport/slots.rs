@@ -34,6 +34,11 @@ impl SlotMap {
         Some(map)
     }
 
+    /// One node owns everything.
+    pub(super) fn whole(address: &str) -> Self {
+        Self { addresses: vec![address.to_owned()], owners: vec![Some(0); usize::from(SLOTS)] }
+    }
+
     pub(super) fn owner(&self, slot: u16) -> Option<&str> {
         let index = (*self.owners.get(usize::from(slot))?)?;
         self.addresses.get(usize::from(index)).map(String::as_str)

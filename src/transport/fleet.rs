@@ -1,0 +1,268 @@
+//! Several nodes of which one owns a slot: a cluster, or a primary that Sentinels move.
+//!
+//! Who owns what is a map that the guide tells: the members of a cluster, or the Sentinels. A node that was silent is
+//! *suspect*: as long as one is, the guide is asked again and again, never the suspect itself, until it answers or owns
+//! nothing any more. So a shard works again as soon as the others know its new primary, whatever the old one does.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use redis::{ConnectionAddr, ConnectionInfo};
+use tokio::sync::watch;
+
+use crate::clock::Clock;
+use crate::error::{Error, Result};
+use crate::options::Options;
+use crate::transport::address::{address_of, parse_all, with_host};
+use crate::transport::fault::{Answer, Fault};
+use crate::transport::node::{Limits, Node, Role};
+use crate::transport::push::Push;
+use crate::transport::sentinels::Sentinels;
+use crate::transport::slots::SlotMap;
+
+/// Pause between two questions to the guide while a node is suspect.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+pub(super) struct Fleet {
+    guide: Guide,
+    /// How to connect to a node but for its address.
+    template: ConnectionInfo,
+    limits: Limits,
+    clock: Clock,
+    nodes: Mutex<HashMap<String, Arc<Node>>>,
+    map: watch::Sender<SlotMap>,
+    suspects: Mutex<HashSet<String>>,
+    looking: AtomicBool,
+    refresh_lock: tokio::sync::Mutex<()>,
+}
+
+/// Whom to ask who owns a slot.
+enum Guide {
+    /// Any member of the cluster: these to begin with.
+    Members(Vec<String>),
+    /// The Sentinels. Subscriptions follow the primary that they name.
+    Sentinels { sentinels: Sentinels, push: Push },
+}
+
+impl std::fmt::Debug for Fleet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.guide {
+            Guide::Members(seeds) => f.debug_tuple("Cluster").field(seeds).finish(),
+            Guide::Sentinels { sentinels, .. } => sentinels.fmt(f),
+        }
+    }
+}
+
+impl Fleet {
+    pub(super) fn cluster(urls: &[String], options: &Options, clock: Clock) -> Result<Self> {
+        let infos = parse_all(urls)?;
+        let seeds = infos.iter().map(|info| address_of(info.addr())).collect();
+        Ok(Self::new(Guide::Members(seeds), first(infos)?, Limits::new(options, Role::ClusterMember), clock))
+    }
+
+    pub(super) fn behind_sentinels(primary: &str, urls: &[String], options: &Options, clock: Clock) -> Result<Self> {
+        let infos = parse_all(urls)?;
+        let sentinels = Sentinels::new(primary, infos.clone(), options.response_timeout);
+        let template = first(infos)?;
+        let push = Push::new(template.clone(), options.response_timeout);
+        let guide = Guide::Sentinels { sentinels, push };
+        Ok(Self::new(guide, template, Limits::new(options, Role::Standalone), clock))
+    }
+
+    fn new(guide: Guide, template: ConnectionInfo, limits: Limits, clock: Clock) -> Self {
+        Self {
+            guide,
+            template,
+            limits,
+            clock,
+            nodes: Mutex::default(),
+            map: watch::Sender::new(SlotMap::default()),
+            suspects: Mutex::default(),
+            looking: AtomicBool::new(false),
+            refresh_lock: tokio::sync::Mutex::new(()),
+        }
+    }
+
+    pub(super) fn push(&self) -> Option<&Push> {
+        match &self.guide {
+            Guide::Members(_) => None,
+            Guide::Sentinels { push, .. } => Some(push),
+        }
+    }
+
+    /// The node at `host:port`, with a connection as soon as it is used.
+    pub(super) fn node(&self, address: &str) -> Result<Arc<Node>, Fault> {
+        let mut nodes = self.nodes.lock();
+        if let Some(node) = nodes.get(address) {
+            return Ok(Arc::clone(node));
+        }
+        let unusable = || Fault::NotSent(Some(Arc::new(Answer(format!("{address:?} is no address of a node")))));
+        let info = self.template.clone().set_addr(self.address_like_ours(address).ok_or_else(unusable)?);
+        let node = Node::new(address.to_owned(), info, self.limits, self.clock).map_err(|_| unusable())?;
+        let node = Arc::new(node);
+        nodes.insert(address.to_owned(), Arc::clone(&node));
+        Ok(node)
+    }
+
+    fn address_like_ours(&self, address: &str) -> Option<ConnectionAddr> {
+        let (host, port) = address.rsplit_once(':')?;
+        Some(with_host(self.template.addr(), host, port.parse().ok()?))
+    }
+
+    /// The address of a slot's owner, as far as is known.
+    pub(super) fn owner_address(&self, slot: u16) -> Option<String> {
+        self.map.borrow().owner(slot).map(str::to_owned)
+    }
+
+    pub(super) async fn owner(&self, slot: u16) -> Result<Arc<Node>, Fault> {
+        if self.owner_address(slot).is_none() {
+            // Its failure is told below.
+            drop(self.refresh().await);
+        }
+        match self.owner_address(slot) {
+            Some(address) => self.node(&address),
+            None => Err(Fault::NotSent(Some(Arc::new(Answer(format!("nobody says who owns slot {slot}")))))),
+        }
+    }
+
+    /// One slot has moved; others may have too.
+    pub(super) fn moved(self: &Arc<Self>, slot: u16, address: &str) -> Result<Arc<Node>, Fault> {
+        self.map.send_modify(|map| map.set_owner(slot, address));
+        self.look_in_background();
+        self.node(address)
+    }
+
+    /// A node answered.
+    pub(super) fn trust(&self, node: &Node) {
+        self.suspects.lock().remove(node.address());
+    }
+
+    /// A node was silent, or cannot serve its slots any more: others are asked who owns them now.
+    pub(super) fn suspect(self: &Arc<Self>, node: &Node) {
+        self.suspects.lock().insert(node.address().to_owned());
+        self.look_in_background();
+    }
+
+    /// Returns when another node than this suspect owns the slot; never for a node that is trusted.
+    pub(super) async fn abandoned(&self, slot: u16, node: &Node) {
+        if !self.suspects.lock().contains(node.address()) {
+            return std::future::pending().await;
+        }
+        let mut map = self.map.subscribe();
+        let moved = |map: &SlotMap| map.owner(slot).is_some_and(|owner| owner != node.address());
+        if map.wait_for(moved).await.is_err() {
+            // The sender lives as long as this fleet.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Asks the guide until no owner is suspect. One task does.
+    fn look_in_background(self: &Arc<Self>) {
+        if self.looking.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let looking = Looking(Arc::clone(self));
+        drop(tokio::spawn(async move {
+            loop {
+                drop(looking.0.refresh().await);
+                // Also when all is well: questions come at this rate at most.
+                tokio::time::sleep(LOOK_AGAIN).await;
+                if looking.0.is_well() {
+                    return;
+                }
+            }
+        }));
+    }
+
+    /// Whether all owners are trusted. A suspect that owns nothing is forgotten.
+    fn is_well(&self) -> bool {
+        let map = self.map.borrow();
+        let mut suspects = self.suspects.lock();
+        suspects.retain(|suspect| map.addresses().contains(suspect));
+        suspects.is_empty()
+    }
+
+    /// Takes the first map that somebody who is not suspect tells.
+    pub(super) async fn refresh(&self) -> Result<(), Fault> {
+        let _one_at_a_time = self.refresh_lock.lock().await;
+        let map = match &self.guide {
+            Guide::Members(seeds) => self.ask_members(seeds).await?,
+            Guide::Sentinels { sentinels, push } => {
+                let address = sentinels.primary().await?;
+                if let Some(address) = self.address_like_ours(&address) {
+                    push.follow(address);
+                }
+                SlotMap::whole(&address)
+            }
+        };
+        self.map.send_replace(map);
+        Ok(())
+    }
+
+    /// Succeeds when the guide answers, and with Sentinels the primary too.
+    pub(super) async fn ready(&self) -> Result<(), Fault> {
+        self.refresh().await?;
+        match (&self.guide, self.owner_address(0)) {
+            (Guide::Sentinels { .. }, Some(address)) => self.node(&address)?.ready().await,
+            _ => Ok(()),
+        }
+    }
+
+    async fn ask_members(&self, seeds: &[String]) -> Result<SlotMap, Fault> {
+        let mut fault = Fault::NotSent(None);
+        let members = self.members(seeds);
+        let mut answers: FuturesUnordered<_> = members.iter().map(|node| ask_for_slots(node)).collect();
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Ok(map) => return Ok(map),
+                // A refusal says more than a silence.
+                Err(refused @ Fault::Refused { .. }) => fault = refused,
+                Err(other) if matches!(fault, Fault::NotSent(None)) => fault = other,
+                Err(_) => {}
+            }
+        }
+        Err(fault)
+    }
+
+    fn members(&self, seeds: &[String]) -> Vec<Arc<Node>> {
+        let mut addresses = self.map.borrow().addresses().to_vec();
+        addresses.extend(seeds.iter().cloned());
+        addresses.sort();
+        addresses.dedup();
+        let suspects = self.suspects.lock().clone();
+        if !addresses.iter().all(|address| suspects.contains(address)) {
+            addresses.retain(|address| !suspects.contains(address));
+        }
+        fastrand::shuffle(&mut addresses);
+        addresses.iter().filter_map(|address| self.node(address).ok()).collect()
+    }
+}
+
+/// Marks the look-out as ended, also when its runtime drops it.
+struct Looking(Arc<Fleet>);
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        self.0.looking.store(false, Ordering::Release);
+    }
+}
+
+async fn ask_for_slots(node: &Node) -> Result<SlotMap, Fault> {
+    let mut question = redis::cmd("CLUSTER");
+    question.arg("SLOTS");
+    let reply = node.ask(&question).await?;
+    let map = SlotMap::parse(&reply, node.address()).filter(|map| !map.is_empty());
+    map.ok_or_else(|| Fault::NotSent(Some(Arc::new(Answer(format!("{} knows no slots", node.address()))))))
+}
+
+fn first(infos: Vec<ConnectionInfo>) -> Result<ConnectionInfo> {
+    infos.into_iter().next().ok_or_else(|| Error::InvalidOption {
+        option: "topology",
+        reason: "it needs the URL of at least one node".to_owned(),
+    })
+}

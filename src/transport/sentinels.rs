@@ -1,0 +1,122 @@
+//! Asks Sentinels which server is the primary of a name.
+//!
+//! Each question has a connection of its own: they are rare, and a Sentinel that hangs must not keep the others waiting.
+//! The answer that most of those who answered give counts, once a majority of all has answered or everybody has: a
+//! Sentinel that was cut off alone names the old primary for as long as it is alone.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use redis::{AsyncConnectionConfig, Client, ConnectionInfo, RedisConnectionInfo, Value};
+
+use crate::transport::address::address_of;
+use crate::transport::fault::{self, Answer, Fault};
+
+pub(super) struct Sentinels {
+    primary: String,
+    infos: Vec<ConnectionInfo>,
+    response_timeout: Duration,
+}
+
+impl fmt::Debug for Sentinels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let addresses: Vec<String> = self.infos.iter().map(|info| address_of(info.addr())).collect();
+        f.debug_tuple("Sentinels").field(&self.primary).field(&addresses).finish()
+    }
+}
+
+impl Sentinels {
+    pub(super) fn new(primary: &str, infos: Vec<ConnectionInfo>, response_timeout: Duration) -> Self {
+        Self { primary: primary.to_owned(), infos, response_timeout }
+    }
+
+    /// `host:port` of the primary.
+    pub(super) async fn primary(&self) -> Result<String, Fault> {
+        let mut votes: HashMap<String, usize> = HashMap::new();
+        let mut fault = Fault::NotSent(None);
+        let mut answers: FuturesUnordered<_> = self.infos.iter().map(|info| self.ask(info)).collect();
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Ok(address) => *votes.entry(address).or_default() += 1,
+                Err(refused @ Fault::Refused { .. }) => fault = refused,
+                Err(other) if matches!(fault, Fault::NotSent(None)) => fault = other,
+                Err(_) => {}
+            }
+            if votes.values().any(|count| *count > self.infos.len() / 2) {
+                break;
+            }
+        }
+        votes.into_iter().max_by_key(|(_, count)| *count).map(|(address, _)| address).ok_or(fault)
+    }
+
+    async fn ask(&self, info: &ConnectionInfo) -> Result<String, Fault> {
+        let question = self.question(info, Credentials::None);
+        match self.in_time(info, question).await {
+            Err(Fault::Refused { refusal: crate::Refusal::Unauthenticated, .. }) => {
+                let question = self.question(info, Credentials::OfPrimary);
+                self.in_time(info, question).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn in_time(
+        &self,
+        info: &ConnectionInfo,
+        question: impl Future<Output = Result<String, Fault>>,
+    ) -> Result<String, Fault> {
+        let silence = || Fault::NotSent(Some(Arc::new(Answer(format!("{} is silent", address_of(info.addr()))))));
+        tokio::time::timeout(self.response_timeout, question).await.unwrap_or_else(|_| Err(silence()))
+    }
+
+    async fn question(&self, info: &ConnectionInfo, credentials: Credentials) -> Result<String, Fault> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.response_timeout))
+            .set_response_timeout(Some(self.response_timeout));
+        let info = info.clone().set_redis_settings(settings(info.redis_settings(), credentials));
+        let client = Client::open(info).map_err(Fault::of_dial)?;
+        let mut connection =
+            client.get_multiplexed_async_connection_with_config(&config).await.map_err(Fault::of_dial)?;
+        let mut question = redis::cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.primary);
+        let reply = connection.send_packed_command(&question).await.map_err(Fault::of_dial)?;
+        read_address(&fault::reply(reply)?).ok_or_else(|| {
+            Fault::NotSent(Some(Arc::new(Answer(format!("a Sentinel knows no primary {:?}", self.primary)))))
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Credentials {
+    None,
+    OfPrimary,
+}
+
+/// A Sentinel has no databases.
+fn settings(primary: &RedisConnectionInfo, credentials: Credentials) -> RedisConnectionInfo {
+    let mut settings = RedisConnectionInfo::default();
+    if let Credentials::OfPrimary = credentials {
+        if let Some(username) = primary.username() {
+            settings = settings.set_username(username);
+        }
+        if let Some(password) = primary.password() {
+            settings = settings.set_password(password);
+        }
+    }
+    settings
+}
+
+fn read_address(reply: &Value) -> Option<String> {
+    let Value::Array(parts) = reply else {
+        return None;
+    };
+    let [Value::BulkString(host), Value::BulkString(port)] = parts.as_slice() else {
+        return None;
+    };
+    let (host, port) = (std::str::from_utf8(host).ok()?, std::str::from_utf8(port).ok()?);
+    Some(format!("{host}:{port}"))
+}
