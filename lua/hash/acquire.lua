@@ -92,6 +92,8 @@ elseif slots == 0 then
     'm', stamp_ms, 'read', stamp_ms)
 elseif own then
   redis.call('HSET', key, 'a', slots, 'R' .. id, deadline_ms, 'm', stamp_ms, 'read', stamp_ms)
+  -- A dead one's slot is used again, for a hold that begins now.
+  if tonumber(own) <= now_ms then redis.call('HSET', key, 'i' .. redis.call('HGET', key, 's' .. id), now_ms) end
 else
   -- The newcomer takes any slot and sends its reader to the end: sooner or later each dead one is looked at.
   local to = slots + 1

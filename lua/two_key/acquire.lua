@@ -20,8 +20,10 @@ local last = -(scores[1] or 0)
 local longest_ms = tonumber(longest[2] or 0) -- up to now: no live reader; not above 0: no reader at all
 local deadline_ms = now_ms + lease_ms
 
-if writer then
-  local writer_ms = redis.call('PEXPIRETIME', write_key)
+local writer_ms = writer and redis.call('PEXPIRETIME', write_key)
+if writer and writer_ms >= 0 and writer_ms <= now_ms then -- dead, and the server is yet to remove it
+  redis.call('DEL', write_key)
+elseif writer then
   if mode == 'w' and string.sub(writer, 1, #id + 1) == id .. ' ' then
     deadline_ms = math.max(deadline_ms, writer_ms)
     redis.call('PEXPIREAT', write_key, deadline_ms)

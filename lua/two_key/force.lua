@@ -13,7 +13,10 @@ local now_ms = math.floor(server_us / 1000)
 local writer = redis.call('GET', write_key)
 local last = redis.call('ZSCORE', read_key, '#token')
 local ended = redis.call('ZRANGEBYSCORE', read_key, now_ms + 1, '+inf')
-if writer then ended[#ended + 1] = string.match(writer, '^(%S+) %d+ %d+$') end
+local writer_ms = writer and redis.call('PEXPIRETIME', write_key)
+if writer and (writer_ms < 0 or writer_ms > now_ms) then -- else dead, and the server is yet to remove it
+  ended[#ended + 1] = string.match(writer, '^(%S+) %d+ %d+$')
+end
 
 redis.call('UNLINK', read_key, write_key)
 if last then

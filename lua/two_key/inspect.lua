@@ -16,10 +16,11 @@ local function show(id, mode, since, remaining_ms)
   local n = #holders
   holders[n + 1], holders[n + 2], holders[n + 3], holders[n + 4] = id, mode, since, remaining_ms
 end
-if writer then
+local writer_ms = writer and redis.call('PEXPIRETIME', write_key)
+if writer and (writer_ms < 0 or writer_ms > now_ms) then -- else dead, and the server is yet to remove it
   local id, since = string.match(writer, '^(%S+) (%d+) %d+$')
   -- A value that is not ours blocks like one of ours: shown under the name '?'.
-  show(id or '?', 'w', tonumber(since or 0), math.max(0, redis.call('PEXPIRETIME', write_key) - now_ms))
+  show(id or '?', 'w', tonumber(since or 0), math.max(0, writer_ms - now_ms))
 end
 for i = 1, #members, 2 do -- by score: what is kept under negative scores comes before the readers
   local member, score = members[i], tonumber(members[i + 1])

@@ -17,10 +17,13 @@ local others_ms = math.max(now_ms, longest[1] ~= id and longest[2] or longest[4]
 local own_ms = tonumber(scores[2] or 0)
 
 if writer and string.sub(writer, 1, #id + 1) == id .. ' ' then
+  local writer_ms = redis.call('PEXPIRETIME', write_key)
   redis.call('DEL', write_key)
   redis.call('PEXPIREAT', read_key, others_ms + RETENTION_MS)
-  redis.pcall('SPUBLISH', channel, id) -- last, and its failure is nobody's: waiters retry anyway
-  return {'held', id, server_us}
+  if writer_ms < 0 or writer_ms > now_ms then -- else dead, and the server was yet to remove it
+    redis.pcall('SPUBLISH', channel, id) -- last, and its failure is nobody's: waiters retry anyway
+    return {'held', id, server_us}
+  end
 end
 if scores[2] then
   redis.call('ZREM', read_key, id, '@' .. id)

@@ -18,10 +18,14 @@ local own_ms = tonumber(scores[2] or 0)
 local deadline_ms = now_ms + lease_ms
 
 if writer and string.sub(writer, 1, #id + 1) == id .. ' ' then
-  deadline_ms = math.max(deadline_ms, redis.call('PEXPIRETIME', write_key)) -- -1, a lost ttl, gets the lease
-  redis.call('PEXPIREAT', write_key, deadline_ms)
-  redis.call('PEXPIREAT', read_key, deadline_ms + RETENTION_MS)
-  return {'renewed', id, server_us, deadline_ms - now_ms}
+  local writer_ms = redis.call('PEXPIRETIME', write_key)
+  if writer_ms < 0 or writer_ms > now_ms then
+    deadline_ms = math.max(deadline_ms, writer_ms) -- -1, a lost ttl, gets the lease
+    redis.call('PEXPIREAT', write_key, deadline_ms)
+    redis.call('PEXPIREAT', read_key, deadline_ms + RETENTION_MS)
+    return {'renewed', id, server_us, deadline_ms - now_ms}
+  end
+  redis.call('DEL', write_key) -- dead, and the server is yet to remove it
 end
 if own_ms > now_ms then
   deadline_ms = math.max(deadline_ms, own_ms)

@@ -2,6 +2,7 @@
 
 use cluster_testenv::Reply;
 
+use crate::contract::code_and_ms;
 use crate::lab::{LEASE_MS, LONG_MS, Left, Lock, Mode, READ_LIMIT_MS, Read, WRITE_LIMIT_MS, Write, hash_cases};
 
 hash_cases!(shared:
@@ -11,6 +12,7 @@ hash_cases!(shared:
     their_writer_excludes_us,
     their_reader_excludes_our_writers,
     their_stamps_in_the_future_count,
+    their_stamps_count_exactly_until_their_limit,
     their_reader_inside_ours_is_not_forgotten,
     our_reader_inside_theirs_is_not_released_by_them,
     dead_stamps_are_in_nobodys_way,
@@ -173,6 +175,30 @@ fn their_stamps_in_the_future_count(mut lock: Lock) {
     lock.they_leave(Read, ahead_ms);
     lock.they_are_refused(Write);
     assert_eq!(lock.leave("a"), Left::Held);
+}
+
+fn their_stamps_count_exactly_until_their_limit(mut lock: Lock) {
+    // A covered one stays when our reader beside it is dead.
+    let cases = [("write", Read), ("write", Write), ("read", Write), ("v", Write)];
+    for (field, asked) in cases.repeat(4) {
+        let limit_ms = if field == "write" { WRITE_LIMIT_MS } else { READ_LIMIT_MS };
+        if field == "v" {
+            lock.they_hold(Read);
+            lock.granted("dead", Read);
+            lock.expire("dead");
+        }
+        let ends_ms = lock.now_ms() + 4;
+        lock.set_field(field, ends_ms - limit_ms);
+        let args = lock.acquire_args("a", asked, LEASE_MS);
+        loop {
+            let (code, ms) = code_and_ms(&lock.try_run("acquire", &args));
+            assert_eq!(code == "contended", ms < ends_ms, "{field}: {code} at {}", ms - ends_ms);
+            if code == "granted" {
+                break;
+            }
+        }
+        assert_eq!(lock.leave("a"), Left::Held);
+    }
 }
 
 fn their_reader_inside_ours_is_not_forgotten(mut lock: Lock) {
