@@ -51,6 +51,11 @@ impl Key {
         Arc::clone(&self.name)
     }
 
+    /// What all server keys of this lock begin with, the prefix included: two locks never share it.
+    pub(crate) fn base(&self) -> &str {
+        &self.base
+    }
+
     /// The hash slot that all keys and channels of this lock share.
     pub(crate) fn slot(&self) -> u16 {
         self.slot

@@ -203,10 +203,10 @@ impl Store {
         let sent = self.clock.now();
         let server = self.server_time();
         let mut locks = self.locks.lock();
-        if !locks.contains_key(key.name()) {
+        if !locks.contains_key(key.base()) {
             forget_idle(&mut locks, server);
         }
-        let lock = locks.entry(key.name().into()).or_default();
+        let lock = locks.entry(key.base().into()).or_default();
         let value = operation(&mut lock.record, server);
         if lock.record.is_free() {
             lock.wake.send_replace(());
@@ -215,7 +215,7 @@ impl Store {
     }
 
     fn wake(&self, key: &Key) -> watch::Receiver<()> {
-        self.locks.lock().entry(key.name().into()).or_default().wake.subscribe()
+        self.locks.lock().entry(key.base().into()).or_default().wake.subscribe()
     }
 }
 
