@@ -298,7 +298,15 @@ impl Engine {
     }
 
     pub(crate) async fn force(&self, key: &Key) -> Result<Vec<String>> {
-        self.answered(key, || self.scheme.force(key)).await.map(|answer| answer.value)
+        let ended = self.answered(key, || self.scheme.force(key)).await?.value;
+        // Holds of this manager need not wait for their next renewal, nor do local waiters.
+        for hold in self.table.holders(key) {
+            if ended.iter().any(|id| id == hold.id().as_str()) {
+                hold.lose(LossReason::Forced);
+                self.table.ended(&hold);
+            }
+        }
+        Ok(ended)
     }
 
     /// Succeeds when a server answers.

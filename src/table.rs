@@ -148,6 +148,11 @@ impl Table {
         });
     }
 
+    /// The holds of a lock.
+    pub(crate) fn holders(&self, key: &Key) -> Vec<Arc<Hold>> {
+        self.locks.lock().by_name.get(key.name()).map_or_else(Vec::new, |lock| lock.holders.clone())
+    }
+
     /// A hold of this owner, if it has one.
     pub(crate) fn held_by(&self, key: &Key, owner: OwnerId) -> Option<Arc<Hold>> {
         let locks = self.locks.lock();
