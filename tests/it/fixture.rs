@@ -84,19 +84,32 @@ enum Home {
     Hash(Topology),
 }
 
+/// When a manager makes its first connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Connects {
+    Now,
+    AtFirstUse,
+}
+
 impl Home {
-    async fn connect(&self, prefix: &str, settings: Settings) -> Result<Manager, Error> {
-        Ok(match self {
-            Self::Memory(store) => Arc::new(settings.apply(store.peer_builder()).key_prefix(prefix).connect().await?),
+    async fn manager(&self, prefix: &str, settings: Settings, connects: Connects) -> Result<Manager, Error> {
+        async fn finish<M: Build>(builder: Builder<M>, connects: Connects) -> Result<Manager, Error> {
+            Ok(match connects {
+                Connects::Now => Arc::new(builder.connect().await?),
+                Connects::AtFirstUse => Arc::new(builder.build()?),
+            })
+        }
+        match self {
+            Self::Memory(store) => finish(settings.apply(store.peer_builder()).key_prefix(prefix), connects).await,
             Self::TwoKey(topology) => {
                 let builder = SingleNodeManager::builder(topology.clone());
-                Arc::new(settings.apply(builder).key_prefix(prefix).connect().await?)
+                finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
             Self::Hash(topology) => {
                 let builder = ClusterManager::builder(topology.clone());
-                Arc::new(settings.apply(builder).key_prefix(prefix).connect().await?)
+                finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
-        })
+        }
     }
 }
 
@@ -133,7 +146,12 @@ impl Fixture {
     }
 
     pub(crate) async fn connect(&self, settings: Settings) -> Result<Manager, Error> {
-        self.home.connect(&self.prefix, settings).await
+        self.home.manager(&self.prefix, settings, Connects::Now).await
+    }
+
+    /// A manager that has not connected yet.
+    pub(crate) async fn lazy_manager(&self, settings: Settings) -> Manager {
+        self.home.manager(&self.prefix, settings, Connects::AtFirstUse).await.expect("the manager is built")
     }
 
     /// The future of [`Fixture::connect`], on its own.
@@ -142,7 +160,7 @@ impl Fixture {
         settings: Settings,
     ) -> impl Future<Output = Result<Manager, Error>> + Send + 'static {
         let (home, prefix) = (self.home.clone(), self.prefix.clone());
-        async move { home.connect(&prefix, settings).await }
+        async move { home.manager(&prefix, settings, Connects::Now).await }
     }
 
     /// A manager with a runtime of its own, which can die alone.
@@ -261,7 +279,11 @@ impl ServerFixture {
             Kind::TwoKey => &["read", "write"],
             Kind::HashNode | Kind::HashCluster => &["lock"],
         };
-        parts.iter().map(|part| key_name(&self.prefix, name, part)).collect()
+        parts.iter().map(|part| self.key_of(name, part)).collect()
+    }
+
+    pub(crate) fn key_of(&self, name: &str, part: &str) -> String {
+        key_name(&self.prefix, name, part)
     }
 
     /// One command to the owner of a key, which is put behind the command's name.
@@ -298,7 +320,7 @@ impl ServerFixture {
 }
 
 /// The name of a key, as documented: a name with a hash tag keeps it, any other becomes the tag.
-pub(crate) fn key_name(prefix: &str, name: &str, part: &str) -> String {
+fn key_name(prefix: &str, name: &str, part: &str) -> String {
     if has_hash_tag(name) {
         return format!("{prefix}#{name}:{part}");
     }

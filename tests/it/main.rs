@@ -9,4 +9,12 @@ mod fixture;
 mod servers;
 mod wait;
 
+mod blocking;
+mod cancellation;
 mod contract;
+mod drops;
+mod faults;
+mod names;
+mod options;
+mod server;
+mod tidy;

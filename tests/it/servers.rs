@@ -71,7 +71,10 @@ impl Servers {
 
     /// A cluster that no other case uses until this is dropped.
     pub(crate) async fn own_cluster(server: Server) -> Self {
-        Self::OwnCluster(LONE_CLUSTERS.of(server).lock().await)
+        let cluster = LONE_CLUSTERS.of(server).lock().await;
+        // Whatever the case before did to it.
+        cluster.wait_ok().expect("the cluster is well again");
+        Self::OwnCluster(cluster)
     }
 
     /// The cluster, where it is one.

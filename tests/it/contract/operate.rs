@@ -13,6 +13,7 @@ on_every_fixture![
     inspect_of_an_unknown_lock_is_free,
     inspect_changes_nothing,
     force_ends_all_holds_and_their_holders_learn_of_it,
+    force_through_the_holders_own_manager_is_known_at_once,
     force_lets_waiters_in,
     force_of_a_free_lock_ends_nothing,
     release_after_a_force_is_an_error_and_hurts_nobody,
@@ -83,6 +84,17 @@ async fn force_ends_all_holds_and_their_holders_learn_of_it(f: &Fixture) {
         assert_eq!(soon("word of the force", reader.lost()).await, LossReason::Forced);
         assert_eq!(reader.state(), HoldState::Lost(LossReason::Forced));
     }
+}
+
+async fn force_through_the_holders_own_manager_is_known_at_once(f: &Fixture) {
+    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let stuck = manager.write(&name).await.expect("granted");
+    manager.force_release(&name).await.expect("forced");
+    assert_eq!(stuck.state(), HoldState::Lost(LossReason::Forced));
+    let heir = manager.try_write(&name).await.expect("answered").expect("nobody is in the way here either");
+    drop(stuck);
+    assert!(other.try_read(&name).await.expect("answered").is_none(), "the heir is not hurt");
+    heir.release().await.expect("ours to the end");
 }
 
 async fn force_lets_waiters_in(f: &Fixture) {

@@ -1,0 +1,278 @@
+//! Every public future is dropped after each of its polls: nothing stays on the server, and nobody else is hurt.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis_rwlock::{Ended, Error, Guard, HoldState, LossReason, RwLockManager};
+
+use crate::fixture::{Fixture, SHORT, Settings, on_every_fixture};
+use crate::wait::{Polled, soon};
+
+on_every_fixture![
+    acquisition_dropped_after_each_poll,
+    first_acquisition_dropped_after_each_poll,
+    try_dropped_after_each_poll,
+    waiter_elsewhere_dropped_after_each_poll,
+    waiter_here_dropped_after_each_poll,
+    waiter_dropped_while_the_lock_comes_free,
+    waiter_dropped_while_it_has_the_turn_passes_it_on,
+    denied_try_dropped_after_each_poll,
+    release_dropped_after_each_poll,
+    inspect_dropped_after_each_poll,
+    force_release_dropped_after_each_poll,
+    close_dropped_after_each_poll,
+    connect_dropped_after_each_poll,
+    word_of_a_loss_dropped_after_each_poll,
+    word_of_the_end_dropped_after_each_poll,
+    aborted_task_leaves_nothing,
+];
+
+/// More polls than any future takes that waits for nobody.
+const MOST: u32 = 60;
+/// Polls of a future that waits for others.
+const WAITING: u32 = 6;
+
+/// A lease beyond all bounds: what goes away has been given back.
+fn patient() -> Settings {
+    Settings::lease(Duration::from_secs(300))
+}
+
+/// Drops the future that `make` makes after 0, 1, 2 … polls until it ends by itself, and looks after each.
+async fn after_each_poll<F: Future>(make: impl Fn() -> F, mut look: impl AsyncFnMut(u32)) {
+    for polls in 0..MOST {
+        let outcome = soon("the next poll", Polled::times(polls, make())).await;
+        let ended = outcome.is_some();
+        drop(outcome);
+        look(polls).await;
+        if ended {
+            return;
+        }
+    }
+    panic!("the future did not end within {MOST} polls");
+}
+
+async fn acquisition_dropped_after_each_poll(f: &Fixture) {
+    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    after_each_poll(|| manager.write(&name).into_future(), async |_| f.becomes_free(&name).await).await;
+    after_each_poll(|| manager.read(&name).into_future(), async |_| f.becomes_free(&name).await).await;
+    let nested = || manager.write(&name).reentrant().into_future();
+    after_each_poll(nested, async |_| f.becomes_free(&name).await).await;
+}
+
+async fn first_acquisition_dropped_after_each_poll(f: &Fixture) {
+    let name = f.name();
+    let first = || async {
+        let manager = f.lazy_manager(patient()).await;
+        manager.write(&name).await
+    };
+    after_each_poll(first, async |_| f.becomes_free(&name).await).await;
+}
+
+async fn try_dropped_after_each_poll(f: &Fixture) {
+    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    after_each_poll(|| manager.try_write(&name), async |_| f.becomes_free(&name).await).await;
+    after_each_poll(|| manager.try_read(&name), async |_| f.becomes_free(&name).await).await;
+    after_each_poll(|| manager.read(&name).try_now(), async |_| f.becomes_free(&name).await).await;
+}
+
+/// Drops waiters after each poll while somebody else holds the lock.
+async fn drops_waiters<G: Guard>(f: &Fixture, waiter: &dyn RwLockManager, name: &str, holder: G, write: bool) {
+    for polls in 0..WAITING {
+        let granted = if write {
+            soon("the next poll", Polled::times(polls, waiter.write(name).into_future())).await.is_some()
+        } else {
+            soon("the next poll", Polled::times(polls, waiter.read(name).into_future())).await.is_some()
+        };
+        assert!(!granted, "the lock is held");
+        assert_eq!(f.view(name).await.holders.len(), 1);
+    }
+    drop(holder);
+    f.becomes_free(name).await;
+}
+
+async fn waiter_elsewhere_dropped_after_each_poll(f: &Fixture) {
+    let (holder, waiter, name) = (f.manager().await, f.manager_with(patient()).await, f.name());
+    let guard = holder.read(&name).await.expect("granted");
+    drops_waiters(f, &waiter, &name, guard, true).await;
+    let guard = holder.write(&name).await.expect("granted");
+    drops_waiters(f, &waiter, &name, guard, false).await;
+}
+
+async fn waiter_here_dropped_after_each_poll(f: &Fixture) {
+    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    for write in [true, false] {
+        let guard = manager.write(&name).await.expect("granted");
+        // One poll and no wake-up: it waits in this process.
+        for polls in 0..2 {
+            let dropped = if write {
+                Polled::times(polls, manager.write(&name).into_future()).await.is_none()
+            } else {
+                Polled::times(polls, manager.read(&name).into_future()).await.is_none()
+            };
+            assert!(dropped, "the lock is held");
+        }
+        guard.release().await.expect("released");
+        f.becomes_free(&name).await;
+        // Its place in the queue is gone too.
+        manager.write(&name).try_now().await.expect("answered").expect("free").release().await.expect("released");
+    }
+}
+
+async fn waiter_dropped_while_the_lock_comes_free(f: &Fixture) {
+    let (holder, waiter, name) = (f.manager().await, f.manager_with(patient()).await, f.name());
+    for other in [&holder, &waiter] {
+        for polls in 0..MOST {
+            let guard = holder.write(&name).await.expect("granted");
+            let waiting = Polled::times(polls, other.write(&name).into_future());
+            let (released, granted) = tokio::join!(guard.release(), waiting);
+            released.expect("released");
+            let ended = granted.is_some();
+            drop(granted);
+            f.becomes_free(&name).await;
+            if ended {
+                break;
+            }
+        }
+    }
+}
+
+async fn waiter_dropped_while_it_has_the_turn_passes_it_on(f: &Fixture) {
+    let (holder, manager, name) = (f.manager().await, f.manager_with(patient()).await, f.name());
+    let guard = holder.write(&name).await.expect("granted");
+    let first = tokio::spawn(manager.write(&name).into_future());
+    let mut second = manager.read(&name).into_future();
+    crate::wait::stays_pending("a grant", &mut second).await;
+    first.abort();
+    guard.release().await.expect("released");
+    let guard = soon("the second waiter's grant", second).await.expect("granted");
+    drop(first.await);
+    guard.release().await.expect("released");
+    f.becomes_free(&name).await;
+}
+
+async fn denied_try_dropped_after_each_poll(f: &Fixture) {
+    let (holder, other, name) = (f.manager().await, f.manager_with(patient()).await, f.name());
+    let guard = holder.read(&name).await.expect("granted");
+    let only_one = async |_| assert_eq!(f.view(&name).await.holders.len(), 1);
+    after_each_poll(|| other.try_write(&name), only_one).await;
+    guard.release().await.expect("released");
+    f.becomes_free(&name).await;
+}
+
+async fn release_dropped_after_each_poll(f: &Fixture) {
+    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    for polls in 0..MOST {
+        let writer = manager.write(&name).await.expect("granted");
+        let outcome = Polled::times(polls, writer.release()).await;
+        f.becomes_free(&name).await;
+        let reader = manager.read(&name).await.expect("the way is free here too");
+        drop(Polled::times(polls, reader.release()).await);
+        f.becomes_free(&name).await;
+        if let Some(outcome) = outcome {
+            outcome.expect("released");
+            return;
+        }
+    }
+    panic!("the release did not end within {MOST} polls");
+}
+
+async fn inspect_dropped_after_each_poll(f: &Fixture) {
+    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    let guard = manager.write(&name).await.expect("granted");
+    after_each_poll(|| manager.inspect(&name), async |_| assert_eq!(guard.state(), HoldState::Held)).await;
+    guard.release().await.expect("ours to the end");
+    f.becomes_free(&name).await;
+}
+
+async fn force_release_dropped_after_each_poll(f: &Fixture) {
+    let (holder, operator, name) = (f.manager_with(patient()).await, f.manager().await, f.name());
+    for polls in 0..MOST {
+        let guard = holder.write(&name).await.expect("granted");
+        let ended = Polled::times(polls, operator.force_release(&name)).await.is_some();
+        match guard.release().await {
+            Ok(()) => assert!(!ended, "a force that was seen through ends the hold"),
+            Err(error) => assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}"),
+        }
+        f.becomes_free(&name).await;
+        if ended {
+            return;
+        }
+    }
+    panic!("the force did not end within {MOST} polls");
+}
+
+async fn close_dropped_after_each_poll(f: &Fixture) {
+    for polls in 0..MOST {
+        let (manager, name) = (f.manager_with(patient()).await, f.name());
+        let guard = manager.write(&name).await.expect("granted");
+        let ended = Polled::times(polls, manager.close()).await.is_some();
+        if polls == 0 {
+            assert_eq!(guard.state(), HoldState::Held, "nothing happens before the first poll");
+            guard.release().await.expect("ours to the end");
+        } else {
+            assert_eq!(guard.state(), HoldState::Lost(LossReason::Closed));
+            let error = manager.write(&name).await.expect_err("closed for good");
+            assert!(matches!(error, Error::Closed { .. }), "{error:?}");
+        }
+        f.becomes_free(&name).await;
+        if ended {
+            return;
+        }
+    }
+    panic!("the close did not end within {MOST} polls");
+}
+
+async fn connect_dropped_after_each_poll(f: &Fixture) {
+    let name = f.name();
+    after_each_poll(|| f.connecting(patient()), async |_| f.becomes_free(&name).await).await;
+}
+
+async fn word_of_a_loss_dropped_after_each_poll(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let guard = manager.write(&name).lease(SHORT).max_hold(SHORT).await.expect("granted");
+    for polls in 0..2 {
+        let told = Polled::times(polls, guard.lost()).await;
+        assert!(told.is_none() || guard.state() == HoldState::Lost(LossReason::MaxHold), "{told:?}");
+    }
+    assert_eq!(soon("the loss", guard.lost()).await, LossReason::MaxHold);
+    for polls in [1, 2] {
+        assert_eq!(Polled::times(polls, guard.lost()).await, Some(LossReason::MaxHold), "it is told again at once");
+    }
+    drop(guard);
+    f.becomes_free(&name).await;
+}
+
+async fn word_of_the_end_dropped_after_each_poll(f: &Fixture) {
+    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    let guard = manager.write(&name).await.expect("granted");
+    let watch = guard.watch();
+    for polls in 0..2 {
+        assert_eq!(Polled::times(polls, watch.ended()).await, None);
+        assert_eq!(guard.state(), HoldState::Held);
+    }
+    guard.release().await.expect("ours to the end");
+    for polls in [1, 2] {
+        assert_eq!(Polled::times(polls, watch.ended()).await, Some(Ended::Released), "it is told again at once");
+    }
+    f.becomes_free(&name).await;
+}
+
+async fn aborted_task_leaves_nothing(f: &Fixture) {
+    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    for _ in 0..10 {
+        let task = tokio::spawn({
+            let (manager, name) = (Arc::clone(&manager), name.clone());
+            async move {
+                loop {
+                    let guard = manager.write(&name).await.expect("granted");
+                    tokio::task::yield_now().await;
+                    guard.release().await.expect("released");
+                }
+            }
+        });
+        crate::wait::until("the task is at work", async || f.view(&name).await.last_token.is_some()).await;
+        task.abort();
+        assert!(task.await.expect_err("it never ends by itself").is_cancelled());
+        f.becomes_free(&name).await;
+    }
+}

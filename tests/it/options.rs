@@ -1,0 +1,109 @@
+//! Options that cannot work are refused where they are given, and nothing is sent.
+
+use std::time::Duration;
+
+use redis_rwlock::{
+    Build, Builder, ClusterManager, Error, MemoryManager, RwLockManager, SingleNodeManager, Topology, blocking,
+};
+
+use crate::fixture::{Fixture, Settings, on_every_fixture};
+
+on_every_fixture![lease_of_an_acquisition_is_checked, options_of_a_manager_are_checked];
+
+fn option_of(error: &Error) -> &'static str {
+    match error {
+        Error::InvalidOption { option, .. } => option,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn lease_of_an_acquisition_is_checked(f: &Fixture) {
+    let settings = Settings { clock_margin: Duration::from_millis(100), ..Settings::default() };
+    let (manager, name) = (f.manager_with(settings).await, f.name());
+    for lease in [Duration::ZERO, Duration::from_millis(1), Duration::from_millis(150), Duration::MAX] {
+        let error = manager.write(&name).lease(lease).await.expect_err("of no use");
+        assert_eq!(option_of(&error), "lease", "{lease:?}");
+        let error = manager.read(&name).lease(lease).try_now().await.expect_err("of no use");
+        assert_eq!(option_of(&error), "lease", "{lease:?}");
+    }
+    let error = manager.write(&name).max_hold(Duration::from_millis(1)).await.expect_err("of no use");
+    assert_eq!(option_of(&error), "max_hold");
+    assert!(f.view(&name).await.is_free());
+    let guard = manager.write(&name).max_hold(Duration::MAX).await.expect("no limit is a limit");
+    guard.release().await.expect("released");
+}
+
+async fn options_of_a_manager_are_checked(f: &Fixture) {
+    let ms = Duration::from_millis;
+    let with = Settings::default;
+    let cases = [
+        ("lease", Settings { lease: ms(5), ..with() }),
+        ("lease", Settings { lease: ms(500), clock_margin: ms(400), ..with() }),
+        ("max_hold", Settings { max_hold: ms(1), ..with() }),
+        ("label", Settings { label: String::new(), ..with() }),
+        ("label", Settings { label: "two words".to_owned(), ..with() }),
+        ("label", Settings { label: "line\n".to_owned(), ..with() }),
+        ("label", Settings { label: "x".repeat(65), ..with() }),
+        ("response_timeout", Settings { response_timeout: Duration::ZERO, ..with() }),
+        ("unreachable_after", Settings { unreachable_after: Duration::ZERO, ..with() }),
+    ];
+    for (option, settings) in cases {
+        let shown = format!("{settings:?}");
+        let error = f.connect(settings).await.expect_err("of no use");
+        assert_eq!(option_of(&error), option, "{shown}");
+    }
+}
+
+fn refuses_bad_prefixes<M: Build>(builder: impl Fn() -> Builder<M>) {
+    for prefix in ["", "a b", "a{b", "a}", "a#b", "ü", "a\0", &"x".repeat(65)] {
+        let error = builder().key_prefix(prefix).build().expect_err("of no use");
+        assert_eq!(option_of(&error), "key_prefix", "{prefix:?}");
+    }
+    builder().key_prefix("my-app:locks").build().expect("a good prefix");
+}
+
+#[test]
+fn bad_prefixes_are_refused() {
+    refuses_bad_prefixes(MemoryManager::builder);
+    refuses_bad_prefixes(|| SingleNodeManager::builder("redis://127.0.0.1:1"));
+    refuses_bad_prefixes(|| ClusterManager::builder("redis://127.0.0.1:1"));
+}
+
+#[tokio::test]
+async fn prefixes_keep_locks_apart() {
+    let store = MemoryManager::new();
+    let one = store.peer_builder().key_prefix("one").build().expect("built");
+    let other = store.peer_builder().key_prefix("other").build().expect("built");
+    let guard = one.write("cfg").await.expect("granted");
+    let apart = other.try_write("cfg").await.expect("answered").expect("another prefix, another lock");
+    drop((guard, apart));
+}
+
+#[test]
+fn bad_topologies_are_refused_without_their_passwords() {
+    let secret = "hunter2";
+    let urls = [format!("redis://:{secret}@[bad"), format!("nonsense:{secret}"), format!("http://u:{secret}@host")];
+    for url in urls {
+        let cluster = Topology::cluster([url.as_str()]);
+        let errors = [
+            SingleNodeManager::builder(url.as_str()).build().expect_err("no such URL"),
+            ClusterManager::builder(url.as_str()).build().expect_err("no such URL"),
+            ClusterManager::builder(cluster).build().expect_err("no such URL"),
+            blocking::ClusterManager::connect(url.as_str()).expect_err("no such URL"),
+        ];
+        for error in errors {
+            assert_eq!(option_of(&error), "topology");
+            let shown = format!("{error} {error:?}");
+            assert!(!shown.contains(secret), "{shown}");
+        }
+    }
+    let none: [&str; 0] = [];
+    let error = ClusterManager::builder(Topology::cluster(none)).build().expect_err("no node");
+    assert_eq!(option_of(&error), "topology");
+}
+
+#[test]
+fn two_key_scheme_on_a_cluster_is_refused() {
+    let builder = SingleNodeManager::builder(Topology::cluster(["redis://127.0.0.1:1"]));
+    assert_eq!(option_of(&builder.build().expect_err("two keys need one node")), "topology");
+}

@@ -1,0 +1,291 @@
+//! What is on the servers, and what is asked of them.
+
+use cluster_testenv::{Node, Reply, Server};
+use redis_rwlock::{ClusterManager, Error, HoldState, Refusal, RwLockManager, SingleNodeManager, Topology};
+
+use crate::fixture::{RENEWED, ServerFixture, Settings, alone_on_every_server, on_every_server};
+use crate::wait::soon;
+
+on_every_server![
+    every_key_has_a_ttl_after_every_operation,
+    lost_ttl_is_back_after_the_next_operation,
+    foreign_value_is_a_clear_error_and_stays_untouched,
+    tokens_grow_though_the_keys_are_gone,
+    deleted_hold_is_lost_and_not_created_again,
+    flushed_scripts_are_loaded_again_unnoticed,
+];
+
+alone_on_every_server![uncontended_lock_costs_one_command_each_way, many_holds_are_renewed_in_few_commands];
+
+/// How long a key of ours may stay beyond its longest lease.
+const RETENTION_MS: i64 = 60_000;
+
+fn assert_all_have_ttls(f: &ServerFixture, after: &str) {
+    for (key, ttl_ms) in f.ttls() {
+        assert!(ttl_ms > 0, "after {after}: {key} has the ttl {ttl_ms}");
+        assert!(ttl_ms <= 10_000 + RETENTION_MS, "after {after}: {key} has the ttl {ttl_ms}");
+    }
+}
+
+async fn every_key_has_a_ttl_after_every_operation(f: &ServerFixture) {
+    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let writer = manager.write(&name).await.expect("granted");
+    assert!(!f.ttls().is_empty());
+    assert_all_have_ttls(f, "a write");
+    assert!(other.try_read(&name).await.expect("answered").is_none());
+    assert_all_have_ttls(f, "a denied read");
+    writer.release().await.expect("released");
+    assert_all_have_ttls(f, "the release of a write");
+    let first = manager.read(&name).await.expect("granted");
+    assert_all_have_ttls(f, "a read");
+    let second = other.read(&name).await.expect("granted");
+    assert_all_have_ttls(f, "a second read");
+    assert!(other.try_write(&name).await.expect("answered").is_none());
+    assert_all_have_ttls(f, "a denied write");
+    first.release().await.expect("released");
+    assert_all_have_ttls(f, "the release of a read");
+    second.release().await.expect("released");
+    assert_all_have_ttls(f, "the release of the last read");
+    let forced = manager.write(&name).await.expect("granted");
+    other.force_release(&name).await.expect("forced");
+    assert_all_have_ttls(f, "a force");
+    other.inspect(&name).await.expect("inspected");
+    assert_all_have_ttls(f, "a look");
+    forced.release().await.expect_err("it was ended");
+    assert_all_have_ttls(f, "a late release");
+    let renewed = manager.write(&name).lease(RENEWED).await.expect("granted");
+    tokio::time::sleep(RENEWED).await;
+    assert_eq!(renewed.state(), HoldState::Held);
+    assert_all_have_ttls(f, "a renewal");
+}
+
+/// Takes the ttl of all keys of a lock away.
+fn persist(f: &ServerFixture, name: &str) {
+    for key in f.keys_of(name) {
+        f.on_key("PERSIST", &key, &[]);
+    }
+}
+
+async fn lost_ttl_is_back_after_the_next_operation(f: &ServerFixture) {
+    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let writer = manager.write(&name).await.expect("granted");
+    persist(f, &name);
+    assert!(other.try_write(&name).await.expect("answered").is_none());
+    assert_all_have_ttls(f, "a denied write");
+    persist(f, &name);
+    writer.release().await.expect("released");
+    assert_all_have_ttls(f, "the release of a write");
+    persist(f, &name);
+    let reader = manager.read(&name).lease(RENEWED).await.expect("granted");
+    assert_all_have_ttls(f, "a read");
+    persist(f, &name);
+    let found = async || f.ttls().iter().all(|(_, ttl_ms)| *ttl_ms > 0);
+    crate::wait::until("a renewal mends the ttl", found).await;
+    persist(f, &name);
+    reader.release().await.expect("released");
+    assert_all_have_ttls(f, "the release of a read");
+}
+
+async fn foreign_value_is_a_clear_error_and_stays_untouched(f: &ServerFixture) {
+    let manager = f.manager().await;
+    for own_key in 0..f.keys_of("").len() {
+        let name = f.name();
+        let key = &f.keys_of(&name)[own_key];
+        f.on_key("LPUSH", key, &["theirs"]);
+        let outcomes = [
+            manager.read(&name).await.map(drop),
+            manager.write(&name).await.map(drop),
+            manager.try_read(&name).await.map(drop),
+            manager.try_write(&name).await.map(drop),
+            manager.inspect(&name).await.map(drop),
+            manager.force_release(&name).await,
+        ];
+        for (n, outcome) in outcomes.into_iter().enumerate() {
+            let error = outcome.expect_err("not a lock");
+            assert!(
+                matches!(&error, Error::Refused { lock, refusal: Refusal::ForeignKey, .. } if **lock == *name),
+                "operation {n} on {key}: {error:?}"
+            );
+        }
+        assert_eq!(f.on_key("LRANGE", key, &["0", "-1"]), Reply::Array(vec![Reply::Bulk(b"theirs".to_vec())]));
+        assert_eq!(f.on_key("PTTL", key, &[]), Reply::Int(-1));
+        for other in f.keys_of(&name).iter().filter(|other| *other != key) {
+            assert_eq!(f.on_key("EXISTS", other, &[]), Reply::Int(0));
+        }
+        f.on_key("DEL", key, &[]);
+        manager.write(&name).await.expect("free again").release().await.expect("released");
+    }
+}
+
+/// A lock's keys are all that the servers know of it.
+fn delete(f: &ServerFixture, name: &str) {
+    for key in f.keys_of(name) {
+        f.on_key("DEL", &key, &[]);
+    }
+}
+
+async fn tokens_grow_though_the_keys_are_gone(f: &ServerFixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let mut last = None;
+    for turn in 0..6 {
+        let token = if turn % 2 == 0 {
+            let guard = manager.write(&name).await.expect("granted");
+            let token = guard.fencing_token();
+            guard.release().await.expect("released");
+            token
+        } else {
+            let guard = manager.read(&name).await.expect("granted");
+            let token = guard.fencing_token();
+            guard.release().await.expect("released");
+            token
+        };
+        assert!(last < Some(token), "{last:?} {token}");
+        last = Some(token);
+        delete(f, &name);
+    }
+}
+
+async fn deleted_hold_is_lost_and_not_created_again(f: &ServerFixture) {
+    let manager = f.manager_with(Settings::lease(RENEWED)).await;
+    let (written, read) = (f.name(), f.name());
+    let writer = manager.write(&written).await.expect("granted");
+    let reader = manager.read(&read).await.expect("granted");
+    delete(f, &written);
+    delete(f, &read);
+    assert_eq!(soon("the loss", writer.lost()).await, redis_rwlock::LossReason::Gone);
+    assert_eq!(soon("the loss", reader.lost()).await, redis_rwlock::LossReason::Gone);
+    for name in [&written, &read] {
+        assert!(f.view(name).await.is_free(), "a renewal re-created the hold");
+    }
+    writer.release().await.expect_err("it was lost");
+    reader.release().await.expect_err("it was lost");
+}
+
+async fn flushed_scripts_are_loaded_again_unnoticed(f: &ServerFixture) {
+    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let flush = || f.servers.everywhere(&["SCRIPT", "FLUSH"]);
+    flush();
+    let guard = manager.write(&name).await.expect("granted");
+    flush();
+    assert!(f.manager().await.try_read(&name).await.expect("answered").is_none());
+    flush();
+    assert_eq!(manager.inspect(&name).await.expect("inspected").holders.len(), 1);
+    let granted = f.view(&name).await.holders[0].remaining;
+    crate::wait::until("a renewal", async || {
+        flush();
+        f.view(&name).await.holders.iter().all(|holder| holder.age > RENEWED && holder.remaining <= granted)
+    })
+    .await;
+    assert_eq!(guard.state(), HoldState::Held);
+    flush();
+    guard.release().await.expect("released");
+    flush();
+    manager.force_release(&name).await.expect("forced");
+}
+
+fn reset_counts(f: &ServerFixture) {
+    f.servers.everywhere(&["CONFIG", "RESETSTAT"]);
+}
+
+async fn uncontended_lock_costs_one_command_each_way(f: &ServerFixture) {
+    const TURNS: i64 = 50;
+    let (manager, name) = (f.manager().await, f.name());
+    // The first of each kind loads the scripts.
+    manager.write(&name).await.expect("granted").release().await.expect("released");
+    reset_counts(f);
+    for turn in 0..TURNS {
+        if turn % 2 == 0 {
+            manager.write(&name).await.expect("granted").release().await.expect("released");
+        } else {
+            manager.read(&name).await.expect("granted").release().await.expect("released");
+        }
+    }
+    assert_eq!((f.calls_of("evalsha"), f.calls_of("eval"), f.calls_of("ping")), (2 * TURNS, 0, 0));
+    reset_counts(f);
+    let outer = manager.write(&name).reentrant().await.expect("granted");
+    for _ in 0..TURNS {
+        manager.read(&name).reentrant().await.expect("nested").release().await.expect("only counts");
+    }
+    outer.release().await.expect("released");
+    assert_eq!(f.calls_of("evalsha"), 2, "nested acquisitions send nothing");
+}
+
+async fn many_holds_are_renewed_in_few_commands(f: &ServerFixture) {
+    const HOLDS: usize = 2000;
+    let lease = std::time::Duration::from_secs(3);
+    // A busy machine answers late; renewals that are repeated would be counted too.
+    let settings = Settings { response_timeout: std::time::Duration::from_secs(2), ..Settings::lease(lease) };
+    let manager = f.manager_with(settings).await;
+    let names: Vec<String> = (0..HOLDS).map(|_| f.name()).collect();
+    let taking = names.iter().map(|name| manager.write(name).into_future());
+    let guards = futures_util::future::join_all(taking).await;
+    let guards: Vec<_> = guards.into_iter().map(|guard| guard.expect("granted")).collect();
+    reset_counts(f);
+    let started = std::time::Instant::now();
+    tokio::time::sleep(lease * 6 / 5).await;
+    let calls = f.calls_of("evalsha") + f.calls_of("eval");
+    // One at a third of the lease, at the earliest at a quarter.
+    let most = started.elapsed().as_secs_f64() / (lease.as_secs_f64() / 4.0) + 1.0;
+    let each = calls as f64 / HOLDS as f64;
+    assert!(each >= 2.0 && each <= most, "{each} renewals per hold");
+    for guard in &guards {
+        assert_eq!(guard.state(), HoldState::Held);
+    }
+    manager.close().await.expect("closed");
+}
+
+async fn refusal_of(connecting: impl Future<Output = redis_rwlock::Result<()>>) -> Refusal {
+    let error = soon("the refusal", connecting).await.expect_err("refused");
+    match error {
+        Error::Refused { refusal, .. } => refusal,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn old_servers_are_refused() {
+    let node = Node::start(Server::Redis62).expect("the server starts");
+    let single = async { SingleNodeManager::connect(node.url()).await.map(drop) };
+    assert_eq!(refusal_of(single).await, Refusal::UnsupportedServer);
+    let hash = async { ClusterManager::connect(node.url()).await.map(drop) };
+    assert_eq!(refusal_of(hash).await, Refusal::UnsupportedServer);
+    // A manager that connects at first use says it then.
+    let lazy = ClusterManager::builder(node.url()).build().expect("built");
+    let used = async { lazy.write("cfg").await.map(drop) };
+    assert_eq!(refusal_of(used).await, Refusal::UnsupportedServer);
+}
+
+#[tokio::test]
+async fn other_topologies_are_refused() {
+    use crate::fixture::Kind;
+    let cluster = ServerFixture::shared(Kind::HashCluster, Server::Redis70);
+    let member = cluster.servers.primaries()[0].url();
+    let single = async { SingleNodeManager::connect(member.as_str()).await.map(drop) };
+    assert_eq!(refusal_of(single).await, Refusal::OtherTopology);
+    let hash = async { ClusterManager::connect(member.as_str()).await.map(drop) };
+    assert_eq!(refusal_of(hash).await, Refusal::OtherTopology);
+    let node = ServerFixture::shared(Kind::HashNode, Server::Redis70);
+    let alone = Topology::cluster([node.servers.primaries()[0].url()]);
+    let hash = async { ClusterManager::connect(alone).await.map(drop) };
+    assert_eq!(refusal_of(hash).await, Refusal::OtherTopology);
+}
+
+#[tokio::test]
+async fn wrong_passwords_are_refused_and_not_shown() {
+    let (right, wrong) = ("c0rrect-horse", "wr0ng-horse");
+    let node = Node::builder(Server::Redis70).arg("--requirepass", right).start().expect("the server starts");
+    let address = node.addr();
+    let with = |password: &str| format!("redis://:{password}@{address}");
+    for url in [with(wrong), format!("redis://{address}")] {
+        let error = ClusterManager::connect(url.as_str()).await.expect_err("refused");
+        let shown = format!("{error} {error:?} {:?}", ClusterManager::builder(url.as_str()));
+        assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{shown}");
+        assert!(!shown.contains(wrong), "{shown}");
+        let error = SingleNodeManager::connect(url.as_str()).await.expect_err("refused");
+        assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{error:?}");
+    }
+    let manager = ClusterManager::connect(with(right)).await.expect("connected");
+    let shown = format!("{manager:?}");
+    assert!(!shown.contains(right), "{shown}");
+    manager.write("cfg").await.expect("granted").release().await.expect("released");
+}

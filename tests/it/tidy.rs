@@ -1,0 +1,86 @@
+//! The repository keeps its own rules.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// All files below a folder of the crate that end in `ext`, with their text.
+fn files(folder: &str, ext: &str) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder of the crate") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|found| found == ext) {
+                let text = fs::read_to_string(&path).expect("text");
+                found.push((path, text));
+            }
+        }
+    }
+    assert!(!found.is_empty(), "no .{ext} in {folder}");
+    found
+}
+
+#[test]
+fn each_script_is_embedded_once() {
+    let sources = files("src", "rs");
+    for (script, _) in files("lua", "lua") {
+        let name = script.strip_prefix(root()).expect("below the root").display().to_string();
+        let embedded: usize = sources.iter().map(|(_, text)| text.matches(&format!("/{name}\")")).count()).sum();
+        assert_eq!(embedded, 1, "{name} is embedded {embedded} times");
+    }
+    let embedded: usize = sources.iter().map(|(_, text)| text.matches(".lua\")").count()).sum();
+    assert_eq!(embedded, files("lua", "lua").len(), "scripts lie in lua/");
+}
+
+#[test]
+fn each_script_has_its_header() {
+    for (script, text) in files("lua", "lua") {
+        let script = script.display();
+        assert!(text.starts_with("#!lua"), "{script}: no shebang, so no flags");
+        let header: String = text.lines().skip(1).take_while(|line| line.starts_with("--")).collect();
+        for part in ["KEYS", "Returns"] {
+            assert!(header.contains(part), "{script}: its header does not name {part}");
+        }
+        if text.contains("ARGV[") {
+            assert!(header.contains("ARGV"), "{script}: its header does not name ARGV");
+        }
+    }
+}
+
+#[test]
+fn sources_are_finished() {
+    for (source, text) in files("src", "rs") {
+        for word in ["todo!(", "unimplemented!(", "dbg!(", "FIXME", "TODO"] {
+            assert!(!text.contains(word), "{} contains {word}", source.display());
+        }
+    }
+}
+
+#[test]
+fn no_client_type_is_in_a_public_signature() {
+    for (source, text) in files("src", "rs") {
+        let public = text.lines().filter(|line| line.trim_start().starts_with("pub "));
+        for line in public {
+            let foreign = ["redis::", "deadpool"].iter().any(|word| line.contains(word));
+            assert!(!foreign, "{}: {line}", source.display());
+        }
+    }
+}
+
+#[test]
+fn readme_lists_all_managers() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("there is a README");
+    let managers = fs::read_to_string(root().join("src/manager.rs")).expect("a source file");
+    let names: Vec<&str> =
+        managers.lines().filter_map(|line| line.strip_prefix("manager!(")?.strip_suffix(");")).collect();
+    assert!(names.len() >= 3, "{names:?}");
+    for name in names {
+        assert!(readme.contains(name), "README.md does not mention {name}");
+    }
+}
