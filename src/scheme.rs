@@ -25,6 +25,8 @@ use crate::lease::{FencingToken, Moment, ServerTime};
 pub(crate) mod hash;
 mod lua;
 pub(crate) mod memory;
+#[cfg(test)]
+mod oracle;
 pub(crate) mod two_key;
 
 /// An owned future that can be sent.

@@ -69,20 +69,33 @@ impl LuaScheme {
 
     fn acquire_call(&self, key: &Key, ask: &Ask) -> Call {
         let lease_ms = ask.lease.as_millis().to_string();
+        let mut call = self.call(&self.scripts.acquire, key, self.acquire_args(ask, &lease_ms));
+        call.expiry = Expiry::ResponseTimeout;
+        call
+    }
+
+    /// All arguments but the limit, which comes before them.
+    fn acquire_args<'a>(&'a self, ask: &'a Ask, lease_ms: &'a str) -> impl Iterator<Item = &'a str> {
         let mode = match ask.mode {
             Mode::Read => "r",
             Mode::Write => "w",
         };
         let extra = self.acquire_args.iter().map(String::as_str);
-        let args = [ask.id.as_str(), mode, &lease_ms].into_iter().chain(extra);
-        let mut call = self.call(&self.scripts.acquire, key, args);
-        call.expiry = Expiry::ResponseTimeout;
-        call
+        [ask.id.as_str(), mode, lease_ms].into_iter().chain(extra)
     }
 
     fn renew_call(&self, renewal: &Renewal) -> Call {
         let lease_ms = renewal.lease.as_millis().to_string();
         self.call(&self.scripts.renew, &renewal.key, [renewal.id.as_str(), &lease_ms])
+    }
+
+    /// An acquisition with a limit of the caller's choice: the copy of a request that was sent at another time.
+    #[cfg(test)]
+    pub(crate) async fn acquire_until(&self, key: &Key, ask: &Ask, not_after_ms: u64) -> Attempt<Acquired> {
+        let (not_after_ms, lease_ms) = (not_after_ms.to_string(), ask.lease.as_millis().to_string());
+        let args = [not_after_ms.as_str()].into_iter().chain(self.acquire_args(ask, &lease_ms));
+        let reply = self.transport.call(self.call(&self.scripts.acquire, key, args)).await?;
+        read_reply(reply, ask.id.as_str(), acquired)
     }
 }
 
