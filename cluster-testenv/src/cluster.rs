@@ -58,7 +58,7 @@ impl Cluster {
     #[must_use]
     pub fn primaries(&self) -> Vec<&Node> {
         let ports = Topology::ask(&self.nodes).primaries();
-        self.nodes.iter().filter(|node| ports.contains(&node.port())).collect()
+        self.nodes.iter().filter(|node| ports.contains(&node.announced_port())).collect()
     }
 
     /// The node that owns a slot, by the newest claim that any running node knows. A primary that is dead or paused still
@@ -70,15 +70,15 @@ impl Cluster {
     #[must_use]
     pub fn primary_of_slot(&self, slot: u16) -> &Node {
         let port = Topology::ask(&self.nodes).owner(slot);
-        let node = port.and_then(|port| self.nodes.iter().find(|node| node.port() == port));
+        let node = port.and_then(|port| self.nodes.iter().find(|node| node.announced_port() == port));
         node.unwrap_or_else(|| panic!("no running node of the cluster knows who owns slot {slot}"))
     }
 
     /// The replicas of a primary, dead and paused ones included. There are none when the node is not a primary.
     #[must_use]
     pub fn replicas_of(&self, primary: &Node) -> Vec<&Node> {
-        let ports = Topology::ask(&self.nodes).replicas(primary.port());
-        self.nodes.iter().filter(|node| ports.contains(&node.port())).collect()
+        let ports = Topology::ask(&self.nodes).replicas(primary.announced_port());
+        self.nodes.iter().filter(|node| ports.contains(&node.announced_port())).collect()
     }
 
     /// The slot of a key, by CLUSTER KEYSLOT.
@@ -160,6 +160,15 @@ impl ClusterBuilder {
     /// Adds an argument to every node, as [`NodeBuilder::arg`] does.
     pub fn arg(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.node = self.node.arg(name, value);
+        self
+    }
+
+    /// Puts a [`Proxy`](crate::Proxy) in front of every node ([`Node::proxy`]), which the node announces to the others as
+    /// its port: [`Cluster::urls`], MOVED, ASK, CLUSTER SLOTS and the replicas' links lead to it. The cluster bus goes past
+    /// it, so that no fault of a proxy alone makes a node fail. [`Node::addr`], [`Node::client`] and [`Node::command`] go
+    /// past it too.
+    pub fn proxied(mut self) -> Self {
+        self.node = self.node.proxied();
         self
     }
 

@@ -24,8 +24,8 @@ pub(crate) fn form(nodes: &[Node], primaries: usize) -> Result<()> {
     for (index, node) in nodes.iter().enumerate() {
         let mut client = node.client()?;
         for other in &nodes[index + 1..] {
-            let addr = other.addr();
-            client.command(&["CLUSTER", "MEET", &addr.ip().to_string(), &text(addr.port())])?.into_result()?;
+            let (ip, port, bus_port) = (other.addr().ip(), other.announced_port(), other.bus_port());
+            client.command(&["CLUSTER", "MEET", &text(ip), &text(port), &text(bus_port)])?.into_result()?;
         }
     }
     for (index, replica) in replica_nodes.iter().enumerate() {

@@ -19,6 +19,8 @@
 //! stops its servers when it is dropped. When the process ends without dropping it (a `static`, `exit`, `kill -9`), its
 //! guardian, a small shell process, stops them.
 //!
+//! A [`Proxy`] in front of a server makes the network bad, down to the reply of one chosen request.
+//!
 //! The servers come from `cluster-testenv/install`, or from the environment variables that [`Server`] names. A missing
 //! server is an error, never a skip. Linux only.
 
@@ -31,6 +33,7 @@ mod masters;
 mod node;
 mod port;
 mod process;
+mod proxy;
 mod reply;
 mod server;
 mod topology;
@@ -41,6 +44,7 @@ pub use cluster::{Cluster, ClusterBuilder};
 pub use error::Error;
 pub use masters::Masters;
 pub use node::{Node, NodeBuilder};
+pub use proxy::{Fault, HeldReply, HeldRequest, Matcher, Proxy, Request};
 pub use reply::Reply;
 pub use server::Server;
 pub use wait::wait_for;

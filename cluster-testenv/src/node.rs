@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    Client, Error, Reply, Result, Server, guardian::Guardian, port::PortReservation, process::Process, wait_for,
+    Client, Error, Proxy, Reply, Result, Server, guardian::Guardian, port::PortReservation, process::Process, wait_for,
 };
 
 /// Far longer than any server needs, even on a machine that is busy with something else.
@@ -30,6 +30,7 @@ pub struct Node {
     dir: PathBuf,
     port: PortReservation,
     process: Mutex<Process>,
+    proxy: Option<Proxy>,
     /// Last: the fields above are dropped first, so that the guardian finds nothing more to end.
     _guardian: Arc<Guardian>,
 }
@@ -46,7 +47,7 @@ impl Node {
 
     /// A node that is given arguments before it starts.
     pub fn builder(server: Server) -> NodeBuilder {
-        NodeBuilder { server, args: Vec::new() }
+        NodeBuilder { server, args: Vec::new(), is_proxied: false }
     }
 
     /// Which server this is.
@@ -55,10 +56,20 @@ impl Node {
         self.server
     }
 
-    /// `redis://127.0.0.1:PORT`.
+    /// `redis://127.0.0.1:PORT`, where clients find the server: that is its proxy, if it has one.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("redis://{}", self.addr())
+        format!("redis://{}:{}", Ipv4Addr::LOCALHOST, self.announced_port())
+    }
+
+    /// The proxy in front of the server.
+    ///
+    /// # Panics
+    ///
+    /// When the node was started without [`NodeBuilder::proxied`] or [`ClusterBuilder::proxied`](crate::ClusterBuilder::proxied).
+    #[must_use]
+    pub fn proxy(&self) -> &Proxy {
+        self.proxy.as_ref().expect("the node was started with a proxy")
     }
 
     /// The address that the server listens on.
@@ -71,6 +82,16 @@ impl Node {
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.port()
+    }
+
+    /// The port for the other nodes of a cluster.
+    pub(crate) fn bus_port(&self) -> u16 {
+        self.port.bus_port()
+    }
+
+    /// The port under which the other nodes of a cluster, and so the clients, know it.
+    pub(crate) fn announced_port(&self) -> u16 {
+        self.proxy.as_ref().map_or(self.port(), Proxy::port)
     }
 
     /// The id of the server process, or of the last one when the server does not run.
@@ -92,6 +113,7 @@ impl Node {
     /// When the operating system does not let us.
     pub fn kill(&self) {
         self.process().kill().expect("a server of our own can be killed");
+        self.tell_proxy_down();
     }
 
     /// Stops the server with SIGSTOP; it stands still when this returns. Does nothing when it is paused or gone.
@@ -128,6 +150,7 @@ impl Node {
         {
             let mut process = self.process();
             process.kill().expect("a server of our own can be killed");
+            self.tell_proxy_down();
             *process = spawn(&self.binary, &self.args, &self.dir)?;
         }
         self.wait_until_ready()
@@ -156,7 +179,19 @@ impl Node {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Where no server is, connections are refused.
+    fn tell_proxy_down(&self) {
+        if let Some(proxy) = &self.proxy {
+            proxy.set_server_down(true).expect("a listener can always be closed");
+        }
+    }
+
     fn wait_until_ready(&self) -> Result<()> {
+        self.wait_until_it_answers()?;
+        self.proxy.as_ref().map_or(Ok(()), |proxy| proxy.set_server_down(false))
+    }
+
+    fn wait_until_it_answers(&self) -> Result<()> {
         let what = format!("{} on port {} answering", self.server, self.port());
         wait_for(what, START_BOUND, || {
             if self.process().has_ended() {
@@ -192,12 +227,20 @@ impl Node {
 pub struct NodeBuilder {
     server: Server,
     args: Vec<String>,
+    is_proxied: bool,
 }
 
 impl NodeBuilder {
     /// Adds a server argument, such as `("--maxmemory", "1mb")`. A later one takes the place of an earlier one.
     pub fn arg(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.args.extend([name.into(), value.into()]);
+        self
+    }
+
+    /// Puts a [`Proxy`] in front of the server, to which [`Node::url`] leads. [`Node::addr`], [`Node::client`] and
+    /// [`Node::command`] go past it.
+    pub fn proxied(mut self) -> Self {
+        self.is_proxied = true;
         self
     }
 
@@ -236,7 +279,9 @@ impl NodeBuilder {
         let port = PortReservation::new()?;
         let dir = guardian.dir().join(port.port().to_string());
         fs::create_dir_all(&dir).map_err(Error::io(format!("making {}", dir.display())))?;
-        let args = self.all_args(port.port(), &dir);
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, port.port()));
+        let proxy = if self.is_proxied { Some(Proxy::before(addr)?) } else { None };
+        let args = self.all_args(port.port(), &dir, proxy.as_ref());
         let process = Mutex::new(spawn(binary, &args, &dir)?);
         let node = Node {
             server: self.server,
@@ -245,13 +290,14 @@ impl NodeBuilder {
             dir,
             port,
             process,
+            proxy,
             _guardian: Arc::clone(guardian),
         };
         node.wait_until_ready()?;
         Ok(node)
     }
 
-    fn all_args(&self, port: u16, dir: &Path) -> Vec<String> {
+    fn all_args(&self, port: u16, dir: &Path, proxy: Option<&Proxy>) -> Vec<String> {
         let own = [
             ("--port", port.to_string()),
             ("--bind", Ipv4Addr::LOCALHOST.to_string()),
@@ -259,7 +305,8 @@ impl NodeBuilder {
             ("--save", String::new()),
             ("--appendonly", "no".to_owned()),
         ];
-        let own = own.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
+        let announced = proxy.map(|proxy| ("--cluster-announce-port", proxy.port().to_string()));
+        let own = own.into_iter().chain(announced).flat_map(|(name, value)| [name.to_owned(), value]);
         own.chain(self.args.iter().cloned()).collect()
     }
 }

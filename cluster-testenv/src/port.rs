@@ -49,6 +49,11 @@ impl PortReservation {
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
+
+    /// The port of the cluster bus.
+    pub(crate) fn bus_port(&self) -> u16 {
+        self.port + BUS_OFFSET
+    }
 }
 
 fn reserve(port: u16) -> io::Result<OwnedFd> {

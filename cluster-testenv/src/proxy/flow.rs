@@ -1,0 +1,129 @@
+//! One direction of a connection: bytes in order, each from a moment on, some behind a gate.
+
+use std::{
+    collections::VecDeque,
+    io::{self, Write},
+    net::{Shutdown, TcpStream},
+    time::Instant,
+};
+
+use super::rules::RuleId;
+
+/// How the sender ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Closed,
+    Reset,
+}
+
+/// What is on its way to one of the two peers.
+#[derive(Debug, Default)]
+pub(super) struct Flow {
+    chunks: VecDeque<Chunk>,
+    /// Received, but no whole request or reply yet.
+    pub(super) unparsed: Vec<u8>,
+    /// Passed on without a look at it.
+    pub(super) is_raw: bool,
+    /// The sender will send no more; delivered after all chunks.
+    pub(super) end: Option<End>,
+    /// The receiver has the end, or is not there any more.
+    is_over: bool,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    bytes: Vec<u8>,
+    sent: usize,
+    due: Instant,
+    gate: Option<RuleId>,
+}
+
+impl Chunk {
+    fn is_free(&self, now: Instant) -> bool {
+        self.gate.is_none() && self.due <= now
+    }
+}
+
+impl Flow {
+    /// Lets the bytes follow those that are there.
+    pub(super) fn push(&mut self, bytes: &[u8], due: Instant, gate: Option<RuleId>) {
+        if self.is_over || bytes.is_empty() {
+            return;
+        }
+        match self.chunks.back_mut() {
+            Some(last) if last.due == due && last.gate.is_none() && gate.is_none() => {
+                last.bytes.extend_from_slice(bytes)
+            }
+            _ => self.chunks.push_back(Chunk { bytes: bytes.to_vec(), sent: 0, due, gate }),
+        }
+    }
+
+    /// Nothing more will come.
+    pub(super) fn push_end(&mut self, end: End, due: Instant) {
+        let rest = std::mem::take(&mut self.unparsed);
+        self.push(&rest, due, None);
+        self.end.get_or_insert(end);
+    }
+
+    pub(super) fn open(&mut self, gate: RuleId) {
+        self.chunks.iter_mut().filter(|chunk| chunk.gate == Some(gate)).for_each(|chunk| chunk.gate = None);
+    }
+
+    /// Takes out what is behind a gate.
+    pub(super) fn remove(&mut self, gate: RuleId) {
+        self.chunks.retain(|chunk| chunk.gate != Some(gate));
+    }
+
+    pub(super) fn has_gate(&self, gate: RuleId) -> bool {
+        self.chunks.iter().any(|chunk| chunk.gate == Some(gate))
+    }
+
+    /// Drops all that is on its way.
+    pub(super) fn clear(&mut self) {
+        self.chunks.clear();
+        self.unparsed.clear();
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Whether something could be written now if the receiver took it.
+    pub(super) fn is_writable(&self, now: Instant) -> bool {
+        self.chunks.front().is_some_and(|chunk| chunk.is_free(now))
+    }
+
+    /// When the next bytes may be written, if that only depends on time.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.chunks.front().filter(|chunk| chunk.gate.is_none()).map(|chunk| chunk.due)
+    }
+
+    /// Writes what may be written, and the end if `may_end`. Returns [`End::Reset`] when the connection is to be reset.
+    pub(super) fn write(&mut self, mut to: &TcpStream, now: Instant, may_end: bool) -> Option<End> {
+        while let Some(chunk) = self.chunks.front_mut().filter(|chunk| chunk.is_free(now)) {
+            match to.write(&chunk.bytes[chunk.sent..]) {
+                Ok(sent) => chunk.sent += sent,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+                Err(_) => {
+                    self.clear();
+                    self.is_over = true;
+                    return None;
+                }
+            }
+            if chunk.sent == chunk.bytes.len() {
+                self.chunks.pop_front();
+            }
+        }
+        if !self.chunks.is_empty() || !may_end || self.is_over {
+            return None;
+        }
+        let end = self.end?;
+        self.is_over = true;
+        if end == End::Closed {
+            // Fails when the receiver is gone: then it needs no end.
+            drop(to.shutdown(Shutdown::Write));
+        }
+        Some(end)
+    }
+}

@@ -1,0 +1,169 @@
+//! What a test has in hand while the proxy holds something for it.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    engine::Remote,
+    rules::{Progress, Rule, RuleId, Stage},
+};
+use crate::Result;
+
+/// The link from a handle to its rule.
+#[derive(Debug)]
+struct Grip {
+    remote: Remote,
+    id: RuleId,
+    progress: Arc<Progress>,
+}
+
+impl Grip {
+    fn new(remote: &Remote, rule: Rule) -> Self {
+        Self { remote: remote.clone(), id: rule.id, progress: rule.progress }
+    }
+
+    // A proxy that is gone holds nothing, so nothing is left to do in these.
+
+    fn release(&self) {
+        let id = self.id;
+        self.remote.ask(move |state| state.release(id));
+    }
+
+    fn drop_reply(&self) {
+        let id = self.id;
+        self.remote.ask(move |state| state.drop_reply(id));
+    }
+
+    fn cut(&self) {
+        let id = self.id;
+        self.remote.ask(move |state| state.cut_one(id));
+    }
+}
+
+/// The reply to one request, held back by [`Proxy::hold_reply`](crate::Proxy::hold_reply). Dropping it releases the reply.
+#[derive(Debug)]
+#[must_use = "dropping it releases the reply"]
+pub struct HeldReply {
+    grip: Grip,
+    /// What was told is told for good.
+    is_settled: bool,
+}
+
+impl HeldReply {
+    pub(super) fn new(remote: &Remote, rule: Rule) -> Self {
+        Self { grip: Grip::new(remote, rule), is_settled: false }
+    }
+
+    /// Waits until the request has passed the proxy.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotInTime`](crate::Error::NotInTime) when it has not after `timeout`.
+    pub fn wait_seen(&self, timeout: Duration) -> Result<()> {
+        self.grip.progress.wait_for(Stage::Seen, "the request of a held reply", timeout)
+    }
+
+    /// Waits until the server's reply has arrived at the proxy: the server has applied the request, the client does not
+    /// know.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotInTime`](crate::Error::NotInTime) when it has not after `timeout`.
+    pub fn wait_applied(&self, timeout: Duration) -> Result<()> {
+        self.grip.progress.wait_for(Stage::Applied, "the reply that is to be held", timeout)
+    }
+
+    /// Lets the reply go on its way, or pass if it has not come yet.
+    pub fn release(self) {}
+
+    /// Drops the reply, as soon as it comes, and lets all others pass. The client gets each following reply one too early:
+    /// no network does that, but clients that lose count do.
+    pub fn drop_reply(mut self) {
+        self.is_settled = true;
+        self.grip.drop_reply();
+    }
+
+    /// Drops the reply with all that follows it, and resets the connection on both sides. Without effect before the request
+    /// has come.
+    pub fn cut(self) {
+        self.grip.cut();
+    }
+}
+
+impl Drop for HeldReply {
+    fn drop(&mut self) {
+        if !self.is_settled {
+            self.grip.release();
+        }
+    }
+}
+
+/// A request that [`Proxy::hold_request`](crate::Proxy::hold_request) keeps from the server. Dropping it lets the request
+/// go.
+#[derive(Debug)]
+#[must_use = "dropping it lets the request go"]
+pub struct HeldRequest(Grip);
+
+impl HeldRequest {
+    pub(super) fn new(remote: &Remote, rule: Rule) -> Self {
+        Self(Grip::new(remote, rule))
+    }
+
+    /// Waits until the request is at the proxy.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotInTime`](crate::Error::NotInTime) when it is not after `timeout`.
+    pub fn wait_held(&self, timeout: Duration) -> Result<()> {
+        self.0.progress.wait_for(Stage::Seen, "the request that is to be held", timeout)
+    }
+
+    /// Lets the request go to the server, even when the client has closed its connection meanwhile.
+    pub fn release(self) {}
+
+    /// Lets the request go, and waits until the server has applied it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotInTime`](crate::Error::NotInTime) when the server has not answered after `timeout`, or the request had
+    /// not come to the proxy.
+    pub fn release_and_wait(self, timeout: Duration) -> Result<()> {
+        self.0.release();
+        self.0.progress.wait_for(Stage::Applied, "the request that was held", timeout)
+    }
+
+    /// Drops the request with all that follows it, and resets the connection on both sides: the server never sees it.
+    /// Without effect before the request has come.
+    pub fn cut(self) {
+        self.0.cut();
+    }
+}
+
+impl Drop for HeldRequest {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
+/// Something that is to happen to one request. It happens whether this is kept or not.
+#[derive(Debug)]
+pub struct Fault(Grip);
+
+impl Fault {
+    pub(super) fn new(remote: &Remote, rule: Rule) -> Self {
+        Self(Grip::new(remote, rule))
+    }
+
+    /// Waits until the server has applied the request (twice, if it was to be duplicated) and the reply was dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotInTime`](crate::Error::NotInTime) when that is not so after `timeout`.
+    pub fn wait_applied(&self, timeout: Duration) -> Result<()> {
+        self.0.progress.wait_for(Stage::Applied, "the request that a fault waits for", timeout)
+    }
+
+    /// Undoes it, unless it has happened.
+    pub fn cancel(self) {
+        self.0.release();
+    }
+}

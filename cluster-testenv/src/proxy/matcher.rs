@@ -1,0 +1,139 @@
+//! Which request is meant.
+
+use std::{fmt, sync::Arc};
+
+/// A command that a client sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    args: Vec<Vec<u8>>,
+}
+
+impl Request {
+    pub(super) fn new(args: Vec<Vec<u8>>) -> Self {
+        Self { args }
+    }
+
+    /// The name of the command in capitals, such as `EVALSHA`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.args.first().map(|name| String::from_utf8_lossy(name).to_ascii_uppercase()).unwrap_or_default()
+    }
+
+    /// The command and its arguments, as they were sent.
+    #[must_use]
+    pub fn args(&self) -> &[Vec<u8>] {
+        &self.args
+    }
+
+    /// Whether one of the arguments contains the bytes.
+    #[must_use]
+    pub fn contains(&self, bytes: impl AsRef<[u8]>) -> bool {
+        let bytes = bytes.as_ref();
+        bytes.is_empty() || self.args.iter().any(|arg| arg.windows(bytes.len()).any(|part| part == bytes))
+    }
+}
+
+/// Says which requests are meant. A text or bytes stand for the requests that contain them in an argument: the digest of a
+/// script, an id, a key.
+///
+/// ```
+/// use cluster_testenv::Matcher;
+///
+/// let one: Matcher = "a key".into();
+/// let other = Matcher::command("EVALSHA").and("a key").and(Matcher::new(|request| request.args().len() > 3));
+/// ```
+#[derive(Clone)]
+pub struct Matcher(Arc<dyn Fn(&Request) -> bool + Send + Sync>);
+
+impl Matcher {
+    /// The requests for which `matches` returns true.
+    pub fn new(matches: impl Fn(&Request) -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(matches))
+    }
+
+    /// All requests.
+    #[must_use]
+    pub fn any() -> Self {
+        Self::new(|_| true)
+    }
+
+    /// The requests with this command, in capitals or not.
+    #[must_use]
+    pub fn command(name: impl Into<String>) -> Self {
+        let name = name.into().to_ascii_uppercase();
+        Self::new(move |request| request.name() == name)
+    }
+
+    /// The requests with the bytes in an argument.
+    #[must_use]
+    pub fn containing(bytes: impl Into<Vec<u8>>) -> Self {
+        let bytes = bytes.into();
+        Self::new(move |request| request.contains(&bytes))
+    }
+
+    /// The requests that both match.
+    #[must_use]
+    pub fn and(self, other: impl Into<Self>) -> Self {
+        let other = other.into();
+        Self::new(move |request| self.matches(request) && other.matches(request))
+    }
+
+    pub(super) fn matches(&self, request: &Request) -> bool {
+        (self.0)(request)
+    }
+}
+
+impl fmt::Debug for Matcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Matcher").finish_non_exhaustive()
+    }
+}
+
+impl From<&str> for Matcher {
+    fn from(text: &str) -> Self {
+        Self::containing(text)
+    }
+}
+
+impl From<&String> for Matcher {
+    fn from(text: &String) -> Self {
+        Self::containing(text.as_str())
+    }
+}
+
+impl From<String> for Matcher {
+    fn from(text: String) -> Self {
+        Self::containing(text)
+    }
+}
+
+impl From<&[u8]> for Matcher {
+    fn from(bytes: &[u8]) -> Self {
+        Self::containing(bytes)
+    }
+}
+
+impl From<Vec<u8>> for Matcher {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::containing(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_in_any_argument_match_and_conditions_add_up() {
+        let request = Request::new(vec![b"evalsha".to_vec(), b"abc123".to_vec(), b"key\xff".to_vec()]);
+        for matching in [Matcher::from("c12"), Matcher::from(&b"\xff"[..]), Matcher::command("EvalSha"), Matcher::any()]
+        {
+            assert!(matching.matches(&request));
+        }
+        // No bytes of two arguments together.
+        for other in [Matcher::from("123key"), Matcher::command("EVAL"), Matcher::from("abc").and("nothing")] {
+            assert!(!other.matches(&request));
+        }
+        assert!(Matcher::command("EVALSHA").and("abc").and("key").matches(&request));
+    }
+}

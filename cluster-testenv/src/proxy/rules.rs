@@ -1,0 +1,104 @@
+//! What is to happen to a request that has not come yet.
+
+use std::{
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    time::Duration,
+};
+
+use super::matcher::{Matcher, Request};
+use crate::{Error, Result};
+
+/// What happens to a request, or to its reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    HoldRequest,
+    HoldReply,
+    /// The reply is dropped and the connection is reset.
+    CutAfterApply,
+    /// The request is sent twice, and the second reply is dropped.
+    Duplicate,
+    /// The reply is dropped, and nothing else.
+    DropReply,
+}
+
+/// How far the request of a rule has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stage {
+    Awaited,
+    /// The request is at the proxy.
+    Seen,
+    /// The server's reply is at the proxy.
+    Applied,
+}
+
+/// The stage of one rule, for those who wait for it.
+#[derive(Debug)]
+pub(super) struct Progress {
+    stage: Mutex<Stage>,
+    changed: Condvar,
+}
+
+impl Progress {
+    pub(super) fn reach(&self, stage: Stage) {
+        *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn wait_for(&self, stage: Stage, what: &str, bound: Duration) -> Result<()> {
+        let reached = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(reached, bound, |reached| *reached < stage);
+        let (reached, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if *reached < stage { Err(Error::NotInTime { what: what.to_owned(), bound }) } else { Ok(()) }
+    }
+}
+
+/// Tells rules apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RuleId(u64);
+
+/// One rule without its matcher: what goes along with the request that it took.
+#[derive(Clone, Debug)]
+pub(super) struct Rule {
+    pub(super) id: RuleId,
+    pub(super) action: Action,
+    pub(super) progress: Arc<Progress>,
+}
+
+/// The rules that wait for a request, and the requests that came.
+#[derive(Debug, Default)]
+pub(super) struct Rules {
+    armed: Vec<(Matcher, Rule)>,
+    armed_ever: u64,
+    seen: Vec<Request>,
+}
+
+impl Rules {
+    pub(super) fn arm(&mut self, matcher: Matcher, action: Action) -> Rule {
+        self.armed_ever += 1;
+        let progress = Arc::new(Progress { stage: Mutex::new(Stage::Awaited), changed: Condvar::new() });
+        let rule = Rule { id: RuleId(self.armed_ever), action, progress };
+        self.armed.push((matcher, rule.clone()));
+        rule
+    }
+
+    pub(super) fn disarm(&mut self, id: RuleId) {
+        self.armed.retain(|(_, rule)| rule.id != id);
+    }
+
+    /// Remembers the request, and takes the oldest rule that waits for such a one.
+    pub(super) fn see(&mut self, request: Request) -> Option<Rule> {
+        let index = self.armed.iter().position(|(matcher, _)| matcher.matches(&request));
+        self.seen.push(request);
+        let rule = index.map(|index| self.armed.remove(index).1)?;
+        rule.progress.reach(Stage::Seen);
+        Some(rule)
+    }
+
+    pub(super) fn count_seen(&self, matcher: &Matcher) -> usize {
+        self.seen.iter().filter(|request| matcher.matches(request)).count()
+    }
+
+    pub(super) fn forget_seen(&mut self) {
+        self.seen.clear();
+    }
+}
