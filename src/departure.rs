@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::hold::Hold;
 use crate::key::Key;
 use crate::lease::Moment;
-use crate::scheme::{Acquisition, Attempt, Left, Scheme};
+use crate::scheme::{Acquisition, Attempt, Failure, Left, Scheme};
 use crate::table::Table;
 
 /// Pause between tries to tell a server that does not answer.
@@ -123,6 +123,10 @@ impl Underway {
             match (answer, stray_until) {
                 (Ok(_), None) => return,
                 (Ok(_), Some(until)) => departures.clock.sleep_until(until).await,
+                (Err(failure @ Failure::Refused { .. }), _) => {
+                    tracing::debug!(lock = departure.key.name(), ?failure, "the server refuses a release");
+                    return;
+                }
                 (Err(failure), _) if now >= departure.server_until => {
                     tracing::debug!(lock = departure.key.name(), ?failure, "gave up telling the server of a release");
                     return;

@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use crate::clock::Clock;
 use crate::departure::{Departure, Departures};
 use crate::error::{Error, LossReason, Result, Source};
-use crate::hold::{self, Grant, Hold, Parting};
+use crate::hold::{self, Grant, Hold, Next, Parting};
 use crate::key::Key;
 use crate::lease::{self, FencingToken, Moment};
 use crate::options::{Options, Terms};
@@ -97,7 +97,7 @@ struct Trail {
     in_flight: bool,
     /// An unanswered copy may arrive until then.
     stray_until: Option<Moment>,
-    /// An answered one has left a hold.
+    /// An answered one has left a hold, or may have.
     granted: bool,
 }
 
@@ -237,7 +237,8 @@ impl Engine {
     /// A guard lets go and waits for the server's word.
     pub(crate) async fn release(&self, hold: &Arc<Hold>) -> Result<()> {
         let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
-        match hold.part() {
+        let began = self.clock.now();
+        match hold.part(began) {
             Parting::Shared => return Ok(()),
             Parting::Lost(reason) => return Err(lost(reason)),
             Parting::Last => {}
@@ -247,7 +248,6 @@ impl Engine {
         let mut goes_on = GoesOn { engine: self, hold: Some(hold) };
         let departure = Departure::of(hold);
         let mut doubt = false;
-        let began = self.clock.now();
         loop {
             let failure = match self.departures.tell(&departure).await {
                 Ok(answer) => {
@@ -282,7 +282,7 @@ impl Engine {
 
     /// A guard was dropped.
     pub(crate) fn release_in_background(&self, hold: &Arc<Hold>) {
-        match hold.part() {
+        match hold.part(self.clock.now()) {
             Parting::Shared | Parting::Lost(_) => {}
             Parting::Last => self.see_off(hold),
         }
@@ -429,7 +429,9 @@ impl<'a> Pursuit<'a> {
     }
 
     async fn run(&mut self, patience: Patience) -> Result<Option<Arc<Hold>>> {
-        self.turn().await?;
+        if !self.place.as_ref().is_none_or(Place::has_turn) {
+            Box::pin(self.turn()).await?;
+        }
         let mut pause = RETRY_FIRST;
         let mut subscription: Option<Option<Subscription>> = None;
         loop {
@@ -503,14 +505,22 @@ impl<'a> Pursuit<'a> {
                 self.sent = answer.sent;
                 self.answered = now;
                 self.last_failure = None;
-                if let Some(place) = &self.place {
+                // A grant becomes a hold, which says the same.
+                if let Some(place) = &self.place
+                    && !self.trail.granted
+                {
                     place.silent_since(None);
                 }
                 Ok(answer.value)
             }
             Err(failure) => {
-                if let Failure::Unknown { stray_until, .. } = &failure {
-                    self.trail.stray_until = self.trail.stray_until.max(Some(*stray_until));
+                match &failure {
+                    Failure::Unknown { stray_until, .. } => {
+                        self.trail.stray_until = self.trail.stray_until.max(Some(*stray_until));
+                    }
+                    // A script can be refused half way, where a right is missing for one of its commands.
+                    Failure::Refused { .. } => self.trail.granted = true,
+                    Failure::NotDone { .. } => {}
                 }
                 Err(failure)
             }
@@ -530,8 +540,11 @@ impl<'a> Pursuit<'a> {
             ends: self.sent.after(self.terms.max_hold),
         };
         let hold = Hold::new(terms, token, grant, self.trail.stray_until, engine.clock, engine.options.clock_margin);
-        if hold.how_it_ended().is_some() {
+        if !matches!(hold.next(self.answered), Next::At(_)) {
             // The answer was too long on its way. The old id is given back, and a new one asks again.
+            if let Some(place) = &self.place {
+                place.silent_since(None);
+            }
             self.take_back();
             self.ask.id = engine.next_id();
             return None;
@@ -541,7 +554,7 @@ impl<'a> Pursuit<'a> {
         if let Some(place) = self.place.take() {
             place.granted(&hold);
         }
-        engine.renewals.watch(&hold);
+        engine.renewals.watch(&hold, self.answered);
         tracing::debug!(lock = self.key.name(), mode = %self.mode, token = token.as_u64(), "granted");
         Some(hold)
     }

@@ -12,11 +12,14 @@ const LABEL_MAX_BYTES: usize = 64;
 /// The longest lease: servers count deadlines in milliseconds and hold them exactly far beyond this.
 const LEASE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
+/// The longest published limit: the retention of the scripts.
+const PUBLISHED_LIMIT_MAX: Duration = Duration::from_secs(60);
+
 /// How long a client of the published hash scheme may hold a lock, judged from its timestamp.
 ///
 /// The published scheme stores the *time of the grant* and leaves it to the others to know how long it counts.
 /// Defaults to 1 s for reads and 3 s for writes, as published. Longer limits make our clients wait longer for a foreign
-/// one that died; shorter ones let them in beside a foreign one that still works.
+/// one that died; shorter ones let them in beside a foreign one that still works. A minute is the most.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PublishedLimits {
@@ -79,6 +82,7 @@ impl Options {
         check_max_hold(self.max_hold, self.clock_margin)?;
         check_label(&self.label)?;
         key::check_prefix(&self.key_prefix)?;
+        check_published_limits(self.published_limits)?;
         at_least("response_timeout", self.response_timeout, Duration::from_millis(10))?;
         at_least("unreachable_after", self.unreachable_after, Duration::from_millis(10))
     }
@@ -140,6 +144,14 @@ fn worth_having(option: &'static str, span: Duration, clock_margin: Duration) ->
         return Ok(());
     }
     invalid(option, format!("of {span:?} less than half would be left after the clock margin of {clock_margin:?}"))
+}
+
+/// A key lives for at least this long after our last hold, and a foreign stamp with it.
+fn check_published_limits(limits: PublishedLimits) -> Result<()> {
+    if limits.read.max(limits.write) <= PUBLISHED_LIMIT_MAX {
+        return Ok(());
+    }
+    invalid("published_limits", format!("a foreign stamp is kept for {PUBLISHED_LIMIT_MAX:?} at most"))
 }
 
 /// A label is part of every id on the server, so it holds neither blanks nor what a terminal would act on.

@@ -30,8 +30,8 @@ elseif writer then
     redis.call('PEXPIREAT', read_key, deadline_ms + RETENTION_MS)
     return {'granted', id, server_us, tonumber(string.match(writer, '%d+$')), deadline_ms - now_ms}
   end
-  if writer_ms < 0 then -- it lost its ttl and would block for ever
-    writer_ms = deadline_ms
+  if writer_ms < 0 then -- it lost its ttl and would block for ever; its own lease is not known here, so not less than this
+    writer_ms = math.max(deadline_ms, now_ms + RETENTION_MS)
     redis.call('PEXPIREAT', write_key, writer_ms)
   end
   redis.call('PEXPIREAT', read_key, math.max(writer_ms, longest_ms) + RETENTION_MS, 'NX') -- the same for the other key

@@ -34,6 +34,6 @@ if own_ms > now_ms then
   return {'renewed', id, server_us, deadline_ms - now_ms}
 end
 -- NX: only a key that lost its ttl gets one here.
-redis.call('PEXPIREAT', write_key, deadline_ms, 'NX')
+redis.call('PEXPIREAT', write_key, math.max(deadline_ms, now_ms + RETENTION_MS), 'NX')
 redis.call('PEXPIREAT', read_key, math.max(longest_ms, redis.call('PEXPIRETIME', write_key)) + RETENTION_MS, 'NX')
 return {'lost', id, server_us, -(scores[1] or 0)}

@@ -201,8 +201,9 @@ impl Store {
     /// Applies one operation to one lock, as a server does a script: at once and alone.
     fn apply<T>(&self, key: &Key, operation: impl FnOnce(&mut Record, ServerTime) -> T) -> Answered<T> {
         let sent = self.clock.now();
-        let server = self.server_time();
         let mut locks = self.locks.lock();
+        // Read under the lock, so that time does not run backwards between operations.
+        let server = self.server_time();
         if !locks.contains_key(key.base()) {
             forget_idle(&mut locks, server);
         }
