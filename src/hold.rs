@@ -298,9 +298,9 @@ impl Hold {
     }
 
     /// One guard is gone. The last one ends the hold.
-    pub(crate) fn part(&self) -> Parting {
+    pub(crate) fn part(&self, now: Moment) -> Parting {
         let mut state = self.state.lock();
-        self.look(&mut state, self.clock.now());
+        self.look(&mut state, now);
         state.guards -= 1;
         match state.phase {
             Phase::Held | Phase::Unconfirmed if state.guards > 0 => Parting::Shared,

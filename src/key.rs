@@ -9,6 +9,7 @@
 //! The two forms cannot meet: a prefix holds no `#`, so the first `#` before the first `{` marks the first form; and the
 //! encoding is injective. Source: the hash tag rule of the Redis cluster specification.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -34,8 +35,8 @@ impl Key {
     pub(crate) fn new(prefix: &str, name: &str) -> Result<Self> {
         check_name(name)?;
         let base = match hash_tag(name.as_bytes()) {
-            Some(_) => format!("{prefix}#{name}"),
-            None => format!("{prefix}:{{{}}}", encode(name)),
+            Some(_) => [prefix, "#", name].concat(),
+            None => [prefix, ":{", &encode(name), "}"].concat(),
         };
         let slot = slot_of(base.as_bytes());
         Ok(Self { name: name.into(), base: base.into(), slot })
@@ -107,7 +108,10 @@ fn shorten(name: &str) -> String {
     name.chars().take(64).collect()
 }
 
-fn encode(name: &str) -> String {
+fn encode(name: &str) -> Cow<'_, str> {
+    if !name.bytes().any(|byte| matches!(byte, b'%' | b'{' | b'}')) {
+        return name.into();
+    }
     let mut out = String::with_capacity(name.len());
     for c in name.chars() {
         match c {
@@ -117,7 +121,7 @@ fn encode(name: &str) -> String {
             other => out.push(other),
         }
     }
-    out
+    out.into()
 }
 
 /// The hash tag of a key: what lies between the first `{` and the first `}` after it, unless that is nothing.

@@ -48,7 +48,12 @@ pub(crate) struct Renewals {
 struct Agenda {
     due: BTreeMap<(Moment, u64), Arc<Hold>>,
     next: u64,
-    asleep_until: Moment,
+    /// When the task looks again. An alarm stays until it goes off, also when what it was set for is gone: then it wakes
+    /// the task for nothing, once, but meanwhile no later hold need wake it. Locks that are taken and released all the
+    /// time would wake it every time.
+    alarm: Moment,
+    /// The task is looking: it sees what is scheduled before it sets the alarm.
+    looking: bool,
 }
 
 impl Agenda {
@@ -79,15 +84,14 @@ impl Renewals {
             table,
             departures,
             clock,
-            agenda: Mutex::new(Agenda { due: BTreeMap::new(), next: 0, asleep_until: Moment::NEVER }),
+            agenda: Mutex::new(Agenda { due: BTreeMap::new(), next: 0, alarm: Moment::NEVER, looking: false }),
             wake: Notify::new(),
             stopped: AtomicBool::new(false),
         }
     }
 
     /// Looks after a hold until it is over or [`Renewals::forget`]ten.
-    pub(crate) fn watch(&self, hold: &Arc<Hold>) {
-        let now = self.clock.now();
+    pub(crate) fn watch(&self, hold: &Arc<Hold>, now: Moment) {
         match hold.next(now) {
             Next::At(at) => self.schedule(hold, at),
             // Found by the task, which buries it.
@@ -99,9 +103,10 @@ impl Renewals {
     fn schedule(&self, hold: &Arc<Hold>, at: Moment) {
         let mut agenda = self.agenda.lock();
         agenda.insert(Arc::clone(hold), at);
-        let earlier = at < agenda.asleep_until;
+        let wakes = at < agenda.alarm && !agenda.looking;
+        agenda.alarm = agenda.alarm.min(at);
         drop(agenda);
-        if earlier {
+        if wakes {
             self.wake.notify_one();
         }
     }
@@ -128,20 +133,21 @@ impl Renewals {
             for (route, holds) in self.take_due() {
                 underway.push(Arc::clone(&self).send(route, holds));
             }
-            let next = self.next_due();
+            let alarm = self.set_alarm();
             tokio::select! {
                 () = self.wake.notified() => {}
-                () = self.clock.sleep_until(next) => {}
+                () = self.clock.sleep_until(alarm) => {}
                 Some(answers) = underway.next() => self.take_answers(answers),
             }
         }
     }
 
-    fn next_due(&self) -> Moment {
+    fn set_alarm(&self) -> Moment {
         let mut agenda = self.agenda.lock();
         let next = agenda.due.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at);
-        agenda.asleep_until = next;
-        next
+        agenda.alarm = agenda.alarm.min(next);
+        agenda.looking = false;
+        agenda.alarm
     }
 
     /// Takes what is due from the agenda, at most one chunk for each route.
@@ -172,8 +178,10 @@ impl Renewals {
 
     fn pop_due(&self, now: Moment) -> Vec<Arc<Hold>> {
         let mut agenda = self.agenda.lock();
-        // Awake: what is scheduled from here on is seen before the next sleep, and nobody need wake the task for it.
-        agenda.asleep_until = Moment::from_nanos(0);
+        agenda.looking = true;
+        if agenda.alarm <= now {
+            agenda.alarm = Moment::NEVER; // it has gone off
+        }
         if agenda.due.first_key_value().is_none_or(|((at, _), _)| *at > now) {
             return Vec::new();
         }
@@ -215,7 +223,7 @@ impl Renewals {
                     hold.unanswered(now.after(RETRY_PAUSE));
                 }
             }
-            self.watch(hold);
+            self.watch(hold, now);
         }
     }
 

@@ -54,6 +54,8 @@ pub(crate) struct Place {
     ticket: Ticket,
     /// Absent when the turn came at once.
     wake: Option<Arc<Notify>>,
+    /// The waiter has become a holder: there is nothing to give back.
+    done: bool,
 }
 
 impl Lock {
@@ -136,7 +138,7 @@ impl Table {
     }
 
     fn place(self: &Arc<Self>, key: &Arc<Key>, ticket: Ticket, wake: Option<Arc<Notify>>) -> Place {
-        Place { table: Arc::clone(self), key: Arc::clone(key), ticket, wake }
+        Place { table: Arc::clone(self), key: Arc::clone(key), ticket, wake, done: false }
     }
 
     /// A hold is over: it is in nobody's way any more.
@@ -167,6 +169,11 @@ impl Table {
 }
 
 impl Place {
+    /// Whether the turn has come, as far as this waiter has looked.
+    pub(crate) fn has_turn(&self) -> bool {
+        self.wake.is_none()
+    }
+
     /// Returns when it is this waiter's turn. Dropping the future keeps the place.
     pub(crate) async fn turn(&mut self) {
         if let Some(wake) = &self.wake {
@@ -187,19 +194,21 @@ impl Place {
     }
 
     /// The waiter with the turn has become a holder.
-    pub(crate) fn granted(self, hold: &Arc<Hold>) {
-        let mut locks = self.table.locks.lock();
-        locks.change(&self.key, |lock| {
+    pub(crate) fn granted(mut self, hold: &Arc<Hold>) {
+        self.table.locks.lock().change(&self.key, |lock| {
             lock.turn = None;
             lock.silent_since = None;
             lock.holders.push(Arc::clone(hold));
         });
-        // The drop that follows finds nothing to give back.
+        self.done = true;
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
+        if self.done {
+            return;
+        }
         let ticket = self.ticket;
         self.table.locks.lock().change(&self.key, |lock| {
             if lock.turn == Some(ticket) {

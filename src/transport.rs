@@ -46,26 +46,50 @@ pub(crate) enum Expiry {
     ResponseTimeout,
 }
 
-/// One script call.
+/// One script call. Its keys and arguments lie one after the other in one text, so that a call is one allocation.
 pub(crate) struct Call {
     pub(crate) script: &'static Script,
     pub(crate) slot: u16,
     pub(crate) expiry: Expiry,
-    keys: Vec<String>,
-    args: Vec<String>,
+    text: String,
+    /// Where each of them ends, keys first.
+    ends: [usize; Call::PARTS_MOST],
+    parts: usize,
+    keys: usize,
 }
 
 impl Call {
+    /// Keys and arguments together; no script of ours has more.
+    const PARTS_MOST: usize = 8;
+
     pub(crate) fn new(script: &'static Script, slot: u16) -> Self {
-        Self { script, slot, expiry: Expiry::Never, keys: Vec::with_capacity(2), args: Vec::with_capacity(5) }
+        let text = String::with_capacity(160);
+        Self { script, slot, expiry: Expiry::Never, text, ends: [0; Self::PARTS_MOST], parts: 0, keys: 0 }
     }
 
-    pub(crate) fn key(&mut self, key: String) {
-        self.keys.push(key);
+    /// All keys come before the first argument.
+    pub(crate) fn key(&mut self, key: &str) {
+        self.arg(key);
+        self.keys = self.parts;
     }
 
     pub(crate) fn arg(&mut self, arg: &str) {
-        self.args.push(arg.to_owned());
+        self.text.push_str(arg);
+        self.ends[self.parts] = self.text.len();
+        self.parts += 1;
+    }
+
+    fn keys(&self) -> impl Iterator<Item = &str> {
+        (0..self.keys).map(|part| self.part(part))
+    }
+
+    fn args(&self) -> impl Iterator<Item = &str> {
+        (self.keys..self.parts).map(|part| self.part(part))
+    }
+
+    fn part(&self, part: usize) -> &str {
+        let begin = part.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.text[begin..self.ends[part]]
     }
 }
 

@@ -55,7 +55,7 @@ impl LuaScheme {
     fn call<'a>(&self, script: &'static Script, key: &Key, args: impl IntoIterator<Item = &'a str>) -> Call {
         let mut call = Call::new(script, key.slot());
         for part in self.scripts.key_parts {
-            call.key(key.part(part));
+            call.key(&key.part(part));
         }
         for arg in args {
             call.arg(arg);
@@ -68,7 +68,7 @@ impl LuaScheme {
     }
 
     fn acquire_call(&self, key: &Key, ask: &Ask) -> Call {
-        let lease_ms = ask.lease.as_millis().to_string();
+        let lease_ms = whole_millis(ask.lease);
         let mut call = self.call(&self.scripts.acquire, key, self.acquire_args(ask, &lease_ms));
         call.expiry = Expiry::ResponseTimeout;
         call
@@ -85,14 +85,14 @@ impl LuaScheme {
     }
 
     fn renew_call(&self, renewal: &Renewal) -> Call {
-        let lease_ms = renewal.lease.as_millis().to_string();
+        let lease_ms = whole_millis(renewal.lease);
         self.call(&self.scripts.renew, &renewal.key, [renewal.id.as_str(), &lease_ms])
     }
 
     /// An acquisition with a limit of the caller's choice: the copy of a request that was sent at another time.
     #[cfg(test)]
     pub(crate) async fn acquire_until(&self, key: &Key, ask: &Ask, not_after_ms: u64) -> Attempt<Acquired> {
-        let (not_after_ms, lease_ms) = (not_after_ms.to_string(), ask.lease.as_millis().to_string());
+        let (not_after_ms, lease_ms) = (not_after_ms.to_string(), whole_millis(ask.lease));
         let args = [not_after_ms.as_str()].into_iter().chain(self.acquire_args(ask, &lease_ms));
         let reply = self.transport.call(self.call(&self.scripts.acquire, key, args)).await?;
         read_reply(reply, ask.id.as_str(), acquired)
@@ -156,6 +156,11 @@ impl Scheme for LuaScheme {
     fn clock(&self) -> Clock {
         self.transport.clock()
     }
+}
+
+/// A lease as scripts take it. Options keep leases far below what 64 bits hold.
+fn whole_millis(lease: Duration) -> String {
+    u64::try_from(lease.as_millis()).unwrap_or(u64::MAX).to_string()
 }
 
 /// Checks what all replies have in common and hands the rest to `parse`.

@@ -120,11 +120,13 @@ impl Fleet {
     }
 
     pub(super) async fn owner(&self, slot: u16) -> Result<Arc<Node>, Fault> {
-        if self.owner_address(slot).is_none() {
+        let mut address = self.owner_address(slot);
+        if address.is_none() {
             // Its failure is told below.
-            drop(self.refresh().await);
+            drop(Box::pin(self.refresh()).await);
+            address = self.owner_address(slot);
         }
-        match self.owner_address(slot) {
+        match address {
             Some(address) => self.node(&address),
             None => Err(Fault::NotSent(Some(Arc::new(Answer(format!("nobody says who owns slot {slot}")))))),
         }
@@ -148,9 +150,13 @@ impl Fleet {
         self.look_in_background();
     }
 
+    pub(super) fn suspects(&self, node: &Node) -> bool {
+        self.suspects.lock().contains(node.address())
+    }
+
     /// Returns when another node than this suspect owns the slot; never for a node that is trusted.
     pub(super) async fn abandoned(&self, slot: u16, node: &Node) {
-        if !self.suspects.lock().contains(node.address()) {
+        if !self.suspects(node) {
             return std::future::pending().await;
         }
         let mut map = self.map.subscribe();

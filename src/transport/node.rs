@@ -4,6 +4,7 @@
 //! round trip. After silence the shared connection is given up for a new one: what still comes on it is never believed.
 
 use std::fmt;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -97,9 +98,10 @@ impl fmt::Debug for Node {
 
 impl Node {
     pub(super) fn new(address: String, info: ConnectionInfo, limits: Limits, clock: Clock) -> Result<Self> {
+        // Replies are waited for here and with our own clock, so the library need not set a timer of its own for each.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(limits.response_timeout))
-            .set_response_timeout(Some(limits.response_timeout))
+            .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE_BUFFER);
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let manager =
@@ -129,9 +131,13 @@ impl Node {
 
     /// Sends one call on the shared connection.
     pub(super) async fn call(&self, call: &Call, admission: Admission) -> Result<Answered<Value>, Fault> {
-        let live = self.live().await?;
+        // Paths that are seldom taken are boxed here and below: the future of a call is moved more than once.
+        let live = match self.current() {
+            Some(live) => live,
+            None => Box::pin(self.live()).await?,
+        };
         match self.send(&live, call, Load::Digest, admission).await {
-            Err(Fault::NoScript) => self.send(&live, call, Load::Text, admission).await,
+            Err(Fault::NoScript) => Box::pin(self.send(&live, call, Load::Text, admission)).await,
             other => other,
         }
     }
@@ -158,12 +164,11 @@ impl Node {
     /// Sends calls in one pipeline; one answer each, in order.
     pub(super) async fn call_all(&self, calls: &[Call]) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
         let live = self.live().await?;
-        let not_after = self.not_after(&live).await?;
+        let (sent, not_after) = self.not_after(&live).await?;
         let mut pipeline = Pipeline::with_capacity(calls.len());
         for call in calls {
             pipeline.add_command(command(call, Load::Digest, not_after));
         }
-        let sent = self.clock.now();
         let values = self.pipeline(&live, &pipeline, sent).await?;
         Ok(values.into_iter().map(|value| self.answered(&live, sent, value)).collect())
     }
@@ -173,7 +178,7 @@ impl Node {
         let live = self.live().await?;
         let sent = self.clock.now();
         let mut connection = live.connection.clone();
-        let reply = connection.send_packed_command(question);
+        let reply = pin!(connection.send_packed_command(question));
         fault::reply(self.in_time(&live, sent, reply).await?)
     }
 
@@ -189,22 +194,21 @@ impl Node {
         load: Load,
         admission: Admission,
     ) -> Result<Answered<Value>, Fault> {
-        let not_after = match call.expiry {
+        let (sent, not_after) = match call.expiry {
             Expiry::ResponseTimeout => self.not_after(live).await?,
-            Expiry::Never => ServerTime::default(),
+            Expiry::Never => (self.clock.now(), ServerTime::default()),
         };
         let command = command(call, load, not_after);
-        let sent = self.clock.now();
         let value = match admission {
             Admission::Owner => {
                 let mut connection = live.connection.clone();
-                let reply = connection.send_packed_command(&command);
+                let reply = pin!(connection.send_packed_command(&command));
                 self.in_time(live, sent, reply).await?
             }
             Admission::Asking => {
                 let mut pipeline = Pipeline::with_capacity(2);
                 pipeline.cmd("ASKING").add_command(command);
-                self.pipeline(live, &pipeline, sent).await?.pop().unwrap_or_default()
+                Box::pin(self.pipeline(live, &pipeline, sent)).await?.pop().unwrap_or_default()
             }
         };
         self.answered(live, sent, value)
@@ -212,7 +216,7 @@ impl Node {
 
     async fn pipeline(&self, live: &Arc<Live>, pipeline: &Pipeline, sent: Moment) -> Result<Vec<Value>, Fault> {
         let mut connection = live.connection.clone();
-        let replies = connection.send_packed_commands(pipeline, 0, pipeline.len());
+        let replies = pin!(connection.send_packed_commands(pipeline, 0, pipeline.len()));
         self.in_time(live, sent, replies).await
     }
 
@@ -221,7 +225,7 @@ impl Node {
         &self,
         live: &Arc<Live>,
         sent: Moment,
-        reply: impl Future<Output = Result<T, RedisError>>,
+        reply: Pin<&mut impl Future<Output = Result<T, RedisError>>>,
     ) -> Result<T, Fault> {
         let stray_until = sent.after(lease::stray_span(self.limits.response_timeout, self.limits.clock_margin));
         let fault = match tokio::time::timeout(self.limits.response_timeout, reply).await {
@@ -252,21 +256,23 @@ impl Node {
         Ok(Answered { sent, server, value })
     }
 
-    /// The server's time after which a call that is sent now must not be carried out any more.
-    async fn not_after(&self, live: &Arc<Live>) -> Result<ServerTime, Fault> {
+    /// Now, and the server's time after which a call that is sent now must not be carried out any more.
+    async fn not_after(&self, live: &Arc<Live>) -> Result<(Moment, ServerTime), Fault> {
+        let mut now = self.clock.now();
         let mut anchor = *live.anchor.lock();
-        if anchor.age_at(self.clock.now()) > ANCHOR_AGE_MOST {
-            anchor = self.read_time(live).await?;
+        if anchor.age_at(now) > ANCHOR_AGE_MOST {
+            anchor = Box::pin(self.read_time(live)).await?;
             *live.anchor.lock() = anchor;
+            now = self.clock.now();
         }
-        Ok(anchor.server_time_at(self.clock.now()).after(self.limits.response_timeout))
+        Ok((now, anchor.server_time_at(now).after(self.limits.response_timeout)))
     }
 
     async fn read_time(&self, live: &Arc<Live>) -> Result<Anchor, Fault> {
         let sent = self.clock.now();
         let mut connection = live.connection.clone();
         let time = redis::cmd("TIME");
-        let reply = connection.send_packed_command(&time);
+        let reply = pin!(connection.send_packed_command(&time));
         let value = fault::reply(self.in_time(live, sent, reply).await?)?;
         let server = parse_time(&value).ok_or_else(|| unreadable("TIME"))?;
         Ok(Anchor { sent, server })
@@ -376,22 +382,20 @@ enum Load {
 }
 
 fn command(call: &Call, load: Load, not_after: ServerTime) -> Cmd {
-    let mut command = match load {
-        Load::Digest => redis::cmd("EVALSHA"),
-        Load::Text => redis::cmd("EVAL"),
+    let (name, script) = match load {
+        Load::Digest => ("EVALSHA", call.script.digest()),
+        Load::Text => ("EVAL", call.script.text),
     };
-    match load {
-        Load::Digest => command.arg(call.script.digest()),
-        Load::Text => command.arg(call.script.text),
-    };
-    command.arg(call.keys.len());
-    for key in &call.keys {
+    // Two short numbers and a name more than the call and the script.
+    let mut command = Cmd::with_capacity(call.parts + 4, call.text.len() + script.len() + 32);
+    command.arg(name).arg(script).arg(call.keys);
+    for key in call.keys() {
         command.arg(key);
     }
     if call.expiry == Expiry::ResponseTimeout {
         command.arg(not_after.as_millis_up());
     }
-    for arg in &call.args {
+    for arg in call.args() {
         command.arg(arg);
     }
     command

@@ -86,7 +86,8 @@ impl Router {
             if self.clock.now() >= give_up {
                 return Err(fault.into_failure());
             }
-            (next, admission) = self.follow(fault, call.slot, &next).await?;
+            // Boxed, as are the other paths that are seldom taken: the future of a call is moved more than once.
+            (next, admission) = Box::pin(self.follow(fault, call.slot, &next)).await?;
         }
     }
 
@@ -98,11 +99,28 @@ impl Router {
         lane: Lane,
         admission: Admission,
     ) -> Result<Answered<Value>, Fault> {
-        let Directory::Many(fleet) = &self.directory else {
-            return carry_to(node, call, lane, admission).await;
+        let suspect_in = match &self.directory {
+            Directory::Many(fleet) if fleet.suspects(node) => Some(fleet),
+            Directory::Many(_) | Directory::Single { .. } => None,
         };
+        let answer = match suspect_in {
+            Some(fleet) => Box::pin(self.send_to_suspect(fleet, node, call, lane, admission)).await,
+            None => carry_to(node, call, lane, admission).await,
+        };
+        self.judge(node, answer.as_ref().err());
+        answer
+    }
+
+    async fn send_to_suspect(
+        &self,
+        fleet: &Fleet,
+        node: &Node,
+        call: &Call,
+        lane: Lane,
+        admission: Admission,
+    ) -> Result<Answered<Value>, Fault> {
         let sent = self.clock.now();
-        let answer = tokio::select! {
+        tokio::select! {
             biased;
             answer = carry_to(node, call, lane, admission) => answer,
             // Its successor is known: no need to wait for a node that most likely never answers.
@@ -110,9 +128,7 @@ impl Router {
                 stray_until: sent.after(lease::stray_span(self.limits.response_timeout, self.limits.clock_margin)),
                 source: Some(Arc::new(Answer(format!("{} was replaced", node.address())))),
             }),
-        };
-        self.judge(node, answer.as_ref().err());
-        answer
+        }
     }
 
     /// A node that is silent, or that says it cannot serve its slots, is suspect until it answers.
@@ -202,7 +218,7 @@ impl Router {
 
 async fn carry_to(node: &Node, call: &Call, lane: Lane, admission: Admission) -> Result<Answered<Value>, Fault> {
     match (lane, admission) {
-        (Lane::Apart, Admission::Owner) => node.call_apart(call).await,
+        (Lane::Apart, Admission::Owner) => Box::pin(node.call_apart(call)).await,
         (Lane::Apart, Admission::Asking) | (Lane::Shared, _) => node.call(call, admission).await,
     }
 }
