@@ -365,7 +365,8 @@ impl Engine {
         // Sequentially consistent with `hand_out`: either it sees this, or the list below has its hold.
         self.closing.closed.store(true, Ordering::SeqCst);
         self.closing.notify.notify_waiters();
-        let mut latest = self.clock.now();
+        let began = self.clock.now();
+        let mut latest = began;
         for hold in self.renewals.holds() {
             latest = latest.max(hold.deadline());
             hold.lose(LossReason::Closed);
@@ -376,7 +377,7 @@ impl Engine {
             () = self.departures.settled() => Ok(()),
             () = self.clock.sleep_until(waits_until) => Err(Error::Unreachable {
                 lock: "".into(),
-                waited: waits_until.since(latest),
+                waited: waits_until.since(began),
                 source: None,
             }),
         }
