@@ -1,5 +1,7 @@
 //! What is on the servers, and what is asked of them.
 
+use std::time::{Duration, Instant};
+
 use cluster_testenv::{Node, Reply, Server};
 use redis_rwlock::{ClusterManager, Error, HoldState, Refusal, RwLockManager, SingleNodeManager, Topology};
 
@@ -17,13 +19,20 @@ on_every_server![
 
 alone_on_every_server![uncontended_lock_costs_one_command_each_way, many_holds_are_renewed_in_few_commands];
 
+/// The longest lease in these cases.
+const LEASE_MS: i64 = 10_000;
 /// How long a key of ours may stay beyond its longest lease.
 const RETENTION_MS: i64 = 60_000;
 
 fn assert_all_have_ttls(f: &ServerFixture, after: &str) {
+    ttls_are_within(f, after, RETENTION_MS);
+}
+
+/// All keys of the case have a ttl, which goes no further beyond a lease.
+fn ttls_are_within(f: &ServerFixture, after: &str, beyond_ms: i64) {
     for (key, ttl_ms) in f.ttls() {
         assert!(ttl_ms > 0, "after {after}: {key} has the ttl {ttl_ms}");
-        assert!(ttl_ms <= 10_000 + RETENTION_MS, "after {after}: {key} has the ttl {ttl_ms}");
+        assert!(ttl_ms <= LEASE_MS + beyond_ms, "after {after}: {key} has the ttl {ttl_ms}");
     }
 }
 
@@ -71,7 +80,8 @@ async fn lost_ttl_is_back_after_the_next_operation(f: &ServerFixture) {
     let writer = manager.write(&name).await.expect("granted");
     persist(f, &name);
     assert!(other.try_write(&name).await.expect("answered").is_none());
-    assert_all_have_ttls(f, "a denied write");
+    // Who does not know the lease makes it long enough.
+    ttls_are_within(f, "a denied write", 2 * RETENTION_MS);
     persist(f, &name);
     writer.release().await.expect("released");
     assert_all_have_ttls(f, "the release of a write");
@@ -212,26 +222,24 @@ async fn uncontended_lock_costs_one_command_each_way(f: &ServerFixture) {
 
 async fn many_holds_are_renewed_in_few_commands(f: &ServerFixture) {
     const HOLDS: usize = 2000;
-    let lease = std::time::Duration::from_secs(3);
+    let lease = Duration::from_secs(4);
     // A busy machine answers late; renewals that are repeated would be counted too.
-    let settings = Settings { response_timeout: std::time::Duration::from_secs(2), ..Settings::lease(lease) };
+    let settings = Settings { response_timeout: Duration::from_secs(2), ..Settings::lease(lease) };
     let manager = f.manager_with(settings).await;
     let names: Vec<String> = (0..HOLDS).map(|_| f.name()).collect();
     let taking = names.iter().map(|name| manager.write(name).into_future());
     let guards = futures_util::future::join_all(taking).await;
     let guards: Vec<_> = guards.into_iter().map(|guard| guard.expect("granted")).collect();
     reset_counts(f);
-    let started = std::time::Instant::now();
-    tokio::time::sleep(lease * 6 / 5).await;
+    let started = Instant::now();
+    tokio::time::sleep(lease * 11 / 10).await;
     let calls = f.calls_of("evalsha") + f.calls_of("eval");
     // One at a third of the lease, at the earliest at a quarter.
     let most = started.elapsed().as_secs_f64() / (lease.as_secs_f64() / 4.0) + 1.0;
     let each = calls as f64 / HOLDS as f64;
     assert!(each >= 2.0 && each <= most, "{each} renewals per hold");
-    for guard in &guards {
-        assert_eq!(guard.state(), HoldState::Held);
-    }
-    manager.close().await.expect("closed");
+    let lost = guards.iter().filter(|guard| guard.state() != HoldState::Held).count();
+    assert_eq!(lost, 0, "of {HOLDS} after {:?}", started.elapsed());
 }
 
 async fn refusal_of(connecting: impl Future<Output = redis_rwlock::Result<()>>) -> Refusal {

@@ -41,21 +41,26 @@ async fn renewal_keeps_holds_past_several_leases(f: &Fixture) {
 }
 
 async fn long_lease_survives_a_neighbours_short_renewals(f: &Fixture) {
-    let (long, short, name) = (f.manager().await, f.manager_with(Settings::lease(RENEWED)).await, f.name());
-    let patient = long.read(&name).lease(HOUR).max_hold(2 * HOUR).await.expect("granted");
-    let neighbour = short.read(&name).await.expect("granted");
+    let (manager, name) = (f.manager().await, f.name());
+    let patient = manager.read(&name).lease(HOUR).max_hold(2 * HOUR).await.expect("granted");
+    let mut neighbour = f.process(Settings { label: "neighbour".to_owned(), ..Settings::lease(SHORT) }).await;
+    let read = name.clone();
+    let left = neighbour.run(|manager| Box::pin(async move { manager.read(&read).await })).await.expect("granted");
     until("a renewal of the neighbour", async || {
         let view = f.view(&name).await;
-        view.holders.iter().any(|holder| holder.remaining < HOUR / 2 && holder.age > RENEWED)
+        view.holders.iter().any(|holder| holder.label == "neighbour" && holder.age > SHORT)
     })
     .await;
-    neighbour.release().await.expect("released");
+    // It dies, so that no release of its mends what its renewals may have done.
+    neighbour.die().await;
+    until("the neighbour is gone", async || f.view(&name).await.holders.len() < 2).await;
     let view = f.view(&name).await;
     assert_eq!(view.holders.len(), 1);
     assert!(view.holders[0].remaining > HOUR - Duration::from_secs(60), "{view:?}");
     assert_eq!(patient.state(), HoldState::Held);
-    assert!(short.try_write(&name).await.expect("answered").is_none());
-    patient.release().await.expect("released");
+    assert!(f.manager().await.try_write(&name).await.expect("answered").is_none());
+    patient.release().await.expect("ours to the end");
+    drop(left);
 }
 
 async fn dead_reader_is_gone_at_its_own_lease(f: &Fixture) {
