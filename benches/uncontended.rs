@@ -4,7 +4,6 @@
 
 mod figures;
 
-use std::future::Future;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -64,34 +63,32 @@ async fn ours(manager: &impl RwLockManager) {
     guard.release().await.expect("released");
 }
 
-async fn timed(operation: impl Future<Output = ()>) -> Duration {
-    let began = Instant::now();
-    operation.await;
-    began.elapsed()
-}
-
+/// The first three are what the figures compare.
 const ROWS: [&str; 6] = ["ours", "floor0", "floor1", "two_key", "cluster", "redis-rs cluster, bare"];
 
-async fn one_turn(rows: &mut Rows) -> [Duration; ROWS.len()] {
-    let id = foreign_id();
-    [
-        timed(ours(&rows.hash)).await,
-        timed(rows.bare.two_no_ops(&rows.bare_key)).await,
-        timed(rows.bare.acquire_and_leave(&rows.bare_key, &id)).await,
-        timed(ours(&rows.two_key)).await,
-        timed(ours(&rows.on_cluster)).await,
-        timed(rows.bare_on_cluster.acquire_and_leave(&rows.bare_key, &id)).await,
-    ]
-}
+impl Rows {
+    async fn run(&mut self, row: usize) {
+        match row {
+            0 => ours(&self.hash).await,
+            1 => self.bare.two_no_ops(&self.bare_key).await,
+            2 => self.bare.acquire_and_leave(&self.bare_key, &foreign_id()).await,
+            3 => ours(&self.two_key).await,
+            4 => ours(&self.on_cluster).await,
+            _ => self.bare_on_cluster.acquire_and_leave(&self.bare_key, &foreign_id()).await,
+        }
+    }
 
-/// Only the three that the figures compare; the others would cool the caches down for them.
-async fn one_judged_turn(rows: &mut Rows) -> [Duration; 3] {
-    let id = foreign_id();
-    [
-        timed(ours(&rows.hash)).await,
-        timed(rows.bare.two_no_ops(&rows.bare_key)).await,
-        timed(rows.bare.acquire_and_leave(&rows.bare_key, &id)).await,
-    ]
+    /// The first `N` rows once each; forwards and backwards by turns, so that none always follows the same other.
+    async fn one_turn<const N: usize>(&mut self, turn: usize) -> [Duration; N] {
+        let mut spans = [Duration::ZERO; N];
+        for step in 0..N {
+            let row = if turn.is_multiple_of(2) { step } else { N - 1 - step };
+            let began = Instant::now();
+            self.run(row).await;
+            spans[row] = began.elapsed();
+        }
+        spans
+    }
 }
 
 fn p50s<const N: usize>(turns: &[[Duration; N]]) -> [Duration; N] {
@@ -102,14 +99,15 @@ async fn tell_figures(mut rows: Rows, effort: Effort, runtime: &str) -> Rows {
     let turns = effort.of(10_000, 3_000, 5);
     let mut judged = Vec::with_capacity(turns);
     let mut all = Vec::with_capacity(turns / 4 + 1);
-    for _ in 0..turns / 10 {
-        one_judged_turn(&mut rows).await; // warm
+    for turn in 0..turns / 10 {
+        rows.one_turn::<3>(turn).await; // warm
     }
-    for _ in 0..turns {
-        judged.push(one_judged_turn(&mut rows).await);
+    // Without the other rows, which would cool the caches down for these.
+    for turn in 0..turns {
+        judged.push(rows.one_turn::<3>(turn).await);
     }
-    for _ in 0..=turns / 4 {
-        all.push(one_turn(&mut rows).await);
+    for turn in 0..=turns / 4 {
+        all.push(rows.one_turn::<{ ROWS.len() }>(turn).await);
     }
     let [own, floor0, floor1] = p50s(&judged);
     for (floor, name, bound) in [(floor0, "floor0", 1.35), (floor1, "floor1", 1.10)] {
@@ -175,8 +173,8 @@ fn micro(criterion: &mut Criterion, node: &Node, cluster: &Cluster) {
             bencher.iter_custom(|turns| {
                 runtime.block_on(async {
                     let mut sum = Duration::ZERO;
-                    for _ in 0..turns {
-                        sum += one_turn(&mut rows).await[row];
+                    for turn in 0..turns {
+                        sum += rows.one_turn::<{ ROWS.len() }>(turn as usize).await[row];
                     }
                     sum
                 })
