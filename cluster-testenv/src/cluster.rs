@@ -163,6 +163,12 @@ impl ClusterBuilder {
         self
     }
 
+    /// Makes every node want a password of its clients and of each other, as [`NodeBuilder::password`] does.
+    pub fn password(mut self, password: impl Into<String>) -> Self {
+        self.node = self.node.password(password);
+        self
+    }
+
     /// Puts a [`Proxy`](crate::Proxy) in front of every node ([`Node::proxy`]), which the node announces to the others as
     /// its port: [`Cluster::urls`], MOVED, ASK, CLUSTER SLOTS and the replicas' links lead to it. The cluster bus goes past
     /// it, so that no fault of a proxy alone makes a node fail. [`Node::addr`], [`Node::client`] and [`Node::command`] go

@@ -48,6 +48,10 @@ pub enum Error {
     #[error("unexpected answer: {0}")]
     Unexpected(String),
 
+    /// This environment, in its present state, has no way to do it.
+    #[error("not possible: {0}")]
+    Unsupported(String),
+
     /// A condition did not come true.
     #[error("{what} did not come true within {bound:?}")]
     #[non_exhaustive]

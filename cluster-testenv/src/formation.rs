@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Error, Node, Result, topology::SLOTS, wait_for};
+use crate::{Node, Result, topology::SLOTS, wait_for};
 
 /// Nodes hear of each other within milliseconds.
 const REPLICATE_BOUND: Duration = Duration::from_secs(20);
@@ -36,8 +36,7 @@ pub(crate) fn form(nodes: &[Node], primaries: usize) -> Result<()> {
 
 /// Makes `replica` a replica of `primary`, as soon as it has heard of it.
 fn replicate(replica: &Node, primary: &Node) -> Result<()> {
-    let id = primary.command(&["CLUSTER", "MYID"])?.into_result()?;
-    let id = id.text().ok_or_else(|| Error::Unexpected(format!("{id:?}")))?;
+    let id = primary.cluster_id()?;
     let what = format!("{} becoming a replica of {}", replica.addr(), primary.addr());
     wait_for(what, REPLICATE_BOUND, || match replica.command(&["CLUSTER", "REPLICATE", &id]) {
         Ok(reply) if reply.error().is_some_and(|text| text.contains("Unknown node")) => None,

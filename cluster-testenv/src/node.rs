@@ -28,6 +28,7 @@ pub struct Node {
     binary: PathBuf,
     args: Vec<String>,
     dir: PathBuf,
+    password: Option<String>,
     port: PortReservation,
     process: Mutex<Process>,
     proxy: Option<Proxy>,
@@ -47,7 +48,7 @@ impl Node {
 
     /// A node that is given arguments before it starts.
     pub fn builder(server: Server) -> NodeBuilder {
-        NodeBuilder { server, args: Vec::new(), is_proxied: false }
+        NodeBuilder { server, args: Vec::new(), password: None, is_proxied: false }
     }
 
     /// Which server this is.
@@ -56,10 +57,12 @@ impl Node {
         self.server
     }
 
-    /// `redis://127.0.0.1:PORT`, where clients find the server: that is its proxy, if it has one.
+    /// `redis://127.0.0.1:PORT` where clients find the server, which is at its proxy if it has one; with the password if it
+    /// has one, as `redis://:PASSWORD@127.0.0.1:PORT`.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("redis://{}:{}", Ipv4Addr::LOCALHOST, self.announced_port())
+        let password = self.password().map(|password| format!(":{}@", percent_encoded(password))).unwrap_or_default();
+        format!("redis://{password}{}:{}", Ipv4Addr::LOCALHOST, self.announced_port())
     }
 
     /// The proxy in front of the server.
@@ -82,6 +85,16 @@ impl Node {
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.port()
+    }
+
+    pub(crate) fn password(&self) -> Option<&str> {
+        self.password.as_deref()
+    }
+
+    /// What the nodes of its cluster call it.
+    pub(crate) fn cluster_id(&self) -> Result<String> {
+        let id = self.command(&["CLUSTER", "MYID"])?.into_result()?;
+        id.text().map(Into::into).ok_or_else(|| Error::Unexpected(format!("{id:?}")))
     }
 
     /// The port for the other nodes of a cluster.
@@ -156,13 +169,21 @@ impl Node {
         self.wait_until_ready()
     }
 
-    /// A new connection to the server.
+    /// A new connection to the server, with the password of [`NodeBuilder::password`] already given.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] when the server does not run.
     pub fn client(&self) -> Result<Client> {
-        Client::connect(self.addr())
+        self.client_within(Client::TIMEOUT)
+    }
+
+    pub(crate) fn client_within(&self, timeout: Duration) -> Result<Client> {
+        let mut client = Client::connect_within(self.addr(), timeout)?;
+        if let Some(password) = &self.password {
+            client.command(&["AUTH", password])?.into_result()?;
+        }
+        Ok(client)
     }
 
     /// Sends one command on a connection of its own and returns the reply, which may be an error reply.
@@ -227,6 +248,7 @@ impl Node {
 pub struct NodeBuilder {
     server: Server,
     args: Vec<String>,
+    password: Option<String>,
     is_proxied: bool,
 }
 
@@ -234,6 +256,15 @@ impl NodeBuilder {
     /// Adds a server argument, such as `("--maxmemory", "1mb")`. A later one takes the place of an earlier one.
     pub fn arg(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.args.extend([name.into(), value.into()]);
+        self
+    }
+
+    /// Makes the server want a password, which is in [`Node::url`], and which [`Node::client`] and [`Node::command`] give by
+    /// themselves. It gives the same to a server of which it becomes a replica.
+    pub fn password(mut self, password: impl Into<String>) -> Self {
+        let password = password.into();
+        self = self.arg("--requirepass", password.as_str()).arg("--masterauth", password.as_str());
+        self.password = Some(password);
         self
     }
 
@@ -288,6 +319,7 @@ impl NodeBuilder {
             binary: binary.to_owned(),
             args,
             dir,
+            password: self.password.clone(),
             port,
             process,
             proxy,
@@ -313,4 +345,10 @@ impl NodeBuilder {
 
 fn spawn(binary: &Path, args: &[String], dir: &Path) -> Result<Process> {
     Process::start(binary, args, dir).map_err(Error::io(format!("starting {}", binary.display())))
+}
+
+/// Makes a text what it must be in a URL.
+fn percent_encoded(text: &str) -> String {
+    let encode = |byte: u8| if byte.is_ascii_alphanumeric() { char::from(byte).into() } else { format!("%{byte:02X}") };
+    text.bytes().map(encode).collect()
 }

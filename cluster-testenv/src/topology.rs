@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, ops::RangeInclusive, time::Duration};
 
-use crate::{Client, Error, Node, Result};
+use crate::{Error, Node, Result};
 
 /// How many slots a cluster has.
 pub(crate) const SLOTS: usize = 16_384;
@@ -79,6 +79,16 @@ impl<'a> Topology<'a> {
         ports.filter(|port| self.member(*port).is_some_and(|member| member.primary_id == primary_id)).collect()
     }
 
+    /// Whether every running primary, the one at `primary` aside, knows the node at `replica` as its replica.
+    pub(crate) fn voters_know(&self, replica: u16, primary: u16) -> bool {
+        let is_known = |view: &View| {
+            let member = |port| view.members.iter().find(|member| member.port == port);
+            member(replica).zip(member(primary)).is_some_and(|(replica, primary)| replica.primary_id == primary.id)
+        };
+        let is_voter = |view: &&View| view.port != primary && view.myself().is_some_and(|myself| myself.is_primary);
+        self.silence.is_none() && self.views.iter().filter(is_voter).all(is_known)
+    }
+
     /// What is known of a node: its own word, or else another's.
     fn member(&self, port: u16) -> Option<&Member> {
         let by_itself = self.views.iter().filter(|view| view.port == port);
@@ -125,7 +135,7 @@ impl<'a> Topology<'a> {
 
 impl View {
     fn of(node: &Node) -> Result<Self> {
-        let mut client = Client::connect_within(node.addr(), ANSWER_BOUND)?;
+        let mut client = node.client_within(ANSWER_BOUND)?;
         let mut ask = |command: [&str; 2]| {
             let reply = client.command(&command)?.into_result()?;
             let text = reply.text().ok_or_else(|| Error::Unexpected(format!("{reply:?}")))?;

@@ -1,0 +1,75 @@
+//! Failovers of a cluster that somebody orders.
+
+use std::time::Duration;
+
+use crate::{Cluster, Error, Node, Reply, Result, topology::Topology, wait_for};
+
+/// A server gives a manual failover up after 5 s.
+const BOUND: Duration = Duration::from_secs(10);
+/// Each node tells another one about itself every second, and all within half a node timeout.
+const NEWS_BOUND: Duration = Duration::from_secs(30);
+const TAKEOVER: &[&str] = &["TAKEOVER"];
+
+impl Cluster {
+    /// Lets a replica of `primary` take its place in agreement with it: the primary stops answering, waits until the replica
+    /// has everything, and hands over. Returns the new primary when it has its slots.
+    ///
+    /// This needs votes, as [`Cluster::failover_force`] does, and a primary does not vote for a replica that it does not yet
+    /// know as one. After another failover it may take some seconds until all do, which is waited for.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] when no replica runs, [`Error::Refused`] when the primary is not reached,
+    /// [`Error::NotInTime`] when the replica gave up.
+    pub fn failover(&self, primary: &Node) -> Result<&Node> {
+        self.fail_over(primary, &[])
+    }
+
+    /// Lets a replica of `primary` take its place without asking it, by a vote of the other primaries. Works for a primary
+    /// that is dead or paused, at once. Returns the new primary when it has its slots.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] when no replica runs, [`Error::NotInTime`] when it did not get a majority.
+    pub fn failover_force(&self, primary: &Node) -> Result<&Node> {
+        self.fail_over(primary, &["FORCE"])
+    }
+
+    /// Lets a replica of `primary` take its place without asking anybody: needs no majority. Returns the new primary when it
+    /// has its slots.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] when no replica runs.
+    pub fn takeover(&self, primary: &Node) -> Result<&Node> {
+        self.fail_over(primary, TAKEOVER)
+    }
+
+    fn fail_over(&self, primary: &Node, how: &[&str]) -> Result<&Node> {
+        let replica = self.replicas_of(primary).into_iter().find(|node| node.is_running());
+        let replica = replica.ok_or_else(|| Error::Unsupported(format!("no replica of {} runs", primary.addr())))?;
+        if how != TAKEOVER {
+            self.wait_until_voters_know(replica, primary)?;
+        }
+        replica.command(&[&["CLUSTER", "FAILOVER"], how].concat())?.into_result()?;
+        let what = format!("{} becoming the primary instead of {}", replica.addr(), primary.addr());
+        wait_for(what, BOUND, || replica.role().is_ok_and(|role| role == "master").then_some(()))?;
+        Ok(replica)
+    }
+
+    /// A vote that is refused is not asked for again before the manual failover ends.
+    fn wait_until_voters_know(&self, replica: &Node, primary: &Node) -> Result<()> {
+        let what = format!("all primaries knowing {} as a replica of {}", replica.addr(), primary.addr());
+        let (replica, primary) = (replica.announced_port(), primary.announced_port());
+        wait_for(what, NEWS_BOUND, || Topology::ask(self.nodes()).voters_know(replica, primary).then_some(()))
+    }
+}
+
+impl Node {
+    /// `master` or `slave`, by its own word.
+    pub(crate) fn role(&self) -> Result<String> {
+        let reply = self.command(&["ROLE"])?.into_result()?;
+        let role = reply.array().and_then(<[Reply]>::first).and_then(Reply::text);
+        role.map(Into::into).ok_or_else(|| Error::Unexpected(format!("{reply:?}")))
+    }
+}

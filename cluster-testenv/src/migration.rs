@@ -1,0 +1,190 @@
+//! Moving a slot from one primary to another, step by step or at once.
+
+use std::time::Duration;
+
+use crate::{Cluster, Error, Node, Reply, Result, wait_for};
+
+/// Far longer than a slot of a test needs.
+const BOUND: Duration = Duration::from_secs(30);
+const MOVE_TIMEOUT_MS: &str = "5000";
+const KEYS_AT_ONCE: &str = "100";
+
+impl Cluster {
+    /// Moves a slot from its owner to `to`, by the steps of [`SlotMigration`].
+    ///
+    /// # Errors
+    ///
+    /// As the methods of [`SlotMigration`].
+    ///
+    /// # Panics
+    ///
+    /// When no running node knows the owner.
+    pub fn migrate_slot(&self, slot: u16, to: &Node) -> Result<()> {
+        SlotMigration::begin(self, slot, to)?.finish()
+    }
+
+    /// Moves a slot from its owner to `to` as Valkey 9 does it itself: clients see the slot at one of the two and never
+    /// ASK or TRYAGAIN. Returns when the old owner calls it done.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] on another server, [`Error::NotInTime`] with the server's word for it when it fails.
+    ///
+    /// # Panics
+    ///
+    /// When no running node knows the owner.
+    pub fn migrate_slot_atomically(&self, slot: u16, to: &Node) -> Result<()> {
+        let from = self.primary_of_slot(slot);
+        let (range, to) = (slot.to_string(), to.cluster_id()?);
+        let ordered = from.command(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", &range, &range, "NODE", &to])?;
+        if ordered.error().is_some_and(|text| text.contains("nknown subcommand")) {
+            return Err(Error::Unsupported(format!("{} cannot migrate slots atomically", from.server())));
+        }
+        ordered.into_result()?;
+        let mut state = String::new();
+        let done = wait_for("", BOUND, || {
+            state = newest_migration(from, &format!("{range}-{range}"))?;
+            // The source is told by the target, which announces itself to all first.
+            let is_done = state == "success" && self.primary_of_slot(slot).cluster_id().is_ok_and(|id| id == to);
+            (is_done || ["failed", "cancelled", "canceled"].contains(&state.as_str())).then_some(is_done)
+        });
+        if done.is_ok_and(|is_done| is_done) {
+            return Ok(());
+        }
+        Err(Error::NotInTime { what: format!("the migration of slot {slot} (state {state:?})"), bound: BOUND })
+    }
+}
+
+/// The state of the newest migration of the slots in the list of the node that they leave.
+fn newest_migration(from: &Node, ranges: &str) -> Option<String> {
+    let jobs = from.command(&["CLUSTER", "GETSLOTMIGRATIONS"]).ok()?;
+    let field = |job: &Reply, name: &str| {
+        let pairs = job.array()?.chunks(2);
+        let mut values = pairs.filter(|pair| pair[0].text().is_some_and(|text| text == name));
+        Some(values.next()?.get(1)?.text()?.into_owned())
+    };
+    let is_ours = |job: &&Reply| field(job, "slot_ranges").is_some_and(|found| found == ranges);
+    field(jobs.array()?.iter().find(is_ours)?, "state")
+}
+
+/// A slot on its way from one primary to another, which a test moves step by step.
+///
+/// Between the steps clients meet ASK (a key that is not at the old owner any more), TRYAGAIN (one key is, another is not)
+/// and, at the end, MOVED. When it is dropped the slot stays as it is.
+#[derive(Debug)]
+#[must_use = "the slot stays between two nodes until `finish` or `abandon`"]
+pub struct SlotMigration<'a> {
+    cluster: &'a Cluster,
+    slot: u16,
+    from: &'a Node,
+    to: &'a Node,
+}
+
+impl<'a> SlotMigration<'a> {
+    /// Tells the new owner that it imports the slot, and the old one that it migrates it. No key moves.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] when `to` owns the slot or is no primary.
+    ///
+    /// # Panics
+    ///
+    /// When no running node knows the owner.
+    pub fn begin(cluster: &'a Cluster, slot: u16, to: &'a Node) -> Result<Self> {
+        let migration = Self { cluster, slot, from: cluster.primary_of_slot(slot), to };
+        let (from_id, to_id) = (migration.from.cluster_id()?, to.cluster_id()?);
+        migration.set_slot(to, &["IMPORTING", &from_id])?;
+        migration.set_slot(migration.from, &["MIGRATING", &to_id])?;
+        Ok(migration)
+    }
+
+    /// The old owner.
+    #[must_use]
+    pub fn from(&self) -> &'a Node {
+        self.from
+    }
+
+    /// The new owner.
+    #[must_use]
+    pub fn to(&self) -> &'a Node {
+        self.to
+    }
+
+    /// The keys of the slot that are still at the old owner, at most a hundred.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::command`](crate::Client::command).
+    pub fn keys_left(&self) -> Result<Vec<Vec<u8>>> {
+        let ask = ["CLUSTER", "GETKEYSINSLOT", &self.slot.to_string(), KEYS_AT_ONCE];
+        let reply = self.from.command(&ask)?.into_result()?;
+        let keys = reply.array().unwrap_or_default().iter().filter_map(Reply::bytes);
+        Ok(keys.map(<[u8]>::to_vec).collect())
+    }
+
+    /// Moves one key. Says whether it was at the old owner.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::command`](crate::Client::command), or [`Error::Refused`].
+    pub fn move_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        self.migrate(&[key.as_ref()])
+    }
+
+    /// Moves all keys that are there.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::command`](crate::Client::command), or [`Error::Refused`].
+    pub fn move_keys(&self) -> Result<()> {
+        loop {
+            let keys = self.keys_left()?;
+            if keys.is_empty() {
+                return Ok(());
+            }
+            self.migrate(&keys)?;
+        }
+    }
+
+    /// Moves the keys that are left, and tells the new owner, the old one and the other primaries that the slot has moved.
+    /// Replicas hear of it by themselves; [`Cluster::wait_ok`] waits for that.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::command`](crate::Client::command), or [`Error::Refused`].
+    pub fn finish(self) -> Result<()> {
+        self.move_keys()?;
+        let to_id = self.to.cluster_id()?;
+        let ends = [self.to, self.from];
+        let is_other = |node: &&Node| node.is_running() && ends.iter().all(|end| end.port() != node.port());
+        let others = self.cluster.primaries().into_iter().filter(is_other);
+        ends.into_iter().chain(others).try_for_each(|node| self.set_slot(node, &["NODE", &to_id]))
+    }
+
+    /// Leaves the slot at the old owner. Keys that have moved stay where they are, where nobody finds them.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::command`](crate::Client::command), or [`Error::Refused`].
+    pub fn abandon(self) -> Result<()> {
+        [self.from, self.to].into_iter().try_for_each(|node| self.set_slot(node, &["STABLE"]))
+    }
+
+    fn set_slot(&self, node: &Node, state: &[&str]) -> Result<()> {
+        let slot = self.slot.to_string();
+        node.command(&[&["CLUSTER", "SETSLOT", &slot], state].concat())?.into_result().map(drop)
+    }
+
+    /// Says whether any of the keys was there.
+    fn migrate(&self, keys: &[impl AsRef<[u8]>]) -> Result<bool> {
+        let (ip, port) = (self.to.addr().ip().to_string(), self.to.port().to_string());
+        let mut command: Vec<&[u8]> = ["MIGRATE", &ip, &port, "", "0", MOVE_TIMEOUT_MS].map(str::as_bytes).to_vec();
+        if let Some(password) = self.to.password() {
+            command.extend([&b"AUTH"[..], password.as_bytes()]);
+        }
+        command.push(b"KEYS");
+        command.extend(keys.iter().map(AsRef::as_ref));
+        let reply = self.from.command(&command)?.into_result()?;
+        Ok(reply.text().is_none_or(|status| status != "NOKEY"))
+    }
+}
