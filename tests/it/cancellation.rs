@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis_rwlock::{Ended, Error, Guard, HoldState, LossReason, RwLockManager};
+use redis_rwlock::{Acquiring, Ended, Error, Guard, HoldState, LossReason};
 
 use crate::fixture::{Fixture, SHORT, Settings, on_every_fixture};
-use crate::wait::{Polled, soon};
+use crate::wait::{Dropped, Polled, soon};
 
 on_every_fixture![
     acquisition_dropped_after_each_poll,
@@ -39,16 +39,20 @@ fn patient() -> Settings {
 
 /// Drops the future that `make` makes after 0, 1, 2 … polls until it ends by itself, and looks after each.
 async fn after_each_poll<F: Future>(make: impl Fn() -> F, mut look: impl AsyncFnMut(u32)) {
-    for polls in 0..MOST {
-        let outcome = soon("the next poll", Polled::times(polls, make())).await;
-        let ended = outcome.is_some();
-        drop(outcome);
-        look(polls).await;
-        if ended {
-            return;
+    for dropped in Dropped::EITHER {
+        let mut polls = 0;
+        loop {
+            let outcome = soon("the next poll", Polled::then(polls, dropped, make())).await;
+            let ended = outcome.is_some();
+            drop(outcome);
+            look(polls).await;
+            if ended {
+                break;
+            }
+            polls += 1;
+            assert!(polls < MOST, "the future did not end within {MOST} polls");
         }
     }
-    panic!("the future did not end within {MOST} polls");
 }
 
 async fn acquisition_dropped_after_each_poll(f: &Fixture) {
@@ -76,26 +80,26 @@ async fn try_dropped_after_each_poll(f: &Fixture) {
 }
 
 /// Drops waiters after each poll while somebody else holds the lock.
-async fn drops_waiters<G: Guard>(f: &Fixture, waiter: &dyn RwLockManager, name: &str, holder: G, write: bool) {
-    for polls in 0..WAITING {
-        let granted = if write {
-            soon("the next poll", Polled::times(polls, waiter.write(name).into_future())).await.is_some()
-        } else {
-            soon("the next poll", Polled::times(polls, waiter.read(name).into_future())).await.is_some()
-        };
-        assert!(!granted, "the lock is held");
-        assert_eq!(f.view(name).await.holders.len(), 1);
+async fn drops_waiters<G: Guard>(f: &Fixture, waiter: impl Fn() -> Acquiring<G>, name: &str) {
+    for dropped in Dropped::EITHER {
+        for polls in 0..WAITING {
+            let granted = soon("the next poll", Polled::then(polls, dropped, waiter())).await;
+            assert!(granted.is_none(), "the lock is held: {granted:?}");
+            assert_eq!(f.view(name).await.holders.len(), 1);
+        }
     }
-    drop(holder);
-    f.becomes_free(name).await;
 }
 
 async fn waiter_elsewhere_dropped_after_each_poll(f: &Fixture) {
     let (holder, waiter, name) = (f.manager().await, f.manager_with(patient()).await, f.name());
     let guard = holder.read(&name).await.expect("granted");
-    drops_waiters(f, &waiter, &name, guard, true).await;
+    drops_waiters(f, || waiter.write(&name).into_future(), &name).await;
+    guard.release().await.expect("ours to the end");
+    f.becomes_free(&name).await;
     let guard = holder.write(&name).await.expect("granted");
-    drops_waiters(f, &waiter, &name, guard, false).await;
+    drops_waiters(f, || waiter.read(&name).into_future(), &name).await;
+    guard.release().await.expect("ours to the end");
+    f.becomes_free(&name).await;
 }
 
 async fn waiter_here_dropped_after_each_poll(f: &Fixture) {
@@ -121,16 +125,18 @@ async fn waiter_here_dropped_after_each_poll(f: &Fixture) {
 async fn waiter_dropped_while_the_lock_comes_free(f: &Fixture) {
     let (holder, waiter, name) = (f.manager().await, f.manager_with(patient()).await, f.name());
     for other in [&holder, &waiter] {
-        for polls in 0..MOST {
-            let guard = holder.write(&name).await.expect("granted");
-            let waiting = Polled::times(polls, other.write(&name).into_future());
-            let (released, granted) = tokio::join!(guard.release(), waiting);
-            released.expect("released");
-            let ended = granted.is_some();
-            drop(granted);
-            f.becomes_free(&name).await;
-            if ended {
-                break;
+        for dropped in Dropped::EITHER {
+            for polls in 0..MOST {
+                let guard = holder.write(&name).await.expect("granted");
+                let waiting = Polled::then(polls, dropped, other.write(&name).into_future());
+                let (released, granted) = tokio::join!(guard.release(), soon("the next poll", waiting));
+                released.expect("released");
+                let ended = granted.is_some();
+                drop(granted);
+                f.becomes_free(&name).await;
+                if ended {
+                    break;
+                }
             }
         }
     }
@@ -161,19 +167,21 @@ async fn denied_try_dropped_after_each_poll(f: &Fixture) {
 
 async fn release_dropped_after_each_poll(f: &Fixture) {
     let (manager, name) = (f.manager_with(patient()).await, f.name());
-    for polls in 0..MOST {
-        let writer = manager.write(&name).await.expect("granted");
-        let outcome = Polled::times(polls, writer.release()).await;
-        f.becomes_free(&name).await;
-        let reader = manager.read(&name).await.expect("the way is free here too");
-        drop(Polled::times(polls, reader.release()).await);
-        f.becomes_free(&name).await;
-        if let Some(outcome) = outcome {
-            outcome.expect("released");
-            return;
+    for dropped in Dropped::EITHER {
+        for polls in 0..MOST {
+            let writer = manager.write(&name).await.expect("granted");
+            let outcome = soon("the next poll", Polled::then(polls, dropped, writer.release())).await;
+            f.becomes_free(&name).await;
+            let reader = manager.read(&name).await.expect("the way is free here too");
+            drop(soon("the next poll", Polled::then(polls, dropped, reader.release())).await);
+            f.becomes_free(&name).await;
+            if let Some(outcome) = outcome {
+                outcome.expect("released");
+                break;
+            }
+            assert!(polls + 1 < MOST, "the release did not end within {MOST} polls");
         }
     }
-    panic!("the release did not end within {MOST} polls");
 }
 
 async fn inspect_dropped_after_each_poll(f: &Fixture) {
@@ -186,40 +194,45 @@ async fn inspect_dropped_after_each_poll(f: &Fixture) {
 
 async fn force_release_dropped_after_each_poll(f: &Fixture) {
     let (holder, operator, name) = (f.manager_with(patient()).await, f.manager().await, f.name());
-    for polls in 0..MOST {
-        let guard = holder.write(&name).await.expect("granted");
-        let ended = Polled::times(polls, operator.force_release(&name)).await.is_some();
-        match guard.release().await {
-            Ok(()) => assert!(!ended, "a force that was seen through ends the hold"),
-            Err(error) => assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}"),
-        }
-        f.becomes_free(&name).await;
-        if ended {
-            return;
+    for dropped in Dropped::EITHER {
+        for polls in 0..MOST {
+            let guard = holder.write(&name).await.expect("granted");
+            let forcing = Polled::then(polls, dropped, operator.force_release(&name));
+            let ended = soon("the next poll", forcing).await.is_some();
+            match guard.release().await {
+                Ok(()) => assert!(!ended, "a force that was seen through ends the hold"),
+                Err(error) => assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}"),
+            }
+            f.becomes_free(&name).await;
+            if ended {
+                break;
+            }
+            assert!(polls + 1 < MOST, "the force did not end within {MOST} polls");
         }
     }
-    panic!("the force did not end within {MOST} polls");
 }
 
 async fn close_dropped_after_each_poll(f: &Fixture) {
-    for polls in 0..MOST {
-        let (manager, name) = (f.manager_with(patient()).await, f.name());
-        let guard = manager.write(&name).await.expect("granted");
-        let ended = Polled::times(polls, manager.close()).await.is_some();
-        if polls == 0 {
-            assert_eq!(guard.state(), HoldState::Held, "nothing happens before the first poll");
-            guard.release().await.expect("ours to the end");
-        } else {
-            assert_eq!(guard.state(), HoldState::Lost(LossReason::Closed));
-            let error = manager.write(&name).await.expect_err("closed for good");
-            assert!(matches!(error, Error::Closed { .. }), "{error:?}");
-        }
-        f.becomes_free(&name).await;
-        if ended {
-            return;
+    for dropped in Dropped::EITHER {
+        for polls in 0..MOST {
+            let (manager, name) = (f.manager_with(patient()).await, f.name());
+            let guard = manager.write(&name).await.expect("granted");
+            let ended = soon("the next poll", Polled::then(polls, dropped, manager.close())).await.is_some();
+            if polls == 0 {
+                assert_eq!(guard.state(), HoldState::Held, "nothing happens before the first poll");
+                guard.release().await.expect("ours to the end");
+            } else {
+                assert_eq!(guard.state(), HoldState::Lost(LossReason::Closed));
+                let error = manager.write(&name).await.expect_err("closed for good");
+                assert!(matches!(error, Error::Closed { .. }), "{error:?}");
+            }
+            f.becomes_free(&name).await;
+            if ended {
+                break;
+            }
+            assert!(polls + 1 < MOST, "the close did not end within {MOST} polls");
         }
     }
-    panic!("the close did not end within {MOST} polls");
 }
 
 async fn connect_dropped_after_each_poll(f: &Fixture) {

@@ -1,8 +1,12 @@
 //! Waiting with a bound, and polling by hand.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// Far longer than anything takes that a case waits for.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
@@ -33,7 +37,7 @@ pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 /// Polls a future once, which must not be ready yet.
 pub(crate) fn start<F: Future + Unpin>(future: &mut F) {
-    let mut context = Context::from_waker(std::task::Waker::noop());
+    let mut context = Context::from_waker(Waker::noop());
     assert!(Pin::new(future).poll(&mut context).is_pending(), "the future is ready at its first poll");
 }
 
@@ -43,15 +47,48 @@ pub(crate) async fn stays_pending<F: Future + Unpin>(what: &str, future: &mut F)
     assert!(early.is_err(), "{what} happened");
 }
 
+/// When a future is dropped that was polled often enough.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Dropped {
+    /// Within its last poll: what it sent may not have left this process.
+    AtOnce,
+    /// When it is woken again: what it waited for has come, and is not looked at.
+    WhenWoken,
+}
+
+impl Dropped {
+    pub(crate) const EITHER: [Self; 2] = [Self::AtOnce, Self::WhenWoken];
+}
+
 /// Polls a future at most `left` times, each time when it was woken, then drops it.
 pub(crate) struct Polled<F> {
     future: Option<Pin<Box<F>>>,
     left: u32,
+    dropped: Dropped,
+    wakes: Arc<Wakes>,
+}
+
+/// Tells wake-ups of one future from those of the task that polls it, which come for nothing at times.
+struct Wakes {
+    woken: AtomicBool,
+    task: Mutex<Waker>,
+}
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.woken.store(true, Ordering::SeqCst);
+        self.task.lock().wake_by_ref();
+    }
 }
 
 impl<F> Polled<F> {
     pub(crate) fn times(left: u32, future: F) -> Self {
-        Self { future: Some(Box::pin(future)), left }
+        Self::then(left, Dropped::AtOnce, future)
+    }
+
+    pub(crate) fn then(left: u32, dropped: Dropped, future: F) -> Self {
+        let wakes = Wakes { woken: AtomicBool::new(true), task: Mutex::new(Waker::noop().clone()) };
+        Self { future: Some(Box::pin(future)), left, dropped, wakes: Arc::new(wakes) }
     }
 }
 
@@ -60,23 +97,26 @@ impl<F: Future> Future for Polled<F> {
     type Output = Option<F::Output>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.left == 0 {
-            self.future = None;
-            return Poll::Ready(None);
+        // Before the look, so that a wake-up between the two is not missed.
+        self.wakes.task.lock().clone_from(context.waker());
+        if !self.wakes.woken.swap(false, Ordering::SeqCst) {
+            return Poll::Pending;
         }
-        self.left -= 1;
-        let future = self.future.as_mut().expect("not polled after its end");
-        let polled = future.as_mut().poll(context);
-        match polled {
-            Poll::Ready(output) => {
-                self.future = None;
-                Poll::Ready(Some(output))
+        if self.left > 0 {
+            self.left -= 1;
+            let waker = Waker::from(Arc::clone(&self.wakes));
+            let future = self.future.as_mut().expect("not polled after its end");
+            let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
+            match polled {
+                Poll::Ready(output) => {
+                    self.future = None;
+                    return Poll::Ready(Some(output));
+                }
+                Poll::Pending if self.left > 0 || self.dropped == Dropped::WhenWoken => return Poll::Pending,
+                Poll::Pending => {}
             }
-            Poll::Pending if self.left == 0 => {
-                self.future = None;
-                Poll::Ready(None)
-            }
-            Poll::Pending => Poll::Pending,
         }
+        self.future = None;
+        Poll::Ready(None)
     }
 }
