@@ -83,6 +83,9 @@ impl<G: Guard> Acquire<G> {
     }
 
     /// How long to wait for others. Defaults to the manager's: contention has no limit.
+    ///
+    /// The server is asked at least once, and its first answer is waited for as long as an answer is believed: zero asks
+    /// once.
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
         self.overrides.wait_timeout = Some(wait_timeout);
         self

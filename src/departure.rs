@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
+use crate::error::Refusal;
 use crate::hold::Hold;
 use crate::key::Key;
 use crate::lease::Moment;
@@ -29,7 +30,10 @@ pub(crate) struct Departures {
     table: Arc<Table>,
     clock: Clock,
     runtime: Mutex<Option<Handle>>,
+    /// Acquisitions, releases and departures that the server may yet have to be told of.
     pending: AtomicUsize,
+    /// The departures among them.
+    departing: AtomicUsize,
     settled: Notify,
 }
 
@@ -57,7 +61,15 @@ impl Departure {
 impl Departures {
     pub(crate) fn new(scheme: Arc<dyn Scheme>, table: Arc<Table>) -> Self {
         let clock = scheme.clock();
-        Self { scheme, table, clock, runtime: Mutex::default(), pending: AtomicUsize::new(0), settled: Notify::new() }
+        Self {
+            scheme,
+            table,
+            clock,
+            runtime: Mutex::default(),
+            pending: AtomicUsize::new(0),
+            departing: AtomicUsize::new(0),
+            settled: Notify::new(),
+        }
     }
 
     /// Background work runs here from now on.
@@ -80,13 +92,24 @@ impl Departures {
         }
     }
 
+    /// Counts as under way until it is dropped.
+    pub(crate) fn pending(self: &Arc<Self>) -> Pending {
+        self.pending.fetch_add(1, Ordering::SeqCst);
+        Pending(Arc::clone(self))
+    }
+
+    /// Whether the server has yet to be told of a departure.
+    pub(crate) fn is_departing(&self) -> bool {
+        self.departing.load(Ordering::SeqCst) > 0
+    }
+
     /// Returns when the server knows of all departures so far, or has forgotten them.
     pub(crate) async fn settled(&self) {
         loop {
             let settled = self.settled.notified();
             tokio::pin!(settled);
             settled.as_mut().enable();
-            if self.pending.load(Ordering::Acquire) == 0 {
+            if self.pending.load(Ordering::SeqCst) == 0 {
                 return;
             }
             settled.await;
@@ -94,16 +117,35 @@ impl Departures {
     }
 }
 
+/// Whether a server that refuses a release so will go on to do so.
+fn is_final(refusal: Refusal) -> bool {
+    matches!(refusal, Refusal::Forbidden | Refusal::ForeignKey | Refusal::UnsupportedServer | Refusal::OtherTopology)
+}
+
 /// A departure in the background. Dropped at any point, it leaves the table and the count right.
 struct Underway {
     departures: Arc<Departures>,
     hold: Option<Arc<Hold>>,
+    /// Given up after the hold.
+    _pending: Pending,
+}
+
+/// Something that the server may yet have to be told.
+#[derive(Debug)]
+pub(crate) struct Pending(Arc<Departures>);
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if self.0.pending.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.settled.notify_waiters();
+        }
+    }
 }
 
 impl Underway {
     fn new(departures: &Arc<Departures>, hold: Option<Arc<Hold>>) -> Self {
-        departures.pending.fetch_add(1, Ordering::AcqRel);
-        Self { departures: Arc::clone(departures), hold }
+        departures.departing.fetch_add(1, Ordering::SeqCst);
+        Self { departures: Arc::clone(departures), hold, _pending: departures.pending() }
     }
 
     /// Local waiters need not wait for a server that does not answer.
@@ -123,8 +165,8 @@ impl Underway {
             match (answer, stray_until) {
                 (Ok(_), None) => return,
                 (Ok(_), Some(until)) => departures.clock.sleep_until(until).await,
-                (Err(failure @ Failure::Refused { .. }), _) => {
-                    tracing::debug!(lock = departure.key.name(), ?failure, "the server refuses a release");
+                (Err(Failure::Refused { refusal, message }), _) if is_final(refusal) => {
+                    tracing::debug!(lock = departure.key.name(), message, "the server refuses a release");
                     return;
                 }
                 (Err(failure), _) if now >= departure.server_until => {
@@ -140,8 +182,6 @@ impl Underway {
 impl Drop for Underway {
     fn drop(&mut self) {
         self.unblock_waiters();
-        if self.departures.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.departures.settled.notify_waiters();
-        }
+        self.departures.departing.fetch_sub(1, Ordering::SeqCst);
     }
 }

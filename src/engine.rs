@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::clock::Clock;
-use crate::departure::{Departure, Departures};
+use crate::departure::{Departure, Departures, Pending};
 use crate::error::{Error, LossReason, Result, Source};
 use crate::hold::{self, Grant, Hold, Next, Parting};
 use crate::key::Key;
@@ -117,6 +117,32 @@ struct Pursuit<'a> {
     /// When the copy was sent that was answered.
     sent: Moment,
     last_failure: Option<Source>,
+    /// Present until it has begun.
+    first: Option<Arc<FirstAttempt>>,
+    /// As long as something of this may be on the server or on its way there. Given up after what is taken back has been
+    /// counted.
+    pending: Option<Pending>,
+}
+
+/// Whether the first attempt of an acquisition is over. Until then a limit cannot tell a denial from a silence.
+#[derive(Debug, Default)]
+struct FirstAttempt {
+    underway: AtomicBool,
+    over: Notify,
+}
+
+impl FirstAttempt {
+    fn ends(&self) {
+        self.underway.store(false, Ordering::Release);
+        self.over.notify_one();
+    }
+
+    /// Returns at once before and after the first attempt.
+    async fn over(&self) {
+        while self.underway.load(Ordering::Acquire) {
+            self.over.notified().await;
+        }
+    }
 }
 
 impl Engine {
@@ -172,12 +198,13 @@ impl Engine {
         let began = self.clock.now();
         let mut pursuit = Pursuit::new(self, key, mode, terms, place, began);
         let limit = terms.wait_timeout.map_or(Moment::NEVER, |limit| began.after(limit));
+        let first = terms.wait_timeout.map(|_| Arc::clone(pursuit.first.insert(Arc::default())));
         // Biased: a grant that is there counts, whatever else is due. Dropping the pursuit takes back what it left.
         let timed_out = tokio::select! {
             biased;
             result = pursuit.run(patience) => return self.hand_out(&pursuit.key, result?),
             () = self.closing.closed() => false,
-            () = self.clock.sleep_until(limit) => true,
+            () = self.limit(limit, first) => true,
         };
         let lock = pursuit.key.shared_name();
         if !timed_out {
@@ -191,11 +218,20 @@ impl Engine {
         Err(Error::WaitTimeout { lock, waited })
     }
 
+    /// Returns when the wait is over: at the limit, but not before the first attempt has shown what there is to wait for.
+    async fn limit(&self, limit: Moment, first: Option<Arc<FirstAttempt>>) {
+        self.clock.sleep_until(limit).await;
+        if let Some(first) = first {
+            first.over().await;
+        }
+    }
+
     /// A grant that crossed with `close` is given back: `close` has listed its holds already.
     fn hand_out(&self, key: &Key, hold: Option<Arc<Hold>>) -> Result<Option<Arc<Hold>>> {
         let checked = self.check_open(key);
-        if let (Err(_), Some(hold)) = (&checked, &hold) {
-            hold.lose(LossReason::Closed);
+        if let (Err(_), Some(hold)) = (&checked, &hold)
+            && hold.lose(LossReason::Closed)
+        {
             self.see_off(hold);
         }
         checked.map(|()| hold)
@@ -244,6 +280,7 @@ impl Engine {
             Parting::Last => {}
         }
         self.renewals.forget(hold);
+        let _pending = self.departures.pending();
         // Dropped, or without an answer: the background goes on.
         let mut goes_on = GoesOn { engine: self, hold: Some(hold) };
         let departure = Departure::of(hold);
@@ -290,6 +327,9 @@ impl Engine {
 
     fn see_off(&self, hold: &Arc<Hold>) {
         self.renewals.forget(hold);
+        if Handle::try_current().is_ok() {
+            self.keep_running();
+        }
         self.departures.in_background(Departure::of(hold), Some(Arc::clone(hold)));
     }
 
@@ -367,20 +407,23 @@ impl Engine {
         self.closing.notify.notify_waiters();
         let began = self.clock.now();
         let mut latest = began;
-        for hold in self.renewals.holds() {
+        // From the table, where a hold is from its grant to its end; the agenda lends them to the renewal task.
+        for hold in self.table.all_holders() {
             latest = latest.max(hold.deadline());
-            hold.lose(LossReason::Closed);
-            self.see_off(&hold);
+            if hold.lose(LossReason::Closed) {
+                self.see_off(&hold);
+            }
         }
         let waits_until = latest.max(self.clock.now().after(self.options.response_timeout));
         tokio::select! {
-            () = self.departures.settled() => Ok(()),
-            () = self.clock.sleep_until(waits_until) => Err(Error::Unreachable {
-                lock: "".into(),
-                waited: waits_until.since(began),
-                source: None,
-            }),
+            () = self.departures.settled() => return Ok(()),
+            () = self.clock.sleep_until(waits_until) => {}
         }
+        if self.departures.is_departing() {
+            return Err(Error::Unreachable { lock: "".into(), waited: waits_until.since(began), source: None });
+        }
+        // What is left are futures that nobody polls: they take themselves back when they are polled or dropped.
+        Ok(())
     }
 }
 
@@ -426,6 +469,8 @@ impl<'a> Pursuit<'a> {
             answered: began,
             sent: began,
             last_failure: None,
+            first: None,
+            pending: None,
         }
     }
 
@@ -436,11 +481,24 @@ impl<'a> Pursuit<'a> {
         let mut pause = RETRY_FIRST;
         let mut subscription: Option<Option<Subscription>> = None;
         loop {
-            match self.attempt().await {
+            // Counted before the look, so that `close` either is seen here or waits for this attempt.
+            self.pending.get_or_insert_with(|| self.engine.departures.pending());
+            self.engine.check_open(&self.key)?;
+            let first = self.first.take();
+            if let Some(first) = &first {
+                first.underway.store(true, Ordering::Release);
+            }
+            let attempt = self.attempt().await;
+            if let Some(first) = first {
+                first.ends();
+            }
+            match attempt {
                 Ok(Acquired::Granted { token, remaining }) => {
                     if let Some(hold) = self.granted(token, remaining) {
                         return Ok(Some(hold));
                     }
+                    let source: Source = Arc::new(TooLate);
+                    self.unanswered(Failure::NotDone { source: Some(source) }).await?;
                 }
                 Ok(Acquired::Contended { .. }) if patience == Patience::AskOnce => return Ok(None),
                 Ok(Acquired::Contended { retry_in }) => {
@@ -504,13 +562,19 @@ impl<'a> Pursuit<'a> {
             Ok(answer) => {
                 self.trail.granted = matches!(answer.value, Acquired::Granted { .. });
                 self.sent = answer.sent;
-                self.answered = now;
+                // A grant that is over when it comes is as good as silence.
+                if !self.trail.granted || self.is_worth_having(&answer) {
+                    self.answered = now;
+                }
                 self.last_failure = None;
                 // A grant becomes a hold, which says the same.
                 if let Some(place) = &self.place
                     && !self.trail.granted
                 {
                     place.silent_since(None);
+                }
+                if !self.trail.granted && self.trail.stray_until.is_none() {
+                    self.pending = None;
                 }
                 Ok(answer.value)
             }
@@ -528,6 +592,14 @@ impl<'a> Pursuit<'a> {
         }
     }
 
+    fn is_worth_having(&self, answer: &Answered<Acquired>) -> bool {
+        let Acquired::Granted { remaining, .. } = answer.value else {
+            return false;
+        };
+        let valid = lease::valid_until(answer.sent, remaining, self.engine.options.clock_margin);
+        valid > self.engine.clock.now()
+    }
+
     /// Makes the grant a hold, if there is enough left of it.
     fn granted(&mut self, token: FencingToken, remaining: Duration) -> Option<Arc<Hold>> {
         let engine = self.engine;
@@ -541,7 +613,7 @@ impl<'a> Pursuit<'a> {
             ends: self.sent.after(self.terms.max_hold),
         };
         let hold = Hold::new(terms, token, grant, self.trail.stray_until, engine.clock, engine.options.clock_margin);
-        if !matches!(hold.next(self.answered), Next::At(_)) {
+        if !matches!(hold.next(engine.clock.now()), Next::At(_)) {
             // The answer was too long on its way. The old id is given back, and a new one asks again.
             if let Some(place) = &self.place {
                 place.silent_since(None);
@@ -555,6 +627,8 @@ impl<'a> Pursuit<'a> {
         if let Some(place) = self.place.take() {
             place.granted(&hold);
         }
+        // The table has it: `close` finds it there.
+        self.pending = None;
         engine.renewals.watch(&hold, self.answered);
         tracing::debug!(lock = self.key.name(), mode = %self.mode, token = token.as_u64(), "granted");
         Some(hold)
@@ -633,6 +707,11 @@ impl Drop for Pursuit<'_> {
         self.take_back();
     }
 }
+
+/// The round trip took longer than the grant was worth.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer came when its lease was over")]
+struct TooLate;
 
 /// Nothing came back.
 #[derive(Debug, thiserror::Error)]

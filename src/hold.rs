@@ -277,13 +277,15 @@ impl Hold {
         state.renew_at = retry_at;
     }
 
-    /// Ends the hold as lost, unless it has ended before.
-    pub(crate) fn lose(&self, reason: LossReason) {
+    /// Ends the hold as lost; `false` if it has ended before.
+    pub(crate) fn lose(&self, reason: LossReason) -> bool {
         let mut state = self.state.lock();
-        if matches!(state.phase, Phase::Held | Phase::Unconfirmed) {
+        let live = matches!(state.phase, Phase::Held | Phase::Unconfirmed);
+        if live {
             state.phase = Phase::Lost(reason);
             self.changed.notify_waiters();
         }
+        live
     }
 
     /// One more guard shares the hold; `false` if it is over.

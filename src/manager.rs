@@ -169,7 +169,8 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
 
     /// Ends the manager: new and waiting acquisitions fail with [`Closed`](Error::Closed), guards are lost with
     /// [`LossReason::Closed`](crate::LossReason::Closed) *before* their holds are given back. Returns when the server
-    /// knows, at the latest when the last lease is over by the local clock.
+    /// knows, at the latest when the last lease is over by the local clock. An acquisition that is under way and whose
+    /// future is neither polled nor dropped is waited for as long as one response timeout; it takes itself back later.
     ///
     /// # Errors
     ///

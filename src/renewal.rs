@@ -115,11 +115,6 @@ impl Renewals {
         self.agenda.lock().remove(hold);
     }
 
-    /// All holds that are being looked after.
-    pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
-        self.agenda.lock().due.values().cloned().collect()
-    }
-
     /// The task ends, the holds with their leases.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
@@ -216,7 +211,9 @@ impl Renewals {
                         let sent = answer.sent;
                         hold.renewed(Grant { sent, remaining }, now);
                     }
-                    Renewed::Lost { forced } => hold.lose(loss_reason(hold.token(), forced)),
+                    Renewed::Lost { forced } => {
+                        hold.lose(loss_reason(hold.token(), forced));
+                    }
                 },
                 Err(failure) => {
                     tracing::debug!(lock = hold.key().name(), ?failure, "a renewal was not answered");

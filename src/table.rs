@@ -99,6 +99,10 @@ impl Locks {
         };
         change(lock);
         lock.advance();
+        if lock.turn.is_none() {
+            // Nobody asks, so nothing is known of the server.
+            lock.silent_since = None;
+        }
         if lock.is_idle() {
             self.by_name.remove(key.name());
         }
@@ -123,16 +127,16 @@ impl Table {
         self.place(key, ticket, wake)
     }
 
-    /// Takes the turn if it is free and nobody waits for it.
+    /// The right to ask the server once, unless somebody here holds the lock or waits for it. Somebody else who only asks
+    /// is in nobody's way: then both do, this one without the turn.
     pub(crate) fn try_enter(self: &Arc<Self>, key: &Arc<Key>, mode: Mode) -> Option<Place> {
         let mut locks = self.locks.lock();
         let ticket = locks.ticket();
-        if let Some(lock) = locks.by_name.get(key.name())
-            && !lock.takes_at_once(mode)
-        {
+        let lock = locks.by_name.entry(key.shared_name()).or_default();
+        if !lock.queue.is_empty() || !lock.admits(mode) {
             return None;
         }
-        locks.by_name.entry(key.shared_name()).or_default().turn = Some(ticket);
+        lock.turn.get_or_insert(ticket);
         drop(locks);
         Some(self.place(key, ticket, None))
     }
@@ -155,11 +159,16 @@ impl Table {
         self.locks.lock().by_name.get(key.name()).map_or_else(Vec::new, |lock| lock.holders.clone())
     }
 
-    /// A hold of this owner, if it has one.
+    /// A hold of this owner, if it has one that is not over.
     pub(crate) fn held_by(&self, key: &Key, owner: OwnerId) -> Option<Arc<Hold>> {
         let locks = self.locks.lock();
         let holders = &locks.by_name.get(key.name())?.holders;
-        holders.iter().find(|hold| hold.owner() == owner).cloned()
+        holders.iter().find(|hold| hold.owner() == owner && hold.how_it_ended().is_none()).cloned()
+    }
+
+    /// All holds of this process, of all locks.
+    pub(crate) fn all_holders(&self) -> Vec<Arc<Hold>> {
+        self.locks.lock().by_name.values().flat_map(|lock| &lock.holders).cloned().collect()
     }
 
     /// Since when the server has not answered for this lock.
@@ -193,13 +202,17 @@ impl Place {
         }
     }
 
-    /// The waiter with the turn has become a holder.
+    /// The waiter has become a holder.
     pub(crate) fn granted(mut self, hold: &Arc<Hold>) {
-        self.table.locks.lock().change(&self.key, |lock| {
-            lock.turn = None;
+        let mut locks = self.table.locks.lock();
+        // Without the turn, the lock may have been forgotten meanwhile.
+        locks.by_name.entry(self.key.shared_name()).or_default();
+        locks.change(&self.key, |lock| {
+            lock.turn.take_if(|turn| *turn == self.ticket);
             lock.silent_since = None;
             lock.holders.push(Arc::clone(hold));
         });
+        drop(locks);
         self.done = true;
     }
 }

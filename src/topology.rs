@@ -109,6 +109,11 @@ fn all_without_secrets(urls: &[String]) -> Vec<&str> {
 /// What follows the last `@`, which separates user and password from the host; without one, what follows the scheme.
 /// A query is left out as well.
 pub(crate) fn without_secrets(url: &str) -> &str {
+    let end_of_host = url.find(['?', '#']).unwrap_or(url.len());
+    if url.rfind('@').is_some_and(|at| at > end_of_host) {
+        // Part of a query, or of a password that holds a query's marks: nothing of it is safe to show.
+        return "…";
+    }
     let host = match (url.rfind('@'), url.find("://")) {
         (Some(at), _) => url.get(at + 1..),
         (None, Some(scheme)) => url.get(scheme + 3..),
@@ -128,6 +133,7 @@ mod tests {
             format!("redis://user:{secret}@host:1/2"),
             format!("redis://:{secret}@host:1"),
             format!("rediss://host:1/?password={secret}"),
+            format!("redis+unix:///s?user=u&pass=abc@{secret}"),
             secret.to_owned(),
         ];
         for url in urls {

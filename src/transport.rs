@@ -56,6 +56,8 @@ pub(crate) struct Call {
     ends: [usize; Call::PARTS_MOST],
     parts: usize,
     keys: usize,
+    /// The part that the reply must repeat, by which it is known to be the reply to this call.
+    echo: Option<usize>,
 }
 
 impl Call {
@@ -64,13 +66,23 @@ impl Call {
 
     pub(crate) fn new(script: &'static Script, slot: u16) -> Self {
         let text = String::with_capacity(160);
-        Self { script, slot, expiry: Expiry::Never, text, ends: [0; Self::PARTS_MOST], parts: 0, keys: 0 }
+        Self { script, slot, expiry: Expiry::Never, text, ends: [0; Self::PARTS_MOST], parts: 0, keys: 0, echo: None }
     }
 
     /// All keys come before the first argument.
     pub(crate) fn key(&mut self, key: &str) {
         self.arg(key);
         self.keys = self.parts;
+    }
+
+    /// An argument that the reply repeats.
+    pub(crate) fn echoed_arg(&mut self, arg: &str) {
+        self.echo = Some(self.parts);
+        self.arg(arg);
+    }
+
+    fn echo(&self) -> &str {
+        self.echo.map_or("", |part| self.part(part))
     }
 
     pub(crate) fn arg(&mut self, arg: &str) {
@@ -114,6 +126,16 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
 /// A transport to these servers. Connects at first use.
 pub(crate) fn open(topology: Topology, options: &Options) -> Result<Arc<dyn Transport>> {
     Ok(Arc::new(router::Router::new(&topology, options)?))
+}
+
+/// Whether a reply is one to a call that it repeats `echo` of: the second element of all of them.
+fn is_reply_to(value: &Value, echo: &str) -> bool {
+    match value {
+        Value::Array(items) => {
+            matches!(items.get(1), Some(Value::BulkString(id)) if id.as_slice() == echo.as_bytes())
+        }
+        _ => false,
+    }
 }
 
 /// The server's time in the reply of a script: the third element of all of them, in microseconds.

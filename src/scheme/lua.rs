@@ -1,8 +1,7 @@
 //! The typed calls that both Lua schemes share: arguments in, replies out. `lua/README.md` is the protocol.
 //!
-//! Every reply begins with its code, the id that the request named and the server's time. An id that is not ours means
-//! that the connection hands out replies to the wrong caller, and a reply of another shape that the script is not ours:
-//! both count as unknown, since the script may well have run.
+//! Every reply begins with its code, the id that the request named and the server's time. The transport has compared the
+//! id. A reply of another shape means that the script is not ours: it counts as unknown, since something has run.
 
 use std::fmt;
 use std::sync::Arc;
@@ -52,13 +51,14 @@ impl LuaScheme {
         Self { scripts, transport, acquire_args }
     }
 
-    fn call<'a>(&self, script: &'static Script, key: &Key, args: impl IntoIterator<Item = &'a str>) -> Call {
+    /// A call for `id`, which is one of the arguments and comes back in the reply; empty for none.
+    fn call<'a>(&self, script: &'static Script, key: &Key, id: &str, args: impl IntoIterator<Item = &'a str>) -> Call {
         let mut call = Call::new(script, key.slot());
         for part in self.scripts.key_parts {
             call.key(&key.part(part));
         }
         for arg in args {
-            call.arg(arg);
+            if arg == id { call.echoed_arg(arg) } else { call.arg(arg) }
         }
         call
     }
@@ -69,7 +69,7 @@ impl LuaScheme {
 
     fn acquire_call(&self, key: &Key, ask: &Ask) -> Call {
         let lease_ms = whole_millis(ask.lease);
-        let mut call = self.call(&self.scripts.acquire, key, self.acquire_args(ask, &lease_ms));
+        let mut call = self.call(&self.scripts.acquire, key, ask.id.as_str(), self.acquire_args(ask, &lease_ms));
         call.expiry = Expiry::ResponseTimeout;
         call
     }
@@ -86,7 +86,7 @@ impl LuaScheme {
 
     fn renew_call(&self, renewal: &Renewal) -> Call {
         let lease_ms = whole_millis(renewal.lease);
-        self.call(&self.scripts.renew, &renewal.key, [renewal.id.as_str(), &lease_ms])
+        self.call(&self.scripts.renew, &renewal.key, renewal.id.as_str(), [renewal.id.as_str(), &lease_ms])
     }
 
     /// An acquisition with a limit of the caller's choice: the copy of a request that was sent at another time.
@@ -94,7 +94,7 @@ impl LuaScheme {
     pub(crate) async fn acquire_until(&self, key: &Key, ask: &Ask, not_after_ms: u64) -> Attempt<Acquired> {
         let (not_after_ms, lease_ms) = (not_after_ms.to_string(), whole_millis(ask.lease));
         let args = [not_after_ms.as_str()].into_iter().chain(self.acquire_args(ask, &lease_ms));
-        let reply = self.transport.call(self.call(&self.scripts.acquire, key, args)).await?;
+        let reply = self.transport.call(self.call(&self.scripts.acquire, key, ask.id.as_str(), args)).await?;
         read_reply(reply, ask.id.as_str(), acquired)
     }
 }
@@ -111,7 +111,7 @@ impl Scheme for LuaScheme {
         Box::pin(async move {
             let channel = self.channel(key);
             let args = [id.as_str()].into_iter().chain(channel.as_deref());
-            let reply = self.transport.call(self.call(&self.scripts.leave, key, args)).await?;
+            let reply = self.transport.call(self.call(&self.scripts.leave, key, id.as_str(), args)).await?;
             read_reply(reply, id.as_str(), left)
         })
     }
@@ -131,7 +131,7 @@ impl Scheme for LuaScheme {
 
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
         Box::pin(async move {
-            let reply = self.transport.call_apart(self.call(&self.scripts.inspect, key, [])).await?;
+            let reply = self.transport.call_apart(self.call(&self.scripts.inspect, key, "", [])).await?;
             read_reply(reply, "", view)
         })
     }
@@ -139,7 +139,7 @@ impl Scheme for LuaScheme {
     fn force<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<Vec<String>>> {
         Box::pin(async move {
             let channel = self.channel(key);
-            let call = self.call(&self.scripts.force, key, channel.as_deref());
+            let call = self.call(&self.scripts.force, key, "", channel.as_deref());
             let reply = self.transport.call_apart(call).await?;
             read_reply(reply, "", forced)
         })

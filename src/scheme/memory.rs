@@ -21,6 +21,8 @@ use crate::scheme::{
 
 /// How long an idle record remembers its last token, as on a server.
 const RETENTION_MS: u64 = 60_000;
+/// Fewer locks are not worth a look for idle ones.
+const SWEEP_LEAST: usize = 64;
 
 /// One lock.
 #[derive(Clone, Debug, Default)]
@@ -178,7 +180,30 @@ pub(crate) struct Store {
     /// The server's time when the clock stood at `origin`.
     epoch: ServerTime,
     origin: Moment,
-    locks: Mutex<HashMap<Box<str>, Lock>>,
+    locks: Mutex<Locks>,
+}
+
+#[derive(Default)]
+struct Locks {
+    by_base: HashMap<Box<str>, Lock>,
+    /// How many there may be before the idle ones are looked for.
+    sweep_at: usize,
+}
+
+impl Locks {
+    fn get(&mut self, key: &Key, now: ServerTime) -> &mut Lock {
+        if self.by_base.len() >= self.sweep_at && !self.by_base.contains_key(key.base()) {
+            self.forget_idle(now);
+        }
+        self.by_base.entry(key.base().into()).or_default()
+    }
+
+    /// Forgets locks that nobody holds and nobody waits for, each time the store has doubled: constant work for each new one.
+    fn forget_idle(&mut self, now: ServerTime) {
+        let now_ms = now.as_micros() / 1000;
+        self.by_base.retain(|_, lock| lock.record.forget_ms >= now_ms || lock.wake.receiver_count() > 0);
+        self.sweep_at = (self.by_base.len() * 2).max(SWEEP_LEAST);
+    }
 }
 
 #[derive(Default)]
@@ -204,10 +229,7 @@ impl Store {
         let mut locks = self.locks.lock();
         // Read under the lock, so that time does not run backwards between operations.
         let server = self.server_time();
-        if !locks.contains_key(key.base()) {
-            forget_idle(&mut locks, server);
-        }
-        let lock = locks.entry(key.base().into()).or_default();
+        let lock = locks.get(key, server);
         let value = operation(&mut lock.record, server);
         if lock.record.is_free() {
             lock.wake.send_replace(());
@@ -216,22 +238,7 @@ impl Store {
     }
 
     fn wake(&self, key: &Key) -> watch::Receiver<()> {
-        self.locks.lock().entry(key.base().into()).or_default().wake.subscribe()
-    }
-}
-
-/// Forgets a few locks that nobody holds and nobody waits for. Called for each new one, so the store does not grow.
-fn forget_idle(locks: &mut HashMap<Box<str>, Lock>, now: ServerTime) {
-    const LOOKS: usize = 4;
-    let now_ms = now.as_micros() / 1000;
-    let idle: Vec<Box<str>> = locks
-        .iter()
-        .take(LOOKS)
-        .filter(|(_, lock)| lock.record.forget_ms < now_ms && lock.wake.receiver_count() == 0)
-        .map(|(name, _)| name.clone())
-        .collect();
-    for name in idle {
-        locks.remove(&name);
+        self.locks.lock().get(key, self.server_time()).wake.subscribe()
     }
 }
 

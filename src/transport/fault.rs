@@ -48,6 +48,13 @@ impl Fault {
             "WRONGTYPE" => refused(Refusal::ForeignKey),
             // A script that fails half way names the command's own error at the beginning of its message.
             _ if details.contains("-OOM ") || details.starts_with("OOM ") => refused(Refusal::OutOfMemory),
+            // A command that the user may not run, within a script: Redis 7.0 and Valkey have their own words.
+            _ if details.contains("executing the script can't run") || details.contains("ACL failure in script") => {
+                refused(Refusal::Forbidden)
+            }
+            "ERR" if details.starts_with("max number of clients") => {
+                Self::Again(Arc::new(Answer(format!("{} {details}", error.code()))))
+            }
             _ if details.contains("WRONGTYPE") => refused(Refusal::ForeignKey),
             _ if details.contains("cluster support disabled") => refused(Refusal::OtherTopology),
             _ => refused(Refusal::Other),

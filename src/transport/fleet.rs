@@ -5,8 +5,8 @@
 //! nothing any more. So a shard works again as soon as the others know its new primary, whatever the old one does.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -17,6 +17,7 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::error::{Error, Result};
+use crate::lease::Moment;
 use crate::options::Options;
 use crate::transport::address::{address_of, parse_all, with_host};
 use crate::transport::fault::{Answer, Fault};
@@ -27,6 +28,7 @@ use crate::transport::slots::SlotMap;
 
 /// Pause between two questions to the guide while a node is suspect.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const LOOK_AGAIN_LONGEST: Duration = Duration::from_millis(400);
 
 pub(super) struct Fleet {
     guide: Guide,
@@ -38,7 +40,8 @@ pub(super) struct Fleet {
     map: watch::Sender<SlotMap>,
     suspects: Mutex<HashSet<String>>,
     looking: AtomicBool,
-    refresh_lock: tokio::sync::Mutex<()>,
+    /// One question at a time; when the last one for an unknown owner failed.
+    refresh_lock: tokio::sync::Mutex<Option<Moment>>,
 }
 
 /// Whom to ask who owns a slot.
@@ -84,7 +87,7 @@ impl Fleet {
             map: watch::Sender::new(SlotMap::default()),
             suspects: Mutex::default(),
             looking: AtomicBool::new(false),
-            refresh_lock: tokio::sync::Mutex::new(()),
+            refresh_lock: tokio::sync::Mutex::new(None),
         }
     }
 
@@ -123,7 +126,7 @@ impl Fleet {
         let mut address = self.owner_address(slot);
         if address.is_none() {
             // Its failure is told below.
-            drop(Box::pin(self.refresh()).await);
+            drop(Box::pin(self.refresh_unless_known(slot)).await);
             address = self.owner_address(slot);
         }
         match address {
@@ -169,20 +172,57 @@ impl Fleet {
 
     /// Asks the guide until no owner is suspect. One task does.
     fn look_in_background(self: &Arc<Self>) {
-        if self.looking.swap(true, Ordering::AcqRel) {
+        if self.looking.swap(true, Ordering::SeqCst) {
             return;
         }
-        let looking = Looking(Arc::clone(self));
+        let looking = Looking(Arc::downgrade(self));
         drop(tokio::spawn(async move {
+            let mut pause = LOOK_AGAIN;
             loop {
-                drop(looking.0.refresh().await);
+                let Some(fleet) = looking.0.upgrade() else {
+                    return;
+                };
+                drop(fleet.refresh().await);
+                fleet.ask_suspects().await;
+                drop(fleet);
                 // Also when all is well: questions come at this rate at most.
-                tokio::time::sleep(LOOK_AGAIN).await;
-                if looking.0.is_well() {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LOOK_AGAIN_LONGEST);
+                if looking.0.upgrade().is_none_or(|fleet| fleet.ends_look_out()) {
+                    // Its end is marked already, and another may have begun.
+                    std::mem::forget(looking);
                     return;
                 }
             }
         }));
+    }
+
+    /// Asks suspects that own slots as far as anybody knows: one that answers is trusted again, whoever has work for it.
+    async fn ask_suspects(&self) {
+        let owners = self.map.borrow().addresses().to_vec();
+        let suspects = self.suspects.lock().clone();
+        let nodes = owners.iter().filter(|owner| suspects.contains(*owner)).filter_map(|owner| self.node(owner).ok());
+        let mut answers: FuturesUnordered<_> = nodes
+            .map(|node| async move {
+                let answer = node.ask(&redis::cmd("TIME")).await;
+                answer.is_ok().then_some(node)
+            })
+            .collect();
+        while let Some(answer) = answers.next().await {
+            if let Some(node) = answer {
+                self.trust(&node);
+            }
+        }
+    }
+
+    /// Ends the look-out if all is well. A node that becomes suspect at the same time finds it either ended or going on.
+    fn ends_look_out(&self) -> bool {
+        if !self.is_well() {
+            return false;
+        }
+        self.looking.store(false, Ordering::SeqCst);
+        // Taken up again, unless somebody else has begun another meanwhile.
+        self.is_well() || self.looking.swap(true, Ordering::SeqCst)
     }
 
     /// Whether all owners are trusted. A suspect that owns nothing is forgotten.
@@ -193,9 +233,25 @@ impl Fleet {
         suspects.is_empty()
     }
 
+    /// Asks the guide for the owner of a slot, once for all who ask at the same time.
+    async fn refresh_unless_known(&self, slot: u16) -> Result<(), Fault> {
+        let mut last_failure = self.refresh_lock.lock().await;
+        let failed_just_now = last_failure.is_some_and(|at| self.clock.now().since(at) < LOOK_AGAIN);
+        if self.owner_address(slot).is_some() || failed_just_now {
+            return Ok(());
+        }
+        let refreshed = self.refresh_locked().await;
+        *last_failure = refreshed.as_ref().err().map(|_| self.clock.now());
+        refreshed
+    }
+
     /// Takes the first map that somebody who is not suspect tells.
     pub(super) async fn refresh(&self) -> Result<(), Fault> {
         let _one_at_a_time = self.refresh_lock.lock().await;
+        self.refresh_locked().await
+    }
+
+    async fn refresh_locked(&self) -> Result<(), Fault> {
         let map = match &self.guide {
             Guide::Members(seeds) => self.ask_members(seeds).await?,
             Guide::Sentinels { sentinels, push } => {
@@ -250,11 +306,13 @@ impl Fleet {
 }
 
 /// Marks the look-out as ended, also when its runtime drops it.
-struct Looking(Arc<Fleet>);
+struct Looking(Weak<Fleet>);
 
 impl Drop for Looking {
     fn drop(&mut self) {
-        self.0.looking.store(false, Ordering::Release);
+        if let Some(fleet) = self.0.upgrade() {
+            fleet.looking.store(false, Ordering::SeqCst);
+        }
     }
 }
 

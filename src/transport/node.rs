@@ -20,7 +20,7 @@ use crate::options::Options;
 use crate::scheme::Answered;
 use crate::transport::address::invalid_url;
 use crate::transport::fault::{self, Answer, Fault};
-use crate::transport::{Call, Expiry, server_time};
+use crate::transport::{Call, Expiry, is_reply_to, server_time};
 
 /// Requests that may queue up in front of one connection.
 const PIPELINE_BUFFER: usize = 1024;
@@ -170,7 +170,8 @@ impl Node {
             pipeline.add_command(command(call, Load::Digest, not_after));
         }
         let values = self.pipeline(&live, &pipeline, sent).await?;
-        Ok(values.into_iter().map(|value| self.answered(&live, sent, value)).collect())
+        let pairs = calls.iter().zip(values);
+        Ok(pairs.map(|(call, value)| self.answered(&live, call, sent, value)).collect())
     }
 
     /// Asks a question that changes nothing.
@@ -211,7 +212,7 @@ impl Node {
                 Box::pin(self.pipeline(live, &pipeline, sent)).await?.pop().unwrap_or_default()
             }
         };
-        self.answered(live, sent, value)
+        self.answered(live, call, sent, value)
     }
 
     async fn pipeline(&self, live: &Arc<Live>, pipeline: &Pipeline, sent: Moment) -> Result<Vec<Value>, Fault> {
@@ -247,8 +248,16 @@ impl Node {
         Err(fault)
     }
 
-    fn answered(&self, live: &Live, sent: Moment, value: Value) -> Result<Answered<Value>, Fault> {
+    fn answered(&self, live: &Arc<Live>, call: &Call, sent: Moment, value: Value) -> Result<Answered<Value>, Fault> {
         let value = fault::reply(value)?;
+        if !is_reply_to(&value, call.echo()) {
+            // The connection hands out replies to the wrong callers. Ours may still be under way.
+            self.give_up(live);
+            return Err(Fault::Unknown {
+                stray_until: sent.after(lease::stray_span(self.limits.response_timeout, self.limits.clock_margin)),
+                source: Some(Arc::new(Answer("the reply is not one to this request".to_owned()))),
+            });
+        }
         let server = server_time(&value).unwrap_or_default();
         if server != ServerTime::default() {
             *live.anchor.lock() = Anchor { sent, server };

@@ -138,12 +138,11 @@ impl Shared {
         while !self.ends() {
             let (pushes, mut received) = mpsc::unbounded_channel();
             match self.dial(pushes).await {
-                Ok(connection) => {
-                    pause = REDIAL_FIRST;
-                    if let Err(error) = self.serve(connection, &mut received).await {
-                        tracing::debug!(%error, "lost a subscription connection");
-                    }
-                }
+                Ok(connection) => match self.serve(connection, &mut received).await {
+                    Ok(()) => pause = REDIAL_FIRST,
+                    // Also where subscribing is refused: that must not be asked as fast as it is answered.
+                    Err(error) => tracing::debug!(%error, "lost a subscription connection"),
+                },
                 Err(error) => tracing::debug!(%error, "no subscription connection"),
             }
             if !self.is_idle() {

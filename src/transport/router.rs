@@ -78,16 +78,32 @@ impl Router {
         let give_up = self.clock.now().after(self.limits.response_timeout);
         let mut next = self.owner(call.slot).await.map_err(Fault::into_failure)?;
         let mut admission = Admission::Owner;
+        let mut redirects = 0;
         loop {
             let fault = match self.send(&next, &call, lane, admission).await {
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,
             };
             if self.clock.now() >= give_up {
-                return Err(fault.into_failure());
+                return Err(self.for_now(fault));
+            }
+            redirects += 1;
+            if redirects > 1 {
+                // Two nodes that name each other would be asked as fast as they answer.
+                tokio::time::sleep(AGAIN_PAUSE).await;
             }
             // Boxed, as are the other paths that are seldom taken: the future of a call is moved more than once.
             (next, admission) = Box::pin(self.follow(fault, call.slot, &next)).await?;
+        }
+    }
+
+    /// A fault that outlasted an attempt. A replica among several nodes is a failover that is not over.
+    fn for_now(&self, fault: Fault) -> Failure {
+        match (fault, &self.directory) {
+            (Fault::Refused { refusal: Refusal::ReadOnly, message }, Directory::Many(_)) => {
+                Failure::NotDone { source: Some(Arc::new(Answer(message))) }
+            }
+            (fault, _) => fault.into_failure(),
         }
     }
 
@@ -206,9 +222,13 @@ impl Router {
         let settle = |(call, answer)| async move {
             match answer {
                 Ok(answer) => Ok(answer),
-                Err(Fault::Moved { .. } | Fault::Ask { .. } | Fault::Again(_) | Fault::NoScript) => {
-                    self.carry(call, Lane::Shared).await
-                }
+                Err(
+                    Fault::Moved { .. }
+                    | Fault::Ask { .. }
+                    | Fault::Again(_)
+                    | Fault::NoScript
+                    | Fault::Refused { refusal: Refusal::ReadOnly, .. },
+                ) => self.carry(call, Lane::Shared).await,
                 Err(fault) => Err(fault.into_failure()),
             }
         };

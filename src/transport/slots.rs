@@ -86,7 +86,10 @@ fn primary_address(primary: &[Value], asked: &str) -> Option<String> {
 
 /// An address as a node names it, with the host of the node that was asked where it names none.
 pub(super) fn complete(address: &str, asked: &str) -> String {
-    match (address.strip_prefix(':').or_else(|| address.strip_prefix("?:")), asked.rsplit_once(':')) {
+    let port = address.strip_prefix(':').or_else(|| address.strip_prefix("?:"));
+    // Digits only: an IPv6 address may begin with a colon too.
+    let port = port.filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
+    match (port, asked.rsplit_once(':')) {
         (Some(port), Some((host, _))) => format!("{host}:{port}"),
         _ => address.to_owned(),
     }
@@ -116,6 +119,13 @@ mod tests {
     fn slots_without_an_owner_have_none() {
         let map = SlotMap::parse(&Value::Array(vec![range(5, 5, "a", 1)]), "x:1").expect("readable");
         assert_eq!(map.owner(4), None);
+    }
+
+    #[test]
+    fn addresses_without_a_host_are_completed() {
+        assert_eq!(complete(":7001", "h:1"), "h:7001");
+        assert_eq!(complete("?:7001", "h:1"), "h:7001");
+        assert_eq!(complete("::1:7001", "h:1"), "::1:7001");
     }
 
     #[test]
