@@ -15,7 +15,7 @@
 //! # }
 //! ```
 //!
-//! An environment ([`Node`], [`Masters`], [`Cluster`]) may be shared between threads; every method takes `&self`. It
+//! An environment ([`Node`], [`Masters`], [`Cluster`], [`Sentinels`]) may be shared between threads; every method takes `&self`. It
 //! stops its servers when it is dropped. When the process ends without dropping it (a `static`, `exit`, `kill -9`), its
 //! guardian, a small shell process, stops them.
 //!
@@ -38,6 +38,7 @@ mod port;
 mod process;
 mod proxy;
 mod reply;
+mod sentinel;
 mod server;
 mod topology;
 mod wait;
@@ -51,6 +52,7 @@ pub use migration::SlotMigration;
 pub use node::{Node, NodeBuilder};
 pub use proxy::{Fault, HeldReply, HeldRequest, Matcher, Proxy, Request};
 pub use reply::Reply;
+pub use sentinel::{Sentinels, SentinelsBuilder};
 pub use server::Server;
 pub use wait::wait_for;
 

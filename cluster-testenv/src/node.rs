@@ -48,7 +48,7 @@ impl Node {
 
     /// A node that is given arguments before it starts.
     pub fn builder(server: Server) -> NodeBuilder {
-        NodeBuilder { server, args: Vec::new(), password: None, is_proxied: false }
+        NodeBuilder { server, args: Vec::new(), password: None, is_proxied: false, sentinel_conf: None }
     }
 
     /// Which server this is.
@@ -250,12 +250,20 @@ pub struct NodeBuilder {
     args: Vec<String>,
     password: Option<String>,
     is_proxied: bool,
+    sentinel_conf: Option<String>,
 }
 
 impl NodeBuilder {
     /// Adds a server argument, such as `("--maxmemory", "1mb")`. A later one takes the place of an earlier one.
     pub fn arg(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.args.extend([name.into(), value.into()]);
+        self
+    }
+
+    /// Makes the server a replica of another from the start.
+    pub(crate) fn replica_of(mut self, primary: &Node) -> Self {
+        let addr = primary.addr();
+        self.args.extend(["--replicaof".to_owned(), addr.ip().to_string(), addr.port().to_string()]);
         self
     }
 
@@ -287,17 +295,14 @@ impl NodeBuilder {
     /// Starts `count` servers at the same time, which share one guardian.
     pub(crate) fn start_many(&self, count: usize) -> Result<Vec<Node>> {
         let guardian = Arc::new(Guardian::start()?);
-        thread::scope(|scope| {
-            let starts: Vec<_> = (0..count).map(|_| scope.spawn(|| self.start_guarded(&guardian))).collect();
-            starts.into_iter().map(|start| start.join().expect("starting a node does not panic")).collect()
-        })
+        start_all((0..count).map(|_| || self.start_guarded(&guardian)))
     }
 
-    fn start_guarded(&self, guardian: &Arc<Guardian>) -> Result<Node> {
+    pub(crate) fn start_guarded(&self, guardian: &Arc<Guardian>) -> Result<Node> {
         let binary = self.server.binary()?;
         let mut attempt = 1;
         loop {
-            match self.start_once(&binary, guardian) {
+            match self.start_on(PortReservation::new()?, &binary, guardian) {
                 Err(Error::NotStarted { log, .. }) if log.contains(ADDRESS_IN_USE) && attempt < START_ATTEMPTS => {
                     attempt += 1;
                 }
@@ -306,13 +311,21 @@ impl NodeBuilder {
         }
     }
 
-    fn start_once(&self, binary: &Path, guardian: &Arc<Guardian>) -> Result<Node> {
-        let port = PortReservation::new()?;
+    /// Makes it a Sentinel with this configuration, and starts it on a port that others have been told already.
+    pub(crate) fn start_sentinel(&self, port: PortReservation, conf: &str, guardian: &Arc<Guardian>) -> Result<Node> {
+        let sentinel = Self { sentinel_conf: Some(conf.to_owned()), ..self.clone() };
+        sentinel.start_on(port, &self.server.binary()?, guardian)
+    }
+
+    fn start_on(&self, port: PortReservation, binary: &Path, guardian: &Arc<Guardian>) -> Result<Node> {
         let dir = guardian.dir().join(port.port().to_string());
         fs::create_dir_all(&dir).map_err(Error::io(format!("making {}", dir.display())))?;
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, port.port()));
         let proxy = if self.is_proxied { Some(Proxy::before(addr)?) } else { None };
-        let args = self.all_args(port.port(), &dir, proxy.as_ref());
+        let args = match &self.sentinel_conf {
+            Some(conf) => sentinel_args(port.port(), &dir, conf)?,
+            None => self.all_args(port.port(), &dir, proxy.as_ref()),
+        };
         let process = Mutex::new(spawn(binary, &args, &dir)?);
         let node = Node {
             server: self.server,
@@ -341,6 +354,27 @@ impl NodeBuilder {
         let own = own.into_iter().chain(announced).flat_map(|(name, value)| [name.to_owned(), value]);
         own.chain(self.args.iter().cloned()).collect()
     }
+}
+
+/// Starts nodes at the same time.
+pub(crate) fn start_all<F: FnOnce() -> Result<Node> + Send>(starts: impl Iterator<Item = F>) -> Result<Vec<Node>> {
+    thread::scope(|scope| {
+        let starts: Vec<_> = starts.map(|start| scope.spawn(start)).collect();
+        starts.into_iter().map(|start| start.join().expect("starting a node does not panic")).collect()
+    })
+}
+
+/// Writes the file that a Sentinel keeps its state in, and returns the arguments that lead to it.
+fn sentinel_args(port: u16, dir: &Path, conf: &str) -> Result<Vec<String>> {
+    let path = dir.join("sentinel.conf");
+    let own = format!("port {port}\nbind {}\ndir {}\n", Ipv4Addr::LOCALHOST, quoted(&dir.display().to_string()));
+    fs::write(&path, own + conf).map_err(Error::io(format!("writing {}", path.display())))?;
+    Ok(vec![path.display().to_string(), "--sentinel".to_owned()])
+}
+
+/// Makes a text one word of a configuration file.
+pub(crate) fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
 fn spawn(binary: &Path, args: &[String], dir: &Path) -> Result<Process> {
