@@ -563,7 +563,7 @@ impl<'a> Pursuit<'a> {
                 self.trail.granted = matches!(answer.value, Acquired::Granted { .. });
                 self.sent = answer.sent;
                 // A grant that is over when it comes is as good as silence.
-                if !self.trail.granted || self.is_worth_having(&answer) {
+                if !self.trail.granted || self.is_worth_having(&answer, now) {
                     self.answered = now;
                 }
                 self.last_failure = None;
@@ -592,12 +592,12 @@ impl<'a> Pursuit<'a> {
         }
     }
 
-    fn is_worth_having(&self, answer: &Answered<Acquired>) -> bool {
+    fn is_worth_having(&self, answer: &Answered<Acquired>, now: Moment) -> bool {
         let Acquired::Granted { remaining, .. } = answer.value else {
             return false;
         };
         let valid = lease::valid_until(answer.sent, remaining, self.engine.options.clock_margin);
-        valid > self.engine.clock.now()
+        valid > now
     }
 
     /// Makes the grant a hold, if there is enough left of it.

@@ -63,12 +63,13 @@ impl Key {
     }
 
     /// A server key or channel of this lock. `part` is one of ours and holds no brace, so the tag stays the first one.
-    pub(crate) fn part(&self, part: &'static str) -> String {
-        let mut key = String::with_capacity(self.base.len() + 1 + part.len());
-        key.push_str(&self.base);
-        key.push(':');
-        key.push_str(part);
-        key
+    pub(crate) fn part(&self, part: &str) -> String {
+        self.pieces(part).concat()
+    }
+
+    /// The same in pieces, for whoever puts it into a buffer.
+    pub(crate) fn pieces<'a>(&'a self, part: &'a str) -> [&'a str; 3] {
+        [&self.base, ":", part]
     }
 }
 

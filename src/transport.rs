@@ -69,9 +69,10 @@ impl Call {
         Self { script, slot, expiry: Expiry::Never, text, ends: [0; Self::PARTS_MOST], parts: 0, keys: 0, echo: None }
     }
 
-    /// All keys come before the first argument.
-    pub(crate) fn key(&mut self, key: &str) {
-        self.arg(key);
+    /// All keys come before the first argument. A key is given as the pieces that it consists of.
+    pub(crate) fn key(&mut self, pieces: [&str; 3]) {
+        pieces.into_iter().for_each(|piece| self.text.push_str(piece));
+        self.arg("");
         self.keys = self.parts;
     }
 

@@ -55,7 +55,7 @@ impl LuaScheme {
     fn call<'a>(&self, script: &'static Script, key: &Key, id: &str, args: impl IntoIterator<Item = &'a str>) -> Call {
         let mut call = Call::new(script, key.slot());
         for part in self.scripts.key_parts {
-            call.key(&key.part(part));
+            call.key(key.pieces(part));
         }
         for arg in args {
             if arg == id { call.echoed_arg(arg) } else { call.arg(arg) }
