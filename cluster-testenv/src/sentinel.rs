@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    Error, Node, NodeBuilder, Reply, Result, Server,
+    Error, Node, NodeBuilder, Result, Server,
     guardian::Guardian,
     node::{quoted, start_all},
     port::{self, PortReservation},
@@ -16,11 +16,12 @@ const SENTINELS: usize = 3;
 const QUORUM: usize = 2;
 /// Far longer than forming, or a failover with any sensible `down_after`, takes.
 const OK_BOUND: Duration = Duration::from_secs(30);
-/// How often a Sentinel does things. Its own periods are 10 s, 1 s and 2 s. After four publish periods a Sentinel that has not
-/// heard of an ordered failover makes the new primary a replica again, and the one that leads it asks only once in a second
-/// whether the replica has become primary: so 250 ms would be too short.
+/// How often a Sentinel does things, instead of every 10 s, 1 s, 1 s and 2 s. A replica from which it has not heard for three
+/// info or five ping periods is not good enough to be promoted: shorter ones are too short for a busy machine. After four
+/// publish periods a Sentinel that has not heard of an ordered failover makes the new primary a replica again, and the one
+/// that leads it asks only once a second whether the replica has become primary: 250 ms would be too short.
 const PERIODS_MS: [(&str, &str); 4] =
-    [("info-period", "100"), ("ping-period", "100"), ("ask-period", "100"), ("publish-period", "500")];
+    [("info-period", "300"), ("ping-period", "200"), ("ask-period", "100"), ("publish-period", "500")];
 
 /// A primary, two replicas and three Sentinels, of which two must agree that the primary is down.
 ///
@@ -46,7 +47,7 @@ impl Sentinels {
     pub fn builder(server: Server) -> SentinelsBuilder {
         // These only cost time when a replica joins: 5 s and up to 10 s.
         let node = Node::builder(server).arg("--repl-diskless-sync-delay", "0").arg("--repl-ping-replica-period", "1");
-        SentinelsBuilder { server, node, password: None, down_after: Duration::from_millis(500) }
+        SentinelsBuilder { server, node, password: None, down_after: Duration::from_secs(1) }
     }
 
     /// The URLs of the Sentinels.
@@ -97,11 +98,12 @@ impl Sentinels {
     }
 
     /// Lets a Sentinel put a replica in the place of the primary, which need not be down. Returns the new primary when it
-    /// is one and all running Sentinels call it so.
+    /// is one and all running Sentinels call it so. A Sentinel that gives up, because it has not heard from the replicas just
+    /// now, is told again.
     ///
     /// # Errors
     ///
-    /// [`Error::NotInTime`] when no replica is good enough for 30 s, or the failover does not end.
+    /// [`Error::NotInTime`] when there is no new primary after 30 s.
     ///
     /// # Panics
     ///
@@ -109,14 +111,15 @@ impl Sentinels {
     pub fn failover(&self) -> Result<&Node> {
         let old = self.primary().port();
         let sentinel = self.running_sentinels().next().expect("a Sentinel runs");
-        // A replica is good enough when it has just answered.
-        wait_for("a replica that can take the primary's place", OK_BOUND, || {
-            match sentinel.command(&["SENTINEL", "FAILOVER", NAME]) {
-                Ok(reply) if reply.error().is_some_and(|text| text.starts_with("NOGOODSLAVE")) => None,
-                answer => Some(answer.and_then(Reply::into_result)),
+        let mut last_answer = None;
+        let done = wait_for("", OK_BOUND, || {
+            let view = View::of(sentinel).ok()?;
+            if view.port == old && !view.flags.contains("failover_in_progress") {
+                last_answer = Some(sentinel.command(&["SENTINEL", "FAILOVER", NAME]));
             }
-        })??;
-        self.wait_for_other_primary(old)
+            self.primary_after(old)
+        });
+        done.map_err(|_| Error::NotInTime { what: format!("the failover (answer: {last_answer:?})"), bound: OK_BOUND })
     }
 
     /// Waits until the running Sentinels agree on another primary than `old`, which is to have been killed or paused, and
@@ -126,7 +129,7 @@ impl Sentinels {
     ///
     /// [`Error::NotInTime`] when they do not within 30 s.
     pub fn wait_for_failover_from(&self, old: &Node) -> Result<&Node> {
-        self.wait_for_other_primary(old.port())
+        wait_for("another primary", OK_BOUND, || self.primary_after(old.port()))
     }
 
     /// Waits until all is well, at most 30 s: the running Sentinels agree on a primary that runs and is called nothing
@@ -152,14 +155,13 @@ impl Sentinels {
         ok.map_err(|_| Error::NotInTime { what: format!("healthy Sentinels ({complaint})"), bound: OK_BOUND })
     }
 
-    fn wait_for_other_primary(&self, old: u16) -> Result<&Node> {
-        wait_for("another primary", OK_BOUND, || {
-            let views: Vec<View> = self.running_sentinels().map(View::of).collect::<Result<_>>().ok()?;
-            let port = views.first()?.port;
-            let is_agreed = port != old && views.iter().all(|view| view.port == port);
-            let new = self.nodes.iter().find(|node| node.port() == port).filter(|_| is_agreed)?;
-            new.role().is_ok_and(|role| role == "master").then_some(new)
-        })
+    /// The primary that all running Sentinels name instead of `old`, if it says so itself.
+    fn primary_after(&self, old: u16) -> Option<&Node> {
+        let views: Vec<View> = self.running_sentinels().map(View::of).collect::<Result<_>>().ok()?;
+        let port = views.first()?.port;
+        let is_agreed = port != old && views.iter().all(|view| view.port == port);
+        let primary = self.nodes.iter().find(|node| node.port() == port).filter(|_| is_agreed)?;
+        primary.role().is_ok_and(|role| role == "master").then_some(primary)
     }
 
     fn complaint(&self) -> Result<Option<String>> {
@@ -248,7 +250,7 @@ pub struct SentinelsBuilder {
 impl SentinelsBuilder {
     const REPLICAS: usize = 2;
 
-    /// How long the primary may be silent before a Sentinel calls it down. Defaults to 500 ms: shorter makes failovers
+    /// How long the primary may be silent before a Sentinel calls it down. Defaults to 1 s: shorter makes failovers
     /// quicker, longer keeps a busy machine from causing them.
     pub fn down_after(mut self, silence: Duration) -> Self {
         self.down_after = silence;
