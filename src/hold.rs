@@ -341,11 +341,11 @@ pub(crate) enum Parting {
     Lost(LossReason),
 }
 
-/// A renewal comes after a third of the lease, with a little jitter towards earlier, so that holds that were taken
+/// A renewal comes after a third of the lease, with a little jitter, so that holds that were taken
 /// together spread over the interval and two tries fit into what is left.
 fn renewal_interval(lease: Duration) -> Duration {
     let third = lease / 3;
-    third - third.mul_f64(fastrand::f64() / 4.0)
+    third.mul_f64(0.875 + fastrand::f64() / 4.0)
 }
 
 impl fmt::Debug for Hold {

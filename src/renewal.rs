@@ -24,10 +24,12 @@ use crate::table::Table;
 
 /// The most renewals in one pipeline: larger ones would keep other callers of the node waiting.
 const CHUNK_MOST: usize = 128;
+/// A node takes about 10 us for a renewal, so one chunk delays others by little more than a round trip takes.
+const CHUNK_LEAST: usize = 24;
 /// Renewals due within this time travel with the one that is due now.
-const COMPANY: Duration = Duration::from_millis(20);
+const COMPANY: Duration = Duration::from_millis(8);
 /// Between two chunks for one route, in which its node serves others.
-const CHUNK_GAP: Duration = Duration::from_millis(5);
+const CHUNK_GAP: Duration = Duration::from_millis(4);
 /// Pause before a renewal that was not answered is repeated.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
@@ -74,6 +76,11 @@ impl Agenda {
 struct Answers {
     holds: Vec<Arc<Hold>>,
     attempts: Vec<Attempt<Renewed>>,
+}
+
+/// The size of chunks: small ones as long as they keep up, since a node serves one to its end before anybody else.
+fn chunk_most(due: usize) -> usize {
+    (due / 8).clamp(CHUNK_LEAST, CHUNK_MOST)
 }
 
 impl Renewals {
@@ -149,7 +156,9 @@ impl Renewals {
     fn take_due(&self) -> HashMap<Route, Vec<Arc<Hold>>> {
         let now = self.clock.now();
         let mut chunks: HashMap<Route, Vec<Arc<Hold>>> = HashMap::new();
-        for hold in self.pop_due(now) {
+        let due = self.pop_due(now);
+        let chunk_most = chunk_most(due.len());
+        for hold in due {
             let at = match hold.next(now) {
                 Next::At(at) => at,
                 Next::Lost(reason) => {
@@ -159,7 +168,7 @@ impl Renewals {
                 Next::Released => continue,
             };
             let chunk = chunks.entry(self.scheme.route(hold.key())).or_default();
-            if chunk.len() == CHUNK_MOST {
+            if chunk.len() == chunk_most {
                 self.schedule(&hold, now.after(CHUNK_GAP));
             } else if hold.begin_renewal(now, now.after(COMPANY)) {
                 chunk.push(hold);
