@@ -727,3 +727,22 @@ fn random_id() -> String {
     }
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hold::HoldState;
+    use crate::options::Overrides;
+    use crate::scheme::memory::{Memory, Store};
+
+    #[tokio::test]
+    async fn close_finds_holds_that_the_renewal_task_has_in_hand() {
+        let engine = Arc::new(Engine::new(Arc::new(Memory::new(Arc::new(Store::new()))), Options::default()));
+        let key = engine.key("cfg").expect("valid");
+        let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
+        let hold = engine.acquire(key, Mode::Write, terms, Patience::Wait).await.expect("answered").expect("granted");
+        engine.renewals.forget(&hold); // as the task takes what is due from its agenda
+        engine.close().await.expect("closed");
+        assert_eq!(hold.state(), HoldState::Lost(LossReason::Closed));
+    }
+}

@@ -17,4 +17,5 @@ mod faults;
 mod names;
 mod options;
 mod server;
+mod silence;
 mod tidy;

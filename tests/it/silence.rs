@@ -1,0 +1,40 @@
+//! A server that accepts and never answers is not a denial, and one that answers is asked at least once.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use redis_rwlock::{ClusterManager, Error, MemoryManager, RwLockManager, Topology};
+
+/// A listener whose connections stay in its backlog: connected, and silent.
+fn silent_server() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("redis://{}", listener.local_addr().expect("bound"));
+    (listener, url)
+}
+
+#[tokio::test]
+async fn silence_within_the_wait_timeout_is_no_denial() {
+    let (_listener, url) = silent_server();
+    let manager = ClusterManager::builder(Topology::node(url)).build().expect("valid options");
+    let error = manager.write("cfg").wait_timeout(Duration::from_millis(50)).await.expect_err("nobody answers");
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn no_time_to_wait_still_asks_once() {
+    let manager = MemoryManager::new();
+    let guard = manager.write("cfg").wait_timeout(Duration::ZERO).await.expect("free");
+    let error = manager.peer().write("cfg").wait_timeout(Duration::ZERO).await.expect_err("held");
+    assert!(matches!(error, Error::WaitTimeout { .. }), "{error:?}");
+    guard.release().await.expect("released");
+}
+
+#[tokio::test]
+async fn nesting_does_not_trip_over_a_guard_that_was_just_dropped() {
+    let manager = MemoryManager::new();
+    for _ in 0..100 {
+        drop(manager.read("cfg").reentrant().await.expect("granted"));
+        let write = manager.write("cfg").reentrant().await.expect("the read is over");
+        write.release().await.expect("released");
+    }
+}
