@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::{Error, Node, NodeBuilder, Result, Server, formation, topology::Topology, wait_for};
+use crate::{
+    Certificates, Error, Node, NodeBuilder, Result, Server, TlsClients, formation, topology::Topology, wait_for,
+};
 
 /// Far longer than forming, or a failover with any sensible node timeout, takes.
 const OK_BOUND: Duration = Duration::from_secs(30);
@@ -54,11 +56,21 @@ impl Cluster {
         self.nodes.iter().map(Node::url).collect()
     }
 
+    /// What clients need to speak TLS with any node.
+    ///
+    /// # Panics
+    ///
+    /// When the cluster was started without [`ClusterBuilder::tls`].
+    #[must_use]
+    pub fn certificates(&self) -> &Certificates {
+        self.nodes[0].certificates()
+    }
+
     /// The nodes that own slots, in the order of [`Cluster::nodes`].
     #[must_use]
     pub fn primaries(&self) -> Vec<&Node> {
         let ports = Topology::ask(&self.nodes).primaries();
-        self.nodes.iter().filter(|node| ports.contains(&node.announced_port())).collect()
+        self.nodes.iter().filter(|node| ports.contains(&node.listed_port())).collect()
     }
 
     /// The node that owns a slot, by the newest claim that any running node knows. A primary that is dead or paused still
@@ -70,15 +82,15 @@ impl Cluster {
     #[must_use]
     pub fn primary_of_slot(&self, slot: u16) -> &Node {
         let port = Topology::ask(&self.nodes).owner(slot);
-        let node = port.and_then(|port| self.nodes.iter().find(|node| node.announced_port() == port));
+        let node = port.and_then(|port| self.nodes.iter().find(|node| node.listed_port() == port));
         node.unwrap_or_else(|| panic!("no running node of the cluster knows who owns slot {slot}"))
     }
 
     /// The replicas of a primary, dead and paused ones included. There are none when the node is not a primary.
     #[must_use]
     pub fn replicas_of(&self, primary: &Node) -> Vec<&Node> {
-        let ports = Topology::ask(&self.nodes).replicas(primary.announced_port());
-        self.nodes.iter().filter(|node| ports.contains(&node.announced_port())).collect()
+        let ports = Topology::ask(&self.nodes).replicas(primary.listed_port());
+        self.nodes.iter().filter(|node| ports.contains(&node.listed_port())).collect()
     }
 
     /// The slot of a key, by CLUSTER KEYSLOT.
@@ -166,6 +178,12 @@ impl ClusterBuilder {
     /// Makes every node want a password of its clients and of each other, as [`NodeBuilder::password`] does.
     pub fn password(mut self, password: impl Into<String>) -> Self {
         self.node = self.node.password(password);
+        self
+    }
+
+    /// Makes all nodes speak TLS, with clients and with each other, as [`NodeBuilder::tls`] does. They share one authority.
+    pub fn tls(mut self, clients: TlsClients) -> Self {
+        self.node = self.node.tls(clients);
         self
     }
 

@@ -60,7 +60,7 @@ impl Cluster {
     /// A vote that is refused is not asked for again before the manual failover ends.
     fn wait_until_voters_know(&self, replica: &Node, primary: &Node) -> Result<()> {
         let what = format!("all primaries knowing {} as a replica of {}", replica.addr(), primary.addr());
-        let (replica, primary) = (replica.announced_port(), primary.announced_port());
+        let (replica, primary) = (replica.listed_port(), primary.listed_port());
         wait_for(what, NEWS_BOUND, || Topology::ask(self.nodes()).voters_know(replica, primary).then_some(()))
     }
 }

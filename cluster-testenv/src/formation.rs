@@ -24,7 +24,7 @@ pub(crate) fn form(nodes: &[Node], primaries: usize) -> Result<()> {
     for (index, node) in nodes.iter().enumerate() {
         let mut client = node.client()?;
         for other in &nodes[index + 1..] {
-            let (ip, port, bus_port) = (other.addr().ip(), other.announced_port(), other.bus_port());
+            let (ip, port, bus_port) = (other.addr().ip(), other.client_port(), other.bus_port());
             client.command(&["CLUSTER", "MEET", &text(ip), &text(port), &text(bus_port)])?.into_result()?;
         }
     }

@@ -40,6 +40,7 @@ mod proxy;
 mod reply;
 mod sentinel;
 mod server;
+mod tls;
 mod topology;
 mod wait;
 
@@ -54,6 +55,7 @@ pub use proxy::{Fault, HeldReply, HeldRequest, Matcher, Proxy, Request};
 pub use reply::Reply;
 pub use sentinel::{Sentinels, SentinelsBuilder};
 pub use server::Server;
+pub use tls::{Certificates, TlsClients};
 pub use wait::wait_for;
 
 /// What the functions of this crate return.

@@ -177,7 +177,7 @@ impl<'a> SlotMigration<'a> {
 
     /// Says whether any of the keys was there.
     fn migrate(&self, keys: &[impl AsRef<[u8]>]) -> Result<bool> {
-        let (ip, port) = (self.to.addr().ip().to_string(), self.to.port().to_string());
+        let (ip, port) = (self.to.addr().ip().to_string(), self.to.migration_port().to_string());
         let mut command: Vec<&[u8]> = ["MIGRATE", &ip, &port, "", "0", MOVE_TIMEOUT_MS].map(str::as_bytes).to_vec();
         if let Some(password) = self.to.password() {
             command.extend([&b"AUTH"[..], password.as_bytes()]);

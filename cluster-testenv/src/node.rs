@@ -10,7 +10,8 @@ use std::{
 };
 
 use crate::{
-    Client, Error, Proxy, Reply, Result, Server, guardian::Guardian, port::PortReservation, process::Process, wait_for,
+    Certificates, Client, Error, Proxy, Reply, Result, Server, TlsClients, guardian::Guardian, port::PortReservation,
+    process::Process, wait_for,
 };
 
 /// Far longer than any server needs, even on a machine that is busy with something else.
@@ -30,10 +31,18 @@ pub struct Node {
     dir: PathBuf,
     password: Option<String>,
     port: PortReservation,
+    tls: Option<NodeTls>,
     process: Mutex<Process>,
     proxy: Option<Proxy>,
     /// Last: the fields above are dropped first, so that the guardian finds nothing more to end.
     _guardian: Arc<Guardian>,
+}
+
+/// The other port of a server that speaks TLS.
+#[derive(Debug)]
+struct NodeTls {
+    port: PortReservation,
+    certificates: Arc<Certificates>,
 }
 
 impl Node {
@@ -48,7 +57,7 @@ impl Node {
 
     /// A node that is given arguments before it starts.
     pub fn builder(server: Server) -> NodeBuilder {
-        NodeBuilder { server, args: Vec::new(), password: None, is_proxied: false, sentinel_conf: None }
+        NodeBuilder { server, args: Vec::new(), password: None, tls: None, is_proxied: false, sentinel_conf: None }
     }
 
     /// Which server this is.
@@ -57,12 +66,23 @@ impl Node {
         self.server
     }
 
-    /// `redis://127.0.0.1:PORT` where clients find the server, which is at its proxy if it has one; with the password if it
-    /// has one, as `redis://:PASSWORD@127.0.0.1:PORT`.
+    /// `redis://127.0.0.1:PORT` where clients find the server, which is at its proxy if it has one; `rediss` if it speaks TLS;
+    /// with the password if it has one, as `redis://:PASSWORD@127.0.0.1:PORT`.
     #[must_use]
     pub fn url(&self) -> String {
+        let scheme = if self.tls.is_some() { "rediss" } else { "redis" };
         let password = self.password().map(|password| format!(":{}@", percent_encoded(password))).unwrap_or_default();
-        format!("redis://{password}{}:{}", Ipv4Addr::LOCALHOST, self.announced_port())
+        format!("{scheme}://{password}{}:{}", Ipv4Addr::LOCALHOST, self.client_port())
+    }
+
+    /// What clients need to speak TLS with the server.
+    ///
+    /// # Panics
+    ///
+    /// When the node was started without [`NodeBuilder::tls`] or [`ClusterBuilder::tls`](crate::ClusterBuilder::tls).
+    #[must_use]
+    pub fn certificates(&self) -> &Certificates {
+        &self.tls.as_ref().expect("the node was started with TLS").certificates
     }
 
     /// The proxy in front of the server.
@@ -99,12 +119,22 @@ impl Node {
 
     /// The port for the other nodes of a cluster.
     pub(crate) fn bus_port(&self) -> u16 {
-        self.port.bus_port()
+        self.tls.as_ref().map_or(&self.port, |tls| &tls.port).bus_port()
     }
 
-    /// The port under which the other nodes of a cluster, and so the clients, know it.
-    pub(crate) fn announced_port(&self) -> u16 {
-        self.proxy.as_ref().map_or(self.port(), Proxy::port)
+    /// The port where clients find it.
+    pub(crate) fn client_port(&self) -> u16 {
+        self.proxy.as_ref().map_or(self.migration_port(), Proxy::port)
+    }
+
+    /// The port where another node delivers keys: with TLS, if the server speaks it.
+    pub(crate) fn migration_port(&self) -> u16 {
+        self.tls.as_ref().map_or(&self.port, |tls| &tls.port).port()
+    }
+
+    /// The port under which the nodes of its cluster list it to a client without TLS, as this library is.
+    pub(crate) fn listed_port(&self) -> u16 {
+        if self.tls.is_some() { self.port() } else { self.client_port() }
     }
 
     /// The id of the server process, or of the last one when the server does not run.
@@ -249,6 +279,7 @@ pub struct NodeBuilder {
     server: Server,
     args: Vec<String>,
     password: Option<String>,
+    tls: Option<(TlsClients, Arc<Certificates>)>,
     is_proxied: bool,
     sentinel_conf: Option<String>,
 }
@@ -273,6 +304,15 @@ impl NodeBuilder {
         let password = password.into();
         self = self.arg("--requirepass", password.as_str()).arg("--masterauth", password.as_str());
         self.password = Some(password);
+        self
+    }
+
+    /// Makes the server speak TLS on a port of its own, to which [`Node::url`] leads, with certificates that are made now
+    /// ([`Node::certificates`]). [`Node::addr`], [`Node::client`] and [`Node::command`] go to another port, without TLS.
+    ///
+    /// Of the servers that `install` brings, Redis 7.0 can do this.
+    pub fn tls(mut self, clients: TlsClients) -> Self {
+        self.tls = Some((clients, Arc::new(Certificates::make())));
         self
     }
 
@@ -306,6 +346,14 @@ impl NodeBuilder {
                 Err(Error::NotStarted { log, .. }) if log.contains(ADDRESS_IN_USE) && attempt < START_ATTEMPTS => {
                     attempt += 1;
                 }
+                // Redis calls the option wrong, Valkey names what it lacks.
+                Err(Error::NotStarted { log, .. }) if self.tls.is_some() && log.to_lowercase().contains("tls") => {
+                    return Err(Error::Unsupported(format!(
+                        "{} without TLS at {}: {log}",
+                        self.server,
+                        binary.display()
+                    )));
+                }
                 outcome => return outcome,
             }
         }
@@ -320,12 +368,26 @@ impl NodeBuilder {
     fn start_on(&self, port: PortReservation, binary: &Path, guardian: &Arc<Guardian>) -> Result<Node> {
         let dir = guardian.dir().join(port.port().to_string());
         fs::create_dir_all(&dir).map_err(Error::io(format!("making {}", dir.display())))?;
-        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, port.port()));
+        let tls = self.tls.as_ref().map(|(_, certificates)| {
+            let (port, certificates) = (PortReservation::new()?, Arc::clone(certificates));
+            Ok::<_, Error>(NodeTls { port, certificates })
+        });
+        let tls = tls.transpose()?;
+        let client_port = tls.as_ref().map_or(&port, |tls| &tls.port).port();
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, client_port));
         let proxy = if self.is_proxied { Some(Proxy::before(addr)?) } else { None };
-        let args = match &self.sentinel_conf {
+        let mut args = match &self.sentinel_conf {
             Some(conf) => sentinel_args(port.port(), &dir, conf)?,
-            None => self.all_args(port.port(), &dir, proxy.as_ref()),
+            None => self.all_args(port.port(), &dir),
         };
+        if let Some((clients, certificates)) = &self.tls {
+            args.extend(["--tls-port".to_owned(), client_port.to_string()]);
+            args.extend(certificates.server_args(&dir, *clients)?);
+        }
+        if let Some(proxy) = &proxy {
+            let announced = if tls.is_some() { "--cluster-announce-tls-port" } else { "--cluster-announce-port" };
+            args.extend([announced.to_owned(), proxy.port().to_string()]);
+        }
         let process = Mutex::new(spawn(binary, &args, &dir)?);
         let node = Node {
             server: self.server,
@@ -334,6 +396,7 @@ impl NodeBuilder {
             dir,
             password: self.password.clone(),
             port,
+            tls,
             process,
             proxy,
             _guardian: Arc::clone(guardian),
@@ -342,7 +405,7 @@ impl NodeBuilder {
         Ok(node)
     }
 
-    fn all_args(&self, port: u16, dir: &Path, proxy: Option<&Proxy>) -> Vec<String> {
+    fn all_args(&self, port: u16, dir: &Path) -> Vec<String> {
         let own = [
             ("--port", port.to_string()),
             ("--bind", Ipv4Addr::LOCALHOST.to_string()),
@@ -350,8 +413,7 @@ impl NodeBuilder {
             ("--save", String::new()),
             ("--appendonly", "no".to_owned()),
         ];
-        let announced = proxy.map(|proxy| ("--cluster-announce-port", proxy.port().to_string()));
-        let own = own.into_iter().chain(announced).flat_map(|(name, value)| [name.to_owned(), value]);
+        let own = own.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
         own.chain(self.args.iter().cloned()).collect()
     }
 }

@@ -24,7 +24,7 @@ pub(crate) struct Topology<'a> {
 /// The cluster as one node sees it.
 #[derive(Debug)]
 struct View {
-    /// The announced one, as everywhere in this file.
+    /// The one under which nodes list each other, as everywhere in this file.
     port: u16,
     /// The answer to CLUSTER INFO.
     state: String,
@@ -75,7 +75,7 @@ impl<'a> Topology<'a> {
         let Some(primary_id) = self.member(primary).map(|member| member.id.as_str()) else {
             return BTreeSet::new();
         };
-        let ports = self.nodes.iter().map(Node::announced_port);
+        let ports = self.nodes.iter().map(Node::listed_port);
         ports.filter(|port| self.member(*port).is_some_and(|member| member.primary_id == primary_id)).collect()
     }
 
@@ -126,7 +126,7 @@ impl<'a> Topology<'a> {
         if expected == 0 {
             return None;
         }
-        let node = self.nodes.iter().find(|node| node.announced_port() == view.port)?;
+        let node = self.nodes.iter().find(|node| node.listed_port() == view.port)?;
         let acknowledged = node.command(&["WAIT", &expected.to_string(), WAIT_MS]);
         let enough = acknowledged.is_ok_and(|reply| reply.int() == i64::try_from(expected).ok());
         (!enough).then(|| format!("primary {} is not acknowledged by {expected} replicas", view.port))
@@ -145,7 +145,7 @@ impl View {
         let replication = ask(["INFO", "replication"])?;
         let members = ask(["CLUSTER", "NODES"])?;
         let members = members.lines().map(Member::parse).collect::<Result<Vec<_>>>()?;
-        Ok(Self { port: node.announced_port(), state, replication, members })
+        Ok(Self { port: node.listed_port(), state, replication, members })
     }
 
     fn myself(&self) -> Option<&Member> {
