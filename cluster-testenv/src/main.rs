@@ -2,7 +2,7 @@
 
 use std::{any::Any, env, process::ExitCode, thread};
 
-use cluster_testenv::{Cluster, Error, Masters, Node, Server};
+use cluster_testenv::{Cluster, Error, Masters, Node, Sentinels, Server, TlsClients};
 
 const HELP: &str = "\
 usage: cluster-testenv [--server SERVER] ENVIRONMENT
@@ -11,22 +11,51 @@ Starts servers on free ports of 127.0.0.1, prints their URLs, one a line, and wa
 Nothing is left when it ends, whatever ends it.
 
 ENVIRONMENT
-  single      one server
-  masters N   N servers that know nothing of each other
-  cluster     a cluster of three primaries with a replica each
+  single        one server
+  masters N     N servers that know nothing of each other
+  cluster       a cluster of three primaries with a replica each
+  sentinel      a primary with two replicas, and three Sentinels; prints the URLs of the Sentinels
+  tls           one server that speaks TLS and wants a client certificate
+  tls-cluster   a cluster that does
+
+What else there is to know, such as the name that the Sentinels give the primary or the folder with the certificates, is
+printed to standard error.
 
 SERVER
-  redis-7.0 (if not given), valkey-9.1, redis-6.2";
+  redis-7.0 (if not given), valkey-9.1 (without TLS), redis-6.2 (without Sentinels and TLS)
+
+OTHER
+  -h, --help    prints this";
 
 /// What a person can ask for.
 enum Environment {
     Single,
     Masters(usize),
     Cluster,
+    Sentinel,
+    Tls,
+    TlsCluster,
 }
 
 /// What keeps the servers running until it is dropped.
 type Running = Box<dyn Any>;
+
+/// Servers that run, and what a person is told of them.
+struct Started {
+    _running: Running,
+    urls: Vec<String>,
+    remark: Option<String>,
+}
+
+impl Started {
+    fn new(running: impl Any, urls: Vec<String>) -> Self {
+        Self { _running: Box::new(running), urls, remark: None }
+    }
+
+    fn with_remark(self, remark: String) -> Self {
+        Self { remark: Some(remark), ..self }
+    }
+}
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -42,8 +71,9 @@ fn main() -> ExitCode {
         }
     };
     match start(server, &environment) {
-        Ok((_running, urls)) => {
-            println!("{}", urls.join("\n"));
+        Ok(started) => {
+            println!("{}", started.urls.join("\n"));
+            started.remark.iter().for_each(|remark| eprintln!("{remark}"));
             eprintln!("{server} runs until you press Ctrl-C");
             // The signal ends this process without a destructor; the guardian stops the servers.
             loop {
@@ -73,6 +103,9 @@ fn parse(args: &[String]) -> Result<(Server, Environment), String> {
                 Environment::Masters(count.ok_or("masters needs a number")?)
             }
             "cluster" => Environment::Cluster,
+            "sentinel" => Environment::Sentinel,
+            "tls" => Environment::Tls,
+            "tls-cluster" => Environment::TlsCluster,
             other => return Err(format!("{other:?} is not known")),
         };
         if environment.replace(found).is_some() {
@@ -82,22 +115,42 @@ fn parse(args: &[String]) -> Result<(Server, Environment), String> {
     environment.map(|environment| (server, environment)).ok_or_else(|| "no environment is given".to_owned())
 }
 
-fn start(server: Server, environment: &Environment) -> Result<(Running, Vec<String>), Error> {
+fn start(server: Server, environment: &Environment) -> Result<Started, Error> {
     Ok(match *environment {
         Environment::Single => {
             let node = Node::start(server)?;
             let urls = vec![node.url()];
-            (Box::new(node), urls)
+            Started::new(node, urls)
         }
         Environment::Masters(count) => {
             let masters = Masters::start(server, count)?;
             let urls = masters.urls();
-            (Box::new(masters), urls)
+            Started::new(masters, urls)
         }
         Environment::Cluster => {
             let cluster = Cluster::start(server)?;
             let urls = cluster.urls();
-            (Box::new(cluster), urls)
+            Started::new(cluster, urls)
+        }
+        Environment::Sentinel => {
+            let sentinels = Sentinels::start(server)?;
+            let (urls, primary) = (sentinels.urls(), sentinels.primary().url());
+            let remark = format!("the primary is called {}, now {primary}", sentinels.primary_name());
+            Started::new(sentinels, urls).with_remark(remark)
+        }
+        Environment::Tls => {
+            let node = Node::builder(server).tls(TlsClients::Required).start()?;
+            let (urls, remark) = (vec![node.url()], certificates_of(&node));
+            Started::new(node, urls).with_remark(remark)
+        }
+        Environment::TlsCluster => {
+            let cluster = Cluster::builder(server).tls(TlsClients::Required).start()?;
+            let (urls, remark) = (cluster.urls(), certificates_of(&cluster.nodes()[0]));
+            Started::new(cluster, urls).with_remark(remark)
         }
     })
+}
+
+fn certificates_of(node: &Node) -> String {
+    format!("ca.pem, client.pem and client.key are in {}", node.certificates_dir().display())
 }

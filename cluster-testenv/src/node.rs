@@ -117,6 +117,18 @@ impl Node {
         id.text().map(Into::into).ok_or_else(|| Error::Unexpected(format!("{id:?}")))
     }
 
+    /// The folder with the files `ca.pem`, `client.pem` and `client.key`, for programs that cannot be given
+    /// [`Node::certificates`]. It is removed with the node.
+    ///
+    /// # Panics
+    ///
+    /// As [`Node::certificates`].
+    #[must_use]
+    pub fn certificates_dir(&self) -> &Path {
+        assert!(self.tls.is_some(), "the node was started with TLS");
+        &self.dir
+    }
+
     /// The port for the other nodes of a cluster.
     pub(crate) fn bus_port(&self) -> u16 {
         self.tls.as_ref().map_or(&self.port, |tls| &tls.port).bus_port()

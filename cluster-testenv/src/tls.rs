@@ -72,18 +72,24 @@ impl Certificates {
         &self.client_key_pem
     }
 
-    /// Writes what a server needs into the folder, and returns the arguments that lead to it.
+    /// Writes what a server needs into the folder, and returns the arguments that lead to it. What a client needs, as a program
+    /// that wants files, is there too.
     pub(crate) fn server_args(&self, dir: &Path, clients: TlsClients) -> Result<Vec<String>> {
         let files = [
             ("--tls-ca-cert-file", "ca.pem", &self.ca_pem),
             ("--tls-cert-file", "server.pem", &self.server_cert_pem),
             ("--tls-key-file", "server.key", &self.server_key_pem),
         ];
-        let mut args = Vec::new();
-        for (arg, name, pem) in files {
+        let write = |name: &str, pem: &str| {
             let path = dir.join(name);
             fs::write(&path, pem).map_err(Error::io(format!("writing {}", path.display())))?;
-            args.extend([arg.to_owned(), path.display().to_string()]);
+            Ok::<_, Error>(path.display().to_string())
+        };
+        write("client.pem", &self.client_cert_pem)?;
+        write("client.key", &self.client_key_pem)?;
+        let mut args = Vec::new();
+        for (arg, name, pem) in files {
+            args.extend([arg.to_owned(), write(name, pem)?]);
         }
         let clients = match clients {
             TlsClients::Required => "yes",

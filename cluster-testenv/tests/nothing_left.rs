@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use cluster_testenv::{Client, Cluster, Masters, Node, Server, wait_for};
+use cluster_testenv::{Client, Cluster, Masters, Node, Reply, Sentinels, Server, TlsClients, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A server is gone within a second of the process that started it. The bound is not the promise: it leaves room for a
@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 const BOUND: Duration = Duration::from_secs(10);
 
 /// What a server leaves if it is left: its process, and the folder in which it runs.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Trace {
     pid: u32,
     dir: PathBuf,
@@ -32,9 +32,9 @@ impl Trace {
         let info = client.command(&["INFO", "server"]).unwrap();
         let info = info.text().unwrap();
         let pid = info.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap();
-        let dir = client.command(&["CONFIG", "GET", "dir"]).unwrap();
-        let dir = dir.array().unwrap()[1].text().unwrap().into_owned();
-        Self { pid: pid.parse().unwrap(), dir: PathBuf::from(dir) }
+        // A Sentinel does not tell it, and all servers work in it.
+        let dir = fs::read_link(format!("/proc/{pid}/cwd")).unwrap();
+        Self { pid: pid.parse().unwrap(), dir }
     }
 
     fn all(nodes: &[Node]) -> Vec<Self> {
@@ -140,6 +140,39 @@ fn kill_of_the_process_ends_a_whole_cluster_and_a_paused_server() {
     program.traces.iter().for_each(Trace::wait_until_gone);
 }
 
+#[test]
+fn kill_of_the_process_ends_sentinels_and_what_they_watch() {
+    let mut program = Program::start(&["--server", "valkey-9.1", "sentinel"], 3);
+    let mut sentinel = Client::connect(program.addrs[0]).unwrap();
+    let mut ports_of = |what| {
+        let answer = sentinel.command(&["SENTINEL", what, "mymaster"]).unwrap();
+        let field = |pairs: &[Reply], name: &str| {
+            let pair = pairs.chunks(2).find(|pair| pair[0].text().unwrap() == name).unwrap();
+            pair[1].text().unwrap().into_owned()
+        };
+        let port_of = |server: &Reply| field(server.array().unwrap(), "port");
+        let servers = if what == "MASTER" { vec![answer] } else { answer.array().unwrap().to_vec() };
+        servers.iter().map(port_of).collect::<Vec<_>>()
+    };
+    let ports = [ports_of("MASTER"), ports_of("REPLICAS")].concat();
+    assert_eq!(ports.len(), 3);
+    program.traces.extend(ports.iter().map(|port| Trace::of(format!("127.0.0.1:{port}").parse().unwrap())));
+    program.end_by(Signal::KILL);
+    program.traces.iter().for_each(Trace::wait_until_gone);
+}
+
+#[test]
+fn drop_ends_proxies_sentinels_and_servers_with_tls() {
+    let sentinels = Sentinels::start(Server::Redis70).unwrap();
+    let tls = Node::builder(Server::Redis70).tls(TlsClients::Required).proxied().start().unwrap();
+    let mut traces = [Trace::all(sentinels.nodes()), Trace::all(sentinels.sentinels())].concat();
+    traces.push(Trace::of(tls.addr()));
+    let proxy = tls.proxy().addr();
+    drop((sentinels, tls));
+    assert!(traces.iter().all(Trace::is_gone), "{traces:?}");
+    assert!(Client::connect(proxy).is_err());
+}
+
 /// Set for the copy of this test binary that is to end with an environment in a static.
 const AS_HELPER: &str = "CLUSTER_TESTENV_EXITS_WITH_A_STATIC";
 
@@ -178,6 +211,7 @@ fn program(args: &[&str]) -> Command {
 /// The program of this crate with its servers up.
 struct Program {
     child: Child,
+    addrs: Vec<SocketAddr>,
     traces: Vec<Trace>,
 }
 
@@ -186,12 +220,13 @@ impl Program {
     fn start(args: &[&str], servers: usize) -> Self {
         let child = program(args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         // From here on a failure of this test ends the program too.
-        let mut program = Self { child, traces: Vec::new() };
+        let mut program = Self { child, addrs: Vec::new(), traces: Vec::new() };
         let mut urls = BufReader::new(program.child.stdout.take().unwrap()).lines();
         for _ in 0..servers {
             let url = urls.next().unwrap().unwrap();
-            let addr = url.strip_prefix("redis://").unwrap();
-            program.traces.push(Trace::of(addr.parse().unwrap()));
+            let addr = url.strip_prefix("redis://").unwrap().parse().unwrap();
+            program.addrs.push(addr);
+            program.traces.push(Trace::of(addr));
         }
         program
     }

@@ -1,6 +1,11 @@
 //! What the program and the library say when they are asked for something that is not there.
 
-use std::process::{Command, Output};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+};
 
 fn run(args: &[&str]) -> Output {
     let mut program = Command::new(env!("CARGO_BIN_EXE_cluster-testenv"));
@@ -23,7 +28,18 @@ fn help_is_printed_when_asked_for() {
     let output = run(&["--help"]);
     assert!(output.status.success());
     let stdout = String::from_utf8(output.stdout).unwrap();
-    for named in ["single", "masters", "cluster", "redis-7.0", "valkey-9.1", "redis-6.2"] {
+    for named in [
+        "single",
+        "masters",
+        "cluster",
+        "sentinel",
+        "tls",
+        "tls-cluster",
+        "--help",
+        "redis-7.0",
+        "valkey-9.1",
+        "redis-6.2",
+    ] {
         assert!(stdout.contains(named), "{stdout}");
     }
 }
@@ -32,7 +48,7 @@ fn help_is_printed_when_asked_for() {
 fn wrong_arguments_are_refused() {
     let wrong: [&[&str]; 7] = [
         &[],
-        &["sentinel"],
+        &["swarm"],
         &["masters"],
         &["masters", "none"],
         &["masters", "0"],
@@ -43,5 +59,40 @@ fn wrong_arguments_are_refused() {
         let output = run(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(String::from_utf8(output.stderr).unwrap().contains("usage:"), "{args:?}");
+    }
+}
+
+#[test]
+fn environment_that_the_server_cannot_make_is_refused_with_the_reason() {
+    for (environment, reason) in [("tls", "without TLS"), ("sentinel", "Sentinel")] {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_cluster-testenv"));
+        let output = program.args(["--server", "redis-6.2", environment]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains("redis-6.2") && stderr.contains(reason), "{stderr}");
+    }
+}
+
+#[test]
+fn tls_program_says_where_the_certificates_are() {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_cluster-testenv"));
+    let mut program = Running(program.arg("tls").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let url = BufReader::new(program.0.stdout.take().unwrap()).lines().next().unwrap().unwrap();
+    assert!(url.starts_with("rediss://127.0.0.1:"), "{url}");
+    let remark = BufReader::new(program.0.stderr.take().unwrap()).lines().next().unwrap().unwrap();
+    let (_, dir) = remark.split_once(" are in ").unwrap();
+    for (file, content) in [("ca.pem", "CERTIFICATE"), ("client.pem", "CERTIFICATE"), ("client.key", "PRIVATE KEY")] {
+        assert!(fs::read_to_string(Path::new(dir).join(file)).unwrap().contains(content), "{file}");
+    }
+}
+
+/// A program that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail only when it has ended already.
+        drop(self.0.kill());
+        drop(self.0.wait());
     }
 }
