@@ -17,7 +17,7 @@ use crate::clock::Clock;
 use crate::error::{Error, Refusal, Result};
 use crate::lease::{self, Anchor, Moment, ServerTime};
 use crate::options::Options;
-use crate::scheme::Answered;
+use crate::scheme::{Answered, Route};
 use crate::transport::address::invalid_url;
 use crate::transport::fault::{self, Answer, Fault};
 use crate::transport::{Call, Expiry, is_reply_to, server_time};
@@ -63,7 +63,7 @@ pub(super) enum Admission {
 }
 
 pub(super) struct Node {
-    address: String,
+    address: Arc<str>,
     pool: Pool,
     limits: Limits,
     clock: Clock,
@@ -115,7 +115,7 @@ impl Node {
             .build()
             .map_err(|error| Error::InvalidOption { option: "topology", reason: error.to_string() })?;
         Ok(Self {
-            address,
+            address: address.into(),
             pool,
             limits,
             clock,
@@ -127,6 +127,10 @@ impl Node {
 
     pub(super) fn address(&self) -> &str {
         &self.address
+    }
+
+    pub(super) fn route(&self) -> Route {
+        Route(Arc::clone(&self.address))
     }
 
     /// Sends one call on the shared connection.

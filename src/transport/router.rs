@@ -221,6 +221,9 @@ impl Router {
                 return calls.iter().map(|_| Err(failure.clone())).collect();
             }
         };
+        if answers.iter().all(Result::is_ok) {
+            return answers.into_iter().map(|answer| answer.map_err(Fault::into_failure)).collect();
+        }
         let settle = |(call, answer)| async move {
             match answer {
                 Ok(answer) => Ok(answer),
@@ -270,10 +273,10 @@ impl Transport for Router {
     }
 
     fn route(&self, slot: u16) -> Route {
-        Route(match &self.directory {
-            Directory::Single { node, .. } => node.address().into(),
-            Directory::Many(fleet) => fleet.owner_address(slot).unwrap_or_default().into(),
-        })
+        match &self.directory {
+            Directory::Single { node, .. } => node.route(),
+            Directory::Many(fleet) => Route(fleet.owner_address(slot).unwrap_or_default().into()),
+        }
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
