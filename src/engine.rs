@@ -337,8 +337,12 @@ impl Engine {
         self.answered(key, || self.scheme.inspect(key)).await
     }
 
+    /// Ends every hold that a look shows. A copy that comes again or late ends nothing newer, for which it names what was
+    /// seen.
     pub(crate) async fn force(&self, key: &Key) -> Result<Vec<String>> {
-        let ended = self.answered(key, || self.scheme.force(key)).await?.value;
+        let seen = self.inspect(key).await?.value;
+        self.answered(key, || self.scheme.force(key, &seen)).await?;
+        let ended: Vec<_> = seen.holders.into_iter().map(|holder| holder.id).collect();
         // Holds of this manager need not wait for their next renewal, nor do local waiters.
         for hold in self.table.holders(key) {
             if ended.iter().any(|id| id == hold.id().as_str()) {

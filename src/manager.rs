@@ -134,6 +134,9 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// Ends every hold of the lock `name`, whoever has it. For operators: the holders are still at work, and learn of it
     /// as [`LossReason::Forced`](crate::LossReason::Forced) at their next renewal. Tokens go on growing.
     ///
+    /// It looks who holds the lock and ends those. Who gets it after that look keeps it, also when a request is repeated
+    /// because its answer was lost, or arrives late.
+    ///
     /// # Errors
     ///
     /// [`Unreachable`](Error::Unreachable), [`Refused`](Error::Refused), [`InvalidName`](Error::InvalidName).

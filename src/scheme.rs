@@ -192,7 +192,8 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn renew<'a>(&'a self, route: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>>;
     fn route(&self, key: &Key) -> Route;
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>>;
-    fn force<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<Vec<String>>>;
+    /// Ends what a look has shown, and nothing newer. Answers the holds that were live until now.
+    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Vec<String>>>;
     /// Succeeds when a server answers that we can work with.
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>>;
     /// Wake-ups at releases, if the scheme has any. They are hints: each may be lost or come for nothing.

@@ -136,10 +136,14 @@ impl Scheme for LuaScheme {
         })
     }
 
-    fn force<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<Vec<String>>> {
+    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Vec<String>>> {
         Box::pin(async move {
             let channel = self.channel(key);
-            let call = self.call(&self.scripts.force, key, "", channel.as_deref());
+            let token = seen.token.map_or(0, FencingToken::as_u64);
+            let seen = [token, seen.foreign_write_ms.unwrap_or(0), seen.foreign_read_ms.unwrap_or(0)];
+            let seen = seen.map(|number| number.to_string());
+            let args = seen.iter().map(String::as_str).chain(channel.as_deref());
+            let call = self.call(&self.scripts.force, key, "", args);
             let reply = self.transport.call_apart(call).await?;
             read_reply(reply, "", forced)
         })

@@ -157,7 +157,10 @@ impl Record {
         }
     }
 
-    pub(crate) fn force(&mut self, now: ServerTime) -> Vec<String> {
+    pub(crate) fn force(&mut self, now: ServerTime, seen: Option<FencingToken>) -> Vec<String> {
+        if self.token > seen.map_or(0, FencingToken::as_u64) {
+            return Vec::new(); // what was seen is over: this copy is late
+        }
         self.settle(now.as_micros() / 1000);
         self.forced = self.token;
         let writer = self.writer.take().map(|(id, _)| id.as_str().to_owned());
@@ -293,8 +296,8 @@ impl Scheme for Memory {
         self.now(key, Record::inspect)
     }
 
-    fn force<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<Vec<String>>> {
-        self.now(key, Record::force)
+    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Vec<String>>> {
+        self.now(key, |record, now| record.force(now, seen.token))
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {

@@ -85,7 +85,10 @@ enum Operation {
     /// In one batch.
     Renew(Vec<(usize, u64)>),
     Inspect,
+    /// A look, then a force.
     Force,
+    /// A force by the last look there was, whatever has happened since.
+    ForceLate,
     Pause {
         ms: u64,
     },
@@ -103,6 +106,7 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
         5 => vec((who(), lease_ms()), 1..4).prop_map(Operation::Renew),
         3 => Just(Operation::Inspect),
         1 => Just(Operation::Force),
+        1 => Just(Operation::ForceLate),
         3 => (1..=3_u64).prop_map(|ms| Operation::Pause { ms }),
     ];
     vec(operation, 1..60)
@@ -140,6 +144,8 @@ struct Pair<'a> {
     record: Record,
     /// The server's time in the last reply.
     last: ServerTime,
+    /// What the last look has shown.
+    seen: View,
     answers: Vec<Answer>,
     /// What was done and answered until now.
     history: String,
@@ -161,6 +167,7 @@ impl<'a> Pair<'a> {
             key: Arc::new(Key::new("oracle", name).expect("a valid name")),
             record: Record::default(),
             last: ServerTime::default(),
+            seen: View::default(),
             answers: Vec::new(),
             history: String::new(),
         }
@@ -197,23 +204,35 @@ impl<'a> Pair<'a> {
                 self.compare(real, Answer::Left, |record, now| record.leave(now, &id))
             }
             Operation::Renew(holds) => self.renew(&holds).await,
-            Operation::Inspect => {
-                let real = self.real.inspect(&self.key).await;
-                self.compare(real, |view| Answer::View(sorted(view)), Record::inspect)
-            }
+            Operation::Inspect => self.look().await,
             Operation::Force => {
-                let real = self.real.force(&self.key).await;
-                let in_order = |mut ids: Vec<String>| {
-                    ids.sort();
-                    Answer::Forced(ids)
-                };
-                self.compare(real, in_order, Record::force)
+                self.look().await?;
+                self.force().await
             }
+            Operation::ForceLate => self.force().await,
             Operation::Pause { ms } => {
                 tokio::time::sleep(Duration::from_millis(ms)).await;
                 Ok(())
             }
         }
+    }
+
+    async fn look(&mut self) -> TestCaseResult {
+        let real = self.real.inspect(&self.key).await;
+        if let Ok(answer) = &real {
+            self.seen = answer.value.clone();
+        }
+        self.compare(real, |view| Answer::View(sorted(view)), Record::inspect)
+    }
+
+    async fn force(&mut self) -> TestCaseResult {
+        let real = self.real.force(&self.key, &self.seen).await;
+        let seen = self.seen.token;
+        let in_order = |mut ids: Vec<String>| {
+            ids.sort();
+            Answer::Forced(ids)
+        };
+        self.compare(real, in_order, |record, now| record.force(now, seen))
     }
 
     async fn renew(&mut self, holds: &[(usize, u64)]) -> TestCaseResult {

@@ -3,7 +3,8 @@
 use cluster_testenv::Reply;
 
 use crate::lab::{
-    Acquired, LEASE_MS, LONG_MS, Left, Lock, Mode, RETENTION_MS, Read, Renewed, Scheme, Write, all_cases,
+    Acquired, LEASE_MS, LONG_MS, Left, Lock, MAX_TOKEN, Mode, RETENTION_MS, Read, Renewed, Scheme, View, Write,
+    all_cases,
 };
 
 /// More than a machine stalls, less than `LONG_MS - LEASE_MS`.
@@ -33,6 +34,7 @@ all_cases!(shared:
     large_and_round_tokens_are_exact,
     retry_comes_with_the_deadline,
     force_ends_all_and_is_remembered,
+    late_force_ends_nothing_newer,
     force_of_a_free_lock_ends_nothing,
     inspect_shows_live_holds,
     lost_ttl_comes_back_with_a_grant,
@@ -196,10 +198,8 @@ fn hold_is_given_back_and_extended_exactly_until_its_deadline(mut lock: Lock) {
             judge(code == "held", ms - granted_ms - 1, "leave");
 
             let (_, granted_ms) = code_and_ms(&lock.try_run("acquire", &args));
-            let force = match lock.scheme {
-                Scheme::Hash => lock.try_run("force", &[""; 0]),
-                Scheme::TwoKey => lock.try_run("force", &[&channel]),
-            };
+            let args = lock.force_args(&view_of(MAX_TOKEN));
+            let force = lock.try_run("force", &args);
             let ended = force.array().and_then(|fields| fields[3].array());
             let live = !ended.expect("ended ids").is_empty();
             judge(live, code_and_ms(&force).1 - granted_ms - 1, "force");
@@ -411,6 +411,32 @@ fn force_ends_all_and_is_remembered(mut lock: Lock) {
     assert_eq!(lock.force(), [""; 0], "it was dead");
 }
 
+/// A look at a free lock with this last token.
+fn view_of(token: i64) -> View {
+    View { token, foreign_write_ms: 0, foreign_read_ms: 0, holders: Vec::new() }
+}
+
+fn late_force_ends_nothing_newer(mut lock: Lock) {
+    for mode in [Read, Write] {
+        lock.granted("a", mode);
+        let seen = lock.inspect();
+        assert_eq!(lock.force_seen(&seen), ["a"]);
+        assert_eq!(lock.force_seen(&seen), [""; 0], "sent twice");
+        for mode in [Read, Write] {
+            lock.granted("b", mode);
+            let stored = lock.snapshot();
+            assert_eq!(lock.force_seen(&seen), [""; 0]);
+            assert_eq!(lock.snapshot(), stored, "late, it changes nothing");
+            assert_eq!(lock.leave("b"), Left::Held);
+        }
+        // One that reads beside those that were seen has their token, and ends with them.
+        lock.granted("c", Read);
+        let seen = lock.inspect();
+        lock.granted("d", Read);
+        assert_eq!(lock.force_seen(&seen), ["c", "d"]);
+    }
+}
+
 fn force_of_a_free_lock_ends_nothing(mut lock: Lock) {
     assert_eq!(lock.force(), [""; 0]);
     assert!(lock.snapshot().iter().all(|(value, _)| value.is_nil()));
@@ -577,6 +603,6 @@ fn every_script(lock: &Lock) -> Vec<(&'static str, Vec<String>)> {
         ("leave", own(&["a", &lock.channel])),
         ("renew", own(&["a", "1000"])),
         ("inspect", own(&[])),
-        ("force", own(&[&lock.channel])),
+        ("force", lock.force_args(&view_of(MAX_TOKEN))),
     ]
 }

@@ -19,7 +19,7 @@ pub(crate) const RETENTION_MS: i64 = 60_000;
 pub(crate) const READ_LIMIT_MS: i64 = 100_000;
 pub(crate) const WRITE_LIMIT_MS: i64 = 300_000;
 const NEVER_LATE: i64 = 9_000_000_000_000;
-const MAX_TOKEN: i64 = 1 << 53;
+pub(crate) const MAX_TOKEN: i64 = 1 << 53;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scheme {
@@ -329,9 +329,21 @@ impl Lock {
         View { token, foreign_write_ms, foreign_read_ms, holders }
     }
 
-    /// The ids that were ended, in order of their names.
+    /// Ends whatever is there. The ids that were ended, in order of their names.
     pub(crate) fn force(&mut self) -> Vec<String> {
-        let args = self.with_channel(&[]);
+        let seen = self.inspect();
+        self.force_seen(&seen)
+    }
+
+    /// For `try_run`.
+    pub(crate) fn force_args(&self, seen: &View) -> Vec<String> {
+        let seen = [seen.token, seen.foreign_write_ms, seen.foreign_read_ms].map(|number| number.to_string());
+        self.with_channel(&seen.each_ref().map(String::as_str))
+    }
+
+    /// The same with what an earlier look has shown.
+    pub(crate) fn force_seen(&mut self, seen: &View) -> Vec<String> {
+        let args = self.force_args(seen);
         let mut reply = self.run("force", "", &args);
         assert_eq!(reply.code, "forced");
         let mut flat = Fields::of(reply.next());

@@ -18,6 +18,7 @@ hash_cases!(shared:
     dead_stamps_are_in_nobodys_way,
     inspect_shows_their_stamps,
     force_ends_them_too,
+    late_force_spares_newer_stamps,
     stamp_that_is_no_number_is_an_error,
     their_shorter_ttl_is_not_protected_against,
 );
@@ -293,6 +294,31 @@ fn force_ends_them_too(mut lock: Lock) {
         assert_eq!(lock.inspect().token, token);
         assert!(lock.granted("a", Write) > token);
         lock.command(&["DEL", &lock.key()]);
+    }
+}
+
+fn late_force_spares_newer_stamps(mut lock: Lock) {
+    for mode in [Read, Write] {
+        let (first_ms, seen) = (lock.they_hold(mode), lock.inspect());
+        assert_eq!(lock.force_seen(&seen), [""; 0]);
+        let field = if mode == Read { "read" } else { "write" };
+        assert_eq!(lock.field(field), None, "the one that was seen is gone");
+        assert!(lock.their_lock(mode, first_ms + 1));
+        lock.force_seen(&seen);
+        assert_eq!(lock.field_ms(field), first_ms + 1, "the next one stays");
+        lock.they_leave(mode, first_ms + 1);
+    }
+    // Also one that our readers cover by now, or that came beside them.
+    for joined in [true, false] {
+        lock.granted("a", Read);
+        let seen = lock.inspect();
+        let stamp_ms = lock.they_hold(Read);
+        if joined {
+            lock.granted("b", Read);
+        }
+        assert_eq!(lock.force_seen(&seen).len(), if joined { 2 } else { 1 });
+        assert_eq!(lock.field_ms("read"), stamp_ms);
+        lock.they_leave(Read, stamp_ms);
     }
 }
 
