@@ -67,10 +67,12 @@ else
   end
 
   if mode == 'w' then
-    redis.call('HDEL', key, 'a', 'm', 'v', 'read')
+    redis.call('HDEL', key, 'a', 'm', 'v', 'o', 'read')
   else
     -- Whatever `write` says is dead by now. Beside our readers the field must be absent: renew and leave take it for an intruder's.
     if write or writer then redis.call('HDEL', key, 'W', 'D', 'I', 'write') end
+    -- Beside recorded readers it was an intruder's: who came before now has been overrun, and is told when it asks.
+    if write and slots > 0 then redis.call('HSET', key, 'o', now_ms) end
     if foreign then -- our stamp hides the foreign one: remember it for writers and for our last reader
       covered = math.max(read, covered or 0)
       redis.call('HSET', key, 'v', covered)

@@ -9,8 +9,8 @@ local RETENTION_MS = 60000
 local time = redis.call('TIME')
 local server_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(server_us / 1000)
-local writer, writer_ends, write, read, slots, stamp, covered, forced, own, slot =
-  unpack(redis.call('HMGET', key, 'W', 'D', 'write', 'read', 'a', 'm', 'v', 'F', 'R' .. id, 's' .. id))
+local writer, writer_ends, write, read, slots, stamp, covered, overrun, forced, own, slot =
+  unpack(redis.call('HMGET', key, 'W', 'D', 'write', 'read', 'a', 'm', 'v', 'o', 'F', 'R' .. id, 's' .. id))
 local held = false
 
 if writer == id then
@@ -23,11 +23,12 @@ if writer == id then
   redis.call('PEXPIREAT', key, now_ms + RETENTION_MS)
 elseif own then
   held = tonumber(own) > now_ms and not write -- a `write` beside our readers is an intruder's
+  if held and overrun then held = tonumber(redis.call('HGET', key, 'i' .. slot)) >= tonumber(overrun) end
   if slots == '1' then
     if read == stamp and not covered then
-      redis.call('HDEL', key, 'a', 'm', 'r1', 'i1', 'R' .. id, 's' .. id, 'read')
+      redis.call('HDEL', key, 'a', 'm', 'o', 'r1', 'i1', 'R' .. id, 's' .. id, 'read')
     else
-      redis.call('HDEL', key, 'a', 'm', 'r1', 'i1', 'R' .. id, 's' .. id, 'v')
+      redis.call('HDEL', key, 'a', 'm', 'o', 'r1', 'i1', 'R' .. id, 's' .. id, 'v')
       -- The covered foreign reader may still be inside: its stamp comes back, unless a newer one stands there.
       if covered and (not read or read == stamp) then redis.call('HSET', key, 'read', covered) end
     end

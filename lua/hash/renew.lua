@@ -9,8 +9,8 @@ local RETENTION_MS = 60000
 local time = redis.call('TIME')
 local server_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(server_us / 1000)
-local writer, writer_ends, write, read, stamp, covered, forced, own =
-  unpack(redis.call('HMGET', key, 'W', 'D', 'write', 'read', 'm', 'v', 'F', 'R' .. id))
+local writer, writer_ends, write, read, stamp, covered, overrun, forced, own, slot =
+  unpack(redis.call('HMGET', key, 'W', 'D', 'write', 'read', 'm', 'v', 'o', 'F', 'R' .. id, 's' .. id))
 local deadline_ms = now_ms + lease_ms
 
 if writer == id then
@@ -23,7 +23,8 @@ if writer == id then
   redis.call('HDEL', key, 'W', 'D', 'I')
   if write == writer_ends then redis.call('HDEL', key, 'write') end -- another value is somebody else's
 elseif own then
-  if tonumber(own) > now_ms and not write then
+  overrun = overrun and tonumber(redis.call('HGET', key, 'i' .. slot)) < tonumber(overrun)
+  if tonumber(own) > now_ms and not write and not overrun then
     deadline_ms = math.max(deadline_ms, own)
     local stamp_ms = math.max(deadline_ms, stamp)
     if read and read ~= stamp then -- a foreign reader overwrote our stamp: cover its own, else its release uncovers us
@@ -35,7 +36,7 @@ elseif own then
     redis.call('PEXPIREAT', key, stamp_ms + RETENTION_MS)
     return {'renewed', id, server_us, deadline_ms - now_ms}
   end
-  -- Dead, or an intruder's `write` stands beside it: dead from now on, and removed like any dead reader.
+  -- Dead, or an intruder's `write` stands or stood beside it: dead from now on, and removed like any dead reader.
   redis.call('HSET', key, 'R' .. id, 0)
 end
 

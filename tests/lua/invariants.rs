@@ -45,7 +45,7 @@ fn check_hash(fields: &BTreeMap<String, String>, now_ms: i64) {
 
     assert!(!(has("W") && has("a")), "one kind of record: {fields:?}");
     assert!(has("W") == has("D") && has("W") == has("I"), "{fields:?}");
-    assert!(has("a") == has("m") && (has("a") || !has("v")), "{fields:?}");
+    assert!(has("a") == has("m") && (has("a") || !(has("v") || has("o"))), "{fields:?}");
     assert!(has("t") || !(has("W") || has("a")), "{fields:?}");
 
     let slots = if has("a") { number("a") } else { 0 };

@@ -13,6 +13,8 @@ hash_cases!(shared:
     dead_writer_takes_its_stamp_along,
     intruder_beside_readers_is_noticed,
     dead_intruder_beside_readers_goes_with_the_next_grant,
+    readers_overrun_by_a_dead_intruder_are_told_so,
+    readers_after_an_intruder_are_not_overrun,
     overwritten_writer_is_lost,
     overwritten_writer_that_asks_again_begins_anew,
     foreign_writer_in_the_gap_is_not_protected_against,
@@ -188,6 +190,85 @@ fn dead_intruder_beside_readers_goes_with_the_next_grant(mut lock: Lock) {
     lock.set_field("write", dead_ms);
     assert_eq!(lock.renew("a", LEASE_MS), LOST, "it had been inside, dead or not");
     lock.granted("w", Write);
+}
+
+impl Lock {
+    /// An intruder comes in beside our readers, and its limit passes.
+    fn was_overrun(&mut self) {
+        let dead_ms = self.now_ms() - WRITE_LIMIT_MS;
+        self.set_field("write", dead_ms);
+        self.tick();
+    }
+
+    /// Waits for another millisecond.
+    fn tick(&mut self) {
+        let now_ms = self.now_ms();
+        while self.now_ms() == now_ms {}
+    }
+}
+
+fn readers_overrun_by_a_dead_intruder_are_told_so(mut lock: Lock) {
+    // Who removes the evidence: a newcomer, or one of the overrun that repeats.
+    for next in ["new", "a"] {
+        for renewal in [true, false] {
+            for id in ["a", "b"] {
+                lock.granted(id, Read);
+            }
+            lock.was_overrun();
+            lock.granted(next, Read);
+            assert_eq!(lock.field("write"), None);
+            for id in ["a", "b"] {
+                if renewal {
+                    assert_eq!(lock.renew(id, LEASE_MS), LOST, "{id}");
+                    assert_eq!(lock.renew(id, LEASE_MS), LOST, "{id}");
+                }
+                assert_eq!(lock.leave(id), NONE, "{id}");
+            }
+            if next == "new" {
+                lock.renewed("new", LEASE_MS);
+                assert_eq!(lock.leave("new"), Left::Held);
+            }
+            assert_eq!(lock.field("o"), None, "it goes with the last reader");
+            lock.granted("w", Write);
+            assert_eq!(lock.leave("w"), Left::Held);
+        }
+    }
+    // Dead ones are in no writer's way, and take the mark along.
+    lock.granted("a", Read);
+    lock.was_overrun();
+    lock.granted("b", Read);
+    for id in ["a", "b"] {
+        lock.expire(id);
+    }
+    lock.granted("w", Write);
+    assert_eq!(lock.field("o"), None);
+}
+
+fn readers_after_an_intruder_are_not_overrun(mut lock: Lock) {
+    lock.granted("old", Read);
+    lock.was_overrun();
+    for id in ["a", "b", "c"] {
+        lock.granted(id, Read);
+        lock.renewed(id, LEASE_MS);
+    }
+    // Slots change as others leave; what a reader is does not.
+    assert_eq!(lock.leave("old"), NONE);
+    lock.renewed("b", LEASE_MS);
+    for id in ["a", "b", "c"] {
+        assert_eq!(lock.leave(id), Left::Held, "{id}");
+    }
+    // A second intruder, and a phase that begins beside dead readers only.
+    lock.granted("old", Read);
+    lock.was_overrun();
+    lock.granted("a", Read);
+    lock.was_overrun();
+    lock.granted("b", Read);
+    assert_eq!(lock.renew("a", LEASE_MS), LOST);
+    assert_eq!(lock.renew("old", LEASE_MS), LOST);
+    lock.expire("b");
+    lock.granted("new", Read);
+    lock.renewed("new", LEASE_MS);
+    assert_eq!(lock.leave("new"), Left::Held);
 }
 
 fn overwritten_writer_is_lost(mut lock: Lock) {
