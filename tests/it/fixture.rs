@@ -226,7 +226,7 @@ pub(crate) enum Kind {
 /// A fixture whose servers can be looked at.
 pub(crate) struct ServerFixture {
     fixture: Fixture,
-    kind: Kind,
+    pub(crate) kind: Kind,
     pub(crate) servers: Servers,
 }
 
@@ -246,6 +246,17 @@ impl ServerFixture {
             match kind {
                 Kind::TwoKey | Kind::HashNode => Servers::shared_node(server),
                 Kind::HashCluster => Servers::shared_cluster(server),
+            },
+        )
+    }
+
+    /// On servers behind proxies, which other cases use at the same time.
+    pub(crate) fn proxied(kind: Kind, server: Server) -> Self {
+        Self::on(
+            kind,
+            match kind {
+                Kind::TwoKey | Kind::HashNode => Servers::proxied_node(server),
+                Kind::HashCluster => Servers::proxied_cluster(server),
             },
         )
     }
@@ -380,6 +391,15 @@ macro_rules! on_every_server {
     )+};
 }
 
+/// Each case on the six server fixtures behind proxies, shared with others.
+macro_rules! proxied_on_every_server {
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
+            $crate::fixture::on_six!($case, proxied);
+        }
+    )+};
+}
+
 /// Each case on the six server fixtures, alone with its servers.
 macro_rules! alone_on_every_server {
     ($($case:ident),+ $(,)?) => {$(
@@ -389,4 +409,4 @@ macro_rules! alone_on_every_server {
     )+};
 }
 
-pub(crate) use {alone_on_every_server, on_every_fixture, on_every_server, on_one, on_six};
+pub(crate) use {alone_on_every_server, on_every_fixture, on_every_server, on_one, on_six, proxied_on_every_server};

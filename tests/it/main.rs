@@ -8,12 +8,14 @@
 mod fixture;
 mod servers;
 mod wait;
+mod wire;
 
 mod blocking;
 mod cancellation;
 mod contract;
 mod drops;
 mod faults;
+mod identity;
 mod names;
 mod options;
 mod server;

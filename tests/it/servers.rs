@@ -39,6 +39,15 @@ static LONE_CLUSTERS: PerServer<Mutex<Cluster>> = PerServer {
     redis: LazyLock::new(|| Mutex::new(start_cluster(Server::Redis70))),
     valkey: LazyLock::new(|| Mutex::new(start_cluster(Server::Valkey91))),
 };
+/// The same with a proxy in front of each node, for cases that do something to single requests of their own locks.
+static PROXIED_NODES: PerServer<Node> = PerServer {
+    redis: LazyLock::new(|| start_proxied_node(Server::Redis70)),
+    valkey: LazyLock::new(|| start_proxied_node(Server::Valkey91)),
+};
+static PROXIED_CLUSTERS: PerServer<Cluster> = PerServer {
+    redis: LazyLock::new(|| start_proxied_cluster(Server::Redis70)),
+    valkey: LazyLock::new(|| start_proxied_cluster(Server::Valkey91)),
+};
 
 fn start_node(server: Server) -> Node {
     Node::start(server).expect("the server starts")
@@ -46,6 +55,15 @@ fn start_node(server: Server) -> Node {
 
 fn start_cluster(server: Server) -> Cluster {
     Cluster::builder(server).node_timeout(NODE_TIMEOUT).start().expect("the cluster starts")
+}
+
+fn start_proxied_node(server: Server) -> Node {
+    Node::builder(server).proxied().start().expect("the server starts")
+}
+
+fn start_proxied_cluster(server: Server) -> Cluster {
+    let cluster = Cluster::builder(server).replicas(0).proxied().node_timeout(NODE_TIMEOUT);
+    cluster.start().expect("the cluster starts")
 }
 
 /// What a fixture's managers connect to.
@@ -63,6 +81,14 @@ impl Servers {
 
     pub(crate) fn own_node(server: Server) -> Self {
         Self::OwnNode(Box::new(start_node(server)))
+    }
+
+    pub(crate) fn proxied_node(server: Server) -> Self {
+        Self::Node(PROXIED_NODES.of(server))
+    }
+
+    pub(crate) fn proxied_cluster(server: Server) -> Self {
+        Self::Cluster(PROXIED_CLUSTERS.of(server))
     }
 
     pub(crate) fn shared_cluster(server: Server) -> Self {

@@ -1,0 +1,522 @@
+//! Requests that are sent twice, come late, are repeated after a lost reply, or are overtaken: they change nothing more.
+//!
+//! A proxy holds them in place, and a copy of one arrives when the case says so. What a case looks at is what the server
+//! has stored, and whether the guards of others are held to their end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster_testenv::Fault;
+use futures_util::future::join_all;
+use redis_rwlock::{Error, FencingToken, HoldState, LossReason, Mode, ReadGuard, Result, WriteGuard};
+
+use crate::fixture::{Manager, SHORT, ServerFixture, Settings, proxied_on_every_server};
+use crate::wait::{soon, until};
+use crate::wire::{Copied, Script, arrives, is_applied, is_held};
+
+proxied_on_every_server![
+    duplicated_acquire_is_one_hold,
+    acquire_retried_after_a_lost_reply_is_one_hold,
+    copy_of_an_acquire_within_its_limit_is_the_same_hold,
+    late_copy_of_an_acquire_extends_nothing,
+    late_copy_of_an_acquire_creates_nothing,
+    acquire_past_its_limit_after_its_cancel_creates_nothing,
+    acquire_within_its_limit_after_its_cancel_is_gone_with_the_second_leave,
+    acquire_of_a_dead_process_is_over_within_a_lease,
+    late_cancel_spares_the_next_hold_of_the_same_manager,
+    duplicated_release_ends_one_hold,
+    release_retried_after_a_lost_reply_spares_the_next_holder,
+    late_release_spares_the_next_holder,
+    duplicated_renewal_changes_nothing_more,
+    renewal_retried_after_a_lost_reply_keeps_the_hold,
+    late_renewal_after_the_release_recreates_nothing,
+    duplicated_force_ends_no_newer_hold,
+    force_retried_after_a_lost_reply_ends_no_newer_hold,
+    late_copy_of_a_force_ends_no_newer_hold,
+];
+
+const MODES: [Mode; 2] = [Mode::Read, Mode::Write];
+/// A lease that is not renewed while a case lasts: what the server has stored stays as it is.
+const LONG: Duration = Duration::from_secs(60);
+/// A lease that a release with a lost first copy does not outlast, though the machine is busy.
+const RENEWED: Duration = Duration::from_secs(4);
+/// A response timeout, and so a limit, within which a case can let a copy arrive.
+const PATIENT: Duration = Duration::from_secs(2);
+
+/// A guard of either side.
+#[derive(Debug)]
+enum AnyGuard {
+    Read(ReadGuard),
+    Write(WriteGuard),
+}
+
+impl AnyGuard {
+    fn state(&self) -> HoldState {
+        match self {
+            Self::Read(guard) => guard.state(),
+            Self::Write(guard) => guard.state(),
+        }
+    }
+
+    fn token(&self) -> FencingToken {
+        match self {
+            Self::Read(guard) => guard.fencing_token(),
+            Self::Write(guard) => guard.fencing_token(),
+        }
+    }
+
+    async fn lost(&self) -> LossReason {
+        match self {
+            Self::Read(guard) => guard.lost().await,
+            Self::Write(guard) => guard.lost().await,
+        }
+    }
+
+    async fn release(self) -> Result<()> {
+        match self {
+            Self::Read(guard) => guard.release().await,
+            Self::Write(guard) => guard.release().await,
+        }
+    }
+
+    /// It was held until now, and nobody has noticed anything.
+    async fn is_ours_to_the_end(self) {
+        assert_eq!(self.state(), HoldState::Held);
+        self.release().await.expect("ours to the end");
+    }
+}
+
+async fn take(manager: &Manager, name: &str, mode: Mode) -> AnyGuard {
+    match mode {
+        Mode::Read => AnyGuard::Read(soon("a grant", manager.read(name).into_future()).await.expect("granted")),
+        Mode::Write => AnyGuard::Write(soon("a grant", manager.write(name).into_future()).await.expect("granted")),
+    }
+}
+
+/// An acquisition that goes on by itself.
+fn taking(manager: &Manager, name: &str, mode: Mode) -> tokio::task::JoinHandle<AnyGuard> {
+    let (manager, name) = (Arc::clone(manager), name.to_owned());
+    tokio::spawn(async move { take(&manager, &name, mode).await })
+}
+
+async fn holder(f: &ServerFixture, label: &str) -> Manager {
+    f.manager_with(Settings { label: label.to_owned(), ..Settings::lease(LONG) }).await
+}
+
+/// Waits until the fault has done what it was to do.
+async fn has_happened(fault: &Fault) {
+    until("a fault of the network", async || fault.wait_applied(Duration::ZERO).is_ok()).await;
+}
+
+/// A manager whose limits are so far away that a case can do something before.
+async fn patient(f: &ServerFixture) -> Manager {
+    let settings = Settings { response_timeout: PATIENT, label: "one".to_owned(), ..Settings::lease(LONG) };
+    f.manager_with(settings).await
+}
+
+async fn holders(f: &ServerFixture, name: &str) -> Vec<String> {
+    f.view(name).await.holders.into_iter().map(|holder| holder.label).collect()
+}
+
+/// The lock comes free, and its next token is higher than these, which are in order.
+async fn tokens_go_on(f: &ServerFixture, name: &str, tokens: &[FencingToken]) {
+    f.becomes_free(name).await;
+    let next = take(&f.manager().await, name, Mode::Write).await;
+    let tokens = [tokens, &[next.token()]].concat();
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+    next.is_ours_to_the_end().await;
+}
+
+// Acquisitions.
+
+async fn duplicated_acquire_is_one_hold(f: &ServerFixture) {
+    for mode in MODES {
+        let (manager, name) = (holder(f, "one").await, f.name());
+        let twice = f.proxy(&name).duplicate_request(f.requests(Script::Acquire, &name));
+        let guard = take(&manager, &name, mode).await;
+        has_happened(&twice).await;
+        let view = f.view(&name).await;
+        assert_eq!((view.holders.len(), view.last_token), (1, Some(guard.token())));
+        let token = guard.token();
+        guard.is_ours_to_the_end().await;
+        tokens_go_on(f, &name, &[token]).await;
+    }
+}
+
+async fn acquire_retried_after_a_lost_reply_is_one_hold(f: &ServerFixture) {
+    for mode in MODES {
+        let (manager, name) = (holder(f, "one").await, f.name());
+        let requests = f.requests(Script::Acquire, &name);
+        let cut = f.proxy(&name).cut_after_apply(requests.clone());
+        let guard = take(&manager, &name, mode).await;
+        has_happened(&cut).await;
+        assert_eq!(f.proxy(&name).requests_seen(requests), 2, "it was retried");
+        let view = f.view(&name).await;
+        assert_eq!((view.holders.len(), view.last_token), (1, Some(guard.token())));
+        let token = guard.token();
+        guard.is_ours_to_the_end().await;
+        assert!(f.view(&name).await.is_free(), "one release ends it");
+        tokens_go_on(f, &name, &[token]).await;
+    }
+}
+
+async fn copy_of_an_acquire_within_its_limit_is_the_same_hold(f: &ServerFixture) {
+    for mode in MODES {
+        let (manager, name, copy) = (patient(f).await, f.name(), Copied::default());
+        let reply = f.proxy(&name).hold_reply(copy.first_of(f.requests(Script::Acquire, &name)));
+        let taking = taking(&manager, &name, mode);
+        is_applied(&reply).await;
+        let token = f.view(&name).await.last_token;
+        assert_eq!(copy.arrives(f, &name), "granted");
+        let view = f.view(&name).await;
+        assert_eq!((view.holders.len(), view.last_token), (1, token));
+        reply.release();
+        let guard = taking.await.expect("no panic");
+        assert_eq!(Some(guard.token()), token);
+        guard.is_ours_to_the_end().await;
+        assert!(f.view(&name).await.is_free(), "one release ends it");
+    }
+}
+
+async fn late_copy_of_an_acquire_extends_nothing(f: &ServerFixture) {
+    for mode in MODES {
+        let (manager, name, copy) = (holder(f, "one").await, f.name(), Copied::default());
+        // Nothing but a look at the request.
+        let twice = f.proxy(&name).duplicate_request(copy.first_of(f.requests(Script::Acquire, &name)));
+        let guard = take(&manager, &name, mode).await;
+        has_happened(&twice).await;
+        copy.is_past_its_limit(f, &name).await;
+        let stored = f.stored(&name);
+        assert_eq!(copy.arrives(f, &name), "late");
+        assert_eq!(f.stored(&name), stored);
+        guard.is_ours_to_the_end().await;
+    }
+}
+
+/// Takes the lock by a second copy while the first one is held back, and returns that one.
+async fn late_copy_of_an_acquire_creates_nothing(f: &ServerFixture) {
+    let case = async |mode: Mode, is_read_meanwhile: bool| {
+        let (manager, other, name, copy) =
+            (holder(f, "one").await, holder(f, "two").await, f.name(), Copied::default());
+        let requests = f.requests(Script::Acquire, &name).and(".one");
+        let held = f.proxy(&name).hold_request(copy.first_of(requests));
+        let guard = take(&manager, &name, mode).await;
+        is_held(&held).await;
+        let mut tokens = vec![guard.token()];
+        guard.is_ours_to_the_end().await;
+        let next = if is_read_meanwhile { Some(take(&other, &name, Mode::Read).await) } else { None };
+        tokens.extend(next.as_ref().map(AnyGuard::token));
+        copy.is_past_its_limit(f, &name).await;
+        let stored = f.stored(&name);
+        arrives(held);
+        assert_eq!(f.stored(&name), stored, "{mode}, read meanwhile: {is_read_meanwhile}");
+        if let Some(next) = next {
+            assert_eq!(holders(f, &name).await, ["two"]);
+            next.is_ours_to_the_end().await;
+        }
+        tokens_go_on(f, &name, &tokens).await;
+    };
+    let cases = [(Mode::Read, false), (Mode::Read, true), (Mode::Write, false), (Mode::Write, true)];
+    join_all(cases.map(|(mode, is_read_meanwhile)| case(mode, is_read_meanwhile))).await;
+}
+
+// Cancellations.
+
+/// A waiter whose first copy did not arrive is cancelled, and the server has been told. Returns who it waited for.
+async fn cancelled_waiter(f: &ServerFixture, manager: &Manager, name: &str, mode: Mode) -> AnyGuard {
+    let (proxy, requests) = (f.proxy(name), f.requests(Script::Acquire, name).and(".one"));
+    let holder = take(&holder(f, "two").await, name, Mode::Write).await;
+    let waiting = taking(manager, name, mode);
+    // The second copy and the third: one of them was answered.
+    until("a denial", async || proxy.requests_seen(requests.clone()) >= 3).await;
+    let told = proxy.duplicate_request(f.requests(Script::Leave, name).and(".one"));
+    waiting.abort();
+    assert!(waiting.await.expect_err("it waits").is_cancelled());
+    has_happened(&told).await;
+    holder
+}
+
+/// The same where the first copy seems to be lost with its connection, at once.
+async fn cancelled_waiter_with_a_lost_copy(
+    f: &ServerFixture,
+    manager: &Manager,
+    name: &str,
+    mode: Mode,
+    copy: &Copied,
+) -> AnyGuard {
+    let requests = f.requests(Script::Acquire, name).and(".one");
+    let held = f.proxy(name).hold_request(copy.first_of(requests));
+    let cut = async {
+        is_held(&held).await;
+        held.cut();
+    };
+    tokio::join!(cancelled_waiter(f, manager, name, mode), cut).0
+}
+
+async fn acquire_past_its_limit_after_its_cancel_creates_nothing(f: &ServerFixture) {
+    let case = async |mode: Mode| {
+        let (manager, name, copy) = (patient(f).await, f.name(), Copied::default());
+        let requests = f.requests(Script::Acquire, &name).and(".one");
+        let held = f.proxy(&name).hold_request(copy.first_of(requests));
+        let first = cancelled_waiter(f, &manager, &name, mode).await;
+        let token = first.token();
+        first.is_ours_to_the_end().await;
+        copy.is_past_its_limit(f, &name).await;
+        let stored = f.stored(&name);
+        arrives(held);
+        assert_eq!(f.stored(&name), stored, "{mode}");
+        tokens_go_on(f, &name, &[token]).await;
+    };
+    join_all(MODES.map(case)).await;
+}
+
+async fn acquire_within_its_limit_after_its_cancel_is_gone_with_the_second_leave(f: &ServerFixture) {
+    let case = async |mode: Mode| {
+        let (manager, name, copy) = (patient(f).await, f.name(), Copied::default());
+        let first = cancelled_waiter_with_a_lost_copy(f, &manager, &name, mode, &copy).await;
+        let mut tokens = vec![first.token()];
+        first.is_ours_to_the_end().await;
+        assert_eq!(copy.arrives(f, &name), "granted", "its cancel was before it");
+        let view = f.view(&name).await;
+        assert_eq!((view.holders.len(), &*view.holders[0].label), (1, "one"));
+        tokens.extend(view.last_token);
+        // Far sooner than its lease ends.
+        until("the second leave", async || f.view(&name).await.is_free()).await;
+        tokens_go_on(f, &name, &tokens).await;
+    };
+    join_all(MODES.map(case)).await;
+}
+
+async fn acquire_of_a_dead_process_is_over_within_a_lease(f: &ServerFixture) {
+    let case = async |mode: Mode| {
+        let settings = Settings { response_timeout: PATIENT, ..Settings::lease(SHORT) };
+        let (mut process, name, copy) = (f.process(settings).await, f.name(), Copied::default());
+        let held = f.proxy(&name).hold_request(copy.first_of(f.requests(Script::Acquire, &name)));
+        let asked = name.clone();
+        process.run(move |manager| Box::pin(async move { drop(taking(&manager, &asked, mode)) })).await;
+        is_held(&held).await;
+        process.die().await;
+        arrives(held);
+        let view = f.view(&name).await;
+        assert!(view.holders.iter().all(|ghost| ghost.remaining <= SHORT), "{view:?}");
+        let token = view.last_token.expect("it was granted");
+        tokens_go_on(f, &name, &[token]).await;
+    };
+    join_all(MODES.map(case)).await;
+}
+
+async fn late_cancel_spares_the_next_hold_of_the_same_manager(f: &ServerFixture) {
+    let case = async |mode: Mode| {
+        let (manager, name) = (patient(f).await, f.name());
+        let proxy = f.proxy(&name);
+        let cancel = proxy.hold_request(f.requests(Script::Leave, &name).and(".1.one"));
+        let first = cancelled_waiter_with_a_lost_copy(f, &manager, &name, mode, &Copied::default()).await;
+        let mut tokens = vec![first.token()];
+        first.is_ours_to_the_end().await;
+        let second = take(&manager, &name, mode).await;
+        tokens.push(second.token());
+        let stored = f.stored(&name);
+        is_held(&cancel).await;
+        arrives(cancel);
+        assert_eq!(f.stored(&name), stored, "{mode}");
+        second.is_ours_to_the_end().await;
+        tokens_go_on(f, &name, &tokens).await;
+    };
+    join_all(MODES.map(case)).await;
+}
+
+// Releases.
+
+async fn duplicated_release_ends_one_hold(f: &ServerFixture) {
+    let (manager, other, name) = (holder(f, "one").await, holder(f, "two").await, f.name());
+    let (first, beside) = (take(&manager, &name, Mode::Read).await, take(&other, &name, Mode::Read).await);
+    let twice = f.proxy(&name).duplicate_request(f.requests(Script::Leave, &name));
+    first.is_ours_to_the_end().await;
+    has_happened(&twice).await;
+    assert_eq!(holders(f, &name).await, ["two"]);
+    beside.is_ours_to_the_end().await;
+
+    let first = take(&manager, &name, Mode::Write).await;
+    let token = first.token();
+    let twice = f.proxy(&name).duplicate_request(f.requests(Script::Leave, &name));
+    first.is_ours_to_the_end().await;
+    has_happened(&twice).await;
+    tokens_go_on(f, &name, &[token]).await;
+}
+
+async fn release_retried_after_a_lost_reply_spares_the_next_holder(f: &ServerFixture) {
+    let case = async |mode: Mode| {
+        let (manager, other, name) = (holder(f, "one").await, holder(f, "two").await, f.name());
+        let first = take(&manager, &name, mode).await;
+        let leaves = f.requests(Script::Leave, &name);
+        let reply = f.proxy(&name).hold_reply(leaves.clone());
+        let mut tokens = vec![first.token()];
+        let releasing = tokio::spawn(first.release());
+        is_applied(&reply).await;
+        let next = take(&other, &name, Mode::Write).await;
+        tokens.push(next.token());
+        let stored = f.stored(&name);
+        reply.cut();
+        soon("the release", releasing).await.expect("no panic").expect("it was ours until it was released");
+        assert_eq!(f.proxy(&name).requests_seen(leaves), 2, "it was retried");
+        assert_eq!(f.stored(&name), stored, "{mode}");
+        next.is_ours_to_the_end().await;
+        tokens_go_on(f, &name, &tokens).await;
+    };
+    join_all(MODES.map(case)).await;
+}
+
+/// Who holds the lock when a late copy arrives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Next {
+    Nobody,
+    SameManager,
+    OtherManager,
+}
+
+/// Arms a copy of a request of a hold that is held back, lets it arrive after the hold's release, and looks.
+async fn late_copy_changes_nothing(f: &ServerFixture, script: Script, mode: Mode, next: Next) {
+    let settings = Settings { label: "one".to_owned(), ..Settings::lease(LONG) };
+    let (manager, other, name) = (f.manager_with(settings).await, holder(f, "two").await, f.name());
+    let lease = if script == Script::Renew { RENEWED } else { LONG };
+    let first = match mode {
+        Mode::Read => AnyGuard::Read(manager.read(&name).lease(lease).await.expect("granted")),
+        Mode::Write => AnyGuard::Write(manager.write(&name).lease(lease).await.expect("granted")),
+    };
+    let held = f.proxy(&name).hold_request(f.requests(script, &name));
+    if script == Script::Renew {
+        is_held(&held).await;
+    }
+    let mut tokens = vec![first.token()];
+    // The first copy of the release is held back too: it is that one, or comes after it on the same connection.
+    first.release().await.expect("a second copy has arrived");
+    is_held(&held).await;
+    assert!(f.view(&name).await.is_free());
+    let second = match next {
+        Next::Nobody => None,
+        Next::SameManager => Some(take(&manager, &name, mode).await),
+        Next::OtherManager => Some(take(&other, &name, mode).await),
+    };
+    tokens.extend(second.as_ref().map(AnyGuard::token));
+    let stored = f.stored(&name);
+    arrives(held);
+    assert_eq!(f.stored(&name), stored, "{mode}, then {next:?}");
+    if let Some(second) = second {
+        second.is_ours_to_the_end().await;
+    }
+    tokens_go_on(f, &name, &tokens).await;
+}
+
+async fn late_copies_change_nothing(f: &ServerFixture, script: Script) {
+    let nexts = [Next::Nobody, Next::SameManager, Next::OtherManager];
+    let cases = MODES.into_iter().flat_map(|mode| nexts.map(|next| (mode, next)));
+    join_all(cases.map(|(mode, next)| late_copy_changes_nothing(f, script, mode, next))).await;
+}
+
+async fn late_release_spares_the_next_holder(f: &ServerFixture) {
+    late_copies_change_nothing(f, Script::Leave).await;
+}
+
+// Renewals.
+
+async fn late_renewal_after_the_release_recreates_nothing(f: &ServerFixture) {
+    late_copies_change_nothing(f, Script::Renew).await;
+}
+
+async fn duplicated_renewal_changes_nothing_more(f: &ServerFixture) {
+    let case = async |mode: Mode| {
+        let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+        let twice = f.proxy(&name).duplicate_request(f.requests(Script::Renew, &name));
+        let guard = take(&manager, &name, mode).await;
+        let token = guard.token();
+        has_happened(&twice).await;
+        let view = f.view(&name).await;
+        assert_eq!((view.holders.len(), view.last_token), (1, Some(token)));
+        assert!(view.holders[0].remaining <= RENEWED, "{view:?}");
+        guard.is_ours_to_the_end().await;
+        tokens_go_on(f, &name, &[token]).await;
+    };
+    join_all(MODES.map(case)).await;
+}
+
+async fn renewal_retried_after_a_lost_reply_keeps_the_hold(f: &ServerFixture) {
+    let case = async |mode: Mode| {
+        let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+        let renewals = f.requests(Script::Renew, &name);
+        let cut = f.proxy(&name).cut_after_apply(renewals.clone());
+        let guard = take(&manager, &name, mode).await;
+        let token = guard.token();
+        has_happened(&cut).await;
+        let retried = async || f.proxy(&name).requests_seen(renewals.clone()) >= 2;
+        until("another renewal", retried).await;
+        until("its answer", async || guard.state() == HoldState::Held).await;
+        assert_eq!(f.view(&name).await.holders.len(), 1);
+        guard.is_ours_to_the_end().await;
+        tokens_go_on(f, &name, &[token]).await;
+    };
+    join_all(MODES.map(case)).await;
+}
+
+// Force.
+
+async fn is_forced(guard: AnyGuard) -> FencingToken {
+    let token = guard.token();
+    let error = guard.release().await.expect_err("it was ended");
+    assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+    token
+}
+
+async fn duplicated_force_ends_no_newer_hold(f: &ServerFixture) {
+    for mode in MODES {
+        let (manager, operator, name) = (holder(f, "one").await, holder(f, "two").await, f.name());
+        let guard = take(&manager, &name, mode).await;
+        let twice = f.proxy(&name).duplicate_request(f.requests(Script::Force, &name));
+        operator.force_release(&name).await.expect("forced");
+        has_happened(&twice).await;
+        let next = take(&operator, &name, mode).await;
+        let tokens = [is_forced(guard).await, next.token()];
+        next.is_ours_to_the_end().await;
+        tokens_go_on(f, &name, &tokens).await;
+    }
+}
+
+async fn force_retried_after_a_lost_reply_ends_no_newer_hold(f: &ServerFixture) {
+    let case = async |mode: Mode| {
+        let (manager, operator, name) = (holder(f, "one").await, holder(f, "two").await, f.name());
+        let guard = take(&operator, &name, mode).await;
+        let forces = f.requests(Script::Force, &name);
+        let reply = f.proxy(&name).hold_reply(forces.clone());
+        let forcing = tokio::spawn(operator.force_release(&name));
+        is_applied(&reply).await;
+        let next = take(&manager, &name, mode).await;
+        let stored = f.stored(&name);
+        reply.cut();
+        soon("the force", forcing).await.expect("no panic").expect("forced");
+        assert_eq!(f.proxy(&name).requests_seen(forces), 2, "it was retried");
+        assert_eq!(f.stored(&name), stored, "{mode}");
+        assert_eq!(soon("word of it", guard.lost()).await, LossReason::Forced, "the operator's own hold is over");
+        let tokens = [is_forced(guard).await, next.token()];
+        next.is_ours_to_the_end().await;
+        tokens_go_on(f, &name, &tokens).await;
+    };
+    join_all(MODES.map(case)).await;
+}
+
+async fn late_copy_of_a_force_ends_no_newer_hold(f: &ServerFixture) {
+    let case = async |mode: Mode| {
+        let (manager, operator, name) = (holder(f, "one").await, holder(f, "two").await, f.name());
+        let other = holder(f, "three").await;
+        let guard = take(&manager, &name, mode).await;
+        let held = f.proxy(&name).hold_request(f.requests(Script::Force, &name));
+        operator.force_release(&name).await.expect("forced by a second copy");
+        is_held(&held).await;
+        let next = take(&other, &name, mode).await;
+        let stored = f.stored(&name);
+        arrives(held);
+        assert_eq!(f.stored(&name), stored, "{mode}");
+        let tokens = [is_forced(guard).await, next.token()];
+        next.is_ours_to_the_end().await;
+        tokens_go_on(f, &name, &tokens).await;
+    };
+    join_all(MODES.map(case)).await;
+}

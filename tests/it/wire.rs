@@ -1,0 +1,111 @@
+//! Single requests of a case: which they are, copies of them, and what they leave on the server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster_testenv::{HeldReply, HeldRequest, Matcher, Proxy, Reply};
+use parking_lot::Mutex;
+
+use crate::fixture::{Kind, ServerFixture};
+use crate::servers::ask;
+use crate::wait::{BOUND, until};
+
+/// A script that managers send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Script {
+    Acquire,
+    Leave,
+    Renew,
+    Force,
+}
+
+impl Script {
+    fn text(self, kind: Kind) -> &'static str {
+        match (kind, self) {
+            (Kind::TwoKey, Self::Acquire) => include_str!("../../lua/two_key/acquire.lua"),
+            (Kind::TwoKey, Self::Leave) => include_str!("../../lua/two_key/leave.lua"),
+            (Kind::TwoKey, Self::Renew) => include_str!("../../lua/two_key/renew.lua"),
+            (Kind::TwoKey, Self::Force) => include_str!("../../lua/two_key/force.lua"),
+            (Kind::HashNode | Kind::HashCluster, Self::Acquire) => include_str!("../../lua/hash/acquire.lua"),
+            (Kind::HashNode | Kind::HashCluster, Self::Leave) => include_str!("../../lua/hash/leave.lua"),
+            (Kind::HashNode | Kind::HashCluster, Self::Renew) => include_str!("../../lua/hash/renew.lua"),
+            (Kind::HashNode | Kind::HashCluster, Self::Force) => include_str!("../../lua/hash/force.lua"),
+        }
+    }
+}
+
+impl ServerFixture {
+    /// The proxy that the requests for a lock go through.
+    pub(crate) fn proxy(&self, name: &str) -> &Proxy {
+        self.servers.owner_of(&self.keys_of(name)[0]).proxy()
+    }
+
+    /// The requests of one script for a lock. It is loaded first, so that all of them name it by its digest.
+    pub(crate) fn requests(&self, script: Script, name: &str) -> Matcher {
+        let loaded = self.servers.everywhere(&["SCRIPT", "LOAD", script.text(self.kind)]);
+        let digest = loaded[0].text().expect("a digest").into_owned();
+        Matcher::containing(digest).and(&self.keys_of(name)[0])
+    }
+
+    /// All that the servers know of a lock, ends of ttls included.
+    pub(crate) fn stored(&self, name: &str) -> Vec<(Reply, Reply)> {
+        let keys = self.keys_of(name);
+        keys.iter().map(|key| (self.on_key("DUMP", key, &[]), self.on_key("PEXPIRETIME", key, &[]))).collect()
+    }
+
+    /// The clock of the server that has a lock.
+    pub(crate) fn server_ms(&self, name: &str) -> u64 {
+        let time = ask(self.servers.owner_of(&self.keys_of(name)[0]), &["TIME"]);
+        let part = |n: usize| time.array().and_then(|parts| parts[n].text()?.parse::<u64>().ok()).expect("a number");
+        part(0) * 1000 + part(1) / 1000
+    }
+}
+
+/// A copy of one request, which can arrive whenever the case wants it to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Copied(Arc<Mutex<Option<Vec<Vec<u8>>>>>);
+
+impl Copied {
+    /// The same requests, of which the first one that comes is copied.
+    pub(crate) fn first_of(&self, requests: Matcher) -> Matcher {
+        let copy = Arc::clone(&self.0);
+        requests.and(Matcher::new(move |request| {
+            copy.lock().get_or_insert_with(|| request.args().to_vec());
+            true
+        }))
+    }
+
+    fn args(&self) -> Vec<Vec<u8>> {
+        self.0.lock().clone().expect("a request came")
+    }
+
+    /// Arrives once more. Returns the code of the reply.
+    pub(crate) fn arrives(&self, f: &ServerFixture, name: &str) -> String {
+        let node = f.servers.owner_of(&f.keys_of(name)[0]);
+        let reply = node.command(&self.args()).and_then(Reply::into_result).expect("the server answers");
+        let code = reply.array().and_then(|fields| fields[0].text());
+        code.expect("a code").into_owned()
+    }
+
+    /// Returns when the limit of a copied acquisition is over.
+    pub(crate) async fn is_past_its_limit(&self, f: &ServerFixture, name: &str) {
+        let (args, keys) = (self.args(), f.keys_of(name).len());
+        let limit = String::from_utf8_lossy(&args[3 + keys]).parse::<u64>().expect("the limit comes first");
+        until("the limit is over", async || f.server_ms(name) > limit).await;
+    }
+}
+
+/// Waits without keeping the thread.
+pub(crate) async fn is_held(request: &HeldRequest) {
+    until("the request is held", async || request.wait_held(Duration::ZERO).is_ok()).await;
+}
+
+/// The same for a reply.
+pub(crate) async fn is_applied(reply: &HeldReply) {
+    until("the request is applied", async || reply.wait_applied(Duration::ZERO).is_ok()).await;
+}
+
+/// Lets a request go on, and returns when the server has applied it.
+pub(crate) fn arrives(request: HeldRequest) {
+    request.release_and_wait(BOUND).expect("the server applies it");
+}
