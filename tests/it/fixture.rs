@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use cluster_testenv::{Reply, Server};
 use redis_rwlock::{
-    Build, Builder, ClusterManager, Error, LockView, MemoryManager, Reentry, RwLockManager, SingleNodeManager, Topology,
+    Build, Builder, ClusterManager, Error, LockView, MemoryManager, PublishedLimits, Reentry, RwLockManager,
+    SingleNodeManager, Topology,
 };
 use tokio::runtime::Runtime;
 
@@ -33,6 +34,7 @@ pub(crate) struct Settings {
     pub(crate) unreachable_after: Duration,
     pub(crate) reentry: Reentry,
     pub(crate) label: String,
+    pub(crate) published_limits: PublishedLimits,
 }
 
 impl Default for Settings {
@@ -47,6 +49,7 @@ impl Default for Settings {
             unreachable_after: Duration::from_secs(5),
             reentry: Reentry::Off,
             label: "case".to_owned(),
+            published_limits: PublishedLimits::default(),
         }
     }
 }
@@ -68,7 +71,8 @@ impl Settings {
             .response_timeout(self.response_timeout)
             .unreachable_after(self.unreachable_after)
             .reentry(self.reentry)
-            .label(self.label);
+            .label(self.label)
+            .published_limits(self.published_limits);
         match self.wait_timeout {
             Some(wait_timeout) => builder.wait_timeout(wait_timeout),
             None => builder,
@@ -382,6 +386,18 @@ macro_rules! on_every_fixture {
     )+};
 }
 
+/// Each case of the hash scheme on its four server fixtures, shared with others.
+macro_rules! hash_on_every_server {
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
+            $crate::fixture::on_one!($case, hash_on_redis_7_0, HashNode, Redis70, shared);
+            $crate::fixture::on_one!($case, hash_on_valkey_9_1, HashNode, Valkey91, shared);
+            $crate::fixture::on_one!($case, hash_on_redis_7_0_cluster, HashCluster, Redis70, shared);
+            $crate::fixture::on_one!($case, hash_on_valkey_9_1_cluster, HashCluster, Valkey91, shared);
+        }
+    )+};
+}
+
 /// Each case on the six server fixtures, shared with others.
 macro_rules! on_every_server {
     ($($case:ident),+ $(,)?) => {$(
@@ -409,4 +425,7 @@ macro_rules! alone_on_every_server {
     )+};
 }
 
-pub(crate) use {alone_on_every_server, on_every_fixture, on_every_server, on_one, on_six, proxied_on_every_server};
+pub(crate) use {
+    alone_on_every_server, hash_on_every_server, on_every_fixture, on_every_server, on_one, on_six,
+    proxied_on_every_server,
+};

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use cluster_testenv::Fault;
 use futures_util::future::join_all;
-use redis_rwlock::{Error, FencingToken, HoldState, LossReason, Mode, ReadGuard, Result, WriteGuard};
+use redis_rwlock::{Error, FencingToken, HoldState, LossReason, Mode};
 
+use crate::either::{AnyGuard, take};
 use crate::fixture::{Manager, SHORT, ServerFixture, Settings, proxied_on_every_server};
 use crate::wait::{soon, until};
 use crate::wire::{Copied, Script, arrives, is_applied, is_held};
@@ -30,6 +31,7 @@ proxied_on_every_server![
     duplicated_renewal_changes_nothing_more,
     renewal_retried_after_a_lost_reply_keeps_the_hold,
     late_renewal_after_the_release_recreates_nothing,
+    late_renewal_after_the_lease_recreates_nothing,
     duplicated_force_ends_no_newer_hold,
     force_retried_after_a_lost_reply_ends_no_newer_hold,
     late_copy_of_a_force_ends_no_newer_hold,
@@ -42,56 +44,6 @@ const LONG: Duration = Duration::from_secs(60);
 const RENEWED: Duration = Duration::from_secs(4);
 /// A response timeout, and so a limit, within which a case can let a copy arrive.
 const PATIENT: Duration = Duration::from_secs(2);
-
-/// A guard of either side.
-#[derive(Debug)]
-enum AnyGuard {
-    Read(ReadGuard),
-    Write(WriteGuard),
-}
-
-impl AnyGuard {
-    fn state(&self) -> HoldState {
-        match self {
-            Self::Read(guard) => guard.state(),
-            Self::Write(guard) => guard.state(),
-        }
-    }
-
-    fn token(&self) -> FencingToken {
-        match self {
-            Self::Read(guard) => guard.fencing_token(),
-            Self::Write(guard) => guard.fencing_token(),
-        }
-    }
-
-    async fn lost(&self) -> LossReason {
-        match self {
-            Self::Read(guard) => guard.lost().await,
-            Self::Write(guard) => guard.lost().await,
-        }
-    }
-
-    async fn release(self) -> Result<()> {
-        match self {
-            Self::Read(guard) => guard.release().await,
-            Self::Write(guard) => guard.release().await,
-        }
-    }
-
-    /// It was held until now, and nobody has noticed anything.
-    async fn is_ours_to_the_end(self) {
-        assert_eq!(self.state(), HoldState::Held);
-        self.release().await.expect("ours to the end");
-    }
-}
-
-async fn take(manager: &Manager, name: &str, mode: Mode) -> AnyGuard {
-    match mode {
-        Mode::Read => AnyGuard::Read(soon("a grant", manager.read(name).into_future()).await.expect("granted")),
-        Mode::Write => AnyGuard::Write(soon("a grant", manager.write(name).into_future()).await.expect("granted")),
-    }
-}
 
 /// An acquisition that goes on by itself.
 fn taking(manager: &Manager, name: &str, mode: Mode) -> tokio::task::JoinHandle<AnyGuard> {
@@ -421,6 +373,29 @@ async fn late_release_spares_the_next_holder(f: &ServerFixture) {
 
 async fn late_renewal_after_the_release_recreates_nothing(f: &ServerFixture) {
     late_copies_change_nothing(f, Script::Renew).await;
+}
+
+async fn late_renewal_after_the_lease_recreates_nothing(f: &ServerFixture) {
+    let case = async |mode: Mode, is_held_meanwhile: bool| {
+        let (manager, other, name) = (f.manager_with(Settings::lease(SHORT)).await, holder(f, "two").await, f.name());
+        let held = f.proxy(&name).hold_request(f.requests(Script::Renew, &name));
+        let guard = take(&manager, &name, mode).await;
+        let mut tokens = vec![guard.token()];
+        assert_eq!(soon("the end of the lease", guard.lost()).await, LossReason::Expired);
+        is_held(&held).await;
+        until("its end on the server", async || f.view(&name).await.is_free()).await;
+        let next = if is_held_meanwhile { Some(take(&other, &name, mode).await) } else { None };
+        tokens.extend(next.as_ref().map(AnyGuard::token));
+        arrives(held);
+        assert_eq!(holders(f, &name).await, next.as_ref().map(|_| "two").into_iter().collect::<Vec<_>>());
+        assert!(matches!(guard.state(), HoldState::Lost(LossReason::Expired)), "once lost, lost");
+        if let Some(next) = next {
+            next.is_ours_to_the_end().await;
+        }
+        tokens_go_on(f, &name, &tokens).await;
+    };
+    let cases = [(Mode::Read, false), (Mode::Read, true), (Mode::Write, false), (Mode::Write, true)];
+    join_all(cases.map(|(mode, is_held_meanwhile)| case(mode, is_held_meanwhile))).await;
 }
 
 async fn duplicated_renewal_changes_nothing_more(f: &ServerFixture) {

@@ -5,6 +5,7 @@
     unreachable_pub
 )]
 
+mod either;
 mod fixture;
 mod servers;
 mod wait;
@@ -18,6 +19,7 @@ mod faults;
 mod identity;
 mod names;
 mod options;
+mod published;
 mod server;
 mod silence;
 mod tidy;

@@ -24,23 +24,10 @@ hash_cases!(shared:
 );
 
 const THEIR_TTL_MS: i64 = 10_000;
-const READ_LOCK: &str = "\
-    local write = redis.call('HGET', KEYS[1], 'write')
-    if write and ARGV[1] - write < tonumber(ARGV[3]) then return 0 end
-    redis.call('HSET', KEYS[1], 'read', ARGV[1])
-    redis.call('PEXPIRE', KEYS[1], ARGV[4])
-    return 1";
-const WRITE_LOCK: &str = "\
-    local read, write = redis.call('HGET', KEYS[1], 'read'), redis.call('HGET', KEYS[1], 'write')
-    if read and ARGV[1] - read < tonumber(ARGV[2]) then return 0 end
-    if write and ARGV[1] - write < tonumber(ARGV[3]) then return 0 end
-    redis.call('HSET', KEYS[1], 'write', ARGV[1])
-    redis.call('PEXPIRE', KEYS[1], ARGV[4])
-    return 1";
-const READ_UNLOCK: &str = "\
-    if redis.call('HGET', KEYS[1], 'read') == ARGV[1] then redis.call('HDEL', KEYS[1], 'read') end";
-const WRITE_UNLOCK: &str = "\
-    if redis.call('HGET', KEYS[1], 'write') == ARGV[1] then redis.call('HDEL', KEYS[1], 'write') end";
+const READ_LOCK: &str = include_str!("published/read_lock.lua");
+const WRITE_LOCK: &str = include_str!("published/write_lock.lua");
+const READ_UNLOCK: &str = include_str!("published/read_unlock.lua");
+const WRITE_UNLOCK: &str = include_str!("published/write_unlock.lua");
 
 impl Lock {
     fn published(&mut self, script: &str, stamp_ms: i64, limits: [i64; 2]) -> bool {

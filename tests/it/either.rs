@@ -1,0 +1,64 @@
+//! Guards and acquisitions of either side, for cases that do the same on both.
+
+use redis_rwlock::{FencingToken, HoldState, LossReason, Mode, ReadGuard, Result, RwLockManager, WriteGuard};
+
+use crate::fixture::Manager;
+use crate::wait::soon;
+
+/// A guard of either side.
+#[derive(Debug)]
+pub(crate) enum AnyGuard {
+    Read(ReadGuard),
+    Write(WriteGuard),
+}
+
+impl AnyGuard {
+    pub(crate) fn state(&self) -> HoldState {
+        match self {
+            Self::Read(guard) => guard.state(),
+            Self::Write(guard) => guard.state(),
+        }
+    }
+
+    pub(crate) fn token(&self) -> FencingToken {
+        match self {
+            Self::Read(guard) => guard.fencing_token(),
+            Self::Write(guard) => guard.fencing_token(),
+        }
+    }
+
+    pub(crate) async fn lost(&self) -> LossReason {
+        match self {
+            Self::Read(guard) => guard.lost().await,
+            Self::Write(guard) => guard.lost().await,
+        }
+    }
+
+    pub(crate) async fn release(self) -> Result<()> {
+        match self {
+            Self::Read(guard) => guard.release().await,
+            Self::Write(guard) => guard.release().await,
+        }
+    }
+
+    /// It was held until now, and nobody has noticed anything.
+    pub(crate) async fn is_ours_to_the_end(self) {
+        assert_eq!(self.state(), HoldState::Held);
+        self.release().await.expect("ours to the end");
+    }
+}
+
+pub(crate) async fn take(manager: &Manager, name: &str, mode: Mode) -> AnyGuard {
+    match mode {
+        Mode::Read => AnyGuard::Read(soon("a grant", manager.read(name).into_future()).await.expect("granted")),
+        Mode::Write => AnyGuard::Write(soon("a grant", manager.write(name).into_future()).await.expect("granted")),
+    }
+}
+
+/// Asks once.
+pub(crate) async fn try_take(manager: &Manager, name: &str, mode: Mode) -> Option<AnyGuard> {
+    match mode {
+        Mode::Read => manager.try_read(name).await.expect("answered").map(AnyGuard::Read),
+        Mode::Write => manager.try_write(name).await.expect("answered").map(AnyGuard::Write),
+    }
+}

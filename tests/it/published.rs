@@ -1,0 +1,523 @@
+//! A client that runs the four published scripts on the key of our locks, with its own clock and limits.
+//!
+//! Where a case is not about a limit, limits are so long that none passes while it lasts. Where it is, each answer is
+//! compared with the clock, so it does not matter how long the machine takes.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use cluster_testenv::{Client, Reply};
+use futures_util::future::join_all;
+use redis_rwlock::{Error, HoldState, LossReason, Mode, PublishedLimits};
+
+use crate::either::{AnyGuard, take, try_take};
+use crate::fixture::{Manager, RENEWED, SHORT, ServerFixture, Settings, hash_on_every_server};
+use crate::wait::{soon, stays_pending, until};
+
+hash_on_every_server![
+    our_hold_excludes_theirs_until_its_release,
+    their_hold_excludes_ours_until_its_release,
+    their_hold_without_release_excludes_ours_until_its_limit,
+    our_hold_without_release_excludes_theirs_until_its_deadline_and_their_limit,
+    renewals_keep_them_out,
+    two_of_our_readers_exclude_their_writer_to_the_last,
+    their_reader_and_two_of_ours_exclude_our_writer_in_every_order,
+    published_limits_say_how_long_their_stamps_count,
+    inspect_shows_them,
+    their_ttl_does_not_cut_a_hold_that_is_renewed_before,
+    overrun_reader_is_told_though_the_evidence_is_gone,
+];
+
+// What cannot be protected, as `lua/README.md` lists it.
+hash_on_every_server![
+    not_protected_their_writer_enters_when_their_reader_took_our_stamp_along,
+    not_protected_their_writer_that_came_and_went_is_not_seen,
+    not_protected_their_shorter_ttl_ends_a_hold_that_is_not_renewed_before,
+    not_protected_their_clock_is_ahead_by_more_than_our_lease_and_their_limit,
+    not_protected_our_crash_keeps_them_out_until_one_of_ours_comes_by,
+    not_protected_the_older_of_their_readers_is_nobodys,
+];
+
+const MODES: [Mode; 2] = [Mode::Read, Mode::Write];
+/// A lease that is not renewed, and a limit that does not pass, while a case lasts.
+const LONG: Duration = Duration::from_secs(60);
+
+const fn millis(d: Duration) -> u64 {
+    d.as_millis() as u64
+}
+
+/// The published scheme as its users have it.
+struct Foreign {
+    client: Client,
+    key: String,
+    limits: PublishedLimits,
+    ttl: Duration,
+    /// How far its clock is ahead of the server's.
+    ahead: Duration,
+    /// How far it is behind.
+    behind: Duration,
+}
+
+/// A grant of the published scheme: nothing but the time it was given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Stamp {
+    mode: Mode,
+    ms: u64,
+}
+
+impl Foreign {
+    /// With the published limits: reads of 1 s, writes of 3 s, and 10 s for the key.
+    fn on(f: &ServerFixture, name: &str) -> Self {
+        let key = f.key_of(name, "lock");
+        Self {
+            client: f.servers.owner_of(&key).client().expect("the server answers"),
+            key,
+            limits: PublishedLimits::default(),
+            ttl: Duration::from_secs(10),
+            ahead: Duration::ZERO,
+            behind: Duration::ZERO,
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+        millis(now + self.ahead - self.behind)
+    }
+
+    fn eval(&mut self, script: &str, stamp: Stamp) -> Reply {
+        let numbers = [stamp.ms, millis(self.limits.read), millis(self.limits.write), millis(self.ttl)];
+        let numbers = numbers.map(|number| number.to_string());
+        let [stamp, read, write, ttl] = numbers.each_ref().map(String::as_str);
+        let reply = self.client.command(&["EVAL", script, "1", &self.key, stamp, read, write, ttl]);
+        reply.and_then(Reply::into_result).expect("the server answers")
+    }
+
+    fn try_lock(&mut self, mode: Mode) -> Option<Stamp> {
+        let script = match mode {
+            Mode::Read => include_str!("../lua/published/read_lock.lua"),
+            Mode::Write => include_str!("../lua/published/write_lock.lua"),
+        };
+        let stamp = Stamp { mode, ms: self.now_ms() };
+        (self.eval(script, stamp) == Reply::Int(1)).then_some(stamp)
+    }
+
+    fn lock(&mut self, mode: Mode) -> Stamp {
+        self.try_lock(mode).unwrap_or_else(|| panic!("they get in to {mode}"))
+    }
+
+    fn unlock(&mut self, stamp: Stamp) {
+        let script = match stamp.mode {
+            Mode::Read => include_str!("../lua/published/read_unlock.lua"),
+            Mode::Write => include_str!("../lua/published/write_unlock.lua"),
+        };
+        self.eval(script, stamp);
+    }
+
+    /// Whatever their limits are: without any they take every stamp of the past for dead.
+    fn is_refused(&mut self, mode: Mode) {
+        let limits = self.limits;
+        for limits in [limits, PublishedLimits::new(Duration::ZERO, Duration::ZERO)] {
+            self.limits = limits;
+            assert_eq!(self.try_lock(mode), None, "{mode} with {limits:?}");
+        }
+        self.limits = limits;
+    }
+}
+
+/// Managers that believe in their stamps for as long as a case lasts.
+async fn manager(f: &ServerFixture) -> Manager {
+    let published_limits = PublishedLimits::new(LONG, LONG);
+    f.manager_with(Settings { published_limits, ..Settings::lease(LONG) }).await
+}
+
+fn excludes(one: Mode, other: Mode) -> bool {
+    one == Mode::Write || other == Mode::Write
+}
+
+async fn is_denied(manager: &Manager, name: &str, mode: Mode) {
+    let guard = try_take(manager, name, mode).await;
+    assert!(guard.is_none(), "{mode}: {guard:?}");
+}
+
+async fn is_gone(guard: AnyGuard) {
+    let error = guard.release().await.expect_err("it was overrun");
+    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
+}
+
+fn field_ms(f: &ServerFixture, name: &str, field: &str) -> u64 {
+    let value = f.on_key("HGET", &f.key_of(name, "lock"), &[field]);
+    value.text().and_then(|text| text.parse().ok()).expect("a number")
+}
+
+async fn our_hold_excludes_theirs_until_its_release(f: &ServerFixture) {
+    for ours in MODES {
+        for theirs in MODES {
+            let (manager, name) = (manager(f).await, f.name());
+            let mut foreign = Foreign::on(f, &name);
+            let guard = take(&manager, &name, ours).await;
+            if excludes(ours, theirs) {
+                foreign.is_refused(theirs);
+            } else {
+                let stamp = foreign.lock(theirs);
+                foreign.unlock(stamp);
+            }
+            guard.is_ours_to_the_end().await;
+            let stamp = foreign.lock(theirs);
+            foreign.unlock(stamp);
+        }
+    }
+}
+
+async fn their_hold_excludes_ours_until_its_release(f: &ServerFixture) {
+    for theirs in MODES {
+        for ours in MODES {
+            let (manager, name) = (manager(f).await, f.name());
+            let mut foreign = Foreign::on(f, &name);
+            let stamp = foreign.lock(theirs);
+            if excludes(ours, theirs) {
+                is_denied(&manager, &name, ours).await;
+                let mut waiting = Box::pin(take(&manager, &name, ours));
+                stays_pending("a grant beside them", &mut waiting).await;
+                foreign.unlock(stamp);
+                waiting.await.is_ours_to_the_end().await;
+            } else {
+                take(&manager, &name, ours).await.is_ours_to_the_end().await;
+                foreign.unlock(stamp);
+            }
+            // Nothing of them is left either.
+            take(&manager, &name, Mode::Write).await.is_ours_to_the_end().await;
+        }
+    }
+}
+
+async fn their_hold_without_release_excludes_ours_until_its_limit(f: &ServerFixture) {
+    let case = async |theirs: Mode, ours: Mode| {
+        let (manager, name) = (f.manager().await, f.name());
+        let mut foreign = Foreign::on(f, &name);
+        let stamp = foreign.lock(theirs);
+        let limit = if theirs == Mode::Read { foreign.limits.read } else { foreign.limits.write };
+        let ends_ms = stamp.ms + millis(limit);
+        until("their limit", async || {
+            let asked_ms = f.server_ms(&name);
+            let guard = try_take(&manager, &name, ours).await;
+            let answered_ms = f.server_ms(&name);
+            assert!(
+                guard.is_none() || answered_ms >= ends_ms,
+                "{ours} beside their {theirs}: {}",
+                ends_ms - answered_ms
+            );
+            assert!(guard.is_some() || asked_ms < ends_ms, "{ours}: {} ms after their {theirs}", asked_ms - ends_ms);
+            match guard {
+                Some(guard) => guard.is_ours_to_the_end().await,
+                None => return false,
+            }
+            true
+        })
+        .await;
+        // One that waits gets in as well.
+        let stamp = foreign.lock(theirs);
+        take(&manager, &name, ours).await.is_ours_to_the_end().await;
+        assert!(f.server_ms(&name) >= stamp.ms + millis(limit), "{ours} beside their {theirs}");
+    };
+    let cases = [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)];
+    join_all(cases.map(|(theirs, ours)| case(theirs, ours))).await;
+}
+
+/// A process of ours that dies while it holds the lock. Returns the stamp that it leaves.
+async fn dies_inside(f: &ServerFixture, name: &str, mode: Mode, lease: Duration) -> u64 {
+    let mut process = f.process(Settings::lease(lease)).await;
+    let taken = name.to_owned();
+    let guard = process.run(move |manager| Box::pin(async move { take(&manager, &taken, mode).await })).await;
+    process.die().await;
+    // Away from this runtime, which would give the hold back.
+    std::thread::spawn(move || drop((guard, process))).join().expect("no panic");
+    field_ms(f, name, if mode == Mode::Read { "read" } else { "write" })
+}
+
+async fn our_hold_without_release_excludes_theirs_until_its_deadline_and_their_limit(f: &ServerFixture) {
+    let case = async |ours: Mode, theirs: Mode| {
+        let name = f.name();
+        let mut foreign = Foreign::on(f, &name);
+        let limit = if ours == Mode::Read { foreign.limits.read } else { foreign.limits.write };
+        let ends_ms = dies_inside(f, &name, ours, SHORT).await + millis(limit);
+        until("their own limit", async || {
+            let asked_ms = foreign.now_ms();
+            let stamp = foreign.try_lock(theirs);
+            // Their clock was read in between.
+            assert!(stamp.is_none_or(|stamp| stamp.ms >= ends_ms), "{theirs} beside our {ours}");
+            assert!(stamp.is_some() || asked_ms < ends_ms, "{theirs}: {} ms after our {ours}", asked_ms - ends_ms);
+            stamp.is_some()
+        })
+        .await;
+    };
+    let cases = [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)];
+    join_all(cases.map(|(ours, theirs)| case(ours, theirs))).await;
+}
+
+async fn renewals_keep_them_out(f: &ServerFixture) {
+    let case = async |ours: Mode, theirs: Mode| {
+        let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+        let mut foreign = Foreign::on(f, &name);
+        let guard = take(&manager, &name, ours).await;
+        let field = if ours == Mode::Read { "read" } else { "write" };
+        let granted_ms = field_ms(f, &name, field);
+        // Refused all the time, of which the last part is covered by renewals alone.
+        until("two leases", async || {
+            foreign.is_refused(theirs);
+            f.server_ms(&name) > granted_ms + millis(RENEWED)
+        })
+        .await;
+        assert!(field_ms(f, &name, field) > granted_ms);
+        guard.is_ours_to_the_end().await;
+        foreign.lock(theirs);
+    };
+    let cases = [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)];
+    join_all(cases.map(|(ours, theirs)| case(ours, theirs))).await;
+}
+
+/// The published flaw: the second of two readers takes the stamp of both along.
+async fn two_of_our_readers_exclude_their_writer_to_the_last(f: &ServerFixture) {
+    for first_leaves_first in [true, false] {
+        let (one, two, name) = (manager(f).await, manager(f).await, f.name());
+        let mut foreign = Foreign::on(f, &name);
+        let (first, second) = (take(&one, &name, Mode::Read).await, take(&two, &name, Mode::Read).await);
+        foreign.is_refused(Mode::Write);
+        let (leaves, stays) = if first_leaves_first { (first, second) } else { (second, first) };
+        leaves.is_ours_to_the_end().await;
+        foreign.is_refused(Mode::Write);
+        stays.is_ours_to_the_end().await;
+        let stamp = foreign.lock(Mode::Write);
+        is_denied(&one, &name, Mode::Read).await;
+        is_denied(&two, &name, Mode::Read).await;
+        foreign.unlock(stamp);
+    }
+}
+
+/// Who reads in a case of three.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Reader {
+    One,
+    Two,
+    Theirs,
+}
+
+const ORDERS: [[Reader; 3]; 6] = {
+    use Reader::{One, Theirs, Two};
+    [
+        [One, Two, Theirs],
+        [One, Theirs, Two],
+        [Two, One, Theirs],
+        [Two, Theirs, One],
+        [Theirs, One, Two],
+        [Theirs, Two, One],
+    ]
+};
+
+async fn their_reader_and_two_of_ours_exclude_our_writer_in_every_order(f: &ServerFixture) {
+    let (one, two, writer) = (manager(f).await, manager(f).await, manager(f).await);
+    for comes in ORDERS {
+        for leaves in ORDERS {
+            readers_come_and_leave(f, [&one, &two, &writer], comes, leaves).await;
+        }
+    }
+}
+
+async fn readers_come_and_leave(f: &ServerFixture, managers: [&Manager; 3], comes: [Reader; 3], leaves: [Reader; 3]) {
+    let name = f.name();
+    let mut foreign = Foreign::on(f, &name);
+    let (mut guards, mut stamp) = ([None, None], None);
+    for reader in comes {
+        match reader {
+            Reader::One => guards[0] = Some(take(managers[0], &name, Mode::Read).await),
+            Reader::Two => guards[1] = Some(take(managers[1], &name, Mode::Read).await),
+            Reader::Theirs => stamp = Some(foreign.lock(Mode::Read)),
+        }
+        is_denied(managers[2], &name, Mode::Write).await;
+        foreign.is_refused_as_published(Mode::Write);
+    }
+    // When theirs came last and leaves, it takes our stamp along: the gap that is not protected.
+    let has_gap = comes[2] == Reader::Theirs;
+    let mut is_open = false;
+    for (left, reader) in leaves.into_iter().enumerate() {
+        match reader {
+            Reader::One | Reader::Two => {
+                let guard = guards[usize::from(reader == Reader::Two)].take();
+                guard.expect("it reads").is_ours_to_the_end().await;
+            }
+            Reader::Theirs => {
+                foreign.unlock(stamp.take().expect("it reads"));
+                is_open = has_gap;
+            }
+        }
+        if left < 2 {
+            is_denied(managers[2], &name, Mode::Write).await;
+            if !is_open {
+                foreign.is_refused_as_published(Mode::Write);
+            }
+        }
+    }
+    let view = f.view(&name).await;
+    assert!(view.holders.iter().all(|holder| holder.label != "case"), "{comes:?} {leaves:?}: {view:?}");
+}
+
+impl Foreign {
+    /// With a limit that does not pass while the case lasts: their own stamps count too.
+    fn is_refused_as_published(&mut self, mode: Mode) {
+        self.limits = PublishedLimits::new(LONG, LONG);
+        assert_eq!(self.try_lock(mode), None);
+    }
+}
+
+async fn published_limits_say_how_long_their_stamps_count(f: &ServerFixture) {
+    let limited = async |read: Duration, write: Duration| {
+        let published_limits = PublishedLimits::new(read, write);
+        f.manager_with(Settings { published_limits, ..Settings::default() }).await
+    };
+    let (short, long) = (Duration::from_secs(4), Duration::from_secs(50));
+    for (theirs, ours) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)] {
+        let (patient, hasty) = match theirs {
+            Mode::Read => (limited(long, short).await, limited(short, long).await),
+            Mode::Write => (limited(short, long).await, limited(long, short).await),
+        };
+        let name = f.name();
+        // It came a while ago.
+        let mut foreign = Foreign { behind: Duration::from_secs(5), ..Foreign::on(f, &name) };
+        let stamp = foreign.lock(theirs);
+        is_denied(&patient, &name, ours).await;
+        take(&hasty, &name, ours).await.is_ours_to_the_end().await;
+        foreign.unlock(stamp);
+    }
+}
+
+async fn inspect_shows_them(f: &ServerFixture) {
+    for mode in MODES {
+        let (manager, name) = (manager(f).await, f.name());
+        let mut foreign = Foreign::on(f, &name);
+        let stamp = foreign.lock(mode);
+        let view = manager.inspect(&name).await.expect("inspected");
+        let holders: Vec<_> = view.holders.iter().map(|holder| (&*holder.label, holder.mode)).collect();
+        assert_eq!(holders, [("published client", mode)]);
+        foreign.unlock(stamp);
+        assert!(manager.inspect(&name).await.expect("inspected").is_free());
+    }
+}
+
+async fn their_ttl_does_not_cut_a_hold_that_is_renewed_before(f: &ServerFixture) {
+    const LEASE: Duration = Duration::from_secs(3);
+    let (manager, name) = (f.manager_with(Settings::lease(LEASE)).await, f.name());
+    let guard = take(&manager, &name, Mode::Read).await;
+    // Longer than from one renewal to the next, shorter than the hold lasts.
+    let mut foreign = Foreign { ttl: LEASE, ..Foreign::on(f, &name) };
+    let stamp = foreign.lock(Mode::Read);
+    assert!(f.ttls()[0].1 <= millis(LEASE) as i64);
+    until("the end of their ttl", async || f.server_ms(&name) > stamp.ms + 2 * millis(LEASE)).await;
+    assert!(f.ttls()[0].1 > millis(LEASE) as i64, "a renewal takes it back");
+    foreign.is_refused(Mode::Write);
+    is_denied(&f.manager().await, &name, Mode::Write).await;
+    guard.is_ours_to_the_end().await;
+}
+
+async fn overrun_reader_is_told_though_the_evidence_is_gone(f: &ServerFixture) {
+    for is_renewed in [true, false] {
+        let lease = if is_renewed { Duration::from_secs(6) } else { LONG };
+        let name = f.name();
+        let limit = Duration::from_millis(50);
+        let published_limits = PublishedLimits::new(limit, limit);
+        let settings = || Settings { published_limits, ..Settings::lease(lease) };
+        let (one, two) = (f.manager_with(settings()).await, f.manager_with(settings()).await);
+        let overrun = take(&one, &name, Mode::Read).await;
+        let mut foreign = Foreign::on(f, &name);
+        let stamp = foreign.lock(Mode::Read);
+        foreign.unlock(stamp);
+        foreign.lock(Mode::Write);
+        // As soon as the intruder is dead.
+        let newer = take(&two, &name, Mode::Read).await;
+        assert_eq!(f.on_key("HEXISTS", &f.key_of(&name, "lock"), &["write"]), Reply::Int(0));
+        if is_renewed {
+            assert_eq!(soon("the loss", overrun.lost()).await, LossReason::Gone);
+        }
+        is_gone(overrun).await;
+        newer.is_ours_to_the_end().await;
+    }
+}
+
+// Not protected.
+
+/// Opens the gap: a foreign reader has overwritten our reader's stamp, and is gone.
+fn open_gap(foreign: &mut Foreign) {
+    let stamp = foreign.lock(Mode::Read);
+    foreign.unlock(stamp);
+}
+
+async fn not_protected_their_writer_enters_when_their_reader_took_our_stamp_along(f: &ServerFixture) {
+    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let guard = take(&manager, &name, Mode::Read).await;
+    let mut foreign = Foreign::on(f, &name);
+    open_gap(&mut foreign);
+    is_denied(&f.manager().await, &name, Mode::Write).await;
+    foreign.lock(Mode::Write);
+    assert_eq!(soon("the next renewal", guard.lost()).await, LossReason::Gone, "and we are told");
+    is_gone(guard).await;
+}
+
+async fn not_protected_their_writer_that_came_and_went_is_not_seen(f: &ServerFixture) {
+    let (manager, name) = (manager(f).await, f.name());
+    let guard = take(&manager, &name, Mode::Read).await;
+    let mut foreign = Foreign::on(f, &name);
+    open_gap(&mut foreign);
+    let stamp = foreign.lock(Mode::Write);
+    foreign.unlock(stamp);
+    guard.is_ours_to_the_end().await;
+}
+
+async fn not_protected_their_shorter_ttl_ends_a_hold_that_is_not_renewed_before(f: &ServerFixture) {
+    let (one, two, name) = (f.manager_with(Settings::lease(LONG)).await, manager(f).await, f.name());
+    let guard = take(&one, &name, Mode::Read).await;
+    let mut foreign = Foreign { ttl: Duration::from_millis(20), ..Foreign::on(f, &name) };
+    foreign.lock(Mode::Read);
+    let key = f.key_of(&name, "lock");
+    until("the end of their ttl", async || f.on_key("EXISTS", &key, &[]) == Reply::Int(0)).await;
+    take(&two, &name, Mode::Write).await.is_ours_to_the_end().await;
+    assert_eq!(guard.state(), HoldState::Held, "it cannot know before it asks");
+    is_gone(guard).await;
+}
+
+async fn not_protected_their_clock_is_ahead_by_more_than_our_lease_and_their_limit(f: &ServerFixture) {
+    for (ours, theirs) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)] {
+        let (manager, name) = (manager(f).await, f.name());
+        let guard = take(&manager, &name, ours).await;
+        let limits = PublishedLimits::default();
+        let limit = if ours == Mode::Read { limits.read } else { limits.write };
+        let within = LONG + limit - Duration::from_secs(20);
+        assert_eq!(Foreign { ahead: within, ..Foreign::on(f, &name) }.try_lock(theirs), None);
+        Foreign { ahead: LONG + limit, ..Foreign::on(f, &name) }.lock(theirs);
+        match theirs {
+            // Our writer finds its own stamp untouched.
+            Mode::Read => guard.is_ours_to_the_end().await,
+            Mode::Write => is_gone(guard).await,
+        }
+    }
+}
+
+async fn not_protected_our_crash_keeps_them_out_until_one_of_ours_comes_by(f: &ServerFixture) {
+    for mode in MODES {
+        let name = f.name();
+        let mut foreign = Foreign { limits: PublishedLimits::new(LONG, LONG), ..Foreign::on(f, &name) };
+        let ends_ms = dies_inside(f, &name, mode, SHORT).await;
+        until("our deadline", async || f.server_ms(&name) >= ends_ms).await;
+        assert_eq!(foreign.try_lock(Mode::Write), None, "the hold is over, and they cannot know");
+        take(&manager(f).await, &name, Mode::Write).await.is_ours_to_the_end().await;
+        foreign.lock(Mode::Write);
+    }
+}
+
+async fn not_protected_the_older_of_their_readers_is_nobodys(f: &ServerFixture) {
+    let (manager, name) = (manager(f).await, f.name());
+    let (mut older, mut newer) = (Foreign::on(f, &name), Foreign::on(f, &name));
+    newer.ahead = Duration::from_millis(100); // so that their stamps differ
+    older.lock(Mode::Read);
+    let stamp = newer.lock(Mode::Read);
+    is_denied(&manager, &name, Mode::Write).await;
+    newer.unlock(stamp);
+    take(&manager, &name, Mode::Write).await.is_ours_to_the_end().await;
+    newer.lock(Mode::Write);
+}

@@ -1,0 +1,5 @@
+local write = redis.call('HGET', KEYS[1], 'write')
+if write and ARGV[1] - write < tonumber(ARGV[3]) then return 0 end
+redis.call('HSET', KEYS[1], 'read', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+return 1
