@@ -42,7 +42,7 @@ impl AnyGuard {
     }
 
     /// It was held until now, and nobody has noticed anything.
-    pub(crate) async fn is_ours_to_the_end(self) {
+    pub(crate) async fn release_unharmed(self) {
         assert_eq!(self.state(), HoldState::Held);
         self.release().await.expect("ours to the end");
     }

@@ -76,7 +76,7 @@ async fn tokens_go_on(f: &ServerFixture, name: &str, tokens: &[FencingToken]) {
     let next = take(&f.manager().await, name, Mode::Write).await;
     let tokens = [tokens, &[next.token()]].concat();
     assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
-    next.is_ours_to_the_end().await;
+    next.release_unharmed().await;
 }
 
 // Acquisitions.
@@ -90,7 +90,7 @@ async fn duplicated_acquire_is_one_hold(f: &ServerFixture) {
         let view = f.view(&name).await;
         assert_eq!((view.holders.len(), view.last_token), (1, Some(guard.token())));
         let token = guard.token();
-        guard.is_ours_to_the_end().await;
+        guard.release_unharmed().await;
         tokens_go_on(f, &name, &[token]).await;
     }
 }
@@ -106,7 +106,7 @@ async fn acquire_retried_after_a_lost_reply_is_one_hold(f: &ServerFixture) {
         let view = f.view(&name).await;
         assert_eq!((view.holders.len(), view.last_token), (1, Some(guard.token())));
         let token = guard.token();
-        guard.is_ours_to_the_end().await;
+        guard.release_unharmed().await;
         assert!(f.view(&name).await.is_free(), "one release ends it");
         tokens_go_on(f, &name, &[token]).await;
     }
@@ -125,7 +125,7 @@ async fn copy_of_an_acquire_within_its_limit_is_the_same_hold(f: &ServerFixture)
         reply.release();
         let guard = taking.await.expect("no panic");
         assert_eq!(Some(guard.token()), token);
-        guard.is_ours_to_the_end().await;
+        guard.release_unharmed().await;
         assert!(f.view(&name).await.is_free(), "one release ends it");
     }
 }
@@ -141,7 +141,7 @@ async fn late_copy_of_an_acquire_extends_nothing(f: &ServerFixture) {
         let stored = f.stored(&name);
         assert_eq!(copy.arrives(f, &name), "late");
         assert_eq!(f.stored(&name), stored);
-        guard.is_ours_to_the_end().await;
+        guard.release_unharmed().await;
     }
 }
 
@@ -155,7 +155,7 @@ async fn late_copy_of_an_acquire_creates_nothing(f: &ServerFixture) {
         let guard = take(&manager, &name, mode).await;
         is_held(&held).await;
         let mut tokens = vec![guard.token()];
-        guard.is_ours_to_the_end().await;
+        guard.release_unharmed().await;
         let next = if is_read_meanwhile { Some(take(&other, &name, Mode::Read).await) } else { None };
         tokens.extend(next.as_ref().map(AnyGuard::token));
         copy.is_past_its_limit(f, &name).await;
@@ -164,7 +164,7 @@ async fn late_copy_of_an_acquire_creates_nothing(f: &ServerFixture) {
         assert_eq!(f.stored(&name), stored, "{mode}, read meanwhile: {is_read_meanwhile}");
         if let Some(next) = next {
             assert_eq!(holders(f, &name).await, ["two"]);
-            next.is_ours_to_the_end().await;
+            next.release_unharmed().await;
         }
         tokens_go_on(f, &name, &tokens).await;
     };
@@ -212,7 +212,7 @@ async fn acquire_past_its_limit_after_its_cancel_creates_nothing(f: &ServerFixtu
         let held = f.proxy(&name).hold_request(copy.first_of(requests));
         let first = cancelled_waiter(f, &manager, &name, mode).await;
         let token = first.token();
-        first.is_ours_to_the_end().await;
+        first.release_unharmed().await;
         copy.is_past_its_limit(f, &name).await;
         let stored = f.stored(&name);
         arrives(held);
@@ -227,7 +227,7 @@ async fn acquire_within_its_limit_after_its_cancel_is_gone_with_the_second_leave
         let (manager, name, copy) = (patient(f).await, f.name(), Copied::default());
         let first = cancelled_waiter_with_a_lost_copy(f, &manager, &name, mode, &copy).await;
         let mut tokens = vec![first.token()];
-        first.is_ours_to_the_end().await;
+        first.release_unharmed().await;
         assert_eq!(copy.arrives(f, &name), "granted", "its cancel was before it");
         let view = f.view(&name).await;
         assert_eq!((view.holders.len(), &*view.holders[0].label), (1, "one"));
@@ -264,14 +264,14 @@ async fn late_cancel_spares_the_next_hold_of_the_same_manager(f: &ServerFixture)
         let cancel = proxy.hold_request(f.requests(Script::Leave, &name).and(".1.one"));
         let first = cancelled_waiter_with_a_lost_copy(f, &manager, &name, mode, &Copied::default()).await;
         let mut tokens = vec![first.token()];
-        first.is_ours_to_the_end().await;
+        first.release_unharmed().await;
         let second = take(&manager, &name, mode).await;
         tokens.push(second.token());
         let stored = f.stored(&name);
         is_held(&cancel).await;
         arrives(cancel);
         assert_eq!(f.stored(&name), stored, "{mode}");
-        second.is_ours_to_the_end().await;
+        second.release_unharmed().await;
         tokens_go_on(f, &name, &tokens).await;
     };
     join_all(MODES.map(case)).await;
@@ -283,15 +283,15 @@ async fn duplicated_release_ends_one_hold(f: &ServerFixture) {
     let (manager, other, name) = (holder(f, "one").await, holder(f, "two").await, f.name());
     let (first, beside) = (take(&manager, &name, Mode::Read).await, take(&other, &name, Mode::Read).await);
     let twice = f.proxy(&name).duplicate_request(f.requests(Script::Leave, &name));
-    first.is_ours_to_the_end().await;
+    first.release_unharmed().await;
     has_happened(&twice).await;
     assert_eq!(holders(f, &name).await, ["two"]);
-    beside.is_ours_to_the_end().await;
+    beside.release_unharmed().await;
 
     let first = take(&manager, &name, Mode::Write).await;
     let token = first.token();
     let twice = f.proxy(&name).duplicate_request(f.requests(Script::Leave, &name));
-    first.is_ours_to_the_end().await;
+    first.release_unharmed().await;
     has_happened(&twice).await;
     tokens_go_on(f, &name, &[token]).await;
 }
@@ -312,7 +312,7 @@ async fn release_retried_after_a_lost_reply_spares_the_next_holder(f: &ServerFix
         soon("the release", releasing).await.expect("no panic").expect("it was ours until it was released");
         assert_eq!(f.proxy(&name).requests_seen(leaves), 2, "it was retried");
         assert_eq!(f.stored(&name), stored, "{mode}");
-        next.is_ours_to_the_end().await;
+        next.release_unharmed().await;
         tokens_go_on(f, &name, &tokens).await;
     };
     join_all(MODES.map(case)).await;
@@ -354,7 +354,7 @@ async fn late_copy_changes_nothing(f: &ServerFixture, script: Script, mode: Mode
     arrives(held);
     assert_eq!(f.stored(&name), stored, "{mode}, then {next:?}");
     if let Some(second) = second {
-        second.is_ours_to_the_end().await;
+        second.release_unharmed().await;
     }
     tokens_go_on(f, &name, &tokens).await;
 }
@@ -390,7 +390,7 @@ async fn late_renewal_after_the_lease_recreates_nothing(f: &ServerFixture) {
         assert_eq!(holders(f, &name).await, next.as_ref().map(|_| "two").into_iter().collect::<Vec<_>>());
         assert!(matches!(guard.state(), HoldState::Lost(LossReason::Expired)), "once lost, lost");
         if let Some(next) = next {
-            next.is_ours_to_the_end().await;
+            next.release_unharmed().await;
         }
         tokens_go_on(f, &name, &tokens).await;
     };
@@ -408,7 +408,7 @@ async fn duplicated_renewal_changes_nothing_more(f: &ServerFixture) {
         let view = f.view(&name).await;
         assert_eq!((view.holders.len(), view.last_token), (1, Some(token)));
         assert!(view.holders[0].remaining <= RENEWED, "{view:?}");
-        guard.is_ours_to_the_end().await;
+        guard.release_unharmed().await;
         tokens_go_on(f, &name, &[token]).await;
     };
     join_all(MODES.map(case)).await;
@@ -426,7 +426,7 @@ async fn renewal_retried_after_a_lost_reply_keeps_the_hold(f: &ServerFixture) {
         until("another renewal", retried).await;
         until("its answer", async || guard.state() == HoldState::Held).await;
         assert_eq!(f.view(&name).await.holders.len(), 1);
-        guard.is_ours_to_the_end().await;
+        guard.release_unharmed().await;
         tokens_go_on(f, &name, &[token]).await;
     };
     join_all(MODES.map(case)).await;
@@ -450,7 +450,7 @@ async fn duplicated_force_ends_no_newer_hold(f: &ServerFixture) {
         has_happened(&twice).await;
         let next = take(&operator, &name, mode).await;
         let tokens = [is_forced(guard).await, next.token()];
-        next.is_ours_to_the_end().await;
+        next.release_unharmed().await;
         tokens_go_on(f, &name, &tokens).await;
     }
 }
@@ -471,7 +471,7 @@ async fn force_retried_after_a_lost_reply_ends_no_newer_hold(f: &ServerFixture) 
         assert_eq!(f.stored(&name), stored, "{mode}");
         assert_eq!(soon("word of it", guard.lost()).await, LossReason::Forced, "the operator's own hold is over");
         let tokens = [is_forced(guard).await, next.token()];
-        next.is_ours_to_the_end().await;
+        next.release_unharmed().await;
         tokens_go_on(f, &name, &tokens).await;
     };
     join_all(MODES.map(case)).await;
@@ -490,7 +490,7 @@ async fn late_copy_of_a_force_ends_no_newer_hold(f: &ServerFixture) {
         arrives(held);
         assert_eq!(f.stored(&name), stored, "{mode}");
         let tokens = [is_forced(guard).await, next.token()];
-        next.is_ours_to_the_end().await;
+        next.release_unharmed().await;
         tokens_go_on(f, &name, &tokens).await;
     };
     join_all(MODES.map(case)).await;

@@ -160,7 +160,7 @@ async fn our_hold_excludes_theirs_until_its_release(f: &ServerFixture) {
                 let stamp = foreign.lock(theirs);
                 foreign.unlock(stamp);
             }
-            guard.is_ours_to_the_end().await;
+            guard.release_unharmed().await;
             let stamp = foreign.lock(theirs);
             foreign.unlock(stamp);
         }
@@ -178,13 +178,13 @@ async fn their_hold_excludes_ours_until_its_release(f: &ServerFixture) {
                 let mut waiting = Box::pin(take(&manager, &name, ours));
                 stays_pending("a grant beside them", &mut waiting).await;
                 foreign.unlock(stamp);
-                waiting.await.is_ours_to_the_end().await;
+                waiting.await.release_unharmed().await;
             } else {
-                take(&manager, &name, ours).await.is_ours_to_the_end().await;
+                take(&manager, &name, ours).await.release_unharmed().await;
                 foreign.unlock(stamp);
             }
             // Nothing of them is left either.
-            take(&manager, &name, Mode::Write).await.is_ours_to_the_end().await;
+            take(&manager, &name, Mode::Write).await.release_unharmed().await;
         }
     }
 }
@@ -207,7 +207,7 @@ async fn their_hold_without_release_excludes_ours_until_its_limit(f: &ServerFixt
             );
             assert!(guard.is_some() || asked_ms < ends_ms, "{ours}: {} ms after their {theirs}", asked_ms - ends_ms);
             match guard {
-                Some(guard) => guard.is_ours_to_the_end().await,
+                Some(guard) => guard.release_unharmed().await,
                 None => return false,
             }
             true
@@ -215,7 +215,7 @@ async fn their_hold_without_release_excludes_ours_until_its_limit(f: &ServerFixt
         .await;
         // One that waits gets in as well.
         let stamp = foreign.lock(theirs);
-        take(&manager, &name, ours).await.is_ours_to_the_end().await;
+        take(&manager, &name, ours).await.release_unharmed().await;
         assert!(f.server_ms(&name) >= stamp.ms + millis(limit), "{ours} beside their {theirs}");
     };
     let cases = [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)];
@@ -267,7 +267,7 @@ async fn renewals_keep_them_out(f: &ServerFixture) {
         })
         .await;
         assert!(field_ms(f, &name, field) > granted_ms);
-        guard.is_ours_to_the_end().await;
+        guard.release_unharmed().await;
         foreign.lock(theirs);
     };
     let cases = [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)];
@@ -282,9 +282,9 @@ async fn two_of_our_readers_exclude_their_writer_to_the_last(f: &ServerFixture) 
         let (first, second) = (take(&one, &name, Mode::Read).await, take(&two, &name, Mode::Read).await);
         foreign.is_refused(Mode::Write);
         let (leaves, stays) = if first_leaves_first { (first, second) } else { (second, first) };
-        leaves.is_ours_to_the_end().await;
+        leaves.release_unharmed().await;
         foreign.is_refused(Mode::Write);
-        stays.is_ours_to_the_end().await;
+        stays.release_unharmed().await;
         let stamp = foreign.lock(Mode::Write);
         is_denied(&one, &name, Mode::Read).await;
         is_denied(&two, &name, Mode::Read).await;
@@ -341,7 +341,7 @@ async fn readers_come_and_leave(f: &ServerFixture, managers: [&Manager; 3], come
         match reader {
             Reader::One | Reader::Two => {
                 let guard = guards[usize::from(reader == Reader::Two)].take();
-                guard.expect("it reads").is_ours_to_the_end().await;
+                guard.expect("it reads").release_unharmed().await;
             }
             Reader::Theirs => {
                 foreign.unlock(stamp.take().expect("it reads"));
@@ -383,7 +383,7 @@ async fn published_limits_say_how_long_their_stamps_count(f: &ServerFixture) {
         let mut foreign = Foreign { behind: Duration::from_secs(5), ..Foreign::on(f, &name) };
         let stamp = foreign.lock(theirs);
         is_denied(&patient, &name, ours).await;
-        take(&hasty, &name, ours).await.is_ours_to_the_end().await;
+        take(&hasty, &name, ours).await.release_unharmed().await;
         foreign.unlock(stamp);
     }
 }
@@ -413,7 +413,7 @@ async fn their_ttl_does_not_cut_a_hold_that_is_renewed_before(f: &ServerFixture)
     assert!(f.ttls()[0].1 > millis(LEASE) as i64, "a renewal takes it back");
     foreign.is_refused(Mode::Write);
     is_denied(&f.manager().await, &name, Mode::Write).await;
-    guard.is_ours_to_the_end().await;
+    guard.release_unharmed().await;
 }
 
 async fn overrun_reader_is_told_though_the_evidence_is_gone(f: &ServerFixture) {
@@ -436,7 +436,7 @@ async fn overrun_reader_is_told_though_the_evidence_is_gone(f: &ServerFixture) {
             assert_eq!(soon("the loss", overrun.lost()).await, LossReason::Gone);
         }
         is_gone(overrun).await;
-        newer.is_ours_to_the_end().await;
+        newer.release_unharmed().await;
     }
 }
 
@@ -466,7 +466,7 @@ async fn not_protected_their_writer_that_came_and_went_is_not_seen(f: &ServerFix
     open_gap(&mut foreign);
     let stamp = foreign.lock(Mode::Write);
     foreign.unlock(stamp);
-    guard.is_ours_to_the_end().await;
+    guard.release_unharmed().await;
 }
 
 async fn not_protected_their_shorter_ttl_ends_a_hold_that_is_not_renewed_before(f: &ServerFixture) {
@@ -476,7 +476,7 @@ async fn not_protected_their_shorter_ttl_ends_a_hold_that_is_not_renewed_before(
     foreign.lock(Mode::Read);
     let key = f.key_of(&name, "lock");
     until("the end of their ttl", async || f.on_key("EXISTS", &key, &[]) == Reply::Int(0)).await;
-    take(&two, &name, Mode::Write).await.is_ours_to_the_end().await;
+    take(&two, &name, Mode::Write).await.release_unharmed().await;
     assert_eq!(guard.state(), HoldState::Held, "it cannot know before it asks");
     is_gone(guard).await;
 }
@@ -492,7 +492,7 @@ async fn not_protected_their_clock_is_ahead_by_more_than_our_lease_and_their_lim
         Foreign { ahead: LONG + limit, ..Foreign::on(f, &name) }.lock(theirs);
         match theirs {
             // Our writer finds its own stamp untouched.
-            Mode::Read => guard.is_ours_to_the_end().await,
+            Mode::Read => guard.release_unharmed().await,
             Mode::Write => is_gone(guard).await,
         }
     }
@@ -505,7 +505,7 @@ async fn not_protected_our_crash_keeps_them_out_until_one_of_ours_comes_by(f: &S
         let ends_ms = dies_inside(f, &name, mode, SHORT).await;
         until("our deadline", async || f.server_ms(&name) >= ends_ms).await;
         assert_eq!(foreign.try_lock(Mode::Write), None, "the hold is over, and they cannot know");
-        take(&manager(f).await, &name, Mode::Write).await.is_ours_to_the_end().await;
+        take(&manager(f).await, &name, Mode::Write).await.release_unharmed().await;
         foreign.lock(Mode::Write);
     }
 }
@@ -518,6 +518,6 @@ async fn not_protected_the_older_of_their_readers_is_nobodys(f: &ServerFixture) 
     let stamp = newer.lock(Mode::Read);
     is_denied(&manager, &name, Mode::Write).await;
     newer.unlock(stamp);
-    take(&manager, &name, Mode::Write).await.is_ours_to_the_end().await;
+    take(&manager, &name, Mode::Write).await.release_unharmed().await;
     newer.lock(Mode::Write);
 }
