@@ -5,6 +5,7 @@
 //! releases cut the pause short. An attempt without an answer is repeated under the same id, which counts once however
 //! many copies arrive. Whatever future is dropped, what it may have left on the server is taken back in the background.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -341,11 +342,13 @@ impl Engine {
     /// seen.
     pub(crate) async fn force(&self, key: &Key) -> Result<Vec<String>> {
         let seen = self.inspect(key).await?.value;
-        self.answered(key, || self.scheme.force(key, &seen)).await?;
-        let ended: Vec<_> = seen.holders.into_iter().map(|holder| holder.id).collect();
+        let ended = self.answered(key, || self.scheme.force(key, &seen)).await?.value;
+        // What was seen is over, though an earlier copy may have ended it.
+        let seen = seen.holders.iter().map(|holder| &holder.id);
+        let over: HashSet<&str> = seen.chain(&ended).map(String::as_str).collect();
         // Holds of this manager need not wait for their next renewal, nor do local waiters.
         for hold in self.table.holders(key) {
-            if ended.iter().any(|id| id == hold.id().as_str()) {
+            if over.contains(hold.id().as_str()) {
                 hold.lose(LossReason::Forced);
                 self.table.ended(&hold);
             }

@@ -21,8 +21,9 @@ proxied_on_every_server![
     copy_of_an_acquire_within_its_limit_is_the_same_hold,
     late_copy_of_an_acquire_extends_nothing,
     late_copy_of_an_acquire_creates_nothing,
+    copy_of_an_acquire_within_its_limit_after_the_release_is_gone_with_the_last_leave,
     acquire_past_its_limit_after_its_cancel_creates_nothing,
-    acquire_within_its_limit_after_its_cancel_is_gone_with_the_second_leave,
+    acquire_within_its_limit_after_its_cancel_is_gone_with_the_last_leave,
     acquire_of_a_dead_process_is_over_within_a_lease,
     late_cancel_spares_the_next_hold_of_the_same_manager,
     duplicated_release_ends_one_hold,
@@ -172,6 +173,41 @@ async fn late_copy_of_an_acquire_creates_nothing(f: &ServerFixture) {
     join_all(cases.map(|(mode, is_read_meanwhile)| case(mode, is_read_meanwhile))).await;
 }
 
+async fn copy_of_an_acquire_within_its_limit_after_the_release_is_gone_with_the_last_leave(f: &ServerFixture) {
+    let case = async |mode: Mode, is_held_meanwhile: bool| {
+        let (manager, other, name, copy) = (patient(f).await, holder(f, "two").await, f.name(), Copied::default());
+        let held = f.proxy(&name).hold_request(copy.first_of(f.requests(Script::Acquire, &name).and(".one")));
+        let taking = taking(&manager, &name, mode);
+        is_held(&held).await;
+        held.cut(); // so that this copy is unaccounted for, and another one is granted
+        let guard = taking.await.expect("no panic");
+        let mut tokens = vec![guard.token()];
+        // The release itself, what goes on in the background at once, and again past the limit.
+        let leaves = || f.proxy(&name).duplicate_request(f.requests(Script::Leave, &name).and(".one"));
+        let (_release, at_once) = (leaves(), leaves());
+        guard.release_unharmed().await;
+        has_happened(&at_once).await;
+        if is_held_meanwhile {
+            let next = take(&other, &name, Mode::Write).await;
+            tokens.push(next.token());
+            let stored = f.stored(&name);
+            assert_eq!(copy.arrives(f, &name), "contended");
+            assert_eq!(f.stored(&name), stored, "{mode}");
+            next.release_unharmed().await;
+        } else {
+            assert_eq!(copy.arrives(f, &name), "granted", "its release was before it");
+            let view = f.view(&name).await;
+            assert_eq!((view.holders.len(), &*view.holders[0].label), (1, "one"));
+            tokens.extend(view.last_token);
+            // Far sooner than its lease ends.
+            until("the last leave", async || f.view(&name).await.is_free()).await;
+        }
+        tokens_go_on(f, &name, &tokens).await;
+    };
+    let cases = [(Mode::Read, false), (Mode::Read, true), (Mode::Write, false), (Mode::Write, true)];
+    join_all(cases.map(|(mode, is_held_meanwhile)| case(mode, is_held_meanwhile))).await;
+}
+
 // Cancellations.
 
 /// A waiter whose first copy did not arrive is cancelled, and the server has been told. Returns who it waited for.
@@ -222,7 +258,7 @@ async fn acquire_past_its_limit_after_its_cancel_creates_nothing(f: &ServerFixtu
     join_all(MODES.map(case)).await;
 }
 
-async fn acquire_within_its_limit_after_its_cancel_is_gone_with_the_second_leave(f: &ServerFixture) {
+async fn acquire_within_its_limit_after_its_cancel_is_gone_with_the_last_leave(f: &ServerFixture) {
     let case = async |mode: Mode| {
         let (manager, name, copy) = (patient(f).await, f.name(), Copied::default());
         let first = cancelled_waiter_with_a_lost_copy(f, &manager, &name, mode, &copy).await;
@@ -233,7 +269,7 @@ async fn acquire_within_its_limit_after_its_cancel_is_gone_with_the_second_leave
         assert_eq!((view.holders.len(), &*view.holders[0].label), (1, "one"));
         tokens.extend(view.last_token);
         // Far sooner than its lease ends.
-        until("the second leave", async || f.view(&name).await.is_free()).await;
+        until("the last leave", async || f.view(&name).await.is_free()).await;
         tokens_go_on(f, &name, &tokens).await;
     };
     join_all(MODES.map(case)).await;
