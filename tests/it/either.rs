@@ -1,5 +1,7 @@
 //! Guards and acquisitions of either side, for cases that do the same on both.
 
+use std::time::Duration;
+
 use redis_rwlock::{FencingToken, HoldState, LossReason, Mode, ReadGuard, Result, RwLockManager, WriteGuard};
 
 use crate::fixture::Manager;
@@ -52,6 +54,20 @@ pub(crate) async fn take(manager: &Manager, name: &str, mode: Mode) -> AnyGuard 
     match mode {
         Mode::Read => AnyGuard::Read(soon("a grant", manager.read(name).into_future()).await.expect("granted")),
         Mode::Write => AnyGuard::Write(soon("a grant", manager.write(name).into_future()).await.expect("granted")),
+    }
+}
+
+/// For a lease that is never renewed.
+pub(crate) async fn take_for(lease: Duration, manager: &Manager, name: &str, mode: Mode) -> AnyGuard {
+    match mode {
+        Mode::Read => {
+            let read = manager.read(name).lease(lease).max_hold(lease).into_future();
+            AnyGuard::Read(soon("a grant", read).await.expect("granted"))
+        }
+        Mode::Write => {
+            let write = manager.write(name).lease(lease).max_hold(lease).into_future();
+            AnyGuard::Write(soon("a grant", write).await.expect("granted"))
+        }
     }
 }
 

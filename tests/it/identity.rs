@@ -10,7 +10,7 @@ use cluster_testenv::Fault;
 use futures_util::future::join_all;
 use redis_rwlock::{Error, FencingToken, HoldState, LossReason, Mode};
 
-use crate::either::{AnyGuard, take};
+use crate::either::{AnyGuard, take, take_for};
 use crate::fixture::{Manager, SHORT, ServerFixture, Settings, proxied_on_every_server};
 use crate::wait::{soon, until};
 use crate::wire::{Copied, Script, arrives, is_applied, is_held};
@@ -382,8 +382,9 @@ async fn late_copy_changes_nothing(f: &ServerFixture, script: Script, mode: Mode
     assert!(f.view(&name).await.is_free());
     let second = match next {
         Next::Nobody => None,
-        Next::SameManager => Some(take(&manager, &name, mode).await),
-        Next::OtherManager => Some(take(&other, &name, mode).await),
+        // For less than a renewal of the first would last.
+        Next::SameManager => Some(take_for(lease * 3 / 4, &manager, &name, mode).await),
+        Next::OtherManager => Some(take_for(lease * 3 / 4, &other, &name, mode).await),
     };
     tokens.extend(second.as_ref().map(AnyGuard::token));
     let stored = f.stored(&name);
