@@ -21,6 +21,7 @@ hash_on_every_server![
     renewals_keep_them_out,
     two_of_our_readers_exclude_their_writer_to_the_last,
     their_reader_and_two_of_ours_exclude_our_writer_in_every_order,
+    their_reader_is_not_forgotten_when_ours_beside_it_dies,
     published_limits_say_how_long_their_stamps_count,
     inspect_shows_them,
     their_ttl_does_not_cut_a_hold_that_is_renewed_before,
@@ -365,6 +366,18 @@ impl Foreign {
         self.limits = PublishedLimits::new(LONG, LONG);
         assert_eq!(self.try_lock(mode), None);
     }
+}
+
+async fn their_reader_is_not_forgotten_when_ours_beside_it_dies(f: &ServerFixture) {
+    let name = f.name();
+    let mut foreign = Foreign::on(f, &name);
+    foreign.lock(Mode::Read);
+    let ends_ms = dies_inside(f, &name, Mode::Read, SHORT).await;
+    until("our deadline", async || f.server_ms(&name) > ends_ms).await;
+    is_denied(&manager(f).await, &name, Mode::Write).await;
+    let hasty = PublishedLimits::new(Duration::from_millis(1), LONG);
+    let hasty = f.manager_with(Settings { published_limits: hasty, ..Settings::default() }).await;
+    take(&hasty, &name, Mode::Write).await.release_unharmed().await;
 }
 
 async fn published_limits_say_how_long_their_stamps_count(f: &ServerFixture) {
