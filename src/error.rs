@@ -97,7 +97,7 @@ pub enum Refusal {
     /// The server is out of memory and evicts nothing (`OOM`).
     #[error("out of memory")]
     OutOfMemory,
-    /// User name or password are missing or wrong (`NOAUTH`, `WRONGPASS`).
+    /// User name or password are missing or wrong (`NOAUTH`, `WRONGPASS`), or the client certificate is.
     #[error("not authenticated")]
     Unauthenticated,
     /// The user may not run a command or touch the key or channel (`NOPERM`).
@@ -112,6 +112,10 @@ pub enum Refusal {
     /// The server is older than Redis 7.0 or Valkey 7.2.
     #[error("unsupported server")]
     UnsupportedServer,
+    /// The server's certificate is not of an authority that is trusted, has expired, or was made for another host. Nothing
+    /// was sent to it, no password either.
+    #[error("untrusted server")]
+    Untrusted,
     /// The server is part of a cluster, or is not, other than the topology says.
     #[error("other topology")]
     OtherTopology,

@@ -61,5 +61,5 @@ pub use manager::{Build, Builder, ClusterManager, MemoryManager, RwLockManager, 
 pub use options::PublishedLimits;
 pub use reentry::{OwnerId, Reentry};
 pub use scheme::{BoxFuture, Mode};
-pub use topology::Topology;
+pub use topology::{Tls, Topology};
 pub use view::{HolderView, LockView};

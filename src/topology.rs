@@ -4,7 +4,8 @@ use std::fmt;
 
 use crate::error::{Error, Result};
 
-/// Where the servers are. URLs are those of the `redis` crate: `redis://[user][:password@]host[:port][/db]`.
+/// Where the servers are. URLs are those of the `redis` crate: `redis://[user][:password@]host[:port][/db]`, or `rediss://…`
+/// for [TLS](Tls), or `redis+unix:///path[?db=…&user=…&pass=…]` for one node. What a URL cannot hold is percent-encoded.
 ///
 /// A single text is a node, a list of texts is a cluster:
 ///
@@ -15,11 +16,17 @@ use crate::error::{Error, Result};
 /// # let _ = (node, cluster);
 /// ```
 ///
-/// `Debug` shows no passwords.
+/// With the cargo feature `serde` it can be read from a configuration, as `{"node": url}`, `{"cluster": [url, …]}` or
+/// `{"sentinel": {"primary": name, "urls": [url, …]}}`. Certificates are added in code.
+///
+/// `Debug` shows no passwords and no keys.
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(transparent))]
-pub struct Topology(Kind);
+#[cfg_attr(feature = "serde", serde(from = "Kind"))]
+pub struct Topology {
+    kind: Kind,
+    tls: Tls,
+}
 
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize))]
@@ -30,32 +37,76 @@ pub(crate) enum Kind {
     Sentinel { primary: String, urls: Vec<String> },
 }
 
+impl From<Kind> for Topology {
+    fn from(kind: Kind) -> Self {
+        Self { kind, tls: Tls::new() }
+    }
+}
+
 impl Topology {
     /// One server that is not part of a cluster.
     pub fn node(url: impl Into<String>) -> Self {
-        Self(Kind::Node(url.into()))
+        Kind::Node(url.into()).into()
     }
 
-    /// A cluster, found through any of these nodes. User, password and TLS are taken from the first URL.
+    /// A cluster, found through any of these nodes. User and password are taken from the first URL. A cluster has no
+    /// databases but the first, 0.
     pub fn cluster<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Self {
-        Self(Kind::Cluster(urls.into_iter().map(Into::into).collect()))
+        Kind::Cluster(urls.into_iter().map(Into::into).collect()).into()
     }
 
     /// The primary that Sentinels know under this name, wherever they move it.
     ///
-    /// The URLs are the Sentinels'. User, password, database and TLS of the first one are used for the primary; a Sentinel
-    /// that asks for a password is given the same.
+    /// The URLs are the Sentinels'. User, password and database of the first one are used for the primary; a Sentinel that
+    /// asks for a password is given the one of its URL. The Sentinels are believed by majority, so name them all.
+    ///
+    /// ```
+    /// use redis_rwlock::{ClusterManager, Topology};
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let sentinels = ["redis://:secret@10.0.0.1:26379/3", "redis://:secret@10.0.0.2:26379", "redis://:secret@10.0.0.3:26379"];
+    /// let manager = ClusterManager::builder(Topology::sentinel("mymaster", sentinels)).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn sentinel<U: Into<String>>(primary: impl Into<String>, urls: impl IntoIterator<Item = U>) -> Self {
-        Self(Kind::Sentinel { primary: primary.into(), urls: urls.into_iter().map(Into::into).collect() })
+        Kind::Sentinel { primary: primary.into(), urls: urls.into_iter().map(Into::into).collect() }.into()
+    }
+
+    /// The certificates for `rediss://` URLs. Without this call the public authorities are trusted, and no client
+    /// certificate is shown.
+    ///
+    /// Either all URLs of a topology are `rediss://` or none is, and what is found through them speaks TLS as well: the other
+    /// nodes of a cluster, the primary that Sentinels name.
+    ///
+    /// ```no_run
+    /// use redis_rwlock::{ClusterManager, Tls, Topology};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let read = |name: &str| std::fs::read(format!("/etc/locks/{name}.pem"));
+    /// let tls = Tls::new().ca_pem(read("ca")?).client_pem(read("client")?, read("client-key")?);
+    /// let cluster = Topology::cluster(["rediss://10.0.0.1:6379", "rediss://10.0.0.2:6379"]).tls(tls);
+    /// let manager = ClusterManager::builder(cluster).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = tls;
+        self
     }
 
     pub(crate) fn kind(&self) -> &Kind {
-        &self.0
+        &self.kind
+    }
+
+    pub(crate) fn certificates(&self) -> &Tls {
+        &self.tls
     }
 
     /// Refuses what the two-key scheme cannot work on.
     pub(crate) fn check_single(&self) -> Result<()> {
-        match &self.0 {
+        match &self.kind {
             Kind::Node(_) | Kind::Sentinel { .. } => Ok(()),
             Kind::Cluster(_) => Err(Error::InvalidOption {
                 option: "topology",
@@ -92,13 +143,90 @@ impl From<Vec<String>> for Topology {
 
 impl fmt::Debug for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Kind::Node(url) => f.debug_tuple("Node").field(&without_secrets(url)).finish(),
-            Kind::Cluster(urls) => f.debug_tuple("Cluster").field(&all_without_secrets(urls)).finish(),
-            Kind::Sentinel { primary, urls } => {
-                f.debug_tuple("Sentinel").field(primary).field(&all_without_secrets(urls)).finish()
-            }
+        let mut shown = match &self.kind {
+            Kind::Node(_) => f.debug_tuple("Node"),
+            Kind::Cluster(_) => f.debug_tuple("Cluster"),
+            Kind::Sentinel { .. } => f.debug_tuple("Sentinel"),
+        };
+        match &self.kind {
+            Kind::Node(url) => shown.field(&without_secrets(url)),
+            Kind::Cluster(urls) => shown.field(&all_without_secrets(urls)),
+            Kind::Sentinel { primary, urls } => shown.field(primary).field(&all_without_secrets(urls)),
+        };
+        if self.tls != Tls::new() {
+            shown.field(&self.tls);
         }
+        shown.finish()
+    }
+}
+
+/// Whom a connection with TLS trusts, and what it shows of itself. Needs the cargo feature `tls`, which is a default one;
+/// without it a `rediss://` URL is an [`InvalidOption`](Error::InvalidOption).
+///
+/// Certificates are always checked, and so is that they were made for the host of the URL, or for the address under which a
+/// cluster or Sentinels list a node. `rediss://…/#insecure` is refused.
+///
+/// * Bad certificates or keys: `build` fails with [`InvalidOption`](Error::InvalidOption), and nothing is sent.
+/// * A server whose certificate is not trusted, or was made for another host:
+///   [`Refusal::Untrusted`](crate::Refusal::Untrusted), at once.
+/// * A server that turns our certificate down, or wants one and is shown none:
+///   [`Refusal::Unauthenticated`](crate::Refusal::Unauthenticated), as soon as the server says so.
+/// * TLS where the server speaks none, or none where it speaks TLS: [`Unreachable`](Error::Unreachable) after
+///   [`unreachable_after`](crate::Builder::unreachable_after).
+///
+/// The cryptography is that of the process: what the application has installed as the default
+/// `rustls::crypto::CryptoProvider` before it builds a manager, else `ring`, which is then installed.
+///
+/// Defaults to the public authorities that Mozilla trusts and no client certificate; [`Topology::tls`] has an example.
+/// `Debug` shows neither certificates nor keys.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Tls {
+    ca_pem: Option<Vec<u8>>,
+    client_pem: Option<ClientPem>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct ClientPem {
+    pub(crate) certificates: Vec<u8>,
+    pub(crate) key: Vec<u8>,
+}
+
+impl Tls {
+    /// Trusts the public authorities, shows no certificate.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Trusts the authorities in this PEM text, one or more, and no other.
+    #[must_use]
+    pub fn ca_pem(mut self, certificates: impl Into<Vec<u8>>) -> Self {
+        self.ca_pem = Some(certificates.into());
+        self
+    }
+
+    /// Shows this certificate, followed by those between it and its authority if there are any, and proves it with its key
+    /// (PKCS #8, PKCS #1 or SEC 1); both as PEM text.
+    #[must_use]
+    pub fn client_pem(mut self, certificates: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.client_pem = Some(ClientPem { certificates: certificates.into(), key: key.into() });
+        self
+    }
+
+    pub(crate) fn authorities(&self) -> Option<&[u8]> {
+        self.ca_pem.as_deref()
+    }
+
+    pub(crate) fn client(&self) -> Option<&ClientPem> {
+        self.client_pem.as_ref()
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |is_set: bool| if is_set { "given" } else { "default" };
+        let (ca, client) = (shown(self.ca_pem.is_some()), shown(self.client_pem.is_some()));
+        write!(f, "Tls {{ ca: {ca}, client: {client} }}")
     }
 }
 

@@ -20,6 +20,8 @@ mod push;
 mod router;
 mod sentinels;
 mod slots;
+#[cfg(feature = "tls")]
+mod tls;
 
 /// A Lua script and its digest.
 pub(crate) struct Script {

@@ -1,15 +1,81 @@
 //! URLs of servers, and addresses of others that are reached the same way.
 
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisError};
 
 use crate::error::{Error, Result};
+use crate::topology::Tls;
+#[cfg(feature = "tls")]
+use crate::transport::tls;
 
-pub(super) fn parse(url: &str) -> Result<ConnectionInfo> {
-    url.into_connection_info().map_err(|error| invalid_url(&error))
+/// All URLs of a topology, at least one.
+pub(super) fn parse_all(urls: &[String], tls: &Tls) -> Result<Vec<ConnectionInfo>> {
+    let infos = urls.iter().map(|url| parse(url)).collect::<Result<Vec<_>>>()?;
+    let secure = infos.iter().filter(|info| speaks_tls(info)).count();
+    if infos.is_empty() {
+        return invalid("it needs the URL of at least one node");
+    }
+    if secure == 0 && *tls != Tls::new() {
+        return Err(Error::InvalidOption {
+            option: "tls",
+            reason: "there are certificates, and the URLs are not rediss://".to_owned(),
+        });
+    }
+    if secure != 0 && secure != infos.len() {
+        return invalid("either all URLs are rediss:// or none is");
+    }
+    if secure == 0 { Ok(infos) } else { equip(infos, tls) }
 }
 
-pub(super) fn parse_all(urls: &[String]) -> Result<Vec<ConnectionInfo>> {
-    urls.iter().map(|url| parse(url)).collect()
+/// The only URL of a topology.
+pub(super) fn parse_one(url: &str, tls: &Tls) -> Result<ConnectionInfo> {
+    first(parse_all(&[url.to_owned()], tls)?)
+}
+
+pub(super) fn first(infos: Vec<ConnectionInfo>) -> Result<ConnectionInfo> {
+    infos.into_iter().next().map_or_else(|| invalid("it needs the URL of at least one node"), Ok)
+}
+
+/// Refuses what a cluster does not have.
+pub(super) fn check_members(infos: &[ConnectionInfo]) -> Result<()> {
+    if infos.iter().any(|info| info.redis_settings().db() != 0) {
+        return invalid("a cluster has no databases but 0");
+    }
+    if infos.iter().any(|info| matches!(info.addr(), ConnectionAddr::Unix(_))) {
+        return invalid("the nodes of a cluster are found by host and port, not by a socket's path");
+    }
+    Ok(())
+}
+
+fn parse(url: &str) -> Result<ConnectionInfo> {
+    // Also where another crate has switched on the library's TLS: certificates and cryptography are settled with ours.
+    if cfg!(not(feature = "tls")) && ["rediss:", "valkeys:"].iter().any(|scheme| url.starts_with(scheme)) {
+        return invalid("TLS needs the cargo feature `tls` of redis-rwlock");
+    }
+    let info = url.into_connection_info().map_err(|error| invalid_url(&error))?;
+    if matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
+        return invalid("certificates are always checked, `#insecure` cannot be");
+    }
+    // Replies are read as RESP2 has them, whatever the URL says.
+    let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
+    Ok(info.set_redis_settings(settings))
+}
+
+fn speaks_tls(info: &ConnectionInfo) -> bool {
+    matches!(info.addr(), ConnectionAddr::TcpTls { .. })
+}
+
+#[cfg(feature = "tls")]
+fn equip(infos: Vec<ConnectionInfo>, certificates: &Tls) -> Result<Vec<ConnectionInfo>> {
+    tls::equip(infos, certificates)
+}
+
+#[cfg(not(feature = "tls"))]
+fn equip(infos: Vec<ConnectionInfo>, _: &Tls) -> Result<Vec<ConnectionInfo>> {
+    Ok(infos)
+}
+
+fn invalid<T>(reason: &str) -> Result<T> {
+    Err(Error::InvalidOption { option: "topology", reason: reason.to_owned() })
 }
 
 /// A URL that does not parse. The library's text may quote the URL, password and all, so it is left out.

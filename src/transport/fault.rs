@@ -77,6 +77,9 @@ impl Fault {
                 message: error.detail().unwrap_or("authentication failed").to_owned(),
             };
         }
+        if let Some(fault) = of_handshake(&error) {
+            return fault;
+        }
         match server_error(&error) {
             Some(fault) => fault,
             None => Self::NotSent(Some(Arc::new(error))),
@@ -108,6 +111,36 @@ fn server_error(error: &RedisError) -> Option<Fault> {
         Ok(Value::ServerError(error)) => Some(Fault::of_server(&error)),
         _ => None,
     }
+}
+
+/// The fault in an error of a TLS handshake, if it is about a certificate.
+#[cfg(feature = "tls")]
+fn of_handshake(error: &RedisError) -> Option<Fault> {
+    use rustls::AlertDescription as Alert;
+    // The library keeps the stream's error in an `Arc`, and the stream the handshake's in its own.
+    let stream: &Source = std::error::Error::source(error)?.downcast_ref()?;
+    let handshake: &rustls::Error = stream.downcast_ref::<std::io::Error>()?.get_ref()?.downcast_ref()?;
+    let refusal = match handshake {
+        rustls::Error::InvalidCertificate(_) => Refusal::Untrusted,
+        // Of ours, or of its absence. It comes after the handshake, and may be lost with the connection.
+        rustls::Error::AlertReceived(
+            Alert::CertificateRequired
+            | Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            | Alert::AccessDenied,
+        ) => Refusal::Unauthenticated,
+        _ => return None,
+    };
+    Some(Fault::Refused { refusal, message: handshake.to_string() })
+}
+
+#[cfg(not(feature = "tls"))]
+fn of_handshake(_: &RedisError) -> Option<Fault> {
+    None
 }
 
 /// Splits what came back into a reply and a fault.

@@ -16,10 +16,10 @@ use redis::{ConnectionAddr, ConnectionInfo};
 use tokio::sync::watch;
 
 use crate::clock::Clock;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::lease::Moment;
 use crate::options::Options;
-use crate::transport::address::{address_of, parse_all, with_host};
+use crate::transport::address::{address_of, check_members, first, with_host};
 use crate::transport::fault::{Answer, Fault};
 use crate::transport::node::{Limits, Node, Role};
 use crate::transport::push::Push;
@@ -62,14 +62,18 @@ impl std::fmt::Debug for Fleet {
 }
 
 impl Fleet {
-    pub(super) fn cluster(urls: &[String], options: &Options, clock: Clock) -> Result<Self> {
-        let infos = parse_all(urls)?;
+    pub(super) fn cluster(infos: Vec<ConnectionInfo>, options: &Options, clock: Clock) -> Result<Self> {
+        check_members(&infos)?;
         let seeds = infos.iter().map(|info| address_of(info.addr())).collect();
         Ok(Self::new(Guide::Members(seeds), first(infos)?, Limits::new(options, Role::ClusterMember), clock))
     }
 
-    pub(super) fn behind_sentinels(primary: &str, urls: &[String], options: &Options, clock: Clock) -> Result<Self> {
-        let infos = parse_all(urls)?;
+    pub(super) fn behind_sentinels(
+        primary: &str,
+        infos: Vec<ConnectionInfo>,
+        options: &Options,
+        clock: Clock,
+    ) -> Result<Self> {
         let sentinels = Sentinels::new(primary, infos.clone(), options.response_timeout);
         let template = first(infos)?;
         let push = Push::new(template.clone(), options.response_timeout);
@@ -322,11 +326,4 @@ async fn ask_for_slots(node: &Node) -> Result<SlotMap, Fault> {
     let reply = node.ask(&question).await?;
     let map = SlotMap::parse(&reply, node.address()).filter(|map| !map.is_empty());
     map.ok_or_else(|| Fault::NotSent(Some(Arc::new(Answer(format!("{} knows no slots", node.address()))))))
-}
-
-fn first(infos: Vec<ConnectionInfo>) -> Result<ConnectionInfo> {
-    infos.into_iter().next().ok_or_else(|| Error::InvalidOption {
-        option: "topology",
-        reason: "it needs the URL of at least one node".to_owned(),
-    })
 }

@@ -18,7 +18,7 @@ use crate::lease;
 use crate::options::Options;
 use crate::scheme::{Answered, BoxFuture, Failure, Route, Subscription};
 use crate::topology::{Kind, Topology};
-use crate::transport::address::{address_of, parse};
+use crate::transport::address::{address_of, parse_all, parse_one};
 use crate::transport::fault::{Answer, Fault};
 use crate::transport::fleet::Fleet;
 use crate::transport::node::{Admission, Limits, Node, Role};
@@ -57,17 +57,22 @@ impl fmt::Debug for Router {
 impl Router {
     pub(super) fn new(topology: &Topology, options: &Options) -> Result<Self> {
         let clock = Clock::System;
+        let tls = topology.certificates();
         let directory = match topology.kind() {
             Kind::Node(url) => {
-                let info = parse(url)?;
+                let info = parse_one(url, tls)?;
                 let limits = Limits::new(options, Role::Standalone);
                 let node = Node::new(address_of(info.addr()), info.clone(), limits, clock)?;
                 let push = Push::new(info, options.response_timeout);
                 Directory::Single { node: Arc::new(node), push }
             }
-            Kind::Cluster(urls) => Directory::Many(Arc::new(Fleet::cluster(urls, options, clock)?)),
+            Kind::Cluster(urls) => {
+                let infos = parse_all(urls, tls)?;
+                Directory::Many(Arc::new(Fleet::cluster(infos, options, clock)?))
+            }
             Kind::Sentinel { primary, urls } => {
-                Directory::Many(Arc::new(Fleet::behind_sentinels(primary, urls, options, clock)?))
+                let infos = parse_all(urls, tls)?;
+                Directory::Many(Arc::new(Fleet::behind_sentinels(primary, infos, options, clock)?))
             }
         };
         Ok(Self { directory, clock, limits: Limits::new(options, Role::Standalone) })

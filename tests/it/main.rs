@@ -23,3 +23,4 @@ mod published;
 mod server;
 mod silence;
 mod tidy;
+mod topology;
