@@ -116,7 +116,8 @@ pub enum Refusal {
     /// was sent to it, no password either.
     #[error("untrusted server")]
     Untrusted,
-    /// The server is part of a cluster, or is not, other than the topology says.
+    /// The server is part of a cluster, or is not, other than the topology says; or the Sentinels know no primary of that
+    /// name.
     #[error("other topology")]
     OtherTopology,
     /// Any other answer.

@@ -21,7 +21,7 @@ use crate::lease::Moment;
 use crate::options::Options;
 use crate::transport::address::{address_of, check_members, first, with_host};
 use crate::transport::fault::{Answer, Fault};
-use crate::transport::node::{Limits, Node, Role};
+use crate::transport::node::{DialFault, Limits, Node, Role, not_sent};
 use crate::transport::push::Push;
 use crate::transport::sentinels::Sentinels;
 use crate::transport::slots::SlotMap;
@@ -40,8 +40,8 @@ pub(super) struct Fleet {
     map: watch::Sender<SlotMap>,
     suspects: Mutex<HashSet<String>>,
     looking: AtomicBool,
-    /// One question at a time; when the last one for an unknown owner failed.
-    refresh_lock: tokio::sync::Mutex<Option<Moment>>,
+    /// One question at a time; when the last one for an unknown owner failed, and how.
+    refresh_lock: tokio::sync::Mutex<Option<(Moment, DialFault)>>,
 }
 
 /// Whom to ask who owns a slot.
@@ -128,14 +128,15 @@ impl Fleet {
 
     pub(super) async fn owner(&self, slot: u16) -> Result<Arc<Node>, Fault> {
         let mut address = self.owner_address(slot);
+        let mut asked = Ok(());
         if address.is_none() {
-            // Its failure is told below.
-            drop(Box::pin(self.refresh_unless_known(slot)).await);
+            asked = Box::pin(self.refresh_unless_known(slot)).await;
             address = self.owner_address(slot);
         }
-        match address {
-            Some(address) => self.node(&address),
-            None => Err(Fault::NotSent(Some(Arc::new(Answer(format!("nobody says who owns slot {slot}")))))),
+        match (address, asked) {
+            (Some(address), _) => self.node(&address),
+            (None, Err(fault)) => Err(fault),
+            (None, Ok(())) => Err(Fault::NotSent(Some(Arc::new(Answer(format!("nobody says who owns slot {slot}")))))),
         }
     }
 
@@ -240,13 +241,17 @@ impl Fleet {
     /// Asks the guide for the owner of a slot, once for all who ask at the same time.
     async fn refresh_unless_known(&self, slot: u16) -> Result<(), Fault> {
         let mut last_failure = self.refresh_lock.lock().await;
-        let failed_just_now = last_failure.is_some_and(|at| self.clock.now().since(at) < LOOK_AGAIN);
-        if self.owner_address(slot).is_some() || failed_just_now {
+        if self.owner_address(slot).is_some() {
             return Ok(());
         }
-        let refreshed = self.refresh_locked().await;
-        *last_failure = refreshed.as_ref().err().map(|_| self.clock.now());
-        refreshed
+        if let Some((at, fault)) = &*last_failure
+            && self.clock.now().since(*at) < LOOK_AGAIN
+        {
+            return Err(fault.clone().into());
+        }
+        let refreshed = self.refresh_locked().await.map_err(not_sent);
+        *last_failure = refreshed.as_ref().err().map(|fault| (self.clock.now(), fault.clone()));
+        Ok(refreshed?)
     }
 
     /// Takes the first map that somebody who is not suspect tells.

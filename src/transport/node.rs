@@ -85,7 +85,7 @@ struct FailedDial {
 
 /// A fault that can be told more than once.
 #[derive(Clone)]
-enum DialFault {
+pub(super) enum DialFault {
     NotSent(Option<crate::error::Source>),
     Refused(Refusal, String),
 }
@@ -365,7 +365,7 @@ impl From<DialFault> for Fault {
 }
 
 /// While connecting nothing of ours was sent, whatever went wrong.
-fn not_sent(fault: Fault) -> DialFault {
+pub(super) fn not_sent(fault: Fault) -> DialFault {
     match fault {
         Fault::Refused { refusal, message } => DialFault::Refused(refusal, message),
         Fault::NotSent(source) | Fault::Unknown { source, .. } => DialFault::NotSent(source),

@@ -13,6 +13,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, RedisConnectionInfo, Value};
 
+use crate::error::Refusal;
 use crate::transport::address::address_of;
 use crate::transport::fault::{self, Answer, Fault};
 
@@ -56,7 +57,7 @@ impl Sentinels {
     async fn ask(&self, info: &ConnectionInfo) -> Result<String, Fault> {
         let question = self.question(info, Credentials::None);
         match self.in_time(info, question).await {
-            Err(Fault::Refused { refusal: crate::Refusal::Unauthenticated, .. }) => {
+            Err(Fault::Refused { refusal: Refusal::Unauthenticated | Refusal::Forbidden, .. }) => {
                 let question = self.question(info, Credentials::OfPrimary);
                 self.in_time(info, question).await
             }
@@ -77,16 +78,19 @@ impl Sentinels {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.response_timeout))
             .set_response_timeout(Some(self.response_timeout));
-        let info = info.clone().set_redis_settings(settings(info.redis_settings(), credentials));
-        let client = Client::open(info).map_err(Fault::of_dial)?;
+        let with_credentials = info.clone().set_redis_settings(settings(info.redis_settings(), credentials));
+        let client = Client::open(with_credentials).map_err(Fault::of_dial)?;
         let mut connection =
             client.get_multiplexed_async_connection_with_config(&config).await.map_err(Fault::of_dial)?;
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.primary);
         let reply = connection.send_packed_command(&question).await.map_err(Fault::of_dial)?;
-        read_address(&fault::reply(reply)?).ok_or_else(|| {
-            Fault::NotSent(Some(Arc::new(Answer(format!("a Sentinel knows no primary {:?}", self.primary)))))
-        })
+        let reply = fault::reply(reply)?;
+        let unknown = || Fault::Refused {
+            refusal: Refusal::OtherTopology,
+            message: format!("{} knows no primary {:?}", address_of(info.addr()), self.primary),
+        };
+        read_address(&reply).ok_or_else(unknown)
     }
 }
 

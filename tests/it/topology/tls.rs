@@ -115,7 +115,10 @@ async fn server_of_another_authority_is_not_trusted() {
     let public = refused(on(&server, Tls::new())).await;
     assert_eq!(refusal_of(&public), Refusal::Untrusted, "{public}");
     let cluster = Topology::cluster([server.url()]).tls(trusting(stranger.certificates()));
-    assert_eq!(refusal_of(&refused(cluster).await), Refusal::Untrusted);
+    assert_eq!(refusal_of(&refused(cluster.clone()).await), Refusal::Untrusted);
+    let manager = settled(ClusterManager::builder(cluster)).build().expect("built");
+    let late = soon("the refusal", manager.write("cfg").into_future()).await.expect_err("no");
+    assert_eq!(refusal_of(&late), Refusal::Untrusted, "at first use as well: {late}");
     let sentinels = Topology::sentinel("mymaster", [server.url()]).tls(trusting(stranger.certificates()));
     assert_eq!(refusal_of(&refused(sentinels).await), Refusal::Untrusted);
 }
