@@ -1,0 +1,349 @@
+//! A primary that Sentinels move. Each case has servers of its own.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cluster_testenv::{Node, Reply, Sentinels, Server};
+use redis_rwlock::{
+    Build, Builder, ClusterManager, Error, HoldState, Refusal, RwLockManager, SingleNodeManager, Topology,
+};
+use tokio::sync::Barrier;
+
+use super::{PATIENCE, works};
+use crate::fixture::Manager;
+use crate::servers::ask;
+use crate::wait::{soon, until};
+
+/// Long enough for a failover on a machine that is busy, from any moment between two renewals on.
+const LEASE: Duration = Duration::from_secs(15);
+/// Longer than any failover here.
+const FAILOVER: Duration = Duration::from_secs(60);
+/// Far more than a manager may need beyond its patience.
+const LATE: Duration = Duration::from_secs(5);
+const CASE: Duration = Duration::from_secs(120);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Scheme {
+    Hash,
+    TwoKey,
+}
+
+impl Scheme {
+    const BOTH: [Self; 2] = [Self::Hash, Self::TwoKey];
+
+    async fn connect(self, topology: &Topology, label: &str) -> Manager {
+        async fn finish<M: Build>(builder: Builder<M>, label: &str) -> Manager {
+            let builder = builder.lease(LEASE).clock_margin(Duration::from_millis(100)).unreachable_after(FAILOVER);
+            Arc::new(builder.label(label).connect().await.expect("connects"))
+        }
+        match self {
+            Self::Hash => finish(ClusterManager::builder(topology.clone()).key_prefix("hash"), label).await,
+            Self::TwoKey => finish(SingleNodeManager::builder(topology.clone()).key_prefix("two"), label).await,
+        }
+    }
+
+    /// The key of a written lock.
+    fn key(self, name: &str) -> String {
+        match self {
+            Self::Hash => format!("hash:{{{name}}}:lock"),
+            Self::TwoKey => format!("two:{{{name}}}:write"),
+        }
+    }
+}
+
+/// What happens to the primary.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    Replaced,
+    Killed,
+    Paused,
+}
+
+impl Fate {
+    /// Returns the new primary.
+    fn befalls<'a>(self, servers: &'a Sentinels) -> &'a Node {
+        let old = servers.primary();
+        match self {
+            Self::Replaced => return servers.failover().expect("another primary"),
+            Self::Killed => old.kill(),
+            Self::Paused => old.pause(),
+        }
+        servers.wait_for_failover_from(old).expect("another primary")
+    }
+}
+
+fn topology(servers: &Sentinels) -> Topology {
+    Topology::sentinel(servers.primary_name(), servers.urls())
+}
+
+async fn bounded(case: impl Future<Output = ()>) {
+    tokio::time::timeout(CASE, case).await.expect("the case ends within its bound");
+}
+
+/// Does what takes its time, while the managers' tasks go on.
+fn meanwhile<T>(work: impl FnOnce() -> T) -> T {
+    tokio::task::block_in_place(work)
+}
+
+async fn replicated(servers: &Sentinels, key: &str) {
+    until("the copies of a hold", async || {
+        servers.replicas().into_iter().all(|replica| ask(replica, &["EXISTS", key]) == Reply::Int(1))
+    })
+    .await;
+}
+
+fn has(node: &Node, key: &str) -> bool {
+    ask(node, &["EXISTS", key]) == Reply::Int(1)
+}
+
+/// A replicated hold lives on at the new primary, is renewed and released there, and a waiter gets in after it.
+async fn hold_survives(scheme: Scheme, servers: &Sentinels, failover: &Barrier) {
+    let (holder, other) =
+        (scheme.connect(&topology(servers), "holder").await, scheme.connect(&topology(servers), "other").await);
+    let guard = holder.write("cfg").await.expect("granted");
+    replicated(servers, &scheme.key("cfg")).await;
+    assert!(other.try_write("cfg").await.expect("answered").is_none(), "it is held");
+    let waiting = tokio::spawn(other.write("cfg").into_future());
+    failover.wait().await; // begins
+    failover.wait().await; // is over
+
+    let left = guard.remaining();
+    until("a renewal at the new primary", async || guard.remaining() > left).await;
+    assert_eq!(guard.state(), HoldState::Held, "{scheme:?}");
+    assert!(!waiting.is_finished(), "{scheme:?}: nobody enters beside it");
+    let token = guard.fencing_token();
+    guard.release().await.expect("ours to the end, and the new primary knows");
+    let heir = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+    assert!(heir.fencing_token() > token, "{scheme:?}");
+    assert!(has(servers.primary(), &scheme.key("cfg")), "{scheme:?}: at the new primary");
+    heir.release().await.expect("ours to the end");
+}
+
+async fn holds_survive(server: Server, what: Fate) {
+    let servers = Sentinels::start(server).expect("they start");
+    let failover = Barrier::new(3);
+    let befalls = async {
+        failover.wait().await;
+        meanwhile(|| what.befalls(&servers));
+        failover.wait().await;
+    };
+    let [hash, two_key] = Scheme::BOTH.map(|scheme| hold_survives(scheme, &servers, &failover));
+    tokio::join!(befalls, hash, two_key);
+}
+
+macro_rules! survives {
+    ($($name:ident: $server:ident, $fate:ident;)+) => {$(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $name() {
+            bounded(holds_survive(Server::$server, Fate::$fate)).await;
+        }
+    )+};
+}
+
+survives! {
+    holds_survive_an_ordered_failover_on_redis_7_0: Redis70, Replaced;
+    holds_survive_an_ordered_failover_on_valkey_9_1: Valkey91, Replaced;
+    holds_survive_a_killed_primary_on_redis_7_0: Redis70, Killed;
+    holds_survive_a_killed_primary_on_valkey_9_1: Valkey91, Killed;
+    holds_survive_a_frozen_primary_on_redis_7_0: Redis70, Paused;
+    holds_survive_a_frozen_primary_on_valkey_9_1: Valkey91, Paused;
+}
+
+/// What a frozen primary answers when it wakes is not believed: another has its role, and its word counts.
+async fn woken_primary_changes_nothing(server: Server) {
+    let servers = Sentinels::start(server).expect("they start");
+    for scheme in Scheme::BOTH {
+        servers.wait_ok().expect("all is well");
+        let topology = topology(&servers);
+        let (asker, idle) = (scheme.connect(&topology, "asker").await, scheme.connect(&topology, "idle").await);
+        // Both have a connection to the primary that is about to freeze.
+        works(&*asker, "warm").await;
+        works(&*idle, "warm").await;
+        let old = servers.primary();
+        old.pause();
+        // Goes into the sockets of the frozen one, and then to its successor.
+        let asked = tokio::spawn(asker.write("cfg").into_future());
+        meanwhile(|| servers.wait_for_failover_from(old)).expect("another primary");
+        let guard = soon("the grant of the new primary", asked).await.expect("no panic").expect("granted");
+        let token = guard.fencing_token();
+        old.resume();
+        meanwhile(|| servers.wait_ok()).expect("all is well");
+        assert_ne!(servers.primary().port(), old.port());
+        let role = ask(old, &["ROLE"]);
+        assert_eq!(role.array().and_then(|role| role[0].text()).as_deref(), Some("slave"), "it has become a replica");
+
+        // This one has slept: it still knows the old primary, which is read-only now.
+        assert!(soon("the answer", idle.try_write("cfg")).await.expect("answered").is_none(), "it is held");
+        let view = idle.inspect("cfg").await.expect("shown");
+        let holders: Vec<&str> = view.holders.iter().map(|holder| holder.label.as_str()).collect();
+        assert_eq!(holders, ["asker"], "{scheme:?}");
+        assert_eq!(guard.state(), HoldState::Held);
+        assert_eq!(guard.fencing_token(), token);
+        guard.release().await.expect("ours to the end");
+        let heir = soon("the next grant", idle.write("cfg").into_future()).await.expect("granted");
+        assert!(heir.fencing_token() > token);
+        heir.release().await.expect("ours to the end");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn woken_primary_changes_nothing_on_redis_7_0() {
+    bounded(woken_primary_changes_nothing(Server::Redis70)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn woken_primary_changes_nothing_on_valkey_9_1() {
+    bounded(woken_primary_changes_nothing(Server::Valkey91)).await;
+}
+
+fn impatient(topology: &Topology) -> Builder<ClusterManager> {
+    super::settled(ClusterManager::builder(topology.clone()))
+}
+
+/// Fails as a manager that connects now, and as one that connects at first use.
+async fn refused(topology: &Topology) -> [Error; 2] {
+    let asked = Instant::now();
+    let now = soon("the end of connecting", impatient(topology).connect()).await.expect_err("no");
+    let manager = impatient(topology).build().expect("built");
+    let later = soon("the end of the wait", manager.write("cfg").into_future()).await.expect_err("no");
+    assert!(asked.elapsed() < 2 * (PATIENCE + LATE), "{:?}", asked.elapsed());
+    [now, later]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn some_sentinels_are_enough() {
+    let servers = Sentinels::start(Server::Redis70).expect("they start");
+    let [one, two, three] = <[String; 3]>::try_from(servers.urls()).expect("three");
+    let nobody = "redis://127.0.0.1:1".to_owned();
+    let name = servers.primary_name();
+    let with_a_wrong_url = Topology::sentinel(name, [nobody.clone(), two.clone(), three.clone()]);
+    works(&impatient(&with_a_wrong_url).connect().await.expect("two are right"), "cfg").await;
+    let one_alone = Topology::sentinel(name, [nobody.clone(), nobody, three.clone()]);
+    works(&impatient(&one_alone).connect().await.expect("one is right"), "cfg").await;
+
+    let all = Topology::sentinel(name, [one, two, three]);
+    let early = impatient(&all).unreachable_after(FAILOVER).connect().await.expect("connects");
+    works(&early, "cfg").await;
+    servers.sentinels()[0].pause();
+    works(&impatient(&all).connect().await.expect("one is silent"), "cfg").await;
+    // Two of three can still order a failover, and tell of it.
+    servers.primary().kill();
+    let waiting = soon("the grant of the new primary", early.write("cfg").into_future()).await.expect("granted");
+    waiting.release().await.expect("ours to the end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_sentinels_connected_managers_go_on_and_others_are_told_in_time() {
+    let servers = Sentinels::start(Server::Redis70).expect("they start");
+    let topology = topology(&servers);
+    let early = impatient(&topology).connect().await.expect("connects");
+    works(&early, "cfg").await;
+    servers.sentinels().iter().for_each(Node::pause);
+    works(&early, "cfg").await;
+    for error in refused(&topology).await {
+        assert!(matches!(error, Error::Unreachable { .. }), "silent: {error:?}");
+    }
+    servers.sentinels().iter().for_each(Node::kill);
+    works(&early, "cfg").await;
+    for error in refused(&topology).await {
+        assert!(matches!(error, Error::Unreachable { .. }), "dead: {error:?}");
+    }
+    servers.nodes().iter().for_each(Node::kill);
+    let error = soon("the end of the wait", early.write("cfg").into_future()).await.expect_err("nobody is left");
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn name_that_no_sentinel_knows_is_refused() {
+    let servers = Sentinels::start(Server::Redis70).expect("they start");
+    for error in refused(&Topology::sentinel("nemo", servers.urls())).await {
+        assert!(matches!(error, Error::Refused { refusal: Refusal::OtherTopology, .. }), "{error:?}");
+        assert!(error.to_string().contains("nemo"), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn most_sentinels_are_believed() {
+    let (most, few) = tokio::join!(start_aside(), start_aside());
+    let [_, two, three] = <[String; 3]>::try_from(most.urls()).expect("three");
+    let urls = [few.urls()[0].clone(), two, three];
+    for round in 0..10 {
+        let manager = impatient(&Topology::sentinel(most.primary_name(), urls.clone()));
+        let manager = manager.connect().await.expect("connects");
+        let guard = manager.write(&format!("cfg{round}")).await.expect("granted");
+        let key = format!("rwlock:{{cfg{round}}}:lock");
+        assert!(has(most.primary(), &key) && !has(few.primary(), &key), "{round}");
+        guard.release().await.expect("ours to the end");
+    }
+}
+
+async fn start_aside() -> Sentinels {
+    let start = tokio::task::spawn_blocking(|| Sentinels::start(Server::Redis70));
+    start.await.expect("no panic").expect("they start")
+}
+
+/// With a password, and what a URL cannot hold as it is.
+const PASSWORD: &str = "p@ss w:/?#%é";
+const IN_URL: &str = "p%40ss%20w%3A%2F%3F%23%25%C3%A9";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn password_and_database_are_those_of_the_first_url() {
+    let servers = Sentinels::builder(Server::Redis70).password(PASSWORD).start().expect("they start");
+    let urls = |password: &str| {
+        let with_password = |url: String| url.replace("redis://", &format!("redis://:{password}@")) + "/3";
+        Topology::sentinel(servers.primary_name(), servers.urls().into_iter().map(with_password))
+    };
+    for scheme in Scheme::BOTH {
+        let manager = scheme.connect(&urls(IN_URL), "case").await;
+        let guard = manager.write("cfg").await.expect("granted");
+        for (database, exists) in [("0", 0), ("3", 1)] {
+            let mut client = servers.primary().client().expect("connects");
+            client.command(&["SELECT", database]).expect("answered").into_result().expect("selected");
+            let found = client.command(&["EXISTS", &scheme.key("cfg")]).expect("answered");
+            assert_eq!(found, Reply::Int(exists), "{scheme:?} {database}");
+        }
+        guard.release().await.expect("ours to the end");
+    }
+    let unauthenticated = |error: &Error| matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
+    for error in refused(&urls("wrong")).await.iter().chain(&refused(&topology(&servers)).await) {
+        assert!(unauthenticated(error), "the servers want a password: {error:?}");
+    }
+    // From now on the Sentinels want it as well, also of us.
+    for sentinel in servers.sentinels() {
+        ask(sentinel, &["ACL", "SETUSER", "default", "resetpass", &format!(">{PASSWORD}")]);
+    }
+    works(&*Scheme::Hash.connect(&urls(IN_URL), "case").await, "cfg").await;
+    for error in refused(&urls("wrong")).await.iter().chain(&refused(&topology(&servers)).await) {
+        assert!(unauthenticated(error), "the Sentinels want a password: {error:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn primary_that_moves_to_another_address_is_followed() {
+    let servers = Sentinels::start(Server::Redis70).expect("they start");
+    let elsewhere = Node::start(Server::Redis70).expect("the server starts");
+    let mut managers = Vec::new();
+    for scheme in Scheme::BOTH {
+        let manager = scheme.connect(&topology(&servers), "case").await;
+        works(&*manager, "warm").await;
+        managers.push((scheme, manager));
+    }
+    let old = servers.primary();
+    let port = elsewhere.port().to_string();
+    for sentinel in servers.sentinels() {
+        // By name: what they announce then is no address.
+        for option in ["resolve-hostnames", "announce-hostnames"] {
+            ask(sentinel, &["SENTINEL", "CONFIG", "SET", option, "yes"]);
+        }
+        ask(sentinel, &["SENTINEL", "REMOVE", servers.primary_name()]);
+        ask(sentinel, &["SENTINEL", "MONITOR", servers.primary_name(), "localhost", &port, "2"]);
+    }
+    ask(old, &["REPLICAOF", "localhost", &port]);
+    for (scheme, manager) in managers {
+        let guard = soon("the grant at the new address", manager.write("cfg").into_future()).await.expect("granted");
+        assert!(has(&elsewhere, &scheme.key("cfg")), "{scheme:?}");
+        let other = scheme.connect(&topology(&servers), "other").await;
+        assert!(other.try_read("cfg").await.expect("answered").is_none(), "{scheme:?}: it is held");
+        guard.release().await.expect("ours to the end");
+    }
+}
