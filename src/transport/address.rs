@@ -51,13 +51,29 @@ fn parse(url: &str) -> Result<ConnectionInfo> {
     if cfg!(not(feature = "tls")) && ["rediss:", "valkeys:"].iter().any(|scheme| url.starts_with(scheme)) {
         return invalid("TLS needs the cargo feature `tls` of redis-rwlock");
     }
+    if !is_socket(url) && at_sign_behind_host(url) {
+        return invalid("an @ behind the host: what a user name or password has of `/?#@` must be percent-encoded");
+    }
     let info = url.into_connection_info().map_err(|error| invalid_url(&error))?;
     if matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
         return invalid("certificates are always checked, `#insecure` cannot be");
     }
+    if info.redis_settings().db() < 0 {
+        return invalid("databases are counted from 0 on");
+    }
     // Replies are read as RESP2 has them, whatever the URL says.
     let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
     Ok(info.set_redis_settings(settings))
+}
+
+fn is_socket(url: &str) -> bool {
+    url.split_once(':').is_some_and(|(scheme, _)| scheme.ends_with("unix"))
+}
+
+/// Most likely the host is part of a password, which would be shown in errors, and sent to whoever resolves names.
+fn at_sign_behind_host(url: &str) -> bool {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    rest.find(['/', '?', '#']).is_some_and(|end| rest[end..].contains('@'))
 }
 
 fn speaks_tls(info: &ConnectionInfo) -> bool {
@@ -102,5 +118,29 @@ pub(super) fn with_host(template: &ConnectionAddr, host: &str, port: u16) -> Con
             ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
         }
         _ => ConnectionAddr::Tcp(host, port),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_are_not_taken_for_hosts() {
+        for url in ["redis://u:12/3@host", "redis://u:1?2@host", "redis://u:1#2@host", "redis://:1/2@host:1/3"] {
+            assert!(parse(url).is_err(), "{url}");
+        }
+        for url in ["redis://u:1@host/2", "redis+unix:///run/r@dis?pass=a@b", "redis://u:%40%2F@host"] {
+            assert!(parse(url).is_ok(), "{url}");
+        }
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[test]
+    fn tls_without_its_feature_is_refused_by_name() {
+        for url in ["rediss://host", "valkeys://host"] {
+            let error = parse(url).expect_err("no TLS").to_string();
+            assert!(error.contains("cargo feature `tls`"), "{error}");
+        }
     }
 }
