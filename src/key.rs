@@ -199,6 +199,19 @@ mod tests {
         }
 
         #[test]
+        fn prefixes_keep_locks_apart_and_parts_together(
+            one in "[!-~]{1,6}|[:%ab]{1,4}", other in "[!-~]{1,6}|[:%ab]{1,4}",
+            a in "[{}%#:ab]{1,6}", b in "[{}%#:ab]{1,6}",
+        ) {
+            prop_assume!(check_prefix(&one).is_ok() && check_prefix(&other).is_ok());
+            let (first, second) = (Key::new(&one, &a).expect("a valid name"), Key::new(&other, &b).expect("a valid name"));
+            for part in ["lock", "read", "write", "wake"] {
+                prop_assert_eq!(slot_of(first.part(part).as_bytes()), first.slot());
+                prop_assert!((&one, &a) == (&other, &b) || first.part(part) != second.part(part));
+            }
+        }
+
+        #[test]
         fn different_names_have_different_keys(
             a in "[{}%#:ab27BD5]{1,8}", b in "[{}%#:ab27BD5]{1,8}",
         ) {

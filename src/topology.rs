@@ -254,6 +254,21 @@ pub(crate) fn without_secrets(url: &str) -> &str {
 mod tests {
     use super::*;
 
+    #[cfg(feature = "serde")]
+    #[test]
+    fn configurations_read_as_documented() {
+        use serde::Deserialize;
+        use serde::de::value::{Error, MapAccessDeserializer, MapDeserializer};
+
+        let node = MapDeserializer::<_, Error>::new([("node", "redis://a")].into_iter());
+        let node = Topology::deserialize(MapAccessDeserializer::new(node)).expect("a node");
+        assert_eq!(node, Topology::node("redis://a"));
+        let cluster = MapDeserializer::<_, Error>::new([("cluster", vec!["redis://a", "redis://b"])].into_iter());
+        let cluster = Topology::deserialize(MapAccessDeserializer::new(cluster)).expect("a cluster");
+        assert_eq!(cluster, Topology::cluster(["redis://a", "redis://b"]));
+        assert_ne!(cluster.clone().tls(Tls::new().ca_pem("x")), cluster);
+    }
+
     #[test]
     fn debug_shows_no_secrets() {
         let secret = "s3cr@t";
