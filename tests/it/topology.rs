@@ -10,6 +10,7 @@ use crate::wait::soon;
 mod sentinels;
 #[cfg(feature = "tls")]
 mod tls;
+mod urls;
 
 /// How long a manager that finds nobody tries.
 const PATIENCE: Duration = Duration::from_millis(1200);

@@ -1,0 +1,335 @@
+//! What URLs say: who we are, which database, which socket; and that nothing tells a password.
+
+use std::fmt::{self, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cluster_testenv::{Cluster, Node, Reply, Server};
+use parking_lot::Mutex;
+use redis_rwlock::{
+    Build, Builder, ClusterManager, Error, LossReason, Refusal, RwLockManager, SingleNodeManager, Topology,
+};
+use tracing::field::{Field, Visit};
+use tracing::span;
+
+use super::{PATIENCE, names_on_every_primary, option_of, settled, shown, works};
+use crate::fixture::Manager;
+use crate::servers::ask;
+use crate::wait::{soon, until};
+
+/// Far more than a manager may need beyond its patience.
+const LATE: Duration = Duration::from_secs(5);
+/// What a URL cannot hold as it is, and how it holds it.
+const USER: &str = "svc:locks@eu";
+const USER_IN_URL: &str = "svc%3Alocks%40eu";
+const PASSWORD: &str = "p@ss/w:?#%é";
+const PASSWORD_IN_URL: &str = "p%40ss%2Fw%3A%3F%23%25%C3%A9";
+
+fn hash(topology: impl Into<Topology>) -> Builder<ClusterManager> {
+    settled(ClusterManager::builder(topology))
+}
+
+fn two_key(topology: impl Into<Topology>) -> Builder<SingleNodeManager> {
+    settled(SingleNodeManager::builder(topology))
+}
+
+/// Both schemes on one node, with the key of a written lock.
+async fn both(url: &str) -> [(Manager, &'static str); 2] {
+    async fn connect<M: Build>(builder: Builder<M>) -> Manager {
+        Arc::new(builder.connect().await.expect("connects"))
+    }
+    [(connect(hash(url)).await, "rwlock:{cfg}:lock"), (connect(two_key(url)).await, "rwlock:{cfg}:write")]
+}
+
+async fn refused<M: Build>(builder: Builder<M>) -> Error {
+    let asked = Instant::now();
+    let error = soon("the refusal", builder.connect()).await.expect_err("no");
+    assert!(asked.elapsed() < PATIENCE + LATE, "{:?}", asked.elapsed());
+    error
+}
+
+fn is_unauthenticated(error: &Error) -> bool {
+    matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. })
+}
+
+/// The URL of a node for this user.
+fn url_for(node: &Node, user_and_password: &str) -> String {
+    format!("redis://{user_and_password}@{}", node.addr())
+}
+
+fn exists_in(node: &Node, database: &str, key: &str) -> bool {
+    let mut client = node.client().expect("connects");
+    client.command(&["SELECT", database]).expect("answered").into_result().expect("selected");
+    client.command(&["EXISTS", key]).expect("answered") == Reply::Int(1)
+}
+
+fn rules() -> [String; 5] {
+    ["on".to_owned(), format!(">{PASSWORD}"), "~rwlock*".to_owned(), "&rwlock*".to_owned(), "+@all".to_owned()]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn user_with_a_password_on_a_node() {
+    let node = Node::start(Server::Redis70).expect("the server starts");
+    node.acl_set_user(USER, &rules().each_ref().map(String::as_str)).expect("a user");
+    ask(&node, &["ACL", "SETUSER", "default", "-@all", "+ping", "+acl", "+info"]);
+    for (manager, _) in both(&url_for(&node, &format!("{USER_IN_URL}:{PASSWORD_IN_URL}"))).await {
+        works(&*manager, "cfg").await;
+    }
+    for wrong in [format!("{USER_IN_URL}:wrong"), format!("nobody:{PASSWORD_IN_URL}"), format!(":{PASSWORD_IN_URL}")] {
+        let error = refused(hash(url_for(&node, &wrong))).await;
+        assert!(is_unauthenticated(&error), "{wrong}: {error:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn password_alone_on_a_node() {
+    let node = Node::builder(Server::Valkey91).password(PASSWORD).start().expect("the server starts");
+    for (manager, _) in both(&url_for(&node, &format!(":{PASSWORD_IN_URL}"))).await {
+        works(&*manager, "cfg").await;
+    }
+    for wrong in [format!("redis://{}", node.addr()), url_for(&node, ":wrong"), url_for(&node, ":p%40ss")] {
+        let error = refused(two_key(wrong)).await;
+        assert!(is_unauthenticated(&error), "{error:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn user_and_password_of_the_first_url_go_to_all_nodes_of_a_cluster() {
+    let cluster = Cluster::builder(Server::Redis70).node_timeout(Duration::from_secs(15)).start().expect("it starts");
+    cluster.acl_set_user(USER, &rules().each_ref().map(String::as_str)).expect("a user");
+    let seed = &cluster.nodes()[0];
+    let manager = hash(Topology::cluster([url_for(seed, &format!("{USER_IN_URL}:{PASSWORD_IN_URL}"))]));
+    let manager = manager.connect().await.expect("connects");
+    for name in names_on_every_primary(&cluster) {
+        let guard = manager.write(&name).await.expect("granted");
+        let owner = cluster.primary_of_slot(cluster.keyslot(&name));
+        let users = ask(owner, &["CLIENT", "LIST"]);
+        assert!(users.text().expect("a text").contains(&format!("user={USER} ")), "{name}");
+        guard.release().await.expect("ours to the end");
+    }
+    let wrong = Topology::cluster([url_for(seed, &format!("{USER_IN_URL}:wrong"))]);
+    let error = refused(hash(wrong.clone())).await;
+    assert!(is_unauthenticated(&error), "{error:?}");
+    let lazy = hash(wrong).build().expect("built");
+    let error = soon("the refusal", lazy.write("cfg").into_future()).await.expect_err("no");
+    assert!(is_unauthenticated(&error), "at first use as well: {error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn database_of_the_url_is_where_the_keys_are() {
+    let node = Node::start(Server::Redis70).expect("the server starts");
+    let three = both(&format!("redis://{}/3", node.addr())).await;
+    let none = both(&format!("redis://{}", node.addr())).await;
+    for ((there, key), (here, _)) in three.iter().zip(&none) {
+        let guard = there.write("cfg").await.expect("granted");
+        assert!(exists_in(&node, "3", key) && !exists_in(&node, "0", key), "{key}");
+        let apart = here.try_write("cfg").await.expect("answered").expect("another database, another lock");
+        assert!(exists_in(&node, "0", key), "{key}");
+        guard.release().await.expect("ours to the end");
+        apart.release().await.expect("ours to the end");
+    }
+    let error = refused(hash(format!("redis://{}/9999", node.addr()))).await;
+    assert!(matches!(error, Error::Refused { refusal: Refusal::Other, .. }), "no such database: {error:?}");
+}
+
+#[test]
+fn databases_that_cannot_be_are_refused_before_anything_is_sent() {
+    for database in ["1", "15", "-1"] {
+        let urls = ["redis://127.0.0.1:1".to_owned(), format!("redis://127.0.0.1:2/{database}")];
+        let error = hash(Topology::cluster(urls)).build().expect_err("a cluster has one");
+        assert_eq!(option_of(&error), "topology", "{database}");
+        assert!(error.to_string().contains("database"), "{error}");
+    }
+    hash(Topology::cluster(["redis://127.0.0.1:1/0"])).build().expect("the one that it has");
+    for url in ["redis://127.0.0.1:1/x", "redis://127.0.0.1:1/-1", "redis+unix:///nowhere?db=x"] {
+        assert_eq!(option_of(&hash(url).build().expect_err("no database")), "topology", "{url}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unix_socket_of_a_node() {
+    let dir = std::env::temp_dir().join(format!("redis-rwlock-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a folder");
+    let path = dir.join("server.sock").display().to_string();
+    let node = Node::builder(Server::Redis70).password(PASSWORD).arg("--unixsocket", &*path).start().expect("starts");
+    let url = format!("redis+unix://{path}?pass={PASSWORD_IN_URL}&db=3");
+    for (manager, key) in both(&url).await {
+        let guard = manager.write("cfg").await.expect("granted");
+        assert!(exists_in(&node, "3", key), "{key}");
+        guard.release().await.expect("ours to the end");
+    }
+    let error = refused(hash(format!("redis+unix://{path}?pass=wrong"))).await;
+    assert!(is_unauthenticated(&error), "{error:?}");
+    let error = refused(hash(format!("redis+unix://{path}.not"))).await;
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    let error = hash(Topology::cluster([url])).build().expect_err("members have ports");
+    assert_eq!(option_of(&error), "topology");
+    std::fs::remove_dir_all(&dir).expect("removed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ipv6_addresses_of_a_node_and_of_a_cluster() {
+    let node = Node::start(Server::Redis70).expect("the server starts");
+    ask(&node, &["CONFIG", "SET", "bind", "127.0.0.1 ::1"]);
+    for (manager, _) in both(&format!("redis://[::1]:{}", node.port())).await {
+        works(&*manager, "cfg").await;
+    }
+    // The bus stays where it was, so the nodes lose sight of each other when they use the new addresses.
+    let cluster = Cluster::builder(Server::Redis70).node_timeout(Duration::from_secs(90)).start().expect("it starts");
+    for node in cluster.nodes() {
+        ask(node, &["CONFIG", "SET", "bind", "127.0.0.1 ::1"]);
+        ask(node, &["CONFIG", "SET", "cluster-announce-ip", "::1"]);
+    }
+    until("word of the new addresses", async || {
+        let slots = |node| format!("{:?}", ask(node, &["CLUSTER", "SLOTS"]));
+        cluster.nodes().iter().all(|node| !slots(node).contains("127.0.0.1"))
+    })
+    .await;
+    let names = names_on_every_primary(&cluster);
+    let seed = format!("redis://[::1]:{}", cluster.nodes()[0].port());
+    let manager = hash(Topology::cluster([seed])).connect().await.expect("connects");
+    for name in &names {
+        works(&manager, name).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn protocol_of_the_url_changes_nothing() {
+    let node = Node::start(Server::Redis70).expect("the server starts");
+    for (manager, _) in both(&format!("redis://{}?protocol=resp3", node.addr())).await {
+        works(&*manager, "cfg").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prefixes_on_one_server_do_not_see_each_other() {
+    let node = Node::start(Server::Redis70).expect("the server starts");
+    let prefixes = ["a", "a:", "b", "a:b", "%", "%7B", "*", "[x]", "\\", "\"'", ":", "$(x)"];
+    let mut guards = Vec::new();
+    for prefix in prefixes {
+        let manager = hash(node.url()).key_prefix(prefix).connect().await.expect("connects");
+        // Both forms of a key, and a name that looks like another prefix's.
+        for name in ["cfg", "{cfg}", "b:cfg", ":{cfg}"] {
+            let guard = manager.try_write(name).await.expect("answered");
+            guards.push(guard.unwrap_or_else(|| panic!("{prefix:?} {name:?} is another's")));
+            assert_eq!(manager.inspect(name).await.expect("shown").holders.len(), 1, "{prefix:?} {name:?}");
+        }
+    }
+    assert_eq!(ask(&node, &["DBSIZE"]), Reply::Int(guards.len() as i64), "one key each");
+    for guard in guards {
+        guard.release().await.expect("ours to the end");
+    }
+    let two = two_key(node.url()).key_prefix("a").connect().await.expect("connects");
+    let other = two_key(node.url()).key_prefix("b").connect().await.expect("connects");
+    let _guard = two.write("cfg").await.expect("granted");
+    works(&other, "cfg").await;
+}
+
+/// Everything that events and spans say on this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<String>>);
+
+impl Visit for Log {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        write!(self.0.lock(), "{field}={value:?} ").expect("a text takes more");
+    }
+}
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, span: &span::Attributes<'_>) -> span::Id {
+        span.record(&mut self.clone());
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, values: &span::Record<'_>) {
+        values.record(&mut self.clone());
+    }
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// All topologies with this URL.
+fn everywhere(url: &str) -> [Topology; 3] {
+    [Topology::node(url), Topology::cluster([url]), Topology::sentinel("mymaster", [url])]
+}
+
+/// All that can be read of a manager that does not work.
+async fn words_of(topology: Topology) -> String {
+    let mut words = format!("{topology:?} {:?}", hash(topology.clone()));
+    match hash(topology).unreachable_after(Duration::from_millis(200)).build() {
+        Err(error) => words += &shown(&error),
+        Ok(manager) => {
+            let waiting = manager.write("cfg").into_future();
+            words += &format!("{manager:?}");
+            words += &shown(&soon("the end of the wait", waiting).await.expect_err("it does not work"));
+            let asked = soon("the answer", manager.inspect("cfg")).await;
+            words += &shown(&asked.expect_err("it does not work"));
+            drop(manager.close().await);
+        }
+    }
+    words
+}
+
+#[tokio::test]
+async fn nothing_tells_a_password() {
+    let secret = "hunter2";
+    let log = Log::default();
+    let _subscriber = tracing::subscriber::set_default(log.clone());
+    let node = Node::builder(Server::Redis70).password("another").start().expect("the server starts");
+    let at = node.addr();
+    let urls = [
+        // Wrong passwords.
+        format!("redis://:{secret}@{at}"),
+        format!("redis://{secret}:{secret}@{at}/3"),
+        // Nobody there.
+        format!("redis://:{secret}@127.0.0.1:1"),
+        format!("redis://u:{secret}@[::1]:1"),
+        format!("redis+unix:///no/such/socket?pass={secret}"),
+        // No such URLs.
+        format!("redis://:{secret}@[bad"),
+        format!("redis://:{secret}@{at}/x"),
+        format!("redis://u:1/{secret}@{at}"),
+        format!("redis://u:{secret}/1@{at}"),
+        format!("redis://{secret}#1@{at}"),
+        format!("redis://{at}/?password={secret}&protocol=x"),
+        format!("nonsense:{secret}"),
+        format!("http://u:{secret}@{at}"),
+        secret.to_owned(),
+    ];
+    for url in urls {
+        for topology in everywhere(&url) {
+            let words = words_of(topology).await;
+            assert!(!words.contains(secret), "{url}: {words}");
+        }
+    }
+    // A manager that works, loses a hold and its server.
+    let url = format!("redis://:another@{at}");
+    for (manager, _) in both(&url).await {
+        let guard = manager.write("cfg").await.expect("granted");
+        let waiting = tokio::spawn(manager.write("other").into_future());
+        let taken = soon("the grant", waiting).await.expect("no panic").expect("granted");
+        manager.force_release("cfg").await.expect("released");
+        assert_eq!(soon("the loss", guard.lost()).await, LossReason::Forced);
+        node.pause();
+        let error = soon("the end of the wait", manager.write("more").into_future()).await.expect_err("nobody");
+        node.resume();
+        let words = format!("{} {manager:?} {guard:?} {taken:?}", shown(&error));
+        assert!(!words.contains("another"), "{words}");
+        taken.release().await.expect("ours to the end");
+    }
+    let logged = log.0.lock().clone();
+    assert!(logged.contains("released by force"), "events are seen: {logged}");
+    assert!(!logged.contains(secret) && !logged.contains("another@"), "{logged}");
+}
