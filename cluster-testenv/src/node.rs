@@ -79,7 +79,7 @@ impl Node {
     ///
     /// # Panics
     ///
-    /// When the node was started without [`NodeBuilder::tls`] or [`ClusterBuilder::tls`](crate::ClusterBuilder::tls).
+    /// When the node was started without [`NodeBuilder::tls`] or one of its kind.
     #[must_use]
     pub fn certificates(&self) -> &Certificates {
         &self.tls.as_ref().expect("the node was started with TLS").certificates
@@ -139,7 +139,7 @@ impl Node {
         self.proxy.as_ref().map_or(self.migration_port(), Proxy::port)
     }
 
-    /// The port where another node delivers keys: with TLS, if the server speaks it.
+    /// The port where another node delivers keys, and replicas and Sentinels connect: with TLS, if the server speaks it.
     pub(crate) fn migration_port(&self) -> u16 {
         self.tls.as_ref().map_or(&self.port, |tls| &tls.port).port()
     }
@@ -305,8 +305,8 @@ impl NodeBuilder {
 
     /// Makes the server a replica of another from the start.
     pub(crate) fn replica_of(mut self, primary: &Node) -> Self {
-        let addr = primary.addr();
-        self.args.extend(["--replicaof".to_owned(), addr.ip().to_string(), addr.port().to_string()]);
+        let (ip, port) = (primary.addr().ip(), primary.migration_port());
+        self.args.extend(["--replicaof".to_owned(), ip.to_string(), port.to_string()]);
         self
     }
 
@@ -325,6 +325,12 @@ impl NodeBuilder {
     /// Of the servers that `install` brings, Redis 7.0 can do this.
     pub fn tls(mut self, clients: TlsClients) -> Self {
         self.tls = Some((clients, Arc::new(Certificates::make())));
+        self
+    }
+
+    /// With TLS if the other has it, and with its certificates.
+    pub(crate) fn tls_as(mut self, other: &Self) -> Self {
+        self.tls.clone_from(&other.tls);
         self
     }
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    Error, Node, NodeBuilder, Result, Server,
+    Certificates, Error, Node, NodeBuilder, Result, Server, TlsClients,
     guardian::Guardian,
     node::{quoted, start_all},
     port::{self, PortReservation},
@@ -74,6 +74,16 @@ impl Sentinels {
         NAME
     }
 
+    /// What clients need to speak TLS with the Sentinels and with those that they watch.
+    ///
+    /// # Panics
+    ///
+    /// When they were started without [`SentinelsBuilder::tls`].
+    #[must_use]
+    pub fn certificates(&self) -> &Certificates {
+        self.sentinels[0].certificates()
+    }
+
     /// The primary by the newest word of the running Sentinels. One that is dead or paused stays it until a failover.
     ///
     /// # Panics
@@ -83,7 +93,7 @@ impl Sentinels {
     pub fn primary(&self) -> &Node {
         let views = self.running_sentinels().filter_map(|sentinel| View::of(sentinel).ok());
         let newest = views.max_by_key(|view| view.config_epoch).expect("a Sentinel runs and answers");
-        self.nodes.iter().find(|node| node.port() == newest.port).expect("the primary is one of the nodes")
+        self.nodes.iter().find(|node| node.migration_port() == newest.port).expect("the primary is one of the nodes")
     }
 
     /// The nodes that are not the primary, dead and paused ones included.
@@ -109,7 +119,7 @@ impl Sentinels {
     ///
     /// As [`Sentinels::primary`].
     pub fn failover(&self) -> Result<&Node> {
-        let old = self.primary().port();
+        let old = self.primary().migration_port();
         let sentinel = self.running_sentinels().next().expect("a Sentinel runs");
         let mut last_answer = None;
         let done = wait_for("", OK_BOUND, || {
@@ -129,7 +139,7 @@ impl Sentinels {
     ///
     /// [`Error::NotInTime`] when they do not within 30 s.
     pub fn wait_for_failover_from(&self, old: &Node) -> Result<&Node> {
-        wait_for("another primary", OK_BOUND, || self.primary_after(old.port()))
+        wait_for("another primary", OK_BOUND, || self.primary_after(old.migration_port()))
     }
 
     /// Waits until all is well, at most 30 s: the running Sentinels agree on a primary that runs and is called nothing
@@ -160,7 +170,7 @@ impl Sentinels {
         let views: Vec<View> = self.running_sentinels().map(View::of).collect::<Result<_>>().ok()?;
         let port = views.first()?.port;
         let is_agreed = port != old && views.iter().all(|view| view.port == port);
-        let primary = self.nodes.iter().find(|node| node.port() == port).filter(|_| is_agreed)?;
+        let primary = self.nodes.iter().find(|node| node.migration_port() == port).filter(|_| is_agreed)?;
         primary.role().is_ok_and(|role| role == "master").then_some(primary)
     }
 
@@ -176,10 +186,10 @@ impl Sentinels {
                 return Ok(Some("the Sentinels do not agree on the primary".to_owned()));
             }
         }
-        let primary = self.nodes.iter().find(|node| Some(node.port()) == primary && node.is_running());
+        let primary = self.nodes.iter().find(|node| Some(node.migration_port()) == primary && node.is_running());
         let Some(primary) = primary else { return Ok(Some("the primary does not run".to_owned())) };
         let running = self.nodes.iter().filter(|node| node.is_running() && node.port() != primary.port());
-        let link = format!("master_port:{}\r\nmaster_link_status:up", primary.port());
+        let link = format!("master_port:{}\r\nmaster_link_status:up", primary.migration_port());
         let mut followers = 0;
         for replica in running {
             let info = replica.command(&["INFO", "replication"])?.into_result()?;
@@ -266,6 +276,12 @@ impl SentinelsBuilder {
         self
     }
 
+    /// Makes all of them speak TLS, with clients and with each other, as [`NodeBuilder::tls`] does. They share one authority.
+    pub fn tls(mut self, clients: TlsClients) -> Self {
+        self.node = self.node.tls(clients);
+        self
+    }
+
     /// Adds an argument to the primary and the replicas, as [`NodeBuilder::arg`] does.
     pub fn arg(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.node = self.node.arg(name, value);
@@ -296,11 +312,11 @@ impl SentinelsBuilder {
         Ok(sentinels)
     }
 
-    /// Each is told of all the others, which they would find out in 10 s.
+    /// Each is told of all the others, which they would find out in 10 s; with TLS they correct the ports, which nobody knows yet.
     fn start_sentinels(&self, nodes: &[Node], guardian: &Arc<Guardian>) -> Result<Vec<Node>> {
         let ports = (0..SENTINELS).map(|_| PortReservation::new()).collect::<Result<Vec<_>>>()?;
         let known: Vec<(u16, String)> = ports.iter().map(|port| (port.port(), sentinel_id())).collect();
-        let builder = Node::builder(self.server);
+        let builder = Node::builder(self.server).tls_as(&self.node);
         start_all(ports.into_iter().map(|port| {
             let conf = self.conf(nodes, port.port(), &known);
             let builder = &builder;
@@ -310,7 +326,7 @@ impl SentinelsBuilder {
 
     fn conf(&self, nodes: &[Node], own_port: u16, sentinels: &[(u16, String)]) -> String {
         let (primary, replicas) = nodes.split_first().expect("there is a primary");
-        let word_of = |node: &Node| format!("{} {}", node.addr().ip(), node.port());
+        let word_of = |node: &Node| format!("{} {}", node.addr().ip(), node.migration_port());
         let mut lines = vec![
             format!("monitor {NAME} {} {QUORUM}", word_of(primary)),
             format!("down-after-milliseconds {NAME} {}", self.down_after.as_millis()),

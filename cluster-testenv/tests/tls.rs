@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use cluster_testenv::{Certificates, Cluster, Error, Node, Server, TlsClients};
+use cluster_testenv::{Certificates, Cluster, Error, Node, Sentinels, Server, TlsClients};
 use rustls::{
     ClientConfig, ClientConnection, RootCertStore, StreamOwned,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
@@ -114,4 +114,24 @@ fn server_without_tls_is_named() {
         let is_named = matches!(&error, Error::Unsupported(what) if what.contains("without TLS") && what.contains(&server.to_string()));
         assert!(is_named, "{error:?}");
     }
+}
+
+#[test]
+fn sentinels_speak_tls_with_clients_and_with_those_that_they_watch() {
+    let sentinels = Sentinels::builder(Server::Redis70).tls(TlsClients::Required).start().unwrap();
+    let certificates = sentinels.certificates();
+    for url in sentinels.urls().into_iter().chain(sentinels.nodes().iter().map(Node::url)) {
+        assert_eq!(ping(&url, certificates.ca_pem(), Some(certificates)).unwrap(), "+PONG\r\n");
+        assert!(ping(&url, certificates.ca_pem(), None).is_err(), "{url}");
+    }
+    let named = |node: &Node| {
+        let word = sentinels.sentinels()[0].command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", sentinels.primary_name()]);
+        let port = word.unwrap().array().unwrap()[1].text().unwrap().into_owned();
+        node.url().ends_with(&format!(":{port}"))
+    };
+    let old = sentinels.primary();
+    assert!(named(old), "by the port that speaks TLS");
+    let new = sentinels.failover().unwrap();
+    assert!(named(new) && !named(old));
+    sentinels.wait_ok().unwrap();
 }
