@@ -61,7 +61,7 @@ enum Fate {
 
 impl Fate {
     /// Returns the new primary.
-    fn befalls<'a>(self, servers: &'a Sentinels) -> &'a Node {
+    fn befalls(self, servers: &Sentinels) -> &Node {
         let old = servers.primary();
         match self {
             Self::Replaced => return servers.failover().expect("another primary"),

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cluster_testenv::{Certificates, Cluster, Node, Server, TlsClients};
+use cluster_testenv::{Certificates, Cluster, Node, Sentinels, Server, TlsClients};
 use redis_rwlock::{Build, Builder, ClusterManager, Error, Refusal, RwLockManager, SingleNodeManager, Tls, Topology};
 use rustls::crypto::{CryptoProvider, ring};
 
@@ -33,7 +33,7 @@ fn on(node: &Node, tls: Tls) -> Topology {
 }
 
 /// A reader and a writer that wait for each other, and a hold that is renewed.
-async fn locks_as_always<M: Build>(builder: impl Fn() -> Builder<M>) {
+async fn locks_as_always<M: Build>(builder: impl Fn() -> Builder<M> + Send + Sync) {
     let connect = || async { settled(builder()).lease(Duration::from_millis(1500)).connect().await.expect("connects") };
     let (one, other) = (connect().await, connect().await);
     let writer = one.write("cfg").await.expect("granted");
@@ -91,6 +91,25 @@ async fn all_nodes_of_a_cluster_are_reached_with_tls() {
     assert_eq!(cluster.primary_of_slot(slot).port(), target.port());
     guard.release().await.expect("ours to the end, and the new owner knows");
     works(&manager, &name).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_and_the_primary_that_they_name_are_reached_with_tls() {
+    let servers = Sentinels::builder(Server::Redis70).tls(TlsClients::Required).start().expect("they start");
+    let topology = Topology::sentinel(servers.primary_name(), servers.urls()).tls(with_client(servers.certificates()));
+    let patient = Duration::from_secs(60);
+    let hash = settled(ClusterManager::builder(topology.clone())).unreachable_after(patient);
+    let two_key = settled(SingleNodeManager::builder(topology)).unreachable_after(patient);
+    let (hash, two_key) = (hash.connect().await.expect("connects"), two_key.connect().await.expect("connects"));
+    works(&hash, "cfg").await;
+    works(&two_key, "cfg").await;
+    let old = servers.primary().port();
+    let new = tokio::task::block_in_place(|| servers.failover()).expect("another primary");
+    assert_ne!(new.port(), old);
+    works(&hash, "cfg").await;
+    works(&two_key, "cfg").await;
+    let strange = Topology::sentinel(servers.primary_name(), servers.urls()).tls(trusting(servers.certificates()));
+    assert_eq!(refusal_of(&refused(strange).await), Refusal::Unauthenticated, "the Sentinels want a certificate");
 }
 
 async fn refused(topology: Topology) -> Error {
