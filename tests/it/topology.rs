@@ -1,6 +1,6 @@
 //! Where servers are and how they are reached: TLS, Sentinels, URLs. Cases have servers of their own.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cluster_testenv::{Cluster, Node};
 use redis_rwlock::{Build, Builder, Error, RwLockManager};
@@ -12,12 +12,38 @@ mod sentinels;
 mod tls;
 mod urls;
 
-/// How long a manager that finds nobody tries.
+/// How long a manager tries that is to find nobody.
 const PATIENCE: Duration = Duration::from_millis(1200);
+/// Far more than it may need beyond that, on a machine that is busy with other tests.
+const LATE: Duration = Duration::from_secs(5);
+/// How long one tries that is to find somebody: longer than any case waits, so that a refusal does not come from impatience.
+const FOR_EVER: Duration = Duration::from_secs(300);
 
-/// Options of managers on a machine that is busy with other tests.
-fn settled<M: Build>(builder: Builder<M>) -> Builder<M> {
-    builder.clock_margin(Duration::from_millis(5)).unreachable_after(PATIENCE)
+fn patient<M: Build>(builder: Builder<M>) -> Builder<M> {
+    builder.clock_margin(Duration::from_millis(5)).unreachable_after(FOR_EVER)
+}
+
+fn impatient<M: Build>(builder: Builder<M>) -> Builder<M> {
+    patient(builder).unreachable_after(PATIENCE)
+}
+
+/// What a manager is told that connects, before its patience ends.
+async fn refused<M: Build>(builder: Builder<M>) -> Error {
+    let error = soon("the refusal", patient(builder).connect()).await.expect_err("no");
+    assert!(!matches!(error, Error::Unreachable { .. }), "{error:?}");
+    error
+}
+
+/// Fails when its patience ends, and in its time, as a manager that connects now and as one that connects at first use.
+async fn finds_nobody<M: Build>(builder: impl Fn() -> Builder<M> + Send) {
+    let asked = Instant::now();
+    let now = soon("the end of connecting", impatient(builder()).connect()).await.expect_err("nobody");
+    let manager = impatient(builder()).build().expect("built");
+    let later = soon("the end of the wait", manager.write("cfg").into_future()).await.expect_err("nobody");
+    assert!((2 * PATIENCE..2 * (PATIENCE + LATE)).contains(&asked.elapsed()), "{:?}", asked.elapsed());
+    for error in [now, later] {
+        assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    }
 }
 
 /// Takes a lock for writing and gives it back.

@@ -1,7 +1,7 @@
 //! A primary that Sentinels move. Each case has servers of its own.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cluster_testenv::{Node, Reply, Sentinels, Server};
 use redis_rwlock::{
@@ -9,17 +9,13 @@ use redis_rwlock::{
 };
 use tokio::sync::Barrier;
 
-use super::{PATIENCE, works};
+use super::{FOR_EVER, finds_nobody, patient, refused, works};
 use crate::fixture::Manager;
 use crate::servers::ask;
 use crate::wait::{soon, until};
 
 /// Long enough for a failover on a machine that is busy, from any moment between two renewals on.
 const LEASE: Duration = Duration::from_secs(15);
-/// Longer than any failover here.
-const FAILOVER: Duration = Duration::from_secs(60);
-/// Far more than a manager may need beyond its patience.
-const LATE: Duration = Duration::from_secs(5);
 const CASE: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,7 +29,7 @@ impl Scheme {
 
     async fn connect(self, topology: &Topology, label: &str) -> Manager {
         async fn finish<M: Build>(builder: Builder<M>, label: &str) -> Manager {
-            let builder = builder.lease(LEASE).clock_margin(Duration::from_millis(100)).unreachable_after(FAILOVER);
+            let builder = builder.lease(LEASE).clock_margin(Duration::from_millis(100)).unreachable_after(FOR_EVER);
             Arc::new(builder.label(label).connect().await.expect("connects"))
         }
         match self {
@@ -150,40 +146,49 @@ survives! {
 }
 
 /// What a frozen primary answers when it wakes is not believed: another has its role, and its word counts.
+async fn late_answers_change_nothing(scheme: Scheme, servers: &Sentinels, wakes: &Barrier) {
+    let topology = topology(servers);
+    let (asker, idle) = (scheme.connect(&topology, "asker").await, scheme.connect(&topology, "idle").await);
+    // Both have a connection to the primary that is about to freeze.
+    works(&*asker, "warm").await;
+    works(&*idle, "warm").await;
+    wakes.wait().await; // it freezes
+    wakes.wait().await; // it is frozen
+    // Goes into the sockets of the frozen one, and then to its successor.
+    let guard = soon("the grant of the new primary", asker.write("cfg").into_future()).await.expect("granted");
+    let token = guard.fencing_token();
+    wakes.wait().await; // it wakes
+    wakes.wait().await; // it has become a replica
+
+    // This one has slept: it still knows the old primary, which is read-only now.
+    assert!(soon("the answer", idle.try_write("cfg")).await.expect("answered").is_none(), "{scheme:?}: it is held");
+    let view = idle.inspect("cfg").await.expect("shown");
+    let holders: Vec<&str> = view.holders.iter().map(|holder| holder.label.as_str()).collect();
+    assert_eq!(holders, ["asker"], "{scheme:?}");
+    assert_eq!((guard.state(), guard.fencing_token()), (HoldState::Held, token), "{scheme:?}");
+    guard.release().await.expect("ours to the end");
+    let heir = soon("the next grant", idle.write("cfg").into_future()).await.expect("granted");
+    assert!(heir.fencing_token() > token, "{scheme:?}");
+    heir.release().await.expect("ours to the end");
+}
+
 async fn woken_primary_changes_nothing(server: Server) {
     let servers = Sentinels::start(server).expect("they start");
-    for scheme in Scheme::BOTH {
-        servers.wait_ok().expect("all is well");
-        let topology = topology(&servers);
-        let (asker, idle) = (scheme.connect(&topology, "asker").await, scheme.connect(&topology, "idle").await);
-        // Both have a connection to the primary that is about to freeze.
-        works(&*asker, "warm").await;
-        works(&*idle, "warm").await;
-        let old = servers.primary();
+    let wakes = Barrier::new(3);
+    let old = servers.primary();
+    let freezes_and_wakes = async {
+        wakes.wait().await;
         old.pause();
-        // Goes into the sockets of the frozen one, and then to its successor.
-        let asked = tokio::spawn(asker.write("cfg").into_future());
-        meanwhile(|| servers.wait_for_failover_from(old)).expect("another primary");
-        let guard = soon("the grant of the new primary", asked).await.expect("no panic").expect("granted");
-        let token = guard.fencing_token();
+        wakes.wait().await;
+        wakes.wait().await;
         old.resume();
         meanwhile(|| servers.wait_ok()).expect("all is well");
-        assert_ne!(servers.primary().port(), old.port());
         let role = ask(old, &["ROLE"]);
-        assert_eq!(role.array().and_then(|role| role[0].text()).as_deref(), Some("slave"), "it has become a replica");
-
-        // This one has slept: it still knows the old primary, which is read-only now.
-        assert!(soon("the answer", idle.try_write("cfg")).await.expect("answered").is_none(), "it is held");
-        let view = idle.inspect("cfg").await.expect("shown");
-        let holders: Vec<&str> = view.holders.iter().map(|holder| holder.label.as_str()).collect();
-        assert_eq!(holders, ["asker"], "{scheme:?}");
-        assert_eq!(guard.state(), HoldState::Held);
-        assert_eq!(guard.fencing_token(), token);
-        guard.release().await.expect("ours to the end");
-        let heir = soon("the next grant", idle.write("cfg").into_future()).await.expect("granted");
-        assert!(heir.fencing_token() > token);
-        heir.release().await.expect("ours to the end");
-    }
+        assert_eq!(role.array().and_then(|role| role[0].text()).as_deref(), Some("slave"), "another is primary");
+        wakes.wait().await;
+    };
+    let [hash, two_key] = Scheme::BOTH.map(|scheme| late_answers_change_nothing(scheme, &servers, &wakes));
+    tokio::join!(freezes_and_wakes, hash, two_key);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -196,18 +201,15 @@ async fn woken_primary_changes_nothing_on_valkey_9_1() {
     bounded(woken_primary_changes_nothing(Server::Valkey91)).await;
 }
 
-fn impatient(topology: &Topology) -> Builder<ClusterManager> {
-    super::settled(ClusterManager::builder(topology.clone()))
+fn hash(topology: &Topology) -> Builder<ClusterManager> {
+    patient(ClusterManager::builder(topology.clone()))
 }
 
-/// Fails as a manager that connects now, and as one that connects at first use.
-async fn refused(topology: &Topology) -> [Error; 2] {
-    let asked = Instant::now();
-    let now = soon("the end of connecting", impatient(topology).connect()).await.expect_err("no");
-    let manager = impatient(topology).build().expect("built");
-    let later = soon("the end of the wait", manager.write("cfg").into_future()).await.expect_err("no");
-    assert!(asked.elapsed() < 2 * (PATIENCE + LATE), "{:?}", asked.elapsed());
-    [now, later]
+/// What a manager is told that connects now, and one that connects at first use.
+async fn refusals(topology: &Topology) -> [Error; 2] {
+    let manager = hash(topology).build().expect("built");
+    let later = soon("the refusal", manager.write("cfg").into_future()).await.expect_err("no");
+    [refused(hash(topology)).await, later]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -217,17 +219,19 @@ async fn some_sentinels_are_enough() {
     let nobody = "redis://127.0.0.1:1".to_owned();
     let name = servers.primary_name();
     let with_a_wrong_url = Topology::sentinel(name, [nobody.clone(), two.clone(), three.clone()]);
-    works(&impatient(&with_a_wrong_url).connect().await.expect("two are right"), "cfg").await;
+    works(&hash(&with_a_wrong_url).connect().await.expect("two are right"), "cfg").await;
     let one_alone = Topology::sentinel(name, [nobody.clone(), nobody, three.clone()]);
-    works(&impatient(&one_alone).connect().await.expect("one is right"), "cfg").await;
+    works(&hash(&one_alone).connect().await.expect("one is right"), "cfg").await;
 
     let all = Topology::sentinel(name, [one, two, three]);
-    let early = impatient(&all).unreachable_after(FAILOVER).connect().await.expect("connects");
+    let early = hash(&all).connect().await.expect("connects");
     works(&early, "cfg").await;
     servers.sentinels()[0].pause();
-    works(&impatient(&all).connect().await.expect("one is silent"), "cfg").await;
+    works(&hash(&all).connect().await.expect("one is silent"), "cfg").await;
     // Two of three can still order a failover, and tell of it.
-    servers.primary().kill();
+    let old = servers.primary();
+    old.kill();
+    meanwhile(|| servers.wait_for_failover_from(old)).expect("another primary");
     let waiting = soon("the grant of the new primary", early.write("cfg").into_future()).await.expect("granted");
     waiting.release().await.expect("ours to the end");
 }
@@ -236,18 +240,14 @@ async fn some_sentinels_are_enough() {
 async fn without_sentinels_connected_managers_go_on_and_others_are_told_in_time() {
     let servers = Sentinels::start(Server::Redis70).expect("they start");
     let topology = topology(&servers);
-    let early = impatient(&topology).connect().await.expect("connects");
+    let early = hash(&topology).unreachable_after(Duration::from_secs(8)).connect().await.expect("connects");
     works(&early, "cfg").await;
     servers.sentinels().iter().for_each(Node::pause);
     works(&early, "cfg").await;
-    for error in refused(&topology).await {
-        assert!(matches!(error, Error::Unreachable { .. }), "silent: {error:?}");
-    }
+    finds_nobody(|| hash(&topology)).await;
     servers.sentinels().iter().for_each(Node::kill);
     works(&early, "cfg").await;
-    for error in refused(&topology).await {
-        assert!(matches!(error, Error::Unreachable { .. }), "dead: {error:?}");
-    }
+    finds_nobody(|| hash(&topology)).await;
     servers.nodes().iter().for_each(Node::kill);
     let error = soon("the end of the wait", early.write("cfg").into_future()).await.expect_err("nobody is left");
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
@@ -256,7 +256,7 @@ async fn without_sentinels_connected_managers_go_on_and_others_are_told_in_time(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn name_that_no_sentinel_knows_is_refused() {
     let servers = Sentinels::start(Server::Redis70).expect("they start");
-    for error in refused(&Topology::sentinel("nemo", servers.urls())).await {
+    for error in refusals(&Topology::sentinel("nemo", servers.urls())).await {
         assert!(matches!(error, Error::Refused { refusal: Refusal::OtherTopology, .. }), "{error:?}");
         assert!(error.to_string().contains("nemo"), "{error}");
     }
@@ -268,7 +268,7 @@ async fn most_sentinels_are_believed() {
     let [_, two, three] = <[String; 3]>::try_from(most.urls()).expect("three");
     let urls = [few.urls()[0].clone(), two, three];
     for round in 0..10 {
-        let manager = impatient(&Topology::sentinel(most.primary_name(), urls.clone()));
+        let manager = hash(&Topology::sentinel(most.primary_name(), urls.clone()));
         let manager = manager.connect().await.expect("connects");
         let guard = manager.write(&format!("cfg{round}")).await.expect("granted");
         let key = format!("rwlock:{{cfg{round}}}:lock");
@@ -305,7 +305,7 @@ async fn password_and_database_are_those_of_the_first_url() {
         guard.release().await.expect("ours to the end");
     }
     let unauthenticated = |error: &Error| matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
-    for error in refused(&urls("wrong")).await.iter().chain(&refused(&topology(&servers)).await) {
+    for error in refusals(&urls("wrong")).await.iter().chain(&refusals(&topology(&servers)).await) {
         assert!(unauthenticated(error), "the servers want a password: {error:?}");
     }
     // From now on the Sentinels want it as well, also of us.
@@ -313,7 +313,7 @@ async fn password_and_database_are_those_of_the_first_url() {
         ask(sentinel, &["ACL", "SETUSER", "default", "resetpass", &format!(">{PASSWORD}")]);
     }
     works(&*Scheme::Hash.connect(&urls(IN_URL), "case").await, "cfg").await;
-    for error in refused(&urls("wrong")).await.iter().chain(&refused(&topology(&servers)).await) {
+    for error in refusals(&urls("wrong")).await.iter().chain(&refusals(&topology(&servers)).await) {
         assert!(unauthenticated(error), "the Sentinels want a password: {error:?}");
     }
 }

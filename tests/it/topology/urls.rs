@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cluster_testenv::{Cluster, Node, Reply, Server};
 use parking_lot::Mutex;
@@ -12,13 +12,11 @@ use redis_rwlock::{
 use tracing::field::{Field, Visit};
 use tracing::span;
 
-use super::{PATIENCE, names_on_every_primary, option_of, settled, shown, works};
+use super::{finds_nobody, names_on_every_primary, option_of, patient, refused, shown, works};
 use crate::fixture::Manager;
 use crate::servers::ask;
 use crate::wait::{soon, until};
 
-/// Far more than a manager may need beyond its patience.
-const LATE: Duration = Duration::from_secs(5);
 /// What a URL cannot hold as it is, and how it holds it.
 const USER: &str = "svc:locks@eu";
 const USER_IN_URL: &str = "svc%3Alocks%40eu";
@@ -26,11 +24,11 @@ const PASSWORD: &str = "p@ss/w:?#%é";
 const PASSWORD_IN_URL: &str = "p%40ss%2Fw%3A%3F%23%25%C3%A9";
 
 fn hash(topology: impl Into<Topology>) -> Builder<ClusterManager> {
-    settled(ClusterManager::builder(topology))
+    patient(ClusterManager::builder(topology))
 }
 
 fn two_key(topology: impl Into<Topology>) -> Builder<SingleNodeManager> {
-    settled(SingleNodeManager::builder(topology))
+    patient(SingleNodeManager::builder(topology))
 }
 
 /// Both schemes on one node, with the key of a written lock.
@@ -39,13 +37,6 @@ async fn both(url: &str) -> [(Manager, &'static str); 2] {
         Arc::new(builder.connect().await.expect("connects"))
     }
     [(connect(hash(url)).await, "rwlock:{cfg}:lock"), (connect(two_key(url)).await, "rwlock:{cfg}:write")]
-}
-
-async fn refused<M: Build>(builder: Builder<M>) -> Error {
-    let asked = Instant::now();
-    let error = soon("the refusal", builder.connect()).await.expect_err("no");
-    assert!(asked.elapsed() < PATIENCE + LATE, "{:?}", asked.elapsed());
-    error
 }
 
 fn is_unauthenticated(error: &Error) -> bool {
@@ -160,8 +151,7 @@ async fn unix_socket_of_a_node() {
     }
     let error = refused(hash(format!("redis+unix://{path}?pass=wrong"))).await;
     assert!(is_unauthenticated(&error), "{error:?}");
-    let error = refused(hash(format!("redis+unix://{path}.not"))).await;
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    finds_nobody(|| hash(format!("redis+unix://{path}.not"))).await;
     let error = hash(Topology::cluster([url])).build().expect_err("members have ports");
     assert_eq!(option_of(&error), "topology");
     std::fs::remove_dir_all(&dir).expect("removed");
@@ -323,7 +313,8 @@ async fn nothing_tells_a_password() {
         manager.force_release("cfg").await.expect("released");
         assert_eq!(soon("the loss", guard.lost()).await, LossReason::Forced);
         node.pause();
-        let error = soon("the end of the wait", manager.write("more").into_future()).await.expect_err("nobody");
+        let short = hash(&*url).unreachable_after(Duration::from_millis(200)).build().expect("built");
+        let error = soon("the end of the wait", short.write("more").into_future()).await.expect_err("nobody");
         node.resume();
         let words = format!("{} {manager:?} {guard:?} {taken:?}", shown(&error));
         assert!(!words.contains("another"), "{words}");
