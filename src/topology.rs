@@ -212,7 +212,10 @@ impl Tls {
         self.client_pem = Some(ClientPem { certificates: certificates.into(), key: key.into() });
         self
     }
+}
 
+#[cfg(feature = "tls")]
+impl Tls {
     pub(crate) fn authorities(&self) -> Option<&[u8]> {
         self.ca_pem.as_deref()
     }
