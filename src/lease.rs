@@ -108,7 +108,8 @@ impl Anchor {
 /// it; the readers of one phase share theirs. A resource that remembers the highest token it has seen and rejects lower
 /// ones, readers' included, is safe even from a holder that was paused past its lease, which no lease lock can stop.
 ///
-/// Tokens are at most 2^53, so they survive JSON and SQL `BIGINT`. They are not consecutive.
+/// Tokens are at most 2^53, so they survive JSON and SQL `BIGINT`. They are not consecutive. A resource that stores them as
+/// integers gets them back by `try_from`; 0 is below every token that a server grants.
 ///
 /// # Examples
 ///
@@ -123,12 +124,13 @@ impl Anchor {
 /// let newer = manager.write("cfg").await?.fencing_token();
 /// assert!(newer > older);
 /// let for_sql: i64 = newer.into();
-/// # assert!(for_sql > 0);
+/// let highest_seen = redis_rwlock::FencingToken::try_from(for_sql).expect("it was one");
+/// assert!(older < highest_seen); // so the resource rejects it
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(into = "u64", try_from = "u64"))]
 pub struct FencingToken(u64);
 
 impl FencingToken {
@@ -163,6 +165,29 @@ impl From<FencingToken> for i64 {
         token.0 as Self
     }
 }
+
+impl TryFrom<u64> for FencingToken {
+    type Error = InvalidToken;
+
+    /// The token that was stored as this number.
+    fn try_from(stored: u64) -> Result<Self, InvalidToken> {
+        Self::from_wire(stored).ok_or(InvalidToken(i128::from(stored)))
+    }
+}
+
+impl TryFrom<i64> for FencingToken {
+    type Error = InvalidToken;
+
+    /// The token that was stored as this number.
+    fn try_from(stored: i64) -> Result<Self, InvalidToken> {
+        u64::try_from(stored).ok().and_then(Self::from_wire).ok_or(InvalidToken(i128::from(stored)))
+    }
+}
+
+/// A number that no [`FencingToken`] was ever stored as: negative, or above 2^53.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0} is no fencing token, which lie between 0 and 2^53; look for whatever else writes where tokens are stored")]
+pub struct InvalidToken(i128);
 
 #[cfg(test)]
 mod tests {
@@ -200,5 +225,19 @@ mod tests {
     fn tokens_beyond_a_double_are_not_believed() {
         assert!(FencingToken::from_wire(1 << 53).is_some());
         assert!(FencingToken::from_wire((1 << 53) + 1).is_none());
+    }
+
+    #[test]
+    fn tokens_come_back_from_integers() {
+        for stored in [0, 1, 1 << 53] {
+            let token = FencingToken::try_from(stored).expect("in range");
+            assert_eq!((u64::from(token), i64::from(token)), (stored, i64::try_from(stored).expect("small")));
+            assert_eq!(FencingToken::try_from(i64::from(token)), Ok(token));
+        }
+        assert!(FencingToken::try_from((1_u64 << 53) + 1).is_err());
+        assert!(FencingToken::try_from((1_i64 << 53) + 1).is_err());
+        assert_eq!(FencingToken::try_from(u64::MAX), Err(InvalidToken(i128::from(u64::MAX))));
+        let negative = FencingToken::try_from(-1_i64).expect_err("no token");
+        assert!(negative.to_string().starts_with("-1 is no fencing token"), "{negative}");
     }
 }

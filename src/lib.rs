@@ -56,7 +56,7 @@ pub use acquire::{Acquire, Acquiring};
 pub use error::{Error, LossReason, Refusal, Result, Source};
 pub use guard::{Guard, HoldWatch, ReadGuard, WriteGuard};
 pub use hold::{Ended, HoldState};
-pub use lease::FencingToken;
+pub use lease::{FencingToken, InvalidToken};
 pub use manager::{Build, Builder, ClusterManager, MemoryManager, RwLockManager, SingleNodeManager};
 pub use options::PublishedLimits;
 pub use reentry::{OwnerId, Reentry};

@@ -7,27 +7,8 @@ use std::time::Duration;
 use redis_rwlock::FencingToken;
 
 /// A fencing token that has been stored or sent as a number.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub(crate) struct Token(u64);
-
-impl From<FencingToken> for Token {
-    fn from(token: FencingToken) -> Self {
-        Self(token.into())
-    }
-}
-
-impl FromStr for Token {
-    type Err = std::num::ParseIntError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.parse().map(Self)
-    }
-}
-
-impl fmt::Display for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
+pub(crate) fn parse_token(text: &str) -> Option<FencingToken> {
+    text.parse::<u64>().ok()?.try_into().ok()
 }
 
 /// What a worker has to do.
@@ -45,19 +26,19 @@ pub(crate) enum Event {
     /// It read a whole configuration, and the same when it left.
     Read { version: u64, waited: Duration },
     /// Its update is on its way. If nothing more is heard of it, it may have happened or not.
-    Began { version: u64, token: Token },
+    Began { version: u64, token: FencingToken },
     /// Its update is stored.
-    Updated { version: u64, token: Token, waited: Duration },
+    Updated { version: u64, token: FencingToken, waited: Duration },
     /// It is in the middle of its update and stays there.
-    Hangs { version: u64, token: Token },
+    Hangs { version: u64, token: FencingToken },
     /// It reads, and finds the half of an update whose writer is gone.
     FoundHalf { version: u64, waited: Duration },
     /// It has finished the update of a writer that is gone.
-    Finished { version: u64, token: Token },
+    Finished { version: u64, token: FencingToken },
     /// It lost the lock while it was inside, and knew it.
     Lost { reason: String },
     /// An access was refused for its token, though its hold was still good: somebody else was inside.
-    Overlap { token: Token },
+    Overlap { token: FencingToken },
     /// It saw a configuration that cannot be, or one that changed while it read.
     Inconsistent { what: String },
     /// Something else went wrong; it goes on.
@@ -103,7 +84,7 @@ impl Event {
         let (kind, rest) = line.split_once(' ').unwrap_or((line, ""));
         let words: Vec<&str> = rest.split(' ').collect();
         let number = |n: usize| words.get(n)?.parse().ok();
-        let token = |n: usize| words.get(n)?.parse().ok();
+        let token = |n: usize| parse_token(words.get(n)?);
         let waited = |n: usize| number(n).map(Duration::from_micros);
         Some(match kind {
             "read" => Self::Read { version: number(0)?, waited: waited(1)? },

@@ -5,12 +5,12 @@ use std::process;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis_rwlock::{ClusterManager, HolderView, LockView, MemoryManager, Mode, RwLockManager};
+use redis_rwlock::{ClusterManager, FencingToken, HolderView, LockView, MemoryManager, Mode, RwLockManager};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::config::{Config, Look};
-use crate::event::{Event, Token};
+use crate::event::Event;
 use crate::report::{Report, span};
 use crate::store::{Fields, MemoryStore, Servers, Store, StoreError};
 use crate::team::{self, Member};
@@ -32,16 +32,16 @@ enum Death {
     Hangs {
         since: Instant,
         version: u64,
-        token: Token,
+        token: FencingToken,
     },
     Killed {
         at: Instant,
         version: u64,
-        token: Token,
+        token: FencingToken,
     },
     /// Somebody finished its update.
     TakenOver {
-        token: Token,
+        token: FencingToken,
     },
 }
 

@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::time::Duration;
 
+use redis_rwlock::FencingToken;
+
 use crate::config::Look;
-use crate::event::{Event, Token};
+use crate::event::{Event, parse_token};
 use crate::store::{Fields, TOKEN};
 
 #[derive(Debug, Default)]
@@ -24,13 +26,13 @@ pub(crate) struct Report {
     /// Versions that somebody has begun to write. Those that nobody acknowledged may be stored or not.
     begun: BTreeSet<u64>,
     /// Versions that their writers acknowledged, with the token of each.
-    acknowledged: BTreeMap<u64, Token>,
+    acknowledged: BTreeMap<u64, FencingToken>,
     /// Versions that two writers acknowledged: one of the two updates is lost.
     twice: Vec<u64>,
     overlaps: usize,
     inconsistent: usize,
     /// The highest token of the resource so far, and whether it was ever seen to go back.
-    highest: Token,
+    highest: Option<FencingToken>,
     went_back: bool,
 }
 
@@ -74,7 +76,7 @@ impl Report {
     }
 
     pub(crate) fn saw_token_of_resource(&mut self, fields: &Fields) {
-        let token = fields.get(TOKEN).and_then(|text| text.parse().ok()).unwrap_or_default();
+        let token = fields.get(TOKEN).and_then(|text| parse_token(text));
         self.went_back |= token < self.highest;
         self.highest = self.highest.max(token);
     }
@@ -97,7 +99,7 @@ impl Report {
     /// Prints what was checked. Whether all of it held.
     pub(crate) fn judge(&self, stored: &Look, taken_over: bool, late_write_was_refused: bool) -> bool {
         let reads: usize = self.accounts.iter().map(|account| account.reads).sum();
-        let tokens: Vec<Token> = self.acknowledged.values().copied().collect();
+        let tokens: Vec<FencingToken> = self.acknowledged.values().copied().collect();
         let survivors_stopped = self.accounts.iter().all(|account| account.stopped != account.killed);
         let checks = [
             (self.no_update_is_lost(stored), self.updates_in_words(stored)),

@@ -11,10 +11,10 @@ use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis::{Client, RedisError, Script};
-use redis_rwlock::{BoxFuture, Topology};
+use redis_rwlock::{BoxFuture, FencingToken, Topology};
 
 use crate::Result;
-use crate::event::Token;
+use crate::event::parse_token;
 
 pub(crate) type Fields = HashMap<String, String>;
 
@@ -35,10 +35,10 @@ pub(crate) enum StoreError {
 /// harm then: each sets a field to a value.
 pub(crate) trait Store: Send + Sync + 'static {
     /// All fields, for a holder of the lock.
-    fn load(&self, token: Token) -> BoxFuture<'_, Result<Fields, StoreError>>;
+    fn load(&self, token: FencingToken) -> BoxFuture<'_, Result<Fields, StoreError>>;
 
     /// Sets one field, for a holder of the lock.
-    fn set<'a>(&'a self, token: Token, field: &'a str, value: &'a str) -> BoxFuture<'a, Result<(), StoreError>>;
+    fn set<'a>(&'a self, token: FencingToken, field: &'a str, value: &'a str) -> BoxFuture<'a, Result<(), StoreError>>;
 
     /// All fields as they are just now, for somebody without the lock.
     fn peek(&self) -> BoxFuture<'_, Result<Fields, StoreError>>;
@@ -51,11 +51,11 @@ pub(crate) struct MemoryStore {
 }
 
 impl MemoryStore {
-    fn visit(&self, token: Token, change: impl FnOnce(&mut Fields)) -> Result<Fields, StoreError> {
+    fn visit(&self, token: FencingToken, change: impl FnOnce(&mut Fields)) -> Result<Fields, StoreError> {
         // Each change is one insertion, so the fields are sound even if a thread panicked here.
         let mut fields = self.fields.lock().unwrap_or_else(PoisonError::into_inner);
-        let highest = fields.get(TOKEN).and_then(|text| text.parse().ok()).unwrap_or_default();
-        if token < highest {
+        let highest = fields.get(TOKEN).and_then(|text| parse_token(text));
+        if Some(token) < highest {
             return Err(StoreError::StaleToken);
         }
         fields.insert(TOKEN.to_owned(), token.to_string());
@@ -65,11 +65,11 @@ impl MemoryStore {
 }
 
 impl Store for MemoryStore {
-    fn load(&self, token: Token) -> BoxFuture<'_, Result<Fields, StoreError>> {
+    fn load(&self, token: FencingToken) -> BoxFuture<'_, Result<Fields, StoreError>> {
         Box::pin(async move { self.visit(token, |_| {}) })
     }
 
-    fn set<'a>(&'a self, token: Token, field: &'a str, value: &'a str) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn set<'a>(&'a self, token: FencingToken, field: &'a str, value: &'a str) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             self.visit(token, |fields| {
                 fields.insert(field.to_owned(), value.to_owned());
@@ -105,7 +105,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> ServerStore<C> {
         Arc::new(Self { connection, key: key.to_owned(), visit: Script::new(VISIT) })
     }
 
-    async fn visit(&self, token: Token, change: Option<(&str, &str)>) -> Result<Fields, StoreError> {
+    async fn visit(&self, token: FencingToken, change: Option<(&str, &str)>) -> Result<Fields, StoreError> {
         let mut connection = self.connection.clone();
         let mut visit = self.visit.key(&self.key);
         visit.arg(token.to_string());
@@ -118,11 +118,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> ServerStore<C> {
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Store for ServerStore<C> {
-    fn load(&self, token: Token) -> BoxFuture<'_, Result<Fields, StoreError>> {
+    fn load(&self, token: FencingToken) -> BoxFuture<'_, Result<Fields, StoreError>> {
         Box::pin(self.visit(token, None))
     }
 
-    fn set<'a>(&'a self, token: Token, field: &'a str, value: &'a str) -> BoxFuture<'a, Result<(), StoreError>> {
+    fn set<'a>(&'a self, token: FencingToken, field: &'a str, value: &'a str) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             self.visit(token, Some((field, value))).await?;
             Ok(())

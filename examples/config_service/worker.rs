@@ -4,13 +4,13 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis_rwlock::{HoldState, LossReason, RwLockManager, WriteGuard};
+use redis_rwlock::{FencingToken, HoldState, LossReason, RwLockManager, WriteGuard};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::LOCK;
 use crate::config::{Config, HALF, Look};
-use crate::event::{Event, Order, Token};
+use crate::event::{Event, Order};
 use crate::store::{Store, StoreError};
 
 /// What a worker does with a configuration that it has read.
@@ -56,7 +56,7 @@ enum Fault {
     Store(StoreError),
     Lost(LossReason),
     /// The resource refused the token of a hold that was good.
-    Overlap(Token),
+    Overlap(FencingToken),
     Inconsistent(String),
 }
 
@@ -97,10 +97,10 @@ impl Worker {
         let waited = asked.elapsed();
         // If the hold is lost, the work under it is dropped where it is.
         let read = tokio::select! {
-            read = self.look_twice(guard.fencing_token().into()) => read,
+            read = self.look_twice(guard.fencing_token()) => read,
             reason = guard.lost() => Err(Fault::Lost(reason)),
         };
-        let look = read.map_err(|fault| fault.judge(guard.fencing_token().into(), guard.state()))?;
+        let look = read.map_err(|fault| fault.judge(guard.fencing_token(), guard.state()))?;
         guard.release().await?;
         match look {
             Look::Whole(Config { version, .. }) => (self.tell)(Event::Read { version, waited }),
@@ -115,7 +115,7 @@ impl Worker {
         Ok(())
     }
 
-    async fn look_twice(&self, token: Token) -> Result<Look, Fault> {
+    async fn look_twice(&self, token: FencingToken) -> Result<Look, Fault> {
         let first = Config::look(&self.store.load(token).await?);
         sleep(USE).await;
         let second = Config::look(&self.store.load(token).await?);
@@ -133,7 +133,7 @@ impl Worker {
             () = self.stop() => return Ok(()),
         };
         let waited = asked.elapsed();
-        let token = guard.fencing_token().into();
+        let token = guard.fencing_token();
         let changed = tokio::select! {
             changed = self.change(token, work) => changed,
             reason = guard.lost() => Err(Fault::Lost(reason)),
@@ -153,7 +153,7 @@ impl Worker {
     }
 
     /// First finishes what somebody else has left half done, then does the work of its own.
-    async fn change(&self, token: Token, work: Work) -> Result<Progress, Fault> {
+    async fn change(&self, token: FencingToken, work: Work) -> Result<Progress, Fault> {
         let config = match Config::look(&self.store.load(token).await?) {
             Look::Whole(config) => config,
             Look::HalfDone(draft) => {
@@ -181,7 +181,7 @@ impl Worker {
         Ok(Progress::Updated { version })
     }
 
-    async fn take(&self, token: Token, (field, value): (&str, String)) -> Result<(), Fault> {
+    async fn take(&self, token: FencingToken, (field, value): (&str, String)) -> Result<(), Fault> {
         self.store.set(token, field, &value).await?;
         sleep(STEP).await;
         Ok(())
@@ -198,7 +198,7 @@ impl Worker {
 
 impl Fault {
     /// A refused token is what fencing is for if the hold was over, and the end of all trust if it was not.
-    fn judge(self, token: Token, hold: HoldState) -> Self {
+    fn judge(self, token: FencingToken, hold: HoldState) -> Self {
         match (self, hold) {
             (Self::Store(StoreError::StaleToken), HoldState::Lost(reason)) => Self::Lost(reason),
             (Self::Store(StoreError::StaleToken), _) => Self::Overlap(token),
