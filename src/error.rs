@@ -1,5 +1,6 @@
 //! What can go wrong, told apart by what a caller would do next.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ pub type Source = Arc<dyn std::error::Error + Send + Sync + 'static>;
 #[non_exhaustive]
 pub enum Error {
     /// Others held the lock for as long as the caller was willing to wait. Nothing is left on the server.
-    #[error("waited {waited:?} for lock {lock:?}, which others hold")]
+    #[error("waited {} for lock {lock:?}, which others hold: try again later, or see who with `inspect`", Span(*.waited))]
     #[non_exhaustive]
     WaitTimeout {
         /// The lock's name.
@@ -26,7 +27,9 @@ pub enum Error {
         waited: Duration,
     },
     /// The hold ended before it was released: what it protected may have been touched by others.
-    #[error("the hold of lock {lock:?} was lost: {reason}")]
+    #[error(
+        "the hold of lock {lock:?} was lost: {reason}; others may have been inside, so check what was done or do it again"
+    )]
     #[non_exhaustive]
     Lost {
         /// The lock's name.
@@ -35,17 +38,20 @@ pub enum Error {
         reason: LossReason,
     },
     /// A write was asked for by an owner that reads: it would wait for itself.
-    #[error("the owner reads lock {lock:?} already and cannot write it at the same time")]
+    #[error("the owner reads lock {lock:?} already and cannot write it at the same time: release the read first")]
     #[non_exhaustive]
     UpgradeConflict {
         /// The lock's name.
         lock: Arc<str>,
     },
     /// No server answered in time. Whether the request was carried out is unknown; if it was, it ends with its lease.
-    #[error("no server answered for lock {lock:?} within {waited:?}")]
+    #[error(
+        "no server answered{} within {}: see that it runs and that the address is right, then try again",
+        For(.lock), Span(*.waited)
+    )]
     #[non_exhaustive]
     Unreachable {
-        /// The lock's name; empty when it was the connection of a manager that failed.
+        /// The lock's name; empty when it was a manager that could not connect or close.
         lock: Arc<str>,
         /// How long it was tried.
         waited: Duration,
@@ -53,7 +59,7 @@ pub enum Error {
         source: Option<Source>,
     },
     /// The server answered and said no; repeating the request would not help.
-    #[error("the server refused the request for lock {lock:?} ({refusal}): {message}")]
+    #[error("the server refused the request{} ({refusal}): {message}; {}", For(.lock), .refusal.advice())]
     #[non_exhaustive]
     Refused {
         /// The lock's name; empty when it was the connection of a manager that was refused.
@@ -82,7 +88,7 @@ pub enum Error {
         reason: String,
     },
     /// The manager was closed.
-    #[error("the manager of lock {lock:?} is closed")]
+    #[error("the manager of lock {lock:?} is closed: build another")]
     #[non_exhaustive]
     Closed {
         /// The lock's name.
@@ -125,6 +131,22 @@ pub enum Refusal {
     Other,
 }
 
+impl Refusal {
+    /// What the caller, or who runs the server, can do about it.
+    fn advice(self) -> &'static str {
+        match self {
+            Self::OutOfMemory => "free memory or raise `maxmemory`",
+            Self::Unauthenticated => "check user and password in the URL",
+            Self::Forbidden => "give the user the rights that the README lists",
+            Self::ReadOnly => "name the primary instead of a replica, or look into why the server takes no writes",
+            Self::ForeignKey => "remove what is at the key, or use another `key_prefix`",
+            Self::UnsupportedServer => "use a newer server",
+            Self::OtherTopology => "use `Topology::cluster` for clusters and `Topology::node` for others",
+            Self::Other => "look into the server's log",
+        }
+    }
+}
+
 /// How a hold ended that was not released.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -146,6 +168,33 @@ pub enum LossReason {
     Closed,
 }
 
+/// ` for lock "name"`, or nothing for a manager that speaks of no lock.
+struct For<'a>(&'a str);
+
+impl fmt::Display for For<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            "" => Ok(()),
+            lock => write!(f, " for lock {lock:?}"),
+        }
+    }
+}
+
+/// A duration for people: whole milliseconds, from a second on hundredths of one.
+pub(crate) struct Span(pub(crate) Duration);
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            span if span < Duration::from_millis(1) => write!(f, "{span:?}"),
+            span if span < Duration::from_secs(1) => {
+                write!(f, "{:?}", Duration::new(0, span.subsec_millis() * 1_000_000))
+            }
+            span => write!(f, "{:?}", Duration::new(span.as_secs(), span.subsec_millis() / 10 * 10_000_000)),
+        }
+    }
+}
+
 impl std::error::Error for UnreachableSource {}
 
 /// What is known of a failure that has no error of its own below it.
@@ -163,8 +212,61 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_name_the_lock() {
-        let lost = Error::Lost { lock: "cfg".into(), reason: LossReason::Forced };
-        assert_eq!(lost.to_string(), "the hold of lock \"cfg\" was lost: it was released by force");
+    fn messages_name_the_lock_and_what_to_do() {
+        let lock: Arc<str> = "cfg".into();
+        let waited = Duration::from_micros(5_016_789);
+        let source = None;
+        let message = "NOPERM no".to_owned();
+        let messages = [
+            (
+                Error::Lost { lock: Arc::clone(&lock), reason: LossReason::Forced },
+                "the hold of lock \"cfg\" was lost: it was released by force; others may have been inside, so check what was \
+                 done or do it again",
+            ),
+            (
+                Error::WaitTimeout { lock: Arc::clone(&lock), waited },
+                "waited 5.01s for lock \"cfg\", which others hold: try again later, or see who with `inspect`",
+            ),
+            (
+                Error::Unreachable { lock: Arc::clone(&lock), waited, source },
+                "no server answered for lock \"cfg\" within 5.01s: see that it runs and that the address is right, then \
+                 try again",
+            ),
+            (
+                Error::Refused { lock, refusal: Refusal::Forbidden, message },
+                "the server refused the request for lock \"cfg\" (no permission): NOPERM no; give the user the rights that \
+                 the README lists",
+            ),
+        ];
+        for (error, expected) in messages {
+            assert_eq!(error.to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn messages_of_managers_name_no_lock() {
+        let waited = Duration::from_millis(600);
+        let message = "-".to_owned();
+        let errors = [
+            Error::Unreachable { lock: "".into(), waited, source: None },
+            Error::Refused { lock: "".into(), refusal: Refusal::Unauthenticated, message },
+        ];
+        for error in errors {
+            assert!(!error.to_string().contains("lock"), "{error}");
+        }
+    }
+
+    #[test]
+    fn spans_are_rounded_for_people() {
+        let spans = [
+            (Duration::ZERO, "0ns"),
+            (Duration::from_micros(70), "70µs"),
+            (Duration::from_nanos(532_456_789), "532ms"),
+            (Duration::from_millis(5_019), "5.01s"),
+            (Duration::from_secs(3600), "3600s"),
+        ];
+        for (span, expected) in spans {
+            assert_eq!(Span(span).to_string(), expected);
+        }
     }
 }

@@ -129,7 +129,7 @@ impl Terms {
 /// At least half of a lease must be left for its holder after the margins, or it could hardly be renewed.
 fn check_lease(lease: Duration, clock_margin: Duration) -> Result<()> {
     if lease > LEASE_MAX {
-        return invalid("lease", format!("{lease:?} is more than {LEASE_MAX:?}"));
+        return invalid("lease", format!("{lease:?} is more than {LEASE_MAX:?}, the most"));
     }
     worth_having("lease", lease, clock_margin)
 }
@@ -143,7 +143,10 @@ fn worth_having(option: &'static str, span: Duration, clock_margin: Duration) ->
     if lease::usable(span, clock_margin) >= span / 2 && span >= Duration::from_millis(10) {
         return Ok(());
     }
-    invalid(option, format!("of {span:?} less than half would be left after the clock margin of {clock_margin:?}"))
+    invalid(
+        option,
+        format!("of {span:?} less than half would be left after the clock margin of {clock_margin:?}: make it longer"),
+    )
 }
 
 /// A key lives for at least this long after our last hold, and a foreign stamp with it.
@@ -168,7 +171,7 @@ fn at_least(option: &'static str, value: Duration, least: Duration) -> Result<()
     if value >= least {
         return Ok(());
     }
-    invalid(option, format!("{value:?} is less than {least:?}"))
+    invalid(option, format!("{value:?} is less than {least:?}, the least"))
 }
 
 fn invalid(option: &'static str, reason: String) -> Result<()> {
