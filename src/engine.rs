@@ -22,7 +22,7 @@ use crate::hold::{self, Grant, Hold, Next, Parting};
 use crate::key::Key;
 use crate::lease::{self, FencingToken, Moment};
 use crate::options::{Options, Terms};
-use crate::reentry::OwnerId;
+use crate::reentry::{OwnerId, Reentry};
 use crate::renewal::Renewals;
 use crate::scheme::{
     Acquired, Acquisition, Answered, Ask, Attempt, Failure, Left, Mode, Scheme, Subscription, View, loss_reason,
@@ -548,10 +548,7 @@ impl<'a> Pursuit<'a> {
             }
             if !warned && self.engine.table.held_by(&self.key, self.owner).is_some() {
                 warned = true;
-                tracing::warn!(
-                    lock = self.key.name(),
-                    "this task waits for a lock that it holds itself; nested acquisitions must opt in with `.reentrant()`"
-                );
+                warn_of_self(self.key.name(), self.terms.reentry);
             }
             next_look = now.after(Duration::from_secs(1));
         }
@@ -712,6 +709,22 @@ impl<'a> Pursuit<'a> {
 impl Drop for Pursuit<'_> {
     fn drop(&mut self) {
         self.take_back();
+    }
+}
+
+/// An acquisition waits for a guard of its own owner. With the opt-in, that guard came while it was in the queue already.
+fn warn_of_self(lock: &str, reentry: Reentry) {
+    if reentry == Reentry::Off {
+        tracing::warn!(
+            lock,
+            "this task waits for a lock that it holds itself; nested acquisitions must opt in with `.reentrant()`"
+        );
+    } else {
+        tracing::warn!(
+            lock,
+            "this owner waits for a lock that it holds itself: it asked twice at the same time, and an acquisition nests only \
+             in a guard that is there when it is first polled; await one before the other"
+        );
     }
 }
 

@@ -63,6 +63,9 @@ impl OwnerId {
 /// with the last of its guards, in any order. A write in a read is
 /// [`UpgradeConflict`](crate::Error::UpgradeConflict) at once.
 ///
+/// An acquisition nests in a guard that is there when it is first polled. Two of one owner that are under way at the same
+/// time are two strangers: the second waits for the first one's guard.
+///
 /// In async code this is off unless asked for: a guard can be moved to another task, and one task can run many futures,
 /// for example under `join!`, which would then all be inside at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

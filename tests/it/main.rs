@@ -7,11 +7,13 @@
 
 mod either;
 mod fixture;
+mod record;
 mod servers;
 mod wait;
 mod wire;
 
 mod blocking;
+mod callers;
 mod cancellation;
 mod contract;
 mod drops;

@@ -1,0 +1,5 @@
+//! What callers do wrong, and what happens to them: what they get, what the guard says, what is left on the server.
+//! `docs/RELIABILITY.md` has the table.
+
+mod messages;
+mod reentry;

@@ -1,0 +1,52 @@
+//! One owner that asks twice at the same time.
+
+use redis_rwlock::{MemoryManager, OwnerId, RwLockManager};
+
+use crate::record::Recorder;
+use crate::wait::{soon, stays_pending, until};
+
+fn warnings(recorder: &Recorder) -> Vec<String> {
+    recorder.lines().into_iter().filter(|line| line.starts_with("WARN")).collect()
+}
+
+/// Waits for the warning of an acquisition that is polled meanwhile.
+async fn warned(recorder: &Recorder, waiting: impl Future) {
+    let told = until("a warning", async || !warnings(recorder).is_empty());
+    tokio::select! {
+        _ = waiting => panic!("the lock is held"),
+        () = told => {}
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn named_owner_that_asks_twice_at_once_waits_for_itself_and_is_told_why() {
+    let recorder = Recorder::start();
+    let (manager, owner) = (MemoryManager::new(), OwnerId::new());
+    let mut first = manager.write("cfg").owner(owner).into_future();
+    let mut second = manager.write("cfg").owner(owner).into_future();
+    // A stranger holds the lock, so both stand in the queue.
+    let stranger = manager.write("cfg").await.expect("granted");
+    stays_pending("the first", &mut first).await;
+    stays_pending("the second", &mut second).await;
+    stranger.release().await.expect("released");
+    let guard = soon("the first", first).await.expect("granted");
+    warned(&recorder, &mut second).await;
+    let [warning] = <[String; 1]>::try_from(warnings(&recorder)).expect("one warning");
+    assert!(warning.contains("asked twice at the same time") && !warning.contains("opt in"), "{warning}");
+    // One that comes now nests; the one in the queue gets the lock when both are gone.
+    let nested = soon("a nested one", manager.write("cfg").owner(owner).into_future()).await.expect("nested");
+    guard.release().await.expect("still held");
+    nested.release().await.expect("released");
+    soon("the second", second).await.expect("granted").release().await.expect("released");
+}
+
+#[tokio::test(start_paused = true)]
+async fn task_that_waits_for_itself_is_told_of_the_opt_in() {
+    let recorder = Recorder::start();
+    let manager = MemoryManager::new();
+    let outer = manager.write("cfg").await.expect("granted");
+    warned(&recorder, manager.read("cfg").into_future()).await;
+    let warnings = warnings(&recorder);
+    assert!(warnings[0].contains("opt in with `.reentrant()`"), "{warnings:?}");
+    outer.release().await.expect("released");
+}
