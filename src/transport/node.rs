@@ -213,7 +213,10 @@ impl Node {
             Admission::Asking => {
                 let mut pipeline = Pipeline::with_capacity(2);
                 pipeline.cmd("ASKING").add_command(command);
-                Box::pin(self.pipeline(live, &pipeline, sent)).await?.pop().unwrap_or_default()
+                let mut replies = Box::pin(self.pipeline(live, &pipeline, sent)).await?.into_iter();
+                // Refused, it lets the call be sent back to where it came from, and so on.
+                fault::reply(replies.next().unwrap_or_default())?;
+                replies.next().unwrap_or_default()
             }
         };
         self.answered(live, call, sent, value)
