@@ -58,7 +58,7 @@ impl Topology {
     /// The primary that Sentinels know under this name, wherever they move it.
     ///
     /// The URLs are the Sentinels'. User, password and database of the first one are used for the primary; a Sentinel that
-    /// asks for a password is given the one of its URL. The Sentinels are believed by majority, so name them all.
+    /// does not answer strangers is given the one of its URL. The Sentinels are believed by majority, so name them all.
     ///
     /// ```
     /// use redis_rwlock::{ClusterManager, Topology};

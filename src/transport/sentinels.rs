@@ -57,6 +57,7 @@ impl Sentinels {
     async fn ask(&self, info: &ConnectionInfo) -> Result<String, Fault> {
         let question = self.question(info, Credentials::None);
         match self.in_time(info, question).await {
+            // Also one that lets strangers in, and does not let them ask.
             Err(Fault::Refused { refusal: Refusal::Unauthenticated | Refusal::Forbidden, .. }) => {
                 let question = self.question(info, Credentials::OfPrimary);
                 self.in_time(info, question).await
