@@ -1,0 +1,3 @@
+//! What names, labels and URLs must not do, and what a user must be allowed to do.
+
+mod rights;

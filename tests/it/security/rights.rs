@@ -1,0 +1,361 @@
+//! The rights that the README lists: with them everything works, and none of them is too much.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use cluster_testenv::{Client, Node, Reply, Sentinels, Server, SlotMigration};
+use redis_rwlock::{
+    Build, Builder, ClusterManager, Error, HoldState, LossReason, Refusal, RwLockManager, SingleNodeManager, Topology,
+};
+
+use crate::fixture::{Kind, Manager, RENEWED, ServerFixture};
+use crate::servers::ask;
+use crate::wait::{bounded, soon, start, until};
+
+const PASSWORD: &str = "secret";
+const WAKE_UPS: &str = "SingleNodeManager, for waiters";
+const QUIET: &str = "Any manager";
+
+/// The rules in the README below the comment that begins so.
+fn rules_of(heading: &str) -> Vec<String> {
+    let readme = include_str!("../../../README.md");
+    let mut lines = readme.lines().skip_while(|line| !line.starts_with(&format!("# {heading}")));
+    assert!(lines.next().is_some(), "the README has nothing for {heading}");
+    let line = lines.next().expect("a line below the comment");
+    let rules = line.strip_prefix("ACL SETUSER locks ").expect("a command that makes a user");
+    rules.split(' ').map(str::to_owned).collect()
+}
+
+fn heading_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::TwoKey => "SingleNodeManager:",
+        Kind::HashNode => "ClusterManager on one node",
+        Kind::HashCluster => "ClusterManager on a cluster",
+    }
+}
+
+/// Servers with users that have some rights and no more.
+struct Place<'a> {
+    f: &'a ServerFixture,
+    kind: Kind,
+}
+
+impl Place<'_> {
+    /// A new user with these rights, and the servers' address for it.
+    fn user(&self, rules: &[String]) -> (String, Topology) {
+        static USERS: AtomicU64 = AtomicU64::new(0);
+        let name = format!("locks{}", USERS.fetch_add(1, Ordering::Relaxed));
+        let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
+        let with_user = |url: String| url.replace("redis://", &format!("redis://{name}:{PASSWORD}@"));
+        let topology = match self.f.servers.cluster() {
+            Some(cluster) => {
+                cluster.acl_set_user(&name, &rules).expect("the servers know all rights");
+                Topology::cluster(cluster.urls().into_iter().map(with_user))
+            }
+            None => {
+                let node = self.f.servers.primaries()[0];
+                node.acl_set_user(&name, &rules).expect("the server knows all rights");
+                Topology::node(with_user(node.url()))
+            }
+        };
+        (name, topology)
+    }
+
+    async fn connect(&self, topology: &Topology, prefix: &str) -> Result<Manager, Error> {
+        async fn open<M: Build>(builder: Builder<M>, prefix: &str) -> Result<Manager, Error> {
+            let builder = builder.key_prefix(prefix).clock_margin(Duration::from_millis(5));
+            Ok(Arc::new(builder.connect().await?))
+        }
+        match self.kind {
+            Kind::TwoKey => open(SingleNodeManager::builder(topology.clone()), prefix).await,
+            Kind::HashNode | Kind::HashCluster => open(ClusterManager::builder(topology.clone()), prefix).await,
+        }
+    }
+
+    /// Does everything that needs a right of its own, and tells what failed, and how.
+    async fn failures(&self, topology: &Topology) -> Vec<(&'static str, Error)> {
+        self.f.servers.everywhere(&["SCRIPT", "FLUSH"]);
+        let connected =
+            async { Ok((self.connect(topology, "rwlock").await?, self.connect(topology, "rwlock").await?)) };
+        let (a, b) = match soon("the connection", connected).await {
+            Ok(both) => both,
+            Err(error) => return vec![("connect", error)],
+        };
+        let mut failures = Vec::new();
+        let mut note = |what, outcome: Result<(), Error>| failures.extend(outcome.err().map(|error| (what, error)));
+        for form in ["plain", "{tag}:"] {
+            note("write", soon("write", write(&a, &new_name(form))).await);
+            note("read", soon("read", read_side_by_side(&a, &b, &new_name(form))).await);
+            note("wait", soon("wait", wait(&a, &b, &new_name(form))).await);
+            note("inspect", soon("inspect", inspect(&a, &new_name(form))).await);
+            note("force", soon("force", force(&a, &b, &new_name(form))).await);
+        }
+        if self.kind == Kind::HashCluster {
+            note("write in a slot that moves", soon("a moving slot", self.write_while_moving(&a)).await);
+        }
+        failures
+    }
+
+    async fn write_while_moving(&self, manager: &Manager) -> Result<(), Error> {
+        let cluster = self.f.servers.cluster().expect("a cluster");
+        let name = new_name("plain");
+        let slot = cluster.keyslot(format!("rwlock:{{{name}}}:lock"));
+        let from = cluster.primary_of_slot(slot).port();
+        let to = cluster.primaries().into_iter().find(|node| node.port() != from).expect("another primary");
+        let migration = SlotMigration::begin(cluster, slot, to).expect("it begins");
+        let outcome = write(manager, &name).await;
+        migration.finish().expect("it ends");
+        outcome
+    }
+}
+
+fn new_name(form: &str) -> String {
+    static NAMES: AtomicU64 = AtomicU64::new(0);
+    format!("{form}{}", NAMES.fetch_add(1, Ordering::Relaxed))
+}
+
+async fn write(manager: &Manager, name: &str) -> Result<(), Error> {
+    manager.write(name).await?.release().await
+}
+
+async fn read_side_by_side(a: &Manager, b: &Manager, name: &str) -> Result<(), Error> {
+    let (one, other) = (a.read(name).await?, b.read(name).await?);
+    one.release().await?;
+    other.release().await
+}
+
+async fn wait(a: &Manager, b: &Manager, name: &str) -> Result<(), Error> {
+    let guard = a.read(name).await?;
+    assert!(b.try_write(name).await?.is_none(), "a writer beside a reader");
+    let mut waiting = b.write(name).into_future();
+    start(&mut waiting);
+    guard.release().await?;
+    waiting.await?.release().await
+}
+
+async fn inspect(manager: &Manager, name: &str) -> Result<(), Error> {
+    let reader = manager.read(name).await?;
+    assert_eq!(manager.inspect(name).await?.holders.len(), 1);
+    reader.release().await?;
+    let writer = manager.write(name).await?;
+    assert_eq!(manager.inspect(name).await?.holders.len(), 1);
+    writer.release().await
+}
+
+async fn force(a: &Manager, b: &Manager, name: &str) -> Result<(), Error> {
+    let guard = a.read(name).await?;
+    b.force_release(name).await?;
+    match guard.release().await {
+        Err(Error::Lost { reason: LossReason::Forced, .. }) => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => panic!("it was released by force"),
+    }
+}
+
+fn is_forbidden(error: &Error) -> bool {
+    matches!(error, Error::Refused { refusal: Refusal::Forbidden, .. })
+}
+
+/// Whether a rule gives a right, rather than making the user.
+fn is_right(rule: &str) -> bool {
+    rule.starts_with(['+', '~', '&'])
+}
+
+async fn listed_rights_are_enough(place: &Place<'_>) {
+    let (_, topology) = place.user(&rules_of(heading_of(place.kind)));
+    let failures = place.failures(&topology).await;
+    assert!(failures.is_empty(), "{failures:?}");
+    let manager = place.connect(&topology, "rwlock").await.expect("connected");
+    let guard = manager.write(&new_name("plain")).lease(RENEWED).await.expect("granted");
+    tokio::time::sleep(RENEWED * 3 / 2).await;
+    assert_eq!(guard.state(), HoldState::Held, "it is renewed");
+    guard.release().await.expect("ours to the end");
+}
+
+async fn each_listed_right_is_needed(place: &Place<'_>) {
+    let rules = rules_of(heading_of(place.kind));
+    for missing in rules.iter().filter(|rule| is_right(rule)) {
+        let others: Vec<String> = rules.iter().filter(|rule| *rule != missing).cloned().collect();
+        let (_, topology) = place.user(&others);
+        let failures = place.failures(&topology).await;
+        assert!(!failures.is_empty(), "nothing needs {missing}");
+        for (what, error) in &failures {
+            assert!(is_forbidden(error), "{what} without {missing}: {error:?}");
+        }
+        // What was done half way without a right is out of the way for the next.
+        place.f.servers.everywhere(&["FLUSHALL"]);
+    }
+}
+
+async fn other_prefixes_are_out_of_reach(place: &Place<'_>) {
+    let mut rules = rules_of(heading_of(place.kind));
+    rules.extend(rules_of(WAKE_UPS));
+    let (user, topology) = place.user(&rules);
+    for prefix in ["other", "rwlock2", "rwlock:b"] {
+        let manager = place.connect(&topology, prefix).await.expect("connected");
+        for name in ["cfg", "{tag}:1"] {
+            let attempts = [
+                manager.write(name).await.map(drop),
+                manager.try_read(name).await.map(drop),
+                manager.inspect(name).await.map(drop),
+                manager.force_release(name).await,
+            ];
+            for attempt in attempts {
+                let error = attempt.expect_err("somebody else's lock");
+                assert!(is_forbidden(&error), "{prefix} {name}: {error:?}");
+            }
+        }
+    }
+    let mut client = log_in(place.f.servers.owner_of("rwlock2:{cfg}:lock"), &user);
+    let commands: [&[&str]; 6] = [
+        &["SSUBSCRIBE", "rwlock2:{cfg}:wake"],
+        &["SPUBLISH", "rwlock2:{cfg}:wake", "x"],
+        &["SUBSCRIBE", "rwlock:{cfg}:wake"],
+        &["KEYS", "*"],
+        &["FLUSHALL"],
+        &["CONFIG", "GET", "*"],
+    ];
+    for command in commands {
+        assert_forbidden(&mut client, command);
+    }
+}
+
+fn log_in(node: &Node, user: &str) -> Client {
+    let mut client = node.client().expect("it takes clients");
+    client.command(&["AUTH", user, PASSWORD]).expect("answered").into_result().expect("logged in");
+    client
+}
+
+fn assert_forbidden(client: &mut Client, command: &[&str]) {
+    let reply = client.command(command).expect("answered");
+    assert!(reply.error().is_some_and(|error| error.starts_with("NOPERM")), "{command:?}: {reply:?}");
+}
+
+macro_rules! on_all {
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
+            super::on_all!(@$case two_key_on_redis_7_0 TwoKey Redis70);
+            super::on_all!(@$case two_key_on_valkey_9_1 TwoKey Valkey91);
+            super::on_all!(@$case hash_on_redis_7_0 HashNode Redis70);
+            super::on_all!(@$case hash_on_valkey_9_1 HashNode Valkey91);
+            super::on_all!(@$case hash_on_redis_7_0_cluster HashCluster Redis70);
+            super::on_all!(@$case hash_on_valkey_9_1_cluster HashCluster Valkey91);
+        }
+    )+};
+    (@$case:ident $name:ident $kind:ident $server:ident) => {
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $name() {
+            let kind = crate::fixture::Kind::$kind;
+            let f = crate::fixture::ServerFixture::alone(kind, cluster_testenv::Server::$server).await;
+            crate::wait::bounded(super::$case(&super::Place { f: &f, kind })).await;
+        }
+    };
+}
+use on_all;
+
+on_all![
+    listed_rights_are_enough,
+    each_listed_right_is_needed,
+    other_prefixes_are_out_of_reach,
+    log_of_refusals_stays_empty_with_the_optional_rights,
+];
+
+/// The channels on which the user's connections listen are asked of the server itself.
+fn subscribers_of(node: &Node, channel: &str) -> i64 {
+    let reply = ask(node, &["PUBSUB", "SHARDNUMSUB", channel]);
+    reply.array().and_then(|pair| pair.get(1)?.int()).expect("a channel and a number")
+}
+
+async fn waiters_subscribe_only_with_the_right(server: Server) {
+    let f = ServerFixture::alone(Kind::TwoKey, server).await;
+    let place = Place { f: &f, kind: Kind::TwoKey };
+    let node = f.servers.primaries()[0];
+    let least = rules_of(heading_of(Kind::TwoKey));
+    let with_wake_ups: Vec<String> = least.iter().cloned().chain(rules_of(WAKE_UPS)).collect();
+    let (_, topology) = place.user(&with_wake_ups);
+    assert!(place.failures(&topology).await.is_empty());
+    let manager = place.connect(&topology, "rwlock").await.expect("connected");
+    let other = place.connect(&topology, "rwlock").await.expect("connected");
+    let guard = manager.write("woken").await.expect("granted");
+    let waiting = tokio::spawn(other.write("woken").into_future());
+    until("a subscription", async || subscribers_of(node, "rwlock:{woken}:wake") == 1).await;
+    guard.release().await.expect("released");
+    soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
+    // Without any one of them all works, later.
+    for missing in rules_of(WAKE_UPS) {
+        let rules: Vec<String> = with_wake_ups.iter().filter(|rule| **rule != missing).cloned().collect();
+        let failures = place.failures(&place.user(&rules).1).await;
+        assert!(failures.is_empty(), "without {missing}: {failures:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_subscribe_only_with_the_right_on_redis_7_0() {
+    bounded(waiters_subscribe_only_with_the_right(Server::Redis70)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_subscribe_only_with_the_right_on_valkey_9_1() {
+    bounded(waiters_subscribe_only_with_the_right(Server::Valkey91)).await;
+}
+
+/// Commands that somebody was not allowed, as the servers remember them.
+fn refused_commands(place: &Place<'_>) -> BTreeSet<String> {
+    let logs = place.f.servers.everywhere(&["ACL", "LOG"]);
+    let entries = logs.iter().filter_map(Reply::array).flatten().filter_map(Reply::array);
+    entries.filter_map(|entry| Some(entry.get(7)?.text()?.into_owned())).collect()
+}
+
+async fn log_of_refusals_stays_empty_with_the_optional_rights(place: &Place<'_>) {
+    let mut rules = rules_of(heading_of(place.kind));
+    if place.kind == Kind::TwoKey {
+        rules.extend(rules_of(WAKE_UPS));
+    }
+    place.failures(&place.user(&rules).1).await;
+    assert!(refused_commands(place).contains("unwatch"), "{:?}", refused_commands(place));
+    let is_redis_7_0 = place.f.servers.primaries()[0].server() == Server::Redis70;
+    rules.extend(rules_of(QUIET).into_iter().filter(|rule| !(is_redis_7_0 && rule == "+client|setinfo")));
+    place.f.servers.everywhere(&["ACL", "LOG", "RESET"]);
+    let failures = place.failures(&place.user(&rules).1).await;
+    assert!(failures.is_empty(), "{failures:?}");
+    assert_eq!(refused_commands(place), BTreeSet::new());
+}
+
+/// Sentinels whose default user may not say where the primary is, and a primary that lets only our user in.
+async fn sentinels_need_one_right(server: Server) {
+    let sentinels = Sentinels::start(server).expect("they start");
+    let rules = rules_of(heading_of(Kind::HashNode));
+    let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
+    for node in sentinels.nodes() {
+        node.acl_set_user("locks", &rules).expect("the server knows all rights");
+    }
+    let with_user = |url: String| url.replace("redis://", &format!("redis://locks:{PASSWORD}@"));
+    let topology = || Topology::sentinel(sentinels.primary_name(), sentinels.urls().into_iter().map(with_user));
+    let everybody_may_ask = ClusterManager::connect(topology()).await.expect("connected");
+    write(&(Arc::new(everybody_may_ask) as Manager), "cfg").await.expect("granted and released");
+    let rules = rules_of("On each Sentinel");
+    for sentinel in sentinels.sentinels() {
+        sentinel.acl_set_user("default", &["-sentinel|get-master-addr-by-name"]).expect("a Sentinel has users");
+        sentinel.acl_set_user("locks", &["on", &format!(">{PASSWORD}")]).expect("a Sentinel has users");
+    }
+    let error = soon("the refusal", ClusterManager::connect(topology())).await.expect_err("it may not ask");
+    assert!(is_forbidden(&error), "{error:?}");
+    for sentinel in sentinels.sentinels() {
+        let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
+        sentinel.acl_set_user("locks", &rules).expect("a Sentinel knows the right");
+    }
+    let manager = soon("the connection", ClusterManager::connect(topology())).await.expect("it may ask");
+    write(&(Arc::new(manager) as Manager), "cfg").await.expect("granted and released");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_need_one_right_on_redis_7_0() {
+    bounded(sentinels_need_one_right(Server::Redis70)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_need_one_right_on_valkey_9_1() {
+    bounded(sentinels_need_one_right(Server::Valkey91)).await;
+}
