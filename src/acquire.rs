@@ -28,12 +28,8 @@ use crate::scheme::BoxFuture;
 /// [`WaitTimeout`](crate::Error::WaitTimeout) if others held the lock for the whole
 /// [`wait_timeout`](Acquire::wait_timeout), [`Unreachable`](crate::Error::Unreachable) if no server answered,
 /// [`Refused`](crate::Error::Refused) if one said no, [`InvalidName`](crate::Error::InvalidName) and
-/// [`InvalidOption`](crate::Error::InvalidOption) before anything was sent,
+/// [`InvalidOption`](crate::Error::InvalidOption) before anything was sent (also outside of a tokio runtime),
 /// [`UpgradeConflict`](crate::Error::UpgradeConflict) for a nested write in a read, [`Closed`](crate::Error::Closed).
-///
-/// # Panics
-///
-/// When it is awaited outside of a tokio runtime.
 ///
 /// # Examples
 ///

@@ -183,6 +183,7 @@ impl Engine {
         patience: Patience,
     ) -> Result<Option<Arc<Hold>>> {
         self.check_open(&key)?;
+        in_runtime()?;
         self.keep_running();
         if let Some(owner) = terms.reentry.owner()
             && let Some(hold) = self.join_own(&key, owner, mode)?
@@ -274,6 +275,7 @@ impl Engine {
     /// A guard lets go and waits for the server's word.
     pub(crate) async fn release(&self, hold: &Arc<Hold>) -> Result<()> {
         let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
+        in_runtime().inspect_err(|_| self.release_in_background(hold))?;
         let began = self.clock.now();
         match hold.part(began) {
             Parting::Shared => return Ok(()),
@@ -358,6 +360,7 @@ impl Engine {
 
     /// Succeeds when a server answers.
     pub(crate) async fn ready(&self) -> Result<()> {
+        in_runtime()?;
         let began = self.clock.now();
         let nameless = Key::new("rwlock", "-")?;
         loop {
@@ -377,6 +380,7 @@ impl Engine {
     where
         F: Future<Output = Attempt<T>>,
     {
+        in_runtime()?;
         let began = self.clock.now();
         loop {
             let failure = match attempt().await {
@@ -409,6 +413,7 @@ impl Engine {
 
     /// No new holds; all that are there are lost to their guards first, then given back.
     pub(crate) async fn close(&self) -> Result<()> {
+        in_runtime()?;
         // Sequentially consistent with `hand_out`: either it sees this, or the list below has its hold.
         self.closing.closed.store(true, Ordering::SeqCst);
         self.closing.notify.notify_waiters();
@@ -710,6 +715,15 @@ impl Drop for Pursuit<'_> {
     fn drop(&mut self) {
         self.take_back();
     }
+}
+
+/// Timers and sockets are a runtime's; without one they panic.
+fn in_runtime() -> Result<()> {
+    let missing = |_| Error::InvalidOption {
+        option: "runtime",
+        reason: "this must be awaited within a tokio runtime; plain threads use `redis_rwlock::blocking`".to_owned(),
+    };
+    Handle::try_current().map(drop).map_err(missing)
 }
 
 /// An acquisition waits for a guard of its own owner. With the opt-in, that guard came while it was in the queue already.

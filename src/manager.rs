@@ -456,7 +456,8 @@ impl<M: Build> Builder<M> {
 
     /// How long to go on without an answer from any server before [`Error::Unreachable`]. Defaults to 5 s.
     ///
-    /// Shorter tells callers sooner; longer rides out longer failovers.
+    /// Shorter tells callers sooner; longer rides out longer failovers. The last try may take a response timeout more.
+    /// `Duration::MAX` never gives up; a [`wait_timeout`](Builder::wait_timeout) still counts.
     pub fn unreachable_after(mut self, unreachable_after: Duration) -> Self {
         self.options.unreachable_after = unreachable_after;
         self
@@ -465,7 +466,7 @@ impl<M: Build> Builder<M> {
     /// How long one request may take; a later reply is never believed. Defaults to 500 ms.
     ///
     /// Should stay well under half of a cluster's node timeout. Shorter notices a frozen node sooner; longer bears
-    /// slower networks.
+    /// slower networks. A minute is the most. A hold whose lease is shorter cannot have an unanswered renewal repeated.
     pub fn response_timeout(mut self, response_timeout: Duration) -> Self {
         self.options.response_timeout = response_timeout;
         self
@@ -505,7 +506,8 @@ impl<M: Build> Builder<M> {
 
     /// Builds the manager without I/O; it connects at first use.
     ///
-    /// The manager needs a tokio runtime whenever it is used, and works as long as that runs.
+    /// The manager needs a tokio runtime whenever it is used: what is awaited outside of one is
+    /// [`InvalidOption`](Error::InvalidOption). It works as long as that runs, and goes on in another one if it is used there.
     ///
     /// # Errors
     ///

@@ -12,6 +12,9 @@ const LABEL_MAX_BYTES: usize = 64;
 /// The longest lease: servers count deadlines in milliseconds and hold them exactly far beyond this.
 const LEASE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
+/// The longest time to wait for one answer: a caller must learn of a frozen server while somebody still waits for it.
+const RESPONSE_TIMEOUT_MAX: Duration = Duration::from_secs(60);
+
 /// The longest published limit: the retention of the scripts.
 const PUBLISHED_LIMIT_MAX: Duration = Duration::from_secs(60);
 
@@ -84,6 +87,7 @@ impl Options {
         key::check_prefix(&self.key_prefix)?;
         check_published_limits(self.published_limits)?;
         at_least("response_timeout", self.response_timeout, Duration::from_millis(10))?;
+        at_most("response_timeout", self.response_timeout, RESPONSE_TIMEOUT_MAX)?;
         at_least("unreachable_after", self.unreachable_after, Duration::from_millis(10))
     }
 }
@@ -128,9 +132,7 @@ impl Terms {
 
 /// At least half of a lease must be left for its holder after the margins, or it could hardly be renewed.
 fn check_lease(lease: Duration, clock_margin: Duration) -> Result<()> {
-    if lease > LEASE_MAX {
-        return invalid("lease", format!("{lease:?} is more than {LEASE_MAX:?}, the most"));
-    }
+    at_most("lease", lease, LEASE_MAX)?;
     worth_having("lease", lease, clock_margin)
 }
 
@@ -172,6 +174,13 @@ fn at_least(option: &'static str, value: Duration, least: Duration) -> Result<()
         return Ok(());
     }
     invalid(option, format!("{value:?} is less than {least:?}, the least"))
+}
+
+fn at_most(option: &'static str, value: Duration, most: Duration) -> Result<()> {
+    if value <= most {
+        return Ok(());
+    }
+    invalid(option, format!("{value:?} is more than {most:?}, the most"))
 }
 
 fn invalid(option: &'static str, reason: String) -> Result<()> {

@@ -45,7 +45,11 @@ async fn options_of_a_manager_are_checked(f: &Fixture) {
         ("label", Settings { label: "line\n".to_owned(), ..with() }),
         ("label", Settings { label: "x".repeat(65), ..with() }),
         ("response_timeout", Settings { response_timeout: Duration::ZERO, ..with() }),
+        ("response_timeout", Settings { response_timeout: Duration::MAX, ..with() }),
         ("unreachable_after", Settings { unreachable_after: Duration::ZERO, ..with() }),
+        ("lease", Settings { clock_margin: Duration::MAX, ..with() }),
+        ("lease", Settings { lease: Duration::from_micros(999), clock_margin: Duration::ZERO, ..with() }),
+        ("lease", Settings { lease: Duration::MAX, ..with() }),
     ];
     for (option, settings) in cases {
         let shown = format!("{settings:?}");
