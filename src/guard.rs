@@ -190,7 +190,7 @@ guard! {
     /// A shared hold: no writer is inside while it is valid.
     ///
     /// Owned, so it can be stored, returned and sent to another task. Dropping it hands the release to the background;
-    /// [`release`](ReadGuard::release) waits for the server's word.
+    /// [`release`](ReadGuard::release) waits for the server's word. It keeps what renews it, so it may outlive its manager.
     ReadGuard, Mode::Read
 }
 
@@ -198,7 +198,7 @@ guard! {
     /// The exclusive hold: nobody else is inside while it is valid.
     ///
     /// Owned, so it can be stored, returned and sent to another task. Dropping it hands the release to the background;
-    /// [`release`](WriteGuard::release) waits for the server's word.
+    /// [`release`](WriteGuard::release) waits for the server's word. It keeps what renews it, so it may outlive its manager.
     WriteGuard, Mode::Write
 }
 

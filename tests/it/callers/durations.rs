@@ -1,0 +1,64 @@
+//! Durations that nobody should ask for, and that are allowed all the same.
+
+use std::time::{Duration, Instant};
+
+use redis_rwlock::{ClusterManager, Error, HoldState, LossReason, RwLockManager};
+
+use crate::fixture::{Fixture, RENEWED, SHORT, ServerFixture, Settings, alone_on_every_server, on_every_fixture};
+use crate::wait::soon;
+
+on_every_fixture![endless_durations_work, no_patience_asks_once];
+
+alone_on_every_server![response_timeout_beyond_the_lease_loses_a_hold_in_time];
+
+async fn endless_durations_work(f: &Fixture) {
+    let settings = Settings {
+        lease: Duration::from_secs(365 * 24 * 3600),
+        max_hold: Duration::MAX,
+        wait_timeout: Some(Duration::MAX),
+        unreachable_after: Duration::MAX,
+        ..Settings::default()
+    };
+    let (manager, other, name) = (f.manager_with(settings.clone()).await, f.manager_with(settings).await, f.name());
+    let guard = manager.write(&name).await.expect("granted");
+    assert!(guard.remaining() > Duration::from_secs(300 * 24 * 3600));
+    let waiting = tokio::spawn(other.write(&name).into_future());
+    assert!(other.try_read(&name).await.expect("answered").is_none());
+    guard.release().await.expect("released");
+    soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
+    soon("the end", manager.close()).await.expect("closed");
+}
+
+async fn no_patience_asks_once(f: &Fixture) {
+    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let guard = manager.write(&name).wait_timeout(Duration::ZERO).await.expect("a free lock is granted");
+    let error = soon("the denial", other.write(&name).wait_timeout(Duration::ZERO).into_future()).await;
+    assert!(matches!(error, Err(Error::WaitTimeout { .. })), "{error:?}");
+    guard.release().await.expect("released");
+    f.becomes_free(&name).await;
+}
+
+/// The renewal of such a hold has one try. It is lost by the local clock, no later than with any other timeout.
+async fn response_timeout_beyond_the_lease_loses_a_hold_in_time(f: &ServerFixture) {
+    let settings = Settings { response_timeout: SHORT * 4, ..Settings::lease(RENEWED) };
+    let (manager, name) = (f.manager_with(settings).await, f.name());
+    let guard = manager.write(&name).await.expect("granted");
+    assert_eq!(guard.state(), HoldState::Held);
+    let paused = Instant::now();
+    f.servers.pause();
+    assert_eq!(soon("the loss", guard.lost()).await, LossReason::Expired);
+    let until_lost = paused.elapsed();
+    f.servers.resume();
+    assert!(until_lost < RENEWED + Duration::from_millis(200), "{until_lost:?}");
+    drop(guard);
+    f.becomes_free(&name).await;
+}
+
+/// Nothing listens there.
+#[tokio::test]
+async fn endless_patience_with_servers_ends_with_the_wait() {
+    let builder = ClusterManager::builder("redis://127.0.0.1:1").unreachable_after(Duration::MAX);
+    let manager = builder.wait_timeout(Duration::from_millis(100)).build().expect("built");
+    let error = soon("the end of the wait", manager.write("cfg").into_future()).await.expect_err("nobody is there");
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+}

@@ -1,0 +1,137 @@
+//! Processes that end while they hold a lock.
+
+use std::env;
+use std::io::{BufRead, BufReader, Lines};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use redis_rwlock::{Build, Builder, ClusterManager, RwLockManager, SingleNodeManager, Topology, blocking};
+
+use crate::fixture::{Kind, ServerFixture, on_every_server};
+use crate::wait::soon;
+
+on_every_server![
+    next_writer_is_in_a_lease_after_a_kill,
+    guard_dropped_at_the_end_of_a_process_leaves_no_more_than_a_lease
+];
+
+const LEASE: Duration = Duration::from_secs(2);
+/// What a busy machine may take for a try, and a waiter at most sleeps between two.
+const A_TRY: Duration = Duration::from_millis(1500);
+
+/// Set for the process that holds a lock: what to do, the kind of manager, its lock, and the servers.
+const ORDER: &str = "CALLERS_HOLDER";
+
+/// How the process ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    /// It is killed.
+    Killed,
+    /// Its main thread returns with the guard.
+    Returns,
+}
+
+/// Not a case: this program again, as a process that takes a lock, says its token, and ends as it is told.
+#[test]
+fn holder() {
+    let Ok(order) = env::var(ORDER) else {
+        return;
+    };
+    let words: Vec<&str> = order.split(' ').collect();
+    let [end, kind, name, urls @ ..] = words.as_slice() else {
+        panic!("no order: {order}");
+    };
+    match *kind {
+        "TwoKey" => hold(end, SingleNodeManager::builder(urls[0]), name),
+        "HashNode" => hold(end, ClusterManager::builder(urls[0]), name),
+        _ => hold(end, ClusterManager::builder(Topology::cluster(urls.iter().copied())), name),
+    }
+}
+
+fn hold<M: Build>(end: &str, builder: Builder<M>, name: &str) {
+    let builder = builder.lease(LEASE).clock_margin(Duration::from_millis(5)).key_prefix("processes");
+    let manager = blocking::Blocking::connect_with(builder).expect("connected");
+    let guard = manager.write(name).wait().expect("granted");
+    println!("\ntoken {}", guard.fencing_token());
+    if end == "Killed" {
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+/// A process that is gone with the test, and its output: without a reader it could not end in peace.
+struct Holder {
+    child: Child,
+    output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // Fails if it has ended, as it should have.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+impl Holder {
+    /// Starts the process, and returns when it has the lock, with its token.
+    fn start(f: &ServerFixture, end: End, name: &str) -> (Self, u64) {
+        let urls = match f.servers.cluster() {
+            Some(cluster) => cluster.urls(),
+            None => vec![f.servers.primaries()[0].url()],
+        };
+        let order = format!("{end:?} {:?} {name} {}", f.kind, urls.join(" "));
+        let this = env::current_exe().expect("this program");
+        let mut command = Command::new(this);
+        command.args(["--exact", "callers::processes::holder", "--nocapture"]).env(ORDER, order);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let output = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut holder = Self { child, output };
+        let mut tokens = holder.output.by_ref().filter_map(|line| line.ok()?.strip_prefix("token ")?.parse().ok());
+        let token = tokens.next().expect("it has the lock");
+        (holder, token)
+    }
+}
+
+async fn next_writer_is_in_a_lease_after(f: &ServerFixture, end: End, name: &str) {
+    let kill = |(mut holder, token): (Holder, u64)| {
+        if end == End::Killed {
+            holder.child.kill().expect("killed");
+        }
+        holder.child.wait().expect("it ends");
+        token
+    };
+    let token = kill(Holder::start(f, end, name));
+    let ended = Instant::now();
+    let manager = manager(f).await;
+    let guard = soon("the next writer's grant", manager.write(name).into_future()).await.expect("granted");
+    assert!(ended.elapsed() < LEASE + A_TRY, "{:?}", ended.elapsed());
+    assert!(u64::from(guard.fencing_token()) > token);
+    guard.release().await.expect("ours to the end");
+}
+
+async fn manager(f: &ServerFixture) -> crate::fixture::Manager {
+    async fn finish<M: Build>(builder: Builder<M>) -> crate::fixture::Manager {
+        std::sync::Arc::new(builder.key_prefix("processes").connect().await.expect("connected"))
+    }
+    match f.kind {
+        Kind::TwoKey => finish(SingleNodeManager::builder(f.servers.primaries()[0].url())).await,
+        Kind::HashNode => finish(ClusterManager::builder(f.servers.primaries()[0].url())).await,
+        Kind::HashCluster => {
+            let cluster = f.servers.cluster().expect("a cluster");
+            finish(ClusterManager::builder(Topology::cluster(cluster.urls()))).await
+        }
+    }
+}
+
+async fn next_writer_is_in_a_lease_after_a_kill(f: &ServerFixture) {
+    let name = format!("killed-{:?}", f.kind);
+    next_writer_is_in_a_lease_after(f, End::Killed, &name).await;
+}
+
+/// The release may be on its way or not when the process ends.
+async fn guard_dropped_at_the_end_of_a_process_leaves_no_more_than_a_lease(f: &ServerFixture) {
+    let name = format!("returns-{:?}", f.kind);
+    next_writer_is_in_a_lease_after(f, End::Returns, &name).await;
+}

@@ -1,0 +1,45 @@
+//! The table in `docs/RELIABILITY.md` names tests that exist.
+
+use std::fs;
+use std::path::Path;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The last cells of all rows, which hold the names of tests.
+fn last_cells(text: &str) -> Vec<&str> {
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
+    rows.filter_map(|row| row.rsplit_once(" | ")).map(|(_, last)| last).filter(|last| *last != "test").collect()
+}
+
+/// Whether `module::…::name` is a function of the tests.
+fn exists(test: &str) -> bool {
+    let Some((module, name)) = test.rsplit_once("::") else {
+        return false;
+    };
+    let file = root().join("tests/it").join(module.replace("::", "/")).with_extension("rs");
+    fs::read_to_string(file).is_ok_and(|text| text.contains(&format!("fn {name}(")))
+}
+
+#[test]
+fn every_row_names_tests_that_exist() {
+    let text = fs::read_to_string(root().join("docs/RELIABILITY.md")).expect("it is there");
+    let cells = last_cells(&text);
+    assert!(cells.len() > 50, "{} rows", cells.len());
+    for cell in cells {
+        let tests: Vec<&str> = cell.split('`').skip(1).step_by(2).collect();
+        assert!(!tests.is_empty(), "no test: {cell}");
+        for test in tests {
+            assert!(exists(test), "there is no {test}");
+        }
+    }
+}
+
+#[test]
+fn made_up_tests_do_not_exist() {
+    assert!(exists("callers::table::made_up_tests_do_not_exist"));
+    for made_up in ["callers::table::made_up", "callers::nowhere::made_up_tests_do_not_exist", "made_up"] {
+        assert!(!exists(made_up), "{made_up}");
+    }
+}

@@ -1,0 +1,251 @@
+//! Servers that answer and cannot do what they should. Each case is alone with its servers.
+
+use std::time::{Duration, Instant};
+
+use cluster_testenv::{Client, Node, Server};
+use redis_rwlock::{ClusterManager, Error, HoldState, LossReason, Refusal, RwLockManager, WriteGuard};
+
+use crate::fixture::{Kind, Manager, RENEWED, ServerFixture, Settings, alone_on_every_server};
+use crate::servers::ask;
+use crate::wait::{bounded, soon, stays_pending, until};
+
+alone_on_every_server![full_memory_refuses_grants_and_nothing_else, paused_clients_are_waited_for];
+
+/// Refusals come with the server's answer, not after some patience.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+async fn refused_at_once<T: std::fmt::Debug>(attempt: impl Future<Output = Result<T, Error>>) -> Refusal {
+    let asked = Instant::now();
+    let outcome = soon("the refusal", attempt).await;
+    assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
+    match outcome {
+        Err(Error::Refused { refusal, .. }) => refusal,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Servers without memory, as long as this is there.
+struct FullMemory<'a>(&'a ServerFixture);
+
+impl<'a> FullMemory<'a> {
+    fn of(f: &'a ServerFixture) -> Self {
+        f.servers.primaries().into_iter().for_each(|node| node.set_memory_limit(1).expect("set"));
+        Self(f)
+    }
+}
+
+impl Drop for FullMemory<'_> {
+    fn drop(&mut self) {
+        self.0.servers.primaries().into_iter().for_each(|node| node.set_memory_limit(0).expect("set"));
+    }
+}
+
+async fn full_memory_refuses_grants_and_nothing_else(f: &ServerFixture) {
+    let (manager, other) = (f.manager_with(Settings::lease(RENEWED)).await, f.manager().await);
+    let (held, dropped, forced) = (f.name(), f.name(), f.name());
+    let guard = manager.write(&held).await.expect("granted");
+    let to_drop = manager.read(&dropped).await.expect("granted");
+    let to_force = manager.write(&forced).await.expect("granted");
+    let mut waiting = other.write(&held).into_future();
+    stays_pending("a grant beside a writer", &mut waiting).await;
+    let full = FullMemory::of(f);
+    assert_eq!(refused_at_once(waiting).await, Refusal::OutOfMemory);
+    assert_eq!(refused_at_once(other.write(&f.name()).into_future()).await, Refusal::OutOfMemory);
+    assert_eq!(refused_at_once(other.try_read(&f.name())).await, Refusal::OutOfMemory);
+    tokio::time::sleep(RENEWED * 3 / 2).await;
+    assert_eq!(guard.state(), HoldState::Held, "it is renewed");
+    assert_eq!(other.inspect(&held).await.expect("inspected").holders.len(), 1, "and nothing of the waiter is there");
+    other.force_release(&forced).await.expect("forced");
+    assert_eq!(soon("word of the force", to_force.lost()).await, LossReason::Forced);
+    drop(to_drop);
+    until("a release in the background", async || other.inspect(&dropped).await.expect("inspected").is_free()).await;
+    guard.release().await.expect("ours to the end");
+    assert!(other.inspect(&held).await.expect("inspected").is_free());
+    drop(full);
+    f.becomes_free(&held).await;
+}
+
+async fn paused_clients_are_waited_for(f: &ServerFixture) {
+    let (manager, held) = (f.manager().await, f.name());
+    let guard = manager.write(&held).await.expect("granted");
+    for node in f.servers.primaries() {
+        node.pause_clients(Duration::from_millis(900)).expect("paused");
+    }
+    // Longer than an answer is waited for, shorter than the patience.
+    soon("a grant", manager.write(&f.name()).into_future()).await.expect("granted").release().await.expect("released");
+    assert_eq!(guard.state(), HoldState::Held);
+    guard.release().await.expect("ours to the end");
+}
+
+fn impatient() -> Settings {
+    Settings {
+        response_timeout: Duration::from_millis(200),
+        unreachable_after: Duration::from_millis(600),
+        ..Settings::default()
+    }
+}
+
+/// The server says BUSY to everybody until somebody ends the script.
+async fn busy_server_is_unreachable_until_it_is_not(f: &ServerFixture) {
+    let (manager, held) = (f.manager_with(impatient()).await, f.name());
+    let guard = manager.write(&held).await.expect("granted");
+    let node = f.servers.primaries()[0];
+    ask(node, &["CONFIG", "SET", "lua-time-limit", "50"]);
+    let mut stuck = node.client().expect("it takes clients");
+    stuck.send(&["EVAL", "while true do end", "0"]).expect("sent");
+    until("a busy server", async || is_busy(node)).await;
+    let error = soon("the end of patience", manager.write(&f.name()).into_future()).await.expect_err("it is busy");
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_eq!(guard.state(), HoldState::Held, "its lease is long");
+    ask(node, &["SCRIPT", "KILL"]);
+    manager.write(&f.name()).await.expect("granted").release().await.expect("released");
+    guard.release().await.expect("ours to the end");
+}
+
+fn is_busy(node: &Node) -> bool {
+    node.command(&["PING"]).is_ok_and(|reply| reply.error().is_some_and(|error| error.starts_with("BUSY")))
+}
+
+/// Its last snapshot failed, so it refuses all writes.
+async fn server_that_cannot_save_refuses_writes(f: &ServerFixture) {
+    let (manager, held) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let guard = manager.write(&held).await.expect("granted");
+    let node = f.servers.primaries()[0];
+    stop_saving(node).await;
+    assert_eq!(refused_at_once(manager.write(&f.name()).into_future()).await, Refusal::ReadOnly);
+    assert_eq!(manager.inspect(&held).await.expect("inspected").holders.len(), 1, "reading goes on");
+    assert_eq!(refused_at_once(manager.force_release(&held)).await, Refusal::ReadOnly);
+    assert_eq!(soon("the loss", guard.lost()).await, LossReason::Expired, "it could not be renewed");
+    ask(node, &["CONFIG", "SET", "stop-writes-on-bgsave-error", "no"]);
+    f.becomes_free(&held).await;
+}
+
+/// Takes the folder away that the server saves to.
+async fn stop_saving(node: &Node) {
+    let reply = ask(node, &["CONFIG", "GET", "dir"]);
+    let dir = reply.array().and_then(|pair| pair.get(1)?.text()).expect("a folder").into_owned();
+    std::fs::remove_dir_all(dir).expect("it is the test's own");
+    ask(node, &["CONFIG", "SET", "save", "3600 1000000"]);
+    ask(node, &["CONFIG", "SET", "stop-writes-on-bgsave-error", "yes"]);
+    ask(node, &["BGSAVE"]);
+    until("a snapshot that failed", async || {
+        ask(node, &["INFO", "persistence"]).text().expect("text").contains("rdb_last_bgsave_status:err")
+    })
+    .await;
+}
+
+async fn restarted_empty_server_has_no_holds(f: &ServerFixture) {
+    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let guard: WriteGuard = manager.write(&name).await.expect("granted");
+    f.servers.primaries()[0].restart().expect("it starts again");
+    let heir = soon("the next writer's grant", f.manager().await.write(&name).into_future()).await.expect("granted");
+    assert!(heir.fencing_token() > guard.fencing_token(), "the resource can tell them apart");
+    let reason = soon("the loss", guard.lost()).await;
+    assert!(matches!(reason, LossReason::Gone | LossReason::Expired), "{reason:?}");
+    guard.release().await.expect_err("it was lost");
+    heir.release().await.expect("ours to the end");
+}
+
+/// A replica that is taken for a node.
+async fn replica_refuses_grants(f: &ServerFixture) {
+    let manager = f.manager().await;
+    let primary = Node::start(f.servers.primaries()[0].server()).expect("the server starts");
+    let (ip, port) = (primary.addr().ip().to_string(), primary.port().to_string());
+    let node = f.servers.primaries()[0];
+    ask(node, &["REPLICAOF", &ip, &port]);
+    let linked = || ask(node, &["INFO", "replication"]).text().expect("text").contains("master_link_status:up");
+    until("a replica", async || linked()).await;
+    let name = f.name();
+    assert_eq!(refused_at_once(manager.write(&name).into_future()).await, Refusal::ReadOnly);
+    assert_eq!(refused_at_once(manager.try_read(&name)).await, Refusal::ReadOnly);
+    assert_eq!(refused_at_once(manager.force_release(&name)).await, Refusal::ReadOnly);
+    assert!(manager.inspect(&name).await.expect("a replica can be looked at").is_free());
+    assert!(f.ttls().is_empty());
+}
+
+/// No new connections, and the old one is cut.
+async fn full_house_lets_nobody_in(make: impl AsyncFn(String, Settings) -> Result<Manager, Error>, server: Server) {
+    let node = Node::builder(server).proxied().start().expect("the server starts");
+    let url = || format!("redis://{}", node.proxy().addr());
+    // An answer that came late would close the connection for which there is no other.
+    let settings = || Settings { response_timeout: RENEWED, ..Settings::lease(RENEWED * 2) };
+    let patient = make(url(), settings()).await.expect("connected");
+    let guard = patient.write("held").await.expect("granted");
+    let mut own: Client = node.client().expect("it takes clients");
+    let full = node.refuse_clients().expect("set");
+    let error = soon("the end of patience", make(url(), impatient())).await.expect_err("nobody gets in");
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert!(std::error::Error::source(&error).is_some(), "it says what went wrong: {error:?}");
+    let mut before = guard.remaining();
+    until("a renewal: who is in goes on", async || {
+        let now = guard.remaining();
+        std::mem::replace(&mut before, now) < now
+    })
+    .await;
+    node.proxy().cut();
+    assert_eq!(soon("the loss", guard.lost()).await, LossReason::Expired, "it could not be renewed");
+    assert!(own.command(&["PING"]).is_ok());
+    let waiting = tokio::spawn(patient.write("other").into_future());
+    drop(full);
+    soon("a grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
+    drop(guard);
+    let next = soon("the next writer's grant", patient.write("held").into_future()).await.expect("granted");
+    next.release().await.expect("released");
+}
+
+async fn hash(url: String, settings: Settings) -> Result<Manager, Error> {
+    let builder = ClusterManager::builder(url).lease(settings.lease).clock_margin(settings.clock_margin);
+    let builder = builder.response_timeout(settings.response_timeout).unreachable_after(settings.unreachable_after);
+    Ok(std::sync::Arc::new(builder.connect().await?))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn full_house_lets_nobody_in_on_redis_7_0() {
+    bounded(full_house_lets_nobody_in(hash, Server::Redis70)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn full_house_lets_nobody_in_on_valkey_9_1() {
+    bounded(full_house_lets_nobody_in(hash, Server::Valkey91)).await;
+}
+
+/// Each case on the four fixtures of one node.
+macro_rules! alone_on_every_node {
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
+            use super::{Kind, Server, ServerFixture, bounded};
+
+            async fn on(kind: Kind, server: Server) {
+                let f = ServerFixture::alone(kind, server).await;
+                bounded(super::$case(&f)).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn two_key_on_redis_7_0() {
+                on(Kind::TwoKey, Server::Redis70).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn two_key_on_valkey_9_1() {
+                on(Kind::TwoKey, Server::Valkey91).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn hash_on_redis_7_0() {
+                on(Kind::HashNode, Server::Redis70).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn hash_on_valkey_9_1() {
+                on(Kind::HashNode, Server::Valkey91).await;
+            }
+        }
+    )+};
+}
+
+alone_on_every_node![
+    busy_server_is_unreachable_until_it_is_not,
+    server_that_cannot_save_refuses_writes,
+    restarted_empty_server_has_no_holds,
+    replica_refuses_grants,
+];
