@@ -1,0 +1,228 @@
+//! Names, prefixes, labels and owners that were chosen to reach somebody else's lock.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cluster_testenv::{Cluster, Reply, Server};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{Config, TestRunner};
+use redis_rwlock::{ClusterManager, Error, MemoryManager, OwnerId, RwLockManager, SingleNodeManager};
+use tokio::runtime::Runtime;
+
+use crate::fixture::{Fixture, Kind, Manager, ServerFixture, Settings, has_hash_tag};
+use crate::servers::ask;
+
+/// What means something to the server, the protocol, the scripts or the keys.
+fn hostile() -> impl Strategy<Value = String> {
+    let pieces = prop_oneof![
+        Just("\0"),
+        Just("\r\n"),
+        Just("*1\r\n$8\r\nFLUSHALL\r\n"),
+        Just("$-1\r\n"),
+        Just("{"),
+        Just("}"),
+        Just("{}"),
+        Just("{a}"),
+        Just(" "),
+        Just("@"),
+        Just("#"),
+        Just("%"),
+        Just("%7B"),
+        Just(":"),
+        Just(":lock"),
+        Just(":read"),
+        Just(":write"),
+        Just(":wake"),
+        Just("rwlock"),
+        Just("#token"),
+        Just("#forced"),
+        Just("') redis.call('FLUSHALL') --"),
+        Just("]]"),
+        Just("\\"),
+        Just("'"),
+        Just("a"),
+        Just("b"),
+        Just("🔒"),
+    ];
+    let few = proptest::collection::vec(pieces.clone(), 1..6).prop_map(|pieces| pieces.concat());
+    let long = pieces.prop_map(|piece| piece.repeat(1024 / piece.len()));
+    prop_oneof![4 => few, 1 => long, 2 => "(?s).{1,12}"]
+}
+
+fn hostile_prefix() -> impl Strategy<Value = String> {
+    "[a-b:@%$*'\\[\\]]{1,6}|rwlock(:a)?(:lock|:b)?"
+}
+
+fn runner(cases: u32) -> TestRunner {
+    TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() })
+}
+
+/// A manager of every pair, and what it puts on the server.
+async fn held_keys(f: &ServerFixture, prefix: &str, name: &str) -> Vec<String> {
+    let node = f.servers.primaries()[0];
+    let url = node.url();
+    let manager: Manager = match f.kind {
+        Kind::TwoKey => Arc::new(SingleNodeManager::builder(url).key_prefix(prefix).build().expect("a good prefix")),
+        Kind::HashNode | Kind::HashCluster => {
+            Arc::new(ClusterManager::builder(url).key_prefix(prefix).build().expect("a good prefix"))
+        }
+    };
+    let guard = manager.try_read(name).await.expect("answered").expect("granted");
+    let reply = ask(node, &["KEYS", "*"]);
+    let keys = reply.array().expect("a list").iter().filter_map(Reply::text).map(|key| key.into_owned()).collect();
+    guard.release().await.expect("released");
+    ask(node, &["FLUSHALL"]);
+    keys
+}
+
+/// Nobody else is on the server, so what is there is the lock's. Two locks that shared a key would map it to both.
+async fn no_two_locks_share_a_key(kind: Kind, server: Server) {
+    let f = ServerFixture::alone(kind, server).await;
+    let mut owners: HashMap<String, (String, String)> = HashMap::new();
+    let mut runner = runner(256);
+    for _ in 0..256 {
+        let pair = (hostile_prefix(), hostile()).new_tree(&mut runner).expect("a value").current();
+        let keys = held_keys(&f, &pair.0, &pair.1).await;
+        assert_eq!(keys.len(), 1, "a read hold is one key: {keys:?} of {pair:?}");
+        for key in keys {
+            let begins = [format!("{}:{{", pair.0), format!("{}#", pair.0)];
+            assert!(begins.iter().any(|begin| key.starts_with(begin)), "{key:?} of {pair:?}");
+            let owner = owners.entry(key.clone()).or_insert_with(|| pair.clone());
+            assert_eq!(*owner, pair, "both have {key:?}");
+        }
+    }
+    assert!(owners.len() > 100, "{} different locks", owners.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_two_locks_share_a_key_of_hash() {
+    no_two_locks_share_a_key(Kind::HashNode, Server::Redis70).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_two_locks_share_a_key_of_two_key() {
+    no_two_locks_share_a_key(Kind::TwoKey, Server::Valkey91).await;
+}
+
+/// Names that differ in pieces that mean something, under prefixes that differ so: whatever their keys are, they differ.
+#[test]
+fn different_pairs_have_different_keys() {
+    let pair = || (hostile_prefix(), hostile());
+    let checked = runner(2000).run(&(pair(), pair()), |(one, other)| {
+        prop_assume!(one != other);
+        for part in ["lock", "read", "write", "wake"] {
+            for other_part in ["lock", "read", "write", "wake"] {
+                prop_assert_ne!(documented_key(&one, part), documented_key(&other, other_part));
+            }
+        }
+        Ok(())
+    });
+    checked.expect("every two pairs");
+}
+
+/// The key as documented; that the crate's are the same is shown by `all_keys_lie_where_they_are_said_to`.
+fn documented_key((prefix, name): &(String, String), part: &str) -> String {
+    if has_hash_tag(name) {
+        return format!("{prefix}#{name}:{part}");
+    }
+    let tag = name.replace('%', "%25").replace('{', "%7B").replace('}', "%7D");
+    format!("{prefix}:{{{tag}}}:{part}")
+}
+
+/// All keys and the channel of a lock in one slot, by the word of the server; and the scripts touch no other.
+#[test]
+fn all_keys_lie_where_they_are_said_to() {
+    let runtime = Runtime::new().expect("a runtime starts");
+    let f = ServerFixture::shared(Kind::HashCluster, Server::Valkey91);
+    let cluster: &Cluster = f.servers.cluster().expect("a cluster");
+    let manager = runtime.block_on(f.manager_with(Settings::default()));
+    let checked = runner(100).run(&hostile(), |name| {
+        let slots: Vec<u16> =
+            ["lock", "read", "write", "wake"].map(|part| cluster.keyslot(f.key_of(&name, part))).into();
+        prop_assert!(slots.iter().all(|slot| *slot == slots[0]), "{:?}", slots);
+        runtime.block_on(async {
+            let guard = manager.try_write(&name).await.expect("answered").expect("granted");
+            assert_eq!(f.on_key("EXISTS", &f.key_of(&name, "lock"), &[]), Reply::Int(1), "{name:?}");
+            guard.release().await.expect("released");
+        });
+        Ok(())
+    });
+    checked.expect("every name");
+}
+
+/// The scripts that servers are given are the files, whatever the names: they are found by the digests of those.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scripts_are_constants() {
+    let f = ServerFixture::alone(Kind::HashNode, Server::Redis70).await;
+    let node = f.servers.primaries()[0];
+    let mut runner = runner(64);
+    for _ in 0..64 {
+        let name = hostile().new_tree(&mut runner).expect("a value").current();
+        let manager = f.manager().await;
+        let guard = manager.try_write(&name).await.expect("answered").expect("granted");
+        assert!(manager.try_read(&name).await.expect("answered").is_none());
+        assert_eq!(manager.inspect(&name).await.expect("inspected").name, name);
+        guard.release().await.expect("released");
+        manager.force_release(&name).await.expect("forced");
+    }
+    let memory = ask(node, &["INFO", "memory"]).text().expect("text").into_owned();
+    let scripts = memory.lines().find_map(|line| line.strip_prefix("number_of_cached_scripts:"));
+    assert_eq!(scripts, Some("4"), "acquire, leave, inspect, force");
+}
+
+/// A label is one field of an id, and `inspect` shows it as it was given, or it is refused.
+#[tokio::test]
+async fn label_is_shown_as_it_was_given_or_refused() {
+    for f in fixtures() {
+        let mut runner = runner(64);
+        for _ in 0..64 {
+            let label = hostile().new_tree(&mut runner).expect("a value").current();
+            shows_label(&f, &label).await;
+        }
+        for label in ["x.1.other", "a.b.c", "@x", "#token", "{", "'", "0", "-1", "0000000000000000.7.root"] {
+            shows_label(&f, label).await;
+        }
+    }
+}
+
+fn fixtures() -> Vec<ServerFixture> {
+    [Kind::TwoKey, Kind::HashNode].map(|kind| ServerFixture::shared(kind, Server::Valkey91)).into()
+}
+
+async fn shows_label(f: &ServerFixture, label: &str) {
+    let may_be = label.len() <= 64 && !label.chars().any(|c| c.is_whitespace() || c.is_control());
+    let manager = match f.connect(Settings::label(label)).await {
+        Ok(manager) => manager,
+        Err(Error::InvalidOption { option: "label", .. }) if !may_be => return,
+        Err(error) => panic!("{label:?}: {error:?}"),
+    };
+    assert!(may_be, "{label:?}");
+    let (name, other) = (f.name(), f.manager_with(Settings::label("bystander")).await);
+    let (guard, beside) = (manager.read(&name).await.expect("granted"), other.read(&name).await.expect("granted"));
+    let mut labels: Vec<String> = f.view(&name).await.holders.into_iter().map(|holder| holder.label).collect();
+    labels.sort();
+    let mut expected = [label.to_owned(), "bystander".to_owned()];
+    expected.sort();
+    assert_eq!(labels, expected, "two holders, each under its own name");
+    guard.release().await.expect("released");
+    assert_eq!(f.view(&name).await.holders.len(), 1, "the other one stays");
+    beside.release().await.expect("ours to the end");
+}
+
+/// Owners are numbers that a process makes: nobody can name another's.
+#[tokio::test]
+async fn owners_do_not_reach_each_other() {
+    let f = Fixture::memory();
+    let (manager, name) = (f.manager().await, f.name());
+    let guard = manager.write(&name).owner(OwnerId::new()).await.expect("granted");
+    for _ in 0..100 {
+        assert!(manager.write(&name).owner(OwnerId::new()).try_now().await.expect("answered").is_none());
+    }
+    guard.release().await.expect("released");
+    // The same owner in another process, or on another store, is another owner.
+    let (owner, store) = (OwnerId::new(), MemoryManager::new());
+    let held = store.write("cfg").owner(owner).await.expect("granted");
+    assert!(store.peer().write("cfg").owner(owner).try_now().await.expect("answered").is_none());
+    held.release().await.expect("released");
+}

@@ -1,0 +1,165 @@
+//! Passwords stay where they belong: in no message, in no `Debug`, in no event, whatever goes wrong.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use cluster_testenv::{Cluster, Node, Server};
+use redis_rwlock::{
+    Build, Builder, ClusterManager, Error, HoldState, LossReason, Refusal, RwLockManager, SingleNodeManager, Topology,
+};
+
+use crate::record::Recorder;
+use crate::wait::{soon, until};
+
+const RIGHT: &str = "c0rrect-horse";
+const CHANGED: &str = "chang3d-horse";
+const WRONG: &str = "wr0ng-horse";
+
+/// Everything that was shown, to be searched for passwords.
+struct Shown(String);
+
+impl Shown {
+    fn add(&mut self, what: &dyn Debug) {
+        self.0.push_str(&format!("{what:?} {what:#?}\n"));
+    }
+
+    /// An error with all that lies below it.
+    fn add_error(&mut self, error: &Error) {
+        self.add(error);
+        let mut below = Some(error as &dyn std::error::Error);
+        while let Some(error) = below {
+            self.0.push_str(&format!("{error} {error:?}\n"));
+            below = error.source();
+        }
+    }
+
+    fn assert_clean(&self, recorder: &Recorder) {
+        let events = recorder.lines();
+        assert!(!events.is_empty(), "nothing was recorded");
+        for secret in ["horse", "c0rrect", "chang3d", "wr0ng"] {
+            assert!(!self.0.contains(secret), "{}", self.0);
+            let told = events.iter().find(|event| event.contains(secret));
+            assert!(told.is_none(), "{told:?}");
+        }
+    }
+}
+
+/// For servers that answer, be it late: what they say is looked at.
+const PATIENT: Duration = Duration::from_secs(10);
+/// For nobody.
+const IMPATIENT: Duration = Duration::from_millis(300);
+
+fn with<M: Build>(patience: Duration, builder: Builder<M>) -> Builder<M> {
+    let builder = builder.unreachable_after(patience).response_timeout(Duration::from_secs(1));
+    builder.lease(Duration::from_secs(3)).clock_margin(Duration::from_millis(5))
+}
+
+/// Connects, and takes a lock without having connected before; both must fail.
+async fn fails(topology: &Topology, patience: Duration, shown: &mut Shown) -> Vec<Error> {
+    shown.add(topology);
+    let hash = || with(patience, ClusterManager::builder(topology.clone()));
+    shown.add(&hash());
+    let lazy = hash().build().expect("built");
+    shown.add(&lazy);
+    let errors = vec![
+        soon("an error", hash().connect()).await.expect_err("it fails"),
+        soon("an error", lazy.write("cfg").into_future()).await.expect_err("it fails"),
+        soon("an error", lazy.inspect("cfg")).await.expect_err("it fails"),
+    ];
+    errors.iter().for_each(|error| shown.add_error(error));
+    errors
+}
+
+fn assert_unauthenticated(errors: &[Error]) {
+    for error in errors {
+        assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{error:?}");
+    }
+}
+
+fn url(user: &str, password: &str, address: impl std::fmt::Display) -> String {
+    format!("redis://{user}:{password}@{address}")
+}
+
+/// On one thread, so that the recorder sees what every task says.
+#[tokio::test]
+async fn no_fault_tells_a_password() {
+    let recorder = Recorder::start();
+    let mut shown = Shown(String::new());
+    let node = Node::builder(Server::Redis70).password(RIGHT).proxied().start().expect("the server starts");
+    let address = node.proxy().addr();
+    assert_unauthenticated(&fails(&url("", WRONG, address).into(), PATIENT, &mut shown).await);
+    assert_unauthenticated(&fails(&url("nobody", WRONG, address).into(), PATIENT, &mut shown).await);
+    fails(&url("", WRONG, "127.0.0.1:1").into(), IMPATIENT, &mut shown).await;
+    fails(&url("user", WRONG, "no-such-host.invalid:1").into(), IMPATIENT, &mut shown).await;
+    fails(&Topology::sentinel("main", [url("", WRONG, address)]), IMPATIENT, &mut shown).await;
+    fails(&Topology::cluster([url("", RIGHT, address)]), IMPATIENT, &mut shown).await;
+
+    // The password is changed while a hold is there.
+    let manager = with(PATIENT, ClusterManager::builder(url("", RIGHT, address))).connect().await.expect("connected");
+    let waiter = with(PATIENT, SingleNodeManager::builder(url("", RIGHT, address))).connect().await.expect("connected");
+    let guard = manager.write("held").await.expect("granted");
+    let blocks = waiter.write("contended").await.expect("granted");
+    let mut waiting = tokio::spawn(waiter.write("contended").into_future());
+    node.acl_set_user("default", &["resetpass", &format!(">{CHANGED}")]).expect("changed");
+    manager.write("other").await.expect("connections go on").release().await.expect("released");
+    assert_eq!(guard.state(), HoldState::Held);
+    node.proxy().cut();
+    let error = soon("the refusal", manager.write("other").into_future()).await.expect_err("it may not connect");
+    assert_unauthenticated(std::slice::from_ref(&error));
+    shown.add_error(&error);
+    assert_eq!(soon("the loss", guard.lost()).await, LossReason::Expired);
+    shown.add(&guard);
+    shown.add(&manager);
+    drop(blocks);
+    let error = soon("the waiter's end", &mut waiting).await.expect("no panic").expect_err("it may not connect");
+    shown.add_error(&error);
+    shown.add_error(&guard.release().await.expect_err("it was lost"));
+    shown.assert_clean(&recorder);
+}
+
+/// Redirects make connections to nodes that no URL names.
+#[tokio::test]
+async fn no_redirect_tells_a_password() {
+    let recorder = Recorder::start();
+    let mut shown = Shown(String::new());
+    let cluster = Cluster::builder(Server::Valkey91).replicas(0).password(RIGHT).start().expect("the cluster starts");
+    let addresses: Vec<_> = cluster.nodes().iter().map(Node::addr).collect();
+    let cluster_with = |password: &str| Topology::cluster([url("", password, addresses[0])]);
+    assert_unauthenticated(&fails(&cluster_with(WRONG), PATIENT, &mut shown).await);
+    let manager = with(PATIENT, ClusterManager::builder(cluster_with(RIGHT))).connect().await.expect("connected");
+    for n in 0..12 {
+        manager.write(&format!("cfg{n}")).await.expect("granted").release().await.expect("released");
+    }
+    // One node changes its password, so that the others send us to where we may not go.
+    let slot = cluster.keyslot("rwlock:{cfg0}:lock");
+    let owner = cluster.primary_of_slot(slot);
+    owner.acl_set_user("default", &["resetpass", &format!(">{CHANGED}")]).expect("changed");
+    let manager = with(
+        PATIENT,
+        ClusterManager::builder(Topology::cluster(
+            addresses.iter().filter(|address| **address != owner.addr()).map(|address| url("", RIGHT, address)),
+        )),
+    );
+    let manager = manager.connect().await.expect("connected");
+    let error = soon("the refusal", manager.write("cfg0").into_future()).await.expect_err("it may not connect");
+    assert_unauthenticated(std::slice::from_ref(&error));
+    shown.add_error(&error);
+    shown.add(&manager);
+    shown.assert_clean(&recorder);
+}
+
+#[tokio::test]
+async fn rights_taken_away_end_holds_with_their_leases() {
+    let node = Node::start(Server::Redis70).expect("the server starts");
+    node.acl_set_user("locks", &["on", ">pw", "~*", "&*", "+@all"]).expect("made");
+    let builder = with(PATIENT, ClusterManager::builder(url("locks", "pw", node.addr())));
+    let manager = builder.connect().await.expect("connected");
+    let guard = manager.write("held").await.expect("granted");
+    node.acl_set_user("locks", &["-hmget"]).expect("changed");
+    let error = soon("the refusal", manager.write("other").into_future()).await.expect_err("it may not");
+    assert!(matches!(error, Error::Refused { refusal: Refusal::Forbidden, .. }), "{error:?}");
+    assert_eq!(soon("the loss", guard.lost()).await, LossReason::Expired);
+    drop(guard);
+    let other = ClusterManager::connect(node.url()).await.expect("connected");
+    until("the end of the lease", async || other.inspect("held").await.expect("inspected").is_free()).await;
+}
