@@ -76,13 +76,27 @@ async fn held_keys(f: &ServerFixture, prefix: &str, name: &str) -> Vec<String> {
     keys
 }
 
+/// All names of up to two pieces that keys are made of, under prefixes that are too.
+fn close_pairs() -> Vec<(String, String)> {
+    let pieces = ["", "{", "}", "%", "%7B", "%7D", "%25", "a", ":", ":lock", "{a}"];
+    let mut names: Vec<String> = pieces.iter().flat_map(|one| pieces.map(|other| format!("{one}{other}"))).collect();
+    names.retain(|name| !name.is_empty());
+    names.sort();
+    names.dedup();
+    ["a", "a:", "a:lock"]
+        .iter()
+        .flat_map(|prefix| names.iter().map(|name| (prefix.to_string(), name.clone())))
+        .collect()
+}
+
 /// Nobody else is on the server, so what is there is the lock's. Two locks that shared a key would map it to both.
 async fn no_two_locks_share_a_key(kind: Kind, server: Server) {
     let f = ServerFixture::alone(kind, server).await;
     let mut owners: HashMap<String, (String, String)> = HashMap::new();
     let mut runner = runner(256);
-    for _ in 0..256 {
-        let pair = (hostile_prefix(), hostile()).new_tree(&mut runner).expect("a value").current();
+    let any =
+        std::iter::repeat_with(|| (hostile_prefix(), hostile()).new_tree(&mut runner).expect("a value").current());
+    for pair in close_pairs().into_iter().chain(any.take(256)) {
         let keys = held_keys(&f, &pair.0, &pair.1).await;
         assert_eq!(keys.len(), 1, "a read hold is one key: {keys:?} of {pair:?}");
         for key in keys {
@@ -92,7 +106,7 @@ async fn no_two_locks_share_a_key(kind: Kind, server: Server) {
             assert_eq!(*owner, pair, "both have {key:?}");
         }
     }
-    assert!(owners.len() > 100, "{} different locks", owners.len());
+    assert!(owners.len() > 300, "{} different locks", owners.len());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
