@@ -135,12 +135,17 @@ impl Shared {
     async fn run(self: Arc<Self>) {
         let running = Running(&self);
         let mut pause = REDIAL_FIRST;
+        let mut warned = false;
         while !self.ends() {
             let (pushes, mut received) = mpsc::unbounded_channel();
             match self.dial(pushes).await {
                 Ok(connection) => match self.serve(connection, &mut received).await {
                     Ok(()) => pause = REDIAL_FIRST,
-                    // Also where subscribing is refused: that must not be asked as fast as it is answered.
+                    // Subscribing is refused: that must not be asked as fast as it is answered.
+                    Err(error) if error.code() == Some("NOPERM") && !warned => {
+                        warned = true;
+                        tracing::warn!(%error, "may not subscribe: waiters are not woken and ask once a second");
+                    }
                     Err(error) => tracing::debug!(%error, "lost a subscription connection"),
                 },
                 Err(error) => tracing::debug!(%error, "no subscription connection"),

@@ -11,6 +11,7 @@ use redis_rwlock::{
 };
 
 use crate::fixture::{Kind, Manager, RENEWED, ServerFixture};
+use crate::record::Recorder;
 use crate::servers::ask;
 use crate::wait::{bounded, soon, start, until};
 
@@ -299,6 +300,27 @@ async fn waiters_subscribe_only_with_the_right_on_redis_7_0() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_subscribe_only_with_the_right_on_valkey_9_1() {
     bounded(waiters_subscribe_only_with_the_right(Server::Valkey91)).await;
+}
+
+/// On one thread, so that the recorder sees what the subscribing task says.
+#[tokio::test]
+async fn missing_right_to_subscribe_is_told_once() {
+    let recorder = Recorder::start();
+    let f = ServerFixture::alone(Kind::TwoKey, Server::Redis70).await;
+    let place = Place { f: &f, kind: Kind::TwoKey };
+    let (_, topology) = place.user(&rules_of(heading_of(Kind::TwoKey)));
+    let manager = place.connect(&topology, "rwlock").await.expect("connected");
+    let other = place.connect(&topology, "rwlock").await.expect("connected");
+    let guard = manager.write("cfg").await.expect("granted");
+    let waiting = tokio::spawn(other.write("cfg").into_future());
+    let told = || recorder.lines().iter().filter(|line| line.contains("may not subscribe")).count();
+    until("a warning", async || told() > 0).await;
+    // Refused again and again meanwhile, at `debug`.
+    let refusals = || recorder.lines().iter().filter(|line| line.contains("lost a subscription connection")).count();
+    until("more refusals", async || refusals() > 1).await;
+    assert_eq!(told(), 1);
+    guard.release().await.expect("released");
+    soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
 }
 
 /// Commands that somebody was not allowed, as the servers remember them.
