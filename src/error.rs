@@ -136,11 +136,12 @@ impl Refusal {
     fn advice(self) -> &'static str {
         match self {
             Self::OutOfMemory => "free memory or raise `maxmemory`",
-            Self::Unauthenticated => "check user and password in the URL",
+            Self::Unauthenticated => "check user and password in the URL, and the client certificate",
             Self::Forbidden => "give the user the rights that the README lists",
             Self::ReadOnly => "name the primary instead of a replica, or look into why the server takes no writes",
             Self::ForeignKey => "remove what is at the key, or use another `key_prefix`",
             Self::UnsupportedServer => "use a newer server",
+            Self::Untrusted => "check the host in the URL, and the authority given to `Tls`",
             Self::OtherTopology => "use `Topology::cluster` for clusters and `Topology::node` for others",
             Self::Other => "look into the server's log",
         }
