@@ -129,6 +129,16 @@ impl Fixture {
         Self::at(Home::Memory(MemoryManager::new()))
     }
 
+    /// The hash scheme on servers of the case's own.
+    pub(crate) fn hash(topology: Topology) -> Self {
+        Self::at(Home::Hash(topology))
+    }
+
+    /// The two-key scheme on servers of the case's own.
+    pub(crate) fn two_key(topology: Topology) -> Self {
+        Self::at(Home::TwoKey(topology))
+    }
+
     fn at(home: Home) -> Self {
         static CASES: AtomicU64 = AtomicU64::new(0);
         let prefix = format!("case{}", CASES.fetch_add(1, Ordering::Relaxed));
@@ -138,6 +148,11 @@ impl Fixture {
     /// A name that no other lock has.
     pub(crate) fn name(&self) -> String {
         format!("lock-{}", self.names.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The name of a lock's key in the hash scheme, as documented.
+    pub(crate) fn hash_key(&self, name: &str) -> String {
+        key_name(&self.prefix, name, "lock")
     }
 
     /// A new manager, as another process would have.

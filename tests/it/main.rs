@@ -22,6 +22,7 @@ mod identity;
 mod names;
 mod options;
 mod published;
+mod router;
 mod security;
 mod server;
 mod silence;

@@ -1,0 +1,187 @@
+//! A proxied cluster that a case has to itself, and load on it that is judged.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use cluster_testenv::{Cluster, Node, Reply, Server};
+use redis_rwlock::{Error, FencingToken, Topology};
+use tokio::task::JoinSet;
+
+use crate::fixture::{Fixture, Manager};
+use crate::servers::ask;
+use crate::wait::until;
+
+/// Longer than any stall of a busy machine: no replica takes over where no case asks for it.
+pub(super) const NO_FAILOVER: Duration = Duration::from_secs(15);
+
+/// Each case on a cluster of each kind of server.
+macro_rules! on_both_servers {
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
+            #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn on_redis_7_0() {
+                $crate::wait::bounded(super::$case(cluster_testenv::Server::Redis70)).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn on_valkey_9_1() {
+                $crate::wait::bounded(super::$case(cluster_testenv::Server::Valkey91)).await;
+            }
+        }
+    )+};
+}
+pub(super) use on_both_servers;
+
+/// A cluster, and locks on its nodes.
+pub(super) struct Field {
+    fixture: Fixture,
+    pub(super) cluster: Cluster,
+}
+
+impl Deref for Field {
+    type Target = Fixture;
+
+    fn deref(&self) -> &Fixture {
+        &self.fixture
+    }
+}
+
+impl Field {
+    /// Three primaries behind proxies, without replicas.
+    pub(super) fn primaries(server: Server) -> Self {
+        Self::on(Cluster::builder(server).replicas(0).node_timeout(NO_FAILOVER).proxied().start())
+    }
+
+    /// Three primaries behind proxies, each with a replica that takes over when it is told to.
+    pub(super) fn with_replicas(server: Server) -> Self {
+        Self::on(Cluster::builder(server).node_timeout(NO_FAILOVER).proxied().start())
+    }
+
+    pub(super) fn on(cluster: cluster_testenv::Result<Cluster>) -> Self {
+        let cluster = cluster.expect("the cluster starts");
+        Self { fixture: Fixture::hash(Topology::cluster(cluster.urls())), cluster }
+    }
+
+    /// A hash tag whose slot the node owns: all names with it are locks of this slot.
+    pub(super) fn tag_at(&self, node: &Node) -> String {
+        let tags = (0..10_000).map(|n| format!("tag{n}"));
+        let mut ours = tags.filter(|tag| self.cluster.primary_of_slot(self.cluster.keyslot(tag)).port() == node.port());
+        ours.next().expect("one of so many lies there")
+    }
+
+    /// The owner of a tag's slot.
+    pub(super) fn owner(&self, tag: &str) -> &Node {
+        self.cluster.primary_of_slot(self.cluster.keyslot(tag))
+    }
+
+    /// One hash tag for each primary.
+    pub(super) fn tags(&self) -> Vec<String> {
+        self.cluster.primaries().into_iter().map(|node| self.tag_at(node)).collect()
+    }
+
+    /// Waits until none of the locks has a holder on its server.
+    pub(super) async fn nothing_is_left(&self, names: impl IntoIterator<Item = String>) {
+        for name in names {
+            let key = self.hash_key(&name);
+            until("nothing is left", async || {
+                let owner = self.cluster.primary_of_slot(self.cluster.keyslot(&key));
+                // Of a writer, of readers.
+                ask(owner, &["HMGET", &key, "W", "a"]).array().expect("a list").iter().all(Reply::is_nil)
+            })
+            .await;
+        }
+    }
+
+    /// How often the running nodes were told a command, such as `cluster|slots`.
+    pub(super) fn calls_of(&self, command: &str) -> u64 {
+        let running = self.cluster.nodes().iter().filter(|node| node.is_running());
+        running.map(|node| calls_of(node, command)).sum()
+    }
+}
+
+/// How often a node was told a command since it started.
+pub(super) fn calls_of(node: &Node, command: &str) -> u64 {
+    let line = format!("cmdstat_{command}:calls=");
+    let stats = ask(node, &["INFO", "commandstats"]).text().expect("text").into_owned();
+    let count = stats.split_once(&line).and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
+    count.unwrap_or(0)
+}
+
+/// The name of the n-th lock with a tag.
+pub(super) fn name_of(tag: &str, n: usize) -> String {
+    format!("{{{tag}}}-{n}")
+}
+
+/// One lock that many take in turns, and what they saw of each other.
+#[derive(Debug, Default)]
+pub(super) struct Witness {
+    inside: AtomicBool,
+    last_token: AtomicU64,
+    pub(super) turns: AtomicUsize,
+}
+
+impl Witness {
+    pub(super) fn turns(&self) -> usize {
+        self.turns.load(Ordering::SeqCst)
+    }
+
+    /// One turn as a writer, which must find itself alone and its token greater than all before.
+    pub(super) async fn turn(&self, manager: &Manager, name: &str) -> Result<FencingToken, Error> {
+        let guard = manager.write(name).await?;
+        let token = guard.fencing_token();
+        assert!(!self.inside.swap(true, Ordering::SeqCst), "{name}: two writers are inside");
+        let number = u64::from(token);
+        let last = self.last_token.swap(number, Ordering::SeqCst);
+        assert!(number > last, "{name}: token {token} after {last}");
+        tokio::task::yield_now().await;
+        self.inside.store(false, Ordering::SeqCst);
+        guard.release().await?;
+        self.turns.fetch_add(1, Ordering::SeqCst);
+        Ok(token)
+    }
+}
+
+/// Tasks that take locks until they are stopped. Every one of their requests must succeed.
+pub(super) struct Load {
+    stop: Arc<AtomicBool>,
+    tasks: JoinSet<Result<(), Error>>,
+    pub(super) locks: Vec<(String, Arc<Witness>)>,
+}
+
+impl Load {
+    /// `tasks` tasks, spread over the locks and the managers.
+    pub(super) fn start(managers: &[Manager], names: impl IntoIterator<Item = String>, tasks: usize) -> Self {
+        let locks: Vec<(String, Arc<Witness>)> = names.into_iter().map(|name| (name, Arc::default())).collect();
+        let mut load = Self { stop: Arc::default(), tasks: JoinSet::new(), locks };
+        for n in 0..tasks {
+            let (name, witness) = load.locks[n % load.locks.len()].clone();
+            // So that each lock is wanted by all managers.
+            let manager = Arc::clone(&managers[n / load.locks.len() % managers.len()]);
+            let stop = Arc::clone(&load.stop);
+            load.tasks.spawn(async move {
+                while !stop.load(Ordering::SeqCst) {
+                    witness.turn(&manager, &name).await?;
+                }
+                Ok(())
+            });
+        }
+        load
+    }
+
+    /// Waits until each lock has changed hands so often from now on.
+    pub(super) async fn goes_on(&self, what: &str, turns: usize) {
+        let before: Vec<usize> = self.locks.iter().map(|(_, lock)| lock.turns()).collect();
+        until(what, async || self.locks.iter().zip(&before).all(|((_, lock), before)| lock.turns() >= before + turns))
+            .await;
+    }
+
+    /// Lets all tasks come to their end, each with success.
+    pub(super) async fn end(mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.expect("no panic").expect("no request fails");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Slots that move under load: no request fails, no hold is lost, nobody gets in beside anybody.
+
+use std::sync::Arc;
+
+use cluster_testenv::{Cluster, Node, Server, SlotMigration};
+use redis_rwlock::{HoldState, WriteGuard};
+use tokio::task::JoinHandle;
+
+use super::field::{Field, Load, name_of, on_both_servers};
+use crate::fixture::{Manager, RENEWED, Settings};
+use crate::wait::soon;
+
+on_both_servers![
+    slot_moves_step_by_step_under_load,
+    slot_that_stays_after_all_loses_nothing,
+    locks_without_a_key_are_taken_at_the_new_owner,
+];
+
+/// Locks that change hands all the time, and one that is held over all steps while another manager waits for it.
+struct Traffic {
+    load: Load,
+    kept: WriteGuard,
+    waiting: JoinHandle<redis_rwlock::Result<WriteGuard>>,
+    names: Vec<String>,
+}
+
+impl Traffic {
+    async fn start(field: &Field, tag: &str) -> Self {
+        let managers: [Manager; 2] =
+            [field.manager_with(Settings::lease(RENEWED)).await, field.manager_with(Settings::lease(RENEWED)).await];
+        let name = name_of(tag, 99);
+        let kept = managers[0].write(&name).await.expect("granted");
+        let (other, wanted) = (Arc::clone(&managers[1]), name.clone());
+        let waiting = tokio::spawn(async move { other.write(&wanted).await });
+        let busy: Vec<String> = (0..4).map(|n| name_of(tag, n)).collect();
+        let load = Load::start(&managers, busy.clone(), 16);
+        let names = busy.into_iter().chain([name]).collect();
+        let traffic = Self { load, kept, waiting, names };
+        traffic.goes_on("in the beginning").await;
+        traffic
+    }
+
+    async fn goes_on(&self, when: &str) {
+        self.load.goes_on(when, 10).await;
+        assert_eq!(self.kept.state(), HoldState::Held, "{when}");
+        assert!(!self.waiting.is_finished(), "{when}: the waiter got in beside the holder");
+    }
+
+    /// Longer than a lease, so that the hold was renewed where it is now.
+    async fn renews(&self, when: &str) {
+        tokio::time::sleep(RENEWED).await;
+        self.goes_on(when).await;
+    }
+
+    async fn end(self, field: &Field) {
+        let token = self.kept.fencing_token();
+        self.kept.release().await.expect("ours to the end");
+        let heir = soon("the waiter's grant", self.waiting).await.expect("no panic").expect("granted");
+        assert!(heir.fencing_token() > token);
+        heir.release().await.expect("released");
+        self.load.end().await;
+        field.nothing_is_left(self.names).await;
+    }
+}
+
+/// A primary that does not own the tag's slot.
+fn another<'a>(cluster: &'a Cluster, slot: u16) -> &'a Node {
+    let owner = cluster.primary_of_slot(slot).port();
+    cluster.primaries().into_iter().find(|node| node.port() != owner).expect("there are three")
+}
+
+async fn slot_moves_step_by_step_under_load(server: Server) {
+    let field = Field::primaries(server);
+    let tag = field.tag_at(&field.cluster.nodes()[0]);
+    let slot = field.cluster.keyslot(&tag);
+    let traffic = Traffic::start(&field, &tag).await;
+    let migration =
+        SlotMigration::begin(&field.cluster, slot, another(&field.cluster, slot)).expect("the migration begins");
+    traffic.goes_on("all keys are at the source").await;
+    for name in &traffic.names {
+        assert!(migration.move_key(field.hash_key(name)).expect("moved"), "{name} was there");
+        traffic.goes_on("one key after the other moves").await;
+    }
+    traffic.renews("all keys have moved, the slot has not").await;
+    migration.finish().expect("the migration ends");
+    traffic.renews("the slot has moved").await;
+    traffic.end(&field).await;
+}
+
+async fn slot_that_stays_after_all_loses_nothing(server: Server) {
+    let field = Field::primaries(server);
+    let tag = field.tag_at(&field.cluster.nodes()[0]);
+    let slot = field.cluster.keyslot(&tag);
+    let traffic = Traffic::start(&field, &tag).await;
+    let migration =
+        SlotMigration::begin(&field.cluster, slot, another(&field.cluster, slot)).expect("the migration begins");
+    traffic.goes_on("all keys are at the source").await;
+    migration.abandon().expect("the slot stays");
+    traffic.renews("the slot has stayed").await;
+    traffic.end(&field).await;
+}
+
+async fn locks_without_a_key_are_taken_at_the_new_owner(server: Server) {
+    let field = Field::primaries(server);
+    let (holder, other) = (field.manager_with(Settings::lease(RENEWED)).await, field.manager().await);
+    let tag = field.tag_at(&field.cluster.nodes()[0]);
+    let slot = field.cluster.keyslot(&tag);
+    let migration =
+        SlotMigration::begin(&field.cluster, slot, another(&field.cluster, slot)).expect("the migration begins");
+    let (name, key) = (name_of(&tag, 0), field.hash_key(&name_of(&tag, 0)));
+    let guard = holder.write(&name).await.expect("granted");
+    assert!(migration.keys_left().expect("answered").is_empty(), "the key is at the new owner");
+    assert!(other.try_read(&name).await.expect("answered").is_none(), "it is held there");
+    let (waiting, wanted) = (Arc::clone(&other), name.clone());
+    let waiting = tokio::spawn(async move { waiting.write(&wanted).await });
+    tokio::time::sleep(RENEWED).await;
+    assert_eq!(guard.state(), HoldState::Held, "it is renewed there");
+    migration.finish().expect("the migration ends");
+    assert_eq!(field.owner(&tag).command(&["EXISTS", &key]).expect("answered").int(), Some(1));
+    let token = guard.fencing_token();
+    guard.release().await.expect("ours to the end");
+    let heir = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+    assert!(heir.fencing_token() > token);
+    heir.release().await.expect("released");
+    field.nothing_is_left([name]).await;
+}
+
+/// Only Valkey 9 does this.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn slot_moves_at_once_there_and_back_under_load() {
+    let field = Field::primaries(Server::Valkey91);
+    let tag = field.tag_at(&field.cluster.nodes()[0]);
+    let slot = field.cluster.keyslot(&tag);
+    let traffic = Traffic::start(&field, &tag).await;
+    for _ in 0..4 {
+        field.cluster.migrate_slot_atomically(slot, another(&field.cluster, slot)).expect("the slot moves");
+        traffic.goes_on("the slot has moved").await;
+    }
+    traffic.renews("all is quiet").await;
+    traffic.end(&field).await;
+}
