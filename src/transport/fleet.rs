@@ -40,8 +40,8 @@ pub(super) struct Fleet {
     map: watch::Sender<SlotMap>,
     suspects: Mutex<HashSet<String>>,
     looking: AtomicBool,
-    /// One question at a time; when the last one for an unknown owner failed, and how.
-    refresh_lock: tokio::sync::Mutex<Option<(Moment, DialFault)>>,
+    /// One question at a time; when the last one came to its end, and how.
+    refresh_lock: tokio::sync::Mutex<Option<(Moment, Result<(), DialFault>)>>,
 }
 
 /// Whom to ask who owns a slot.
@@ -238,29 +238,32 @@ impl Fleet {
         suspects.is_empty()
     }
 
-    /// Asks the guide for the owner of a slot, once for all who ask at the same time.
+    /// Asks the guide for the owner of a slot, once for all who ask at the same time: what it does not say now it will not
+    /// say to the next one either.
     async fn refresh_unless_known(&self, slot: u16) -> Result<(), Fault> {
-        let mut last_failure = self.refresh_lock.lock().await;
+        let mut last = self.refresh_lock.lock().await;
         if self.owner_address(slot).is_some() {
             return Ok(());
         }
-        if let Some((at, fault)) = &*last_failure
+        if let Some((at, refreshed)) = &*last
             && self.clock.now().since(*at) < LOOK_AGAIN
         {
-            return Err(fault.clone().into());
+            return Ok(refreshed.clone()?);
         }
-        let refreshed = self.refresh_locked().await.map_err(not_sent);
-        *last_failure = refreshed.as_ref().err().map(|fault| (self.clock.now(), fault.clone()));
+        let refreshed = self.ask_guide().await.map_err(not_sent);
+        *last = Some((self.clock.now(), refreshed.clone()));
         Ok(refreshed?)
     }
 
     /// Takes the first map that somebody who is not suspect tells.
     pub(super) async fn refresh(&self) -> Result<(), Fault> {
-        let _one_at_a_time = self.refresh_lock.lock().await;
-        self.refresh_locked().await
+        let mut last = self.refresh_lock.lock().await;
+        let refreshed = self.ask_guide().await.map_err(not_sent);
+        *last = Some((self.clock.now(), refreshed.clone()));
+        Ok(refreshed?)
     }
 
-    async fn refresh_locked(&self) -> Result<(), Fault> {
+    async fn ask_guide(&self) -> Result<(), Fault> {
         let map = match &self.guide {
             Guide::Members(seeds) => self.ask_members(seeds).await?,
             Guide::Sentinels { sentinels, push } => {
@@ -271,8 +274,19 @@ impl Fleet {
                 SlotMap::whole(&address)
             }
         };
+        self.forget_others(&map);
         self.map.send_replace(map);
         Ok(())
+    }
+
+    /// Forgets nodes that own nothing, but for those that the user named. Whoever still waits for one keeps it until then.
+    fn forget_others(&self, map: &SlotMap) {
+        let seeds = match &self.guide {
+            Guide::Members(seeds) => seeds.as_slice(),
+            Guide::Sentinels { .. } => &[],
+        };
+        let is_of_use = |address: &String| map.addresses().contains(address) || seeds.contains(address);
+        self.nodes.lock().retain(|address, _| is_of_use(address));
     }
 
     /// Succeeds when the guide answers, and with Sentinels the primary too.
