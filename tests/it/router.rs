@@ -8,3 +8,4 @@ mod field;
 
 mod connections;
 mod migration;
+mod suspects;

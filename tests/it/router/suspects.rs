@@ -1,0 +1,193 @@
+//! Nodes that are silent, refuse connections, or own nothing any more: who is asked then, how often, and for how long.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cluster_testenv::{Matcher, Server};
+use redis_rwlock::{ClusterManager, Error, HoldState, RwLockManager, Topology};
+use tokio::task::JoinSet;
+
+use super::field::{Field, Load, name_of, on_both_servers};
+use crate::fixture::{Fixture, Manager, RENEWED, Settings};
+use crate::wait::{soon, until};
+
+on_both_servers![
+    others_are_asked_about_a_silent_node_and_no_more_often_than_needed,
+    slot_without_an_owner_is_asked_for_together,
+    holds_and_waiters_follow_to_the_new_primary,
+    connections_to_nodes_that_own_nothing_are_closed,
+];
+
+const TASKS: usize = 256;
+/// The map is asked for at most so often while something is wrong with it.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// A node is dialled at most so often while it cannot be.
+const DIAL_PAUSE: Duration = Duration::from_millis(50);
+
+fn impatient() -> Settings {
+    Settings {
+        response_timeout: Duration::from_millis(200),
+        unreachable_after: Duration::from_secs(1),
+        ..Settings::default()
+    }
+}
+
+/// Each of so many tasks asks for a lock of its own, which is unreachable.
+async fn all_are_told_that_it_is_unreachable(manager: &Manager, tag: &str, bound: Duration) {
+    let mut tasks = JoinSet::new();
+    for n in 0..TASKS {
+        let (manager, name) = (Arc::clone(manager), name_of(tag, n));
+        tasks.spawn(async move {
+            let asked = Instant::now();
+            (manager.write(&name).await.map(drop), asked.elapsed())
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        let (outcome, waited) = ended.expect("no panic");
+        let error = outcome.expect_err("nobody answers for it");
+        assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+        assert!(waited < bound, "told after {waited:?}");
+    }
+}
+
+/// A wait ends after the time until nobody is reachable, and one failed try: a dial and what goes on it.
+fn told_within(settings: &Settings) -> Duration {
+    // The rest is for a busy machine.
+    settings.unreachable_after + settings.response_timeout * 3 + Duration::from_secs(3)
+}
+
+async fn others_are_asked_about_a_silent_node_and_no_more_often_than_needed(server: Server) {
+    let field = Field::primaries(server);
+    let manager = field.manager_with(impatient()).await;
+    let tags = field.tags();
+    let silent = field.owner(&tags[0]);
+    for tag in &tags {
+        manager.write(&name_of(tag, 0)).await.expect("granted").release().await.expect("released");
+    }
+    silent.pause();
+    silent.proxy().forget_requests();
+    let (began, asked_before) = (Instant::now(), field.calls_of("cluster|slots"));
+    all_are_told_that_it_is_unreachable(&manager, &tags[0], told_within(&impatient())).await;
+    let asked = field.calls_of("cluster|slots") - asked_before;
+    // Both others are asked at the same time, and the environment asks them too, for the owners of slots.
+    let most = (began.elapsed().as_millis() / LOOK_AGAIN.as_millis() + 2) as u64 * 2;
+    assert!((1..=most).contains(&asked), "CLUSTER SLOTS {asked} times in {:?}", began.elapsed());
+    assert_eq!(silent.proxy().requests_seen(Matcher::command("CLUSTER")), 0, "the suspect itself was asked");
+    for tag in &tags[1..] {
+        let guard = soon("another shard's lock", manager.write(&name_of(tag, 0)).into_future()).await.expect("granted");
+        guard.release().await.expect("released");
+    }
+    silent.resume();
+    let guard = soon("the lock of the node that woke", manager.write(&name_of(&tags[0], 0)).into_future()).await;
+    guard.expect("granted").release().await.expect("released");
+    field.nothing_is_left((0..TASKS).map(|n| name_of(&tags[0], n))).await;
+}
+
+async fn slot_without_an_owner_is_asked_for_together(server: Server) {
+    let field = Field::primaries(server);
+    let manager = field.manager_with(impatient()).await;
+    let tag = field.tag_at(&field.cluster.nodes()[0]);
+    let (slot, owner) = (field.cluster.keyslot(&tag).to_string(), field.owner(&tag));
+    manager.write(&name_of(&tag, 0)).await.expect("granted").release().await.expect("released");
+    for node in field.cluster.nodes() {
+        node.command(&["CLUSTER", "DELSLOTS", &slot]).expect("answered").into_result().expect("taken away");
+    }
+    let (began, asked_before) = (Instant::now(), field.calls_of("cluster|slots"));
+    all_are_told_that_it_is_unreachable(&manager, &tag, told_within(&impatient())).await;
+    let asked = field.calls_of("cluster|slots") - asked_before;
+    // Up to three nodes each time, by the look-out and by those who need the slot.
+    let most = (began.elapsed().as_millis() / LOOK_AGAIN.as_millis() + 2) as u64 * 6;
+    assert!((1..=most).contains(&asked), "CLUSTER SLOTS {asked} times in {:?}", began.elapsed());
+    let patient = field.manager().await;
+    let waiting = tokio::spawn(async move { patient.write(&name_of("elsewhere", 0)).await.map(drop) });
+    owner.command(&["CLUSTER", "ADDSLOTS", &slot]).expect("answered").into_result().expect("given back");
+    soon("the slot's owner", waiting).await.expect("no panic").expect("granted as soon as the cluster works");
+    let guard = soon("a lock of the slot", field.manager().await.write(&name_of(&tag, 0)).into_future()).await;
+    guard.expect("granted").release().await.expect("released");
+    field.nothing_is_left((0..TASKS).map(|n| name_of(&tag, n))).await;
+}
+
+async fn holds_and_waiters_follow_to_the_new_primary(server: Server) {
+    let field = Field::with_replicas(server);
+    let managers =
+        [field.manager_with(Settings::lease(RENEWED)).await, field.manager_with(Settings::lease(RENEWED)).await];
+    let tag = field.tag_at(&field.cluster.nodes()[0]);
+    let kept = managers[0].write(&name_of(&tag, 99)).await.expect("granted");
+    let names: Vec<String> = (0..4).map(|n| name_of(&tag, n)).collect();
+    let load = Load::start(&managers, names.clone(), 64);
+    for when in ["there", "back"] {
+        load.goes_on("before", 10).await;
+        // In agreement with the old one: no write is lost, so nobody may get in beside anybody.
+        let new = field.cluster.failover(field.owner(&tag)).expect("a replica takes over");
+        new.proxy().forget_requests();
+        load.goes_on(when, 10).await;
+        tokio::time::sleep(RENEWED).await;
+        assert_eq!(kept.state(), HoldState::Held, "{when}");
+        assert!(
+            new.proxy().requests_seen(Matcher::containing(field.hash_key(&name_of(&tag, 99)))) > 0,
+            "renewed there"
+        );
+        field.cluster.wait_ok().expect("well again");
+    }
+    kept.release().await.expect("ours to the end");
+    load.end().await;
+    field.nothing_is_left(names).await;
+}
+
+async fn connections_to_nodes_that_own_nothing_are_closed(server: Server) {
+    let field = Field::with_replicas(server);
+    let tags = field.tags();
+    let (leaving, seed) = (field.owner(&tags[0]), field.owner(&tags[1]));
+    // It knows the others from the cluster only: what its user named is kept.
+    let fixture = Fixture::hash(Topology::cluster([seed.url()]));
+    let manager = fixture.manager().await;
+    let take = async || {
+        let guard = manager.write(&name_of(&tags[0], 0)).await.expect("granted");
+        guard.release().await.expect("released");
+    };
+    take().await;
+    field.cluster.failover(leaving).expect("a replica takes over");
+    field.cluster.wait_ok().expect("well again");
+    // Nobody replicates from it any more, so what comes through its proxy is ours.
+    take().await;
+    until("the connection to the former primary is closed", async || leaving.proxy().connections() == 0).await;
+    take().await;
+}
+
+/// Accepts connections and closes them. Returns its URL and how many there were.
+fn closing_server() -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("redis://{}", listener.local_addr().expect("bound"));
+    let accepted = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&accepted);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            drop(stream);
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    (url, accepted)
+}
+
+async fn dials_are_few(topology: Topology, accepted: &AtomicUsize) {
+    let settings = impatient();
+    let builder = ClusterManager::builder(topology).unreachable_after(settings.unreachable_after);
+    let manager: Manager = Arc::new(builder.build().expect("valid options"));
+    let began = Instant::now();
+    all_are_told_that_it_is_unreachable(&manager, "tag", told_within(&Settings::default())).await;
+    let (dials, took) = (accepted.load(Ordering::SeqCst), began.elapsed());
+    let most = (took.as_millis() / DIAL_PAUSE.as_millis()) as usize + 2;
+    assert!((2..=most).contains(&dials), "{dials} connections in {took:?}");
+    drop(manager.close());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn node_that_closes_all_connections_is_dialled_at_a_steady_rate() {
+    let (url, accepted) = closing_server();
+    dials_are_few(Topology::node(url), &accepted).await;
+    let (url, accepted) = closing_server();
+    dials_are_few(Topology::cluster([url]), &accepted).await;
+}
