@@ -155,6 +155,11 @@ impl Fixture {
         key_name(&self.prefix, name, "lock")
     }
 
+    /// The channel on which the two-key scheme tells of releases, as documented.
+    pub(crate) fn wake_channel(&self, name: &str) -> String {
+        key_name(&self.prefix, name, "wake")
+    }
+
     /// A new manager, as another process would have.
     pub(crate) async fn manager(&self) -> Manager {
         self.manager_with(Settings::default()).await

@@ -5,7 +5,11 @@
 //! primary that was talked to although another had taken its place, requests that failed while a slot moved.
 
 mod field;
+mod pretender;
 
+mod answers;
 mod connections;
+mod lost_replies;
 mod migration;
 mod suspects;
+mod wakes;

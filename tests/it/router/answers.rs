@@ -1,0 +1,146 @@
+//! Answers that are none: "not now", "not me", and replies that belong to somebody else.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cluster_testenv::{Node, Sentinels, Server};
+use redis_rwlock::{Error, HoldState, Refusal, Topology};
+use tokio::task::JoinSet;
+
+use super::field::on_both_servers;
+use super::pretender::Pretender;
+use crate::fixture::{Fixture, RENEWED, Settings};
+use crate::servers::ask;
+use crate::wait::{soon, until};
+
+on_both_servers![
+    not_now_is_waited_out_or_told_in_time,
+    read_only_server_is_a_refusal,
+    reply_of_somebody_else_is_never_believed,
+    hold_follows_the_primary_that_sentinels_name,
+];
+
+/// A server, and somebody in front of it who may answer in its stead.
+fn start(server: Server) -> (Node, Pretender, Fixture) {
+    let node = Node::start(server).expect("the server starts");
+    let pretender = Pretender::before(node.addr());
+    let fixture = Fixture::hash(Topology::node(pretender.url()));
+    (node, pretender, fixture)
+}
+
+async fn not_now_is_waited_out_or_told_in_time(server: Server) {
+    let (_node, pretender, fixture) = start(server);
+    let unreachable_after = Duration::from_millis(600);
+    let impatient = fixture.manager_with(Settings { unreachable_after, ..Settings::default() }).await;
+    let patient = fixture.manager_with(Settings::lease(RENEWED)).await;
+    let answers = [
+        "TRYAGAIN Multiple keys request during rehashing of slot",
+        "CLUSTERDOWN The cluster is down",
+        "LOADING Redis is loading the dataset in memory",
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+        "NOSCRIPT No matching script. Please use EVAL.",
+    ];
+    for answer in answers {
+        let name = fixture.name();
+        let kept = patient.write(&fixture.name()).await.expect("granted");
+        pretender.refuses(answer);
+        let (asking, wanted) = (Arc::clone(&patient), name.clone());
+        let waiting = tokio::spawn(async move { asking.write(&wanted).await });
+        let asked = Instant::now();
+        let error = soon("the answer", impatient.write(&name).into_future()).await.expect_err("not now");
+        assert!(matches!(error, Error::Unreachable { source: Some(_), .. }), "{answer}: {error:?}");
+        // One attempt goes on for a response timeout; the rest is for a busy machine.
+        let most = unreachable_after + Duration::from_millis(500) + Duration::from_secs(3);
+        assert!(asked.elapsed() >= unreachable_after && asked.elapsed() < most, "{answer}: {:?}", asked.elapsed());
+        pretender.tells_the_truth();
+        let guard = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+        guard.release().await.expect("released");
+        tokio::time::sleep(RENEWED).await;
+        assert_eq!(kept.state(), HoldState::Held, "{answer}: its renewals were waited out too");
+        kept.release().await.expect("ours to the end");
+    }
+}
+
+async fn read_only_server_is_a_refusal(server: Server) {
+    let primary = Node::start(server).expect("the server starts");
+    let node = Node::start(server).expect("the server starts");
+    let fixture = Fixture::hash(Topology::node(node.url()));
+    let manager = fixture.manager_with(Settings::lease(RENEWED)).await;
+    let (name, kept) = (fixture.name(), manager.write("kept").await.expect("granted"));
+    ask(&node, &["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
+    let refused = async |acquiring: redis_rwlock::Result<()>| match acquiring {
+        Err(Error::Refused { refusal: Refusal::ReadOnly, .. }) => {}
+        other => panic!("{other:?}"),
+    };
+    refused(soon("the answer", manager.write(&name).into_future()).await.map(drop)).await;
+    refused(soon("the answer", manager.try_read(&name)).await.map(drop)).await;
+    ask(&node, &["REPLICAOF", "NO", "ONE"]);
+    let guard = soon("a grant", manager.write(&name).into_future()).await.expect("it takes writes again");
+    guard.release().await.expect("released");
+    // The other server's data has taken the place of its own, or not yet: a hold is never kept on a guess.
+    until("the hold's fate", async || kept.state() != HoldState::Unconfirmed).await;
+}
+
+async fn reply_of_somebody_else_is_never_believed(server: Server) {
+    const TASKS: usize = 32;
+    let (node, pretender, fixture) = start(server);
+    let manager = fixture.manager().await;
+    let strangers = "*5\r\n$7\r\ngranted\r\n$7\r\nx.1.foe\r\n:1\r\n:1\r\n:10000\r\n";
+    for extra in [strangers, ":1\r\n", "$-1\r\n", "+OK\r\n", "*0\r\n"] {
+        let before = pretender.connections();
+        pretender.inserts(extra);
+        let mut tasks = JoinSet::new();
+        for _ in 0..TASKS {
+            let (manager, name) = (Arc::clone(&manager), fixture.name());
+            let key = fixture.hash_key(&name);
+            tasks.spawn(async move { (manager.write(&name).await, key) });
+        }
+        while let Some(ended) = tasks.join_next().await {
+            let (guard, key) = ended.expect("no panic");
+            let guard = guard.expect("asked again, and granted");
+            let token = u64::from(guard.fencing_token()).to_string();
+            assert_eq!(ask(&node, &["HGET", &key, "t"]).text().expect("a token"), token, "after {extra:?}");
+            guard.release().await.expect("ours to the end");
+        }
+        assert!(pretender.connections() > before, "the connection was kept after {extra:?}");
+    }
+    // An error carries no id, so one caller takes it for its own. What that one left behind is taken back.
+    pretender.inserts("-ERR somebody else's\r\n");
+    let (first, second) = (fixture.name(), fixture.name());
+    let error = manager.write(&first).await.expect_err("it was told so");
+    assert!(matches!(error, Error::Refused { refusal: Refusal::Other, .. }), "{error:?}");
+    let guard = soon("the next caller's grant", manager.write(&second).into_future()).await.expect("granted");
+    guard.release().await.expect("released");
+    fixture.becomes_free(&first).await;
+}
+
+/// The lease is longer than the old primary goes on after another has taken its place, which Sentinels allow: what it takes
+/// meanwhile is lost with it.
+async fn hold_follows_the_primary_that_sentinels_name(server: Server) {
+    let sentinels = Sentinels::start(server).expect("Sentinels start");
+    let fixture = Fixture::hash(Topology::sentinel(sentinels.primary_name(), sentinels.urls()));
+    let manager = fixture.manager_with(Settings::lease(RENEWED * 10)).await;
+    let name = fixture.name();
+    let key = fixture.hash_key(&name);
+    let kept = manager.write(&name).await.expect("granted");
+    let deadline_ms = |node: &Node| -> u64 {
+        let reply = ask(node, &["HGET", &key, "D"]);
+        reply.text().and_then(|text| text.parse().ok()).unwrap_or(0)
+    };
+    until("all replicas have the hold", async || sentinels.replicas().into_iter().all(|node| deadline_ms(node) > 0))
+        .await;
+    let old = sentinels.primary();
+    let new = sentinels.failover().expect("a replica takes over");
+    assert_ne!(new.port(), old.port());
+    let before_ms = deadline_ms(new);
+    sentinels.wait_ok().expect("the old one is a replica");
+    // It says READONLY now.
+    let guard = soon("a grant", manager.write(&fixture.name()).into_future()).await.expect("the new one is found");
+    guard.release().await.expect("released");
+    until("it is renewed where it is now", async || deadline_ms(new) > before_ms).await;
+    assert_eq!(kept.state(), HoldState::Held);
+    assert!(fixture.manager().await.try_write(&name).await.expect("answered").is_none());
+    kept.release().await.expect("ours to the end");
+    fixture.becomes_free(&name).await;
+}

@@ -1,0 +1,178 @@
+//! Requests that were applied and whose replies were lost: no false success, no false denial, nothing counts twice.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster_testenv::{Fault, HeldReply, Matcher, Node, Proxy, Server};
+use redis_rwlock::{HoldState, LossReason, Mode, Topology};
+
+use super::field::on_both_servers;
+use crate::fixture::{Fixture, RENEWED, Settings};
+use crate::servers::ask;
+use crate::wait::{BOUND, soon, until};
+
+on_both_servers![
+    acquisition_finds_its_own_hold,
+    renewal_is_repeated_and_no_loss_is_told,
+    release_is_repeated_and_frees_nobody_elses_hold,
+    copy_that_comes_late_changes_nothing,
+];
+
+const ACQUIRE: &str = include_str!("../../../lua/hash/acquire.lua");
+const LEAVE: &str = include_str!("../../../lua/hash/leave.lua");
+const RENEW: &str = include_str!("../../../lua/hash/renew.lua");
+
+/// How a reply is lost.
+#[derive(Clone, Copy, Debug)]
+enum Lost {
+    /// The connection breaks.
+    Cut,
+    /// Silence.
+    Dropped,
+}
+
+impl Lost {
+    const EITHER: [Self; 2] = [Self::Cut, Self::Dropped];
+
+    /// Loses the reply to the next request that matches.
+    fn next(self, proxy: &Proxy, matcher: Matcher) -> Losing {
+        match self {
+            Self::Cut => Losing::Cut(proxy.cut_after_apply(matcher)),
+            Self::Dropped => Losing::Drop(proxy.hold_reply(matcher)),
+        }
+    }
+}
+
+enum Losing {
+    Cut(Fault),
+    Drop(HeldReply),
+}
+
+impl Losing {
+    /// Returns once the server has applied the request and the reply is lost.
+    fn wait(self) {
+        tokio::task::block_in_place(|| match self {
+            Self::Cut(fault) => fault.wait_applied(BOUND).expect("applied"),
+            Self::Drop(held) => {
+                held.wait_applied(BOUND).expect("applied");
+                held.drop_reply();
+            }
+        });
+    }
+}
+
+/// Calls of a script that name a lock.
+fn calls(script: &str, key: &str) -> Matcher {
+    let digest = redis::Script::new(script).get_hash().to_owned();
+    Matcher::command("EVALSHA").and(digest).and(key.to_owned())
+}
+
+/// A server behind a proxy that knows all scripts already.
+fn start(server: Server) -> (Node, Fixture) {
+    let node = Node::builder(server).proxied().start().expect("the server starts");
+    for script in [ACQUIRE, LEAVE, RENEW] {
+        ask(&node, &["SCRIPT", "LOAD", script]);
+    }
+    let fixture = Fixture::hash(Topology::node(node.url()));
+    (node, fixture)
+}
+
+fn quick() -> Settings {
+    Settings { response_timeout: Duration::from_millis(200), ..Settings::default() }
+}
+
+async fn acquisition_finds_its_own_hold(server: Server) {
+    let (node, fixture) = start(server);
+    let (manager, other) = (fixture.manager_with(quick()).await, fixture.manager().await);
+    for lost in Lost::EITHER {
+        for mode in [Mode::Read, Mode::Write] {
+            let name = fixture.name();
+            let key = fixture.hash_key(&name);
+            let losing = lost.next(node.proxy(), calls(ACQUIRE, &key));
+            let (asking, wanted) = (Arc::clone(&manager), name.clone());
+            // Once is enough to ask, and still silence is no denial.
+            let asking = tokio::spawn(async move {
+                Ok::<_, redis_rwlock::Error>(match mode {
+                    Mode::Read => asking.try_read(&wanted).await?.map(|guard| (guard.fencing_token(), Ok(guard))),
+                    Mode::Write => asking.try_write(&wanted).await?.map(|guard| (guard.fencing_token(), Err(guard))),
+                })
+            });
+            losing.wait();
+            let token = ask(&node, &["HGET", &key, "t"]).text().expect("a token").into_owned();
+            let granted = soon("the grant", asking).await.expect("no panic").expect("answered");
+            let (seen, guard) = granted.expect("silence is no denial");
+            assert_eq!(u64::from(seen).to_string(), token, "{lost:?} {mode}: the same hold");
+            assert_eq!(other.inspect(&name).await.expect("inspected").holders.len(), 1, "{lost:?} {mode}: one hold");
+            match guard {
+                Ok(guard) => guard.release().await.expect("ours to the end"),
+                Err(guard) => guard.release().await.expect("ours to the end"),
+            }
+            let guard = other.try_write(&name).await.expect("answered").expect("one release frees it");
+            guard.release().await.expect("released");
+        }
+    }
+}
+
+async fn renewal_is_repeated_and_no_loss_is_told(server: Server) {
+    let (node, fixture) = start(server);
+    let manager = fixture.manager_with(Settings { lease: RENEWED * 2, ..quick() }).await;
+    for lost in Lost::EITHER {
+        let name = fixture.name();
+        let guard = manager.write(&name).await.expect("granted");
+        lost.next(node.proxy(), calls(RENEW, &fixture.hash_key(&name))).wait();
+        // The copy that was answered counts, from when it was sent.
+        let renewed = async || guard.state() == HoldState::Held && guard.remaining() > RENEWED * 3 / 2;
+        until("the repeated renewal is answered", renewed).await;
+        tokio::time::sleep(RENEWED * 2).await;
+        assert_eq!(guard.state(), HoldState::Held, "{lost:?}");
+        guard.release().await.expect("ours to the end");
+    }
+}
+
+async fn release_is_repeated_and_frees_nobody_elses_hold(server: Server) {
+    let (node, fixture) = start(server);
+    let (manager, other) = (fixture.manager_with(quick()).await, fixture.manager().await);
+    for lost in Lost::EITHER {
+        let name = fixture.name();
+        let guard = manager.write(&name).await.expect("granted");
+        let losing = lost.next(node.proxy(), calls(LEAVE, &fixture.hash_key(&name)));
+        let releasing = tokio::spawn(guard.release());
+        losing.wait();
+        // It has been applied, so the next one may enter before the repeated release comes.
+        let heir = other.write(&name).await.expect("granted");
+        soon("the release", releasing).await.expect("no panic").expect("it was ours to the end");
+        assert_eq!(other.inspect(&name).await.expect("inspected").holders.len(), 1, "{lost:?}: the heir's");
+        heir.release().await.expect("nobody else released it");
+    }
+    // Success is told only of a hold that the server still had, or that one of our copies can have ended.
+    let name = fixture.name();
+    let guard = manager.write(&name).await.expect("granted");
+    other.force_release(&name).await.expect("forced");
+    let losing = Lost::Cut.next(node.proxy(), calls(LEAVE, &fixture.hash_key(&name)));
+    let releasing = tokio::spawn(guard.release());
+    losing.wait();
+    match soon("the release", releasing).await.expect("no panic").expect_err("it was ended before") {
+        redis_rwlock::Error::Lost { reason, .. } => assert_eq!(reason, LossReason::Forced),
+        error => panic!("{error:?}"),
+    }
+}
+
+/// A request that hung somewhere for longer than anybody waits, and is applied after its lock was given back.
+async fn copy_that_comes_late_changes_nothing(server: Server) {
+    let (node, fixture) = start(server);
+    let (manager, other) = (fixture.manager_with(quick()).await, fixture.manager().await);
+    let name = fixture.name();
+    let key = fixture.hash_key(&name);
+    let held = node.proxy().hold_request(calls(ACQUIRE, &key));
+    let (asking, wanted) = (Arc::clone(&manager), name.clone());
+    let asking = tokio::spawn(async move { asking.write(&wanted).await });
+    tokio::task::block_in_place(|| held.wait_held(BOUND)).expect("sent");
+    // The retry, on a connection of its own.
+    let guard = soon("the grant", asking).await.expect("no panic").expect("granted");
+    guard.release().await.expect("released");
+    let heir = other.write(&name).await.expect("granted");
+    tokio::task::block_in_place(|| held.release_and_wait(BOUND)).expect("applied late");
+    assert_eq!(other.inspect(&name).await.expect("inspected").holders.len(), 1);
+    heir.release().await.expect("ours to the end");
+    fixture.becomes_free(&name).await;
+}

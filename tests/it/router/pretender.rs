@@ -1,0 +1,172 @@
+//! A server that answers scripts itself when it is told to, and otherwise passes everything on to a real one: for answers
+//! that no server can be made to give when a case needs them.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use parking_lot::Mutex;
+
+/// What is said to a script.
+#[derive(Clone, Debug)]
+enum Says {
+    Truth,
+    /// This instead of running it, to all of them.
+    Instead(Vec<u8>),
+    /// This, and then the truth, once: all that follows on the connection is one reply late.
+    Before(Vec<u8>),
+}
+
+pub(super) struct Pretender {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    server: SocketAddr,
+    says: Mutex<Says>,
+    /// Connections that speak RESP3, as only those for subscriptions do.
+    subscribers: Mutex<Vec<TcpStream>>,
+    connections: AtomicUsize,
+}
+
+impl Pretender {
+    pub(super) fn before(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let addr = listener.local_addr().expect("bound");
+        let shared = Arc::new(Shared {
+            server,
+            says: Mutex::new(Says::Truth),
+            subscribers: Mutex::default(),
+            connections: AtomicUsize::new(0),
+        });
+        let accepting = Arc::clone(&shared);
+        // Ends with the process, as its connections do with their clients.
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                accepting.connections.fetch_add(1, Ordering::SeqCst);
+                let shared = Arc::clone(&accepting);
+                thread::spawn(move || shared.serve(client));
+            }
+        });
+        Self { addr, shared }
+    }
+
+    pub(super) fn url(&self) -> String {
+        format!("redis://{}", self.addr)
+    }
+
+    /// Answers every script with an error until told otherwise.
+    pub(super) fn refuses(&self, error: &str) {
+        self.say(Says::Instead(format!("-{error}\r\n").into_bytes()));
+    }
+
+    /// Puts a reply in front of the next script's.
+    pub(super) fn inserts(&self, reply: &str) {
+        self.say(Says::Before(reply.as_bytes().to_vec()));
+    }
+
+    pub(super) fn tells_the_truth(&self) {
+        self.say(Says::Truth);
+    }
+
+    fn say(&self, says: Says) {
+        *self.shared.says.lock() = says;
+    }
+
+    /// Says something to all subscribers that nobody asked for.
+    pub(super) fn pushes(&self, push: &str) {
+        for mut subscriber in self.shared.subscribers.lock().iter() {
+            // One that has gone is not told.
+            drop(subscriber.write_all(push.as_bytes()));
+        }
+    }
+
+    /// How many connections were made.
+    pub(super) fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::SeqCst)
+    }
+}
+
+impl Shared {
+    /// Ends when one of the two is gone.
+    fn serve(&self, client: TcpStream) {
+        let pass_on = || -> io::Result<()> {
+            client.set_nodelay(true)?;
+            let server = TcpStream::connect(self.server)?;
+            server.set_nodelay(true)?;
+            let (mut requests, mut replies) = (BufReader::new(&client), BufReader::new(&server));
+            loop {
+                let request = read_value(&mut requests)?;
+                let is_script = request.windows(6).any(|part| part == b"EVALSH" || part == b"EVAL\r\n");
+                if is_script && self.pretend(&client)? {
+                    continue;
+                }
+                (&server).write_all(&request)?;
+                if request.windows(12).any(|part| part == b"HELLO\r\n$1\r\n3") {
+                    (&server).write_all(requests.buffer())?;
+                    return self.serve_subscriber(&client, &server);
+                }
+                (&client).write_all(&read_value(&mut replies)?)?;
+            }
+        };
+        drop(pass_on());
+    }
+
+    /// Passes everything on in both directions.
+    fn serve_subscriber(&self, client: &TcpStream, server: &TcpStream) -> io::Result<()> {
+        self.subscribers.lock().push(client.try_clone()?);
+        let (mut from, mut to) = (server.try_clone()?, client.try_clone()?);
+        thread::spawn(move || {
+            drop(io::copy(&mut from, &mut to));
+            drop(to.shutdown(Shutdown::Both));
+        });
+        let (mut from, mut to) = (client, server);
+        io::copy(&mut from, &mut to)?;
+        server.shutdown(Shutdown::Both)
+    }
+
+    /// Whether the script has its answer.
+    fn pretend(&self, mut client: &TcpStream) -> io::Result<bool> {
+        let mut says = self.says.lock();
+        let (reply, is_all) = match &*says {
+            Says::Truth => return Ok(false),
+            Says::Instead(reply) => (reply.clone(), true),
+            Says::Before(reply) => (reply.clone(), false),
+        };
+        if !is_all {
+            *says = Says::Truth;
+        }
+        drop(says);
+        client.write_all(&reply)?;
+        Ok(is_all)
+    }
+}
+
+/// The bytes of one request or reply.
+fn read_value(from: &mut impl BufRead) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut left = 1;
+    while left > 0 {
+        left -= 1;
+        let start = bytes.len();
+        if from.read_until(b'\n', &mut bytes)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let line = &bytes[start..];
+        let length = || String::from_utf8_lossy(&line[1..]).trim().parse::<i64>().map_err(io::Error::other);
+        match line[0] {
+            b'*' => left += length()?.max(0),
+            b'$' => {
+                let length = length()?;
+                if length >= 0 {
+                    from.take(length.unsigned_abs() + 2).read_to_end(&mut bytes)?;
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,131 @@
+//! Wake-ups whose connection dies, or is told things that nobody asked for: waiters go on to wake by them, and without
+//! them by asking again.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cluster_testenv::{Matcher, Node, Server};
+use redis_rwlock::{Topology, WriteGuard};
+use tokio::task::JoinHandle;
+
+use super::field::on_both_servers;
+use super::pretender::Pretender;
+use crate::fixture::{Fixture, Manager, Settings};
+use crate::servers::ask;
+use crate::wait::{BOUND, soon, until};
+
+on_both_servers![
+    killed_subscription_is_made_again,
+    unsolicited_unsubscription_is_seen_through,
+    waiter_without_wake_ups_asks_again,
+];
+
+/// Between two requests of a waiter that has waited for a while.
+const RETRY_LEAST: Duration = Duration::from_millis(500);
+const RETRY_MOST: Duration = Duration::from_millis(1500);
+/// Of them, until they come at this pace: the first comes after a few milliseconds, and the pause doubles.
+const RETRIES_UNTIL_THEN: usize = 10;
+const WAITERS: usize = 8;
+
+/// Nothing but a release ends a hold.
+fn long() -> Settings {
+    Settings::lease(Duration::from_secs(60))
+}
+
+/// Locks that one manager holds, and that another waits for.
+struct Wanted {
+    guards: Vec<WriteGuard>,
+    waiting: Vec<JoinHandle<redis_rwlock::Result<WriteGuard>>>,
+    names: Vec<String>,
+}
+
+impl Wanted {
+    async fn start(fixture: &Fixture, holder: &Manager, waiter: &Manager) -> Self {
+        let mut wanted = Self { guards: Vec::new(), waiting: Vec::new(), names: Vec::new() };
+        for _ in 0..WAITERS {
+            let (name, waiter) = (fixture.name(), Arc::clone(waiter));
+            wanted.names.push(name.clone());
+            wanted.guards.push(holder.write(&name).await.expect("granted"));
+            wanted.waiting.push(tokio::spawn(async move { waiter.write(&name).await }));
+        }
+        wanted
+    }
+
+    /// Waits until each waiter's channel has one subscription on the server.
+    async fn are_subscribed(&self, fixture: &Fixture, node: &Node) {
+        for name in &self.names {
+            let channel = fixture.wake_channel(name);
+            until("a subscription of its own", async || {
+                let counts = ask(node, &["PUBSUB", "SHARDNUMSUB", &channel]);
+                counts.array().expect("a list")[1].int() == Some(1)
+            })
+            .await;
+        }
+    }
+
+    /// Releases each lock right after its waiter has asked for it, and so long before it would ask again.
+    async fn wake_by_notification(self, fixture: &Fixture, proxied: &Node) {
+        for ((guard, waiting), name) in self.guards.into_iter().zip(self.waiting).zip(self.names) {
+            let key = fixture.wake_channel(&name).replace(":wake", ":write");
+            let asks = Matcher::command("EVALSHA").and(key);
+            let asked = || proxied.proxy().requests_seen(asks.clone());
+            until("the pace of a long wait", async || asked() >= RETRIES_UNTIL_THEN).await;
+            let before = asked();
+            until("a request of the waiter", async || asked() > before).await;
+            let seen = Instant::now();
+            let token = guard.fencing_token();
+            guard.release().await.expect("ours to the end");
+            let heir = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+            assert!(seen.elapsed() < RETRY_LEAST, "granted {:?} after the waiter's last request", seen.elapsed());
+            assert!(heir.fencing_token() > token);
+            heir.release().await.expect("ours to the end");
+        }
+    }
+}
+
+async fn killed_subscription_is_made_again(server: Server) {
+    let node = Node::builder(server).proxied().start().expect("the server starts");
+    let fixture = Fixture::two_key(Topology::node(node.url()));
+    let (holder, waiter) = (fixture.manager_with(long()).await, fixture.manager_with(long()).await);
+    let wanted = Wanted::start(&fixture, &holder, &waiter).await;
+    for _ in 0..3 {
+        wanted.are_subscribed(&fixture, &node).await;
+        assert_eq!(node.kill_subscribers().expect("killed"), 1, "one connection for all channels");
+    }
+    wanted.are_subscribed(&fixture, &node).await;
+    wanted.wake_by_notification(&fixture, &node).await;
+}
+
+async fn unsolicited_unsubscription_is_seen_through(server: Server) {
+    let node = Node::builder(server).proxied().start().expect("the server starts");
+    let pretender = Pretender::before(node.proxy().addr());
+    let fixture = Fixture::two_key(Topology::node(pretender.url()));
+    let (holder, waiter) = (fixture.manager_with(long()).await, fixture.manager_with(long()).await);
+    let wanted = Wanted::start(&fixture, &holder, &waiter).await;
+    for name in &wanted.names[..3] {
+        wanted.are_subscribed(&fixture, &node).await;
+        let (channel, before) = (fixture.wake_channel(name), pretender.connections());
+        pretender.pushes(&format!(">3\r\n$12\r\nsunsubscribe\r\n${}\r\n{channel}\r\n:0\r\n", channel.len()));
+        until("another connection", async || pretender.connections() > before).await;
+    }
+    wanted.are_subscribed(&fixture, &node).await;
+    wanted.wake_by_notification(&fixture, &node).await;
+}
+
+async fn waiter_without_wake_ups_asks_again(server: Server) {
+    let node = Node::start(server).expect("the server starts");
+    node.acl_set_user("deaf", &["on", ">deaf", "~*", "+@all", "resetchannels"]).expect("a user");
+    let fixture = Fixture::two_key(Topology::node(format!("redis://deaf:deaf@{}", node.addr())));
+    let (holder, waiter) = (fixture.manager_with(long()).await, fixture.manager_with(long()).await);
+    let wanted = Wanted::start(&fixture, &holder, &waiter).await;
+    let released = Instant::now();
+    for guard in wanted.guards {
+        guard.release().await.expect("ours to the end");
+    }
+    for waiting in wanted.waiting {
+        let heir = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+        heir.release().await.expect("ours to the end");
+    }
+    // The rest is for a busy machine.
+    assert!(released.elapsed() < RETRY_MOST + BOUND / 10, "{:?}", released.elapsed());
+}
