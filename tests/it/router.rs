@@ -9,6 +9,8 @@ mod pretender;
 
 mod answers;
 mod connections;
+mod frozen;
+mod holds;
 mod lost_replies;
 mod migration;
 mod suspects;

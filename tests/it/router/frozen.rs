@@ -1,0 +1,177 @@
+//! A frozen primary that wakes when another has taken its place: it answers OK to what lies in its sockets, and nobody
+//! believes it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cluster_testenv::{Cluster, Matcher, Node, Server};
+use futures_util::FutureExt;
+use parking_lot::Mutex;
+use redis_rwlock::{HoldState, HoldWatch, Topology, WriteGuard};
+use tokio::task::block_in_place;
+
+use super::field::{Field, NO_FAILOVER, name_of, on_both_servers};
+use crate::fixture::{Fixture, Manager, Settings};
+use crate::servers::ask;
+use crate::wait::{BOUND, soon, until};
+
+on_both_servers![
+    grant_that_comes_when_it_is_no_longer_true_is_not_believed,
+    frozen_primary_is_left_for_the_one_that_took_its_place,
+    woken_primary_is_not_believed,
+];
+
+const REPETITIONS: usize = 50;
+
+/// The cheap form, fifty times: the server grants, its reply hangs in the network, the grant is lost with the server's data
+/// (as with a primary whose successor never had it) and another process takes the lock; then the reply comes. No server is
+/// frozen here: what matters is that the reply is older than the response timeout.
+async fn grant_that_comes_when_it_is_no_longer_true_is_not_believed(server: Server) {
+    let node = Node::builder(server).proxied().start().expect("the server starts");
+    let fixture = Fixture::hash(Topology::node(node.url()));
+    let quick = Settings { response_timeout: Duration::from_millis(60), ..Settings::label("late") };
+    let (late, other) = (fixture.manager_with(quick).await, fixture.manager().await);
+    // Both know the script from now on.
+    other.write(&fixture.name()).await.expect("granted").release().await.expect("released");
+    for repetition in 0..REPETITIONS {
+        let name = fixture.name();
+        let key = fixture.hash_key(&name);
+        let copies = Matcher::command("EVALSHA").and(key.as_str()).and(".late");
+        let first = node.proxy().hold_reply(copies.clone());
+        let asking = tokio::spawn(late.write(&name).into_future());
+        block_in_place(|| first.wait_applied(BOUND)).expect("granted by the server");
+        // Held as well, so that it cannot be this one that is granted next.
+        let second = node.proxy().hold_request(copies.clone());
+        ask(&node, &["DEL", &key]);
+        let guard = other.write(&name).await.expect("the lock is free");
+        block_in_place(|| second.wait_held(BOUND)).expect("the first one is no longer waited for");
+        first.release();
+        second.release();
+        let seen = node.proxy().requests_seen(copies.clone());
+        until("more copies", async || node.proxy().requests_seen(copies.clone()) > seen + 2).await;
+        assert!(!asking.is_finished(), "repetition {repetition}: an old reply was believed");
+        assert_eq!(guard.state(), HoldState::Held);
+        let token = guard.fencing_token();
+        guard.release().await.expect("ours to the end");
+        let heir = soon("the grant", asking).await.expect("no panic").expect("granted");
+        assert!(heir.fencing_token() > token, "repetition {repetition}");
+        heir.release().await.expect("ours to the end");
+        node.proxy().forget_requests();
+    }
+}
+
+fn quick() -> Settings {
+    Settings { response_timeout: Duration::from_millis(300), ..Settings::lease(Duration::from_secs(3)) }
+}
+
+/// The old one accepts connections all the time: the kernel does, for a process that stands still.
+async fn frozen_primary_is_left_for_the_one_that_took_its_place(server: Server) {
+    let cluster = Cluster::builder(server).node_timeout(Duration::from_secs(1)).start();
+    let field = Field::on(cluster);
+    let manager = field.manager_with(quick()).await;
+    let tag = field.tag_at(&field.cluster.nodes()[0]);
+    manager.write(&name_of(&tag, 0)).await.expect("granted").release().await.expect("released");
+    let old = field.owner(&tag);
+    old.pause();
+    // Nobody tells it to: the others find out, and elect another.
+    let guard = soon("a grant by the successor", async {
+        loop {
+            // The election may outlast the time after which nobody is reachable.
+            if let Ok(guard) = manager.write(&name_of(&tag, 1)).await {
+                break guard;
+            }
+        }
+    })
+    .await;
+    assert!(!old.is_running(), "it still stands still");
+    assert_ne!(field.owner(&tag).port(), old.port());
+    guard.release().await.expect("the successor knows it");
+    old.resume();
+    manager.write(&name_of(&tag, 1)).await.expect("granted").release().await.expect("released");
+}
+
+/// Who was inside a lock when, by the local clock of each: two at once is what must not be.
+#[derive(Default)]
+struct History(Mutex<Vec<HoldWatch>>);
+
+impl History {
+    /// A guard was handed out: none of those before may be valid.
+    fn enter(&self, guard: &WriteGuard) {
+        let mut entered = self.0.lock();
+        let valid = entered.iter().filter(|watch| is_valid(watch)).count();
+        assert_eq!(valid, 0, "two are inside: {entered:?} and {guard:?}");
+        assert!(entered.iter().all(|watch| watch.token() < guard.fencing_token()), "{entered:?} and {guard:?}");
+        entered.push(guard.watch());
+    }
+}
+
+/// Whether its holder believes in it.
+fn is_valid(watch: &HoldWatch) -> bool {
+    watch.ended().now_or_never().is_none()
+}
+
+/// The dear form: a primary is stopped with an acquisition in its socket, a replica takes its place, the lock is taken there,
+/// and the old one wakes. Returns whether it answered OK to what lay in its sockets.
+async fn wake_an_old_primary(field: &Field, managers: &[Manager; 2], tag: &str, name: &str) -> bool {
+    let old = field.owner(tag);
+    let key = field.hash_key(&name.replace("-", "-witness-"));
+    let mut stranger = old.client().expect("connected");
+    let history = Arc::new(History::default());
+    old.pause();
+    stranger.send(&["SET", &key, "1"]).expect("it lies in the socket");
+    // Both have a connection to it already, on which their acquisitions lie now.
+    let contend = |manager: &Manager| {
+        let (manager, name, history) = (Arc::clone(manager), name.to_owned(), Arc::clone(&history));
+        tokio::spawn(async move {
+            let guard = manager.write(&name).await.expect("granted by the successor");
+            history.enter(&guard);
+            // Inside for longer than the old one can take to learn of its fate.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            guard.release().await.expect("ours to the end");
+        })
+    };
+    let contenders = managers.each_ref().map(contend);
+    let sent = Instant::now();
+    field.cluster.failover_force(old).expect("a replica takes over");
+    // Until nobody believes a reply to what lies there.
+    tokio::time::sleep(quick().response_timeout.saturating_sub(sent.elapsed())).await;
+    old.resume();
+    let answered_ok = stranger.receive().is_ok_and(|reply| reply.is_ok());
+    for contender in contenders {
+        soon("both to have been inside", contender).await.expect("one after the other");
+    }
+    answered_ok
+}
+
+async fn wake_old_primaries(server: Server, rounds: usize) -> usize {
+    let field = Field::on(Cluster::builder(server).node_timeout(NO_FAILOVER).start());
+    let managers = [field.manager_with(quick()).await, field.manager_with(quick()).await];
+    let tag = field.tag_at(&field.cluster.nodes()[0]);
+    let mut answered_ok = 0;
+    for round in 0..rounds {
+        for (n, manager) in managers.iter().enumerate() {
+            let name = name_of(&tag, 1000 + n);
+            manager.write(&name).await.expect("granted").release().await.expect("released");
+        }
+        let name = name_of(&tag, round);
+        answered_ok += usize::from(wake_an_old_primary(&field, &managers, &tag, &name).await);
+        field.cluster.wait_ok().expect("well again");
+        field.nothing_is_left([name]).await;
+    }
+    answered_ok
+}
+
+async fn woken_primary_is_not_believed(server: Server) {
+    wake_old_primaries(server, 3).await;
+}
+
+/// `cargo test --test it -- --ignored fifty` runs it, in some minutes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "takes minutes; three rounds of it run always"]
+async fn fifty_woken_primaries_are_not_believed() {
+    for server in [Server::Redis70, Server::Valkey91] {
+        let began = Instant::now();
+        let answered_ok = wake_old_primaries(server, REPETITIONS).await;
+        println!("{server}: {answered_ok} of {REPETITIONS} answered OK when they woke, in {:?}", began.elapsed());
+    }
+}

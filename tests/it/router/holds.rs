@@ -1,0 +1,171 @@
+//! Holds on a primary that dies, stands still or is replaced: what is lost is told before anybody else can be let in, what
+//! need not be lost is not.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use cluster_testenv::{Node, Reply, Server};
+use redis_rwlock::{HoldState, LossReason, WriteGuard};
+use tokio::task::JoinSet;
+
+use super::field::{Field, name_of, on_both_servers};
+use crate::fixture::Settings;
+use crate::servers::ask;
+use crate::wait::{BOUND, soon, until};
+
+on_both_servers![
+    losses_on_a_killed_primary_are_told_before_its_leases_end,
+    losses_on_a_paused_primary_are_told_before_its_leases_end,
+    failover_shorter_than_a_lease_loses_nothing,
+    pause_of_a_third_of_the_lease_loses_nothing,
+];
+
+const HOLDS: usize = 64;
+const LEASE: Duration = Duration::from_secs(6);
+
+/// A margin that a busy machine does not eat up between a deadline and whoever looks at the clock then.
+fn settings() -> Settings {
+    Settings { clock_margin: Duration::from_millis(400), ..Settings::lease(LEASE) }
+}
+
+/// The time of the servers, which run on the same machine.
+fn now_ms() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis()
+}
+
+/// When the node lets others in, in its own time.
+fn deadline_ms(reply: &Reply) -> Option<u128> {
+    reply.text()?.parse().ok()
+}
+
+/// Locks that one manager holds, spread over all shards.
+struct Holds {
+    guards: Vec<(String, WriteGuard)>,
+    tags: Vec<String>,
+}
+
+impl Holds {
+    async fn take(field: &Field) -> Self {
+        let manager = field.manager_with(settings()).await;
+        let tags = field.tags();
+        let mut guards = Vec::new();
+        for n in 0..HOLDS {
+            let name = name_of(&tags[n % tags.len()], n);
+            let guard = manager.write(&name).await.expect("granted");
+            guards.push((name, guard));
+        }
+        Self { guards, tags }
+    }
+
+    /// The primary of the first tag, which is the one that is hurt.
+    fn hurt<'a>(&self, field: &'a Field) -> &'a Node {
+        field.owner(&self.tags[0])
+    }
+
+    fn is_hurt(&self, name: &str) -> bool {
+        name.starts_with(&format!("{{{}}}", self.tags[0]))
+    }
+
+    /// Those on the primary that is hurt, and the others.
+    fn split(mut self) -> (Vec<(String, WriteGuard)>, Vec<(String, WriteGuard)>) {
+        std::mem::take(&mut self.guards).into_iter().partition(|(name, _)| self.is_hurt(name))
+    }
+
+    /// Nothing is renewed on the node any more. Returns what it has promised, when its replica has it too: nobody is let in
+    /// before that, wherever the lock lives on.
+    async fn last_deadlines_ms(&self, field: &Field) -> Vec<(String, u128)> {
+        let node = self.hurt(field);
+        node.pause_writes(BOUND * 10).expect("paused");
+        let mut replica = field.cluster.replicas_of(node)[0].client().expect("connected");
+        replica.command(&["READONLY"]).expect("answered").into_result().expect("it may be read");
+        let mut deadlines_ms = Vec::new();
+        for (name, _) in self.guards.iter().filter(|(name, _)| self.is_hurt(name)) {
+            let key = field.hash_key(name);
+            let promised = deadline_ms(&ask(node, &["HGET", &key, "D"])).expect("it is held");
+            let read = |replica: &mut cluster_testenv::Client| replica.command(&["HGET", &key, "D"]).expect("answered");
+            until("the replica has it", async || deadline_ms(&read(&mut replica)) == Some(promised)).await;
+            deadlines_ms.push((name.clone(), promised));
+        }
+        deadlines_ms
+    }
+}
+
+async fn losses_on_a_killed_primary_are_told_before_its_leases_end(server: Server) {
+    losses_are_told_before_leases_end(server, Node::kill).await;
+}
+
+async fn losses_on_a_paused_primary_are_told_before_its_leases_end(server: Server) {
+    losses_are_told_before_leases_end(server, Node::pause).await;
+}
+
+async fn losses_are_told_before_leases_end(server: Server, fault: impl Fn(&Node)) {
+    let field = Field::with_replicas(server);
+    let holds = Holds::take(&field).await;
+    let hurt = holds.hurt(&field);
+    let deadlines_ms = holds.last_deadlines_ms(&field).await;
+    fault(hurt);
+    let (affected, others) = holds.split();
+    let mut losing = JoinSet::new();
+    for (name, guard) in affected {
+        losing.spawn(async move {
+            let reason = guard.lost().await;
+            (name, reason, now_ms(), guard.fencing_token())
+        });
+    }
+    let mut tokens = Vec::new();
+    while let Some(ended) = soon("word of all losses", losing.join_next()).await {
+        let (name, reason, told_ms, token) = ended.expect("no panic");
+        assert_eq!(reason, LossReason::Expired);
+        let (_, until_ms) = deadlines_ms.iter().find(|(other, _)| *other == name).expect("it was looked at");
+        assert!(told_ms < *until_ms, "{name}: told at {told_ms}, the server's lease ended at {until_ms}");
+        tokens.push((name, token));
+    }
+    assert_eq!(tokens.len(), deadlines_ms.len());
+    for (name, guard) in others {
+        assert_eq!(guard.state(), HoldState::Held, "{name} lies on another shard");
+        guard.release().await.expect("ours to the end");
+    }
+    field.cluster.failover_force(hurt).expect("a replica takes over");
+    let other = field.manager().await;
+    for (name, token) in tokens {
+        let heir = soon("the heir's grant", other.write(&name).into_future()).await.expect("granted");
+        assert!(heir.fencing_token() > token);
+        heir.release().await.expect("ours to the end");
+    }
+}
+
+async fn failover_shorter_than_a_lease_loses_nothing(server: Server) {
+    let field = Field::with_replicas(server);
+    let holds = Holds::take(&field).await;
+    let hurt = holds.hurt(&field);
+    let deadlines_ms = holds.last_deadlines_ms(&field).await;
+    hurt.kill();
+    field.cluster.failover_force(hurt).expect("a replica takes over");
+    let successor = holds.hurt(&field);
+    for (name, before_ms) in deadlines_ms {
+        let key = field.hash_key(&name);
+        until("it is renewed where it is now", async || {
+            deadline_ms(&ask(successor, &["HGET", &key, "D"])).is_some_and(|ms| ms > before_ms)
+        })
+        .await;
+    }
+    for (name, guard) in holds.guards {
+        assert!(!matches!(guard.state(), HoldState::Lost(_)), "{name}: {:?}", guard.state());
+        guard.release().await.expect("ours to the end");
+    }
+}
+
+async fn pause_of_a_third_of_the_lease_loses_nothing(server: Server) {
+    let field = Field::primaries(server);
+    let holds = Holds::take(&field).await;
+    let hurt = holds.hurt(&field);
+    hurt.pause();
+    tokio::time::sleep(LEASE / 3).await;
+    hurt.resume();
+    tokio::time::sleep(LEASE).await;
+    let other = field.manager().await;
+    for (name, guard) in holds.guards {
+        assert_eq!(guard.state(), HoldState::Held, "{name}");
+        assert!(other.try_write(&name).await.expect("answered").is_none());
+        guard.release().await.expect("ours to the end");
+    }
+}
