@@ -14,7 +14,7 @@ use crate::servers::ask;
 use crate::wait::until;
 
 /// Longer than any stall of a busy machine: no replica takes over where no case asks for it.
-pub(super) const NO_FAILOVER: Duration = Duration::from_secs(15);
+const NO_FAILOVER: Duration = Duration::from_secs(15);
 
 /// Each case on a cluster of each kind of server.
 macro_rules! on_both_servers {

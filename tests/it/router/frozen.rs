@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use redis_rwlock::{HoldState, HoldWatch, Topology, WriteGuard};
 use tokio::task::block_in_place;
 
-use super::field::{Field, NO_FAILOVER, name_of, on_both_servers};
+use super::field::{Field, name_of, on_both_servers};
 use crate::fixture::{Fixture, Manager, Settings};
 use crate::servers::ask;
 use crate::wait::{BOUND, soon, until};
@@ -144,7 +144,8 @@ async fn wake_an_old_primary(field: &Field, managers: &[Manager; 2], tag: &str, 
 }
 
 async fn wake_old_primaries(server: Server, rounds: usize) -> usize {
-    let field = Field::on(Cluster::builder(server).node_timeout(NO_FAILOVER).start());
+    // Nobody votes for the same primary's replica twice within two node timeouts, so these must not be long.
+    let field = Field::on(Cluster::builder(server).node_timeout(Duration::from_secs(1)).start());
     let managers = [field.manager_with(quick()).await, field.manager_with(quick()).await];
     let tag = field.tag_at(&field.cluster.nodes()[0]);
     let mut answered_ok = 0;
