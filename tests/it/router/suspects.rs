@@ -12,7 +12,8 @@ use tokio::task::JoinSet;
 
 use super::field::{Field, Load, name_of, on_both_servers};
 use crate::fixture::{Fixture, Manager, RENEWED, Settings};
-use crate::wait::{soon, until};
+use crate::servers::ask;
+use crate::wait::{bounded, soon, until};
 
 on_both_servers![
     others_are_asked_about_a_silent_node_and_no_more_often_than_needed,
@@ -68,14 +69,12 @@ async fn others_are_asked_about_a_silent_node_and_no_more_often_than_needed(serv
         manager.write(&name_of(tag, 0)).await.expect("granted").release().await.expect("released");
     }
     silent.pause();
-    silent.proxy().forget_requests();
     let (began, asked_before) = (Instant::now(), field.calls_of("cluster|slots"));
     all_are_told_that_it_is_unreachable(&manager, &tags[0], told_within(&impatient())).await;
     let asked = field.calls_of("cluster|slots") - asked_before;
     // Both others are asked at the same time, and the environment asks them too, for the owners of slots.
     let most = (began.elapsed().as_millis() / LOOK_AGAIN.as_millis() + 2) as u64 * 2;
     assert!((1..=most).contains(&asked), "CLUSTER SLOTS {asked} times in {:?}", began.elapsed());
-    assert_eq!(silent.proxy().requests_seen(Matcher::command("CLUSTER")), 0, "the suspect itself was asked");
     for tag in &tags[1..] {
         let guard = soon("another shard's lock", manager.write(&name_of(tag, 0)).into_future()).await.expect("granted");
         guard.release().await.expect("released");
@@ -84,6 +83,49 @@ async fn others_are_asked_about_a_silent_node_and_no_more_often_than_needed(serv
     let guard = soon("the lock of the node that woke", manager.write(&name_of(&tags[0], 0)).into_future()).await;
     guard.expect("granted").release().await.expect("released");
     field.nothing_is_left((0..TASKS).map(|n| name_of(&tags[0], n))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn replaced_primary_is_never_asked_for_the_map() {
+    bounded(a_primary_is_replaced_that_knows_nobody()).await;
+}
+
+/// Cut off from the others, it answers, knows nobody but itself, and would say so for as long as it is asked. Newer servers
+/// tell each other whom to forget, so that none can be cut off like this.
+async fn a_primary_is_replaced_that_knows_nobody() {
+    let field = Field::with_replicas(Server::Redis70);
+    let manager = field.manager_with(impatient()).await;
+    let tags = field.tags();
+    let take = async |tag: &str| {
+        let guard = soon("a grant", manager.write(&name_of(tag, 0)).into_future()).await.expect("granted");
+        guard.release().await.expect("released");
+    };
+    for tag in &tags {
+        take(tag).await;
+    }
+    let replaced = field.owner(&tags[0]);
+    for node in field.cluster.nodes().iter().filter(|node| node.port() != replaced.port()) {
+        let id = ask(node, &["CLUSTER", "MYID"]).text().expect("an id").into_owned();
+        ask(replaced, &["CLUSTER", "FORGET", &id]);
+    }
+    let is_down = async || ask(replaced, &["CLUSTER", "INFO"]).text().is_some_and(|text| text.contains("state:fail"));
+    until("it is alone", is_down).await;
+    replaced.proxy().forget_requests();
+    let heir = field.cluster.failover_force(replaced).expect("a replica takes over");
+    let probe = format!("{{{}}}", tags[0]);
+    until("the new primary works", async || heir.command(&["SET", &probe, "1"]).is_ok_and(|reply| reply.is_ok())).await;
+    take(&tags[0]).await;
+    // Whatever makes the map be asked for again and again.
+    for _ in 0..20 {
+        let before = field.calls_of("cluster|slots");
+        until("another question", async || {
+            heir.proxy().cut();
+            take(&tags[0]).await;
+            field.calls_of("cluster|slots") > before
+        })
+        .await;
+    }
+    assert_eq!(replaced.proxy().requests_seen(Matcher::command("CLUSTER")), 0, "it was asked");
 }
 
 async fn slot_without_an_owner_is_asked_for_together(server: Server) {
