@@ -2,9 +2,10 @@
 //!
 //! Who owns what is a map that the guide tells: the members of a cluster, or the Sentinels. A node that was silent is
 //! *suspect*: as long as one is, the guide is asked again and again, never the suspect itself, until it answers or owns
-//! nothing any more. So a shard works again as soon as the others know its new primary, whatever the old one does.
+//! nothing any more. So a shard works again as soon as the others know its new primary, whatever the old one does. One that
+//! cannot serve its slots is suspect until it does: cut off from the others it would name itself for ever.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -38,10 +39,19 @@ pub(super) struct Fleet {
     clock: Clock,
     nodes: Mutex<HashMap<String, Arc<Node>>>,
     map: watch::Sender<SlotMap>,
-    suspects: Mutex<HashSet<String>>,
+    suspects: Mutex<HashMap<String, Doubt>>,
     looking: AtomicBool,
     /// One question at a time; when the last one came to its end, and how.
     refresh_lock: tokio::sync::Mutex<Option<(Moment, Result<(), DialFault>)>>,
+}
+
+/// Why a node is suspect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Doubt {
+    /// It does not answer.
+    Silent,
+    /// It answers that it cannot serve its slots.
+    Refuses,
 }
 
 /// Whom to ask who owns a slot.
@@ -153,13 +163,13 @@ impl Fleet {
     }
 
     /// A node was silent, or cannot serve its slots any more: others are asked who owns them now.
-    pub(super) fn suspect(self: &Arc<Self>, node: &Node) {
-        self.suspects.lock().insert(node.address().to_owned());
+    pub(super) fn suspect(self: &Arc<Self>, node: &Node, doubt: Doubt) {
+        self.suspects.lock().insert(node.address().to_owned(), doubt);
         self.look_in_background();
     }
 
     pub(super) fn suspects(&self, node: &Node) -> bool {
-        self.suspects.lock().contains(node.address())
+        self.suspects.lock().contains_key(node.address())
     }
 
     /// Returns when another node than this suspect owns the slot; never for a node that is trusted.
@@ -202,11 +212,13 @@ impl Fleet {
         }));
     }
 
-    /// Asks suspects that own slots as far as anybody knows: one that answers is trusted again, whoever has work for it.
+    /// Asks silent suspects that own slots as far as anybody knows: one that answers is trusted again, whoever has work for
+    /// it.
     async fn ask_suspects(&self) {
         let owners = self.map.borrow().addresses().to_vec();
         let suspects = self.suspects.lock().clone();
-        let nodes = owners.iter().filter(|owner| suspects.contains(*owner)).filter_map(|owner| self.node(owner).ok());
+        let silent = owners.iter().filter(|owner| suspects.get(*owner) == Some(&Doubt::Silent));
+        let nodes = silent.filter_map(|owner| self.node(owner).ok());
         let mut answers: FuturesUnordered<_> = nodes
             .map(|node| async move {
                 let answer = node.ask(&redis::cmd("TIME")).await;
@@ -230,12 +242,12 @@ impl Fleet {
         self.is_well() || self.looking.swap(true, Ordering::SeqCst)
     }
 
-    /// Whether all owners are trusted. A suspect that owns nothing is forgotten.
+    /// Whether all owners answer. A suspect that owns nothing stays one as long as it might be asked.
     fn is_well(&self) -> bool {
         let map = self.map.borrow();
         let mut suspects = self.suspects.lock();
-        suspects.retain(|suspect| map.addresses().contains(suspect));
-        suspects.is_empty()
+        suspects.retain(|suspect, _| self.is_of_use(&map, suspect));
+        !suspects.iter().any(|(suspect, doubt)| *doubt == Doubt::Silent && map.addresses().contains(suspect))
     }
 
     /// Asks the guide for the owner of a slot, once for all who ask at the same time: what it does not say now it will not
@@ -281,12 +293,15 @@ impl Fleet {
 
     /// Forgets nodes that own nothing, but for those that the user named. Whoever still waits for one keeps it until then.
     fn forget_others(&self, map: &SlotMap) {
-        let seeds = match &self.guide {
-            Guide::Members(seeds) => seeds.as_slice(),
-            Guide::Sentinels { .. } => &[],
+        self.nodes.lock().retain(|address, _| self.is_of_use(map, address));
+    }
+
+    fn is_of_use(&self, map: &SlotMap, address: &String) -> bool {
+        let is_seed = match &self.guide {
+            Guide::Members(seeds) => seeds.contains(address),
+            Guide::Sentinels { .. } => false,
         };
-        let is_of_use = |address: &String| map.addresses().contains(address) || seeds.contains(address);
-        self.nodes.lock().retain(|address, _| is_of_use(address));
+        is_seed || map.addresses().contains(address)
     }
 
     /// Succeeds when the guide answers, and with Sentinels the primary too.
@@ -320,8 +335,8 @@ impl Fleet {
         addresses.sort();
         addresses.dedup();
         let suspects = self.suspects.lock().clone();
-        if !addresses.iter().all(|address| suspects.contains(address)) {
-            addresses.retain(|address| !suspects.contains(address));
+        if !addresses.iter().all(|address| suspects.contains_key(address)) {
+            addresses.retain(|address| !suspects.contains_key(address));
         }
         fastrand::shuffle(&mut addresses);
         addresses.iter().filter_map(|address| self.node(address).ok()).collect()

@@ -20,7 +20,7 @@ use crate::scheme::{Answered, BoxFuture, Failure, Route, Subscription};
 use crate::topology::{Kind, Topology};
 use crate::transport::address::{address_of, parse_all, parse_one};
 use crate::transport::fault::{Answer, Fault};
-use crate::transport::fleet::Fleet;
+use crate::transport::fleet::{Doubt, Fleet};
 use crate::transport::node::{Admission, Limits, Node, Role};
 use crate::transport::push::Push;
 use crate::transport::slots::complete;
@@ -160,12 +160,10 @@ impl Router {
             return;
         };
         match fault {
-            Some(
-                Fault::Unknown { .. }
-                | Fault::NotSent(_)
-                | Fault::Again(_)
-                | Fault::Refused { refusal: Refusal::ReadOnly, .. },
-            ) => fleet.suspect(node),
+            Some(Fault::Unknown { .. } | Fault::NotSent(_)) => fleet.suspect(node, Doubt::Silent),
+            Some(Fault::Again(_) | Fault::Refused { refusal: Refusal::ReadOnly, .. }) => {
+                fleet.suspect(node, Doubt::Refuses);
+            }
             Some(Fault::Moved { .. } | Fault::Ask { .. } | Fault::NoScript | Fault::Refused { .. }) | None => {
                 fleet.trust(node);
             }
