@@ -37,9 +37,12 @@ fn deadline_ms(reply: &Reply) -> Option<u128> {
     reply.text()?.parse().ok()
 }
 
+/// A lock's name, and its guard.
+type Held = (String, WriteGuard);
+
 /// Locks that one manager holds, spread over all shards.
 struct Holds {
-    guards: Vec<(String, WriteGuard)>,
+    guards: Vec<Held>,
     tags: Vec<String>,
 }
 
@@ -66,7 +69,7 @@ impl Holds {
     }
 
     /// Those on the primary that is hurt, and the others.
-    fn split(mut self) -> (Vec<(String, WriteGuard)>, Vec<(String, WriteGuard)>) {
+    fn split(mut self) -> (Vec<Held>, Vec<Held>) {
         std::mem::take(&mut self.guards).into_iter().partition(|(name, _)| self.is_hurt(name))
     }
 

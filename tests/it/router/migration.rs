@@ -64,7 +64,7 @@ impl Traffic {
 }
 
 /// A primary that does not own the tag's slot.
-fn another<'a>(cluster: &'a Cluster, slot: u16) -> &'a Node {
+fn another(cluster: &Cluster, slot: u16) -> &Node {
     let owner = cluster.primary_of_slot(slot).port();
     cluster.primaries().into_iter().find(|node| node.port() != owner).expect("there are three")
 }
