@@ -17,6 +17,7 @@ on_both_servers![
     not_now_is_waited_out_or_told_in_time,
     read_only_server_is_a_refusal,
     reply_of_somebody_else_is_never_believed,
+    error_of_somebody_else_is_one_callers_refusal,
     hold_follows_the_primary_that_sentinels_name,
 ];
 
@@ -105,7 +106,12 @@ async fn reply_of_somebody_else_is_never_believed(server: Server) {
         }
         assert!(pretender.connections() > before, "the connection was kept after {extra:?}");
     }
-    // An error carries no id, so one caller takes it for its own. What that one left behind is taken back.
+}
+
+/// An error carries no id, so one caller takes it for its own. What that one left behind is taken back.
+async fn error_of_somebody_else_is_one_callers_refusal(server: Server) {
+    let (_node, pretender, fixture) = start(server);
+    let manager = fixture.manager().await;
     pretender.inserts("-ERR somebody else's\r\n");
     let (first, second) = (fixture.name(), fixture.name());
     let error = manager.write(&first).await.expect_err("it was told so");
