@@ -25,7 +25,8 @@ use crate::options::{Options, Terms};
 use crate::reentry::{OwnerId, Reentry};
 use crate::renewal::Renewals;
 use crate::scheme::{
-    Acquired, Acquisition, Answered, Ask, Attempt, Failure, Left, Mode, Scheme, Subscription, View, loss_reason,
+    Acquired, Acquisition, Answered, Ask, Attempt, Failure, Granted, IfTaken, Left, Mode, Scheme, Subscription, View,
+    loss_reason,
 };
 use crate::table::{Place, Table};
 
@@ -296,7 +297,7 @@ impl Engine {
                         self.table.ended(hold);
                     }
                     return match answer.value {
-                        Left::Held => Ok(()),
+                        Left::Held | Left::Queued => Ok(()),
                         Left::None { forced } => self.judge_absence(hold, forced, doubt).map_err(lost),
                     };
                 }
@@ -470,7 +471,13 @@ impl Drop for GoesOn<'_> {
 impl<'a> Pursuit<'a> {
     fn new(engine: &'a Engine, key: Arc<Key>, mode: Mode, terms: Terms, place: Place, began: Moment) -> Self {
         Self {
-            ask: Ask { id: engine.next_id(), mode, lease: terms.lease.min(terms.max_hold) },
+            ask: Ask {
+                id: engine.next_id(),
+                mode,
+                lease: terms.lease.min(terms.max_hold),
+                turns: 1,
+                if_taken: IfTaken::Leave,
+            },
             engine,
             key,
             mode,
@@ -505,19 +512,21 @@ impl<'a> Pursuit<'a> {
                 first.ends();
             }
             match attempt {
-                Ok(Acquired::Granted { token, remaining }) => {
+                Ok(Acquired::Granted(Granted { token, remaining, .. })) => {
                     if let Some(hold) = self.granted(token, remaining) {
                         return Ok(Some(hold));
                     }
                     let source: Source = Arc::new(TooLate);
                     self.unanswered(Failure::NotDone { source: Some(source) }).await?;
                 }
-                Ok(Acquired::Contended { .. }) if patience == Patience::AskOnce => return Ok(None),
-                Ok(Acquired::Contended { retry_in }) => {
+                Ok(Acquired::Contended { .. } | Acquired::Queued { .. }) if patience == Patience::AskOnce => {
+                    return Ok(None);
+                }
+                Ok(Acquired::Contended { retry_in } | Acquired::Queued { retry_in }) => {
                     match &mut subscription {
                         Some(subscription) => self.pause(&mut pause, retry_in, subscription.as_mut()).await,
                         // Asks again at once: a release between the answer and the subscription woke nobody.
-                        None => subscription = Some(self.engine.scheme.subscribe(&self.key)),
+                        None => subscription = Some(self.engine.scheme.subscribe(&self.key, &self.engine.manager_id)),
                     }
                 }
                 // The answer brought the server's time along: the next one has a better limit.
@@ -569,7 +578,7 @@ impl<'a> Pursuit<'a> {
         self.trail.stray_until = self.trail.stray_until.filter(|until| *until > now);
         match attempt {
             Ok(answer) => {
-                self.trail.granted = matches!(answer.value, Acquired::Granted { .. });
+                self.trail.granted = matches!(answer.value, Acquired::Granted(_));
                 self.sent = answer.sent;
                 // A grant that is over when it comes is as good as silence.
                 if !self.trail.granted || self.is_worth_having(&answer, now) {
@@ -602,7 +611,7 @@ impl<'a> Pursuit<'a> {
     }
 
     fn is_worth_having(&self, answer: &Answered<Acquired>, now: Moment) -> bool {
-        let Acquired::Granted { remaining, .. } = answer.value else {
+        let Acquired::Granted(Granted { remaining, .. }) = answer.value else {
             return false;
         };
         let valid = lease::valid_until(answer.sent, remaining, self.engine.options.clock_margin);
@@ -674,7 +683,7 @@ impl<'a> Pursuit<'a> {
             Some(subscription) => {
                 // The sender is gone only with the store: then the nap is all there is.
                 let woken = async {
-                    if subscription.wake.changed().await.is_err() {
+                    if subscription.notices.recv().await.is_none() {
                         std::future::pending::<()>().await;
                     }
                 };

@@ -7,9 +7,9 @@ use redis::Value;
 
 use crate::clock::Clock;
 use crate::error::Result;
-use crate::lease::ServerTime;
+use crate::lease::{Anchor, ServerTime};
 use crate::options::Options;
-use crate::scheme::{Answered, BoxFuture, Failure, Route, Subscription};
+use crate::scheme::{Answered, BoxFuture, Failure, Notice, Route, Subscription};
 use crate::topology::Topology;
 
 mod address;
@@ -108,6 +108,9 @@ impl Call {
     }
 }
 
+/// Makes a notice of what was published, given an anchor of the node that published it, if there is one to trust.
+pub(crate) type ReadNotice = fn(message: &[u8], anchor: Option<Anchor>) -> Notice;
+
 /// Carries calls. An answer is one to this copy of this call, or none.
 pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn call(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>>;
@@ -122,7 +125,8 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn route(&self, slot: u16) -> Route;
     /// Succeeds when a server answers that we can work with.
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>>;
-    fn subscribe(&self, slot: u16, channel: &str) -> Option<Subscription>;
+    /// What is published on a channel of `slot`, read by `read`.
+    fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
     fn clock(&self) -> Clock;
 }
 

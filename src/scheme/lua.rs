@@ -14,8 +14,8 @@ use crate::error::UnreachableSource;
 use crate::key::Key;
 use crate::lease::{FencingToken, ServerTime};
 use crate::scheme::{
-    Acquired, Acquisition, Answered, Ask, Attempt, BoxFuture, Failure, Holder, Left, Mode, Renewal, Renewed, Route,
-    Scheme, Subscription, View,
+    Acquired, Acquisition, Answered, Ask, Attempt, BoxFuture, Failure, Granted, Holder, Left, Mode, Notice, Renewal,
+    Renewed, Route, Scheme, Subscription, Turned, View,
 };
 use crate::transport::{Call, Expiry, Script, Transport};
 
@@ -153,8 +153,16 @@ impl Scheme for LuaScheme {
         self.transport.ready()
     }
 
-    fn subscribe(&self, key: &Key) -> Option<Subscription> {
-        self.transport.subscribe(key.slot(), &self.channel(key)?)
+    fn turn<'a>(&'a self, _: &'a Key, _: &'a Acquisition, _: &'a Ask) -> BoxFuture<'a, Attempt<Turned>> {
+        Box::pin(std::future::ready(Err(Failure::NotDone { source: None })))
+    }
+
+    fn subscribe(&self, key: &Key, _: &str) -> Option<Subscription> {
+        self.transport.subscribe(key.slot(), &self.channel(key)?, |_, _| Notice::AskAgain)
+    }
+
+    fn subscribed(&self, _: &Key, _: &str) -> Option<Subscription> {
+        None
     }
 
     fn clock(&self) -> Clock {
@@ -189,7 +197,8 @@ fn read_reply<T>(reply: Answered<Value>, id: &str, parse: impl FnOnce(&str, &mut
 fn acquired(code: &str, fields: &mut Fields) -> Option<Acquired> {
     match code {
         "granted" => {
-            Some(Acquired::Granted { token: FencingToken::from_wire(fields.number()?)?, remaining: fields.millis()? })
+            let token = FencingToken::from_wire(fields.number()?)?;
+            Some(Acquired::Granted(Granted { token, turns: 1, remaining: fields.millis()?, writers_waiting: false }))
         }
         "contended" => Some(Acquired::Contended { retry_in: fields.millis()? }),
         "late" => Some(Acquired::Late),
@@ -222,6 +231,7 @@ fn view(code: &str, fields: &mut Fields) -> Option<View> {
         foreign_write_ms: Some(fields.number()?).filter(|&stamp| stamp > 0),
         foreign_read_ms: Some(fields.number()?).filter(|&stamp| stamp > 0),
         holders: Vec::new(),
+        waiters: Vec::new(),
     };
     let mut holders = fields.list()?;
     while let Some(id) = holders.text() {
@@ -307,7 +317,7 @@ mod tests {
         assert_eq!(read.server.as_micros(), 7);
         let token = FencingToken::from_wire(9).expect("small");
         let remaining = Duration::from_millis(500);
-        assert_eq!(read.value, Acquired::Granted { token, remaining });
+        assert_eq!(read.value, Acquired::Granted(Granted { token, turns: 1, remaining, writers_waiting: false }));
     }
 
     #[test]

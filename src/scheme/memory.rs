@@ -3,20 +3,20 @@
 //! [`Record`] is pure: the server's time comes in as an argument, so that the oracle can feed it the times that a real
 //! server reported and compare answer by answer.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::mpsc;
 
 use crate::clock::Clock;
 use crate::key::Key;
 use crate::lease::{FencingToken, Moment, ServerTime};
 use crate::scheme::{
-    Acquired, Acquisition, Answered, Ask, Attempt, BoxFuture, Failure, Holder, Left, Mode, Renewal, Renewed, Route,
-    Scheme, Subscription, View,
+    Acquired, Acquisition, Answered, Ask, Attempt, BoxFuture, Failure, Granted, Holder, IfTaken, Left, Mode, Notice,
+    Renewal, Renewed, Route, Scheme, Subscription, TOKENS_AHEAD_US, TURNS_MOST, Turned, View, Waiter,
 };
 
 /// How long an idle record remembers its last token, as on a server.
@@ -27,14 +27,28 @@ const SWEEP_LEAST: usize = 64;
 /// One lock.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Record {
-    /// The last token that was granted.
+    /// The last token that was granted or reserved.
     token: u64,
     /// The last token that an operator has ended.
     forced: u64,
-    writer: Option<(Acquisition, Hold)>,
+    writer: Option<Writer>,
     readers: BTreeMap<Box<str>, Hold>,
+    /// First come, first served.
+    waiting_writers: VecDeque<Waiting>,
+    /// They enter together.
+    waiting_readers: Vec<Waiting>,
+    /// Who was granted since [`Record::take_news`].
+    news: Vec<News>,
     /// When the record may be forgotten.
     forget_ms: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Writer {
+    id: Acquisition,
+    /// The first of its tokens; the last one is the record's.
+    token: u64,
+    hold: Hold,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +58,10 @@ struct Hold {
 }
 
 impl Hold {
+    fn new(now_ms: u64, lease: Duration) -> Self {
+        Self { since_ms: now_ms, deadline_ms: now_ms + millis(lease) }
+    }
+
     fn remaining(&self, now_ms: u64) -> Duration {
         Duration::from_millis(self.deadline_ms.saturating_sub(now_ms))
     }
@@ -53,17 +71,109 @@ impl Hold {
     }
 }
 
+#[derive(Clone, Debug)]
+struct Waiting {
+    /// As it was asked for last.
+    ask: Ask,
+    since_ms: u64,
+    /// When it counts as dead unless it is heard of.
+    until_ms: u64,
+}
+
+/// An acquisition that was granted while it waited.
+#[derive(Clone, Debug)]
+pub(crate) struct News {
+    pub(crate) id: Acquisition,
+    pub(crate) granted: Granted,
+}
+
 fn millis(d: Duration) -> u64 {
     u64::try_from(d.as_millis()).unwrap_or(u64::MAX / 2)
 }
 
+/// How many tokens from `token` on a grant at `now_us` reserves.
+fn block(token: u64, now_us: u64, turns: u64) -> u64 {
+    (now_us + TOKENS_AHEAD_US).saturating_sub(token).clamp(1, turns.clamp(1, TURNS_MOST))
+}
+
 impl Record {
-    /// Drops holders whose lease is over.
-    fn settle(&mut self, now_ms: u64) {
-        if self.writer.as_ref().is_some_and(|(_, hold)| hold.deadline_ms <= now_ms) {
-            self.writer = None;
-        }
+    /// Drops whoever is dead, and admits whoever is next. Every operation that changes something begins with this.
+    fn settle(&mut self, now: ServerTime) {
+        let now_ms = now.as_micros() / 1000;
+        let writer_died = self.writer.take_if(|writer| writer.hold.deadline_ms <= now_ms).is_some();
         self.readers.retain(|_, hold| hold.deadline_ms > now_ms);
+        self.waiting_writers.retain(|waiting| waiting.until_ms > now_ms);
+        self.waiting_readers.retain(|waiting| waiting.until_ms > now_ms);
+        self.admit(now, writer_died.then_some(Mode::Write));
+    }
+
+    /// Lets the next phase begin if the lock is free, and readers join readers if no writer waits. After a writer all
+    /// waiting readers enter, after readers the first waiting writer.
+    fn admit(&mut self, now: ServerTime, after: Option<Mode>) {
+        if self.writer.is_some() {
+            return;
+        }
+        let readers_first = after == Some(Mode::Write) && !self.waiting_readers.is_empty();
+        if self.waiting_writers.is_empty() || readers_first {
+            for waiting in std::mem::take(&mut self.waiting_readers) {
+                self.hand_over(now, &waiting.ask);
+            }
+        } else if self.readers.is_empty()
+            && let Some(waiting) = self.waiting_writers.pop_front()
+        {
+            self.hand_over(now, &waiting.ask);
+        }
+    }
+
+    /// Grants the lock to a waiter, which has yet to learn of it.
+    fn hand_over(&mut self, now: ServerTime, ask: &Ask) {
+        self.begin(now, ask, ask.claim());
+        let granted = self.granted(now.as_micros() / 1000, &ask.id).expect("it was granted just now");
+        self.news.push(News { id: ask.id.clone(), granted });
+    }
+
+    /// Records a hold that is not there yet.
+    fn begin(&mut self, now: ServerTime, ask: &Ask, lease: Duration) {
+        let now_us = now.as_micros();
+        let hold = Hold::new(now_us / 1000, lease);
+        let begins_phase = ask.mode == Mode::Write || self.readers.is_empty();
+        let token = if begins_phase { (self.token + 1).max(now_us) } else { self.token };
+        self.token = token;
+        match ask.mode {
+            Mode::Read => {
+                self.readers.insert(ask.id.as_str().into(), hold);
+            }
+            Mode::Write => {
+                self.token = token + block(token, now_us, ask.turns) - 1;
+                self.writer = Some(Writer { id: ask.id.clone(), token, hold });
+            }
+        }
+        self.remember(hold.deadline_ms);
+    }
+
+    fn remember(&mut self, until_ms: u64) {
+        self.forget_ms = self.forget_ms.max(until_ms + RETENTION_MS);
+    }
+
+    fn hold_of(&mut self, id: &Acquisition) -> Option<&mut Hold> {
+        match &mut self.writer {
+            Some(writer) if writer.id == *id => Some(&mut writer.hold),
+            _ => self.readers.get_mut(id.as_str()),
+        }
+    }
+
+    /// The hold of `id`, as its owner is told.
+    fn granted(&self, now_ms: u64, id: &Acquisition) -> Option<Granted> {
+        let (token, turns, hold) = match &self.writer {
+            Some(writer) if writer.id == *id => (writer.token, self.token - writer.token + 1, writer.hold),
+            _ => (self.token, 1, *self.readers.get(id.as_str())?),
+        };
+        Some(Granted {
+            token: FencingToken::from_wire(token).expect("server time is below 2^53"),
+            turns,
+            remaining: hold.remaining(now_ms),
+            writers_waiting: !self.waiting_writers.is_empty(),
+        })
     }
 
     pub(crate) fn acquire(&mut self, now: ServerTime, not_after_ms: u64, ask: &Ask) -> Acquired {
@@ -71,109 +181,188 @@ impl Record {
         if now_ms > not_after_ms {
             return Acquired::Late;
         }
-        self.settle(now_ms);
-        if let Some(blocked_until_ms) = self.blocked_until(ask) {
-            return Acquired::Contended {
-                retry_in: Duration::from_millis(blocked_until_ms.saturating_sub(now_ms).max(1)),
-            };
+        self.settle(now);
+        if self.holds(ask) {
+            self.extend(now_ms, ask);
+        } else if self.may_enter(ask.mode) {
+            self.begin(now, ask, ask.lease);
+        } else {
+            return self.refuse(now_ms, ask);
         }
-        if self.begins_phase(ask) {
-            self.token = (self.token + 1).max(now.as_micros());
-        }
-        let hold = self.grant(ask, now_ms);
-        self.forget_ms = self.forget_ms.max(hold.deadline_ms + RETENTION_MS);
-        Acquired::Granted {
-            token: FencingToken::from_wire(self.token).expect("server time is below 2^53"),
-            remaining: hold.remaining(now_ms),
-        }
+        Acquired::Granted(self.granted(now_ms, &ask.id).expect("it holds the lock"))
     }
 
-    /// The first deadline that might let `ask` in, if it must wait.
-    fn blocked_until(&self, ask: &Ask) -> Option<u64> {
-        match &self.writer {
-            Some((id, _)) if *id == ask.id && ask.mode == Mode::Write => None,
-            Some((_, hold)) => Some(hold.deadline_ms),
-            None if ask.mode == Mode::Write => self.readers.values().map(|hold| hold.deadline_ms).min(),
-            None => None,
-        }
-    }
-
-    /// A repeated write and a read beside live readers go on with the token that is there.
-    fn begins_phase(&self, ask: &Ask) -> bool {
+    /// Whether this is a repeat of an acquisition that holds the lock.
+    fn holds(&self, ask: &Ask) -> bool {
         match ask.mode {
-            Mode::Read => self.readers.is_empty(),
-            Mode::Write => self.writer.is_none(),
+            Mode::Read => self.readers.contains_key(ask.id.as_str()),
+            Mode::Write => self.writer.as_ref().is_some_and(|writer| writer.id == ask.id),
         }
     }
 
-    fn grant(&mut self, ask: &Ask, now_ms: u64) -> Hold {
-        let fresh = Hold { since_ms: now_ms, deadline_ms: now_ms };
-        let hold = match ask.mode {
-            Mode::Read => self.readers.entry(ask.id.as_str().into()).or_insert(fresh),
-            Mode::Write => &mut self.writer.get_or_insert_with(|| (ask.id.clone(), fresh)).1,
-        };
-        hold.extend(ask.lease, now_ms);
-        *hold
+    fn extend(&mut self, now_ms: u64, ask: &Ask) {
+        if let Some(hold) = self.hold_of(&ask.id) {
+            hold.extend(ask.lease, now_ms);
+            let deadline_ms = hold.deadline_ms;
+            self.remember(deadline_ms);
+        }
+    }
+
+    /// Whoever waits was admitted before, if that could be.
+    fn may_enter(&self, mode: Mode) -> bool {
+        let free_of_writers = self.writer.is_none() && self.waiting_writers.is_empty();
+        match mode {
+            Mode::Read => free_of_writers,
+            Mode::Write => free_of_writers && self.readers.is_empty(),
+        }
+    }
+
+    fn refuse(&mut self, now_ms: u64, ask: &Ask) -> Acquired {
+        let writer_ms = self.writer.as_ref().map(|writer| writer.hold.deadline_ms);
+        let free_ms = writer_ms.or_else(|| self.readers.values().map(|hold| hold.deadline_ms).min());
+        let retry_in = Duration::from_millis(free_ms.unwrap_or(now_ms).saturating_sub(now_ms).max(1));
+        match ask.if_taken {
+            IfTaken::Leave => Acquired::Contended { retry_in },
+            IfTaken::Queue { patience } => {
+                self.enqueue(now_ms, ask, patience);
+                Acquired::Queued { retry_in }
+            }
+        }
+    }
+
+    /// Takes a place in the queue, or is heard of again and keeps it.
+    fn enqueue(&mut self, now_ms: u64, ask: &Ask, patience: Duration) {
+        let until_ms = now_ms + millis(patience);
+        self.remember(until_ms);
+        let place =
+            self.waiting_writers.iter_mut().chain(&mut self.waiting_readers).find(|place| place.ask.id == ask.id);
+        if let Some(place) = place {
+            place.until_ms = place.until_ms.max(until_ms);
+            place.ask = ask.clone();
+            return;
+        }
+        let waiting = Waiting { ask: ask.clone(), since_ms: now_ms, until_ms };
+        match ask.mode {
+            Mode::Read => self.waiting_readers.push(waiting),
+            Mode::Write => self.waiting_writers.push_back(waiting),
+        }
     }
 
     pub(crate) fn leave(&mut self, now: ServerTime, id: &Acquisition) -> Left {
-        self.settle(now.as_micros() / 1000);
-        let was_writer = self.writer.take_if(|(writer, _)| writer == id).is_some();
-        let was_reader = self.readers.remove(id.as_str()).is_some();
-        if was_writer || was_reader { Left::Held } else { Left::None { forced: self.forced() } }
+        self.settle(now);
+        let after = if self.writer.take_if(|writer| writer.id == *id).is_some() {
+            Mode::Write
+        } else if self.readers.remove(id.as_str()).is_some() {
+            Mode::Read
+        } else if self.cancel(id) {
+            self.admit(now, None);
+            return Left::Queued;
+        } else {
+            return Left::None { forced: self.forced() };
+        };
+        self.admit(now, Some(after));
+        Left::Held
     }
 
+    fn cancel(&mut self, id: &Acquisition) -> bool {
+        let before = self.waiting_writers.len() + self.waiting_readers.len();
+        self.waiting_writers.retain(|waiting| waiting.ask.id != *id);
+        self.waiting_readers.retain(|waiting| waiting.ask.id != *id);
+        self.waiting_writers.len() + self.waiting_readers.len() < before
+    }
+
+    /// Does not settle: as long as the hold is live nobody can be admitted, but for readers behind a writer that died
+    /// waiting, and those ask for themselves.
     pub(crate) fn renew(&mut self, now: ServerTime, id: &Acquisition, lease: Duration) -> Renewed {
         let now_ms = now.as_micros() / 1000;
-        self.settle(now_ms);
-        let hold = match &mut self.writer {
-            Some((writer, hold)) if writer == id => Some(hold),
-            _ => self.readers.get_mut(id.as_str()),
-        };
-        let Some(hold) = hold else {
-            return Renewed::Lost { forced: self.forced() };
+        let forced = self.forced();
+        let Some(hold) = self.hold_of(id).filter(|hold| hold.deadline_ms > now_ms) else {
+            return Renewed::Lost { forced };
         };
         hold.extend(lease, now_ms);
-        self.forget_ms = self.forget_ms.max(hold.deadline_ms + RETENTION_MS);
+        let hold = *hold;
+        self.remember(hold.deadline_ms);
         Renewed::Renewed { remaining: hold.remaining(now_ms) }
     }
 
-    pub(crate) fn inspect(&mut self, now: ServerTime) -> View {
+    pub(crate) fn turn(&mut self, now: ServerTime, not_after_ms: u64, old: &Acquisition, ask: &Ask) -> Turned {
         let now_ms = now.as_micros() / 1000;
-        self.settle(now_ms);
+        if now_ms > not_after_ms {
+            return Turned::Late;
+        }
+        self.settle(now);
+        if self.holds(ask) {
+            self.extend(now_ms, ask);
+        } else {
+            match ask.mode {
+                Mode::Read if self.writer.take_if(|writer| writer.id == *old).is_some() => {}
+                Mode::Write if self.readers.contains_key(old.as_str()) => {
+                    if self.readers.len() > 1 || !self.waiting_writers.is_empty() {
+                        return Turned::Refused;
+                    }
+                    self.readers.clear();
+                }
+                Mode::Read | Mode::Write => return Turned::Lost { forced: self.forced() },
+            }
+            self.begin(now, ask, ask.lease);
+            self.admit(now, Some(Mode::Write));
+        }
+        Turned::Granted(self.granted(now_ms, &ask.id).expect("it holds the lock"))
+    }
+
+    /// Changes nothing: whoever is dead is not shown, and whoever could be admitted waits until somebody asks.
+    pub(crate) fn inspect(&self, now: ServerTime) -> View {
+        let now_ms = now.as_micros() / 1000;
         let show = |id: &str, mode, hold: &Hold| Holder {
             id: id.to_owned(),
             mode,
             since_ms: hold.since_ms,
             remaining: hold.remaining(now_ms),
         };
-        let writer = self.writer.iter().map(|(id, hold)| show(id.as_str(), Mode::Write, hold));
+        let writer = self.writer.iter().map(|writer| show(writer.id.as_str(), Mode::Write, &writer.hold));
         let readers = self.readers.iter().map(|(id, hold)| show(id, Mode::Read, hold));
+        let waiting = self.waiting_writers.iter().chain(&self.waiting_readers);
+        let mut waiters: Vec<_> = waiting
+            .filter(|waiting| waiting.until_ms > now_ms)
+            .map(|Waiting { ask, since_ms, .. }| Waiter {
+                id: ask.id.as_str().to_owned(),
+                mode: ask.mode,
+                since_ms: *since_ms,
+            })
+            .collect();
+        waiters.sort_by_key(|waiter| waiter.since_ms);
         View {
             token: FencingToken::from_wire(self.token).filter(|_| self.token > 0),
-            holders: writer.chain(readers).collect(),
+            holders: writer.chain(readers).filter(|holder| !holder.remaining.is_zero()).collect(),
+            waiters,
             foreign_write_ms: None,
             foreign_read_ms: None,
         }
     }
 
+    /// Ends all holds that were seen: with a newer token there are others by now, and this copy is late. Whoever waits is
+    /// next.
     pub(crate) fn force(&mut self, now: ServerTime, seen: Option<FencingToken>) -> Vec<String> {
+        self.settle(now);
         if self.token > seen.map_or(0, FencingToken::as_u64) {
-            return Vec::new(); // what was seen is over: this copy is late
+            return Vec::new();
         }
-        self.settle(now.as_micros() / 1000);
         self.forced = self.token;
-        let writer = self.writer.take().map(|(id, _)| id.as_str().to_owned());
+        let after = if self.writer.is_some() { Mode::Write } else { Mode::Read };
+        let writer = self.writer.take().map(|writer| writer.id.as_str().to_owned());
         let readers = std::mem::take(&mut self.readers);
-        writer.into_iter().chain(readers.into_keys().map(String::from)).collect()
+        let ended = writer.into_iter().chain(readers.into_keys().map(String::from)).collect();
+        self.admit(now, Some(after));
+        ended
+    }
+
+    /// Who was granted while it waited, since the last time.
+    pub(crate) fn take_news(&mut self) -> Vec<News> {
+        std::mem::take(&mut self.news)
     }
 
     fn forced(&self) -> Option<FencingToken> {
         FencingToken::from_wire(self.forced).filter(|_| self.forced > 0)
-    }
-
-    fn is_free(&self) -> bool {
-        self.writer.is_none() && self.readers.is_empty()
     }
 }
 
@@ -204,7 +393,7 @@ impl Locks {
     /// Forgets locks that nobody holds and nobody waits for, each time the store has doubled: constant work for each new one.
     fn forget_idle(&mut self, now: ServerTime) {
         let now_ms = now.as_micros() / 1000;
-        self.by_base.retain(|_, lock| lock.record.forget_ms >= now_ms || lock.wake.receiver_count() > 0);
+        self.by_base.retain(|_, lock| lock.record.forget_ms >= now_ms || lock.is_watched());
         self.sweep_at = (self.by_base.len() * 2).max(SWEEP_LEAST);
     }
 }
@@ -212,7 +401,22 @@ impl Locks {
 #[derive(Default)]
 struct Lock {
     record: Record,
-    wake: watch::Sender<()>,
+    subscribers: Vec<mpsc::UnboundedSender<Notice>>,
+}
+
+impl Lock {
+    fn is_watched(&self) -> bool {
+        self.subscribers.iter().any(|subscriber| !subscriber.is_closed())
+    }
+
+    /// Tells everybody: waiters know their own.
+    fn publish(&mut self, sent: Moment, server: ServerTime) {
+        for News { id, granted } in self.record.take_news() {
+            let answer = Answered { sent, server, value: granted };
+            let notice = Notice::Granted { id: id.shared(), answer };
+            self.subscribers.retain(|subscriber| subscriber.send(notice.clone()).is_ok());
+        }
+    }
 }
 
 impl Store {
@@ -234,14 +438,19 @@ impl Store {
         let server = self.server_time();
         let lock = locks.get(key, server);
         let value = operation(&mut lock.record, server);
-        if lock.record.is_free() {
-            lock.wake.send_replace(());
-        }
+        lock.publish(sent, server);
         Answered { sent, server, value }
     }
 
-    fn wake(&self, key: &Key) -> watch::Receiver<()> {
-        self.locks.lock().get(key, self.server_time()).wake.subscribe()
+    fn subscribe(&self, key: &Key) -> mpsc::UnboundedReceiver<Notice> {
+        let (sender, notices) = mpsc::unbounded_channel();
+        // The receiver is here: it cannot be closed.
+        drop(sender.send(Notice::AskAgain));
+        let mut locks = self.locks.lock();
+        let lock = locks.get(key, self.server_time());
+        lock.subscribers.retain(|subscriber| !subscriber.is_closed());
+        lock.subscribers.push(sender);
+        notices
     }
 }
 
@@ -280,6 +489,10 @@ impl Scheme for Memory {
         Box::pin(async move { Ok(self.store.apply(key, |record, now| record.leave(now, id))) })
     }
 
+    fn turn<'a>(&'a self, key: &'a Key, old: &'a Acquisition, ask: &'a Ask) -> BoxFuture<'a, Attempt<Turned>> {
+        Box::pin(async move { Ok(self.store.apply(key, |record, now| record.turn(now, u64::MAX, old, ask))) })
+    }
+
     fn renew<'a>(&'a self, _: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
         let renew = |renewal: &Renewal| {
             let Renewal { key, id, lease } = renewal;
@@ -293,7 +506,7 @@ impl Scheme for Memory {
     }
 
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
-        self.now(key, Record::inspect)
+        self.now(key, |record, now| record.inspect(now))
     }
 
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Vec<String>>> {
@@ -304,8 +517,12 @@ impl Scheme for Memory {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn subscribe(&self, key: &Key) -> Option<Subscription> {
-        Some(Subscription { wake: self.store.wake(key), _end: Box::new(()) })
+    fn subscribe(&self, key: &Key, _: &str) -> Option<Subscription> {
+        Some(Subscription { notices: self.store.subscribe(key), _end: Box::new(()) })
+    }
+
+    fn subscribed(&self, _: &Key, _: &str) -> Option<Subscription> {
+        None
     }
 
     fn clock(&self) -> Clock {

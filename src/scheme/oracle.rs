@@ -222,7 +222,7 @@ impl<'a> Pair<'a> {
         if let Ok(answer) = &real {
             self.seen = answer.value.clone();
         }
-        self.compare(real, |view| Answer::View(sorted(view)), Record::inspect)
+        self.compare(real, |view| Answer::View(sorted(view)), |record, now| record.inspect(now))
     }
 
     async fn force(&mut self) -> TestCaseResult {
@@ -277,7 +277,13 @@ impl<'a> Pair<'a> {
 }
 
 fn ask(who: usize, lease_ms: u64) -> Ask {
-    Ask { id: acquisition(who), mode: MODES[who], lease: Duration::from_millis(lease_ms) }
+    Ask {
+        id: acquisition(who),
+        mode: MODES[who],
+        lease: Duration::from_millis(lease_ms),
+        turns: 1,
+        if_taken: crate::scheme::IfTaken::Leave,
+    }
 }
 
 fn sorted(mut view: View) -> View {
@@ -302,10 +308,10 @@ impl Answer {
 
     fn kind(&self) -> &'static str {
         match self {
-            Self::Acquired(Acquired::Granted { .. }) => "granted",
-            Self::Acquired(Acquired::Contended { .. }) => "contended",
+            Self::Acquired(Acquired::Granted(_)) => "granted",
+            Self::Acquired(Acquired::Contended { .. } | Acquired::Queued { .. }) => "contended",
             Self::Acquired(Acquired::Late) => "late",
-            Self::Left(Left::Held) => "held",
+            Self::Left(Left::Held | Left::Queued) => "held",
             Self::Left(Left::None { forced: None }) => "none",
             Self::Left(Left::None { forced: Some(_) }) => "none, by force",
             Self::Renewed(Renewed::Renewed { .. }) => "renewed",

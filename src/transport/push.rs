@@ -15,10 +15,11 @@ use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ProtocolVersion, PushInfo, PushKind, RedisResult,
     Value,
 };
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use crate::scheme::Subscription;
+use crate::scheme::{Notice, Subscription};
+use crate::transport::ReadNotice;
 
 /// How often everything is subscribed again, whatever the server said before.
 const REFRESH: Duration = Duration::from_secs(5);
@@ -47,11 +48,12 @@ struct Wanted {
     channels: HashMap<String, Channel>,
     /// The task runs as long as there are channels.
     running: bool,
+    next_ticket: u64,
 }
 
 struct Channel {
-    wake: watch::Sender<()>,
-    waiters: usize,
+    read: ReadNotice,
+    waiters: Vec<(u64, mpsc::UnboundedSender<Notice>)>,
 }
 
 impl fmt::Debug for Push {
@@ -64,6 +66,7 @@ impl fmt::Debug for Push {
 struct Ticket {
     shared: Arc<Shared>,
     channel: String,
+    number: u64,
 }
 
 impl Drop for Ticket {
@@ -72,8 +75,8 @@ impl Drop for Ticket {
         let Some(channel) = wanted.channels.get_mut(&self.channel) else {
             return;
         };
-        channel.waiters -= 1;
-        if channel.waiters == 0 {
+        channel.waiters.retain(|(number, _)| *number != self.number);
+        if channel.waiters.is_empty() {
             wanted.channels.remove(&self.channel);
             self.shared.changed.notify_one();
         }
@@ -104,21 +107,23 @@ impl Push {
         }
     }
 
-    pub(super) fn subscribe(&self, channel: &str) -> Subscription {
+    pub(super) fn subscribe(&self, channel: &str, read: ReadNotice) -> Subscription {
+        let (sender, notices) = mpsc::unbounded_channel();
         let mut wanted = self.shared.wanted.lock();
-        let entry = wanted
-            .channels
-            .entry(channel.to_owned())
-            .or_insert_with(|| Channel { wake: watch::Sender::new(()), waiters: 0 });
-        entry.waiters += 1;
-        let wake = entry.wake.subscribe();
+        wanted.next_ticket += 1;
+        let number = wanted.next_ticket;
+        let entry = wanted.channels.entry(channel.to_owned()).or_insert_with(|| Channel { read, waiters: Vec::new() });
+        entry.waiters.push((number, sender));
         if !wanted.running {
             wanted.running = true;
             drop(tokio::spawn(Arc::clone(&self.shared).run()));
         }
         drop(wanted);
         self.shared.changed.notify_one();
-        Subscription { wake, _end: Box::new(Ticket { shared: Arc::clone(&self.shared), channel: channel.to_owned() }) }
+        Subscription {
+            notices,
+            _end: Box::new(Ticket { shared: Arc::clone(&self.shared), channel: channel.to_owned(), number }),
+        }
     }
 }
 
@@ -217,7 +222,7 @@ impl Shared {
         let wanted: HashSet<String> = self.wanted.lock().channels.keys().cloned().collect();
         for channel in &wanted - confirmed {
             command(connection, "SSUBSCRIBE", &channel).await?;
-            self.wake(&channel);
+            self.tell(&channel, |_| Notice::AskAgain);
             confirmed.insert(channel);
         }
         for channel in &*confirmed - &wanted {
@@ -235,7 +240,11 @@ impl Shared {
         };
         match push.kind {
             PushKind::SMessage => {
-                self.wake(&channel);
+                let message = match push.data.get(1) {
+                    Some(Value::BulkString(message)) => message.as_slice(),
+                    _ => &[],
+                };
+                self.tell(&channel, |read| read(message, None));
                 true
             }
             PushKind::SUnsubscribe => !confirmed.contains(&channel),
@@ -244,9 +253,13 @@ impl Shared {
         }
     }
 
-    fn wake(&self, channel: &str) {
+    fn tell(&self, channel: &str, notice: impl FnOnce(ReadNotice) -> Notice) {
         if let Some(channel) = self.wanted.lock().channels.get(channel) {
-            channel.wake.send_replace(());
+            let notice = notice(channel.read);
+            for (_, waiter) in &channel.waiters {
+                // One that has gone has no use for it.
+                drop(waiter.send(notice.clone()));
+            }
         }
     }
 }

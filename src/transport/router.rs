@@ -24,7 +24,7 @@ use crate::transport::fleet::{Doubt, Fleet};
 use crate::transport::node::{Admission, Limits, Node, Role};
 use crate::transport::push::Push;
 use crate::transport::slots::complete;
-use crate::transport::{Call, Transport};
+use crate::transport::{Call, ReadNotice, Transport};
 
 /// Pause before a node that said "not now" is asked again.
 const AGAIN_PAUSE: Duration = Duration::from_millis(10);
@@ -291,10 +291,10 @@ impl Transport for Router {
         })
     }
 
-    fn subscribe(&self, _: u16, channel: &str) -> Option<Subscription> {
+    fn subscribe(&self, _: u16, channel: &str, read: ReadNotice) -> Option<Subscription> {
         match &self.directory {
-            Directory::Single { push, .. } => Some(push.subscribe(channel)),
-            Directory::Many(fleet) => fleet.push().map(|push| push.subscribe(channel)),
+            Directory::Single { push, .. } => Some(push.subscribe(channel, read)),
+            Directory::Many(fleet) => fleet.push().map(|push| push.subscribe(channel, read)),
         }
     }
 
