@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::engine::{Engine, Patience};
+use crate::engine::Engine;
 use crate::error::Result;
-use crate::guard::{Guard, Held};
+use crate::guard::Guard;
 use crate::options::{Overrides, Terms};
+use crate::pursuit::{self, Patience};
 use crate::reentry::{OwnerId, Reentry};
-use crate::scheme::BoxFuture;
+use crate::scheme::{BoxFuture, Mode};
 
 /// An acquisition that is being put together. Awaited, it takes the lock; before that nothing is sent.
 ///
@@ -115,11 +116,27 @@ impl<G: Guard> Acquire<G> {
         self.run(Patience::AskOnce).await
     }
 
+    /// A share of a hold that this process has already, if it is to be had without a word to the server.
+    fn join(&self) -> Option<G> {
+        if G::MODE != Mode::Read {
+            return None;
+        }
+        let terms = Terms::new(self.engine.options(), self.overrides).ok()?;
+        pursuit::join(&self.engine, &self.name, &terms).map(G::new)
+    }
+
+    async fn wait(self) -> Result<G> {
+        match self.run(Patience::Wait).await? {
+            Some(guard) => Ok(guard),
+            None => unreachable!("only a caller that asks once is told no"),
+        }
+    }
+
     async fn run(self, patience: Patience) -> Result<Option<G>> {
         let key = self.engine.key(&self.name)?;
         let terms = Terms::new(self.engine.options(), self.overrides)?;
-        let hold = self.engine.acquire(key, G::MODE, terms, patience).await?;
-        Ok(hold.map(|hold| G::new(Held::new(self.engine, hold))))
+        let held = pursuit::acquire(&self.engine, key, G::MODE, terms, patience).await?;
+        Ok(held.map(G::new))
     }
 }
 
@@ -128,12 +145,7 @@ impl<G: Guard> IntoFuture for Acquire<G> {
     type IntoFuture = Acquiring<G>;
 
     fn into_future(self) -> Acquiring<G> {
-        Acquiring(Box::pin(async move {
-            match self.run(Patience::Wait).await? {
-                Some(guard) => Ok(guard),
-                None => unreachable!("only a caller that asks once is told no"),
-            }
-        }))
+        Acquiring(Step::New(self))
     }
 }
 
@@ -149,17 +161,36 @@ impl<G: Guard> fmt::Debug for Acquire<G> {
 
 /// The future of an acquisition; see [`Acquire`].
 #[must_use = "futures do nothing unless they are polled"]
-pub struct Acquiring<G>(BoxFuture<'static, Result<G>>);
+pub struct Acquiring<G: Guard>(Step<G>);
 
-impl<G> Future for Acquiring<G> {
+enum Step<G: Guard> {
+    /// Not polled yet: a reader that joins a hold of its process is done at once, and needs no allocation for it.
+    New(Acquire<G>),
+    Underway(BoxFuture<'static, Result<G>>),
+    Done,
+}
+
+impl<G: Guard> Future for Acquiring<G> {
     type Output = Result<G>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.as_mut().poll(cx)
+        if let Step::New(_) = self.0 {
+            let Step::New(acquire) = std::mem::replace(&mut self.0, Step::Done) else {
+                unreachable!("looked at just now");
+            };
+            if let Some(guard) = acquire.join() {
+                return Poll::Ready(Ok(guard));
+            }
+            self.0 = Step::Underway(Box::pin(acquire.wait()));
+        }
+        match &mut self.0 {
+            Step::Underway(future) => future.as_mut().poll(cx),
+            Step::New(_) | Step::Done => panic!("polled after its end"),
+        }
     }
 }
 
-impl<G> fmt::Debug for Acquiring<G> {
+impl<G: Guard> fmt::Debug for Acquiring<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Acquiring")
     }

@@ -346,3 +346,39 @@ impl<G: AsyncGuard> Guard<G> {
         self.background.block_on(self.guard.into_held().release())
     }
 }
+
+impl Guard<crate::WriteGuard> {
+    /// Gives up the exclusive hold for a shared one, in one step.
+    ///
+    /// # Errors
+    ///
+    /// As [`WriteGuard::downgrade`](crate::WriteGuard::downgrade), with the guard.
+    pub fn downgrade(self) -> Result<ReadGuard, (Self, Error)> {
+        let Self { guard, background, thread } = self;
+        match background.block_on(guard.downgrade()) {
+            Ok(guard) => Ok(Guard { guard, background, thread }),
+            Err(error) => {
+                let reason = error.error().clone();
+                Err((Self { guard: error.into_guard(), background, thread }, reason))
+            }
+        }
+    }
+}
+
+impl Guard<crate::ReadGuard> {
+    /// Makes the shared hold the exclusive one, if nobody else reads and no writer waits. Asks once.
+    ///
+    /// # Errors
+    ///
+    /// As [`ReadGuard::try_upgrade`](crate::ReadGuard::try_upgrade), with the guard.
+    pub fn try_upgrade(self) -> Result<WriteGuard, (Self, Error)> {
+        let Self { guard, background, thread } = self;
+        match background.block_on(guard.try_upgrade()) {
+            Ok(guard) => Ok(Guard { guard, background, thread }),
+            Err(error) => {
+                let reason = error.error().clone();
+                Err((Self { guard: error.into_guard(), background, thread }, reason))
+            }
+        }
+    }
+}

@@ -1,9 +1,7 @@
-//! Drives the table against a scheme: acquisitions from the first attempt to the grant, and holds to their end.
+//! What a manager is made of below its face, and how holds end: released, taken back, closed, forced.
 //!
-//! An acquisition waits for its turn in this process, then asks the server until it is granted. Between two answers of
-//! "contended" it pauses, with jitter, no longer than the first deadline that might free the lock; schemes that publish
-//! releases cut the pause short. An attempt without an answer is repeated under the same id, which counts once however
-//! many copies arrive. Whatever future is dropped, what it may have left on the server is taken back in the background.
+//! Acquisitions are the business of `pursuit`, turns to the other side that of `turn`; both drive the same table, scheme,
+//! renewal and departures, which are put together here.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,53 +14,49 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::clock::Clock;
-use crate::departure::{Departure, Departures, Pending};
-use crate::error::{Error, LossReason, Result, Source};
-use crate::hold::{self, Grant, Hold, Next, Parting};
+use crate::departure::{Departure, Departures};
+use crate::error::{Error, LossReason, Result};
+use crate::hold::{Hold, Parting, Sharing, Ticket};
 use crate::key::Key;
-use crate::lease::{self, FencingToken, Moment};
-use crate::options::{Options, Terms};
-use crate::reentry::{OwnerId, Reentry};
+use crate::lease::{FencingToken, Moment};
+use crate::options::Options;
 use crate::renewal::Renewals;
-use crate::scheme::{
-    Acquired, Acquisition, Answered, Ask, Attempt, Failure, Granted, IfTaken, Left, Mode, Scheme, Subscription, View,
-    loss_reason,
-};
-use crate::table::{Place, Table};
+use crate::scheme::{Acquisition, Answered, Attempt, Failure, Left, Scheme, View, loss_reason};
+use crate::table::Table;
 
-/// First and longest pause between two attempts at a lock that others hold.
-const RETRY_FIRST: Duration = Duration::from_millis(4);
-const RETRY_LONGEST: Duration = Duration::from_millis(128);
-/// The same where releases are published: the pause is only the safety net.
-const RETRY_LONGEST_WOKEN: Duration = Duration::from_secs(1);
 /// Pause after an attempt without an answer.
-const SILENCE_PAUSE: Duration = Duration::from_millis(20);
-/// A waiter that holds the lock itself is told so after this time.
-const SELF_WAIT_WARNING: Duration = Duration::from_secs(3);
+pub(crate) const SILENCE_PAUSE: Duration = Duration::from_millis(20);
+/// A hold is passed on between the writers of a process for so long at most.
+const TURN_SPAN: Duration = Duration::from_millis(5);
 
 /// What a manager is made of, below its face.
 pub(crate) struct Engine {
-    scheme: Arc<dyn Scheme>,
+    pub(crate) scheme: Arc<dyn Scheme>,
     options: Options,
-    clock: Clock,
+    pub(crate) clock: Clock,
     /// 128 random bits.
-    manager_id: String,
+    pub(crate) manager_id: String,
     next_acquisition: AtomicU64,
-    table: Arc<Table>,
-    departures: Arc<Departures>,
-    renewals: Arc<Renewals>,
+    pub(crate) table: Arc<Table>,
+    pub(crate) departures: Arc<Departures>,
+    pub(crate) renewals: Arc<Renewals>,
     task: Mutex<Option<JoinHandle<()>>>,
-    closing: Closing,
+    pub(crate) closing: Closing,
 }
 
 #[derive(Debug, Default)]
-struct Closing {
+pub(crate) struct Closing {
     closed: AtomicBool,
     notify: Notify,
 }
 
 impl Closing {
-    async fn closed(&self) {
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Returns when the manager is closed.
+    pub(crate) async fn closed(&self) {
         loop {
             let notified = self.notify.notified();
             tokio::pin!(notified);
@@ -84,66 +78,56 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// How an acquisition treats a lock that others hold.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Patience {
-    Wait,
-    /// One answer is enough.
-    AskOnce,
+/// One guard's share in a hold; dropped, it hands the release to the background.
+pub(crate) struct Held {
+    engine: Arc<Engine>,
+    hold: Arc<Hold>,
+    ticket: Ticket,
+    /// The share is given back already, or somebody else does it.
+    parted: bool,
 }
 
-/// What copies of an acquisition may have left, or may yet leave, on the server.
-#[derive(Clone, Copy, Debug, Default)]
-struct Trail {
-    /// A copy is being sent or waited for.
-    in_flight: bool,
-    /// An unanswered copy may arrive until then.
-    stray_until: Option<Moment>,
-    /// An answered one has left a hold, or may have.
-    granted: bool,
-}
-
-/// One acquisition on its way: what the steps need, and what is to be taken back if it is dropped.
-struct Pursuit<'a> {
-    engine: &'a Engine,
-    key: Arc<Key>,
-    mode: Mode,
-    terms: Terms,
-    owner: OwnerId,
-    ask: Ask,
-    place: Option<Place>,
-    /// What is known of the copies that were sent.
-    trail: Trail,
-    /// When the last answer came, else when it began.
-    answered: Moment,
-    /// When the copy was sent that was answered.
-    sent: Moment,
-    last_failure: Option<Source>,
-    /// Present until it has begun.
-    first: Option<Arc<FirstAttempt>>,
-    /// As long as something of this may be on the server or on its way there. Given up after what is taken back has been
-    /// counted.
-    pending: Option<Pending>,
-}
-
-/// Whether the first attempt of an acquisition is over. Until then a limit cannot tell a denial from a silence.
-#[derive(Debug, Default)]
-struct FirstAttempt {
-    underway: AtomicBool,
-    over: Notify,
-}
-
-impl FirstAttempt {
-    fn ends(&self) {
-        self.underway.store(false, Ordering::Release);
-        self.over.notify_one();
+impl Held {
+    pub(crate) fn new(engine: &Arc<Engine>, hold: Arc<Hold>, ticket: Ticket) -> Self {
+        Self { engine: Arc::clone(engine), hold, ticket, parted: false }
     }
 
-    /// Returns at once before and after the first attempt.
-    async fn over(&self) {
-        while self.underway.load(Ordering::Acquire) {
-            self.over.notified().await;
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
+        &self.hold
+    }
+
+    pub(crate) fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
+    /// Whoever calls this gives the share back.
+    pub(crate) fn into_parts(mut self) -> (Arc<Engine>, Arc<Hold>, Ticket) {
+        self.parted = true;
+        (Arc::clone(&self.engine), Arc::clone(&self.hold), self.ticket)
+    }
+
+    /// Gives the share back and returns when the server knows, if it has to.
+    pub(crate) async fn release(self) -> Result<()> {
+        let (engine, hold, ticket) = self.into_parts();
+        engine.release(&hold, ticket).await
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.parted {
+            self.engine.release_in_background(&self.hold, self.ticket);
         }
+    }
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.hold.fmt(f)
     }
 }
 
@@ -175,83 +159,7 @@ impl Engine {
         Key::new(&self.options.key_prefix, name).map(Arc::new)
     }
 
-    /// Takes the lock. `None` only if the caller wants one answer and that was no.
-    pub(crate) async fn acquire(
-        self: &Arc<Self>,
-        key: Arc<Key>,
-        mode: Mode,
-        terms: Terms,
-        patience: Patience,
-    ) -> Result<Option<Arc<Hold>>> {
-        self.check_open(&key)?;
-        in_runtime()?;
-        self.keep_running();
-        if let Some(owner) = terms.reentry.owner()
-            && let Some(hold) = self.join_own(&key, owner, mode)?
-        {
-            return Ok(Some(hold));
-        }
-        let place = match patience {
-            Patience::Wait => self.table.enter(&key, mode),
-            Patience::AskOnce => match self.table.try_enter(&key, mode) {
-                Some(place) => place,
-                None => return Ok(None),
-            },
-        };
-        let began = self.clock.now();
-        let mut pursuit = Pursuit::new(self, key, mode, terms, place, began);
-        let limit = terms.wait_timeout.map_or(Moment::NEVER, |limit| began.after(limit));
-        let first = terms.wait_timeout.map(|_| Arc::clone(pursuit.first.insert(Arc::default())));
-        // Biased: a grant that is there counts, whatever else is due. Dropping the pursuit takes back what it left.
-        let timed_out = tokio::select! {
-            biased;
-            result = pursuit.run(patience) => return self.hand_out(&pursuit.key, result?),
-            () = self.closing.closed() => false,
-            () = self.limit(limit, first) => true,
-        };
-        let lock = pursuit.key.shared_name();
-        if !timed_out {
-            return Err(Error::Closed { lock });
-        }
-        let waited = self.clock.now().since(began);
-        let source = pursuit.last_failure.take();
-        if source.is_some() || self.table.silent_since(&pursuit.key).is_some() {
-            return Err(Error::Unreachable { lock, waited, source });
-        }
-        Err(Error::WaitTimeout { lock, waited })
-    }
-
-    /// Returns when the wait is over: at the limit, but not before the first attempt has shown what there is to wait for.
-    async fn limit(&self, limit: Moment, first: Option<Arc<FirstAttempt>>) {
-        self.clock.sleep_until(limit).await;
-        if let Some(first) = first {
-            first.over().await;
-        }
-    }
-
-    /// A grant that crossed with `close` is given back: `close` has listed its holds already.
-    fn hand_out(&self, key: &Key, hold: Option<Arc<Hold>>) -> Result<Option<Arc<Hold>>> {
-        let checked = self.check_open(key);
-        if let (Err(_), Some(hold)) = (&checked, &hold)
-            && hold.lose(LossReason::Closed)
-        {
-            self.see_off(hold);
-        }
-        checked.map(|()| hold)
-    }
-
-    /// Nests in a hold of the same owner, if it has one.
-    fn join_own(&self, key: &Key, owner: OwnerId, mode: Mode) -> Result<Option<Arc<Hold>>> {
-        let Some(hold) = self.table.held_by(key, owner) else {
-            return Ok(None);
-        };
-        if hold.mode() == Mode::Read && mode == Mode::Write {
-            return Err(Error::UpgradeConflict { lock: key.shared_name() });
-        }
-        Ok(hold.join().then_some(hold))
-    }
-
-    fn check_open(&self, key: &Key) -> Result<()> {
+    pub(crate) fn check_open(&self, key: &Key) -> Result<()> {
         if self.closing.closed.load(Ordering::SeqCst) {
             return Err(Error::Closed { lock: key.shared_name() });
         }
@@ -259,7 +167,7 @@ impl Engine {
     }
 
     /// Starts the renewal task, again if the runtime it ran on has ended.
-    fn keep_running(&self) {
+    pub(crate) fn keep_running(&self) {
         let mut task = self.task.lock();
         if task.as_ref().is_none_or(JoinHandle::is_finished) {
             let runtime = Handle::current();
@@ -268,19 +176,36 @@ impl Engine {
         }
     }
 
-    fn next_id(&self) -> Acquisition {
+    pub(crate) fn next_id(&self) -> Acquisition {
         let n = self.next_acquisition.fetch_add(1, Ordering::Relaxed);
         Acquisition::new(&self.manager_id, n, &self.options.label)
     }
 
+    /// How holds are shared within this process.
+    pub(crate) fn sharing(&self) -> Sharing {
+        Sharing { window: self.options.share_window, turns: self.options.hand_over_budget, turn_span: TURN_SPAN }
+    }
+
+    fn part(&self, hold: &Arc<Hold>, ticket: Ticket, now: Moment) -> Parting {
+        let parting = self.table.part(hold, ticket, now, self.sharing());
+        if let Parting::Passed(next) = parting {
+            tracing::debug!(lock = hold.key().name(), token = next.token.as_u64(), "handed over");
+        }
+        parting
+    }
+
     /// A guard lets go and waits for the server's word.
-    pub(crate) async fn release(&self, hold: &Arc<Hold>) -> Result<()> {
+    async fn release(&self, hold: &Arc<Hold>, ticket: Ticket) -> Result<()> {
         let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
-        in_runtime().inspect_err(|_| self.release_in_background(hold))?;
+        in_runtime().inspect_err(|_| self.release_in_background(hold, ticket))?;
         let began = self.clock.now();
-        match hold.part(began) {
-            Parting::Shared => return Ok(()),
+        match self.part(hold, ticket, began) {
+            Parting::Shared | Parting::Passed(_) => return Ok(()),
             Parting::Lost(reason) => return Err(lost(reason)),
+            Parting::LastLate(reason) => {
+                self.see_off(hold);
+                return Err(lost(reason));
+            }
             Parting::Last => {}
         }
         self.renewals.forget(hold);
@@ -298,7 +223,7 @@ impl Engine {
                     }
                     return match answer.value {
                         Left::Held | Left::Queued => Ok(()),
-                        Left::None { forced } => self.judge_absence(hold, forced, doubt).map_err(lost),
+                        Left::None { forced } => self.judge_absence(hold, ticket, forced, doubt).map_err(lost),
                     };
                 }
                 Err(failure) => failure,
@@ -314,22 +239,28 @@ impl Engine {
 
     /// The server does not know a hold that was to be released. If an earlier copy of the release went unanswered, that
     /// copy has most likely done it, and the hold was ours as long as the local clock vouches for it.
-    fn judge_absence(&self, hold: &Hold, forced: Option<FencingToken>, doubt: bool) -> Result<(), LossReason> {
-        match loss_reason(hold.token(), forced) {
+    fn judge_absence(
+        &self,
+        hold: &Hold,
+        ticket: Ticket,
+        forced: Option<FencingToken>,
+        doubt: bool,
+    ) -> Result<(), LossReason> {
+        match loss_reason(ticket.token, forced) {
             LossReason::Gone if doubt && self.clock.now() < hold.deadline() => Ok(()),
             reason => Err(reason),
         }
     }
 
     /// A guard was dropped.
-    pub(crate) fn release_in_background(&self, hold: &Arc<Hold>) {
-        match hold.part(self.clock.now()) {
-            Parting::Shared | Parting::Lost(_) => {}
-            Parting::Last => self.see_off(hold),
+    fn release_in_background(&self, hold: &Arc<Hold>, ticket: Ticket) {
+        match self.part(hold, ticket, self.clock.now()) {
+            Parting::Shared | Parting::Passed(_) | Parting::Lost(_) => {}
+            Parting::Last | Parting::LastLate(_) => self.see_off(hold),
         }
     }
 
-    fn see_off(&self, hold: &Arc<Hold>) {
+    pub(crate) fn see_off(&self, hold: &Arc<Hold>) {
         self.renewals.forget(hold);
         if Handle::try_current().is_ok() {
             self.keep_running();
@@ -350,7 +281,7 @@ impl Engine {
         let seen = seen.holders.iter().map(|holder| &holder.id);
         let over: HashSet<&str> = seen.chain(&ended).map(String::as_str).collect();
         // Holds of this manager need not wait for their next renewal, nor do local waiters.
-        for hold in self.table.holders(key) {
+        for hold in self.table.holds(key) {
             if over.contains(hold.id().as_str()) {
                 hold.lose(LossReason::Forced);
                 self.table.ended(&hold);
@@ -397,7 +328,7 @@ impl Engine {
     }
 
     /// The error to end with after a failed attempt, if it is time to end.
-    fn final_error(&self, key: &Key, failure: Failure, waited: Duration) -> Option<Error> {
+    pub(crate) fn final_error(&self, key: &Key, failure: Failure, waited: Duration) -> Option<Error> {
         let lock = key.shared_name();
         match failure {
             Failure::Refused { refusal, message } => Some(Error::Refused { lock, refusal, message }),
@@ -421,7 +352,7 @@ impl Engine {
         let began = self.clock.now();
         let mut latest = began;
         // From the table, where a hold is from its grant to its end; the agenda lends them to the renewal task.
-        for hold in self.table.all_holders() {
+        for hold in self.table.all_holds() {
             latest = latest.max(hold.deadline());
             if hold.lose(LossReason::Closed) {
                 self.see_off(&hold);
@@ -468,298 +399,14 @@ impl Drop for GoesOn<'_> {
     }
 }
 
-impl<'a> Pursuit<'a> {
-    fn new(engine: &'a Engine, key: Arc<Key>, mode: Mode, terms: Terms, place: Place, began: Moment) -> Self {
-        Self {
-            ask: Ask {
-                id: engine.next_id(),
-                mode,
-                lease: terms.lease.min(terms.max_hold),
-                turns: 1,
-                if_taken: IfTaken::Leave,
-            },
-            engine,
-            key,
-            mode,
-            terms,
-            owner: terms.reentry.owner().unwrap_or_else(OwnerId::current),
-            place: Some(place),
-            trail: Trail::default(),
-            answered: began,
-            sent: began,
-            last_failure: None,
-            first: None,
-            pending: None,
-        }
-    }
-
-    async fn run(&mut self, patience: Patience) -> Result<Option<Arc<Hold>>> {
-        if !self.place.as_ref().is_none_or(Place::has_turn) {
-            Box::pin(self.turn()).await?;
-        }
-        let mut pause = RETRY_FIRST;
-        let mut subscription: Option<Option<Subscription>> = None;
-        loop {
-            // Counted before the look, so that `close` either is seen here or waits for this attempt.
-            self.pending.get_or_insert_with(|| self.engine.departures.pending());
-            self.engine.check_open(&self.key)?;
-            let first = self.first.take();
-            if let Some(first) = &first {
-                first.underway.store(true, Ordering::Release);
-            }
-            let attempt = self.attempt().await;
-            if let Some(first) = first {
-                first.ends();
-            }
-            match attempt {
-                Ok(Acquired::Granted(Granted { token, remaining, .. })) => {
-                    if let Some(hold) = self.granted(token, remaining) {
-                        return Ok(Some(hold));
-                    }
-                    let source: Source = Arc::new(TooLate);
-                    self.unanswered(Failure::NotDone { source: Some(source) }).await?;
-                }
-                Ok(Acquired::Contended { .. } | Acquired::Queued { .. }) if patience == Patience::AskOnce => {
-                    return Ok(None);
-                }
-                Ok(Acquired::Contended { retry_in } | Acquired::Queued { retry_in }) => {
-                    match &mut subscription {
-                        Some(subscription) => self.pause(&mut pause, retry_in, subscription.as_mut()).await,
-                        // Asks again at once: a release between the answer and the subscription woke nobody.
-                        None => subscription = Some(self.engine.scheme.subscribe(&self.key, &self.engine.manager_id)),
-                    }
-                }
-                // The answer brought the server's time along: the next one has a better limit.
-                Ok(Acquired::Late) => tokio::time::sleep(SILENCE_PAUSE).await,
-                Err(failure) => self.unanswered(failure).await?,
-            }
-        }
-    }
-
-    /// Waits in this process for the turn. Ends early when the server is silent to those before.
-    async fn turn(&mut self) -> Result<()> {
-        let mut next_look = self.engine.clock.now().after(SELF_WAIT_WARNING);
-        let Some(place) = &mut self.place else {
-            return Ok(());
-        };
-        let mut warned = false;
-        loop {
-            tokio::select! {
-                biased;
-                () = place.turn() => {
-                    self.answered = self.engine.clock.now();
-                    return Ok(());
-                }
-                () = self.engine.clock.sleep_until(next_look) => {}
-            }
-            let now = self.engine.clock.now();
-            let silent_since = self.engine.table.silent_since(&self.key).map(|since| since.max(self.answered));
-            if let Some(since) = silent_since
-                && now.since(since) >= self.engine.options.unreachable_after
-            {
-                let (lock, waited) = (self.key.shared_name(), now.since(since));
-                return Err(Error::Unreachable { lock, waited, source: None });
-            }
-            if !warned && self.engine.table.held_by(&self.key, self.owner).is_some() {
-                warned = true;
-                warn_of_self(self.key.name(), self.terms.reentry);
-            }
-            next_look = now.after(Duration::from_secs(1));
-        }
-    }
-
-    async fn attempt(&mut self) -> Result<Acquired, Failure> {
-        let engine = self.engine;
-        // If this future dies at the next await, a copy is under way.
-        self.trail.in_flight = true;
-        let attempt = engine.scheme.acquire(&self.key, &self.ask).await;
-        self.trail.in_flight = false;
-        let now = engine.clock.now();
-        self.trail.stray_until = self.trail.stray_until.filter(|until| *until > now);
-        match attempt {
-            Ok(answer) => {
-                self.trail.granted = matches!(answer.value, Acquired::Granted(_));
-                self.sent = answer.sent;
-                // A grant that is over when it comes is as good as silence.
-                if !self.trail.granted || self.is_worth_having(&answer, now) {
-                    self.answered = now;
-                }
-                self.last_failure = None;
-                // A grant becomes a hold, which says the same.
-                if let Some(place) = &self.place
-                    && !self.trail.granted
-                {
-                    place.silent_since(None);
-                }
-                if !self.trail.granted && self.trail.stray_until.is_none() {
-                    self.pending = None;
-                }
-                Ok(answer.value)
-            }
-            Err(failure) => {
-                match &failure {
-                    Failure::Unknown { stray_until, .. } => {
-                        self.trail.stray_until = self.trail.stray_until.max(Some(*stray_until));
-                    }
-                    // A script can be refused half way, where a right is missing for one of its commands.
-                    Failure::Refused { .. } => self.trail.granted = true,
-                    Failure::NotDone { .. } => {}
-                }
-                Err(failure)
-            }
-        }
-    }
-
-    fn is_worth_having(&self, answer: &Answered<Acquired>, now: Moment) -> bool {
-        let Acquired::Granted(Granted { remaining, .. }) = answer.value else {
-            return false;
-        };
-        let valid = lease::valid_until(answer.sent, remaining, self.engine.options.clock_margin);
-        valid > now
-    }
-
-    /// Makes the grant a hold, if there is enough left of it.
-    fn granted(&mut self, token: FencingToken, remaining: Duration) -> Option<Arc<Hold>> {
-        let engine = self.engine;
-        let grant = Grant { sent: self.sent, remaining };
-        let terms = hold::Terms {
-            key: Arc::clone(&self.key),
-            id: self.ask.id.clone(),
-            mode: self.mode,
-            owner: self.owner,
-            lease: self.terms.lease,
-            ends: self.sent.after(self.terms.max_hold),
-        };
-        let hold = Hold::new(terms, token, grant, self.trail.stray_until, engine.clock, engine.options.clock_margin);
-        if !matches!(hold.next(engine.clock.now()), Next::At(_)) {
-            // The answer was too long on its way. The old id is given back, and a new one asks again.
-            if let Some(place) = &self.place {
-                place.silent_since(None);
-            }
-            self.take_back();
-            self.ask.id = engine.next_id();
-            return None;
-        }
-        self.trail = Trail::default();
-        let hold = Arc::new(hold);
-        if let Some(place) = self.place.take() {
-            place.granted(&hold);
-        }
-        // The table has it: `close` finds it there.
-        self.pending = None;
-        engine.renewals.watch(&hold, self.answered);
-        tracing::debug!(lock = self.key.name(), mode = %self.mode, token = token.as_u64(), "granted");
-        Some(hold)
-    }
-
-    async fn unanswered(&mut self, failure: Failure) -> Result<()> {
-        let now = self.engine.clock.now();
-        if let Some(place) = &self.place {
-            place.silent_since(Some(self.answered));
-        }
-        if let Failure::Unknown { source, .. } | Failure::NotDone { source } = &failure {
-            self.last_failure = Some(source.clone().unwrap_or_else(|| Arc::new(Silence)));
-        }
-        tracing::debug!(lock = self.key.name(), ?failure, "an attempt was not answered");
-        match self.engine.final_error(&self.key, failure, now.since(self.answered)) {
-            Some(error) => Err(error),
-            None => {
-                tokio::time::sleep(SILENCE_PAUSE).await;
-                Ok(())
-            }
-        }
-    }
-
-    async fn pause(&self, pause: &mut Duration, retry_in: Duration, subscription: Option<&mut Subscription>) {
-        let longest = match subscription {
-            Some(_) => RETRY_LONGEST_WOKEN,
-            None => RETRY_LONGEST,
-        };
-        let jittered = pause.mul_f64(0.5 + fastrand::f64());
-        *pause = (*pause * 2).min(longest);
-        // A little after the deadline that may free it, or the attempt would come just too early.
-        let nap = jittered.min(retry_in + Duration::from_millis(1));
-        match subscription {
-            Some(subscription) => {
-                // The sender is gone only with the store: then the nap is all there is.
-                let woken = async {
-                    if subscription.notices.recv().await.is_none() {
-                        std::future::pending::<()>().await;
-                    }
-                };
-                tokio::select! {
-                    () = woken => {}
-                    () = tokio::time::sleep(nap) => {}
-                }
-            }
-            None => tokio::time::sleep(nap).await,
-        }
-    }
-
-    /// Takes back what this acquisition may have left on the server.
-    fn take_back(&mut self) {
-        let trail = std::mem::take(&mut self.trail);
-        let now = self.engine.clock.now();
-        let mut stray_until = trail.stray_until;
-        if trail.in_flight {
-            let options = &self.engine.options;
-            let limit = lease::stray_span(options.response_timeout, options.clock_margin);
-            stray_until = stray_until.max(Some(now.after(limit)));
-        }
-        if stray_until.is_none() && !trail.granted {
-            return;
-        }
-        let covers = lease::surely_over(self.ask.lease, self.engine.options.clock_margin);
-        let departure = Departure {
-            key: Arc::clone(&self.key),
-            id: self.ask.id.clone(),
-            server_until: stray_until.unwrap_or(now).max(now).after(covers),
-            stray_until,
-        };
-        self.engine.departures.in_background(departure, None);
-    }
-}
-
-impl Drop for Pursuit<'_> {
-    fn drop(&mut self) {
-        self.take_back();
-    }
-}
-
 /// Timers and sockets are a runtime's; without one they panic.
-fn in_runtime() -> Result<()> {
+pub(crate) fn in_runtime() -> Result<()> {
     let missing = |_| Error::InvalidOption {
         option: "runtime",
         reason: "this must be awaited within a tokio runtime; plain threads use `redis_rwlock::blocking`".to_owned(),
     };
     Handle::try_current().map(drop).map_err(missing)
 }
-
-/// An acquisition waits for a guard of its own owner. With the opt-in, that guard came while it was in the queue already.
-fn warn_of_self(lock: &str, reentry: Reentry) {
-    if reentry == Reentry::Off {
-        tracing::warn!(
-            lock,
-            "this task waits for a lock that it holds itself; nested acquisitions must opt in with `.reentrant()`"
-        );
-    } else {
-        tracing::warn!(
-            lock,
-            "this owner waits for a lock that it holds itself: it asked twice at the same time, and an acquisition nests only \
-             in a guard that is there when it is first polled; await one before the other"
-        );
-    }
-}
-
-/// The round trip took longer than the grant was worth.
-#[derive(Debug, thiserror::Error)]
-#[error("the answer came when its lease was over")]
-struct TooLate;
-
-/// Nothing came back.
-#[derive(Debug, thiserror::Error)]
-#[error("no answer within the response timeout")]
-struct Silence;
 
 /// 128 random bits in hexadecimal.
 fn random_id() -> String {
@@ -769,23 +416,4 @@ fn random_id() -> String {
         fastrand::fill(&mut bytes);
     }
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::hold::HoldState;
-    use crate::options::Overrides;
-    use crate::scheme::memory::{Memory, Store};
-
-    #[tokio::test]
-    async fn close_finds_holds_that_the_renewal_task_has_in_hand() {
-        let engine = Arc::new(Engine::new(Arc::new(Memory::new(Arc::new(Store::new()))), Options::default()));
-        let key = engine.key("cfg").expect("valid");
-        let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
-        let hold = engine.acquire(key, Mode::Write, terms, Patience::Wait).await.expect("answered").expect("granted");
-        engine.renewals.forget(&hold); // as the task takes what is due from its agenda
-        engine.close().await.expect("closed");
-        assert_eq!(hold.state(), HoldState::Lost(LossReason::Closed));
-    }
 }

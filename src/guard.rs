@@ -1,17 +1,17 @@
 //! What a caller has while it holds a lock.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::Engine;
-use crate::error::{LossReason, Result};
-use crate::hold::{Ended, Hold, HoldState};
+use crate::engine::Held;
+use crate::error::{Error, LossReason, Result};
+use crate::hold::{Ended, HoldState, Watch};
 use crate::lease::FencingToken;
 use crate::scheme::Mode;
+use crate::turn::{self, NotTurned};
 
 mod sealed {
-    use super::Held;
+    use crate::engine::Held;
     use crate::scheme::Mode;
 
     pub trait Sealed {
@@ -27,48 +27,6 @@ pub(crate) use sealed::Sealed;
 
 /// A guard of either side: [`ReadGuard`] or [`WriteGuard`].
 pub trait Guard: Sealed + fmt::Debug + Send + Sync + 'static {}
-
-/// One guard's share in a hold; dropped, it hands the release to the background.
-pub(crate) struct Held {
-    engine: Arc<Engine>,
-    /// Taken when the guard lets go.
-    hold: Option<Arc<Hold>>,
-}
-
-impl Held {
-    pub(crate) fn new(engine: Arc<Engine>, hold: Arc<Hold>) -> Self {
-        Self { engine, hold: Some(hold) }
-    }
-
-    fn hold(&self) -> &Arc<Hold> {
-        // Only `release` takes it, and consumes the guard.
-        self.hold.as_ref().expect("a guard that is used has its hold")
-    }
-
-    pub(crate) async fn release(mut self) -> Result<()> {
-        match self.hold.take() {
-            Some(hold) => {
-                let engine = Arc::clone(&self.engine);
-                engine.release(&hold).await
-            }
-            None => Ok(()),
-        }
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if let Some(hold) = self.hold.take() {
-            self.engine.release_in_background(&hold);
-        }
-    }
-}
-
-impl fmt::Debug for Held {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.hold.fmt(f)
-    }
-}
 
 macro_rules! guard {
     ($(#[$doc:meta])* $name:ident, $mode:expr) => {
@@ -108,20 +66,20 @@ macro_rules! guard {
             /// The number to hand to the resource behind the lock, so that it can reject late comers.
             #[must_use]
             pub fn fencing_token(&self) -> FencingToken {
-                self.0.hold().token()
+                self.0.ticket().token
             }
 
             /// How long the hold may be trusted if the server is not heard from again: the local deadline, which comes
             /// before the server's by the clock margin and more. Zero once it is lost.
             #[must_use]
             pub fn remaining(&self) -> Duration {
-                self.0.hold().remaining()
+                self.0.hold().remaining(self.0.ticket())
             }
 
             /// How the hold stands by the local clock; asks nobody.
             #[must_use]
             pub fn state(&self) -> HoldState {
-                self.0.hold().state()
+                self.0.hold().state_of(self.0.ticket())
             }
 
             /// Waits until the hold cannot be trusted any more, and tells why. Never returns on release.
@@ -150,18 +108,12 @@ macro_rules! guard {
             /// # }
             /// ```
             pub fn lost(&self) -> impl Future<Output = LossReason> + Send + Sync + use<'_> {
-                let hold = self.0.hold();
-                async move {
-                    match hold.ended().await {
-                        Ended::Lost(reason) => reason,
-                        Ended::Released => std::future::pending().await,
-                    }
-                }
+                self.0.hold().lost(self.0.ticket())
             }
 
             /// A view of the hold for worker tasks: it can be cloned and sent, and keeps nothing locked.
             pub fn watch(&self) -> HoldWatch {
-                HoldWatch { hold: Arc::clone(self.0.hold()) }
+                HoldWatch { watch: self.0.hold().watch(self.0.ticket()) }
             }
 
             /// Gives the lock back and returns when the server knows.
@@ -202,6 +154,125 @@ guard! {
     WriteGuard, Mode::Write
 }
 
+impl WriteGuard {
+    /// Gives up the exclusive hold for a shared one, in one step: no writer is let in between. Readers that wait, here or
+    /// elsewhere, enter with it. The read guard has a token of its own, greater than this one's.
+    ///
+    /// Nested in another guard of its owner it only counts, and nothing is sent.
+    ///
+    /// # Errors
+    ///
+    /// A [`DowngradeError`] with the guard in it. It is still the exclusive hold, unless the error is
+    /// [`Error::Lost`](crate::Error::Lost): the hold had ended before, or whether the server did it was not to be learned
+    /// in time, and neither hold is to be relied on.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped once it was polled, it gives up both holds, in the background; nothing stays longer than one lease.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use redis_rwlock::{MemoryManager, RwLockManager};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new();
+    /// let writing = manager.write("cfg").await?;
+    /// // … change it, then go on reading what was written …
+    /// let reading = writing.downgrade().await?;
+    /// assert!(manager.peer().try_read("cfg").await?.is_some());
+    /// reading.release().await
+    /// # }
+    /// ```
+    pub async fn downgrade(self) -> Result<ReadGuard, DowngradeError> {
+        match turn::downgrade(self.0).await {
+            Ok(held) => Ok(ReadGuard(held)),
+            Err(NotTurned { held, error }) => Err(DowngradeError { guard: Self(held), error }),
+        }
+    }
+}
+
+impl ReadGuard {
+    /// Makes the shared hold the exclusive one, in one step, if nobody else reads and no writer waits, here or elsewhere.
+    /// Asks once. The write guard has a token of its own, greater than this one's.
+    ///
+    /// Two readers that waited for each other would wait for ever, so nobody waits: with
+    /// [`UpgradeConflict`](crate::Error::UpgradeConflict), release the guard and take the lock anew to write. What was read
+    /// may have changed by then.
+    ///
+    /// # Errors
+    ///
+    /// A [`TryUpgradeError`] with the guard in it, which still reads, unless the error is
+    /// [`Error::Lost`](crate::Error::Lost), as with [`downgrade`](WriteGuard::downgrade).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`downgrade`](WriteGuard::downgrade).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use redis_rwlock::{MemoryManager, RwLockManager};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new();
+    /// let reading = manager.read("cfg").await?;
+    /// match reading.try_upgrade().await {
+    ///     Ok(writing) => writing.release().await,
+    ///     Err(refused) => refused.into_guard().release().await,
+    /// }
+    /// # }
+    /// ```
+    pub async fn try_upgrade(self) -> Result<WriteGuard, TryUpgradeError> {
+        match turn::upgrade(self.0).await {
+            Ok(held) => Ok(WriteGuard(held)),
+            Err(NotTurned { held, error }) => Err(TryUpgradeError { guard: Self(held), error }),
+        }
+    }
+}
+
+macro_rules! turn_error {
+    ($(#[$doc:meta])* $name:ident, $guard:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, thiserror::Error)]
+        #[error("{error}")]
+        pub struct $name {
+            guard: $guard,
+            #[source]
+            error: Error,
+        }
+
+        impl $name {
+            /// What went wrong.
+            #[must_use]
+            pub fn error(&self) -> &Error {
+                &self.error
+            }
+
+            /// The guard as it was. Dropped with this error, it is released.
+            pub fn into_guard(self) -> $guard {
+                self.guard
+            }
+        }
+
+        impl From<$name> for Error {
+            /// Drops the guard, which releases it.
+            fn from(error: $name) -> Self {
+                error.error
+            }
+        }
+    };
+}
+
+turn_error! {
+    /// Why [`WriteGuard::downgrade`] failed, and the guard.
+    DowngradeError, WriteGuard
+}
+turn_error! {
+    /// Why [`ReadGuard::try_upgrade`] failed, and the guard.
+    TryUpgradeError, ReadGuard
+}
+
 /// Watches a hold without taking part in it.
 ///
 /// # Examples
@@ -221,27 +292,27 @@ guard! {
 /// ```
 #[derive(Clone)]
 pub struct HoldWatch {
-    hold: Arc<Hold>,
+    watch: Watch,
 }
 
 impl HoldWatch {
     /// The lock's name, as it was asked for.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.hold.key().name()
+        self.watch.hold().key().name()
     }
 
     /// The number to hand to the resource behind the lock.
     #[must_use]
     pub fn token(&self) -> FencingToken {
-        self.hold.token()
+        self.watch.token
     }
 
     /// How the hold stands by the local clock. A hold that was released stays [`HoldState::Held`]; see
     /// [`ended`](HoldWatch::ended).
     #[must_use]
     pub fn state(&self) -> HoldState {
-        self.hold.state()
+        self.watch.state()
     }
 
     /// Waits until the hold is over, one way or the other.
@@ -250,12 +321,12 @@ impl HoldWatch {
     ///
     /// Safe: dropping the future changes nothing, and an end that came meanwhile is told at the next call.
     pub async fn ended(&self) -> Ended {
-        self.hold.ended().await
+        self.watch.ended().await
     }
 }
 
 impl fmt::Debug for HoldWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("HoldWatch").field(&self.hold).finish()
+        f.debug_tuple("HoldWatch").field(&self.watch).finish()
     }
 }

@@ -21,7 +21,7 @@ impl Moment {
     /// Later than any moment that is reached.
     pub(crate) const NEVER: Self = Self(u64::MAX);
 
-    pub(crate) fn from_nanos(nanos: u64) -> Self {
+    pub(crate) const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
@@ -144,6 +144,11 @@ impl FencingToken {
 
     pub(crate) fn as_u64(self) -> u64 {
         self.0
+    }
+
+    /// The token of a later turn of the same grant, which reserved it.
+    pub(crate) fn plus(self, turn: u64) -> Self {
+        Self(self.0 + turn)
     }
 }
 

@@ -25,8 +25,10 @@
 //!
 //! # Policy
 //!
-//! Waiting has no limit unless [`Acquire::wait_timeout`] sets one. Within a process waiters are served first come, first
-//! served; between processes whoever asks first after a release.
+//! Waiting has no limit unless [`Acquire::wait_timeout`] sets one. Between processes [`ClusterManager`] and
+//! [`MemoryManager`] are phase-fair: a waiting writer stops new readers, when it leaves all waiting readers enter together,
+//! and writers are served first come, first served. A process counts as one: its readers share one hold, its writers hand
+//! theirs on, for a bounded time. With [`SingleNodeManager`] whoever asks first after a release is next.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -44,17 +46,20 @@ mod key;
 mod lease;
 mod manager;
 mod options;
+mod pursuit;
+mod quest;
 mod reentry;
 mod renewal;
 mod scheme;
 mod table;
 mod topology;
 mod transport;
+mod turn;
 mod view;
 
 pub use acquire::{Acquire, Acquiring};
 pub use error::{Error, LossReason, Refusal, Result, Source};
-pub use guard::{Guard, HoldWatch, ReadGuard, WriteGuard};
+pub use guard::{DowngradeError, Guard, HoldWatch, ReadGuard, TryUpgradeError, WriteGuard};
 pub use hold::{Ended, HoldState};
 pub use lease::{FencingToken, InvalidToken};
 pub use manager::{Build, Builder, ClusterManager, MemoryManager, RwLockManager, SingleNodeManager};
@@ -62,4 +67,4 @@ pub use options::PublishedLimits;
 pub use reentry::{OwnerId, Reentry};
 pub use scheme::{BoxFuture, Mode};
 pub use topology::{Tls, Topology};
-pub use view::{HolderView, LockView};
+pub use view::{HolderView, LockView, WaiterView};

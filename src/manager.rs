@@ -504,6 +504,24 @@ impl<M: Build> Builder<M> {
         self
     }
 
+    /// For how long further readers of this process join a read hold without a word to the server, counted from when it
+    /// was asked last. Defaults to 50 ms; zero asks for each one.
+    ///
+    /// Longer saves requests; a writer that waits elsewhere waits so much longer, and for the readers that were let in.
+    pub fn share_window(mut self, share_window: Duration) -> Self {
+        self.options.share_window = share_window;
+        self
+    }
+
+    /// How many writers of this process may have a write hold one after the other before others get their turn: 1 to 64,
+    /// which is the default, and for 5 ms at most. Not used by [`SingleNodeManager`].
+    ///
+    /// More saves requests under contention; waiters elsewhere wait so much longer.
+    pub fn hand_over_budget(mut self, turns: u64) -> Self {
+        self.options.hand_over_budget = turns;
+        self
+    }
+
     /// Builds the manager without I/O; it connects at first use.
     ///
     /// The manager needs a tokio runtime whenever it is used: what is awaited outside of one is

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::key;
 use crate::lease;
 use crate::reentry::Reentry;
+use crate::scheme::TURNS_MOST;
 
 /// The longest label in bytes.
 const LABEL_MAX_BYTES: usize = 64;
@@ -59,6 +60,8 @@ pub(crate) struct Options {
     pub(crate) key_prefix: String,
     pub(crate) label: String,
     pub(crate) published_limits: PublishedLimits,
+    pub(crate) share_window: Duration,
+    pub(crate) hand_over_budget: u64,
 }
 
 impl Default for Options {
@@ -74,6 +77,8 @@ impl Default for Options {
             key_prefix: "rwlock".to_owned(),
             label: default_label(),
             published_limits: PublishedLimits::default(),
+            share_window: Duration::from_millis(50),
+            hand_over_budget: TURNS_MOST,
         }
     }
 }
@@ -86,6 +91,7 @@ impl Options {
         check_label(&self.label)?;
         key::check_prefix(&self.key_prefix)?;
         check_published_limits(self.published_limits)?;
+        check_hand_over_budget(self.hand_over_budget)?;
         at_least("response_timeout", self.response_timeout, Duration::from_millis(10))?;
         at_most("response_timeout", self.response_timeout, RESPONSE_TIMEOUT_MAX)?;
         at_least("unreachable_after", self.unreachable_after, Duration::from_millis(10))
@@ -157,6 +163,13 @@ fn check_published_limits(limits: PublishedLimits) -> Result<()> {
         return Ok(());
     }
     invalid("published_limits", format!("a foreign stamp is kept for {PUBLISHED_LIMIT_MAX:?} at most"))
+}
+
+fn check_hand_over_budget(turns: u64) -> Result<()> {
+    if (1..=TURNS_MOST).contains(&turns) {
+        return Ok(());
+    }
+    invalid("hand_over_budget", format!("it must be 1 to {TURNS_MOST}, as many tokens as one grant reserves"))
 }
 
 /// A label is part of every id on the server, so it holds neither blanks nor what a terminal would act on.

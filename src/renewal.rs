@@ -72,9 +72,15 @@ impl Agenda {
     }
 }
 
+/// A hold that is to be renewed, and the lease to ask for.
+struct Due {
+    hold: Arc<Hold>,
+    lease: Duration,
+}
+
 /// The answers to one chunk.
 struct Answers {
-    holds: Vec<Arc<Hold>>,
+    chunk: Vec<Due>,
     attempts: Vec<Attempt<Renewed>>,
 }
 
@@ -118,6 +124,14 @@ impl Renewals {
         }
     }
 
+    /// What is due for a hold has changed.
+    pub(crate) fn look_again(&self, hold: &Arc<Hold>, now: Moment) {
+        // Not there: it is over, or the task has it in hand and looks itself.
+        if self.agenda.lock().remove(hold).is_some() {
+            self.watch(hold, now);
+        }
+    }
+
     pub(crate) fn forget(&self, hold: &Hold) {
         self.agenda.lock().remove(hold);
     }
@@ -132,8 +146,8 @@ impl Renewals {
     pub(crate) async fn run(self: Arc<Self>) {
         let mut underway: FuturesUnordered<BoxFuture<'static, Answers>> = FuturesUnordered::new();
         while !self.stopped.load(Ordering::Acquire) {
-            for (route, holds) in self.take_due() {
-                underway.push(Arc::clone(&self).send(route, holds));
+            for (route, chunk) in self.take_due() {
+                underway.push(Arc::clone(&self).send(route, chunk));
             }
             let alarm = self.set_alarm();
             tokio::select! {
@@ -153,9 +167,9 @@ impl Renewals {
     }
 
     /// Takes what is due from the agenda, at most one chunk for each route.
-    fn take_due(&self) -> HashMap<Route, Vec<Arc<Hold>>> {
+    fn take_due(&self) -> HashMap<Route, Vec<Due>> {
         let now = self.clock.now();
-        let mut chunks: HashMap<Route, Vec<Arc<Hold>>> = HashMap::new();
+        let mut chunks: HashMap<Route, Vec<Due>> = HashMap::new();
         let due = self.pop_due(now);
         let chunk_most = chunk_most(due.len());
         for hold in due {
@@ -170,10 +184,13 @@ impl Renewals {
             let chunk = chunks.entry(self.scheme.route(hold.key())).or_default();
             if chunk.len() == chunk_most {
                 self.schedule(&hold, now.after(CHUNK_GAP));
-            } else if hold.begin_renewal(now, now.after(COMPANY)) {
-                chunk.push(hold);
+            } else if let Some(lease) = hold.begin_renewal(now, now.after(COMPANY)) {
+                chunk.push(Due { hold, lease });
             } else {
-                self.schedule(&hold, at);
+                match hold.next(now) {
+                    Next::Lost(reason) => self.bury(&hold, reason),
+                    Next::At(_) | Next::Released => self.schedule(&hold, at),
+                }
             }
         }
         chunks.retain(|_, chunk| !chunk.is_empty());
@@ -194,22 +211,21 @@ impl Renewals {
     }
 
     /// Sends one chunk. Its holds go back on the agenda first, each at its deadline, which no answer is waited beyond.
-    fn send(self: Arc<Self>, route: Route, holds: Vec<Arc<Hold>>) -> BoxFuture<'static, Answers> {
-        let now = self.clock.now();
-        let mut batch = Vec::with_capacity(holds.len());
-        for hold in &holds {
+    fn send(self: Arc<Self>, route: Route, chunk: Vec<Due>) -> BoxFuture<'static, Answers> {
+        let mut batch = Vec::with_capacity(chunk.len());
+        for Due { hold, lease } in &chunk {
             self.schedule(hold, hold.deadline());
-            batch.push(Renewal { key: Arc::clone(hold.key()), id: hold.id().clone(), lease: hold.lease_at(now) });
+            batch.push(Renewal { key: Arc::clone(hold.key()), id: hold.id().clone(), lease: *lease });
         }
         Box::pin(async move {
             let attempts = self.scheme.renew(&route, &batch).await;
-            Answers { holds, attempts }
+            Answers { chunk, attempts }
         })
     }
 
     fn take_answers(&self, answers: Answers) {
         let now = self.clock.now();
-        for (hold, attempt) in answers.holds.iter().zip(answers.attempts) {
+        for (Due { hold, lease }, attempt) in answers.chunk.iter().zip(answers.attempts) {
             // Released meanwhile: nobody looks after it any more.
             if self.agenda.lock().remove(hold).is_none() {
                 continue;
@@ -217,8 +233,7 @@ impl Renewals {
             match attempt {
                 Ok(answer) => match answer.value {
                     Renewed::Renewed { remaining } => {
-                        let sent = answer.sent;
-                        hold.renewed(Grant { sent, remaining }, now);
+                        hold.renewed(Grant { sent: answer.sent, remaining, asked: *lease }, now);
                     }
                     Renewed::Lost { forced } => {
                         hold.lose(loss_reason(hold.token(), forced));

@@ -245,8 +245,9 @@ pub(crate) struct Route(pub(crate) Arc<str>);
 pub(crate) enum Notice {
     /// Something may have changed: whoever waits does well to ask.
     AskAgain,
-    /// This acquisition was granted while it waited. The answer counts from an earlier one of the same node, its anchor.
-    Granted { id: Arc<str>, answer: Answered<Granted> },
+    /// This acquisition was granted while it waited, `at` the server's time. The answer counts from an earlier one of the
+    /// same node, its anchor.
+    Granted { id: Arc<str>, at: ServerTime, answer: Answered<Granted> },
 }
 
 /// Notices for one waiter of a lock, as long as it is kept. One that comes while nobody looks is not forgotten.

@@ -13,10 +13,13 @@ use crate::scheme::{Acquisition, Answered, Mode, View};
 pub struct LockView {
     /// The lock's name.
     pub name: String,
-    /// The last token that was granted, if the server remembers one.
+    /// The last token that was granted or reserved, if the server remembers one: a writer's process reserves a few, one for
+    /// each turn among its tasks.
     pub last_token: Option<FencingToken>,
-    /// Who holds the lock, writers first.
+    /// Who holds the lock, writers first. A process counts as one, however many of its tasks share the hold.
     pub holders: Vec<HolderView>,
+    /// Who waits in the server's queue, in the order in which they came. A process counts as one for each side.
+    pub waiters: Vec<WaiterView>,
 }
 
 /// One holder of a lock.
@@ -32,6 +35,19 @@ pub struct HolderView {
     pub age: Duration,
     /// How long the server will keep the hold if it hears nothing more.
     pub remaining: Duration,
+}
+
+/// One waiter of a lock.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct WaiterView {
+    /// The label of the waiter's manager.
+    pub label: String,
+    /// The side it waits for.
+    pub mode: Mode,
+    /// How long it has waited, by the server's clock.
+    pub waiting: Duration,
 }
 
 impl LockView {
@@ -52,9 +68,15 @@ impl LockView {
         });
         let foreign_write = foreign(Mode::Write, view.foreign_write_ms, limits.write, now_ms);
         let foreign_read = foreign(Mode::Read, view.foreign_read_ms, limits.read, now_ms);
+        let waiters = view.waiters.into_iter().map(|waiter| WaiterView {
+            label: Acquisition::label_of(&waiter.id).to_owned(),
+            mode: waiter.mode,
+            waiting: Duration::from_millis(now_ms.saturating_sub(waiter.since_ms)),
+        });
         Self {
             name: name.to_owned(),
             last_token: view.token,
+            waiters: waiters.collect(),
             holders: foreign_write.into_iter().chain(ours).chain(foreign_read).collect(),
         }
     }

@@ -413,7 +413,7 @@ impl Lock {
     fn publish(&mut self, sent: Moment, server: ServerTime) {
         for News { id, granted } in self.record.take_news() {
             let answer = Answered { sent, server, value: granted };
-            let notice = Notice::Granted { id: id.shared(), answer };
+            let notice = Notice::Granted { id: id.shared(), at: server, answer };
             self.subscribers.retain(|subscriber| subscriber.send(notice.clone()).is_ok());
         }
     }

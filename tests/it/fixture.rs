@@ -202,7 +202,11 @@ impl Fixture {
     /// Waits until nobody holds the lock, and shows that it can be taken.
     pub(crate) async fn becomes_free(&self, name: &str) {
         let other = self.manager().await;
-        until("the lock is free", async || other.inspect(name).await.expect("inspected").is_free()).await;
+        until("the lock is free", async || {
+            let view = other.inspect(name).await.expect("inspected");
+            view.is_free() && view.waiters.is_empty()
+        })
+        .await;
         let guard = other.try_write(name).await.expect("answered").expect("a free lock can be taken");
         guard.release().await.expect("released");
     }

