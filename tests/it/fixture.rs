@@ -49,6 +49,8 @@ impl Default for Settings {
             unreachable_after: Duration::from_secs(5),
             reentry: Reentry::Off,
             label: "case".to_owned(),
+            share_window: Duration::from_millis(50),
+            hand_over_budget: 64,
             published_limits: PublishedLimits::default(),
         }
     }
@@ -72,6 +74,8 @@ impl Settings {
             .unreachable_after(self.unreachable_after)
             .reentry(self.reentry)
             .label(self.label)
+            .share_window(self.share_window)
+            .hand_over_budget(self.hand_over_budget)
             .published_limits(self.published_limits);
         match self.wait_timeout {
             Some(wait_timeout) => builder.wait_timeout(wait_timeout),
@@ -414,6 +418,24 @@ macro_rules! on_every_fixture {
 macro_rules! hash_on_every_server {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
+            $crate::fixture::on_one!($case, hash_on_redis_7_0, HashNode, Redis70, shared);
+            $crate::fixture::on_one!($case, hash_on_valkey_9_1, HashNode, Valkey91, shared);
+            $crate::fixture::on_one!($case, hash_on_redis_7_0_cluster, HashCluster, Redis70, shared);
+            $crate::fixture::on_one!($case, hash_on_valkey_9_1_cluster, HashCluster, Valkey91, shared);
+        }
+    )+};
+}
+
+/// Each case where waiters queue on the server: on memory and on the hash scheme.
+macro_rules! on_every_queue {
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn memory() {
+                let fixture = $crate::fixture::Fixture::memory();
+                $crate::wait::bounded(super::$case(&fixture)).await;
+            }
+
             $crate::fixture::on_one!($case, hash_on_redis_7_0, HashNode, Redis70, shared);
             $crate::fixture::on_one!($case, hash_on_valkey_9_1, HashNode, Valkey91, shared);
             $crate::fixture::on_one!($case, hash_on_redis_7_0_cluster, HashCluster, Redis70, shared);
