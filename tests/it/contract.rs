@@ -4,5 +4,8 @@ mod exclusion;
 mod guards;
 mod lease;
 mod operate;
+mod queue;
 mod reentry;
+mod sharing;
 mod tokens;
+mod turns;

@@ -35,6 +35,8 @@ pub(crate) struct Settings {
     pub(crate) reentry: Reentry,
     pub(crate) label: String,
     pub(crate) published_limits: PublishedLimits,
+    pub(crate) share_window: Duration,
+    pub(crate) hand_over_budget: u64,
 }
 
 impl Default for Settings {
@@ -472,6 +474,6 @@ macro_rules! alone_on_every_server {
 }
 
 pub(crate) use {
-    alone_on_every_server, hash_on_every_server, on_every_fixture, on_every_server, on_one, on_six,
+    alone_on_every_server, hash_on_every_server, on_every_fixture, on_every_queue, on_every_server, on_one, on_six,
     proxied_on_every_server,
 };

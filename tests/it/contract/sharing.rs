@@ -1,0 +1,182 @@
+//! A process has one hold, its guards are many.
+
+use std::time::Duration;
+
+use redis_rwlock::{HoldState, LossReason};
+
+use crate::fixture::{Fixture, RENEWED, SHORT, Settings, on_every_fixture, on_every_queue};
+use crate::wait::{soon, stays_pending, until};
+
+on_every_fixture![
+    readers_of_a_process_are_one_holder,
+    hold_outlives_the_guard_that_took_it,
+    guards_end_at_their_own_time,
+    longest_lease_of_the_guards_counts,
+    loss_reaches_all_guards,
+    forgotten_guard_does_not_cut_its_neighbours,
+    waiting_writer_here_stops_readers_here,
+];
+
+on_every_queue![
+    writers_of_a_process_have_one_hold_and_a_token_each,
+    handed_over_writer_is_renewed,
+    writer_that_is_handed_the_lock_and_dropped_passes_it_on,
+    reader_beside_a_waiting_writer_elsewhere_does_not_join,
+];
+
+async fn readers_of_a_process_are_one_holder(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let mut guards = Vec::new();
+    for _ in 0..50 {
+        guards.push(manager.read(&name).await.expect("granted"));
+    }
+    assert_eq!(f.view(&name).await.holders.len(), 1);
+    let last = guards.pop().expect("fifty");
+    for guard in guards {
+        guard.release().await.expect("ours to the end");
+    }
+    assert_eq!(f.view(&name).await.holders.len(), 1, "one guard is left");
+    last.release().await.expect("ours to the end");
+    assert!(f.view(&name).await.is_free(), "the server knows when the last release returns");
+}
+
+async fn hold_outlives_the_guard_that_took_it(f: &Fixture) {
+    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let first = manager.read(&name).await.expect("granted");
+    let second = manager.read(&name).await.expect("joined");
+    first.release().await.expect("ours to the end");
+    tokio::time::sleep(RENEWED * 3 / 2).await;
+    assert_eq!(second.state(), HoldState::Held);
+    assert!(f.manager().await.try_write(&name).await.expect("answered").is_none());
+    second.release().await.expect("ours to the end");
+    f.becomes_free(&name).await;
+}
+
+async fn guards_end_at_their_own_time(f: &Fixture) {
+    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let long = manager.read(&name).await.expect("granted");
+    let short = manager.read(&name).max_hold(SHORT).await.expect("joined");
+    assert!(short.remaining() <= SHORT);
+    assert_eq!(soon("its end", short.lost()).await, LossReason::MaxHold);
+    assert_eq!((long.state(), short.state()), (HoldState::Held, HoldState::Lost(LossReason::MaxHold)));
+    short.release().await.expect_err("it is over");
+    tokio::time::sleep(RENEWED).await;
+    long.release().await.expect("ours to the end");
+    f.becomes_free(&name).await;
+}
+
+async fn longest_lease_of_the_guards_counts(f: &Fixture) {
+    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let short = manager.read(&name).await.expect("granted");
+    let long = manager.read(&name).lease(Duration::from_secs(60)).await.expect("joined");
+    let view = f.view(&name).await;
+    let longest = view.holders.iter().map(|holder| holder.remaining).max().expect("held");
+    assert!(longest > Duration::from_secs(50), "{longest:?}");
+    assert!(long.remaining() > Duration::from_secs(20), "{:?}", long.remaining());
+    short.release().await.expect("ours to the end");
+    long.release().await.expect("ours to the end");
+    f.becomes_free(&name).await;
+}
+
+async fn loss_reaches_all_guards(f: &Fixture) {
+    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let guards = [0; 3].map(|_| manager.read(&name).into_future());
+    let guards = futures_util::future::join_all(guards).await;
+    f.manager().await.force_release(&name).await.expect("forced");
+    for guard in guards {
+        let guard = guard.expect("granted");
+        assert_eq!(soon("the loss", guard.lost()).await, LossReason::Forced);
+        guard.release().await.expect_err("it was lost");
+    }
+}
+
+async fn forgotten_guard_does_not_cut_its_neighbours(f: &Fixture) {
+    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let kept = manager.read(&name).await.expect("granted");
+    std::mem::forget(manager.read(&name).max_hold(SHORT).await.expect("joined"));
+    tokio::time::sleep(RENEWED * 3 / 2).await;
+    assert_eq!(kept.state(), HoldState::Held);
+    kept.release().await.expect("ours to the end");
+    // What is forgotten is over by itself, and then the hold is.
+    f.becomes_free(&name).await;
+}
+
+async fn waiting_writer_here_stops_readers_here(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let reading = manager.read(&name).await.expect("granted");
+    let mut writer = manager.write(&name).into_future();
+    stays_pending("the write", &mut writer).await;
+    assert!(manager.try_read(&name).await.expect("answered").is_none());
+    reading.release().await.expect("ours to the end");
+    soon("the writer's grant", writer).await.expect("granted").release().await.expect("ours to the end");
+}
+
+async fn writers_of_a_process_have_one_hold_and_a_token_each(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let first = manager.write(&name).await.expect("granted");
+    let mut waiting = [0; 4].map(|_| manager.write(&name).into_future());
+    for waiter in &mut waiting {
+        stays_pending("the write", waiter).await;
+    }
+    let since = |view: &redis_rwlock::LockView| view.holders[0].age;
+    let mut tokens = vec![first.fencing_token()];
+    let before = f.view(&name).await;
+    // Long beyond the time of a turn: the hold goes back to the server and is asked for again.
+    first.release().await.expect("ours to the end");
+    for waiter in waiting {
+        let guard = soon("the next turn", waiter).await.expect("granted");
+        tokens.push(guard.fencing_token());
+        guard.release().await.expect("ours to the end");
+    }
+    assert!(tokens.is_sorted_by(|earlier, later| earlier < later), "{tokens:?}");
+    assert!(since(&before) > Duration::ZERO || before.holders.len() == 1);
+    f.becomes_free(&name).await;
+}
+
+async fn handed_over_writer_is_renewed(f: &Fixture) {
+    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let (one, other) = (manager.write(&name).into_future(), manager.write(&name).into_future());
+    let first = tokio::spawn(async move { one.await.expect("granted").release().await });
+    let second = tokio::spawn(async move {
+        let guard = other.await.expect("granted");
+        tokio::time::sleep(RENEWED * 3 / 2).await;
+        guard.state()
+    });
+    soon("the first", first).await.expect("no panic").expect("ours to the end");
+    assert_eq!(soon("the second", second).await.expect("no panic"), HoldState::Held);
+    f.becomes_free(&name).await;
+}
+
+async fn writer_that_is_handed_the_lock_and_dropped_passes_it_on(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    for _ in 0..20 {
+        let first = manager.write(&name).await.expect("granted");
+        let mut second = manager.write(&name).into_future();
+        crate::wait::start(&mut second);
+        let mut third = manager.write(&name).into_future();
+        crate::wait::start(&mut third);
+        // At once, so that it is handed on within this process where there are turns.
+        drop(first);
+        drop(second);
+        soon("the third", third).await.expect("granted").release().await.expect("ours to the end");
+    }
+    f.becomes_free(&name).await;
+}
+
+async fn reader_beside_a_waiting_writer_elsewhere_does_not_join(f: &Fixture) {
+    let window = Settings { share_window: Duration::ZERO, ..Settings::default() };
+    let (here, there, name) = (f.manager_with(window).await, f.manager().await, f.name());
+    let reading = here.read(&name).await.expect("granted");
+    let joined = here.read(&name).await.expect("nobody waits: it is asked and joins");
+    let writer = tokio::spawn(there.write(&name).into_future());
+    until("the writer waits", async || f.view(&name).await.waiters.len() == 1).await;
+    let mut late = here.read(&name).into_future();
+    stays_pending("the read", &mut late).await;
+    reading.release().await.expect("ours to the end");
+    stays_pending("the read", &mut late).await;
+    joined.release().await.expect("ours to the end");
+    let writing = soon("the writer", writer).await.expect("no panic").expect("granted");
+    stays_pending("the read", &mut late).await;
+    writing.release().await.expect("ours to the end");
+    soon("the reader", late).await.expect("granted").release().await.expect("ours to the end");
+}

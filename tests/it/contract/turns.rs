@@ -1,0 +1,185 @@
+//! From write to read and back in one step.
+
+use std::time::Duration;
+
+use redis_rwlock::{Ended, Error, HoldState, LossReason, Mode};
+
+use crate::fixture::{Fixture, RENEWED, SHORT, Settings, on_every_fixture, on_every_queue};
+use crate::wait::{soon, stays_pending, until};
+
+on_every_fixture![
+    downgraded_guard_reads_on_and_lets_readers_in,
+    upgraded_guard_is_alone,
+    upgrade_beside_a_reader_is_a_conflict_and_reads_on,
+    upgrade_is_refused_while_a_writer_waits_here,
+    turned_holds_are_renewed,
+    watch_of_a_turned_guard_says_released,
+    turn_of_a_lost_guard_is_an_error_with_the_guard,
+    nested_guards_only_count_when_they_turn,
+    turn_dropped_at_any_poll_leaves_nothing,
+];
+
+on_every_queue![
+    downgrade_lets_waiting_readers_in_before_waiting_writers,
+    upgrade_is_refused_while_a_writer_waits_elsewhere
+];
+
+async fn downgraded_guard_reads_on_and_lets_readers_in(f: &Fixture) {
+    let (here, there, name) = (f.manager().await, f.manager().await, f.name());
+    let writing = here.write(&name).await.expect("granted");
+    let token = writing.fencing_token();
+    let reading = writing.downgrade().await.expect("downgraded");
+    assert!(reading.fencing_token() > token);
+    assert_eq!(reading.state(), HoldState::Held);
+    assert!(there.try_write(&name).await.expect("answered").is_none());
+    let beside = there.try_read(&name).await.expect("answered").expect("readers share");
+    assert_eq!(f.view(&name).await.holders.iter().filter(|holder| holder.mode == Mode::Read).count(), 2);
+    reading.release().await.expect("ours to the end");
+    beside.release().await.expect("ours to the end");
+    f.becomes_free(&name).await;
+}
+
+async fn upgraded_guard_is_alone(f: &Fixture) {
+    let (here, there, name) = (f.manager().await, f.manager().await, f.name());
+    let reading = here.read(&name).await.expect("granted");
+    let token = reading.fencing_token();
+    let writing = reading.try_upgrade().await.expect("the only reader");
+    assert!(writing.fencing_token() > token);
+    for manager in [&here, &there] {
+        assert!(manager.try_read(&name).await.expect("answered").is_none());
+        assert!(manager.try_write(&name).await.expect("answered").is_none());
+    }
+    writing.release().await.expect("ours to the end");
+    f.becomes_free(&name).await;
+}
+
+async fn upgrade_beside_a_reader_is_a_conflict_and_reads_on(f: &Fixture) {
+    let (here, there, name) = (f.manager().await, f.manager().await, f.name());
+    for other in [&here, &there] {
+        let reading = here.read(&name).await.expect("granted");
+        let beside = other.read(&name).await.expect("granted");
+        let refused = reading.try_upgrade().await.expect_err("another reads");
+        assert!(matches!(refused.error(), Error::UpgradeConflict { lock, .. } if **lock == *name), "{refused:?}");
+        let reading = refused.into_guard();
+        assert_eq!(reading.state(), HoldState::Held);
+        assert!(there.try_write(&name).await.expect("answered").is_none());
+        beside.release().await.expect("ours to the end");
+        let writing = reading.try_upgrade().await.expect("the only reader now");
+        writing.release().await.expect("ours to the end");
+    }
+    f.becomes_free(&name).await;
+}
+
+async fn upgrade_is_refused_while_a_writer_waits_here(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let reading = manager.read(&name).await.expect("granted");
+    let mut waiting = manager.write(&name).into_future();
+    stays_pending("the write", &mut waiting).await;
+    let refused = reading.try_upgrade().await.expect_err("a writer waits");
+    assert!(matches!(refused.error(), Error::UpgradeConflict { .. }), "{refused:?}");
+    refused.into_guard().release().await.expect("ours to the end");
+    soon("the writer's grant", waiting).await.expect("granted").release().await.expect("ours to the end");
+}
+
+async fn upgrade_is_refused_while_a_writer_waits_elsewhere(f: &Fixture) {
+    let (here, there, name) = (f.manager().await, f.manager().await, f.name());
+    let reading = here.read(&name).await.expect("granted");
+    let waiting = tokio::spawn(there.write(&name).into_future());
+    until("the writer waits", async || f.view(&name).await.waiters.len() == 1).await;
+    let refused = reading.try_upgrade().await.expect_err("a writer waits");
+    assert!(matches!(refused.error(), Error::UpgradeConflict { .. }), "{refused:?}");
+    refused.into_guard().release().await.expect("ours to the end");
+    soon("the writer's grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
+}
+
+async fn downgrade_lets_waiting_readers_in_before_waiting_writers(f: &Fixture) {
+    let (a, b, c, name) = (f.manager().await, f.manager().await, f.manager().await, f.name());
+    let writing = a.write(&name).await.expect("granted");
+    let mut writer = b.write(&name).into_future();
+    stays_pending("the write", &mut writer).await;
+    let reader = tokio::spawn(c.read(&name).into_future());
+    let here = tokio::spawn(a.read(&name).into_future());
+    until("all wait", async || f.view(&name).await.waiters.len() == 3).await;
+    let reading = writing.downgrade().await.expect("downgraded");
+    let beside = soon("the other reader", reader).await.expect("no panic").expect("granted");
+    let here = soon("the reader here", here).await.expect("no panic").expect("granted");
+    assert_eq!(beside.fencing_token(), reading.fencing_token(), "one phase");
+    stays_pending("the write", &mut writer).await;
+    for guard in [reading, beside, here] {
+        guard.release().await.expect("ours to the end");
+    }
+    soon("the writer", writer).await.expect("granted").release().await.expect("ours to the end");
+}
+
+async fn turned_holds_are_renewed(f: &Fixture) {
+    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let reading = manager.write(&name).await.expect("granted").downgrade().await.expect("downgraded");
+    tokio::time::sleep(RENEWED * 5 / 4).await;
+    assert_eq!(reading.state(), HoldState::Held);
+    let writing = reading.try_upgrade().await.expect("the only reader");
+    tokio::time::sleep(RENEWED * 5 / 4).await;
+    assert_eq!(writing.state(), HoldState::Held);
+    writing.release().await.expect("ours to the end");
+}
+
+async fn watch_of_a_turned_guard_says_released(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let writing = manager.write(&name).await.expect("granted");
+    let watch = writing.watch();
+    let reading = writing.downgrade().await.expect("downgraded");
+    assert_eq!(soon("the end", watch.ended()).await, Ended::Released);
+    reading.release().await.expect("ours to the end");
+}
+
+async fn turn_of_a_lost_guard_is_an_error_with_the_guard(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let writing = manager.write(&name).max_hold(SHORT).await.expect("granted");
+    assert_eq!(soon("the loss", writing.lost()).await, LossReason::MaxHold);
+    let error = writing.downgrade().await.expect_err("it is over");
+    assert!(matches!(error.error(), Error::Lost { reason: LossReason::MaxHold, .. }), "{error:?}");
+    drop(error.into_guard());
+    f.becomes_free(&name).await;
+    let reading = manager.read(&name).await.expect("granted");
+    f.manager().await.force_release(&name).await.expect("forced");
+    let error = reading.try_upgrade().await.expect_err("it is over");
+    assert!(matches!(error.error(), Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+    drop(error);
+    f.becomes_free(&name).await;
+}
+
+async fn nested_guards_only_count_when_they_turn(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let outer = manager.write(&name).reentrant().await.expect("granted");
+    let inner = manager.write(&name).reentrant().await.expect("nested");
+    let inner = inner.downgrade().await.expect("it only counts");
+    assert!(f.manager().await.try_read(&name).await.expect("answered").is_none(), "the outer one still writes");
+    let inner = inner.try_upgrade().await.expect("nested in a write");
+    outer.release().await.expect("not the last");
+    inner.release().await.expect("ours to the end");
+    f.becomes_free(&name).await;
+}
+
+/// A lease beyond all bounds: what goes away has been given back.
+async fn turn_dropped_at_any_poll_leaves_nothing(f: &Fixture) {
+    use crate::wait::{Dropped, Polled};
+    let (manager, name) = (f.manager_with(Settings::lease(Duration::from_secs(300))).await, f.name());
+    for dropped in Dropped::EITHER {
+        for mode in [Mode::Write, Mode::Read] {
+            let mut polls = 0;
+            loop {
+                let ended = if mode == Mode::Write {
+                    let guard = manager.write(&name).await.expect("granted");
+                    soon("the poll", Polled::then(polls, dropped, Box::pin(guard.downgrade()))).await.is_some()
+                } else {
+                    let guard = manager.read(&name).await.expect("granted");
+                    soon("the poll", Polled::then(polls, dropped, Box::pin(guard.try_upgrade()))).await.is_some()
+                };
+                f.becomes_free(&name).await;
+                polls += 1;
+                if ended {
+                    break;
+                }
+            }
+        }
+    }
+}
