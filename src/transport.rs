@@ -13,6 +13,7 @@ use crate::scheme::{Answered, BoxFuture, Failure, Notice, Route, Subscription};
 use crate::topology::Topology;
 
 mod address;
+mod directory;
 mod fault;
 mod fleet;
 mod node;
@@ -125,8 +126,13 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn route(&self, slot: u16) -> Route;
     /// Succeeds when a server answers that we can work with.
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>>;
-    /// What is published on a channel of `slot`, read by `read`.
+    /// What is published on a channel of `slot`, read by `read`, which is the same for all who subscribe to it. The first
+    /// notice is [`Notice::AskAgain`], as soon as it is certain that none will be missed; another whenever some may have been.
     fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
+    /// The same, if it is certain already that none will be missed: then no [`Notice::AskAgain`] comes first. Never waits.
+    fn subscribed(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
+    /// Whether any channel is subscribed: if not, there is no need to put the name of one together.
+    fn is_subscribing(&self) -> bool;
     fn clock(&self) -> Clock;
 }
 

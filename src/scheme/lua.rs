@@ -161,8 +161,11 @@ impl Scheme for LuaScheme {
         self.transport.subscribe(key.slot(), &self.channel(key)?, |_, _| Notice::AskAgain)
     }
 
-    fn subscribed(&self, _: &Key, _: &str) -> Option<Subscription> {
-        None
+    fn subscribed(&self, key: &Key, _: &str) -> Option<Subscription> {
+        if !self.transport.is_subscribing() {
+            return None;
+        }
+        self.transport.subscribed(key.slot(), &self.channel(key)?, |_, _| Notice::AskAgain)
     }
 
     fn clock(&self) -> Clock {

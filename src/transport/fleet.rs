@@ -23,7 +23,6 @@ use crate::options::Options;
 use crate::transport::address::{address_of, check_members, first, with_host};
 use crate::transport::fault::{Answer, Fault};
 use crate::transport::node::{DialFault, Limits, Node, Role, not_sent};
-use crate::transport::push::Push;
 use crate::transport::sentinels::Sentinels;
 use crate::transport::slots::SlotMap;
 
@@ -58,15 +57,14 @@ pub(super) enum Doubt {
 enum Guide {
     /// Any member of the cluster: these to begin with.
     Members(Vec<String>),
-    /// The Sentinels. Subscriptions follow the primary that they name.
-    Sentinels { sentinels: Sentinels, push: Push },
+    Sentinels(Sentinels),
 }
 
 impl std::fmt::Debug for Fleet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.guide {
             Guide::Members(seeds) => f.debug_tuple("Cluster").field(seeds).finish(),
-            Guide::Sentinels { sentinels, .. } => sentinels.fmt(f),
+            Guide::Sentinels(sentinels) => sentinels.fmt(f),
         }
     }
 }
@@ -86,9 +84,7 @@ impl Fleet {
     ) -> Result<Self> {
         let sentinels = Sentinels::new(primary, infos.clone(), options.response_timeout);
         let template = first(infos)?;
-        let push = Push::new(template.clone(), options.response_timeout);
-        let guide = Guide::Sentinels { sentinels, push };
-        Ok(Self::new(guide, template, Limits::new(options, Role::Standalone), clock))
+        Ok(Self::new(Guide::Sentinels(sentinels), template, Limits::new(options, Role::Standalone), clock))
     }
 
     fn new(guide: Guide, template: ConnectionInfo, limits: Limits, clock: Clock) -> Self {
@@ -102,13 +98,6 @@ impl Fleet {
             suspects: Mutex::default(),
             looking: AtomicBool::new(false),
             refresh_lock: tokio::sync::Mutex::new(None),
-        }
-    }
-
-    pub(super) fn push(&self) -> Option<&Push> {
-        match &self.guide {
-            Guide::Members(_) => None,
-            Guide::Sentinels { push, .. } => Some(push),
         }
     }
 
@@ -134,6 +123,16 @@ impl Fleet {
     /// The address of a slot's owner, as far as is known.
     pub(super) fn owner_address(&self, slot: u16) -> Option<String> {
         self.map.borrow().owner(slot).map(str::to_owned)
+    }
+
+    /// Whether no other node is known to own the slot.
+    pub(super) fn leaves(&self, slot: u16, to: &Node) -> bool {
+        self.map.borrow().owner(slot).is_none_or(|owner| owner == to.address())
+    }
+
+    /// Tells when the map was asked for again, and may have changed.
+    pub(super) fn changes(&self) -> watch::Receiver<SlotMap> {
+        self.map.subscribe()
     }
 
     pub(super) async fn owner(&self, slot: u16) -> Result<Arc<Node>, Fault> {
@@ -186,7 +185,7 @@ impl Fleet {
     }
 
     /// Asks the guide until no owner is suspect. One task does.
-    fn look_in_background(self: &Arc<Self>) {
+    pub(super) fn look_in_background(self: &Arc<Self>) {
         if self.looking.swap(true, Ordering::SeqCst) {
             return;
         }
@@ -278,13 +277,7 @@ impl Fleet {
     async fn ask_guide(&self) -> Result<(), Fault> {
         let map = match &self.guide {
             Guide::Members(seeds) => self.ask_members(seeds).await?,
-            Guide::Sentinels { sentinels, push } => {
-                let address = sentinels.primary().await?;
-                if let Some(address) = self.address_like_ours(&address) {
-                    push.follow(address);
-                }
-                SlotMap::whole(&address)
-            }
+            Guide::Sentinels(sentinels) => SlotMap::whole(&sentinels.primary().await?),
         };
         self.forget_others(&map);
         self.map.send_replace(map);
@@ -308,7 +301,7 @@ impl Fleet {
     pub(super) async fn ready(&self) -> Result<(), Fault> {
         self.refresh().await?;
         match (&self.guide, self.owner_address(0)) {
-            (Guide::Sentinels { .. }, Some(address)) => self.node(&address)?.ready().await,
+            (Guide::Sentinels(_), Some(address)) => self.node(&address)?.ready().await,
             _ => Ok(()),
         }
     }

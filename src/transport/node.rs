@@ -6,6 +6,7 @@
 use std::fmt;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use deadpool_redis::{Manager, Pool, PoolError, Runtime};
@@ -64,16 +65,21 @@ pub(super) enum Admission {
 
 pub(super) struct Node {
     address: Arc<str>,
+    info: ConnectionInfo,
     pool: Pool,
     limits: Limits,
     clock: Clock,
     live: Mutex<Option<Arc<Live>>>,
+    /// How many connections there have been.
+    dialed: AtomicU64,
     dialing: tokio::sync::Mutex<()>,
     last_dial: Mutex<Option<FailedDial>>,
 }
 
 /// A connection, and what is known of its server's clock.
 struct Live {
+    /// No other connection to this node has the same.
+    number: u64,
     connection: MultiplexedConnection,
     anchor: Mutex<Anchor>,
 }
@@ -104,8 +110,8 @@ impl Node {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE_BUFFER);
         let tcp = info.tcp_settings().clone().set_nodelay(true);
-        let manager =
-            Manager::new_with_config(info.set_tcp_settings(tcp), config).map_err(|error| invalid_url(&error))?;
+        let info = info.set_tcp_settings(tcp);
+        let manager = Manager::new_with_config(info.clone(), config).map_err(|error| invalid_url(&error))?;
         let pool = Pool::builder(manager)
             .max_size(POOL_SIZE)
             .runtime(Runtime::Tokio1)
@@ -116,10 +122,12 @@ impl Node {
             .map_err(|error| Error::InvalidOption { option: "topology", reason: error.to_string() })?;
         Ok(Self {
             address: address.into(),
+            info,
             pool,
             limits,
             clock,
             live: Mutex::new(None),
+            dialed: AtomicU64::new(0),
             dialing: tokio::sync::Mutex::new(()),
             last_dial: Mutex::new(None),
         })
@@ -127,6 +135,17 @@ impl Node {
 
     pub(super) fn address(&self) -> &str {
         &self.address
+    }
+
+    /// How to connect to it.
+    pub(super) fn connection_info(&self) -> ConnectionInfo {
+        self.info.clone()
+    }
+
+    /// The number of the shared connection, and what is known by it of the server's clock; `None` without one.
+    pub(super) fn anchor(&self) -> Option<(u64, Anchor)> {
+        let live = self.live.lock();
+        live.as_ref().map(|live| (live.number, *live.anchor.lock()))
     }
 
     pub(super) fn route(&self) -> Route {
@@ -151,6 +170,7 @@ impl Node {
         let live = self.live().await?;
         let pooled = self.pool.get().await.map_err(of_pool)?;
         let apart = Arc::new(Live {
+            number: live.number,
             connection: MultiplexedConnection::clone(&pooled),
             anchor: Mutex::new(*live.anchor.lock()),
         });
@@ -354,7 +374,8 @@ impl Node {
         check_server(hello, self.limits.role).map_err(not_sent)?;
         let time = fault::reply(time).map_err(not_sent)?;
         let server = parse_time(&time).ok_or_else(|| not_sent(unreadable("TIME")))?;
-        Ok(Arc::new(Live { connection, anchor: Mutex::new(Anchor { sent, server }) }))
+        let number = self.dialed.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(Live { number, connection, anchor: Mutex::new(Anchor { sent, server }) }))
     }
 }
 

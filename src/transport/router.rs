@@ -19,10 +19,11 @@ use crate::options::Options;
 use crate::scheme::{Answered, BoxFuture, Failure, Route, Subscription};
 use crate::topology::{Kind, Topology};
 use crate::transport::address::{address_of, parse_all, parse_one};
+use crate::transport::directory::Directory;
 use crate::transport::fault::{Answer, Fault};
 use crate::transport::fleet::{Doubt, Fleet};
 use crate::transport::node::{Admission, Limits, Node, Role};
-use crate::transport::push::Push;
+use crate::transport::push::{Pace, Push};
 use crate::transport::slots::complete;
 use crate::transport::{Call, ReadNotice, Transport};
 
@@ -31,24 +32,15 @@ const AGAIN_PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Router {
     directory: Directory,
+    push: Push,
     clock: Clock,
     limits: Limits,
-}
-
-/// Who owns what.
-enum Directory {
-    /// One node owns everything.
-    Single {
-        node: Arc<Node>,
-        push: Push,
-    },
-    Many(Arc<Fleet>),
 }
 
 impl fmt::Debug for Router {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.directory {
-            Directory::Single { node, .. } => f.debug_tuple("Router").field(node).finish(),
+            Directory::Single { node } => f.debug_tuple("Router").field(node).finish(),
             Directory::Many(fleet) => f.debug_tuple("Router").field(fleet).finish(),
         }
     }
@@ -62,9 +54,8 @@ impl Router {
             Kind::Node(url) => {
                 let info = parse_one(url, tls)?;
                 let limits = Limits::new(options, Role::Standalone);
-                let node = Node::new(address_of(info.addr()), info.clone(), limits, clock)?;
-                let push = Push::new(info, options.response_timeout);
-                Directory::Single { node: Arc::new(node), push }
+                let node = Node::new(address_of(info.addr()), info, limits, clock)?;
+                Directory::Single { node: Arc::new(node) }
             }
             Kind::Cluster(urls) => {
                 let infos = parse_all(urls, tls)?;
@@ -75,7 +66,8 @@ impl Router {
                 Directory::Many(Arc::new(Fleet::behind_sentinels(primary, infos, options, clock)?))
             }
         };
-        Ok(Self { directory, clock, limits: Limits::new(options, Role::Standalone) })
+        let push = Push::new(directory.clone(), clock, Pace::new(options.response_timeout));
+        Ok(Self { directory, push, clock, limits: Limits::new(options, Role::Standalone) })
     }
 
     /// Carries a call to the owner of its slot, wherever that goes.
@@ -196,7 +188,7 @@ impl Router {
 
     async fn owner(&self, slot: u16) -> Result<Arc<Node>, Fault> {
         match &self.directory {
-            Directory::Single { node, .. } => Ok(Arc::clone(node)),
+            Directory::Single { node } => Ok(Arc::clone(node)),
             Directory::Many(fleet) => fleet.owner(slot).await,
         }
     }
@@ -277,7 +269,7 @@ impl Transport for Router {
 
     fn route(&self, slot: u16) -> Route {
         match &self.directory {
-            Directory::Single { node, .. } => node.route(),
+            Directory::Single { node } => node.route(),
             Directory::Many(fleet) => Route(fleet.owner_address(slot).unwrap_or_default().into()),
         }
     }
@@ -285,17 +277,22 @@ impl Transport for Router {
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
         Box::pin(async move {
             match &self.directory {
-                Directory::Single { node, .. } => node.ready().await.map_err(Fault::into_failure),
+                Directory::Single { node } => node.ready().await.map_err(Fault::into_failure),
                 Directory::Many(fleet) => fleet.ready().await.map_err(Fault::into_failure),
             }
         })
     }
 
-    fn subscribe(&self, _: u16, channel: &str, read: ReadNotice) -> Option<Subscription> {
-        match &self.directory {
-            Directory::Single { push, .. } => Some(push.subscribe(channel, read)),
-            Directory::Many(fleet) => fleet.push().map(|push| push.subscribe(channel, read)),
-        }
+    fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription> {
+        Some(self.push.subscribe(slot, channel, read))
+    }
+
+    fn subscribed(&self, _: u16, channel: &str, _: ReadNotice) -> Option<Subscription> {
+        self.push.subscribed(channel)
+    }
+
+    fn is_subscribing(&self) -> bool {
+        self.push.is_in_use()
     }
 
     fn clock(&self) -> Clock {

@@ -1,0 +1,323 @@
+//! The connection to one node that is home to channels: its task keeps what the server has subscribed equal to what is
+//! wanted there.
+//!
+//! Commands go out in batches, one channel each, one batch at a time. That a channel is subscribed is told by pushes, so
+//! replies matter for refusals alone, which name no channel: they are told apart by their place in the batch. The library
+//! takes an unsolicited `sunsubscribe` for a reply too. When anything in a batch is not the reply to its own command, the
+//! connection is replaced.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, Pipeline, ProtocolVersion, PushInfo, PushKind, RedisError, Value};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::{Origin, Shared, text};
+use crate::transport::fault::{self, Fault};
+use crate::transport::node::Node;
+use crate::transport::slots::complete;
+
+/// Commands of one batch.
+const BATCH_MOST: usize = 128;
+/// First and longest pause before a connection is tried again that failed at once. One that was of use is replaced at once.
+const REDIAL_FIRST: Duration = Duration::from_millis(50);
+const REDIAL_LONGEST: Duration = Duration::from_secs(1);
+/// First and longest pause before a channel is asked for again of which nobody knows where it belongs.
+const AGAIN_FIRST: Duration = Duration::from_millis(10);
+const AGAIN_LONGEST: Duration = Duration::from_millis(500);
+/// The same when the server will not have it: that changes when an operator changes it.
+const REFUSED_FIRST: Duration = Duration::from_millis(500);
+const REFUSED_LONGEST: Duration = Duration::from_secs(5);
+
+/// The task of a link. Its channels have no home when it ends, also when its runtime drops it.
+pub(super) struct Running {
+    shared: Arc<Shared>,
+    link: u64,
+    node: Arc<Node>,
+    wake: Arc<Notify>,
+}
+
+/// Why a connection was given up.
+#[derive(Debug, thiserror::Error)]
+enum Lost {
+    #[error("it was closed")]
+    Closed,
+    #[error("a reply is not one to its command")]
+    Surprise,
+    #[error("nobody needs it")]
+    Unused,
+    #[error(transparent)]
+    Silent(#[from] RedisError),
+    #[error("no answer in time")]
+    NoAnswer,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verb {
+    Subscribe,
+    Unsubscribe,
+}
+
+/// Why a channel is looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Look {
+    New,
+    Again,
+}
+
+/// Commands that are sent together.
+struct Batch {
+    commands: Vec<(Verb, Arc<str>)>,
+    /// The main connection before they are sent.
+    main: Option<u64>,
+}
+
+/// What the task has to do later.
+struct Agenda {
+    refresh_at: Instant,
+    /// Channels to be confirmed once more.
+    again: Vec<Arc<str>>,
+    /// Channels that were refused.
+    refused: BTreeSet<(Instant, Arc<str>)>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut book = self.shared.book.lock();
+        if book.links.remove(&self.link).is_none() {
+            return;
+        }
+        book.unconfirm(self.link);
+        book.channels.values_mut().filter(|channel| channel.home == Some(self.link)).for_each(|it| it.home = None);
+        drop(book);
+        self.shared.strayed.notify_one();
+    }
+}
+
+impl Running {
+    pub(super) fn new(shared: Arc<Shared>, link: u64, node: Arc<Node>, wake: Arc<Notify>) -> Self {
+        Self { shared, link, node, wake }
+    }
+
+    /// Until it is aborted.
+    pub(super) async fn run(self) {
+        let mut pause = Duration::ZERO;
+        loop {
+            let began = Instant::now();
+            let lost = match self.serve().await {
+                Ok(never) => match never {},
+                Err(lost) => lost,
+            };
+            self.shared.unconfirm(self.link);
+            tracing::debug!(node = self.node.address(), reason = %lost, "lost a subscription connection");
+            match lost {
+                Lost::Unused => return,
+                // Waiters notice as well, but these may be few.
+                Lost::Silent(_) | Lost::NoAnswer => self.shared.directory.suspect(&self.node),
+                Lost::Closed | Lost::Surprise => self.shared.directory.look(),
+            }
+            if began.elapsed() >= REDIAL_LONGEST {
+                pause = Duration::ZERO;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).clamp(REDIAL_FIRST, REDIAL_LONGEST);
+        }
+    }
+
+    /// One connection, until it is lost.
+    async fn serve(&self) -> Result<std::convert::Infallible, Lost> {
+        let origin = self.begin()?;
+        let mut connection = self.dial(origin).await?;
+        let refresh = self.shared.pace.refresh;
+        let mut agenda = Agenda { refresh_at: Instant::now() + refresh, again: Vec::new(), refused: BTreeSet::new() };
+        loop {
+            let batch = self.next_batch(&mut agenda)?;
+            if batch.commands.is_empty() {
+                let next = agenda.refused.first().map_or(agenda.refresh_at, |(at, _)| agenda.refresh_at.min(*at));
+                tokio::select! {
+                    () = self.wake.notified() => {}
+                    () = tokio::time::sleep_until(next) => {}
+                }
+                continue;
+            }
+            let replies = self.send(&mut connection, &batch).await?;
+            self.settle(origin, &batch, replies)?;
+        }
+    }
+
+    /// A new connection: nothing is subscribed on it, everything that belongs here is to be.
+    fn begin(&self) -> Result<Origin, Lost> {
+        let book = &mut *self.shared.book.lock();
+        let connection = book.next_number();
+        let link = book.links.get_mut(&self.link).ok_or(Lost::Unused)?;
+        link.connection = connection;
+        link.is_lost = false;
+        link.must_prove = false;
+        link.proven = None;
+        link.subscribed.clear();
+        let ours = book.channels.iter().filter(|(_, channel)| channel.home == Some(self.link));
+        link.todo = ours.map(|(name, _)| Arc::clone(name)).collect();
+        Ok(Origin { link: self.link, connection })
+    }
+
+    async fn dial(&self, origin: Origin) -> Result<MultiplexedConnection, Lost> {
+        let timeout = self.shared.pace.response_timeout;
+        // Weak, since the connection lives within the task.
+        let shared = Arc::downgrade(&self.shared);
+        let take = move |push: PushInfo| {
+            if let Some(shared) = shared.upgrade() {
+                shared.take(origin, &push);
+            }
+            Ok::<_, std::convert::Infallible>(())
+        };
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(timeout))
+            .set_response_timeout(Some(timeout))
+            .set_push_sender(take);
+        let info = self.node.connection_info();
+        let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+        let client = Client::open(info.set_redis_settings(redis))?;
+        let dialed = client.get_multiplexed_async_connection_with_config(&config);
+        Ok(tokio::time::timeout(timeout, dialed).await.map_err(|_| Lost::NoAnswer)??)
+    }
+
+    fn next_batch(&self, agenda: &mut Agenda) -> Result<Batch, Lost> {
+        let main = self.node.anchor().map(|(connection, _)| connection);
+        let now = Instant::now();
+        let book = &mut *self.shared.book.lock();
+        let link = book.links.get_mut(&self.link).ok_or(Lost::Unused)?;
+        if link.is_lost {
+            return Err(Lost::Closed);
+        }
+        if now >= agenda.refresh_at {
+            // A replica takes subscriptions too: after a failover nothing else may tell that this is one now.
+            self.shared.directory.look();
+        }
+        if std::mem::take(&mut link.must_prove) || now >= agenda.refresh_at {
+            agenda.refresh_at = now + self.shared.pace.refresh;
+            agenda.again = link.subscribed.iter().cloned().collect();
+        }
+        while agenda.refused.first().is_some_and(|(at, _)| *at <= now) {
+            link.todo.extend(agenda.refused.pop_first().map(|(_, name)| name));
+        }
+        let mut commands = Vec::new();
+        while commands.len() < BATCH_MOST {
+            let todo = link.todo.pop_front().map(|name| (name, Look::New));
+            let Some((name, look)) = todo.or_else(|| agenda.again.pop().map(|name| (name, Look::Again))) else {
+                break;
+            };
+            match book.channels.get(&name).filter(|channel| channel.home == Some(self.link)) {
+                Some(channel) if channel.not_before.is_some_and(|at| at > now) => {
+                    agenda.refused.insert((channel.not_before.unwrap_or(now), name));
+                }
+                Some(channel) if look == Look::Again || !channel.is_confirmed => commands.push((Verb::Subscribe, name)),
+                None if link.subscribed.contains(&name) => commands.push((Verb::Unsubscribe, name)),
+                Some(_) | None => {}
+            }
+        }
+        Ok(Batch { commands, main })
+    }
+
+    async fn send(&self, connection: &mut MultiplexedConnection, batch: &Batch) -> Result<Vec<Value>, Lost> {
+        let mut pipeline = Pipeline::with_capacity(batch.commands.len());
+        for (verb, channel) in &batch.commands {
+            pipeline.cmd(verb.command()).arg(&**channel);
+        }
+        let replies = connection.send_packed_commands(&pipeline, 0, pipeline.len()).await;
+        replies.map_err(|error| if error.is_timeout() { Lost::Silent(error) } else { Lost::Closed })
+    }
+
+    fn settle(&self, origin: Origin, batch: &Batch, replies: Vec<Value>) -> Result<(), Lost> {
+        if replies.len() != batch.commands.len() {
+            return Err(Lost::Surprise);
+        }
+        let mut refusals = Vec::new();
+        for ((verb, channel), reply) in batch.commands.iter().zip(replies) {
+            match reply {
+                Value::Push { kind, data } if kind == verb.confirmation() && text(data.first()) == Some(channel) => {}
+                Value::ServerError(error) => refusals.push((*verb, channel, error)),
+                _ => return Err(Lost::Surprise),
+            }
+        }
+        if let Some(link) = self.shared.book.lock().current(origin) {
+            link.proven = batch.main;
+        }
+        for (verb, channel, error) in refusals {
+            let details = error.details().unwrap_or_default().to_owned();
+            match (verb, fault::reply(Value::ServerError(error))) {
+                (Verb::Subscribe, Err(fault)) => self.refused(channel, fault, &details)?,
+                // It has gone with its slot.
+                (Verb::Unsubscribe, _) => self.shared.forget_subscribed(origin, channel),
+                (Verb::Subscribe, Ok(_)) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// A channel was refused: it is asked for again where it belongs then, at a bounded pace.
+    fn refused(&self, name: &Arc<str>, fault: Fault, details: &str) -> Result<(), Lost> {
+        let (first, longest) = match fault {
+            Fault::Moved { .. } | Fault::Ask { .. } | Fault::Again(_) => (AGAIN_FIRST, AGAIN_LONGEST),
+            _ => (REFUSED_FIRST, REFUSED_LONGEST),
+        };
+        let is_redirect = matches!(fault, Fault::Moved { .. });
+        let mut book = self.shared.book.lock();
+        let Some(channel) = book.channels.get_mut(name).filter(|channel| channel.home == Some(self.link)) else {
+            return Ok(());
+        };
+        let slot = channel.slot;
+        if is_redirect && details.split(' ').next() != Some(&slot.to_string()) {
+            // The answer to an earlier command, in whose stead something unsolicited came.
+            return Err(Lost::Surprise);
+        }
+        // The first redirect is followed at once. Two nodes that name each other are not.
+        let doublings = if is_redirect { channel.refusals.checked_sub(1) } else { Some(channel.refusals) };
+        let pause = doublings.map(|doublings| first.saturating_mul(1 << doublings.min(16)).min(longest));
+        channel.refusals = channel.refusals.saturating_add(1);
+        channel.not_before = pause.map(|pause| Instant::now() + pause);
+        drop(book);
+        match fault {
+            Fault::Moved { address } => self.shared.directory.moved(slot, &complete(&address, self.node.address())),
+            Fault::Ask { .. } | Fault::Again(_) => self.shared.directory.look(),
+            fault => tracing::debug!(node = self.node.address(), channel = &**name, ?fault, "refused to subscribe"),
+        }
+        let mut book = self.shared.book.lock();
+        self.shared.place(&mut book, name);
+        let is_still_ours = book.channels.get(name).is_some_and(|channel| channel.home == Some(self.link));
+        if let Some(link) = book.links.get_mut(&self.link).filter(|_| is_still_ours) {
+            link.look_at(name);
+        }
+        Ok(())
+    }
+}
+
+impl Verb {
+    fn command(self) -> &'static str {
+        match self {
+            Self::Subscribe => "SSUBSCRIBE",
+            Self::Unsubscribe => "SUNSUBSCRIBE",
+        }
+    }
+
+    fn confirmation(self) -> PushKind {
+        match self {
+            Self::Subscribe => PushKind::SSubscribe,
+            Self::Unsubscribe => PushKind::SUnsubscribe,
+        }
+    }
+}
+
+impl Shared {
+    fn unconfirm(&self, link: u64) {
+        self.book.lock().unconfirm(link);
+    }
+
+    fn forget_subscribed(&self, from: Origin, channel: &str) {
+        if let Some(link) = self.book.lock().current(from) {
+            link.subscribed.remove(channel);
+        }
+    }
+}

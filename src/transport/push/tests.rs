@@ -1,0 +1,497 @@
+//! Against real servers: what is published arrives, from whom and how judged, whatever happens to nodes and connections.
+
+use cluster_testenv::{Cluster, Matcher, Node as Server, Sentinels, Server as Version, SlotMigration};
+
+use super::*;
+use crate::lease::{FencingToken, Moment, ServerTime};
+use crate::options::Options;
+use crate::scheme::{Answered, Granted};
+use crate::transport::address::{address_of, parse};
+use crate::transport::fleet::Fleet;
+use crate::transport::node::{Limits, Role};
+
+/// Far longer than anything takes that a test waits for.
+const BOUND: Duration = Duration::from_secs(30);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// What is kept for ever unless a test is about it.
+fn pace() -> Pace {
+    Pace { refresh: HOUR, linger: HOUR, anchor_age_most: HOUR, ..Pace::new(Options::default().response_timeout) }
+}
+
+fn single(url: &str) -> (Push, Arc<Node>) {
+    single_at(url, pace())
+}
+
+fn single_at(url: &str, pace: Pace) -> (Push, Arc<Node>) {
+    let info = parse(url).expect("a URL");
+    let limits = Limits::new(&Options::default(), Role::Standalone);
+    let node = Node::new(address_of(info.addr()), info, limits, Clock::System).expect("a node");
+    let node = Arc::new(node);
+    (Push::new(Directory::Single { node: Arc::clone(&node) }, Clock::System, pace), node)
+}
+
+async fn in_cluster(cluster: &Cluster, pace: Pace) -> (Push, Arc<Fleet>) {
+    let options = Options { response_timeout: pace.response_timeout, ..Options::default() };
+    let fleet = Arc::new(Fleet::cluster(&cluster.urls(), &options, Clock::System).expect("a cluster"));
+    assert!(fleet.ready().await.is_ok(), "the cluster answers");
+    (Push::new(Directory::Many(Arc::clone(&fleet)), Clock::System, pace), fleet)
+}
+
+/// A channel whose slot this node owns.
+fn channel_of(cluster: &Cluster, owner: &Server) -> String {
+    let names = (0..).map(|number| format!("{{{number}}}"));
+    let owned = |name: &String| cluster.primary_of_slot(cluster.keyslot(name)).port() == owner.port();
+    names.into_iter().find(owned).expect("a name")
+}
+
+/// Passes on what was published and what it would be judged by.
+fn read(message: &[u8], anchor: Option<Anchor>) -> Notice {
+    let anchor = anchor.unwrap_or(Anchor { sent: Moment::NEVER, server: ServerTime::default() });
+    let token = FencingToken::from_wire(1).expect("small");
+    let value = Granted { token, turns: 1, remaining: Duration::ZERO, writers_waiting: false };
+    let answer = Answered { sent: anchor.sent, server: anchor.server, value };
+    Notice::Granted { id: String::from_utf8_lossy(message).into(), answer }
+}
+
+async fn notice(subscription: &mut Subscription) -> Notice {
+    let notice = tokio::time::timeout(BOUND, subscription.notices.recv()).await;
+    notice.expect("a notice comes in time").expect("the subscription goes on")
+}
+
+async fn told_to_ask(subscription: &mut Subscription) {
+    let notice = notice(subscription).await;
+    assert!(matches!(notice, Notice::AskAgain), "{notice:?}");
+}
+
+/// The next message, which must be this one.
+async fn message(subscription: &mut Subscription, expected: &str) -> Option<Anchor> {
+    loop {
+        if let Notice::Granted { id, answer } = notice(subscription).await {
+            assert_eq!(&*id, expected);
+            let anchor = Anchor { sent: answer.sent, server: answer.server };
+            return (anchor.sent != Moment::NEVER).then_some(anchor);
+        }
+    }
+}
+
+fn assert_silent(subscription: &mut Subscription) {
+    let notice = subscription.notices.try_recv();
+    assert!(notice.is_err(), "{notice:?}");
+}
+
+/// Says how many heard it.
+fn publish(server: &Server, channel: &str, text: &str) -> i64 {
+    let reply = server.command(&["SPUBLISH", channel, text]).expect("it answers");
+    reply.int().unwrap_or_else(|| panic!("{reply:?}"))
+}
+
+fn shard_channels(server: &Server) -> Vec<String> {
+    let reply = server.command(&["PUBSUB", "SHARDCHANNELS"]).expect("it answers");
+    let channels = reply.array().unwrap_or_default().iter().filter_map(|name| Some(name.text()?.into_owned()));
+    let mut channels: Vec<_> = channels.collect();
+    channels.sort();
+    channels
+}
+
+/// The ids of the connections that subscribe.
+fn subscribers(server: &Server) -> Vec<String> {
+    let reply = server.command(&["CLIENT", "LIST", "TYPE", "pubsub"]).expect("it answers");
+    let list = reply.text().expect("a text").into_owned();
+    list.lines().filter_map(|line| Some(line.split(' ').next()?.to_owned())).collect()
+}
+
+async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < BOUND, "{what} did not come true");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn tasks() -> usize {
+    tokio::runtime::Handle::current().metrics().num_alive_tasks()
+}
+
+#[tokio::test]
+async fn channels_are_subscribed_at_the_owners_of_their_slots_and_nowhere_else() {
+    let cluster = Cluster::builder(Version::Redis70).replicas(0).start().expect("the cluster starts");
+    let (push, _fleet) = in_cluster(&cluster, pace()).await;
+    let primaries = cluster.primaries();
+    let channels: Vec<_> = primaries.iter().map(|primary| channel_of(&cluster, primary)).collect();
+    let mut subscriptions = Vec::new();
+    for channel in &channels[..2] {
+        subscriptions.push(push.subscribe(cluster.keyslot(channel), channel, read));
+        told_to_ask(subscriptions.last_mut().expect("just pushed")).await;
+    }
+    for ((primary, channel), subscription) in primaries.iter().zip(&channels).zip(&mut subscriptions) {
+        assert_eq!(shard_channels(primary), [channel.clone()]);
+        assert_eq!(publish(primary, channel, channel), 1);
+        assert!(message(subscription, channel).await.is_some() || primary.port() != 0);
+    }
+    assert_eq!(shard_channels(primaries[2]), [String::new(); 0]);
+    assert_eq!(primaries.iter().map(|primary| subscribers(primary).len()).collect::<Vec<_>>(), [1, 1, 0]);
+}
+
+#[tokio::test]
+async fn a_killed_connection_is_replaced_and_waiters_ask_again() {
+    let cluster = Cluster::builder(Version::Redis70).replicas(0).start().expect("the cluster starts");
+    let (push, _fleet) = in_cluster(&cluster, pace()).await;
+    let owner = cluster.primaries()[0];
+    let channel = channel_of(&cluster, owner);
+    let mut subscription = push.subscribe(cluster.keyslot(&channel), &channel, read);
+    told_to_ask(&mut subscription).await;
+    for round in ["first", "second", "third"] {
+        assert_eq!(cluster.kill_subscribers().expect("it kills"), 1);
+        told_to_ask(&mut subscription).await;
+        assert_eq!(publish(owner, &channel, round), 1);
+        message(&mut subscription, round).await;
+    }
+}
+
+#[tokio::test]
+async fn a_channel_moves_with_its_slot_and_others_stay_on_their_connection() {
+    let cluster = Cluster::builder(Version::Redis70).replicas(0).start().expect("the cluster starts");
+    let (push, _fleet) = in_cluster(&cluster, pace()).await;
+    let (from, to) = (cluster.primaries()[0], cluster.primaries()[1]);
+    let moving = channel_of(&cluster, from);
+    let slot = cluster.keyslot(&moving);
+    let stays = (0..).map(|number| format!("{{s{number}}}"));
+    let is_other = |name: &String| {
+        cluster.keyslot(name) != slot && cluster.primary_of_slot(cluster.keyslot(name)).port() == from.port()
+    };
+    let stays = stays.into_iter().find(is_other).expect("a name");
+    let mut other = push.subscribe(cluster.keyslot(&stays), &stays, read);
+    told_to_ask(&mut other).await;
+    let connection = subscribers(from);
+
+    let migration = SlotMigration::begin(&cluster, slot, to).expect("it begins");
+    // While a slot migrates its channels are still the old owner's.
+    let mut subscription = push.subscribe(slot, &moving, read);
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(from, &moving, "before"), 1);
+    message(&mut subscription, "before").await;
+    assert_silent(&mut subscription);
+    migration.finish().expect("it ends");
+
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(to, &moving, "after"), 1);
+    message(&mut subscription, "after").await;
+    until("the old owner has let go", || shard_channels(from) == [stays.clone()]).await;
+    assert_eq!(publish(from, &stays, "all the time"), 1);
+    assert_eq!(subscribers(from), connection);
+    message(&mut other, "all the time").await;
+}
+
+#[tokio::test]
+async fn a_channel_moves_with_a_slot_that_moves_at_once() {
+    let cluster = Cluster::builder(Version::Valkey91).replicas(0).start().expect("the cluster starts");
+    let (push, _fleet) = in_cluster(&cluster, pace()).await;
+    let (from, to) = (cluster.primaries()[0], cluster.primaries()[1]);
+    let channel = channel_of(&cluster, from);
+    let slot = cluster.keyslot(&channel);
+    let mut subscription = push.subscribe(slot, &channel, read);
+    told_to_ask(&mut subscription).await;
+    cluster.migrate_slot_atomically(slot, to).expect("it moves");
+    told_to_ask(&mut subscription).await;
+    until("the new owner has it", || shard_channels(to) == [channel.clone()]).await;
+    assert_eq!(publish(to, &channel, "after"), 1);
+    message(&mut subscription, "after").await;
+}
+
+#[tokio::test]
+async fn a_channel_follows_a_failover() {
+    let cluster = Cluster::start(Version::Redis70).expect("the cluster starts");
+    let (push, _fleet) = in_cluster(&cluster, Pace { refresh: Duration::from_secs(1), ..pace() }).await;
+    let owner = cluster.primaries()[0];
+    let channel = channel_of(&cluster, owner);
+    let mut subscription = push.subscribe(cluster.keyslot(&channel), &channel, read);
+    told_to_ask(&mut subscription).await;
+    let successor = cluster.failover(owner).expect("it fails over");
+    until("the new owner has it", || shard_channels(successor) == [channel.clone()]).await;
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(successor, &channel, "after"), 1);
+    message(&mut subscription, "after").await;
+    until("the old owner has let go", || subscribers(owner).is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_channel_of_a_killed_owner_finds_its_successor_without_any_other_call() {
+    let cluster = Cluster::start(Version::Redis70).expect("the cluster starts");
+    let (push, _fleet) = in_cluster(&cluster, pace()).await;
+    let owner = cluster.primaries()[0];
+    let channel = channel_of(&cluster, owner);
+    let mut subscription = push.subscribe(cluster.keyslot(&channel), &channel, read);
+    told_to_ask(&mut subscription).await;
+    let replica = cluster.replicas_of(owner)[0];
+    owner.kill();
+    told_to_ask(&mut subscription).await;
+    assert_eq!(shard_channels(replica), [channel.clone()]);
+    assert_eq!(publish(replica, &channel, "after"), 1);
+    message(&mut subscription, "after").await;
+}
+
+#[tokio::test]
+async fn a_channel_follows_the_primary_behind_sentinels() {
+    let sentinels = Sentinels::start(Version::Redis70).expect("the Sentinels start");
+    let options = Options::default();
+    let fleet = Fleet::behind_sentinels(sentinels.primary_name(), &sentinels.urls(), &options, Clock::System);
+    let fleet = Arc::new(fleet.expect("Sentinels"));
+    let pace = Pace { refresh: Duration::from_secs(1), ..pace() };
+    let push = Push::new(Directory::Many(Arc::clone(&fleet)), Clock::System, pace);
+    let old = sentinels.primary();
+    // Nobody has asked who the primary is.
+    let mut subscription = push.subscribe(5, "channel", read);
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(old, "channel", "before"), 1);
+    message(&mut subscription, "before").await;
+    let new = sentinels.failover().expect("it fails over");
+    until("the new primary has it", || shard_channels(new) == ["channel"]).await;
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(new, "channel", "after"), 1);
+    message(&mut subscription, "after").await;
+    until("the old one has not", || subscribers(old).is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_frozen_node_delays_no_channel_of_another() {
+    let cluster = Cluster::builder(Version::Redis70).replicas(0).node_timeout(HOUR).proxied();
+    let cluster = cluster.start().expect("the cluster starts");
+    let (push, _fleet) = in_cluster(&cluster, pace()).await;
+    let (frozen, other) = (cluster.primaries()[0], cluster.primaries()[1]);
+    let (late, early) = (channel_of(&cluster, frozen), channel_of(&cluster, other));
+    frozen.proxy().freeze();
+    let mut waits = push.subscribe(cluster.keyslot(&late), &late, read);
+    let mut subscription = push.subscribe(cluster.keyslot(&early), &early, read);
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(other, &early, "meanwhile"), 1);
+    message(&mut subscription, "meanwhile").await;
+    assert_silent(&mut waits);
+    frozen.proxy().heal();
+    told_to_ask(&mut waits).await;
+    assert_silent(&mut subscription);
+}
+
+#[tokio::test]
+async fn a_channel_under_steady_contention_is_subscribed_once() {
+    let server = Server::builder(Version::Redis70).proxied().start().expect("the server starts");
+    let (push, _node) = single(&server.proxy().url());
+    assert!(push.subscribed("a").is_none(), "nothing is subscribed");
+    let hold = server.proxy().hold_reply(Matcher::command("SSUBSCRIBE"));
+    let mut first = push.subscribe(0, "a", read);
+    hold.wait_applied(BOUND).expect("it is asked for");
+    assert!(push.subscribed("a").is_none(), "it is not confirmed");
+    assert_silent(&mut first);
+    hold.release();
+    told_to_ask(&mut first).await;
+    drop(first);
+    for round in 0..20 {
+        let mut next = push.subscribed("a").expect("it is confirmed");
+        let text = round.to_string();
+        assert_eq!(publish(&server, "a", &text), 1);
+        let first = notice(&mut next).await;
+        assert!(matches!(&first, Notice::Granted { id, .. } if **id == *text), "{first:?}");
+        let mut asking = push.subscribe(0, "a", read);
+        // It knows already, and says so at once.
+        assert!(matches!(asking.notices.try_recv(), Ok(Notice::AskAgain)));
+        assert_silent(&mut next);
+    }
+    assert_eq!(server.proxy().requests_seen(Matcher::command("SSUBSCRIBE")), 1);
+    assert_eq!(server.proxy().requests_seen(Matcher::command("SUNSUBSCRIBE")), 0);
+    server.proxy().refuse();
+    server.proxy().cut();
+    until("the loss is noticed", || push.subscribed("a").is_none()).await;
+}
+
+#[tokio::test]
+async fn the_oldest_of_too_many_channels_without_a_waiter_goes() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single_at(&server.url(), Pace { lingering_most: 2, ..pace() });
+    let mut subscriptions = ["a", "b", "c", "d"].map(|channel| push.subscribe(0, channel, read));
+    for subscription in &mut subscriptions {
+        told_to_ask(subscription).await;
+    }
+    let [a, b, c, mut d] = subscriptions;
+    drop(b);
+    drop(a);
+    // Of use in between, so it is not the oldest any more.
+    drop(push.subscribed("b").expect("it is confirmed"));
+    drop(c);
+    until("the oldest is gone", || shard_channels(&server) == ["b", "c", "d"]).await;
+    assert!(push.subscribed("a").is_none());
+    assert_silent(&mut d);
+    // Gone or not, it can be had again.
+    told_to_ask(&mut push.subscribe(0, "a", read)).await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_channels_that_nobody_needs() {
+    let cluster = Cluster::builder(Version::Redis70).replicas(0).start().expect("the cluster starts");
+    let linger = Duration::from_millis(300);
+    let (push, _fleet) = in_cluster(&cluster, Pace { linger, ..pace() }).await;
+    let primaries = cluster.primaries();
+    let baseline = tasks();
+    for _ in 0..2 {
+        let channels = primaries.iter().map(|primary| channel_of(&cluster, primary));
+        let mut subscriptions: Vec<_> =
+            channels.map(|channel| push.subscribe(cluster.keyslot(&channel), &channel, read)).collect();
+        for subscription in &mut subscriptions {
+            told_to_ask(subscription).await;
+        }
+        assert!(tasks() > baseline && push.is_in_use());
+        drop(subscriptions);
+        until("tasks end", || tasks() <= baseline && !push.is_in_use()).await;
+        for primary in &primaries {
+            until("the connection ends", || subscribers(primary).is_empty()).await;
+            assert_eq!(shard_channels(primary), [String::new(); 0]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_channel_goes_while_another_stays() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single_at(&server.url(), Pace { linger: Duration::from_millis(100), ..pace() });
+    let mut stays = push.subscribe(0, "stays", read);
+    let mut goes = push.subscribe(0, "goes", read);
+    told_to_ask(&mut stays).await;
+    told_to_ask(&mut goes).await;
+    drop(goes);
+    until("it is gone", || shard_channels(&server) == ["stays"]).await;
+    assert_silent(&mut stays);
+}
+
+#[tokio::test]
+async fn dropping_it_ends_everything() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let baseline = tasks();
+    let (push, _node) = single(&server.url());
+    let mut subscription = push.subscribe(0, "a", read);
+    told_to_ask(&mut subscription).await;
+    drop(push);
+    assert!(subscription.notices.recv().await.is_none(), "its notices end");
+    until("tasks end", || tasks() == baseline).await;
+    until("the connection ends", || subscribers(&server).is_empty()).await;
+    drop(subscription);
+}
+
+#[test]
+fn subscriptions_outlive_the_runtime_that_began_them() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single(&server.url());
+    let mut subscription = runtime().block_on(async {
+        let mut subscription = push.subscribe(0, "a", read);
+        told_to_ask(&mut subscription).await;
+        subscription
+    });
+    assert!(push.subscribed("a").is_none(), "nobody reads its connection");
+    runtime().block_on(async {
+        let mut other = push.subscribe(0, "b", read);
+        told_to_ask(&mut other).await;
+        told_to_ask(&mut subscription).await;
+        assert_eq!(publish(&server, "a", "still"), 1);
+        message(&mut subscription, "still").await;
+    });
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_is_asked_at_a_bounded_pace() {
+    let server = Server::builder(Version::Redis70).proxied().start().expect("the server starts");
+    server.acl_set_user("default", &["-ssubscribe"]).expect("it obeys");
+    let (push, _node) = single(&server.proxy().url());
+    let began = Instant::now();
+    let mut subscription = push.subscribe(0, "a", read);
+    server.proxy().wait_for_requests(Matcher::command("HELLO"), 1, BOUND).expect_err("the runtime is blocked");
+    until("it is asked three times", || server.proxy().requests_seen(Matcher::command("SSUBSCRIBE")) >= 3).await;
+    // Pauses of half a second and of a whole one.
+    assert!(began.elapsed() >= Duration::from_millis(1500), "{:?}", began.elapsed());
+    assert_silent(&mut subscription);
+    server.acl_set_user("default", &["+ssubscribe"]).expect("it obeys");
+    told_to_ask(&mut subscription).await;
+}
+
+#[tokio::test]
+async fn everything_is_confirmed_again_at_times() {
+    let server = Server::builder(Version::Redis70).proxied().start().expect("the server starts");
+    let (push, _node) = single_at(&server.proxy().url(), Pace { refresh: Duration::from_millis(50), ..pace() });
+    let mut subscription = push.subscribe(0, "a", read);
+    for _ in 0..5 {
+        told_to_ask(&mut subscription).await;
+    }
+    // A connection that has died unnoticed is found out.
+    server.proxy().black_hole();
+    until("the loss is noticed", || push.subscribed("a").is_none()).await;
+    while subscription.notices.try_recv().is_ok() {}
+    server.proxy().heal();
+    told_to_ask(&mut subscription).await;
+}
+
+#[tokio::test]
+async fn a_message_is_judged_by_the_main_connection_to_its_node() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, node) = single(&server.url());
+    let mut subscription = push.subscribe(0, "a", read);
+    told_to_ask(&mut subscription).await;
+    let next = async |subscription: &mut Subscription, text: &str| {
+        assert_eq!(publish(&server, "a", text), 1);
+        message(subscription, text).await
+    };
+    assert_eq!(next(&mut subscription, "there is no main connection").await, None);
+    node.ready().await.expect("it answers");
+    assert_eq!(next(&mut subscription, "the main connection is newer").await, None);
+    told_to_ask(&mut subscription).await;
+    let anchor = next(&mut subscription, "all is well").await.expect("an anchor");
+    assert_eq!(Some(anchor), node.anchor().map(|(_, anchor)| anchor));
+
+    assert_eq!(server.kill_clients().expect("it kills"), 1);
+    node.ask(&redis::cmd("TIME")).await.expect_err("the connection is gone");
+    assert_eq!(next(&mut subscription, "there is none any more").await, None);
+    node.ready().await.expect("it answers");
+    assert_eq!(next(&mut subscription, "the other is newer").await, None);
+    told_to_ask(&mut subscription).await;
+    let newer = next(&mut subscription, "all is well again").await.expect("an anchor");
+    assert!(newer.sent > anchor.sent);
+
+    // A new connection of ours is not to be judged by what was before it either, until it has answered.
+    assert_eq!(server.kill_subscribers().expect("it kills"), 1);
+    told_to_ask(&mut subscription).await;
+    assert_silent(&mut subscription);
+}
+
+#[tokio::test]
+async fn an_anchor_that_is_too_old_is_none() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, node) = single_at(&server.url(), Pace { anchor_age_most: Duration::ZERO, ..pace() });
+    node.ready().await.expect("it answers");
+    let mut subscription = push.subscribe(0, "a", read);
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(&server, "a", "old"), 1);
+    assert_eq!(message(&mut subscription, "old").await, None);
+}
+
+#[tokio::test]
+async fn a_suspect_node_has_no_anchor_and_its_channels_are_not_certain() {
+    let cluster = Cluster::builder(Version::Redis70).replicas(0).proxied().start().expect("the cluster starts");
+    let (push, fleet) = in_cluster(&cluster, Pace { response_timeout: BOUND, ..pace() }).await;
+    let owner = cluster.primaries()[0];
+    let channel = channel_of(&cluster, owner);
+    let slot = cluster.keyslot(&channel);
+    let node = fleet.owner(slot).await.expect("it is known");
+    node.ready().await.expect("it answers");
+    let mut subscription = push.subscribe(slot, &channel, read);
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(owner, &channel, "trusted"), 1);
+    assert!(message(&mut subscription, "trusted").await.is_some());
+    // Until this is answered.
+    let doubt = owner.proxy().hold_request(Matcher::command("TIME"));
+    fleet.suspect(&node);
+    assert!(push.subscribed(&channel).is_none());
+    assert_eq!(publish(owner, &channel, "suspect"), 1);
+    assert_eq!(message(&mut subscription, "suspect").await, None);
+    until("it is asked", || doubt.wait_held(Duration::from_millis(1)).is_ok()).await;
+    doubt.release();
+    until("it is trusted", || push.subscribed(&channel).is_some()).await;
+    assert_eq!(publish(owner, &channel, "trusted"), 1);
+    assert!(message(&mut subscription, "trusted").await.is_some());
+}
