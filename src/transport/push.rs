@@ -201,7 +201,7 @@ impl Push {
         let (is_confirmed, home) = book.channels.get(&name).map_or((false, None), |it| (it.is_confirmed, it.home));
         let subscription = self.add_waiter(&mut book, &name);
         if is_confirmed {
-            book.tell(&name, |_| Notice::AskAgain);
+            book.tell_newest(&name, Notice::AskAgain);
         } else if home.is_none() && !shared.place(&mut book, &name) {
             shared.strayed.notify_one();
         }
@@ -291,9 +291,10 @@ impl Book {
         name
     }
 
-    fn tell(&self, name: &str, notice: impl FnOnce(ReadNotice) -> Notice) {
-        if let Some(channel) = self.channels.get(name) {
-            channel.tell(&notice(channel.read));
+    fn tell_newest(&self, name: &str, notice: Notice) {
+        if let Some((_, waiter)) = self.channels.get(name).and_then(|channel| channel.waiters.last()) {
+            // It was made just now.
+            drop(waiter.send(notice));
         }
     }
 

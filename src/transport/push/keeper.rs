@@ -51,7 +51,9 @@ impl Keeping {
                 }
                 Found::Strays => {
                     shared.directory.look();
-                    std::mem::replace(&mut look_for_home, LOOK.min(look_for_home * 2))
+                    let look = look_for_home;
+                    look_for_home = LOOK.min(look * 2);
+                    look
                 }
             };
             tokio::select! {

@@ -193,12 +193,13 @@ impl Running {
             return Err(Lost::Closed);
         }
         if now >= agenda.refresh_at {
-            // A replica takes subscriptions too: after a failover nothing else may tell that this is one now.
-            self.shared.directory.look();
-        }
-        if std::mem::take(&mut link.must_prove) || now >= agenda.refresh_at {
             agenda.refresh_at = now + self.shared.pace.refresh;
             agenda.again = link.subscribed.iter().cloned().collect();
+            // A replica takes subscriptions too: after a failover nothing else may tell that this is one now.
+            self.shared.directory.look();
+        } else if std::mem::take(&mut link.must_prove) {
+            // Any answer will do.
+            agenda.again.extend(link.subscribed.iter().next().cloned());
         }
         while agenda.refused.first().is_some_and(|(at, _)| *at <= now) {
             link.todo.extend(agenda.refused.pop_first().map(|(_, name)| name));
