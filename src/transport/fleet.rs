@@ -57,6 +57,7 @@ pub(super) enum Doubt {
 enum Guide {
     /// Any member of the cluster: these to begin with.
     Members(Vec<String>),
+    /// The Sentinels, who name one primary for all slots.
     Sentinels(Sentinels),
 }
 

@@ -200,7 +200,8 @@ async fn a_channel_of_a_slot_that_has_moved_unnoticed_is_subscribed_where_it_is(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_whose_replies_have_shifted_is_replaced() {
     let cluster = Cluster::builder(Version::Redis70).replicas(0).proxied().start().expect("the cluster starts");
-    let (push, _fleet) = in_cluster(&cluster, pace()).await;
+    // Silence would be a reason to replace it too.
+    let (push, _fleet) = in_cluster(&cluster, Pace { response_timeout: HOUR, ..pace() }).await;
     let (from, to) = (cluster.primaries()[0], cluster.primaries()[1]);
     let (moving, stays) = two_channels_of(&cluster, from);
     let slot = cluster.keyslot(&moving);
@@ -239,6 +240,26 @@ async fn a_channel_moves_with_a_slot_that_moves_at_once() {
     told_to_ask(&mut subscription).await;
     until("the new owner has it", || shard_channels(to) == [channel.clone()]).await;
     assert_eq!(publish(to, &channel, "after"), 1);
+    message(&mut subscription, "after").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_channel_that_its_server_gave_up_is_subscribed_again_when_it_is_taken_again() {
+    let cluster = Cluster::builder(Version::Redis70).replicas(0).start().expect("the cluster starts");
+    let (push, _fleet) = in_cluster(&cluster, pace()).await;
+    let owner = cluster.primaries()[0];
+    let channel = channel_of(&cluster, owner);
+    let slot = cluster.keyslot(&channel);
+    let mut subscription = push.subscribe(slot, &channel, read);
+    told_to_ask(&mut subscription).await;
+    let order = |verb: &str| owner.command(&["CLUSTER", verb, &slot.to_string()]).expect("it answers").is_ok();
+    assert!(order("DELSLOTS"));
+    // Nobody owns it, so it is refused.
+    until("the loss is noticed", || push.subscribed(&channel).is_none()).await;
+    assert_silent(&mut subscription);
+    assert!(order("ADDSLOTS"));
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(owner, &channel, "after"), 1);
     message(&mut subscription, "after").await;
 }
 
@@ -300,7 +321,8 @@ async fn a_channel_follows_the_primary_behind_sentinels() {
 async fn a_frozen_node_delays_no_channel_of_another() {
     let cluster = Cluster::builder(Version::Redis70).replicas(0).node_timeout(HOUR).proxied();
     let cluster = cluster.start().expect("the cluster starts");
-    let (push, _fleet) = in_cluster(&cluster, pace()).await;
+    // Nobody loses patience with it.
+    let (push, _fleet) = in_cluster(&cluster, Pace { response_timeout: HOUR, ..pace() }).await;
     let (frozen, other) = (cluster.primaries()[0], cluster.primaries()[1]);
     let (late, early) = (channel_of(&cluster, frozen), channel_of(&cluster, other));
     frozen.proxy().freeze();
@@ -388,6 +410,21 @@ async fn nothing_is_left_of_channels_that_nobody_needs() {
             until("the connection ends", || subscribers(primary).is_empty()).await;
             assert_eq!(shard_channels(primary), [String::new(); 0]);
         }
+    }
+}
+
+#[tokio::test]
+async fn many_channels_are_all_kept() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single(&server.url());
+    let channels: Vec<_> = (0..500).map(|number| format!("channel {number:03}")).collect();
+    let mut subscriptions: Vec<_> = channels.iter().map(|channel| push.subscribe(0, channel, read)).collect();
+    for _ in 0..2 {
+        for subscription in &mut subscriptions {
+            told_to_ask(subscription).await;
+        }
+        assert_eq!(shard_channels(&server), channels);
+        assert_eq!(server.kill_subscribers().expect("it kills"), 1);
     }
 }
 
