@@ -134,7 +134,9 @@ struct Link {
     subscribed: HashSet<Arc<str>>,
     /// Channels at which the task shall look.
     todo: VecDeque<Arc<str>>,
-    /// The main connection that was there before something was answered on this one.
+    /// The main connection before the last commands were sent.
+    asked: Option<u64>,
+    /// The main connection before commands were sent of which one was answered.
     proven: Option<u64>,
     must_prove: bool,
 }
@@ -383,6 +385,7 @@ impl Shared {
             is_lost: false,
             subscribed: HashSet::new(),
             todo: VecDeque::new(),
+            asked: None,
             proven: None,
             must_prove: false,
         };
@@ -439,6 +442,8 @@ impl Shared {
         let known = book.channels.get_key_value(channel).map(|(name, _)| Arc::clone(name));
         let name = known.unwrap_or_else(|| channel.into());
         link.subscribed.insert(Arc::clone(&name));
+        // Here already, since a message may be next. No command but the last is under way.
+        link.proven = link.asked;
         match book.channels.get_mut(channel).filter(|channel| channel.home == Some(from.link)) {
             Some(channel) => {
                 channel.is_confirmed = true;

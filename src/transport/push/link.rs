@@ -68,12 +68,8 @@ enum Look {
     Again,
 }
 
-/// Commands that are sent together.
-struct Batch {
-    commands: Vec<(Verb, Arc<str>)>,
-    /// The main connection before they are sent.
-    main: Option<u64>,
-}
+/// For one channel.
+type Command = (Verb, Arc<str>);
 
 /// What the task has to do later.
 struct Agenda {
@@ -135,7 +131,7 @@ impl Running {
         let mut agenda = Agenda { refresh_at: Instant::now() + refresh, again: Vec::new(), refused: BTreeSet::new() };
         loop {
             let batch = self.next_batch(&mut agenda)?;
-            if batch.commands.is_empty() {
+            if batch.is_empty() {
                 let next = agenda.refused.first().map_or(agenda.refresh_at, |(at, _)| agenda.refresh_at.min(*at));
                 tokio::select! {
                     () = self.wake.notified() => {}
@@ -156,6 +152,7 @@ impl Running {
         link.connection = connection;
         link.is_lost = false;
         link.must_prove = false;
+        link.asked = None;
         link.proven = None;
         link.subscribed.clear();
         let ours = book.channels.iter().filter(|(_, channel)| channel.home == Some(self.link));
@@ -184,7 +181,7 @@ impl Running {
         Ok(tokio::time::timeout(timeout, dialed).await.map_err(|_| Lost::NoAnswer)??)
     }
 
-    fn next_batch(&self, agenda: &mut Agenda) -> Result<Batch, Lost> {
+    fn next_batch(&self, agenda: &mut Agenda) -> Result<Vec<Command>, Lost> {
         let main = self.node.anchor().map(|(connection, _)| connection);
         let now = Instant::now();
         let book = &mut *self.shared.book.lock();
@@ -204,6 +201,7 @@ impl Running {
         while agenda.refused.first().is_some_and(|(at, _)| *at <= now) {
             link.todo.extend(agenda.refused.pop_first().map(|(_, name)| name));
         }
+        link.asked = main;
         let mut commands = Vec::new();
         while commands.len() < BATCH_MOST {
             let todo = link.todo.pop_front().map(|name| (name, Look::New));
@@ -219,32 +217,29 @@ impl Running {
                 Some(_) | None => {}
             }
         }
-        Ok(Batch { commands, main })
+        Ok(commands)
     }
 
-    async fn send(&self, connection: &mut MultiplexedConnection, batch: &Batch) -> Result<Vec<Value>, Lost> {
-        let mut pipeline = Pipeline::with_capacity(batch.commands.len());
-        for (verb, channel) in &batch.commands {
+    async fn send(&self, connection: &mut MultiplexedConnection, batch: &[Command]) -> Result<Vec<Value>, Lost> {
+        let mut pipeline = Pipeline::with_capacity(batch.len());
+        for (verb, channel) in batch {
             pipeline.cmd(verb.command()).arg(&**channel);
         }
         let replies = connection.send_packed_commands(&pipeline, 0, pipeline.len()).await;
         replies.map_err(|error| if error.is_timeout() { Lost::Silent(error) } else { Lost::Closed })
     }
 
-    fn settle(&self, origin: Origin, batch: &Batch, replies: Vec<Value>) -> Result<(), Lost> {
-        if replies.len() != batch.commands.len() {
+    fn settle(&self, origin: Origin, batch: &[Command], replies: Vec<Value>) -> Result<(), Lost> {
+        if replies.len() != batch.len() {
             return Err(Lost::Surprise);
         }
         let mut refusals = Vec::new();
-        for ((verb, channel), reply) in batch.commands.iter().zip(replies) {
+        for ((verb, channel), reply) in batch.iter().zip(replies) {
             match reply {
                 Value::Push { kind, data } if kind == verb.confirmation() && text(data.first()) == Some(channel) => {}
                 Value::ServerError(error) => refusals.push((*verb, channel, error)),
                 _ => return Err(Lost::Surprise),
             }
-        }
-        if let Some(link) = self.shared.book.lock().current(origin) {
-            link.proven = batch.main;
         }
         for (verb, channel, error) in refusals {
             let details = error.details().unwrap_or_default().to_owned();
