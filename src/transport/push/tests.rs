@@ -57,7 +57,7 @@ fn read(message: &[u8], anchor: Option<Anchor>) -> Notice {
     let token = FencingToken::from_wire(1).expect("small");
     let value = Granted { token, turns: 1, remaining: Duration::ZERO, writers_waiting: false };
     let answer = Answered { sent: anchor.sent, server: anchor.server, value };
-    Notice::Granted { id: String::from_utf8_lossy(message).into(), answer }
+    Notice::Granted { id: String::from_utf8_lossy(message).into(), at: anchor.server, answer }
 }
 
 async fn notice(subscription: &mut Subscription) -> Notice {
@@ -73,7 +73,7 @@ async fn told_to_ask(subscription: &mut Subscription) {
 /// The next message, which must be this one.
 async fn message(subscription: &mut Subscription, expected: &str) -> Option<Anchor> {
     loop {
-        if let Notice::Granted { id, answer } = notice(subscription).await {
+        if let Notice::Granted { id, answer, .. } = notice(subscription).await {
             assert_eq!(&*id, expected);
             let anchor = Anchor { sent: answer.sent, server: answer.server };
             return (anchor.sent != Moment::NEVER).then_some(anchor);
