@@ -25,7 +25,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -90,6 +90,8 @@ struct Shared {
     book: Mutex<Book>,
     /// A channel has no home.
     strayed: Notify,
+    /// Somebody has been told that a right is missing.
+    is_refusal_told: AtomicBool,
 }
 
 #[derive(Default)]
@@ -186,6 +188,7 @@ impl Push {
                 count: AtomicUsize::new(0),
                 book: Mutex::default(),
                 strayed: Notify::new(),
+                is_refusal_told: AtomicBool::new(false),
             }),
         }
     }

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -278,7 +279,8 @@ impl Running {
         match fault {
             Fault::Moved { address } => self.shared.directory.moved(slot, &complete(&address, self.node.address())),
             Fault::Ask { .. } | Fault::Again(_) => self.shared.directory.look(),
-            fault => tracing::debug!(node = self.node.address(), channel = &**name, ?fault, "refused to subscribe"),
+            Fault::Refused { message, .. } => self.tell_refusal(&message),
+            _ => {}
         }
         let mut book = self.shared.book.lock();
         self.shared.place(&mut book, name);
@@ -287,6 +289,17 @@ impl Running {
             link.look_at(name);
         }
         Ok(())
+    }
+}
+
+impl Running {
+    /// Waits get longer, and nothing else says why.
+    fn tell_refusal(&self, message: &str) {
+        let node = self.node.address();
+        if message.starts_with("NOPERM") && !self.shared.is_refusal_told.swap(true, Ordering::Relaxed) {
+            tracing::warn!(node, message, "may not subscribe: waiters are not woken and ask once a second");
+        }
+        tracing::debug!(node, message, "refused to subscribe");
     }
 }
 

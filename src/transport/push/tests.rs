@@ -6,7 +6,8 @@ use super::*;
 use crate::lease::{FencingToken, Moment, ServerTime};
 use crate::options::Options;
 use crate::scheme::{Answered, Granted};
-use crate::transport::address::{address_of, parse};
+use crate::topology::Topology;
+use crate::transport::address::{address_of, parse_all, parse_one};
 use crate::transport::fleet::Fleet;
 use crate::transport::node::{Limits, Role};
 
@@ -24,16 +25,20 @@ fn single(url: &str) -> (Push, Arc<Node>) {
 }
 
 fn single_at(url: &str, pace: Pace) -> (Push, Arc<Node>) {
-    let info = parse(url).expect("a URL");
+    let info = parse_one(url, Topology::node(url).certificates()).expect("a URL");
     let limits = Limits::new(&Options::default(), Role::Standalone);
     let node = Node::new(address_of(info.addr()), info, limits, Clock::System).expect("a node");
     let node = Arc::new(node);
     (Push::new(Directory::Single { node: Arc::clone(&node) }, Clock::System, pace), node)
 }
 
+fn infos(urls: &[String]) -> Vec<redis::ConnectionInfo> {
+    parse_all(urls, Topology::cluster(urls).certificates()).expect("URLs")
+}
+
 async fn in_cluster(cluster: &Cluster, pace: Pace) -> (Push, Arc<Fleet>) {
     let options = Options { response_timeout: pace.response_timeout, ..Options::default() };
-    let fleet = Arc::new(Fleet::cluster(&cluster.urls(), &options, Clock::System).expect("a cluster"));
+    let fleet = Arc::new(Fleet::cluster(infos(&cluster.urls()), &options, Clock::System).expect("a cluster"));
     assert!(fleet.ready().await.is_ok(), "the cluster answers");
     (Push::new(Directory::Many(Arc::clone(&fleet)), Clock::System, pace), fleet)
 }
@@ -299,7 +304,7 @@ async fn a_channel_of_a_killed_owner_finds_its_successor_without_any_other_call(
 async fn a_channel_follows_the_primary_behind_sentinels() {
     let sentinels = Sentinels::start(Version::Redis70).expect("the Sentinels start");
     let options = Options::default();
-    let fleet = Fleet::behind_sentinels(sentinels.primary_name(), &sentinels.urls(), &options, Clock::System);
+    let fleet = Fleet::behind_sentinels(sentinels.primary_name(), infos(&sentinels.urls()), &options, Clock::System);
     let fleet = Arc::new(fleet.expect("Sentinels"));
     let pace = Pace { refresh: Duration::from_secs(1), ..pace() };
     let push = Push::new(Directory::Many(Arc::clone(&fleet)), Clock::System, pace);

@@ -316,7 +316,7 @@ async fn missing_right_to_subscribe_is_told_once() {
     let told = || recorder.lines().iter().filter(|line| line.contains("may not subscribe")).count();
     until("a warning", async || told() > 0).await;
     // Refused again and again meanwhile, at `debug`.
-    let refusals = || recorder.lines().iter().filter(|line| line.contains("lost a subscription connection")).count();
+    let refusals = || recorder.lines().iter().filter(|line| line.contains("refused to subscribe")).count();
     until("more refusals", async || refusals() > 1).await;
     assert_eq!(told(), 1);
     guard.release().await.expect("released");
