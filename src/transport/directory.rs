@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::transport::fleet::Fleet;
+use crate::transport::fleet::{Doubt, Fleet};
 use crate::transport::node::Node;
 use crate::transport::slots::SlotMap;
 
@@ -45,7 +45,7 @@ impl Directory {
     /// A node was silent.
     pub(super) fn suspect(&self, node: &Node) {
         if let Self::Many(fleet) = self {
-            fleet.suspect(node);
+            fleet.suspect(node, Doubt::Silent);
         }
     }
 

@@ -8,7 +8,7 @@ use crate::options::Options;
 use crate::scheme::{Answered, Granted};
 use crate::topology::Topology;
 use crate::transport::address::{address_of, parse_all, parse_one};
-use crate::transport::fleet::Fleet;
+use crate::transport::fleet::{Doubt, Fleet};
 use crate::transport::node::{Limits, Role};
 
 /// Far longer than anything takes that a test waits for.
@@ -591,7 +591,7 @@ async fn a_suspect_node_has_no_anchor_and_its_channels_are_not_certain() {
     assert!(message(&mut subscription, "trusted").await.is_some());
     // Until this is answered.
     let doubt = owner.proxy().hold_request(Matcher::command("TIME"));
-    fleet.suspect(&node);
+    fleet.suspect(&node, Doubt::Silent);
     assert!(push.subscribed(&channel).is_none());
     assert_eq!(publish(owner, &channel, "suspect"), 1);
     assert_eq!(message(&mut subscription, "suspect").await, None);
