@@ -97,14 +97,15 @@ fn block(token: u64, now_us: u64, turns: u64) -> u64 {
 }
 
 impl Record {
-    /// Drops whoever is dead, and admits whoever is next. Every operation that changes something begins with this.
-    fn settle(&mut self, now: ServerTime) {
+    /// Drops whoever is dead, and admits whoever is next. Every operation that takes something begins with this, every one
+    /// that gives something up ends with it.
+    fn settle(&mut self, now: ServerTime, after: Option<Mode>) {
         let now_ms = now.as_micros() / 1000;
         let writer_died = self.writer.take_if(|writer| writer.hold.deadline_ms <= now_ms).is_some();
         self.readers.retain(|_, hold| hold.deadline_ms > now_ms);
         self.waiting_writers.retain(|waiting| waiting.until_ms > now_ms);
         self.waiting_readers.retain(|waiting| waiting.until_ms > now_ms);
-        self.admit(now, writer_died.then_some(Mode::Write));
+        self.admit(now, after.or(writer_died.then_some(Mode::Write)));
     }
 
     /// Lets the next phase begin if the lock is free, and readers join readers if no writer waits. After a writer all
@@ -181,7 +182,7 @@ impl Record {
         if now_ms > not_after_ms {
             return Acquired::Late;
         }
-        self.settle(now);
+        self.settle(now, None);
         if self.holds(ask) {
             self.extend(now_ms, ask);
         } else if self.may_enter(ask.mode) {
@@ -222,11 +223,12 @@ impl Record {
         let free_ms = writer_ms.or_else(|| self.readers.values().map(|hold| hold.deadline_ms).min());
         let retry_in = Duration::from_millis(free_ms.unwrap_or(now_ms).saturating_sub(now_ms).max(1));
         match ask.if_taken {
-            IfTaken::Leave => Acquired::Contended { retry_in },
-            IfTaken::Queue { patience } => {
+            // An id that holds the lock, of the other side, does not wait for itself.
+            IfTaken::Queue { patience } if self.hold_of(&ask.id).is_none() => {
                 self.enqueue(now_ms, ask, patience);
                 Acquired::Queued { retry_in }
             }
+            IfTaken::Leave | IfTaken::Queue { .. } => Acquired::Contended { retry_in },
         }
     }
 
@@ -238,7 +240,8 @@ impl Record {
             self.waiting_writers.iter_mut().chain(&mut self.waiting_readers).find(|place| place.ask.id == ask.id);
         if let Some(place) = place {
             place.until_ms = place.until_ms.max(until_ms);
-            place.ask = ask.clone();
+            // It waits for what it asked for first.
+            place.ask = Ask { mode: place.ask.mode, ..ask.clone() };
             return;
         }
         let waiting = Waiting { ask: ask.clone(), since_ms: now_ms, until_ms };
@@ -248,27 +251,39 @@ impl Record {
         }
     }
 
+    /// Whoever leaves is not let in by that: it is gone before the next are admitted.
     pub(crate) fn leave(&mut self, now: ServerTime, id: &Acquisition) -> Left {
-        self.settle(now);
-        let after = if self.writer.take_if(|writer| writer.id == *id).is_some() {
-            Mode::Write
-        } else if self.readers.remove(id.as_str()).is_some() {
-            Mode::Read
-        } else if self.cancel(id) {
-            self.admit(now, None);
-            return Left::Queued;
+        let now_ms = now.as_micros() / 1000;
+        let live = self.hold_of(id).is_some_and(|hold| hold.deadline_ms > now_ms);
+        let after = self.end(id);
+        let waited = self.cancel(now_ms, id);
+        self.settle(now, after);
+        if live {
+            Left::Held
+        } else if waited {
+            Left::Queued
         } else {
-            return Left::None { forced: self.forced() };
-        };
-        self.admit(now, Some(after));
-        Left::Held
+            Left::None { forced: self.forced() }
+        }
     }
 
-    fn cancel(&mut self, id: &Acquisition) -> bool {
-        let before = self.waiting_writers.len() + self.waiting_readers.len();
+    /// Removes the record of a hold, live or dead.
+    fn end(&mut self, id: &Acquisition) -> Option<Mode> {
+        if self.writer.take_if(|writer| writer.id == *id).is_some() {
+            return Some(Mode::Write);
+        }
+        self.readers.remove(id.as_str()).map(|_| Mode::Read)
+    }
+
+    /// Whether it waited until now.
+    fn cancel(&mut self, now_ms: u64, id: &Acquisition) -> bool {
+        let live = |waiting: &Waiting| waiting.until_ms > now_ms;
+        self.waiting_writers.retain(live);
+        self.waiting_readers.retain(live);
+        let living = self.waiting_writers.len() + self.waiting_readers.len();
         self.waiting_writers.retain(|waiting| waiting.ask.id != *id);
         self.waiting_readers.retain(|waiting| waiting.ask.id != *id);
-        self.waiting_writers.len() + self.waiting_readers.len() < before
+        self.waiting_writers.len() + self.waiting_readers.len() < living
     }
 
     /// Does not settle: as long as the hold is live nobody can be admitted, but for readers behind a writer that died
@@ -290,7 +305,7 @@ impl Record {
         if now_ms > not_after_ms {
             return Turned::Late;
         }
-        self.settle(now);
+        self.settle(now, None);
         if self.holds(ask) {
             self.extend(now_ms, ask);
         } else {
@@ -304,6 +319,7 @@ impl Record {
                 }
                 Mode::Read | Mode::Write => return Turned::Lost { forced: self.forced() },
             }
+            self.cancel(now_ms, &ask.id);
             self.begin(now, ask, ask.lease);
             self.admit(now, Some(Mode::Write));
         }
@@ -343,16 +359,18 @@ impl Record {
     /// Ends all holds that were seen: with a newer token there are others by now, and this copy is late. Whoever waits is
     /// next.
     pub(crate) fn force(&mut self, now: ServerTime, seen: Option<FencingToken>) -> Vec<String> {
-        self.settle(now);
         if self.token > seen.map_or(0, FencingToken::as_u64) {
             return Vec::new();
         }
+        let now_ms = now.as_micros() / 1000;
         self.forced = self.token;
-        let after = if self.writer.is_some() { Mode::Write } else { Mode::Read };
-        let writer = self.writer.take().map(|writer| writer.id.as_str().to_owned());
-        let readers = std::mem::take(&mut self.readers);
-        let ended = writer.into_iter().chain(readers.into_keys().map(String::from)).collect();
-        self.admit(now, Some(after));
+        let writer = self.writer.take();
+        let after = if writer.is_some() { Mode::Write } else { Mode::Read };
+        let writer = writer.map(|writer| (writer.id.as_str().to_owned(), writer.hold));
+        let readers = std::mem::take(&mut self.readers).into_iter().map(|(id, hold)| (id.into(), hold));
+        let holds = writer.into_iter().chain(readers);
+        let ended = holds.filter(|(_, hold)| hold.deadline_ms > now_ms).map(|(id, _)| id).collect();
+        self.settle(now, Some(after));
         ended
     }
 
