@@ -66,7 +66,7 @@ pub(crate) fn stray_span(response_timeout: Duration, clock_margin: Duration) -> 
 pub(crate) struct ServerTime(u64);
 
 impl ServerTime {
-    pub(crate) fn from_micros(micros: u64) -> Self {
+    pub(crate) const fn from_micros(micros: u64) -> Self {
         Self(micros)
     }
 

@@ -29,6 +29,8 @@ mod lua;
 pub(crate) mod memory;
 #[cfg(test)]
 mod oracle;
+#[path = "../lua/scripts.rs"]
+mod scripts;
 pub(crate) mod two_key;
 
 /// An owned future that can be sent.

@@ -65,7 +65,7 @@ pub(crate) struct Call {
 
 impl Call {
     /// Keys and arguments together; no script of ours has more.
-    const PARTS_MOST: usize = 8;
+    const PARTS_MOST: usize = 9;
 
     pub(crate) fn new(script: &'static Script, slot: u16) -> Self {
         let text = String::with_capacity(160);

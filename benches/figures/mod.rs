@@ -15,8 +15,11 @@ const PIPELINE_BUFFER: usize = 1024;
 /// Longer than any run, so that nothing is renewed unless renewals are what is measured.
 pub(crate) const LONG_LEASE: Duration = Duration::from_secs(3600);
 
-pub(crate) const HASH_ACQUIRE: &str = include_str!("../../lua/hash/acquire.lua");
-pub(crate) const HASH_LEAVE: &str = include_str!("../../lua/hash/leave.lua");
+#[path = "../../lua/scripts.rs"]
+mod scripts;
+
+pub(crate) const HASH_ACQUIRE: &str = scripts::hash::ACQUIRE;
+pub(crate) const HASH_LEAVE: &str = scripts::hash::LEAVE;
 const NOTHING: &str = "#!lua\nreturn 1";
 
 /// The server that `BENCH_SERVER` names, else Redis 7.0.
@@ -113,14 +116,15 @@ impl<C: ConnectionLike + Clone + Send> Bare<C> {
     pub(crate) async fn acquire(&mut self, key: &str, id: &str, mode: &str) {
         let mut command = redis::cmd("EVALSHA");
         command.arg(&self.acquire).arg(1).arg(key);
-        command.arg(9_000_000_000_000_u64).arg(id).arg(mode).arg(LONG_LEASE.as_millis() as u64).arg(1000).arg(3000);
+        command.arg(9_000_000_000_000_u64).arg(id).arg(mode).arg(LONG_LEASE.as_millis() as u64);
+        command.arg(0).arg(1).arg(1000).arg(3000); // does not wait, one turn, published limits
         let reply = self.call(&command).await;
         assert!(begins_with(&reply, b"granted"), "{reply:?}");
     }
 
     pub(crate) async fn leave(&mut self, key: &str, id: &str) {
         let mut command = redis::cmd("EVALSHA");
-        command.arg(&self.leave).arg(1).arg(key).arg(id);
+        command.arg(&self.leave).arg(1).arg(key).arg(id).arg(1000).arg(3000);
         let reply = self.call(&command).await;
         assert!(begins_with(&reply, b"held"), "{reply:?}");
     }

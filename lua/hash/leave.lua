@@ -1,38 +1,43 @@
 #!lua flags=allow-oom
--- Ends the hold of one acquisition: release and cancel alike.
+-- Ends the hold of one acquisition, or its waiting: release and cancel alike. Whoever is next is let in.
 -- KEYS: the lock
--- ARGV: id
--- Returns {'held', id, server_us} if it was live until now | {'none', id, server_us, forced_token}
-local key, id = KEYS[1], ARGV[1]
+-- ARGV: id, published_read_limit_ms, published_write_limit_ms
+-- Returns {'held', id, server_us} if it was live until now | {'queued', id, server_us} if it waited | {'none', id, server_us, forced_token}
+local key, id, read_limit_ms, write_limit_ms = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local RETENTION_MS = 60000
 
 local time = redis.call('TIME')
 local server_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(server_us / 1000)
-local writer, writer_ends, write, read, slots, stamp, covered, overrun, forced, own, slot =
-  unpack(redis.call('HMGET', key, 'W', 'D', 'write', 'read', 'a', 'm', 'v', 'o', 'F', 'R' .. id, 's' .. id))
-local held = false
+local last, first, writer, writer_ends, write, read, slots, stamp, covered, head, waiting, heard_ms, own, slot, overrun, forced =
+  unpack(redis.call('HMGET', key, 't', 'T', 'W', 'D', 'write', 'read', 'a', 'm', 'v', 'N', 'c', 'u', 'R' .. id, 's' .. id, 'o', 'F'))
+local left, ends_ms, wrote, was_writer = 'none', now_ms, writer == id or own, writer == id
 
 if writer == id then
   if write == writer_ends then
-    held = tonumber(writer_ends) > now_ms
-    redis.call('HDEL', key, 'W', 'D', 'I', 'write')
+    if tonumber(writer_ends) > now_ms then left = 'held' end
+    redis.call('HDEL', key, 'W', 'D', 'I', 'T', 'write')
+    write = nil
   else -- somebody else's stamp, or none: not ours to the end, and not ours to delete
-    redis.call('HDEL', key, 'W', 'D', 'I')
+    redis.call('HDEL', key, 'W', 'D', 'I', 'T')
   end
-  redis.call('PEXPIREAT', key, now_ms + RETENTION_MS)
+  writer, writer_ends = nil, nil
 elseif own then
-  held = tonumber(own) > now_ms and not write -- a `write` beside our readers is an intruder's
-  if held and overrun then held = tonumber(redis.call('HGET', key, 'i' .. slot)) >= tonumber(overrun) end
+  if tonumber(own) > now_ms and not write then left = 'held' end -- a `write` beside our readers is an intruder's
+  if overrun and tonumber(redis.call('HGET', key, 'i' .. slot)) < tonumber(overrun) then left = 'none' end
   if slots == '1' then
     if read == stamp and not covered then
       redis.call('HDEL', key, 'a', 'm', 'o', 'r1', 'i1', 'R' .. id, 's' .. id, 'read')
+      read = nil
     else
       redis.call('HDEL', key, 'a', 'm', 'o', 'r1', 'i1', 'R' .. id, 's' .. id, 'v')
       -- The covered foreign reader may still be inside: its stamp comes back, unless a newer one stands there.
-      if covered and (not read or read == stamp) then redis.call('HSET', key, 'read', covered) end
+      if covered and (not read or read == stamp) then
+        redis.call('HSET', key, 'read', covered)
+        read = covered
+      end
     end
-    redis.call('PEXPIREAT', key, now_ms + RETENTION_MS)
+    slots, stamp, covered = nil, nil, nil
   else
     if slot == slots then
       redis.call('HSET', key, 'a', slots - 1)
@@ -41,11 +46,33 @@ elseif own then
       redis.call('HSET', key, 'a', slots - 1, 'r' .. slot, moved[1], 'i' .. slot, moved[2], 's' .. moved[1], slot)
     end
     redis.call('HDEL', key, 'r' .. slots, 'i' .. slots, 'R' .. id, 's' .. id)
-    redis.call('PEXPIREAT', key, stamp + RETENTION_MS)
+    slots, ends_ms = slots - 1, stamp
   end
-else -- NX: only a key that lost its ttl gets one here
-  redis.call('PEXPIREAT', key, math.max(now_ms, writer_ends or 0, stamp or 0) + RETENTION_MS, 'NX')
+  own = nil
+else
+  ends_ms = math.max(now_ms, writer_ends or 0, stamp or 0)
 end
 
-if held then return {'held', id, server_us} end
-return {'none', id, server_us, tonumber(forced or 0)}
+if not (head or waiting) then
+  if wrote then
+    redis.call('PEXPIREAT', key, ends_ms + RETENTION_MS)
+  else -- NX: only a key that lost its ttl gets one here
+    redis.call('PEXPIREAT', key, ends_ms + RETENTION_MS, 'NX')
+  end
+else
+  --@queue
+  touched = wrote
+  if was_writer then after_writer = true end
+  if left == 'none' then
+    local heard, place, next, prev = unpack(redis.call('HMGET', key, 'U' .. id, 'Q' .. id, 'N' .. id, 'P' .. id))
+    if heard then
+      if tonumber(heard) > now_ms then left = 'queued' end
+      dequeue(id, place, next, prev)
+    end
+  end
+  admit()
+  finish()
+end
+
+if left == 'none' then return {'none', id, server_us, tonumber(forced or 0)} end
+return {left, id, server_us}

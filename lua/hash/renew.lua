@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Extends the live hold of one acquisition. Never shortens it, never brings back what is lost.
+-- Extends the live hold of one acquisition. Never shortens it, never brings back what is lost. Lets nobody in: whoever is next asks.
 -- KEYS: the lock
 -- ARGV: id, lease_ms
 -- Returns {'renewed', id, server_us, remaining_ms} | {'lost', id, server_us, forced_token}
@@ -9,18 +9,19 @@ local RETENTION_MS = 60000
 local time = redis.call('TIME')
 local server_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(server_us / 1000)
-local writer, writer_ends, write, read, stamp, covered, overrun, forced, own, slot =
-  unpack(redis.call('HMGET', key, 'W', 'D', 'write', 'read', 'm', 'v', 'o', 'F', 'R' .. id, 's' .. id))
+local writer, writer_ends, write, read, stamp, covered, heard_ms, overrun, forced, own, slot =
+  unpack(redis.call('HMGET', key, 'W', 'D', 'write', 'read', 'm', 'v', 'u', 'o', 'F', 'R' .. id, 's' .. id))
 local deadline_ms = now_ms + lease_ms
 
 if writer == id then
   if write == writer_ends and tonumber(writer_ends) > now_ms then
     deadline_ms = math.max(deadline_ms, writer_ends)
     redis.call('HSET', key, 'D', deadline_ms, 'write', deadline_ms)
-    redis.call('PEXPIREAT', key, deadline_ms + RETENTION_MS)
+    redis.call('PEXPIREAT', key, math.max(deadline_ms, heard_ms or 0) + RETENTION_MS)
     return {'renewed', id, server_us, deadline_ms - now_ms}
   end
-  redis.call('HDEL', key, 'W', 'D', 'I')
+  -- Dead from now on, and replaced like any dead writer, after whom the readers have their turn.
+  redis.call('HSET', key, 'D', 0)
   if write == writer_ends then redis.call('HDEL', key, 'write') end -- another value is somebody else's
 elseif own then
   overrun = overrun and tonumber(redis.call('HGET', key, 'i' .. slot)) < tonumber(overrun)
@@ -33,7 +34,7 @@ elseif own then
     end
     if covered then stamp_ms = math.max(stamp_ms, covered + 1) end
     redis.call('HSET', key, 'R' .. id, deadline_ms, 'm', stamp_ms, 'read', stamp_ms)
-    redis.call('PEXPIREAT', key, stamp_ms + RETENTION_MS)
+    redis.call('PEXPIREAT', key, math.max(stamp_ms, heard_ms or 0) + RETENTION_MS)
     return {'renewed', id, server_us, deadline_ms - now_ms}
   end
   -- Dead, or an intruder's `write` stands or stood beside it: dead from now on, and removed like any dead reader.
@@ -41,5 +42,5 @@ elseif own then
 end
 
 -- NX: only a key that lost its ttl gets one here.
-redis.call('PEXPIREAT', key, math.max(now_ms, writer_ends or 0, stamp or 0) + RETENTION_MS, 'NX')
+redis.call('PEXPIREAT', key, math.max(now_ms, writer_ends or 0, stamp or 0, heard_ms or 0) + RETENTION_MS, 'NX')
 return {'lost', id, server_us, tonumber(forced or 0)}

@@ -2,7 +2,7 @@
 -- Takes the lock for one acquisition, or tells when to ask again. A repeat with the id of a live hold extends it.
 -- KEYS: the readers (zset), the writer (string)
 -- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms
--- Returns {'granted', id, server_us, token, remaining_ms} | {'contended', id, server_us, retry_in_ms} | {'late', id, server_us}
+-- Returns {'granted', id, server_us, token, 1, remaining_ms, 0} | {'contended', id, server_us, retry_in_ms} | {'late', id, server_us}
 local read_key, write_key = KEYS[1], KEYS[2]
 local not_after_ms, id, mode, lease_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 local RETENTION_MS, MOST_POPS = 60000, 100
@@ -28,7 +28,7 @@ elseif writer then
     deadline_ms = math.max(deadline_ms, writer_ms)
     redis.call('PEXPIREAT', write_key, deadline_ms)
     redis.call('PEXPIREAT', read_key, deadline_ms + RETENTION_MS)
-    return {'granted', id, server_us, tonumber(string.match(writer, '%d+$')), deadline_ms - now_ms}
+    return {'granted', id, server_us, tonumber(string.match(writer, '%d+$')), 1, deadline_ms - now_ms, 0}
   end
   if writer_ms < 0 then -- it lost its ttl and would block for ever; its own lease is not known here, so not less than this
     writer_ms = math.max(deadline_ms, now_ms + RETENTION_MS)
@@ -65,4 +65,4 @@ else
   end
 end
 redis.call('PEXPIREAT', read_key, math.max(deadline_ms, longest_ms) + RETENTION_MS)
-return {'granted', id, server_us, token, deadline_ms - now_ms}
+return {'granted', id, server_us, token, 1, deadline_ms - now_ms, 0}

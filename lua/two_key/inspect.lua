@@ -2,7 +2,7 @@
 -- Shows who holds the lock. O(readers), for operators.
 -- KEYS: the readers (zset), the writer (string)
 -- ARGV: none
--- Returns {'view', '', server_us, last_token, 0, 0, {id, mode, since_ms, remaining_ms, id, …}}: live holds only
+-- Returns {'view', '', server_us, last_token, 0, 0, {id, mode, since_ms, remaining_ms, id, …}, {}}: live holds only
 local read_key, write_key = KEYS[1], KEYS[2]
 
 local time = redis.call('TIME')
@@ -32,4 +32,4 @@ for i = 1, #members, 2 do -- by score: what is kept under negative scores comes 
     show(member, 'r', since_ms[member] or 0, score - now_ms)
   end
 end
-return {'view', '', server_us, last, 0, 0, holders}
+return {'view', '', server_us, last, 0, 0, holders, {}}

@@ -3,21 +3,21 @@
 use std::sync::Arc;
 
 use crate::options::PublishedLimits;
-use crate::scheme::lua::{LuaScheme, Scripts};
+use crate::scheme::lua::{LuaScheme, Scripts, Waiting};
+use crate::scheme::scripts::hash;
 use crate::transport::{Script, Transport};
 
 static SCRIPTS: Scripts = Scripts {
-    acquire: Script::new(include_str!("../../lua/hash/acquire.lua")),
-    leave: Script::new(include_str!("../../lua/hash/leave.lua")),
-    renew: Script::new(include_str!("../../lua/hash/renew.lua")),
-    inspect: Script::new(include_str!("../../lua/hash/inspect.lua")),
-    force: Script::new(include_str!("../../lua/hash/force.lua")),
+    acquire: Script::new(hash::ACQUIRE),
+    leave: Script::new(hash::LEAVE),
+    turn: Script::new(hash::TURN),
+    renew: Script::new(hash::RENEW),
+    inspect: Script::new(hash::INSPECT),
+    force: Script::new(hash::FORCE),
     key_parts: &["lock"],
-    wake_part: None,
 };
 
 pub(crate) fn scheme(transport: Arc<dyn Transport>, limits: PublishedLimits) -> LuaScheme {
-    let limits = [limits.read, limits.write];
-    let limits = limits.map(|limit| limit.as_millis().to_string());
-    LuaScheme::new(&SCRIPTS, transport, limits.into())
+    let limits = [limits.read, limits.write].map(|limit| limit.as_millis().to_string());
+    LuaScheme::new(&SCRIPTS, transport, Waiting::InTheLock { limits })
 }

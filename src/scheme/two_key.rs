@@ -2,19 +2,20 @@
 
 use std::sync::Arc;
 
-use crate::scheme::lua::{LuaScheme, Scripts};
+use crate::scheme::lua::{LuaScheme, Scripts, Waiting};
+use crate::scheme::scripts::two_key;
 use crate::transport::{Script, Transport};
 
 static SCRIPTS: Scripts = Scripts {
-    acquire: Script::new(include_str!("../../lua/two_key/acquire.lua")),
-    leave: Script::new(include_str!("../../lua/two_key/leave.lua")),
-    renew: Script::new(include_str!("../../lua/two_key/renew.lua")),
-    inspect: Script::new(include_str!("../../lua/two_key/inspect.lua")),
-    force: Script::new(include_str!("../../lua/two_key/force.lua")),
+    acquire: Script::new(two_key::ACQUIRE),
+    leave: Script::new(two_key::LEAVE),
+    turn: Script::new(two_key::TURN),
+    renew: Script::new(two_key::RENEW),
+    inspect: Script::new(two_key::INSPECT),
+    force: Script::new(two_key::FORCE),
     key_parts: &["read", "write"],
-    wake_part: Some("wake"),
 };
 
 pub(crate) fn scheme(transport: Arc<dyn Transport>) -> LuaScheme {
-    LuaScheme::new(&SCRIPTS, transport, Vec::new())
+    LuaScheme::new(&SCRIPTS, transport, Waiting::Outside)
 }

@@ -26,21 +26,41 @@ fn files(folder: &str, ext: &str) -> Vec<(PathBuf, String)> {
     found
 }
 
+/// The scripts, without what is only put into others.
+fn scripts() -> Vec<(PathBuf, String)> {
+    let mut found = files("lua", "lua");
+    found.retain(|(path, _)| !path.ends_with("hash/queue.lua"));
+    found
+}
+
 #[test]
 fn each_script_is_embedded_once() {
-    let sources = files("src", "rs");
+    let embedding = fs::read_to_string(root().join("lua/scripts.rs")).expect("a source file");
     for (script, _) in files("lua", "lua") {
-        let name = script.strip_prefix(root()).expect("below the root").display().to_string();
-        let embedded: usize = sources.iter().map(|(_, text)| text.matches(&format!("/{name}\")")).count()).sum();
+        let name = script.strip_prefix(root().join("lua")).expect("below the folder").display().to_string();
+        let embedded = embedding.matches(&format!("include_str!(\"{name}\")")).count();
         assert_eq!(embedded, 1, "{name} is embedded {embedded} times");
     }
-    let embedded: usize = sources.iter().map(|(_, text)| text.matches(".lua\")").count()).sum();
-    assert_eq!(embedded, files("lua", "lua").len(), "scripts lie in lua/");
+    assert_eq!(embedding.matches("include_str!").count(), files("lua", "lua").len());
+    for (source, text) in files("src", "rs") {
+        assert!(!text.contains(".lua\")"), "{} embeds a script on its own", source.display());
+    }
+}
+
+/// Where the queue is put in, and nowhere before the short way out.
+#[test]
+fn queue_is_part_of_those_that_mark_a_place_for_it() {
+    let embedding = fs::read_to_string(root().join("lua/scripts.rs")).expect("a source file");
+    for (script, text) in scripts() {
+        let name = script.strip_prefix(root().join("lua")).expect("below the folder").display().to_string();
+        let put_in = embedding.contains(&format!("with_queue!(include_str!(\"{name}\"))"));
+        assert_eq!(text.matches("--@queue").count(), usize::from(put_in), "{name}");
+    }
 }
 
 #[test]
 fn each_script_has_its_header() {
-    for (script, text) in files("lua", "lua") {
+    for (script, text) in scripts() {
         let script = script.display();
         assert!(text.starts_with("#!lua"), "{script}: no shebang, so no flags");
         let header: String = text.lines().skip(1).take_while(|line| line.starts_with("--")).collect();

@@ -3,7 +3,7 @@
 use cluster_testenv::Reply;
 
 use crate::lab::{
-    Acquired, LEASE_MS, LONG_MS, Left, Lock, MAX_TOKEN, Mode, RETENTION_MS, Read, Renewed, Scheme, View, Write,
+    Acquired, LEASE_MS, LONG_MS, Left, Lock, MAX_TOKEN, Mode, RETENTION_MS, Read, Renewed, Scheme, View, Wish, Write,
     all_cases,
 };
 
@@ -177,7 +177,6 @@ fn hold_is_live_exactly_until_its_deadline(mut lock: Lock) {
 }
 
 fn hold_is_given_back_and_extended_exactly_until_its_deadline(mut lock: Lock) {
-    let channel = lock.channel.clone();
     for mode in [Read, Write].repeat(4) {
         let judge = |live: bool, after_ms: i64, what: &str| assert_eq!(live, after_ms < 0, "{what} at {after_ms} ms");
         let args = lock.acquire_args("a", mode, 3);
@@ -194,7 +193,7 @@ fn hold_is_given_back_and_extended_exactly_until_its_deadline(mut lock: Lock) {
         let args = lock.acquire_args("a", mode, 1);
         for _ in 0..15 {
             let (_, granted_ms) = code_and_ms(&lock.try_run("acquire", &args));
-            let (code, ms) = code_and_ms(&lock.try_run("leave", &["a", &channel]));
+            let (code, ms) = code_and_ms(&lock.try_run("leave", &lock.leave_args("a")));
             judge(code == "held", ms - granted_ms - 1, "leave");
 
             let (_, granted_ms) = code_and_ms(&lock.try_run("acquire", &args));
@@ -413,7 +412,7 @@ fn force_ends_all_and_is_remembered(mut lock: Lock) {
 
 /// A look at a free lock with this last token.
 fn view_of(token: i64) -> View {
-    View { token, foreign_write_ms: 0, foreign_read_ms: 0, holders: Vec::new() }
+    View { token, foreign_write_ms: 0, foreign_read_ms: 0, holders: Vec::new(), waiters: Vec::new() }
 }
 
 fn late_force_ends_nothing_newer(mut lock: Lock) {
@@ -600,7 +599,9 @@ fn every_script(lock: &Lock) -> Vec<(&'static str, Vec<String>)> {
     vec![
         ("acquire", lock.acquire_args("a", Mode::Read, LEASE_MS)),
         ("acquire", lock.acquire_args("a", Mode::Write, LEASE_MS)),
-        ("leave", own(&["a", &lock.channel])),
+        ("leave", lock.leave_args("a")),
+        ("turn", lock.turn_args("a", "b", Mode::Read, Wish::default())),
+        ("turn", lock.turn_args("a", "b", Mode::Write, Wish::default())),
         ("renew", own(&["a", "1000"])),
         ("inspect", own(&[])),
         ("force", lock.force_args(&view_of(MAX_TOKEN))),

@@ -2,9 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use crate::lab::{LEASE_MS, Lock, Read, Scheme, Write, all_cases};
+use crate::lab::{LEASE_MS, Lock, Mode, Read, Scheme, Wish, Write, all_cases};
 
 all_cases!(alone: paths_cost_what_the_readme_says, release_costs_the_same_beside_many_readers);
+
+mod in_the_hash {
+    use super::*;
+
+    crate::lab::hash_cases!(alone: waiting_costs_what_the_readme_says, waiting_costs_the_same_beside_many_others);
+}
 
 impl Lock {
     /// The commands that `script` makes the server run.
@@ -31,16 +37,13 @@ impl Lock {
         stats.collect()
     }
 
-    fn acquire_cost(&mut self, id: &str, mode: crate::lab::Mode) -> u64 {
+    fn acquire_cost(&mut self, id: &str, mode: Mode) -> u64 {
         let args = self.acquire_args(id, mode, LEASE_MS);
         self.cost("acquire", &args)
     }
 
     fn leave_cost(&mut self, id: &str) -> u64 {
-        let args = match self.scheme {
-            Scheme::Hash => vec![id.to_owned()],
-            Scheme::TwoKey => vec![id.to_owned(), self.channel.clone()],
-        };
+        let args = self.leave_args(id);
         self.cost("leave", &args)
     }
 
@@ -87,12 +90,9 @@ fn paths_cost_what_the_readme_says(mut lock: Lock) {
             lock.force();
         }
     }
-    let args = [vec!["1"], lock_args()].concat();
+    let past = Wish { not_after_ms: 1, ..Wish::default() };
+    let args = lock.wish_args("a", Read, past);
     expect(lock.cost("acquire", &args), 1, 1, "late");
-}
-
-fn lock_args() -> Vec<&'static str> {
-    vec!["a", "r", "1000", "1000", "3000"]
 }
 
 impl Lock {
@@ -134,4 +134,94 @@ fn release_costs_the_same_beside_many_readers(lock: Lock) {
         let (us, tenths) = (spent_us / ROUNDS, spent_us * 10 / ROUNDS % 10);
         println!("{scheme:?} on {server}: a reader leaves {others} others in {us}.{tenths} us");
     }
+}
+
+impl Lock {
+    fn wait_cost(&mut self, id: &str, mode: Mode) -> u64 {
+        let args = self.wish_args(id, mode, Wish::patient());
+        self.cost("acquire", &args)
+    }
+
+    fn turn_cost(&mut self, old: &str, new: &str, mode: Mode) -> u64 {
+        let args = self.turn_args(old, new, mode, Wish::default());
+        self.cost("turn", &args)
+    }
+}
+
+fn waiting_costs_what_the_readme_says(mut lock: Lock) {
+    lock.granted("w", Write);
+    for mode in [Write, Read] {
+        assert_eq!(lock.wait_cost("a", mode), 5, "first to wait");
+        assert_eq!(lock.wait_cost("b", mode), 5, "second to wait");
+        assert_eq!(lock.wait_cost("c", mode), 5, "third to wait");
+        for id in ["a", "b", "c"] {
+            assert_eq!(lock.wait_cost(id, mode), 5, "heartbeat");
+        }
+        assert_eq!(lock.leave_cost("b"), 6 + u64::from(mode == Read), "from the middle");
+        assert_eq!(lock.leave_cost("c"), 6, "the last one");
+        assert_eq!(lock.leave_cost("a"), 5, "the only one");
+    }
+    lock.queued("a", Write);
+    assert_eq!(lock.acquire_cost("w", Write), 5, "writer repeats before waiting ones");
+    assert_eq!(lock.renew_cost("w"), 4, "writer renews before waiting ones");
+    lock.queued("b", Write);
+    assert_eq!(lock.leave_cost("w"), 10, "hand-over to a writer, another waits");
+    assert_eq!(lock.leave_cost("a"), 8, "hand-over to a writer");
+    assert_eq!(lock.leave_cost("b"), 4, "nobody waits");
+
+    lock.granted("r", Read);
+    assert_eq!(lock.wait_cost("a", Write), 7, "first to wait for readers");
+    assert_eq!(lock.wait_cost("a", Write), 8, "heartbeat, readers inside");
+    assert_eq!(lock.wait_cost("b", Read), 8, "reader behind it");
+    assert_eq!(lock.acquire_cost("r", Read), 7, "reader repeats before waiting ones");
+    assert_eq!(lock.leave_cost("r"), 8, "last reader hands over");
+    assert_eq!(lock.leave_cost("a"), 10, "writer lets one reader in");
+    assert_eq!(lock.leave_cost("b"), 4, "nobody waits");
+
+    for readers in [10_u64, 100, 250, 500] {
+        lock.granted("w", Write);
+        for n in 0..readers {
+            let args = lock.wish_args(&format!("r.{n}"), Read, Wish::patient());
+            lock.try_run("acquire", &args);
+        }
+        // Four for each hundred, and one that tells it for each.
+        assert_eq!(lock.leave_cost("w"), 5 + 4 * readers.div_ceil(100) + readers, "{readers} come in");
+        assert_eq!(lock.inspect().ids().len() as u64, readers);
+        lock.force();
+    }
+
+    lock.granted("w", Write);
+    assert_eq!(lock.turn_cost("w", "r", Read), 5, "downgrade");
+    assert_eq!(lock.turn_cost("r", "w", Write), 7, "upgrade");
+}
+
+fn waiting_costs_the_same_beside_many_others(lock: Lock) {
+    let mut costs = Vec::new();
+    for others in [5, 300] {
+        let mut lock = lock.lab.lock(lock.scheme);
+        lock.granted("w", Write);
+        for n in 0..others {
+            let (reader, writer) = (format!("r.{n}"), format!("v.{n}"));
+            for (id, mode) in [(reader, Read), (writer, Write)] {
+                let args = lock.wish_args(&id, mode, Wish::patient());
+                lock.try_run("acquire", &args);
+            }
+        }
+        let mut cost = vec![lock.acquire_cost("w", Write), lock.renew_cost("w")];
+        for (id, other, mode) in [("a", "v.1", Write), ("b", "r.1", Read)] {
+            cost.extend([
+                lock.wait_cost(id, mode),
+                lock.wait_cost(other, mode),
+                lock.leave_cost(other),
+                lock.leave_cost(id),
+            ]);
+        }
+        for n in 0..others {
+            let args = lock.leave_args(&format!("r.{n}"));
+            lock.try_run("leave", &args);
+        }
+        cost.extend([lock.leave_cost("w"), lock.leave_cost("v.0")]);
+        costs.push(cost);
+    }
+    assert_eq!(costs[0], costs[1]);
 }

@@ -44,7 +44,8 @@ fn check_hash(fields: &BTreeMap<String, String>, now_ms: i64) {
     let number = |name: &str| -> i64 { fields[name].parse().expect("a number, written out") };
 
     assert!(!(has("W") && has("a")), "one kind of record: {fields:?}");
-    assert!(has("W") == has("D") && has("W") == has("I"), "{fields:?}");
+    assert!(has("W") == has("D") && has("W") == has("I") && has("W") == has("T"), "{fields:?}");
+    assert!(!has("W") || number("T") <= number("t"), "{fields:?}");
     assert!(has("a") == has("m") && (has("a") || !(has("v") || has("o"))), "{fields:?}");
     assert!(has("t") || !(has("W") || has("a")), "{fields:?}");
 
@@ -65,6 +66,51 @@ fn check_hash(fields: &BTreeMap<String, String>, now_ms: i64) {
         assert_eq!(count, ids.len(), "fields {letter} beside {slots} slots: {fields:?}");
     }
     assert!(!has("v") || number("m") > number("v"), "{fields:?}");
+    check_queue(fields, now_ms);
+}
+
+/// The list of waiting writers and the array of waiting readers.
+fn check_queue(fields: &BTreeMap<String, String>, now_ms: i64) {
+    let has = |name: &str| fields.contains_key(name);
+    let number = |name: &str| -> i64 { fields[name].parse().expect("a number, written out") };
+
+    let mut writers = BTreeSet::new();
+    let mut before = String::new();
+    assert_eq!(has("N"), has("P"), "both ends: {fields:?}");
+    while let Some(id) = fields.get(&format!("N{before}")).filter(|id| !id.is_empty()) {
+        assert!(writers.insert(id.clone()), "{id} waits once");
+        assert_eq!(fields[&format!("P{id}")], before, "{id} knows who is before it");
+        before.clone_from(id);
+    }
+    assert_eq!(fields.get("P").cloned().unwrap_or_default(), before, "the end is the last one");
+    assert_eq!(has("N"), !writers.is_empty(), "no empty list");
+
+    let slots = if has("c") { number("c") } else { 0 };
+    let readers: BTreeSet<_> = (1..=slots).map(|slot| fields[&format!("q{slot}")].clone()).collect();
+    for slot in 1..=slots {
+        let id = &fields[&format!("q{slot}")];
+        assert_eq!(number(&format!("Q{id}")), slot, "{id} knows its slot");
+    }
+    assert!(!has("c") || slots > 0, "no empty array");
+    assert_eq!(readers.len() as i64, slots, "each waits once");
+    assert_eq!(has("u"), !(writers.is_empty() && readers.is_empty()), "{fields:?}");
+
+    for id in writers.iter().chain(&readers) {
+        assert!(number(&format!("S{id}")) <= now_ms && number(&format!("C{id}")) > 0);
+        assert!(number(&format!("U{id}")) <= number("u"), "{id} is covered");
+        assert!(
+            !(has(&format!("R{id}")) || fields.get("W") == Some(id) && number("D") > now_ms),
+            "{id} holds or waits"
+        );
+    }
+    let with = |letter: char| fields.keys().filter(|name| name.starts_with(letter) && name.len() > 1).count();
+    for (letter, count) in [('q', readers.len()), ('Q', readers.len()), ('N', writers.len()), ('P', writers.len())] {
+        assert_eq!(with(letter), count, "fields {letter}: {fields:?}");
+    }
+    assert_eq!(with('B'), writers.len(), "{fields:?}");
+    for letter in ['U', 'C', 'S'] {
+        assert_eq!(with(letter), writers.len() + readers.len(), "fields {letter}: {fields:?}");
+    }
 }
 
 fn check_readers(members: &BTreeMap<String, i64>) {

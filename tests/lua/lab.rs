@@ -10,11 +10,13 @@ use std::{
 
 use cluster_testenv::{Client, Node, Reply, Server};
 
-use crate::invariants;
+use crate::{invariants, scripts};
 
 pub(crate) const LEASE_MS: i64 = 100_000;
 /// So much longer than `LEASE_MS` that no stall of the machine makes the two look alike.
 pub(crate) const LONG_MS: i64 = 1_000_000;
+/// Shorter than a lease, so that it is the claim.
+pub(crate) const PATIENCE_MS: i64 = 70_000;
 pub(crate) const RETENTION_MS: i64 = 60_000;
 pub(crate) const READ_LIMIT_MS: i64 = 100_000;
 pub(crate) const WRITE_LIMIT_MS: i64 = 300_000;
@@ -45,7 +47,8 @@ impl Mode {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    Granted { token: i64, remaining_ms: i64 },
+    Granted { token: i64, turns: i64, remaining_ms: i64, writers_waiting: bool },
+    Queued { retry_in_ms: i64 },
     Contended { retry_in_ms: i64 },
     Late,
 }
@@ -53,6 +56,7 @@ pub(crate) enum Acquired {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
     Held,
+    Queued,
     None { forced: i64 },
 }
 
@@ -62,12 +66,28 @@ pub(crate) enum Renewed {
     Lost { forced: i64 },
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turned {
+    Granted { token: i64, turns: i64, remaining_ms: i64, writers_waiting: bool },
+    Refused,
+    Lost { forced: i64 },
+    Late,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct View {
     pub(crate) token: i64,
     pub(crate) foreign_write_ms: i64,
     pub(crate) foreign_read_ms: i64,
     pub(crate) holders: Vec<Holder>,
+    pub(crate) waiters: Vec<Waiter>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Waiter {
+    pub(crate) id: String,
+    pub(crate) mode: Mode,
+    pub(crate) since_ms: i64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,6 +105,11 @@ impl View {
         ids.sort_unstable();
         ids
     }
+
+    /// The ids that wait, writers first and in their order.
+    pub(crate) fn waiting(&self) -> Vec<&str> {
+        self.waiters.iter().map(|waiter| waiter.id.as_str()).collect()
+    }
 }
 
 /// A server and the hashes of the scripts that are loaded there.
@@ -94,23 +119,43 @@ pub(crate) struct Lab {
     shas: BTreeMap<(&'static str, &'static str), String>,
 }
 
-macro_rules! scripts {
-    ($($folder:literal / $name:literal),+ $(,)?) => {
-        [$(($folder, $name, include_str!(concat!("../../lua/", $folder, "/", $name, ".lua")))),+]
-    };
-}
-const SCRIPTS: [(&str, &str, &str); 10] = scripts![
-    "hash" / "acquire",
-    "hash" / "leave",
-    "hash" / "renew",
-    "hash" / "inspect",
-    "hash" / "force",
-    "two_key" / "acquire",
-    "two_key" / "leave",
-    "two_key" / "renew",
-    "two_key" / "inspect",
-    "two_key" / "force",
+const SCRIPTS: [(&str, &str, &str); 12] = [
+    ("hash", "acquire", scripts::hash::ACQUIRE),
+    ("hash", "leave", scripts::hash::LEAVE),
+    ("hash", "turn", scripts::hash::TURN),
+    ("hash", "renew", scripts::hash::RENEW),
+    ("hash", "inspect", scripts::hash::INSPECT),
+    ("hash", "force", scripts::hash::FORCE),
+    ("two_key", "acquire", scripts::two_key::ACQUIRE),
+    ("two_key", "leave", scripts::two_key::LEAVE),
+    ("two_key", "turn", scripts::two_key::TURN),
+    ("two_key", "renew", scripts::two_key::RENEW),
+    ("two_key", "inspect", scripts::two_key::INSPECT),
+    ("two_key", "force", scripts::two_key::FORCE),
 ];
+
+/// What an acquisition wants beside the lock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    pub(crate) lease_ms: i64,
+    /// 0: it does not wait.
+    pub(crate) patience_ms: i64,
+    pub(crate) turns: i64,
+    pub(crate) not_after_ms: i64,
+}
+
+impl Default for Wish {
+    fn default() -> Self {
+        Self { lease_ms: LEASE_MS, patience_ms: 0, turns: 1, not_after_ms: NEVER_LATE }
+    }
+}
+
+impl Wish {
+    /// Waits if it must.
+    pub(crate) fn patient() -> Self {
+        Self { patience_ms: PATIENCE_MS, ..Self::default() }
+    }
+}
 
 impl Lab {
     pub(crate) fn start(server: Server) -> Arc<Self> {
@@ -138,7 +183,7 @@ impl Lab {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let tag = format!("{{lock {}}}", COUNT.fetch_add(1, Ordering::Relaxed));
         let keys = match scheme {
-            Scheme::Hash => vec![tag.clone()],
+            Scheme::Hash => vec![format!("{tag}:lock")],
             Scheme::TwoKey => vec![format!("{tag}:read"), format!("{tag}:write")],
         };
         Lock {
@@ -203,48 +248,113 @@ impl Lock {
         fields
     }
 
-    fn with_channel(&self, args: &[&str]) -> Vec<String> {
+    /// What a script that gives something up is told beside the id.
+    fn with_surroundings(&self, args: &[&str]) -> Vec<String> {
         let mut args: Vec<String> = args.iter().map(ToString::to_string).collect();
-        if self.scheme == Scheme::TwoKey {
-            args.push(self.channel.clone());
+        match self.scheme {
+            Scheme::Hash => args.extend([READ_LIMIT_MS.to_string(), WRITE_LIMIT_MS.to_string()]),
+            Scheme::TwoKey => args.push(self.channel.clone()),
         }
         args
     }
 
-    fn acquire_args_until(&self, id: &str, mode: Mode, lease_ms: i64, not_after_ms: i64) -> Vec<String> {
-        let mode = mode.letter().to_owned();
-        let mut args = vec![not_after_ms.to_string(), id.to_owned(), mode, lease_ms.to_string()];
+    pub(crate) fn leave_args(&self, id: &str) -> Vec<String> {
+        self.with_surroundings(&[id])
+    }
+
+    pub(crate) fn turn_args(&self, old: &str, new: &str, mode: Mode, wish: Wish) -> Vec<String> {
+        let numbers = [wish.not_after_ms, wish.lease_ms, wish.turns].map(|number| number.to_string());
+        let [not_after_ms, lease_ms, turns] = &numbers;
+        let mut args = vec![not_after_ms.as_str(), old, new, mode.letter(), lease_ms];
         if self.scheme == Scheme::Hash {
-            args.extend([READ_LIMIT_MS.to_string(), WRITE_LIMIT_MS.to_string()]);
+            args.push(turns);
+        }
+        self.with_surroundings(&args)
+    }
+
+    pub(crate) fn wish_args(&self, id: &str, mode: Mode, wish: Wish) -> Vec<String> {
+        let numbers = [wish.not_after_ms, wish.lease_ms, wish.patience_ms, wish.turns].map(|number| number.to_string());
+        let [not_after_ms, lease_ms, patience_ms, turns] = numbers;
+        let mut args = vec![not_after_ms, id.to_owned(), mode.letter().to_owned(), lease_ms];
+        if self.scheme == Scheme::Hash {
+            args.extend([patience_ms, turns, READ_LIMIT_MS.to_string(), WRITE_LIMIT_MS.to_string()]);
         }
         args
     }
 
     /// For `try_run`.
     pub(crate) fn acquire_args(&self, id: &str, mode: Mode, lease_ms: i64) -> Vec<String> {
-        self.acquire_args_until(id, mode, lease_ms, NEVER_LATE)
+        self.wish_args(id, mode, Wish { lease_ms, ..Wish::default() })
     }
 
-    pub(crate) fn acquire_until(&mut self, id: &str, mode: Mode, lease_ms: i64, not_after_ms: i64) -> Acquired {
-        let args = self.acquire_args_until(id, mode, lease_ms, not_after_ms);
+    pub(crate) fn ask(&mut self, id: &str, mode: Mode, wish: Wish) -> Acquired {
+        let args = self.wish_args(id, mode, wish);
         let mut reply = self.run("acquire", id, &args);
         let acquired = match reply.code.as_str() {
-            "granted" => Acquired::Granted { token: reply.int(), remaining_ms: reply.int() },
+            "granted" => {
+                let (token, turns, remaining_ms, writers_waiting) = reply.granted();
+                Acquired::Granted { token, turns, remaining_ms, writers_waiting }
+            }
+            "queued" => Acquired::Queued { retry_in_ms: reply.int() },
             "contended" => Acquired::Contended { retry_in_ms: reply.int() },
             "late" => Acquired::Late,
             code => panic!("acquire answered {code}"),
         };
         reply.end();
         match acquired {
-            Acquired::Granted { token, remaining_ms } => {
+            Acquired::Granted { token, turns, remaining_ms, .. } => {
                 assert!((1..=MAX_TOKEN).contains(&token), "token {token}");
-                assert!(remaining_ms >= lease_ms, "at least what was asked for");
+                assert!((1..=64).contains(&turns), "{turns} turns");
+                assert!(remaining_ms >= wish.lease_ms, "at least what was asked for");
                 self.assert_covered_until(reply.server_us / 1000 + remaining_ms);
+            }
+            Acquired::Queued { retry_in_ms } => {
+                assert!(retry_in_ms >= 1);
+                self.assert_covered_until(reply.server_us / 1000 + wish.patience_ms);
             }
             Acquired::Contended { retry_in_ms } => assert!(retry_in_ms >= 1),
             Acquired::Late => {}
         }
         acquired
+    }
+
+    pub(crate) fn acquire_until(&mut self, id: &str, mode: Mode, lease_ms: i64, not_after_ms: i64) -> Acquired {
+        self.ask(id, mode, Wish { lease_ms, not_after_ms, ..Wish::default() })
+    }
+
+    /// Is queued, and returns when to ask again.
+    pub(crate) fn queued(&mut self, id: &str, mode: Mode) -> i64 {
+        let acquired = self.ask(id, mode, Wish::patient());
+        let Acquired::Queued { retry_in_ms } = acquired else { panic!("{id} was not queued {mode:?}: {acquired:?}") };
+        retry_in_ms
+    }
+
+    pub(crate) fn turn(&mut self, old: &str, new: &str, mode: Mode, wish: Wish) -> Turned {
+        let args = self.turn_args(old, new, mode, wish);
+        let mut reply = self.run("turn", new, &args);
+        let turned = match reply.code.as_str() {
+            "granted" => {
+                let (token, turns, remaining_ms, writers_waiting) = reply.granted();
+                Turned::Granted { token, turns, remaining_ms, writers_waiting }
+            }
+            "refused" => Turned::Refused,
+            "lost" => Turned::Lost { forced: reply.int() },
+            "late" => Turned::Late,
+            code => panic!("turn answered {code}"),
+        };
+        reply.end();
+        if let Turned::Granted { remaining_ms, .. } = turned {
+            assert!(remaining_ms >= wish.lease_ms, "at least what was asked for");
+            self.assert_covered_until(reply.server_us / 1000 + remaining_ms);
+        }
+        turned
+    }
+
+    /// Turns for `LEASE_MS` and returns the token.
+    pub(crate) fn turned(&mut self, old: &str, new: &str, mode: Mode) -> i64 {
+        let turned = self.turn(old, new, mode, Wish::default());
+        let Turned::Granted { token, .. } = turned else { panic!("{old} was not turned {mode:?}: {turned:?}") };
+        token
     }
 
     pub(crate) fn acquire(&mut self, id: &str, mode: Mode, lease_ms: i64) -> Acquired {
@@ -259,7 +369,7 @@ impl Lock {
     /// Acquires and returns the token and the remaining time.
     pub(crate) fn granted_for(&mut self, id: &str, mode: Mode, lease_ms: i64) -> (i64, i64) {
         let acquired = self.acquire(id, mode, lease_ms);
-        let Acquired::Granted { token, remaining_ms } = acquired else {
+        let Acquired::Granted { token, remaining_ms, .. } = acquired else {
             panic!("{id} was not granted {mode:?}: {acquired:?}")
         };
         (token, remaining_ms)
@@ -275,10 +385,11 @@ impl Lock {
     }
 
     pub(crate) fn leave(&mut self, id: &str) -> Left {
-        let args = self.with_channel(&[id]);
+        let args = self.leave_args(id);
         let mut reply = self.run("leave", id, &args);
         let left = match reply.code.as_str() {
             "held" => Left::Held,
+            "queued" => Left::Queued,
             "none" => Left::None { forced: reply.int() },
             code => panic!("leave answered {code}"),
         };
@@ -315,18 +426,17 @@ impl Lock {
         let mut reply = self.run("inspect", "", &[""; 0]);
         assert_eq!(reply.code, "view");
         let (token, foreign_write_ms, foreign_read_ms) = (reply.int(), reply.int(), reply.int());
-        let mut flat = Fields::of(reply.next());
+        let (mut flat, mut flat_waiters) = (Fields::of(reply.next()), Fields::of(reply.next()));
         reply.end();
         let mut holders = Vec::new();
         while !flat.is_empty() {
-            holders.push(Holder {
-                id: flat.text(),
-                mode: if flat.text() == "r" { Read } else { Write },
-                since_ms: flat.int(),
-                remaining_ms: flat.int(),
-            });
+            holders.push(Holder { id: flat.text(), mode: flat.mode(), since_ms: flat.int(), remaining_ms: flat.int() });
         }
-        View { token, foreign_write_ms, foreign_read_ms, holders }
+        let mut waiters = Vec::new();
+        while !flat_waiters.is_empty() {
+            waiters.push(Waiter { id: flat_waiters.text(), mode: flat_waiters.mode(), since_ms: flat_waiters.int() });
+        }
+        View { token, foreign_write_ms, foreign_read_ms, holders, waiters }
     }
 
     /// Ends whatever is there. The ids that were ended, in order of their names.
@@ -338,7 +448,7 @@ impl Lock {
     /// For `try_run`.
     pub(crate) fn force_args(&self, seen: &View) -> Vec<String> {
         let seen = [seen.token, seen.foreign_write_ms, seen.foreign_read_ms].map(|number| number.to_string());
-        self.with_channel(&seen.each_ref().map(String::as_str))
+        self.with_surroundings(&seen.each_ref().map(String::as_str))
     }
 
     /// The same with what an earlier look has shown.
@@ -409,6 +519,8 @@ impl Lock {
             if self.field("W").as_deref() == Some(id) {
                 self.set_field("D", past);
                 self.set_field("write", past);
+            } else if self.field(&format!("U{id}")).is_some() {
+                self.set_field(&format!("U{id}"), past);
             } else {
                 self.set_field(&format!("R{id}"), past);
             }
@@ -467,6 +579,39 @@ impl Lock {
     }
 }
 
+/// A connection that hears a channel.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    client: Client,
+    channel: String,
+}
+
+impl Listener {
+    pub(crate) fn new(lock: &Lock, channel: &str) -> Self {
+        let mut client = lock.lab.node.client().expect("the server answers");
+        client.command(&["SSUBSCRIBE", channel]).expect("subscribed");
+        Self { client, channel: channel.to_owned() }
+    }
+
+    /// What was published until now.
+    pub(crate) fn heard(&mut self, lock: &mut Lock) -> Vec<String> {
+        const END: &str = "no more";
+        assert_eq!(lock.int(&["SPUBLISH", &self.channel, END]), 1);
+        let mut heard = Vec::new();
+        loop {
+            let message = self.client.receive().expect("a message");
+            let message = message.array().expect("kind, channel, text").to_vec();
+            let text = |part: &Reply| part.text().expect("a text").into_owned();
+            assert_eq!(text(&message[0]), "smessage");
+            assert_eq!(text(&message[1]), self.channel);
+            if text(&message[2]) == END {
+                return heard;
+            }
+            heard.push(text(&message[2]));
+        }
+    }
+}
+
 /// The fields of an array reply, from first to last.
 #[derive(Debug)]
 struct Fields {
@@ -497,6 +642,22 @@ impl Fields {
     fn int(&mut self) -> i64 {
         let field = self.next();
         field.int().unwrap_or_else(|| panic!("not a number: {field:?}"))
+    }
+
+    fn mode(&mut self) -> Mode {
+        match self.text().as_str() {
+            "r" => Read,
+            "w" => Write,
+            letter => panic!("mode {letter}"),
+        }
+    }
+
+    /// Token, turns, remaining time, and whether writers wait.
+    fn granted(&mut self) -> (i64, i64, i64, bool) {
+        let granted = (self.int(), self.int(), self.int());
+        let flag = self.int();
+        assert!((0..=1).contains(&flag), "a flag");
+        (granted.0, granted.1, granted.2, flag == 1)
     }
 
     fn end(&self) {

@@ -9,7 +9,11 @@ mod invariants;
 mod lab;
 mod model;
 mod published;
+mod queue;
 mod readers;
+#[path = "../../lua/scripts.rs"]
+mod scripts;
 mod servers;
 mod stamps;
+mod turns;
 mod two_key;

@@ -101,7 +101,7 @@ fn walk_ends_at_the_first_live_reader(mut lock: Lock) {
     lock.expire(&order[1]);
     lock.granted("w", Write);
     let fields = invariants::fields(&mut lock);
-    assert_eq!(fields.into_keys().collect::<String>(), "DIWtwrite");
+    assert_eq!(fields.into_keys().collect::<String>(), "DITWtwrite");
 }
 
 fn dead_readers_are_removed_at_most_a_hundred_at_a_time(mut lock: Lock) {

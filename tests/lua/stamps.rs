@@ -159,7 +159,11 @@ fn dead_writer_takes_its_stamp_along(mut lock: Lock) {
         } else {
             assert_eq!(lock.leave("a"), NONE);
         }
-        assert_eq!((lock.field("W"), lock.field("write")), (None, None));
+        assert_eq!(lock.field("write"), None);
+        assert_eq!(lock.inspect().ids(), [""; 0]);
+        let now_ms = lock.now_ms();
+        assert!(lock.their_lock(Write, now_ms), "their limit has not to pass");
+        lock.they_leave(Write, now_ms);
     }
 }
 
@@ -285,7 +289,7 @@ fn overwritten_writer_is_lost(mut lock: Lock) {
             assert_eq!(lock.inspect().ids(), [""; 0]);
             if renewal {
                 assert_eq!(lock.renew("a", LEASE_MS), LOST);
-                assert_eq!(lock.field("W"), None);
+                assert_eq!(lock.field_ms("D"), 0, "dead from now on");
             }
             assert_eq!(lock.leave("a"), NONE);
             assert_eq!(lock.field("W"), None);

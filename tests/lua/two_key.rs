@@ -1,10 +1,8 @@
 //! What only the two-key scheme has: publishing, the writer's string, dead members.
 
-use cluster_testenv::{Client, Reply};
-
 use crate::{
     invariants,
-    lab::{LEASE_MS, LONG_MS, Left, Lock, Mode, Read, Renewed, Write, two_key_cases},
+    lab::{LEASE_MS, LONG_MS, Left, Listener, Lock, Mode, Read, Renewed, Write, two_key_cases},
 };
 
 two_key_cases!(shared:
@@ -15,41 +13,11 @@ two_key_cases!(shared:
     dead_readers_are_removed_at_most_a_hundred_at_a_time,
     readers_key_holds_the_token_alone_in_the_end,
     writers_string_goes_at_its_deadline,
+    downgrade_tells_waiting_readers,
 );
 
-/// A connection that hears the lock's channel.
-struct Listener(Client);
-
-impl Listener {
-    fn new(lock: &Lock) -> Self {
-        let mut client = lock.lab.node.client().expect("the server answers");
-        let reply = client.command(&["SSUBSCRIBE", &lock.channel]);
-        reply.expect("subscribed");
-        Self(client)
-    }
-
-    /// What was published until now.
-    fn heard(&mut self, lock: &mut Lock) -> Vec<String> {
-        const END: &str = "no more";
-        let channel = lock.channel.clone();
-        assert_eq!(lock.int(&["SPUBLISH", &channel, END]), 1);
-        let mut heard = Vec::new();
-        loop {
-            let message = self.0.receive().expect("a message");
-            let message = message.array().expect("kind, channel, text").to_vec();
-            let text = |part: &Reply| part.text().expect("a text").into_owned();
-            assert_eq!(text(&message[0]), "smessage");
-            assert_eq!(text(&message[1]), channel);
-            if text(&message[2]) == END {
-                return heard;
-            }
-            heard.push(text(&message[2]));
-        }
-    }
-}
-
 fn publishes_when_the_lock_becomes_takeable(mut lock: Lock) {
-    let mut listener = Listener::new(&lock);
+    let mut listener = Listener::new(&lock, &lock.channel);
     lock.granted("w", Write);
     lock.contended("b", Write);
     lock.leave("b");
@@ -180,4 +148,14 @@ fn writers_string_goes_at_its_deadline(mut lock: Lock) {
     let value = lock.command(&["GET", &write_key]);
     let token = lock.inspect().token;
     assert_eq!(value.text().expect("a text"), format!("w {ends_ms} {token}"));
+}
+
+fn downgrade_tells_waiting_readers(mut lock: Lock) {
+    let mut listener = Listener::new(&lock, &lock.channel);
+    lock.granted("w", Write);
+    lock.turned("w", "r", Read);
+    assert_eq!(listener.heard(&mut lock), ["w"]);
+    lock.turned("w", "r", Read);
+    lock.turned("r", "v", Write);
+    assert_eq!(listener.heard(&mut lock), [""; 0]);
 }

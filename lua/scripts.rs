@@ -1,0 +1,70 @@
+//! The texts of the scripts, as servers get them: one place for the crate, its tests and its benches.
+#![allow(dead_code)] // not everyone who includes this uses all of it
+
+/// Who waits, and how it comes in: a part of several scripts.
+const QUEUE: &str = include_str!("hash/queue.lua");
+/// Where it goes: behind the short way out, which is not to pay for functions that it does not call.
+const PLACE: &str = "--@queue";
+
+/// `script` with `QUEUE` in its place, `LEN` bytes in all.
+const fn with_queue<const LEN: usize>(script: &str) -> [u8; LEN] {
+    let (script, place, queue) = (script.as_bytes(), PLACE.as_bytes(), QUEUE.as_bytes());
+    let at = position(script, place);
+    let mut text = [0; LEN];
+    let mut n = 0;
+    while n < LEN {
+        text[n] = if n < at {
+            script[n]
+        } else if n < at + queue.len() {
+            queue[n - at]
+        } else {
+            script[n - queue.len() + place.len()]
+        };
+        n += 1;
+    }
+    text
+}
+
+const fn position(text: &[u8], part: &[u8]) -> usize {
+    let mut at = 0;
+    loop {
+        let mut same = 0;
+        while same < part.len() && text[at + same] == part[same] {
+            same += 1;
+        }
+        if same == part.len() {
+            return at;
+        }
+        at += 1;
+    }
+}
+
+macro_rules! with_queue {
+    ($script:expr) => {{
+        const TEXT: &[u8] = &with_queue::<{ $script.len() - PLACE.len() + QUEUE.len() }>($script);
+        match std::str::from_utf8(TEXT) {
+            Ok(text) => text,
+            Err(_) => panic!("both parts are text"),
+        }
+    }};
+}
+
+pub(crate) mod hash {
+    use super::{PLACE, QUEUE, with_queue};
+
+    pub(crate) const ACQUIRE: &str = with_queue!(include_str!("hash/acquire.lua"));
+    pub(crate) const LEAVE: &str = with_queue!(include_str!("hash/leave.lua"));
+    pub(crate) const TURN: &str = with_queue!(include_str!("hash/turn.lua"));
+    pub(crate) const RENEW: &str = include_str!("hash/renew.lua");
+    pub(crate) const INSPECT: &str = include_str!("hash/inspect.lua");
+    pub(crate) const FORCE: &str = with_queue!(include_str!("hash/force.lua"));
+}
+
+pub(crate) mod two_key {
+    pub(crate) const ACQUIRE: &str = include_str!("two_key/acquire.lua");
+    pub(crate) const LEAVE: &str = include_str!("two_key/leave.lua");
+    pub(crate) const TURN: &str = include_str!("two_key/turn.lua");
+    pub(crate) const RENEW: &str = include_str!("two_key/renew.lua");
+    pub(crate) const INSPECT: &str = include_str!("two_key/inspect.lua");
+    pub(crate) const FORCE: &str = include_str!("two_key/force.lua");
+}
