@@ -69,7 +69,7 @@ elseif mode == 'w' or (own_ms <= now_ms and next_writer()) then
   end
 elseif not live_reader() and crowded then
   free_ms = now_ms
-elseif own_ms <= now_ms and waiting > 0 and redis.call('HEXISTS', key, 'Q' .. id) == 1 then -- more waited than one script lets in
+elseif own_ms <= now_ms and waiting > 0 and redis.call('HGET', key, 'Q' .. id) then -- more waited than one script lets in
   free_ms = now_ms
 end
 

@@ -16,7 +16,7 @@ use crate::servers::ask;
 use crate::wait::{bounded, soon, start, until};
 
 const PASSWORD: &str = "secret";
-const WAKE_UPS: &str = "SingleNodeManager, for waiters";
+const WAKE_UPS: &str = "All of them, for waiters";
 const QUIET: &str = "Any manager";
 
 /// The rules in the README below the comment that begins so.
@@ -332,9 +332,7 @@ fn refused_commands(place: &Place<'_>) -> BTreeSet<String> {
 
 async fn log_of_refusals_stays_empty_with_the_optional_rights(place: &Place<'_>) {
     let mut rules = rules_of(heading_of(place.kind));
-    if place.kind == Kind::TwoKey {
-        rules.extend(rules_of(WAKE_UPS));
-    }
+    rules.extend(rules_of(WAKE_UPS));
     place.failures(&place.user(&rules).1).await;
     assert!(refused_commands(place).contains("unwatch"), "{:?}", refused_commands(place));
     let is_redis_7_0 = place.f.servers.primaries()[0].server() == Server::Redis70;
