@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Matcher, Node, Server};
-use redis_rwlock::Topology;
+use redis_rwlock::{Error, LossReason, Topology};
 
 use crate::fixture::{Fixture, Manager, Settings};
 use crate::servers::ask;
@@ -117,6 +117,27 @@ async fn looks_that_are_under_way_do_not_keep_a_connection_from_being_made() {
         for look in looks {
             look.await.expect("no panic").expect("inspected");
         }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn release_that_was_never_sent_does_not_vouch_for_a_hold_that_is_gone() {
+    bounded(async {
+        let (node, fixture) = proxied_node();
+        let manager = fixture.manager_with(answering_within(Duration::from_secs(5))).await;
+        let guard = manager.write("cfg").await.expect("granted");
+        node.proxy().refuse();
+        node.proxy().cut();
+        // By then the connection is known to be dead, and no other can be had: the release cannot leave this process.
+        let error = soon("the error", manager.write("other").into_future()).await.expect_err("refused");
+        assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+        let mut release = Box::pin(guard.release());
+        start(&mut release);
+        node.flush_all().expect("flushed");
+        node.proxy().heal();
+        let error = soon("the release", release).await.expect_err("the hold is gone");
+        assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
     })
     .await;
 }
