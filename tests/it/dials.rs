@@ -1,5 +1,6 @@
 //! Connections are made for everybody: no caller's haste, no look and no dead connection is in the way of the next one.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Matcher, Node, Server};
@@ -32,7 +33,7 @@ async fn look_at_once(manager: &Manager, node: &Node) {
     let held: Vec<_> = (0..LOOKS).map(|_| node.proxy().hold_reply(Matcher::command("EVALSHA"))).collect();
     let looks: Vec<_> = (0..LOOKS)
         .map(|n| {
-            let manager = manager.clone();
+            let manager = Arc::clone(manager);
             tokio::spawn(async move { manager.inspect(&format!("look-{n}")).await })
         })
         .collect();
@@ -104,7 +105,7 @@ async fn looks_that_are_under_way_do_not_keep_a_connection_from_being_made() {
         let held: Vec<_> = (0..LOOKS).map(|_| node.proxy().hold_reply(Matcher::command("EVALSHA"))).collect();
         let mut looks: Vec<_> = Vec::new();
         for n in 0..LOOKS {
-            let manager = manager.clone();
+            let manager = Arc::clone(&manager);
             looks.push(tokio::spawn(async move { manager.inspect(&format!("look-{n}")).await }));
         }
         for held in &held {
