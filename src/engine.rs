@@ -228,7 +228,7 @@ impl Engine {
                 }
                 Err(failure) => failure,
             };
-            doubt = true;
+            doubt |= !matches!(failure, Failure::NotDone { .. });
             let waited = self.clock.now().since(began);
             if let Some(error) = self.final_error(hold.key(), failure, waited) {
                 return Err(error);

@@ -205,8 +205,7 @@ impl Fleet {
                 pause = (pause * 2).min(LOOK_AGAIN_LONGEST);
                 if looking.0.upgrade().is_none_or(|fleet| fleet.ends_look_out()) {
                     // Its end is marked already, and another may have begun.
-                    std::mem::forget(looking);
-                    return;
+                    return looking.let_go();
                 }
             }
         }));
@@ -340,6 +339,13 @@ impl Fleet {
 /// Marks the look-out as ended, also when its runtime drops it.
 struct Looking(Weak<Fleet>);
 
+impl Looking {
+    /// Ends without a mark.
+    fn let_go(mut self) {
+        self.0 = Weak::new();
+    }
+}
+
 impl Drop for Looking {
     fn drop(&mut self) {
         if let Some(fleet) = self.0.upgrade() {
@@ -354,4 +360,29 @@ async fn ask_for_slots(node: &Node) -> Result<SlotMap, Fault> {
     let reply = node.ask(&question).await?;
     let map = SlotMap::parse(&reply, node.address()).filter(|map| !map.is_empty());
     map.ok_or_else(|| Fault::NotSent(Some(Arc::new(Answer(format!("{} knows no slots", node.address()))))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::Tls;
+    use crate::transport::address::parse_all;
+
+    #[tokio::test(start_paused = true)]
+    async fn look_out_that_has_ended_leaves_nothing_of_a_dropped_fleet() {
+        let nobody = parse_all(&["redis://127.0.0.1:1".to_owned()], &Tls::new()).expect("valid");
+        let fleet = Fleet::cluster(nobody, &Options::default(), Clock::System).expect("valid");
+        let fleet = Arc::new(fleet);
+        fleet.look_in_background();
+        assert!(fleet.looking.load(Ordering::SeqCst));
+        let ended = async {
+            while Arc::weak_count(&fleet) > 0 {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), ended)
+            .await
+            .expect("the look-out holds on to the fleet's memory");
+        assert!(!fleet.looking.load(Ordering::SeqCst));
+    }
 }

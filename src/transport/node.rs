@@ -1,7 +1,9 @@
 //! One server: the multiplexed connection that everybody shares, and a pool for what needs a connection to itself.
 //!
-//! The pool makes and replaces connections; the hot path takes one out of it and keeps it, because a pool's `get` costs a
-//! round trip. After silence the shared connection is given up for a new one: what still comes on it is never believed.
+//! Pools make and replace connections; the hot path takes one out of one and keeps it, because a pool's `get` costs a round
+//! trip. After silence the shared connection is given up for a new one: what still comes on it is never believed. It is made
+//! for everybody, in a task of its own: a caller that gives up does not take it along, and those that use connections of
+//! their own are not in its way.
 
 use std::fmt;
 use std::pin::{Pin, pin};
@@ -64,15 +66,25 @@ pub(super) enum Admission {
 }
 
 pub(super) struct Node {
-    address: Arc<str>,
+    line: Arc<Line>,
     info: ConnectionInfo,
+    /// For calls apart.
+    pool: Pool,
+    limits: Limits,
+    clock: Clock,
+    dialing: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// The shared connection, or how the last try to make it failed.
+struct Line {
+    address: Arc<str>,
+    /// Every connection is taken out of it at once: none is old, and none is waited for.
     pool: Pool,
     limits: Limits,
     clock: Clock,
     live: Mutex<Option<Arc<Live>>>,
     /// How many connections there have been.
     dialed: AtomicU64,
-    dialing: tokio::sync::Mutex<()>,
     last_dial: Mutex<Option<FailedDial>>,
 }
 
@@ -98,43 +110,30 @@ pub(super) enum DialFault {
 
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Node").field(&self.address).finish()
+        f.debug_tuple("Node").field(&self.line.address).finish()
     }
 }
 
 impl Node {
     pub(super) fn new(address: String, info: ConnectionInfo, limits: Limits, clock: Clock) -> Result<Self> {
-        // Replies are waited for here and with our own clock, so the library need not set a timer of its own for each.
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(limits.response_timeout))
-            .set_response_timeout(None)
-            .set_pipeline_buffer_size(PIPELINE_BUFFER);
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let info = info.set_tcp_settings(tcp);
-        let manager = Manager::new_with_config(info.clone(), config).map_err(|error| invalid_url(&error))?;
-        let pool = Pool::builder(manager)
-            .max_size(POOL_SIZE)
-            .runtime(Runtime::Tokio1)
-            .wait_timeout(Some(limits.response_timeout))
-            .create_timeout(Some(limits.response_timeout))
-            .recycle_timeout(Some(limits.response_timeout))
-            .build()
-            .map_err(|error| Error::InvalidOption { option: "topology", reason: error.to_string() })?;
-        Ok(Self {
+        let pool = |size| pool(info.clone(), limits.response_timeout, size);
+        let line = Line {
             address: address.into(),
-            info,
-            pool,
+            pool: pool(1)?,
             limits,
             clock,
             live: Mutex::new(None),
             dialed: AtomicU64::new(0),
-            dialing: tokio::sync::Mutex::new(()),
             last_dial: Mutex::new(None),
-        })
+        };
+        let pool = pool(POOL_SIZE)?;
+        Ok(Self { line: Arc::new(line), info, pool, limits, clock, dialing: Arc::default() })
     }
 
     pub(super) fn address(&self) -> &str {
-        &self.address
+        &self.line.address
     }
 
     /// How to connect to it.
@@ -144,18 +143,18 @@ impl Node {
 
     /// The number of the shared connection, and what is known by it of the server's clock; `None` without one.
     pub(super) fn anchor(&self) -> Option<(u64, Anchor)> {
-        let live = self.live.lock();
+        let live = self.line.live.lock();
         live.as_ref().map(|live| (live.number, *live.anchor.lock()))
     }
 
     pub(super) fn route(&self) -> Route {
-        Route(Arc::clone(&self.address))
+        Route(Arc::clone(&self.line.address))
     }
 
     /// Sends one call on the shared connection.
     pub(super) async fn call(&self, call: &Call, admission: Admission) -> Result<Answered<Value>, Fault> {
         // Paths that are seldom taken are boxed here and below: the future of a call is moved more than once.
-        let live = match self.current() {
+        let live = match self.line.current() {
             Some(live) => live,
             None => Box::pin(self.live()).await?,
         };
@@ -168,7 +167,7 @@ impl Node {
     /// Sends one call on a connection from the pool, which nobody else waits for.
     pub(super) async fn call_apart(&self, call: &Call) -> Result<Answered<Value>, Fault> {
         let live = self.live().await?;
-        let pooled = self.pool.get().await.map_err(of_pool)?;
+        let pooled = self.connection_apart().await?;
         let apart = Arc::new(Live {
             number: live.number,
             connection: MultiplexedConnection::clone(&pooled),
@@ -183,6 +182,18 @@ impl Node {
             drop(deadpool_redis::Connection::take(pooled));
         }
         answer
+    }
+
+    /// A connection that nobody else waits for. Those that are there and do not answer are not tried one after the other.
+    async fn connection_apart(&self) -> Result<deadpool_redis::Connection, Fault> {
+        // One response timeout for a place, one for the connection.
+        match tokio::time::timeout(self.limits.response_timeout * 2, self.pool.get()).await {
+            Ok(pooled) => pooled.map_err(of_pool),
+            Err(_) => {
+                drop(self.pool.retain(|_, _| false));
+                Err(Fault::NotSent(Some(Arc::new(Answer(format!("no connection to {} in time", self.line.address))))))
+            }
+        }
     }
 
     /// Sends calls in one pipeline; one answer each, in order.
@@ -262,7 +273,7 @@ impl Node {
                 stray_until,
                 source: Some(Arc::new(Answer(format!(
                     "no answer from {} within {:?}",
-                    self.address, self.limits.response_timeout
+                    self.line.address, self.limits.response_timeout
                 )))),
             },
             Ok(Ok(value)) => return Ok(value),
@@ -315,42 +326,51 @@ impl Node {
     }
 
     fn give_up(&self, live: &Arc<Live>) {
-        let mut current = self.live.lock();
+        let mut current = self.line.live.lock();
         if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, live)) {
             *current = None;
         }
     }
 
     async fn live(&self) -> Result<Arc<Live>, Fault> {
-        if let Some(live) = self.current() {
+        if let Some(live) = self.line.current() {
             return Ok(live);
         }
-        let dialing = self.dialing.lock().await;
-        if let Some(live) = self.current() {
+        let dialing = Arc::clone(&self.dialing).lock_owned().await;
+        if let Some(live) = self.line.current() {
             return Ok(live);
         }
-        if let Some(failed) = &*self.last_dial.lock()
+        if let Some(failed) = &*self.line.last_dial.lock()
             && self.clock.now().since(failed.at) < DIAL_PAUSE
         {
             return Err(failed.fault.clone().into());
         }
-        let dialed = self.dial().await;
-        match dialed {
-            Ok(live) => {
-                *self.last_dial.lock() = None;
-                *self.live.lock() = Some(Arc::clone(&live));
-                drop(dialing);
-                Ok(live)
-            }
-            Err(fault) => {
-                *self.last_dial.lock() = Some(FailedDial { at: self.clock.now(), fault: fault.clone() });
-                Err(fault.into())
-            }
-        }
+        let line = Arc::clone(&self.line);
+        // Goes on when its caller does not: callers that wait less long than a connection takes would never get one.
+        let dialed = tokio::spawn(async move {
+            let _dialing = dialing;
+            line.connect().await
+        });
+        // Without an outcome: its runtime has ended.
+        dialed.await.unwrap_or(Err(DialFault::NotSent(None))).map_err(Fault::from)
     }
+}
 
+impl Line {
     fn current(&self) -> Option<Arc<Live>> {
         self.live.lock().clone()
+    }
+
+    async fn connect(&self) -> Result<Arc<Live>, DialFault> {
+        let dialed = self.dial().await;
+        match &dialed {
+            Ok(live) => {
+                *self.last_dial.lock() = None;
+                *self.live.lock() = Some(Arc::clone(live));
+            }
+            Err(fault) => *self.last_dial.lock() = Some(FailedDial { at: self.clock.now(), fault: fault.clone() }),
+        }
+        dialed
     }
 
     /// Connects, and asks the server what it is and what its clock says.
@@ -377,6 +397,23 @@ impl Node {
         let number = self.dialed.fetch_add(1, Ordering::Relaxed);
         Ok(Arc::new(Live { number, connection, anchor: Mutex::new(Anchor { sent, server }) }))
     }
+}
+
+fn pool(info: ConnectionInfo, response_timeout: Duration, size: usize) -> Result<Pool> {
+    // Replies are waited for here and with our own clock, so the library need not set a timer of its own for each.
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(response_timeout))
+        .set_response_timeout(None)
+        .set_pipeline_buffer_size(PIPELINE_BUFFER);
+    let manager = Manager::new_with_config(info, config).map_err(|error| invalid_url(&error))?;
+    Pool::builder(manager)
+        .max_size(size)
+        .runtime(Runtime::Tokio1)
+        .wait_timeout(Some(response_timeout))
+        .create_timeout(Some(response_timeout))
+        .recycle_timeout(Some(response_timeout))
+        .build()
+        .map_err(|error| Error::InvalidOption { option: "topology", reason: error.to_string() })
 }
 
 impl From<DialFault> for Fault {

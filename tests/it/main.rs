@@ -16,6 +16,7 @@ mod blocking;
 mod callers;
 mod cancellation;
 mod contract;
+mod dials;
 mod drops;
 mod faults;
 mod identity;

@@ -16,7 +16,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    net::{AddressFamily, SocketFlags, SocketType, connect, socket_with},
+    net::{AddressFamily, Shutdown, SocketFlags, SocketType, connect, shutdown, socket_with},
 };
 
 use super::{
@@ -203,7 +203,12 @@ impl State {
     fn listen(&mut self) -> Result<()> {
         let wanted = !self.is_refusing && !self.is_server_down;
         if !wanted {
-            self.listener = None;
+            if let Some(listener) = self.listener.take() {
+                // Closing alone is not enough: a process that another thread starts at this moment has a copy of the
+                // socket until it runs its program, and the kernel would go on accepting for it.
+                shutdown(&listener, Shutdown::Both)
+                    .map_err(|errno| Error::io(format!("closing port {}", self.port))(errno.into()))?;
+            }
         } else if self.listener.is_none() {
             let listen = || {
                 let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, self.port))?;
