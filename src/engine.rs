@@ -213,6 +213,8 @@ impl Engine {
         // Dropped, or without an answer: the background goes on.
         let mut goes_on = GoesOn { engine: self, hold: Some(hold) };
         let departure = Departure::of(hold);
+        // When the server has surely forgotten the hold there is nothing left to tell it.
+        let patience = self.options.unreachable_after.min(departure.server_until.since(began));
         let mut doubt = false;
         loop {
             let failure = match self.departures.tell(&departure).await {
@@ -230,7 +232,7 @@ impl Engine {
             };
             doubt |= !matches!(failure, Failure::NotDone { .. });
             let waited = self.clock.now().since(began);
-            if let Some(error) = self.final_error(hold.key(), failure, waited) {
+            if let Some(error) = final_error(hold.key(), failure, waited, patience) {
                 return Err(error);
             }
             tokio::time::sleep(SILENCE_PAUSE).await;
@@ -329,13 +331,7 @@ impl Engine {
 
     /// The error to end with after a failed attempt, if it is time to end.
     pub(crate) fn final_error(&self, key: &Key, failure: Failure, waited: Duration) -> Option<Error> {
-        let lock = key.shared_name();
-        match failure {
-            Failure::Refused { refusal, message } => Some(Error::Refused { lock, refusal, message }),
-            Failure::Unknown { source, .. } | Failure::NotDone { source } => {
-                (waited >= self.options.unreachable_after).then_some(Error::Unreachable { lock, waited, source })
-            }
-        }
+        final_error(key, failure, waited, self.options.unreachable_after)
     }
 
     /// Returns when no release is under way in the background.
@@ -374,6 +370,16 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.renewals.stop();
+    }
+}
+
+fn final_error(key: &Key, failure: Failure, waited: Duration, patience: Duration) -> Option<Error> {
+    let lock = key.shared_name();
+    match failure {
+        Failure::Refused { refusal, message } => Some(Error::Refused { lock, refusal, message }),
+        Failure::Unknown { source, .. } | Failure::NotDone { source } => {
+            (waited >= patience).then_some(Error::Unreachable { lock, waited, source })
+        }
     }
 }
 

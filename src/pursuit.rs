@@ -171,6 +171,9 @@ struct Pursuit<'a> {
     place: Option<Place>,
     /// What it has under way on the server; present once it has asked.
     quest: Option<Quest>,
+    began: Moment,
+    /// Of waiting for itself.
+    warned: bool,
     /// When the last answer came, else when it began.
     answered: Moment,
     last_failure: Option<Source>,
@@ -197,6 +200,8 @@ impl<'a> Pursuit<'a> {
             reentry: Reentry::Off,
             place: Some(place),
             quest: None,
+            began,
+            warned: false,
             answered: began,
             last_failure: None,
             first: None,
@@ -241,8 +246,12 @@ impl<'a> Pursuit<'a> {
                     self.unanswered(failure).await?;
                 }
                 Acquired::Contended { .. } if patience == Patience::AskOnce => return Ok(None),
-                Acquired::Contended { retry_in } => self.pause(&mut pause, retry_in).await,
+                Acquired::Contended { retry_in } => {
+                    self.warn_of_self(engine.clock.now());
+                    self.pause(&mut pause, retry_in).await;
+                }
                 Acquired::Queued { retry_in } => {
+                    self.warn_of_self(engine.clock.now());
                     if !std::mem::replace(&mut queued, true) {
                         tracing::debug!(lock = self.key.name(), mode = %self.mode, "queued");
                     }
@@ -283,7 +292,6 @@ impl<'a> Pursuit<'a> {
     /// silent to those before.
     async fn called(&mut self) -> Result<Option<Held>> {
         let mut next_look = self.engine.clock.now().after(SELF_WAIT_WARNING);
-        let mut warned = false;
         loop {
             let Some(place) = &mut self.place else {
                 return Ok(None);
@@ -301,11 +309,17 @@ impl<'a> Pursuit<'a> {
             }
             let now = self.engine.clock.now();
             self.check_heard(now)?;
-            if !warned && self.engine.table.held_by(&self.key, self.want.owner, now).is_some() {
-                warned = true;
-                warn_of_self(self.key.name(), self.reentry);
-            }
+            self.warn_of_self(now);
             next_look = now.after(Duration::from_secs(1));
+        }
+    }
+
+    /// A waiter that holds the lock itself would wait for ever: it is told so, once.
+    fn warn_of_self(&mut self, now: Moment) {
+        let due = !self.warned && now.since(self.began) >= SELF_WAIT_WARNING;
+        if due && self.engine.table.held_by(&self.key, self.want.owner, now).is_some() {
+            self.warned = true;
+            warn_of_self(self.key.name(), self.reentry);
         }
     }
 

@@ -12,6 +12,9 @@ mod servers;
 mod wait;
 mod wire;
 
+#[path = "../../lua/scripts.rs"]
+mod scripts;
+
 mod blocking;
 mod callers;
 mod cancellation;

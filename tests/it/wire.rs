@@ -7,6 +7,7 @@ use cluster_testenv::{HeldReply, HeldRequest, Matcher, Proxy, Reply};
 use parking_lot::Mutex;
 
 use crate::fixture::{Kind, ServerFixture};
+use crate::scripts::{hash, two_key};
 use crate::servers::ask;
 use crate::wait::{BOUND, until};
 
@@ -22,14 +23,14 @@ pub(crate) enum Script {
 impl Script {
     fn text(self, kind: Kind) -> &'static str {
         match (kind, self) {
-            (Kind::TwoKey, Self::Acquire) => include_str!("../../lua/two_key/acquire.lua"),
-            (Kind::TwoKey, Self::Leave) => include_str!("../../lua/two_key/leave.lua"),
-            (Kind::TwoKey, Self::Renew) => include_str!("../../lua/two_key/renew.lua"),
-            (Kind::TwoKey, Self::Force) => include_str!("../../lua/two_key/force.lua"),
-            (Kind::HashNode | Kind::HashCluster, Self::Acquire) => include_str!("../../lua/hash/acquire.lua"),
-            (Kind::HashNode | Kind::HashCluster, Self::Leave) => include_str!("../../lua/hash/leave.lua"),
-            (Kind::HashNode | Kind::HashCluster, Self::Renew) => include_str!("../../lua/hash/renew.lua"),
-            (Kind::HashNode | Kind::HashCluster, Self::Force) => include_str!("../../lua/hash/force.lua"),
+            (Kind::TwoKey, Self::Acquire) => two_key::ACQUIRE,
+            (Kind::TwoKey, Self::Leave) => two_key::LEAVE,
+            (Kind::TwoKey, Self::Renew) => two_key::RENEW,
+            (Kind::TwoKey, Self::Force) => two_key::FORCE,
+            (Kind::HashNode | Kind::HashCluster, Self::Acquire) => hash::ACQUIRE,
+            (Kind::HashNode | Kind::HashCluster, Self::Leave) => hash::LEAVE,
+            (Kind::HashNode | Kind::HashCluster, Self::Renew) => hash::RENEW,
+            (Kind::HashNode | Kind::HashCluster, Self::Force) => hash::FORCE,
         }
     }
 }
