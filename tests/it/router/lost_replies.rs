@@ -9,6 +9,7 @@ use tokio::task::block_in_place;
 
 use super::field::on_both_servers;
 use crate::fixture::{Fixture, RENEWED, Settings};
+use crate::scripts::hash::{ACQUIRE, LEAVE, RENEW};
 use crate::servers::ask;
 use crate::wait::{BOUND, soon, until};
 
@@ -18,10 +19,6 @@ on_both_servers![
     release_is_repeated_and_frees_nobody_elses_hold,
     copy_that_comes_late_changes_nothing,
 ];
-
-const ACQUIRE: &str = include_str!("../../../lua/hash/acquire.lua");
-const LEAVE: &str = include_str!("../../../lua/hash/leave.lua");
-const RENEW: &str = include_str!("../../../lua/hash/renew.lua");
 
 /// How a reply is lost.
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +76,8 @@ fn start(server: Server) -> (Node, Fixture) {
 }
 
 fn quick() -> Settings {
-    Settings { response_timeout: Duration::from_millis(200), ..Settings::default() }
+    // One token a grant, so that the last one is the guard's.
+    Settings { response_timeout: Duration::from_millis(200), hand_over_budget: 1, ..Settings::default() }
 }
 
 async fn acquisition_finds_its_own_hold(server: Server) {

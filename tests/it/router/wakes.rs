@@ -104,9 +104,11 @@ async fn unsolicited_unsubscription_is_seen_through(server: Server) {
     let wanted = Wanted::start(&fixture, &holder, &waiter).await;
     for name in &wanted.names[..3] {
         wanted.are_subscribed(&fixture, &node).await;
-        let (channel, before) = (fixture.wake_channel(name), pretender.connections());
+        let channel = fixture.wake_channel(name);
+        let again = Matcher::command("SSUBSCRIBE").and(channel.as_str());
+        let before = node.proxy().requests_seen(again.clone());
         pretender.pushes(&format!(">3\r\n$12\r\nsunsubscribe\r\n${}\r\n{channel}\r\n:0\r\n", channel.len()));
-        until("another connection", async || pretender.connections() > before).await;
+        until("another subscription", async || node.proxy().requests_seen(again.clone()) > before).await;
     }
     wanted.are_subscribed(&fixture, &node).await;
     wanted.wake_by_notification(&fixture, &node).await;
