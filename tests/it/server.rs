@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use cluster_testenv::{Node, Reply, Server};
 use redis_rwlock::{ClusterManager, Error, HoldState, Refusal, RwLockManager, SingleNodeManager, Topology};
 
-use crate::fixture::{RENEWED, ServerFixture, Settings, alone_on_every_server, on_every_server};
-use crate::wait::soon;
+use crate::fixture::{RENEWED, ServerFixture, Settings, alone_on_every_server, hash_on_every_server, on_every_server};
+use crate::wait::{soon, until};
 
 on_every_server![
     every_key_has_a_ttl_after_every_operation,
@@ -90,7 +90,7 @@ async fn lost_ttl_is_back_after_the_next_operation(f: &ServerFixture) {
     assert_all_have_ttls(f, "a read");
     persist(f, &name);
     let found = async || f.ttls().iter().all(|(_, ttl_ms)| *ttl_ms > 0);
-    crate::wait::until("a renewal mends the ttl", found).await;
+    until("a renewal mends the ttl", found).await;
     persist(f, &name);
     reader.release().await.expect("released");
     assert_all_have_ttls(f, "the release of a read");
@@ -181,7 +181,7 @@ async fn flushed_scripts_are_loaded_again_unnoticed(f: &ServerFixture) {
     flush();
     assert_eq!(manager.inspect(&name).await.expect("inspected").holders.len(), 1);
     let granted = f.view(&name).await.holders[0].remaining;
-    crate::wait::until("a renewal", async || {
+    until("a renewal", async || {
         flush();
         f.view(&name).await.holders.iter().all(|holder| holder.age > RENEWED && holder.remaining <= granted)
     })
@@ -296,4 +296,29 @@ async fn wrong_passwords_are_refused_and_not_shown() {
     let shown = format!("{manager:?}");
     assert!(!shown.contains(right), "{shown}");
     manager.write("cfg").await.expect("granted").release().await.expect("released");
+}
+
+hash_on_every_server![hand_over_to_another_process_costs_one_script];
+
+/// The waiter starts on notice: it need not ask, and claims the hold with a later renewal.
+async fn hand_over_to_another_process_costs_one_script(f: &ServerFixture) {
+    let f = ServerFixture::alone(f.kind, f.servers.primaries()[0].server()).await;
+    let (here, there, name) = (f.manager().await, f.manager().await, f.name());
+    for turn in 0..5 {
+        let guard = here.write(&name).await.expect("granted");
+        let waiting = tokio::spawn(there.write(&name).into_future());
+        until("it waits", async || f.view(&name).await.waiters.len() == 1).await;
+        // The first time it subscribes, and asks once more when that is certain.
+        let settled = async || {
+            let before = f.calls_of("evalsha");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            f.calls_of("evalsha") == before
+        };
+        until("it has nothing more to ask", settled).await;
+        reset_counts(&f);
+        guard.release().await.expect("ours to the end");
+        let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
+        assert_eq!(f.calls_of("evalsha"), 1, "turn {turn}");
+        guard.release().await.expect("ours to the end");
+    }
 }
