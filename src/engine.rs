@@ -18,7 +18,7 @@ use crate::departure::{Departure, Departures};
 use crate::error::{Error, LossReason, Result};
 use crate::hold::{Hold, Parting, Sharing, Ticket};
 use crate::key::Key;
-use crate::lease::{FencingToken, Moment};
+use crate::lease::{self, FencingToken, Moment};
 use crate::options::Options;
 use crate::renewal::Renewals;
 use crate::scheme::{Acquisition, Answered, Attempt, Failure, Left, Scheme, View, loss_reason};
@@ -179,6 +179,11 @@ impl Engine {
     pub(crate) fn next_id(&self) -> Acquisition {
         let n = self.next_acquisition.fetch_add(1, Ordering::Relaxed);
         Acquisition::new(&self.manager_id, n, &self.options.label)
+    }
+
+    /// How long a copy that is sent now may yet be carried out.
+    pub(crate) fn stray_span(&self) -> Duration {
+        lease::stray_span(self.options.response_timeout, self.options.clock_margin)
     }
 
     /// How holds are shared within this process.
