@@ -224,7 +224,7 @@ impl Engine {
         loop {
             let failure = match self.departures.tell(&departure).await {
                 Ok(answer) => {
-                    if departure.stray_until.is_none_or(|until| until <= self.clock.now()) {
+                    if departure.stray_after(answer.sent).is_none() {
                         goes_on.hold = None;
                         self.table.ended(hold);
                     }

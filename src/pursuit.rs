@@ -470,9 +470,12 @@ impl<'a> Pursuit<'a> {
         let now = engine.clock.now();
         let trail = self.trail_mut();
         trail.in_flight = false;
-        trail.stray_until = trail.stray_until.filter(|until| *until > now);
         match &attempt {
-            Ok(answer) => self.attempt_answered(answer, now),
+            Ok(answer) => {
+                // What arrived before this copy is in the answer.
+                trail.stray_until = trail.stray_until.filter(|until| *until > answer.sent);
+                self.attempt_answered(answer, now);
+            }
             Err(Failure::Unknown { stray_until, .. }) => trail.stray_until = trail.stray_until.max(Some(*stray_until)),
             // A script can be refused half way, where a right is missing for one of its commands.
             Err(Failure::Refused { .. }) => trail.recorded = true,
@@ -829,6 +832,54 @@ mod tests {
         let late = stage.scheme.memory.acquire(&stage.key, &repeat).await.expect("memory answers");
         assert!(matches!(late.value, Acquired::Granted(_)), "{late:?}");
         tokio::time::sleep(STRAY + Duration::from_millis(100)).await;
+        assert_eq!(stage.there().await, (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn copy_that_arrives_before_the_release_is_answered_is_given_back_too() {
+        for background in [false, true] {
+            let stage = Stage::new();
+            stage.scheme.next_acquire(Fate::Cut);
+            let held = stage.take(Mode::Write).await;
+            let ask = stage.scheme.last_ask();
+            tokio::time::sleep(STRAY - Duration::from_millis(100)).await;
+            let (word, answer) = oneshot::channel();
+            stage.scheme.next_leave(Fate::Answered(answer));
+            let late = async {
+                tokio::time::sleep(Duration::from_millis(1)).await; // the release was carried out
+                let late = stage.scheme.memory.acquire(&stage.key, &ask).await.expect("memory answers");
+                assert!(matches!(late.value, Acquired::Granted(_)), "{late:?}");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                word.send(()).expect("it is waited for");
+            };
+            if background {
+                drop(held);
+                late.await;
+            } else {
+                let (released, ()) = tokio::join!(held.release(), late);
+                released.expect("released");
+            }
+            stage.engine.settled().await;
+            assert_eq!(stage.there().await, (0, 0), "background: {background}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn copy_of_which_nothing_was_heard_is_taken_back_however_long_ago() {
+        let stage = Stage::new();
+        stage.scheme.next_acquire(Fate::Cut);
+        let mut writing = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+        start(&mut writing);
+        for _ in 0..200 {
+            stage.scheme.next_acquire(Fate::NotDone);
+        }
+        // The copy was carried out all the same; then no node serves the lock for longer than it could have been late.
+        let ask = stage.scheme.last_ask();
+        let carried_out = stage.scheme.memory.acquire(&stage.key, &ask).await.expect("memory answers");
+        assert!(matches!(carried_out.value, Acquired::Granted(_)), "{carried_out:?}");
+        assert!(tokio::time::timeout(STRAY * 2, &mut writing).await.is_err(), "it waits");
+        drop(writing);
+        stage.engine.settled().await;
         assert_eq!(stage.there().await, (0, 0));
     }
 

@@ -137,7 +137,7 @@ impl Turn {
             let now = engine.clock.now();
             let failure = match answer {
                 Ok(Answered { sent, value, .. }) => {
-                    self.stray_until = before.filter(|until| *until > now);
+                    self.stray_until = before.filter(|until| *until > sent);
                     match value {
                         Turned::Granted(granted) => return Outcome::Granted { sent, granted },
                         Turned::Refused => match self.stray_until {
@@ -196,8 +196,9 @@ impl Turn {
             return None;
         }
         self.old.turned(held.ticket());
-        if self.old.stray_until().is_some_and(|until| until > now) {
-            engine.departures.in_background(Departure::of(&self.old), None);
+        let departure = Departure::of(&self.old);
+        if departure.stray_after(sent).is_some() {
+            engine.departures.in_background(departure, None);
         }
         engine.renewals.watch(&hold, now);
         tracing::debug!(lock = hold.key().name(), mode = %hold.mode(), token = token.as_u64(), "turned");

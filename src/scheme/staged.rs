@@ -24,8 +24,8 @@ pub(crate) enum Fate {
     Cut,
     /// It is carried out, and the answer waits for a word.
     Answered(oneshot::Receiver<()>),
-    /// It is not carried out before a word comes.
-    Sent(oneshot::Receiver<()>),
+    /// It was not carried out, and that is known.
+    NotDone,
 }
 
 /// The scheme. What the test has no fate for is carried out at once.
@@ -34,7 +34,7 @@ pub(crate) struct Staged {
     pub(crate) memory: Memory,
     acquires: Mutex<VecDeque<Fate>>,
     turns: Mutex<VecDeque<Fate>>,
-    renewals: Mutex<VecDeque<Fate>>,
+    leaves: Mutex<VecDeque<Fate>>,
     /// What was asked for, cut requests included.
     asked: Mutex<Vec<Ask>>,
 }
@@ -45,7 +45,7 @@ impl Staged {
             memory,
             acquires: Mutex::default(),
             turns: Mutex::default(),
-            renewals: Mutex::default(),
+            leaves: Mutex::default(),
             asked: Mutex::default(),
         }
     }
@@ -58,8 +58,8 @@ impl Staged {
         self.turns.lock().push_back(fate);
     }
 
-    pub(crate) fn next_renewal(&self, fate: Fate) {
-        self.renewals.lock().push_back(fate);
+    pub(crate) fn next_leave(&self, fate: Fate) {
+        self.leaves.lock().push_back(fate);
     }
 
     pub(crate) fn last_ask(&self) -> Ask {
@@ -81,10 +81,7 @@ impl Staged {
                 drop(word.await);
                 answer
             }
-            Some(Fate::Sent(word)) => {
-                drop(word.await);
-                act.await
-            }
+            Some(Fate::NotDone) => Err(Failure::NotDone { source: None }),
         }
     }
 }
@@ -97,7 +94,8 @@ impl Scheme for Staged {
     }
 
     fn leave<'a>(&'a self, key: &'a Key, id: &'a Acquisition) -> BoxFuture<'a, Attempt<Left>> {
-        self.memory.leave(key, id)
+        let fate = self.leaves.lock().pop_front();
+        Box::pin(self.meet(fate, self.memory.leave(key, id)))
     }
 
     fn turn<'a>(&'a self, key: &'a Key, old: &'a Acquisition, ask: &'a Ask) -> BoxFuture<'a, Attempt<Turned>> {
@@ -107,14 +105,7 @@ impl Scheme for Staged {
     }
 
     fn renew<'a>(&'a self, route: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
-        let fate = self.renewals.lock().pop_front();
-        Box::pin(async move {
-            let act = async { Ok(self.memory.renew(route, batch).await) };
-            match self.meet(fate, act).await {
-                Ok(answers) => answers,
-                Err(failure) => batch.iter().map(|_| Err(failure.clone())).collect(),
-            }
-        })
+        self.memory.renew(route, batch)
     }
 
     fn route(&self, key: &Key) -> Route {
