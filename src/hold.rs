@@ -116,10 +116,11 @@ struct State {
     deadline: Moment,
     /// How far the longest lease that was asked for reaches. A share that ends before needs no renewal.
     asked_until: Moment,
-    /// The lease that was asked for last.
+    /// The lease that was asked for last, and the longest that a copy may bring along.
     asked: Duration,
+    longest: Duration,
     renewal: Renewal,
-    /// When the server's hold is over even if every request that was sent has arrived.
+    /// When the server's hold is over even if every request that was sent has arrived, unless it is a stray one.
     server_until: Moment,
     /// A copy of the acquisition may still arrive until then.
     stray_until: Option<Moment>,
@@ -210,6 +211,12 @@ impl State {
         self.shares.iter().any(|(_, shared)| !self.is_covered(&shared.share))
     }
 
+    /// Until when a copy of the acquisition may arrive.
+    fn stray_until(&self) -> Option<Moment> {
+        let underway = (self.rechecks > 0).then_some(self.recheck_until);
+        self.stray_until.max(self.recheck_stray_until).max(underway)
+    }
+
     /// A guard may want more than the server was asked for.
     fn renew_if_needed(&mut self, now: Moment) {
         if self.renewal == Renewal::Needless && self.needs_renewal() {
@@ -274,6 +281,7 @@ impl Hold {
                 deadline: grant.sent,
                 asked_until: grant.sent,
                 asked: grant.asked,
+                longest: share.lease,
                 renewal: Renewal::Needless,
                 server_until: grant.sent,
                 stray_until,
@@ -526,6 +534,7 @@ impl Hold {
     fn begin_request(&self, state: &mut State, now: Moment, lease: Duration) {
         let covers = lease::surely_over(lease, self.clock_margin);
         state.server_until = state.server_until.max(now.after(covers));
+        state.longest = state.longest.max(lease);
     }
 
     /// A renewal was answered. Comes too late if the local deadline was reached meanwhile.
@@ -660,14 +669,15 @@ impl Hold {
         self.state.lock().deadline
     }
 
+    /// When the server's hold is over, whatever arrives.
     pub(crate) fn server_until(&self) -> Moment {
-        self.state.lock().server_until
+        let state = self.state.lock();
+        let covers = lease::surely_over(state.longest, self.clock_margin);
+        state.stray_until().map_or(state.server_until, |until| state.server_until.max(until.after(covers)))
     }
 
     pub(crate) fn stray_until(&self) -> Option<Moment> {
-        let state = self.state.lock();
-        let underway = (state.rechecks > 0).then_some(state.recheck_until);
-        state.stray_until.max(state.recheck_stray_until).max(underway)
+        self.state.lock().stray_until()
     }
 }
 

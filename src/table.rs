@@ -512,6 +512,15 @@ mod tests {
     }
 
     #[test]
+    fn server_is_told_for_as_long_as_a_stray_copy_may_last() {
+        let (hold, _) = granted(Mode::Read, 1);
+        let until = Clock::System.now().after(Duration::from_secs(60));
+        hold.recheck_begins(until);
+        hold.recheck_ends(Some(until));
+        assert!(hold.server_until() >= until.after(Duration::from_secs(10)));
+    }
+
+    #[test]
     fn hold_that_is_over_does_not_come_back() {
         let table = Arc::new(Table::default());
         let reader = table.enter(&key(), Mode::Read, want());
