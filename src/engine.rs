@@ -236,6 +236,8 @@ impl Engine {
                 Err(failure) => failure,
             };
             doubt |= !matches!(failure, Failure::NotDone { .. });
+            // Local waiters ask for themselves: they learn of the silence, too.
+            self.table.ended(hold);
             let waited = self.clock.now().since(began);
             if let Some(error) = final_error(hold.key(), failure, waited, patience) {
                 return Err(error);

@@ -884,6 +884,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn writer_of_the_same_process_does_not_wait_for_the_answer_to_a_release() {
+        let stage = Stage::new();
+        let held = stage.take(Mode::Write).await;
+        tokio::time::sleep(Duration::from_millis(10)).await; // it is not handed over
+        let mut next = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+        start(&mut next);
+        for _ in 0..1000 {
+            stage.scheme.next_leave(Fate::Cut);
+        }
+        let release = held.release();
+        tokio::select! {
+            released = release => panic!("nobody answers: {released:?}"),
+            taken = next => panic!("the server has the other hold: {taken:?}"),
+            () = tokio::time::sleep(Duration::from_secs(1)) => assert_eq!(stage.there().await, (1, 1)),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn repeat_that_is_answered_is_no_reason_to_release_twice() {
         let stage = Stage::new();
         let first = stage.take(Mode::Read).await;
