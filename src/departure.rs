@@ -56,6 +56,11 @@ impl Departure {
             stray_until: hold.stray_until(),
         }
     }
+
+    /// Until when a copy of the acquisition may arrive behind what was sent then: it may have before that was answered.
+    pub(crate) fn stray_after(&self, sent: Moment) -> Option<Moment> {
+        self.stray_until.filter(|until| *until > sent)
+    }
 }
 
 impl Departures {
@@ -161,19 +166,20 @@ impl Underway {
             let answer = departures.tell(&departure).await;
             self.unblock_waiters();
             let now = departures.clock.now();
-            let stray_until = departure.stray_until.filter(|until| *until > now);
-            match (answer, stray_until) {
-                (Ok(_), None) => return,
-                (Ok(_), Some(until)) => departures.clock.sleep_until(until).await,
-                (Err(Failure::Refused { refusal, message }), _) if is_final(refusal) => {
+            match answer {
+                Ok(answer) => match departure.stray_after(answer.sent) {
+                    None => return,
+                    Some(until) => departures.clock.sleep_until(until).await,
+                },
+                Err(Failure::Refused { refusal, message }) if is_final(refusal) => {
                     tracing::debug!(lock = departure.key.name(), message, "the server refuses a release");
                     return;
                 }
-                (Err(failure), _) if now >= departure.server_until => {
+                Err(failure) if now >= departure.server_until => {
                     tracing::debug!(lock = departure.key.name(), ?failure, "gave up telling the server of a release");
                     return;
                 }
-                (Err(_), _) => tokio::time::sleep(RETRY_PAUSE).await,
+                Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
             }
         }
     }

@@ -18,7 +18,7 @@ use crate::departure::{Departure, Departures};
 use crate::error::{Error, LossReason, Result};
 use crate::hold::{Hold, Parting, Sharing, Ticket};
 use crate::key::Key;
-use crate::lease::{FencingToken, Moment};
+use crate::lease::{self, FencingToken, Moment};
 use crate::options::Options;
 use crate::renewal::Renewals;
 use crate::scheme::{Acquisition, Answered, Attempt, Failure, Left, Scheme, View, loss_reason};
@@ -181,6 +181,11 @@ impl Engine {
         Acquisition::new(&self.manager_id, n, &self.options.label)
     }
 
+    /// How long a copy that is sent now may yet be carried out.
+    pub(crate) fn stray_span(&self) -> Duration {
+        lease::stray_span(self.options.response_timeout, self.options.clock_margin)
+    }
+
     /// How holds are shared within this process.
     pub(crate) fn sharing(&self) -> Sharing {
         Sharing { window: self.options.share_window, turns: self.options.hand_over_budget, turn_span: TURN_SPAN }
@@ -219,7 +224,7 @@ impl Engine {
         loop {
             let failure = match self.departures.tell(&departure).await {
                 Ok(answer) => {
-                    if departure.stray_until.is_none_or(|until| until <= self.clock.now()) {
+                    if departure.stray_after(answer.sent).is_none() {
                         goes_on.hold = None;
                         self.table.ended(hold);
                     }
@@ -231,6 +236,8 @@ impl Engine {
                 Err(failure) => failure,
             };
             doubt |= !matches!(failure, Failure::NotDone { .. });
+            // Local waiters ask for themselves: they learn of the silence, too.
+            self.table.ended(hold);
             let waited = self.clock.now().since(began);
             if let Some(error) = final_error(hold.key(), failure, waited, patience) {
                 return Err(error);

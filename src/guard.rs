@@ -118,8 +118,9 @@ macro_rules! guard {
 
             /// Gives the lock back and returns when the server knows.
             ///
-            /// `Ok` means that the hold was ours to the end. With other guards of a reentrant owner left, this one only
-            /// stops counting and nothing is sent.
+            /// `Ok` means that the hold was ours to the end. Nothing is sent, and it returns at once, as long as other
+            /// guards of this process share the hold (those of a reentrant owner, or other readers), and when the next
+            /// writer of this process goes on with it.
             ///
             /// # Errors
             ///

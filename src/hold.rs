@@ -116,12 +116,18 @@ struct State {
     deadline: Moment,
     /// How far the longest lease that was asked for reaches. A share that ends before needs no renewal.
     asked_until: Moment,
+    /// The lease that was asked for last, and the longest that a copy may bring along.
+    asked: Duration,
+    longest: Duration,
     renewal: Renewal,
-    /// When the server's hold is over even if every request that was sent has arrived.
+    /// When the server's hold is over even if every request that was sent has arrived, unless it is a stray one.
     server_until: Moment,
     /// A copy of the acquisition may still arrive until then.
     stray_until: Option<Moment>,
-    /// Likewise a repeat by which a reader wanted to join.
+    /// Repeats by which readers want to join that are on their way, and until when one may arrive.
+    rechecks: u32,
+    recheck_until: Moment,
+    /// Likewise those that went unanswered.
     recheck_stray_until: Option<Moment>,
     shares: Slab<Shared>,
     /// Readers may join until then.
@@ -205,6 +211,19 @@ impl State {
         self.shares.iter().any(|(_, shared)| !self.is_covered(&shared.share))
     }
 
+    /// Until when a copy of the acquisition may arrive.
+    fn stray_until(&self) -> Option<Moment> {
+        let underway = (self.rechecks > 0).then_some(self.recheck_until);
+        self.stray_until.max(self.recheck_stray_until).max(underway)
+    }
+
+    /// A guard may want more than the server was asked for.
+    fn renew_if_needed(&mut self, now: Moment) {
+        if self.renewal == Renewal::Needless && self.needs_renewal() {
+            self.renewal = Renewal::Due(now);
+        }
+    }
+
     /// The lease to ask for at `now`: the longest that a guard still wants.
     fn lease_at(&self, now: Moment) -> Duration {
         let wants = |shared: &Shared| shared.share.lease.min(shared.share.ends.since(now));
@@ -214,8 +233,17 @@ impl State {
     /// Whether a guard that comes now gets what it wants until the next renewal: a third of its lease, and that one is
     /// under way or due, or not needed.
     fn suits(&self, share: &Share, now: Moment) -> bool {
+        self.lasts(share, share.lease, now)
+    }
+
+    /// The same for a writer, which goes on with what the one before it had: that may be a claim still.
+    fn suits_next(&self, share: &Share, now: Moment) -> bool {
+        self.lasts(share, share.lease.min(self.asked), now)
+    }
+
+    fn lasts(&self, share: &Share, lease: Duration, now: Moment) -> bool {
         self.phase == Phase::Held
-            && self.deadline.since(now) >= share.lease.min(share.ends.since(now)) / 3
+            && self.deadline.since(now) >= lease.min(share.ends.since(now)) / 3
             && (self.renewal != Renewal::Needless || self.is_covered(share))
     }
 
@@ -252,9 +280,13 @@ impl Hold {
                 phase: Phase::Held,
                 deadline: grant.sent,
                 asked_until: grant.sent,
+                asked: grant.asked,
+                longest: share.lease,
                 renewal: Renewal::Needless,
                 server_until: grant.sent,
                 stray_until,
+                rechecks: 0,
+                recheck_until: grant.sent,
                 recheck_stray_until: None,
                 shares,
                 share_until: grant.sent,
@@ -274,6 +306,7 @@ impl Hold {
         let Grant { sent, remaining, asked } = grant;
         state.deadline = state.deadline.max(lease::valid_until(sent, remaining, self.clock_margin));
         state.asked_until = state.asked_until.max(sent.after(asked));
+        state.asked = asked;
         let covers = lease::surely_over(remaining, self.clock_margin);
         state.server_until = state.server_until.max(sent.after(covers));
         state.renewal = if state.needs_renewal() {
@@ -438,7 +471,7 @@ impl Hold {
     fn pass(&self, state: &mut State, next: Share, now: Moment, sharing: Sharing) -> Option<Ticket> {
         let turn = state.turn + 1;
         let has_turns = turn < self.terms.turns.min(sharing.turns) && now.since(state.began) < sharing.turn_span;
-        if self.terms.mode != Mode::Write || !has_turns || !state.suits(&next, now) {
+        if self.terms.mode != Mode::Write || !has_turns || !state.suits_next(&next, now) {
             return None;
         }
         state.turn = turn;
@@ -454,6 +487,8 @@ impl Hold {
         let live = !matches!(standing, HoldState::Lost(_));
         if live {
             state.shares[ticket.slot].share = share;
+            // What was renewed meanwhile was renewed for the offer.
+            state.renew_if_needed(now);
         }
         live
     }
@@ -465,10 +500,12 @@ impl Hold {
         let mut state = self.state.lock();
         self.look(&mut state, now);
         match state.phase {
-            Phase::Held | Phase::Unconfirmed | Phase::Turning => Next::At(match state.renewal {
+            Phase::Held | Phase::Unconfirmed => Next::At(match state.renewal {
                 Renewal::Due(at) => at.min(state.deadline),
                 Renewal::Underway | Renewal::Needless => state.deadline,
             }),
+            // Not renewed.
+            Phase::Turning => Next::At(state.deadline),
             Phase::Released => Next::Released,
             Phase::Lost(LossReason::Expired) if !state.needs_renewal() => Next::Lost(LossReason::MaxHold),
             Phase::Lost(reason) => Next::Lost(reason),
@@ -497,6 +534,7 @@ impl Hold {
     fn begin_request(&self, state: &mut State, now: Moment, lease: Duration) {
         let covers = lease::surely_over(lease, self.clock_margin);
         state.server_until = state.server_until.max(now.after(covers));
+        state.longest = state.longest.max(lease);
     }
 
     /// A renewal was answered. Comes too late if the local deadline was reached meanwhile.
@@ -544,15 +582,18 @@ impl Hold {
         Some((ticket, lease))
     }
 
-    /// A repeat of the acquisition may still arrive until then.
-    pub(crate) fn stray(&self, until: Moment) {
+    /// A repeat of the acquisition is on its way, and may arrive until then.
+    pub(crate) fn recheck_begins(&self, until: Moment) {
         let mut state = self.state.lock();
-        state.recheck_stray_until = state.recheck_stray_until.max(Some(until));
+        state.rechecks += 1;
+        state.recheck_until = state.recheck_until.max(until);
     }
 
-    /// The repeat was answered.
-    pub(crate) fn accounted_for(&self) {
-        self.state.lock().recheck_stray_until = None;
+    /// It was answered, or may still arrive until then. Earlier ones that went unanswered may, all the same.
+    pub(crate) fn recheck_ends(&self, stray_until: Option<Moment>) {
+        let mut state = self.state.lock();
+        state.rechecks -= 1;
+        state.recheck_stray_until = state.recheck_stray_until.max(stray_until);
     }
 
     /// The server knows the hold and has extended it. `false` if it is over here all the same.
@@ -595,9 +636,11 @@ impl Hold {
         let mut state = self.state.lock();
         if state.phase == Phase::Turning {
             state.phase = Phase::Held;
-            if state.needs_renewal() && !matches!(state.renewal, Renewal::Due(_)) {
-                state.renewal = Renewal::Due(self.clock.now());
+            // The answer to one that was under way has found nobody.
+            if state.renewal == Renewal::Underway {
+                state.renewal = Renewal::Needless;
             }
+            state.renew_if_needed(self.clock.now());
         }
     }
 
@@ -626,13 +669,15 @@ impl Hold {
         self.state.lock().deadline
     }
 
+    /// When the server's hold is over, whatever arrives.
     pub(crate) fn server_until(&self) -> Moment {
-        self.state.lock().server_until
+        let state = self.state.lock();
+        let covers = lease::surely_over(state.longest, self.clock_margin);
+        state.stray_until().map_or(state.server_until, |until| state.server_until.max(until.after(covers)))
     }
 
     pub(crate) fn stray_until(&self) -> Option<Moment> {
-        let state = self.state.lock();
-        state.stray_until.max(state.recheck_stray_until)
+        self.state.lock().stray_until()
     }
 }
 

@@ -21,7 +21,7 @@ use crate::lease::{self, Moment};
 use crate::options::Terms;
 use crate::quest::{Notices, Quest, Trail};
 use crate::reentry::{OwnerId, Reentry};
-use crate::scheme::{Acquired, Answered, Ask, Failure, Granted, IfTaken, Mode, Notice};
+use crate::scheme::{Acquired, Answered, Ask, Attempt, Failure, Granted, IfTaken, Mode, Notice};
 use crate::table::{Call, Leaving, Place, Want};
 
 /// A waiter in the server's queue is heard of at least so often.
@@ -49,10 +49,20 @@ struct FirstAttempt {
     over: Notify,
 }
 
+/// The first attempt. Dropped, it is over.
+struct UnderwayFirst(Arc<FirstAttempt>);
+
+impl Drop for UnderwayFirst {
+    fn drop(&mut self) {
+        self.0.underway.store(false, Ordering::Release);
+        self.0.over.notify_one();
+    }
+}
+
 impl FirstAttempt {
-    fn ends(&self) {
-        self.underway.store(false, Ordering::Release);
-        self.over.notify_one();
+    fn begins(self: Arc<Self>) -> UnderwayFirst {
+        self.underway.store(true, Ordering::Release);
+        UnderwayFirst(self)
     }
 
     /// Returns at once before and after the first attempt.
@@ -338,6 +348,7 @@ impl<'a> Pursuit<'a> {
     fn handed(&mut self, hold: Arc<Hold>, ticket: Ticket) -> Option<Held> {
         let now = self.engine.clock.now();
         let accepted = hold.accept(ticket, self.want.from(now), now);
+        self.engine.renewals.look_again(&hold, now);
         let held = Held::new(self.engine, hold, ticket);
         if accepted {
             self.place = None;
@@ -375,6 +386,10 @@ impl<'a> Pursuit<'a> {
     /// It has a share of a hold that was granted before: whoever waits here to read may have one too.
     fn joined(&mut self, held: Held) -> Held {
         if let Some(place) = self.place.take() {
+            // It needs nothing of its own.
+            if let Some(quest) = place.take_quest() {
+                self.take_back(quest);
+            }
             place.granted(held.hold(), self.engine.clock.now());
         }
         held
@@ -384,9 +399,11 @@ impl<'a> Pursuit<'a> {
         let engine = self.engine;
         let hold = &Arc::clone(held.hold());
         let ask = Ask { id: hold.id().clone(), mode: Mode::Read, lease, turns: 1, if_taken: IfTaken::Leave };
-        // Should this future die, or the answer stay away: a repeat that comes late would bring a hold back that is over.
-        hold.stray(engine.clock.now().after(self.stray_span()));
+        let first = self.first.take().map(FirstAttempt::begins);
+        let repeat = Repeat::begin(engine, hold);
         let attempt = engine.scheme.acquire(&self.key, &ask).await;
+        repeat.answered(&attempt);
+        drop(first);
         let now = engine.clock.now();
         let Answered { sent, value, .. } = match attempt {
             Ok(answer) => answer,
@@ -397,7 +414,6 @@ impl<'a> Pursuit<'a> {
             }
         };
         self.heard(now);
-        hold.accounted_for();
         match value {
             Acquired::Granted(Granted { token, remaining, writers_waiting, .. }) if token == hold.token() => {
                 let share_until = (!writers_waiting).then(|| sent.after(engine.sharing().window));
@@ -423,11 +439,6 @@ impl<'a> Pursuit<'a> {
         }
     }
 
-    fn stray_span(&self) -> Duration {
-        let options = self.engine.options();
-        lease::stray_span(options.response_timeout, options.clock_margin)
-    }
-
     /// What is under way for this side: what the one before left, or something new.
     fn quest_mut(&mut self, patience: Patience) -> &mut Quest {
         let Self { engine, key, place, quest, .. } = self;
@@ -445,14 +456,9 @@ impl<'a> Pursuit<'a> {
 
     /// An attempt, the first of which a time limit waits for.
     async fn limited_attempt(&mut self, ask: &Ask) -> Result<Answered<Acquired>, Failure> {
-        let first = self.first.take();
-        if let Some(first) = &first {
-            first.underway.store(true, Ordering::Release);
-        }
+        let first = self.first.take().map(FirstAttempt::begins);
         let attempt = self.attempt(ask).await;
-        if let Some(first) = first {
-            first.ends();
-        }
+        drop(first);
         attempt
     }
 
@@ -464,9 +470,12 @@ impl<'a> Pursuit<'a> {
         let now = engine.clock.now();
         let trail = self.trail_mut();
         trail.in_flight = false;
-        trail.stray_until = trail.stray_until.filter(|until| *until > now);
         match &attempt {
-            Ok(answer) => self.attempt_answered(answer, now),
+            Ok(answer) => {
+                // What arrived before this copy is in the answer.
+                trail.stray_until = trail.stray_until.filter(|until| *until > answer.sent);
+                self.attempt_answered(answer, now);
+            }
             Err(Failure::Unknown { stray_until, .. }) => trail.stray_until = trail.stray_until.max(Some(*stray_until)),
             // A script can be refused half way, where a right is missing for one of its commands.
             Err(Failure::Refused { .. }) => trail.recorded = true,
@@ -524,8 +533,11 @@ impl<'a> Pursuit<'a> {
     /// The same for a grant that came as a notice. It is to be claimed by a renewal, and asked about before it is shared.
     fn notified(&mut self, ask: &Ask, answer: Answered<Granted>) -> Option<Held> {
         let Answered { sent, value: granted, .. } = answer;
-        let grant = Grant { sent, remaining: granted.remaining, asked: ask.claim() };
-        let held = self.begin(ask, granted, grant, self.want.from(self.engine.clock.now()), sent)?;
+        let now = self.engine.clock.now();
+        // Counted from an earlier answer; should the server's clock have jumped since, a claim from now on is the most.
+        let remaining = granted.remaining.min(now.since(sent) + ask.claim());
+        let grant = Grant { sent, remaining, asked: ask.claim() };
+        let held = self.begin(ask, granted, grant, self.want.from(now), sent)?;
         tracing::debug!(lock = self.key.name(), mode = %self.mode, token = held.ticket().token.as_u64(), "granted by notice");
         Some(held)
     }
@@ -648,7 +660,7 @@ impl<'a> Pursuit<'a> {
             return;
         }
         let now = self.engine.clock.now();
-        let in_flight_until = quest.trail.in_flight.then(|| now.after(self.stray_span()));
+        let in_flight_until = quest.trail.in_flight.then(|| now.after(self.engine.stray_span()));
         let stray_until = quest.trail.stray_until.max(in_flight_until);
         let covers = lease::surely_over(self.want.lease.min(self.want.max_hold), self.engine.options().clock_margin);
         let departure = Departure {
@@ -667,11 +679,7 @@ impl Drop for Pursuit<'_> {
         if let Some(quest) = &mut self.quest
             && std::mem::take(&mut quest.trail.in_flight)
         {
-            let until = self
-                .engine
-                .clock
-                .now()
-                .after(lease::stray_span(self.engine.options().response_timeout, self.engine.options().clock_margin));
+            let until = self.engine.clock.now().after(self.engine.stray_span());
             quest.trail.stray_until = quest.trail.stray_until.max(Some(until));
         }
         let quest = self.quest.take();
@@ -687,6 +695,37 @@ impl Drop for Pursuit<'_> {
         }
         if let Some((hold, ticket)) = handed {
             drop(Held::new(self.engine, hold, ticket));
+        }
+    }
+}
+
+/// A repeat of the acquisition of a hold, on its way. One that comes late would bring a hold back that is over.
+struct Repeat<'a> {
+    engine: &'a Engine,
+    hold: &'a Hold,
+    /// What becomes of it is known.
+    known: bool,
+}
+
+impl<'a> Repeat<'a> {
+    fn begin(engine: &'a Engine, hold: &'a Hold) -> Self {
+        hold.recheck_begins(engine.clock.now().after(engine.stray_span()));
+        Self { engine, hold, known: false }
+    }
+
+    fn answered<T>(mut self, attempt: &Attempt<T>) {
+        self.known = true;
+        self.hold.recheck_ends(match attempt {
+            Err(Failure::Unknown { stray_until, .. }) => Some(*stray_until),
+            Err(Failure::NotDone { .. } | Failure::Refused { .. }) | Ok(_) => None,
+        });
+    }
+}
+
+impl Drop for Repeat<'_> {
+    fn drop(&mut self) {
+        if !self.known {
+            self.hold.recheck_ends(Some(self.engine.clock.now().after(self.engine.stray_span())));
         }
     }
 }
@@ -719,9 +758,247 @@ struct Silence;
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::oneshot;
+
     use super::*;
+    use crate::lease::{FencingToken, ServerTime};
     use crate::options::{Options, Overrides};
+    use crate::scheme::Scheme;
     use crate::scheme::memory::{Memory, Store};
+    use crate::scheme::staged::{Fate, STRAY, Staged};
+
+    /// A process whose requests a test decides about.
+    struct Stage {
+        scheme: Arc<Staged>,
+        engine: Arc<Engine>,
+        key: Arc<Key>,
+    }
+
+    impl Stage {
+        fn new() -> Self {
+            let scheme = Arc::new(Staged::new(Memory::new(Arc::new(Store::new()))));
+            let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), Options::default()));
+            let key = engine.key("cfg").expect("valid");
+            Self { scheme, engine, key }
+        }
+
+        /// Another process.
+        fn other(&self) -> Self {
+            let scheme = Arc::new(Staged::new(self.scheme.memory.clone()));
+            let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), Options::default()));
+            Self { scheme, engine, key: Arc::clone(&self.key) }
+        }
+
+        fn asks(
+            &self,
+            mode: Mode,
+            overrides: Overrides,
+            patience: Patience,
+        ) -> crate::BoxFuture<'_, Result<Option<Held>>> {
+            let terms = Terms::new(self.engine.options(), overrides).expect("valid");
+            Box::pin(acquire(&self.engine, Arc::clone(&self.key), mode, terms, patience))
+        }
+
+        async fn take(&self, mode: Mode) -> Held {
+            self.asks(mode, Overrides::default(), Patience::Wait).await.expect("answered").expect("granted")
+        }
+
+        /// Holders and waiters on the server.
+        async fn there(&self) -> (usize, usize) {
+            let view = self.scheme.memory.inspect(&self.key).await.expect("memory answers").value;
+            (view.holders.len(), view.waiters.len())
+        }
+    }
+
+    /// Longer than readers may join without a word to the server.
+    const WINDOW_OVER: Duration = Duration::from_millis(60);
+
+    fn start<T>(future: &mut crate::BoxFuture<'_, T>) {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(future.as_mut().poll(&mut context).is_pending(), "it waits");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn late_copy_of_a_repeat_does_not_outlive_the_hold() {
+        let stage = Stage::new();
+        let first = stage.take(Mode::Read).await;
+        tokio::time::sleep(WINDOW_OVER).await;
+        stage.scheme.next_acquire(Fate::Cut);
+        let second = stage.take(Mode::Read).await;
+        let repeat = stage.scheme.last_ask();
+        assert_eq!(&repeat.id, first.hold().id(), "it joins");
+        first.release().await.expect("released");
+        second.release().await.expect("released");
+        let late = stage.scheme.memory.acquire(&stage.key, &repeat).await.expect("memory answers");
+        assert!(matches!(late.value, Acquired::Granted(_)), "{late:?}");
+        tokio::time::sleep(STRAY + Duration::from_millis(100)).await;
+        assert_eq!(stage.there().await, (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn copy_that_arrives_before_the_release_is_answered_is_given_back_too() {
+        for background in [false, true] {
+            let stage = Stage::new();
+            stage.scheme.next_acquire(Fate::Cut);
+            let held = stage.take(Mode::Write).await;
+            let ask = stage.scheme.last_ask();
+            tokio::time::sleep(STRAY - Duration::from_millis(100)).await;
+            let (word, answer) = oneshot::channel();
+            stage.scheme.next_leave(Fate::Answered(answer));
+            let late = async {
+                tokio::time::sleep(Duration::from_millis(1)).await; // the release was carried out
+                let late = stage.scheme.memory.acquire(&stage.key, &ask).await.expect("memory answers");
+                assert!(matches!(late.value, Acquired::Granted(_)), "{late:?}");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                word.send(()).expect("it is waited for");
+            };
+            if background {
+                drop(held);
+                late.await;
+            } else {
+                let (released, ()) = tokio::join!(held.release(), late);
+                released.expect("released");
+            }
+            stage.engine.settled().await;
+            assert_eq!(stage.there().await, (0, 0), "background: {background}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn copy_of_which_nothing_was_heard_is_taken_back_however_long_ago() {
+        let stage = Stage::new();
+        stage.scheme.next_acquire(Fate::Cut);
+        let mut writing = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+        start(&mut writing);
+        for _ in 0..200 {
+            stage.scheme.next_acquire(Fate::NotDone);
+        }
+        // The copy was carried out all the same; then no node serves the lock for longer than it could have been late.
+        let ask = stage.scheme.last_ask();
+        let carried_out = stage.scheme.memory.acquire(&stage.key, &ask).await.expect("memory answers");
+        assert!(matches!(carried_out.value, Acquired::Granted(_)), "{carried_out:?}");
+        assert!(tokio::time::timeout(STRAY * 2, &mut writing).await.is_err(), "it waits");
+        drop(writing);
+        stage.engine.settled().await;
+        assert_eq!(stage.there().await, (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn writer_of_the_same_process_does_not_wait_for_the_answer_to_a_release() {
+        let stage = Stage::new();
+        let held = stage.take(Mode::Write).await;
+        tokio::time::sleep(Duration::from_millis(10)).await; // it is not handed over
+        let mut next = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+        start(&mut next);
+        for _ in 0..1000 {
+            stage.scheme.next_leave(Fate::Cut);
+        }
+        let release = held.release();
+        tokio::select! {
+            released = release => panic!("nobody answers: {released:?}"),
+            taken = next => panic!("the server has the other hold: {taken:?}"),
+            () = tokio::time::sleep(Duration::from_secs(1)) => assert_eq!(stage.there().await, (1, 1)),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn repeat_that_is_answered_is_no_reason_to_release_twice() {
+        let stage = Stage::new();
+        let first = stage.take(Mode::Read).await;
+        tokio::time::sleep(WINDOW_OVER).await;
+        let second = stage.take(Mode::Read).await;
+        assert_eq!(second.hold().stray_until(), None);
+        drop(first);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_limit_waits_for_the_first_answer_also_where_a_reader_wants_to_join() {
+        let stage = Stage::new();
+        let _first = stage.take(Mode::Read).await;
+        tokio::time::sleep(WINDOW_OVER).await;
+        let (word, answer) = oneshot::channel();
+        stage.scheme.next_acquire(Fate::Answered(answer));
+        let at_once = Overrides { wait_timeout: Some(Duration::ZERO), ..Overrides::default() };
+        let answered = async {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            word.send(()).expect("it is waited for");
+        };
+        let (taken, ()) = tokio::join!(stage.asks(Mode::Read, at_once, Patience::Wait), answered);
+        assert!(matches!(taken, Ok(Some(_))), "{taken:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn quest_of_a_future_that_died_is_taken_back_by_a_reader_that_joins() {
+        let stage = Stage::new();
+        let (_word, answer) = oneshot::channel();
+        stage.scheme.next_acquire(Fate::Answered(answer));
+        let mut dies = stage.asks(Mode::Read, Overrides::default(), Patience::Wait);
+        let mut next = stage.asks(Mode::Read, Overrides::default(), Patience::Wait);
+        start(&mut dies);
+        start(&mut next);
+        drop(dies);
+        let once = stage.asks(Mode::Read, Overrides::default(), Patience::AskOnce).await;
+        let once = once.expect("answered").expect("granted");
+        let joined = next.await.expect("answered").expect("joined");
+        assert_eq!(joined.hold().id(), once.hold().id());
+        drop((joined, once));
+        stage.engine.settled().await;
+        assert_eq!(stage.there().await, (0, 0));
+    }
+
+    /// Two writers of a process that waits for another one, when that has left.
+    async fn two_writers_in(stage: &Stage) -> (Held, crate::BoxFuture<'_, Result<Option<Held>>>) {
+        let foreign = stage.other().take(Mode::Write).await;
+        let mut first = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+        let mut second = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+        start(&mut first);
+        start(&mut second);
+        foreign.release().await.expect("released");
+        (first.await.expect("answered").expect("granted"), second)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hold_that_was_granted_by_notice_is_passed_on() {
+        let stage = Stage::new();
+        let (first, second) = two_writers_in(&stage).await;
+        let hold = Arc::clone(first.hold());
+        drop(first);
+        let second = second.await.expect("answered").expect("handed over");
+        assert_eq!(second.hold().id(), hold.id());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hold_that_is_passed_on_while_its_renewal_is_out_goes_on_being_renewed() {
+        let stage = Stage::new();
+        let (first, second) = two_writers_in(&stage).await;
+        let hold = Arc::clone(first.hold());
+        // As the renewal task does, with the answer between hand-over and acceptance.
+        let now = stage.engine.clock.now();
+        let asked = hold.begin_renewal(now, now.after(Duration::from_secs(2))).expect("a claim is due");
+        drop(first);
+        hold.renewed(Grant { sent: now, remaining: asked, asked }, now);
+        let second = second.await.expect("answered").expect("handed over");
+        assert_eq!(second.hold().id(), hold.id());
+        assert!(matches!(hold.next(now), Next::At(at) if at < hold.deadline()), "nobody renews it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn notified_grant_lasts_no_longer_than_a_claim() {
+        let stage = Stage::new();
+        let (engine, key) = (&stage.engine, Arc::clone(&stage.key));
+        let want = Want { owner: OwnerId::new(), lease: Duration::from_secs(10), max_hold: Duration::from_secs(3600) };
+        let place = engine.table.enter(&key, Mode::Write, want);
+        let now = engine.clock.now();
+        let mut pursuit = Pursuit::new(engine, key, Mode::Write, want, place, now);
+        let ask = pursuit.ask(Patience::Wait);
+        // As after a jump of the server's clock.
+        let remaining = Duration::from_secs(3600);
+        let token = FencingToken::from_wire(1).expect("small");
+        let value = Granted { token, turns: 1, remaining, writers_waiting: false };
+        let answer = Answered { sent: now, server: ServerTime::default(), value };
+        let held = pursuit.notified(&ask, answer).expect("granted");
+        assert!(held.hold().deadline() <= now.after(ask.claim()));
+    }
 
     #[tokio::test]
     async fn close_finds_holds_that_the_renewal_task_has_in_hand() {

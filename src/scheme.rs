@@ -31,6 +31,8 @@ pub(crate) mod memory;
 mod oracle;
 #[path = "../lua/scripts.rs"]
 mod scripts;
+#[cfg(test)]
+pub(crate) mod staged;
 pub(crate) mod two_key;
 
 /// An owned future that can be sent.

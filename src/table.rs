@@ -43,7 +43,7 @@ struct Lock {
 struct Side {
     waiters: VecDeque<Waiter>,
     turn: Option<Number>,
-    /// What the one that had the turn before has under way.
+    /// What the one that had the turn before has under way, until the one that has it now takes it.
     quest: Option<Quest>,
     /// Since when the server has not answered whoever had the turn.
     silent_since: Option<Moment>,
@@ -360,7 +360,8 @@ impl Place {
             let side = lock.side(self.mode);
             side.turn.take_if(|turn| *turn == self.number);
             side.silent_since = None;
-            if !lock.holds.iter().any(|other| other.id() == hold.id()) {
+            // One that is over by now was taken out, or will be.
+            if hold.is_live() && !lock.holds.iter().any(|other| other.id() == hold.id()) {
                 lock.holds.push(Arc::clone(hold));
             }
             if self.mode == Mode::Read {
@@ -369,16 +370,17 @@ impl Place {
         });
     }
 
-    /// Gives the place up. A quest goes to the next waiter, if there is one.
+    /// Gives the place up. A quest goes to the next waiter, if there is one that may go on with it now.
     pub(crate) fn leave(mut self, mut quest: Option<Quest>) -> Leaving {
         let mut locks = self.table.locks.lock();
         let handed = locks.change(&self.key, |lock| {
+            let may_ask = lock.may_ask(self.mode);
             let side = lock.side(self.mode);
             side.waiters.retain(|waiter| waiter.number != self.number);
             if side.turn == Some(self.number) {
                 side.turn = None;
                 quest = quest.take().or_else(|| side.quest.take());
-                if !side.waiters.is_empty() {
+                if may_ask && !side.waiters.is_empty() {
                     side.quest = quest.take();
                 }
             }
@@ -484,6 +486,49 @@ mod tests {
         let quest = Quest::new(Acquisition::new("m", 1, "l"), crate::quest::Notices::Never);
         first.leave(Some(quest));
         assert!(second.leave(None).quest.is_some());
+    }
+
+    #[test]
+    fn quest_is_not_left_to_a_waiter_that_may_not_ask() {
+        let table = Arc::new(Table::default());
+        let first = table.enter(&key(), Mode::Write, want());
+        let once = table.try_enter(&key(), Mode::Write).expect("nobody is in the way");
+        let mut second = table.enter(&key(), Mode::Write, want());
+        let (hold, ticket) = granted(Mode::Write, 64);
+        once.granted(&hold, Clock::System.now());
+        let quest = Quest::new(Acquisition::new("m", 1, "l"), crate::quest::Notices::Never);
+        assert!(first.leave(Some(quest)).quest.is_some(), "the next one is handed the hold");
+        table.part(&hold, ticket, Clock::System.now(), sharing());
+        assert!(matches!(called(&mut second), Some(Call::Handed(..))));
+    }
+
+    #[test]
+    fn hold_that_is_being_turned_is_not_due_for_renewal() {
+        let (hold, _) = granted(Mode::Write, 1);
+        hold.unanswered(Clock::System.now());
+        assert!(hold.begin_turn(Clock::System.now()));
+        // The task that finds it all the same would look again at once, and again.
+        assert_eq!(hold.next(Clock::System.now()), crate::hold::Next::At(hold.deadline()));
+    }
+
+    #[test]
+    fn server_is_told_for_as_long_as_a_stray_copy_may_last() {
+        let (hold, _) = granted(Mode::Read, 1);
+        let until = Clock::System.now().after(Duration::from_secs(60));
+        hold.recheck_begins(until);
+        hold.recheck_ends(Some(until));
+        assert!(hold.server_until() >= until.after(Duration::from_secs(10)));
+    }
+
+    #[test]
+    fn hold_that_is_over_does_not_come_back() {
+        let table = Arc::new(Table::default());
+        let reader = table.enter(&key(), Mode::Read, want());
+        let (hold, _) = granted(Mode::Read, 1);
+        hold.lose(crate::error::LossReason::Forced);
+        table.ended(&hold);
+        reader.granted(&hold, Clock::System.now());
+        assert!(table.locks.lock().by_name.is_empty());
     }
 
     #[test]

@@ -1,0 +1,138 @@
+//! A memory between which and its clients a test stands: copies of requests are lost, or their answers wait.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::memory::Memory;
+use super::{
+    Acquired, Acquisition, Ask, Attempt, BoxFuture, Failure, Left, Renewal, Renewed, Route, Scheme, Subscription,
+    Turned, View,
+};
+use crate::clock::Clock;
+use crate::key::Key;
+
+/// How long a lost copy may yet arrive.
+pub(crate) const STRAY: Duration = Duration::from_secs(1);
+
+/// What becomes of one request.
+#[derive(Debug)]
+pub(crate) enum Fate {
+    /// It is not carried out, as far as anybody knows: its connection is cut.
+    Cut,
+    /// It is carried out, and the answer waits for a word.
+    Answered(oneshot::Receiver<()>),
+    /// It was not carried out, and that is known.
+    NotDone,
+}
+
+/// The scheme. What the test has no fate for is carried out at once.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    pub(crate) memory: Memory,
+    acquires: Mutex<VecDeque<Fate>>,
+    turns: Mutex<VecDeque<Fate>>,
+    leaves: Mutex<VecDeque<Fate>>,
+    /// What was asked for, cut requests included.
+    asked: Mutex<Vec<Ask>>,
+}
+
+impl Staged {
+    pub(crate) fn new(memory: Memory) -> Self {
+        Self {
+            memory,
+            acquires: Mutex::default(),
+            turns: Mutex::default(),
+            leaves: Mutex::default(),
+            asked: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn next_acquire(&self, fate: Fate) {
+        self.acquires.lock().push_back(fate);
+    }
+
+    pub(crate) fn next_turn(&self, fate: Fate) {
+        self.turns.lock().push_back(fate);
+    }
+
+    pub(crate) fn next_leave(&self, fate: Fate) {
+        self.leaves.lock().push_back(fate);
+    }
+
+    pub(crate) fn last_ask(&self) -> Ask {
+        self.asked.lock().last().expect("somebody has asked").clone()
+    }
+
+    async fn meet<T>(
+        &self,
+        fate: Option<Fate>,
+        act: impl Future<Output = Result<T, Failure>> + Send,
+    ) -> Result<T, Failure> {
+        match fate {
+            None => act.await,
+            Some(Fate::Cut) => {
+                Err(Failure::Unknown { stray_until: self.memory.clock().now().after(STRAY), source: None })
+            }
+            Some(Fate::Answered(word)) => {
+                let answer = act.await;
+                drop(word.await);
+                answer
+            }
+            Some(Fate::NotDone) => Err(Failure::NotDone { source: None }),
+        }
+    }
+}
+
+impl Scheme for Staged {
+    fn acquire<'a>(&'a self, key: &'a Key, ask: &'a Ask) -> BoxFuture<'a, Attempt<Acquired>> {
+        self.asked.lock().push(ask.clone());
+        let fate = self.acquires.lock().pop_front();
+        Box::pin(self.meet(fate, self.memory.acquire(key, ask)))
+    }
+
+    fn leave<'a>(&'a self, key: &'a Key, id: &'a Acquisition) -> BoxFuture<'a, Attempt<Left>> {
+        let fate = self.leaves.lock().pop_front();
+        Box::pin(self.meet(fate, self.memory.leave(key, id)))
+    }
+
+    fn turn<'a>(&'a self, key: &'a Key, old: &'a Acquisition, ask: &'a Ask) -> BoxFuture<'a, Attempt<Turned>> {
+        self.asked.lock().push(ask.clone());
+        let fate = self.turns.lock().pop_front();
+        Box::pin(self.meet(fate, self.memory.turn(key, old, ask)))
+    }
+
+    fn renew<'a>(&'a self, route: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
+        self.memory.renew(route, batch)
+    }
+
+    fn route(&self, key: &Key) -> Route {
+        self.memory.route(key)
+    }
+
+    fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
+        self.memory.inspect(key)
+    }
+
+    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Vec<String>>> {
+        self.memory.force(key, seen)
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
+        self.memory.ready()
+    }
+
+    fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription> {
+        self.memory.subscribe(key, manager)
+    }
+
+    fn subscribed(&self, key: &Key, manager: &str) -> Option<Subscription> {
+        self.memory.subscribed(key, manager)
+    }
+
+    fn clock(&self) -> Clock {
+        self.memory.clock()
+    }
+}
