@@ -72,6 +72,13 @@ pub(crate) struct Share {
     pub(crate) ends: Moment,
 }
 
+impl Share {
+    /// As a waiter has it until it takes it.
+    fn offered(self, now: Moment) -> Self {
+        Self { ends: self.ends.min(now.after(OFFER)), ..self }
+    }
+}
+
 /// A guard's share in a hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ticket {
@@ -228,6 +235,11 @@ impl State {
     fn lease_at(&self, now: Moment) -> Duration {
         let wants = |shared: &Shared| shared.share.lease.min(shared.share.ends.since(now));
         self.shares.iter().map(|(_, shared)| wants(shared)).max().unwrap_or_default()
+    }
+
+    /// When the last guard's time is over, though it may be forgotten.
+    fn last_end(&self) -> Moment {
+        self.shares.iter().map(|(_, shared)| shared.share.ends).max().unwrap_or(Moment::NEVER)
     }
 
     /// Whether a guard that comes now gets what it wants until the next renewal: a third of its lease, and that one is
@@ -412,7 +424,7 @@ impl Hold {
         let mut state = self.state.lock();
         self.look(&mut state, now);
         let may = state.phase == Phase::Held && (state.renewal != Renewal::Needless || state.is_covered(&share));
-        may.then(|| self.admit(&mut state, share))
+        may.then(|| self.admit(&mut state, share.offered(now)))
     }
 
     /// One more guard of an owner that has one. It shares its terms.
@@ -475,8 +487,7 @@ impl Hold {
             return None;
         }
         state.turn = turn;
-        let offer = Share { ends: next.ends.min(now.after(OFFER)), ..next };
-        Some(self.admit(state, offer))
+        Some(self.admit(state, next.offered(now)))
     }
 
     /// A waiter takes what it was handed; `false` if that is over.
@@ -500,9 +511,13 @@ impl Hold {
         let mut state = self.state.lock();
         self.look(&mut state, now);
         match state.phase {
+            Phase::Held | Phase::Unconfirmed if state.last_end() <= now => {
+                self.end(&mut state, LossReason::MaxHold);
+                Next::Lost(LossReason::MaxHold)
+            }
             Phase::Held | Phase::Unconfirmed => Next::At(match state.renewal {
-                Renewal::Due(at) => at.min(state.deadline),
-                Renewal::Underway | Renewal::Needless => state.deadline,
+                Renewal::Due(at) => at.min(state.deadline).min(state.last_end()),
+                Renewal::Underway | Renewal::Needless => state.deadline.min(state.last_end()),
             }),
             // Not renewed.
             Phase::Turning => Next::At(state.deadline),
