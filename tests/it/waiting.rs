@@ -9,8 +9,13 @@ use tokio::task::JoinHandle;
 use crate::fixture::{Fixture, Manager, ServerFixture, Settings};
 use crate::wait::{soon, until};
 
+mod costs;
 mod crowd;
+mod dropped;
+mod ends;
 mod fairness;
+mod faults;
+mod notices;
 mod process;
 
 /// A waiter is heard of at least so often.
