@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 
 use super::{HEARTBEAT, MACHINE, got, managers, patient, queued};
 use crate::either::{AnyGuard, take};
-use crate::fixture::{Fixture, Manager, RENEWED, ServerFixture, Settings, hash_on_every_server};
+use crate::fixture::{Fixture, Manager, ServerFixture, Settings, hash_on_every_server};
 use crate::router::field::{Field, Load, name_of, on_both_servers};
 use crate::servers::ask;
 use crate::wait::{bounded, soon, until};
@@ -30,6 +30,8 @@ on_both_servers![
     killed_subscription_costs_a_heartbeat_at_most,
 ];
 
+/// The holder's, of which it learns by a renewal that it was lost.
+const LEASE: Duration = Duration::from_secs(10);
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a waiter that was let in holds the lock before it is heard of: two heartbeats and two response timeouts.
 const CLAIM: Duration = Duration::from_secs(3);
@@ -154,7 +156,7 @@ const QUIET: Duration = HEARTBEAT.saturating_mul(3).saturating_add(MACHINE);
 async fn queue_moves_with_its_slot_step_by_step(server: Server) {
     let f = Field::primaries(server);
     let tag = f.tag_at(&f.cluster.nodes()[0]);
-    let queue = Queue::start(&f, &tag, Settings::default().lease).await;
+    let queue = Queue::start(&f, &tag, LEASE).await;
     let slot = f.cluster.keyslot(&tag);
     let migration = SlotMigration::begin(&f.cluster, slot, &f.cluster.nodes()[1]).expect("the migration begins");
     queue.is_as_it_was(&f).await;
@@ -171,7 +173,7 @@ async fn queue_moves_with_its_slot_at_once() {
     bounded(async {
         let f = Field::primaries(Server::Valkey91);
         let tag = f.tag_at(&f.cluster.nodes()[0]);
-        let queue = Queue::start(&f, &tag, Settings::default().lease).await;
+        let queue = Queue::start(&f, &tag, LEASE).await;
         let slot = f.cluster.keyslot(&tag);
         f.cluster.migrate_slot_atomically(slot, &f.cluster.nodes()[1]).expect("the slot moves");
         queue.is_as_it_was(&f).await;
@@ -184,7 +186,7 @@ async fn queue_moves_with_its_slot_at_once() {
 async fn queue_outlives(server: Server, fails_over: impl AsyncFn(&Field, &Node), within: Duration) {
     let f = Field::with_replicas(server);
     let tag = f.tag_at(&f.cluster.nodes()[0]);
-    let queue = Queue::start(&f, &tag, Settings::default().lease).await;
+    let queue = Queue::start(&f, &tag, LEASE).await;
     queue.is_replicated(&f, &tag).await;
     fails_over(&f, f.owner(&tag)).await;
     queue.drains(within).await;
@@ -222,7 +224,8 @@ async fn queue_outlives_a_killed_primary(server: Server) {
 async fn waiters_and_holder_outlive_the_loss_of_all_keys(server: Server) {
     let f = Field::primaries(server);
     let tag = f.tag_at(&f.cluster.nodes()[0]);
-    let mut queue = Queue::start(&f, &tag, RENEWED).await;
+    // Of no lease that ends meanwhile: they ask again because they are to be heard of.
+    let mut queue = Queue::start(&f, &tag, LEASE).await;
     let flushed = Instant::now();
     f.cluster.flush_all().expect("flushed");
     // They are heard of again, and begin anew, one inside at a time.
@@ -283,7 +286,7 @@ async fn killed_subscription_costs_a_heartbeat_at_most(server: Server) {
     let f = Field::primaries(server);
     let tag = f.tag_at(&f.cluster.nodes()[0]);
     for _ in 0..5 {
-        let queue = Queue::start(&f, &tag, Settings::default().lease).await;
+        let queue = Queue::start(&f, &tag, LEASE).await;
         let owner = f.owner(&tag);
         until("all subscribe", async || {
             ask(owner, &["PUBSUB", "SHARDCHANNELS"]).array().is_some_and(|channels| channels.len() >= ORDER.len())
