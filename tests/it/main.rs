@@ -32,3 +32,4 @@ mod server;
 mod silence;
 mod tidy;
 mod topology;
+mod waiting;

@@ -4,7 +4,7 @@
 //! behind the caller's back, a shard's trouble that stalled all others, replies that went to the wrong caller, a frozen
 //! primary that was talked to although another had taken its place, requests that failed while a slot moved.
 
-mod field;
+pub(crate) mod field;
 mod pretender;
 
 mod answers;

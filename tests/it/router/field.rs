@@ -32,12 +32,12 @@ macro_rules! on_both_servers {
         }
     )+};
 }
-pub(super) use on_both_servers;
+pub(crate) use on_both_servers;
 
 /// A cluster, and locks on its nodes.
-pub(super) struct Field {
+pub(crate) struct Field {
     fixture: Fixture,
-    pub(super) cluster: Cluster,
+    pub(crate) cluster: Cluster,
 }
 
 impl Deref for Field {
@@ -50,39 +50,39 @@ impl Deref for Field {
 
 impl Field {
     /// Three primaries behind proxies, without replicas.
-    pub(super) fn primaries(server: Server) -> Self {
+    pub(crate) fn primaries(server: Server) -> Self {
         Self::on(Cluster::builder(server).replicas(0).node_timeout(NO_FAILOVER).proxied().start())
     }
 
     /// Three primaries behind proxies, each with a replica that takes over when it is told to.
-    pub(super) fn with_replicas(server: Server) -> Self {
+    pub(crate) fn with_replicas(server: Server) -> Self {
         Self::on(Cluster::builder(server).node_timeout(NO_FAILOVER).proxied().start())
     }
 
-    pub(super) fn on(cluster: cluster_testenv::Result<Cluster>) -> Self {
+    pub(crate) fn on(cluster: cluster_testenv::Result<Cluster>) -> Self {
         let cluster = cluster.expect("the cluster starts");
         Self { fixture: Fixture::hash(Topology::cluster(cluster.urls())), cluster }
     }
 
     /// A hash tag whose slot the node owns: all names with it are locks of this slot.
-    pub(super) fn tag_at(&self, node: &Node) -> String {
+    pub(crate) fn tag_at(&self, node: &Node) -> String {
         let tags = (0..10_000).map(|n| format!("tag{n}"));
         let mut ours = tags.filter(|tag| self.cluster.primary_of_slot(self.cluster.keyslot(tag)).port() == node.port());
         ours.next().expect("one of so many lies there")
     }
 
     /// The owner of a tag's slot.
-    pub(super) fn owner(&self, tag: &str) -> &Node {
+    pub(crate) fn owner(&self, tag: &str) -> &Node {
         self.cluster.primary_of_slot(self.cluster.keyslot(tag))
     }
 
     /// One hash tag for each primary.
-    pub(super) fn tags(&self) -> Vec<String> {
+    pub(crate) fn tags(&self) -> Vec<String> {
         self.cluster.primaries().into_iter().map(|node| self.tag_at(node)).collect()
     }
 
     /// Waits until none of the locks has a holder on its server.
-    pub(super) async fn nothing_is_left(&self, names: impl IntoIterator<Item = String>) {
+    pub(crate) async fn nothing_is_left(&self, names: impl IntoIterator<Item = String>) {
         for name in names {
             let key = self.hash_key(&name);
             until("nothing is left", async || {
@@ -95,14 +95,14 @@ impl Field {
     }
 
     /// How often the running nodes were told a command, such as `cluster|slots`.
-    pub(super) fn calls_of(&self, command: &str) -> u64 {
+    pub(crate) fn calls_of(&self, command: &str) -> u64 {
         let running = self.cluster.nodes().iter().filter(|node| node.is_running());
         running.map(|node| calls_of(node, command)).sum()
     }
 }
 
 /// How often a node was told a command since it started.
-pub(super) fn calls_of(node: &Node, command: &str) -> u64 {
+pub(crate) fn calls_of(node: &Node, command: &str) -> u64 {
     let line = format!("cmdstat_{command}:calls=");
     let stats = ask(node, &["INFO", "commandstats"]).text().expect("text").into_owned();
     let count = stats.split_once(&line).and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
@@ -110,25 +110,25 @@ pub(super) fn calls_of(node: &Node, command: &str) -> u64 {
 }
 
 /// The name of the n-th lock with a tag.
-pub(super) fn name_of(tag: &str, n: usize) -> String {
+pub(crate) fn name_of(tag: &str, n: usize) -> String {
     format!("{{{tag}}}-{n}")
 }
 
 /// One lock that many take in turns, and what they saw of each other.
 #[derive(Debug, Default)]
-pub(super) struct Witness {
+pub(crate) struct Witness {
     inside: AtomicBool,
     last_token: AtomicU64,
-    pub(super) turns: AtomicUsize,
+    pub(crate) turns: AtomicUsize,
 }
 
 impl Witness {
-    pub(super) fn turns(&self) -> usize {
+    pub(crate) fn turns(&self) -> usize {
         self.turns.load(Ordering::SeqCst)
     }
 
     /// One turn as a writer, which must find itself alone and its token greater than all before.
-    pub(super) async fn turn(&self, manager: &Manager, name: &str) -> Result<FencingToken, Error> {
+    pub(crate) async fn turn(&self, manager: &Manager, name: &str) -> Result<FencingToken, Error> {
         let guard = manager.write(name).await?;
         let token = guard.fencing_token();
         assert!(!self.inside.swap(true, Ordering::SeqCst), "{name}: two writers are inside");
@@ -144,15 +144,15 @@ impl Witness {
 }
 
 /// Tasks that take locks until they are stopped. Every one of their requests must succeed.
-pub(super) struct Load {
+pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     tasks: JoinSet<Result<(), Error>>,
-    pub(super) locks: Vec<(String, Arc<Witness>)>,
+    pub(crate) locks: Vec<(String, Arc<Witness>)>,
 }
 
 impl Load {
     /// `tasks` tasks, spread over the locks and the managers.
-    pub(super) fn start(managers: &[Manager], names: impl IntoIterator<Item = String>, tasks: usize) -> Self {
+    pub(crate) fn start(managers: &[Manager], names: impl IntoIterator<Item = String>, tasks: usize) -> Self {
         let locks: Vec<(String, Arc<Witness>)> = names.into_iter().map(|name| (name, Arc::default())).collect();
         let mut load = Self { stop: Arc::default(), tasks: JoinSet::new(), locks };
         for n in 0..tasks {
@@ -171,14 +171,14 @@ impl Load {
     }
 
     /// Waits until each lock has changed hands so often from now on.
-    pub(super) async fn goes_on(&self, what: &str, turns: usize) {
+    pub(crate) async fn goes_on(&self, what: &str, turns: usize) {
         let before: Vec<usize> = self.locks.iter().map(|(_, lock)| lock.turns()).collect();
         until(what, async || self.locks.iter().zip(&before).all(|((_, lock), before)| lock.turns() >= before + turns))
             .await;
     }
 
     /// Lets all tasks come to their end, each with success.
-    pub(super) async fn end(mut self) {
+    pub(crate) async fn end(mut self) {
         self.stop.store(true, Ordering::SeqCst);
         while let Some(ended) = self.tasks.join_next().await {
             ended.expect("no panic").expect("no request fails");

@@ -1,0 +1,67 @@
+//! Waiting as a service has it: many processes with many tasks each, what that costs, faults while they wait, and waits that end
+//! early.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use redis_rwlock::{Acquiring, Error, Guard};
+use tokio::task::JoinHandle;
+
+use crate::fixture::{Fixture, Manager, ServerFixture, Settings};
+use crate::wait::{soon, until};
+
+mod costs;
+mod crowd;
+mod dropped;
+mod ends;
+mod fairness;
+mod faults;
+mod notices;
+mod process;
+
+/// A waiter is heard of at least so often.
+pub(crate) const HEARTBEAT: Duration = Duration::from_secs(1);
+/// What a busy machine may add to anything.
+pub(crate) const MACHINE: Duration = Duration::from_secs(1);
+
+/// Nothing that is left behind goes away by itself while a case looks.
+fn patient(label: &str) -> Settings {
+    Settings { lease: Duration::from_secs(300), ..Settings::label(label) }
+}
+
+/// The time of the servers, which run on the same machine.
+fn now_us() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    since_1970.as_micros().try_into().expect("some years are left")
+}
+
+async fn managers<const N: usize>(f: &Fixture) -> [Manager; N] {
+    let mut all = Vec::new();
+    for n in 0..N {
+        all.push(f.manager_with(patient(&format!("process-{n}"))).await);
+    }
+    all.try_into().unwrap_or_else(|_| panic!("as many as asked for"))
+}
+
+/// Waits in the background, and in the queue when this returns.
+async fn queued<G: Guard>(f: &Fixture, name: &str, acquiring: Acquiring<G>) -> JoinHandle<Result<G, Error>> {
+    let before = f.view(name).await.waiters.len();
+    let waiting = tokio::spawn(acquiring);
+    until("it waits", async || f.view(name).await.waiters.len() > before).await;
+    waiting
+}
+
+async fn got<G>(what: &str, waiting: JoinHandle<Result<G, Error>>) -> G {
+    soon(what, waiting).await.expect("no panic").expect("granted")
+}
+
+/// How many scripts the servers were told to run. Looks by [`recorded`] are none.
+fn scripts(f: &ServerFixture) -> i64 {
+    f.calls_of("evalsha") + f.calls_of("eval")
+}
+
+/// How many waiters a lock has on its server, dead or alive.
+fn recorded(f: &ServerFixture, name: &str) -> usize {
+    let fields = f.on_key("HKEYS", &f.hash_key(name), &[]);
+    let fields = fields.array().expect("a list").iter();
+    fields.filter(|field| field.bytes().is_some_and(|name| name.starts_with(b"U"))).count()
+}

@@ -1,0 +1,155 @@
+//! Ten processes with twenty tasks each on three locks: what all of them saw, put together and judged.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cluster_testenv::Server;
+use futures_util::future::join_all;
+use redis_rwlock::Mode;
+
+use super::process::{Process, holds, waits, writers_during};
+use crate::either::take;
+use crate::fixture::{Fixture, Kind, Manager, ServerFixture, Settings};
+
+const PROCESSES: usize = 10;
+const TASKS: usize = 20;
+/// A task has the lock for so long at most.
+const STAY: Duration = Duration::from_millis(3);
+const SHORT_RUN: Duration = Duration::from_secs(5);
+const LONG_RUN: Duration = Duration::from_secs(60);
+
+/// One task inside, by the clock that all share.
+#[derive(Clone, Debug)]
+struct Visit {
+    lock: usize,
+    mode: Mode,
+    token: u64,
+    waited: Duration,
+    entered: Instant,
+    left: Instant,
+}
+
+/// Takes the locks in turns until it is stopped.
+async fn task(manager: Manager, names: Arc<[String]>, stop: Arc<AtomicBool>) -> Vec<Visit> {
+    let mut visits = Vec::new();
+    while !stop.load(Ordering::SeqCst) {
+        let lock = fastrand::usize(..names.len());
+        let mode = if fastrand::u8(..3) == 0 { Mode::Write } else { Mode::Read };
+        let asked = Instant::now();
+        let guard = take(&manager, &names[lock], mode).await;
+        let entered = Instant::now();
+        tokio::time::sleep(STAY.mul_f64(fastrand::f64())).await;
+        let (left, token) = (Instant::now(), guard.token().into());
+        guard.release().await.expect("ours to the end");
+        visits.push(Visit { lock, mode, token, waited: entered - asked, entered, left });
+    }
+    visits
+}
+
+/// All visits, by task. Every one of them must have been inside.
+async fn run(processes: &[Process], names: &Arc<[String]>, span: Duration) -> Vec<Visit> {
+    let stop = Arc::<AtomicBool>::default();
+    let mut tasks = Vec::new();
+    for process in processes {
+        for _ in 0..TASKS {
+            tasks.push(process.spawn(task(Arc::clone(&process.manager), Arc::clone(names), Arc::clone(&stop))));
+        }
+    }
+    tokio::time::sleep(span).await;
+    stop.store(true, Ordering::SeqCst);
+    let mut visits = Vec::new();
+    for visited in join_all(tasks).await {
+        let visited = visited.expect("no panic");
+        assert!(!visited.is_empty(), "everybody is served");
+        visits.extend(visited);
+    }
+    visits.sort_by_key(|visit| visit.entered);
+    visits
+}
+
+/// Nobody is beside a writer, and who comes later has no smaller token, a writer a greater one.
+fn judge(visits: &[Visit]) {
+    let (mut last_writer_left, mut last_left, mut last_token) = (None, None, 0);
+    for visit in visits {
+        let beside = if visit.mode == Mode::Write { last_left } else { last_writer_left };
+        assert!(beside.is_none_or(|left| left <= visit.entered), "somebody is beside a writer: {visit:?}");
+        let grows = if visit.mode == Mode::Write { visit.token > last_token } else { visit.token >= last_token };
+        assert!(grows, "after token {last_token}: {visit:?}");
+        last_token = visit.token;
+        last_left = last_left.max(Some(visit.left));
+        if visit.mode == Mode::Write {
+            last_writer_left = last_writer_left.max(Some(visit.left));
+        }
+    }
+}
+
+/// A reader waits for one process's turn at most, a writer for one turn of each process at most. Returns how many waits there
+/// were, of readers and of writers.
+fn judge_bypass(processes: &[Process], name: &str) -> [usize; 2] {
+    let write_holds = holds(processes, name, Mode::Write);
+    let readers = waits(processes, name, Mode::Read);
+    for wait in &readers {
+        let passed = writers_during(&write_holds, wait);
+        assert!(passed.len() <= 1, "{name}: {passed:?} wrote before the reader of {wait:?}");
+    }
+    let writers = waits(processes, name, Mode::Write);
+    for wait in &writers {
+        let mut passed = writers_during(&write_holds, wait);
+        passed.sort_unstable();
+        assert!(passed.is_sorted_by(|one, next| one < next), "{name}: {passed:?} wrote before {wait:?}");
+    }
+    [readers.len(), writers.len()]
+}
+
+async fn crowd(f: &Fixture, span: Duration) -> Vec<Process> {
+    let processes = Process::several(f, PROCESSES, &Settings::default()).await;
+    let names: Arc<[String]> = [0; 3].map(|_| f.name()).into();
+    let visits = run(&processes, &names, span).await;
+    for lock in 0..names.len() {
+        judge(&visits.iter().filter(|visit| visit.lock == lock).cloned().collect::<Vec<_>>());
+    }
+    let longest = |mode| visits.iter().filter(|visit| visit.mode == mode).map(|visit| visit.waited).max();
+    let longest = [Mode::Read, Mode::Write].map(longest);
+    println!("{} visits, the longest waits of a reader and a writer {longest:?}", visits.len());
+    processes
+}
+
+async fn crowd_on(kind: Kind, server: Server, span: Duration) {
+    let f = ServerFixture::shared(kind, server);
+    let processes = crowd(&f, span).await;
+    let mut names: Vec<String> = processes[0].told().into_iter().map(|told| told.lock).collect();
+    names.sort_unstable();
+    names.dedup();
+    for name in names.iter().filter(|name| !name.is_empty()) {
+        let [readers, writers] = judge_bypass(&processes, name);
+        println!("{server}, {name}: {readers} waits of readers, {writers} of writers in the queue");
+        assert!(readers > 0 && writers > 0, "there was a queue");
+    }
+    let handed_over = processes.iter().flat_map(Process::told).filter(|told| told.what == "handed over").count();
+    println!("{handed_over} times the lock went to the next writer of a process");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crowd_in_memory_is_served_in_turns() {
+    drop(crowd(&Fixture::memory(), SHORT_RUN / 5).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crowd_is_served_in_turns_on_a_redis_7_0_cluster() {
+    crowd_on(Kind::HashCluster, Server::Redis70, SHORT_RUN).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crowd_is_served_in_turns_on_a_valkey_9_1_cluster() {
+    crowd_on(Kind::HashCluster, Server::Valkey91, SHORT_RUN).await;
+}
+
+/// `cargo test --test it -- --ignored crowd_of_a_minute --nocapture` runs it, in two.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes two minutes; a few seconds of it run always"]
+async fn crowd_of_a_minute_is_served_in_turns() {
+    for server in [Server::Redis70, Server::Valkey91] {
+        crowd_on(Kind::HashCluster, server, LONG_RUN).await;
+    }
+}
