@@ -341,6 +341,12 @@ impl Engine {
         final_error(key, failure, waited, self.options.unreachable_after)
     }
 
+    /// Whether nothing is left of all acquisitions, holds and releases.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.table.is_idle() && self.renewals.is_idle() && !self.departures.is_departing()
+    }
+
     /// Returns when no release is under way in the background.
     pub(crate) async fn settled(&self) {
         self.departures.settled().await;
@@ -363,6 +369,7 @@ impl Engine {
         }
         let waits_until = latest.max(self.clock.now().after(self.options.response_timeout));
         tokio::select! {
+            biased;
             () = self.departures.settled() => return Ok(()),
             () = self.clock.sleep_until(waits_until) => {}
         }

@@ -390,6 +390,7 @@ impl Hold {
             }
             let until = self.deadline_of(ticket);
             tokio::select! {
+                biased;
                 () = changed => {}
                 () = self.clock.sleep_until(until) => {}
             }
@@ -743,6 +744,7 @@ impl Watch {
             }
             let until = self.hold.deadline().min(self.share.ends);
             tokio::select! {
+                biased;
                 () = changed => {}
                 () = ended => {}
                 () = self.hold.clock.sleep_until(until) => {}

@@ -4,7 +4,7 @@
 //! that are due travel together, one chunk per route, and no chunk waits for another, so a node that hangs delays
 //! nobody else's. The task needs no word from the holders: a new hold wakes it only if it is due earlier than all others.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -142,6 +142,11 @@ impl Renewals {
         self.wake.notify_one();
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.agenda.lock().due.is_empty()
+    }
+
     /// The task. Ends when it is stopped.
     pub(crate) async fn run(self: Arc<Self>) {
         let mut underway: FuturesUnordered<BoxFuture<'static, Answers>> = FuturesUnordered::new();
@@ -150,10 +155,12 @@ impl Renewals {
                 underway.push(Arc::clone(&self).send(route, chunk));
             }
             let alarm = self.set_alarm();
+            // In any order: each round looks at all that is due, whatever ended the wait.
             tokio::select! {
+                biased;
+                Some(answers) = underway.next() => self.take_answers(answers),
                 () = self.wake.notified() => {}
                 () = self.clock.sleep_until(alarm) => {}
-                Some(answers) = underway.next() => self.take_answers(answers),
             }
         }
     }
@@ -167,9 +174,9 @@ impl Renewals {
     }
 
     /// Takes what is due from the agenda, at most one chunk for each route.
-    fn take_due(&self) -> HashMap<Route, Vec<Due>> {
+    fn take_due(&self) -> BTreeMap<Route, Vec<Due>> {
         let now = self.clock.now();
-        let mut chunks: HashMap<Route, Vec<Due>> = HashMap::new();
+        let mut chunks: BTreeMap<Route, Vec<Due>> = BTreeMap::new();
         let due = self.pop_due(now);
         let chunk_most = chunk_most(due.len());
         for hold in due {

@@ -241,7 +241,7 @@ pub(crate) struct Renewal {
 }
 
 /// Where requests for a lock go at the moment: renewals with equal routes travel together.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Route(pub(crate) Arc<str>);
 
 /// What a waiter of a lock is told without asking. Each may be lost, late, or told twice.

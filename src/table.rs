@@ -304,9 +304,18 @@ impl Table {
         locks.by_name.get(key.name())?.holds.iter().find(|hold| hold.is_held_by(owner, now)).cloned()
     }
 
-    /// All holds of this process, of all locks.
+    /// All holds of this process, of all locks, oldest first.
     pub(crate) fn all_holds(&self) -> Vec<Arc<Hold>> {
-        self.locks.lock().by_name.values().flat_map(|lock| &lock.holds).cloned().collect()
+        let locks = self.locks.lock();
+        let mut holds: Vec<_> = locks.by_name.values().flat_map(|lock| &lock.holds).cloned().collect();
+        drop(locks);
+        holds.sort_by(|a, b| (a.token(), a.key().name()).cmp(&(b.token(), b.key().name())));
+        holds
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.locks.lock().by_name.is_empty()
     }
 
     /// Since when the server has not answered for this side of a lock.
