@@ -309,7 +309,10 @@ impl<'a> Pursuit<'a> {
             tokio::select! {
                 biased;
                 call = place.called() => {
-                    self.answered = self.engine.clock.now();
+                    // A server that was silent to those before is so to this one: its patience does not begin again.
+                    let silent_since = self.engine.table.silent_since(&self.key, self.mode);
+                    let now = self.engine.clock.now();
+                    self.answered = silent_since.map_or(now, |since| since.max(self.answered));
                     return Ok(match call {
                         Call::Turn => None,
                         Call::Handed(hold, ticket) => self.handed(hold, ticket),
