@@ -635,7 +635,8 @@ impl<'a> Pursuit<'a> {
             Notices::Unwanted | Notices::Never => RETRY_LONGEST,
         };
         let jittered = pause.mul_f64(0.5 + fastrand::f64());
-        *pause = (*pause * 2).min(longest);
+        // Half as long again with the most jitter, which is then the longest.
+        *pause = (*pause * 2).min(longest * 2 / 3);
         let nap = jittered.min(retry_in + Duration::from_millis(1));
         match &mut quest.notices {
             Notices::Subscribed(subscription) => {
