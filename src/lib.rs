@@ -51,6 +51,8 @@ mod quest;
 mod reentry;
 mod renewal;
 mod scheme;
+#[cfg(test)]
+mod simulation;
 mod table;
 mod topology;
 mod transport;

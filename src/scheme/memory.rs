@@ -11,6 +11,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
+#[cfg(test)]
+pub(crate) mod replica;
+
 use crate::clock::Clock;
 use crate::key::Key;
 use crate::lease::{FencingToken, Moment, ServerTime};

@@ -1,0 +1,213 @@
+//! Promises 7 and 8: what a lost notification or a silent server costs, and how long it is borne.
+
+use std::collections::BTreeMap;
+
+use super::Findings;
+use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, SECOND};
+use crate::error::LossReason;
+use crate::simulation::history::{Attempt, End, Lock, Micros, Op, Process, Reply, What};
+
+/// What timers and a full agenda may add to a pause.
+const GRAIN: Micros = 5 * MS;
+/// A failed try is repeated within this.
+const RETRY: Micros = 75 * MS;
+
+/// Promise 7: a waiter asks again within `min(1 s, time to the next deadline)` of an answer or of a failed try.
+pub(super) fn heartbeat(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("7 heartbeat");
+    for requests in facts.by_id().values() {
+        let acquires = requests.iter().filter(|request| matches!(request.op, Op::Acquire { .. }));
+        // Once somebody has it, others ask whether they may join.
+        let acquires: Vec<_> = acquires.take_while(|request| !facts.is_had(request)).collect();
+        for pair in acquires.windows(2) {
+            let [earlier, later] = pair else { continue };
+            let (from, most) = match (&earlier.answered, earlier.failed) {
+                (Some((at, Reply::Contended { retry_in_ms } | Reply::Queued { retry_in_ms })), _) => {
+                    // The server's clock may run slower by a hundredth.
+                    (*at, SECOND.min(retry_in_ms * MS * 101 / 100 + MS))
+                }
+                (Some((at, _)), _) => (*at, RETRY),
+                (None, Some(at)) => (at, RETRY),
+                (None, None) => continue,
+            };
+            let waited = later.sent.saturating_sub(from);
+            let process = facts.process(later.process);
+            let excuse = process.paused_within(from, later.sent) + clock_readings(facts, later, from);
+            findings.add_unless(waited <= most + GRAIN + excuse, later.index, || {
+                format!("asked again after {waited} us, {most} us would have been in time")
+            });
+        }
+    }
+    findings
+}
+
+/// What asking the server for its time has cost a process.
+fn clock_readings(facts: &Facts<'_>, before: &RequestFacts, from: Micros) -> Micros {
+    let readings = facts.requests.values().filter(|request| {
+        request.op == Op::Time
+            && request.process == before.process
+            && request.lock == before.lock
+            && from <= request.sent
+            && request.sent <= before.sent
+    });
+    let cost = |reading: &RequestFacts| match (&reading.answered, reading.failed) {
+        (Some((at, _)), _) => at - reading.sent,
+        (None, Some(at)) => at - reading.sent + RETRY,
+        (None, None) => 0,
+    };
+    readings.map(cost).sum()
+}
+
+/// Promise 8: waiting ends with `Unreachable` when the server was silent for `unreachable_after`, and not before.
+pub(super) fn unreachable(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("8 unreachable");
+    let mut own: BTreeMap<Attempt, Vec<&RequestFacts>> = BTreeMap::new();
+    let mut of_lock: BTreeMap<(Process, Lock), Vec<&RequestFacts>> = BTreeMap::new();
+    for request in facts.requests.values() {
+        if let (Op::Acquire { .. } | Op::Time, Some(attempt)) = (request.op, request.attempt) {
+            own.entry(attempt).or_default().push(request);
+            of_lock.entry((request.process, request.lock)).or_default().push(request);
+        }
+    }
+    for (number, attempt) in &facts.attempts {
+        let own = own.get(number).map(Vec::as_slice).unwrap_or_default();
+        too_early(facts, &mut findings, *number, attempt, own);
+        // One waiter asks for all; who asks once asks for itself.
+        let asked = of_lock.get(&(attempt.process, attempt.wish.lock)).map(Vec::as_slice).unwrap_or_default();
+        too_late(facts, &mut findings, *number, attempt, if attempt.wish.once { own } else { asked });
+    }
+    findings
+}
+
+fn too_early(
+    facts: &Facts<'_>,
+    findings: &mut Findings,
+    number: Attempt,
+    attempt: &AttemptFacts,
+    own: &[&RequestFacts],
+) {
+    let (Some(End::Unreachable), Some((at, index))) = (attempt.end, attempt.ended) else {
+        return;
+    };
+    // A limit of its own ends a wait at any moment of silence.
+    let limited = attempt.wish.wait_ms.is_some_and(|wait_ms| attempt.asked + wait_ms * MS <= at);
+    // A grant may be over when it comes: then it is as good as silence.
+    let heard = own.iter().filter_map(|request| match &request.answered {
+        Some((at, Reply::Contended { .. } | Reply::Queued { .. } | Reply::Late)) => Some(*at),
+        _ => None,
+    });
+    let heard = heard.max().unwrap_or(attempt.asked);
+    let silent_us = at - heard;
+    let enough = silent_us >= facts.process(attempt.process).unreachable_after;
+    findings.add_unless(enough || limited, index, || {
+        format!("attempt {number} gives up though the server was silent for {silent_us} us only")
+    });
+}
+
+fn too_late(
+    facts: &Facts<'_>,
+    findings: &mut Findings,
+    number: Attempt,
+    attempt: &AttemptFacts,
+    asked: &[&RequestFacts],
+) {
+    let process = facts.process(attempt.process);
+    let (ended, index) = attempt.ended.unwrap_or((facts.over, usize::MAX));
+    let index = index.min(facts.events.len() - 1);
+    let most = process.unreachable_after + process.response_timeout + SECOND + 100 * MS;
+    for silence in silences(asked, process.response_timeout) {
+        let from = silence.from.max(attempt.asked);
+        let until = silence.last.min(ended);
+        let waited = until.saturating_sub(from);
+        findings.add_unless(waited <= most + process.paused_within(from, until), index, || {
+            format!("attempt {number} bears a silent server for {waited} us: {silence:?}")
+        });
+    }
+}
+
+/// A span in which requests were not answered, from the first to the last.
+#[derive(Debug)]
+struct Silence {
+    from: Micros,
+    last: Micros,
+}
+
+fn silences(requests: &[&RequestFacts], response_timeout: Micros) -> Vec<Silence> {
+    // After a longer gap it is somebody else who asks.
+    let gap = response_timeout + 300 * MS;
+    let mut silences: Vec<Silence> = Vec::new();
+    let mut silent = false;
+    for request in requests {
+        match &request.answered {
+            // What the clock says is no answer.
+            Some((_, Reply::Time)) => {}
+            Some(_) => silent = false,
+            // Its future was dropped: nobody listened.
+            None if request.failed.is_none() => {}
+            None if silent && silences.last().is_some_and(|silence| request.sent < silence.last + gap) => {
+                silences.last_mut().expect("one is silent").last = request.sent;
+            }
+            None => {
+                silences.push(Silence { from: request.sent, last: request.sent });
+                silent = true;
+            }
+        }
+    }
+    silences
+}
+
+/// Promise 8: renewal is repeated until the local deadline. A guard is lost neither before that nor before one renewal
+/// could be repeated.
+pub(super) fn renewals(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("8 renewal");
+    for requests in facts.by_id().values() {
+        let renewals: Vec<_> = requests.iter().filter(|request| matches!(request.op, Op::Renew { .. })).collect();
+        for pair in renewals.windows(2) {
+            let [earlier, later] = pair else { continue };
+            let Some(failed) = earlier.failed else { continue };
+            let waited = later.sent.saturating_sub(failed);
+            let excuse = facts.process(later.process).paused_within(failed, later.sent);
+            findings.add_unless(waited <= RETRY + excuse, later.index, || {
+                format!("a renewal is repeated {waited} us after it failed")
+            });
+        }
+    }
+    let by_id = facts.by_id();
+    for (at, now, what) in facts.each() {
+        if let What::LossSeen { guard, reason: LossReason::Expired } = what {
+            let held = &facts.guards[guard];
+            expired_rightly(facts, &mut findings, at, now, held, &by_id[&held.id]);
+        }
+    }
+    findings
+}
+
+fn expired_rightly(
+    facts: &Facts<'_>,
+    findings: &mut Findings,
+    at: usize,
+    now: Micros,
+    held: &GuardFacts,
+    requests: &[&RequestFacts],
+) {
+    let process = facts.process(held.process);
+    let until = facts.vouched(held.id, requests, now);
+    let confirmed = requests.iter().filter_map(|request| match &request.answered {
+        Some((when, Reply::Granted { .. } | Reply::Renewed { .. })) if *when < until => Some(request.sent),
+        _ => None,
+    });
+    let confirmed = confirmed.max().unwrap_or_default();
+    findings.add_unless(now + MS >= until, at, || format!("lost before its local deadline at {until} us"));
+    let busy = 35 * MS; // in the middle of its work a user does not look
+    let noticed = until + busy + process.paused_within(until, now);
+    findings.add_unless(now <= noticed, at, || format!("the end at {until} us is noticed late"));
+    let lease = (held.wish.lease_ms * MS).min(held.wish.max_hold_ms * MS);
+    let first_due = lease * 9 / 24 + 10 * MS; // a third, an eighth of it later at most
+    let paused = process.paused_within(confirmed, now) > 0;
+    let time_for_two = first_due + process.response_timeout + RETRY < process.usable(lease);
+    let capped = held.wish.max_hold_ms <= held.wish.lease_ms * 2;
+    let tries = requests.iter().filter(|request| matches!(request.op, Op::Renew { .. }) && request.sent > confirmed);
+    findings.add_unless(paused || capped || !time_for_two || tries.count() >= 2, at, || {
+        format!("lost without a second try to renew since {confirmed} us")
+    });
+}
