@@ -264,9 +264,15 @@ fn everything_happens() {
     let expected = [
         "Acquire Granted",
         "Acquire Contended",
+        "Acquire Queued",
         "Acquire Late",
         "Leave Held",
         "Leave None",
+        "Leave Waited",
+        "Turn Granted",
+        "Turn Refused",
+        "Turn Lost",
+        "Turn Late",
         "Renew Renewed",
         "Renew Lost",
         "Inspect View",
@@ -277,6 +283,7 @@ fn everything_happens() {
         "Failed Closed",
         "Failed Conflict",
         "Failed Cut",
+        "Failed Lost",
         "LossSeen Expired",
         "LossSeen Gone",
         "LossSeen MaxHold",
@@ -288,11 +295,14 @@ fn everything_happens() {
         "Released Cut",
         "LetGo Leak",
         "LetGo Drop",
+        "LetGo Turned",
+        "LetGo CutTurning",
         "Fenced",
         "RequestLost",
         "ReplyLost",
-        "WakeLost",
-        "WakeLate",
+        "NoticeLost",
+        "NoticeLate",
+        "Noticed",
         "Paused",
         "Resumed",
         "Crashed",
@@ -397,4 +407,17 @@ mutants! {
     waits_for_ever: WaitsForEver is caught by "service";
     never_forgets: NeverForgets is caught by "9 tidiness";
     out_of_order: OutOfOrder is caught by "6 local order";
+    unseen_writer: UnseenWriter is caught by "6 local phases";
+    reader_passes_writer: ReaderPassesWriter is caught by "6 bypass";
+    newest_first: NewestFirst is caught by "6 queue";
+    cancelled_stays: CancelledStays is caught by "5 ghosts";
+    full_lease_unclaimed: FullLeaseUnclaimed is caught by "5 dead waiters";
+    notice_to_another: NoticeToAnother is caught by "1 validity";
+    stale_notice: StaleNotice is caught by "1 validity";
+    downgrade_lets_writer_in: DowngradeLetsWriterIn is caught by "1 exclusion";
+    upgrade_beside_readers: UpgradeBesideReaders is caught by "1 exclusion";
+    leaves_once: LeavesOnce is caught by "5 ghosts";
+    shares_for_ever: SharesForEver is caught by "6 sharing";
+    over_budget: OverBudget is caught by "6 budget";
+    renews_short: RenewsShort is caught by "3 leases of guards";
 }

@@ -223,7 +223,7 @@ impl Actor {
         let cut = (wish.within.is_none() && self.rng.u32(0..6) == 0).then(|| self.rng.u32(0..12));
         // Some give up when they have been first in the queue for a while.
         let impatient = (wish.within.is_none() && self.rng.u32(0..8) == 0).then(|| self.rng.u64(0..2_500));
-        if self.world.mutant == Some(Mutant::UnseenWriter) && wish.mode == Mode::Write && !wish.once {
+        if self.asks_later(wish) {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         let taking = ActingFor::new(&self.world, attempt, taking(self.manager.clone(), self.owner, wish));
@@ -232,9 +232,6 @@ impl Actor {
             (None, Some(for_ms)) => tokio::time::timeout(Duration::from_millis(for_ms), taking).await.ok(),
             (None, None) => Some(taking.await),
         };
-        if self.world.mutant == Some(Mutant::OutOfOrder) && !wish.once && self.rng.bool() {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
         let end = match outcome {
             Some(Ok(Some(guard))) => return Ok(Some(self.granted(attempt, guard, wish))),
             Some(Ok(None)) => End::Busy,
@@ -243,6 +240,16 @@ impl Actor {
         };
         self.world.record(What::Failed { attempt, end });
         if end == End::Closed { Err(Closed) } else { Ok(None) }
+    }
+
+    /// Whether it has a while in which nobody knows of it.
+    fn asks_later(&mut self, wish: Wish) -> bool {
+        let waits = wish.mode == Mode::Write && !wish.once;
+        match self.world.mutant {
+            Some(Mutant::UnseenWriter) => waits,
+            Some(Mutant::OutOfOrder) => waits && self.rng.bool(),
+            _ => false,
+        }
     }
 
     fn granted(&self, attempt: Attempt, guard: AnyGuard, wish: Wish) -> (GuardNo, AnyGuard) {

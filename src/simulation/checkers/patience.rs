@@ -1,10 +1,11 @@
 //! Promises 7 and 8: what a lost notification or a silent server costs, and how long it is borne.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::Findings;
 use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, SECOND};
 use crate::error::LossReason;
+use crate::scheme::Mode;
 use crate::simulation::history::{Attempt, End, Lock, Micros, Op, Process, Reply, What};
 
 /// What timers and a full agenda may add to a pause.
@@ -53,7 +54,8 @@ fn clock_readings(facts: &Facts<'_>, before: &RequestFacts, from: Micros) -> Mic
     let cost = |reading: &RequestFacts| match (&reading.answered, reading.failed) {
         (Some((at, _)), _) => at - reading.sent,
         (None, Some(at)) => at - reading.sent + RETRY,
-        (None, None) => 0,
+        // Its future was dropped.
+        (None, None) => before.sent - reading.sent,
     };
     readings.map(cost).sum()
 }
@@ -62,18 +64,20 @@ fn clock_readings(facts: &Facts<'_>, before: &RequestFacts, from: Micros) -> Mic
 pub(super) fn unreachable(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("8 unreachable");
     let mut own: BTreeMap<Attempt, Vec<&RequestFacts>> = BTreeMap::new();
-    let mut of_lock: BTreeMap<(Process, Lock), Vec<&RequestFacts>> = BTreeMap::new();
+    // Each side asks for itself: whoever waits for a hold of its own process does not learn of a silence to the other side.
+    let mut of_side: HashMap<(Process, Lock, Mode), Vec<&RequestFacts>> = HashMap::new();
+    let mode_of = |attempt: Attempt| facts.attempts[&attempt].wish.mode;
     for request in facts.requests.values() {
         if let (Op::Acquire { .. } | Op::Time, Some(attempt)) = (request.op, request.attempt) {
             own.entry(attempt).or_default().push(request);
-            of_lock.entry((request.process, request.lock)).or_default().push(request);
+            of_side.entry((request.process, request.lock, mode_of(attempt))).or_default().push(request);
         }
     }
     for (number, attempt) in &facts.attempts {
         let own = own.get(number).map(Vec::as_slice).unwrap_or_default();
         too_early(facts, &mut findings, *number, attempt, own);
         // One waiter asks for all; who asks once asks for itself.
-        let asked = of_lock.get(&(attempt.process, attempt.wish.lock)).map(Vec::as_slice).unwrap_or_default();
+        let asked = of_side.get(&(attempt.process, attempt.wish.lock, attempt.wish.mode)).map(Vec::as_slice).unwrap_or_default();
         too_late(facts, &mut findings, *number, attempt, if attempt.wish.once { own } else { asked });
     }
     findings

@@ -96,6 +96,9 @@ pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
             What::Emptied | What::Stale { .. } => passed.clear(),
             What::Applied { lock, op, before, after, news, .. } => {
                 let ends = |id: Id| matches!(op, Op::Leave { id: left } if *left == id) || matches!(op, Op::Turn { old, .. } if *old == id);
+                // Whoever was gone from the queue meanwhile begins anew.
+                let waiting = of(Mode::Read, &before.queue);
+                passed.retain(|id, _| lock_of.get(id) != Some(lock) || waiting.contains(id));
                 let goes_on = before.held.iter().any(|held| held.mode == Mode::Read && !ends(held.id));
                 let new = Given::by(what).into_iter().filter(|given| before.held.iter().all(|held| held.id != given.id));
                 for given in new {
@@ -117,12 +120,6 @@ pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
                 }
                 for id in of(Mode::Read, &after.queue) {
                     lock_of.insert(id, *lock);
-                }
-                // Whoever is gone from the queue begins anew.
-                for id in of(Mode::Read, &before.queue) {
-                    if !of(Mode::Read, &after.queue).contains(&id) {
-                        passed.remove(&id);
-                    }
                 }
             }
             _ => {}
