@@ -307,7 +307,7 @@ impl<'h> Facts<'h> {
         // A notice counts only if it began the hold.
         let begun = self.guards.values().filter(|guard| guard.id == id).map(|guard| guard.granted).min();
         let notices = self.noticed.get(&id).into_iter().flatten();
-        let notices = notices.filter(|(at, _)| *at <= now && begun.is_some_and(|begun| *at <= begun)).copied();
+        let notices = notices.filter(|(at, until)| *at <= now && begun.is_some_and(|begun| *at <= begun && begun < *until)).copied();
         let mut answers: Vec<_> = requests
             .iter()
             .filter_map(|request| match &request.answered {

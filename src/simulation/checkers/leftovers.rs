@@ -43,7 +43,10 @@ pub(super) fn none(facts: &Facts<'_>) -> Findings {
                         let longest = guard.wish.max_hold_ms * MS;
                         guard.root_granted + longest + longest / 100 + TRANSIT
                     };
-                    if let Some(ends) = guards.iter().map(ends).max() {
+                    let dead = facts.process(held.id.process).crashed;
+                    // Its lease, the longest, ends what a dead process had.
+                    let lease = dead.map(|_| asked + 11 * SECOND);
+                    if let Some(ends) = guards.iter().map(ends).max().max(lease.filter(|_| !guards.is_empty())) {
                         findings.add_unless(now <= ends, at, || format!("{held:?} lasts longer than it may"));
                     }
                     let wanted = is_wanted(facts, guards, held.id, asked, now);

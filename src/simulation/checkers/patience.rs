@@ -197,15 +197,18 @@ fn expired_rightly(
     let process = facts.process(held.process);
     let until = facts.vouched(held.id, requests, now);
     let confirmed = requests.iter().filter_map(|request| match &request.answered {
-        Some((when, Reply::Granted { .. } | Reply::Renewed { .. })) if *when < until => Some(request.sent),
+        Some((when, Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms })) if *when < until => {
+            Some((request.sent, *remaining_ms))
+        }
         _ => None,
     });
-    let confirmed = confirmed.max().unwrap_or_default();
+    // A claim, if only a notice has confirmed it so far.
+    let (confirmed, left_ms) = confirmed.max().unwrap_or_default();
     findings.add_unless(now + MS >= until, at, || format!("lost before its local deadline at {until} us"));
     let busy = 35 * MS; // in the middle of its work a user does not look
     let noticed = until + busy + process.paused_within(until, now);
     findings.add_unless(now <= noticed, at, || format!("the end at {until} us is noticed late"));
-    let lease = (held.wish.lease_ms * MS).min(held.wish.max_hold_ms * MS);
+    let lease = (held.wish.lease_ms * MS).min(held.wish.max_hold_ms * MS).min(left_ms * MS);
     let first_due = lease * 9 / 24 + 10 * MS; // a third, an eighth of it later at most
     let paused = process.paused_within(confirmed, now) > 0;
     let time_for_two = first_due + process.response_timeout + RETRY < process.usable(lease);

@@ -77,8 +77,10 @@ fn served(findings: &mut Findings, step: &Step<'_>) {
         });
     }
     let (writers, readers) = (of(Mode::Write, &after.queue), of(Mode::Read, &after.queue));
+    // Whoever comes with this request comes after them.
+    let left_out: Vec<_> = readers.iter().filter(|id| of(Mode::Read, &before.queue).contains(id)).collect();
     let entered = news.iter().any(|news| of(Mode::Read, &after.held).contains(&news.id));
-    findings.add_unless(!entered || readers.is_empty(), *at, || format!("{readers:?} do not enter with the others"));
+    findings.add_unless(!entered || left_out.is_empty(), *at, || format!("{left_out:?} do not enter with the others"));
     let writer_inside = !of(Mode::Write, &after.held).is_empty();
     findings.add_unless(writer_inside || !writers.is_empty() || readers.is_empty(), *at, || {
         format!("{readers:?} wait for nobody")
@@ -103,10 +105,13 @@ pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
                 let new = Given::by(what).into_iter().filter(|given| before.held.iter().all(|held| held.id != given.id));
                 for given in new {
                     let turns = matches!(op, Op::Turn { id, .. } if *id == given.id);
-                    if given.mode == Mode::Read && !of(Mode::Write, &after.queue).is_empty() && !turns {
+                    // Whoever comes with this request is no earlier.
+                    let mut writers = of(Mode::Write, &after.queue);
+                    writers.retain(|id| of(Mode::Write, &before.queue).contains(id));
+                    if given.mode == Mode::Read && !writers.is_empty() && !turns {
                         let waited = news.iter().any(|news| news.id == given.id);
                         findings.add_unless(waited && !goes_on, at, || {
-                            format!("{:?} passes the writers {:?}", given.id, of(Mode::Write, &after.queue))
+                            format!("{:?} passes the writers {writers:?}", given.id)
                         });
                     }
                     if given.mode == Mode::Write && !turns {
@@ -133,6 +138,10 @@ pub(super) fn claims(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("5 dead waiters");
     let mut claim: BTreeMap<Id, u64> = BTreeMap::new();
     for (at, _, what) in facts.each() {
+        if let What::Stale { .. } = what {
+            // It remembers what was asked for before.
+            claim.values_mut().for_each(|claim| *claim = u64::MAX / 2);
+        }
         let What::Applied { op, reply, server_us, before, after, news, .. } = what else {
             continue;
         };
