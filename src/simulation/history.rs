@@ -88,9 +88,18 @@ pub(super) enum Op {
 /// What it answers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Reply {
-    Granted { token: u64, turns: u64, remaining_ms: u64, writers_waiting: bool },
-    Queued { retry_in_ms: u64 },
-    Contended { retry_in_ms: u64 },
+    Granted {
+        token: u64,
+        turns: u64,
+        remaining_ms: u64,
+        writers_waiting: bool,
+    },
+    Queued {
+        retry_in_ms: u64,
+    },
+    Contended {
+        retry_in_ms: u64,
+    },
     /// Of a turn.
     Refused,
     Late,
@@ -98,7 +107,9 @@ pub(super) enum Reply {
     /// Of a leave: it waited until now.
     Waited,
     None,
-    Renewed { remaining_ms: u64 },
+    Renewed {
+        remaining_ms: u64,
+    },
     Lost,
     View(Vec<Id>),
     Forced(Vec<Id>),

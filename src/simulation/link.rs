@@ -182,11 +182,7 @@ impl Link {
         }))
     }
 
-    fn listening(
-        &self,
-        key: &Key,
-        (notices, end): (mpsc::UnboundedReceiver<Notice>, Unsubscribe),
-    ) -> Subscription {
+    fn listening(&self, key: &Key, (notices, end): (mpsc::UnboundedReceiver<Notice>, Unsubscribe)) -> Subscription {
         let notices = match self.world.mutant {
             Some(Mutant::StaleNotice) => self.with_stale(lock_of(key), notices),
             _ => notices,
@@ -195,11 +191,7 @@ impl Link {
     }
 
     /// Each notice comes once more, when it is over, as one of what was asked for since.
-    fn with_stale(
-        &self,
-        lock: Lock,
-        mut notices: mpsc::UnboundedReceiver<Notice>,
-    ) -> mpsc::UnboundedReceiver<Notice> {
+    fn with_stale(&self, lock: Lock, mut notices: mpsc::UnboundedReceiver<Notice>) -> mpsc::UnboundedReceiver<Notice> {
         let (to, passed_on) = mpsc::unbounded_channel();
         let asked = Arc::clone(&self.asked);
         drop(tokio::spawn(async move {

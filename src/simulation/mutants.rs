@@ -177,7 +177,9 @@ impl Wrong {
 
     fn answer(&mut self, mutant: Mutant, record: &mut Record, now: ServerTime, parcel: &Parcel) -> Answer {
         let now_ms = now.as_micros() / 1000;
-        let holds = |record: &Record, id: &Acquisition| record.live_holds(now_ms).iter().any(|(held, _, _)| held == id.as_str());
+        let holds = |record: &Record, id: &Acquisition| {
+            record.live_holds(now_ms).iter().any(|(held, _, _)| held == id.as_str())
+        };
         match (mutant, parcel) {
             (Mutant::WriterBesideReaders, Parcel::Acquire { ask, not_after_ms })
                 if ask.mode == Mode::Write && record.is_read() && now_ms <= *not_after_ms =>
@@ -225,17 +227,7 @@ impl Wrong {
             (Mutant::UpgradeBesideReaders, Parcel::Turn { old, ask, not_after_ms })
                 if ask.mode == Mode::Write && holds(record, old) && now_ms <= *not_after_ms =>
             {
-                let others: Vec<_> = record.live_holds(now_ms).into_iter().filter(|(id, _, _)| id != old.as_str()).collect();
-                for (id, _, _) in &others {
-                    record.leave(now, &parse(id));
-                }
-                let answer = operate(record, now, parcel);
-                for (id, mode, _) in others {
-                    if let Some(other) = self.asked.get(&parse(&id)).filter(|_| mode == Mode::Read) {
-                        record.let_in(now, other);
-                    }
-                }
-                answer
+                self.upgrade_beside(record, now, (old, parcel))
             }
             (Mutant::RenewalRecreates, Parcel::Renew { id, lease }) => match record.renew(now, id, *lease) {
                 Renewed::Lost { .. } if self.asked.contains_key(id) => {
@@ -279,6 +271,21 @@ impl Wrong {
             }
             _ => operate(record, now, parcel),
         }
+    }
+
+    fn upgrade_beside(&self, record: &mut Record, now: ServerTime, (old, parcel): (&Acquisition, &Parcel)) -> Answer {
+        let now_ms = now.as_micros() / 1000;
+        let others: Vec<_> = record.live_holds(now_ms).into_iter().filter(|(id, _, _)| id != old.as_str()).collect();
+        for (id, _, _) in &others {
+            record.leave(now, &parse(id));
+        }
+        let answer = operate(record, now, parcel);
+        for (id, mode, _) in others {
+            if let Some(other) = self.asked.get(&parse(&id)).filter(|_| mode == Mode::Read) {
+                record.let_in(now, other);
+            }
+        }
+        answer
     }
 
     fn with_wrong_token(&mut self, mutant: Mutant, key: &Key, answer: Answer) -> Answer {

@@ -408,9 +408,7 @@ async fn taking(manager: SimManager, owner: OwnerId, wish: Wish) -> Result<Optio
 
 async fn asked<G: Guard>(acquire: Acquire<G>, owner: OwnerId, wish: Wish) -> Result<Option<G>> {
     let mut acquire = if wish.reentrant { acquire.owner(owner) } else { acquire };
-    acquire = acquire
-        .lease(Duration::from_millis(wish.lease_ms))
-        .max_hold(Duration::from_millis(wish.max_hold_ms));
+    acquire = acquire.lease(Duration::from_millis(wish.lease_ms)).max_hold(Duration::from_millis(wish.max_hold_ms));
     if let Some(wait_ms) = wish.wait_ms {
         acquire = acquire.wait_timeout(Duration::from_millis(wait_ms));
     }

@@ -21,9 +21,7 @@ use crate::key::Key;
 use crate::lease::{Anchor, FencingToken, Moment, ServerTime};
 use crate::scheme::memory::replica::Image;
 use crate::scheme::memory::{self, Record, Store};
-use crate::scheme::{
-    Acquired, Acquisition, Answered, Ask, Granted, IfTaken, Left, Notice, Renewed, Turned, View,
-};
+use crate::scheme::{Acquired, Acquisition, Answered, Ask, Granted, IfTaken, Left, Notice, Renewed, Turned, View};
 
 /// When the server's clock stood at the start, in microseconds since the Unix epoch.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
@@ -234,7 +232,8 @@ impl World {
     pub(super) fn new(seed: u64, profile: Profile, mutant: Option<Mutant>) -> Arc<Self> {
         let mut rng = fastrand::Rng::with_seed(seed);
         let clock = Clock::runtime();
-        let server = Server { down: None, number: 0, skew_ms: 0, rate_ppm: rng.i64(-9_000..=9_000), replica: Vec::new() };
+        let server =
+            Server { down: None, number: 0, skew_ms: 0, rate_ppm: rng.i64(-9_000..=9_000), replica: Vec::new() };
         Arc::new(Self {
             clock,
             origin: clock.now(),

@@ -126,7 +126,8 @@ pub(super) fn of_guards(facts: &Facts<'_>) -> Findings {
                     LossReason::Closed => process.closing.is_some_and(|closing| closing <= now),
                     // The hold's own end may come first, by the margins of the longest lease.
                     LossReason::MaxHold => {
-                        now + MS + LONGEST_MARGINS + process.clock_margin >= held.root_asked + held.wish.max_hold_ms * MS
+                        now + MS + LONGEST_MARGINS + process.clock_margin
+                            >= held.root_asked + held.wish.max_hold_ms * MS
                     }
                     // Judged by what was renewed when.
                     LossReason::Expired => true,

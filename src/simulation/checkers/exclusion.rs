@@ -60,7 +60,8 @@ pub(super) fn overlaps(facts: &Facts<'_>) -> Findings {
         }
         if let What::Applied { after, lock, .. } = what {
             let writer = after.held.iter().any(|held| held.mode == Mode::Write);
-            findings.add_unless(!writer || after.held.len() == 1, at, || format!("the server lets {after:?} in at {lock}"));
+            findings
+                .add_unless(!writer || after.held.len() == 1, at, || format!("the server lets {after:?} in at {lock}"));
         }
     }
     findings

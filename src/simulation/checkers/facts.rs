@@ -307,7 +307,9 @@ impl<'h> Facts<'h> {
         // A notice counts only if it began the hold.
         let begun = self.guards.values().filter(|guard| guard.id == id).map(|guard| guard.granted).min();
         let notices = self.noticed.get(&id).into_iter().flatten();
-        let notices = notices.filter(|(at, until)| *at <= now && begun.is_some_and(|begun| *at <= begun && begun < *until)).copied();
+        let notices = notices
+            .filter(|(at, until)| *at <= now && begun.is_some_and(|begun| *at <= begun && begun < *until))
+            .copied();
         let mut answers: Vec<_> = requests
             .iter()
             .filter_map(|request| match &request.answered {
@@ -371,9 +373,12 @@ impl Given {
         };
         let mut given: Vec<_> = news
             .iter()
-            .filter_map(|news| Some(Self { id: news.id, mode: mode_in(after, news.id)?, token: news.token, turns: news.turns }))
+            .filter_map(|news| {
+                Some(Self { id: news.id, mode: mode_in(after, news.id)?, token: news.token, turns: news.turns })
+            })
             .collect();
-        if let (Op::Acquire { id, mode, .. } | Op::Turn { id, mode, .. }, Reply::Granted { token, turns, .. }) = (op, reply)
+        if let (Op::Acquire { id, mode, .. } | Op::Turn { id, mode, .. }, Reply::Granted { token, turns, .. }) =
+            (op, reply)
             && given.iter().all(|given| given.id != *id)
         {
             given.push(Self { id: *id, mode: *mode, token: *token, turns: *turns });

@@ -87,7 +87,9 @@ pub(super) fn sharing(facts: &Facts<'_>) -> Findings {
             // It waited when the server was asked, or the server said so lately.
             asked <= at || (!writers_waiting && guard.granted < sent + window)
         });
-        findings.add_unless(right, guard.index, || format!("attempt {} joins, and the last word was {last:?}", guard.attempt));
+        findings.add_unless(right, guard.index, || {
+            format!("attempt {} joins, and the last word was {last:?}", guard.attempt)
+        });
     }
     findings
 }
@@ -102,7 +104,9 @@ pub(super) fn budget(facts: &Facts<'_>) -> Findings {
         let (began, turns) = began.entry(guard.id).or_insert((guard.granted, 0));
         *turns += 1;
         let process = facts.process(guard.process);
-        findings.add_unless(*turns <= process.hand_over_budget, guard.index, || format!("{:?} has {turns} turns", guard.id));
+        findings.add_unless(*turns <= process.hand_over_budget, guard.index, || {
+            format!("{:?} has {turns} turns", guard.id)
+        });
         let most = *began + TURN_SPAN + process.paused_within(*began, guard.granted);
         findings.add_unless(guard.granted <= most, guard.index, || format!("{:?} is passed on too late", guard.id));
     }

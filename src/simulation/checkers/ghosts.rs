@@ -41,13 +41,14 @@ fn is_ghost(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts], n
     let due = driven.max(stray.unwrap_or_default());
     let unheard = |request: &&RequestFacts| {
         let failed = request.failed.or(request.answered.is_none().then_some(now));
-        matches!(request.op, Op::Leave { .. }) && failed.is_some_and(|failed| failed + SLACK + process.response_timeout >= due)
+        matches!(request.op, Op::Leave { .. })
+            && failed.is_some_and(|failed| failed + SLACK + process.response_timeout >= due)
     };
     let excused = process.crashed.is_some_and(|crashed| crashed <= now)
         || process.paused_within(driven, now) > 0
         // What a server remembers that was behind was given back to the one before.
         || facts.losses.iter().any(|loss| *loss <= now)
-        || requests.iter().any(|request| unheard(&request) && request.sent <= now);
+        || requests.iter().any(|request| unheard(request) && request.sent <= now);
     !excused && now > due + process.response_timeout + SLACK
 }
 

@@ -77,7 +77,10 @@ pub(super) fn unreachable(facts: &Facts<'_>) -> Findings {
         let own = own.get(number).map(Vec::as_slice).unwrap_or_default();
         too_early(facts, &mut findings, *number, attempt, own);
         // One waiter asks for all; who asks once asks for itself.
-        let asked = of_side.get(&(attempt.process, attempt.wish.lock, attempt.wish.mode)).map(Vec::as_slice).unwrap_or_default();
+        let asked = of_side
+            .get(&(attempt.process, attempt.wish.lock, attempt.wish.mode))
+            .map(Vec::as_slice)
+            .unwrap_or_default();
         too_late(facts, &mut findings, *number, attempt, if attempt.wish.once { own } else { asked });
     }
     findings

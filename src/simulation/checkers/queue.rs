@@ -20,9 +20,7 @@ struct Step<'h> {
 
 fn steps<'h>(facts: &Facts<'h>) -> impl Iterator<Item = Step<'h>> {
     facts.each().filter_map(|(at, _, what)| match what {
-        What::Applied { op, reply, before, after, news, .. } => {
-            Some(Step { at, op: *op, reply, before, after, news })
-        }
+        What::Applied { op, reply, before, after, news, .. } => Some(Step { at, op: *op, reply, before, after, news }),
         _ => None,
     })
 }
@@ -97,12 +95,16 @@ pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
         match what {
             What::Emptied | What::Stale { .. } => passed.clear(),
             What::Applied { lock, op, before, after, news, .. } => {
-                let ends = |id: Id| matches!(op, Op::Leave { id: left } if *left == id) || matches!(op, Op::Turn { old, .. } if *old == id);
+                let ends = |id: Id| {
+                    matches!(op, Op::Leave { id: left } if *left == id)
+                        || matches!(op, Op::Turn { old, .. } if *old == id)
+                };
                 // Whoever was gone from the queue meanwhile begins anew.
                 let waiting = of(Mode::Read, &before.queue);
                 passed.retain(|id, _| lock_of.get(id) != Some(lock) || waiting.contains(id));
                 let goes_on = before.held.iter().any(|held| held.mode == Mode::Read && !ends(held.id));
-                let new = Given::by(what).into_iter().filter(|given| before.held.iter().all(|held| held.id != given.id));
+                let new =
+                    Given::by(what).into_iter().filter(|given| before.held.iter().all(|held| held.id != given.id));
                 for given in new {
                     let turns = matches!(op, Op::Turn { id, .. } if *id == given.id);
                     // Whoever comes with this request is no earlier.
@@ -115,7 +117,8 @@ pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
                         });
                     }
                     if given.mode == Mode::Write && !turns {
-                        let waiting = of(Mode::Read, &before.queue).into_iter().filter(|id| lock_of.get(id) == Some(lock));
+                        let waiting =
+                            of(Mode::Read, &before.queue).into_iter().filter(|id| lock_of.get(id) == Some(lock));
                         for reader in waiting {
                             let passed = passed.entry(reader).or_default();
                             *passed += 1;
