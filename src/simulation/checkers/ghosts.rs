@@ -56,7 +56,8 @@ fn is_ghost(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts], n
 fn driven_until(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts], now: Micros) -> Option<Micros> {
     let mut until = 0;
     for guard in facts.guards.values().filter(|guard| guard.id == id && guard.granted <= now) {
-        let gone = [guard.over, guard.lost].into_iter().flatten().min()?;
+        // What a leaked guard had ends with what the server was asked for last, for it and for those beside it.
+        let gone = guard.over.map(|over| guard.lost.map_or(over, |lost| lost.min(over)))?;
         until = until.max(gone);
     }
     let drivers = requests.iter().filter(|request| request.sent <= now).filter_map(|request| request.attempt);

@@ -15,10 +15,10 @@ pub(super) fn grow(facts: &Facts<'_>) -> Findings {
     let mut passed: BTreeMap<Id, u64> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {
-            What::Applied { lock, op, before, .. } => {
+            What::Applied { lock, op, before, after, .. } => {
                 let highest = highest.entry(*lock).or_default();
                 let grants = Given::by(what);
-                let mut phase = phase_of(before, *op, &given);
+                let mut phase = phase_of((before, after), *op, &given);
                 for grant in &grants {
                     let own = before.held.iter().any(|held| held.id == grant.id);
                     let expected = match given.get(&grant.id).filter(|_| own) {
@@ -76,10 +76,10 @@ pub(super) fn grow(facts: &Facts<'_>) -> Findings {
 }
 
 /// The token of the read phase that is there and goes on.
-fn phase_of(before: &Seen, op: Op, given: &BTreeMap<Id, (u64, u64)>) -> Option<u64> {
+fn phase_of((before, after): (&Seen, &Seen), op: Op, given: &BTreeMap<Id, (u64, u64)>) -> Option<u64> {
     let ends = match op {
         Op::Leave { id } => Some(id),
-        Op::Turn { old, .. } => Some(old),
+        Op::Turn { old, .. } => Some(old).filter(|old| after.held.iter().all(|held| held.id != *old)),
         _ => None,
     };
     let mut readers = before.held.iter().filter(|held| held.mode == Mode::Read && Some(held.id) != ends);
