@@ -69,7 +69,9 @@ fn of_request(
         (Op::Renew { lease_ms, .. }, Reply::Renewed { .. }) | (Op::Acquire { lease_ms, .. }, Reply::Granted { .. }) => {
             let renews = matches!(op, Op::Renew { .. });
             let least = was.map_or(0, |was| was.deadline_ms);
-            let most = least.max(now_ms + lease_ms);
+            // Let in by this very request, with what it had asked for before.
+            let claim = news.iter().find(|news| Some(news.id) == own).map_or(0, |news| news.deadline_ms);
+            let most = least.max(claim).max(now_ms + lease_ms);
             (was.is_some() || !renews) && is.is_some_and(|is| (least..=most).contains(&is.deadline_ms))
         }
         (Op::Turn { old, .. }, Reply::Granted { .. }) => {
