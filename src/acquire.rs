@@ -21,8 +21,11 @@ use crate::scheme::{BoxFuture, Mode};
 ///
 /// # Cancel safety
 ///
-/// Dropping the future at any point gives up the place in the queue, and takes back in the background what it may have
-/// left on the server. Nothing stays there longer than one lease.
+/// Dropping the future at any point gives up the place in the queue, to the next waiter of this process if there is one, and
+/// takes back in the background what it may have left on the server. Nothing stays there longer than one lease.
+///
+/// A future that is neither polled nor dropped keeps its turn in this process, as with tokio's locks: those behind it wait for
+/// it. Other processes do not: the server forgets a waiter that is not heard of.
 ///
 /// # Errors
 ///
