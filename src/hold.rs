@@ -471,7 +471,7 @@ impl Hold {
         if !state.shares.is_empty() || !state.phase.is_live() {
             return lost.map_or(Parting::Shared, Parting::Lost);
         }
-        if let Some(next) = next
+        if let (None, Some(next)) = (lost, next)
             && let Some(ticket) = self.pass(&mut state, next, now, sharing)
         {
             return Parting::Passed(ticket);

@@ -589,6 +589,20 @@ mod tests {
     }
 
     #[test]
+    fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
+        let table = Arc::new(Table::default());
+        let first = table.enter(&key(), Mode::Write, want());
+        let mut second = table.enter(&key(), Mode::Write, want());
+        let (hold, ticket) = granted(Mode::Write, 3);
+        first.granted(&hold, Clock::System.now());
+        let over = Clock::System.now();
+        assert!(hold.accept(ticket, Share { ends: over, ..want().from(over) }, over));
+        let parting = table.part(&hold, ticket, Clock::System.now(), sharing());
+        assert_eq!(parting, Parting::LastLate(crate::error::LossReason::MaxHold));
+        assert!(called(&mut second).is_none());
+    }
+
+    #[test]
     fn what_was_handed_to_a_future_that_died_is_given_back() {
         let table = Arc::new(Table::default());
         let first = table.enter(&key(), Mode::Write, want());
