@@ -432,7 +432,12 @@ impl<'a> Pursuit<'a> {
                 }
                 Ok(Recheck::Closed)
             }
-            Acquired::Late => Ok(Recheck::Again),
+            Acquired::Late => {
+                // The answer brought the server's time along. Meanwhile it has no share.
+                drop(held);
+                tokio::time::sleep(SILENCE_PAUSE).await;
+                Ok(Recheck::Again)
+            }
             Acquired::Queued { .. } | Acquired::Contended { .. } => {
                 // The server does not know it. The next renewal tells why.
                 hold.doubt(now);
