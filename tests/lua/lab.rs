@@ -239,7 +239,7 @@ impl Lock {
         let code = fields.text();
         assert_eq!(fields.text(), id, "the reply names who is answered");
         let server_us = fields.int();
-        assert!((before..=after).contains(&server_us), "{server_us} is the server's time");
+        assert!((before..=after).contains(&server_us), "{server_us} is the server's time, {before} to {after}");
         if code != "late" && code != "view" {
             invariants::check(self);
         }
