@@ -9,8 +9,25 @@ local RETENTION_MS = 60000
 local time = redis.call('TIME')
 local server_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(server_us / 1000)
-local last, first, writer, writer_ends, write, read, slots, stamp, covered, head, waiting, heard_ms, own, slot, overrun, forced =
-  unpack(redis.call('HMGET', key, 't', 'T', 'W', 'D', 'write', 'read', 'a', 'm', 'v', 'N', 'c', 'u', 'R' .. id, 's' .. id, 'o', 'F'))
+local last, first, writer, writer_ends, write, read, slots, stamp, covered, head, waiting, heard_ms, own, slot, overrun, forced, tail =
+  unpack(redis.call('HMGET', key, 't', 'T', 'W', 'D', 'write', 'read', 'a', 'm', 'v', 'N', 'c', 'u', 'R' .. id, 's' .. id, 'o', 'F', 'P'))
+
+-- The short way from a writer to the only one who waits. It comes to what the long way below does, and wakes that one sooner.
+if writer == id and write == writer_ends and tonumber(writer_ends) > now_ms and head and head == tail and not (waiting or read) then
+  local AHEAD_US, MOST_TURNS = 1000000, 64
+  local heard, claim_ms, turns = unpack(redis.call('HMGET', key, 'U' .. head, 'C' .. head, 'B' .. head))
+  if tonumber(heard) > now_ms then
+    local deadline_ms, token = now_ms + claim_ms, math.max(server_us, last + 1)
+    turns = math.max(1, math.min(server_us + AHEAD_US - token, tonumber(turns), MOST_TURNS))
+    redis.call('HSET', key, 't', token + turns - 1, 'T', token, 'W', head, 'D', deadline_ms, 'I', now_ms, 'write', deadline_ms)
+    redis.call('HDEL', key, 'U' .. head, 'C' .. head, 'S' .. head, 'B' .. head, 'N' .. head, 'P' .. head, 'N', 'P', 'u')
+    redis.call('PEXPIREAT', key, deadline_ms + RETENTION_MS)
+    redis.pcall('SPUBLISH', string.sub(key, 1, -5) .. 'wake:' .. string.sub(head, 1, 32),
+      string.format('%s %.0f %.0f %.0f %.0f 0', head, token, turns, deadline_ms, server_us))
+    return {'held', id, server_us}
+  end
+end
+
 local left, ends_ms, wrote, was_writer = 'none', now_ms, writer == id or own, writer == id
 
 if writer == id then
