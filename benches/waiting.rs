@@ -90,12 +90,12 @@ fn hand_over_here(effort: Effort, runtime: &Runtime, topology: &Topology) {
     tell(effort, "writers of one process, budget of 64 / of 1", &sides, median(&mut ratios), Target::AtLeast(20.0));
 }
 
-/// How long after the call of `release` a writer of another process is inside.
-async fn wake_up(here: &ClusterManager, there: &ClusterManager) -> Duration {
+/// How long after the call of `release` a writer of another process, which has a runtime of its own, is inside.
+async fn wake_up(here: &ClusterManager, elsewhere: &Runtime, there: &ClusterManager) -> Duration {
     let held = here.write("wake").await.expect("granted");
     let waiting = there.clone();
     let (inside, mut told) = mpsc::unbounded_channel();
-    let waiter = tokio::spawn(async move {
+    let waiter = elsewhere.spawn(async move {
         let guard = waiting.write("wake").await.expect("granted");
         inside.send(Instant::now()).expect("somebody listens");
         guard.release().await.expect("released");
@@ -113,14 +113,16 @@ async fn wake_up(here: &ClusterManager, there: &ClusterManager) -> Duration {
 fn hand_over_there(effort: Effort, runtime: &Runtime, topology: &Topology, url: &str) {
     let rounds = effort.of(1001, 301, 1);
     let (mut own, mut trips) = (Vec::new(), Vec::new());
+    let elsewhere = Runtime::new().expect("a runtime");
+    let connecting = ClusterManager::connect(topology.clone());
+    let there = elsewhere.block_on(connecting).expect("a manager");
     runtime.block_on(async {
         let here = ClusterManager::connect(topology.clone()).await.expect("a manager");
-        let there = ClusterManager::connect(topology.clone()).await.expect("a manager");
         let connection = bare_connection(url).await;
         let mut bare = Bare::new(connection.clone(), &mut [connection]).await;
-        wake_up(&here, &there).await;
+        wake_up(&here, &elsewhere, &there).await;
         for _ in 0..rounds {
-            own.push(wake_up(&here, &there).await.as_secs_f64() * 1e6);
+            own.push(wake_up(&here, &elsewhere, &there).await.as_secs_f64() * 1e6);
             tokio::time::sleep(Duration::from_millis(3)).await;
             let began = Instant::now();
             bare.no_op("rwlock:{wake}:lock").await;
