@@ -142,6 +142,8 @@ struct State {
     /// When it was granted, and how many writers have had it since.
     began: Moment,
     turn: u64,
+    /// It was granted by a notice, and the server has not answered it since.
+    unclaimed: bool,
 }
 
 #[derive(Debug)]
@@ -304,6 +306,7 @@ impl Hold {
                 share_until: grant.sent,
                 began: clock.now(),
                 turn: 0,
+                unclaimed: false,
             }),
             changed: Notify::new(),
             agenda_moment: AtomicU64::new(0),
@@ -553,13 +556,24 @@ impl Hold {
         state.longest = state.longest.max(lease);
     }
 
+    /// Granted by a notice, it has yet to be claimed: until the next answer the server grants it no more than the claim.
+    pub(crate) fn to_be_claimed(&self) {
+        self.state.lock().unclaimed = true;
+    }
+
     /// A renewal was answered. Comes too late if the local deadline was reached meanwhile.
     pub(crate) fn renewed(&self, grant: Grant, now: Moment) {
         let mut state = self.state.lock();
         self.look(&mut state, now);
-        if matches!(state.phase, Phase::Held | Phase::Unconfirmed) {
-            state.phase = Phase::Held;
-            self.apply(&mut state, grant);
+        if !matches!(state.phase, Phase::Held | Phase::Unconfirmed) {
+            return;
+        }
+        state.phase = Phase::Held;
+        self.apply(&mut state, grant);
+        let claims = std::mem::take(&mut state.unclaimed);
+        drop(state);
+        if claims {
+            tracing::debug!(lock = self.key().name(), mode = %self.mode(), token = self.token().as_u64(), "claimed");
         }
     }
 

@@ -546,6 +546,7 @@ impl<'a> Pursuit<'a> {
         let remaining = granted.remaining.min(now.since(sent) + ask.claim());
         let grant = Grant { sent, remaining, asked: ask.claim() };
         let held = self.begin(ask, granted, grant, self.want.from(now), sent)?;
+        held.hold().to_be_claimed();
         tracing::debug!(lock = self.key.name(), mode = %self.mode, token = held.ticket().token.as_u64(), "granted by notice");
         Some(held)
     }

@@ -13,6 +13,7 @@ mod costs;
 mod crowd;
 mod dropped;
 mod ends;
+mod events;
 mod fairness;
 mod faults;
 mod notices;

@@ -1,0 +1,64 @@
+//! What a wait tells those who listen to the crate's events.
+
+use std::time::Duration;
+
+use redis_rwlock::{Error, LossReason};
+use tokio::join;
+
+use super::process::Process;
+use super::scripts;
+use crate::fixture::{ServerFixture, Settings, hash_on_every_server, on_one};
+use crate::wait::{soon, until};
+
+mod wait_is_told_from_its_beginning_to_its_end {
+    use super::on_one;
+    on_one!(wait_is_told_from_its_beginning_to_its_end, hash_on_redis_7_0, HashNode, Redis70, alone.await);
+    on_one!(wait_is_told_from_its_beginning_to_its_end, hash_on_valkey_9_1, HashNode, Valkey91, alone.await);
+}
+hash_on_every_server![turn_within_a_process_is_told];
+
+async fn wait_is_told_from_its_beginning_to_its_end(f: &ServerFixture) {
+    let (holder, name) = (f.manager().await, f.name());
+    let process = Process::start(f, 0, Settings::default()).await;
+    let held = holder.write(&name).await.expect("granted");
+    let waiting = process.spawn(process.manager.write(&name).into_future());
+    until("it waits", async || told(&process, &name) == ["queued"]).await;
+    // It subscribes, and asks once more when that is certain.
+    let has_asked = async || {
+        let before = scripts(f);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        scripts(f) == before
+    };
+    until("it has nothing more to ask", has_asked).await;
+    held.release().await.expect("ours to the end");
+    let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
+    assert_eq!(told(&process, &name), ["queued", "granted by notice"]);
+    until("it is claimed", async || told(&process, &name).len() > 2).await;
+    holder.force_release(&name).await.expect("forced");
+    assert_eq!(soon("the loss", guard.lost()).await, LossReason::Forced);
+    until("the loss is told", async || told(&process, &name).len() > 3).await;
+    assert_eq!(told(&process, &name), ["queued", "granted by notice", "claimed", "lost a hold"]);
+    let error = guard.release().await.expect_err("it was ended");
+    assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+}
+
+async fn turn_within_a_process_is_told(f: &ServerFixture) {
+    let (process, name) = (Process::start(f, 0, Settings::default()).await, f.name());
+    let turn = || {
+        let write = process.manager.write(&name).into_future();
+        process.spawn(async { write.await.expect("granted").release().await })
+    };
+    // A machine that stalls may keep the first one inside for longer than a hold is handed over.
+    let hands_over = async || {
+        let (one, other) = join!(turn(), turn());
+        one.expect("no panic").expect("ours to the end");
+        other.expect("no panic").expect("ours to the end");
+        told(&process, &name).contains(&"handed over".to_owned())
+    };
+    until("a turn is handed over", hands_over).await;
+}
+
+/// The crate's events about a lock, in order.
+fn told(process: &Process, lock: &str) -> Vec<String> {
+    process.told().into_iter().filter(|told| told.lock == lock).map(|told| told.what).collect()
+}
