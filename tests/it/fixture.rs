@@ -383,6 +383,13 @@ macro_rules! on_six {
     ($case:ident, $($make:tt)+) => {
         $crate::fixture::on_one!($case, two_key_on_redis_7_0, TwoKey, Redis70, $($make)+);
         $crate::fixture::on_one!($case, two_key_on_valkey_9_1, TwoKey, Valkey91, $($make)+);
+        $crate::fixture::on_hash!($case, $($make)+);
+    };
+}
+
+/// A case on the four server fixtures of the hash scheme.
+macro_rules! on_hash {
+    ($case:ident, $($make:tt)+) => {
         $crate::fixture::on_one!($case, hash_on_redis_7_0, HashNode, Redis70, $($make)+);
         $crate::fixture::on_one!($case, hash_on_valkey_9_1, HashNode, Valkey91, $($make)+);
         $crate::fixture::on_one!($case, hash_on_redis_7_0_cluster, HashCluster, Redis70, $($make)+);
@@ -420,10 +427,7 @@ macro_rules! on_every_fixture {
 macro_rules! hash_on_every_server {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
-            $crate::fixture::on_one!($case, hash_on_redis_7_0, HashNode, Redis70, shared);
-            $crate::fixture::on_one!($case, hash_on_valkey_9_1, HashNode, Valkey91, shared);
-            $crate::fixture::on_one!($case, hash_on_redis_7_0_cluster, HashCluster, Redis70, shared);
-            $crate::fixture::on_one!($case, hash_on_valkey_9_1_cluster, HashCluster, Valkey91, shared);
+            $crate::fixture::on_hash!($case, shared);
         }
     )+};
 }
@@ -438,10 +442,7 @@ macro_rules! on_every_queue {
                 $crate::wait::bounded(super::$case(&fixture)).await;
             }
 
-            $crate::fixture::on_one!($case, hash_on_redis_7_0, HashNode, Redis70, shared);
-            $crate::fixture::on_one!($case, hash_on_valkey_9_1, HashNode, Valkey91, shared);
-            $crate::fixture::on_one!($case, hash_on_redis_7_0_cluster, HashCluster, Redis70, shared);
-            $crate::fixture::on_one!($case, hash_on_valkey_9_1_cluster, HashCluster, Valkey91, shared);
+            $crate::fixture::on_hash!($case, shared);
         }
     )+};
 }
@@ -474,6 +475,6 @@ macro_rules! alone_on_every_server {
 }
 
 pub(crate) use {
-    alone_on_every_server, hash_on_every_server, on_every_fixture, on_every_queue, on_every_server, on_one, on_six,
-    proxied_on_every_server,
+    alone_on_every_server, hash_on_every_server, on_every_fixture, on_every_queue, on_every_server, on_hash, on_one,
+    on_six, proxied_on_every_server,
 };

@@ -306,6 +306,7 @@ async fn hand_over_to_another_process_costs_one_script(f: &ServerFixture) {
     let (here, there, name) = (f.manager().await, f.manager().await, f.name());
     for turn in 0..5 {
         let guard = here.write(&name).await.expect("granted");
+        let waits_since = Instant::now();
         let waiting = tokio::spawn(there.write(&name).into_future());
         until("it waits", async || f.view(&name).await.waiters.len() == 1).await;
         // The first time it subscribes, and asks once more when that is certain.
@@ -318,7 +319,9 @@ async fn hand_over_to_another_process_costs_one_script(f: &ServerFixture) {
         reset_counts(&f);
         guard.release().await.expect("ours to the end");
         let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
-        assert_eq!(f.calls_of("evalsha"), 1, "turn {turn}");
+        // One, unless the machine stalled for so long that a heartbeat was due.
+        let (scripts, heartbeats) = (f.calls_of("evalsha"), waits_since.elapsed().as_secs());
+        assert!((1..=1 + heartbeats).contains(&scripts.unsigned_abs()), "turn {turn}: {scripts}");
         guard.release().await.expect("ours to the end");
     }
 }

@@ -10,19 +10,14 @@ use redis_rwlock::Mode;
 use super::process::{Process, holds};
 use super::{HEARTBEAT, patient, recorded, scripts};
 use crate::either::take;
-use crate::fixture::{ServerFixture, Settings, on_one};
+use crate::fixture::{ServerFixture, Settings};
 use crate::wait::{soon, until};
 
 /// Each case on one node and on a cluster of each kind of server, alone with them.
 macro_rules! alone_on_every_hash {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
-            use super::on_one;
-
-            on_one!($case, hash_on_redis_7_0, HashNode, Redis70, alone .await);
-            on_one!($case, hash_on_valkey_9_1, HashNode, Valkey91, alone .await);
-            on_one!($case, hash_on_redis_7_0_cluster, HashCluster, Redis70, alone .await);
-            on_one!($case, hash_on_valkey_9_1_cluster, HashCluster, Valkey91, alone .await);
+            $crate::fixture::on_hash!($case, alone .await);
         }
     )+};
 }

@@ -9,18 +9,13 @@ use redis_rwlock::{Acquiring, Guard, Mode, RwLockManager};
 
 use super::{MACHINE, patient, recorded};
 use crate::either::take;
-use crate::fixture::{Manager, ServerFixture, on_one};
+use crate::fixture::{Manager, ServerFixture};
 use crate::wait::{BOUND, soon, stays_pending, until};
 
 macro_rules! proxied_on_every_hash {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
-            use super::on_one;
-
-            on_one!($case, hash_on_redis_7_0, HashNode, Redis70, proxied);
-            on_one!($case, hash_on_valkey_9_1, HashNode, Valkey91, proxied);
-            on_one!($case, hash_on_redis_7_0_cluster, HashCluster, Redis70, proxied);
-            on_one!($case, hash_on_valkey_9_1_cluster, HashCluster, Valkey91, proxied);
+            $crate::fixture::on_hash!($case, proxied);
         }
     )+};
 }
@@ -110,6 +105,14 @@ macro_rules! both {
     }};
 }
 
+/// Polls a waiter for so long that all it has sent is answered.
+async fn polled_for_a_response_timeout<G: Guard>(waiting: &mut Acquiring<G>) {
+    let began = Instant::now();
+    while began.elapsed() < RESPONSE_TIMEOUT {
+        stays_pending("the grant", waiting).await;
+    }
+}
+
 /// Polls a waiter until its question is in the hands of the proxy.
 async fn until_held<G: Guard>(waiting: &mut Acquiring<G>, request: &HeldRequest) {
     let began = Instant::now();
@@ -182,10 +185,7 @@ async fn dropped_while_it_subscribes(f: &ServerFixture) {
 async fn dropped_while_it_waits_for_its_notice(f: &ServerFixture) {
     both!(f, scene, waiting => {
         let held = take(&scene.holder, &scene.name, Mode::Write).await;
-        let waits_on = Instant::now();
-        while waits_on.elapsed() < RESPONSE_TIMEOUT {
-            stays_pending("the grant", &mut waiting).await;
-        }
+        polled_for_a_response_timeout(&mut waiting).await;
         scene.waits().await;
         drop(waiting);
         scene.only_the_holder(Instant::now()).await;
@@ -197,10 +197,7 @@ async fn dropped_while_it_waits_for_its_notice(f: &ServerFixture) {
 async fn dropped_with_a_heartbeat_on_its_way(f: &ServerFixture) {
     both!(f, scene, waiting => {
         let held = take(&scene.holder, &scene.name, Mode::Write).await;
-        let waits_on = Instant::now();
-        while waits_on.elapsed() < RESPONSE_TIMEOUT {
-            stays_pending("the grant", &mut waiting).await;
-        }
+        polled_for_a_response_timeout(&mut waiting).await;
         scene.waits().await;
         let seen = scene.proxy.requests_seen(scene.questions());
         let request = scene.proxy.hold_request(scene.questions());
@@ -218,10 +215,7 @@ async fn dropped_with_a_heartbeat_on_its_way(f: &ServerFixture) {
 async fn dropped_with_the_reply_to_a_heartbeat_on_its_way(f: &ServerFixture) {
     both!(f, scene, waiting => {
         let held = take(&scene.holder, &scene.name, Mode::Write).await;
-        let waits_on = Instant::now();
-        while waits_on.elapsed() < RESPONSE_TIMEOUT {
-            stays_pending("the grant", &mut waiting).await;
-        }
+        polled_for_a_response_timeout(&mut waiting).await;
         scene.waits().await;
         let reply = scene.proxy.hold_reply(scene.questions());
         until_applied(&mut waiting, &reply).await;
@@ -251,10 +245,7 @@ async fn dropped_with_its_grant_on_its_way(f: &ServerFixture) {
 async fn dropped_with_its_grant_not_looked_at(f: &ServerFixture) {
     both!(f, scene, waiting => {
         let held = take(&scene.holder, &scene.name, Mode::Write).await;
-        let waits_on = Instant::now();
-        while waits_on.elapsed() < RESPONSE_TIMEOUT {
-            stays_pending("the grant", &mut waiting).await;
-        }
+        polled_for_a_response_timeout(&mut waiting).await;
         scene.waits().await;
         held.release_unharmed().await;
         assert_eq!(f.view(&scene.name).await.holders[0].label, "waits", "it has the lock and does not know");
