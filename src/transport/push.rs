@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::{PushInfo, PushKind, Value};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -41,7 +42,6 @@ use crate::scheme::{Notice, Subscription};
 use crate::transport::ReadNotice;
 use crate::transport::directory::Directory;
 use crate::transport::node::Node;
-use keeper::Keeping;
 use link::Running;
 
 mod keeper;
@@ -101,7 +101,7 @@ struct Book {
     /// Channels without a waiter, in the order in which they lost their last.
     lingering: BTreeMap<u64, Arc<str>>,
     /// Runs as long as there are channels.
-    keeper: Option<(u64, AbortHandle)>,
+    keeper: Option<AbortHandle>,
     last_number: u64,
 }
 
@@ -144,6 +144,11 @@ struct Link {
 }
 
 impl Link {
+    /// Its runtime has, most likely.
+    fn has_ended(&self) -> bool {
+        self.task.is_finished()
+    }
+
     fn look_at(&mut self, name: &Arc<str>) {
         self.todo.push_back(Arc::clone(name));
         self.wake.notify_one();
@@ -200,7 +205,10 @@ impl Push {
     /// The first notice is [`Notice::AskAgain`], as soon as the channel is confirmed at its home.
     pub(super) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Subscription {
         let shared = &self.shared;
+        // Outside of a runtime it panics here and not under the lock, which the subscription needs to be dropped.
+        let runtime = Handle::current();
         let mut book = shared.book.lock();
+        book.bury();
         let name = book.name(channel, || Channel::new(slot, read));
         shared.count.store(book.channels.len(), Ordering::Release);
         let (is_confirmed, home) = book.channels.get(&name).map_or((false, None), |it| (it.is_confirmed, it.home));
@@ -210,10 +218,8 @@ impl Push {
         } else if home.is_none() && !shared.place(&mut book, &name) {
             shared.strayed.notify_one();
         }
-        if book.keeper.is_none() {
-            let number = book.next_number();
-            let keeping = Keeping::new(Arc::clone(shared), number);
-            book.keeper = Some((number, tokio::spawn(keeping.run()).abort_handle()));
+        if book.keeper.as_ref().is_none_or(AbortHandle::is_finished) {
+            book.keeper = Some(runtime.spawn(Arc::clone(shared).keep()).abort_handle());
         }
         subscription
     }
@@ -227,7 +233,7 @@ impl Push {
         let (name, entry) = book.channels.get_key_value(channel)?;
         let home = book.links.get(&entry.home.filter(|_| entry.is_confirmed)?)?;
         let directory = &self.shared.directory;
-        if !directory.leaves(entry.slot, &home.node) || directory.suspects(&home.node) {
+        if home.has_ended() || !directory.leaves(entry.slot, &home.node) || directory.suspects(&home.node) {
             return None;
         }
         let name = Arc::clone(name);
@@ -252,9 +258,8 @@ impl Drop for Push {
     fn drop(&mut self) {
         let book = std::mem::take(&mut *self.shared.book.lock());
         self.shared.count.store(0, Ordering::Release);
-        // Outside the lock, which tasks take when they end.
         let links = book.links.values().map(|link| &link.task);
-        book.keeper.iter().map(|(_, keeper)| keeper).chain(links).for_each(AbortHandle::abort);
+        book.keeper.iter().chain(links).for_each(AbortHandle::abort);
     }
 }
 
@@ -316,6 +321,18 @@ impl Book {
     /// The link that a push comes from, unless its connection was given up.
     fn current(&mut self, from: Origin) -> Option<&mut Link> {
         self.links.get_mut(&from.link).filter(|link| link.connection == from.connection)
+    }
+
+    /// Links whose task has ended are no home. They are found here, because a task that did this itself when it is dropped
+    /// would wait for ever for the lock: a runtime that is shutting down drops it within the call that spawns it.
+    fn bury(&mut self) {
+        let dead: Vec<u64> = self.links.extract_if(|_, link| link.has_ended()).map(|(number, _)| number).collect();
+        for channel in
+            self.channels.values_mut().filter(|channel| channel.home.is_some_and(|home| dead.contains(&home)))
+        {
+            channel.home = None;
+            channel.is_confirmed = false;
+        }
     }
 
     /// Nothing is confirmed at this link any more.

@@ -16,12 +16,6 @@ const LOOK: Duration = Duration::from_secs(1);
 /// The least of it while a channel has no home.
 const LOOK_FOR_HOME: Duration = Duration::from_millis(100);
 
-/// Marks the keeper as ended, also when its runtime drops it.
-pub(super) struct Keeping {
-    shared: Arc<Shared>,
-    number: u64,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Found {
     /// Nothing is subscribed any more.
@@ -30,47 +24,6 @@ enum Found {
     Order,
     /// At least one has none.
     Strays,
-}
-
-impl Keeping {
-    /// Begins one. It must be noted in the book under the same number.
-    pub(super) fn new(shared: Arc<Shared>, number: u64) -> Self {
-        Self { shared, number }
-    }
-
-    pub(super) async fn run(self) {
-        let shared = &self.shared;
-        let mut changes = shared.directory.changes();
-        let mut look_for_home = LOOK_FOR_HOME;
-        loop {
-            let look = match shared.tend() {
-                Found::Nothing => return,
-                Found::Order => {
-                    look_for_home = LOOK_FOR_HOME;
-                    LOOK.min(shared.pace.linger)
-                }
-                Found::Strays => {
-                    shared.directory.look();
-                    let look = look_for_home;
-                    look_for_home = LOOK.min(look * 2);
-                    look
-                }
-            };
-            tokio::select! {
-                () = shared.strayed.notified() => {}
-                () = changed(&mut changes) => {}
-                () = tokio::time::sleep(look) => {}
-            }
-        }
-    }
-}
-
-impl Drop for Keeping {
-    fn drop(&mut self) {
-        let keeper = &mut self.shared.book.lock().keeper;
-        // It may have been marked already, and a newer one may be running.
-        drop(keeper.take_if(|(number, _)| *number == self.number));
-    }
 }
 
 async fn changed(map: &mut Option<watch::Receiver<SlotMap>>) {
@@ -84,8 +37,34 @@ async fn changed(map: &mut Option<watch::Receiver<SlotMap>>) {
 }
 
 impl Shared {
+    pub(super) async fn keep(self: Arc<Self>) {
+        let mut changes = self.directory.changes();
+        let mut look_for_home = LOOK_FOR_HOME;
+        loop {
+            let look = match self.tend() {
+                Found::Nothing => return,
+                Found::Order => {
+                    look_for_home = LOOK_FOR_HOME;
+                    LOOK.min(self.pace.linger)
+                }
+                Found::Strays => {
+                    self.directory.look();
+                    let look = look_for_home;
+                    look_for_home = LOOK.min(look * 2);
+                    look
+                }
+            };
+            tokio::select! {
+                () = self.strayed.notified() => {}
+                () = changed(&mut changes) => {}
+                () = tokio::time::sleep(look) => {}
+            }
+        }
+    }
+
     fn tend(self: &Arc<Self>) -> Found {
         let mut book = self.book.lock();
+        book.bury();
         book.forget_lingering_since(Instant::now().checked_sub(self.pace.linger));
         self.count.store(book.channels.len(), Ordering::Release);
         let is_astray = |channel: &super::Channel| {
@@ -106,7 +85,7 @@ impl Shared {
             book.keeper = None;
         }
         drop(book);
-        // Outside the lock, which a task takes when it ends. The server forgets what was subscribed there.
+        // The server forgets what was subscribed there.
         unused.iter().for_each(|(_, link)| link.task.abort());
         found
     }

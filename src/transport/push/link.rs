@@ -33,7 +33,7 @@ const AGAIN_LONGEST: Duration = Duration::from_millis(500);
 const REFUSED_FIRST: Duration = Duration::from_millis(500);
 const REFUSED_LONGEST: Duration = Duration::from_secs(5);
 
-/// The task of a link. Its channels have no home when it ends, also when its runtime drops it.
+/// The task of a link.
 pub(super) struct Running {
     shared: Arc<Shared>,
     link: u64,
@@ -79,19 +79,6 @@ struct Agenda {
     again: Vec<Arc<str>>,
     /// Channels that were refused.
     refused: BTreeSet<(Instant, Arc<str>)>,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let mut book = self.shared.book.lock();
-        if book.links.remove(&self.link).is_none() {
-            return;
-        }
-        book.unconfirm(self.link);
-        book.channels.values_mut().filter(|channel| channel.home == Some(self.link)).for_each(|it| it.home = None);
-        drop(book);
-        self.shared.strayed.notify_one();
-    }
 }
 
 impl Running {

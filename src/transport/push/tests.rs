@@ -602,3 +602,56 @@ async fn a_suspect_node_has_no_anchor_and_its_channels_are_not_certain() {
     assert_eq!(publish(owner, &channel, "trusted"), 1);
     assert!(message(&mut subscription, "trusted").await.is_some());
 }
+
+/// Subscribes when it is dropped.
+struct Late(Arc<Push>);
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        drop(self.0.subscribe(0, "late", read));
+    }
+}
+
+/// Whatever a runtime spawns while it shuts down is dropped within the call.
+#[test]
+fn runtime_may_shut_down_under_a_subscription() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let push = Arc::new(single(&server.url()).0);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime starts");
+    let late = Late(Arc::clone(&push));
+    let (started, starts) = std::sync::mpsc::channel();
+    runtime.spawn(async move {
+        started.send(()).expect("somebody listens");
+        std::future::pending::<()>().await;
+        drop(late);
+    });
+    starts.recv_timeout(BOUND).expect("it starts");
+    let (ended, ends) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(runtime);
+        ended.send(()).expect("somebody listens");
+    });
+    ends.recv_timeout(BOUND).expect("the runtime ends");
+    let another = tokio::runtime::Runtime::new().expect("a runtime starts");
+    another.block_on(async {
+        let mut subscription = push.subscribe(0, "late", read);
+        told_to_ask(&mut subscription).await;
+    });
+}
+
+#[test]
+fn subscribing_outside_of_a_runtime_panics_and_does_not_hang() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let push = Arc::new(single(&server.url()).0);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime starts");
+    // Nobody has the keeper started yet, nor a link.
+    let subscribing = Arc::clone(&push);
+    let outside = std::thread::spawn(move || drop(subscribing.subscribe(0, "outside", read)));
+    let began = Instant::now();
+    while !outside.is_finished() {
+        assert!(began.elapsed() < BOUND, "it hangs");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(outside.join().is_err());
+    runtime.block_on(async { told_to_ask(&mut push.subscribe(0, "outside", read)).await });
+}
