@@ -9,11 +9,17 @@ local RETENTION_MS = 60000
 local time = redis.call('TIME')
 local server_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(server_us / 1000)
-local last, first, writer, writer_ends, write, read, slots, stamp, covered, head, waiting, heard_ms, own, slot, overrun, forced, tail =
-  unpack(redis.call('HMGET', key, 't', 'T', 'W', 'D', 'write', 'read', 'a', 'm', 'v', 'N', 'c', 'u', 'R' .. id, 's' .. id, 'o', 'F', 'P'))
+local last, writer, writer_ends, write, read, head, tail, waiting =
+  unpack(redis.call('HMGET', key, 't', 'W', 'D', 'write', 'read', 'N', 'P', 'c'))
+local live_writer = writer == id and write == writer_ends and tonumber(writer_ends) > now_ms
 
--- The short way from a writer to the only one who waits. It comes to what the long way below does, and wakes that one sooner.
-if writer == id and write == writer_ends and tonumber(writer_ends) > now_ms and head and head == tail and not (waiting or read) then
+-- Two short ways, which come to what the long way below does: a writer leaves an empty queue, or to the only one who waits.
+if live_writer and not (head or waiting) then
+  redis.call('HDEL', key, 'W', 'D', 'I', 'T', 'write')
+  redis.call('PEXPIREAT', key, now_ms + RETENTION_MS)
+  return {'held', id, server_us}
+end
+if live_writer and head == tail and not (waiting or read) then
   local AHEAD_US, MOST_TURNS = 1000000, 64
   local heard, claim_ms, turns = unpack(redis.call('HMGET', key, 'U' .. head, 'C' .. head, 'B' .. head))
   if tonumber(heard) > now_ms then
@@ -28,6 +34,8 @@ if writer == id and write == writer_ends and tonumber(writer_ends) > now_ms and 
   end
 end
 
+local first, slots, stamp, covered, heard_ms, own, slot, overrun, forced =
+  unpack(redis.call('HMGET', key, 'T', 'a', 'm', 'v', 'u', 'R' .. id, 's' .. id, 'o', 'F'))
 local left, ends_ms, wrote, was_writer = 'none', now_ms, writer == id or own, writer == id
 
 if writer == id then
