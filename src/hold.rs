@@ -220,6 +220,10 @@ impl State {
         self.shares.iter().any(|(_, shared)| !self.is_covered(&shared.share))
     }
 
+    fn is_renewal_due(&self, by: Moment) -> bool {
+        matches!(self.phase, Phase::Held | Phase::Unconfirmed) && matches!(self.renewal, Renewal::Due(at) if at <= by)
+    }
+
     /// Until when a copy of the acquisition may arrive.
     fn stray_until(&self) -> Option<Moment> {
         let underway = (self.rechecks > 0).then_some(self.recheck_until);
@@ -531,13 +535,16 @@ impl Hold {
         }
     }
 
+    /// Whether a renewal is due by `by`.
+    pub(crate) fn is_renewal_due(&self, by: Moment) -> bool {
+        self.state.lock().is_renewal_due(by)
+    }
+
     /// The lease to ask for, if a renewal is due by `by`. Then it counts as sent, and no other is due until it is answered.
     /// Without a guard that wants more, the hold is over instead.
     pub(crate) fn begin_renewal(&self, now: Moment, by: Moment) -> Option<Duration> {
         let mut state = self.state.lock();
-        if !matches!(state.phase, Phase::Held | Phase::Unconfirmed)
-            || !matches!(state.renewal, Renewal::Due(at) if at <= by)
-        {
+        if !state.is_renewal_due(by) {
             return None;
         }
         let lease = state.lease_at(now);

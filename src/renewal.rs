@@ -4,7 +4,7 @@
 //! that are due travel together, one chunk per route, and no chunk waits for another, so a node that hangs delays
 //! nobody else's. The task needs no word from the holders: a new hold wakes it only if it is due earlier than all others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -25,11 +25,11 @@ use crate::table::Table;
 /// The most renewals in one pipeline: larger ones would keep other callers of the node waiting.
 const CHUNK_MOST: usize = 128;
 /// A node takes about 10 us for a renewal, so one chunk delays others by little more than a round trip takes.
-const CHUNK_LEAST: usize = 24;
+const CHUNK_LEAST: usize = 16;
 /// Renewals due within this time travel with the one that is due now.
-const COMPANY: Duration = Duration::from_millis(8);
+const COMPANY: Duration = Duration::from_millis(6);
 /// Between two chunks for one route, in which its node serves others.
-const CHUNK_GAP: Duration = Duration::from_millis(4);
+const CHUNK_GAP: Duration = Duration::from_millis(3);
 /// Pause before a renewal that was not answered is repeated.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
@@ -71,6 +71,16 @@ impl Agenda {
         self.due.remove(&(at, hold.agenda_slot.load(Ordering::Relaxed)))
     }
 }
+
+/// Holds whose renewal is due at one route. Meanwhile the agenda has each at its deadline, at which it is over.
+#[derive(Debug)]
+struct Line {
+    holds: VecDeque<Arc<Hold>>,
+    /// When its next chunk may go.
+    next: Moment,
+}
+
+type Lines = BTreeMap<Route, Line>;
 
 /// A hold that is to be renewed, and the lease to ask for.
 struct Due {
@@ -149,12 +159,19 @@ impl Renewals {
 
     /// The task. Ends when it is stopped.
     pub(crate) async fn run(self: Arc<Self>) {
+        let mut lines = Lines::new();
         let mut underway: FuturesUnordered<BoxFuture<'static, Answers>> = FuturesUnordered::new();
         while !self.stopped.load(Ordering::Acquire) {
-            for (route, chunk) in self.take_due() {
-                underway.push(Arc::clone(&self).send(route, chunk));
+            let now = self.clock.now();
+            self.line_up(&mut lines, now);
+            for (route, line) in &mut lines {
+                if let Some(chunk) = self.next_chunk(line, now) {
+                    underway.push(Arc::clone(&self).send(route.clone(), chunk));
+                }
             }
-            let alarm = self.set_alarm();
+            lines.retain(|_, line| !line.holds.is_empty() || line.next > now);
+            let next_chunk = lines.values().filter(|line| !line.holds.is_empty()).map(|line| line.next).min();
+            let alarm = self.set_alarm().min(next_chunk.unwrap_or(Moment::NEVER));
             // In any order: each round looks at all that is due, whatever ended the wait.
             tokio::select! {
                 biased;
@@ -173,35 +190,38 @@ impl Renewals {
         agenda.alarm
     }
 
-    /// Takes what is due from the agenda, at most one chunk for each route.
-    fn take_due(&self) -> BTreeMap<Route, Vec<Due>> {
-        let now = self.clock.now();
-        let mut chunks: BTreeMap<Route, Vec<Due>> = BTreeMap::new();
-        let due = self.pop_due(now);
-        let chunk_most = chunk_most(due.len());
-        for hold in due {
-            let at = match hold.next(now) {
-                Next::At(at) => at,
-                Next::Lost(reason) => {
-                    self.bury(&hold, reason);
-                    continue;
+    /// Takes what is due from the agenda: renewals go into the line of their route, what is over is buried.
+    fn line_up(&self, lines: &mut Lines, now: Moment) {
+        for hold in self.pop_due(now) {
+            match hold.next(now) {
+                Next::At(_) if hold.is_renewal_due(now.after(COMPANY)) => {
+                    let route = self.scheme.route(hold.key());
+                    let line = lines.entry(route).or_insert_with(|| Line { holds: VecDeque::new(), next: now });
+                    self.schedule(&hold, hold.deadline());
+                    line.holds.push_back(hold);
                 }
-                Next::Released => continue,
-            };
-            let chunk = chunks.entry(self.scheme.route(hold.key())).or_default();
-            if chunk.len() == chunk_most {
-                self.schedule(&hold, now.after(CHUNK_GAP));
-            } else if let Some(lease) = hold.begin_renewal(now, now.after(COMPANY)) {
-                chunk.push(Due { hold, lease });
-            } else {
-                match hold.next(now) {
-                    Next::Lost(reason) => self.bury(&hold, reason),
-                    Next::At(_) | Next::Released => self.schedule(&hold, at),
-                }
+                Next::At(at) => self.schedule(&hold, at),
+                Next::Lost(reason) => self.bury(&hold, reason),
+                Next::Released => {}
             }
         }
-        chunks.retain(|_, chunk| !chunk.is_empty());
-        chunks
+    }
+
+    fn next_chunk(&self, line: &mut Line, now: Moment) -> Option<Vec<Due>> {
+        if line.holds.is_empty() || line.next > now {
+            return None;
+        }
+        let most = chunk_most(line.holds.len()).min(line.holds.len());
+        let mut chunk = Vec::with_capacity(most);
+        for hold in line.holds.drain(..most) {
+            match hold.begin_renewal(now, now.after(COMPANY)) {
+                Some(lease) => chunk.push(Due { hold, lease }),
+                // Over, or no longer due: it has changed while it was in the line.
+                None => self.look_again(&hold, now),
+            }
+        }
+        line.next = now.after(CHUNK_GAP);
+        (!chunk.is_empty()).then_some(chunk)
     }
 
     fn pop_due(&self, now: Moment) -> Vec<Arc<Hold>> {
@@ -217,11 +237,10 @@ impl Renewals {
         std::mem::replace(&mut agenda.due, later).into_values().collect()
     }
 
-    /// Sends one chunk. Its holds go back on the agenda first, each at its deadline, which no answer is waited beyond.
+    /// Sends one chunk. The agenda has its holds at their deadlines, beyond which no answer is waited for.
     fn send(self: Arc<Self>, route: Route, chunk: Vec<Due>) -> BoxFuture<'static, Answers> {
         let mut batch = Vec::with_capacity(chunk.len());
         for Due { hold, lease } in &chunk {
-            self.schedule(hold, hold.deadline());
             batch.push(Renewal { key: Arc::clone(hold.key()), id: hold.id().clone(), lease: *lease });
         }
         Box::pin(async move {
