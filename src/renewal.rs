@@ -281,3 +281,71 @@ impl Renewals {
         self.departures.in_background(Departure::of(hold), None);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::engine::{Engine, Held};
+    use crate::options::{Options, Overrides, Terms};
+    use crate::pursuit::{Patience, acquire};
+    use crate::scheme::Mode;
+    use crate::scheme::memory::{Memory, Store};
+    use crate::scheme::staged::Staged;
+
+    const LEASE: Duration = Duration::from_secs(3);
+    const LOCKS: usize = 2_000;
+
+    /// Locks that are taken in one moment: all their renewals are due within a quarter of an interval.
+    async fn taken_together(scheme: &Arc<Staged>) -> (Arc<Engine>, Vec<Held>) {
+        let engine = Arc::new(Engine::new(Arc::<Staged>::clone(scheme), Options::default()));
+        let overrides = Overrides { lease: Some(LEASE), ..Overrides::default() };
+        let mut held = Vec::new();
+        for lock in 0..LOCKS {
+            let key = engine.key(&format!("lock-{lock}")).expect("valid");
+            let terms = Terms::new(engine.options(), overrides).expect("valid");
+            let taken = acquire(&engine, key, Mode::Write, terms, Patience::Wait).await;
+            held.push(taken.expect("answered").expect("granted"));
+        }
+        (engine, held)
+    }
+
+    fn staged() -> Arc<Staged> {
+        Arc::new(Staged::new(Memory::new(Arc::new(Store::new()))))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn node_is_left_to_others_between_chunks() {
+        let scheme = staged();
+        let (_engine, _held) = taken_together(&scheme).await;
+        tokio::time::sleep(LEASE / 2).await;
+        let chunks = scheme.chunks();
+        for pair in chunks.windows(2) {
+            let gap = pair[1].0.since(pair[0].0);
+            assert!(gap >= CHUNK_GAP, "a chunk {gap:?} after another");
+        }
+        let sizes: Vec<_> = chunks.iter().map(|(_, ids)| ids.len()).collect();
+        assert!(sizes.iter().all(|&size| size <= CHUNK_MOST), "{sizes:?}");
+        let renewed: BTreeSet<_> = chunks.iter().flat_map(|(_, ids)| ids).map(|id| id.as_str()).collect();
+        assert_eq!(renewed.len(), LOCKS, "each was renewed within half of its lease");
+        assert_eq!(sizes.iter().sum::<usize>(), LOCKS, "and once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn released_in_the_line_is_not_renewed() {
+        let scheme = staged();
+        let (_engine, held) = taken_together(&scheme).await;
+        while scheme.chunks().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // So many are due by now that most of them are in the line.
+        tokio::time::sleep(LEASE / 24).await;
+        for held in held {
+            held.release().await.expect("released");
+        }
+        let sent = scheme.chunks().len();
+        tokio::time::sleep(LEASE * 2).await;
+        assert_eq!(scheme.chunks().len(), sent, "nothing is renewed any more");
+    }
+}

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::clock::Clock;
 use crate::key::Key;
+use crate::lease::Moment;
 
 /// How long a lost copy may yet arrive.
 pub(crate) const STRAY: Duration = Duration::from_secs(1);
@@ -37,6 +38,8 @@ pub(crate) struct Staged {
     leaves: Mutex<VecDeque<Fate>>,
     /// What was asked for, cut requests included.
     asked: Mutex<Vec<Ask>>,
+    /// Which renewals came together, and when.
+    chunks: Mutex<Vec<(Moment, Vec<Acquisition>)>>,
 }
 
 impl Staged {
@@ -47,6 +50,7 @@ impl Staged {
             turns: Mutex::default(),
             leaves: Mutex::default(),
             asked: Mutex::default(),
+            chunks: Mutex::default(),
         }
     }
 
@@ -64,6 +68,10 @@ impl Staged {
 
     pub(crate) fn last_ask(&self) -> Ask {
         self.asked.lock().last().expect("somebody has asked").clone()
+    }
+
+    pub(crate) fn chunks(&self) -> Vec<(Moment, Vec<Acquisition>)> {
+        self.chunks.lock().clone()
     }
 
     async fn meet<T>(
@@ -105,6 +113,8 @@ impl Scheme for Staged {
     }
 
     fn renew<'a>(&'a self, route: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
+        let ids = batch.iter().map(|renewal| renewal.id.clone()).collect();
+        self.chunks.lock().push((self.memory.clock().now(), ids));
         self.memory.renew(route, batch)
     }
 
