@@ -122,13 +122,13 @@ impl Fleet {
     }
 
     /// The address of a slot's owner, as far as is known.
-    pub(super) fn owner_address(&self, slot: u16) -> Option<String> {
-        self.map.borrow().owner(slot).map(str::to_owned)
+    pub(super) fn owner_address(&self, slot: u16) -> Option<Arc<str>> {
+        self.map.borrow().owner(slot).cloned()
     }
 
     /// Whether no other node is known to own the slot.
     pub(super) fn leaves(&self, slot: u16, to: &Node) -> bool {
-        self.map.borrow().owner(slot).is_none_or(|owner| owner == to.address())
+        self.map.borrow().owner(slot).is_none_or(|owner| **owner == *to.address())
     }
 
     /// Tells when the map was asked for again, and may have changed.
@@ -178,7 +178,7 @@ impl Fleet {
             return std::future::pending().await;
         }
         let mut map = self.map.subscribe();
-        let moved = |map: &SlotMap| map.owner(slot).is_some_and(|owner| owner != node.address());
+        let moved = |map: &SlotMap| map.owner(slot).is_some_and(|owner| **owner != *node.address());
         if map.wait_for(moved).await.is_err() {
             // The sender lives as long as this fleet.
             std::future::pending::<()>().await;
@@ -216,7 +216,7 @@ impl Fleet {
     async fn ask_suspects(&self) {
         let owners = self.map.borrow().addresses().to_vec();
         let suspects = self.suspects.lock().clone();
-        let silent = owners.iter().filter(|owner| suspects.get(*owner) == Some(&Doubt::Silent));
+        let silent = owners.iter().filter(|owner| suspects.get(&***owner) == Some(&Doubt::Silent));
         let nodes = silent.filter_map(|owner| self.node(owner).ok());
         let mut answers: FuturesUnordered<_> = nodes
             .map(|node| async move {
@@ -246,7 +246,7 @@ impl Fleet {
         let map = self.map.borrow();
         let mut suspects = self.suspects.lock();
         suspects.retain(|suspect, _| self.is_of_use(&map, suspect));
-        !suspects.iter().any(|(suspect, doubt)| *doubt == Doubt::Silent && map.addresses().contains(suspect))
+        !suspects.iter().any(|(suspect, doubt)| *doubt == Doubt::Silent && map.has(suspect))
     }
 
     /// Asks the guide for the owner of a slot, once for all who ask at the same time: what it does not say now it will not
@@ -294,7 +294,7 @@ impl Fleet {
             Guide::Members(seeds) => seeds.contains(address),
             Guide::Sentinels { .. } => false,
         };
-        is_seed || map.addresses().contains(address)
+        is_seed || map.has(address)
     }
 
     /// Succeeds when the guide answers, and with Sentinels the primary too.
@@ -324,12 +324,12 @@ impl Fleet {
 
     fn members(&self, seeds: &[String]) -> Vec<Arc<Node>> {
         let mut addresses = self.map.borrow().addresses().to_vec();
-        addresses.extend(seeds.iter().cloned());
+        addresses.extend(seeds.iter().map(|seed| seed.as_str().into()));
         addresses.sort();
         addresses.dedup();
         let suspects = self.suspects.lock().clone();
-        if !addresses.iter().all(|address| suspects.contains_key(address)) {
-            addresses.retain(|address| !suspects.contains_key(address));
+        if !addresses.iter().all(|address| suspects.contains_key(&**address)) {
+            addresses.retain(|address| !suspects.contains_key(&**address));
         }
         fastrand::shuffle(&mut addresses);
         addresses.iter().filter_map(|address| self.node(address).ok()).collect()

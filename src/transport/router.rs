@@ -270,7 +270,7 @@ impl Transport for Router {
     fn route(&self, slot: u16) -> Route {
         match &self.directory {
             Directory::Single { node } => node.route(),
-            Directory::Many(fleet) => Route(fleet.owner_address(slot).unwrap_or_default().into()),
+            Directory::Many(fleet) => Route(fleet.owner_address(slot).unwrap_or_default()),
         }
     }
 

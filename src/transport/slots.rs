@@ -1,5 +1,7 @@
 //! Which node owns which slot, as a cluster says it.
 
+use std::sync::Arc;
+
 use redis::Value;
 
 use crate::key::SLOTS;
@@ -7,7 +9,7 @@ use crate::key::SLOTS;
 /// `host:port` of a slot's primary, for all slots that have one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SlotMap {
-    addresses: Vec<String>,
+    addresses: Vec<Arc<str>>,
     /// Index into `addresses`, one for each slot.
     owners: Vec<Option<u16>>,
 }
@@ -27,7 +29,7 @@ impl SlotMap {
                 return None;
             };
             let address = primary_address(primary, asked)?;
-            let owner = map.index_of(address)?;
+            let owner = map.index_of(&address)?;
             let owned = usize::try_from(*first).ok()?..=usize::try_from(*last).ok()?;
             map.owners.get_mut(owned)?.fill(Some(owner));
         }
@@ -36,17 +38,21 @@ impl SlotMap {
 
     /// One node owns everything.
     pub(super) fn whole(address: &str) -> Self {
-        Self { addresses: vec![address.to_owned()], owners: vec![Some(0); usize::from(SLOTS)] }
+        Self { addresses: vec![address.into()], owners: vec![Some(0); usize::from(SLOTS)] }
     }
 
-    pub(super) fn owner(&self, slot: u16) -> Option<&str> {
+    pub(super) fn owner(&self, slot: u16) -> Option<&Arc<str>> {
         let index = (*self.owners.get(usize::from(slot))?)?;
-        self.addresses.get(usize::from(index)).map(String::as_str)
+        self.addresses.get(usize::from(index))
+    }
+
+    pub(super) fn has(&self, address: &str) -> bool {
+        self.addresses.iter().any(|other| **other == *address)
     }
 
     /// One slot has moved.
     pub(super) fn set_owner(&mut self, slot: u16, address: &str) {
-        let Some(index) = self.index_of(address.to_owned()) else {
+        let Some(index) = self.index_of(address) else {
             return;
         };
         if let Some(owner) = self.owners.get_mut(usize::from(slot)) {
@@ -54,7 +60,7 @@ impl SlotMap {
         }
     }
 
-    pub(super) fn addresses(&self) -> &[String] {
+    pub(super) fn addresses(&self) -> &[Arc<str>] {
         &self.addresses
     }
 
@@ -62,10 +68,10 @@ impl SlotMap {
         self.addresses.is_empty()
     }
 
-    fn index_of(&mut self, address: String) -> Option<u16> {
-        let known = self.addresses.iter().position(|other| *other == address);
+    fn index_of(&mut self, address: &str) -> Option<u16> {
+        let known = self.addresses.iter().position(|other| **other == *address);
         let index = known.unwrap_or_else(|| {
-            self.addresses.push(address);
+            self.addresses.push(address.into());
             self.addresses.len() - 1
         });
         u16::try_from(index).ok()
@@ -105,20 +111,24 @@ mod tests {
         Value::Array(vec![Value::Int(first), Value::Int(last), primary])
     }
 
+    fn owner(map: &SlotMap, slot: u16) -> Option<&str> {
+        map.owner(slot).map(AsRef::as_ref)
+    }
+
     #[test]
     fn each_slot_has_its_primary() {
         let reply = Value::Array(vec![range(0, 99, "a", 1), range(100, 16383, "", 2)]);
         let mut map = SlotMap::parse(&reply, "asked:9").expect("readable");
-        assert_eq!(map.owner(99), Some("a:1"));
-        assert_eq!(map.owner(100), Some("asked:2"));
+        assert_eq!(owner(&map, 99), Some("a:1"));
+        assert_eq!(owner(&map, 100), Some("asked:2"));
         map.set_owner(99, "b:3");
-        assert_eq!((map.owner(98), map.owner(99)), (Some("a:1"), Some("b:3")));
+        assert_eq!((owner(&map, 98), owner(&map, 99)), (Some("a:1"), Some("b:3")));
     }
 
     #[test]
     fn slots_without_an_owner_have_none() {
         let map = SlotMap::parse(&Value::Array(vec![range(5, 5, "a", 1)]), "x:1").expect("readable");
-        assert_eq!(map.owner(4), None);
+        assert_eq!(owner(&map, 4), None);
     }
 
     #[test]
