@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -17,6 +19,7 @@ use crate::error::Refusal;
 use crate::hold::Hold;
 use crate::key::Key;
 use crate::lease::Moment;
+use crate::recent::Recent;
 use crate::scheme::{Acquisition, Attempt, Failure, Left, Scheme};
 use crate::table::Table;
 
@@ -29,6 +32,8 @@ pub(crate) struct Departures {
     scheme: Arc<dyn Scheme>,
     table: Arc<Table>,
     clock: Clock,
+    /// Where the next primary may not know of a release that this one carried out.
+    recent: Option<Recent>,
     runtime: Mutex<Option<Handle>>,
     /// Acquisitions, releases and departures that the server may yet have to be told of.
     pending: AtomicUsize,
@@ -38,7 +43,7 @@ pub(crate) struct Departures {
 }
 
 /// One acquisition that is to end on the server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Departure {
     pub(crate) key: Arc<Key>,
     pub(crate) id: Acquisition,
@@ -66,10 +71,12 @@ impl Departure {
 impl Departures {
     pub(crate) fn new(scheme: Arc<dyn Scheme>, table: Arc<Table>) -> Self {
         let clock = scheme.clock();
+        let recent = scheme.changes().map(|_| Recent::default());
         Self {
             scheme,
             table,
             clock,
+            recent,
             runtime: Mutex::default(),
             pending: AtomicUsize::new(0),
             departing: AtomicUsize::new(0),
@@ -84,7 +91,57 @@ impl Departures {
 
     /// Tells the server once.
     pub(crate) async fn tell(&self, departure: &Departure) -> Attempt<Left> {
-        self.scheme.leave(&departure.key, &departure.id).await
+        let Some(recent) = &self.recent else {
+            return self.scheme.leave(&departure.key, &departure.id).await;
+        };
+        let route = self.scheme.route(&departure.key);
+        let answer = self.scheme.leave(&departure.key, &departure.id).await?;
+        recent.remember(route, departure, self.clock.now());
+        Ok(answer)
+    }
+
+    /// Tells whoever owns a lock after a change of the releases that its predecessor carried out of late. Never ends.
+    pub(crate) async fn tell_successors(&self) {
+        let (Some(recent), Some(mut changes)) = (&self.recent, self.scheme.changes()) else {
+            return std::future::pending().await;
+        };
+        let mut telling = FuturesUnordered::new();
+        loop {
+            tokio::select! {
+                biased;
+                Some(()) = telling.next() => {}
+                Some(()) = changes.next() => {
+                    let route = |departure: &Departure| self.scheme.route(&departure.key);
+                    let moved = recent.take_moved(route, self.clock.now());
+                    telling.extend(moved.into_iter().map(|departure| self.see_off(departure, || {})));
+                }
+                else => return std::future::pending().await,
+            }
+        }
+    }
+
+    /// Tells the server until it knows, or has forgotten. Calls `tried` after each try.
+    async fn see_off(&self, departure: Departure, mut tried: impl FnMut()) {
+        loop {
+            let answer = self.tell(&departure).await;
+            tried();
+            let now = self.clock.now();
+            match answer {
+                Ok(answer) => match departure.stray_after(answer.sent) {
+                    None => return,
+                    Some(until) => self.clock.sleep_until(until).await,
+                },
+                Err(Failure::Refused { refusal, message }) if is_final(refusal) => {
+                    tracing::debug!(lock = departure.key.name(), message, "the server refuses a release");
+                    return;
+                }
+                Err(failure) if now >= departure.server_until => {
+                    tracing::debug!(lock = departure.key.name(), ?failure, "gave up telling the server of a release");
+                    return;
+                }
+                Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
+            }
+        }
     }
 
     /// Takes a departure over. Without a runtime that still runs, the lease ends it.
@@ -162,26 +219,7 @@ impl Underway {
 
     async fn see_off(mut self, departure: Departure) {
         let departures = Arc::clone(&self.departures);
-        loop {
-            let answer = departures.tell(&departure).await;
-            self.unblock_waiters();
-            let now = departures.clock.now();
-            match answer {
-                Ok(answer) => match departure.stray_after(answer.sent) {
-                    None => return,
-                    Some(until) => departures.clock.sleep_until(until).await,
-                },
-                Err(Failure::Refused { refusal, message }) if is_final(refusal) => {
-                    tracing::debug!(lock = departure.key.name(), message, "the server refuses a release");
-                    return;
-                }
-                Err(failure) if now >= departure.server_until => {
-                    tracing::debug!(lock = departure.key.name(), ?failure, "gave up telling the server of a release");
-                    return;
-                }
-                Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
-            }
-        }
+        departures.see_off(departure, || self.unblock_waiters()).await;
     }
 }
 

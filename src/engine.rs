@@ -166,13 +166,19 @@ impl Engine {
         Ok(())
     }
 
-    /// Starts the renewal task, again if the runtime it ran on has ended.
+    /// Starts the task for renewals and what else comes up, again if the runtime it ran on has ended.
     pub(crate) fn keep_running(&self) {
         let mut task = self.task.lock();
         if task.as_ref().is_none_or(JoinHandle::is_finished) {
             let runtime = Handle::current();
             self.departures.run_on(runtime.clone());
-            *task = Some(runtime.spawn(Arc::clone(&self.renewals).run()));
+            let (renewals, departures) = (Arc::clone(&self.renewals), Arc::clone(&self.departures));
+            *task = Some(runtime.spawn(async move {
+                tokio::select! {
+                    () = renewals.run() => {}
+                    () = departures.tell_successors() => {}
+                }
+            }));
         }
     }
 

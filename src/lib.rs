@@ -48,6 +48,7 @@ mod manager;
 mod options;
 mod pursuit;
 mod quest;
+mod recent;
 mod reentry;
 mod renewal;
 mod scheme;

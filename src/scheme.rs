@@ -17,6 +17,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::BoxStream;
 use tokio::sync::mpsc;
 
 use crate::clock::Clock;
@@ -244,6 +245,13 @@ pub(crate) struct Renewal {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Route(pub(crate) Arc<str>);
 
+impl Route {
+    /// Nobody is known to own the lock.
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 /// What a waiter of a lock is told without asking. Each may be lost, late, or told twice.
 #[derive(Clone, Debug)]
 pub(crate) enum Notice {
@@ -278,6 +286,8 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     /// Renews holds of one route; one answer each, in order.
     fn renew<'a>(&'a self, route: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>>;
     fn route(&self, key: &Key) -> Route;
+    /// Tells when routes may have changed; `None` where they never do.
+    fn changes(&self) -> Option<BoxStream<'static, ()>>;
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>>;
     /// Ends what a look has shown, and nothing newer. Answers the holds that were live until now.
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Vec<String>>>;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use futures_util::stream::BoxStream;
 use redis::Value;
 
 use crate::clock::Clock;
@@ -124,6 +125,8 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
         calls: Vec<Call>,
     ) -> BoxFuture<'a, Vec<Result<Answered<Value>, Failure>>>;
     fn route(&self, slot: u16) -> Route;
+    /// Tells when routes may have changed; `None` where they never do.
+    fn changes(&self) -> Option<BoxStream<'static, ()>>;
     /// Succeeds when a server answers that we can work with.
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>>;
     /// What is published on a channel of `slot`, read by `read`, which is the same for all who subscribe to it. The first

@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::BoxStream;
 use redis::Value;
 
 use crate::clock::Clock;
@@ -223,6 +224,10 @@ impl Scheme for LuaScheme {
 
     fn route(&self, key: &Key) -> Route {
         self.transport.route(key.slot())
+    }
+
+    fn changes(&self) -> Option<BoxStream<'static, ()>> {
+        self.transport.changes()
     }
 
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {

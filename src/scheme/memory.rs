@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use futures_util::stream::BoxStream;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -520,6 +521,10 @@ impl Scheme for Memory {
             Ok(self.store.apply(key, |record, now| record.renew(now, id, *lease)))
         };
         Box::pin(async move { batch.iter().map(renew).collect() })
+    }
+
+    fn changes(&self) -> Option<BoxStream<'static, ()>> {
+        None
     }
 
     fn route(&self, _: &Key) -> Route {

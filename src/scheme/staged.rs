@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use futures_util::stream::BoxStream;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -116,6 +117,10 @@ impl Scheme for Staged {
         let ids = batch.iter().map(|renewal| renewal.id.clone()).collect();
         self.chunks.lock().push((self.memory.clock().now(), ids));
         self.memory.renew(route, batch)
+    }
+
+    fn changes(&self) -> Option<BoxStream<'static, ()>> {
+        None
     }
 
     fn route(&self, key: &Key) -> Route {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use futures_util::stream::BoxStream;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -280,6 +281,10 @@ impl Scheme for Link {
         };
         let fates = self.world.fates(&Parcel::Renew { id: first.id.clone(), lease: first.lease });
         Box::pin(join_all(batch.iter().map(move |renewal| self.renew_one(renewal, fates))))
+    }
+
+    fn changes(&self) -> Option<BoxStream<'static, ()>> {
+        None
     }
 
     fn route(&self, key: &Key) -> Route {

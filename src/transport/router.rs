@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use futures_util::stream::{self, BoxStream};
 use redis::Value;
+use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::error::{Refusal, Result};
@@ -24,7 +26,7 @@ use crate::transport::fault::{Answer, Fault};
 use crate::transport::fleet::{Doubt, Fleet};
 use crate::transport::node::{Admission, Limits, Node, Role};
 use crate::transport::push::{Pace, Push};
-use crate::transport::slots::complete;
+use crate::transport::slots::{SlotMap, complete};
 use crate::transport::{Call, ReadNotice, Transport};
 
 /// Pause before a node that said "not now" is asked again.
@@ -196,7 +198,7 @@ impl Router {
     /// Renewals and the like: one pipeline, and what the node did not carry out goes its own way.
     async fn carry_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Result<Answered<Value>, Failure>> {
         let node = match &self.directory {
-            Directory::Many(fleet) if !route.0.is_empty() => fleet.node(&route.0),
+            Directory::Many(fleet) if !route.is_unknown() => fleet.node(&route.0),
             Directory::Many(_) | Directory::Single { .. } => {
                 self.owner(calls.first().map_or(0, |call| call.slot)).await
             }
@@ -272,6 +274,12 @@ impl Transport for Router {
             Directory::Single { node } => node.route(),
             Directory::Many(fleet) => Route(fleet.owner_address(slot).unwrap_or_default()),
         }
+    }
+
+    fn changes(&self) -> Option<BoxStream<'static, ()>> {
+        let maps = self.directory.changes()?;
+        let next = async |mut maps: watch::Receiver<SlotMap>| maps.changed().await.ok().map(|()| ((), maps));
+        Some(Box::pin(stream::unfold(maps, next)))
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {

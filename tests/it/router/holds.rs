@@ -17,6 +17,7 @@ on_both_servers![
     losses_on_a_paused_primary_are_told_before_its_leases_end,
     failover_shorter_than_a_lease_loses_nothing,
     pause_of_a_third_of_the_lease_loses_nothing,
+    release_that_a_failover_lost_is_told_to_the_new_primary,
 ];
 
 const HOLDS: usize = 64;
@@ -171,4 +172,34 @@ async fn pause_of_a_third_of_the_lease_loses_nothing(server: Server) {
         assert!(other.try_write(&name).await.expect("answered").is_none());
         guard.release().await.expect("ours to the end");
     }
+}
+
+/// The replica does not run, and its connection is closed behind it, so nothing that the primary does now reaches it.
+fn cut_off(replica: &Node, primary: &Node) {
+    replica.pause();
+    ask(primary, &["CLIENT", "KILL", "TYPE", "replica"]);
+}
+
+async fn release_that_a_failover_lost_is_told_to_the_new_primary(server: Server) {
+    let field = Field::with_replicas(server);
+    let tag = field.tag_at(&field.cluster.nodes()[0]);
+    let (primary, replica) = (field.owner(&tag), field.cluster.replicas_of(field.owner(&tag))[0]);
+    let (lost, later) = (name_of(&tag, 0), name_of(&tag, 1));
+    // Longer than this case runs.
+    let manager = field.manager_with(Settings::lease(BOUND * 10)).await;
+    let guard = manager.write(&lost).await.expect("granted");
+    let key = field.hash_key(&lost);
+    let mut reader = replica.client().expect("connected");
+    reader.command(&["READONLY"]).expect("answered").into_result().expect("it may be read");
+    until("the replica has it", async || !reader.command(&["HGET", &key, "W"]).expect("answered").is_nil()).await;
+
+    cut_off(replica, primary);
+    guard.release().await.expect("ours to the end");
+    primary.kill();
+    replica.resume();
+    let successor = field.cluster.failover_force(primary).expect("the replica takes over");
+    assert!(!ask(successor, &["HGET", &key, "W"]).is_nil(), "it has not heard of the release");
+    // Whoever has nothing to say to a node does not learn of its failure.
+    manager.write(&later).await.expect("granted").release().await.expect("ours to the end");
+    field.nothing_is_left([lost, later]).await;
 }
