@@ -25,6 +25,8 @@ use crate::table::Table;
 
 /// Pause between tries to tell a server that does not answer.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// How many releases a new primary is told of at a time: others have much to say to it, too.
+const TOLD_AT_ONCE: usize = 16;
 
 /// Who tells the server about departures, in the background where needed.
 #[derive(Debug)]
@@ -34,6 +36,8 @@ pub(crate) struct Departures {
     clock: Clock,
     /// Where the next primary may not know of a release that this one carried out.
     recent: Option<Recent>,
+    /// Something was carried out while its lock got another owner.
+    moved: Notify,
     runtime: Mutex<Option<Handle>>,
     /// Acquisitions, releases and departures that the server may yet have to be told of.
     pending: AtomicUsize,
@@ -77,6 +81,7 @@ impl Departures {
             table,
             clock,
             recent,
+            moved: Notify::new(),
             runtime: Mutex::default(),
             pending: AtomicUsize::new(0),
             departing: AtomicUsize::new(0),
@@ -96,26 +101,32 @@ impl Departures {
         };
         let route = self.scheme.route(&departure.key);
         let answer = self.scheme.leave(&departure.key, &departure.id).await?;
+        let moved = self.scheme.route(&departure.key) != route;
         recent.remember(route, departure, self.clock.now());
+        if moved {
+            // Whoever looks for what has moved may have done so just before this was there.
+            self.moved.notify_one();
+        }
         Ok(answer)
     }
 
-    /// Tells whoever owns a lock after a change of the releases that its predecessor carried out of late. Never ends.
+    /// Tells whoever owns a lock after a change of the releases that its predecessor carried out of late, the latest first.
+    /// Never ends.
     pub(crate) async fn tell_successors(&self) {
-        let (Some(recent), Some(mut changes)) = (&self.recent, self.scheme.changes()) else {
+        let (Some(recent), Some(changes)) = (&self.recent, self.scheme.changes()) else {
             return std::future::pending().await;
         };
+        let mut changes = changes.fuse();
+        let route = |departure: &Departure| self.scheme.route(&departure.key);
+        let mut untold = recent.take_moved(route, self.clock.now());
         let mut telling = FuturesUnordered::new();
         loop {
+            let more = untold.split_off(untold.len().saturating_sub(TOLD_AT_ONCE - telling.len()));
+            telling.extend(more.into_iter().map(|departure| self.see_off(departure, || {})));
             tokio::select! {
-                biased;
                 Some(()) = telling.next() => {}
-                Some(()) = changes.next() => {
-                    let route = |departure: &Departure| self.scheme.route(&departure.key);
-                    let moved = recent.take_moved(route, self.clock.now());
-                    telling.extend(moved.into_iter().map(|departure| self.see_off(departure, || {})));
-                }
-                else => return std::future::pending().await,
+                Some(()) = changes.next() => untold.extend(recent.take_moved(route, self.clock.now())),
+                () = self.moved.notified() => untold.extend(recent.take_moved(route, self.clock.now())),
             }
         }
     }
