@@ -30,6 +30,8 @@ const CHUNK_LEAST: usize = 16;
 const COMPANY: Duration = Duration::from_millis(6);
 /// Between two chunks for one route, in which its node serves others.
 const CHUNK_GAP: Duration = Duration::from_millis(3);
+/// The same behind one of the largest chunks: a line that grows all the same would outlast leases.
+const CHUNK_GAP_LEAST: Duration = Duration::from_millis(1);
 /// Pause before a renewal that was not answered is repeated.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
@@ -80,7 +82,44 @@ struct Line {
     next: Moment,
 }
 
-type Lines = BTreeMap<Route, Line>;
+/// All lines. If the task ends with its runtime, its successor finds on the agenda who was in them.
+struct Lines<'a> {
+    renewals: &'a Renewals,
+    lines: BTreeMap<Route, Line>,
+}
+
+impl Drop for Lines<'_> {
+    fn drop(&mut self) {
+        let now = self.renewals.clock.now();
+        for hold in self.lines.values().flat_map(|line| &line.holds) {
+            self.renewals.look_again(hold, now);
+        }
+    }
+}
+
+/// A chunk that was sent. If the task ends with its runtime before the answer is there, its successor sends it again.
+struct Sent {
+    renewals: Arc<Renewals>,
+    chunk: Vec<Due>,
+}
+
+impl Sent {
+    fn answered(mut self, attempts: Vec<Attempt<Renewed>>) -> Answers {
+        Answers { chunk: std::mem::take(&mut self.chunk), attempts }
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        let now = self.renewals.clock.now();
+        for Due { hold, .. } in &self.chunk {
+            if self.renewals.agenda.lock().remove(hold).is_some() {
+                hold.unanswered(now.after(RETRY_PAUSE));
+                self.renewals.watch(hold, now);
+            }
+        }
+    }
+}
 
 /// A hold that is to be renewed, and the lease to ask for.
 struct Due {
@@ -159,18 +198,18 @@ impl Renewals {
 
     /// The task. Ends when it is stopped.
     pub(crate) async fn run(self: Arc<Self>) {
-        let mut lines = Lines::new();
+        let mut lines = Lines { renewals: &self, lines: BTreeMap::new() };
         let mut underway: FuturesUnordered<BoxFuture<'static, Answers>> = FuturesUnordered::new();
         while !self.stopped.load(Ordering::Acquire) {
             let now = self.clock.now();
-            self.line_up(&mut lines, now);
-            for (route, line) in &mut lines {
-                if let Some(chunk) = self.next_chunk(line, now) {
+            self.line_up(&mut lines.lines, now);
+            for (route, line) in &mut lines.lines {
+                if let Some(chunk) = self.next_chunk(route, line, now) {
                     underway.push(Arc::clone(&self).send(route.clone(), chunk));
                 }
             }
-            lines.retain(|_, line| !line.holds.is_empty() || line.next > now);
-            let next_chunk = lines.values().filter(|line| !line.holds.is_empty()).map(|line| line.next).min();
+            lines.lines.retain(|_, line| !line.holds.is_empty() || line.next > now);
+            let next_chunk = lines.lines.values().filter(|line| !line.holds.is_empty()).map(|line| line.next).min();
             let alarm = self.set_alarm().min(next_chunk.unwrap_or(Moment::NEVER));
             // In any order: each round looks at all that is due, whatever ended the wait.
             tokio::select! {
@@ -191,7 +230,7 @@ impl Renewals {
     }
 
     /// Takes what is due from the agenda: renewals go into the line of their route, what is over is buried.
-    fn line_up(&self, lines: &mut Lines, now: Moment) {
+    fn line_up(&self, lines: &mut BTreeMap<Route, Line>, now: Moment) {
         for hold in self.pop_due(now) {
             match hold.next(now) {
                 Next::At(_) if hold.is_renewal_due(now.after(COMPANY)) => {
@@ -207,20 +246,25 @@ impl Renewals {
         }
     }
 
-    fn next_chunk(&self, line: &mut Line, now: Moment) -> Option<Vec<Due>> {
+    fn next_chunk(&self, route: &Route, line: &mut Line, now: Moment) -> Option<Vec<Due>> {
         if line.holds.is_empty() || line.next > now {
             return None;
         }
         let most = chunk_most(line.holds.len()).min(line.holds.len());
         let mut chunk = Vec::with_capacity(most);
         for hold in line.holds.drain(..most) {
+            // Its slot has another owner since it came into the line: there is another line for it.
+            if self.scheme.route(hold.key()) != *route {
+                self.look_again(&hold, now);
+                continue;
+            }
             match hold.begin_renewal(now, now.after(COMPANY)) {
                 Some(lease) => chunk.push(Due { hold, lease }),
                 // Over, or no longer due: it has changed while it was in the line.
                 None => self.look_again(&hold, now),
             }
         }
-        line.next = now.after(CHUNK_GAP);
+        line.next = now.after(if most < CHUNK_MOST { CHUNK_GAP } else { CHUNK_GAP_LEAST });
         (!chunk.is_empty()).then_some(chunk)
     }
 
@@ -243,9 +287,10 @@ impl Renewals {
         for Due { hold, lease } in &chunk {
             batch.push(Renewal { key: Arc::clone(hold.key()), id: hold.id().clone(), lease: *lease });
         }
+        let sent = Sent { renewals: Arc::clone(&self), chunk };
         Box::pin(async move {
             let attempts = self.scheme.renew(&route, &batch).await;
-            Answers { chunk, attempts }
+            sent.answered(attempts)
         })
     }
 
@@ -286,6 +331,8 @@ impl Renewals {
 mod tests {
     use std::collections::BTreeSet;
 
+    use tokio::sync::oneshot;
+
     use super::*;
     use crate::engine::{Engine, Held};
     use crate::options::{Options, Overrides, Terms};
@@ -295,18 +342,21 @@ mod tests {
     use crate::scheme::staged::Staged;
 
     const LEASE: Duration = Duration::from_secs(3);
-    const LOCKS: usize = 2_000;
+    const LOCKS: usize = 4_000;
+
+    async fn take(engine: &Arc<Engine>, name: &str) -> Held {
+        let overrides = Overrides { lease: Some(LEASE), ..Overrides::default() };
+        let terms = Terms::new(engine.options(), overrides).expect("valid");
+        let taken = acquire(engine, engine.key(name).expect("valid"), Mode::Write, terms, Patience::Wait).await;
+        taken.expect("answered").expect("granted")
+    }
 
     /// Locks that are taken in one moment: all their renewals are due within a quarter of an interval.
     async fn taken_together(scheme: &Arc<Staged>) -> (Arc<Engine>, Vec<Held>) {
         let engine = Arc::new(Engine::new(Arc::<Staged>::clone(scheme), Options::default()));
-        let overrides = Overrides { lease: Some(LEASE), ..Overrides::default() };
         let mut held = Vec::new();
         for lock in 0..LOCKS {
-            let key = engine.key(&format!("lock-{lock}")).expect("valid");
-            let terms = Terms::new(engine.options(), overrides).expect("valid");
-            let taken = acquire(&engine, key, Mode::Write, terms, Patience::Wait).await;
-            held.push(taken.expect("answered").expect("granted"));
+            held.push(take(&engine, &format!("lock-{lock}")).await);
         }
         (engine, held)
     }
@@ -330,6 +380,31 @@ mod tests {
         let renewed: BTreeSet<_> = chunks.iter().flat_map(|(_, ids)| ids).map(|id| id.as_str()).collect();
         assert_eq!(renewed.len(), LOCKS, "each was renewed within half of its lease");
         assert_eq!(sizes.iter().sum::<usize>(), LOCKS, "and once");
+    }
+
+    #[test]
+    fn what_is_due_or_under_way_when_the_runtime_ends_is_renewed_on_the_next() {
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        let (first, second) = (runtime(), runtime());
+        let (_word, answer) = oneshot::channel();
+        let (scheme, (engine, held)) = first.block_on(async {
+            let scheme = staged();
+            scheme.next_renewals(answer);
+            let taken = taken_together(&scheme).await;
+            while scheme.chunks().is_empty() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            (scheme, taken)
+        });
+        drop(first);
+        assert!(scheme.chunks().iter().map(|(_, ids)| ids.len()).sum::<usize>() < LOCKS, "there is more to renew");
+        second.block_on(async {
+            let _other = take(&engine, "another").await;
+            tokio::time::sleep(LEASE).await;
+        });
+        let now = scheme.memory.clock().now();
+        let lost = held.iter().filter(|held| !matches!(held.hold().next(now), Next::At(_))).count();
+        assert_eq!(lost, 0);
     }
 
     #[tokio::test(start_paused = true)]

@@ -39,6 +39,8 @@ pub(crate) struct Staged {
     leaves: Mutex<VecDeque<Fate>>,
     /// What was asked for, cut requests included.
     asked: Mutex<Vec<Ask>>,
+    /// Answers to renewals wait for these.
+    words: Mutex<VecDeque<oneshot::Receiver<()>>>,
     /// Which renewals came together, and when.
     chunks: Mutex<Vec<(Moment, Vec<Acquisition>)>>,
 }
@@ -51,6 +53,7 @@ impl Staged {
             turns: Mutex::default(),
             leaves: Mutex::default(),
             asked: Mutex::default(),
+            words: Mutex::default(),
             chunks: Mutex::default(),
         }
     }
@@ -69,6 +72,11 @@ impl Staged {
 
     pub(crate) fn last_ask(&self) -> Ask {
         self.asked.lock().last().expect("somebody has asked").clone()
+    }
+
+    /// The next renewals are carried out, and their answers wait for a word.
+    pub(crate) fn next_renewals(&self, word: oneshot::Receiver<()>) {
+        self.words.lock().push_back(word);
     }
 
     pub(crate) fn chunks(&self) -> Vec<(Moment, Vec<Acquisition>)> {
@@ -116,7 +124,14 @@ impl Scheme for Staged {
     fn renew<'a>(&'a self, route: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
         let ids = batch.iter().map(|renewal| renewal.id.clone()).collect();
         self.chunks.lock().push((self.memory.clock().now(), ids));
-        self.memory.renew(route, batch)
+        let word = self.words.lock().pop_front();
+        Box::pin(async move {
+            let answers = self.memory.renew(route, batch).await;
+            if let Some(word) = word {
+                drop(word.await);
+            }
+            answers
+        })
     }
 
     fn changes(&self) -> Option<BoxStream<'static, ()>> {
