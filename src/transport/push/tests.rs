@@ -40,6 +40,11 @@ async fn in_cluster(cluster: &Cluster, pace: Pace) -> (Push, Arc<Fleet>) {
     let options = Options { response_timeout: pace.response_timeout, ..Options::default() };
     let fleet = Arc::new(Fleet::cluster(infos(&cluster.urls()), &options, Clock::System).expect("a cluster"));
     assert!(fleet.ready().await.is_ok(), "the cluster answers");
+    // A main connection that came between a confirmation and a message would have the waiters told to ask once more.
+    for primary in cluster.primaries() {
+        let node = fleet.node(&primary.addr().to_string()).expect("an address");
+        assert!(node.ready().await.is_ok(), "it answers");
+    }
     (Push::new(Directory::Many(Arc::clone(&fleet)), Clock::System, pace), fleet)
 }
 
