@@ -94,8 +94,10 @@ impl Rules {
         Some(rule)
     }
 
-    pub(super) fn count_seen(&self, matcher: &Matcher) -> usize {
-        self.seen.iter().filter(|request| matcher.matches(request)).count()
+    /// Counts those after the first `known`, and says how many there are of any kind.
+    pub(super) fn count_seen(&self, matcher: &Matcher, known: usize) -> (usize, usize) {
+        let unknown = self.seen.get(known..).unwrap_or_default();
+        (unknown.iter().filter(|request| matcher.matches(request)).count(), self.seen.len())
     }
 
     pub(super) fn forget_seen(&mut self) {
