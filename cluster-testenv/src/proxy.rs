@@ -142,7 +142,7 @@ impl Proxy {
     /// copy of all requests for this.
     pub fn requests_seen(&self, matcher: impl Into<Matcher>) -> usize {
         let matcher = matcher.into();
-        self.order(move |state| state.rules.count_seen(&matcher, 0)).0
+        self.order(move |state| state.rules.count_seen(&matcher))
     }
 
     /// Waits until at least `count` matching requests have come to the proxy.
@@ -153,14 +153,7 @@ impl Proxy {
     pub fn wait_for_requests(&self, matcher: impl Into<Matcher>, count: usize, timeout: Duration) -> Result<()> {
         let matcher = matcher.into();
         let what = format!("{count} matching requests");
-        // What was counted once is not looked at again: the proxy does nothing else meanwhile, and others go through it.
-        let (mut counted, mut known) = (0, 0);
-        wait_for(what, timeout, || {
-            let (matcher, since) = (matcher.clone(), known);
-            let (more, all) = self.order(move |state| state.rules.count_seen(&matcher, since));
-            (counted, known) = (counted + more, all);
-            (counted >= count).then_some(())
-        })
+        wait_for(what, timeout, || (self.requests_seen(matcher.clone()) >= count).then_some(()))
     }
 
     /// Counts requests from zero again.

@@ -119,8 +119,9 @@ fn run(state: &mut State, inbox: &Receiver<Option<Order>>, mut wakes: &UnixStrea
         state.write_all();
         let ready = state.wait(wakes);
         // Empty when something else was the reason to wake.
-        drop(wakes.read(&mut [0; 64]));
-        while let Ok(order) = inbox.try_recv() {
+        drop(wakes.read(&mut [0; 1]));
+        // One, which has a byte of its own: traffic goes on between orders, however many ask and ask again.
+        if let Ok(order) = inbox.try_recv() {
             let Some(order) = order else { return };
             // What a client did before the order was given comes first.
             state.accept_all();

@@ -1,6 +1,7 @@
 //! What is to happen to a request that has not come yet.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, Condvar, Mutex, PoisonError},
     time::Duration,
 };
@@ -64,12 +65,23 @@ pub(super) struct Rule {
     pub(super) progress: Arc<Progress>,
 }
 
+/// Whoever waits for requests asks again and again, on the thread that carries the traffic: each is looked at once.
+#[derive(Debug)]
+struct Counted {
+    /// Its address is its own as long as it is here.
+    matcher: Matcher,
+    count: usize,
+    known: usize,
+}
+
 /// The rules that wait for a request, and the requests that came.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     armed: Vec<(Matcher, Rule)>,
     armed_ever: u64,
     seen: Vec<Request>,
+    /// By the address of a matcher, how many it has matched, and of how many.
+    counted: HashMap<usize, Counted>,
 }
 
 impl Rules {
@@ -94,13 +106,17 @@ impl Rules {
         Some(rule)
     }
 
-    /// Counts those after the first `known`, and says how many there are of any kind.
-    pub(super) fn count_seen(&self, matcher: &Matcher, known: usize) -> (usize, usize) {
-        let unknown = self.seen.get(known..).unwrap_or_default();
-        (unknown.iter().filter(|request| matcher.matches(request)).count(), self.seen.len())
+    pub(super) fn count_seen(&mut self, matcher: &Matcher) -> usize {
+        let new = || Counted { matcher: matcher.clone(), count: 0, known: 0 };
+        let counted = self.counted.entry(matcher.address()).or_insert_with(new);
+        let unknown = self.seen.iter().skip(counted.known);
+        counted.count += unknown.filter(|request| counted.matcher.matches(request)).count();
+        counted.known = self.seen.len();
+        counted.count
     }
 
     pub(super) fn forget_seen(&mut self) {
         self.seen.clear();
+        self.counted.clear();
     }
 }
