@@ -19,6 +19,8 @@ const FORMING_TIMEOUT_MS: &str = "1000";
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Node>,
+    /// How further nodes are started.
+    node: NodeBuilder,
 }
 
 impl Cluster {
@@ -44,7 +46,8 @@ impl Cluster {
         ClusterBuilder { node, primaries: 3, replicas_each: 1, node_timeout: Duration::from_secs(1) }
     }
 
-    /// All nodes: first those that were primaries in the beginning, then those that were replicas. The order never changes.
+    /// All nodes: first those that were primaries in the beginning, then those that were replicas. The order never changes;
+    /// [`Cluster::replace`] puts a new node in the place of an old one.
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
@@ -123,6 +126,40 @@ impl Cluster {
             }
         });
         ok.map_err(|_| Error::NotInTime { what: format!("a healthy cluster ({complaint})"), bound: OK_BOUND })
+    }
+
+    /// Puts a new node, at a new address, in the place of one that runs: it joins as a replica in the same shard, takes over
+    /// if that one is a primary, and then the old one is killed and forgotten by all others. Waits as [`Cluster::wait_ok`]
+    /// does.
+    ///
+    /// # Errors
+    ///
+    /// What kept the new one from starting, joining or taking over.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such node.
+    pub fn replace(&mut self, index: usize) -> Result<()> {
+        let old_port = self.nodes[index].listed_port();
+        let shard = Topology::ask(&self.nodes).primary_of(old_port);
+        let new = self.node.start()?;
+        let new_port = new.listed_port();
+        self.nodes.push(new);
+        let new = &self.nodes[self.nodes.len() - 1];
+        let primary = self.nodes.iter().find(|node| node.listed_port() == shard).expect("a shard has a primary");
+        formation::join(new, &self.nodes, primary)?;
+        self.wait_ok()?;
+        if shard == old_port {
+            self.failover_to(new, primary)?;
+            self.wait_ok()?;
+        }
+        let old_id = self.nodes[index].cluster_id()?;
+        self.nodes[index].kill();
+        let new = self.nodes.pop().expect("it was pushed");
+        debug_assert_eq!(new.listed_port(), new_port);
+        drop(std::mem::replace(&mut self.nodes[index], new));
+        formation::forget(&self.nodes, &old_id)?;
+        self.wait_ok()
     }
 
     fn set_node_timeout(&self, timeout_ms: &str) -> Result<()> {
@@ -205,7 +242,7 @@ impl ClusterBuilder {
         let timeout_ms = self.node_timeout.as_millis().to_string();
         let node = self.node.arg(NODE_TIMEOUT, timeout_ms.as_str());
         let nodes = node.start_many(self.primaries * (1 + self.replicas_each))?;
-        let cluster = Cluster { nodes };
+        let cluster = Cluster { nodes, node: node.clone() };
         // A primary waits for up to a node timeout, at most 5 s, before it calls a new cluster ok.
         cluster.set_node_timeout(FORMING_TIMEOUT_MS)?;
         formation::form(&cluster.nodes, self.primaries)?;

@@ -49,6 +49,16 @@ impl Cluster {
     fn fail_over(&self, primary: &Node, how: &[&str]) -> Result<&Node> {
         let replica = self.replicas_of(primary).into_iter().find(|node| node.is_running());
         let replica = replica.ok_or_else(|| Error::Unsupported(format!("no replica of {} runs", primary.addr())))?;
+        self.take_over(replica, primary, how)?;
+        Ok(replica)
+    }
+
+    /// As [`Cluster::failover`], with the successor named.
+    pub(crate) fn failover_to(&self, replica: &Node, primary: &Node) -> Result<()> {
+        self.take_over(replica, primary, &[])
+    }
+
+    fn take_over(&self, replica: &Node, primary: &Node, how: &[&str]) -> Result<()> {
         if how != TAKEOVER {
             self.wait_until_voters_know(replica, primary)?;
         }
@@ -66,8 +76,7 @@ impl Cluster {
             let order = replica.command(&[&["CLUSTER", "FAILOVER"], how].concat());
             // Refused to a server that has become the primary meanwhile.
             order.and_then(Reply::into_result).err().filter(|_| !is_primary()).map(Err)
-        })??;
-        Ok(replica)
+        })?
     }
 
     /// A vote that is refused is not asked for again before the manual failover ends.

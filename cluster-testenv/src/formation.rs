@@ -34,6 +34,27 @@ pub(crate) fn form(nodes: &[Node], primaries: usize) -> Result<()> {
     Ok(())
 }
 
+/// Introduces a new node to all others, and makes it a replica.
+pub(crate) fn join(new: &Node, nodes: &[Node], primary: &Node) -> Result<()> {
+    let mut client = new.client()?;
+    for other in nodes.iter().filter(|other| other.listed_port() != new.listed_port()) {
+        let (ip, port, bus_port) = (other.addr().ip(), other.client_port(), other.bus_port());
+        client.command(&["CLUSTER", "MEET", &text(ip), &text(port), &text(bus_port)])?.into_result()?;
+    }
+    replicate(new, primary)
+}
+
+/// All nodes forget one that has gone. One that does not know it any more has nothing to forget.
+pub(crate) fn forget(nodes: &[Node], id: &str) -> Result<()> {
+    for node in nodes {
+        let reply = node.command(&["CLUSTER", "FORGET", id])?;
+        if !reply.error().is_some_and(|text| text.contains("Unknown node")) {
+            reply.into_result()?;
+        }
+    }
+    Ok(())
+}
+
 /// Makes `replica` a replica of `primary`, as soon as it has heard of it.
 fn replicate(replica: &Node, primary: &Node) -> Result<()> {
     let id = primary.cluster_id()?;

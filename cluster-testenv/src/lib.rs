@@ -25,6 +25,7 @@
 //! server is an error, never a skip. Linux only.
 
 mod client;
+mod clock;
 mod cluster;
 mod error;
 mod failover;
@@ -45,6 +46,7 @@ mod topology;
 mod wait;
 
 pub use client::Client;
+pub use clock::NodeClock;
 pub use cluster::{Cluster, ClusterBuilder};
 pub use error::Error;
 pub use faults::RefusedClients;

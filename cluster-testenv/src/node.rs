@@ -10,8 +10,8 @@ use std::{
 };
 
 use crate::{
-    Certificates, Client, Error, Proxy, Reply, Result, Server, TlsClients, guardian::Guardian, port::PortReservation,
-    process::Process, wait_for,
+    Certificates, Client, Error, NodeClock, Proxy, Reply, Result, Server, TlsClients, guardian::Guardian,
+    port::PortReservation, process::Process, wait_for,
 };
 
 /// Far longer than any server needs, even on a machine that is busy with something else.
@@ -34,6 +34,7 @@ pub struct Node {
     tls: Option<NodeTls>,
     process: Mutex<Process>,
     proxy: Option<Proxy>,
+    clock: Option<NodeClock>,
     /// Last: the fields above are dropped first, so that the guardian finds nothing more to end.
     _guardian: Arc<Guardian>,
 }
@@ -57,7 +58,15 @@ impl Node {
 
     /// A node that is given arguments before it starts.
     pub fn builder(server: Server) -> NodeBuilder {
-        NodeBuilder { server, args: Vec::new(), password: None, tls: None, is_proxied: false, sentinel_conf: None }
+        NodeBuilder {
+            server,
+            args: Vec::new(),
+            password: None,
+            tls: None,
+            is_proxied: false,
+            has_clock: false,
+            sentinel_conf: None,
+        }
     }
 
     /// Which server this is.
@@ -93,6 +102,16 @@ impl Node {
     #[must_use]
     pub fn proxy(&self) -> &Proxy {
         self.proxy.as_ref().expect("the node was started with a proxy")
+    }
+
+    /// The server's time of day.
+    ///
+    /// # Panics
+    ///
+    /// When the node was started without [`NodeBuilder::clock`].
+    #[must_use]
+    pub fn clock(&self) -> &NodeClock {
+        self.clock.as_ref().expect("the node was started with a clock")
     }
 
     /// The address that the server listens on.
@@ -206,7 +225,7 @@ impl Node {
             let mut process = self.process();
             process.kill().expect("a server of our own can be killed");
             self.tell_proxy_down();
-            *process = spawn(&self.binary, &self.args, &self.dir)?;
+            *process = spawn(&self.binary, &self.args, &self.dir, self.clock.as_ref())?;
         }
         self.wait_until_ready()
     }
@@ -293,6 +312,7 @@ pub struct NodeBuilder {
     password: Option<String>,
     tls: Option<(TlsClients, Arc<Certificates>)>,
     is_proxied: bool,
+    has_clock: bool,
     sentinel_conf: Option<String>,
 }
 
@@ -338,6 +358,12 @@ impl NodeBuilder {
     /// [`Node::command`] go past it.
     pub fn proxied(mut self) -> Self {
         self.is_proxied = true;
+        self
+    }
+
+    /// Gives the server a time of day of its own, [`Node::clock`]. It is the machine's until a test steps it.
+    pub fn clock(mut self) -> Self {
+        self.has_clock = true;
         self
     }
 
@@ -406,7 +432,8 @@ impl NodeBuilder {
             let announced = if tls.is_some() { "--cluster-announce-tls-port" } else { "--cluster-announce-port" };
             args.extend([announced.to_owned(), proxy.port().to_string()]);
         }
-        let process = Mutex::new(spawn(binary, &args, &dir)?);
+        let clock = if self.has_clock { Some(NodeClock::make(&dir)?) } else { None };
+        let process = Mutex::new(spawn(binary, &args, &dir, clock.as_ref())?);
         let node = Node {
             server: self.server,
             binary: binary.to_owned(),
@@ -417,6 +444,7 @@ impl NodeBuilder {
             tls,
             process,
             proxy,
+            clock,
             _guardian: Arc::clone(guardian),
         };
         node.wait_until_ready()?;
@@ -457,8 +485,10 @@ pub(crate) fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-fn spawn(binary: &Path, args: &[String], dir: &Path) -> Result<Process> {
-    Process::start(binary, args, dir).map_err(Error::io(format!("starting {}", binary.display())))
+fn spawn(binary: &Path, args: &[String], dir: &Path, clock: Option<&NodeClock>) -> Result<Process> {
+    let variables = clock.map(NodeClock::variables);
+    Process::start(binary, args, dir, variables.into_iter().flatten())
+        .map_err(Error::io(format!("starting {}", binary.display())))
 }
 
 /// Makes a text what it must be in a URL.

@@ -1,6 +1,7 @@
 //! One server process: started, signalled and reaped.
 
 use std::{
+    ffi::OsString,
     fs::{self, File},
     io,
     os::unix::process::CommandExt,
@@ -31,8 +32,13 @@ enum State {
 }
 
 impl Process {
-    /// Starts `binary` with `args`. The folder `dir` is there and lies in the guardian's.
-    pub(crate) fn start(binary: &Path, args: &[String], dir: &Path) -> io::Result<Self> {
+    /// Starts `binary` with `args` and more environment variables. The folder `dir` is there and lies in the guardian's.
+    pub(crate) fn start(
+        binary: &Path,
+        args: &[String],
+        dir: &Path,
+        variables: impl IntoIterator<Item = (&'static str, OsString)>,
+    ) -> io::Result<Self> {
         let pid_file = dir.join("pid");
         let log = File::create(Self::log_file(dir))?;
         let child = Command::new("sh")
@@ -40,6 +46,7 @@ impl Process {
             .arg(&pid_file)
             .arg(binary)
             .args(args)
+            .envs(variables)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

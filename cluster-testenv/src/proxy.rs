@@ -6,7 +6,8 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
-    time::Duration,
+    num::NonZeroU32,
+    time::{Duration, Instant},
 };
 
 use crate::{Result, port::PortReservation, wait_for};
@@ -17,6 +18,7 @@ mod connection;
 mod engine;
 mod flow;
 mod held;
+mod limit;
 mod matcher;
 mod pending;
 mod rules;
@@ -102,7 +104,21 @@ impl Proxy {
         self.order(|state| state.set_refusing(true)).expect("a listener can always be closed");
     }
 
-    /// Ends [`delay`](Self::delay), [`freeze`](Self::freeze), [`black_hole`](Self::black_hole) and [`refuse`](Self::refuse).
+    /// Lets so many scripts pass in a second from now on, on all connections together, as a server does that is slow or has
+    /// much to do. The others wait here, first come, first served; on a connection, what follows a script waits with it.
+    /// Quiet time is not saved up for later. What passes in the same millisecond on several connections may reach the server
+    /// in any order.
+    pub fn limit_scripts(&self, per_second: NonZeroU32) {
+        self.order(move |state| state.rules.limit.begin(per_second, Instant::now()));
+    }
+
+    /// How many scripts have come to the proxy and have not been passed on to the server yet.
+    pub fn scripts_waiting(&self) -> usize {
+        self.order(|state| state.scripts_waiting())
+    }
+
+    /// Ends [`delay`](Self::delay), [`freeze`](Self::freeze), [`black_hole`](Self::black_hole), [`refuse`](Self::refuse) and
+    /// [`limit_scripts`](Self::limit_scripts), of which what waits passes when it would have.
     /// What waits for single requests stays.
     ///
     /// # Panics
@@ -111,6 +127,7 @@ impl Proxy {
     pub fn heal(&self) {
         let healed = self.order(|state| {
             state.delay = Duration::ZERO;
+            state.rules.limit.end();
             state.set_mode(Mode::Passing);
             state.set_refusing(false)
         });
@@ -164,6 +181,11 @@ impl Proxy {
     /// How many connections there are at the moment.
     pub fn connections(&self) -> usize {
         self.order(|state| state.connections())
+    }
+
+    /// How many connections there have been since the proxy was started.
+    pub fn connections_made(&self) -> u64 {
+        self.order(|state| state.connections_made())
     }
 
     /// Refuses connections because there is no server for them, or no longer does.

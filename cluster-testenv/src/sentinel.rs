@@ -331,7 +331,7 @@ impl SentinelsBuilder {
             format!("monitor {NAME} {} {QUORUM}", word_of(primary)),
             format!("down-after-milliseconds {NAME} {}", self.down_after.as_millis()),
             // Also how long a failover that went wrong keeps the next one waiting, twice.
-            format!("failover-timeout {NAME} 5000"),
+            format!("failover-timeout {NAME} 2500"),
         ];
         lines.extend(self.password.as_ref().map(|password| format!("auth-pass {NAME} {}", quoted(password))));
         lines.extend(replicas.iter().map(|replica| format!("known-replica {NAME} {}", word_of(replica))));

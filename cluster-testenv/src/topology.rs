@@ -79,6 +79,13 @@ impl<'a> Topology<'a> {
         ports.filter(|port| self.member(*port).is_some_and(|member| member.primary_id == primary_id)).collect()
     }
 
+    /// The port of the primary of a node's shard, which may be its own.
+    pub(crate) fn primary_of(&self, port: u16) -> u16 {
+        let members = || self.views.iter().flat_map(|view| &view.members);
+        let primary_id = self.member(port).map(|member| member.primary_id.as_str());
+        members().find(|member| Some(member.id.as_str()) == primary_id).map_or(port, |primary| primary.port)
+    }
+
     /// Whether every running primary, the one at `primary` aside, knows the node at `replica` as its replica.
     pub(crate) fn voters_know(&self, replica: u16, primary: u16) -> bool {
         let is_known = |view: &View| {

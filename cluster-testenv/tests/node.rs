@@ -144,3 +144,40 @@ fn node_can_be_hurt_by_one_thread_while_another_uses_it() {
         node.restart().unwrap();
     });
 }
+
+#[test]
+fn clock_moves_what_the_server_takes_for_the_time() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let time = |node: &Node| -> Duration {
+        let reply = node.command(&["EVAL", "return redis.call('TIME')", "0"]).unwrap();
+        let number = |part: &Reply| part.text().unwrap().parse::<u64>().unwrap();
+        let [seconds, micros] = reply.array().unwrap() else { panic!("{reply:?}") };
+        Duration::from_secs(number(seconds)) + Duration::from_micros(number(micros))
+    };
+    for server in Server::ALL {
+        let (node, other) = (Node::builder(server).clock().start().unwrap(), Node::start(server).unwrap());
+        let set = |name| node.command(&["SET", name, "value", "EX", "1800"]).unwrap();
+        let exists = |name| node.command(&["EXISTS", name]).unwrap() == Reply::Int(1);
+        // Whatever the machine's clock does, it is the same for both; a command takes less than a minute.
+        let ahead_by = |ahead: Duration| {
+            let (before, now, after) = (time(&other), time(&node), time(&other));
+            assert!(before + ahead <= now && now <= after + ahead, "{server}: {before:?} {now:?} {after:?}");
+        };
+        ahead_by(Duration::ZERO);
+        set("old");
+        node.clock().step_forward(HOUR);
+        ahead_by(HOUR);
+        assert!(!exists("old"), "{server}");
+        set("new");
+        node.clock().step_back(HOUR / 2);
+        ahead_by(HOUR / 2);
+        node.restart().unwrap();
+        ahead_by(HOUR / 2);
+        set("new");
+        node.clock().set_right();
+        ahead_by(Duration::ZERO);
+        assert!(exists("new"), "{server}");
+        node.clock().step_back(HOUR);
+        assert!(time(&node) + HOUR / 2 < time(&other), "{server}");
+    }
+}

@@ -158,6 +158,11 @@ impl Connection {
         self.pending.change(id, Action::DropReply);
     }
 
+    /// How many scripts have not been passed on to the server yet.
+    pub(super) fn scripts_waiting(&self) -> usize {
+        self.up.scripts_waiting()
+    }
+
     fn take_requests(&mut self, rules: &mut Rules, due: Instant) {
         let mut bytes = std::mem::take(&mut self.up.unparsed);
         let mut at = 0;
@@ -189,12 +194,20 @@ impl Connection {
         }
         let request = Request::new(args);
         let awaited = Awaited::by(&request);
+        let is_script = request.is_script();
         let rule = rules.see(request);
         let gate = rule.as_ref().filter(|rule| rule.action == Action::HoldRequest).map(|rule| rule.id);
-        self.up.push(bytes, due, gate);
+        let mut pass = |gate| {
+            if is_script {
+                self.up.push_script(bytes, rules.limit.turn(due), gate);
+            } else {
+                self.up.push(bytes, due, gate);
+            }
+        };
+        pass(gate);
         match rule {
             Some(rule) if rule.action == Action::Duplicate => {
-                self.up.push(bytes, due, None);
+                pass(None);
                 self.pending.expect(awaited, None);
                 self.pending.expect(awaited, Some(rule));
             }

@@ -157,6 +157,7 @@ impl State {
         self.mode = mode;
         if mode == Mode::BlackHole {
             self.connections.values_mut().for_each(Connection::lose);
+            self.rules.limit.forget_waiting(Instant::now());
         }
     }
 
@@ -174,6 +175,7 @@ impl State {
     /// Resets all connections.
     pub(super) fn cut(&mut self) {
         std::mem::take(&mut self.connections).into_values().for_each(Connection::reset);
+        self.rules.limit.forget_waiting(Instant::now());
     }
 
     /// Resets the connection of a rule's request.
@@ -198,6 +200,14 @@ impl State {
 
     pub(super) fn connections(&self) -> usize {
         self.connections.len()
+    }
+
+    pub(super) fn connections_made(&self) -> u64 {
+        self.accepted_ever
+    }
+
+    pub(super) fn scripts_waiting(&self) -> usize {
+        self.connections.values().map(Connection::scripts_waiting).sum()
     }
 
     /// Listens, or stops to, as it should be now.

@@ -20,6 +20,8 @@ pub(super) enum End {
 #[derive(Debug, Default)]
 pub(super) struct Flow {
     chunks: VecDeque<Chunk>,
+    /// How many scripts are among them.
+    scripts_waiting: usize,
     /// Received, but no whole request or reply yet.
     pub(super) unparsed: Vec<u8>,
     /// Passed on without a look at it.
@@ -36,6 +38,8 @@ struct Chunk {
     sent: usize,
     due: Instant,
     gate: Option<RuleId>,
+    /// How many of the requests in it are scripts.
+    scripts: usize,
 }
 
 impl Chunk {
@@ -54,8 +58,22 @@ impl Flow {
             Some(last) if last.due == due && last.gate.is_none() && gate.is_none() => {
                 last.bytes.extend_from_slice(bytes)
             }
-            _ => self.chunks.push_back(Chunk { bytes: bytes.to_vec(), sent: 0, due, gate }),
+            _ => self.chunks.push_back(Chunk { bytes: bytes.to_vec(), sent: 0, due, gate, scripts: 0 }),
         }
+    }
+
+    /// Lets a script follow what is there.
+    pub(super) fn push_script(&mut self, bytes: &[u8], due: Instant, gate: Option<RuleId>) {
+        self.push(bytes, due, gate);
+        if let Some(chunk) = self.chunks.back_mut() {
+            chunk.scripts += 1;
+            self.scripts_waiting += 1;
+        }
+    }
+
+    /// How many scripts have not been passed on yet.
+    pub(super) fn scripts_waiting(&self) -> usize {
+        self.scripts_waiting
     }
 
     /// Nothing more will come.
@@ -72,6 +90,7 @@ impl Flow {
     /// Takes out what is behind a gate.
     pub(super) fn remove(&mut self, gate: RuleId) {
         self.chunks.retain(|chunk| chunk.gate != Some(gate));
+        self.scripts_waiting = self.chunks.iter().map(|chunk| chunk.scripts).sum();
     }
 
     pub(super) fn has_gate(&self, gate: RuleId) -> bool {
@@ -81,6 +100,7 @@ impl Flow {
     /// Drops all that is on its way.
     pub(super) fn clear(&mut self) {
         self.chunks.clear();
+        self.scripts_waiting = 0;
         self.unparsed.clear();
     }
 
@@ -112,6 +132,7 @@ impl Flow {
                 }
             }
             if chunk.sent == chunk.bytes.len() {
+                self.scripts_waiting -= chunk.scripts;
                 self.chunks.pop_front();
             }
         }

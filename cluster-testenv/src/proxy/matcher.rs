@@ -19,6 +19,13 @@ impl Request {
         self.args.first().map(|name| String::from_utf8_lossy(name).to_ascii_uppercase()).unwrap_or_default()
     }
 
+    /// Whether it is the call of a script or of a function.
+    #[must_use]
+    pub fn is_script(&self) -> bool {
+        let names = ["EVALSHA", "EVAL", "FCALL", "EVALSHA_RO", "EVAL_RO", "FCALL_RO"];
+        self.args.first().is_some_and(|name| names.iter().any(|script| name.eq_ignore_ascii_case(script.as_bytes())))
+    }
+
     /// The command and its arguments, as they were sent.
     #[must_use]
     pub fn args(&self) -> &[Vec<u8>] {

@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use super::matcher::{Matcher, Request};
+use super::{
+    limit::ScriptLimit,
+    matcher::{Matcher, Request},
+};
 use crate::{Error, Result};
 
 /// What happens to a request, or to its reply.
@@ -74,12 +77,13 @@ struct Counted {
     known: usize,
 }
 
-/// The rules that wait for a request, and the requests that came.
+/// The rules that wait for a request, the requests that came, and how many scripts may pass.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     armed: Vec<(Matcher, Rule)>,
     armed_ever: u64,
     seen: Vec<Request>,
+    pub(super) limit: ScriptLimit,
     /// By the address of a matcher, how many it has matched, and of how many.
     counted: HashMap<usize, Counted>,
 }
