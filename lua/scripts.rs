@@ -3,12 +3,14 @@
 
 /// Who waits, and how it comes in: a part of several scripts.
 const QUEUE: &str = include_str!("hash/queue.lua");
+/// The same in the two-key scheme.
+const TWO_KEY_QUEUE: &str = include_str!("two_key/queue.lua");
 /// Where it goes: behind the short way out, which is not to pay for functions that it does not call.
 const PLACE: &str = "--@queue";
 
-/// `script` with `QUEUE` in its place, `LEN` bytes in all.
-const fn with_queue<const LEN: usize>(script: &str) -> [u8; LEN] {
-    let (script, place, queue) = (script.as_bytes(), PLACE.as_bytes(), QUEUE.as_bytes());
+/// `script` with `queue` in its place, `LEN` bytes in all.
+const fn with_queue<const LEN: usize>(script: &str, queue: &str) -> [u8; LEN] {
+    let (script, place, queue) = (script.as_bytes(), PLACE.as_bytes(), queue.as_bytes());
     let at = position(script, place);
     let mut text = [0; LEN];
     let mut n = 0;
@@ -40,8 +42,8 @@ const fn position(text: &[u8], part: &[u8]) -> usize {
 }
 
 macro_rules! with_queue {
-    ($script:expr) => {{
-        const TEXT: &[u8] = &with_queue::<{ $script.len() - PLACE.len() + QUEUE.len() }>($script);
+    ($script:expr, $queue:expr) => {{
+        const TEXT: &[u8] = &with_queue::<{ $script.len() - PLACE.len() + $queue.len() }>($script, $queue);
         match std::str::from_utf8(TEXT) {
             Ok(text) => text,
             Err(_) => panic!("both parts are text"),
@@ -52,19 +54,21 @@ macro_rules! with_queue {
 pub(crate) mod hash {
     use super::{PLACE, QUEUE, with_queue};
 
-    pub(crate) const ACQUIRE: &str = with_queue!(include_str!("hash/acquire.lua"));
-    pub(crate) const LEAVE: &str = with_queue!(include_str!("hash/leave.lua"));
-    pub(crate) const TURN: &str = with_queue!(include_str!("hash/turn.lua"));
+    pub(crate) const ACQUIRE: &str = with_queue!(include_str!("hash/acquire.lua"), QUEUE);
+    pub(crate) const LEAVE: &str = with_queue!(include_str!("hash/leave.lua"), QUEUE);
+    pub(crate) const CONVERT: &str = with_queue!(include_str!("hash/convert.lua"), QUEUE);
     pub(crate) const RENEW: &str = include_str!("hash/renew.lua");
     pub(crate) const INSPECT: &str = include_str!("hash/inspect.lua");
-    pub(crate) const FORCE: &str = with_queue!(include_str!("hash/force.lua"));
+    pub(crate) const FORCE: &str = with_queue!(include_str!("hash/force.lua"), QUEUE);
 }
 
 pub(crate) mod two_key {
-    pub(crate) const ACQUIRE: &str = include_str!("two_key/acquire.lua");
-    pub(crate) const LEAVE: &str = include_str!("two_key/leave.lua");
-    pub(crate) const TURN: &str = include_str!("two_key/turn.lua");
+    use super::{PLACE, TWO_KEY_QUEUE, with_queue};
+
+    pub(crate) const ACQUIRE: &str = with_queue!(include_str!("two_key/acquire.lua"), TWO_KEY_QUEUE);
+    pub(crate) const LEAVE: &str = with_queue!(include_str!("two_key/leave.lua"), TWO_KEY_QUEUE);
+    pub(crate) const CONVERT: &str = with_queue!(include_str!("two_key/convert.lua"), TWO_KEY_QUEUE);
     pub(crate) const RENEW: &str = include_str!("two_key/renew.lua");
     pub(crate) const INSPECT: &str = include_str!("two_key/inspect.lua");
-    pub(crate) const FORCE: &str = include_str!("two_key/force.lua");
+    pub(crate) const FORCE: &str = with_queue!(include_str!("two_key/force.lua"), TWO_KEY_QUEUE);
 }

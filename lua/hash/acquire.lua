@@ -2,126 +2,236 @@
 -- Takes the lock for one acquisition, or a place in its queue, or tells when to ask again. A repeat with the id of a live hold
 -- extends it, one with the id of a live waiter keeps it alive.
 -- KEYS: the lock
--- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms, patience_ms (0: does not wait), turns, published_read_limit_ms,
---   published_write_limit_ms
--- Returns {'granted', id, server_us, token, turns, remaining_ms, writers_waiting (0 or 1)} | {'queued', id, server_us, retry_in_ms}
---   | {'contended', id, server_us, retry_in_ms} | {'late', id, server_us}
-local key = KEYS[1]
-local not_after_ms, id, mode, lease_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4])
-local patience_ms, turns, read_limit_ms, write_limit_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], ARGV[8]
-local RETENTION_MS = 60000
+-- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms, patience_ms (0: does not wait), turns (how many tokens a writer wants at most),
+--   published limits ('<read_limit_ms> <write_limit_ms>')
+-- Returns 'granted id <time> last_token turns remaining_ms writers_waiting' (its tokens; 0 or 1) | 'queued id <time> retry_in_ms'
+--   | 'contended id <time> retry_in_ms' | 'late id <time>' | 'version id <time>'; the time in two words, seconds and microseconds
+local call, key, id, mode, lease_ms = redis.call, KEYS[1], ARGV[2], ARGV[3], ARGV[4]
+local RETENTION_MS, MOST_TURNS, format, sub = 60000, 64, string.format, string.sub
 
-local time = redis.call('TIME')
-local server_us = time[1] * 1000000 + time[2]
-local now_ms = math.floor(server_us / 1000)
-if now_ms > not_after_ms then return {'late', id, server_us} end
+local time = call('TIME')
+local seconds, micros = time[1], time[2]
+local server_us = seconds * 1000000 + micros
+local now_ms = (server_us - server_us % 1000) / 1000
+if now_ms > ARGV[1] + 0 then return 'late ' .. id .. ' ' .. seconds .. ' ' .. micros end
 
-local last, first, writer, writer_ends, write, read, slots, stamp, covered, head, waiting, heard_ms, own = unpack(redis.call('HMGET', key,
-  't', 'T', 'W', 'D', 'write', 'read', 'a', 'm', 'v', 'N', 'c', 'u', 'R' .. id))
+local fields
+if mode == 'w' then
+  fields = call('HMGET', key, 't', 'h', 'u', 'write', 'read')
+else
+  fields = call('HMGET', key, 't', 'h', 'u', 'write', 'read', 'R' .. id)
+end
+local last, holder, queue, write, read, own = fields[1], fields[2], fields[3], fields[4], fields[5], fields[6]
 local deadline_ms = now_ms + lease_ms
+-- The ways that are gone most often are straight lines. Numbers become texts once and where it is cheap, and a text of the server's
+-- time is put together from its two words: each format costs as much as two more fields to read.
 
-if not (writer or write or read or slots or head or waiting) then -- free, and nothing foreign
-  local token, block = math.max(server_us, (last or 0) + 1), 1
-  if mode == 'w' then
-    block = math.max(1, math.min(server_us + 1000000 - token, turns, 64))
-    redis.call('HSET', key, 't', token + block - 1, 'T', token, 'W', id, 'D', deadline_ms, 'I', now_ms, 'write', deadline_ms)
-  else
-    redis.call('HSET', key, 't', token, 'a', 1, 'r1', id, 'i1', now_ms, 's' .. id, 1, 'R' .. id, deadline_ms,
-      'm', deadline_ms, 'read', deadline_ms)
+if not (holder or queue or write or read) then -- free, and nothing foreign
+  local token, turns = seconds .. micros, '01'
+  if #micros < 6 then token = format('%s%06d', seconds, micros) end
+  local ends, since = format('%d', deadline_ms), sub(token, 1, -4)
+  if last then
+    local passed = server_us - last
+    if passed < 1 then passed, token = 1, format('%d', last + 1) end
+    -- Tokens reach back and never ahead of the clock: after a loss of this record the next are higher.
+    turns = ARGV[6]
+    if passed < MOST_TURNS or #turns ~= 2 or turns > '64' then
+      turns = format('%02d', math.max(1, math.min(turns, MOST_TURNS, passed)))
+    end
   end
-  redis.call('PEXPIREAT', key, deadline_ms + RETENTION_MS)
-  return {'granted', id, server_us, token, block, lease_ms, 0}
+  if mode == 'w' then
+    call('HSET', key, 't', token, 'h', '2 w ' .. ends .. ' ' .. since .. ' ' .. turns .. ' ' .. id, 'write', ends)
+  else
+    turns = '1'
+    call('HSET', key, 't', token, 'h', '2 s ' .. ends .. ' ' .. since .. ' ' .. id, 'read', ends .. '.0')
+  end
+  if not last then call('HSET', key, 'b', token) end -- since when the lock is known
+  call('PEXPIREAT', key, format('%d', deadline_ms + RETENTION_MS))
+  return 'granted ' .. id .. ' ' .. seconds .. ' ' .. micros .. ' ' .. token .. ' ' .. turns .. ' ' .. lease_ms .. ' 0'
 end
 
+local patience_ms = tonumber(ARGV[5])
+
+-- Short ways, which come to what the long way below does.
+local ends, who = string.match(holder or '', '^2 w (%d+) %d+ %d+ (.*)$')
+if who and who ~= id and tonumber(ends) > now_ms then -- a writer is inside
+  if patience_ms == 0 then
+    local free_ms = tonumber(ends)
+    call('PEXPIREAT', key, string.format('%d', free_ms + RETENTION_MS), 'NX') -- only a key that lost its ttl gets one here
+    return string.format('contended %s %s %s %d', id, seconds, micros, free_ms - now_ms)
+  end
+  local about = call('HGET', key, 'U' .. id)
+  local heard, turn, in_turn, waiting, writers, head, tail =
+    string.match(queue or '2 0 x 0 0 0 - -', '^2 (%d+) (%a) (%d+) (%d+) (%d+) (%S+) (%S+)$')
+  local until_ms, since = string.match(about or '', '^(%d+) %d+ (%d+)')
+  if heard and not own and (not about or tonumber(until_ms) > now_ms) then
+    local free_ms, lives_ms = tonumber(ends), math.max(until_ms or 0, now_ms + patience_ms)
+    heard = math.max(heard, lives_ms)
+    about = string.format('%d %d %s %s', lives_ms, math.min(lease_ms, patience_ms), since or now_ms, ARGV[6])
+    if until_ms then -- a heartbeat
+      call('HSET', key, 'U' .. id, about, 'u', string.format('2 %d %s %s %s %s %s %s', heard, turn, in_turn, waiting, writers, head, tail))
+    else
+      -- A hash of short fields is a list that is searched from end to end. One value of more than 64 bytes makes it a table for good.
+      local first_value = in_turn + waiting + writers == 7 and string.rep('0', 65) or ''
+      if mode == 'w' then
+        local prev = tail
+        if prev == '-' then head = id end
+        call('HSET', key, 'u', first_value, 'U' .. id, about, 'P' .. id, prev, 'N' .. (prev == '-' and id or prev), id, 'N' .. id, '-',
+          'u', string.format('2 %d %s %s %s %d %s %s', heard, turn, in_turn, waiting, writers + 1, head, id))
+      else
+        local place = (turn == 'x' and 'y' or 'x') .. (waiting + 1)
+        call('HSET', key, 'u', first_value, 'U' .. id, about, place, id, 'Q' .. id, place,
+          'u', string.format('2 %d %s %s %d %s %s %s', heard, turn, in_turn, waiting + 1, writers, head, tail))
+      end
+    end
+    call('PEXPIREAT', key, string.format('%d', math.max(free_ms, heard) + RETENTION_MS))
+    return string.format('queued %s %s %s %d', id, seconds, micros, free_ms - now_ms)
+  end
+elseif mode == 'r' and read and not (queue or write) then
+  local sole_ends, sole_since, sole = string.match(holder or '', '^2 s (%d+) (%d+) (.*)$')
+  local slots, stamp = string.match(holder or '', '^2 r (%d+) (%d+%.0) 0 0$')
+  if sole and read == sole_ends .. '.0' and tonumber(sole_ends) > now_ms and not own then -- one reader is inside
+    if sole == id then -- a repeat
+      deadline_ms = math.max(deadline_ms, sole_ends)
+      local text = string.format('%d', deadline_ms)
+      call('HSET', key, 'h', '2 s ' .. text .. ' ' .. sole_since .. ' ' .. id, 'read', text .. '.0')
+    else
+      local stamp_ms = math.max(deadline_ms, sole_ends)
+      local text = string.format('%d.0', stamp_ms)
+      call('HSET', key, 'h', '2 r 2 ' .. text .. ' 0 0', 'r2', sole, 's' .. sole, '2', 'R' .. sole, sole_ends .. ' ' .. sole_since,
+        'r1', id, 's' .. id, '1', 'R' .. id, string.format('%d %d', deadline_ms, now_ms), 'read', text)
+      sole_ends = stamp_ms
+    end
+    call('PEXPIREAT', key, string.format('%d', math.max(deadline_ms, sole_ends) + RETENTION_MS))
+    return string.format('granted %s %s %s %s 1 %d 0', id, seconds, micros, last, deadline_ms - now_ms)
+  elseif stamp == read and tonumber(stamp) > now_ms then
+    stamp = math.max(stamp, deadline_ms)
+    local text = string.format('%d.0', stamp)
+    local own_ms, own_since = string.match(own or '', '^(%d+) (%d+)$')
+    if own_ms and tonumber(own_ms) > now_ms then -- a repeat
+      deadline_ms = math.max(deadline_ms, own_ms)
+      call('HSET', key, 'R' .. id, string.format('%d %s', deadline_ms, own_since), 'h', '2 r ' .. slots .. ' ' .. text .. ' 0 0', 'read', text)
+      call('PEXPIREAT', key, string.format('%d', stamp + RETENTION_MS))
+      return string.format('granted %s %s %s %s 1 %d 0', id, seconds, micros, last, deadline_ms - now_ms)
+    elseif not own then
+      -- The newcomer takes any slot and sends its reader to the end: sooner or later each dead one is looked at.
+      local pick = server_us % slots + 1
+      local ends = call('HMGET', key, 'r' .. slots, 'r' .. pick)
+      local witness_ms = string.match(call('HGET', key, 'R' .. ends[1]), '^%d+')
+      if tonumber(witness_ms) > now_ms and slots ~= '7' then -- the eighth makes the hash a table
+        slots, pick = string.format('%d', slots + 1), string.format('%d', pick)
+        call('HSET', key, 'h', '2 r ' .. slots .. ' ' .. text .. ' 0 0', 'r' .. slots, ends[2], 's' .. ends[2], slots, 'r' .. pick, id,
+          's' .. id, pick, 'R' .. id, string.format('%d %d', deadline_ms, now_ms), 'read', text)
+        call('PEXPIREAT', key, string.format('%d', stamp + RETENTION_MS))
+        return string.format('granted %s %s %s %s 1 %s 0', id, seconds, micros, last, lease_ms)
+      end
+    end
+  end
+end
+
+local turns, limits = ARGV[6], ARGV[7]
 --@queue
 
-local function granted(token, block)
+local function granted(turns)
   local writers_waiting = next_writer() and 1 or 0
   finish()
-  return {'granted', id, server_us, token, block, deadline_ms - now_ms, writers_waiting}
+  return string.format('granted %s %s %s %.0f %d %.0f %d', id, seconds, micros, last, turns, deadline_ms - now_ms, writers_waiting)
 end
 
-if writer == id and mode == 'w' and writer_ms > now_ms and write ~= writer_ends then
+local own_ms, own_since = string.match(own or '', '^(%d+) (%d+)$')
+own_ms = tonumber(own_ms or 0)
+if writer == id and mode == 'w' and write ~= writer_ends then
   -- Our stamp is gone: somebody may have been inside, so this is a new acquisition.
-  after_writer, writer_ms = true, 0
+  disown()
+  writer = nil
+  begin_turn()
+elseif own_ms > now_ms and not ended and (write or tonumber(own_since) < overrun_ms) then
+  -- An intruder was beside it: likewise. And never with the old token, whoever else reads.
+  if write then
+    disown()
+    last = math.max(server_us, last + 1)
+  end
+  remove_reader(id, redis.call('HGET', key, 's' .. id))
+  own_ms = 0
 end
 admit()
 
-if writer == id and mode == 'w' and writer_ms > now_ms then
+if writer == id and mode == 'w' then
   deadline_ms = math.max(deadline_ms, writer_ms)
-  redis.call('HSET', key, 'D', deadline_ms, 'write', deadline_ms)
-  writer_ms, touched = deadline_ms, true
-  return granted(tonumber(first), last - first + 1)
+  writer_ms, stamped, touched = deadline_ms, true, true
+  return granted(block)
+end
+if mode == 'r' and own and not ended then
+  own_ms, own_since = string.match(own, '^(%d+) (%d+)$')
+  own_ms = tonumber(own_ms)
+  if own_ms > now_ms then
+    deadline_ms, looked, live_ms = math.max(deadline_ms, own_ms), true, own_ms
+    read_phase(deadline_ms)
+    extend_reader(id, deadline_ms, own_since)
+    return granted(1)
+  end
 end
 
-local own_ms = tonumber(own or 0)
-local free_ms, place = nil, {}
-if writer_ms > now_ms then
+local free_ms
+if writer then
   free_ms = writer_ms
 elseif foreign_write_ms > now_ms then
   free_ms = foreign_write_ms
-elseif mode == 'w' or (own_ms <= now_ms and next_writer()) then
-  if foreign_read_ms > now_ms then
-    free_ms = foreign_read_ms
-  else
-    free_ms = live_reader()
-    if not free_ms and (crowded or next_writer()) then free_ms = now_ms end
-  end
-elseif not live_reader() and crowded then
-  free_ms = now_ms
-elseif own_ms <= now_ms and waiting > 0 and redis.call('HGET', key, 'Q' .. id) then -- more waited than one script lets in
-  free_ms = now_ms
+elseif next_writer() then
+  free_ms = foreign_read_ms > now_ms and foreign_read_ms or live_reader() or now_ms
+elseif mode == 'w' then
+  free_ms = foreign_read_ms > now_ms and foreign_read_ms or live_reader()
+  if not free_ms and (crowded or in_turn > 0) then free_ms = now_ms end
+elseif (not live_reader() and crowded) or (in_turn + waiting > 0 and redis.call('HGET', key, 'Q' .. id)) then
+  free_ms = live_ms or now_ms
 end
 
 if not free_ms and mode == 'w' then
   enter_writer(id, deadline_ms, turns)
-  return granted(first, last - first + 1)
+  return granted(block)
 elseif not free_ms then
-  if own then
-    deadline_ms = math.max(deadline_ms, own_ms)
+  if own then -- a dead record of its own is used again, for a hold that begins now
     read_phase(deadline_ms)
-    redis.call('HSET', key, 'a', slots, 'R' .. id, deadline_ms, 'm', stamp, 'read', stamp)
-    recorded_slots = slots
-    -- A dead one's slot is used again, for a hold that begins now.
-    if own_ms <= now_ms then redis.call('HSET', key, 'i' .. redis.call('HGET', key, 's' .. id), now_ms) end
+    extend_reader(id, deadline_ms, now_ms)
   else
     enter_reader(id, deadline_ms)
   end
-  return granted(last, 1)
+  return granted(1)
 end
 
-local answer = 'contended'
-if patience_ms > 0 and own_ms <= now_ms and not (writer == id and writer_ms > now_ms) then
-  answer = 'queued'
+local answer, about, place, next, prev = 'contended', nil, nil, nil, nil
+local queues = patience_ms > 0 and writer ~= id and not (own_ms > now_ms and not ended)
+if queues then
+  local reads
+  about, place, next, prev, reads = unpack(redis.call('HMGET', key, 'U' .. id, 'Q' .. id, 'N' .. id, 'P' .. id, 'R' .. id))
+  -- An id that reads does not wait to write. Whoever wants to read has looked before.
+  queues = mode == 'r' or ended or tonumber(string.match(reads or '0', '^%d+')) <= now_ms
+end
+if queues then
+  answer, touched = 'queued', true
   local until_ms, claim_ms = now_ms + patience_ms, math.min(lease_ms, patience_ms)
-  heard_ms, touched = math.max(heard_ms, until_ms), true
-  local heard, slot, next, prev, tail = unpack(redis.call('HMGET', key, 'U' .. id, 'Q' .. id, 'N' .. id, 'P' .. id, 'P'))
+  local heard, since = string.match(about or '', '^(%d+) %d+ (%d+)')
   if heard and tonumber(heard) > now_ms then
-    local until_now_ms = math.max(heard, until_ms)
-    if slot then
-      redis.call('HSET', key, 'U' .. id, until_now_ms, 'C' .. id, claim_ms, 'u', heard_ms)
-    else
-      redis.call('HSET', key, 'U' .. id, until_now_ms, 'C' .. id, claim_ms, 'B' .. id, turns, 'u', heard_ms)
-    end
+    until_ms = math.max(until_ms, heard)
   else
-    if heard then -- it was given up, and begins anew
-      dequeue(id, slot, next, prev)
-      heard_ms = math.max(heard_ms, until_ms)
-      tail = redis.call('HGET', key, 'P')
-    end
+    if heard then dequeue(id, place, next, prev) end -- it was given up, and begins anew
+    since = now_ms
     if mode == 'w' then
-      prev = tail or ''
-      -- How many wait is not counted: the second one makes the hash a table.
-      redis.call('HSET', key, 'u', prev == '' and heard_ms or LONG, 'u', heard_ms, 'N' .. prev, id, 'P', id, 'P' .. id, prev, 'N' .. id, '',
-        'U' .. id, until_ms, 'C' .. id, claim_ms, 'S' .. id, now_ms, 'B' .. id, turns)
+      if tail == '-' then head, head_known = id, false else set('N' .. tail, id) end
+      set('N' .. id, '-')
+      set('P' .. id, tail)
+      tail, writers = id, writers + 1
     else
       -- A dead record of its own must not be there when it is let in.
-      if own then remove_reader(id, tonumber(redis.call('HGET', key, 's' .. id))) end
+      if own then remove_reader(id, redis.call('HGET', key, 's' .. id)) end
       waiting = waiting + 1
-      redis.call('HSET', key, 'c', first_value(waiting), 'c', waiting, 'q' .. waiting, id, 'Q' .. id, waiting,
-        'U' .. id, until_ms, 'C' .. id, claim_ms, 'S' .. id, now_ms, 'u', heard_ms)
+      local place = (turn == 'x' and 'y' or 'x') .. waiting
+      set(place, id)
+      set('Q' .. id, place)
     end
   end
+  set('U' .. id, string.format('%.0f %.0f %s %s', until_ms, claim_ms, since, turns))
+  heard_ms = math.max(heard_ms, until_ms)
 end
 finish(free_ms)
-return {answer, id, server_us, math.max(1, free_ms - now_ms)}
+return string.format('%s %s %s %s %.0f', answer, id, seconds, micros, math.max(1, free_ms - now_ms))

@@ -1,103 +1,109 @@
 #!lua flags=allow-oom
 -- Ends the hold of one acquisition, or its waiting: release and cancel alike. Whoever is next is let in.
 -- KEYS: the lock
--- ARGV: id, published_read_limit_ms, published_write_limit_ms
--- Returns {'held', id, server_us} if it was live until now | {'queued', id, server_us} if it waited | {'none', id, server_us, forced_token}
-local key, id, read_limit_ms, write_limit_ms = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-local RETENTION_MS = 60000
+-- ARGV: id, published limits ('<read_limit_ms> <write_limit_ms>')
+-- Returns 'held id <time>' if it was live until now | 'queued id <time>' if it waited | 'none id <time> forced_token last_token
+--   first_token' | 'version id <time>'
+local call, key, id = redis.call, KEYS[1], ARGV[1]
+-- A key that is not used any more may live for so much longer than the retention, if that saves a command.
+local RETENTION_MS, MORE_MS, MOST_TURNS, sub = 60000, 120000, 64, string.sub
 
-local time = redis.call('TIME')
-local server_us = time[1] * 1000000 + time[2]
-local now_ms = math.floor(server_us / 1000)
-local last, writer, writer_ends, write, read, head, tail, waiting =
-  unpack(redis.call('HMGET', key, 't', 'W', 'D', 'write', 'read', 'N', 'P', 'c'))
-local live_writer = writer == id and write == writer_ends and tonumber(writer_ends) > now_ms
+local time = call('TIME')
+local seconds, micros = time[1], time[2]
+local now_ms = seconds * 1000 + (micros - micros % 1000) / 1000
+local fields = call('HMGET', key, 'h', 'u', 'write', 'read')
+local holder, queue, write, read = fields[1], fields[2], fields[3], fields[4]
+local server_us
 
--- Two short ways, which come to what the long way below does: a writer leaves an empty queue, or to the only one who waits.
-if live_writer and not (head or waiting) then
-  redis.call('HDEL', key, 'W', 'D', 'I', 'T', 'write')
-  redis.call('PEXPIREAT', key, now_ms + RETENTION_MS)
-  return {'held', id, server_us}
-end
-if live_writer and head == tail and not (waiting or read) then
-  local AHEAD_US, MOST_TURNS = 1000000, 64
-  local heard, claim_ms, turns = unpack(redis.call('HMGET', key, 'U' .. head, 'C' .. head, 'B' .. head))
-  if tonumber(heard) > now_ms then
-    local deadline_ms, token = now_ms + claim_ms, math.max(server_us, last + 1)
-    turns = math.max(1, math.min(server_us + AHEAD_US - token, tonumber(turns), MOST_TURNS))
-    redis.call('HSET', key, 't', token + turns - 1, 'T', token, 'W', head, 'D', deadline_ms, 'I', now_ms, 'write', deadline_ms)
-    redis.call('HDEL', key, 'U' .. head, 'C' .. head, 'S' .. head, 'B' .. head, 'N' .. head, 'P' .. head, 'N', 'P', 'u')
-    redis.call('PEXPIREAT', key, deadline_ms + RETENTION_MS)
-    redis.pcall('SPUBLISH', string.sub(key, 1, -5) .. 'wake:' .. string.sub(head, 1, 32),
-      string.format('%s %.0f %.0f %.0f %.0f 0', head, token, turns, deadline_ms, server_us))
-    return {'held', id, server_us}
-  end
-end
-
-local first, slots, stamp, covered, heard_ms, own, slot, overrun, forced =
-  unpack(redis.call('HMGET', key, 'T', 'a', 'm', 'v', 'u', 'R' .. id, 's' .. id, 'o', 'F'))
-local left, ends_ms, wrote, was_writer = 'none', now_ms, writer == id or own, writer == id
-
-if writer == id then
-  if write == writer_ends then
-    if tonumber(writer_ends) > now_ms then left = 'held' end
-    redis.call('HDEL', key, 'W', 'D', 'I', 'T', 'write')
-    write = nil
-  else -- somebody else's stamp, or none: not ours to the end, and not ours to delete
-    redis.call('HDEL', key, 'W', 'D', 'I', 'T')
-  end
-  writer, writer_ends = nil, nil
-elseif own then
-  if tonumber(own) > now_ms and not write then left = 'held' end -- a `write` beside our readers is an intruder's
-  if overrun and tonumber(redis.call('HGET', key, 'i' .. slot)) < tonumber(overrun) then left = 'none' end
-  if slots == '1' then
-    if read == stamp and not covered then
-      redis.call('HDEL', key, 'a', 'm', 'o', 'r1', 'i1', 'R' .. id, 's' .. id, 'read')
-      read = nil
-    else
-      redis.call('HDEL', key, 'a', 'm', 'o', 'r1', 'i1', 'R' .. id, 's' .. id, 'v')
-      -- The covered foreign reader may still be inside: its stamp comes back, unless a newer one stands there.
-      if covered and (not read or read == stamp) then
-        redis.call('HSET', key, 'read', covered)
-        read = covered
+-- Short ways, which come to what the long way below does. Headers are cut where they usually end; what is cut wrongly is no stamp and
+-- no id.
+local start = sub(holder or '', 1, 17)
+if write and start == '2 w ' .. write then
+  if sub(holder, 36) == id and write + 0 > now_ms then
+    if not queue then -- a writer leaves an empty queue
+      call('HDEL', key, 'h', 'write')
+      if write - now_ms > MORE_MS then call('PEXPIREAT', key, string.format('%d', now_ms + RETENTION_MS)) end
+      return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
+    end
+    local next = string.match(queue, '^2 %d+ %a 0 0 1 (%S+)')
+    if next and not read then -- or to the only one who waits, a writer
+      server_us = seconds * 1000000 + micros
+      local last, about = unpack(call('HMGET', key, 't', 'U' .. next))
+      local heard, claim_ms, turns = string.match(about, '^(%d+) (%d+) %d+ (%d+)$')
+      if tonumber(heard) > now_ms then
+        local deadline_ms, passed = now_ms + claim_ms, math.max(1, server_us - last)
+        local token, block = string.format('%d', last + passed), string.format('%02d', math.max(1, math.min(turns, MOST_TURNS, passed)))
+        local ends = string.format('%d', deadline_ms)
+        call('HSET', key, 't', token, 'h', string.format('2 w %s %d %s %s', ends, now_ms, block, next), 'write', ends)
+        call('HDEL', key, 'U' .. next, 'N' .. next, 'P' .. next, 'u')
+        call('PEXPIREAT', key, string.format('%d', deadline_ms + RETENTION_MS))
+        local tagged = string.find(key, '^[^{]*{[^}]+}')
+        redis.pcall('SPUBLISH', (tagged and key or '{' .. key .. '}') .. ':wake:' .. string.sub(next, 1, 32),
+          string.format('%s %s %d %s %d 0', next, token, block, ends, server_us))
+        return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
       end
     end
-    slots, stamp, covered = nil, nil, nil
-  else
-    if slot == slots then
-      redis.call('HSET', key, 'a', slots - 1)
-    else -- the last reader moves into the gap
-      local moved = redis.call('HMGET', key, 'r' .. slots, 'i' .. slots)
-      redis.call('HSET', key, 'a', slots - 1, 'r' .. slot, moved[1], 'i' .. slot, moved[2], 's' .. moved[1], slot)
-    end
-    redis.call('HDEL', key, 'r' .. slots, 'i' .. slots, 'R' .. id, 's' .. id)
-    slots, ends_ms = slots - 1, stamp
   end
-  own = nil
-else
-  ends_ms = math.max(now_ms, writer_ends or 0, stamp or 0)
-end
-
-if not (head or waiting) then
-  if wrote then
-    redis.call('PEXPIREAT', key, ends_ms + RETENTION_MS)
-  else -- NX: only a key that lost its ttl gets one here
-    redis.call('PEXPIREAT', key, ends_ms + RETENTION_MS, 'NX')
+elseif read and not (queue or write) and start .. '.0' == '2 s ' .. read then
+  if sub(holder, 33) == id and read + 0 > now_ms then -- the only reader
+    call('HDEL', key, 'h', 'read')
+    if read - now_ms > MORE_MS then call('PEXPIREAT', key, string.format('%d', now_ms + RETENTION_MS)) end
+    return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
   end
-else
-  --@queue
-  touched = wrote
-  if was_writer then after_writer = true end
-  if left == 'none' then
-    local heard, place, next, prev = unpack(redis.call('HMGET', key, 'U' .. id, 'Q' .. id, 'N' .. id, 'P' .. id))
-    if heard then
-      if tonumber(heard) > now_ms then left = 'queued' end
-      dequeue(id, place, next, prev)
+elseif read and not (queue or write) then
+  local slots, stamp = string.match(holder or '', '^2 r (%d+) (%d+%.0) 0 0$')
+  if stamp == read and tonumber(stamp) > now_ms then
+    local own, slot, other = unpack(call('HMGET', key, 'R' .. id, 's' .. id, 'r' .. slots))
+    if own and tonumber(string.match(own, '^%d+')) > now_ms then
+      if slots == '1' then -- the last reader
+        call('HDEL', key, 'h', 'r1', 's' .. id, 'R' .. id, 'read')
+        if stamp - now_ms > MORE_MS then call('PEXPIREAT', key, string.format('%d', now_ms + RETENTION_MS)) end
+      else -- the reader at the end moves into the gap
+        local header = '2 r ' .. (slots - 1) .. ' ' .. stamp .. ' 0 0'
+        if slot == slots then
+          call('HSET', key, 'h', header)
+        else
+          call('HSET', key, 'h', header, 'r' .. slot, other, 's' .. other, slot)
+        end
+        call('HDEL', key, 'r' .. slots, 's' .. id, 'R' .. id)
+        call('PEXPIREAT', key, string.format('%d', stamp + RETENTION_MS))
+      end
+      return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
     end
   end
-  admit()
-  finish()
 end
 
-if left == 'none' then return {'none', id, server_us, tonumber(forced or 0)} end
-return {left, id, server_us}
+local limits = ARGV[2]
+local last, own, slot, forced, born, about, place, next, prev =
+  unpack(call('HMGET', key, 't', 'R' .. id, 's' .. id, 'F', 'b', 'U' .. id, 'Q' .. id, 'N' .. id, 'P' .. id))
+server_us = seconds * 1000000 + micros
+--@queue
+
+local left, was_live = 'none', writer == id -- live and yet `none`: somebody who does not know us was beside it
+if writer == id then
+  if write == writer_ends then
+    left, write = 'held', nil
+    delete('write')
+  else -- another stamp, or none, is somebody else's: not ours to the end, and not ours to delete
+    disown()
+  end
+  writer, touched = nil, true
+  begin_turn()
+elseif own then
+  local own_ms, own_since = string.match(own, '^(%d+) (%d+)$')
+  was_live = tonumber(own_ms) > now_ms and not ended
+  -- A `write` beside our readers is an intruder's. Of one that was beside them before, the mark of that time tells.
+  if was_live and write then disown() end
+  if was_live and not write and tonumber(own_since) >= overrun_ms then left = 'held' end
+  remove_reader(id, slot)
+elseif about then
+  if tonumber(string.match(about, '^%d+')) > now_ms then left = 'queued' end
+  dequeue(id, place, next, prev)
+end
+admit()
+finish(math.max(foreign_write_ms, foreign_read_ms))
+if left == 'none' then
+  if was_live then last, birth = 0, 0 end
+  return string.format('none %s %s %s %s %.0f %.0f', id, seconds, micros, forced or 0, last, birth or born or last)
+end
+return left .. ' ' .. id .. ' ' .. seconds .. ' ' .. micros

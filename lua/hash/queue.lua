@@ -1,243 +1,320 @@
--- Who waits for the lock, and how it comes in. Not a script: it is put into those that say so, behind their short way out.
--- It counts on these locals: RETENTION_MS, key, server_us, now_ms; the published limits, read_limit_ms, write_limit_ms; the caller's id; and as
--- read from the lock, or nil: last, first, writer, writer_ends, write, read, slots, stamp, covered, head, waiting, heard_ms, and own,
--- the deadline of a reader with the caller's id.
-local MOST_POPS, BATCH, MOST_LOOKS, FEW = 100, 100, 500, 8
-local AHEAD_US, MOST_TURNS, LONG = 1000000, 64, string.rep('0', 65)
+-- Who waits for the lock, and how it comes in: the long way. Not a script: it is put into those that say so, behind their short ways.
+-- It counts on these locals: RETENTION_MS, MOST_TURNS, key, id, time, server_us, now_ms; limits, the published ones; and as read from the
+-- lock, or nil: last, holder, queue, write, read, and own, the record of a reader with the caller's id.
+local MOST_RECORDS = 96 -- the readers and waiters that one script removes or lets in, live or dead
+local FEW = 8 -- so many make a table of a list
+local records, news, call, touched = MOST_RECORDS, {}, nil, false
+-- What is written at the end, first what goes. Nothing of it is read again before.
+local gone, sets = {}, {}
+local function set(name, value) sets[#sets + 1], sets[#sets + 2] = name, value end
+local function delete(...)
+  for _, name in ipairs({...}) do gone[#gone + 1] = name end
+end
 
-last, slots, waiting = tonumber(last or 0), tonumber(slots or 0), tonumber(waiting or 0)
-local writer_ms = tonumber(writer_ends or 0)
--- When what others have written stops to count.
-local foreign_write_ms = write and write ~= writer_ends and write + write_limit_ms or 0
-local foreign_read_ms = read and read ~= stamp and read + read_limit_ms or 0
-local foreign_read = foreign_read_ms > 0 and tonumber(read)
-stamp, covered, heard_ms = tonumber(stamp or 0), tonumber(covered or nil), tonumber(heard_ms or 0)
-if covered then foreign_read_ms = math.max(foreign_read_ms, covered + read_limit_ms) end
+-- A layout that another version of the crate has written. The oldest had no header: whoever holds has stamped the lock.
+local version = string.match(holder or queue or '', '^%S+')
+local first_layout = not holder and (write or read) and redis.call('HMGET', key, 'W', 'a') or {}
+if version and not (version == '2' and (not queue or string.sub(queue, 1, 2) == '2 '))
+  or first_layout[1] or first_layout[2] then
+  return 'version ' .. (id == '' and '-' or id) .. ' ' .. time[1] .. ' ' .. time[2]
+end
 
-local after_writer = writer and writer_ms <= now_ms
-local recorded_slots, touched, news = slots, false, {}
-local walked, witness_ms, crowded, pick, moved, moved_since_ms = false, nil, false, nil, nil, nil
-local head_lives, head_next, head_claim_ms, head_turns = nil, nil, nil, nil
+-- What no clock says in milliseconds is no time, and nobody's.
+local function stamp_of(text)
+  local number = tonumber(text or nil)
+  return number and number > 0 and number <= 9007199254740000 and math.floor(number) or 0
+end
 
--- A deadline of a live reader, the witness. Dead ones leave from the end of the array until it is found.
+local read_limit_ms, write_limit_ms = string.match(limits, '^(%d+) (%d+)$')
+local old_last, birth = last, nil -- and the first token that is known, if that is another one now
+last = tonumber(last or 0)
+local writer_ends, since_ms, block, writer = string.match(holder or '', '^2 w (%d+) (%d+) (%d+) (.*)$')
+local kind, slots, stamp, covered, overrun_ms = string.match(holder or '', '^2 ([rx]) (%d+) (%d+%.0) (%d+) (%d+)$')
+-- A reader that is alone may be in the header, instead of in a slot.
+local sole_ms, sole_since, sole = string.match(holder or '', '^2 s (%d+) (%d+) (.*)$')
+if sole then
+  kind, slots, stamp = 'r', 1, sole_ms .. '.0'
+  if sole == id then own = sole_ms .. ' ' .. sole_since end
+  sole_ms = tonumber(sole_ms)
+end
+local writer_ms, ended = tonumber(writer_ends or 0), kind == 'x'
+-- From when on what others have written does not count: at the limit it does, as among themselves.
+local foreign_write_ms = write and write ~= writer_ends and stamp_of(write) + write_limit_ms + 1 or 0
+local foreign_read = read and read ~= stamp and stamp_of(read)
+local foreign_read_ms = foreign_read and foreign_read + read_limit_ms + 1 or 0
+slots, stamp, covered, overrun_ms = tonumber(slots or 0), tonumber(stamp or 0), tonumber(covered or 0), tonumber(overrun_ms or 0)
+if covered > 0 then foreign_read_ms = math.max(foreign_read_ms, covered + read_limit_ms + 1) end
+local recorded_slots, stamped = slots, false
+
+-- Whose turn it is among the waiting readers is in one array, those that have come since are in the other.
+local heard_ms, turn, in_turn, waiting, writers, head, tail =
+  string.match(queue or '2 0 x 0 0 0 - -', '^2 (%d+) (%a) (%d+) (%d+) (%d+) (%S+) (%S+)$')
+heard_ms, in_turn, waiting, writers = tonumber(heard_ms), tonumber(in_turn), tonumber(waiting), tonumber(writers)
+local recorded_waiters = in_turn + waiting + writers
+
+local looked, live_ms, crowded = false, nil, false
+local head_known, head_lives, head_next, head_claim_ms, head_turns = false, false, nil, nil, nil
+
+-- A deadline of a live reader. Dead ones leave from the end of the array until one is found, or there are too many to tell.
 local function live_reader()
-  if walked then return witness_ms end
-  walked = true
-  for _ = 1, MOST_POPS do
-    if slots == 0 then return end
-    pick = server_us % slots + 1
-    local ends = redis.call('HMGET', key, 'r' .. slots, 'r' .. pick, 'i' .. pick)
-    local reader_ms = tonumber(redis.call('HGET', key, 'R' .. ends[1]))
-    if reader_ms > now_ms then
-      witness_ms, moved, moved_since_ms = reader_ms, ends[2], ends[3]
-      return witness_ms
+  if looked then return live_ms end
+  looked = true
+  while slots > 0 do
+    local who, ends_ms = sole, sole_ms
+    if not sole then
+      who = redis.call('HGET', key, 'r' .. slots)
+      ends_ms = tonumber(string.match(redis.call('HGET', key, 'R' .. who), '^%d+'))
     end
-    redis.call('HDEL', key, 'r' .. slots, 'i' .. slots, 'R' .. ends[1], 's' .. ends[1])
-    slots = slots - 1
-    if ends[1] == id then own = nil end
+    if ends_ms > now_ms and not ended then
+      live_ms = ends_ms
+      return live_ms
+    end
+    if records == 0 then
+      crowded = true
+      return
+    end
+    if not sole then redis.call('HDEL', key, 'r' .. slots, 's' .. who, 'R' .. who) end
+    sole, slots, records, touched = nil, slots - 1, records - 1, true
+    if who == id then own = nil end
   end
-  crowded = slots > 0
 end
 
--- Deletes fields, and what goes with the last waiter.
-local function drop(fields)
-  touched = true
-  if waiting == 0 and not head then
-    fields[#fields + 1] = 'u'
-    heard_ms = 0
-  end
-  redis.call('HDEL', key, unpack(fields))
-end
-
--- The waiting writer who is next. Dead ones before it are removed; if there are too many, the next may be dead too.
+-- The waiting writer who is next. Dead ones before it are removed; if there are too many, the next counts as live.
 local function next_writer()
-  if head_lives or not head then return head end
-  local fields, pops = {}, 0
-  while head and pops < MOST_POPS do
-    local place = redis.call('HMGET', key, 'U' .. head, 'N' .. head, 'C' .. head, 'B' .. head)
-    if tonumber(place[1]) > now_ms then
-      head_lives, head_next, head_claim_ms, head_turns = true, place[2], place[3], place[4]
-      break
-    end
-    for _, letter in ipairs({'U', 'C', 'S', 'B', 'N', 'P'}) do fields[#fields + 1] = letter .. head end
-    head, pops = place[2] ~= '' and place[2] or nil, pops + 1
-  end
-  if pops > 0 then
-    if head then
-      redis.call('HSET', key, 'N', head, 'P' .. head, '')
+  local dead = {}
+  while head ~= '-' and not head_known do
+    local about, next = unpack(redis.call('HMGET', key, 'U' .. head, 'N' .. head))
+    local until_ms, claim_ms, turns = string.match(about, '^(%d+) (%d+) %d+ (%d+)$')
+    head_lives = tonumber(until_ms) > now_ms
+    if head_lives or records == 0 then
+      head_known, head_next, head_claim_ms, head_turns = true, next, claim_ms, turns
     else
-      fields[#fields + 1], fields[#fields + 2] = 'N', 'P'
+      for _, letter in ipairs({'U', 'N', 'P'}) do dead[#dead + 1] = letter .. head end
+      head, writers, records, touched = next, writers - 1, records - 1, true
     end
-    drop(fields)
   end
-  return head
+  if #dead > 0 then
+    redis.call('HDEL', key, unpack(dead))
+    if head == '-' then tail = '-' else redis.call('HSET', key, 'P' .. head, '-') end
+  end
+  return head ~= '-' and head
 end
 
--- Takes a waiter out of the queue: a reader out of its slot, a writer from between its neighbours.
-local function dequeue(who, slot, next, prev)
-  local fields = {'U' .. who, 'C' .. who, 'S' .. who}
-  if slot then
-    fields[4], fields[5] = 'q' .. waiting, 'Q' .. who
-    waiting = waiting - 1
-    if waiting == 0 then
-      fields[6] = 'c'
-    elseif tonumber(slot) > waiting then
-      redis.call('HSET', key, 'c', waiting)
-    else -- the last one moves into the gap
-      local other = redis.call('HGET', key, 'q' .. (waiting + 1))
-      redis.call('HSET', key, 'c', waiting, 'q' .. slot, other, 'Q' .. other, slot)
+-- Takes a waiter out of the queue: a reader out of its place, a writer from between its neighbours.
+local function dequeue(who, place, next, prev)
+  touched = true
+  if place then
+    local letter = string.sub(place, 1, 1)
+    local end_place = letter .. (letter == turn and in_turn or waiting)
+    if place ~= end_place then -- the last one moves into the gap
+      local other = redis.call('HGET', key, end_place)
+      redis.call('HSET', key, place, other, 'Q' .. other, place)
     end
+    delete('U' .. who, 'Q' .. who, end_place)
+    if letter == turn then in_turn = in_turn - 1 else waiting = waiting - 1 end
   else
-    fields[4], fields[5], fields[6] = 'B' .. who, 'N' .. who, 'P' .. who
-    head_lives = nil
-    if prev == '' then head = next ~= '' and next or nil end
-    if head then
+    if prev ~= '-' and next ~= '-' then
       redis.call('HSET', key, 'N' .. prev, next, 'P' .. next, prev)
+    elseif prev ~= '-' then
+      redis.call('HSET', key, 'N' .. prev, '-')
+      tail = prev
     else
-      fields[7], fields[8] = 'N', 'P'
+      head, head_known = next, false
+      if next ~= '-' then redis.call('HSET', key, 'P' .. next, '-') else tail = '-' end
     end
+    delete('U' .. who, 'N' .. who, 'P' .. who)
+    writers = writers - 1
   end
-  drop(fields)
+end
+
+-- It is the turn of all readers who wait now. Nobody is left of the turn before: no writer enters earlier.
+local function begin_turn()
+  if in_turn == 0 and waiting > 0 then
+    turn, in_turn, waiting, touched = turn == 'x' and 'y' or 'x', waiting, 0, true
+  end
 end
 
 -- Records a writer. Whoever else is recorded is dead.
 local function enter_writer(who, deadline_ms, turns)
-  if recorded_slots > 0 or read then redis.call('HDEL', key, 'a', 'm', 'v', 'o', 'read') end
-  first = math.max(server_us, last + 1)
-  last = first + math.max(1, math.min(server_us + AHEAD_US - first, turns, MOST_TURNS)) - 1
-  redis.call('HSET', key, 't', last, 'T', first, 'W', who, 'D', deadline_ms, 'I', now_ms, 'write', deadline_ms)
-  writer, writer_ms, recorded_slots, slots, stamp, touched = who, deadline_ms, 0, 0, 0, true
+  local remembered = last
+  last = math.max(server_us, last + 1)
+  -- Tokens reach back and never ahead of the clock: after a loss of this record the next are higher.
+  if remembered == 0 then birth = last end
+  block = remembered == 0 and 1 or math.max(1, math.min(turns, MOST_TURNS, last - remembered))
+  if read then delete('read') end
+  writer, writer_ms, since_ms, sole, slots, recorded_slots, stamped, touched = who, deadline_ms, now_ms, nil, 0, 0, true, true
+  write, writer_ends, foreign_read, covered = 'ours', 'ours', nil, 0 -- whoever else had stamped it is dead
 end
+
+-- Somebody who does not know us was found inside. The evidence goes with whoever is told; what stays is that nothing is known any more of
+-- the tokens up to now, so that no later copy of a request takes the end of their hold for a release.
+local function disown() birth = last + 1 end
 
 -- What all readers of a phase share, for one until `deadline_ms` more: token and stamp. Begins a phase where none is live.
 local function read_phase(deadline_ms)
-  if not live_reader() then last, stamp = math.max(server_us, last + 1), 0 end
+  if not live_reader() then
+    if last == 0 then birth = server_us end
+    last, stamp, overrun_ms, ended = math.max(server_us, last + 1), 0, 0, false
+  end
   -- Whatever `write` says is dead by now. Beside our readers the field must be absent: renew and leave take it for an intruder's.
-  if write or writer then
-    redis.call('HDEL', key, 'W', 'D', 'I', 'T', 'write')
-    -- Beside recorded readers it was an intruder's: who came before now has been overrun, and is told when it asks.
-    if write and live_reader() then redis.call('HSET', key, 'o', now_ms) end
-    write, writer, writer_ms = nil, nil, 0
+  if write then
+    delete('write')
+    -- Beside recorded readers it was an intruder's: who came before now has been overrun, and is told when it asks. Its token is old.
+    if live_reader() then
+      disown()
+      overrun_ms, last = now_ms, math.max(server_us, last + 1)
+    end
+    write = nil
   end
-  if foreign_read and foreign_read + read_limit_ms > now_ms then -- our stamp hides it: remember it for writers and our last reader
-    covered = math.max(foreign_read, covered or 0)
-    redis.call('HSET', key, 'v', covered)
-  end
-  foreign_read, touched = nil, true
-  -- Never equal to the covered one, or its owner's release would delete ours.
-  stamp = math.max(stamp, deadline_ms, (covered or 0) + 1)
+  -- Our stamp hides it: remember it for writers and our last reader.
+  if foreign_read and foreign_read + read_limit_ms >= now_ms then covered = math.max(foreign_read, covered) end
+  foreign_read, stamped, touched = nil, true, true
+  -- Never lower than what it hides: those whom that one keeps out are kept out by ours.
+  stamp = math.max(stamp, deadline_ms, covered)
 end
 
--- A hash of short fields is a list that is searched from end to end. One value of more than 64 bytes makes it a table for good.
-local function first_value(count)
-  return count < FEW and count or LONG
+-- Gives a slot to the reader that is in the header. At once: whoever comes beside it may take that.
+local function unfold()
+  if sole then redis.call('HSET', key, 'r1', sole, 's' .. sole, 1, 'R' .. sole, string.format('%.0f %.0f', sole_ms, sole_since)) end
+  sole = nil
 end
 
--- Records a reader that is not recorded.
+-- Moves the deadline of a recorded reader.
+local function extend_reader(who, deadline_ms, since)
+  if sole then sole_ms, sole_since = deadline_ms, since else set('R' .. who, string.format('%.0f %.0f', deadline_ms, since)) end
+end
+
+-- Records a reader that is not recorded. Any place will do, and the reader of that place goes to the end: sooner or later each dead
+-- one is there.
 local function enter_reader(who, deadline_ms)
-  local joins = live_reader()
   read_phase(deadline_ms)
-  slots = slots + 1
-  recorded_slots = slots
-  if joins and not moved then -- beside those who were let in just now
-    redis.call('HSET', key, 'a', first_value(slots), 'a', slots, 'r' .. slots, who, 'i' .. slots, now_ms, 's' .. who, slots, 'R' .. who, deadline_ms,
-      'm', stamp, 'read', stamp)
-  elseif joins then
-    -- The newcomer takes any slot and sends its reader to the end: sooner or later each dead one is looked at.
-    redis.call('HSET', key, 'a', first_value(slots), 'a', slots, 'r' .. slots, moved, 'i' .. slots, moved_since_ms, 's' .. moved, slots,
-      'r' .. pick, who, 'i' .. pick, now_ms, 's' .. who, pick, 'R' .. who, deadline_ms, 'm', stamp, 'read', stamp)
+  unfold()
+  if slots == 0 then
+    sole, sole_ms, sole_since = who, deadline_ms, now_ms
   else
-    redis.call('HSET', key, 't', last, 'a', 1, 'r1', who, 'i1', now_ms, 's' .. who, 1, 'R' .. who, deadline_ms, 'm', stamp, 'read', stamp)
+    local pick = server_us % slots + 1
+    local moved = redis.call('HGET', key, 'r' .. pick)
+    set('r' .. (slots + 1), moved)
+    set('s' .. moved, slots + 1)
+    set('r' .. pick, who)
+    set('s' .. who, pick)
+    set('R' .. who, string.format('%.0f %.0f', deadline_ms, now_ms))
   end
-  witness_ms = deadline_ms
+  slots, looked, live_ms, crowded = slots + 1, true, deadline_ms, false
 end
 
--- Removes the record of a reader. The number of slots is written at the end.
+-- Removes the record of a reader. Another moves into the gap.
 local function remove_reader(who, slot)
-  if slot ~= slots then -- the last reader moves into the gap
-    local other = redis.call('HMGET', key, 'r' .. slots, 'i' .. slots)
-    redis.call('HSET', key, 'r' .. slot, other[1], 'i' .. slot, other[2], 's' .. other[1], slot)
+  if not sole then
+    if tonumber(slot) ~= slots then
+      local other = redis.call('HGET', key, 'r' .. slots)
+      redis.call('HSET', key, 'r' .. slot, other, 's' .. other, slot)
+    end
+    redis.call('HDEL', key, 'r' .. slots, 's' .. who, 'R' .. who)
   end
-  redis.call('HDEL', key, 'r' .. slots, 'i' .. slots, 'R' .. who, 's' .. who)
-  slots, walked = slots - 1, false
+  sole, slots, touched, looked, live_ms, crowded = nil, slots - 1, true, false, nil, false
+  if who == id then own = nil end
 end
 
--- Moves waiting readers to the readers, from the end, and whether anybody was alive. The rest comes in with the next script.
+-- Moves those whose turn it is to the readers, from the end.
 local function admit_readers()
   live_reader()
-  if crowded then return true end
-  local longest_ms, looks, told = 0, 0, #news
-  while waiting > 0 and looks < MOST_LOOKS do
-    local count, fields = math.min(waiting, BATCH), {}
-    for n = 1, count do fields[n] = 'q' .. (waiting - n + 1) end
-    local ids, about, records = redis.call('HMGET', key, unpack(fields)), {}, {}
-    for n, who in ipairs(ids) do
-      about[2 * n - 1], about[2 * n] = 'U' .. who, 'C' .. who
-      for _, letter in ipairs({'Q', 'U', 'C', 'S'}) do fields[#fields + 1] = letter .. who end
-    end
-    about = redis.call('HMGET', key, unpack(about))
-    for n, who in ipairs(ids) do
-      if tonumber(about[2 * n - 1]) > now_ms then
-        local deadline_ms = now_ms + about[2 * n]
-        slots, longest_ms = slots + 1, math.max(longest_ms, deadline_ms)
-        for _, item in ipairs({'r' .. slots, who, 'i' .. slots, now_ms, 's' .. who, slots, 'R' .. who, deadline_ms}) do
-          records[#records + 1] = item
-        end
-        news[#news + 1] = {id = who, deadline_ms = deadline_ms}
-        if who == id then own = deadline_ms end
-      end
-    end
-    waiting, looks = waiting - count, looks + count
-    if #records > 0 then redis.call('HSET', key, unpack(records)) end
-    if waiting == 0 then fields[#fields + 1] = 'c' end
-    drop(fields)
-  end
-  if waiting > 0 then redis.call('HSET', key, 'c', waiting) end
-  if #news == told then return waiting > 0 end
-  read_phase(longest_ms)
-  redis.call('HSET', key, 't', last, 'a', first_value(slots), 'a', slots, 'm', stamp, 'read', stamp)
-  recorded_slots, walked, witness_ms = slots, true, longest_ms
-  for n = told + 1, #news do news[n].token, news[n].turns = last, 1 end
-  return true
-end
-
-local function admit_writer(who)
-  local deadline_ms, turns = now_ms + head_claim_ms, tonumber(head_turns)
-  dequeue(who, nil, head_next, '')
-  enter_writer(who, deadline_ms, turns)
-  news[#news + 1] = {id = who, token = first, turns = last - first + 1, deadline_ms = deadline_ms}
-end
-
--- Lets the next phase begin if the lock is free, and readers join readers if no writer waits. After a writer all waiting
--- readers enter, after readers the first waiting writer. Whom a foreign stamp keeps out keeps the others out.
-local function admit()
-  if (writer and writer_ms > now_ms) or foreign_write_ms > now_ms or not (head or waiting > 0) then return end
+  local count, places, ids = math.min(in_turn, records), {}, nil
+  if crowded or count == 0 then return end
+  for n = 1, count do places[n] = turn .. (in_turn - n + 1) end
+  ids = redis.call('HMGET', key, unpack(places))
+  local about, entered, longest_ms = {}, {}, 0
+  for n, who in ipairs(ids) do about[n] = 'U' .. who end
+  about = redis.call('HMGET', key, unpack(about))
   local told = #news
-  local readers_turn = waiting > 0 and (after_writer or not next_writer())
-  if not (readers_turn and admit_readers()) and next_writer() and head_lives and foreign_read_ms <= now_ms
-    and not live_reader() and not crowded then
-    admit_writer(head)
+  local n_slots = slots
+  for n, who in ipairs(ids) do
+    places[#places + 1], places[#places + 2] = 'Q' .. who, 'U' .. who
+    local until_ms, claim_ms = string.match(about[n], '^(%d+) (%d+)')
+    if tonumber(until_ms) > now_ms then
+      local deadline_ms, m = now_ms + claim_ms, #entered
+      n_slots, longest_ms = n_slots + 1, math.max(longest_ms, deadline_ms)
+      entered[m + 1], entered[m + 2], entered[m + 3], entered[m + 4] = 'r' .. n_slots, who, 's' .. who, n_slots
+      entered[m + 5], entered[m + 6] = 'R' .. who, string.format('%.0f %.0f', deadline_ms, now_ms)
+      if who == id then own = entered[m + 6] end
+      news[#news + 1] = {id = who, turns = 1, deadline_ms = deadline_ms}
+    end
+  end
+  redis.call('HDEL', key, unpack(places)) -- at once, as below: whoever asks may be among them
+  in_turn, records, touched = in_turn - count, records - count, true
+  if #entered == 0 then return end
+  read_phase(longest_ms)
+  unfold()
+  redis.call('HSET', key, unpack(entered)) -- whoever asks may get one of these slots
+  slots, looked, live_ms, crowded = n_slots, true, longest_ms, false
+  for n = told + 1, #news do news[n].token = last end
+end
+
+-- Lets the next phase begin if the lock is free, and readers join readers if no writer waits. After a writer all waiting readers
+-- enter, however many scripts that takes, after readers the first waiting writer. Whom a foreign stamp keeps out keeps the others out.
+local function admit()
+  if writer or foreign_write_ms > now_ms or (head == '-' and in_turn + waiting == 0) then return end
+  local told = #news
+  repeat
+    if in_turn == 0 and waiting > 0 and not next_writer() then begin_turn() end
+    local before = in_turn
+    if in_turn > 0 then admit_readers() end
+  until in_turn > 0 or before == 0
+  if in_turn == 0 and next_writer() and head_lives and foreign_read_ms <= now_ms and not live_reader() and not crowded then
+    local who, deadline_ms, turns = head, now_ms + head_claim_ms, head_turns
+    dequeue(who, nil, head_next, '-')
+    enter_writer(who, deadline_ms, turns)
+    news[#news + 1] = {id = who, token = last, turns = block, deadline_ms = deadline_ms}
   end
   local writers_waiting = #news > told and next_writer() and 1 or 0
   for n = told + 1, #news do news[n].writers_waiting = writers_waiting end
+  -- The others of the turn come in one after the other's question.
+  call = in_turn > 0 and redis.call('HGET', key, turn .. in_turn)
 end
 
--- Ends the script, but for its answer: what the walk has left, the ttl, and last the notices. `free_ms` is when the lock may be free
--- if nothing was changed.
+-- It lies in the key's slot: a key without a hash tag becomes one.
+local function channel_of(who)
+  return (string.find(key, '^[^{]*{[^}]+}') and key or '{' .. key .. '}') .. ':wake:' .. string.sub(who, 1, 32)
+end
+
+-- Ends the script, but for its answer: the headers, the ttl, and last the notices. `free_ms` is when the lock may be free if nothing was
+-- changed.
 local function finish(free_ms)
-  if slots ~= recorded_slots then
-    touched = true
-    if slots > 0 then
-      redis.call('HSET', key, 'a', slots)
-    else -- the last one was dead: a foreign reader that it covered may still be inside
-      stamp = 0
-      redis.call('HDEL', key, 'a', 'm', 'v', 'o')
-      if not foreign_read then
-        if covered then redis.call('HSET', key, 'read', covered) else redis.call('HDEL', key, 'read') end
-      end
+  local header
+  if last ~= tonumber(old_last or 0) then set('t', last) end
+  if birth then set('b', birth) end
+  if writer then
+    header = string.format('2 w %.0f %.0f %02d %s', writer_ms, since_ms, block, writer)
+    if stamped then set('write', writer_ms) end
+  elseif slots > 0 then
+    -- A hash of short fields is a list that is searched from end to end. One value of more than 64 bytes makes it a table for good.
+    if slots >= FEW and recorded_slots < FEW then set('h', string.rep('0', 65)) end
+    if sole and (ended or stamp > sole_ms or covered + overrun_ms > 0) then unfold() end
+    if sole then
+      header = string.format('2 s %.0f %.0f %s', sole_ms, sole_since, sole)
+    else
+      header = string.format('2 %s %d %.0f.0 %.0f %.0f', ended and 'x' or 'r', slots, stamp, covered, overrun_ms)
     end
+    -- A number with a fraction of nothing: no published client writes that, so none takes our stamp for its own.
+    if stamped then set('read', string.format('%.0f.0', stamp)) end
+  elseif kind and not foreign_read then -- nobody reads any more, but a foreign reader that ours covered may still be inside
+    if covered > 0 then set('read', covered) elseif read then delete('read') end
   end
-  local ends_ms = math.max(now_ms, writer_ms, stamp, heard_ms)
+  if header ~= (holder or nil) then
+    touched = true
+    if header then set('h', header) else delete('h') end
+  end
+  if head ~= '-' or in_turn + waiting > 0 then
+    header = string.format('2 %.0f %s %d %d %d %s %s', heard_ms, turn, in_turn, waiting, writers, head, tail)
+    if recorded_waiters < FEW and in_turn + waiting + writers >= FEW then set('u', string.rep('0', 65)) end -- likewise
+    if header ~= queue then set('u', header) end
+  else
+    heard_ms = 0
+    if queue then delete('u') end
+  end
+  if #gone > 0 then redis.call('HDEL', key, unpack(gone)) end
+  if #sets > 0 then redis.call('HSET', key, unpack(sets)) end
+  local ends_ms = math.max(now_ms, writer and writer_ms or 0, slots > 0 and stamp or 0, heard_ms)
   if touched then
     redis.call('PEXPIREAT', key, ends_ms + RETENTION_MS)
   else -- NX: only a key that lost its ttl gets one here
@@ -246,8 +323,18 @@ local function finish(free_ms)
   for _, one in ipairs(news) do
     if one.id ~= id then
       -- %.0f: concatenation would round a microsecond number to 14 digits.
-      redis.pcall('SPUBLISH', string.sub(key, 1, -5) .. 'wake:' .. string.sub(one.id, 1, 32), string.format('%s %.0f %.0f %.0f %.0f %d',
-        one.id, one.token, one.turns, one.deadline_ms, server_us, one.writers_waiting))
+      redis.pcall('SPUBLISH', channel_of(one.id), string.format('%s %.0f %.0f %.0f %.0f %d', one.id, one.token, one.turns, one.deadline_ms,
+        server_us, one.writers_waiting))
     end
   end
+  if call and call ~= id then redis.pcall('SPUBLISH', channel_of(call), call) end
+end
+
+if writer and writer_ms <= now_ms then -- dead, and its own stamp with it
+  if write == writer_ends then
+    redis.call('HDEL', key, 'write')
+    write = nil
+  end
+  writer = nil
+  begin_turn()
 end

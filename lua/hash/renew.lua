@@ -2,45 +2,78 @@
 -- Extends the live hold of one acquisition. Never shortens it, never brings back what is lost. Lets nobody in: whoever is next asks.
 -- KEYS: the lock
 -- ARGV: id, lease_ms
--- Returns {'renewed', id, server_us, remaining_ms} | {'lost', id, server_us, forced_token}
-local key, id, lease_ms = KEYS[1], ARGV[1], ARGV[2]
+-- Returns 'renewed id <time> remaining_ms' | 'lost id <time> forced_token' | 'version id <time>'
+local key, id = KEYS[1], ARGV[1]
 local RETENTION_MS = 60000
 
 local time = redis.call('TIME')
-local server_us = time[1] * 1000000 + time[2]
-local now_ms = math.floor(server_us / 1000)
-local writer, writer_ends, write, read, stamp, covered, heard_ms, overrun, forced, own, slot =
-  unpack(redis.call('HMGET', key, 'W', 'D', 'write', 'read', 'm', 'v', 'u', 'o', 'F', 'R' .. id, 's' .. id))
-local deadline_ms = now_ms + lease_ms
+local now_ms = math.floor((time[1] * 1000000 + time[2]) / 1000)
+local holder, queue, write, read, own = unpack(redis.call('HMGET', key, 'h', 'u', 'write', 'read', 'R' .. id))
+local deadline_ms = now_ms + ARGV[2]
+local heard_ms = queue and string.match(queue, '^2 (%d+)') or 0
 
-if writer == id then
-  if write == writer_ends and tonumber(writer_ends) > now_ms then
-    deadline_ms = math.max(deadline_ms, writer_ends)
-    redis.call('HSET', key, 'D', deadline_ms, 'write', deadline_ms)
-    redis.call('PEXPIREAT', key, math.max(deadline_ms, heard_ms or 0) + RETENTION_MS)
-    return {'renewed', id, server_us, deadline_ms - now_ms}
-  end
-  -- Dead from now on, and replaced like any dead writer, after whom the readers have their turn.
-  redis.call('HSET', key, 'D', 0)
-  if write == writer_ends then redis.call('HDEL', key, 'write') end -- another value is somebody else's
-elseif own then
-  overrun = overrun and tonumber(redis.call('HGET', key, 'i' .. slot)) < tonumber(overrun)
-  if tonumber(own) > now_ms and not write and not overrun then
-    deadline_ms = math.max(deadline_ms, own)
-    local stamp_ms = math.max(deadline_ms, stamp)
-    if read and read ~= stamp then -- a foreign reader overwrote our stamp: cover its own, else its release uncovers us
-      covered = math.max(read, covered or 0)
-      redis.call('HSET', key, 'v', covered)
-    end
-    if covered then stamp_ms = math.max(stamp_ms, covered + 1) end
-    redis.call('HSET', key, 'R' .. id, deadline_ms, 'm', stamp_ms, 'read', stamp_ms)
-    redis.call('PEXPIREAT', key, math.max(stamp_ms, heard_ms or 0) + RETENTION_MS)
-    return {'renewed', id, server_us, deadline_ms - now_ms}
-  end
-  -- Dead, or an intruder's `write` stands or stood beside it: dead from now on, and removed like any dead reader.
-  redis.call('HSET', key, 'R' .. id, 0)
+-- Somebody who does not know us is inside beside a live hold: nothing is known any more of the tokens up to now. Else a release whose
+-- first reply was lost would take the end of the hold for its own doing.
+local function disown()
+  redis.call('HSET', key, 'b', string.format('%.0f', (redis.call('HGET', key, 't') or 0) + 1))
 end
 
+local ends, since, block, who = string.match(holder or '', '^2 w (%d+) (%d+) (%d+) (.*)$')
+local sole_ends, sole_since, sole = string.match(holder or '', '^2 s (%d+) (%d+) (.*)$')
+local kind, slots, stamp, covered, overrun = string.match(holder or '', '^2 ([rx]) (%d+) (%d+%.0) (%d+) (%d+)$')
+if who == id then
+  if write == ends and tonumber(ends) > now_ms then
+    deadline_ms = math.max(deadline_ms, ends)
+    redis.call('HSET', key, 'h', string.format('2 w %d %s %s %s', deadline_ms, since, block, id), 'write', string.format('%d', deadline_ms))
+    redis.call('PEXPIREAT', key, string.format('%d', math.max(deadline_ms, heard_ms) + RETENTION_MS))
+    return string.format('renewed %s %s %s %d', id, time[1], time[2], deadline_ms - now_ms)
+  end
+  -- Dead from now on, and replaced like any dead writer, after whom the readers have their turn.
+  redis.call('HSET', key, 'h', string.format('2 w 0 %s %s %s', since, block, id))
+  if write == ends then
+    redis.call('HDEL', key, 'write')
+  elseif tonumber(ends) > now_ms then -- another value, or none, is somebody else's
+    disown()
+  end
+elseif sole == id then
+  local foreign = read and read ~= sole_ends .. '.0' and tonumber(read)
+  if foreign and foreign > 0 and foreign <= 9007199254740000 then foreign = math.floor(foreign) else foreign = nil end
+  if write or foreign or tonumber(sole_ends) <= now_ms then -- what the header of one reader has no place for: it gets a slot
+    redis.call('HSET', key, 'h', '2 r 1 ' .. sole_ends .. '.0 0 0', 'r1', id, 's' .. id, 1, 'R' .. id, sole_ends .. ' ' .. sole_since)
+    kind, slots, stamp, covered, overrun, own = 'r', '1', sole_ends .. '.0', '0', '0', sole_ends .. ' ' .. sole_since
+  else
+    deadline_ms = math.max(deadline_ms, sole_ends)
+    local ends = string.format('%d', deadline_ms)
+    redis.call('HSET', key, 'h', '2 s ' .. ends .. ' ' .. sole_since .. ' ' .. id, 'read', ends .. '.0')
+    redis.call('PEXPIREAT', key, string.format('%d', math.max(deadline_ms, heard_ms) + RETENTION_MS))
+    return string.format('renewed %s %s %s %d', id, time[1], time[2], deadline_ms - now_ms)
+  end
+end
+if own and kind then
+  local own_ms, own_since = string.match(own, '^(%d+) (%d+)$')
+  if kind == 'r' and tonumber(own_ms) > now_ms and not write and tonumber(own_since) >= tonumber(overrun) then
+    deadline_ms = math.max(deadline_ms, own_ms)
+    local stamp_ms = math.max(deadline_ms, stamp)
+    if read and read ~= stamp then -- a foreign reader overwrote our stamp: cover its own, else its release uncovers us
+      local foreign = tonumber(read)
+      if foreign and foreign > 0 and foreign <= 9007199254740000 then covered = math.max(math.floor(foreign), covered) end
+    end
+    stamp_ms = math.max(stamp_ms, covered)
+    redis.call('HSET', key, 'R' .. id, string.format('%d %s', deadline_ms, own_since),
+      'h', string.format('2 r %s %d.0 %d %s', slots, stamp_ms, covered, overrun), 'read', string.format('%d.0', stamp_ms))
+    redis.call('PEXPIREAT', key, string.format('%d', math.max(stamp_ms, heard_ms) + RETENTION_MS))
+    return string.format('renewed %s %s %s %d', id, time[1], time[2], deadline_ms - now_ms)
+  end
+  -- Dead, or an intruder's `write` stands or stood beside it: dead from now on, and removed like any dead reader.
+  redis.call('HSET', key, 'R' .. id, '0 ' .. own_since)
+  if kind == 'r' and tonumber(own_ms) > now_ms and write then disown() end
+end
+
+local forced, old_writer, old_readers = unpack(redis.call('HMGET', key, 'F', 'W', 'a'))
+if old_writer or old_readers or holder and not (who or kind or sole) or queue and heard_ms == 0 then
+  -- Another version has written this: it is not ours to change, nor to judge.
+  return 'version ' .. id .. ' ' .. time[1] .. ' ' .. time[2]
+end
 -- NX: only a key that lost its ttl gets one here.
-redis.call('PEXPIREAT', key, math.max(now_ms, writer_ends or 0, stamp or 0, heard_ms or 0) + RETENTION_MS, 'NX')
-return {'lost', id, server_us, tonumber(forced or 0)}
+redis.call('PEXPIREAT', key, math.max(now_ms, ends or sole_ends or 0, stamp or 0, heard_ms) + RETENTION_MS, 'NX')
+return string.format('lost %s %s %s %s', id, time[1], time[2], forced or 0)

@@ -1,24 +1,37 @@
 #!lua
--- Takes the lock for one acquisition, or tells when to ask again. A repeat with the id of a live hold extends it.
+-- Takes the lock for one acquisition, or a place among those who wait, or tells when to ask again. A repeat with the id of a live hold
+-- extends it, one with the id of a live waiter keeps its place.
 -- KEYS: the readers (zset), the writer (string)
--- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms
--- Returns {'granted', id, server_us, token, 1, remaining_ms, 0} | {'contended', id, server_us, retry_in_ms} | {'late', id, server_us}
+-- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms, patience_ms (0: does not wait)
+-- Returns 'granted id <time> token 1 remaining_ms writers_waiting' (0 or 1) | 'queued id <time> retry_in_ms'
+--   | 'contended id <time> retry_in_ms' | 'late id <time>'; the time in two words, seconds and microseconds
 local read_key, write_key = KEYS[1], KEYS[2]
-local not_after_ms, id, mode, lease_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
+local not_after_ms, id, mode, lease_ms, patience_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local RETENTION_MS, MOST_POPS = 60000, 100
 
 local time = redis.call('TIME')
 local server_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(server_us / 1000)
-if now_ms > not_after_ms then return {'late', id, server_us} end
+local function answer(code, words, ...) return string.format('%s %s %s %s' .. words, code, id, time[1], time[2], ...) end
+if now_ms > not_after_ms then return answer('late', '') end
 
 -- Both keys are read before anything is written: a key of another type ends the script here.
 local writer = redis.call('GET', write_key)
-local scores = redis.call('ZMSCORE', read_key, '#token', id)
+local scores = redis.call('ZMSCORE', read_key, '#token', id, '#waits', '#' .. mode .. ' ' .. id, '#u ' .. id, '#next', '#chain', '#forced')
 local longest = redis.call('ZREVRANGE', read_key, 0, 0, 'WITHSCORES')
-local last = -(scores[1] or 0)
+local last, own_ms, waits_ms = -(scores[1] or 0), tonumber(scores[2] or 0), -(scores[3] or 0)
 local longest_ms = tonumber(longest[2] or 0) -- up to now: no live reader; not above 0: no reader at all
 local deadline_ms = now_ms + lease_ms
+local free_ms, writers_waiting, tell = nil, 0, nil
+if longest_ms > 0 and scores[1] and scores[1] == scores[8] then
+  -- A force has ended whoever is recorded, and has yet to remove some: until they are gone nobody enters.
+  local ended = redis.call('ZRANGEBYSCORE', read_key, 0, '+inf', 'LIMIT', 0, MOST_POPS)
+  for n = 1, #ended do ended[#ended + 1] = '@' .. ended[n] end
+  redis.call('ZREM', read_key, unpack(ended))
+  longest = redis.call('ZREVRANGE', read_key, 0, 0, 'WITHSCORES')
+  own_ms, longest_ms = 0, 0
+  if tonumber(longest[2] or -1) >= 0 then free_ms = now_ms end
+end
 
 local writer_ms = writer and redis.call('PEXPIRETIME', write_key)
 if writer and writer_ms >= 0 and writer_ms <= now_ms then -- dead, and the server is yet to remove it
@@ -27,19 +40,77 @@ elseif writer then
   if mode == 'w' and string.sub(writer, 1, #id + 1) == id .. ' ' then
     deadline_ms = math.max(deadline_ms, writer_ms)
     redis.call('PEXPIREAT', write_key, deadline_ms)
-    redis.call('PEXPIREAT', read_key, deadline_ms + RETENTION_MS)
-    return {'granted', id, server_us, tonumber(string.match(writer, '%d+$')), 1, deadline_ms - now_ms, 0}
+    redis.call('PEXPIREAT', read_key, math.max(deadline_ms, waits_ms) + RETENTION_MS)
+    return answer('granted', ' %s 1 %.0f 0', string.match(writer, '%d+$'), deadline_ms - now_ms)
   end
   if writer_ms < 0 then -- it lost its ttl and would block for ever; its own lease is not known here, so not less than this
     writer_ms = math.max(deadline_ms, now_ms + RETENTION_MS)
     redis.call('PEXPIREAT', write_key, writer_ms)
   end
-  redis.call('PEXPIREAT', read_key, math.max(writer_ms, longest_ms) + RETENTION_MS, 'NX') -- the same for the other key
-  return {'contended', id, server_us, math.max(1, writer_ms - now_ms)}
+  free_ms = writer_ms
+  if string.sub(writer, 1, #id + 1) == id .. ' ' then patience_ms = 0 end -- it would wait for itself
 end
-if mode == 'w' and longest_ms > now_ms then
-  redis.call('PEXPIREAT', read_key, longest_ms + RETENTION_MS, 'NX')
-  return {'contended', id, server_us, longest_ms - now_ms}
+if not free_ms and mode == 'w' and longest_ms > now_ms then
+  free_ms = longest_ms
+  if own_ms > now_ms then patience_ms = 0 end
+end
+
+if waits_ms > 0 or (free_ms and patience_ms > 0) then
+  --@queue
+  local heard_ms = -(scores[5] or 0) - HEARD
+  local place = heard_ms > now_ms and scores[4] or nil
+  local came_us = place and place - PLACES[mode][1] or math.huge
+  local writer_id, _, writer_us = first('w')
+  local reader_id, _, reader_us = first('r')
+  if not free_ms and not (mode == 'r' and own_ms > now_ms) then -- it could be granted: is somebody before it?
+    local passed
+    if mode == 'r' then
+      passed = writer_id and came_us > opened()
+    else
+      passed = writer_id and writer_id ~= id and writer_us < came_us or reader_id and reader_us <= opened()
+    end
+    if passed and crowded then
+      free_ms = now_ms
+    elseif passed and longest_ms > now_ms then
+      free_ms = longest_ms
+    elseif passed and not scores[6] then -- the holder died
+      wake()
+      free_ms = now_ms + RESERVED_MS
+    elseif passed and -scores[6] > now_ms then
+      free_ms = -scores[6]
+    end -- else whoever was told has not come, and the lock goes to whoever asks
+  end
+
+  if free_ms and patience_ms > 0 then
+    heard_ms = math.max(heard_ms, now_ms + patience_ms)
+    waits_ms = math.max(waits_ms, heard_ms)
+    redis.call('ZADD', read_key, place or PLACES[mode][1] + server_us, '#' .. mode .. ' ' .. id, -(HEARD + heard_ms), '#u ' .. id,
+      -waits_ms, '#waits')
+    redis.call('PEXPIREAT', read_key, math.max(free_ms, longest_ms, waits_ms) + RETENTION_MS)
+    publish()
+    return answer('queued', ' %.0f', math.max(1, free_ms - now_ms))
+  end
+  if not free_ms then
+    local gone = {'#next'}
+    if scores[4] then gone[2], gone[3] = '#' .. mode .. ' ' .. id, '#u ' .. id end
+    if mode == 'w' then gone[#gone + 1] = '#open' end
+    if not (writer_id or reader_id) then
+      gone[#gone + 1], gone[#gone + 2], gone[#gone + 3] = '#waits', '#open', '#chain'
+      waits_ms = 0
+    end
+    redis.call('ZREM', read_key, unpack(gone))
+    if mode == 'r' then
+      writers_waiting = writer_id and 1 or 0
+      if place and scores[7] then tell_readers('(' .. scores[7], 1) end
+    end
+  end
+  tell = publish
+end
+if free_ms then
+  -- NX: only a key that lost its ttl gets one here.
+  redis.call('PEXPIREAT', read_key, math.max(free_ms, longest_ms) + RETENTION_MS, 'NX')
+  if tell then tell() end
+  return answer('contended', ' %.0f', math.max(1, free_ms - now_ms))
 end
 
 if longest_ms > 0 then
@@ -48,15 +119,15 @@ if longest_ms > 0 then
   end
 end
 local token = math.max(server_us, last + 1)
+local birth = last == 0 and '#born' or '#token' -- the first token of the key is kept beside the last one
 if mode == 'w' then
   -- %.0f: concatenation would round a microsecond number to 14 digits.
   redis.call('SET', write_key, string.format('%s %.0f %.0f', id, now_ms, token), 'PXAT', deadline_ms)
-  redis.call('ZADD', read_key, -token, '#token')
+  redis.call('ZADD', read_key, -token, '#token', -token, birth)
 elseif longest_ms <= now_ms then
-  redis.call('ZADD', read_key, -token, '#token', deadline_ms, id, -now_ms, '@' .. id)
+  redis.call('ZADD', read_key, -token, '#token', -token, birth, deadline_ms, id, -now_ms, '@' .. id)
 else
   token = last
-  local own_ms = tonumber(scores[2] or 0)
   if own_ms > now_ms then
     deadline_ms = math.max(deadline_ms, own_ms)
     redis.call('ZADD', read_key, deadline_ms, id)
@@ -64,5 +135,6 @@ else
     redis.call('ZADD', read_key, deadline_ms, id, -now_ms, '@' .. id)
   end
 end
-redis.call('PEXPIREAT', read_key, math.max(deadline_ms, longest_ms) + RETENTION_MS)
-return {'granted', id, server_us, token, 1, deadline_ms - now_ms, 0}
+redis.call('PEXPIREAT', read_key, math.max(deadline_ms, longest_ms, waits_ms) + RETENTION_MS)
+if tell then tell() end
+return answer('granted', ' %.0f 1 %.0f %d', token, deadline_ms - now_ms, writers_waiting)

@@ -1,29 +1,45 @@
 #!lua flags=allow-oom
--- Ends every hold that `inspect` showed, and nothing newer. The last token stays, and marks all holds up to it as ended by force.
--- O(readers), for operators.
+-- Ends every hold that `inspect` showed, and nothing newer. The last token stays, and marks all holds up to it as ended by force. All
+-- end at once, but one call removes a bounded number of records: until none is left nobody enters, and the same call again goes on. It
+-- ends holds, not waiting: whoever is next is told to ask again.
 -- KEYS: the readers (zset), the writer (string)
--- ARGV: last_token, 0, 0, as `inspect` answered them, channel
--- Returns {'forced', '', server_us, {id, …}}: the holds that were live until now
+-- ARGV: last_token, 0, 0, as `inspect` answered them
+-- Returns {'forced - <time> more' (0 or 1), id, …}: the holds that were live until now, and whether to call again
 local read_key, write_key = KEYS[1], KEYS[2]
-local seen, channel = tonumber(ARGV[1]), ARGV[4]
-local RETENTION_MS = 60000
+local seen = tonumber(ARGV[1])
+local RETENTION_MS, MOST_RECORDS = 60000, 96
 
 local time = redis.call('TIME')
 local server_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(server_us / 1000)
 local writer = redis.call('GET', write_key)
-local last = redis.call('ZSCORE', read_key, '#token')
-if -(last or 0) > seen then return {'forced', '', server_us, {}} end -- what was seen is over: this copy is late
-local ended = redis.call('ZRANGEBYSCORE', read_key, now_ms + 1, '+inf')
+local scores = redis.call('ZMSCORE', read_key, '#token', '#waits', '#born')
+local last, waits, born = scores[1], scores[2], scores[3]
+local reply = {'forced - ' .. time[1] .. ' ' .. time[2] .. ' 0'}
+if -(last or 0) > seen then return reply end -- what was seen is over: this copy is late
 local writer_ms = writer and redis.call('PEXPIRETIME', write_key)
-if writer and (writer_ms < 0 or writer_ms > now_ms) then -- else dead, and the server is yet to remove it
-  ended[#ended + 1] = string.match(writer, '^(%S+) %d+ %d+$')
+local writer_lives = writer and (writer_ms < 0 or writer_ms > now_ms)
+if writer_lives then -- else dead, and the server is yet to remove it
+  reply[2] = string.match(writer, '^(%S+) %d+ %d+$')
 end
 
-redis.call('UNLINK', read_key, write_key)
-if last then
-  redis.call('ZADD', read_key, last, '#token', last, '#forced')
-  redis.call('PEXPIREAT', read_key, now_ms + RETENTION_MS)
+redis.call('DEL', write_key)
+local readers, gone = redis.call('ZREVRANGE', read_key, 0, MOST_RECORDS - 1, 'WITHSCORES'), {}
+for n = 1, #readers, 2 do
+  if tonumber(readers[n + 1]) < 0 then break end -- below there is what is no deadline
+  gone[n], gone[n + 1] = readers[n], '@' .. readers[n]
+  if tonumber(readers[n + 1]) > now_ms then reply[#reply + 1] = readers[n] end
 end
-redis.pcall('SPUBLISH', channel, '') -- last, and its failure is nobody's: waiters retry anyway
-return {'forced', '', server_us, ended}
+if #gone > 0 then redis.call('ZREM', read_key, unpack(gone)) end
+local left = redis.call('ZREVRANGE', read_key, 0, 0, 'WITHSCORES')[2]
+local more = left and tonumber(left) >= 0
+if last then redis.call('ZADD', read_key, last, '#token', last, '#forced', born or last, '#born') end
+redis.call('PEXPIREAT', read_key, math.max(now_ms, -(waits or 0)) + RETENTION_MS)
+if more then
+  reply[1] = 'forced - ' .. time[1] .. ' ' .. time[2] .. ' 1'
+elseif waits then
+  --@queue
+  wake(writer_lives)
+  publish()
+end
+return reply

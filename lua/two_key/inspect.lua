@@ -1,35 +1,65 @@
 #!lua flags=no-writes
--- Shows who holds the lock. O(readers), for operators.
+-- Shows who holds the lock and who waits: of many the first, and how many more are recorded.
 -- KEYS: the readers (zset), the writer (string)
 -- ARGV: none
--- Returns {'view', '', server_us, last_token, 0, 0, {id, mode, since_ms, remaining_ms, id, …}, {}}: live holds only
+-- Returns {'view - <time> last_token 0 0 more_holders more_waiters', row, …}; a row is 'hold id mode since_ms remaining_ms'
+--   | 'wait id mode since_ms': live holds, and live waiters, writers first, in their order
 local read_key, write_key = KEYS[1], KEYS[2]
+local MOST_RECORDS, HEARD = 96, 17592186044416 -- the holders and waiters that are looked at, live or dead
+-- Between which scores the places of one mode lie. A place is the time of arrival in us above the lower end.
+local PLACES = {w = {-9007199254740992, '(-4503599627370496'}, r = {-4503599627370496, '(-35184372088832'}}
 
 local time = redis.call('TIME')
-local server_us = time[1] * 1000000 + time[2]
-local now_ms = math.floor(server_us / 1000)
+local now_ms = math.floor((time[1] * 1000000 + time[2]) / 1000)
 local writer = redis.call('GET', write_key)
-local members = redis.call('ZRANGE', read_key, 0, -1, 'WITHSCORES')
+local specials = redis.call('ZMSCORE', read_key, '#token', '#forced', '#born', '#open', '#chain')
+local last, ended = 0 - (specials[1] or 0), specials[1] and specials[1] == specials[2]
 
-local holders, last, since_ms = {}, 0, {}
-local function show(id, mode, since, remaining_ms)
-  local n = #holders
-  holders[n + 1], holders[n + 2], holders[n + 3], holders[n + 4] = id, mode, since, remaining_ms
+local readers = redis.call('ZCOUNT', read_key, 0, '+inf')
+local waiting = redis.call('ZCOUNT', read_key, PLACES.w[1], PLACES.r[2])
+for n = 1, 5 do -- what else lies between the places
+  local score = tonumber(specials[n] or 0)
+  if score >= PLACES.w[1] and score < -35184372088832 then waiting = waiting - 1 end
 end
+local holders = (writer and 1 or 0) + readers
+local waiters_seen = math.min(waiting, math.max(MOST_RECORDS - holders, math.floor(MOST_RECORDS / 2)))
+local holders_seen = math.min(holders, MOST_RECORDS - waiters_seen)
+
+local rows, left = {}, holders_seen
 local writer_ms = writer and redis.call('PEXPIRETIME', write_key)
-if writer and (writer_ms < 0 or writer_ms > now_ms) then -- else dead, and the server is yet to remove it
-  local id, since = string.match(writer, '^(%S+) (%d+) %d+$')
-  -- A value that is not ours blocks like one of ours: shown under the name '?'.
-  show(id or '?', 'w', tonumber(since or 0), math.max(0, writer_ms - now_ms))
-end
-for i = 1, #members, 2 do -- by score: what is kept under negative scores comes before the readers
-  local member, score = members[i], tonumber(members[i + 1])
-  if member == '#token' then
-    last = -score
-  elseif string.sub(member, 1, 1) == '@' then
-    since_ms[string.sub(member, 2)] = -score
-  elseif score > now_ms then
-    show(member, 'r', since_ms[member] or 0, score - now_ms)
+if writer and left > 0 then
+  left = left - 1
+  if writer_ms < 0 or writer_ms > now_ms then -- else dead, and the server is yet to remove it
+    local id, since_ms = string.match(writer, '^(%S+) (%d+) %d+$')
+    -- A value that is not ours blocks like one of ours: shown under the name '?'.
+    rows[1] = string.format('hold %s w %s %.0f', id or '?', since_ms or 0, math.max(0, writer_ms - now_ms))
   end
 end
-return {'view', '', server_us, last, 0, 0, holders, {}}
+if left > 0 and readers > 0 and not ended then -- live ones are on top
+  local found, names = redis.call('ZREVRANGE', read_key, 0, left - 1, 'WITHSCORES'), {}
+  for n = 1, #found, 2 do
+    if tonumber(found[n + 1]) <= now_ms then break end
+    names[#names + 1] = '@' .. found[n]
+  end
+  local since = #names > 0 and redis.call('ZMSCORE', read_key, unpack(names))
+  for n = 1, #names do
+    rows[#rows + 1] = string.format('hold %s r %.0f %.0f', found[2 * n - 1], 0 - (since[n] or 0), found[2 * n] - now_ms)
+  end
+end
+left = waiters_seen
+for _, mode in ipairs({'w', 'r'}) do
+  local from, to = unpack(PLACES[mode])
+  local found, ids, places, alive = {}, {}, {}, {}
+  if left > 0 then found = redis.call('ZRANGEBYSCORE', read_key, from, to, 'WITHSCORES', 'LIMIT', 0, left + 5) end
+  for n = 1, #found, 2 do
+    local id = string.match(found[n], '^#' .. mode .. ' (.+)$')
+    if id and left > 0 then ids[#ids + 1], places[#places + 1], alive[#alive + 1], left = id, found[n + 1], '#u ' .. id, left - 1 end
+  end
+  if #ids > 0 then alive = redis.call('ZMSCORE', read_key, unpack(alive)) end
+  for n, id in ipairs(ids) do
+    if -(alive[n] or 0) - HEARD > now_ms then
+      rows[#rows + 1] = string.format('wait %s %s %.0f', id, mode, math.floor((places[n] - from) / 1000))
+    end
+  end
+end
+return {string.format('view - %s %s %.0f 0 0 %d %d', time[1], time[2], last, holders - holders_seen, waiting - waiters_seen), unpack(rows)}

@@ -3,8 +3,8 @@
 use cluster_testenv::Reply;
 
 use crate::lab::{
-    Acquired, LEASE_MS, LONG_MS, Left, Lock, MAX_TOKEN, Mode, RETENTION_MS, Read, Renewed, Scheme, View, Wish, Write,
-    all_cases,
+    Acquired, LEASE_MS, LONG_MS, Left, Lock, MAX_TOKEN, MOST_RECORDS, Mode, RETENTION_MS, Read, Renewed, Scheme,
+    Turned, View, Wish, Write, all_cases, rows,
 };
 
 /// More than a machine stalls, less than `LONG_MS - LEASE_MS`.
@@ -27,6 +27,7 @@ all_cases!(shared:
     renewal_recreates_nothing,
     leave_ends_exactly_one_hold,
     leave_after_the_deadline_finds_none,
+    none_tells_since_when_the_lock_is_known,
     dead_writer_is_in_nobodys_way,
     dead_reader_blocks_until_its_own_deadline_only,
     tokens_grow_from_phase_to_phase,
@@ -40,6 +41,9 @@ all_cases!(shared:
     lost_ttl_comes_back_with_a_grant,
     lost_ttl_comes_back_with_a_denial,
     lost_ttl_comes_back_with_leave_and_renew,
+    force_beside_a_crowd_ends_all_at_once_and_removes_some,
+    force_that_breaks_off_keeps_nobody_out_for_long,
+    key_that_is_left_goes_within_three_minutes,
     longest_lease_is_covered_whatever_neighbours_do,
     keys_of_another_type_stay_untouched,
 );
@@ -127,15 +131,18 @@ fn late_changes_nothing(mut lock: Lock) {
         assert_eq!(lock.acquire_until(id, mode, LONG_MS, past), Acquired::Late);
         assert_eq!(lock.acquire_until("b", Read, LONG_MS, past), Acquired::Late);
         assert_eq!(lock.snapshot(), stored);
+        lock.granted(id, mode);
         assert_eq!(lock.leave(id), Left::Held);
     }
 }
 
 /// The code of a reply, and the server's clock in it.
 pub(crate) fn code_and_ms(reply: &Reply) -> (String, i64) {
-    let fields = reply.array().expect("an array");
-    let code = fields[0].text().expect("a code").into_owned();
-    (code, fields[2].int().expect("microseconds") / 1000)
+    let head = reply.array().and_then(|rows| rows.first()).unwrap_or(reply);
+    let words = head.text().expect("a text").into_owned();
+    let words: Vec<_> = words.split(' ').collect();
+    let number = |n: usize| words[n].parse::<i64>().expect("a number");
+    (words[0].to_owned(), number(2) * 1000 + number(3) / 1000)
 }
 
 /// Many requests in a row, so that one comes in the very millisecond; whichever do, each must be judged rightly.
@@ -163,8 +170,7 @@ fn hold_is_live_exactly_until_its_deadline(mut lock: Lock) {
         let args = lock.acquire_args("b", asked, LEASE_MS);
         loop {
             let look = lock.try_run("inspect", &[""; 0]);
-            let holders = look.array().and_then(|fields| fields[6].array());
-            judge(!holders.expect("holders").is_empty(), code_and_ms(&look).1, "shown");
+            judge(rows(&look) > 0, code_and_ms(&look).1, "shown");
 
             let (code, ms) = code_and_ms(&lock.try_run("acquire", &args));
             judge(code == "contended", ms, &code);
@@ -199,9 +205,7 @@ fn hold_is_given_back_and_extended_exactly_until_its_deadline(mut lock: Lock) {
             let (_, granted_ms) = code_and_ms(&lock.try_run("acquire", &args));
             let args = lock.force_args(&view_of(MAX_TOKEN));
             let force = lock.try_run("force", &args);
-            let ended = force.array().and_then(|fields| fields[3].array());
-            let live = !ended.expect("ended ids").is_empty();
-            judge(live, code_and_ms(&force).1 - granted_ms - 1, "force");
+            judge(rows(&force) > 0, code_and_ms(&force).1 - granted_ms - 1, "force");
         }
     }
 }
@@ -290,6 +294,32 @@ fn leave_after_the_deadline_finds_none(mut lock: Lock) {
     lock.expire("a");
     assert_eq!(lock.leave("a"), Left::None { forced: 0 });
     assert_eq!(lock.inspect().ids(), ["b"]);
+}
+
+fn none_tells_since_when_the_lock_is_known(mut lock: Lock) {
+    assert_eq!(lock.leave("nobody"), Left::None { forced: 0 });
+    assert_eq!(lock.known, (0, 0), "no grant is remembered");
+    let first = lock.granted("a", Read);
+    assert_eq!(lock.leave("a"), Left::Held);
+    for (id, mode) in [("b", Write), ("c", Read), ("d", Write)] {
+        let token = lock.granted(id, mode);
+        assert_eq!(lock.leave(id), Left::Held);
+        assert_eq!(lock.leave(id), Left::None { forced: 0 });
+        assert_eq!(lock.known, (token, first), "{id}");
+    }
+    // A force ends holds, and forgets no token.
+    let token = lock.granted("e", Write);
+    lock.force();
+    assert_eq!(lock.leave("e"), Left::None { forced: token });
+    assert_eq!(lock.known, (token, first));
+    // Lost and begun anew.
+    for key in lock.keys.clone() {
+        lock.command(&["DEL", &key]);
+    }
+    let first = lock.granted("f", Write);
+    assert!(first > token);
+    assert_eq!(lock.leave("e"), Left::None { forced: 0 });
+    assert_eq!(lock.known, (first, first));
 }
 
 fn dead_writer_is_in_nobodys_way(mut lock: Lock) {
@@ -412,7 +442,8 @@ fn force_ends_all_and_is_remembered(mut lock: Lock) {
 
 /// A look at a free lock with this last token.
 fn view_of(token: i64) -> View {
-    View { token, foreign_write_ms: 0, foreign_read_ms: 0, holders: Vec::new(), waiters: Vec::new() }
+    let (holders, waiters) = (Vec::new(), Vec::new());
+    View { token, foreign_write_ms: 0, foreign_read_ms: 0, holders, more_holders: 0, waiters, more_waiters: 0 }
 }
 
 fn late_force_ends_nothing_newer(mut lock: Lock) {
@@ -478,8 +509,8 @@ fn lost_ttl_comes_back_with_a_grant(mut lock: Lock) {
         lock.granted("a", mode);
         lock.persist();
         lock.granted("a", mode);
-        lock.persist();
         if mode == Read {
+            lock.persist();
             lock.granted("b", mode);
             lock.persist();
             lock.leave("b");
@@ -537,6 +568,70 @@ fn lost_ttl_comes_back_with_leave_and_renew(mut lock: Lock) {
     lock.persist();
     assert_eq!(lock.leave("b"), Left::None { forced: 0 });
     lock.assert_covered_until(before_ms);
+}
+
+/// So many readers that no script looks at all of them, and a writer that waits. What `inspect` shows of them.
+fn crowded(lock: &mut Lock) -> View {
+    for n in 0..CROWD {
+        lock.granted(&format!("r.{n}"), Read);
+    }
+    lock.queued("v", Write);
+    let seen = lock.inspect();
+    assert_eq!((seen.holders.len(), seen.more_holders as usize), (MOST_RECORDS - 1, CROWD - MOST_RECORDS + 1));
+    assert_eq!((seen.waiting(), seen.more_waiters), (vec!["v"], 0));
+    seen
+}
+
+const CROWD: usize = 250;
+
+fn force_beside_a_crowd_ends_all_at_once_and_removes_some(mut lock: Lock) {
+    let seen = crowded(&mut lock);
+    let (ended, more) = lock.force_step(&seen);
+    assert_eq!((ended.len(), more), (MOST_RECORDS, true));
+    assert_eq!(lock.inspect().holders, []);
+    let forced = seen.token;
+    let recorded: Vec<_> = (0..CROWD).map(|n| format!("r.{n}")).filter(|id| !ended.contains(id)).collect();
+    assert_eq!(lock.renew(&recorded[0], LEASE_MS), Renewed::Lost { forced });
+    assert_eq!(lock.turn(&recorded[1], "w", Write, Wish::default()), Turned::Lost { forced });
+    assert_eq!(lock.leave(&recorded[2]), Left::None { forced });
+    let rest = lock.force_seen(&seen);
+    assert!(rest.iter().all(|id| recorded.contains(id)), "{rest:?}");
+    let Acquired::Granted { token, .. } = lock.ask("v", Write, Wish::patient()) else { panic!("it is next") };
+    assert!(token > forced);
+    assert_eq!(lock.force_step(&seen), (Vec::new(), false), "what was seen is over");
+    assert_eq!(lock.inspect().ids(), ["v"]);
+}
+
+/// Whoever asks goes on with what a force has left.
+fn force_that_breaks_off_keeps_nobody_out_for_long(mut lock: Lock) {
+    let seen = crowded(&mut lock);
+    assert!(lock.force_step(&seen).1);
+    let repeats = lock.ask("r.0", Read, Wish::default());
+    assert_eq!(repeats, Acquired::Contended { retry_in_ms: 1 }, "nobody enters before all are gone");
+    let entered = (0..3).find_map(|_| match lock.ask("v", Write, Wish::patient()) {
+        Acquired::Granted { token, .. } => Some(token),
+        _ => None,
+    });
+    assert!(entered.expect("it is next") > seen.token);
+    assert_eq!(lock.inspect().ids(), ["v"]);
+}
+
+/// It costs a command to shorten a ttl, so the last one of a lock may leave some of what stood.
+fn key_that_is_left_goes_within_three_minutes(mut lock: Lock) {
+    for (mode, lease_ms) in [(Read, LEASE_MS), (Write, LEASE_MS), (Read, LONG_MS), (Write, LONG_MS)] {
+        lock.granted_for("a", mode, lease_ms);
+        assert_eq!(lock.leave("a"), Left::Held);
+        let key = lock.key();
+        assert!((59_000..=180_000).contains(&lock.int(&["PTTL", &key])), "{mode:?} {lease_ms}");
+    }
+    for id in ["a", "b"] {
+        lock.granted_for(id, Read, LONG_MS);
+    }
+    for id in ["a", "b"] {
+        assert_eq!(lock.leave(id), Left::Held);
+    }
+    let key = lock.key();
+    assert!((59_000..=180_000).contains(&lock.int(&["PTTL", &key])));
 }
 
 fn longest_lease_is_covered_whatever_neighbours_do(mut lock: Lock) {
@@ -600,8 +695,8 @@ fn every_script(lock: &Lock) -> Vec<(&'static str, Vec<String>)> {
         ("acquire", lock.acquire_args("a", Mode::Read, LEASE_MS)),
         ("acquire", lock.acquire_args("a", Mode::Write, LEASE_MS)),
         ("leave", lock.leave_args("a")),
-        ("turn", lock.turn_args("a", "b", Mode::Read, Wish::default())),
-        ("turn", lock.turn_args("a", "b", Mode::Write, Wish::default())),
+        ("convert", lock.convert_args("a", "b", Mode::Read, Wish::default())),
+        ("convert", lock.convert_args("a", "b", Mode::Write, Wish::default())),
         ("renew", own(&["a", "1000"])),
         ("inspect", own(&[])),
         ("force", lock.force_args(&view_of(MAX_TOKEN))),

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cluster_testenv::Reply;
 
-use crate::lab::{Lock, Scheme};
+use crate::lab::{HEARD, LONG_MS, Lock, Scheme};
+use crate::layout;
 
 pub(crate) fn check(lock: &mut Lock) {
     for key in lock.keys.clone() {
@@ -13,12 +14,21 @@ pub(crate) fn check(lock: &mut Lock) {
     }
     match lock.scheme {
         Scheme::Hash => check_hash(&fields(lock), lock.now_ms()),
-        Scheme::TwoKey => check_readers(&members(lock)),
+        Scheme::TwoKey => {
+            let members = members(lock);
+            check_readers(&members);
+            check_places(&members, lock.now_ms());
+        }
     }
 }
 
-/// All fields of the hash.
+/// All fields of the hash, taken apart.
 pub(crate) fn fields(lock: &mut Lock) -> BTreeMap<String, String> {
+    layout::unpack(&stored(lock))
+}
+
+/// All fields of the hash as they are stored.
+pub(crate) fn stored(lock: &mut Lock) -> BTreeMap<String, String> {
     let key = lock.key();
     pairs(&lock.command(&["HGETALL", &key]))
 }
@@ -41,13 +51,18 @@ fn pairs(reply: &Reply) -> BTreeMap<String, String> {
 
 fn check_hash(fields: &BTreeMap<String, String>, now_ms: i64) {
     let has = |name: &str| fields.contains_key(name);
-    let number = |name: &str| -> i64 { fields[name].parse().expect("a number, written out") };
+    let number = |name: &str| -> i64 {
+        let text = &fields[name];
+        text.strip_suffix(".0").unwrap_or(text).parse().expect("a number, written out")
+    };
 
     assert!(!(has("W") && has("a")), "one kind of record: {fields:?}");
+    assert!(!has("m") || fields["m"].ends_with(".0"), "no published client writes that: {fields:?}");
     assert!(has("W") == has("D") && has("W") == has("I") && has("W") == has("T"), "{fields:?}");
     assert!(!has("W") || number("T") <= number("t"), "{fields:?}");
     assert!(has("a") == has("m") && (has("a") || !(has("v") || has("o"))), "{fields:?}");
     assert!(has("t") || !(has("W") || has("a")), "{fields:?}");
+    assert!(!has("b") || number("b") <= number("t") + 1, "the next is known: {fields:?}");
 
     let slots = if has("a") { number("a") } else { 0 };
     let mut ids = BTreeSet::new();
@@ -65,7 +80,6 @@ fn check_hash(fields: &BTreeMap<String, String>, now_ms: i64) {
         let count = fields.keys().filter(named).count();
         assert_eq!(count, ids.len(), "fields {letter} beside {slots} slots: {fields:?}");
     }
-    assert!(!has("v") || number("m") > number("v"), "{fields:?}");
     check_queue(fields, now_ms);
 }
 
@@ -76,23 +90,33 @@ fn check_queue(fields: &BTreeMap<String, String>, now_ms: i64) {
 
     let mut writers = BTreeSet::new();
     let mut before = String::new();
+    let link = |id: &str| if id.is_empty() { "-".to_owned() } else { id.to_owned() };
     assert_eq!(has("N"), has("P"), "both ends: {fields:?}");
-    while let Some(id) = fields.get(&format!("N{before}")).filter(|id| !id.is_empty()) {
+    while let Some(id) = fields.get(&format!("N{before}")).filter(|id| *id != "-") {
         assert!(writers.insert(id.clone()), "{id} waits once");
-        assert_eq!(fields[&format!("P{id}")], before, "{id} knows who is before it");
+        assert_eq!(fields[&format!("P{id}")], link(&before), "{id} knows who is before it");
         before.clone_from(id);
     }
     assert_eq!(fields.get("P").cloned().unwrap_or_default(), before, "the end is the last one");
     assert_eq!(has("N"), !writers.is_empty(), "no empty list");
 
-    let slots = if has("c") { number("c") } else { 0 };
-    let readers: BTreeSet<_> = (1..=slots).map(|slot| fields[&format!("q{slot}")].clone()).collect();
-    for slot in 1..=slots {
-        let id = &fields[&format!("q{slot}")];
-        assert_eq!(number(&format!("Q{id}")), slot, "{id} knows its slot");
+    assert_eq!(if has("writers") { number("writers") } else { 0 }, writers.len() as i64, "they are counted");
+
+    let mut readers = BTreeSet::new();
+    let mut places = 0;
+    if has("turn") {
+        let (turn, other) = if fields["turn"] == "x" { ("x", "y") } else { ("y", "x") };
+        for (letter, count) in [(turn, number("turn readers")), (other, number("waiting"))] {
+            for slot in 1..=count {
+                let place = format!("{letter}{slot}");
+                let id = &fields[&place];
+                assert_eq!(fields[&format!("Q{id}")], place, "{id} knows its place");
+                readers.insert(id.clone());
+            }
+            places += count;
+        }
     }
-    assert!(!has("c") || slots > 0, "no empty array");
-    assert_eq!(readers.len() as i64, slots, "each waits once");
+    assert_eq!(readers.len() as i64, places, "each waits once");
     assert_eq!(has("u"), !(writers.is_empty() && readers.is_empty()), "{fields:?}");
 
     for id in writers.iter().chain(&readers) {
@@ -104,11 +128,11 @@ fn check_queue(fields: &BTreeMap<String, String>, now_ms: i64) {
         );
     }
     let with = |letter: char| fields.keys().filter(|name| name.starts_with(letter) && name.len() > 1).count();
-    for (letter, count) in [('q', readers.len()), ('Q', readers.len()), ('N', writers.len()), ('P', writers.len())] {
+    for (letter, count) in [('Q', readers.len()), ('N', writers.len()), ('P', writers.len())] {
         assert_eq!(with(letter), count, "fields {letter}: {fields:?}");
     }
-    assert_eq!(with('B'), writers.len(), "{fields:?}");
-    for letter in ['U', 'C', 'S'] {
+    assert_eq!(with('x') + with('y'), readers.len(), "{fields:?}");
+    for letter in ['U', 'C', 'S', 'B'] {
         assert_eq!(with(letter), writers.len() + readers.len(), "fields {letter}: {fields:?}");
     }
 }
@@ -123,4 +147,26 @@ fn check_readers(members: &BTreeMap<String, i64>) {
             assert!(*score >= 0 && members.contains_key(&format!("@{member}")), "{members:?}");
         }
     }
+}
+
+/// Whoever waits has a place, and is believed for a while.
+fn check_places(members: &BTreeMap<String, i64>, now_ms: i64) {
+    let mut waiters = 0;
+    for (member, place) in members {
+        let (Some(id), lowest) = (match member.split_at_checked(3) {
+            Some(("#w ", id)) => (Some(id), -1 << 53),
+            Some(("#r ", id)) => (Some(id), -1 << 52),
+            _ => (None, 0),
+        }) else {
+            continue;
+        };
+        waiters += 1;
+        let came_ms = (place - lowest) / 1000;
+        assert!((now_ms - LONG_MS..=now_ms).contains(&came_ms), "{member} came at {came_ms}");
+        let heard_ms = -members[&format!("#u {id}")] - HEARD;
+        assert!(-members["#waits"] >= heard_ms, "{id} is covered: {members:?}");
+        assert!(!members.contains_key(id) || members[id] <= now_ms, "{id} holds or waits: {members:?}");
+    }
+    let believed = members.keys().filter(|member| member.starts_with("#u ")).count();
+    assert_eq!(believed, waiters, "nothing is left of those who are gone: {members:?}");
 }

@@ -10,7 +10,7 @@ use std::{
 
 use cluster_testenv::{Client, Node, Reply, Server};
 
-use crate::{invariants, scripts};
+use crate::{invariants, layout, scripts};
 
 pub(crate) const LEASE_MS: i64 = 100_000;
 /// So much longer than `LEASE_MS` that no stall of the machine makes the two look alike.
@@ -20,6 +20,10 @@ pub(crate) const PATIENCE_MS: i64 = 70_000;
 pub(crate) const RETENTION_MS: i64 = 60_000;
 pub(crate) const READ_LIMIT_MS: i64 = 100_000;
 pub(crate) const WRITE_LIMIT_MS: i64 = 300_000;
+/// Below it the two-key scheme keeps until when a waiter is believed.
+pub(crate) const HEARD: i64 = 1 << 44;
+/// So many records one script removes, lets in or shows.
+pub(crate) const MOST_RECORDS: usize = 96;
 const NEVER_LATE: i64 = 9_000_000_000_000;
 pub(crate) const MAX_TOKEN: i64 = 1 << 53;
 
@@ -80,7 +84,9 @@ pub(crate) struct View {
     pub(crate) foreign_write_ms: i64,
     pub(crate) foreign_read_ms: i64,
     pub(crate) holders: Vec<Holder>,
+    pub(crate) more_holders: i64,
     pub(crate) waiters: Vec<Waiter>,
+    pub(crate) more_waiters: i64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,13 +128,13 @@ pub(crate) struct Lab {
 const SCRIPTS: [(&str, &str, &str); 12] = [
     ("hash", "acquire", scripts::hash::ACQUIRE),
     ("hash", "leave", scripts::hash::LEAVE),
-    ("hash", "turn", scripts::hash::TURN),
+    ("hash", "convert", scripts::hash::CONVERT),
     ("hash", "renew", scripts::hash::RENEW),
     ("hash", "inspect", scripts::hash::INSPECT),
     ("hash", "force", scripts::hash::FORCE),
     ("two_key", "acquire", scripts::two_key::ACQUIRE),
     ("two_key", "leave", scripts::two_key::LEAVE),
-    ("two_key", "turn", scripts::two_key::TURN),
+    ("two_key", "convert", scripts::two_key::CONVERT),
     ("two_key", "renew", scripts::two_key::RENEW),
     ("two_key", "inspect", scripts::two_key::INSPECT),
     ("two_key", "force", scripts::two_key::FORCE),
@@ -159,11 +165,20 @@ impl Wish {
 
 impl Lab {
     pub(crate) fn start(server: Server) -> Arc<Self> {
+        Self::start_with(server, &[])
+    }
+
+    /// With other texts in some places of the scripts.
+    fn start_with(server: Server, changes: &[(&str, &str)]) -> Arc<Self> {
+        for (from, _) in changes {
+            assert!(SCRIPTS.iter().any(|(_, _, text)| text.contains(from)), "{from} is in no script");
+        }
         let node = Node::start(server).expect("the server starts");
         let mut client = node.client().expect("the server answers");
         let mut shas = BTreeMap::new();
         for (folder, name, text) in SCRIPTS {
-            let reply = client.command(&["SCRIPT", "LOAD", text]);
+            let text = changes.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
+            let reply = client.command(&["SCRIPT", "LOAD", &text]);
             let sha = reply.and_then(Reply::into_result).expect("the script compiles");
             let sha = sha.text().expect("a hash").into_owned();
             shas.insert((folder, name), sha);
@@ -192,6 +207,7 @@ impl Lab {
             channel: format!("{tag}:left"),
             client: self.node.client().expect("the server answers"),
             lab: Arc::clone(self),
+            known: (0, 0),
         }
     }
 }
@@ -204,6 +220,8 @@ pub(crate) struct Lock {
     pub(crate) channel: String,
     pub(crate) client: Client,
     pub(crate) lab: Arc<Lab>,
+    /// The last and the first token that the last `none` told.
+    pub(crate) known: (i64, i64),
 }
 
 impl Lock {
@@ -215,6 +233,15 @@ impl Lock {
     /// A lock on a server of its own.
     pub(crate) fn alone(scheme: Scheme, server: Server) -> Self {
         Lab::start(server).lock(scheme)
+    }
+
+    /// A lock on a server of its own, where one script of the two-key scheme looks at two who wait, dead or not.
+    pub(crate) fn limited(scheme: Scheme, server: Server) -> Self {
+        let two = [
+            ("looks_left = 100", "looks_left = 2"),
+            ("local FEW, HEARD, RESERVED_MS = 4,", "local FEW, HEARD, RESERVED_MS = 1,"),
+        ];
+        Lab::start_with(server, &two).lock(scheme)
     }
 
     /// The reply of a script as it is, an error reply included.
@@ -231,14 +258,29 @@ impl Lock {
         self.client.command(&command).expect("the server answers")
     }
 
+    /// Several scripts at once.
+    pub(crate) fn pipeline(&mut self, calls: &[(&'static str, Vec<String>)]) -> Vec<Reply> {
+        let count = self.keys.len().to_string();
+        let commands: Vec<Vec<&str>> = calls
+            .iter()
+            .map(|(script, args)| {
+                let mut command = vec!["EVALSHA", self.lab.shas[&("hash", *script)].as_str(), &count];
+                command.extend(self.keys.iter().chain(args).map(String::as_str));
+                command
+            })
+            .collect();
+        commands.iter().for_each(|command| self.client.send(command).expect("sent"));
+        commands.iter().map(|_| self.client.receive().expect("the server answers")).collect()
+    }
+
     fn run(&mut self, script: &'static str, id: &str, args: &[impl AsRef<str>]) -> Fields {
         let before = self.server_us();
         let reply = self.try_run(script, args);
         let after = self.server_us();
         let mut fields = Fields::of(reply);
         let code = fields.text();
-        assert_eq!(fields.text(), id, "the reply names who is answered");
-        let server_us = fields.int();
+        assert_eq!(fields.text(), if id.is_empty() { "-" } else { id }, "the reply names who is answered");
+        let server_us = fields.int() * 1_000_000 + fields.int();
         assert!((before..=after).contains(&server_us), "{server_us} is the server's time, {before} to {after}");
         if code != "late" && code != "view" {
             invariants::check(self);
@@ -252,8 +294,8 @@ impl Lock {
     fn with_surroundings(&self, args: &[&str]) -> Vec<String> {
         let mut args: Vec<String> = args.iter().map(ToString::to_string).collect();
         match self.scheme {
-            Scheme::Hash => args.extend([READ_LIMIT_MS.to_string(), WRITE_LIMIT_MS.to_string()]),
-            Scheme::TwoKey => args.push(self.channel.clone()),
+            Scheme::Hash => args.push(format!("{READ_LIMIT_MS} {WRITE_LIMIT_MS}")),
+            Scheme::TwoKey => {}
         }
         args
     }
@@ -262,7 +304,7 @@ impl Lock {
         self.with_surroundings(&[id])
     }
 
-    pub(crate) fn turn_args(&self, old: &str, new: &str, mode: Mode, wish: Wish) -> Vec<String> {
+    pub(crate) fn convert_args(&self, old: &str, new: &str, mode: Mode, wish: Wish) -> Vec<String> {
         let numbers = [wish.not_after_ms, wish.lease_ms, wish.turns].map(|number| number.to_string());
         let [not_after_ms, lease_ms, turns] = &numbers;
         let mut args = vec![not_after_ms.as_str(), old, new, mode.letter(), lease_ms];
@@ -275,9 +317,9 @@ impl Lock {
     pub(crate) fn wish_args(&self, id: &str, mode: Mode, wish: Wish) -> Vec<String> {
         let numbers = [wish.not_after_ms, wish.lease_ms, wish.patience_ms, wish.turns].map(|number| number.to_string());
         let [not_after_ms, lease_ms, patience_ms, turns] = numbers;
-        let mut args = vec![not_after_ms, id.to_owned(), mode.letter().to_owned(), lease_ms];
+        let mut args = vec![not_after_ms, id.to_owned(), mode.letter().to_owned(), lease_ms, patience_ms];
         if self.scheme == Scheme::Hash {
-            args.extend([patience_ms, turns, READ_LIMIT_MS.to_string(), WRITE_LIMIT_MS.to_string()]);
+            args.extend([turns, format!("{READ_LIMIT_MS} {WRITE_LIMIT_MS}")]);
         }
         args
     }
@@ -330,8 +372,8 @@ impl Lock {
     }
 
     pub(crate) fn turn(&mut self, old: &str, new: &str, mode: Mode, wish: Wish) -> Turned {
-        let args = self.turn_args(old, new, mode, wish);
-        let mut reply = self.run("turn", new, &args);
+        let args = self.convert_args(old, new, mode, wish);
+        let mut reply = self.run("convert", new, &args);
         let turned = match reply.code.as_str() {
             "granted" => {
                 let (token, turns, remaining_ms, writers_waiting) = reply.granted();
@@ -390,7 +432,11 @@ impl Lock {
         let left = match reply.code.as_str() {
             "held" => Left::Held,
             "queued" => Left::Queued,
-            "none" => Left::None { forced: reply.int() },
+            "none" => {
+                let forced = reply.int();
+                self.known = (reply.int(), reply.int());
+                Left::None { forced }
+            }
             code => panic!("leave answered {code}"),
         };
         reply.end();
@@ -426,17 +472,19 @@ impl Lock {
         let mut reply = self.run("inspect", "", &[""; 0]);
         assert_eq!(reply.code, "view");
         let (token, foreign_write_ms, foreign_read_ms) = (reply.int(), reply.int(), reply.int());
-        let (mut flat, mut flat_waiters) = (Fields::of(reply.next()), Fields::of(reply.next()));
+        let (more_holders, more_waiters) = (reply.int(), reply.int());
+        let (mut holders, mut waiters) = (Vec::new(), Vec::new());
+        while let Some(mut row) = reply.row() {
+            let (kind, id, mode, since_ms) = (row.text(), row.text(), row.mode(), row.int());
+            match kind.as_str() {
+                "hold" => holders.push(Holder { id, mode, since_ms, remaining_ms: row.int() }),
+                "wait" => waiters.push(Waiter { id, mode, since_ms }),
+                kind => panic!("a row of {kind}"),
+            }
+            row.end();
+        }
         reply.end();
-        let mut holders = Vec::new();
-        while !flat.is_empty() {
-            holders.push(Holder { id: flat.text(), mode: flat.mode(), since_ms: flat.int(), remaining_ms: flat.int() });
-        }
-        let mut waiters = Vec::new();
-        while !flat_waiters.is_empty() {
-            waiters.push(Waiter { id: flat_waiters.text(), mode: flat_waiters.mode(), since_ms: flat_waiters.int() });
-        }
-        View { token, foreign_write_ms, foreign_read_ms, holders, waiters }
+        View { token, foreign_write_ms, foreign_read_ms, holders, more_holders, waiters, more_waiters }
     }
 
     /// Ends whatever is there. The ids that were ended, in order of their names.
@@ -451,19 +499,28 @@ impl Lock {
         self.with_surroundings(&seen.each_ref().map(String::as_str))
     }
 
-    /// The same with what an earlier look has shown.
+    /// The same with what an earlier look has shown, until there is no more.
     pub(crate) fn force_seen(&mut self, seen: &View) -> Vec<String> {
+        let mut ended = Vec::new();
+        loop {
+            let (ids, more) = self.force_step(seen);
+            ended.extend(ids);
+            if !more {
+                ended.sort_unstable();
+                return ended;
+            }
+        }
+    }
+
+    /// One call, and whether there is more.
+    pub(crate) fn force_step(&mut self, seen: &View) -> (Vec<String>, bool) {
         let args = self.force_args(seen);
         let mut reply = self.run("force", "", &args);
         assert_eq!(reply.code, "forced");
-        let mut flat = Fields::of(reply.next());
+        let more = reply.int() == 1;
+        let ids = std::iter::from_fn(|| reply.row().map(|mut row| row.text())).collect();
         reply.end();
-        let mut ended = Vec::new();
-        while !flat.is_empty() {
-            ended.push(flat.text());
-        }
-        ended.sort_unstable();
-        ended
+        (ids, more)
     }
 
     /// Any command, on this lock's connection.
@@ -477,9 +534,10 @@ impl Lock {
     }
 
     pub(crate) fn server_us(&mut self) -> i64 {
-        let mut time = Fields::of(self.command(&["TIME"]));
-        let (seconds, us) = (time.text(), time.text());
-        seconds.parse::<i64>().expect("seconds") * 1_000_000 + us.parse::<i64>().expect("us")
+        let time = self.command(&["TIME"]);
+        let time = time.array().expect("two numbers");
+        let number = |part: &Reply| part.text().and_then(|text| text.parse::<i64>().ok()).expect("a number");
+        number(&time[0]) * 1_000_000 + number(&time[1])
     }
 
     pub(crate) fn now_ms(&mut self) -> i64 {
@@ -492,24 +550,36 @@ impl Lock {
     }
 
     pub(crate) fn field(&mut self, field: &str) -> Option<String> {
-        let key = self.key();
-        let reply = self.command(&["HGET", &key, field]);
-        reply.text().map(|text| text.into_owned())
+        invariants::fields(self).remove(field)
     }
 
     pub(crate) fn field_ms(&mut self, field: &str) -> i64 {
         let value = self.field(field).expect("the field is there");
-        value.parse().expect("a number")
+        value.strip_suffix(".0").unwrap_or(&value).parse().expect("a number")
     }
 
     pub(crate) fn set_field(&mut self, field: &str, value: impl ToString) {
-        let key = self.key();
-        self.command(&["HSET", &key, field, &value.to_string()]);
+        self.change(|fields| drop(fields.insert(field.to_owned(), value.to_string())));
     }
 
     pub(crate) fn delete_field(&mut self, field: &str) {
+        self.change(|fields| drop(fields.remove(field)));
+    }
+
+    /// Changes what is stored, as fields of one value.
+    fn change(&mut self, change: impl FnOnce(&mut layout::Fields)) {
+        let before = invariants::stored(self);
+        let mut fields = layout::unpack(&before);
+        assert_eq!(layout::pack(&fields), before, "nothing is lost on the way");
+        change(&mut fields);
+        let after = layout::pack(&fields);
         let key = self.key();
-        self.command(&["HDEL", &key, field]);
+        for (name, value) in after.iter().filter(|(name, value)| before.get(*name) != Some(value)) {
+            self.command(&["HSET", &key, name, value]);
+        }
+        for name in before.keys().filter(|name| !after.contains_key(*name)) {
+            self.command(&["HDEL", &key, name]);
+        }
     }
 
     /// Lets the lease of `id` end now: its deadline lies in the past.
@@ -526,8 +596,9 @@ impl Lock {
             }
         } else {
             let (read_key, write_key) = (self.keys[0].clone(), self.keys[1].clone());
+            let heard = (-HEARD - past).to_string();
             let past = past.to_string();
-            self.command(&["ZADD", &read_key, "XX", &past, id]);
+            self.command(&["ZADD", &read_key, "XX", &past, id, &heard, &format!("#u {id}")]);
             let value = self.command(&["GET", &write_key]);
             let writer = value.text().unwrap_or_default();
             if writer.split(' ').next() == Some(id) {
@@ -612,36 +683,44 @@ impl Listener {
     }
 }
 
-/// The fields of an array reply, from first to last.
+/// How many rows a reply has.
+pub(crate) fn rows(reply: &Reply) -> usize {
+    Fields::of(reply.clone()).rows.len()
+}
+
+/// The words of a reply, from first to last, and the rows behind them.
 #[derive(Debug)]
 struct Fields {
     code: String,
     server_us: i64,
-    rest: std::vec::IntoIter<Reply>,
+    words: std::vec::IntoIter<String>,
+    rows: std::vec::IntoIter<Reply>,
 }
 
 impl Fields {
     fn of(reply: Reply) -> Self {
-        let Reply::Array(fields) = reply else { panic!("not an array: {reply:?}") };
-        Self { code: String::new(), server_us: 0, rest: fields.into_iter() }
+        let mut rows = match reply {
+            Reply::Array(rows) => rows.into_iter(),
+            text => vec![text].into_iter(),
+        };
+        let head = rows.next().expect("a head");
+        let head = head.text().unwrap_or_else(|| panic!("not a text: {head:?}")).into_owned();
+        let words: Vec<_> = head.split(' ').map(str::to_owned).collect();
+        Self { code: String::new(), server_us: 0, words: words.into_iter(), rows }
     }
 
-    fn is_empty(&self) -> bool {
-        self.rest.as_slice().is_empty()
-    }
-
-    fn next(&mut self) -> Reply {
-        self.rest.next().expect("one more field")
+    fn row(&mut self) -> Option<Self> {
+        self.rows.next().map(Self::of)
     }
 
     fn text(&mut self) -> String {
-        let field = self.next();
-        field.text().unwrap_or_else(|| panic!("not a text: {field:?}")).into_owned()
+        self.words.next().expect("one more word")
     }
 
     fn int(&mut self) -> i64 {
-        let field = self.next();
-        field.int().unwrap_or_else(|| panic!("not a number: {field:?}"))
+        let word = self.text();
+        assert!(!word.starts_with('-'), "no number of ours is below nothing: {word}");
+        word.parse().unwrap_or_else(|_| panic!("not a number, written out: {word}"))
     }
 
     fn mode(&mut self) -> Mode {
@@ -652,16 +731,17 @@ impl Fields {
         }
     }
 
-    /// Token, turns, remaining time, and whether writers wait.
+    /// First token, turns, remaining time, and whether writers wait.
     fn granted(&mut self) -> (i64, i64, i64, bool) {
-        let granted = (self.int(), self.int(), self.int());
+        let (last, turns, remaining_ms) = (self.int(), self.int(), self.int());
         let flag = self.int();
         assert!((0..=1).contains(&flag), "a flag");
-        (granted.0, granted.1, granted.2, flag == 1)
+        (last - turns + 1, turns, remaining_ms, flag == 1)
     }
 
     fn end(&self) {
-        assert!(self.is_empty(), "nothing more: {:?}", self.rest);
+        assert!(self.words.as_slice().is_empty(), "nothing more: {:?}", self.words);
+        assert!(self.rows.as_slice().is_empty(), "nothing more: {:?}", self.rows);
     }
 }
 

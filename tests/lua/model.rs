@@ -118,7 +118,7 @@ impl Model {
                 *self = Self { token: self.token, next: self.next, ..Self::new() };
             }
             _ => {
-                lock.leave("never came");
+                lock.leave("never-came");
             }
         }
         let view = lock.inspect();

@@ -135,6 +135,7 @@ fn late_turn_changes_nothing(mut lock: Lock) {
         let stored = lock.snapshot();
         assert_eq!(lock.turn("old", "new", asked, late), Turned::Late);
         assert_eq!(lock.snapshot(), stored);
+        lock.granted("old", held);
         assert_eq!(lock.leave("old"), Left::Held);
     }
 }
@@ -229,7 +230,7 @@ fn overwritten_hold_is_not_turned(mut lock: Lock) {
         } else {
             lock.granted("old", Read);
         }
-        let past_ms = lock.now_ms() - WRITE_LIMIT_MS;
+        let past_ms = lock.now_ms() - WRITE_LIMIT_MS - 1;
         lock.set_field("write", past_ms);
         let since_ms = lock.now_ms();
         while lock.now_ms() == since_ms {}
@@ -272,7 +273,8 @@ fn repeat_beside_many_dead_readers_keeps_the_phase(mut lock: Lock) {
     // To the bottom, below more dead ones than one script removes.
     let (slot, first) = (lock.field("sr").expect("a slot"), lock.field("r1").expect("a reader"));
     for (field, value) in [("r1", "r"), ("sr", "1"), (&format!("r{slot}"), &first), (&format!("s{first}"), &slot)] {
-        lock.set_field(field, value);
+        let key = lock.key();
+        lock.command(&["HSET", &key, field, value]);
     }
     for n in 0..250 {
         lock.expire(&format!("dead.{n}"));
@@ -283,7 +285,7 @@ fn repeat_beside_many_dead_readers_keeps_the_phase(mut lock: Lock) {
 
 /// Its owner does not know that it was granted, so it has no reason to; and yet everybody is told what is true.
 fn hold_can_be_turned_in_the_script_that_grants_it(mut lock: Lock) {
-    let channel = lock.key().replace(":lock", ":wake:w");
+    let channel = format!("{}:wake:w", lock.key());
     let mut listener = Listener::new(&lock, &channel);
     lock.granted("dead", Read);
     lock.queued("w", Write);

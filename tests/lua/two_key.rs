@@ -1,53 +1,345 @@
-//! What only the two-key scheme has: publishing, the writer's string, dead members.
+//! What only the two-key scheme has: the writer's string, dead members, and waiters that are told to ask again.
 
 use crate::{
     invariants,
-    lab::{LEASE_MS, LONG_MS, Left, Listener, Lock, Mode, Read, Renewed, Write, two_key_cases},
+    lab::{
+        Acquired, HEARD, LEASE_MS, LONG_MS, Left, Listener, Lock, Mode, Read, Renewed, Turned, Wish, Write,
+        two_key_cases,
+    },
 };
 
 two_key_cases!(shared:
-    publishes_when_the_lock_becomes_takeable,
-    publishing_without_the_right_does_not_undo,
+    release_tells_the_first_waiting_writer_alone,
+    nobody_passes_whoever_was_told,
+    whoever_does_not_come_is_passed_and_forgotten,
+    repeat_keeps_the_place_and_silence_loses_it,
+    waiting_writer_stops_new_readers,
+    readers_that_waited_come_in_after_a_writer,
+    readers_beyond_a_hundred_are_told_as_a_chain,
+    dead_waiters_are_skipped_a_hundred_at_a_time,
+    waiter_that_leaves_is_forgotten_and_lets_others_on,
+    first_to_find_a_dead_holder_tells_who_is_next,
+    force_ends_no_waiting,
+    upgrade_is_refused_while_a_writer_waits,
+    whoever_holds_does_not_wait_for_itself,
+    telling_without_the_right_does_not_undo,
     writers_string_without_ttl_gets_the_callers_lease,
     writers_string_of_a_stranger_blocks_like_one,
     dead_readers_are_removed_at_most_a_hundred_at_a_time,
-    readers_key_holds_the_token_alone_in_the_end,
+    readers_key_holds_tokens_alone_in_the_end,
     writers_string_goes_at_its_deadline,
     downgrade_tells_waiting_readers,
+    newcomer_does_not_pass_readers_that_are_told_since_a_writer_gave_up,
 );
 
-fn publishes_when_the_lock_becomes_takeable(mut lock: Lock) {
-    let mut listener = Listener::new(&lock, &lock.channel);
-    lock.granted("w", Write);
-    lock.contended("b", Write);
-    lock.leave("b");
-    lock.renewed("w", LEASE_MS);
-    assert_eq!(listener.heard(&mut lock), [""; 0]);
-    lock.leave("w");
-    assert_eq!(listener.heard(&mut lock), ["w"]);
-    lock.leave("w");
-    assert_eq!(listener.heard(&mut lock), [""; 0]);
+/// For so long the lock is kept for whoever was told.
+const RESERVED_MS: i64 = 250;
+/// So many are told by one script.
+const TOLD: usize = 100;
 
-    lock.granted("a", Read);
-    lock.granted("b", Read);
-    lock.leave("a");
-    assert_eq!(listener.heard(&mut lock), [""; 0], "b still reads");
-    lock.leave("b");
-    assert_eq!(listener.heard(&mut lock), ["b"]);
+impl Lock {
+    /// Hears what a waiter is told.
+    fn ear(&self, id: &str) -> Listener {
+        let channel = format!("{}wake:{id}", self.keys[0].strip_suffix("read").expect("the readers' key"));
+        Listener::new(self, &channel)
+    }
 
-    lock.granted("a", Read);
-    lock.granted_for("dead", Read, LONG_MS);
-    lock.expire("dead");
-    lock.leave("a");
-    assert_eq!(listener.heard(&mut lock), ["a"], "a dead one is nobody");
-    lock.leave("dead");
-    assert_eq!(listener.heard(&mut lock), [""; 0]);
+    /// Who of some waiters was told since the last time.
+    fn told<'a>(&mut self, ears: &mut [(&'a str, Listener)]) -> Vec<&'a str> {
+        let mut told = Vec::new();
+        for (id, ear) in ears {
+            for heard in ear.heard(self) {
+                assert_eq!(heard, *id);
+                told.push(*id);
+            }
+        }
+        told
+    }
 
-    lock.force();
-    assert_eq!(listener.heard(&mut lock), [""]);
+    fn ears<'a, const N: usize>(&self, ids: [&'a str; N]) -> [(&'a str, Listener); N] {
+        ids.map(|id| (id, self.ear(id)))
+    }
+
+    /// Whoever was told has not come in time.
+    fn let_the_reservation_end(&mut self, ids: &[&str]) {
+        let (key, past) = (self.key(), (1 - self.now_ms()).to_string());
+        assert_eq!(self.int(&["ZADD", &key, "XX", "CH", &past, "#next"]), 1, "it was kept for somebody");
+        ids.iter().for_each(|id| self.expire(id));
+    }
+
+    fn members_like(&mut self, prefix: &str) -> usize {
+        invariants::members(self).keys().filter(|member| member.starts_with(prefix)).count()
+    }
 }
 
-fn publishing_without_the_right_does_not_undo(mut lock: Lock) {
+fn release_tells_the_first_waiting_writer_alone(mut lock: Lock) {
+    let mut ears = lock.ears(["a", "b", "c", "t"]);
+    lock.granted("w", Write);
+    for id in ["a", "b", "c"] {
+        assert!(lock.queued(id, Write) > LEASE_MS / 2);
+    }
+    lock.contended("t", Write);
+    assert_eq!(lock.inspect().waiting(), ["a", "b", "c"]);
+    lock.renewed("w", LEASE_MS);
+    lock.leave("t");
+    assert_eq!(lock.told(&mut ears), [""; 0], "nobody can come in");
+    for (holder, next) in [("w", "a"), ("a", "b"), ("b", "c")] {
+        assert_eq!(lock.leave(holder), Left::Held);
+        assert_eq!(lock.told(&mut ears), [next]);
+        assert_eq!(lock.leave(holder), Left::None { forced: 0 }, "a late copy");
+        assert_eq!(lock.told(&mut ears), [""; 0]);
+        lock.granted(next, Write);
+        assert_eq!(lock.told(&mut ears), [""; 0]);
+    }
+    lock.leave("c");
+    lock.granted("t", Write);
+    assert_eq!(lock.told(&mut ears), [""; 0]);
+}
+
+fn nobody_passes_whoever_was_told(mut lock: Lock) {
+    lock.granted("w", Write);
+    lock.queued("a", Write);
+    lock.queued("b", Write);
+    lock.leave("w");
+    for mode in [Write, Read] {
+        assert!((1..=RESERVED_MS).contains(&lock.contended("n", mode)), "kept for a short time");
+    }
+    assert!(lock.queued("b", Write) <= RESERVED_MS);
+    assert!(lock.queued("r", Read) <= RESERVED_MS);
+    lock.granted("a", Write);
+    assert!(lock.contended("n", Write) > LEASE_MS / 2);
+    assert_eq!(lock.inspect().waiting(), ["b", "r"]);
+}
+
+fn whoever_does_not_come_is_passed_and_forgotten(mut lock: Lock) {
+    let mut ears = lock.ears(["a", "b"]);
+    lock.granted("w", Write);
+    lock.queued("a", Write);
+    lock.queued("b", Write);
+    lock.leave("w");
+    let believed_ms = -invariants::members(&mut lock)["#u a"] - HEARD - lock.now_ms();
+    assert!(believed_ms <= RESERVED_MS, "no longer than the lock is kept: {believed_ms}");
+    assert_eq!(lock.told(&mut ears), ["a"]);
+    lock.let_the_reservation_end(&["a"]);
+    lock.granted("n", Write);
+    assert_eq!(lock.inspect().waiting(), ["b"]);
+    lock.queued("a", Write);
+    lock.leave("n");
+    assert_eq!(lock.told(&mut ears), ["b"], "it begins anew at the end");
+    lock.granted("b", Write);
+    lock.leave("b");
+    assert_eq!(lock.told(&mut ears), ["a"]);
+}
+
+fn repeat_keeps_the_place_and_silence_loses_it(mut lock: Lock) {
+    lock.granted("w", Write);
+    for (id, mode) in [("a", Write), ("b", Write), ("q", Read), ("r", Read)] {
+        lock.queued(id, mode);
+    }
+    let before = lock.inspect();
+    assert_eq!(before.waiting(), ["a", "b", "q", "r"]);
+    lock.queued("a", Write);
+    lock.queued("q", Read);
+    let shorter = Wish { patience_ms: 1, ..Wish::patient() };
+    assert!(matches!(lock.ask("a", Write, shorter), Acquired::Queued { .. }), "never shortened");
+    assert_eq!(lock.inspect().waiters, before.waiters);
+    lock.expire("a");
+    lock.expire("q");
+    assert_eq!(lock.inspect().waiting(), ["b", "r"]);
+    lock.queued("a", Write);
+    lock.queued("q", Read);
+    assert_eq!(lock.inspect().waiting(), ["b", "a", "r", "q"]);
+}
+
+fn waiting_writer_stops_new_readers(mut lock: Lock) {
+    lock.granted("r", Read);
+    lock.granted("q", Read);
+    lock.queued("a", Write);
+    assert!(lock.contended("n", Read) > LEASE_MS / 2);
+    let repeats = lock.acquire("r", Read, LEASE_MS);
+    assert!(matches!(repeats, Acquired::Granted { writers_waiting: true, .. }), "{repeats:?}");
+    let mut ears = lock.ears(["a", "n"]);
+    lock.queued("n", Read);
+    lock.leave("r");
+    assert_eq!(lock.told(&mut ears), [""; 0]);
+    lock.leave("q");
+    assert_eq!(lock.told(&mut ears), ["a"]);
+    lock.granted("a", Write);
+    lock.leave("a");
+    assert_eq!(lock.told(&mut ears), ["n"]);
+    let enters = lock.ask("n", Read, Wish::patient());
+    assert!(matches!(enters, Acquired::Granted { writers_waiting: false, .. }), "{enters:?}");
+    lock.granted("m", Read);
+}
+
+fn readers_that_waited_come_in_after_a_writer(mut lock: Lock) {
+    let mut ears = lock.ears(["a", "b", "p", "q", "late"]);
+    lock.granted("w", Write);
+    for (id, mode) in [("a", Write), ("p", Read), ("b", Write), ("q", Read)] {
+        lock.queued(id, mode);
+    }
+    lock.leave("w");
+    assert_eq!(lock.told(&mut ears), ["p", "q"]);
+    assert!(lock.queued("a", Write) <= RESERVED_MS, "after the readers");
+    lock.queued("late", Read);
+    let phase = lock.granted("q", Read);
+    lock.contended("late", Read);
+    assert_eq!(lock.granted("p", Read), phase, "beside the other, though writers wait");
+    lock.leave("p");
+    lock.leave("q");
+    assert_eq!(lock.told(&mut ears), ["a"], "before the reader that came during the readers' turn");
+    lock.granted("a", Write);
+    lock.leave("a");
+    assert_eq!(lock.told(&mut ears), ["late"]);
+    lock.granted("late", Read);
+    lock.leave("late");
+    assert_eq!(lock.told(&mut ears), ["b"]);
+    lock.granted("b", Write);
+}
+
+fn readers_beyond_a_hundred_are_told_as_a_chain(mut lock: Lock) {
+    const WAITING: usize = 2 * TOLD + 50;
+    let ids: Vec<String> = (0..WAITING).map(|n| format!("r{n:03}")).collect();
+    lock.granted("w", Write);
+    for id in &ids {
+        lock.queued(id, Read);
+    }
+    lock.queued("a", Write);
+    let mut ears: Vec<_> = ids.iter().map(|id| (id.as_str(), lock.ear(id))).collect();
+    lock.leave("w");
+    assert_eq!(lock.told(&mut ears), ids[..TOLD]);
+    for (entered, id) in ids.iter().enumerate() {
+        lock.granted(id, Read);
+        let next = ids.get(TOLD + entered);
+        assert_eq!(lock.told(&mut ears[..]), next.into_iter().collect::<Vec<_>>(), "{id} tells one more");
+    }
+    assert_eq!(lock.members_like("#chain"), 0);
+    assert_eq!(lock.inspect().waiting(), ["a"]);
+}
+
+fn dead_waiters_are_skipped_a_hundred_at_a_time(mut lock: Lock) {
+    for mode in [Write, Read] {
+        lock.granted("w", Write);
+        for n in 0..250 {
+            lock.queued(&format!("dead.{n}"), mode);
+        }
+        lock.queued("a", Write);
+        for n in 0..250 {
+            lock.expire(&format!("dead.{n}"));
+        }
+        lock.leave("w");
+        assert_eq!(lock.members_like("#u dead"), 150);
+        assert_eq!(lock.ask("a", Write, Wish::patient()), Acquired::Queued { retry_in_ms: 1 }, "is one alive?");
+        assert_eq!(lock.members_like("#u dead"), 50);
+        lock.granted("a", Write);
+        lock.leave("a");
+        lock.granted("n", Write);
+        assert_eq!(
+            lock.members_like("#"),
+            2 + lock.members_like("#forced"),
+            "the last and the first token alone are left"
+        );
+        lock.leave("n");
+    }
+}
+
+fn waiter_that_leaves_is_forgotten_and_lets_others_on(mut lock: Lock) {
+    let mut ears = lock.ears(["a", "b", "r"]);
+    lock.granted("w", Write);
+    lock.queued("a", Write);
+    lock.queued("b", Write);
+    lock.leave("w");
+    assert_eq!(lock.told(&mut ears), ["a"]);
+    assert_eq!(lock.leave("a"), Left::Queued);
+    assert_eq!(lock.told(&mut ears), ["b"], "the lock is free");
+    assert_eq!(lock.leave("a"), Left::None { forced: 0 });
+    assert_eq!(lock.told(&mut ears), [""; 0]);
+    assert_eq!(lock.leave("b"), Left::Queued);
+    lock.granted("n", Read);
+    assert_eq!(lock.members_like("#u"), 0);
+
+    lock.queued("a", Write);
+    lock.queued("r", Read);
+    assert_eq!(lock.leave("a"), Left::Queued);
+    assert_eq!(lock.told(&mut ears), ["r"], "readers are inside");
+    lock.granted("r", Read);
+    lock.queued("a", Write);
+    lock.expire("a");
+    assert_eq!(lock.leave("a"), Left::None { forced: 0 }, "it was dead");
+    lock.granted("n2", Read);
+}
+
+fn newcomer_does_not_pass_readers_that_are_told_since_a_writer_gave_up(mut lock: Lock) {
+    let mut ears = lock.ears(["r", "late", "a"]);
+    lock.granted("w", Write);
+    lock.queued("r", Read);
+    lock.queued("a", Write);
+    lock.leave("w");
+    lock.granted("r", Read);
+    lock.queued("late", Read);
+    lock.leave("r");
+    assert_eq!(lock.told(&mut ears), ["r", "a"]);
+    assert_eq!(lock.leave("a"), Left::Queued);
+    assert_eq!(lock.told(&mut ears), ["late"]);
+    assert!((1..=RESERVED_MS).contains(&lock.contended("n", Write)), "the lock is kept for the reader");
+    lock.granted("late", Read);
+    assert_eq!(lock.leave("late"), Left::Held);
+    lock.granted("n", Write);
+}
+
+fn first_to_find_a_dead_holder_tells_who_is_next(mut lock: Lock) {
+    for mode in [Write, Read] {
+        let mut ears = lock.ears(["a", "b"]);
+        lock.granted("dead", mode);
+        lock.queued("a", Write);
+        lock.queued("b", Write);
+        lock.expire("dead");
+        assert!(lock.queued("b", Write) <= RESERVED_MS);
+        assert_eq!(lock.told(&mut ears), ["a"]);
+        assert!(lock.queued("b", Write) <= RESERVED_MS);
+        assert_eq!(lock.told(&mut ears), [""; 0], "told once");
+        lock.granted("a", Write);
+        for id in ["a", "b"] {
+            lock.leave(id);
+        }
+    }
+}
+
+fn force_ends_no_waiting(mut lock: Lock) {
+    for (mode, next) in [(Read, "a"), (Write, "r")] {
+        let mut ears = lock.ears(["a", "r"]);
+        lock.granted("h", mode);
+        lock.queued("a", Write);
+        lock.queued("r", Read);
+        assert_eq!(lock.force(), ["h"]);
+        assert_eq!(lock.told(&mut ears), [next]);
+        assert_eq!(lock.inspect().waiting(), ["a", "r"]);
+        assert!(lock.contended("n", Write) <= RESERVED_MS);
+        lock.granted(next, if next == "a" { Write } else { Read });
+        for id in ["a", "r"] {
+            lock.leave(id);
+        }
+    }
+}
+
+fn upgrade_is_refused_while_a_writer_waits(mut lock: Lock) {
+    lock.granted("r", Read);
+    lock.queued("a", Write);
+    assert_eq!(lock.turn("r", "w", Write, Wish::default()), Turned::Refused);
+    lock.expire("a");
+    lock.turned("r", "w", Write);
+}
+
+fn whoever_holds_does_not_wait_for_itself(mut lock: Lock) {
+    for (held, asked) in [(Write, Read), (Read, Write)] {
+        lock.granted("h", held);
+        let asks = lock.ask("h", asked, Wish::patient());
+        assert!(matches!(asks, Acquired::Contended { .. }), "{asks:?}");
+        assert_eq!(lock.leave("h"), Left::Held);
+    }
+}
+
+fn telling_without_the_right_does_not_undo(mut lock: Lock) {
     let user = lock.channel.replace(' ', "-");
     let rights = ["on", ">pw", "~*", "+@all", "resetchannels"];
     lock.command(&[&["ACL", "SETUSER", &user][..], &rights].concat());
@@ -56,14 +348,20 @@ fn publishing_without_the_right_does_not_undo(mut lock: Lock) {
     let refused = lock.client.command(&publish).expect("the server answers");
     assert!(refused.error().is_some_and(|text| text.starts_with("NOPERM")), "{refused:?}");
 
-    lock.granted("w", Write);
-    assert_eq!(lock.leave("w"), Left::Held);
-    lock.granted("r", Read);
-    assert_eq!(lock.leave("r"), Left::Held);
-    lock.granted("w", Write);
-    assert_eq!(lock.force(), ["w"]);
-    lock.granted("w", Write);
-    assert_eq!(lock.inspect().ids(), ["w"]);
+    for mode in [Write, Read] {
+        lock.granted("h", mode);
+        lock.queued("a", Write);
+        assert_eq!(lock.leave("h"), Left::Held);
+        lock.granted("a", Write);
+        lock.queued("b", Write);
+        assert_eq!(lock.force(), ["a"]);
+        lock.granted("b", Write);
+        lock.queued("r", Read);
+        lock.turned("b", "q", Read);
+        for id in ["r", "q"] {
+            lock.leave(id);
+        }
+    }
 }
 
 fn writers_string_without_ttl_gets_the_callers_lease(mut lock: Lock) {
@@ -126,7 +424,7 @@ fn dead_readers_are_removed_at_most_a_hundred_at_a_time(mut lock: Lock) {
     }
 }
 
-fn readers_key_holds_the_token_alone_in_the_end(mut lock: Lock) {
+fn readers_key_holds_tokens_alone_in_the_end(mut lock: Lock) {
     lock.granted("a", Read);
     lock.granted("b", Read);
     lock.leave("a");
@@ -134,7 +432,7 @@ fn readers_key_holds_the_token_alone_in_the_end(mut lock: Lock) {
     lock.granted("w", Write);
     lock.leave("w");
     let members = invariants::members(&mut lock);
-    assert_eq!(members.into_keys().collect::<Vec<_>>(), ["#token"]);
+    assert_eq!(members.into_keys().collect::<Vec<_>>(), ["#born", "#token"]);
     assert!(lock.snapshot()[1].0.is_nil());
 }
 
@@ -151,11 +449,65 @@ fn writers_string_goes_at_its_deadline(mut lock: Lock) {
 }
 
 fn downgrade_tells_waiting_readers(mut lock: Lock) {
-    let mut listener = Listener::new(&lock, &lock.channel);
+    let mut ears = lock.ears(["a", "p"]);
     lock.granted("w", Write);
+    lock.queued("a", Write);
+    lock.queued("p", Read);
+    let turned = lock.turn("w", "r", Read, Wish::default());
+    let Turned::Granted { token, writers_waiting: true, .. } = turned else { panic!("{turned:?}") };
+    assert_eq!(lock.told(&mut ears), ["p"]);
     lock.turned("w", "r", Read);
-    assert_eq!(listener.heard(&mut lock), ["w"]);
-    lock.turned("w", "r", Read);
-    lock.turned("r", "v", Write);
-    assert_eq!(listener.heard(&mut lock), [""; 0]);
+    assert_eq!(lock.told(&mut ears), [""; 0], "a repeat");
+    assert_eq!(lock.granted("p", Read), token, "beside it");
+    for id in ["r", "p"] {
+        lock.leave(id);
+    }
+    assert_eq!(lock.told(&mut ears), ["a"]);
+}
+
+/// Where one script looks at two who wait.
+mod limits {
+    use super::{Left, Lock, Read, Write, two_key_cases};
+
+    two_key_cases!(limited:
+        what_is_nobodys_place_takes_no_look,
+        readers_are_told_two_at_a_time,
+    );
+
+    fn what_is_nobodys_place_takes_no_look(mut lock: Lock) {
+        lock.granted("w", Write);
+        lock.force();
+        let mut ears = lock.ears(["a", "b"]);
+        lock.granted("w", Write);
+        lock.queued("a", Write);
+        lock.queued("b", Write);
+        lock.leave("w");
+        assert_eq!(lock.told(&mut ears), ["a"]);
+        lock.granted("a", Write);
+        lock.leave("a");
+        assert_eq!(lock.told(&mut ears), ["b"]);
+        lock.granted("b", Write);
+        lock.leave("b");
+        lock.granted("n", Write);
+    }
+
+    fn readers_are_told_two_at_a_time(mut lock: Lock) {
+        let mut ears = lock.ears(["p", "q", "r", "s", "a"]);
+        lock.granted("w", Write);
+        for id in ["p", "q", "r", "s"] {
+            lock.queued(id, Read);
+        }
+        lock.queued("a", Write);
+        lock.leave("w");
+        assert_eq!(lock.told(&mut ears), ["p", "q"]);
+        for (id, next) in [("p", &["r"][..]), ("q", &["s"]), ("r", &[]), ("s", &[])] {
+            lock.granted(id, Read);
+            assert_eq!(lock.told(&mut ears), next, "{id} tells one more");
+        }
+        for (id, next) in [("p", &[][..]), ("q", &[]), ("r", &[]), ("s", &["a"])] {
+            assert_eq!(lock.leave(id), Left::Held);
+            assert_eq!(lock.told(&mut ears), next);
+        }
+        lock.granted("a", Write);
+    }
 }

@@ -1,6 +1,7 @@
+local key_ttl_ms, read_limit_ms, write_limit_ms, now_ms = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local read, write = redis.call('HGET', KEYS[1], 'read'), redis.call('HGET', KEYS[1], 'write')
-if read and ARGV[1] - read < tonumber(ARGV[2]) then return 0 end
-if write and ARGV[1] - write < tonumber(ARGV[3]) then return 0 end
-redis.call('HSET', KEYS[1], 'write', ARGV[1])
-redis.call('PEXPIRE', KEYS[1], ARGV[4])
+if read and not (now_ms - read > read_limit_ms) then return 0 end
+if write and not (now_ms - write > write_limit_ms) then return 0 end
+redis.call('HSET', KEYS[1], 'write', now_ms)
+redis.call('PEXPIRE', KEYS[1], key_ttl_ms)
 return 1

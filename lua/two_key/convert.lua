@@ -1,33 +1,38 @@
 #!lua
 -- Gives one hold up for one of the other side, in one step: a writer's for a read hold, or the only reader's for a write hold. A repeat
--- with the new id of a live hold extends it. Publishes the old id when readers may come in.
+-- with the new id of a live hold extends it. Readers who wait are told to ask again when they may come in.
 -- KEYS: the readers (zset), the writer (string)
--- ARGV: not_after_ms, old id, new id, new mode ('r' or 'w'), lease_ms, channel
--- Returns {'granted', new id, server_us, token, 1, remaining_ms, 0} | {'refused', new id, server_us}
---   | {'lost', new id, server_us, forced_token} | {'late', new id, server_us}
+-- ARGV: not_after_ms, old id, new id, new mode ('r' or 'w'), lease_ms
+-- Returns 'granted new-id <time> token 1 remaining_ms writers_waiting' (0 or 1) | 'refused new-id <time>'
+--   | 'lost new-id <time> forced_token' | 'late new-id <time>'
 local read_key, write_key = KEYS[1], KEYS[2]
-local not_after_ms, old, id, mode, lease_ms, channel = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local not_after_ms, old, id, mode, lease_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local RETENTION_MS = 60000
 
 local time = redis.call('TIME')
 local server_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(server_us / 1000)
-if now_ms > not_after_ms then return {'late', id, server_us} end
+local function answer(code, words, ...) return string.format('%s %s %s %s' .. words, code, id, time[1], time[2], ...) end
+if now_ms > not_after_ms then return answer('late', '') end
 
 -- Both keys are read before anything is written: a key of another type ends the script here.
 local writer = redis.call('GET', write_key)
-local scores = redis.call('ZMSCORE', read_key, '#token', '#forced', id, old)
+local scores = redis.call('ZMSCORE', read_key, '#token', '#forced', id, old, '#waits')
 local longest = redis.call('ZREVRANGE', read_key, 0, 1, 'WITHSCORES')
 local longest_ms = math.max(now_ms, longest[2] or 0)
 local own_ms, old_ms = tonumber(scores[3] or 0), tonumber(scores[4] or 0)
+-- A force has ended whoever reads, and may be yet to remove some.
+if scores[2] and scores[2] == scores[1] then own_ms, old_ms = 0, 0 end
 local token = math.max(server_us, 1 - (scores[1] or 0))
-local deadline_ms = now_ms + lease_ms
+local deadline_ms, waits_ms = now_ms + lease_ms, -(scores[5] or 0)
 
 local writer_ms = writer and redis.call('PEXPIRETIME', write_key) or 0
 local writer_lives = writer_ms < 0 or writer_ms > now_ms -- else dead, and the server is yet to remove it
 local function writes(who)
   return writer and writer_lives and string.sub(writer, 1, #who + 1) == who .. ' '
 end
+
+--@queue
 
 if mode == 'w' and writes(id) then
   token, deadline_ms = tonumber(string.match(writer, '%d+$')), math.max(deadline_ms, writer_ms)
@@ -40,9 +45,9 @@ elseif mode == 'r' and writes(old) then
   redis.call('ZADD', read_key, -token, '#token', deadline_ms, id, -now_ms, '@' .. id)
 elseif mode == 'w' and old_ms > now_ms then
   local others_ms = tonumber(longest[1] ~= old and longest[2] or longest[4] or 0)
-  if others_ms > now_ms then
+  if others_ms > now_ms or scores[5] and first('w') then
     redis.call('PEXPIREAT', read_key, longest_ms + RETENTION_MS, 'NX') -- only a key that lost its ttl gets one here
-    return {'refused', id, server_us}
+    return answer('refused', '')
   end
   redis.call('ZREM', read_key, old, '@' .. old)
   -- %.0f: concatenation would round a microsecond number to 14 digits.
@@ -51,10 +56,15 @@ elseif mode == 'w' and old_ms > now_ms then
 else -- NX, as above
   redis.call('PEXPIREAT', write_key, now_ms + RETENTION_MS, 'NX')
   redis.call('PEXPIREAT', read_key, math.max(longest_ms, redis.call('PEXPIRETIME', write_key)) + RETENTION_MS, 'NX')
-  return {'lost', id, server_us, -(scores[2] or 0)}
+  return answer('lost', ' %.0f', 0 - (scores[2] or 0))
 end
-redis.call('PEXPIREAT', read_key, math.max(deadline_ms, longest_ms) + RETENTION_MS)
-if mode == 'r' and writes(old) then
-  redis.pcall('SPUBLISH', channel, old) -- last, and its failure is nobody's: waiters retry anyway
+redis.call('PEXPIREAT', read_key, math.max(deadline_ms, longest_ms, waits_ms) + RETENTION_MS)
+local writers_waiting = 0
+if mode == 'r' and scores[5] then
+  if writes(old) then
+    wake(true, true)
+    publish()
+  end
+  writers_waiting = first('w') and 1 or 0
 end
-return {'granted', id, server_us, token, 1, deadline_ms - now_ms, 0}
+return answer('granted', ' %.0f 1 %.0f %d', token, deadline_ms - now_ms, writers_waiting)
