@@ -8,10 +8,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::engine::acquire::{self, Patience};
+use crate::error::{Error, Result};
 use crate::guard::Guard;
+#[allow(unused_imports)] // for the documentation
+use crate::guard::WriteGuard;
 use crate::options::{Overrides, Terms};
-use crate::pursuit::{self, Patience};
 use crate::reentry::{OwnerId, Reentry};
 use crate::scheme::{BoxFuture, Mode};
 
@@ -82,6 +84,28 @@ impl<G: Guard> Acquire<G> {
         self
     }
 
+    /// A lease that is never renewed: the lock is free again after this time, whatever becomes of this process. The same as
+    /// `lease(lease).max_hold(lease)`.
+    ///
+    /// For work that is known to be short, and for holders that nobody watches.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// # use redis_rwlock::{MemoryManager, RwLockManager};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// # let manager = MemoryManager::new();
+    /// let guard = manager.write("cfg").fixed_lease(Duration::from_secs(3)).await?;
+    /// assert!(guard.remaining() <= Duration::from_secs(3));
+    /// # guard.release().await
+    /// # }
+    /// ```
+    pub fn fixed_lease(self, lease: Duration) -> Self {
+        self.lease(lease).max_hold(lease)
+    }
+
     /// How long to wait for others. Defaults to the manager's: contention has no limit.
     ///
     /// The server is asked at least once, and its first answer is waited for as long as an answer is believed: zero asks
@@ -101,12 +125,28 @@ impl<G: Guard> Acquire<G> {
         self.reentry(Reentry::Named(owner))
     }
 
-    pub(crate) fn reentry(mut self, reentry: Reentry) -> Self {
+    /// Whether it nests, whatever the manager's [`reentry`](crate::Builder::reentry) says.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::{MemoryManager, Reentry, RwLockManager};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::builder().reentry(Reentry::PerTask).build()?;
+    /// let outer = manager.write("cfg").await?;
+    /// let inner = manager.write("cfg").reentry(Reentry::Off).try_now().await?;
+    /// assert!(inner.is_none());
+    /// # outer.release().await
+    /// # }
+    /// ```
+    pub fn reentry(mut self, reentry: Reentry) -> Self {
         self.overrides.reentry = Some(reentry);
         self
     }
 
-    /// Asks once: `None` if others hold the lock, or wait for it in this process.
+    /// Asks once: `None` if others hold the lock, or wait for it in this process. Ends within two response timeouts.
     ///
     /// # Errors
     ///
@@ -116,7 +156,69 @@ impl<G: Guard> Acquire<G> {
     ///
     /// As for the acquisition itself.
     pub async fn try_now(self) -> Result<Option<G>> {
-        self.run(Patience::AskOnce).await
+        self.take(Patience::AskOnce).await
+    }
+
+    /// Takes the lock, does the work, and gives the lock back.
+    ///
+    /// The work gets the guard, for its [fencing token](WriteGuard::fencing_token). If the hold is lost meanwhile, the work is
+    /// dropped where it stands, before anybody else can be inside. Only what it does at its next await can be stopped so: a
+    /// computation that never awaits is not, nor is a task that it has spawned.
+    ///
+    /// `Ok` means that the work ended while the hold could be trusted. That the release has no answer then is no error: the
+    /// background goes on with it, and the lease ends the hold in any case.
+    ///
+    /// The future can be sent to another thread where the work's can. For work that fails, let it return a `Result`.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](Error::Lost): the work was dropped, or the server says at the release that it has not known the hold to the end.
+    /// Others may have been inside meanwhile. All others are those of the acquisition: the work was not begun.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped while it waits for the lock, as for the acquisition itself. Dropped later, it drops the work first and then hands
+    /// the release to the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// # use redis_rwlock::{FencingToken, MemoryManager, RwLockManager};
+    /// # async fn store(_: &str, token: FencingToken) -> u64 { token.into() }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// # let manager = MemoryManager::new();
+    /// let written = manager
+    ///     .write("cfg")
+    ///     .wait_timeout(Duration::from_secs(2))
+    ///     .run(async |guard| store("new value", guard.fencing_token()).await)
+    ///     .await?;
+    /// # assert!(written > 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn run<T>(self, work: impl AsyncFnOnce(&G) -> T) -> Result<T> {
+        let guard = self.into_future().await?;
+        let outcome = {
+            let lost = guard.held().lost();
+            let work = work(&guard);
+            tokio::select! {
+                // The loss first: what was done beside others is not to be told as done.
+                biased;
+                reason = lost => Err(reason),
+                done = work => Ok(done),
+            }
+        };
+        let lock = guard.held().hold().key().shared_name();
+        match outcome {
+            Ok(done) => match guard.into_held().release().await {
+                Err(lost @ Error::Lost { .. }) => Err(lost),
+                // Not told yet, or refused: the work was done in time all the same.
+                Ok(()) | Err(_) => Ok(done),
+            },
+            Err(reason) => Err(Error::Lost { lock, reason }),
+        }
     }
 
     /// A share of a hold that this process has already, if it is to be had without a word to the server.
@@ -125,20 +227,20 @@ impl<G: Guard> Acquire<G> {
             return None;
         }
         let terms = Terms::new(self.engine.options(), self.overrides).ok()?;
-        pursuit::join(&self.engine, &self.name, &terms).map(G::new)
+        acquire::join(&self.engine, &self.name, &terms).map(G::new)
     }
 
     async fn wait(self) -> Result<G> {
-        match self.run(Patience::Wait).await? {
+        match self.take(Patience::Wait).await? {
             Some(guard) => Ok(guard),
             None => unreachable!("only a caller that asks once is told no"),
         }
     }
 
-    async fn run(self, patience: Patience) -> Result<Option<G>> {
+    async fn take(self, patience: Patience) -> Result<Option<G>> {
         let key = self.engine.key(&self.name)?;
         let terms = Terms::new(self.engine.options(), self.overrides)?;
-        let held = pursuit::acquire(&self.engine, key, G::MODE, terms, patience).await?;
+        let held = acquire::acquire(&self.engine, key, G::MODE, terms, patience).await?;
         Ok(held.map(G::new))
     }
 }

@@ -15,6 +15,9 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Options, errors and views are those of the asynchronous side, under the same names. A service that has an
+//! `Arc<dyn RwLockManager>` already uses it from its plain threads with [`Blocking::over`].
 
 use std::fmt;
 use std::future::Future;
@@ -27,19 +30,20 @@ use tokio::runtime::Runtime;
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::guard::Guard as AsyncGuard;
-use crate::manager::{Build, Builder, RwLockManager, Sealed};
+use crate::guard::{Guard as AsyncGuard, conversion_error};
+use crate::health::{Health, Stats};
+use crate::manager::{Build, Builder, RwLockManager};
 use crate::reentry::{OwnerId, Reentry};
 use crate::topology::Topology;
-use crate::view::LockView;
+use crate::view::{HolderView, LockView};
 
 /// How long the runtime of a manager that was dropped goes on with releases that are under way.
 const LAST_RELEASES: Duration = Duration::from_secs(2);
 
-/// [`ClusterManager`](crate::ClusterManager) for plain threads.
-pub type ClusterManager = Blocking<crate::ClusterManager>;
-/// [`SingleNodeManager`](crate::SingleNodeManager) for plain threads.
-pub type SingleNodeManager = Blocking<crate::SingleNodeManager>;
+/// [`RedisManager`](crate::RedisManager) for plain threads.
+pub type RedisManager = Blocking<crate::RedisManager>;
+/// [`TwoKeyManager`](crate::TwoKeyManager) for plain threads.
+pub type TwoKeyManager = Blocking<crate::TwoKeyManager>;
 /// [`MemoryManager`](crate::MemoryManager) for plain threads.
 pub type MemoryManager = Blocking<crate::MemoryManager>;
 
@@ -112,9 +116,7 @@ impl<M: Build> Blocking<M> {
     ///
     /// [`InvalidOption`](Error::InvalidOption), also if no thread could be started.
     pub fn build(builder: Builder<M>) -> Result<Self> {
-        let manager = builder.build()?;
-        let background = Arc::new(Background::new(Arc::clone(manager.engine()))?);
-        Ok(Self { manager, background })
+        Self::over(builder.build()?)
     }
 
     /// Builds a manager and makes sure that a server answers which it can work with.
@@ -129,25 +131,25 @@ impl<M: Build> Blocking<M> {
     }
 }
 
-impl ClusterManager {
+impl RedisManager {
     /// Connects with default options.
     ///
     /// # Errors
     ///
     /// As [`Builder::connect`].
     pub fn connect(topology: impl Into<Topology>) -> Result<Self> {
-        Self::connect_with(crate::ClusterManager::builder(topology))
+        Self::connect_with(crate::RedisManager::builder(topology))
     }
 }
 
-impl SingleNodeManager {
+impl TwoKeyManager {
     /// Connects with default options.
     ///
     /// # Errors
     ///
     /// As [`Builder::connect`].
     pub fn connect(topology: impl Into<Topology>) -> Result<Self> {
-        Self::connect_with(crate::SingleNodeManager::builder(topology))
+        Self::connect_with(crate::TwoKeyManager::builder(topology))
     }
 }
 
@@ -167,13 +169,52 @@ impl MemoryManager {
     ///
     /// [`InvalidOption`](Error::InvalidOption) if no thread could be started.
     pub fn peer(&self) -> Result<Self> {
-        let manager = self.manager.peer();
-        let background = Arc::new(Background::new(Arc::clone(manager.engine()))?);
-        Ok(Self { manager, background })
+        Self::over(self.manager.peer())
+    }
+
+    /// As [`MemoryManager::disconnect`](crate::MemoryManager::disconnect).
+    pub fn disconnect(&self) {
+        self.manager.disconnect();
+    }
+
+    /// As [`MemoryManager::reconnect`](crate::MemoryManager::reconnect).
+    pub fn reconnect(&self) {
+        self.manager.reconnect();
+    }
+
+    /// As [`MemoryManager::lose_all`](crate::MemoryManager::lose_all).
+    pub fn lose_all(&self) {
+        self.manager.lose_all();
     }
 }
 
 impl<M: RwLockManager> Blocking<M> {
+    /// Uses a manager from plain threads. It may be used in asynchronous code at the same time, and any manager will do:
+    /// `Arc<dyn RwLockManager>` is one.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](Error::InvalidOption) if no thread could be started.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use redis_rwlock::blocking::Blocking;
+    /// use redis_rwlock::{MemoryManager, RwLockManager};
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let locks: Arc<dyn RwLockManager> = Arc::new(MemoryManager::new());
+    /// let locks = Blocking::over(locks)?;
+    /// let guard = locks.write("cfg").wait()?;
+    /// guard.release()
+    /// # }
+    /// ```
+    pub fn over(manager: M) -> Result<Self> {
+        let background = Arc::new(Background::new(Arc::clone(manager.engine()))?);
+        Ok(Self { manager, background })
+    }
+
     /// Takes the lock `name` shared with other readers, waiting for a writer to leave.
     pub fn read(&self, name: &str) -> Acquire<crate::ReadGuard> {
         self.acquire(self.manager.read(name))
@@ -215,13 +256,37 @@ impl<M: RwLockManager> Blocking<M> {
         self.background.block_on(self.manager.inspect(name))
     }
 
-    /// Ends every hold of the lock `name`, whoever has it.
+    /// Ends every hold of the lock `name`, whoever has it, and returns what it ended.
     ///
     /// # Errors
     ///
     /// As [`RwLockManager::force_release`].
-    pub fn force_release(&self, name: &str) -> Result<()> {
+    pub fn force_release(&self, name: &str) -> Result<Vec<HolderView>> {
         self.background.block_on(self.manager.force_release(name))
+    }
+
+    /// The names of all locks of this manager that the servers know.
+    ///
+    /// # Errors
+    ///
+    /// As [`RwLockManager::locks`].
+    pub fn locks(&self) -> Result<Vec<String>> {
+        self.background.block_on(self.manager.locks())
+    }
+
+    /// Asks every server that this manager knows how it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`RwLockManager::health`].
+    pub fn health(&self) -> Result<Health> {
+        self.background.block_on(self.manager.health())
+    }
+
+    /// What this manager is doing at the moment.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.manager.stats()
     }
 
     /// Ends the manager and gives all holds back.
@@ -271,10 +336,58 @@ impl<G: AsyncGuard> Acquire<G> {
         self
     }
 
-    /// Whether it nests. Defaults to nesting within the thread.
+    /// As [`Acquire::fixed_lease`](crate::Acquire::fixed_lease).
+    pub fn fixed_lease(mut self, lease: Duration) -> Self {
+        self.acquire = self.acquire.fixed_lease(lease);
+        self
+    }
+
+    /// Counts as nested if this thread holds the lock already, as by default.
+    pub fn reentrant(self) -> Self {
+        self.reentry(Reentry::PerTask)
+    }
+
+    /// As [`Acquire::owner`](crate::Acquire::owner).
+    pub fn owner(self, owner: OwnerId) -> Self {
+        self.reentry(Reentry::Named(owner))
+    }
+
+    /// Whether it nests. Defaults to nesting within the thread, which is what a task is here.
     pub fn reentry(mut self, reentry: Reentry) -> Self {
         self.reentry = Some(reentry);
         self
+    }
+
+    /// Takes the lock, does the work, and gives the lock back.
+    ///
+    /// Nobody can stop a thread from outside: work that may take longer than its hold lasts looks at
+    /// [`state`](crate::ReadGuard::state) in between.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](Error::Lost) if the hold was lost before the work had ended: others may have been inside. All others are those of the
+    /// acquisition: the work was not begun.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::blocking::MemoryManager;
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new()?;
+    /// let token = manager.write("cfg").run(|guard| guard.fencing_token())?;
+    /// # let _ = token;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn run<T>(self, work: impl FnOnce(&Guard<G>) -> T) -> Result<T> {
+        let guard = self.wait()?;
+        let done = work(&guard);
+        match guard.release() {
+            Err(lost @ Error::Lost { .. }) => Err(lost),
+            // Not told yet, or refused: the work was done in time all the same.
+            Ok(()) | Err(_) => Ok(done),
+        }
     }
 
     /// Waits for the lock.
@@ -301,7 +414,10 @@ impl<G: AsyncGuard> Acquire<G> {
 
     /// The thread is named here and now: while it blocks, its acquisition runs as if it were a task.
     fn terms(self) -> (crate::Acquire<G>, Arc<Background>) {
-        let reentry = self.reentry.unwrap_or_else(|| Reentry::Named(OwnerId::of_thread()));
+        let reentry = match self.reentry {
+            None | Some(Reentry::PerTask) => Reentry::Named(OwnerId::of_thread()),
+            Some(other) => other,
+        };
         (self.acquire.reentry(reentry), self.background)
     }
 }
@@ -352,14 +468,14 @@ impl Guard<crate::WriteGuard> {
     ///
     /// # Errors
     ///
-    /// As [`WriteGuard::downgrade`](crate::WriteGuard::downgrade), with the guard.
-    pub fn downgrade(self) -> Result<ReadGuard, (Self, Error)> {
+    /// As [`WriteGuard::downgrade`](crate::WriteGuard::downgrade): a [`DowngradeError`] with the guard in it.
+    pub fn downgrade(self) -> Result<ReadGuard, DowngradeError> {
         let Self { guard, background, thread } = self;
         match background.block_on(guard.downgrade()) {
             Ok(guard) => Ok(Guard { guard, background, thread }),
             Err(error) => {
-                let reason = error.error().clone();
-                Err((Self { guard: error.into_guard(), background, thread }, reason))
+                let told = error.error().clone();
+                Err(DowngradeError { guard: Self { guard: error.into_guard(), background, thread }, error: told })
             }
         }
     }
@@ -370,15 +486,24 @@ impl Guard<crate::ReadGuard> {
     ///
     /// # Errors
     ///
-    /// As [`ReadGuard::try_upgrade`](crate::ReadGuard::try_upgrade), with the guard.
-    pub fn try_upgrade(self) -> Result<WriteGuard, (Self, Error)> {
+    /// As [`ReadGuard::try_upgrade`](crate::ReadGuard::try_upgrade): a [`TryUpgradeError`] with the guard in it.
+    pub fn try_upgrade(self) -> Result<WriteGuard, TryUpgradeError> {
         let Self { guard, background, thread } = self;
         match background.block_on(guard.try_upgrade()) {
             Ok(guard) => Ok(Guard { guard, background, thread }),
             Err(error) => {
-                let reason = error.error().clone();
-                Err((Self { guard: error.into_guard(), background, thread }, reason))
+                let told = error.error().clone();
+                Err(TryUpgradeError { guard: Self { guard: error.into_guard(), background, thread }, error: told })
             }
         }
     }
+}
+
+conversion_error! {
+    /// Why [`downgrade`](Guard::downgrade) failed, and the guard.
+    DowngradeError, WriteGuard
+}
+conversion_error! {
+    /// Why [`try_upgrade`](Guard::try_upgrade) failed, and the guard.
+    TryUpgradeError, ReadGuard
 }

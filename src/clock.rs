@@ -44,6 +44,15 @@ impl Clock {
             tokio::time::sleep(left.min(LOOK)).await;
         }
     }
+
+    /// Returns at `moment`, unless the machine sleeps meanwhile: then later by as long. For many who wait, none of whom is to be
+    /// woken for nothing, and whom somebody else tells who looks at the clock.
+    pub(crate) async fn timer(self, moment: Moment) {
+        if moment == Moment::NEVER {
+            return std::future::pending().await;
+        }
+        tokio::time::sleep(moment.since(self.now())).await;
+    }
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]

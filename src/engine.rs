@@ -1,33 +1,44 @@
-//! What a manager is made of below its face, and how holds end: released, taken back, closed, forced.
+//! What a manager is made of below its face: put together here, and closed and forced open.
 //!
-//! Acquisitions are the business of `pursuit`, turns to the other side that of `turn`; both drive the same table, scheme,
-//! renewal and departures, which are put together here.
+//! What goes on with a lock is the business of four siblings over its cell: `acquire`, `release`, `renewals`, `convert`.
 
-use std::collections::HashSet;
+pub(crate) mod acquire;
+pub(crate) mod convert;
+mod events;
+mod operate;
+mod outbox;
+mod recent;
+mod release;
+pub(crate) mod releases;
+mod renewals;
+mod tries;
+mod wake;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::task::JoinHandle;
 
 use crate::clock::Clock;
-use crate::departure::{Departure, Departures};
+use crate::engine::outbox::Outbox;
+use crate::engine::releases::Releases;
+use crate::engine::renewals::Renewals;
+use crate::engine::tries::Tries;
+use crate::engine::wake::Wake;
 use crate::error::{Error, LossReason, Result};
-use crate::hold::{Hold, Parting, Sharing, Ticket};
 use crate::key::Key;
-use crate::lease::{self, FencingToken, Moment};
+use crate::lease::{self, Moment};
+use crate::lock::effects::Rules;
+use crate::lock::hold::{Due, Ended, Hold, HoldState, ShareId};
+use crate::lock::table::Table;
+use crate::lock::watch::Watch;
 use crate::options::Options;
-use crate::renewal::Renewals;
-use crate::scheme::{Acquisition, Answered, Attempt, Failure, Left, Scheme, View, loss_reason};
-use crate::table::Table;
+use crate::scheme::{AcquisitionId, Answered, Attempt, Failure, Hearing, Scheme};
 
-/// Pause after an attempt without an answer.
-pub(crate) const SILENCE_PAUSE: Duration = Duration::from_millis(20);
 /// A hold is passed on between the writers of a process for so long at most.
-const TURN_SPAN: Duration = Duration::from_millis(5);
+const HAND_OVER_SPAN: Duration = Duration::from_millis(5);
 
 /// What a manager is made of, below its face.
 pub(crate) struct Engine {
@@ -38,9 +49,9 @@ pub(crate) struct Engine {
     pub(crate) manager_id: String,
     next_acquisition: AtomicU64,
     pub(crate) table: Arc<Table>,
-    pub(crate) departures: Arc<Departures>,
+    pub(crate) releases: Arc<Releases>,
     pub(crate) renewals: Arc<Renewals>,
-    task: Mutex<Option<JoinHandle<()>>>,
+    outbox: Outbox,
     pub(crate) closing: Closing,
 }
 
@@ -82,14 +93,14 @@ impl std::fmt::Debug for Engine {
 pub(crate) struct Held {
     engine: Arc<Engine>,
     hold: Arc<Hold>,
-    ticket: Ticket,
+    share_id: ShareId,
     /// The share is given back already, or somebody else does it.
     parted: bool,
 }
 
 impl Held {
-    pub(crate) fn new(engine: &Arc<Engine>, hold: Arc<Hold>, ticket: Ticket) -> Self {
-        Self { engine: Arc::clone(engine), hold, ticket, parted: false }
+    pub(crate) fn new(engine: &Arc<Engine>, hold: Arc<Hold>, share_id: ShareId) -> Self {
+        Self { engine: Arc::clone(engine), hold, share_id, parted: false }
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
@@ -100,27 +111,46 @@ impl Held {
         &self.hold
     }
 
-    pub(crate) fn ticket(&self) -> Ticket {
-        self.ticket
+    pub(crate) fn share_id(&self) -> ShareId {
+        self.share_id
     }
 
     /// Whoever calls this gives the share back.
-    pub(crate) fn into_parts(mut self) -> (Arc<Engine>, Arc<Hold>, Ticket) {
+    pub(crate) fn into_parts(mut self) -> (Arc<Engine>, Arc<Hold>, ShareId) {
         self.parted = true;
-        (Arc::clone(&self.engine), Arc::clone(&self.hold), self.ticket)
+        (Arc::clone(&self.engine), Arc::clone(&self.hold), self.share_id)
     }
 
     /// Gives the share back and returns when the server knows, if it has to.
     pub(crate) async fn release(self) -> Result<()> {
-        let (engine, hold, ticket) = self.into_parts();
-        engine.release(&hold, ticket).await
+        let (engine, hold, share_id) = self.into_parts();
+        engine.release(&hold, share_id).await
+    }
+
+    pub(crate) fn state(&self) -> HoldState {
+        self.hold.state_of(self.share_id)
+    }
+
+    /// Watches the share, also when this is gone.
+    pub(crate) fn watch(&self) -> Watch {
+        let (watch, due) = Watch::of(&self.hold, self.share_id);
+        self.engine.carry_out(due, self.engine.clock.now());
+        watch
+    }
+
+    /// Returns when the share is over before it is given back.
+    pub(crate) async fn lost(&self) -> LossReason {
+        match self.watch().ended().await {
+            Ended::Lost(reason) => reason,
+            Ended::Released => std::future::pending().await,
+        }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         if !self.parted {
-            self.engine.release_in_background(&self.hold, self.ticket);
+            self.engine.guard_dropped(&self.hold, self.share_id);
         }
     }
 }
@@ -133,9 +163,12 @@ impl std::fmt::Debug for Held {
 
 impl Engine {
     pub(crate) fn new(scheme: Arc<dyn Scheme>, options: Options) -> Self {
-        let table = Arc::new(Table::default());
-        let departures = Arc::new(Departures::new(Arc::clone(&scheme), Arc::clone(&table)));
-        let renewals = Arc::new(Renewals::new(Arc::clone(&scheme), Arc::clone(&table), Arc::clone(&departures)));
+        let home = options.home(scheme.clock());
+        let wake = Arc::new(Wake::default());
+        let table = Arc::new(Table::new(rules(&options, scheme.clock())));
+        let releases = Arc::new(Releases::new(Arc::clone(&scheme), Arc::clone(&table), Arc::clone(&wake)));
+        let renewals = Arc::new(Renewals::new(Arc::clone(&table), Arc::clone(&releases), Arc::clone(&wake)));
+        let outbox = Outbox::new(Arc::clone(&scheme), home, Arc::clone(&renewals), Arc::clone(&releases), wake);
         Self {
             clock: scheme.clock(),
             scheme,
@@ -143,9 +176,9 @@ impl Engine {
             manager_id: random_id(),
             next_acquisition: AtomicU64::new(1),
             table,
-            departures,
+            releases,
             renewals,
-            task: Mutex::default(),
+            outbox,
             closing: Closing::default(),
         }
     }
@@ -156,7 +189,7 @@ impl Engine {
 
     /// Checks a name and derives its keys.
     pub(crate) fn key(&self, name: &str) -> Result<Arc<Key>> {
-        Key::new(&self.options.key_prefix, name).map(Arc::new)
+        self.options.key(name).map(Arc::new)
     }
 
     pub(crate) fn check_open(&self, key: &Key) -> Result<()> {
@@ -166,159 +199,49 @@ impl Engine {
         Ok(())
     }
 
-    /// Starts the task for renewals and what else comes up, again if the runtime it ran on has ended.
+    /// Sees to it that what goes to the servers in the background goes.
     pub(crate) fn keep_running(&self) {
-        let mut task = self.task.lock();
-        if task.as_ref().is_none_or(JoinHandle::is_finished) {
-            let runtime = Handle::current();
-            self.departures.run_on(runtime.clone());
-            let (renewals, departures) = (Arc::clone(&self.renewals), Arc::clone(&self.departures));
-            *task = Some(runtime.spawn(async move {
-                tokio::select! {
-                    () = renewals.run() => {}
-                    () = departures.tell_successors() => {}
-                }
-            }));
-        }
+        self.outbox.keep_running();
     }
 
-    pub(crate) fn next_id(&self) -> Acquisition {
+    pub(crate) fn next_id(&self) -> AcquisitionId {
         let n = self.next_acquisition.fetch_add(1, Ordering::Relaxed);
-        Acquisition::new(&self.manager_id, n, &self.options.label)
+        AcquisitionId::new(&self.manager_id, n, &self.options.label)
     }
 
     /// How long a copy that is sent now may yet be carried out.
     pub(crate) fn stray_span(&self) -> Duration {
-        lease::stray_span(self.options.response_timeout, self.options.clock_margin)
+        stray_span(&self.options)
     }
 
-    /// How holds are shared within this process.
-    pub(crate) fn sharing(&self) -> Sharing {
-        Sharing { window: self.options.share_window, turns: self.options.hand_over_budget, turn_span: TURN_SPAN }
+    /// Does what an event of a cell leaves to be done.
+    pub(crate) fn carry_out(&self, due: Due, now: Moment) {
+        self.renewals.schedule_all(due, now);
     }
 
-    fn part(&self, hold: &Arc<Hold>, ticket: Ticket, now: Moment) -> Parting {
-        let parting = self.table.part(hold, ticket, now, self.sharing());
-        if let Parting::Passed(next) = parting {
-            tracing::debug!(lock = hold.key().name(), token = next.token.as_u64(), "handed over");
-        }
-        parting
-    }
-
-    /// A guard lets go and waits for the server's word.
-    async fn release(&self, hold: &Arc<Hold>, ticket: Ticket) -> Result<()> {
-        let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
-        in_runtime().inspect_err(|_| self.release_in_background(hold, ticket))?;
-        let began = self.clock.now();
-        match self.part(hold, ticket, began) {
-            Parting::Shared | Parting::Passed(_) => return Ok(()),
-            Parting::Lost(reason) => return Err(lost(reason)),
-            Parting::LastLate(reason) => {
-                self.see_off(hold);
-                return Err(lost(reason));
-            }
-            Parting::Last => {}
-        }
-        self.renewals.forget(hold);
-        let _pending = self.departures.pending();
-        // Dropped, or without an answer: the background goes on.
-        let mut goes_on = GoesOn { engine: self, hold: Some(hold) };
-        let departure = Departure::of(hold);
-        // When the server has surely forgotten the hold there is nothing left to tell it.
-        let patience = self.options.unreachable_after.min(departure.server_until.since(began));
-        let mut doubt = false;
-        loop {
-            let failure = match self.departures.tell(&departure).await {
-                Ok(answer) => {
-                    if departure.stray_after(answer.sent).is_none() {
-                        goes_on.hold = None;
-                        self.table.ended(hold);
-                    }
-                    return match answer.value {
-                        Left::Held | Left::Queued => Ok(()),
-                        Left::None { forced } => self.judge_absence(hold, ticket, forced, doubt).map_err(lost),
-                    };
-                }
-                Err(failure) => failure,
-            };
-            doubt |= !matches!(failure, Failure::NotDone { .. });
-            // Local waiters ask for themselves: they learn of the silence, too.
-            self.table.ended(hold);
-            let waited = self.clock.now().since(began);
-            if let Some(error) = final_error(hold.key(), failure, waited, patience) {
-                return Err(error);
-            }
-            tokio::time::sleep(SILENCE_PAUSE).await;
-        }
-    }
-
-    /// The server does not know a hold that was to be released. If an earlier copy of the release went unanswered, that
-    /// copy has most likely done it, and the hold was ours as long as the local clock vouches for it.
-    fn judge_absence(
-        &self,
-        hold: &Hold,
-        ticket: Ticket,
-        forced: Option<FencingToken>,
-        doubt: bool,
-    ) -> Result<(), LossReason> {
-        match loss_reason(ticket.token, forced) {
-            LossReason::Gone if doubt && self.clock.now() < hold.deadline() => Ok(()),
-            reason => Err(reason),
-        }
-    }
-
-    /// A guard was dropped.
-    fn release_in_background(&self, hold: &Arc<Hold>, ticket: Ticket) {
-        match self.part(hold, ticket, self.clock.now()) {
-            Parting::Shared | Parting::Passed(_) | Parting::Lost(_) => {}
-            Parting::Last | Parting::LastLate(_) => self.see_off(hold),
-        }
-    }
-
-    pub(crate) fn see_off(&self, hold: &Arc<Hold>) {
-        self.renewals.forget(hold);
-        if Handle::try_current().is_ok() {
-            self.keep_running();
-        }
-        self.departures.in_background(Departure::of(hold), Some(Arc::clone(hold)));
-    }
-
-    pub(crate) async fn inspect(&self, key: &Key) -> Result<Answered<View>> {
-        self.answered(key, || self.scheme.inspect(key)).await
-    }
-
-    /// Ends every hold that a look shows. A copy that comes again or late ends nothing newer, for which it names what was
-    /// seen.
-    pub(crate) async fn force(&self, key: &Key) -> Result<Vec<String>> {
-        let seen = self.inspect(key).await?.value;
-        let ended = self.answered(key, || self.scheme.force(key, &seen)).await?.value;
-        // What was seen is over, though an earlier copy may have ended it.
-        let seen = seen.holders.iter().map(|holder| &holder.id);
-        let over: HashSet<&str> = seen.chain(&ended).map(String::as_str).collect();
-        // Holds of this manager need not wait for their next renewal, nor do local waiters.
-        for hold in self.table.holds(key) {
-            if over.contains(hold.id().as_str()) {
-                hold.lose(LossReason::Forced);
-                self.table.ended(&hold);
-            }
-        }
-        Ok(ended)
+    /// The tries of a request that begins now.
+    fn tries(&self) -> Tries {
+        Tries::new(self.clock.now(), self.options.unreachable_after)
     }
 
     /// Succeeds when a server answers.
     pub(crate) async fn ready(&self) -> Result<()> {
+        self.of_manager(|| self.scheme.ready()).await
+    }
+
+    /// Repeats what is no matter of one lock until it is answered.
+    async fn of_manager<T, F>(&self, mut attempt: impl FnMut() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
         in_runtime()?;
-        let began = self.clock.now();
         let nameless = Key::new("rwlock", "-")?;
+        let mut tries = self.tries();
         loop {
-            let Err(failure) = self.scheme.ready().await else {
-                return Ok(());
-            };
-            let waited = self.clock.now().since(began);
-            if let Some(error) = self.final_error(&nameless, failure, waited) {
-                return Err(without_lock(error));
+            match attempt().await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => tries.failed(self, &nameless, failure).await.map_err(without_lock)?,
             }
-            tokio::time::sleep(SILENCE_PAUSE).await;
         }
     }
 
@@ -328,34 +251,33 @@ impl Engine {
         F: Future<Output = Attempt<T>>,
     {
         in_runtime()?;
-        let began = self.clock.now();
+        let mut tries = self.tries();
         loop {
-            let failure = match attempt().await {
+            match attempt().await {
                 Ok(answer) => return Ok(answer),
-                Err(failure) => failure,
-            };
-            let waited = self.clock.now().since(began);
-            if let Some(error) = self.final_error(key, failure, waited) {
-                return Err(error);
+                Err(failure) => tries.failed(self, key, failure).await?,
             }
-            tokio::time::sleep(SILENCE_PAUSE).await;
         }
     }
 
-    /// The error to end with after a failed attempt, if it is time to end.
-    pub(crate) fn final_error(&self, key: &Key, failure: Failure, waited: Duration) -> Option<Error> {
-        final_error(key, failure, waited, self.options.unreachable_after)
+    /// Since when nobody has answered whoever asks since `since`, given how it failed. What was asked is not what counts: a
+    /// request may have waited long for room, and the node have answered others all the while.
+    pub(crate) fn unheard_since(&self, key: &Key, failure: &Failure, since: Moment) -> Moment {
+        let Hearing { served, is_silent } = self.scheme.hearing(key);
+        // A node that answers others, and this one that it may not serve it now, does not serve it.
+        let counts = is_silent || matches!(failure, Failure::Unknown { .. });
+        served.filter(|_| counts).map_or(since, |served| served.max(since))
     }
 
     /// Whether nothing is left of all acquisitions, holds and releases.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
-        self.table.is_idle() && self.renewals.is_idle() && !self.departures.is_departing()
+        self.table.is_idle() && self.renewals.is_idle() && !self.releases.is_releasing()
     }
 
     /// Returns when no release is under way in the background.
     pub(crate) async fn settled(&self) {
-        self.departures.settled().await;
+        self.releases.settled().await;
     }
 
     /// No new holds; all that are there are lost to their guards first, then given back.
@@ -370,17 +292,19 @@ impl Engine {
         for hold in self.table.all_holds() {
             latest = latest.max(hold.deadline());
             if hold.lose(LossReason::Closed) {
-                self.see_off(&hold);
+                self.release_in_background(&hold);
             }
         }
-        let waits_until = latest.max(self.clock.now().after(self.options.response_timeout));
+        // An attempt that ends now is taken back when no copy of it can arrive any more, and that has to be answered.
+        let taken_back = self.stray_span() + self.options.response_timeout * 2;
+        let waits_until = latest.max(self.clock.now().after(taken_back));
         tokio::select! {
             biased;
-            () = self.departures.settled() => return Ok(()),
+            () = self.releases.settled() => return Ok(()),
             () = self.clock.sleep_until(waits_until) => {}
         }
-        if self.departures.is_departing() {
-            return Err(Error::Unreachable { lock: "".into(), waited: waits_until.since(began), source: None });
+        if self.releases.is_releasing() {
+            return Err(Error::unreachable("".into(), waits_until.since(began), None));
         }
         // What is left are futures that nobody polls: they take themselves back when they are polled or dropped.
         Ok(())
@@ -389,40 +313,29 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.renewals.stop();
+        self.outbox.stop();
     }
 }
 
-fn final_error(key: &Key, failure: Failure, waited: Duration, patience: Duration) -> Option<Error> {
-    let lock = key.shared_name();
-    match failure {
-        Failure::Refused { refusal, message } => Some(Error::Refused { lock, refusal, message }),
-        Failure::Unknown { source, .. } | Failure::NotDone { source } => {
-            (waited >= patience).then_some(Error::Unreachable { lock, waited, source })
-        }
+fn rules(options: &Options, clock: Clock) -> Rules {
+    Rules {
+        clock,
+        clock_margin: options.clock_margin,
+        stray_span: stray_span(options),
+        hand_overs: options.hand_over_budget,
+        hand_over_span: HAND_OVER_SPAN,
     }
 }
 
-fn without_lock(error: Error) -> Error {
-    match error {
-        Error::Unreachable { waited, source, .. } => Error::Unreachable { lock: "".into(), waited, source },
-        Error::Refused { refusal, message, .. } => Error::Refused { lock: "".into(), refusal, message },
-        other => other,
-    }
+fn stray_span(options: &Options) -> Duration {
+    lease::stray_span(options.response_timeout, options.clock_margin)
 }
 
-/// Hands a release to the background unless it was seen through.
-struct GoesOn<'a> {
-    engine: &'a Engine,
-    hold: Option<&'a Arc<Hold>>,
-}
-
-impl Drop for GoesOn<'_> {
-    fn drop(&mut self) {
-        if let Some(hold) = self.hold.take() {
-            self.engine.see_off(hold);
-        }
+fn without_lock(mut error: Error) -> Error {
+    if let Error::Unreachable { lock, .. } | Error::Refused { lock, .. } = &mut error {
+        *lock = "".into();
     }
+    error
 }
 
 /// Timers and sockets are a runtime's; without one they panic.

@@ -1,8 +1,11 @@
 //! What can go wrong, told apart by what a caller would do next.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+
+use crate::span::Span;
 
 /// The result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -14,11 +17,30 @@ pub type Source = Arc<dyn std::error::Error + Send + Sync + 'static>;
 ///
 /// Three outcomes are never mixed up: *denied* (`Ok(None)` or [`WaitTimeout`](Error::WaitTimeout)), *lost*
 /// ([`Lost`](Error::Lost)) and *unknown* ([`Unreachable`](Error::Unreachable)).
-#[derive(Clone, Debug, thiserror::Error)]
+///
+/// Each message names the lock, the server where one is known, and what to do. What the operating system or the client library said
+/// is the [`source`](std::error::Error::source), and not repeated in the message:
+///
+/// ```
+/// use std::error::Error as _;
+/// use std::io;
+/// use std::time::Duration;
+/// use redis_rwlock::{RedisManager, RwLockManager};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> redis_rwlock::Result<()> {
+/// let manager = RedisManager::builder("redis://127.0.0.1:1").unreachable_after(Duration::from_millis(50)).build()?;
+/// let error = manager.write("cfg").await.expect_err("nobody listens there");
+/// assert!(error.to_string().starts_with("127.0.0.1:1 did not answer for lock \"cfg\""));
+/// let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).expect("the system's");
+/// assert_eq!(cause.kind(), io::ErrorKind::ConnectionRefused);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
     /// Others held the lock for as long as the caller was willing to wait. Nothing is left on the server.
-    #[error("waited {} for lock {lock:?}, which others hold: try again later, or see who with `inspect`", Span(*.waited))]
     #[non_exhaustive]
     WaitTimeout {
         /// The lock's name.
@@ -27,9 +49,6 @@ pub enum Error {
         waited: Duration,
     },
     /// The hold ended before it was released: what it protected may have been touched by others.
-    #[error(
-        "the hold of lock {lock:?} was lost: {reason}; others may have been inside, so check what was done or do it again"
-    )]
     #[non_exhaustive]
     Lost {
         /// The lock's name.
@@ -38,39 +57,37 @@ pub enum Error {
         reason: LossReason,
     },
     /// A write was asked for by an owner that reads: it would wait for itself.
-    #[error("the owner reads lock {lock:?} already and cannot write it at the same time: release the read first")]
     #[non_exhaustive]
     UpgradeConflict {
         /// The lock's name.
         lock: Arc<str>,
     },
     /// No server answered in time. Whether the request was carried out is unknown; if it was, it ends with its lease.
-    #[error(
-        "no server answered{} within {}: see that it runs and that the address is right, then try again",
-        For(.lock), Span(*.waited)
-    )]
     #[non_exhaustive]
     Unreachable {
         /// The lock's name; empty when it was a manager that could not connect or close.
         lock: Arc<str>,
         /// How long it was tried.
         waited: Duration,
-        /// The last failure, if there was one besides silence.
+        /// The address of the server that was tried last, if it is known.
+        node: Option<Arc<str>>,
+        /// The last failure, if there was one besides silence: an [`std::io::Error`] where a connection failed.
         source: Option<Source>,
     },
     /// The server answered and said no; repeating the request would not help.
-    #[error("the server refused the request{} ({refusal}): {message}; {}", For(.lock), .refusal.advice())]
     #[non_exhaustive]
     Refused {
         /// The lock's name; empty when it was the connection of a manager that was refused.
         lock: Arc<str>,
         /// What kind of no.
         refusal: Refusal,
+        /// The address of the server, if it is known.
+        node: Option<Arc<str>>,
         /// The server's words.
         message: String,
     },
-    /// The name is empty or too long. Nothing was sent.
-    #[error("lock name {lock:?} is not valid: {reason}")]
+    /// The name is empty or too long, or makes no key that can be used with
+    /// [`published_keys`](crate::Builder::published_keys). Nothing was sent.
     #[non_exhaustive]
     InvalidName {
         /// The beginning of the name.
@@ -79,7 +96,6 @@ pub enum Error {
         reason: String,
     },
     /// An option has a value that cannot work. Nothing was sent.
-    #[error("option {option} is not valid: {reason}")]
     #[non_exhaustive]
     InvalidOption {
         /// The option, named like its setter.
@@ -88,12 +104,120 @@ pub enum Error {
         reason: String,
     },
     /// The manager was closed.
-    #[error("the manager of lock {lock:?} is closed: build another")]
     #[non_exhaustive]
     Closed {
         /// The lock's name.
         lock: Arc<str>,
     },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WaitTimeout { lock, waited } => write!(
+                f,
+                "waited {} for lock {lock:?}, which others hold: try again later, or see who with `inspect`",
+                Span(*waited)
+            ),
+            Self::Lost { lock, reason } => write!(
+                f,
+                "the hold of lock {lock:?} was lost: {reason}; others may have been inside, so check what was done or do it again"
+            ),
+            Self::UpgradeConflict { lock } => write!(
+                f,
+                "the owner reads lock {lock:?} already and cannot write it at the same time: release the read first"
+            ),
+            Self::Unreachable { lock, waited, node, source } => {
+                match node {
+                    Some(node) => write!(f, "{node} did not answer")?,
+                    None => f.write_str("no server answered")?,
+                }
+                let advice = advice_on(source.as_deref());
+                write!(f, "{} within {}: {advice}, then try again", For(lock), Span(*waited))
+            }
+            Self::Refused { lock, refusal, node, message } => {
+                let node = node.as_deref().unwrap_or("the server");
+                write!(f, "{node} refused the request{} ({refusal}): {message}", For(lock))?;
+                refusal.advice().map_or(Ok(()), |advice| write!(f, "; {advice}"))
+            }
+            Self::InvalidName { lock, reason } => write!(f, "lock name {lock:?} is not valid: {reason}"),
+            Self::InvalidOption { option, reason } => write!(f, "option {option} is not valid: {reason}"),
+            Self::Closed { lock } => write!(f, "the manager of lock {lock:?} is closed: build another"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            // Out of its `Arc`, or nobody could downcast it.
+            Self::Unreachable { source: Some(source), .. } => Some(&**source),
+            _ => None,
+        }
+    }
+}
+
+impl Error {
+    /// What an attempt failed with that was the last one: the node is told by itself, and the cause by itself.
+    pub(crate) fn unreachable(lock: Arc<str>, waited: Duration, failure: Option<Source>) -> Self {
+        let at_node = failure.as_deref().and_then(|failure| failure.downcast_ref::<AtNode>());
+        let (node, source) = match at_node {
+            Some(AtNode { node, cause }) => (Some(Arc::clone(node)), cause.clone()),
+            None => (None, failure),
+        };
+        Self::Unreachable { lock, waited, node, source }
+    }
+}
+
+/// A failure, and the node where it happened.
+#[derive(Clone, Debug)]
+pub(crate) struct AtNode {
+    pub(crate) node: Arc<str>,
+    pub(crate) cause: Option<Source>,
+}
+
+impl fmt::Display for AtNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.cause {
+            Some(cause) => write!(f, "{}: {cause}", self.node),
+            None => write!(f, "{}: no answer", self.node),
+        }
+    }
+}
+
+impl std::error::Error for AtNode {}
+
+/// There was a server, and no connection with TLS to it.
+#[derive(Clone, Debug)]
+pub(crate) struct NoTls(pub(crate) Source);
+
+impl fmt::Display for NoTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no connection with TLS")
+    }
+}
+
+impl std::error::Error for NoTls {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&*self.0)
+    }
+}
+
+/// What to look at when a server does not answer.
+fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) -> &'static str {
+    if cause.is_some_and(|cause| cause.is::<NoTls>()) {
+        return "see that it runs and speaks TLS there, or use `redis://`";
+    }
+    let Some(cause) = cause.and_then(|cause| cause.downcast_ref::<io::Error>()) else {
+        return "see that it runs and that the address is right";
+    };
+    match cause.kind() {
+        // It closed the connection before it had said anything.
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+            "see that it runs, and whether it wants TLS there, which `rediss://` speaks"
+        }
+        _ => "see that it runs and that the address is right",
+    }
 }
 
 /// What kind of no a server gave.
@@ -126,25 +250,32 @@ pub enum Refusal {
     /// name.
     #[error("other topology")]
     OtherTopology,
+    /// Another version of this crate, which keeps its records differently, holds the lock or waits for it. Nothing was
+    /// changed.
+    #[error("other version")]
+    OtherVersion,
     /// Any other answer.
     #[error("unexpected answer")]
     Other,
 }
 
 impl Refusal {
-    /// What the caller, or who runs the server, can do about it.
-    fn advice(self) -> &'static str {
-        match self {
+    /// What the caller, or who runs the server, can do about it; nothing where the message says it.
+    fn advice(self) -> Option<&'static str> {
+        Some(match self {
             Self::OutOfMemory => "free memory or raise `maxmemory`",
             Self::Unauthenticated => "check user and password in the URL, and the client certificate",
             Self::Forbidden => "give the user the rights that the README lists",
             Self::ReadOnly => "name the primary instead of a replica, or look into why the server takes no writes",
+            Self::OtherVersion => {
+                "wait until its holds are over, or update all processes that use the lock to one version"
+            }
             Self::ForeignKey => "remove what is at the key, or use another `key_prefix`",
             Self::UnsupportedServer => "use a newer server",
             Self::Untrusted => "check the host in the URL, and the authority given to `Tls`",
-            Self::OtherTopology => "use `Topology::cluster` for clusters and `Topology::node` for others",
+            Self::OtherTopology => return None,
             Self::Other => "look into the server's log",
-        }
+        })
     }
 }
 
@@ -155,7 +286,8 @@ pub enum LossReason {
     /// It could not be renewed before its lease was over by the local clock.
     #[error("its lease expired before it could be renewed")]
     Expired,
-    /// The server does not know the hold any more: it expired there, or the server lost its data.
+    /// The server does not know the hold any more: it expired there, or the server lost its data. Also what is told if this
+    /// manager was granted a newer hold that conflicts with it, which only shows that it is over.
     #[error("the server does not know it any more")]
     Gone,
     /// It reached the longest time it was allowed to last.
@@ -181,21 +313,6 @@ impl fmt::Display for For<'_> {
     }
 }
 
-/// A duration for people: whole milliseconds, from a second on hundredths of one.
-pub(crate) struct Span(pub(crate) Duration);
-
-impl fmt::Display for Span {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            span if span < Duration::from_millis(1) => write!(f, "{span:?}"),
-            span if span < Duration::from_secs(1) => {
-                write!(f, "{:?}", Duration::new(0, span.subsec_millis() * 1_000_000))
-            }
-            span => write!(f, "{:?}", Duration::new(span.as_secs(), span.subsec_millis() / 10 * 10_000_000)),
-        }
-    }
-}
-
 impl std::error::Error for UnreachableSource {}
 
 /// What is known of a failure that has no error of its own below it.
@@ -212,62 +329,93 @@ impl std::fmt::Display for UnreachableSource {
 mod tests {
     use super::*;
 
-    #[test]
-    fn messages_name_the_lock_and_what_to_do() {
-        let lock: Arc<str> = "cfg".into();
+    const REFUSALS: [Refusal; 10] = [
+        Refusal::OutOfMemory,
+        Refusal::Unauthenticated,
+        Refusal::Forbidden,
+        Refusal::ReadOnly,
+        Refusal::ForeignKey,
+        Refusal::UnsupportedServer,
+        Refusal::Untrusted,
+        Refusal::OtherTopology,
+        Refusal::OtherVersion,
+        Refusal::Other,
+    ];
+    const REASONS: [LossReason; 5] =
+        [LossReason::Expired, LossReason::Gone, LossReason::MaxHold, LossReason::Forced, LossReason::Closed];
+
+    fn failed(kind: io::ErrorKind) -> Option<Source> {
+        Some(Arc::new(AtNode {
+            node: "10.0.0.1:6379".into(),
+            cause: Some(Arc::new(io::Error::new(kind, "the cause"))),
+        }))
+    }
+
+    /// One of each kind, of a lock and of a manager, with and without a node.
+    fn all() -> Vec<Error> {
+        let (lock, nobody): (Arc<str>, Arc<str>) = ("cfg".into(), "".into());
         let waited = Duration::from_micros(5_016_789);
-        let source = None;
-        let message = "NOPERM no".to_owned();
-        let messages = [
-            (
-                Error::Lost { lock: Arc::clone(&lock), reason: LossReason::Forced },
-                "the hold of lock \"cfg\" was lost: it was released by force; others may have been inside, so check what was \
-                 done or do it again",
-            ),
-            (
-                Error::WaitTimeout { lock: Arc::clone(&lock), waited },
-                "waited 5.01s for lock \"cfg\", which others hold: try again later, or see who with `inspect`",
-            ),
-            (
-                Error::Unreachable { lock: Arc::clone(&lock), waited, source },
-                "no server answered for lock \"cfg\" within 5.01s: see that it runs and that the address is right, then \
-                 try again",
-            ),
-            (
-                Error::Refused { lock, refusal: Refusal::Forbidden, message },
-                "the server refused the request for lock \"cfg\" (no permission): NOPERM no; give the user the rights that \
-                 the README lists",
-            ),
+        let lock = || Arc::clone(&lock);
+        let mut all = vec![
+            Error::WaitTimeout { lock: lock(), waited },
+            Error::UpgradeConflict { lock: lock() },
+            Error::Closed { lock: lock() },
+            Error::InvalidName { lock: lock(), reason: "it is empty".to_owned() },
+            Error::InvalidOption { option: "lease", reason: "make it longer".to_owned() },
+            Error::unreachable(lock(), waited, None),
+            Error::unreachable(Arc::clone(&nobody), waited, None),
         ];
-        for (error, expected) in messages {
-            assert_eq!(error.to_string(), expected);
+        for kind in [io::ErrorKind::ConnectionRefused, io::ErrorKind::UnexpectedEof] {
+            all.push(Error::unreachable(lock(), waited, failed(kind)));
+        }
+        let no_tls: Source = Arc::new(NoTls(Arc::new(io::Error::new(io::ErrorKind::InvalidData, "the cause"))));
+        let no_tls: Source = Arc::new(AtNode { node: "10.0.0.1:6379".into(), cause: Some(no_tls) });
+        all.push(Error::unreachable(lock(), waited, Some(no_tls)));
+        all.push(Error::unreachable(nobody, waited, failed(io::ErrorKind::TimedOut)));
+        all.extend(REASONS.map(|reason| Error::Lost { lock: lock(), reason }));
+        let message = || "the server's words".to_owned();
+        all.extend(REFUSALS.map(|refusal| Error::Refused {
+            lock: lock(),
+            refusal,
+            node: Some("10.0.0.1:6379".into()),
+            message: message(),
+        }));
+        all.push(Error::Refused { lock: "".into(), refusal: Refusal::Forbidden, node: None, message: message() });
+        all
+    }
+
+    #[test]
+    fn messages_are_as_they_were_agreed() {
+        let shown: Vec<String> = all().iter().map(ToString::to_string).collect();
+        let agreed: Vec<&str> = include_str!("error/messages.txt").lines().collect();
+        for (shown, agreed) in shown.iter().zip(&agreed) {
+            assert_eq!(shown, agreed);
+        }
+        assert_eq!(shown.len(), agreed.len(), "the rest: {:#?}", shown.get(agreed.len()..));
+    }
+
+    #[test]
+    fn causes_are_told_once_and_can_be_downcast() {
+        for error in all() {
+            let below: Vec<_> =
+                std::iter::successors(std::error::Error::source(&error), |error| error.source()).collect();
+            for cause in &below {
+                assert!(!error.to_string().contains(&cause.to_string()), "{error}");
+            }
+            assert!(below.last().is_none_or(|root| root.is::<io::Error>()) && below.len() <= 2, "{error}: {below:?}");
         }
     }
 
     #[test]
     fn messages_of_managers_name_no_lock() {
-        let waited = Duration::from_millis(600);
-        let message = "-".to_owned();
-        let errors = [
-            Error::Unreachable { lock: "".into(), waited, source: None },
-            Error::Refused { lock: "".into(), refusal: Refusal::Unauthenticated, message },
-        ];
-        for error in errors {
+        let of_managers = all().into_iter().filter(
+            |error| matches!(error, Error::Unreachable { lock, .. } | Error::Refused { lock, .. } if lock.is_empty()),
+        );
+        let mut count = 0;
+        for error in of_managers {
             assert!(!error.to_string().contains("lock"), "{error}");
+            count += 1;
         }
-    }
-
-    #[test]
-    fn spans_are_rounded_for_people() {
-        let spans = [
-            (Duration::ZERO, "0ns"),
-            (Duration::from_micros(70), "70µs"),
-            (Duration::from_nanos(532_456_789), "532ms"),
-            (Duration::from_millis(5_019), "5.01s"),
-            (Duration::from_secs(3600), "3600s"),
-        ];
-        for (span, expected) in spans {
-            assert_eq!(Span(span).to_string(), expected);
-        }
+        assert_eq!(count, 3);
     }
 }

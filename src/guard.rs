@@ -4,11 +4,12 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::engine::Held;
-use crate::error::{Error, LossReason, Result};
-use crate::hold::{Ended, HoldState, Watch};
+use crate::engine::convert::{self, NotConverted};
+use crate::error::{LossReason, Result};
 use crate::lease::FencingToken;
+use crate::lock::hold::{Ended, HoldState};
+use crate::lock::watch::Watch;
 use crate::scheme::Mode;
-use crate::turn::{self, NotTurned};
 
 mod sealed {
     use crate::engine::Held;
@@ -19,6 +20,8 @@ mod sealed {
         const MODE: Mode;
         #[allow(private_interfaces)] // nobody outside can name or call it
         fn new(held: Held) -> Self;
+        #[allow(private_interfaces)]
+        fn held(&self) -> &Held;
         #[allow(private_interfaces)]
         fn into_held(self) -> Held;
     }
@@ -40,6 +43,11 @@ macro_rules! guard {
             #[allow(private_interfaces)]
             fn new(held: Held) -> Self {
                 Self(held)
+            }
+
+            #[allow(private_interfaces)]
+            fn held(&self) -> &Held {
+                &self.0
             }
 
             #[allow(private_interfaces)]
@@ -66,20 +74,20 @@ macro_rules! guard {
             /// The number to hand to the resource behind the lock, so that it can reject late comers.
             #[must_use]
             pub fn fencing_token(&self) -> FencingToken {
-                self.0.ticket().token
+                self.0.share_id().token
             }
 
             /// How long the hold may be trusted if the server is not heard from again: the local deadline, which comes
             /// before the server's by the clock margin and more. Zero once it is lost.
             #[must_use]
             pub fn remaining(&self) -> Duration {
-                self.0.hold().remaining(self.0.ticket())
+                self.0.hold().remaining(self.0.share_id())
             }
 
             /// How the hold stands by the local clock; asks nobody.
             #[must_use]
             pub fn state(&self) -> HoldState {
-                self.0.hold().state_of(self.0.ticket())
+                self.0.state()
             }
 
             /// Waits until the hold cannot be trusted any more, and tells why. Never returns on release.
@@ -108,12 +116,12 @@ macro_rules! guard {
             /// # }
             /// ```
             pub fn lost(&self) -> impl Future<Output = LossReason> + Send + Sync + use<'_> {
-                self.0.hold().lost(self.0.ticket())
+                self.0.lost()
             }
 
             /// A view of the hold for worker tasks: it can be cloned and sent, and keeps nothing locked.
             pub fn watch(&self) -> HoldWatch {
-                HoldWatch { watch: self.0.hold().watch(self.0.ticket()) }
+                HoldWatch { watch: self.0.watch() }
             }
 
             /// Gives the lock back and returns when the server knows.
@@ -124,7 +132,8 @@ macro_rules! guard {
             ///
             /// # Errors
             ///
-            /// [`Error::Lost`](crate::Error::Lost): the hold had ended before, so others may have been inside.
+            /// [`Error::Lost`](crate::Error::Lost): the hold had ended before, so others may have been inside. Also when a
+            /// first copy of the release went unanswered and the server has lost the lock: which came first nobody can tell.
             /// [`Error::Unreachable`](crate::Error::Unreachable) and [`Error::Refused`](crate::Error::Refused): the
             /// server was not told yet; the background goes on telling it, and the lease ends the hold in any case.
             ///
@@ -186,9 +195,9 @@ impl WriteGuard {
     /// # }
     /// ```
     pub async fn downgrade(self) -> Result<ReadGuard, DowngradeError> {
-        match turn::downgrade(self.0).await {
+        match convert::downgrade(self.0).await {
             Ok(held) => Ok(ReadGuard(held)),
-            Err(NotTurned { held, error }) => Err(DowngradeError { guard: Self(held), error }),
+            Err(NotConverted { held, error }) => Err(DowngradeError { guard: Self(held), error }),
         }
     }
 }
@@ -225,28 +234,39 @@ impl ReadGuard {
     /// # }
     /// ```
     pub async fn try_upgrade(self) -> Result<WriteGuard, TryUpgradeError> {
-        match turn::upgrade(self.0).await {
+        match convert::upgrade(self.0).await {
             Ok(held) => Ok(WriteGuard(held)),
-            Err(NotTurned { held, error }) => Err(TryUpgradeError { guard: Self(held), error }),
+            Err(NotConverted { held, error }) => Err(TryUpgradeError { guard: Self(held), error }),
         }
     }
 }
 
-macro_rules! turn_error {
+macro_rules! conversion_error {
     ($(#[$doc:meta])* $name:ident, $guard:ident) => {
         $(#[$doc])*
-        #[derive(Debug, thiserror::Error)]
-        #[error("{error}")]
+        #[derive(Debug)]
         pub struct $name {
             guard: $guard,
-            #[source]
-            error: Error,
+            error: $crate::error::Error,
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.error.fmt(f)
+            }
+        }
+
+        impl std::error::Error for $name {
+            /// What is below the error, which is told by itself.
+            fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+                std::error::Error::source(&self.error)
+            }
         }
 
         impl $name {
             /// What went wrong.
             #[must_use]
-            pub fn error(&self) -> &Error {
+            pub fn error(&self) -> &$crate::error::Error {
                 &self.error
             }
 
@@ -256,7 +276,7 @@ macro_rules! turn_error {
             }
         }
 
-        impl From<$name> for Error {
+        impl From<$name> for $crate::error::Error {
             /// Drops the guard, which releases it.
             fn from(error: $name) -> Self {
                 error.error
@@ -265,11 +285,13 @@ macro_rules! turn_error {
     };
 }
 
-turn_error! {
+pub(crate) use conversion_error;
+
+conversion_error! {
     /// Why [`WriteGuard::downgrade`] failed, and the guard.
     DowngradeError, WriteGuard
 }
-turn_error! {
+conversion_error! {
     /// Why [`ReadGuard::try_upgrade`] failed, and the guard.
     TryUpgradeError, ReadGuard
 }
@@ -305,7 +327,7 @@ impl HoldWatch {
 
     /// The number to hand to the resource behind the lock.
     #[must_use]
-    pub fn token(&self) -> FencingToken {
+    pub fn fencing_token(&self) -> FencingToken {
         self.watch.token
     }
 
@@ -317,6 +339,25 @@ impl HoldWatch {
     }
 
     /// Waits until the hold is over, one way or the other.
+    ///
+    /// Whatever stops by a token of `tokio_util` stops with the hold:
+    ///
+    /// ```
+    /// # use redis_rwlock::{MemoryManager, RwLockManager};
+    /// use tokio_util::sync::CancellationToken;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// # let manager = MemoryManager::new();
+    /// # let guard = manager.write("cfg").await?;
+    /// let (watch, stop) = (guard.watch(), CancellationToken::new());
+    /// let over = stop.clone().drop_guard();
+    /// tokio::spawn(async move { drop((watch.ended().await, over)) });
+    /// # guard.release().await?;
+    /// stop.cancelled().await; // in the workers
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     ///

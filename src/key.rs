@@ -8,12 +8,20 @@
 //!
 //! The two forms cannot meet: a prefix holds no `#`, so the first `#` before the first `{` marks the first form; and the
 //! encoding is injective. Source: the hash tag rule of the Redis cluster specification.
+//!
+//! Keys of the published scheme that exist already are another matter: see [`template`].
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::Arc;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, LazyLock};
 
 use crate::error::{Error, Result};
+
+mod listing;
+mod template;
+pub(crate) use listing::Listing;
+pub(crate) use template::KeyTemplate;
 
 /// The longest name in bytes.
 pub(crate) const NAME_MAX_BYTES: usize = 1024;
@@ -27,19 +35,47 @@ pub(crate) const SLOTS: u16 = 16384;
 pub(crate) struct Key {
     name: Arc<str>,
     base: Box<str>,
+    /// What stands between the base and the part of a key; nothing for a key that was there before us, which is the base.
+    part_mark: Option<&'static str>,
     slot: u16,
+    name_hash: u64,
 }
 
 impl Key {
     /// Checks `name` and derives its keys under `prefix`, which [`check_prefix`] has accepted.
     pub(crate) fn new(prefix: &str, name: &str) -> Result<Self> {
         check_name(name)?;
-        let base = match hash_tag(name.as_bytes()) {
-            Some(_) => [prefix, "#", name].concat(),
-            None => [prefix, ":{", &encode(name), "}"].concat(),
+        let (mark, tag, end) = match hash_tag(name.as_bytes()) {
+            Some(_) => ("#", name.into(), ""),
+            None => (":{", encode(name), "}"),
         };
+        let mut base = String::with_capacity(prefix.len() + mark.len() + tag.len() + end.len());
+        [prefix, mark, &tag, end].into_iter().for_each(|piece| base.push_str(piece));
+        Ok(Self::on(name, base, Some(":")))
+    }
+
+    /// Checks `name` and puts it into the template, which was checked. Such a lock has one key, whatever the part is called.
+    pub(crate) fn adopted(template: &KeyTemplate, name: &str) -> Result<Self> {
+        check_name(name)?;
+        Ok(Self::on(name, template.key(name)?, None))
+    }
+
+    fn on(name: &str, base: String, part_mark: Option<&'static str>) -> Self {
         let slot = slot_of(base.as_bytes());
-        Ok(Self { name: name.into(), base: base.into(), slot })
+        Self { name: name.into(), base: base.into(), part_mark, slot, name_hash: hash_of(name) }
+    }
+
+    /// The name whose key of this part is `key`, if there is one under `prefix`.
+    pub(crate) fn name_of(prefix: &str, key: &str, part: &str) -> Option<String> {
+        let base = key.strip_suffix(part)?.strip_suffix(':')?;
+        let rest = base.strip_prefix(prefix)?;
+        let name = match rest.strip_prefix('#') {
+            Some(name) => name.to_owned(),
+            None => decode(rest.strip_prefix(":{")?.strip_suffix('}')?)?,
+        };
+        // What no name makes is nobody's: each key has one form.
+        let made = Self::new(prefix, &name).ok()?;
+        (made.part(part) == key).then_some(name)
     }
 
     /// The name as the user wrote it.
@@ -50,6 +86,11 @@ impl Key {
     /// The name, shared.
     pub(crate) fn shared_name(&self) -> Arc<str> {
         Arc::clone(&self.name)
+    }
+
+    /// The hash of the name, within this process.
+    pub(crate) fn name_hash(&self) -> u64 {
+        self.name_hash
     }
 
     /// What all server keys of this lock begin with, the prefix included: two locks never share it.
@@ -69,7 +110,17 @@ impl Key {
 
     /// The same in pieces, for whoever puts it into a buffer.
     pub(crate) fn pieces<'a>(&'a self, part: &'a str) -> [&'a str; 3] {
-        [&self.base, ":", part]
+        self.part_mark.map_or([&self.base, "", ""], |mark| [&self.base, mark, part])
+    }
+
+    /// What the channels of the key `part` begin with: the key if it has a hash tag, else the key as a hash tag. Scripts know
+    /// no more of a lock than its key, and find them in the same way.
+    pub(crate) fn channels(&self, part: &str) -> String {
+        let key = self.part(part);
+        match hash_tag(key.as_bytes()) {
+            Some(_) => key,
+            None => ["{", &key, "}"].concat(),
+        }
     }
 }
 
@@ -77,6 +128,12 @@ impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Key({:?}, slot {})", self.name, self.slot)
     }
+}
+
+/// The hash of a lock's name within this process. Names are a user's: nobody shall be able to make them collide.
+pub(crate) fn hash_of(name: &str) -> u64 {
+    static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    SEED.hash_one(name)
 }
 
 /// Refuses names that no server key is made of: empty, or longer than [`NAME_MAX_BYTES`].
@@ -88,7 +145,11 @@ fn check_name(name: &str) -> Result<()> {
     } else {
         return Ok(());
     };
-    Err(Error::InvalidName { lock: shorten(name).into(), reason })
+    Err(invalid_name(name, reason))
+}
+
+fn invalid_name(name: &str, reason: String) -> Error {
+    Error::InvalidName { lock: shorten(name).into(), reason }
 }
 
 /// Refuses prefixes that could end a hash tag, look like the mark of a name with a tag, or hide in a listing.
@@ -123,6 +184,24 @@ fn encode(name: &str) -> Cow<'_, str> {
         }
     }
     out.into()
+}
+
+/// The name that [`encode`] made this of, unless it made it of none.
+fn decode(text: &str) -> Option<String> {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((plain, code)) = rest.split_once('%') {
+        out.push_str(plain);
+        out.push(match code.get(..2)? {
+            "25" => '%',
+            "7B" => '{',
+            "7D" => '}',
+            _ => return None,
+        });
+        rest = &code[2..];
+    }
+    out.push_str(rest);
+    Some(out)
 }
 
 /// The hash tag of a key: what lies between the first `{` and the first `}` after it, unless that is nothing.
@@ -208,6 +287,30 @@ mod tests {
             for part in ["lock", "read", "write", "wake"] {
                 prop_assert_eq!(slot_of(first.part(part).as_bytes()), first.slot());
                 prop_assert!((&one, &a) == (&other, &b) || first.part(part) != second.part(part));
+            }
+        }
+
+        #[test]
+        fn channels_lie_in_the_slot(name in "\\PC{1,40}|[{}%#:a]{1,12}") {
+            let key = key(&name);
+            let channel = key.channels("lock") + ":wake:0123456789abcdef0123456789abcdef";
+            prop_assert_eq!(slot_of(channel.as_bytes()), key.slot());
+            prop_assert!(channel.starts_with(&key.part("lock")));
+        }
+
+        #[test]
+        fn names_come_back_from_their_keys(name in "\\PC{1,40}|[{}%#:a7BD25]{1,12}") {
+            let key = key(&name);
+            prop_assert_eq!(Key::name_of("rwlock", &key.part("lock"), "lock"), Some(name));
+            prop_assert_eq!(Key::name_of("rwlock2", &key.part("lock"), "lock"), None);
+            prop_assert_eq!(Key::name_of("rwlock", &key.part("read"), "lock"), None);
+        }
+
+        #[test]
+        fn keys_that_no_name_makes_are_nobodys(rest in "[:#]?[{]?[{}%a25]{0,6}[}]?(:lock)?") {
+            let key = format!("rwlock{rest}");
+            if let Some(name) = Key::name_of("rwlock", &key, "lock") {
+                prop_assert_eq!(Key::new("rwlock", &name).expect("a name").part("lock"), key);
             }
         }
 

@@ -5,7 +5,7 @@
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> redis_rwlock::Result<()> {
-//! let manager = MemoryManager::new(); // or ClusterManager::connect("redis://…").await?
+//! let manager = MemoryManager::new(); // or RedisManager::connect("redis://…").await?
 //!
 //! let guard = manager.write("cfg").await?;
 //! // … write, and hand guard.fencing_token() to the resource …
@@ -25,49 +25,54 @@
 //!
 //! # Policy
 //!
-//! Waiting has no limit unless [`Acquire::wait_timeout`] sets one. Between processes [`ClusterManager`] and
+//! Waiting has no limit unless [`Acquire::wait_timeout`] sets one. Between processes [`RedisManager`] and
 //! [`MemoryManager`] are phase-fair: a waiting writer stops new readers, when it leaves all waiting readers enter together,
 //! and writers are served first come, first served. A process counts as one: its readers share one hold, its writers hand
-//! theirs on, for a bounded time. With [`SingleNodeManager`] whoever asks first after a release is next.
+//! theirs on, for a bounded time. With [`TwoKeyManager`] a release tells those who are next; who comes before them is in first.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
 mod acquire;
+mod attempt;
+mod backoff;
 pub mod blocking;
 mod clock;
-mod departure;
+#[cfg(feature = "serde")]
+mod config;
 mod engine;
 mod error;
 mod guard;
-mod hold;
+mod health;
+mod home;
 mod key;
 mod lease;
+mod lock;
 mod manager;
+mod mode;
 mod options;
-mod pursuit;
-mod quest;
-mod recent;
 mod reentry;
-mod renewal;
 mod scheme;
+mod span;
 #[cfg(test)]
-mod simulation;
-mod table;
+mod testing;
 mod topology;
 mod transport;
-mod turn;
 mod view;
 
 pub use acquire::{Acquire, Acquiring};
+pub use attempt::BoxFuture;
+#[cfg(feature = "serde")]
+pub use config::Config;
 pub use error::{Error, LossReason, Refusal, Result, Source};
 pub use guard::{DowngradeError, Guard, HoldWatch, ReadGuard, TryUpgradeError, WriteGuard};
-pub use hold::{Ended, HoldState};
+pub use health::{Health, NodeHealth, NodeRole, Stats};
 pub use lease::{FencingToken, InvalidToken};
-pub use manager::{Build, Builder, ClusterManager, MemoryManager, RwLockManager, SingleNodeManager};
+pub use lock::end::{Ended, HoldState};
+pub use manager::{Build, Builder, MemoryManager, RedisManager, RwLockManager, TwoKeyManager};
+pub use mode::Mode;
 pub use options::PublishedLimits;
 pub use reentry::{OwnerId, Reentry};
-pub use scheme::{BoxFuture, Mode};
 pub use topology::{Tls, Topology};
 pub use view::{HolderView, LockView, WaiterView};

@@ -6,19 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::Acquire;
+use crate::clock::Clock;
 use crate::engine::Engine;
 #[allow(unused_imports)] // for the documentation
 use crate::error::Error;
 use crate::error::Result;
 use crate::guard::{ReadGuard, WriteGuard};
-use crate::key::Key;
+use crate::health::{Health, Stats};
+use crate::key::{Key, KeyTemplate};
 use crate::options::{Options, PublishedLimits};
 use crate::reentry::Reentry;
-use crate::scheme::memory::{Memory, Store};
+use crate::scheme::memory::{Memory, Store, Wire};
 use crate::scheme::{BoxFuture, Scheme, hash, two_key};
 use crate::topology::Topology;
 use crate::transport;
-use crate::view::LockView;
+use crate::view::{HolderView, LockView};
 
 mod sealed {
     use std::sync::Arc;
@@ -42,7 +44,7 @@ use sealed::FromPlace;
 pub(crate) use sealed::Sealed;
 
 /// Where a manager's locks are kept.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Place {
     Servers(Topology),
     Memory(Arc<Store>),
@@ -126,8 +128,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         let key = engine.key(name);
         Box::pin(async move {
             let key = key?;
-            let answer = engine.inspect(&key).await?;
-            Ok(LockView::new(key.name(), answer, engine.options().published_limits))
+            engine.inspect(&key).await
         })
     }
 
@@ -136,6 +137,10 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     ///
     /// It looks who holds the lock and ends those. Who gets it after that look keeps it, also when a request is repeated
     /// because its answer was lost, or arrives late.
+    ///
+    /// Returns what it ended, as the look showed it: nothing if nobody held the lock. Of readers beyond the hundred that a look
+    /// shows age and remaining time are not known, and zero. If an answer was lost on the way, those are listed too who let go
+    /// by themselves in that moment.
     ///
     /// # Errors
     ///
@@ -153,21 +158,108 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// # async fn main() -> redis_rwlock::Result<()> {
     /// let manager = MemoryManager::new();
     /// let stuck = manager.peer().write("cfg").await?;
-    /// manager.force_release("cfg").await?;
+    /// for holder in manager.force_release("cfg").await? {
+    ///     println!("ended the {} hold of {}, {:?} old", holder.mode, holder.label, holder.age);
+    /// }
     /// assert!(manager.try_write("cfg").await?.is_some());
     /// # drop(stuck);
     /// # Ok(())
     /// # }
     /// ```
-    fn force_release(&self, name: &str) -> BoxFuture<'static, Result<()>> {
+    fn force_release(&self, name: &str) -> BoxFuture<'static, Result<Vec<HolderView>>> {
         let engine = Arc::clone(self.engine());
         let key: Result<Arc<Key>> = engine.key(name);
         Box::pin(async move {
             let key = key?;
             let ended = engine.force(&key).await?;
-            tracing::warn!(lock = key.name(), holders = ?ended, "released by force");
-            Ok(())
+            let holders: Vec<&str> = ended.iter().map(|holder| &*holder.label).collect();
+            tracing::warn!(lock = key.name(), ?holders, "released by force");
+            Ok(ended)
         })
+    }
+
+    /// The names of all locks of this manager's [`key_prefix`](Builder::key_prefix), or of its
+    /// [`published_keys`](Builder::published_keys), that the servers know: those that are held or waited for now, and those that
+    /// were within about the last minute. In order, each once. For operators: [`inspect`](RwLockManager::inspect) tells more of
+    /// one.
+    ///
+    /// It looks through all keys of every primary, with `SCAN`, five hundred at a time, between which the server works for others.
+    /// With many other keys that takes its time: a second for each million or so. A lock that comes or goes meanwhile, or whose
+    /// slot moves, may be missing.
+    ///
+    /// The user needs the right `+scan`, with which it can see the names of all keys.
+    ///
+    /// # Errors
+    ///
+    /// [`Unreachable`](Error::Unreachable), also if one of the primaries cannot be asked: there is no list with gaps.
+    /// [`Refused`](Error::Refused) without the right.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use redis_rwlock::{MemoryManager, RwLockManager};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new();
+    /// let guard = manager.write("cfg").await?;
+    /// for name in manager.locks().await? {
+    ///     println!("{name}: {} inside", manager.inspect(&name).await?.holders.len());
+    /// }
+    /// # assert_eq!(manager.locks().await?, ["cfg"]);
+    /// # guard.release().await
+    /// # }
+    /// ```
+    fn locks(&self) -> BoxFuture<'static, Result<Vec<String>>> {
+        let engine = Arc::clone(self.engine());
+        Box::pin(async move { engine.names().await })
+    }
+
+    /// Asks every server that this manager knows how it is: who it is, how far away, whether its clock and its memory policy are
+    /// as they should be. For health checks and operators.
+    ///
+    /// Never hangs: a server that has not answered within four [`response_timeout`](Builder::response_timeout)s (2 s by default)
+    /// is not [reachable](crate::NodeHealth::is_reachable). Of a cluster one is asked who its members are, and all of them, replicas too,
+    /// how they are, which costs a connection each. Ask every few seconds, not for each request.
+    ///
+    /// Of the rights only `+info` is beyond what locks need; without it
+    /// [`noeviction`](crate::NodeHealth::noeviction) is not known, and each question leaves a line in the server's `ACL LOG`.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](Error::InvalidOption) outside of a tokio runtime. That no server answers is no error: it is what this
+    /// tells.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use redis_rwlock::{MemoryManager, RwLockManager};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new();
+    /// let health = manager.health().await?;
+    /// assert!(health.is_ready());
+    /// for node in &health.nodes {
+    ///     println!("{} {:?}: {:?}", node.address, node.role, node.round_trip);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    fn health(&self) -> BoxFuture<'static, Result<Health>> {
+        let engine = Arc::clone(self.engine());
+        Box::pin(async move { engine.health().await })
+    }
+
+    /// What this manager is doing at the moment; see [`Stats`]. Asks nobody, and looks at each hold once.
+    fn stats(&self) -> Stats {
+        self.engine().stats()
     }
 
     /// Ends the manager: new and waiting acquisitions fail with [`Closed`](Error::Closed), guards are lost with
@@ -219,49 +311,56 @@ macro_rules! manager {
 /// The hash scheme: one key per lock, on one node or a cluster. The one to recommend.
 ///
 /// A client of the published hash scheme on the same key (`<prefix>:{name}:lock`) is excluded by our holds and excludes
-/// us, within the limits that `lua/README.md` states.
+/// us, within the limits that `lua/README.md` states. [`published_keys`](Builder::published_keys) lets a service that runs
+/// that scheme keep the keys it has.
 ///
 /// # Examples
 ///
 /// ```no_run
-/// # use redis_rwlock::{ClusterManager, RwLockManager, Topology};
+/// # use redis_rwlock::{RedisManager, RwLockManager, Topology};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> redis_rwlock::Result<()> {
-/// let manager = ClusterManager::connect(Topology::cluster(["redis://127.0.0.1:7000", "redis://127.0.0.1:7001"])).await?;
+/// let manager = RedisManager::connect(Topology::cluster(["redis://127.0.0.1:7000", "redis://127.0.0.1:7001"])).await?;
 /// let guard = manager.write("cfg").await?;
 /// guard.release().await?;
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct ClusterManager {
+pub struct RedisManager {
     engine: Arc<Engine>,
 }
-manager!(ClusterManager);
+manager!(RedisManager);
 
-/// The two-key scheme: a read key and a write key per lock, on one node. Small, and unfair between processes.
+/// The two-key scheme: a read key and a write key per lock, on one node. The server hands nothing over: whoever is next is told
+/// to ask again, and is passed if it does not do so within a quarter of a second.
+///
+/// Keys of the published two-key scheme cannot be shared with its clients: all their readers have one value, so any one that
+/// leaves removes all, ours included. Move to this by new keys, with the old clients stopped.
 ///
 /// # Examples
 ///
 /// ```no_run
-/// # use redis_rwlock::{RwLockManager, SingleNodeManager};
+/// # use redis_rwlock::{RwLockManager, TwoKeyManager};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> redis_rwlock::Result<()> {
-/// let manager = SingleNodeManager::connect("redis://127.0.0.1:6379").await?;
+/// let manager = TwoKeyManager::connect("redis://127.0.0.1:6379").await?;
 /// let guard = manager.read("cfg").await?;
 /// guard.release().await?;
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct SingleNodeManager {
+pub struct TwoKeyManager {
     engine: Arc<Engine>,
 }
-manager!(SingleNodeManager);
+manager!(TwoKeyManager);
 
 /// Locks in this process's memory: for tests of services, with the same behaviour as on a server.
 ///
-/// Time is the runtime's, so a test with a paused clock can let leases run out at once.
+/// Time is the runtime's, so a test with a paused clock can let leases run out at once. Faults are made by
+/// [`disconnect`](MemoryManager::disconnect) and [`lose_all`](MemoryManager::lose_all), so a test can see what a service does with
+/// [`Unreachable`](Error::Unreachable), [`HoldState::Unconfirmed`](crate::HoldState::Unconfirmed) and [`Lost`](Error::Lost).
 ///
 /// # Examples
 ///
@@ -282,10 +381,12 @@ manager!(SingleNodeManager);
 pub struct MemoryManager {
     engine: Arc<Engine>,
     store: Arc<Store>,
+    /// What connects it with the store.
+    wire: Arc<Wire>,
 }
 manager!(MemoryManager);
 
-impl ClusterManager {
+impl RedisManager {
     /// Connects with default options.
     ///
     /// # Errors
@@ -301,7 +402,7 @@ impl ClusterManager {
     }
 }
 
-impl SingleNodeManager {
+impl TwoKeyManager {
     /// Connects with default options.
     ///
     /// # Errors
@@ -346,9 +447,73 @@ impl MemoryManager {
         Builder::new(Place::Memory(Arc::clone(&self.store)))
     }
 
+    /// Cuts this manager and its clones off from the locks, as a broken network would; its peers are not concerned.
+    ///
+    /// Nothing is carried out until [`reconnect`](MemoryManager::reconnect): acquisitions, releases and `inspect` end with
+    /// [`Unreachable`](Error::Unreachable) after [`unreachable_after`](Builder::unreachable_after); holds become
+    /// [`Unconfirmed`](crate::HoldState::Unconfirmed) at their next renewal, after a third of their lease, and are lost as
+    /// [`Expired`](crate::LossReason::Expired) at their local deadline. The source of the errors is an [`std::io::Error`]. Twice
+    /// is as good as once.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::{Error, HoldState, LossReason, MemoryManager, RwLockManager};
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(async {
+    /// // #[tokio::test(start_paused = true)]: time goes by at once
+    /// let manager = MemoryManager::new();
+    /// let guard = manager.write("cfg").await?;
+    /// manager.disconnect();
+    /// let error = manager.read("other").await.expect_err("nobody answers");
+    /// assert!(matches!(error, Error::Unreachable { .. }));
+    /// assert_eq!(guard.state(), HoldState::Unconfirmed);
+    /// assert_eq!(guard.lost().await, LossReason::Expired);
+    ///
+    /// manager.reconnect();
+    /// manager.read("other").await?.release().await
+    /// # })
+    /// # }
+    /// ```
+    pub fn disconnect(&self) {
+        self.store.cut(&self.wire);
+    }
+
+    /// Ends a [`disconnect`](MemoryManager::disconnect). What waits goes on by itself. A hold whose local deadline has not come is
+    /// renewed; one that was lost stays lost.
+    pub fn reconnect(&self) {
+        self.store.mend(&self.wire);
+    }
+
+    /// Makes the store forget all locks, of this manager and its peers, as a server that restarts empty or `FLUSHALL`.
+    ///
+    /// Others may take the locks at once. The holders learn of it as [`LossReason::Gone`](crate::LossReason::Gone) at their next
+    /// renewal or at their release. Tokens go on growing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::{Error, LossReason, MemoryManager, RwLockManager};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new();
+    /// let guard = manager.write("cfg").await?;
+    /// manager.lose_all();
+    /// let error = guard.release().await.expect_err("nobody knows it");
+    /// assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn lose_all(&self) {
+        self.store.lose_all();
+    }
+
     fn on(store: Arc<Store>, options: Options) -> Self {
         let scheme = Memory::new(Arc::clone(&store));
-        Self { engine: Arc::new(Engine::new(Arc::new(scheme), options)), store }
+        let wire = Arc::clone(scheme.wire());
+        Self { engine: Arc::new(Engine::new(Arc::new(scheme), options)), store, wire }
     }
 }
 
@@ -356,23 +521,24 @@ impl MemoryManager {
 pub trait Build: RwLockManager + FromPlace {}
 impl<M: RwLockManager + FromPlace> Build for M {}
 
-impl FromPlace for ClusterManager {
+impl FromPlace for RedisManager {
     #[allow(private_interfaces)]
     fn from_place(place: Place, options: Options) -> Result<Self> {
-        let topology = place.servers();
-        let transport = transport::open(topology, &options)?;
+        let home = options.home(Clock::System);
+        let transport = transport::open(&place.servers(), &options, &home)?;
         let scheme = hash::scheme(transport, options.published_limits);
         let engine = Arc::new(Engine::new(Arc::new(scheme), options));
         Ok(Self { engine })
     }
 }
 
-impl FromPlace for SingleNodeManager {
+impl FromPlace for TwoKeyManager {
     #[allow(private_interfaces)]
     fn from_place(place: Place, options: Options) -> Result<Self> {
         let topology = place.servers();
         topology.check_single()?;
-        let transport = transport::open(topology, &options)?;
+        let home = options.home(Clock::System);
+        let transport = transport::open(&topology, &options, &home)?;
         let scheme: Arc<dyn Scheme> = Arc::new(two_key::scheme(transport));
         let engine = Arc::new(Engine::new(scheme, options));
         Ok(Self { engine })
@@ -390,6 +556,13 @@ impl FromPlace for MemoryManager {
 }
 
 impl Place {
+    fn read_files(self) -> Result<Self> {
+        Ok(match self {
+            Self::Servers(topology) => Self::Servers(topology.read_files()?),
+            memory => memory,
+        })
+    }
+
     fn servers(self) -> Topology {
         match self {
             Self::Servers(topology) => topology,
@@ -404,10 +577,10 @@ impl Place {
 ///
 /// ```
 /// use std::time::Duration;
-/// use redis_rwlock::{ClusterManager, Topology};
+/// use redis_rwlock::{RedisManager, Topology};
 ///
 /// # fn main() -> redis_rwlock::Result<()> {
-/// let manager = ClusterManager::builder(Topology::node("redis://127.0.0.1:6379"))
+/// let manager = RedisManager::builder(Topology::node("redis://127.0.0.1:6379"))
 ///     .lease(Duration::from_secs(5))
 ///     .label("billing-1")
 ///     .build()?; // connects at first use
@@ -421,9 +594,62 @@ pub struct Builder<M: Build> {
     manager: PhantomData<fn() -> M>,
 }
 
+impl<M: Build> Clone for Builder<M> {
+    fn clone(&self) -> Self {
+        Self { place: self.place.clone(), options: self.options.clone(), manager: PhantomData }
+    }
+}
+
 impl<M: Build> fmt::Debug for Builder<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder").field("place", &self.place).field("options", &self.options).finish()
+    }
+}
+
+impl Builder<RedisManager> {
+    /// Uses the keys that clients of the published hash scheme use already, so that a service can change over to this crate
+    /// process by process, without renaming. No default: keys are made with [`key_prefix`](Builder::key_prefix), which is
+    /// not used with this.
+    ///
+    /// The template is a key with exactly one `*` in the place of the name: `lock:*` for `lock:cfg`, `*` where the key is the
+    /// name, `{shop}:*`, `lock:{*}`. (A `*` stands there in the patterns of `KEYS` and ACL rules too; braces are a hash tag
+    /// to the server.) The name is put in as it is. Names are [`InvalidName`](Error::InvalidName) that cannot have a
+    /// channel in the key's slot, or would share one: where the key has no hash tag it may have no `}`, and with the template
+    /// `*` a name in braces is another's channel. Choose a template that fits nothing but locks if names come from
+    /// outside.
+    ///
+    /// What the published clients are set to is told by [`published_limits`](Builder::published_limits). No
+    /// [`lease`](Builder::lease) may be longer than their
+    /// [`key_ttl`](PublishedLimits::key_ttl) (10 s), here and per acquisition: each grant of theirs sets the key to expire
+    /// after that time, our hold with it.
+    ///
+    /// What such clients cannot be protected against is listed in `lua/README.md`. Have no more of them than the change
+    /// needs.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use redis_rwlock::{RedisManager, Error, PublishedLimits, RwLockManager, Topology};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let published = PublishedLimits::new(Duration::from_secs(1), Duration::from_secs(3)).key_ttl(Duration::from_secs(8));
+    /// let builder = || RedisManager::builder(Topology::node("redis://127.0.0.1:6379")).published_limits(published);
+    ///
+    /// let manager = builder().published_keys("lock:*").lease(Duration::from_secs(8)).build()?;
+    /// // manager.write("cfg").await is excluded by the published clients on the key `lock:cfg`, and excludes them.
+    /// let error = manager.write("}").await.expect_err("no channel is in the slot of the key `lock:}`");
+    /// assert!(matches!(error, Error::InvalidName { .. }));
+    ///
+    /// let error = builder().published_keys("lock:*").lease(Duration::from_secs(27)).build().expect_err("beyond their ttl");
+    /// assert!(matches!(error, Error::InvalidOption { option: "lease", .. }));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn published_keys(mut self, template: impl Into<String>) -> Self {
+        self.options.published_keys = Some(KeyTemplate::new(template.into()));
+        self
     }
 }
 
@@ -498,7 +724,8 @@ impl<M: Build> Builder<M> {
         self
     }
 
-    /// How long clients of the published hash scheme may hold a lock. Used by [`ClusterManager`] only.
+    /// What clients of the published hash scheme are set to: how long they may hold a lock, and the ttl that they give its
+    /// key. Used by [`RedisManager`] only.
     pub fn published_limits(mut self, limits: PublishedLimits) -> Self {
         self.options.published_limits = limits;
         self
@@ -514,25 +741,35 @@ impl<M: Build> Builder<M> {
     }
 
     /// How many writers of this process may have a write hold one after the other before others get their turn: 1 to 64,
-    /// which is the default, and for 5 ms at most. Not used by [`SingleNodeManager`].
+    /// which is the default, and for 5 ms at most. Not used by [`TwoKeyManager`].
     ///
     /// More saves requests under contention; waiters elsewhere wait so much longer.
-    pub fn hand_over_budget(mut self, turns: u64) -> Self {
-        self.options.hand_over_budget = turns;
+    pub fn hand_over_budget(mut self, hand_overs: u64) -> Self {
+        self.options.hand_over_budget = hand_overs;
         self
     }
 
-    /// Builds the manager without I/O; it connects at first use.
+    /// For tests that let a process die without ending one: background work runs on this runtime and ends with it, instead of
+    /// as long as the process runs.
+    #[doc(hidden)]
+    pub fn background_on(mut self, runtime: tokio::runtime::Handle) -> Self {
+        self.options.background = Some(runtime);
+        self
+    }
+
+    /// Builds the manager without I/O but for files of [`Tls`](crate::Tls); it connects at first use.
     ///
     /// The manager needs a tokio runtime whenever it is used: what is awaited outside of one is
-    /// [`InvalidOption`](Error::InvalidOption). It works as long as that runs, and goes on in another one if it is used there.
+    /// [`InvalidOption`](Error::InvalidOption). It may be used on several, and goes on when one ends: holds are renewed and
+    /// dropped guards given back by a thread of the process, named `redis-rwlock`. Those of a [`MemoryManager`], whose time is
+    /// the runtime's, are so as long as one runs on which it was used.
     ///
     /// # Errors
     ///
     /// [`InvalidOption`](Error::InvalidOption).
     pub fn build(self) -> Result<M> {
         self.options.check()?;
-        M::from_place(self.place, self.options)
+        M::from_place(self.place.read_files()?, self.options)
     }
 
     /// Builds the manager and makes sure that a server answers which it can work with.

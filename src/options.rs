@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+
+use crate::clock::Clock;
 use crate::error::{Error, Result};
-use crate::key;
+use crate::home::Home;
+use crate::key::{self, Key, KeyTemplate, Listing};
 use crate::lease;
 use crate::reentry::Reentry;
-use crate::scheme::TURNS_MOST;
+use crate::scheme::MAX_TOKENS;
 
 /// The longest label in bytes.
 const LABEL_MAX_BYTES: usize = 64;
@@ -31,13 +35,22 @@ pub struct PublishedLimits {
     pub read: Duration,
     /// How long a foreign `write` timestamp keeps everybody out.
     pub write: Duration,
+    /// The ttl that they give the lock's key with each grant: 10 s, as published. On
+    /// [`published_keys`](crate::Builder::published_keys) no lease may be longer, or their next grant ends our hold early.
+    pub key_ttl: Duration,
 }
 
 impl PublishedLimits {
-    /// Limits of foreign reads and writes.
+    /// Limits of foreign reads and writes, and the published ttl of the key.
     #[must_use]
     pub const fn new(read: Duration, write: Duration) -> Self {
-        Self { read, write }
+        Self { read, write, key_ttl: Duration::from_secs(10) }
+    }
+
+    /// The same with another ttl of the key: that of the clients in use, the shortest if they differ.
+    #[must_use]
+    pub const fn key_ttl(self, key_ttl: Duration) -> Self {
+        Self { key_ttl, ..self }
     }
 }
 
@@ -60,8 +73,19 @@ pub(crate) struct Options {
     pub(crate) key_prefix: String,
     pub(crate) label: String,
     pub(crate) published_limits: PublishedLimits,
+    /// The locks have these keys, and none under the prefix.
+    pub(crate) published_keys: Option<KeyTemplate>,
     pub(crate) share_window: Duration,
     pub(crate) hand_over_budget: u64,
+    /// Where background work runs, if not where it belongs by the manager's clock.
+    pub(crate) background: Option<Handle>,
+}
+
+impl Options {
+    /// Where the background work of a manager lives that takes its time from this clock.
+    pub(crate) fn home(&self, clock: Clock) -> Home {
+        self.background.clone().map_or_else(|| Home::for_clock(clock), Home::On)
+    }
 }
 
 impl Default for Options {
@@ -77,8 +101,10 @@ impl Default for Options {
             key_prefix: "rwlock".to_owned(),
             label: default_label(),
             published_limits: PublishedLimits::default(),
+            published_keys: None,
             share_window: Duration::from_millis(50),
-            hand_over_budget: TURNS_MOST,
+            hand_over_budget: MAX_TOKENS,
+            background: None,
         }
     }
 }
@@ -91,10 +117,44 @@ impl Options {
         check_label(&self.label)?;
         key::check_prefix(&self.key_prefix)?;
         check_published_limits(self.published_limits)?;
+        self.published_keys.as_ref().map_or(Ok(()), KeyTemplate::check)?;
+        self.check_foreign_ttl(self.lease)?;
         check_hand_over_budget(self.hand_over_budget)?;
         at_least("response_timeout", self.response_timeout, Duration::from_millis(10))?;
         at_most("response_timeout", self.response_timeout, RESPONSE_TIMEOUT_MAX)?;
         at_least("unreachable_after", self.unreachable_after, Duration::from_millis(10))
+    }
+
+    /// Checks a name and derives its keys.
+    pub(crate) fn key(&self, name: &str) -> Result<Key> {
+        match &self.published_keys {
+            Some(template) => Key::adopted(template, name),
+            None => Key::new(&self.key_prefix, name),
+        }
+    }
+
+    /// Which keys are locks of this manager.
+    pub(crate) fn listing(&self) -> Listing {
+        match &self.published_keys {
+            Some(template) => Listing::Template(template.clone()),
+            None => Listing::Prefix(self.key_prefix.clone()),
+        }
+    }
+
+    /// On a key of theirs, published clients cut the ttl down to their own with each grant. It must not end before a lease
+    /// that was given before that.
+    fn check_foreign_ttl(&self, lease: Duration) -> Result<()> {
+        let key_ttl = self.published_limits.key_ttl;
+        if self.published_keys.is_none() || lease <= key_ttl {
+            return Ok(());
+        }
+        invalid(
+            "lease",
+            format!(
+                "on the keys of published clients, {lease:?} is longer than their key ttl of {key_ttl:?}, so a grant of \
+                 theirs would end the hold early: make it shorter, or say what their ttl is (PublishedLimits::key_ttl)"
+            ),
+        )
     }
 }
 
@@ -123,6 +183,7 @@ impl Terms {
     pub(crate) fn new(options: &Options, overrides: Overrides) -> Result<Self> {
         if let Some(lease) = overrides.lease {
             check_lease(lease, options.clock_margin)?;
+            options.check_foreign_ttl(lease)?;
         }
         if let Some(max_hold) = overrides.max_hold {
             check_max_hold(max_hold, options.clock_margin)?;
@@ -165,11 +226,11 @@ fn check_published_limits(limits: PublishedLimits) -> Result<()> {
     invalid("published_limits", format!("a foreign stamp is kept for {PUBLISHED_LIMIT_MAX:?} at most"))
 }
 
-fn check_hand_over_budget(turns: u64) -> Result<()> {
-    if (1..=TURNS_MOST).contains(&turns) {
+fn check_hand_over_budget(hand_overs: u64) -> Result<()> {
+    if (1..=MAX_TOKENS).contains(&hand_overs) {
         return Ok(());
     }
-    invalid("hand_over_budget", format!("it must be 1 to {TURNS_MOST}, as many tokens as one grant reserves"))
+    invalid("hand_over_budget", format!("it must be 1 to {MAX_TOKENS}, as many tokens as one grant reserves"))
 }
 
 /// A label is part of every id on the server, so it holds neither blanks nor what a terminal would act on.

@@ -1,6 +1,7 @@
 //! Where the servers are, as a user says it.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
@@ -17,7 +18,7 @@ use crate::error::{Error, Result};
 /// ```
 ///
 /// With the cargo feature `serde` it can be read from a configuration, as `{"node": url}`, `{"cluster": [url, …]}` or
-/// `{"sentinel": {"primary": name, "urls": [url, …]}}`. Certificates are added in code.
+/// `{"sentinel": {"primary": name, "urls": [url, …]}}`. [`Config`](crate::Config) has the files of certificates as well.
 ///
 /// `Debug` shows no passwords and no keys.
 #[derive(Clone, PartialEq, Eq)]
@@ -30,7 +31,7 @@ pub struct Topology {
 
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case", deny_unknown_fields))]
 pub(crate) enum Kind {
     Node(String),
     Cluster(Vec<String>),
@@ -61,11 +62,11 @@ impl Topology {
     /// does not answer strangers is given the one of its URL. The Sentinels are believed by majority, so name them all.
     ///
     /// ```
-    /// use redis_rwlock::{ClusterManager, Topology};
+    /// use redis_rwlock::{RedisManager, Topology};
     ///
     /// # fn main() -> redis_rwlock::Result<()> {
     /// let sentinels = ["redis://:secret@10.0.0.1:26379/3", "redis://:secret@10.0.0.2:26379", "redis://:secret@10.0.0.3:26379"];
-    /// let manager = ClusterManager::builder(Topology::sentinel("mymaster", sentinels)).build()?;
+    /// let manager = RedisManager::builder(Topology::sentinel("mymaster", sentinels)).build()?;
     /// # Ok(())
     /// # }
     /// ```
@@ -80,13 +81,13 @@ impl Topology {
     /// nodes of a cluster, the primary that Sentinels name.
     ///
     /// ```no_run
-    /// use redis_rwlock::{ClusterManager, Tls, Topology};
+    /// use redis_rwlock::{RedisManager, Tls, Topology};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let read = |name: &str| std::fs::read(format!("/etc/locks/{name}.pem"));
     /// let tls = Tls::new().ca_pem(read("ca")?).client_pem(read("client")?, read("client-key")?);
     /// let cluster = Topology::cluster(["rediss://10.0.0.1:6379", "rediss://10.0.0.2:6379"]).tls(tls);
-    /// let manager = ClusterManager::builder(cluster).build()?;
+    /// let manager = RedisManager::builder(cluster).build()?;
     /// # Ok(())
     /// # }
     /// ```
@@ -94,6 +95,12 @@ impl Topology {
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = tls;
         self
+    }
+
+    /// The same with what is in the files that it names.
+    pub(crate) fn read_files(mut self) -> Result<Self> {
+        self.tls = self.tls.read()?;
+        Ok(self)
     }
 
     pub(crate) fn kind(&self) -> &Kind {
@@ -110,7 +117,7 @@ impl Topology {
             Kind::Node(_) | Kind::Sentinel { .. } => Ok(()),
             Kind::Cluster(_) => Err(Error::InvalidOption {
                 option: "topology",
-                reason: "the two-key scheme needs two keys at once, which a migrating slot refuses; use ClusterManager"
+                reason: "the two-key scheme needs two keys at once, which a migrating slot refuses; use RedisManager"
                     .to_owned(),
             }),
         }
@@ -183,6 +190,9 @@ impl fmt::Debug for Topology {
 pub struct Tls {
     ca_pem: Option<Vec<u8>>,
     client_pem: Option<ClientPem>,
+    /// To be read when the manager is built.
+    ca_file: Option<PathBuf>,
+    client_files: Option<(PathBuf, PathBuf)>,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -212,6 +222,50 @@ impl Tls {
         self.client_pem = Some(ClientPem { certificates: certificates.into(), key: key.into() });
         self
     }
+
+    /// The same as [`ca_pem`](Tls::ca_pem) from a file, which `build` reads; it counts more than that. One that cannot be read is an
+    /// [`InvalidOption`](Error::InvalidOption).
+    ///
+    /// ```no_run
+    /// use redis_rwlock::{RedisManager, Tls, Topology};
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let tls = Tls::new().ca_file("/etc/locks/ca.pem").client_files("/etc/locks/client.pem", "/etc/locks/client-key.pem");
+    /// let manager = RedisManager::builder(Topology::node("rediss://10.0.0.1:6379").tls(tls)).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn ca_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.ca_file = Some(path.into());
+        self
+    }
+
+    /// The same as [`client_pem`](Tls::client_pem) from two files, which `build` reads.
+    #[must_use]
+    pub fn client_files(mut self, certificates: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        self.client_files = Some((certificates.into(), key.into()));
+        self
+    }
+
+    /// The same with what is in the files.
+    fn read(mut self) -> Result<Self> {
+        if let Some(path) = self.ca_file.take() {
+            self.ca_pem = Some(read(&path)?);
+        }
+        if let Some((certificates, key)) = self.client_files.take() {
+            self.client_pem = Some(ClientPem { certificates: read(&certificates)?, key: read(&key)? });
+        }
+        Ok(self)
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let refused = |error| match path.as_os_str().is_empty() {
+        true => "a client certificate and its key need each other".to_owned(),
+        false => format!("{} cannot be read: {error}", path.display()),
+    };
+    std::fs::read(path).map_err(|error| Error::InvalidOption { option: "tls", reason: refused(error) })
 }
 
 #[cfg(feature = "tls")]
@@ -228,7 +282,8 @@ impl Tls {
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = |is_set: bool| if is_set { "given" } else { "default" };
-        let (ca, client) = (shown(self.ca_pem.is_some()), shown(self.client_pem.is_some()));
+        let ca = shown(self.ca_pem.is_some() || self.ca_file.is_some());
+        let client = shown(self.client_pem.is_some() || self.client_files.is_some());
         write!(f, "Tls {{ ca: {ca}, client: {client} }}")
     }
 }

@@ -6,22 +6,28 @@ use std::sync::{Arc, OnceLock};
 use futures_util::stream::BoxStream;
 use redis::Value;
 
+use crate::attempt::{Answered, BoxFuture, Failure, Hearing, Notice, Route, Subscription};
 use crate::clock::Clock;
 use crate::error::Result;
+use crate::health::{NodeHealth, Traffic};
+use crate::home::Home;
 use crate::lease::{Anchor, ServerTime};
 use crate::options::Options;
-use crate::scheme::{Answered, BoxFuture, Failure, Notice, Route, Subscription};
 use crate::topology::Topology;
 
 mod address;
-mod directory;
+#[cfg(test)]
+mod fake;
 mod fault;
 mod fleet;
+mod members;
 mod node;
 mod push;
 mod router;
 mod sentinels;
+mod slot_owners;
 mod slots;
+mod survey;
 #[cfg(feature = "tls")]
 mod tls;
 
@@ -57,7 +63,7 @@ pub(crate) struct Call {
     pub(crate) expiry: Expiry,
     text: String,
     /// Where each of them ends, keys first.
-    ends: [usize; Call::PARTS_MOST],
+    ends: [usize; Call::MAX_PARTS],
     parts: usize,
     keys: usize,
     /// The part that the reply must repeat, by which it is known to be the reply to this call.
@@ -66,11 +72,11 @@ pub(crate) struct Call {
 
 impl Call {
     /// Keys and arguments together; no script of ours has more.
-    const PARTS_MOST: usize = 9;
+    const MAX_PARTS: usize = 9;
 
     pub(crate) fn new(script: &'static Script, slot: u16) -> Self {
         let text = String::with_capacity(160);
-        Self { script, slot, expiry: Expiry::Never, text, ends: [0; Self::PARTS_MOST], parts: 0, keys: 0, echo: None }
+        Self { script, slot, expiry: Expiry::Never, text, ends: [0; Self::MAX_PARTS], parts: 0, keys: 0, echo: None }
     }
 
     /// All keys come before the first argument. A key is given as the pieces that it consists of.
@@ -127,6 +133,8 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn route(&self, slot: u16) -> Route;
     /// Tells when routes may have changed; `None` where they never do.
     fn changes(&self) -> Option<BoxStream<'static, ()>>;
+    /// What the owner of `slot` has said of late, as far as it is known.
+    fn hearing(&self, slot: u16) -> Hearing;
     /// Succeeds when a server answers that we can work with.
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>>;
     /// What is published on a channel of `slot`, read by `read`, which is the same for all who subscribe to it. The first
@@ -136,31 +144,74 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn subscribed(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
     /// Whether any channel is subscribed: if not, there is no need to put the name of one together.
     fn is_subscribing(&self) -> bool;
+    /// Names every key on every primary that `pattern` matches to `found`; one may come twice.
+    fn scan<'a>(
+        &'a self,
+        pattern: &'a str,
+        found: &'a mut (dyn FnMut(&str) + Send),
+    ) -> BoxFuture<'a, Result<(), Failure>>;
+    /// What each server says of itself. Ends in time whatever they do.
+    fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>>;
+    /// How busy it is.
+    fn traffic(&self) -> Traffic;
     fn clock(&self) -> Clock;
 }
 
 /// A transport to these servers. Connects at first use.
-pub(crate) fn open(topology: Topology, options: &Options) -> Result<Arc<dyn Transport>> {
-    Ok(Arc::new(router::Router::new(&topology, options)?))
+pub(crate) fn open(topology: &Topology, options: &Options, home: &Home) -> Result<Arc<dyn Transport>> {
+    Ok(Arc::new(router::Router::new(topology, options, home)?))
 }
 
-/// Whether a reply is one to a call that it repeats `echo` of: the second element of all of them.
-fn is_reply_to(value: &Value, echo: &str) -> bool {
-    match value {
-        Value::Array(items) => {
-            matches!(items.get(1), Some(Value::BulkString(id)) if id.as_slice() == echo.as_bytes())
-        }
-        _ => false,
-    }
-}
-
-/// The server's time in the reply of a script: the third element of all of them, in microseconds.
-fn server_time(value: &Value) -> Option<ServerTime> {
-    match value {
-        Value::Array(items) => match items.get(2) {
-            Some(Value::Int(micros)) => u64::try_from(*micros).ok().map(ServerTime::from_micros),
-            _ => None,
-        },
+/// The words that all replies begin with: code, id, and the server's time in seconds and microseconds.
+fn head(value: &Value) -> Option<&[u8]> {
+    let head = match value {
+        Value::Array(items) => items.first()?,
+        text => text,
+    };
+    match head {
+        Value::BulkString(head) => Some(head),
         _ => None,
     }
+}
+
+/// The first word, and what comes behind it.
+fn first_word(words: &[u8]) -> Option<(&[u8], &[u8])> {
+    let blank = words.iter().position(|&byte| byte == b' ');
+    blank.map(|blank| (&words[..blank], &words[blank + 1..]))
+}
+
+/// A number as a server writes it. Each reply has two: the standard library's reader looks for UTF-8 first.
+fn decimal(word: &[u8]) -> Option<u64> {
+    let add = |number: u64, digit: &u8| {
+        let digit = digit.checked_sub(b'0').filter(|digit| *digit <= 9)?;
+        number.checked_mul(10)?.checked_add(digit.into())
+    };
+    if word.is_empty() { None } else { word.iter().try_fold(0, add) }
+}
+
+/// Whether a reply is one to a call that it repeats `echo` of: the second word of all of them, `-` for nothing.
+fn is_reply_to(value: &Value, echo: &str) -> bool {
+    if let Value::Array(items) = value
+        && let [Value::BulkString(_), Value::BulkString(id), ..] = items.as_slice()
+        && id.as_slice() == echo.as_bytes()
+    {
+        return true; // of the two-key scheme
+    }
+    let echo = if echo.is_empty() { "-" } else { echo };
+    let behind = head(value).and_then(first_word).and_then(|(_, rest)| rest.strip_prefix(echo.as_bytes()));
+    behind.is_some_and(|behind| matches!(behind, [] | [b' ', ..]))
+}
+
+/// The server's time in the reply of a script.
+fn server_time(value: &Value) -> Option<ServerTime> {
+    if let Value::Array(items) = value
+        && let Some(Value::Int(micros)) = items.get(2)
+    {
+        return u64::try_from(*micros).ok().map(ServerTime::from_micros); // of the two-key scheme
+    }
+    let (_, words) = first_word(head(value)?)?;
+    let (_, words) = first_word(words)?;
+    let (seconds, words) = first_word(words)?;
+    let micros = first_word(words).map_or(words, |(micros, _)| micros);
+    Some(ServerTime::from_micros(decimal(seconds)?.checked_mul(1_000_000)?.checked_add(decimal(micros)?)?))
 }

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use crate::lease::FencingToken;
 use crate::options::PublishedLimits;
-use crate::scheme::{Acquisition, Answered, Mode, View};
+use crate::scheme::{AcquisitionId, Answered, Mode, View};
 
 /// One lock as the server sees it at one moment. For people and dashboards: it may be out of date when it is read.
+///
+/// With the cargo feature `serde` it can be serialized, with times as people write them: `"age": "1.2s"`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -18,11 +20,32 @@ pub struct LockView {
     pub last_token: Option<FencingToken>,
     /// Who holds the lock, writers first. A process counts as one, however many of its tasks share the hold.
     pub holders: Vec<HolderView>,
+    /// How many more are recorded at the server, dead ones too: a look shows a hundred holders and waiters at most.
+    pub more_holders: usize,
     /// Who waits in the server's queue, in the order in which they came. A process counts as one for each side.
     pub waiters: Vec<WaiterView>,
+    /// How many more wait, dead ones too.
+    pub more_waiters: usize,
 }
 
-/// One holder of a lock.
+/// One holder of a lock: a process, however many of its tasks are inside.
+///
+/// # Examples
+///
+/// ```
+/// # use redis_rwlock::{MemoryManager, RwLockManager};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> redis_rwlock::Result<()> {
+/// let here = MemoryManager::new();
+/// let (first, second) = (here.read("cfg").await?, here.read("cfg").await?);
+/// let holder = &here.inspect("cfg").await?.holders[0];
+/// assert_eq!((holder.is_ours, holder.guards), (true, 2));
+/// let holder = &here.peer().inspect("cfg").await?.holders[0];
+/// assert_eq!((holder.is_ours, holder.guards), (false, 0));
+/// # drop((first, second));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -31,9 +54,16 @@ pub struct HolderView {
     pub label: String,
     /// The side it holds.
     pub mode: Mode,
+    /// Whether it is the manager that was asked.
+    pub is_ours: bool,
+    /// How many guards of that manager share the hold, nested ones each. 0 for the holds of others, of which only they know,
+    /// and for one of ours that nobody has any more and that is being given back.
+    pub guards: usize,
     /// How long it has held the lock, by the server's clock.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::span::serialize"))]
     pub age: Duration,
     /// How long the server will keep the hold if it hears nothing more.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::span::serialize"))]
     pub remaining: Duration,
 }
 
@@ -47,6 +77,7 @@ pub struct WaiterView {
     /// The side it waits for.
     pub mode: Mode,
     /// How long it has waited, by the server's clock.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::span::serialize"))]
     pub waiting: Duration,
 }
 
@@ -54,30 +85,67 @@ impl LockView {
     /// Whether nobody held the lock.
     #[must_use]
     pub fn is_free(&self) -> bool {
-        self.holders.is_empty()
+        self.holders.is_empty() && self.more_holders == 0
     }
 
-    pub(crate) fn new(name: &str, answer: Answered<View>, limits: PublishedLimits) -> Self {
+    /// `guards` tells of an id how many guards of this manager share its hold, and `None` if it is not this manager's.
+    pub(crate) fn new(
+        name: &str,
+        answer: &Answered<View>,
+        limits: PublishedLimits,
+        guards: impl Fn(&str) -> Option<usize>,
+    ) -> Self {
         let now_ms = answer.server.as_micros() / 1000;
-        let view = answer.value;
-        let ours = view.holders.into_iter().map(|holder| HolderView {
-            label: Acquisition::label_of(&holder.id).to_owned(),
-            mode: holder.mode,
-            age: Duration::from_millis(now_ms.saturating_sub(holder.since_ms)),
-            remaining: holder.remaining,
-        });
-        let foreign_write = foreign(Mode::Write, view.foreign_write_ms, limits.write, now_ms);
-        let foreign_read = foreign(Mode::Read, view.foreign_read_ms, limits.read, now_ms);
-        let waiters = view.waiters.into_iter().map(|waiter| WaiterView {
-            label: Acquisition::label_of(&waiter.id).to_owned(),
+        let view = &answer.value;
+        let waiters = view.waiters.iter().map(|waiter| WaiterView {
+            label: AcquisitionId::label_of(&waiter.id).to_owned(),
             mode: waiter.mode,
             waiting: Duration::from_millis(now_ms.saturating_sub(waiter.since_ms)),
         });
         Self {
             name: name.to_owned(),
             last_token: view.token,
+            more_holders: view.more_holders,
+            more_waiters: view.more_waiters,
             waiters: waiters.collect(),
-            holders: foreign_write.into_iter().chain(ours).chain(foreign_read).collect(),
+            holders: HolderView::all(answer, limits, guards).into_iter().map(|(_, holder)| holder).collect(),
+        }
+    }
+}
+
+impl HolderView {
+    /// Who holds a lock, writers first, with their ids. Clients of the published scheme have none.
+    pub(crate) fn all(
+        answer: &Answered<View>,
+        limits: PublishedLimits,
+        guards: impl Fn(&str) -> Option<usize>,
+    ) -> Vec<(Option<&str>, Self)> {
+        let now_ms = answer.server.as_micros() / 1000;
+        let view = &answer.value;
+        let ours = view.holders.iter().map(|holder| {
+            let shown = Self {
+                mode: holder.mode,
+                age: Duration::from_millis(now_ms.saturating_sub(holder.since_ms)),
+                remaining: holder.remaining,
+                ..Self::unseen_reader(&holder.id, guards(&holder.id))
+            };
+            (Some(&*holder.id), shown)
+        });
+        let foreign_write = foreign(Mode::Write, view.foreign_write_ms, limits.write, now_ms);
+        let foreign_read = foreign(Mode::Read, view.foreign_read_ms, limits.read, now_ms);
+        let nameless = |holder| (None, holder);
+        foreign_write.map(nameless).into_iter().chain(ours).chain(foreign_read.map(nameless)).collect()
+    }
+
+    /// A reader of which only the id is known.
+    pub(crate) fn unseen_reader(id: &str, guards: Option<usize>) -> Self {
+        Self {
+            label: AcquisitionId::label_of(id).to_owned(),
+            mode: Mode::Read,
+            is_ours: guards.is_some(),
+            guards: guards.unwrap_or(0),
+            age: Duration::ZERO,
+            remaining: Duration::ZERO,
         }
     }
 }
@@ -85,11 +153,14 @@ impl LockView {
 /// A client of the published scheme: its stamp is the time of its grant, its limit is ours to know.
 fn foreign(mode: Mode, stamp_ms: Option<u64>, limit: Duration, now_ms: u64) -> Option<HolderView> {
     let stamp_ms = stamp_ms?;
-    let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-    let left_ms = stamp_ms.saturating_add(limit_ms).saturating_sub(now_ms);
+    let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX - 1);
+    // At its limit it still counts.
+    let left_ms = stamp_ms.saturating_add(limit_ms + 1).saturating_sub(now_ms);
     (left_ms > 0).then(|| HolderView {
         label: "published client".to_owned(),
         mode,
+        is_ours: false,
+        guards: 0,
         age: Duration::from_millis(now_ms.saturating_sub(stamp_ms)),
         remaining: Duration::from_millis(left_ms),
     })

@@ -10,7 +10,7 @@ use crate::transport::{Script, Transport};
 static SCRIPTS: Scripts = Scripts {
     acquire: Script::new(hash::ACQUIRE),
     leave: Script::new(hash::LEAVE),
-    turn: Script::new(hash::TURN),
+    convert: Script::new(hash::CONVERT),
     renew: Script::new(hash::RENEW),
     inspect: Script::new(hash::INSPECT),
     force: Script::new(hash::FORCE),
@@ -18,6 +18,15 @@ static SCRIPTS: Scripts = Scripts {
 };
 
 pub(crate) fn scheme(transport: Arc<dyn Transport>, limits: PublishedLimits) -> LuaScheme {
-    let limits = [limits.read, limits.write].map(|limit| limit.as_millis().to_string());
-    LuaScheme::new(&SCRIPTS, transport, Waiting::InTheLock { limits })
+    scheme_of(&SCRIPTS, transport, limits)
+}
+
+/// The same with other scripts, for tests of their limits.
+pub(crate) fn scheme_of(
+    scripts: &'static Scripts,
+    transport: Arc<dyn Transport>,
+    limits: PublishedLimits,
+) -> LuaScheme {
+    let limits = format!("{} {}", limits.read.as_millis(), limits.write.as_millis());
+    LuaScheme::new(scripts, transport, Waiting::InTheLock { limits })
 }

@@ -1,9 +1,12 @@
 //! The typed calls that both Lua schemes share: arguments in, replies out. `lua/README.md` is the protocol.
 //!
-//! Every reply begins with its code, the id that the request named and the server's time. The transport has compared the
-//! id. A reply of another shape means that the script is not ours: it counts as unknown, since something has run.
+//! Every reply is one text of words, or begins with one and has rows: its code, the id that the request named, the server's
+//! time in two words, and numbers. The transport has compared the id. A reply of another shape means that the script is not
+//! ours: it counts as unknown, since something has run.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::str::Split;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,12 +14,14 @@ use futures_util::stream::BoxStream;
 use redis::Value;
 
 use crate::clock::Clock;
-use crate::error::UnreachableSource;
-use crate::key::Key;
+use crate::error::{Refusal, UnreachableSource};
+use crate::health::{NodeHealth, Traffic};
+use crate::key::{Key, Listing};
 use crate::lease::{Anchor, FencingToken, ServerTime};
 use crate::scheme::{
-    Acquired, Acquisition, Answered, Ask, Attempt, BoxFuture, Failure, Granted, Holder, IfTaken, Left, Mode, Notice,
-    Renewal, Renewed, Route, Scheme, Subscription, Turned, View, Waiter,
+    Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced,
+    Granted, Hearing, Holder, IfTaken, Leave, Mode, Notice, ReleaseReply, Renewal, Renewed, Route, Scheme,
+    Subscription, View, Waiter,
 };
 use crate::transport::{Call, Expiry, Script, Transport};
 
@@ -24,7 +29,7 @@ use crate::transport::{Call, Expiry, Script, Transport};
 pub(crate) struct Scripts {
     pub(crate) acquire: Script,
     pub(crate) leave: Script,
-    pub(crate) turn: Script,
+    pub(crate) convert: Script,
     pub(crate) renew: Script,
     pub(crate) inspect: Script,
     pub(crate) force: Script,
@@ -34,11 +39,11 @@ pub(crate) struct Scripts {
 
 /// Where those wait who cannot have a lock.
 pub(crate) enum Waiting {
-    /// In its queue, and each manager has a channel on which it is told of its grants. Whoever lets others in has to know for
-    /// how long the stamps of published clients count, in milliseconds: the readers' and the writers'.
-    InTheLock { limits: [String; 2] },
-    /// The server does not know them. All are told on one channel when the lock can be taken.
-    Outside,
+    /// In its queue, and they are told of their grants. Whoever lets others in has to know for how long the stamps of
+    /// published clients count, in milliseconds: the readers' and the writers', with a blank between them.
+    InTheLock { limits: String },
+    /// Beside it. Whoever is next is told to ask again.
+    Beside,
 }
 
 /// A scheme whose attempts are scripts.
@@ -69,50 +74,50 @@ impl LuaScheme {
     }
 
     /// All arguments of an acquisition but the limit, which comes before them.
-    fn acquire_args(&self, call: &mut Call, ask: &Ask) {
-        call.echoed_arg(ask.id.as_str());
-        call.arg(letter(ask.mode));
-        call.arg(&whole_millis(ask.lease));
+    fn acquire_args(&self, call: &mut Call, request: &AcquireRequest) {
+        call.echoed_arg(request.id.as_str());
+        call.arg(letter(request.mode));
+        call.arg(&whole_millis(request.lease));
+        match request.if_taken {
+            IfTaken::Leave => call.arg("0"),
+            // Not less than one: nothing means that it does not wait.
+            IfTaken::Queue { patience } => call.arg(&whole_millis(patience.max(Duration::from_millis(1)))),
+        }
         if let Waiting::InTheLock { limits } = &self.waiting {
-            match ask.if_taken {
-                IfTaken::Leave => call.arg("0"),
-                // Not less than one: nothing means that it does not wait.
-                IfTaken::Queue { patience } => call.arg(&whole_millis(patience.max(Duration::from_millis(1)))),
-            }
-            turns_arg(call, ask.turns);
-            limits.iter().for_each(|limit| call.arg(limit));
+            max_tokens_arg(call, request.max_tokens);
+            call.arg(limits);
         }
     }
 
-    fn acquire_call(&self, key: &Key, ask: &Ask) -> Call {
+    fn acquire_call(&self, key: &Key, request: &AcquireRequest) -> Call {
         let mut call = self.call(&self.scripts.acquire, key);
-        self.acquire_args(&mut call, ask);
+        self.acquire_args(&mut call, request);
         call.expiry = Expiry::ResponseTimeout;
         call
     }
 
-    fn leave_call(&self, key: &Key, id: &Acquisition) -> Call {
+    fn leave_call(&self, key: &Key, id: &AcquisitionId) -> Call {
         let mut call = self.call(&self.scripts.leave, key);
         call.echoed_arg(id.as_str());
-        self.surroundings(&mut call, key);
+        self.surroundings(&mut call);
         call
     }
 
-    /// All arguments of a turn but the limit, which comes before them.
-    fn turn_args(&self, call: &mut Call, key: &Key, old: &Acquisition, ask: &Ask) {
+    /// All arguments of a conversion but the limit, which comes before them.
+    fn convert_args(&self, call: &mut Call, old: &AcquisitionId, request: &AcquireRequest) {
         call.arg(old.as_str());
-        call.echoed_arg(ask.id.as_str());
-        call.arg(letter(ask.mode));
-        call.arg(&whole_millis(ask.lease));
+        call.echoed_arg(request.id.as_str());
+        call.arg(letter(request.mode));
+        call.arg(&whole_millis(request.lease));
         if let Waiting::InTheLock { .. } = self.waiting {
-            turns_arg(call, ask.turns);
+            max_tokens_arg(call, request.max_tokens);
         }
-        self.surroundings(call, key);
+        self.surroundings(call);
     }
 
-    fn turn_call(&self, key: &Key, old: &Acquisition, ask: &Ask) -> Call {
-        let mut call = self.call(&self.scripts.turn, key);
-        self.turn_args(&mut call, key, old, ask);
+    fn convert_call(&self, key: &Key, old: &AcquisitionId, request: &AcquireRequest) -> Call {
+        let mut call = self.call(&self.scripts.convert, key);
+        self.convert_args(&mut call, old, request);
         call.expiry = Expiry::ResponseTimeout;
         call
     }
@@ -130,53 +135,57 @@ impl LuaScheme {
         for number in [token, seen.foreign_write_ms.unwrap_or(0), seen.foreign_read_ms.unwrap_or(0)] {
             call.arg(&number.to_string());
         }
-        self.surroundings(&mut call, key);
+        self.surroundings(&mut call);
         call
     }
 
     /// What a script has to know that may let others in.
-    fn surroundings(&self, call: &mut Call, key: &Key) {
-        match &self.waiting {
-            Waiting::InTheLock { limits } => limits.iter().for_each(|limit| call.arg(limit)),
-            Waiting::Outside => call.arg(&key.part(WAKE)),
+    fn surroundings(&self, call: &mut Call) {
+        if let Waiting::InTheLock { limits } = &self.waiting {
+            call.arg(limits);
         }
     }
 
+    /// Each manager has its own.
     fn channel(&self, key: &Key, manager: &str) -> String {
         match self.waiting {
-            Waiting::InTheLock { .. } => [&key.part(WAKE), ":", manager].concat(),
-            Waiting::Outside => key.part(WAKE),
+            Waiting::InTheLock { .. } => [&key.channels(self.scripts.key_parts[0]), ":", WAKE, ":", manager].concat(),
+            Waiting::Beside => [&key.part(WAKE), ":", manager].concat(),
         }
     }
 
     /// An acquisition with a limit of the caller's choice: the copy of a request that was sent at another time.
     #[cfg(test)]
-    pub(crate) async fn acquire_until(&self, key: &Key, ask: &Ask, not_after_ms: u64) -> Attempt<Acquired> {
-        let mut call = self.call(&self.scripts.acquire, key);
-        call.arg(&not_after_ms.to_string());
-        self.acquire_args(&mut call, ask);
-        read_reply(self.transport.call(call).await?, ask.id.as_str(), acquired)
-    }
-
-    /// The same of a turn.
-    #[cfg(test)]
-    pub(crate) async fn turn_until(
+    pub(crate) async fn acquire_until(
         &self,
         key: &Key,
-        old: &Acquisition,
-        ask: &Ask,
+        request: &AcquireRequest,
         not_after_ms: u64,
-    ) -> Attempt<Turned> {
-        let mut call = self.call(&self.scripts.turn, key);
+    ) -> Attempt<Acquired> {
+        let mut call = self.call(&self.scripts.acquire, key);
         call.arg(&not_after_ms.to_string());
-        self.turn_args(&mut call, key, old, ask);
-        read_reply(self.transport.call(call).await?, ask.id.as_str(), turned)
+        self.acquire_args(&mut call, request);
+        read_reply(self.transport.call(call).await?, request.id.as_str(), acquired)
+    }
+
+    /// The same of a conversion.
+    #[cfg(test)]
+    pub(crate) async fn convert_until(
+        &self,
+        key: &Key,
+        old: &AcquisitionId,
+        request: &AcquireRequest,
+        not_after_ms: u64,
+    ) -> Attempt<Converted> {
+        let mut call = self.call(&self.scripts.convert, key);
+        call.arg(&not_after_ms.to_string());
+        self.convert_args(&mut call, old, request);
+        read_reply(self.transport.call(call).await?, request.id.as_str(), converted)
     }
 }
 
-/// The last part of the channels.
+/// What channels have behind the key, or in place of its last part.
 const WAKE: &str = "wake";
-
 fn letter(mode: Mode) -> &'static str {
     match mode {
         Mode::Read => "r",
@@ -184,32 +193,47 @@ fn letter(mode: Mode) -> &'static str {
     }
 }
 
-fn turns_arg(call: &mut Call, turns: u64) {
-    match turns {
-        1 => call.arg("1"),
-        _ => call.arg(&turns.to_string()),
+fn max_tokens_arg(call: &mut Call, max_tokens: u64) {
+    // Of the width that records have.
+    match max_tokens {
+        1 => call.arg("01"),
+        _ => call.arg(&format!("{max_tokens:02}")),
     }
 }
 
 impl Scheme for LuaScheme {
-    fn acquire<'a>(&'a self, key: &'a Key, ask: &'a Ask) -> BoxFuture<'a, Attempt<Acquired>> {
+    fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
         Box::pin(async move {
-            let reply = self.transport.call(self.acquire_call(key, ask)).await?;
-            read_reply(reply, ask.id.as_str(), acquired)
+            let reply = self.transport.call(self.acquire_call(key, request)).await?;
+            read_reply(reply, request.id.as_str(), acquired)
         })
     }
 
-    fn leave<'a>(&'a self, key: &'a Key, id: &'a Acquisition) -> BoxFuture<'a, Attempt<Left>> {
+    fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move {
             let reply = self.transport.call(self.leave_call(key, id)).await?;
             read_reply(reply, id.as_str(), left)
         })
     }
 
-    fn turn<'a>(&'a self, key: &'a Key, old: &'a Acquisition, ask: &'a Ask) -> BoxFuture<'a, Attempt<Turned>> {
+    fn leave_all<'a>(&'a self, route: &'a Route, batch: &'a [Leave]) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
         Box::pin(async move {
-            let reply = self.transport.call(self.turn_call(key, old, ask)).await?;
-            read_reply(reply, ask.id.as_str(), turned)
+            let calls = batch.iter().map(|leave| self.leave_call(&leave.key, &leave.id)).collect();
+            let replies = self.transport.call_all(route, calls).await;
+            let pairs = replies.into_iter().zip(batch);
+            pairs.map(|(reply, leave)| read_reply(reply?, leave.id.as_str(), left)).collect()
+        })
+    }
+
+    fn convert<'a>(
+        &'a self,
+        key: &'a Key,
+        old: &'a AcquisitionId,
+        request: &'a AcquireRequest,
+    ) -> BoxFuture<'a, Attempt<Converted>> {
+        Box::pin(async move {
+            let reply = self.transport.call(self.convert_call(key, old, request)).await?;
+            read_reply(reply, request.id.as_str(), converted)
         })
     }
 
@@ -237,11 +261,15 @@ impl Scheme for LuaScheme {
         })
     }
 
-    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Vec<String>>> {
+    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move {
             let reply = self.transport.call_apart(self.force_call(key, seen)).await?;
             read_reply(reply, "", forced)
         })
+    }
+
+    fn hearing(&self, key: &Key) -> Hearing {
+        self.transport.hearing(key.slot())
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
@@ -259,6 +287,24 @@ impl Scheme for LuaScheme {
         self.transport.subscribed(key.slot(), &self.channel(key, manager), read_notice)
     }
 
+    fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
+        Box::pin(async move {
+            let mut names = BTreeSet::new();
+            let parts = self.scripts.key_parts;
+            let mut found = |key: &str| names.extend(listing.name_of(key, parts));
+            self.transport.scan(&listing.pattern(), &mut found).await?;
+            Ok(names)
+        })
+    }
+
+    fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>> {
+        self.transport.health()
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.transport.traffic()
+    }
+
     fn clock(&self) -> Clock {
         self.transport.clock()
     }
@@ -270,25 +316,40 @@ fn whole_millis(lease: Duration) -> String {
 }
 
 /// Checks what all replies have in common and hands the rest to `parse`.
-fn read_reply<T>(reply: Answered<Value>, id: &str, parse: impl FnOnce(&str, &mut Fields) -> Option<T>) -> Attempt<T> {
+fn read_reply<T>(
+    reply: Answered<Value>,
+    id: &str,
+    parse: impl FnOnce(&str, &mut Fields<'_>) -> Option<T>,
+) -> Attempt<T> {
     let Answered { sent, value, .. } = reply;
-    let read = Fields::of(value).and_then(|mut fields| {
+    let read = Fields::of(&value).and_then(|mut fields| {
         let code = fields.text()?;
-        if fields.text()? != id {
+        if fields.text()? != if id.is_empty() { "-" } else { id } {
             return None;
         }
-        let server = ServerTime::from_micros(fields.number()?);
-        let value = parse(&code, &mut fields)?;
-        Some(Answered { sent, server, value })
+        let seconds = fields.number()?.checked_mul(1_000_000)?;
+        let server = ServerTime::from_micros(seconds.checked_add(fields.number()?)?);
+        if code == "version" {
+            return Some(Err(other_version()));
+        }
+        let value = parse(code, &mut fields)?;
+        Some(Ok(Answered { sent, server, value }))
     });
-    read.ok_or_else(|| Failure::Unknown {
-        // The script that gave this answer has run: nothing of it is still under way.
-        stray_until: sent,
-        source: Some(Arc::new(UnreachableSource("the reply is not one to this request".to_owned()))),
+    read.unwrap_or_else(|| {
+        Err(Failure::Unknown {
+            // The script that gave this answer has run: nothing of it is still under way.
+            stray_until: sent,
+            source: Some(Arc::new(UnreachableSource("the reply is not one to this request".to_owned()))),
+        })
     })
 }
 
-fn acquired(code: &str, fields: &mut Fields) -> Option<Acquired> {
+fn other_version() -> Failure {
+    let message = "another version of this crate, which keeps its records differently, holds the lock or waits for it";
+    Failure::Refused { refusal: Refusal::OtherVersion, node: None, message: message.to_owned() }
+}
+
+fn acquired(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
     match code {
         "granted" => Some(Acquired::Granted(granted(fields)?)),
         "queued" => Some(Acquired::Queued { retry_in: fields.millis()? }),
@@ -298,35 +359,44 @@ fn acquired(code: &str, fields: &mut Fields) -> Option<Acquired> {
     }
 }
 
-fn granted(fields: &mut Fields) -> Option<Granted> {
+fn granted(fields: &mut Fields<'_>) -> Option<Granted> {
+    let (last, tokens) = (fields.number()?, fields.number()?);
     Some(Granted {
-        token: FencingToken::from_wire(fields.number()?)?,
-        turns: fields.number()?,
+        token: first_token(last, tokens)?,
+        tokens,
         remaining: fields.millis()?,
         writers_waiting: fields.number()? == 1,
     })
 }
 
-fn turned(code: &str, fields: &mut Fields) -> Option<Turned> {
+/// The first of so many tokens, of which the last is told.
+fn first_token(last: u64, tokens: u64) -> Option<FencingToken> {
+    FencingToken::from_wire(last)?;
+    FencingToken::from_wire(last.checked_sub(tokens.checked_sub(1)?)?)
+}
+
+fn converted(code: &str, fields: &mut Fields<'_>) -> Option<Converted> {
     match code {
-        "granted" => Some(Turned::Granted(granted(fields)?)),
-        "refused" => Some(Turned::Refused),
-        "lost" => Some(Turned::Lost { forced: fields.token()? }),
-        "late" => Some(Turned::Late),
+        "granted" => Some(Converted::Granted(granted(fields)?)),
+        "refused" => Some(Converted::Refused),
+        "lost" => Some(Converted::Lost { forced: fields.token()? }),
+        "late" => Some(Converted::Late),
         _ => None,
     }
 }
 
-fn left(code: &str, fields: &mut Fields) -> Option<Left> {
+fn left(code: &str, fields: &mut Fields<'_>) -> Option<ReleaseReply> {
     match code {
-        "held" => Some(Left::Held),
-        "queued" => Some(Left::Queued),
-        "none" => Some(Left::None { forced: fields.token()? }),
+        "held" => Some(ReleaseReply::Held),
+        "queued" => Some(ReleaseReply::Queued),
+        "none" => {
+            Some(ReleaseReply::None(Absence { forced: fields.token()?, last: fields.token()?, first: fields.token()? }))
+        }
         _ => None,
     }
 }
 
-fn renewed(code: &str, fields: &mut Fields) -> Option<Renewed> {
+fn renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
     match code {
         "renewed" => Some(Renewed::Renewed { remaining: fields.millis()? }),
         "lost" => Some(Renewed::Lost { forced: fields.token()? }),
@@ -334,7 +404,7 @@ fn renewed(code: &str, fields: &mut Fields) -> Option<Renewed> {
     }
 }
 
-fn view(code: &str, fields: &mut Fields) -> Option<View> {
+fn view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
     if code != "view" {
         return None;
     }
@@ -343,27 +413,30 @@ fn view(code: &str, fields: &mut Fields) -> Option<View> {
         foreign_write_ms: Some(fields.number()?).filter(|&stamp| stamp > 0),
         foreign_read_ms: Some(fields.number()?).filter(|&stamp| stamp > 0),
         holders: Vec::new(),
+        more_holders: fields.count()?,
         waiters: Vec::new(),
+        more_waiters: fields.count()?,
     };
-    let mut holders = fields.list()?;
-    while let Some(id) = holders.text() {
-        let mode = holders.mode()?;
-        view.holders.push(Holder { id, mode, since_ms: holders.number()?, remaining: holders.millis()? });
-    }
-    let mut waiters = fields.list()?;
-    while let Some(id) = waiters.text() {
-        view.waiters.push(Waiter { id, mode: waiters.mode()?, since_ms: waiters.number()? });
+    while let Some(mut row) = fields.row() {
+        let kind = row.text()?;
+        let (id, mode, since_ms) = (row.text()?.to_owned(), row.mode()?, row.number()?);
+        match kind {
+            "hold" => view.holders.push(Holder { id, mode, since_ms, remaining: row.millis()? }),
+            "wait" => view.waiters.push(Waiter { id, mode, since_ms }),
+            _ => return None,
+        }
     }
     view.waiters.sort_by_key(|waiter| waiter.since_ms);
     Some(view)
 }
 
-fn forced(code: &str, fields: &mut Fields) -> Option<Vec<String>> {
+fn forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
     if code != "forced" {
         return None;
     }
-    let mut ids = fields.list()?;
-    Some(std::iter::from_fn(|| ids.text()).collect())
+    let more = fields.number()? == 1;
+    let ids = std::iter::from_fn(|| fields.row()?.text().map(str::to_owned)).collect();
+    Some(Forced { ids, more })
 }
 
 /// Reads what a lock publishes. A grant names who was granted; anything else says that the lock can be taken.
@@ -371,51 +444,61 @@ fn read_notice(message: &[u8], anchor: Option<Anchor>) -> Notice {
     anchor.and_then(|anchor| granted_notice(message, anchor)).unwrap_or(Notice::AskAgain)
 }
 
-/// `<id> <token> <turns> <deadline_ms> <server_us> <writers_waiting>`, counted from the anchor: the deadline alone is what
+/// `<id> <last_token> <tokens> <deadline_ms> <server_us> <writers_waiting>`, counted from the anchor: the deadline alone is what
 /// matters, whatever time has passed since.
 fn granted_notice(message: &[u8], anchor: Anchor) -> Option<Notice> {
     let mut words = std::str::from_utf8(message).ok()?.split(' ');
     let id = words.next()?.into();
     let mut number = || words.next()?.parse::<u64>().ok();
-    let token = FencingToken::from_wire(number()?)?;
-    let turns = number()?;
+    let (last, tokens) = (number()?, number()?);
+    let token = first_token(last, tokens)?;
     let deadline = ServerTime::from_micros(number()?.checked_mul(1000)?);
     let at = ServerTime::from_micros(number()?);
     let writers_waiting = number()? == 1;
     let micros = deadline.as_micros().checked_sub(anchor.server.as_micros()).filter(|&micros| micros > 0)?;
     let remaining = Duration::from_micros(micros);
-    let value = Granted { token, turns, remaining, writers_waiting };
+    let value = Granted { token, tokens, remaining, writers_waiting };
     Some(Notice::Granted { id, at, answer: Answered { sent: anchor.sent, server: anchor.server, value } })
 }
 
-/// The elements of a reply, read from the front.
-struct Fields(std::vec::IntoIter<Value>);
+/// The words of a reply, read from the front, and the rows behind them.
+struct Fields<'a> {
+    words: Split<'a, char>,
+    rows: &'a [Value],
+}
 
-impl Fields {
-    fn of(value: Value) -> Option<Self> {
-        match value {
-            Value::Array(items) => Some(Self(items.into_iter())),
+impl<'a> Fields<'a> {
+    fn of(value: &'a Value) -> Option<Self> {
+        let (head, rows) = match value {
+            Value::Array(items) => items.split_first()?,
+            text => (text, [].as_slice()),
+        };
+        match head {
+            Value::BulkString(head) => Some(Self { words: str::from_utf8(head).ok()?.split(' '), rows }),
             _ => None,
         }
     }
 
-    fn text(&mut self) -> Option<String> {
-        match self.0.next()? {
-            Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
-            Value::SimpleString(text) => Some(text),
-            _ => None,
-        }
+    fn row(&mut self) -> Option<Self> {
+        let (row, rows) = self.rows.split_first()?;
+        self.rows = rows;
+        Self::of(row)
+    }
+
+    fn text(&mut self) -> Option<&'a str> {
+        self.words.next()
     }
 
     fn number(&mut self) -> Option<u64> {
-        match self.0.next()? {
-            Value::Int(number) => u64::try_from(number).ok(),
-            _ => None,
-        }
+        self.text()?.parse().ok()
+    }
+
+    fn count(&mut self) -> Option<usize> {
+        self.text()?.parse().ok()
     }
 
     fn mode(&mut self) -> Option<Mode> {
-        match self.text()?.as_str() {
+        match self.text()? {
             "r" => Some(Mode::Read),
             "w" => Some(Mode::Write),
             _ => None,
@@ -434,10 +517,6 @@ impl Fields {
         }
         FencingToken::from_wire(raw).map(Some)
     }
-
-    fn list(&mut self) -> Option<Self> {
-        Self::of(self.0.next()?)
-    }
 }
 
 #[cfg(test)]
@@ -445,12 +524,9 @@ mod tests {
     use super::*;
     use crate::lease::Moment;
 
-    fn reply(items: Vec<Value>) -> Answered<Value> {
-        Answered { sent: Moment::from_nanos(5), server: ServerTime::default(), value: Value::Array(items) }
-    }
-
-    fn text(text: &str) -> Value {
-        Value::BulkString(text.as_bytes().to_vec())
+    fn reply(words: &str) -> Answered<Value> {
+        let value = Value::BulkString(words.as_bytes().to_vec());
+        Answered { sent: Moment::from_nanos(5), server: ServerTime::default(), value }
     }
 
     fn token(raw: u64) -> FencingToken {
@@ -460,28 +536,41 @@ mod tests {
     #[test]
     fn granted_reply_is_read() {
         for (flag, writers_waiting) in [(0, false), (1, true)] {
-            let numbers = [7, 9, 64, 500, flag].map(Value::Int);
-            let items = [text("granted"), text("a.1.x")].into_iter().chain(numbers).collect();
-            let read = read_reply(reply(items), "a.1.x", acquired).expect("readable");
-            assert_eq!(read.server.as_micros(), 7);
+            let words = format!("granted a.1.x 3 7 72 64 500 {flag}");
+            let read = read_reply(reply(&words), "a.1.x", acquired).expect("readable");
+            assert_eq!(read.server.as_micros(), 3_000_007);
             let (token, remaining) = (token(9), Duration::from_millis(500));
-            assert_eq!(read.value, Acquired::Granted(Granted { token, turns: 64, remaining, writers_waiting }));
+            assert_eq!(read.value, Acquired::Granted(Granted { token, tokens: 64, remaining, writers_waiting }));
         }
     }
 
     #[test]
     fn reply_to_another_request_is_never_believed() {
-        let items = vec![text("granted"), text("b.1.x"), Value::Int(7), Value::Int(9), Value::Int(500)];
-        let read = read_reply(reply(items), "a.1.x", acquired);
+        let read = read_reply(reply("granted b.1.x 3 7 9 1 500 0"), "a.1.x", acquired);
         assert!(matches!(read, Err(Failure::Unknown { .. })));
     }
 
     #[test]
     fn reply_of_another_shape_is_unknown_not_denied() {
-        for items in [vec![], vec![text("granted")], vec![text("late"), text("a.1.x"), text("soon")]] {
-            let read = read_reply(reply(items), "a.1.x", acquired);
-            assert!(matches!(read, Err(Failure::Unknown { .. })));
+        for words in [
+            "",
+            "granted",
+            "granted a.1.x 3 7 9 64 500 0",
+            "granted a.1.x 3 7 9 0 500 0",
+            "late a.1.x soon 3",
+            "late a.1.x 3",
+            "granted a.1.x 3 7 9 1",
+            "held a.1.x 3 7",
+        ] {
+            let read = read_reply(reply(words), "a.1.x", acquired);
+            assert!(matches!(read, Err(Failure::Unknown { .. })), "{words}");
         }
+    }
+
+    #[test]
+    fn reply_of_another_version_is_a_refusal() {
+        let read = read_reply(reply("version a.1.x 3 7"), "a.1.x", acquired);
+        assert!(matches!(read, Err(Failure::Refused { refusal: Refusal::OtherVersion, .. })));
     }
 
     const ANCHOR: Anchor = Anchor { sent: Moment::from_nanos(3), server: ServerTime::from_micros(5_000_400) };
@@ -495,24 +584,25 @@ mod tests {
             };
             assert_eq!((&*id, at.as_micros()), ("m.1.label", 5_900_123));
             assert_eq!((answer.sent, answer.server), (ANCHOR.sent, ANCHOR.server));
-            let (token, remaining) = (token(1 << 53), Duration::from_micros(999_600));
-            assert_eq!(answer.value, Granted { token, turns: 64, remaining, writers_waiting });
+            let (token, remaining) = (token((1 << 53) - 63), Duration::from_micros(999_600));
+            assert_eq!(answer.value, Granted { token, tokens: 64, remaining, writers_waiting });
         }
     }
 
     #[test]
     fn other_notices_mean_that_it_is_time_to_ask() {
-        let granted = "m.1.label 9 64 6000 5900123 0";
+        let granted = "m.1.label 72 64 6000 5900123 0";
         // No anchor to trust.
         assert!(matches!(read_notice(granted.as_bytes(), None), Notice::AskAgain));
         let others = [
-            "",                              // a force of the two-key scheme
-            "m.1.label",                     // a release of it
-            "m.1.label 9 64 6000 5900123",   // too short
-            "m.1.label 9 64 soon 5900123 0", // no number
-            "m.1.label 9 64 5000 4900123 0", // over before the anchor
+            "",
+            "m.1.label",                      // the two-key scheme names who is next
+            "m.1.label 9 64 6000 5900123",    // too short
+            "m.1.label 72 64 soon 5900123 0", // no number
+            "m.1.label 72 64 5000 4900123 0", // over before the anchor
             "m.1.label 9007199254740993 1 6000 5900123 0",
-            "m.1.label 9 64 18446744073709551615 5900123 0",
+            "m.1.label 72 64 18446744073709551615 5900123 0",
+            "m.1.label 9 64 6000 5900123 0", // more tokens than there are
         ];
         for other in others {
             assert!(matches!(read_notice(other.as_bytes(), Some(ANCHOR)), Notice::AskAgain), "{other}");
@@ -522,15 +612,11 @@ mod tests {
 
     #[test]
     fn waiters_are_read_in_the_order_in_which_they_came() {
-        let list = |items: &[(&str, &str, i64)]| {
-            let flat = items.iter().flat_map(|(id, mode, since)| [text(id), text(mode), Value::Int(*since)]);
-            Value::Array(flat.collect())
-        };
-        let waiters = list(&[("a", "w", 5), ("b", "w", 7), ("c", "r", 6)]);
-        let head = [text("view"), text("")].into_iter().chain([7, 9, 0, 0].map(Value::Int));
-        let items = head.chain([Value::Array(Vec::new()), waiters]).collect();
-        let view = read_reply(reply(items), "", view).expect("readable").value;
+        let rows = ["view - 0 7 9 0 0 3 4", "hold h r 1 2", "wait a w 5", "wait b w 7", "wait c r 6"];
+        let value = Value::Array(rows.map(|row| Value::BulkString(row.as_bytes().to_vec())).into());
+        let view = read_reply(Answered { value, ..reply("") }, "", view).expect("readable").value;
         let ids: Vec<_> = view.waiters.iter().map(|waiter| (waiter.id.as_str(), waiter.mode)).collect();
         assert_eq!(ids, [("a", Mode::Write), ("c", Mode::Read), ("b", Mode::Write)]);
+        assert_eq!((view.holders.len(), view.more_holders, view.more_waiters), (1, 3, 4));
     }
 }

@@ -9,7 +9,7 @@ use crate::transport::{Script, Transport};
 static SCRIPTS: Scripts = Scripts {
     acquire: Script::new(two_key::ACQUIRE),
     leave: Script::new(two_key::LEAVE),
-    turn: Script::new(two_key::TURN),
+    convert: Script::new(two_key::CONVERT),
     renew: Script::new(two_key::RENEW),
     inspect: Script::new(two_key::INSPECT),
     force: Script::new(two_key::FORCE),
@@ -17,5 +17,5 @@ static SCRIPTS: Scripts = Scripts {
 };
 
 pub(crate) fn scheme(transport: Arc<dyn Transport>) -> LuaScheme {
-    LuaScheme::new(&SCRIPTS, transport, Waiting::Outside)
+    LuaScheme::new(&SCRIPTS, transport, Waiting::Beside)
 }

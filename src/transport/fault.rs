@@ -1,12 +1,13 @@
 //! What a node's answer means when it is not a reply: which errors prove that nothing ran, and which leave it open.
 
+use std::io;
 use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError, ServerError, Value};
 
-use crate::error::{Refusal, Source};
+use crate::attempt::Failure;
+use crate::error::{AtNode, NoTls, Refusal, Source};
 use crate::lease::Moment;
-use crate::scheme::Failure;
 
 /// Why a node did not carry out a call, as far as one node can tell.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(super) enum Fault {
     NoScript,
     /// Not this one, not later. Nothing ran.
     Refused { refusal: Refusal, message: String },
+    /// The same, but a script was refused one of its commands, and may have written before.
+    Broken { refusal: Refusal, message: String },
     /// No connection. Nothing was sent.
     NotSent(Option<Source>),
     /// It may have run.
@@ -30,6 +33,16 @@ pub(super) enum Fault {
 impl Fault {
     /// An error that a node sent instead of a reply.
     pub(super) fn of_server(error: &ServerError) -> Self {
+        match Self::of_words(error) {
+            // All keys are read before anything is written, so a key of another type ends a script in time.
+            Self::Refused { refusal, message } if refusal != Refusal::ForeignKey && is_from_within(&message) => {
+                Self::Broken { refusal, message }
+            }
+            fault => fault,
+        }
+    }
+
+    fn of_words(error: &ServerError) -> Self {
         let details = error.details().unwrap_or_default();
         // `<slot> <host>:<port>`; an empty host is for the caller to fill in.
         let address = || details.split(' ').nth(1).unwrap_or_default().to_owned();
@@ -56,7 +69,10 @@ impl Fault {
                 Self::Again(Arc::new(Answer(format!("{} {details}", error.code()))))
             }
             _ if details.contains("WRONGTYPE") => refused(Refusal::ForeignKey),
-            _ if details.contains("cluster support disabled") => refused(Refusal::OtherTopology),
+            _ if details.contains("cluster support disabled") => Self::Refused {
+                refusal: Refusal::OtherTopology,
+                message: "it is no member of a cluster: use `Topology::node`, or give a member's URL".to_owned(),
+            },
             _ => refused(Refusal::Other),
         }
     }
@@ -65,7 +81,7 @@ impl Fault {
     pub(super) fn of_request(error: RedisError, stray_until: Moment) -> Self {
         match server_error(&error) {
             Some(fault) => fault,
-            None => Self::Unknown { stray_until, source: Some(Arc::new(error)) },
+            None => Self::Unknown { stray_until, source: Some(cause_of(error)) },
         }
     }
 
@@ -82,14 +98,27 @@ impl Fault {
         }
         match server_error(&error) {
             Some(fault) => fault,
-            None => Self::NotSent(Some(Arc::new(error))),
+            None => Self::NotSent(Some(cause_of(error))),
+        }
+    }
+
+    /// The same, where nobody sees any more which node it was.
+    pub(super) fn at(self, address: &str) -> Self {
+        let at_node = |cause| Arc::new(AtNode { node: address.into(), cause });
+        match self {
+            Self::NotSent(cause) => Self::NotSent(Some(at_node(cause))),
+            Self::Again(cause) => Self::Again(at_node(Some(cause))),
+            Self::Unknown { stray_until, source } => Self::Unknown { stray_until, source: Some(at_node(source)) },
+            Self::Refused { refusal, message } => Self::Refused { refusal, message: format!("{address}: {message}") },
+            other => other,
         }
     }
 
     /// What is left of a fault that nobody could follow.
     pub(super) fn into_failure(self) -> Failure {
         match self {
-            Self::Refused { refusal, message } => Failure::Refused { refusal, message },
+            Self::Refused { refusal, message } => Failure::Refused { refusal, node: None, message },
+            Self::Broken { refusal, message } => Failure::Broken { refusal, node: None, message },
             Self::Unknown { stray_until, source } => Failure::Unknown { stray_until, source },
             Self::NotSent(source) => Failure::NotDone { source },
             Self::Again(source) => Failure::NotDone { source: Some(source) },
@@ -101,6 +130,57 @@ impl Fault {
             }
         }
     }
+}
+
+/// What the operating system said, if it did: an error that callers know. Else what the library says.
+fn cause_of(error: RedisError) -> Source {
+    // The library keeps the stream's error in an `Arc`.
+    let stream = std::error::Error::source(&error).and_then(|below| below.downcast_ref::<Source>()).cloned();
+    stream.unwrap_or_else(|| Arc::new(error))
+}
+
+/// What it may mean that a connection with TLS did not come about: the server closes it, or waits for the end of what it takes
+/// for a command.
+pub(super) fn without_tls(fault: Fault) -> Fault {
+    match fault {
+        Fault::NotSent(Some(cause)) if cause.downcast_ref::<io::Error>().is_some_and(is_no_refusal) => {
+            Fault::NotSent(Some(Arc::new(NoTls(cause))))
+        }
+        other => other,
+    }
+}
+
+fn is_no_refusal(error: &io::Error) -> bool {
+    error.kind() != io::ErrorKind::ConnectionRefused
+}
+
+/// Whether an error came from a command within a script, which both servers say with the place in the script.
+fn is_from_within(message: &str) -> bool {
+    message.contains("@user_script:")
+}
+
+/// Names the commands of the line of a script that an error came from, where the server does not: Redis 7.0 says of a missing
+/// right no more than the place.
+pub(super) fn with_command(fault: Fault, script: &str) -> Fault {
+    match fault {
+        Fault::Broken { refusal, message } => {
+            let message = match commands_at(&message, script) {
+                Some(commands) if !message.contains(" '") => format!("{message} (there it calls {commands})"),
+                _ => message,
+            };
+            Fault::Broken { refusal, message }
+        }
+        other => other,
+    }
+}
+
+fn commands_at(message: &str, script: &str) -> Option<String> {
+    let (_, place) = message.split_once("@user_script:")?;
+    let digits = place.split(|c: char| !c.is_ascii_digit()).next()?;
+    let line = script.lines().nth(digits.parse::<usize>().ok()?.checked_sub(1)?)?;
+    let calls = line.split("call('").skip(1).filter_map(|rest| rest.split('\'').next());
+    let commands: Vec<&str> = calls.collect();
+    (!commands.is_empty()).then(|| commands.join(" or "))
 }
 
 /// The fault in an error that carries a server's words.
@@ -184,6 +264,30 @@ mod tests {
         for (line, expected) in cases {
             assert!(matches!(fault(line), Fault::Refused { refusal, .. } if refusal == expected), "{line}");
         }
+    }
+
+    #[test]
+    fn refusals_from_within_a_script_are_told_from_those_before_it() {
+        let redis = "NOPERM The user executing the script can't run this command or subcommand script: \
+                     d7be9d8e6d5e0d7a, on @user_script:3.";
+        let redis_7_0 = "ERR The user executing the script can't run this command or subcommand script: \
+                     d7be9d8e6d5e0d7a, on @user_script:3.";
+        let valkey = "ERR ACL failure in script: User u has no permissions to run the 'pexpireat' command script: \
+                      d7be9d8e6d5e0d7a, on @user_script:3.";
+        for line in [redis, redis_7_0, valkey] {
+            assert!(matches!(fault(line), Fault::Broken { refusal: Refusal::Forbidden, .. }), "{line}");
+        }
+        let number = "ERR value is not an integer or out of range script: d7be9d8e, on @user_script:3.";
+        assert!(matches!(fault(number), Fault::Broken { refusal: Refusal::Other, .. }));
+        let foreign =
+            "WRONGTYPE Operation against a key holding the wrong kind of value script: d7be, on @user_script:3.";
+        assert!(matches!(fault(foreign), Fault::Refused { refusal: Refusal::ForeignKey, .. }));
+        let script = "-- one\nlocal two\nredis.call('PEXPIREAT', KEYS[1], 1)";
+        let named = |line| match with_command(fault(line), script) {
+            Fault::Broken { message, .. } => message.to_lowercase().contains("pexpireat"),
+            _ => false,
+        };
+        assert!(named(redis) && named(redis_7_0) && named(valkey));
     }
 
     #[test]

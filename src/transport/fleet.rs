@@ -1,12 +1,13 @@
 //! Several nodes of which one owns a slot: a cluster, or a primary that Sentinels move.
 //!
-//! Who owns what is a map that the guide tells: the members of a cluster, or the Sentinels. A node that was silent is
+//! Who owns what is a map that the guide tells: the members of a cluster, or the Sentinels. It is asked when something was
+//! silent, refused or redirected, and when a connection breaks: a healthy fleet is not asked. A node that was silent is
 //! *suspect*: as long as one is, the guide is asked again and again, never the suspect itself, until it answers or owns
 //! nothing any more. So a shard works again as soon as the others know its new primary, whatever the old one does. One that
 //! cannot serve its slots is suspect until it does: cut off from the others it would name itself for ever.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -14,35 +15,53 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use redis::{ConnectionAddr, ConnectionInfo};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::clock::Clock;
 use crate::error::Result;
+use crate::home::Home;
 use crate::lease::Moment;
 use crate::options::Options;
 use crate::transport::address::{address_of, check_members, first, with_host};
 use crate::transport::fault::{Answer, Fault};
-use crate::transport::node::{DialFault, Limits, Node, Role, not_sent};
+use crate::transport::members::{MAX_ASKED, Members, Standing};
+use crate::transport::node::{DialFault, Limits, Node, OnLoss, Role, not_sent};
 use crate::transport::sentinels::Sentinels;
 use crate::transport::slots::SlotMap;
 
 /// Pause between two questions to the guide while a node is suspect.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-const LOOK_AGAIN_LONGEST: Duration = Duration::from_millis(400);
+const MAX_LOOK_AGAIN: Duration = Duration::from_millis(400);
+/// How long it takes until all members have heard of a failover.
+const NEWS: Duration = Duration::from_secs(2);
+/// How many suspects are asked at a time whether they answer again.
+const MAX_SUSPECTS_ASKED: usize = 8;
 
 pub(super) struct Fleet {
-    guide: Guide,
+    me: Weak<Self>,
+    map_source: MapSource,
     /// How to connect to a node but for its address.
     template: ConnectionInfo,
     limits: Limits,
     clock: Clock,
+    home: Home,
     nodes: Mutex<HashMap<String, Arc<Node>>>,
     map: watch::Sender<SlotMap>,
     suspects: Mutex<HashMap<String, Doubt>>,
+    /// How many there are: mostly none, which is then all that a call has to know.
+    suspect_count: AtomicUsize,
     looking: AtomicBool,
-    /// One question at a time; when the last one came to its end, and how.
-    refresh_lock: tokio::sync::Mutex<Option<(Moment, Result<(), DialFault>)>>,
+    /// The look-out goes on until then, whatever is known.
+    look_until: Mutex<Moment>,
+    /// One question at a time.
+    refresh_lock: tokio::sync::Mutex<Asked>,
+    map_refreshes: AtomicU64,
+    /// Of nodes that are forgotten.
+    past_reconnects: AtomicU64,
 }
+
+/// When the last question came to its end, and how.
+type Asked = Option<(Moment, Result<(), DialFault>)>;
 
 /// Why a node is suspect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,27 +73,33 @@ pub(super) enum Doubt {
 }
 
 /// Whom to ask who owns a slot.
-enum Guide {
-    /// Any member of the cluster: these to begin with.
-    Members(Vec<String>),
+enum MapSource {
+    /// Any member of the cluster.
+    Members(Mutex<Members>),
     /// The Sentinels, who name one primary for all slots.
     Sentinels(Sentinels),
 }
 
 impl std::fmt::Debug for Fleet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.guide {
-            Guide::Members(seeds) => f.debug_tuple("Cluster").field(seeds).finish(),
-            Guide::Sentinels(sentinels) => sentinels.fmt(f),
+        match &self.map_source {
+            MapSource::Members(members) => f.debug_tuple("Cluster").field(&members.lock().len()).finish(),
+            MapSource::Sentinels(sentinels) => sentinels.fmt(f),
         }
     }
 }
 
 impl Fleet {
-    pub(super) fn cluster(infos: Vec<ConnectionInfo>, options: &Options, clock: Clock) -> Result<Self> {
+    pub(super) fn cluster(
+        infos: Vec<ConnectionInfo>,
+        options: &Options,
+        clock: Clock,
+        home: Home,
+    ) -> Result<Arc<Self>> {
         check_members(&infos)?;
-        let seeds = infos.iter().map(|info| address_of(info.addr())).collect();
-        Ok(Self::new(Guide::Members(seeds), first(infos)?, Limits::new(options, Role::ClusterMember), clock))
+        let members = Members::new(infos.iter().map(|info| address_of(info.addr())));
+        let map_source = MapSource::Members(Mutex::new(members));
+        Ok(Self::new(map_source, first(infos)?, Limits::new(options, Role::ClusterMember), clock, home))
     }
 
     pub(super) fn behind_sentinels(
@@ -82,24 +107,31 @@ impl Fleet {
         infos: Vec<ConnectionInfo>,
         options: &Options,
         clock: Clock,
-    ) -> Result<Self> {
+        home: Home,
+    ) -> Result<Arc<Self>> {
         let sentinels = Sentinels::new(primary, infos.clone(), options.response_timeout);
         let template = first(infos)?;
-        Ok(Self::new(Guide::Sentinels(sentinels), template, Limits::new(options, Role::Standalone), clock))
+        Ok(Self::new(MapSource::Sentinels(sentinels), template, Limits::new(options, Role::Standalone), clock, home))
     }
 
-    fn new(guide: Guide, template: ConnectionInfo, limits: Limits, clock: Clock) -> Self {
-        Self {
-            guide,
+    fn new(map_source: MapSource, template: ConnectionInfo, limits: Limits, clock: Clock, home: Home) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            map_source,
             template,
             limits,
             clock,
+            home,
             nodes: Mutex::default(),
             map: watch::Sender::new(SlotMap::default()),
             suspects: Mutex::default(),
+            suspect_count: AtomicUsize::new(0),
             looking: AtomicBool::new(false),
+            look_until: Mutex::new(Moment::from_nanos(0)),
             refresh_lock: tokio::sync::Mutex::new(None),
-        }
+            map_refreshes: AtomicU64::new(0),
+            past_reconnects: AtomicU64::new(0),
+        })
     }
 
     /// The node at `host:port`, with a connection as soon as it is used.
@@ -108,12 +140,22 @@ impl Fleet {
         if let Some(node) = nodes.get(address) {
             return Ok(Arc::clone(node));
         }
-        let unusable = || Fault::NotSent(Some(Arc::new(Answer(format!("{address:?} is no address of a node")))));
-        let info = self.template.clone().set_addr(self.address_like_ours(address).ok_or_else(unusable)?);
-        let node = Node::new(address.to_owned(), info, self.limits, self.clock).map_err(|_| unusable())?;
-        let node = Arc::new(node);
+        let fleet = Weak::clone(&self.me);
+        // The server went away, or threw us out: others know what has become of it.
+        let on_loss: OnLoss = Arc::new(move || {
+            if let Some(fleet) = fleet.upgrade() {
+                fleet.look_in_background();
+            }
+        });
+        let node = Arc::new(self.new_node(address, Some(on_loss))?);
         nodes.insert(address.to_owned(), Arc::clone(&node));
         Ok(node)
+    }
+
+    fn new_node(&self, address: &str, on_loss: Option<OnLoss>) -> Result<Node, Fault> {
+        let unusable = || Fault::NotSent(Some(Arc::new(Answer(format!("{address:?} is no address of a node")))));
+        let info = self.template.clone().set_addr(self.address_like_ours(address).ok_or_else(unusable)?);
+        Node::new(address, info, self.limits, self.clock, self.home.clone(), on_loss).map_err(|_| unusable())
     }
 
     fn address_like_ours(&self, address: &str) -> Option<ConnectionAddr> {
@@ -159,17 +201,29 @@ impl Fleet {
 
     /// A node answered.
     pub(super) fn trust(&self, node: &Node) {
-        self.suspects.lock().remove(node.address());
+        if self.suspect_count.load(Ordering::Acquire) > 0 {
+            self.change_suspects(|suspects| {
+                suspects.remove(node.address());
+            });
+        }
     }
 
     /// A node was silent, or cannot serve its slots any more: others are asked who owns them now.
     pub(super) fn suspect(self: &Arc<Self>, node: &Node, doubt: Doubt) {
-        self.suspects.lock().insert(node.address().to_owned(), doubt);
+        self.change_suspects(|suspects| {
+            suspects.insert(node.address().to_owned(), doubt);
+        });
         self.look_in_background();
     }
 
     pub(super) fn suspects(&self, node: &Node) -> bool {
-        self.suspects.lock().contains_key(node.address())
+        self.suspect_count.load(Ordering::Acquire) > 0 && self.suspects.lock().contains_key(node.address())
+    }
+
+    fn change_suspects(&self, change: impl FnOnce(&mut HashMap<String, Doubt>)) {
+        let mut suspects = self.suspects.lock();
+        change(&mut suspects);
+        self.suspect_count.store(suspects.len(), Ordering::Release);
     }
 
     /// Returns when another node than this suspect owns the slot; never for a node that is trusted.
@@ -185,39 +239,57 @@ impl Fleet {
         }
     }
 
+    /// The same as something that is done from time to time though nothing is wrong: never to a cluster, whose map is large and
+    /// whose nodes redirect. Sentinels are asked who the primary is: an old one that they have not reached yet does not say.
+    pub(super) fn look_from_time_to_time(self: &Arc<Self>) {
+        if let MapSource::Sentinels(_) = self.map_source {
+            self.look_in_background();
+        }
+    }
+
+    /// Something has changed, of which not everybody knows yet.
+    pub(super) fn look_for_news(self: &Arc<Self>) {
+        *self.look_until.lock() = self.clock.now().after(NEWS);
+        self.look_in_background();
+    }
+
     /// Asks the guide until no owner is suspect. One task does.
     pub(super) fn look_in_background(self: &Arc<Self>) {
         if self.looking.swap(true, Ordering::SeqCst) {
             return;
         }
         let looking = Looking(Arc::downgrade(self));
-        drop(tokio::spawn(async move {
+        self.home.spawn(async move {
             let mut pause = LOOK_AGAIN;
             loop {
                 let Some(fleet) = looking.0.upgrade() else {
                     return;
                 };
-                drop(fleet.refresh().await);
+                drop(fleet.ask_in_turn(None).await);
                 fleet.ask_suspects().await;
                 drop(fleet);
                 // Also when all is well: questions come at this rate at most.
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LOOK_AGAIN_LONGEST);
+                pause = (pause * 2).min(MAX_LOOK_AGAIN);
                 if looking.0.upgrade().is_none_or(|fleet| fleet.ends_look_out()) {
                     // Its end is marked already, and another may have begun.
                     return looking.let_go();
                 }
             }
-        }));
+        });
     }
 
     /// Asks silent suspects that own slots as far as anybody knows: one that answers is trusted again, whoever has work for
     /// it.
     async fn ask_suspects(&self) {
-        let owners = self.map.borrow().addresses().to_vec();
-        let suspects = self.suspects.lock().clone();
-        let silent = owners.iter().filter(|owner| suspects.get(&***owner) == Some(&Doubt::Silent));
-        let nodes = silent.filter_map(|owner| self.node(owner).ok());
+        let mut silent: Vec<String> = {
+            let map = self.map.borrow();
+            let suspects = self.suspects.lock();
+            let silent = suspects.iter().filter(|(address, doubt)| **doubt == Doubt::Silent && map.has(address));
+            silent.map(|(address, _)| address.clone()).collect()
+        };
+        fastrand::shuffle(&mut silent);
+        let nodes = silent.iter().take(MAX_SUSPECTS_ASKED).filter_map(|owner| self.node(owner).ok());
         let mut answers: FuturesUnordered<_> = nodes
             .map(|node| async move {
                 let answer = node.ask(&redis::cmd("TIME")).await;
@@ -236,6 +308,9 @@ impl Fleet {
         if !self.is_well() {
             return false;
         }
+        if let MapSource::Members(members) = &self.map_source {
+            members.lock().begin_again();
+        }
         self.looking.store(false, Ordering::SeqCst);
         // Taken up again, unless somebody else has begun another meanwhile.
         self.is_well() || self.looking.swap(true, Ordering::SeqCst)
@@ -243,96 +318,220 @@ impl Fleet {
 
     /// Whether all owners answer. A suspect that owns nothing stays one as long as it might be asked.
     fn is_well(&self) -> bool {
+        if self.clock.now() < *self.look_until.lock() {
+            return false;
+        }
         let map = self.map.borrow();
-        let mut suspects = self.suspects.lock();
-        suspects.retain(|suspect, _| self.is_of_use(&map, suspect));
-        !suspects.iter().any(|(suspect, doubt)| *doubt == Doubt::Silent && map.has(suspect))
+        let mut is_well = true;
+        self.change_suspects(|suspects| {
+            suspects.retain(|suspect, _| map.has(suspect) || self.is_member(suspect));
+            is_well = !suspects.iter().any(|(suspect, doubt)| *doubt == Doubt::Silent && map.has(suspect));
+        });
+        is_well
+    }
+
+    fn is_member(&self, address: &str) -> bool {
+        match &self.map_source {
+            MapSource::Members(members) => members.lock().has(address),
+            MapSource::Sentinels(_) => false,
+        }
     }
 
     /// Asks the guide for the owner of a slot, once for all who ask at the same time: what it does not say now it will not
     /// say to the next one either.
     async fn refresh_unless_known(&self, slot: u16) -> Result<(), Fault> {
-        let mut last = self.refresh_lock.lock().await;
-        if self.owner_address(slot).is_some() {
-            return Ok(());
-        }
-        if let Some((at, refreshed)) = &*last
-            && self.clock.now().since(*at) < LOOK_AGAIN
-        {
-            return Ok(refreshed.clone()?);
-        }
-        let refreshed = self.ask_guide().await.map_err(not_sent);
-        *last = Some((self.clock.now(), refreshed.clone()));
-        Ok(refreshed?)
+        self.ask_at_home(Some(slot)).await
     }
 
     /// Takes the first map that somebody who is not suspect tells.
     pub(super) async fn refresh(&self) -> Result<(), Fault> {
+        self.ask_at_home(None).await
+    }
+
+    /// The question is asked in the home: whoever has the right to ask goes on, whatever becomes of its caller.
+    async fn ask_at_home(&self, slot: Option<u16>) -> Result<(), Fault> {
+        let (tell, told) = oneshot::channel();
+        let fleet = Weak::clone(&self.me);
+        self.home.spawn(async move {
+            if let Some(fleet) = fleet.upgrade() {
+                // Nobody may wait for it any more.
+                drop(tell.send(fleet.ask_in_turn(slot).await));
+            }
+        });
+        match tokio::time::timeout(self.limits.response_timeout * 3, told).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) | Err(_) => {
+                Err(Fault::NotSent(Some(Arc::new(Answer("the question for the map has no answer".to_owned())))))
+            }
+        }
+    }
+
+    /// Asks, unless it is for the owner of a slot that is known by then.
+    async fn ask_in_turn(&self, slot: Option<u16>) -> Result<(), Fault> {
         let mut last = self.refresh_lock.lock().await;
+        if let Some(slot) = slot {
+            if self.owner_address(slot).is_some() {
+                return Ok(());
+            }
+            if let Some((at, refreshed)) = &*last
+                && self.clock.now().since(*at) < LOOK_AGAIN
+            {
+                return Ok(refreshed.clone()?);
+            }
+        }
         let refreshed = self.ask_guide().await.map_err(not_sent);
         *last = Some((self.clock.now(), refreshed.clone()));
         Ok(refreshed?)
     }
 
     async fn ask_guide(&self) -> Result<(), Fault> {
-        let map = match &self.guide {
-            Guide::Members(seeds) => self.ask_members(seeds).await?,
-            Guide::Sentinels(sentinels) => SlotMap::whole(&sentinels.primary().await?),
+        self.map_refreshes.fetch_add(1, Ordering::Relaxed);
+        let map = match &self.map_source {
+            MapSource::Members(members) => self.ask_members(members).await?,
+            MapSource::Sentinels(sentinels) => SlotMap::whole(&sentinels.primary().await?),
         };
         self.forget_others(&map);
         self.map.send_replace(map);
         Ok(())
     }
 
-    /// Forgets nodes that own nothing, but for those that the user named. Whoever still waits for one keeps it until then.
+    /// Forgets nodes that own nothing, but for those that the user named. Whoever still waits for one keeps it until then. One
+    /// connection stays, be it that of the one that told so: that it breaks is what tells of changes.
     fn forget_others(&self, map: &SlotMap) {
-        self.nodes.lock().retain(|address, _| self.is_of_use(map, address));
+        let nodes: Vec<_> = self.nodes.lock().values().cloned().collect();
+        let has_owner = nodes.iter().any(|node| map.has(node.address()) && node.is_connected());
+        for node in nodes.iter().filter(|node| !map.has(node.address())) {
+            let is_kept = match &self.map_source {
+                MapSource::Members(members) => {
+                    let members = members.lock();
+                    members.is_seed(node.address()) || !has_owner && members.answered_last(node.address())
+                }
+                MapSource::Sentinels(_) => false,
+            };
+            if !is_kept && self.nodes.lock().remove(node.address()).is_some() {
+                // Its next connection, if there is one, is a new node's first.
+                self.past_reconnects.fetch_add(node.reconnects(), Ordering::Relaxed);
+            }
+        }
     }
 
-    fn is_of_use(&self, map: &SlotMap, address: &String) -> bool {
-        let is_seed = match &self.guide {
-            Guide::Members(seeds) => seeds.contains(address),
-            Guide::Sentinels { .. } => false,
-        };
-        is_seed || map.has(address)
+    /// A node of this fleet that is asked once, and not kept unless it is known already.
+    pub(super) fn passing_node(&self, address: &str) -> Result<Arc<Node>, Fault> {
+        if let Some(node) = self.nodes.lock().get(address) {
+            return Ok(Arc::clone(node));
+        }
+        self.new_node(address, None).map(Arc::new)
+    }
+
+    /// The map as it is known.
+    pub(super) fn known_map(&self) -> SlotMap {
+        self.map.borrow().clone()
+    }
+
+    /// The addresses that the user named, of a cluster.
+    pub(super) fn seeds(&self) -> Vec<Arc<str>> {
+        match &self.map_source {
+            MapSource::Members(members) => members.lock().seeds(),
+            MapSource::Sentinels(_) => Vec::new(),
+        }
+    }
+
+    pub(super) fn sentinels(&self) -> Option<&Sentinels> {
+        match &self.map_source {
+            MapSource::Members(_) => None,
+            MapSource::Sentinels(sentinels) => Some(sentinels),
+        }
+    }
+
+    pub(super) fn reconnects(&self) -> u64 {
+        let nodes: u64 = self.nodes.lock().values().map(|node| node.reconnects()).sum();
+        nodes + self.past_reconnects.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn map_refreshes(&self) -> u64 {
+        self.map_refreshes.load(Ordering::Relaxed)
     }
 
     /// Succeeds when the guide answers, and with Sentinels the primary too.
     pub(super) async fn ready(&self) -> Result<(), Fault> {
         self.refresh().await?;
-        match (&self.guide, self.owner_address(0)) {
-            (Guide::Sentinels(_), Some(address)) => self.node(&address)?.ready().await,
+        match (&self.map_source, self.owner_address(0)) {
+            (MapSource::Sentinels(_), Some(address)) => {
+                self.node(&address)?.ready().await.map_err(|fault| fault.at(&address))
+            }
             _ => Ok(()),
         }
     }
 
-    async fn ask_members(&self, seeds: &[String]) -> Result<SlotMap, Fault> {
+    /// Asks few members at a time until one tells, all were asked, or time is over: then the next question goes on with those
+    /// that were not asked yet. A round begins when the one before has failed, or is slow.
+    async fn ask_members(&self, members: &Mutex<Members>) -> Result<SlotMap, Fault> {
+        let response_timeout = self.limits.response_timeout;
+        let time_is_over = tokio::time::sleep(response_timeout * 2);
+        tokio::pin!(time_is_over);
         let mut fault = Fault::NotSent(None);
-        let members = self.members(seeds);
-        let mut answers: FuturesUnordered<_> = members.iter().map(|node| ask_for_slots(node)).collect();
-        while let Some(answer) = answers.next().await {
-            match answer {
-                Ok(map) => return Ok(map),
-                // A refusal says more than a silence.
-                Err(refused @ Fault::Refused { .. }) => fault = refused,
-                Err(other) if matches!(fault, Fault::NotSent(None)) => fault = other,
-                Err(_) => {}
+        let mut unasked = members.lock().len();
+        let mut answers = FuturesUnordered::new();
+        loop {
+            let round = if unasked > 0 { self.next_members(members) } else { Vec::new() };
+            unasked = unasked.saturating_sub(if round.is_empty() { MAX_ASKED } else { round.len() });
+            answers.extend(round.into_iter().map(|address| self.ask_for_slots(address)));
+            let is_slow = tokio::time::sleep(response_timeout / 2);
+            tokio::pin!(is_slow);
+            loop {
+                tokio::select! {
+                    biased;
+                    answer = answers.next() => match answer {
+                        Some((address, Ok(map))) => {
+                            let mut members = members.lock();
+                            if members.believes(&address, &map) {
+                                members.answered(&address, &map);
+                                return Ok(map);
+                            }
+                            fault = Fault::NotSent(Some(Arc::new(Answer(format!(
+                                "{address} is a member of another cluster by now"
+                            )))));
+                        }
+                        // A refusal says more than a silence.
+                        Some((_, Err(refused @ Fault::Refused { .. }))) => fault = refused,
+                        Some((_, Err(other))) if matches!(fault, Fault::NotSent(None)) => fault = other,
+                        Some((_, Err(_))) => {}
+                        None if unasked > 0 => break,
+                        None => return Err(fault),
+                    },
+                    () = &mut is_slow, if unasked > 0 => break,
+                    () = &mut time_is_over => return Err(fault),
+                }
             }
         }
-        Err(fault)
     }
 
-    fn members(&self, seeds: &[String]) -> Vec<Arc<Node>> {
-        let mut addresses = self.map.borrow().addresses().to_vec();
-        addresses.extend(seeds.iter().map(|seed| seed.as_str().into()));
-        addresses.sort();
-        addresses.dedup();
+    /// Whom to ask next. What is known of nodes is copied first: calls need its locks.
+    fn next_members(&self, members: &Mutex<Members>) -> Vec<Arc<str>> {
         let suspects = self.suspects.lock().clone();
-        if !addresses.iter().all(|address| suspects.contains_key(&**address)) {
-            addresses.retain(|address| !suspects.contains_key(&**address));
-        }
-        fastrand::shuffle(&mut addresses);
-        addresses.iter().filter_map(|address| self.node(address).ok()).collect()
+        let mut nodes: Vec<_> = self.nodes.lock().values().cloned().collect();
+        nodes.retain(|node| node.is_connected());
+        let connected: HashSet<&str> = nodes.iter().map(|node| node.address()).collect();
+        members.lock().next(|address| match address {
+            _ if suspects.contains_key(address) => Standing::Suspect,
+            _ if connected.contains(address) => Standing::Connected,
+            _ => Standing::Unconnected,
+        })
+    }
+
+    async fn ask_for_slots(&self, address: Arc<str>) -> (Arc<str>, Result<SlotMap, Fault>) {
+        let asking = async {
+            let mut question = redis::cmd("CLUSTER");
+            question.arg("SLOTS");
+            let reply = self.node(&address)?.ask(&question).await?;
+            let map = SlotMap::parse(&reply, &address).filter(|map| !map.is_empty());
+            map.ok_or_else(|| Fault::NotSent(Some(Arc::new(Answer("it knows no slots".to_owned())))))
+        };
+        // To connect takes time, too; a connection that comes later serves the next question.
+        let answer = tokio::time::timeout(self.limits.response_timeout, asking).await;
+        let silence = || Fault::NotSent(Some(Arc::new(Answer("no answer in time".to_owned()))));
+        let answer = answer.unwrap_or_else(|_| Err(silence())).map_err(|fault| fault.at(&address));
+        (address, answer)
     }
 }
 
@@ -354,35 +553,209 @@ impl Drop for Looking {
     }
 }
 
-async fn ask_for_slots(node: &Node) -> Result<SlotMap, Fault> {
-    let mut question = redis::cmd("CLUSTER");
-    question.arg("SLOTS");
-    let reply = node.ask(&question).await?;
-    let map = SlotMap::parse(&reply, node.address()).filter(|map| !map.is_empty());
-    map.ok_or_else(|| Fault::NotSent(Some(Arc::new(Answer(format!("{} knows no slots", node.address()))))))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
     use crate::topology::Tls;
     use crate::transport::address::parse_all;
+    use crate::transport::fake::{TIME, command, hello};
 
     #[tokio::test(start_paused = true)]
     async fn look_out_that_has_ended_leaves_nothing_of_a_dropped_fleet() {
         let nobody = parse_all(&["redis://127.0.0.1:1".to_owned()], &Tls::new()).expect("valid");
-        let fleet = Fleet::cluster(nobody, &Options::default(), Clock::System).expect("valid");
-        let fleet = Arc::new(fleet);
+        let fleet =
+            Fleet::cluster(nobody, &Options::default(), Clock::System, Home::On(tokio::runtime::Handle::current()))
+                .expect("valid");
         fleet.look_in_background();
         assert!(fleet.looking.load(Ordering::SeqCst));
         let ended = async {
-            while Arc::weak_count(&fleet) > 0 {
+            while fleet.looking.load(Ordering::SeqCst) {
                 tokio::time::sleep(LOOK_AGAIN).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), ended)
-            .await
-            .expect("the look-out holds on to the fleet's memory");
-        assert!(!fleet.looking.load(Ordering::SeqCst));
+        tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the look-out ends");
+        tokio::task::yield_now().await;
+        // Its own and that of the only node's connection.
+        assert!(Arc::weak_count(&fleet) <= 2, "the look-out holds on to the fleet's memory");
+    }
+
+    /// A thousand nodes on one listener: each has an address of its own in 127/8.
+    struct Crowd {
+        port: u16,
+        shared: Arc<Shared>,
+    }
+
+    #[derive(Default)]
+    struct Shared {
+        dead: Mutex<HashSet<IpAddr>>,
+        /// Who was connected to, and who was asked for the map, in order.
+        connected: Mutex<Vec<IpAddr>>,
+        asked: Mutex<Vec<IpAddr>>,
+        died: tokio::sync::Notify,
+        /// The dead keep connections, and say nothing.
+        are_silent: AtomicBool,
+        kept: Mutex<Vec<tokio::net::TcpStream>>,
+    }
+
+    const CROWD: u16 = 1000;
+    const PRIMARIES: u16 = CROWD / 2;
+
+    fn address(n: u16) -> IpAddr {
+        let [high, low] = n.to_be_bytes();
+        IpAddr::from([127, 1, high, low])
+    }
+
+    impl Crowd {
+        async fn start() -> Self {
+            let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.expect("a port");
+            let port = listener.local_addr().expect("bound").port();
+            let shared = Arc::<Shared>::default();
+            let serving = Arc::clone(&shared);
+            let map = Self::map(port);
+            tokio::spawn(async move {
+                while let Ok((stream, _)) = listener.accept().await {
+                    let at = stream.local_addr().expect("connected").ip();
+                    serving.connected.lock().push(at);
+                    let is_dead = serving.dead.lock().contains(&at);
+                    if is_dead && serving.are_silent.load(Ordering::SeqCst) {
+                        serving.kept.lock().push(stream);
+                    } else if !is_dead {
+                        tokio::spawn(serve(stream, at, Arc::clone(&map), Arc::clone(&serving)));
+                    }
+                }
+            });
+            Self { port, shared }
+        }
+
+        /// As `CLUSTER SLOTS` tells it: each primary has a replica.
+        fn map(port: u16) -> Arc<str> {
+            let mut map = format!("*{PRIMARIES}\r\n");
+            for n in 0..PRIMARIES {
+                let slots = |n: u16| u32::from(n) * u32::from(crate::key::SLOTS) / u32::from(PRIMARIES);
+                map += &format!("*4\r\n:{}\r\n:{}\r\n", slots(n), slots(n + 1) - 1);
+                for node in [n, n + PRIMARIES] {
+                    let host = address(node).to_string();
+                    map += &format!("*3\r\n${}\r\n{host}\r\n:{port}\r\n$2\r\nid\r\n", host.len());
+                }
+            }
+            map.into()
+        }
+
+        fn fleet(&self, response_timeout: Duration) -> Arc<Fleet> {
+            let seed = format!("redis://{}:{}", address(0), self.port);
+            let infos = parse_all(&[seed], &Tls::new()).expect("valid");
+            let options = Options { response_timeout, ..Options::default() };
+            Fleet::cluster(infos, &options, Clock::System, Home::On(tokio::runtime::Handle::current())).expect("valid")
+        }
+
+        fn counts(&self) -> (usize, usize) {
+            (self.shared.connected.lock().len(), self.shared.asked.lock().len())
+        }
+
+        /// All but these die, and their connections with them.
+        fn kill_all_but(&self, alive: &[u16]) {
+            let dead = (0..CROWD).filter(|n| !alive.contains(n)).map(address);
+            self.shared.dead.lock().extend(dead);
+            self.shared.died.notify_waiters();
+        }
+    }
+
+    async fn serve(mut stream: tokio::net::TcpStream, at: IpAddr, map: Arc<str>, shared: Arc<Shared>) {
+        let (mut said, mut done) = (Vec::new(), 0);
+        loop {
+            let died = shared.died.notified();
+            if shared.dead.lock().contains(&at) {
+                return;
+            }
+            tokio::select! {
+                read = stream.read_buf(&mut said) => if read.is_err() || matches!(read, Ok(0)) { return },
+                () = died => return,
+            }
+            while let Some((words, end)) = command(&said, done) {
+                done = end;
+                let answer = match (words[0].to_ascii_uppercase().as_str(), words.len()) {
+                    ("HELLO", _) => hello("cluster"),
+                    ("TIME", _) => TIME.to_owned(),
+                    ("CLUSTER", _) => {
+                        shared.asked.lock().push(at);
+                        map.to_string()
+                    }
+                    _ => "+OK\r\n".to_owned(),
+                };
+                if stream.write_all(answer.as_bytes()).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn thousand_nodes_are_asked_by_three() {
+        let crowd = Crowd::start().await;
+        let fleet = crowd.fleet(Duration::from_secs(5));
+        assert!(fleet.ready().await.is_ok(), "the seed answers");
+        assert_eq!(crowd.counts(), (1, 1));
+        for slot in [0, 8000, 16383] {
+            let node = fleet.owner(slot).await.expect("it is known");
+            assert!(node.ready().await.is_ok(), "it answers");
+        }
+        // The seed owns slot 0.
+        assert_eq!(crowd.counts(), (3, 1), "whoever has nothing to ask asks nobody");
+        // One slot moves: those that are connected are asked, once.
+        let moved = format!("{}:{}", address(7), crowd.port);
+        assert!(fleet.moved(0, &moved).is_ok());
+        let ended = async {
+            while fleet.looking.load(Ordering::SeqCst) {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the look-out ends");
+        let (connected, asked) = crowd.counts();
+        assert!(connected <= 3 && asked <= 1 + MAX_ASKED, "{connected} connections, {asked} questions");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn ten_of_a_thousand_nodes_are_found() {
+        let crowd = Crowd::start().await;
+        let fleet = crowd.fleet(Duration::from_secs(5));
+        assert!(fleet.ready().await.is_ok(), "the seed answers");
+        crowd.kill_all_but(&[13, 99, 140, 255, 400, 511, 600, 777, 900, 999]);
+        let began = tokio::time::Instant::now();
+        while fleet.refresh().await.is_err() {
+            assert!(began.elapsed() < Duration::from_secs(60), "each question asks others than those before");
+        }
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        let connected = crowd.shared.connected.lock().clone();
+        let distinct: HashSet<_> = connected.iter().collect();
+        // The seed was connected before it died, and is asked again.
+        assert!(connected.len() <= distinct.len() + 1 + MAX_ASKED, "nobody is asked twice before all were");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn each_question_to_silent_nodes_goes_on_where_the_last_one_ended() {
+        let crowd = Crowd::start().await;
+        let fleet = crowd.fleet(Duration::from_secs(1));
+        assert!(fleet.ready().await.is_ok(), "the seed answers");
+        // The look-out for the lost connection would ask in between.
+        fleet.looking.store(true, Ordering::SeqCst);
+        crowd.shared.are_silent.store(true, Ordering::SeqCst);
+        crowd.kill_all_but(&[]);
+        let mut before = crowd.counts().0;
+        for _ in 0..3 {
+            let began = tokio::time::Instant::now();
+            assert!(fleet.refresh().await.is_err(), "nobody answers");
+            assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+            let connected = crowd.counts().0;
+            // One round at its beginning, and each time that half a response timeout is over.
+            assert!((1..=4 * MAX_ASKED).contains(&(connected - before)), "{}", connected - before);
+            before = connected;
+        }
+        let connected = crowd.shared.connected.lock().clone();
+        let distinct: HashSet<_> = connected.iter().collect();
+        assert!(connected.len() <= distinct.len() + 1, "nobody is asked twice before all were, but for the seed");
     }
 }

@@ -3,7 +3,8 @@
 //! Each channel is subscribed at the node that owns its slot as far as is known: its *home*. A node that is home to
 //! channels has a [`link`], one connection and one task; no other node has. One more task, the keeper, moves channels
 //! whose slots have moved, and ends what nobody needs any more: a channel *lingers* for a while after its last waiter,
-//! so that a lock that is fought for does not subscribe at every hand-over.
+//! so that a lock that is fought for does not subscribe at every hand-over. All of this is there once for each runtime that
+//! waits: a message is read where it is waited for, and a runtime that ends or stands still keeps it from no other.
 //!
 //! What a server has subscribed is known from its pushes alone. They name their channel and come in the order in which
 //! it did what they say, so after `ssubscribe` no message is missed until `sunsubscribe`, whoever asked for either. They
@@ -25,23 +26,24 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::{PushInfo, PushKind, Value};
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use crate::attempt::{Notice, Subscription};
 use crate::clock::Clock;
 use crate::lease::Anchor;
-use crate::scheme::{Notice, Subscription};
 use crate::transport::ReadNotice;
-use crate::transport::directory::Directory;
 use crate::transport::node::Node;
+use crate::transport::slot_owners::SlotOwners;
 use link::Running;
 
 mod keeper;
@@ -78,24 +80,44 @@ impl Pace {
 
 /// All subscriptions of one transport. Dropping it ends them.
 pub(super) struct Push {
-    shared: Arc<Shared>,
+    common: Arc<Common>,
+    /// Those of each runtime.
+    of: Mutex<Vec<(Id, Arc<Shared>)>>,
 }
 
-struct Shared {
-    directory: Directory,
+/// What those of all runtimes have in common.
+struct Common {
+    slot_owners: SlotOwners,
     clock: Clock,
     pace: Pace,
     /// How many channels there are: mostly none, which is then all that there is to know.
     count: AtomicUsize,
-    book: Mutex<Book>,
-    /// A channel has no home.
-    strayed: Notify,
     /// Somebody has been told that a right is missing.
     is_refusal_told: AtomicBool,
 }
 
+/// The subscriptions of one runtime, whose tasks all run there.
+struct Shared {
+    common: Arc<Common>,
+    /// How many of the channels are here.
+    count: AtomicUsize,
+    subscriptions: Mutex<Subscriptions>,
+    /// A channel has no home.
+    strayed: Notify,
+    /// The runtime has.
+    has_ended: AtomicBool,
+}
+
+impl Deref for Shared {
+    type Target = Common;
+
+    fn deref(&self) -> &Common {
+        &self.common
+    }
+}
+
 #[derive(Default)]
-struct Book {
+struct Subscriptions {
     channels: HashMap<Arc<str>, Channel>,
     links: HashMap<u64, Link>,
     /// Channels without a waiter, in the order in which they lost their last.
@@ -169,13 +191,13 @@ impl fmt::Debug for Push {
 }
 
 /// Ends one waiter's subscription.
-struct Ticket {
+struct Unsubscribe {
     shared: Weak<Shared>,
     channel: Arc<str>,
     number: u64,
 }
 
-impl Drop for Ticket {
+impl Drop for Unsubscribe {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
             shared.leave(&self.channel, self.number);
@@ -184,44 +206,35 @@ impl Drop for Ticket {
 }
 
 impl Push {
-    pub(super) fn new(directory: Directory, clock: Clock, pace: Pace) -> Self {
-        Self {
-            shared: Arc::new(Shared {
-                directory,
-                clock,
-                pace,
-                count: AtomicUsize::new(0),
-                book: Mutex::default(),
-                strayed: Notify::new(),
-                is_refusal_told: AtomicBool::new(false),
-            }),
-        }
+    pub(super) fn new(slot_owners: SlotOwners, clock: Clock, pace: Pace) -> Self {
+        let common =
+            Common { slot_owners, clock, pace, count: AtomicUsize::new(0), is_refusal_told: AtomicBool::new(false) };
+        Self { common: Arc::new(common), of: Mutex::default() }
     }
 
     pub(super) fn is_in_use(&self) -> bool {
-        self.shared.count.load(Ordering::Acquire) > 0
+        self.common.count.load(Ordering::Acquire) > 0
     }
 
-    /// The first notice is [`Notice::AskAgain`], as soon as the channel is confirmed at its home.
+    /// The first notice is [`Notice::AskAgain`], as soon as the channel is confirmed at its home. It is served by this runtime,
+    /// and ends with it.
     pub(super) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Subscription {
-        let shared = &self.shared;
         // Outside of a runtime it panics here and not under the lock, which the subscription needs to be dropped.
         let runtime = Handle::current();
-        let mut book = shared.book.lock();
-        book.bury();
-        let name = book.name(channel, || Channel::new(slot, read));
-        shared.count.store(book.channels.len(), Ordering::Release);
-        let (is_confirmed, home) = book.channels.get(&name).map_or((false, None), |it| (it.is_confirmed, it.home));
-        let subscription = self.add_waiter(&mut book, &name);
-        if is_confirmed {
-            book.tell_newest(&name, Notice::AskAgain);
-        } else if home.is_none() && !shared.place(&mut book, &name) {
-            shared.strayed.notify_one();
-        }
-        if book.keeper.as_ref().is_none_or(AbortHandle::is_finished) {
-            book.keeper = Some(runtime.spawn(Arc::clone(shared).keep()).abort_handle());
-        }
-        subscription
+        let mut of = self.of.lock();
+        let id = runtime.id();
+        let known = of.iter().find(|(of, shared)| *of == id && !shared.has_ended.load(Ordering::Acquire));
+        let shared = match known {
+            Some((_, shared)) => Arc::clone(shared),
+            None => {
+                of.retain(|(of, shared)| *of != id && shared.count.load(Ordering::Acquire) > 0);
+                let shared = Arc::new(Shared::new(Arc::clone(&self.common)));
+                of.push((id, Arc::clone(&shared)));
+                shared
+            }
+        };
+        // Under this lock: what is in use is not taken for what is not.
+        shared.subscribe(&runtime, slot, channel, read)
     }
 
     /// Only if the channel is confirmed at its home now, which is not in doubt.
@@ -229,37 +242,91 @@ impl Push {
         if !self.is_in_use() {
             return None;
         }
-        let mut book = self.shared.book.lock();
-        let (name, entry) = book.channels.get_key_value(channel)?;
-        let home = book.links.get(&entry.home.filter(|_| entry.is_confirmed)?)?;
-        let directory = &self.shared.directory;
-        if home.has_ended() || !directory.leaves(entry.slot, &home.node) || directory.suspects(&home.node) {
+        let id = Handle::try_current().ok()?.id();
+        let of = self.of.lock();
+        let (_, shared) = of.iter().find(|(of, _)| *of == id)?;
+        shared.subscribed(channel)
+    }
+}
+
+impl Shared {
+    fn new(common: Arc<Common>) -> Self {
+        Self {
+            common,
+            count: AtomicUsize::new(0),
+            subscriptions: Mutex::default(),
+            strayed: Notify::new(),
+            has_ended: AtomicBool::new(false),
+        }
+    }
+
+    fn counts(&self, channels: usize) {
+        let before = self.count.swap(channels, Ordering::AcqRel);
+        self.common.count.fetch_add(channels.wrapping_sub(before), Ordering::AcqRel);
+    }
+
+    fn subscribe(self: &Arc<Self>, runtime: &Handle, slot: u16, channel: &str, read: ReadNotice) -> Subscription {
+        let mut subscriptions = self.subscriptions.lock();
+        subscriptions.bury();
+        let name = subscriptions.name(channel, || Channel::new(slot, read));
+        self.counts(subscriptions.channels.len());
+        let (is_confirmed, home) =
+            subscriptions.channels.get(&name).map_or((false, None), |it| (it.is_confirmed, it.home));
+        let subscription = self.add_waiter(&mut subscriptions, &name);
+        if is_confirmed {
+            subscriptions.tell_newest(&name, Notice::AskAgain);
+        } else if home.is_none() && !self.place(&mut subscriptions, &name) {
+            self.strayed.notify_one();
+        }
+        let is_kept = subscriptions.keeper.as_ref().is_some_and(|keeper| !keeper.is_finished());
+        drop(subscriptions);
+        if !is_kept {
+            // With no lock held: a runtime that is shutting down drops the task within this call, and what it leaves needs it.
+            let keeper = runtime.spawn(Arc::clone(self).keep()).abort_handle();
+            self.subscriptions.lock().keeper = Some(keeper);
+        }
+        subscription
+    }
+
+    fn subscribed(self: &Arc<Self>, channel: &str) -> Option<Subscription> {
+        let mut subscriptions = self.subscriptions.lock();
+        let (name, entry) = subscriptions.channels.get_key_value(channel)?;
+        let home = subscriptions.links.get(&entry.home.filter(|_| entry.is_confirmed)?)?;
+        let slot_owners = &self.slot_owners;
+        if home.has_ended() || !slot_owners.leaves(entry.slot, &home.node) || slot_owners.suspects(&home.node) {
             return None;
         }
         let name = Arc::clone(name);
-        Some(self.add_waiter(&mut book, &name))
+        Some(self.add_waiter(&mut subscriptions, &name))
     }
 
-    fn add_waiter(&self, book: &mut Book, name: &Arc<str>) -> Subscription {
+    fn add_waiter(self: &Arc<Self>, subscriptions: &mut Subscriptions, name: &Arc<str>) -> Subscription {
         let (sender, notices) = mpsc::unbounded_channel();
-        let number = book.next_number();
-        if let Some(channel) = book.channels.get_mut(name) {
+        let number = subscriptions.next_number();
+        if let Some(channel) = subscriptions.channels.get_mut(name) {
             channel.waiters.push((number, sender));
             if let Some(lingers) = channel.lingers.take() {
-                book.lingering.remove(&lingers.number);
+                subscriptions.lingering.remove(&lingers.number);
             }
         }
-        let ticket = Ticket { shared: Arc::downgrade(&self.shared), channel: Arc::clone(name), number };
-        Subscription { notices, _end: Box::new(ticket) }
+        let unsubscribe = Unsubscribe { shared: Arc::downgrade(self), channel: Arc::clone(name), number };
+        Subscription { notices, _end: Box::new(unsubscribe) }
+    }
+}
+
+impl Shared {
+    /// Ends all of them. Whoever waits learns that nothing will come.
+    fn end(&self) {
+        let subscriptions = std::mem::take(&mut *self.subscriptions.lock());
+        self.counts(0);
+        let links = subscriptions.links.values().map(|link| &link.task);
+        subscriptions.keeper.iter().chain(links).for_each(AbortHandle::abort);
     }
 }
 
 impl Drop for Push {
     fn drop(&mut self) {
-        let book = std::mem::take(&mut *self.shared.book.lock());
-        self.shared.count.store(0, Ordering::Release);
-        let links = book.links.values().map(|link| &link.task);
-        book.keeper.iter().chain(links).for_each(AbortHandle::abort);
+        self.of.lock().iter().for_each(|(_, shared)| shared.end());
     }
 }
 
@@ -285,7 +352,7 @@ impl Channel {
     }
 }
 
-impl Book {
+impl Subscriptions {
     fn next_number(&mut self) -> u64 {
         self.last_number += 1;
         self.last_number
@@ -327,6 +394,10 @@ impl Book {
     /// would wait for ever for the lock: a runtime that is shutting down drops it within the call that spawns it.
     fn bury(&mut self) {
         let dead: Vec<u64> = self.links.extract_if(|_, link| link.has_ended()).map(|(number, _)| number).collect();
+        // Mostly none is: then nobody looks at all the channels.
+        if dead.is_empty() {
+            return;
+        }
         for channel in
             self.channels.values_mut().filter(|channel| channel.home.is_some_and(|home| dead.contains(&home)))
         {
@@ -345,43 +416,43 @@ impl Book {
 
 impl Shared {
     fn leave(&self, name: &Arc<str>, number: u64) {
-        let mut book = self.book.lock();
-        let linger = book.next_number();
-        let Some(channel) = book.channels.get_mut(name) else {
+        let mut subscriptions = self.subscriptions.lock();
+        let linger = subscriptions.next_number();
+        let Some(channel) = subscriptions.channels.get_mut(name) else {
             return;
         };
         channel.waiters.retain(|(waiter, _)| *waiter != number);
         if channel.waiters.is_empty() && channel.lingers.is_none() {
             channel.lingers = Some(Lingers { number: linger, since: Instant::now() });
-            book.lingering.insert(linger, Arc::clone(name));
+            subscriptions.lingering.insert(linger, Arc::clone(name));
         }
-        if book.lingering.len() > self.pace.lingering_most
-            && let Some((_, oldest)) = book.lingering.pop_first()
+        if subscriptions.lingering.len() > self.pace.lingering_most
+            && let Some((_, oldest)) = subscriptions.lingering.pop_first()
         {
-            book.forget(&oldest);
-            self.count.store(book.channels.len(), Ordering::Release);
+            subscriptions.forget(&oldest);
+            self.counts(subscriptions.channels.len());
         }
     }
 
     /// Gives a channel the known owner of its slot for a home. `false` if it has none then.
-    fn place(self: &Arc<Self>, book: &mut Book, name: &Arc<str>) -> bool {
-        let Some(channel) = book.channels.get(name) else {
+    fn place(self: &Arc<Self>, subscriptions: &mut Subscriptions, name: &Arc<str>) -> bool {
+        let Some(channel) = subscriptions.channels.get(name) else {
             return true;
         };
         let old = channel.home;
-        let Some(owner) = self.directory.known_owner(channel.slot) else {
+        let Some(owner) = self.slot_owners.known_owner(channel.slot) else {
             return old.is_some();
         };
-        let new = self.link_to(book, &owner);
+        let new = self.link_to(subscriptions, &owner);
         if old == Some(new) {
             return true;
         }
         for link in old.into_iter().chain([new]) {
-            if let Some(link) = book.links.get_mut(&link) {
+            if let Some(link) = subscriptions.links.get_mut(&link) {
                 link.look_at(name);
             }
         }
-        if let Some(channel) = book.channels.get_mut(name) {
+        if let Some(channel) = subscriptions.channels.get_mut(name) {
             channel.home = Some(new);
             channel.is_confirmed = false;
         }
@@ -389,12 +460,12 @@ impl Shared {
     }
 
     /// The link to a node, which is there afterwards.
-    fn link_to(self: &Arc<Self>, book: &mut Book, node: &Arc<Node>) -> u64 {
-        let mut known = book.links.iter().filter(|(_, link)| link.node.address() == node.address());
+    fn link_to(self: &Arc<Self>, subscriptions: &mut Subscriptions, node: &Arc<Node>) -> u64 {
+        let mut known = subscriptions.links.iter().filter(|(_, link)| link.node.address() == node.address());
         if let Some((number, _)) = known.next() {
             return *number;
         }
-        let number = book.next_number();
+        let number = subscriptions.next_number();
         let wake = Arc::new(Notify::new());
         let running = Running::new(Arc::clone(self), number, Arc::clone(node), Arc::clone(&wake));
         let link = Link {
@@ -409,7 +480,7 @@ impl Shared {
             proven: None,
             must_prove: false,
         };
-        book.links.insert(number, link);
+        subscriptions.links.insert(number, link);
         number
     }
 
@@ -430,12 +501,12 @@ impl Shared {
     }
 
     fn deliver(&self, from: Origin, name: &str, message: &[u8]) {
-        let book = &mut *self.book.lock();
-        let Some(channel) = book.channels.get(name).filter(|channel| !channel.waiters.is_empty()) else {
+        let subscriptions = &mut *self.subscriptions.lock();
+        let Some(channel) = subscriptions.channels.get(name).filter(|channel| !channel.waiters.is_empty()) else {
             return;
         };
         let is_at_home = channel.home == Some(from.link);
-        let link = book.links.get_mut(&from.link).filter(|link| link.connection == from.connection);
+        let link = subscriptions.links.get_mut(&from.link).filter(|link| link.connection == from.connection);
         // What a connection says that was given up is lost; the next confirmation makes up for it.
         if let Some(link) = link {
             let anchor = if is_at_home { self.anchor(link) } else { None };
@@ -451,20 +522,21 @@ impl Shared {
             return None;
         }
         let is_fresh = anchor.age_at(self.clock.now()) <= self.pace.anchor_age_most;
-        (is_fresh && !self.directory.suspects(&link.node)).then_some(anchor)
+        (is_fresh && !self.slot_owners.suspects(&link.node)).then_some(anchor)
     }
 
     fn confirm(&self, from: Origin, channel: &str) {
-        let book = &mut *self.book.lock();
-        let Some(link) = book.links.get_mut(&from.link).filter(|link| link.connection == from.connection) else {
+        let subscriptions = &mut *self.subscriptions.lock();
+        let Some(link) = subscriptions.links.get_mut(&from.link).filter(|link| link.connection == from.connection)
+        else {
             return;
         };
-        let known = book.channels.get_key_value(channel).map(|(name, _)| Arc::clone(name));
+        let known = subscriptions.channels.get_key_value(channel).map(|(name, _)| Arc::clone(name));
         let name = known.unwrap_or_else(|| channel.into());
         link.subscribed.insert(Arc::clone(&name));
         // Here already, since a message may be next. No command but the last is under way.
         link.proven = link.asked;
-        match book.channels.get_mut(channel).filter(|channel| channel.home == Some(from.link)) {
+        match subscriptions.channels.get_mut(channel).filter(|channel| channel.home == Some(from.link)) {
             Some(channel) => {
                 channel.is_confirmed = true;
                 channel.refusals = 0;
@@ -478,27 +550,28 @@ impl Shared {
 
     /// Asked for by us, or not: then the slot has left, most likely.
     fn unsubscribed(&self, from: Origin, channel: &str) {
-        let mut book = self.book.lock();
-        let Some(name) = book.current(from).and_then(|link| link.subscribed.take(channel)) else {
+        let mut subscriptions = self.subscriptions.lock();
+        let Some(name) = subscriptions.current(from).and_then(|link| link.subscribed.take(channel)) else {
             return;
         };
-        let Some(entry) = book.channels.get_mut(channel).filter(|channel| channel.home == Some(from.link)) else {
+        let Some(entry) = subscriptions.channels.get_mut(channel).filter(|channel| channel.home == Some(from.link))
+        else {
             return;
         };
         entry.is_confirmed = false;
-        if let Some(link) = book.current(from) {
+        if let Some(link) = subscriptions.current(from) {
             link.look_at(&name);
         }
-        drop(book);
-        self.directory.look();
+        drop(subscriptions);
+        self.slot_owners.look_for_news();
     }
 
     fn lose(&self, from: Origin) {
-        let mut book = self.book.lock();
-        if let Some(link) = book.current(from) {
+        let mut subscriptions = self.subscriptions.lock();
+        if let Some(link) = subscriptions.current(from) {
             link.is_lost = true;
             link.wake.notify_one();
-            book.unconfirm(from.link);
+            subscriptions.unconfirm(from.link);
         }
     }
 }

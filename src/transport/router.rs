@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -14,62 +15,72 @@ use futures_util::stream::{self, BoxStream};
 use redis::Value;
 use tokio::sync::watch;
 
+use crate::attempt::{Answered, BoxFuture, Failure, Hearing, Route, Subscription};
 use crate::clock::Clock;
-use crate::error::{Refusal, Result};
+use crate::error::{Refusal, Result, Source};
+use crate::health::{NodeHealth, Traffic};
+use crate::home::Home;
 use crate::lease;
 use crate::options::Options;
-use crate::scheme::{Answered, BoxFuture, Failure, Route, Subscription};
 use crate::topology::{Kind, Topology};
 use crate::transport::address::{address_of, parse_all, parse_one};
-use crate::transport::directory::Directory;
 use crate::transport::fault::{Answer, Fault};
 use crate::transport::fleet::{Doubt, Fleet};
 use crate::transport::node::{Admission, Limits, Node, Role};
 use crate::transport::push::{Pace, Push};
+use crate::transport::slot_owners::SlotOwners;
 use crate::transport::slots::{SlotMap, complete};
+use crate::transport::survey;
 use crate::transport::{Call, ReadNotice, Transport};
 
 /// Pause before a node that said "not now" is asked again.
 const AGAIN_PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Router {
-    directory: Directory,
+    slot_owners: SlotOwners,
     push: Push,
     clock: Clock,
     limits: Limits,
+    in_flight: AtomicUsize,
 }
 
 impl fmt::Debug for Router {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.directory {
-            Directory::Single { node } => f.debug_tuple("Router").field(node).finish(),
-            Directory::Many(fleet) => f.debug_tuple("Router").field(fleet).finish(),
+        match &self.slot_owners {
+            SlotOwners::Single { node } => f.debug_tuple("Router").field(node).finish(),
+            SlotOwners::Many(fleet) => f.debug_tuple("Router").field(fleet).finish(),
         }
     }
 }
 
 impl Router {
-    pub(super) fn new(topology: &Topology, options: &Options) -> Result<Self> {
+    pub(super) fn new(topology: &Topology, options: &Options, home: &Home) -> Result<Self> {
         let clock = Clock::System;
         let tls = topology.certificates();
-        let directory = match topology.kind() {
+        let slot_owners = match topology.kind() {
             Kind::Node(url) => {
                 let info = parse_one(url, tls)?;
                 let limits = Limits::new(options, Role::Standalone);
-                let node = Node::new(address_of(info.addr()), info, limits, clock)?;
-                Directory::Single { node: Arc::new(node) }
+                let node = Node::new(&address_of(info.addr()), info, limits, clock, home.clone(), None)?;
+                SlotOwners::Single { node: Arc::new(node) }
             }
             Kind::Cluster(urls) => {
                 let infos = parse_all(urls, tls)?;
-                Directory::Many(Arc::new(Fleet::cluster(infos, options, clock)?))
+                SlotOwners::Many(Fleet::cluster(infos, options, clock, home.clone())?)
             }
             Kind::Sentinel { primary, urls } => {
                 let infos = parse_all(urls, tls)?;
-                Directory::Many(Arc::new(Fleet::behind_sentinels(primary, infos, options, clock)?))
+                SlotOwners::Many(Fleet::behind_sentinels(primary, infos, options, clock, home.clone())?)
             }
         };
-        let push = Push::new(directory.clone(), clock, Pace::new(options.response_timeout));
-        Ok(Self { directory, push, clock, limits: Limits::new(options, Role::Standalone) })
+        let push = Push::new(slot_owners.clone(), clock, Pace::new(options.response_timeout));
+        Ok(Self {
+            slot_owners,
+            push,
+            clock,
+            limits: Limits::new(options, Role::Standalone),
+            in_flight: AtomicUsize::new(0),
+        })
     }
 
     /// Carries a call to the owner of its slot, wherever that goes.
@@ -86,7 +97,7 @@ impl Router {
             // From the first fault on: a call that is answered at once, as most are, looks at no clock for this.
             let now = self.clock.now();
             if now >= *give_up.get_or_insert(now.after(self.limits.response_timeout)) {
-                return Err(self.for_now(fault));
+                return Err(self.for_now(fault).at(next.address()));
             }
             redirects += 1;
             if redirects > 1 {
@@ -100,8 +111,8 @@ impl Router {
 
     /// A fault that outlasted an attempt. A replica among several nodes is a failover that is not over.
     fn for_now(&self, fault: Fault) -> Failure {
-        match (fault, &self.directory) {
-            (Fault::Refused { refusal: Refusal::ReadOnly, message }, Directory::Many(_)) => {
+        match (fault, &self.slot_owners) {
+            (Fault::Refused { refusal: Refusal::ReadOnly, message }, SlotOwners::Many(_)) => {
                 Failure::NotDone { source: Some(Arc::new(Answer(message))) }
             }
             (fault, _) => fault.into_failure(),
@@ -116,9 +127,9 @@ impl Router {
         lane: Lane,
         admission: Admission,
     ) -> Result<Answered<Value>, Fault> {
-        let suspect_in = match &self.directory {
-            Directory::Many(fleet) if fleet.suspects(node) => Some(fleet),
-            Directory::Many(_) | Directory::Single { .. } => None,
+        let suspect_in = match &self.slot_owners {
+            SlotOwners::Many(fleet) if fleet.suspects(node) => Some(fleet),
+            SlotOwners::Many(_) | SlotOwners::Single { .. } => None,
         };
         let answer = match suspect_in {
             Some(fleet) => Box::pin(self.send_to_suspect(fleet, node, call, lane, admission)).await,
@@ -136,21 +147,23 @@ impl Router {
         lane: Lane,
         admission: Admission,
     ) -> Result<Answered<Value>, Fault> {
-        let sent = self.clock.now();
+        // Nothing has been sent until its word is there.
+        tokio::select! {
+            biased;
+            word = node.word() => word?,
+            () = fleet.abandoned(call.slot, node) => return Err(Fault::NotSent(Some(replaced()))),
+        }
         tokio::select! {
             biased;
             answer = carry_to(node, call, lane, admission) => answer,
             // Its successor is known: no need to wait for a node that most likely never answers.
-            () = fleet.abandoned(call.slot, node) => Err(Fault::Unknown {
-                stray_until: sent.after(lease::stray_span(self.limits.response_timeout, self.limits.clock_margin)),
-                source: Some(Arc::new(Answer(format!("{} was replaced", node.address())))),
-            }),
+            () = fleet.abandoned(call.slot, node) => Err(self.was_replaced()),
         }
     }
 
     /// A node that is silent, or that says it cannot serve its slots, is suspect until it answers.
     fn judge(&self, node: &Node, fault: Option<&Fault>) {
-        let Directory::Many(fleet) = &self.directory else {
+        let SlotOwners::Many(fleet) = &self.slot_owners else {
             return;
         };
         match fault {
@@ -158,7 +171,14 @@ impl Router {
             Some(Fault::Again(_) | Fault::Refused { refusal: Refusal::ReadOnly, .. }) => {
                 fleet.suspect(node, Doubt::Refuses);
             }
-            Some(Fault::Moved { .. } | Fault::Ask { .. } | Fault::NoScript | Fault::Refused { .. }) | None => {
+            Some(
+                Fault::Moved { .. }
+                | Fault::Ask { .. }
+                | Fault::NoScript
+                | Fault::Refused { .. }
+                | Fault::Broken { .. },
+            )
+            | None => {
                 fleet.trust(node);
             }
         }
@@ -166,55 +186,74 @@ impl Router {
 
     /// Where a call goes after a fault that proves that nothing ran.
     async fn follow(&self, fault: Fault, slot: u16, from: &Node) -> Result<(Arc<Node>, Admission), Failure> {
-        let next = match (fault, &self.directory) {
-            (Fault::Moved { address }, Directory::Many(fleet)) => {
+        let next = match (fault, &self.slot_owners) {
+            (Fault::Moved { address }, SlotOwners::Many(fleet)) => {
                 fleet.moved(slot, &complete(&address, from.address()))
             }
-            (Fault::Ask { address }, Directory::Many(fleet)) => {
+            (Fault::Ask { address }, SlotOwners::Many(fleet)) => {
                 let node = fleet.node(&complete(&address, from.address()));
                 return node.map(|node| (node, Admission::Asking)).map_err(Fault::into_failure);
             }
-            (Fault::Moved { .. } | Fault::Ask { .. }, Directory::Single { .. }) => Err(Fault::Refused {
+            (Fault::Moved { .. } | Fault::Ask { .. }, SlotOwners::Single { .. }) => Err(Fault::Refused {
                 refusal: Refusal::OtherTopology,
-                message: "the server is part of a cluster, the topology says it is not".to_owned(),
+                message: "it is a member of a cluster: use `Topology::cluster`".to_owned(),
             }),
             // Also a primary that has become a replica: its successor is known elsewhere, or will be.
-            (Fault::Again(_), _) | (Fault::Refused { refusal: Refusal::ReadOnly, .. }, Directory::Many(_)) => {
+            (Fault::Again(_), _) | (Fault::Refused { refusal: Refusal::ReadOnly, .. }, SlotOwners::Many(_)) => {
                 tokio::time::sleep(AGAIN_PAUSE).await;
                 self.owner(slot).await
             }
             (fault, _) => Err(fault),
         };
-        next.map(|node| (node, Admission::Owner)).map_err(Fault::into_failure)
+        // What is followed names the next one; what is left is of this one.
+        next.map(|node| (node, Admission::Owner)).map_err(|fault| fault.into_failure().at(from.address()))
     }
 
     async fn owner(&self, slot: u16) -> Result<Arc<Node>, Fault> {
-        match &self.directory {
-            Directory::Single { node } => Ok(Arc::clone(node)),
-            Directory::Many(fleet) => fleet.owner(slot).await,
+        match &self.slot_owners {
+            SlotOwners::Single { node } => Ok(Arc::clone(node)),
+            SlotOwners::Many(fleet) => fleet.owner(slot).await,
         }
+    }
+
+    async fn call_all_of(&self, node: &Node, calls: &[Call]) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+        match (&self.slot_owners, calls.first()) {
+            (SlotOwners::Many(fleet), Some(first)) if fleet.suspects(node) => {
+                tokio::select! {
+                    biased;
+                    answers = node.call_all(calls) => answers,
+                    () = fleet.abandoned(first.slot, node) => Err(self.was_replaced()),
+                }
+            }
+            _ => node.call_all(calls).await,
+        }
+    }
+
+    /// What was given up now may have waited for room, and have been sent just before.
+    fn was_replaced(&self) -> Fault {
+        let span = lease::stray_span(self.limits.response_timeout, self.limits.clock_margin);
+        Fault::Unknown { stray_until: self.clock.now().after(span), source: Some(replaced()) }
     }
 
     /// Renewals and the like: one pipeline, and what the node did not carry out goes its own way.
     async fn carry_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Result<Answered<Value>, Failure>> {
-        let node = match &self.directory {
-            Directory::Many(fleet) if !route.is_unknown() => fleet.node(&route.0),
-            Directory::Many(_) | Directory::Single { .. } => {
+        let node = match &self.slot_owners {
+            SlotOwners::Many(fleet) if !route.is_unknown() => fleet.node(&route.0),
+            SlotOwners::Many(_) | SlotOwners::Single { .. } => {
                 self.owner(calls.first().map_or(0, |call| call.slot)).await
             }
         };
         let answers = match node {
             Ok(node) => {
-                let answers = node.call_all(&calls).await;
+                let answers = self.call_all_of(&node, &calls).await;
                 self.judge(&node, answers.as_ref().err());
-                answers
+                answers.map_err(|fault| fault.into_failure().at(node.address()))
             }
-            Err(fault) => Err(fault),
+            Err(fault) => Err(fault.into_failure()),
         };
         let answers = match answers {
             Ok(answers) => answers,
-            Err(fault) => {
-                let failure = fault.into_failure();
+            Err(failure) => {
                 return calls.iter().map(|_| Err(failure.clone())).collect();
             }
         };
@@ -238,10 +277,14 @@ impl Router {
     }
 }
 
+fn replaced() -> Source {
+    Arc::new(Answer("it was replaced".to_owned()))
+}
+
 async fn carry_to(node: &Node, call: &Call, lane: Lane, admission: Admission) -> Result<Answered<Value>, Fault> {
     match (lane, admission) {
-        (Lane::Apart, Admission::Owner) => Box::pin(node.call_apart(call)).await,
-        (Lane::Apart, Admission::Asking) | (Lane::Shared, _) => node.call(call, admission).await,
+        (Lane::Dedicated, Admission::Owner) => Box::pin(node.call_apart(call)).await,
+        (Lane::Dedicated, Admission::Asking) | (Lane::Shared, _) => node.call(call, admission).await,
     }
 }
 
@@ -249,16 +292,22 @@ async fn carry_to(node: &Node, call: &Call, lane: Lane, admission: Admission) ->
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lane {
     Shared,
-    Apart,
+    Dedicated,
 }
 
 impl Transport for Router {
     fn call(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>> {
-        Box::pin(self.carry(call, Lane::Shared))
+        Box::pin(async move {
+            let _in_flight = InFlight::new(&self.in_flight, 1);
+            self.carry(call, Lane::Shared).await
+        })
     }
 
     fn call_apart(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>> {
-        Box::pin(self.carry(call, Lane::Apart))
+        Box::pin(async move {
+            let _in_flight = InFlight::new(&self.in_flight, 1);
+            self.carry(call, Lane::Dedicated).await
+        })
     }
 
     fn call_all<'a>(
@@ -266,27 +315,36 @@ impl Transport for Router {
         route: &'a Route,
         calls: Vec<Call>,
     ) -> BoxFuture<'a, Vec<Result<Answered<Value>, Failure>>> {
-        Box::pin(self.carry_all(route, calls))
+        Box::pin(async move {
+            let _in_flight = InFlight::new(&self.in_flight, calls.len());
+            self.carry_all(route, calls).await
+        })
     }
 
     fn route(&self, slot: u16) -> Route {
-        match &self.directory {
-            Directory::Single { node } => node.route(),
-            Directory::Many(fleet) => Route(fleet.owner_address(slot).unwrap_or_default()),
+        match &self.slot_owners {
+            SlotOwners::Single { node } => node.route(),
+            SlotOwners::Many(fleet) => Route(fleet.owner_address(slot).unwrap_or_default()),
         }
     }
 
     fn changes(&self) -> Option<BoxStream<'static, ()>> {
-        let maps = self.directory.changes()?;
+        let maps = self.slot_owners.changes()?;
         let next = async |mut maps: watch::Receiver<SlotMap>| maps.changed().await.ok().map(|()| ((), maps));
         Some(Box::pin(stream::unfold(maps, next)))
     }
 
+    fn hearing(&self, slot: u16) -> Hearing {
+        self.slot_owners.known_owner(slot).map_or_else(Hearing::default, |node| node.hearing())
+    }
+
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
         Box::pin(async move {
-            match &self.directory {
-                Directory::Single { node } => node.ready().await.map_err(Fault::into_failure),
-                Directory::Many(fleet) => fleet.ready().await.map_err(Fault::into_failure),
+            match &self.slot_owners {
+                SlotOwners::Single { node } => {
+                    node.ready().await.map_err(|fault| fault.into_failure().at(node.address()))
+                }
+                SlotOwners::Many(fleet) => fleet.ready().await.map_err(Fault::into_failure),
             }
         })
     }
@@ -303,7 +361,43 @@ impl Transport for Router {
         self.push.is_in_use()
     }
 
+    fn scan<'a>(
+        &'a self,
+        pattern: &'a str,
+        found: &'a mut (dyn FnMut(&str) + Send),
+    ) -> BoxFuture<'a, Result<(), Failure>> {
+        Box::pin(async move { self.slot_owners.scan(pattern, found).await.map_err(Fault::into_failure) })
+    }
+
+    fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>> {
+        Box::pin(survey::health(&self.slot_owners, self.limits.response_timeout))
+    }
+
+    fn traffic(&self) -> Traffic {
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        Traffic { in_flight, ..self.slot_owners.traffic() }
+    }
+
     fn clock(&self) -> Clock {
         self.clock
+    }
+}
+
+/// Requests that wait for their answers.
+struct InFlight<'a> {
+    count: &'a AtomicUsize,
+    calls: usize,
+}
+
+impl<'a> InFlight<'a> {
+    fn new(count: &'a AtomicUsize, calls: usize) -> Self {
+        count.fetch_add(calls, Ordering::Relaxed);
+        Self { count, calls }
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(self.calls, Ordering::Relaxed);
     }
 }

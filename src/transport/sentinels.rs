@@ -39,7 +39,10 @@ impl Sentinels {
     pub(super) async fn primary(&self) -> Result<String, Fault> {
         let mut votes: HashMap<String, usize> = HashMap::new();
         let mut fault = Fault::NotSent(None);
-        let mut answers: FuturesUnordered<_> = self.infos.iter().map(|info| self.ask(info)).collect();
+        let mut answers: FuturesUnordered<_> = self
+            .ask_each()
+            .map(|(address, asking)| async move { asking.await.map_err(|fault| fault.at(&address)) })
+            .collect();
         while let Some(answer) = answers.next().await {
             match answer {
                 Ok(address) => *votes.entry(address).or_default() += 1,
@@ -54,24 +57,25 @@ impl Sentinels {
         votes.into_iter().max_by_key(|(_, count)| *count).map(|(address, _)| address).ok_or(fault)
     }
 
+    /// Asks each of them: its address, and whether it names a primary.
+    pub(super) fn ask_each(&self) -> impl Iterator<Item = (String, impl Future<Output = Result<String, Fault>>)> {
+        self.infos.iter().map(|info| (address_of(info.addr()), self.ask(info)))
+    }
+
     async fn ask(&self, info: &ConnectionInfo) -> Result<String, Fault> {
         let question = self.question(info, Credentials::None);
-        match self.in_time(info, question).await {
+        match self.in_time(question).await {
             // Also one that lets strangers in, and does not let them ask.
             Err(Fault::Refused { refusal: Refusal::Unauthenticated | Refusal::Forbidden, .. }) => {
                 let question = self.question(info, Credentials::OfPrimary);
-                self.in_time(info, question).await
+                self.in_time(question).await
             }
             answer => answer,
         }
     }
 
-    async fn in_time(
-        &self,
-        info: &ConnectionInfo,
-        question: impl Future<Output = Result<String, Fault>>,
-    ) -> Result<String, Fault> {
-        let silence = || Fault::NotSent(Some(Arc::new(Answer(format!("{} is silent", address_of(info.addr()))))));
+    async fn in_time(&self, question: impl Future<Output = Result<String, Fault>>) -> Result<String, Fault> {
+        let silence = || Fault::NotSent(Some(Arc::new(Answer("no answer in time".to_owned()))));
         tokio::time::timeout(self.response_timeout, question).await.unwrap_or_else(|_| Err(silence()))
     }
 
@@ -86,11 +90,15 @@ impl Sentinels {
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.primary);
         let reply = connection.send_packed_command(&question).await.map_err(Fault::of_dial)?;
-        let reply = fault::reply(reply)?;
-        let unknown = || Fault::Refused {
-            refusal: Refusal::OtherTopology,
-            message: format!("{} knows no primary {:?}", address_of(info.addr()), self.primary),
-        };
+        let other = |message| Fault::Refused { refusal: Refusal::OtherTopology, message };
+        let reply = fault::reply(reply).map_err(|fault| match fault {
+            Fault::Refused { refusal: Refusal::Other, message } if message.contains("unknown command") => {
+                other("it is no Sentinel: give the Sentinels' URLs, or use `Topology::node` for this one".to_owned())
+            }
+            fault => fault,
+        })?;
+        let unknown =
+            || other(format!("it knows no primary {:?}: `SENTINEL MASTERS` lists those that it knows", self.primary));
         read_address(&reply).ok_or_else(unknown)
     }
 }

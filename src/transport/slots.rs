@@ -1,23 +1,29 @@
 //! Which node owns which slot, as a cluster says it.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use redis::Value;
 
 use crate::key::SLOTS;
 
-/// `host:port` of a slot's primary, for all slots that have one.
+/// `host:port` of a slot's primary, for all slots that have one, and of the replicas that were named with them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SlotMap {
     addresses: Vec<Arc<str>>,
+    /// Where each of `addresses` is.
+    indexes: HashMap<Arc<str>, u16>,
     /// Index into `addresses`, one for each slot.
     owners: Vec<Option<u16>>,
+    replicas: HashSet<Arc<str>>,
+    /// What all of them call themselves, at whatever address.
+    ids: HashSet<String>,
 }
 
 impl SlotMap {
     /// Reads the reply to `CLUSTER SLOTS` of the node at `asked`, whose host stands in where the reply leaves it out.
     pub(super) fn parse(reply: &Value, asked: &str) -> Option<Self> {
-        let mut map = Self { addresses: Vec::new(), owners: vec![None; usize::from(SLOTS)] };
+        let mut map = Self { owners: vec![None; usize::from(SLOTS)], ..Self::default() };
         let Value::Array(ranges) = reply else {
             return None;
         };
@@ -25,20 +31,24 @@ impl SlotMap {
             let Value::Array(fields) = range else {
                 return None;
             };
-            let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = fields.as_slice() else {
+            let [Value::Int(first), Value::Int(last), primary, replicas @ ..] = fields.as_slice() else {
                 return None;
             };
-            let address = primary_address(primary, asked)?;
-            let owner = map.index_of(&address)?;
+            let owner = map.index_of(&node_address(primary, asked)?)?;
             let owned = usize::try_from(*first).ok()?..=usize::try_from(*last).ok()?;
             map.owners.get_mut(owned)?.fill(Some(owner));
+            map.ids.extend(std::iter::once(primary).chain(replicas).filter_map(node_id));
+            // One that cannot be read is nobody to ask, and no reason not to believe the rest.
+            map.replicas.extend(replicas.iter().filter_map(|replica| node_address(replica, asked)).map(Arc::from));
         }
         Some(map)
     }
 
     /// One node owns everything.
     pub(super) fn whole(address: &str) -> Self {
-        Self { addresses: vec![address.into()], owners: vec![Some(0); usize::from(SLOTS)] }
+        let mut map = Self::default();
+        map.owners = vec![map.index_of(address); usize::from(SLOTS)];
+        map
     }
 
     pub(super) fn owner(&self, slot: u16) -> Option<&Arc<str>> {
@@ -46,12 +56,16 @@ impl SlotMap {
         self.addresses.get(usize::from(index))
     }
 
+    /// Whether the node owns slots.
     pub(super) fn has(&self, address: &str) -> bool {
-        self.addresses.iter().any(|other| **other == *address)
+        self.indexes.contains_key(address)
     }
 
     /// One slot has moved.
     pub(super) fn set_owner(&mut self, slot: u16, address: &str) {
+        if self.owners.is_empty() {
+            self.owners = vec![None; usize::from(SLOTS)];
+        }
         let Some(index) = self.index_of(address) else {
             return;
         };
@@ -60,8 +74,28 @@ impl SlotMap {
         }
     }
 
-    pub(super) fn addresses(&self) -> &[Arc<str>] {
-        &self.addresses
+    /// All nodes that it names; one may come twice.
+    pub(super) fn everybody(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.addresses.iter().chain(&self.replicas)
+    }
+
+    /// Who owns slots, each once.
+    pub(super) fn owners(&self) -> impl Iterator<Item = &Arc<str>> {
+        let indexes: HashSet<u16> = self.owners.iter().copied().flatten().collect();
+        self.addresses
+            .iter()
+            .enumerate()
+            .filter_map(move |(index, address)| indexes.contains(&u16::try_from(index).ok()?).then_some(address))
+    }
+
+    /// A slot that nobody owns, if there is one.
+    pub(super) fn orphan(&self) -> Option<usize> {
+        self.owners.iter().position(Option::is_none)
+    }
+
+    /// What its nodes call themselves; nothing where Sentinels told it.
+    pub(super) fn ids(&self) -> &HashSet<String> {
+        &self.ids
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -69,17 +103,22 @@ impl SlotMap {
     }
 
     fn index_of(&mut self, address: &str) -> Option<u16> {
-        let known = self.addresses.iter().position(|other| **other == *address);
-        let index = known.unwrap_or_else(|| {
-            self.addresses.push(address.into());
-            self.addresses.len() - 1
-        });
-        u16::try_from(index).ok()
+        if let Some(index) = self.indexes.get(address) {
+            return Some(*index);
+        }
+        let index = u16::try_from(self.addresses.len()).ok()?;
+        let address: Arc<str> = address.into();
+        self.addresses.push(Arc::clone(&address));
+        self.indexes.insert(address, index);
+        Some(index)
     }
 }
 
-fn primary_address(primary: &[Value], asked: &str) -> Option<String> {
-    let [host, Value::Int(port), ..] = primary else {
+fn node_address(node: &Value, asked: &str) -> Option<String> {
+    let Value::Array(fields) = node else {
+        return None;
+    };
+    let [host, Value::Int(port), ..] = fields.as_slice() else {
         return None;
     };
     let host = match host {
@@ -88,6 +127,17 @@ fn primary_address(primary: &[Value], asked: &str) -> Option<String> {
         _ => "",
     };
     Some(complete(&format!("{host}:{port}"), asked))
+}
+
+fn node_id(node: &Value) -> Option<String> {
+    let Value::Array(fields) = node else {
+        return None;
+    };
+    match fields.get(2)? {
+        Value::BulkString(id) => String::from_utf8(id.clone()).ok(),
+        Value::SimpleString(id) => Some(id.clone()),
+        _ => None,
+    }
 }
 
 /// An address as a node names it, with the host of the node that was asked where it names none.
@@ -123,6 +173,18 @@ mod tests {
         assert_eq!(owner(&map, 100), Some("asked:2"));
         map.set_owner(99, "b:3");
         assert_eq!((owner(&map, 98), owner(&map, 99)), (Some("a:1"), Some("b:3")));
+    }
+
+    #[test]
+    fn replicas_are_learnt_and_own_nothing() {
+        let node = |host: &str, port| Value::Array(vec![Value::BulkString(host.as_bytes().to_vec()), Value::Int(port)]);
+        let unreadable = Value::Array(vec![Value::Nil]);
+        let fields = vec![Value::Int(0), Value::Int(9), node("a", 1), node("b", 2), unreadable, node("", 3)];
+        let map = SlotMap::parse(&Value::Array(vec![Value::Array(fields)]), "asked:9").expect("readable");
+        let mut all: Vec<&str> = map.everybody().map(AsRef::as_ref).collect();
+        all.sort_unstable();
+        assert_eq!(all, ["a:1", "asked:3", "b:2"]);
+        assert!(map.has("a:1") && !map.has("b:2"));
     }
 
     #[test]

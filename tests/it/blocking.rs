@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cluster_testenv::Server;
-use redis_rwlock::blocking::{Blocking, MemoryManager, ReadGuard, WriteGuard};
-use redis_rwlock::{Build, ClusterManager, Error, HoldState, LossReason, Mode, OwnerId, Reentry, SingleNodeManager};
+use redis_rwlock::blocking::{Blocking, MemoryManager, ReadGuard, TryUpgradeError, WriteGuard};
+use redis_rwlock::{
+    Build, Error, HoldState, LossReason, Mode, OwnerId, RedisManager, Reentry, RwLockManager, TwoKeyManager,
+};
 
 use crate::fixture::{Kind, ServerFixture};
 use crate::wait::BOUND;
@@ -55,18 +57,18 @@ fn prefix() -> String {
     format!("threads{}", CASES.fetch_add(1, Ordering::Relaxed))
 }
 
-fn on_hash(server: Server) -> impl Fn() -> Blocking<ClusterManager> {
+fn on_hash(server: Server) -> impl Fn() -> Blocking<RedisManager> {
     let (url, prefix) = (url_of(server), prefix());
     move || {
-        let builder = ClusterManager::builder(url.as_str()).key_prefix(prefix.as_str());
+        let builder = RedisManager::builder(url.as_str()).key_prefix(prefix.as_str());
         Blocking::connect_with(builder).expect("the manager connects")
     }
 }
 
-fn on_two_key(server: Server) -> impl Fn() -> Blocking<SingleNodeManager> {
+fn on_two_key(server: Server) -> impl Fn() -> Blocking<TwoKeyManager> {
     let (url, prefix) = (url_of(server), prefix());
     move || {
-        let builder = SingleNodeManager::builder(url.as_str()).key_prefix(prefix.as_str());
+        let builder = TwoKeyManager::builder(url.as_str()).key_prefix(prefix.as_str());
         Blocking::connect_with(builder).expect("the manager connects")
     }
 }
@@ -101,7 +103,7 @@ fn guards_stay_in_their_thread() {
 fn managers_are_shared_between_threads() {
     fn shareable<T: Send + Sync + Clone + 'static>() {}
     shareable::<MemoryManager>();
-    shareable::<Blocking<ClusterManager>>();
+    shareable::<Blocking<RedisManager>>();
 }
 
 fn writer_excludes_other_processes<M: Build>(make: &dyn Fn() -> Blocking<M>) {
@@ -226,7 +228,7 @@ fn guard_tells_what_the_asynchronous_one_tells<M: Build>(make: &dyn Fn() -> Bloc
     assert_eq!((guard.name(), guard.state()), ("cfg", HoldState::Held));
     assert!(guard.remaining() < Duration::from_secs(7));
     let token = guard.fencing_token();
-    assert_eq!(guard.watch().token(), token);
+    assert_eq!(guard.watch().fencing_token(), token);
     assert!(format!("{guard:?}").contains("cfg"));
     guard.release().expect("released");
     let next = manager.read("cfg").wait().expect("granted");
@@ -286,4 +288,52 @@ fn threads_exclude_each_other() {
         }
     });
     assert_eq!(counted.load(Ordering::SeqCst), THREADS * TURNS);
+}
+
+#[test]
+fn services_manager_is_used_from_plain_threads() {
+    let inner = redis_rwlock::MemoryManager::new();
+    let peer = inner.peer();
+    let shared: Arc<dyn RwLockManager> = Arc::new(inner);
+    let manager = Blocking::over(Arc::clone(&shared)).expect("a thread starts");
+    let other = Blocking::over(peer).expect("a thread starts");
+    let outer = manager.write("cfg").wait().expect("granted");
+    let inner = manager.write("cfg").reentrant().wait().expect("nested in this thread");
+    assert!(other.try_read("cfg").expect("answered").is_none());
+    assert_eq!((shared.stats().holds, manager.stats().guards), (1, 2));
+    assert_eq!(manager.locks().expect("listed"), ["cfg"]);
+    assert!(manager.health().expect("asked").is_ready());
+    outer.release().expect("nested");
+    inner.release().expect("ours to the end");
+    other.write("cfg").fixed_lease(Duration::from_secs(3)).wait().expect("granted").release().expect("released");
+}
+
+#[test]
+fn work_is_done_under_the_lock_and_told_when_it_was_lost() {
+    let manager = MemoryManager::new().expect("a thread starts");
+    let other = manager.peer().expect("a thread starts");
+    let inside = manager.write("cfg").run(|_| other.try_read("cfg").expect("answered").is_none());
+    assert!(inside.expect("done"));
+    assert!(manager.inspect("cfg").expect("inspected").is_free());
+    let error = manager.write("cfg").run(|_| other.lose_all()).expect_err("nobody knows it");
+    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
+    let ended = manager.write("cfg").run(|_| other.force_release("cfg").expect("forced").len());
+    assert!(matches!(ended, Err(Error::Lost { reason: LossReason::Forced, .. })), "{ended:?}");
+}
+
+#[test]
+fn refused_conversions_are_typed_and_give_the_guard_back() {
+    let manager = MemoryManager::new().expect("a thread starts");
+    let other = manager.peer().expect("a thread starts");
+    let theirs = other.read("cfg").wait().expect("granted");
+    let ours = manager.read("cfg").wait().expect("granted");
+    let refused: TryUpgradeError = ours.try_upgrade().expect_err("another reads");
+    assert!(matches!(refused.error(), Error::UpgradeConflict { .. }), "{refused}");
+    assert_eq!(refused.to_string(), refused.error().to_string());
+    let ours = refused.into_guard();
+    theirs.release().expect("released");
+    let ours = ours.try_upgrade().expect("alone").downgrade().expect("no error");
+    manager.lose_all();
+    let lost: Error = ours.try_upgrade().expect_err("nobody knows it").into();
+    assert!(matches!(lost, Error::Lost { reason: LossReason::Gone, .. }), "{lost:?}");
 }

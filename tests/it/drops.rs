@@ -107,7 +107,7 @@ async fn runtime_shut_down_with_guards_and_waiters_leaves_no_more_than_a_lease(f
 /// A test suite has a runtime for each test: a manager in a static outlives them.
 async fn manager_goes_on_in_another_runtime(f: &Fixture) {
     let (name, other) = (f.name(), f.name());
-    let mut process = f.process(Settings::lease(RENEWED)).await;
+    let mut process = f.elsewhere(Settings::lease(RENEWED)).await;
     let write = name.clone();
     let guard = process.run(|manager| Box::pin(async move { manager.write(&write).await })).await.expect("granted");
     let manager = Arc::clone(&process.manager);
@@ -123,8 +123,8 @@ async fn manager_goes_on_in_another_runtime(f: &Fixture) {
 #[test]
 fn managers_are_made_and_dropped_outside_of_runtimes() {
     drop(MemoryManager::new());
-    drop(redis_rwlock::ClusterManager::builder("redis://127.0.0.1:1").build().expect("built"));
-    drop(redis_rwlock::SingleNodeManager::builder("redis://127.0.0.1:1").build().expect("built"));
+    drop(redis_rwlock::RedisManager::builder("redis://127.0.0.1:1").build().expect("built"));
+    drop(redis_rwlock::TwoKeyManager::builder("redis://127.0.0.1:1").build().expect("built"));
     let manager = MemoryManager::new();
     drop(manager.write("cfg"));
     drop(manager.try_write("cfg"));

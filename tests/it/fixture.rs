@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cluster_testenv::{Reply, Server};
+use cluster_testenv::{Node, Reply, Server};
 use redis_rwlock::{
-    Build, Builder, ClusterManager, Error, LockView, MemoryManager, PublishedLimits, Reentry, RwLockManager,
-    SingleNodeManager, Topology,
+    Build, Builder, Error, LockView, MemoryManager, PublishedLimits, RedisManager, Reentry, RwLockManager, Topology,
+    TwoKeyManager,
 };
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 
 use crate::servers::{Servers, ask};
 use crate::wait::until;
@@ -35,8 +35,12 @@ pub(crate) struct Settings {
     pub(crate) reentry: Reentry,
     pub(crate) label: String,
     pub(crate) published_limits: PublishedLimits,
+    /// The locks have these keys. For the hash scheme only.
+    pub(crate) published_keys: Option<String>,
     pub(crate) share_window: Duration,
     pub(crate) hand_over_budget: u64,
+    /// Where background work runs, if not in the process's own thread.
+    pub(crate) background: Option<Handle>,
 }
 
 impl Default for Settings {
@@ -54,6 +58,8 @@ impl Default for Settings {
             share_window: Duration::from_millis(50),
             hand_over_budget: 64,
             published_limits: PublishedLimits::default(),
+            published_keys: None,
+            background: None,
         }
     }
 }
@@ -79,6 +85,10 @@ impl Settings {
             .share_window(self.share_window)
             .hand_over_budget(self.hand_over_budget)
             .published_limits(self.published_limits);
+        let builder = match self.background {
+            Some(runtime) => builder.background_on(runtime),
+            None => builder,
+        };
         match self.wait_timeout {
             Some(wait_timeout) => builder.wait_timeout(wait_timeout),
             None => builder,
@@ -112,11 +122,14 @@ impl Home {
         match self {
             Self::Memory(store) => finish(settings.apply(store.peer_builder()).key_prefix(prefix), connects).await,
             Self::TwoKey(topology) => {
-                let builder = SingleNodeManager::builder(topology.clone());
+                let builder = TwoKeyManager::builder(topology.clone());
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
             Self::Hash(topology) => {
-                let builder = ClusterManager::builder(topology.clone());
+                let mut builder = RedisManager::builder(topology.clone());
+                if let Some(template) = &settings.published_keys {
+                    builder = builder.published_keys(template);
+                }
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
         }
@@ -161,9 +174,19 @@ impl Fixture {
         key_name(&self.prefix, name, "lock")
     }
 
-    /// The channel on which the two-key scheme tells of releases, as documented.
-    pub(crate) fn wake_channel(&self, name: &str) -> String {
-        key_name(&self.prefix, name, "wake")
+    /// The channels of the managers that listen at a node for a lock, as documented.
+    pub(crate) fn wake_channels(&self, node: &Node, name: &str) -> Vec<String> {
+        wake_channels(node, &self.prefix, name)
+    }
+
+    /// The write key of a lock in the two-key scheme, as documented.
+    pub(crate) fn write_key(&self, name: &str) -> String {
+        key_name(&self.prefix, name, "write")
+    }
+
+    /// What this case puts before the keys that it calls its own.
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
     }
 
     /// A new manager, as another process would have.
@@ -193,9 +216,19 @@ impl Fixture {
         async move { home.manager(&prefix, settings, Connects::Now).await }
     }
 
-    /// A manager with a runtime of its own, which can die alone.
+    /// A manager with a runtime of its own, on which all of its work runs: it can die alone.
     pub(crate) async fn process(&self, settings: Settings) -> Process {
         let runtime = Runtime::new().expect("a runtime starts");
+        let background = Some(runtime.handle().clone());
+        self.on_runtime(runtime, Settings { background, ..settings }).await
+    }
+
+    /// A manager that is used on a runtime of its own, which can end while the process goes on.
+    pub(crate) async fn elsewhere(&self, settings: Settings) -> Process {
+        self.on_runtime(Runtime::new().expect("a runtime starts"), settings).await
+    }
+
+    async fn on_runtime(&self, runtime: Runtime, settings: Settings) -> Process {
         let manager = runtime.spawn(self.connecting(settings)).await.expect("no panic").expect("the manager connects");
         Process { runtime: Some(runtime), manager }
     }
@@ -373,6 +406,14 @@ fn key_name(prefix: &str, name: &str, part: &str) -> String {
     format!("{prefix}:{{{tag}}}:{part}")
 }
 
+/// The channels of the managers that listen at a node for a lock, in either scheme: one each.
+pub(crate) fn wake_channels(node: &Node, prefix: &str, name: &str) -> Vec<String> {
+    let pattern = key_name(prefix, name, "*wake:*");
+    let reply = ask(node, &["PUBSUB", "SHARDCHANNELS", &pattern]);
+    let channels = reply.array().expect("a list").iter();
+    channels.map(|channel| channel.text().expect("a name").into_owned()).collect()
+}
+
 pub(crate) fn has_hash_tag(name: &str) -> bool {
     let tag = name.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
     tag.is_some_and(|(tag, _)| !tag.is_empty())
@@ -432,7 +473,7 @@ macro_rules! hash_on_every_server {
     )+};
 }
 
-/// Each case where waiters queue on the server: on memory and on the hash scheme.
+/// Each case where waiters have their order: on memory and on the six server fixtures.
 macro_rules! on_every_queue {
     ($($case:ident),+ $(,)?) => {$(
         mod $case {
@@ -442,7 +483,7 @@ macro_rules! on_every_queue {
                 $crate::wait::bounded(super::$case(&fixture)).await;
             }
 
-            $crate::fixture::on_hash!($case, shared);
+            $crate::fixture::on_six!($case, shared);
         }
     )+};
 }

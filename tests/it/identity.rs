@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use redis_rwlock::{Error, FencingToken, HoldState, LossReason, Mode};
 
 use crate::either::{AnyGuard, take, take_for};
-use crate::fixture::{Kind, Manager, SHORT, ServerFixture, Settings, proxied_on_every_server};
+use crate::fixture::{Manager, SHORT, ServerFixture, Settings, proxied_on_every_server};
 use crate::wait::{soon, until};
 use crate::wire::{Copied, Script, arrives, is_applied, is_held};
 
@@ -191,15 +191,7 @@ async fn copy_of_an_acquire_within_its_limit_after_the_release_is_gone_with_the_
         if is_held_meanwhile {
             let next = take(&other, &name, Mode::Write).await;
             tokens.push(next.token());
-            let stored = f.stored(&name);
-            match f.kind {
-                Kind::TwoKey => {
-                    assert_eq!(copy.arrives(f, &name), "contended");
-                    assert_eq!(f.stored(&name), stored, "{mode}");
-                }
-                // It waits, until the last leave.
-                Kind::HashNode | Kind::HashCluster => assert_eq!(copy.arrives(f, &name), "queued"),
-            }
+            assert_eq!(copy.arrives(f, &name), "queued", "until the last leave");
             next.release_unharmed().await;
         } else {
             assert_eq!(copy.arrives(f, &name), "granted", "its release was before it");

@@ -3,7 +3,7 @@
 use cluster_testenv::{Reply, Server};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
-use redis_rwlock::{ClusterManager, Error, RwLockManager, SingleNodeManager, Topology};
+use redis_rwlock::{Error, RedisManager, RwLockManager, Topology, TwoKeyManager};
 
 use crate::fixture::{Fixture, Kind, Manager, ServerFixture, Settings, has_hash_tag, on_every_fixture};
 use crate::servers::ask;
@@ -74,7 +74,7 @@ async fn refuses_bad_names(manager: &dyn RwLockManager) {
             manager.try_read(&name).await.map(drop),
             manager.try_write(&name).await.map(drop),
             manager.inspect(&name).await.map(drop),
-            manager.force_release(&name).await,
+            manager.force_release(&name).await.map(drop),
         ];
         for outcome in outcomes {
             let error = outcome.expect_err("no such lock");
@@ -92,10 +92,10 @@ async fn bad_names_are_refused(f: &Fixture) {
 #[tokio::test]
 async fn bad_names_are_refused_before_anything_is_sent() {
     let nowhere = || Topology::node("redis://127.0.0.1:1");
-    refuses_bad_names(&SingleNodeManager::builder(nowhere()).build().expect("built")).await;
-    refuses_bad_names(&ClusterManager::builder(nowhere()).build().expect("built")).await;
+    refuses_bad_names(&TwoKeyManager::builder(nowhere()).build().expect("built")).await;
+    refuses_bad_names(&RedisManager::builder(nowhere()).build().expect("built")).await;
     let cluster = Topology::cluster(["redis://127.0.0.1:1"]);
-    refuses_bad_names(&ClusterManager::builder(cluster).build().expect("built")).await;
+    refuses_bad_names(&RedisManager::builder(cluster).build().expect("built")).await;
 }
 
 #[test]

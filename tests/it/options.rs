@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redis_rwlock::{
-    Build, Builder, ClusterManager, Error, MemoryManager, RwLockManager, SingleNodeManager, Topology, blocking,
+    Build, Builder, Error, MemoryManager, RedisManager, RwLockManager, Topology, TwoKeyManager, blocking,
 };
 
 use crate::fixture::{Fixture, Settings, on_every_fixture};
@@ -69,8 +69,8 @@ fn refuses_bad_prefixes<M: Build>(builder: impl Fn() -> Builder<M>) {
 #[test]
 fn bad_prefixes_are_refused() {
     refuses_bad_prefixes(MemoryManager::builder);
-    refuses_bad_prefixes(|| SingleNodeManager::builder("redis://127.0.0.1:1"));
-    refuses_bad_prefixes(|| ClusterManager::builder("redis://127.0.0.1:1"));
+    refuses_bad_prefixes(|| TwoKeyManager::builder("redis://127.0.0.1:1"));
+    refuses_bad_prefixes(|| RedisManager::builder("redis://127.0.0.1:1"));
 }
 
 #[tokio::test]
@@ -90,10 +90,10 @@ fn bad_topologies_are_refused_without_their_passwords() {
     for url in urls {
         let cluster = Topology::cluster([url.as_str()]);
         let errors = [
-            SingleNodeManager::builder(url.as_str()).build().expect_err("no such URL"),
-            ClusterManager::builder(url.as_str()).build().expect_err("no such URL"),
-            ClusterManager::builder(cluster).build().expect_err("no such URL"),
-            blocking::ClusterManager::connect(url.as_str()).expect_err("no such URL"),
+            TwoKeyManager::builder(url.as_str()).build().expect_err("no such URL"),
+            RedisManager::builder(url.as_str()).build().expect_err("no such URL"),
+            RedisManager::builder(cluster).build().expect_err("no such URL"),
+            blocking::RedisManager::connect(url.as_str()).expect_err("no such URL"),
         ];
         for error in errors {
             assert_eq!(option_of(&error), "topology");
@@ -102,12 +102,12 @@ fn bad_topologies_are_refused_without_their_passwords() {
         }
     }
     let none: [&str; 0] = [];
-    let error = ClusterManager::builder(Topology::cluster(none)).build().expect_err("no node");
+    let error = RedisManager::builder(Topology::cluster(none)).build().expect_err("no node");
     assert_eq!(option_of(&error), "topology");
 }
 
 #[test]
 fn two_key_scheme_on_a_cluster_is_refused() {
-    let builder = SingleNodeManager::builder(Topology::cluster(["redis://127.0.0.1:1"]));
+    let builder = TwoKeyManager::builder(Topology::cluster(["redis://127.0.0.1:1"]));
     assert_eq!(option_of(&builder.build().expect_err("two keys need one node")), "topology");
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Node, Reply, Server};
-use redis_rwlock::{ClusterManager, Error, HoldState, Refusal, RwLockManager, SingleNodeManager, Topology};
+use redis_rwlock::{Error, HoldState, RedisManager, Refusal, RwLockManager, Topology, TwoKeyManager};
 
 use crate::fixture::{RENEWED, ServerFixture, Settings, alone_on_every_server, hash_on_every_server, on_every_server};
 use crate::wait::{soon, until};
@@ -83,9 +83,8 @@ async fn lost_ttl_is_back_after_the_next_operation(f: &ServerFixture) {
     // Who does not know the lease makes it long enough.
     ttls_are_within(f, "a denied write", 2 * RETENTION_MS);
     persist(f, &name);
+    // The last one to leave a hash lets its ttl stand.
     writer.release().await.expect("released");
-    assert_all_have_ttls(f, "the release of a write");
-    persist(f, &name);
     let reader = manager.read(&name).lease(RENEWED).await.expect("granted");
     assert_all_have_ttls(f, "a read");
     persist(f, &name);
@@ -93,7 +92,8 @@ async fn lost_ttl_is_back_after_the_next_operation(f: &ServerFixture) {
     until("a renewal mends the ttl", found).await;
     persist(f, &name);
     reader.release().await.expect("released");
-    assert_all_have_ttls(f, "the release of a read");
+    let _writer = manager.write(&name).await.expect("granted");
+    assert_all_have_ttls(f, "a write after a release");
 }
 
 async fn foreign_value_is_a_clear_error_and_stays_untouched(f: &ServerFixture) {
@@ -108,7 +108,7 @@ async fn foreign_value_is_a_clear_error_and_stays_untouched(f: &ServerFixture) {
             manager.try_read(&name).await.map(drop),
             manager.try_write(&name).await.map(drop),
             manager.inspect(&name).await.map(drop),
-            manager.force_release(&name).await,
+            manager.force_release(&name).await.map(drop),
         ];
         for (n, outcome) in outcomes.into_iter().enumerate() {
             let error = outcome.expect_err("not a lock");
@@ -253,12 +253,12 @@ async fn refusal_of(connecting: impl Future<Output = redis_rwlock::Result<()>>) 
 #[tokio::test]
 async fn old_servers_are_refused() {
     let node = Node::start(Server::Redis62).expect("the server starts");
-    let single = async { SingleNodeManager::connect(node.url()).await.map(drop) };
+    let single = async { TwoKeyManager::connect(node.url()).await.map(drop) };
     assert_eq!(refusal_of(single).await, Refusal::UnsupportedServer);
-    let hash = async { ClusterManager::connect(node.url()).await.map(drop) };
+    let hash = async { RedisManager::connect(node.url()).await.map(drop) };
     assert_eq!(refusal_of(hash).await, Refusal::UnsupportedServer);
     // A manager that connects at first use says it then.
-    let lazy = ClusterManager::builder(node.url()).build().expect("built");
+    let lazy = RedisManager::builder(node.url()).build().expect("built");
     let used = async { lazy.write("cfg").await.map(drop) };
     assert_eq!(refusal_of(used).await, Refusal::UnsupportedServer);
 }
@@ -268,13 +268,13 @@ async fn other_topologies_are_refused() {
     use crate::fixture::Kind;
     let cluster = ServerFixture::shared(Kind::HashCluster, Server::Redis70);
     let member = cluster.servers.primaries()[0].url();
-    let single = async { SingleNodeManager::connect(member.as_str()).await.map(drop) };
+    let single = async { TwoKeyManager::connect(member.as_str()).await.map(drop) };
     assert_eq!(refusal_of(single).await, Refusal::OtherTopology);
-    let hash = async { ClusterManager::connect(member.as_str()).await.map(drop) };
+    let hash = async { RedisManager::connect(member.as_str()).await.map(drop) };
     assert_eq!(refusal_of(hash).await, Refusal::OtherTopology);
     let node = ServerFixture::shared(Kind::HashNode, Server::Redis70);
     let alone = Topology::cluster([node.servers.primaries()[0].url()]);
-    let hash = async { ClusterManager::connect(alone).await.map(drop) };
+    let hash = async { RedisManager::connect(alone).await.map(drop) };
     assert_eq!(refusal_of(hash).await, Refusal::OtherTopology);
 }
 
@@ -285,14 +285,14 @@ async fn wrong_passwords_are_refused_and_not_shown() {
     let address = node.addr();
     let with = |password: &str| format!("redis://:{password}@{address}");
     for url in [with(wrong), format!("redis://{address}")] {
-        let error = ClusterManager::connect(url.as_str()).await.expect_err("refused");
-        let shown = format!("{error} {error:?} {:?}", ClusterManager::builder(url.as_str()));
+        let error = RedisManager::connect(url.as_str()).await.expect_err("refused");
+        let shown = format!("{error} {error:?} {:?}", RedisManager::builder(url.as_str()));
         assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{shown}");
         assert!(!shown.contains(wrong), "{shown}");
-        let error = SingleNodeManager::connect(url.as_str()).await.expect_err("refused");
+        let error = TwoKeyManager::connect(url.as_str()).await.expect_err("refused");
         assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{error:?}");
     }
-    let manager = ClusterManager::connect(with(right)).await.expect("connected");
+    let manager = RedisManager::connect(with(right)).await.expect("connected");
     let shown = format!("{manager:?}");
     assert!(!shown.contains(right), "{shown}");
     manager.write("cfg").await.expect("granted").release().await.expect("released");

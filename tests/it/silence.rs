@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::time::Duration;
 
-use redis_rwlock::{ClusterManager, Error, MemoryManager, RwLockManager, Topology};
+use redis_rwlock::{Error, MemoryManager, RedisManager, RwLockManager, Topology};
 
 /// A listener whose connections stay in its backlog: connected, and silent.
 fn silent_server() -> (TcpListener, String) {
@@ -15,7 +15,7 @@ fn silent_server() -> (TcpListener, String) {
 #[tokio::test]
 async fn silence_within_the_wait_timeout_is_no_denial() {
     let (_listener, url) = silent_server();
-    let manager = ClusterManager::builder(Topology::node(url)).build().expect("valid options");
+    let manager = RedisManager::builder(Topology::node(url)).build().expect("valid options");
     let error = manager.write("cfg").wait_timeout(Duration::from_millis(50)).await.expect_err("nobody answers");
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
 }

@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 use crate::fixture::{Fixture, Manager, ServerFixture, Settings};
 use crate::wait::{soon, until};
 
+mod adopted;
 mod costs;
 mod crowd;
 mod dropped;

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Record, Store, millis};
+use super::{Limits, Record, Step, Store, millis};
 use crate::key::Key;
 use crate::lease::ServerTime;
-use crate::scheme::{Acquisition, Ask, Mode};
+use crate::scheme::{AcquireRequest, AcquisitionId, Mode};
 
 /// All records at one moment, by key.
 pub(crate) type Image = BTreeMap<Box<str>, Record>;
@@ -16,15 +16,25 @@ impl Record {
     pub(crate) fn live_holds(&self, now_ms: u64) -> Vec<(String, Mode, u64)> {
         let writer =
             self.writer.iter().map(|writer| (writer.id.as_str().to_owned(), Mode::Write, writer.hold.deadline_ms));
-        let readers = self.readers.iter().map(|(id, hold)| (String::from(&**id), Mode::Read, hold.deadline_ms));
+        let readers = self.readers.iter().filter(|reader| self.is_live(&reader.hold, now_ms));
+        let readers = readers.map(|reader| (reader.id.as_str().to_owned(), Mode::Read, reader.hold.deadline_ms));
         writer.chain(readers).filter(|(_, _, deadline_ms)| *deadline_ms > now_ms).collect()
     }
 
     /// The live waiters, likewise: the writers first, each side in its order.
     pub(crate) fn live_waiters(&self, now_ms: u64) -> Vec<(String, Mode, u64)> {
-        let waiting = self.waiting_writers.iter().chain(&self.waiting_readers);
+        let waiting = self.waiting_writers.iter().chain(&self.turn_readers).chain(&self.waiting_readers);
         let live = waiting.filter(|waiting| waiting.until_ms > now_ms);
-        live.map(|waiting| (waiting.ask.id.as_str().to_owned(), waiting.ask.mode, waiting.until_ms)).collect()
+        live.map(|waiting| (waiting.request.id.as_str().to_owned(), waiting.request.mode, waiting.until_ms)).collect()
+    }
+
+    pub(crate) fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
+    /// The last token, and up to which holds were ended by force.
+    pub(crate) fn marks(&self) -> (u64, u64) {
+        (self.token, self.forced)
     }
 
     pub(crate) fn forget_ms(&self) -> u64 {
@@ -37,21 +47,35 @@ impl Record {
         self.forget_ms = u64::MAX;
     }
 
+    /// A hold whose time is over.
+    pub(crate) fn last_dead(&self, now_ms: u64) -> Option<String> {
+        let writer = self.writer.iter().map(|writer| (writer.id.as_str(), writer.hold));
+        let readers = self.readers.iter().map(|reader| (reader.id.as_str(), reader.hold));
+        writer.chain(readers).find(|(_, hold)| hold.deadline_ms <= now_ms).map(|(id, _)| id.to_owned())
+    }
+
+    pub(crate) fn forget_force(&mut self) {
+        self.forced = 0;
+    }
+
     /// Lets somebody in whoever is there or waits.
-    pub(crate) fn let_in(&mut self, now: ServerTime, ask: &Ask) {
-        self.cancel(now.as_micros() / 1000, &ask.id);
-        self.begin(now, ask, ask.lease);
+    pub(crate) fn let_in(&mut self, now: ServerTime, request: &AcquireRequest) {
+        self.cancel(now.as_micros() / 1000, &request.id);
+        match request.mode {
+            Mode::Read => self.begin_read(now.as_micros(), &request.id, request.lease, None),
+            Mode::Write => self.begin_write(now.as_micros(), request, request.lease),
+        }
     }
 
     /// Lets the first waiting writer in whoever is there.
     pub(crate) fn let_writer_in(&mut self, now: ServerTime) {
         if let Some(waiting) = self.waiting_writers.pop_front() {
-            self.hand_over(now, &waiting.ask);
+            self.hand_over(&mut Step::new(now, self.limits), &waiting.request);
         }
     }
 
     /// A hold lasts from now on for `lease`, longer or shorter than before.
-    pub(crate) fn set_lease(&mut self, now: ServerTime, id: &Acquisition, lease: Duration) {
+    pub(crate) fn set_lease(&mut self, now: ServerTime, id: &AcquisitionId, lease: Duration) {
         let deadline_ms = now.as_micros() / 1000 + millis(lease);
         if let Some(hold) = self.hold_of(id) {
             hold.deadline_ms = deadline_ms;
@@ -85,6 +109,14 @@ impl Store {
 
     pub(crate) fn record(&self, key: &Key) -> Record {
         self.locks.lock().by_base.get(key.base()).map(|lock| lock.record.clone()).unwrap_or_default()
+    }
+
+    /// A server with this content.
+    pub(crate) fn with(image: Image) -> Self {
+        let store = Self::new();
+        let lock = |(base, record)| (base, super::Lock { record, subscribers: Vec::new() });
+        store.locks.lock().by_base.extend(image.into_iter().map(lock));
+        store
     }
 
     pub(crate) fn image(&self) -> Image {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{Book, Shared};
+use super::{Shared, Subscriptions};
 use crate::transport::slots::SlotMap;
 
 /// Between two looks at what lingers. Nobody who leaves a channel wakes anybody.
@@ -36,19 +36,38 @@ async fn changed(map: &mut Option<watch::Receiver<SlotMap>>) {
     }
 }
 
+/// A keeper that runs. Dropped, its runtime has ended: nobody reads a message any more.
+struct Runs(Option<Arc<Shared>>);
+
+impl Runs {
+    fn end_well(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Runs {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.take() {
+            shared.has_ended.store(true, Ordering::Release);
+            shared.end();
+        }
+    }
+}
+
 impl Shared {
     pub(super) async fn keep(self: Arc<Self>) {
-        let mut changes = self.directory.changes();
+        let runs = Runs(Some(Arc::clone(&self)));
+        let mut changes = self.slot_owners.changes();
         let mut look_for_home = LOOK_FOR_HOME;
         loop {
             let look = match self.tend() {
-                Found::Nothing => return,
+                Found::Nothing => return runs.end_well(),
                 Found::Order => {
                     look_for_home = LOOK_FOR_HOME;
                     LOOK.min(self.pace.linger)
                 }
                 Found::Strays => {
-                    self.directory.look();
+                    self.slot_owners.look();
                     let look = look_for_home;
                     look_for_home = LOOK.min(look * 2);
                     look
@@ -63,35 +82,35 @@ impl Shared {
     }
 
     fn tend(self: &Arc<Self>) -> Found {
-        let mut book = self.book.lock();
-        book.bury();
-        book.forget_lingering_since(Instant::now().checked_sub(self.pace.linger));
-        self.count.store(book.channels.len(), Ordering::Release);
+        let mut subscriptions = self.subscriptions.lock();
+        subscriptions.bury();
+        subscriptions.forget_lingering_since(Instant::now().checked_sub(self.pace.linger));
+        self.counts(subscriptions.channels.len());
         let is_astray = |channel: &super::Channel| {
-            let home = channel.home.and_then(|home| book.links.get(&home));
-            home.is_none_or(|home| !self.directory.leaves(channel.slot, &home.node))
+            let home = channel.home.and_then(|home| subscriptions.links.get(&home));
+            home.is_none_or(|home| !self.slot_owners.leaves(channel.slot, &home.node))
         };
-        let astray = book.channels.iter().filter(|(_, channel)| is_astray(channel));
+        let astray = subscriptions.channels.iter().filter(|(_, channel)| is_astray(channel));
         let astray: Vec<_> = astray.map(|(name, _)| Arc::clone(name)).collect();
-        let homeless = astray.iter().filter(|name| !self.place(&mut book, name)).count();
-        let homes: HashSet<_> = book.channels.values().filter_map(|channel| channel.home).collect();
-        let unused: Vec<_> = book.links.extract_if(|number, _| !homes.contains(number)).collect();
-        let found = match (book.channels.is_empty(), homeless) {
+        let homeless = astray.iter().filter(|name| !self.place(&mut subscriptions, name)).count();
+        let homes: HashSet<_> = subscriptions.channels.values().filter_map(|channel| channel.home).collect();
+        let unused: Vec<_> = subscriptions.links.extract_if(|number, _| !homes.contains(number)).collect();
+        let found = match (subscriptions.channels.is_empty(), homeless) {
             (true, _) => Found::Nothing,
             (false, 0) => Found::Order,
             (false, _) => Found::Strays,
         };
         if found == Found::Nothing {
-            book.keeper = None;
+            subscriptions.keeper = None;
         }
-        drop(book);
+        drop(subscriptions);
         // The server forgets what was subscribed there.
         unused.iter().for_each(|(_, link)| link.task.abort());
         found
     }
 }
 
-impl Book {
+impl Subscriptions {
     fn forget_lingering_since(&mut self, moment: Option<Instant>) {
         while let Some(oldest) = self.lingering.first_entry() {
             let lingers = self.channels.get(oldest.get()).and_then(|channel| channel.lingers.as_ref());

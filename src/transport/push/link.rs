@@ -22,16 +22,16 @@ use crate::transport::node::Node;
 use crate::transport::slots::complete;
 
 /// Commands of one batch.
-const BATCH_MOST: usize = 128;
+const MAX_BATCH: usize = 128;
 /// First and longest pause before a connection is tried again that failed at once. One that was of use is replaced at once.
 const REDIAL_FIRST: Duration = Duration::from_millis(50);
-const REDIAL_LONGEST: Duration = Duration::from_secs(1);
+const MAX_REDIAL: Duration = Duration::from_secs(1);
 /// First and longest pause before a channel is asked for again of which nobody knows where it belongs.
 const AGAIN_FIRST: Duration = Duration::from_millis(10);
-const AGAIN_LONGEST: Duration = Duration::from_millis(500);
+const MAX_AGAIN: Duration = Duration::from_millis(500);
 /// The same when the server will not have it: that changes when an operator changes it.
 const REFUSED_FIRST: Duration = Duration::from_millis(500);
-const REFUSED_LONGEST: Duration = Duration::from_secs(5);
+const MAX_REFUSED: Duration = Duration::from_secs(5);
 
 /// The task of a link.
 pub(super) struct Running {
@@ -100,14 +100,14 @@ impl Running {
             match lost {
                 Lost::Unused => return,
                 // Waiters notice as well, but these may be few.
-                Lost::Silent(_) | Lost::NoAnswer => self.shared.directory.suspect(&self.node),
-                Lost::Closed | Lost::Surprise => self.shared.directory.look(),
+                Lost::Silent(_) | Lost::NoAnswer => self.shared.slot_owners.suspect(&self.node),
+                Lost::Closed | Lost::Surprise => self.shared.slot_owners.look(),
             }
-            if began.elapsed() >= REDIAL_LONGEST {
+            if began.elapsed() >= MAX_REDIAL {
                 pause = Duration::ZERO;
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).clamp(REDIAL_FIRST, REDIAL_LONGEST);
+            pause = (pause * 2).clamp(REDIAL_FIRST, MAX_REDIAL);
         }
     }
 
@@ -134,16 +134,16 @@ impl Running {
 
     /// A new connection: nothing is subscribed on it, everything that belongs here is to be.
     fn begin(&self) -> Result<Origin, Lost> {
-        let book = &mut *self.shared.book.lock();
-        let connection = book.next_number();
-        let link = book.links.get_mut(&self.link).ok_or(Lost::Unused)?;
+        let subscriptions = &mut *self.shared.subscriptions.lock();
+        let connection = subscriptions.next_number();
+        let link = subscriptions.links.get_mut(&self.link).ok_or(Lost::Unused)?;
         link.connection = connection;
         link.is_lost = false;
         link.must_prove = false;
         link.asked = None;
         link.proven = None;
         link.subscribed.clear();
-        let ours = book.channels.iter().filter(|(_, channel)| channel.home == Some(self.link));
+        let ours = subscriptions.channels.iter().filter(|(_, channel)| channel.home == Some(self.link));
         link.todo = ours.map(|(name, _)| Arc::clone(name)).collect();
         Ok(Origin { link: self.link, connection })
     }
@@ -172,16 +172,16 @@ impl Running {
     fn next_batch(&self, agenda: &mut Agenda) -> Result<Vec<Command>, Lost> {
         let main = self.node.anchor().map(|(connection, _)| connection);
         let now = Instant::now();
-        let book = &mut *self.shared.book.lock();
-        let link = book.links.get_mut(&self.link).ok_or(Lost::Unused)?;
+        let subscriptions = &mut *self.shared.subscriptions.lock();
+        let link = subscriptions.links.get_mut(&self.link).ok_or(Lost::Unused)?;
         if link.is_lost {
             return Err(Lost::Closed);
         }
         if now >= agenda.refresh_at {
             agenda.refresh_at = now + self.shared.pace.refresh;
             agenda.again = link.subscribed.iter().cloned().collect();
-            // A replica takes subscriptions too: after a failover nothing else may tell that this is one now.
-            self.shared.directory.look();
+            // A replica confirms too. In a cluster waiters are told that it is one when they ask the same node, once a second.
+            self.shared.slot_owners.look_from_time_to_time();
         } else if std::mem::take(&mut link.must_prove) {
             // Any answer will do.
             agenda.again.extend(link.subscribed.iter().next().cloned());
@@ -191,12 +191,12 @@ impl Running {
         }
         link.asked = main;
         let mut commands = Vec::new();
-        while commands.len() < BATCH_MOST {
+        while commands.len() < MAX_BATCH {
             let todo = link.todo.pop_front().map(|name| (name, Look::New));
             let Some((name, look)) = todo.or_else(|| agenda.again.pop().map(|name| (name, Look::Again))) else {
                 break;
             };
-            match book.channels.get(&name).filter(|channel| channel.home == Some(self.link)) {
+            match subscriptions.channels.get(&name).filter(|channel| channel.home == Some(self.link)) {
                 Some(channel) if channel.not_before.is_some_and(|at| at > now) => {
                     agenda.refused.insert((channel.not_before.unwrap_or(now), name));
                 }
@@ -244,12 +244,13 @@ impl Running {
     /// A channel was refused: it is asked for again where it belongs then, at a bounded pace.
     fn refused(&self, name: &Arc<str>, fault: Fault, details: &str) -> Result<(), Lost> {
         let (first, longest) = match fault {
-            Fault::Moved { .. } | Fault::Ask { .. } | Fault::Again(_) => (AGAIN_FIRST, AGAIN_LONGEST),
-            _ => (REFUSED_FIRST, REFUSED_LONGEST),
+            Fault::Moved { .. } | Fault::Ask { .. } | Fault::Again(_) => (AGAIN_FIRST, MAX_AGAIN),
+            _ => (REFUSED_FIRST, MAX_REFUSED),
         };
         let is_redirect = matches!(fault, Fault::Moved { .. });
-        let mut book = self.shared.book.lock();
-        let Some(channel) = book.channels.get_mut(name).filter(|channel| channel.home == Some(self.link)) else {
+        let mut subscriptions = self.shared.subscriptions.lock();
+        let Some(channel) = subscriptions.channels.get_mut(name).filter(|channel| channel.home == Some(self.link))
+        else {
             return Ok(());
         };
         let slot = channel.slot;
@@ -262,17 +263,17 @@ impl Running {
         let pause = doublings.map(|doublings| first.saturating_mul(1 << doublings.min(16)).min(longest));
         channel.refusals = channel.refusals.saturating_add(1);
         channel.not_before = pause.map(|pause| Instant::now() + pause);
-        drop(book);
+        drop(subscriptions);
         match fault {
-            Fault::Moved { address } => self.shared.directory.moved(slot, &complete(&address, self.node.address())),
-            Fault::Ask { .. } | Fault::Again(_) => self.shared.directory.look(),
+            Fault::Moved { address } => self.shared.slot_owners.moved(slot, &complete(&address, self.node.address())),
+            Fault::Ask { .. } | Fault::Again(_) => self.shared.slot_owners.look(),
             Fault::Refused { message, .. } => self.tell_refusal(&message),
             _ => {}
         }
-        let mut book = self.shared.book.lock();
-        self.shared.place(&mut book, name);
-        let is_still_ours = book.channels.get(name).is_some_and(|channel| channel.home == Some(self.link));
-        if let Some(link) = book.links.get_mut(&self.link).filter(|_| is_still_ours) {
+        let mut subscriptions = self.shared.subscriptions.lock();
+        self.shared.place(&mut subscriptions, name);
+        let is_still_ours = subscriptions.channels.get(name).is_some_and(|channel| channel.home == Some(self.link));
+        if let Some(link) = subscriptions.links.get_mut(&self.link).filter(|_| is_still_ours) {
             link.look_at(name);
         }
         Ok(())
@@ -308,11 +309,11 @@ impl Verb {
 
 impl Shared {
     fn unconfirm(&self, link: u64) {
-        self.book.lock().unconfirm(link);
+        self.subscriptions.lock().unconfirm(link);
     }
 
     fn forget_subscribed(&self, from: Origin, channel: &str) {
-        if let Some(link) = self.book.lock().current(from) {
+        if let Some(link) = self.subscriptions.lock().current(from) {
             link.subscribed.remove(channel);
         }
     }

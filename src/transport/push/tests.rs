@@ -3,9 +3,10 @@
 use cluster_testenv::{Cluster, Matcher, Node as Server, Sentinels, Server as Version, SlotMigration};
 
 use super::*;
+use crate::attempt::{Answered, Granted};
+use crate::home::Home;
 use crate::lease::{FencingToken, Moment, ServerTime};
 use crate::options::Options;
-use crate::scheme::{Answered, Granted};
 use crate::topology::Topology;
 use crate::transport::address::{address_of, parse_all, parse_one};
 use crate::transport::fleet::{Doubt, Fleet};
@@ -20,6 +21,11 @@ fn pace() -> Pace {
     Pace { refresh: HOUR, linger: HOUR, anchor_age_most: HOUR, ..Pace::new(Options::default().response_timeout) }
 }
 
+/// Ends with the test.
+fn home() -> Home {
+    Handle::try_current().map_or(Home::Process, Home::On)
+}
+
 fn single(url: &str) -> (Push, Arc<Node>) {
     single_at(url, pace())
 }
@@ -27,9 +33,9 @@ fn single(url: &str) -> (Push, Arc<Node>) {
 fn single_at(url: &str, pace: Pace) -> (Push, Arc<Node>) {
     let info = parse_one(url, Topology::node(url).certificates()).expect("a URL");
     let limits = Limits::new(&Options::default(), Role::Standalone);
-    let node = Node::new(address_of(info.addr()), info, limits, Clock::System).expect("a node");
+    let node = Node::new(&address_of(info.addr()), info, limits, Clock::System, home(), None).expect("a node");
     let node = Arc::new(node);
-    (Push::new(Directory::Single { node: Arc::clone(&node) }, Clock::System, pace), node)
+    (Push::new(SlotOwners::Single { node: Arc::clone(&node) }, Clock::System, pace), node)
 }
 
 fn infos(urls: &[String]) -> Vec<redis::ConnectionInfo> {
@@ -38,14 +44,14 @@ fn infos(urls: &[String]) -> Vec<redis::ConnectionInfo> {
 
 async fn in_cluster(cluster: &Cluster, pace: Pace) -> (Push, Arc<Fleet>) {
     let options = Options { response_timeout: pace.response_timeout, ..Options::default() };
-    let fleet = Arc::new(Fleet::cluster(infos(&cluster.urls()), &options, Clock::System).expect("a cluster"));
+    let fleet = Fleet::cluster(infos(&cluster.urls()), &options, Clock::System, home()).expect("a cluster");
     assert!(fleet.ready().await.is_ok(), "the cluster answers");
     // A main connection that came between a confirmation and a message would have the waiters told to ask once more.
     for primary in cluster.primaries() {
         let node = fleet.node(&primary.addr().to_string()).expect("an address");
         assert!(node.ready().await.is_ok(), "it answers");
     }
-    (Push::new(Directory::Many(Arc::clone(&fleet)), Clock::System, pace), fleet)
+    (Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, pace), fleet)
 }
 
 /// A channel whose slot this node owns.
@@ -65,7 +71,7 @@ fn two_channels_of(cluster: &Cluster, owner: &Server) -> (String, String) {
 fn read(message: &[u8], anchor: Option<Anchor>) -> Notice {
     let anchor = anchor.unwrap_or(Anchor { sent: Moment::NEVER, server: ServerTime::default() });
     let token = FencingToken::from_wire(1).expect("small");
-    let value = Granted { token, turns: 1, remaining: Duration::ZERO, writers_waiting: false };
+    let value = Granted { token, tokens: 1, remaining: Duration::ZERO, writers_waiting: false };
     let answer = Answered { sent: anchor.sent, server: anchor.server, value };
     Notice::Granted { id: String::from_utf8_lossy(message).into(), at: anchor.server, answer }
 }
@@ -310,10 +316,11 @@ async fn a_channel_of_a_killed_owner_finds_its_successor_without_any_other_call(
 async fn a_channel_follows_the_primary_behind_sentinels() {
     let sentinels = Sentinels::start(Version::Redis70).expect("the Sentinels start");
     let options = Options::default();
-    let fleet = Fleet::behind_sentinels(sentinels.primary_name(), infos(&sentinels.urls()), &options, Clock::System);
+    let fleet =
+        Fleet::behind_sentinels(sentinels.primary_name(), infos(&sentinels.urls()), &options, Clock::System, home());
     let fleet = Arc::new(fleet.expect("Sentinels"));
     let pace = Pace { refresh: Duration::from_secs(1), ..pace() };
-    let push = Push::new(Directory::Many(Arc::clone(&fleet)), Clock::System, pace);
+    let push = Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, pace);
     let old = sentinels.primary();
     // Nobody has asked who the primary is.
     let mut subscription = push.subscribe(5, "channel", read);
@@ -472,23 +479,30 @@ async fn dropping_it_ends_everything() {
 }
 
 #[test]
-fn subscriptions_outlive_the_runtime_that_began_them() {
+fn subscription_ends_with_the_runtime_that_serves_it_and_no_other_does() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = Server::start(Version::Redis70).expect("the server starts");
     let (push, _node) = single(&server.url());
-    let mut subscription = runtime().block_on(async {
-        let mut subscription = push.subscribe(0, "a", read);
-        told_to_ask(&mut subscription).await;
-        subscription
+    let (ends, stays, stands) = (runtime(), runtime(), runtime());
+    let subscribed = |on: &tokio::runtime::Runtime| {
+        on.block_on(async {
+            let mut subscription = push.subscribe(0, "a", read);
+            told_to_ask(&mut subscription).await;
+            subscription
+        })
+    };
+    let (mut ended, mut other, _not_driven) = (subscribed(&ends), subscribed(&stays), subscribed(&stands));
+    drop(ends);
+    assert!(push.subscribed("a").is_none(), "nobody reads a connection here");
+    stays.block_on(async {
+        let last = tokio::time::timeout(BOUND, ended.notices.recv()).await.expect("it ends at once");
+        assert!(last.is_none(), "{last:?}");
+        until("the server has noticed", || publish(&server, "a", "now") == 2).await;
+        message(&mut other, "now").await;
+        assert!(push.subscribed("a").is_some());
     });
-    assert!(push.subscribed("a").is_none(), "nobody reads its connection");
-    runtime().block_on(async {
-        let mut other = push.subscribe(0, "b", read);
-        told_to_ask(&mut other).await;
-        told_to_ask(&mut subscription).await;
-        assert_eq!(publish(&server, "a", "still"), 1);
-        message(&mut subscription, "still").await;
-    });
+    // Another one of the same runtime's number would not find what has ended.
+    drop(subscribed(&runtime()));
 }
 
 #[tokio::test]

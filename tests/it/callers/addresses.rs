@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use redis_rwlock::{ClusterManager, Error, RwLockManager, SingleNodeManager, Topology};
+use redis_rwlock::{Error, RedisManager, RwLockManager, Topology, TwoKeyManager};
 
 use crate::wait::soon;
 
@@ -13,8 +13,8 @@ const PATIENCE: Duration = Duration::from_millis(300);
 
 /// Asserts that nobody is found there, neither at connect nor at first use, and that it does not take long to say so.
 async fn is_unreachable(topology: Topology) {
-    let single = || SingleNodeManager::builder(topology.clone()).unreachable_after(PATIENCE);
-    let hash = || ClusterManager::builder(topology.clone()).unreachable_after(PATIENCE);
+    let single = || TwoKeyManager::builder(topology.clone()).unreachable_after(PATIENCE);
+    let hash = || RedisManager::builder(topology.clone()).unreachable_after(PATIENCE);
     let asked = Instant::now();
     let errors = [
         soon("the word", single().connect()).await.expect_err("no server is there"),
@@ -67,14 +67,14 @@ async fn server_speaks_something_else() {
 
 #[test]
 fn port_that_is_left_out_is_the_usual_one() {
-    let manager = ClusterManager::builder("redis://127.0.0.1").build().expect("built");
+    let manager = RedisManager::builder("redis://127.0.0.1").build().expect("built");
     assert!(format!("{manager:?}").contains("127.0.0.1:6379"), "{manager:?}");
 }
 
 #[test]
 fn port_that_is_none_is_refused() {
     for url in ["redis://127.0.0.1:99999", "redis://127.0.0.1:port", "redis://", ""] {
-        let error = ClusterManager::builder(url).build().expect_err("no such port");
+        let error = RedisManager::builder(url).build().expect_err("no such port");
         assert!(matches!(error, Error::InvalidOption { option: "topology", .. }), "{url}: {error:?}");
     }
 }

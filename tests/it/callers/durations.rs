@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use redis_rwlock::{ClusterManager, Error, HoldState, LossReason, RwLockManager};
+use redis_rwlock::{Error, HoldState, LossReason, RedisManager, RwLockManager};
 
 use crate::fixture::{Fixture, RENEWED, SHORT, ServerFixture, Settings, alone_on_every_server, on_every_fixture};
 use crate::wait::soon;
@@ -57,7 +57,7 @@ async fn response_timeout_beyond_the_lease_loses_a_hold_in_time(f: &ServerFixtur
 /// Nothing listens there.
 #[tokio::test]
 async fn endless_patience_with_servers_ends_with_the_wait() {
-    let builder = ClusterManager::builder("redis://127.0.0.1:1").unreachable_after(Duration::MAX);
+    let builder = RedisManager::builder("redis://127.0.0.1:1").unreachable_after(Duration::MAX);
     let manager = builder.wait_timeout(Duration::from_millis(100)).build().expect("built");
     let error = soon("the end of the wait", manager.write("cfg").into_future()).await.expect_err("nobody is there");
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");

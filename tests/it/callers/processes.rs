@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use redis_rwlock::{Build, Builder, ClusterManager, RwLockManager, SingleNodeManager, Topology, blocking};
+use redis_rwlock::{Build, Builder, RedisManager, RwLockManager, Topology, TwoKeyManager, blocking};
 
 use crate::fixture::{Kind, ServerFixture, on_every_server};
 use crate::wait::soon;
@@ -42,9 +42,9 @@ fn holder() {
         panic!("no order: {order}");
     };
     match *kind {
-        "TwoKey" => hold(end, SingleNodeManager::builder(urls[0]), name),
-        "HashNode" => hold(end, ClusterManager::builder(urls[0]), name),
-        _ => hold(end, ClusterManager::builder(Topology::cluster(urls.iter().copied())), name),
+        "TwoKey" => hold(end, TwoKeyManager::builder(urls[0]), name),
+        "HashNode" => hold(end, RedisManager::builder(urls[0]), name),
+        _ => hold(end, RedisManager::builder(Topology::cluster(urls.iter().copied())), name),
     }
 }
 
@@ -116,11 +116,11 @@ async fn manager(f: &ServerFixture) -> crate::fixture::Manager {
         std::sync::Arc::new(builder.key_prefix("processes").connect().await.expect("connected"))
     }
     match f.kind {
-        Kind::TwoKey => finish(SingleNodeManager::builder(f.servers.primaries()[0].url())).await,
-        Kind::HashNode => finish(ClusterManager::builder(f.servers.primaries()[0].url())).await,
+        Kind::TwoKey => finish(TwoKeyManager::builder(f.servers.primaries()[0].url())).await,
+        Kind::HashNode => finish(RedisManager::builder(f.servers.primaries()[0].url())).await,
         Kind::HashCluster => {
             let cluster = f.servers.cluster().expect("a cluster");
-            finish(ClusterManager::builder(Topology::cluster(cluster.urls()))).await
+            finish(RedisManager::builder(Topology::cluster(cluster.urls()))).await
         }
     }
 }

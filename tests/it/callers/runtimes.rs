@@ -1,14 +1,145 @@
 //! Runtimes that are not there, or not any more.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use redis_rwlock::{ClusterManager, Error, HoldState, LossReason, MemoryManager, RwLockManager};
+use redis_rwlock::{Error, HoldState, LossReason, MemoryManager, RedisManager, RwLockManager};
 use tokio::runtime::Runtime;
 
 use crate::fixture::{Fixture, RENEWED, Settings, on_every_fixture};
-use crate::wait::soon;
+use crate::wait::{soon, until};
 
-on_every_fixture![loss_is_told_though_the_runtime_has_ended, guard_without_its_manager_is_renewed];
+on_every_fixture![
+    loss_is_told_though_the_runtime_has_ended,
+    guard_without_its_manager_is_renewed,
+    runtimes_that_end_stand_or_are_blocked_take_no_hold_along,
+    runtime_that_is_not_driven_keeps_nobody_from_its_answer,
+    waiter_goes_on_where_another_runtime_waited_before,
+];
+
+/// A thread with a runtime, on which one thing is done; then nobody drives it until the end.
+struct Elsewhere {
+    /// Dropped, it lets the runtime end.
+    end: Option<std::sync::mpsc::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+/// What a runtime does when its work is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Then {
+    /// Nothing: nobody drives it.
+    Stands,
+    /// A computation keeps its only thread.
+    IsBlocked,
+}
+
+impl Elsewhere {
+    /// Returns what came of the work.
+    async fn after<T: Send + 'static>(then: Then, work: impl Future<Output = T> + Send + 'static) -> (Self, T) {
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
+            let wait = move || ends.recv().unwrap_or_default();
+            match then {
+                Then::Stands => {
+                    drop(tell.send(runtime.block_on(work)));
+                    wait();
+                }
+                Then::IsBlocked => runtime.block_on(async move {
+                    drop(tell.send(work.await));
+                    wait();
+                }),
+            }
+        });
+        let outcome = soon("the work", told).await.expect("no panic");
+        (Self { end: Some(end), thread: Some(thread) }, outcome)
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        self.end = None;
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+async fn runtimes_that_end_stand_or_are_blocked_take_no_hold_along(f: &Fixture) {
+    let names: Vec<String> = (0..4).map(|_| f.name()).collect();
+    // The first to use the manager is the one that ends.
+    let mut ends = f.elsewhere(Settings::lease(RENEWED)).await;
+    let name = names[0].clone();
+    let mut guards = vec![ends.run(|manager| Box::pin(async move { manager.write(&name).await })).await];
+    let manager = Arc::clone(&ends.manager);
+    let mut elsewhere = Vec::new();
+    for (then, name) in [(Then::Stands, &names[1]), (Then::IsBlocked, &names[2])] {
+        let (runtime, guard) = Elsewhere::after(then, manager.write(name).into_future()).await;
+        elsewhere.push(runtime);
+        guards.push(guard);
+    }
+    guards.push(manager.write(&names[3]).await);
+    let guards: Vec<_> = guards.into_iter().map(|guard| guard.expect("granted")).collect();
+    ends.die().await;
+    tokio::time::sleep(RENEWED * 2).await;
+    let states: Vec<_> = guards.iter().map(|guard| guard.state()).collect();
+    assert_eq!(states, [HoldState::Held; 4], "of the runtimes that ended, stands, is blocked, and runs");
+    let others = f.manager().await;
+    let waiters: Vec<_> = names.iter().map(|name| tokio::spawn(others.write(name).into_future())).collect();
+    until("all wait", async || {
+        let mut waiting = 0;
+        for name in &names {
+            waiting += f.view(name).await.waiters.len();
+        }
+        waiting == names.len()
+    })
+    .await;
+    let dropped = Instant::now();
+    std::thread::spawn(move || drop(guards)).join().expect("no panic");
+    for waiter in waiters {
+        let guard = soon("the grant", waiter).await.expect("no panic").expect("granted");
+        guard.release().await.expect("released");
+    }
+    assert!(dropped.elapsed() < RENEWED / 2, "not released, but run out: {:?}", dropped.elapsed());
+    drop(elsewhere);
+}
+
+async fn runtime_that_is_not_driven_keeps_nobody_from_its_answer(f: &Fixture) {
+    let manager = f.lazy_manager(Settings::default()).await;
+    let (other, name) = (manager.write(&f.name()).into_future(), f.name());
+    // It has begun to connect, and to ask who owns the lock.
+    let (standing, begun) = Elsewhere::after(Then::Stands, async move {
+        let mut other = Box::pin(other);
+        futures_util::FutureExt::now_or_never(&mut other).is_some().then_some(()).map_or(Some(other), |()| None)
+    })
+    .await;
+    let guard = manager.write(&name).wait_timeout(std::time::Duration::from_secs(2)).into_future();
+    let guard =
+        tokio::time::timeout(std::time::Duration::from_secs(5), guard).await.expect("in time").expect("granted");
+    guard.release().await.expect("released");
+    drop((begun, standing));
+}
+
+async fn waiter_goes_on_where_another_runtime_waited_before(f: &Fixture) {
+    let name = f.name();
+    let holder = f.manager().await.write(&name).await.expect("granted");
+    let mut ends = f.elsewhere(Settings::default()).await;
+    let manager = Arc::clone(&ends.manager);
+    let first = name.clone();
+    ends.run(|manager| {
+        Box::pin(async move {
+            drop(tokio::spawn(manager.write(&first).into_future()));
+        })
+    })
+    .await;
+    until("it waits", async || !f.view(&name).await.waiters.is_empty()).await;
+    let next = tokio::spawn(manager.write(&name).into_future());
+    ends.die().await;
+    holder.release().await.expect("released");
+    let guard = soon("the grant", next).await.expect("no panic").expect("granted");
+    guard.release().await.expect("released");
+}
 
 async fn guard_without_its_manager_is_renewed(f: &Fixture) {
     let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
@@ -48,16 +179,16 @@ fn assert_wants_a_runtime(error: &Error) {
 #[test]
 fn outside_of_a_runtime_everything_is_a_typed_error() {
     let memory = MemoryManager::new();
-    let servers = ClusterManager::builder("redis://127.0.0.1:1");
+    let servers = RedisManager::builder("redis://127.0.0.1:1");
     assert_wants_a_runtime(&outside(servers.connect()).expect_err("no runtime"));
-    let servers = ClusterManager::builder("redis://127.0.0.1:1").build().expect("it needs none to be built");
+    let servers = RedisManager::builder("redis://127.0.0.1:1").build().expect("it needs none to be built");
     for manager in [&memory as &dyn RwLockManager, &servers] {
         let errors = [
             outside(manager.read("cfg").into_future()).map(drop),
             outside(manager.write("cfg").into_future()).map(drop),
             outside(manager.try_write("cfg")).map(drop),
             outside(manager.inspect("cfg")).map(drop),
-            outside(manager.force_release("cfg")),
+            outside(manager.force_release("cfg")).map(drop),
             outside(manager.close()),
         ];
         errors.into_iter().for_each(|outcome| assert_wants_a_runtime(&outcome.expect_err("no runtime")));

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Client, Node, Server};
-use redis_rwlock::{ClusterManager, Error, HoldState, LossReason, Refusal, RwLockManager, WriteGuard};
+use redis_rwlock::{Error, HoldState, LossReason, RedisManager, Refusal, RwLockManager, WriteGuard};
 
 use crate::fixture::{Kind, Manager, RENEWED, ServerFixture, Settings, alone_on_every_server};
 use crate::servers::ask;
@@ -194,7 +194,7 @@ async fn full_house_lets_nobody_in(make: impl AsyncFn(String, Settings) -> Resul
 }
 
 async fn hash(url: String, settings: Settings) -> Result<Manager, Error> {
-    let builder = ClusterManager::builder(url).lease(settings.lease).clock_margin(settings.clock_margin);
+    let builder = RedisManager::builder(url).lease(settings.lease).clock_margin(settings.clock_margin);
     let builder = builder.response_timeout(settings.response_timeout).unreachable_after(settings.unreachable_after);
     Ok(std::sync::Arc::new(builder.connect().await?))
 }

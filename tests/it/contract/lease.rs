@@ -145,7 +145,7 @@ async fn watch_tells_release_from_loss(f: &Fixture) {
     let told = tokio::spawn(async move { elsewhere.ended().await });
     assert_eq!(soon("the end", watch.ended()).await, Ended::Lost(LossReason::MaxHold));
     assert_eq!(soon("the end", told).await.expect("no panic"), Ended::Lost(LossReason::MaxHold));
-    assert_eq!((watch.name(), watch.token()), (&*name, lost.fencing_token()));
+    assert_eq!((watch.name(), watch.fencing_token()), (&*name, lost.fencing_token()));
     drop(lost);
     assert_eq!(watch.ended().await, Ended::Lost(LossReason::MaxHold), "an end is final");
 }

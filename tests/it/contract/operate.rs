@@ -3,20 +3,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis_rwlock::{Ended, Error, HoldState, LossReason, Mode};
+use futures_util::future::try_join_all;
+use redis_rwlock::{Ended, Error, HoldState, LossReason, Mode, OwnerId};
 
 use crate::fixture::{Fixture, RENEWED, Settings, on_every_fixture};
-use crate::wait::{soon, start, stays_pending};
+use crate::wait::{soon, start, stays_pending, until};
 
 on_every_fixture![
     inspect_shows_who_holds_and_for_how_long,
     inspect_of_an_unknown_lock_is_free,
     inspect_changes_nothing,
     force_ends_all_holds_and_their_holders_learn_of_it,
+    force_tells_whom_it_ended,
+    view_tells_our_holds_and_their_guards,
     force_through_the_holders_own_manager_is_known_at_once,
     force_lets_waiters_in,
     force_of_a_free_lock_ends_nothing,
     release_after_a_force_is_an_error_and_hurts_nobody,
+    locks_are_listed_by_their_names,
+    locks_beyond_one_page_are_listed,
+    servers_that_answer_are_healthy,
+    stats_count_what_there_is,
     closed_manager_takes_nothing,
     close_frees_all_holds_before_it_returns,
     close_tells_waiters,
@@ -86,6 +93,48 @@ async fn force_ends_all_holds_and_their_holders_learn_of_it(f: &Fixture) {
     }
 }
 
+async fn force_tells_whom_it_ended(f: &Fixture) {
+    let holder = f.manager_with(Settings::label("stuck")).await;
+    let (operator, written, read) = (f.manager().await, f.name(), f.name());
+    let writer = holder.write(&written).lease(Duration::from_secs(30)).await.expect("granted");
+    let readers = [holder.read(&read).await.expect("granted"), holder.read(&read).await.expect("granted")];
+    let ours = operator.read(&read).await.expect("granted");
+
+    let ended = operator.force_release(&written).await.expect("forced");
+    assert_eq!(ended.len(), 1, "{ended:?}");
+    assert_eq!((&*ended[0].label, ended[0].mode, ended[0].is_ours, ended[0].guards), ("stuck", Mode::Write, false, 0));
+    assert!(ended[0].remaining > Duration::from_secs(10) && ended[0].age < Duration::from_secs(20), "{ended:?}");
+
+    let mut ended = operator.force_release(&read).await.expect("forced");
+    ended.sort_by_key(|holder| holder.is_ours);
+    let told: Vec<_> = ended.iter().map(|holder| (&*holder.label, holder.mode, holder.guards)).collect();
+    assert_eq!(told, [("stuck", Mode::Read, 0), ("case", Mode::Read, 1)]);
+    assert_eq!(operator.force_release(&read).await.expect("forced"), [], "they are ended already");
+    drop((writer, readers, ours));
+}
+
+async fn view_tells_our_holds_and_their_guards(f: &Fixture) {
+    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+    let owner = OwnerId::new();
+    let guards = [
+        manager.read(&name).owner(owner).await.expect("granted"),
+        manager.read(&name).owner(owner).await.expect("nested"),
+    ];
+    let theirs = other.read(&name).await.expect("granted");
+    let mut view = manager.inspect(&name).await.expect("inspected");
+    view.holders.sort_by_key(|holder| !holder.is_ours);
+    let told: Vec<_> = view.holders.iter().map(|holder| (holder.is_ours, holder.guards)).collect();
+    assert_eq!(told, [(true, 2), (false, 0)]);
+    let [first, second] = guards;
+    first.release().await.expect("released");
+    let view = manager.inspect(&name).await.expect("inspected");
+    assert!(view.holders.iter().any(|holder| holder.is_ours && holder.guards == 1), "{view:?}");
+    second.release().await.expect("released");
+    let view = manager.inspect(&name).await.expect("inspected");
+    assert!(view.holders.iter().all(|holder| !holder.is_ours), "{view:?}");
+    theirs.release().await.expect("released");
+}
+
 async fn force_through_the_holders_own_manager_is_known_at_once(f: &Fixture) {
     let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
     let stuck = manager.write(&name).await.expect("granted");
@@ -110,7 +159,7 @@ async fn force_lets_waiters_in(f: &Fixture) {
 
 async fn force_of_a_free_lock_ends_nothing(f: &Fixture) {
     let (manager, name) = (f.manager().await, f.name());
-    manager.force_release(&name).await.expect("forced");
+    assert_eq!(manager.force_release(&name).await.expect("forced"), []);
     let guard = manager.write(&name).await.expect("granted");
     guard.release().await.expect("no later hold is hit");
 }
@@ -126,6 +175,60 @@ async fn release_after_a_force_is_an_error_and_hurts_nobody(f: &Fixture) {
     let view = f.view(&name).await;
     assert_eq!((view.holders.len(), &*view.holders[0].label), (1, "heir"));
     heir.release().await.expect("ours to the end");
+}
+
+async fn locks_are_listed_by_their_names(f: &Fixture) {
+    let (manager, other) = (f.manager().await, f.manager().await);
+    assert_eq!(manager.locks().await.expect("listed"), [""; 0]);
+    let names = ["50%*?[x]", "na}me", "plain", "schloß", "{user}:1"];
+    let mut guards = Vec::new();
+    for name in names {
+        guards.push(other.read(name).await.expect("granted"));
+    }
+    assert_eq!(manager.locks().await.expect("listed"), names);
+    drop(guards);
+}
+
+async fn locks_beyond_one_page_are_listed(f: &Fixture) {
+    let (manager, other) = (f.manager().await, f.manager().await);
+    let names: Vec<String> = (0..1100).map(|n| format!("n{n:04}")).collect();
+    let guards = try_join_all(names.iter().map(|name| other.write(name).into_future())).await.expect("granted");
+    assert_eq!(manager.locks().await.expect("listed"), names);
+    drop(guards);
+}
+
+async fn servers_that_answer_are_healthy(f: &Fixture) {
+    let health = f.manager().await.health().await.expect("asked");
+    assert!(health.is_ready(), "{health:?}");
+    assert!(health.clock_spread().is_none_or(|spread| spread < Duration::from_secs(1)), "{health:?}");
+    for node in &health.nodes {
+        assert!(node.is_reachable && node.problem.is_none(), "{node:?}");
+        assert_eq!(node.noeviction, Some(true), "{node:?}");
+        assert!(node.round_trip.is_some_and(|span| span < Duration::from_secs(2)), "{node:?}");
+        assert!(node.clock_ahead_ms.is_some_and(|ms| ms.abs() < 2000), "{node:?}");
+    }
+}
+
+async fn stats_count_what_there_is(f: &Fixture) {
+    let (manager, other, name, taken) = (f.manager().await, f.manager().await, f.name(), f.name());
+    let owner = OwnerId::new();
+    let first = manager.read(&name).owner(owner).await.expect("granted");
+    let second = manager.read(&name).owner(owner).await.expect("nested");
+    let theirs = other.write(&taken).await.expect("granted");
+    let mut waiting = manager.read(&taken).into_future();
+    stays_pending("a grant beside a writer", &mut waiting).await;
+    let stats = manager.stats();
+    assert_eq!((stats.holds, stats.guards, stats.waiters, stats.renewals_late), (1, 2, 1, 0), "{stats:?}");
+    assert_eq!(stats.reconnects, 0);
+    drop(waiting);
+    first.release().await.expect("released");
+    second.release().await.expect("released");
+    until("the end of all that", async || {
+        let stats = manager.stats();
+        (stats.holds, stats.guards, stats.waiters, stats.in_flight) == (0, 0, 0, 0)
+    })
+    .await;
+    theirs.release().await.expect("released");
 }
 
 async fn closed_manager_takes_nothing(f: &Fixture) {

@@ -212,7 +212,7 @@ async fn silent_death_of_a_holder_is_noticed(f: &Fixture) {
     let waiting = queued(f, &name, b.write(&name).into_future()).await;
     process.die().await;
     let guard = got("the next", waiting).await;
-    assert!(guard.fencing_token() > watch.token());
+    assert!(guard.fencing_token() > watch.fencing_token());
     guard.release().await.expect("ours to the end");
 }
 

@@ -67,7 +67,7 @@ async fn token_is_the_same_wherever_it_is_asked_for(f: &Fixture) {
     let (manager, name) = (f.manager().await, f.name());
     let guard = manager.write(&name).await.expect("granted");
     let token = guard.fencing_token();
-    assert_eq!(guard.watch().token(), token);
+    assert_eq!(guard.watch().fencing_token(), token);
     is_the_last_given(f, &name, token).await;
     assert!(u64::from(token) <= 1 << 53);
     assert_eq!(i64::from(token).to_string(), token.to_string());

@@ -105,7 +105,9 @@ async fn reply_of_somebody_else_is_never_believed(server: Server) {
             assert_eq!(ask(&node, &["HGET", &key, "t"]).text().expect("a token"), token, "after {extra:?}");
             guard.release().await.expect("ours to the end");
         }
-        assert!(pretender.connections() > before, "the connection was kept after {extra:?}");
+        // The background may have got it, which tells releases again whose acquisition went unanswered once.
+        until("another connection than the one with a stranger's reply", async || pretender.connections() > before)
+            .await;
     }
 }
 
@@ -132,8 +134,8 @@ async fn hold_follows_the_primary_that_sentinels_name(server: Server) {
     let key = fixture.hash_key(&name);
     let kept = manager.write(&name).await.expect("granted");
     let deadline_ms = |node: &Node| -> u64 {
-        let reply = ask(node, &["HGET", &key, "D"]);
-        reply.text().and_then(|text| text.parse().ok()).unwrap_or(0)
+        let reply = ask(node, &["HGET", &key, "h"]);
+        reply.text().and_then(|text| text.split(' ').nth(2)?.parse().ok()).unwrap_or(0)
     };
     until("all replicas have the hold", async || sentinels.replicas().into_iter().all(|node| deadline_ms(node) > 0))
         .await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use cluster_testenv::{Cluster, Node, Reply, Server};
+use cluster_testenv::{Cluster, Node, Server};
 use redis_rwlock::{Error, FencingToken, Topology};
 use tokio::task::JoinSet;
 
@@ -87,8 +87,7 @@ impl Field {
             let key = self.hash_key(&name);
             until("nothing is left", async || {
                 let owner = self.cluster.primary_of_slot(self.cluster.keyslot(&key));
-                // Of a writer, of readers.
-                ask(owner, &["HMGET", &key, "W", "a"]).array().expect("a list").iter().all(Reply::is_nil)
+                ask(owner, &["HGET", &key, "h"]).is_nil()
             })
             .await;
         }

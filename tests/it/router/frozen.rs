@@ -101,7 +101,7 @@ impl History {
         let mut entered = self.0.lock();
         let valid = entered.iter().filter(|watch| is_valid(watch)).count();
         assert_eq!(valid, 0, "two are inside: {entered:?} and {guard:?}");
-        assert!(entered.iter().all(|watch| watch.token() < guard.fencing_token()), "{entered:?} and {guard:?}");
+        assert!(entered.iter().all(|watch| watch.fencing_token() < guard.fencing_token()), "{entered:?} and {guard:?}");
         entered.push(guard.watch());
     }
 }

@@ -33,9 +33,9 @@ fn now_ms() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis()
 }
 
-/// When the node lets others in, in its own time.
+/// When the node lets others in, in its own time: the third word of what it has recorded of a writer.
 fn deadline_ms(reply: &Reply) -> Option<u128> {
-    reply.text()?.parse().ok()
+    reply.text()?.split(' ').nth(2)?.parse().ok()
 }
 
 /// A lock's name, and its guard.
@@ -84,8 +84,8 @@ impl Holds {
         let mut deadlines_ms = Vec::new();
         for (name, _) in self.guards.iter().filter(|(name, _)| self.is_hurt(name)) {
             let key = field.hash_key(name);
-            let promised = deadline_ms(&ask(node, &["HGET", &key, "D"])).expect("it is held");
-            let read = |replica: &mut cluster_testenv::Client| replica.command(&["HGET", &key, "D"]).expect("answered");
+            let promised = deadline_ms(&ask(node, &["HGET", &key, "h"])).expect("it is held");
+            let read = |replica: &mut cluster_testenv::Client| replica.command(&["HGET", &key, "h"]).expect("answered");
             until("the replica has it", async || deadline_ms(&read(&mut replica)) == Some(promised)).await;
             deadlines_ms.push((name.clone(), promised));
         }
@@ -148,7 +148,7 @@ async fn failover_shorter_than_a_lease_loses_nothing(server: Server) {
     for (name, before_ms) in deadlines_ms {
         let key = field.hash_key(&name);
         until("it is renewed where it is now", async || {
-            deadline_ms(&ask(successor, &["HGET", &key, "D"])).is_some_and(|ms| ms > before_ms)
+            deadline_ms(&ask(successor, &["HGET", &key, "h"])).is_some_and(|ms| ms > before_ms)
         })
         .await;
     }
@@ -191,14 +191,14 @@ async fn release_that_a_failover_lost_is_told_to_the_new_primary(server: Server)
     let key = field.hash_key(&lost);
     let mut reader = replica.client().expect("connected");
     reader.command(&["READONLY"]).expect("answered").into_result().expect("it may be read");
-    until("the replica has it", async || !reader.command(&["HGET", &key, "W"]).expect("answered").is_nil()).await;
+    until("the replica has it", async || !reader.command(&["HGET", &key, "h"]).expect("answered").is_nil()).await;
 
     cut_off(replica, primary);
     guard.release().await.expect("ours to the end");
     primary.kill();
     replica.resume();
     let successor = field.cluster.failover_force(primary).expect("the replica takes over");
-    assert!(!ask(successor, &["HGET", &key, "W"]).is_nil(), "it has not heard of the release");
+    assert!(!ask(successor, &["HGET", &key, "h"]).is_nil(), "it has not heard of the release");
     // Whoever has nothing to say to a node does not learn of its failure.
     manager.write(&later).await.expect("granted").release().await.expect("ours to the end");
     field.nothing_is_left([lost, later]).await;

@@ -178,7 +178,7 @@ async fn copy_that_comes_late_changes_nothing(server: Server) {
             true => Some(other.write(&name).await.expect("granted")),
             false => None,
         };
-        let writer = || ask(&node, &["HGET", &key, "W"]);
+        let writer = || ask(&node, &["HGET", &key, "h"]);
         let before = writer();
         block_in_place(|| held.release_and_wait(BOUND)).expect("arrived late");
         assert_eq!(writer(), before, "taken by another: {is_taken_by_another}");

@@ -27,7 +27,7 @@ pub(super) struct Pretender {
 struct Shared {
     server: SocketAddr,
     says: Mutex<Says>,
-    /// Connections that speak RESP3, as only those for subscriptions do.
+    /// Connections that have subscribed.
     subscribers: Mutex<Vec<TcpStream>>,
     connections: AtomicUsize,
 }
@@ -105,7 +105,7 @@ impl Shared {
                     continue;
                 }
                 (&server).write_all(&request)?;
-                if request.windows(12).any(|part| part == b"HELLO\r\n$1\r\n3") {
+                if request.windows(10).any(|part| part == b"SSUBSCRIBE") {
                     (&server).write_all(requests.buffer())?;
                     return self.serve_subscriber(&client, &server);
                 }
@@ -159,6 +159,7 @@ fn read_value(from: &mut impl BufRead) -> io::Result<Vec<u8>> {
         let length = || String::from_utf8_lossy(&line[1..]).trim().parse::<i64>().map_err(io::Error::other);
         match line[0] {
             b'*' => left += length()?.max(0),
+            b'%' => left += length()?.max(0) * 2,
             b'$' => {
                 let length = length()?;
                 if length >= 0 {

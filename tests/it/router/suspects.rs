@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Matcher, Server};
-use redis_rwlock::{ClusterManager, Error, HoldState, RwLockManager, Topology};
+use redis_rwlock::{Error, HoldState, RedisManager, RwLockManager, Topology};
 use tokio::task::JoinSet;
 
 use super::field::{Field, Load, name_of, on_both_servers};
@@ -216,7 +216,7 @@ fn closing_server() -> (String, Arc<AtomicUsize>) {
 
 async fn dials_are_few(topology: Topology, accepted: &AtomicUsize) {
     let settings = impatient();
-    let builder = ClusterManager::builder(topology).unreachable_after(settings.unreachable_after);
+    let builder = RedisManager::builder(topology).unreachable_after(settings.unreachable_after);
     let manager: Manager = Arc::new(builder.build().expect("valid options"));
     let began = Instant::now();
     all_are_told_that_it_is_unreachable(&manager, "tag", told_within(&Settings::default())).await;

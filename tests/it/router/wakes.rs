@@ -11,7 +11,6 @@ use tokio::task::JoinHandle;
 use super::field::on_both_servers;
 use super::pretender::Pretender;
 use crate::fixture::{Fixture, Manager, Settings};
-use crate::servers::ask;
 use crate::wait::{BOUND, soon, until};
 
 on_both_servers![
@@ -21,10 +20,10 @@ on_both_servers![
 ];
 
 /// Between two requests of a waiter that has waited for a while.
-const RETRY_LEAST: Duration = Duration::from_millis(500);
-const RETRY_MOST: Duration = Duration::from_millis(1500);
-/// Of them, until they come at this pace: the first comes after a few milliseconds, and the pause doubles.
-const RETRIES_UNTIL_THEN: usize = 10;
+const MIN_RETRY: Duration = Duration::from_millis(500);
+const MAX_RETRY: Duration = Duration::from_millis(1500);
+/// Until they come at this pace: the holder's, the waiter's first, and the one after it has subscribed.
+const REQUESTS_UNTIL_THEN: usize = 3;
 const WAITERS: usize = 8;
 
 /// Nothing but a release ends a hold.
@@ -54,29 +53,23 @@ impl Wanted {
     /// Waits until each waiter's channel has one subscription on the server.
     async fn are_subscribed(&self, fixture: &Fixture, node: &Node) {
         for name in &self.names {
-            let channel = fixture.wake_channel(name);
-            until("a subscription of its own", async || {
-                let counts = ask(node, &["PUBSUB", "SHARDNUMSUB", &channel]);
-                counts.array().expect("a list")[1].int() == Some(1)
-            })
-            .await;
+            until("a subscription of its own", async || fixture.wake_channels(node, name).len() == 1).await;
         }
     }
 
     /// Releases each lock right after its waiter has asked for it, and so long before it would ask again.
     async fn wake_by_notification(self, fixture: &Fixture, proxied: &Node) {
         for ((guard, waiting), name) in self.guards.into_iter().zip(self.waiting).zip(self.names) {
-            let key = fixture.wake_channel(&name).replace(":wake", ":write");
-            let asks = Matcher::command("EVALSHA").and(key);
+            let asks = Matcher::command("EVALSHA").and(fixture.write_key(&name));
             let asked = || proxied.proxy().requests_seen(asks.clone());
-            until("the pace of a long wait", async || asked() >= RETRIES_UNTIL_THEN).await;
+            until("the pace of a long wait", async || asked() >= REQUESTS_UNTIL_THEN).await;
             let before = asked();
             until("a request of the waiter", async || asked() > before).await;
             let seen = Instant::now();
             let token = guard.fencing_token();
             guard.release().await.expect("ours to the end");
             let heir = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
-            assert!(seen.elapsed() < RETRY_LEAST, "granted {:?} after the waiter's last request", seen.elapsed());
+            assert!(seen.elapsed() < MIN_RETRY, "granted {:?} after the waiter's last request", seen.elapsed());
             assert!(heir.fencing_token() > token);
             heir.release().await.expect("ours to the end");
         }
@@ -104,7 +97,7 @@ async fn unsolicited_unsubscription_is_seen_through(server: Server) {
     let wanted = Wanted::start(&fixture, &holder, &waiter).await;
     for name in &wanted.names[..3] {
         wanted.are_subscribed(&fixture, &node).await;
-        let channel = fixture.wake_channel(name);
+        let channel = &fixture.wake_channels(&node, name)[0];
         let again = Matcher::command("SSUBSCRIBE").and(channel.as_str());
         let before = node.proxy().requests_seen(again.clone());
         pretender.pushes(&format!(">3\r\n$12\r\nsunsubscribe\r\n${}\r\n{channel}\r\n:0\r\n", channel.len()));
@@ -129,5 +122,5 @@ async fn waiter_without_wake_ups_asks_again(server: Server) {
         heir.release().await.expect("ours to the end");
     }
     // The rest is for a busy machine.
-    assert!(released.elapsed() < RETRY_MOST + BOUND / 10, "{:?}", released.elapsed());
+    assert!(released.elapsed() < MAX_RETRY + BOUND / 10, "{:?}", released.elapsed());
 }

@@ -7,7 +7,7 @@ use cluster_testenv::{Cluster, Reply, Server};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
-use redis_rwlock::{ClusterManager, Error, MemoryManager, OwnerId, RwLockManager, SingleNodeManager};
+use redis_rwlock::{Error, MemoryManager, OwnerId, RedisManager, RwLockManager, TwoKeyManager};
 use tokio::runtime::Runtime;
 
 use crate::fixture::{Fixture, Kind, Manager, ServerFixture, Settings, has_hash_tag};
@@ -63,9 +63,9 @@ async fn held_keys(f: &ServerFixture, prefix: &str, name: &str) -> Vec<String> {
     let node = f.servers.primaries()[0];
     let url = node.url();
     let manager: Manager = match f.kind {
-        Kind::TwoKey => Arc::new(SingleNodeManager::builder(url).key_prefix(prefix).build().expect("a good prefix")),
+        Kind::TwoKey => Arc::new(TwoKeyManager::builder(url).key_prefix(prefix).build().expect("a good prefix")),
         Kind::HashNode | Kind::HashCluster => {
-            Arc::new(ClusterManager::builder(url).key_prefix(prefix).build().expect("a good prefix"))
+            Arc::new(RedisManager::builder(url).key_prefix(prefix).build().expect("a good prefix"))
         }
     };
     let guard = manager.try_read(name).await.expect("answered").expect("granted");

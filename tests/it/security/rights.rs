@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use cluster_testenv::{Client, Node, Reply, Sentinels, Server, SlotMigration};
 use redis_rwlock::{
-    Build, Builder, ClusterManager, Error, HoldState, LossReason, Refusal, RwLockManager, SingleNodeManager, Topology,
+    Build, Builder, Error, HoldState, LossReason, RedisManager, Refusal, RwLockManager, Topology, TwoKeyManager,
 };
 
-use crate::fixture::{Kind, Manager, RENEWED, ServerFixture};
+use crate::fixture::{Kind, Manager, RENEWED, ServerFixture, wake_channels};
 use crate::record::Recorder;
 use crate::servers::ask;
-use crate::wait::{bounded, soon, start, until};
+use crate::wait::{bounded, soon, until};
 
 const PASSWORD: &str = "secret";
 const WAKE_UPS: &str = "All of them, for waiters";
@@ -31,9 +31,9 @@ fn rules_of(heading: &str) -> Vec<String> {
 
 fn heading_of(kind: Kind) -> &'static str {
     match kind {
-        Kind::TwoKey => "SingleNodeManager:",
-        Kind::HashNode => "ClusterManager on one node",
-        Kind::HashCluster => "ClusterManager on a cluster",
+        Kind::TwoKey => "TwoKeyManager:",
+        Kind::HashNode => "RedisManager on one node",
+        Kind::HashCluster => "RedisManager on a cluster",
     }
 }
 
@@ -64,14 +64,22 @@ impl Place<'_> {
         (name, topology)
     }
 
+    /// The servers, for a user who may do everything.
+    fn topology(&self) -> Topology {
+        match self.f.servers.cluster() {
+            Some(cluster) => Topology::cluster(cluster.urls()),
+            None => Topology::node(self.f.servers.primaries()[0].url()),
+        }
+    }
+
     async fn connect(&self, topology: &Topology, prefix: &str) -> Result<Manager, Error> {
         async fn open<M: Build>(builder: Builder<M>, prefix: &str) -> Result<Manager, Error> {
             let builder = builder.key_prefix(prefix).clock_margin(Duration::from_millis(5));
             Ok(Arc::new(builder.connect().await?))
         }
         match self.kind {
-            Kind::TwoKey => open(SingleNodeManager::builder(topology.clone()), prefix).await,
-            Kind::HashNode | Kind::HashCluster => open(ClusterManager::builder(topology.clone()), prefix).await,
+            Kind::TwoKey => open(TwoKeyManager::builder(topology.clone()), prefix).await,
+            Kind::HashNode | Kind::HashCluster => open(RedisManager::builder(topology.clone()), prefix).await,
         }
     }
 
@@ -84,12 +92,13 @@ impl Place<'_> {
             Ok(both) => both,
             Err(error) => return vec![("connect", error)],
         };
+        let observer = self.connect(&self.topology(), "rwlock").await.expect("everybody else may do everything");
         let mut failures = Vec::new();
         let mut note = |what, outcome: Result<(), Error>| failures.extend(outcome.err().map(|error| (what, error)));
         for form in ["plain", "{tag}:"] {
             note("write", soon("write", write(&a, &new_name(form))).await);
             note("read", soon("read", read_side_by_side(&a, &b, &new_name(form))).await);
-            note("wait", soon("wait", wait(&a, &b, &new_name(form))).await);
+            note("wait", soon("wait", wait(&a, &b, &observer, &new_name(form))).await);
             note("inspect", soon("inspect", inspect(&a, &new_name(form))).await);
             note("force", soon("force", force(&a, &b, &new_name(form))).await);
         }
@@ -127,13 +136,26 @@ async fn read_side_by_side(a: &Manager, b: &Manager, name: &str) -> Result<(), E
     other.release().await
 }
 
-async fn wait(a: &Manager, b: &Manager, name: &str) -> Result<(), Error> {
+/// A waiter that is recorded before the lock is released, as `observer` sees, who may do everything.
+async fn wait(a: &Manager, b: &Manager, observer: &Manager, name: &str) -> Result<(), Error> {
     let guard = a.read(name).await?;
     assert!(b.try_write(name).await?.is_none(), "a writer beside a reader");
-    let mut waiting = b.write(name).into_future();
-    start(&mut waiting);
+    let waiting = tokio::spawn(b.write(name).into_future());
+    until("it waits, or is refused", async || {
+        waiting.is_finished() || !observer.inspect(name).await.expect("inspected").waiters.is_empty()
+    })
+    .await;
     guard.release().await?;
-    waiting.await?.release().await
+    waiting.await.expect("no panic")?.release().await?;
+    // Behind a writer a waiter is recorded on another way.
+    let guard = a.write(name).await?;
+    let waiting = tokio::spawn(b.read(name).into_future());
+    until("it waits, or is refused", async || {
+        waiting.is_finished() || !observer.inspect(name).await.expect("inspected").waiters.is_empty()
+    })
+    .await;
+    guard.release().await?;
+    waiting.await.expect("no panic")?.release().await
 }
 
 async fn inspect(manager: &Manager, name: &str) -> Result<(), Error> {
@@ -201,7 +223,7 @@ async fn other_prefixes_are_out_of_reach(place: &Place<'_>) {
                 manager.write(name).await.map(drop),
                 manager.try_read(name).await.map(drop),
                 manager.inspect(name).await.map(drop),
-                manager.force_release(name).await,
+                manager.force_release(name).await.map(drop),
             ];
             for attempt in attempts {
                 let error = attempt.expect_err("somebody else's lock");
@@ -263,12 +285,6 @@ on_all![
     log_of_refusals_stays_empty_with_the_optional_rights,
 ];
 
-/// The channels on which the user's connections listen are asked of the server itself.
-fn subscribers_of(node: &Node, channel: &str) -> i64 {
-    let reply = ask(node, &["PUBSUB", "SHARDNUMSUB", channel]);
-    reply.array().and_then(|pair| pair.get(1)?.int()).expect("a channel and a number")
-}
-
 async fn waiters_subscribe_only_with_the_right(server: Server) {
     let f = ServerFixture::alone(Kind::TwoKey, server).await;
     let place = Place { f: &f, kind: Kind::TwoKey };
@@ -281,7 +297,7 @@ async fn waiters_subscribe_only_with_the_right(server: Server) {
     let other = place.connect(&topology, "rwlock").await.expect("connected");
     let guard = manager.write("woken").await.expect("granted");
     let waiting = tokio::spawn(other.write("woken").into_future());
-    until("a subscription", async || subscribers_of(node, "rwlock:{woken}:wake") == 1).await;
+    until("a subscription", async || wake_channels(node, "rwlock", "woken").len() == 1).await;
     guard.release().await.expect("released");
     soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
     // Without any one of them all works, later.
@@ -300,6 +316,45 @@ async fn waiters_subscribe_only_with_the_right_on_redis_7_0() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_subscribe_only_with_the_right_on_valkey_9_1() {
     bounded(waiters_subscribe_only_with_the_right(Server::Valkey91)).await;
+}
+
+/// For `published_keys("lock:*")` the patterns are others, as the README says; all else is the same.
+async fn adopted_keys_need_their_own_patterns(server: Server) {
+    let f = ServerFixture::alone(Kind::HashCluster, server).await;
+    let place = Place { f: &f, kind: Kind::HashCluster };
+    let rules = rules_of(heading_of(place.kind)).into_iter().chain(rules_of(WAKE_UPS));
+    let rights = rules.filter(|rule| !rule.starts_with("~rwlock") && !rule.starts_with("&rwlock"));
+    let keys = ["~lock:*", "&{lock:*", "&lock:*"].map(str::to_owned);
+    let (_, topology) = place.user(&rights.chain(keys).collect::<Vec<_>>());
+    let connect = async || {
+        let builder = RedisManager::builder(topology.clone()).published_keys("lock:*");
+        builder.clock_margin(Duration::from_millis(5)).connect().await.expect("connected")
+    };
+    let (manager, other) = (connect().await, connect().await);
+    for (name, channels) in [("cfg", "{lock:cfg}:wake:*"), ("{user}:1", "lock:{user}:1:wake:*")] {
+        let node = f.servers.owner_of(&format!("lock:{name}"));
+        let guard = manager.write(name).await.expect("granted");
+        let waiting = tokio::spawn(other.write(name).into_future());
+        until("a subscription", async || {
+            let channels = ask(node, &["PUBSUB", "SHARDCHANNELS", channels]);
+            channels.array().is_some_and(|channels| channels.len() == 1)
+        })
+        .await;
+        guard.release().await.expect("ours to the end");
+        soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
+    }
+    let elsewhere = place.connect(&topology, "rwlock").await.expect("connected");
+    assert!(is_forbidden(&elsewhere.write("cfg").await.expect_err("not a key of theirs")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn adopted_keys_need_their_own_patterns_on_a_redis_7_0_cluster() {
+    bounded(adopted_keys_need_their_own_patterns(Server::Redis70)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn adopted_keys_need_their_own_patterns_on_a_valkey_9_1_cluster() {
+    bounded(adopted_keys_need_their_own_patterns(Server::Valkey91)).await;
 }
 
 /// On one thread, so that the recorder sees what the subscribing task says.
@@ -353,20 +408,20 @@ async fn sentinels_need_one_right(server: Server) {
     }
     let with_user = |url: String| url.replace("redis://", &format!("redis://locks:{PASSWORD}@"));
     let topology = || Topology::sentinel(sentinels.primary_name(), sentinels.urls().into_iter().map(with_user));
-    let everybody_may_ask = ClusterManager::connect(topology()).await.expect("connected");
+    let everybody_may_ask = RedisManager::connect(topology()).await.expect("connected");
     write(&(Arc::new(everybody_may_ask) as Manager), "cfg").await.expect("granted and released");
     let rules = rules_of("On each Sentinel");
     for sentinel in sentinels.sentinels() {
         sentinel.acl_set_user("default", &["-sentinel|get-master-addr-by-name"]).expect("a Sentinel has users");
         sentinel.acl_set_user("locks", &["on", &format!(">{PASSWORD}")]).expect("a Sentinel has users");
     }
-    let error = soon("the refusal", ClusterManager::connect(topology())).await.expect_err("it may not ask");
+    let error = soon("the refusal", RedisManager::connect(topology())).await.expect_err("it may not ask");
     assert!(is_forbidden(&error), "{error:?}");
     for sentinel in sentinels.sentinels() {
         let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
         sentinel.acl_set_user("locks", &rules).expect("a Sentinel knows the right");
     }
-    let manager = soon("the connection", ClusterManager::connect(topology())).await.expect("it may ask");
+    let manager = soon("the connection", RedisManager::connect(topology())).await.expect("it may ask");
     write(&(Arc::new(manager) as Manager), "cfg").await.expect("granted and released");
 }
 

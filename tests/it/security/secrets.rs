@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cluster_testenv::{Cluster, Node, Server};
 use redis_rwlock::{
-    Build, Builder, ClusterManager, Error, HoldState, LossReason, Refusal, RwLockManager, SingleNodeManager, Topology,
+    Build, Builder, Error, HoldState, LossReason, RedisManager, Refusal, RwLockManager, Topology, TwoKeyManager,
 };
 
 use crate::record::Recorder;
@@ -51,13 +51,15 @@ const IMPATIENT: Duration = Duration::from_millis(300);
 
 fn with<M: Build>(patience: Duration, builder: Builder<M>) -> Builder<M> {
     let builder = builder.unreachable_after(patience).response_timeout(Duration::from_secs(1));
+    // What is said in the background is said on this thread, too.
+    let builder = builder.background_on(tokio::runtime::Handle::current());
     builder.lease(Duration::from_secs(3)).clock_margin(Duration::from_millis(5))
 }
 
 /// Connects, and takes a lock without having connected before; both must fail.
 async fn fails(topology: &Topology, patience: Duration, shown: &mut Shown) -> Vec<Error> {
     shown.add(topology);
-    let hash = || with(patience, ClusterManager::builder(topology.clone()));
+    let hash = || with(patience, RedisManager::builder(topology.clone()));
     shown.add(&hash());
     let lazy = hash().build().expect("built");
     shown.add(&lazy);
@@ -95,8 +97,8 @@ async fn no_fault_tells_a_password() {
     fails(&Topology::cluster([url("", RIGHT, address)]), IMPATIENT, &mut shown).await;
 
     // The password is changed while a hold is there.
-    let manager = with(PATIENT, ClusterManager::builder(url("", RIGHT, address))).connect().await.expect("connected");
-    let waiter = with(PATIENT, SingleNodeManager::builder(url("", RIGHT, address))).connect().await.expect("connected");
+    let manager = with(PATIENT, RedisManager::builder(url("", RIGHT, address))).connect().await.expect("connected");
+    let waiter = with(PATIENT, TwoKeyManager::builder(url("", RIGHT, address))).connect().await.expect("connected");
     let guard = manager.write("held").await.expect("granted");
     let blocks = waiter.write("contended").await.expect("granted");
     let mut waiting = tokio::spawn(waiter.write("contended").into_future());
@@ -126,7 +128,7 @@ async fn no_redirect_tells_a_password() {
     let addresses: Vec<_> = cluster.nodes().iter().map(Node::addr).collect();
     let cluster_with = |password: &str| Topology::cluster([url("", password, addresses[0])]);
     assert_unauthenticated(&fails(&cluster_with(WRONG), PATIENT, &mut shown).await);
-    let manager = with(PATIENT, ClusterManager::builder(cluster_with(RIGHT))).connect().await.expect("connected");
+    let manager = with(PATIENT, RedisManager::builder(cluster_with(RIGHT))).connect().await.expect("connected");
     for n in 0..12 {
         manager.write(&format!("cfg{n}")).await.expect("granted").release().await.expect("released");
     }
@@ -136,7 +138,7 @@ async fn no_redirect_tells_a_password() {
     owner.acl_set_user("default", &["resetpass", &format!(">{CHANGED}")]).expect("changed");
     let manager = with(
         PATIENT,
-        ClusterManager::builder(Topology::cluster(
+        RedisManager::builder(Topology::cluster(
             addresses.iter().filter(|address| **address != owner.addr()).map(|address| url("", RIGHT, address)),
         )),
     );
@@ -152,7 +154,7 @@ async fn no_redirect_tells_a_password() {
 async fn rights_taken_away_end_holds_with_their_leases() {
     let node = Node::start(Server::Redis70).expect("the server starts");
     node.acl_set_user("locks", &["on", ">pw", "~*", "&*", "+@all"]).expect("made");
-    let builder = with(PATIENT, ClusterManager::builder(url("locks", "pw", node.addr())));
+    let builder = with(PATIENT, RedisManager::builder(url("locks", "pw", node.addr())));
     let manager = builder.connect().await.expect("connected");
     let guard = manager.write("held").await.expect("granted");
     node.acl_set_user("locks", &["-hmget"]).expect("changed");
@@ -160,6 +162,6 @@ async fn rights_taken_away_end_holds_with_their_leases() {
     assert!(matches!(error, Error::Refused { refusal: Refusal::Forbidden, .. }), "{error:?}");
     assert_eq!(soon("the loss", guard.lost()).await, LossReason::Expired);
     drop(guard);
-    let other = ClusterManager::connect(node.url()).await.expect("connected");
+    let other = RedisManager::connect(node.url()).await.expect("connected");
     until("the end of the lease", async || other.inspect("held").await.expect("inspected").is_free()).await;
 }

@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster_testenv::{Node, Reply, Sentinels, Server};
-use redis_rwlock::{
-    Build, Builder, ClusterManager, Error, HoldState, Refusal, RwLockManager, SingleNodeManager, Topology,
-};
+use redis_rwlock::{Build, Builder, Error, HoldState, RedisManager, Refusal, RwLockManager, Topology, TwoKeyManager};
 use tokio::sync::Barrier;
 
 use super::{FOR_EVER, finds_nobody, patient, refused, works};
@@ -14,8 +12,8 @@ use crate::fixture::Manager;
 use crate::servers::ask;
 use crate::wait::{soon, until};
 
-/// Long enough for a failover on a machine that is busy, from any moment between two renewals on.
-const LEASE: Duration = Duration::from_secs(15);
+/// Long enough for a failover whose first election fails, from any moment between two renewals on: the next one comes 5 s later.
+const LEASE: Duration = Duration::from_secs(20);
 const CASE: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,8 +31,8 @@ impl Scheme {
             Arc::new(builder.label(label).connect().await.expect("connects"))
         }
         match self {
-            Self::Hash => finish(ClusterManager::builder(topology.clone()).key_prefix("hash"), label).await,
-            Self::TwoKey => finish(SingleNodeManager::builder(topology.clone()).key_prefix("two"), label).await,
+            Self::Hash => finish(RedisManager::builder(topology.clone()).key_prefix("hash"), label).await,
+            Self::TwoKey => finish(TwoKeyManager::builder(topology.clone()).key_prefix("two"), label).await,
         }
     }
 
@@ -201,8 +199,8 @@ async fn woken_primary_changes_nothing_on_valkey_9_1() {
     bounded(woken_primary_changes_nothing(Server::Valkey91)).await;
 }
 
-fn hash(topology: &Topology) -> Builder<ClusterManager> {
-    patient(ClusterManager::builder(topology.clone()))
+fn hash(topology: &Topology) -> Builder<RedisManager> {
+    patient(RedisManager::builder(topology.clone()))
 }
 
 /// What a manager is told that connects now, and one that connects at first use.

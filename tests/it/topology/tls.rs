@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Certificates, Cluster, Node, Sentinels, Server, TlsClients};
-use redis_rwlock::{Build, Builder, ClusterManager, Error, Refusal, RwLockManager, SingleNodeManager, Tls, Topology};
+use redis_rwlock::{Build, Builder, Error, RedisManager, Refusal, RwLockManager, Tls, Topology, TwoKeyManager};
 use rustls::crypto::{CryptoProvider, ring};
 
 use super::{finds_nobody, names_on_every_primary, option_of, patient, shown, works};
@@ -51,8 +51,8 @@ async fn locks_as_always<M: Build>(builder: impl Fn() -> Builder<M> + Send + Syn
 async fn node_with_a_private_authority_and_a_client_certificate() {
     let server = node(TlsClients::Required);
     let tls = with_client(server.certificates());
-    bounded(locks_as_always(|| ClusterManager::builder(on(&server, tls.clone())))).await;
-    bounded(locks_as_always(|| SingleNodeManager::builder(on(&server, tls.clone())))).await;
+    bounded(locks_as_always(|| RedisManager::builder(on(&server, tls.clone())))).await;
+    bounded(locks_as_always(|| TwoKeyManager::builder(on(&server, tls.clone())))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -61,7 +61,7 @@ async fn server_that_wants_no_client_certificate_by_address_and_by_name() {
     let by_name = server.url().replace("127.0.0.1", "localhost");
     for url in [server.url(), by_name] {
         let topology = Topology::node(url).tls(trusting(server.certificates()));
-        let manager = patient(SingleNodeManager::builder(topology)).connect().await.expect("connects");
+        let manager = patient(TwoKeyManager::builder(topology)).connect().await.expect("connects");
         works(&manager, "cfg").await;
     }
 }
@@ -75,7 +75,7 @@ async fn all_nodes_of_a_cluster_are_reached_with_tls() {
         .expect("the cluster starts");
     // One URL: the others are what the cluster says, with the ports where they speak TLS.
     let topology = Topology::cluster(cluster.urls().into_iter().take(1)).tls(with_client(cluster.certificates()));
-    let manager = patient(ClusterManager::builder(topology)).connect().await.expect("connects");
+    let manager = patient(RedisManager::builder(topology)).connect().await.expect("connects");
     for name in names_on_every_primary(&cluster) {
         works(&manager, &name).await;
     }
@@ -95,8 +95,8 @@ async fn all_nodes_of_a_cluster_are_reached_with_tls() {
 async fn sentinels_and_the_primary_that_they_name_are_reached_with_tls() {
     let servers = Sentinels::builder(Server::Redis70).tls(TlsClients::Required).start().expect("they start");
     let topology = Topology::sentinel(servers.primary_name(), servers.urls()).tls(with_client(servers.certificates()));
-    let hash = patient(ClusterManager::builder(topology.clone()));
-    let two_key = patient(SingleNodeManager::builder(topology));
+    let hash = patient(RedisManager::builder(topology.clone()));
+    let two_key = patient(TwoKeyManager::builder(topology));
     let (hash, two_key) = (hash.connect().await.expect("connects"), two_key.connect().await.expect("connects"));
     works(&hash, "cfg").await;
     works(&two_key, "cfg").await;
@@ -110,7 +110,7 @@ async fn sentinels_and_the_primary_that_they_name_are_reached_with_tls() {
 }
 
 async fn refused(topology: Topology) -> Error {
-    super::refused(ClusterManager::builder(topology)).await
+    super::refused(RedisManager::builder(topology)).await
 }
 
 fn refusal_of(error: &Error) -> Refusal {
@@ -129,7 +129,7 @@ async fn server_of_another_authority_is_not_trusted() {
     assert_eq!(refusal_of(&public), Refusal::Untrusted, "{public}");
     let cluster = Topology::cluster([server.url()]).tls(trusting(stranger.certificates()));
     assert_eq!(refusal_of(&refused(cluster.clone()).await), Refusal::Untrusted);
-    let manager = patient(ClusterManager::builder(cluster)).build().expect("built");
+    let manager = patient(RedisManager::builder(cluster)).build().expect("built");
     let late = soon("the refusal", manager.write("cfg").into_future()).await.expect_err("no");
     assert_eq!(refusal_of(&late), Refusal::Untrusted, "at first use as well: {late}");
     let sentinels = Topology::sentinel("mymaster", [server.url()]).tls(trusting(stranger.certificates()));
@@ -163,7 +163,7 @@ async fn tls_on_one_side_only_is_unreachable_in_bounded_time() {
     let tls_to_plain = Topology::node(format!("rediss://{}", server.addr())).tls(trusting(server.certificates()));
     let plain_to_tls = Topology::node(server.url().replace("rediss", "redis"));
     for topology in [tls_to_plain, plain_to_tls] {
-        finds_nobody(|| ClusterManager::builder(topology.clone())).await;
+        finds_nobody(|| RedisManager::builder(topology.clone())).await;
     }
 }
 
@@ -196,7 +196,7 @@ fn bad_certificates_are_refused_when_the_manager_is_built() {
     let secret = key.lines().nth(1).expect("a key has lines");
     for (what, tls) in bad {
         for topology in everywhere("rediss://127.0.0.1:1", &tls) {
-            let error = ClusterManager::builder(topology).build().expect_err(what);
+            let error = RedisManager::builder(topology).build().expect_err(what);
             assert_eq!(option_of(&error), "tls", "{what}: {error}");
             assert!(!shown(&error).contains(secret), "{what}: {error}");
         }
@@ -208,15 +208,15 @@ fn certificates_without_tls_and_half_tls_are_refused() {
     let server = node(TlsClients::Optional);
     let tls = with_client(server.certificates());
     for topology in everywhere("redis://127.0.0.1:1", &tls) {
-        let error = ClusterManager::builder(topology).build().expect_err("they would not be used");
+        let error = RedisManager::builder(topology).build().expect_err("they would not be used");
         assert_eq!(option_of(&error), "tls", "{error}");
     }
     for topology in everywhere("rediss://127.0.0.1:1/#insecure", &tls) {
-        let error = ClusterManager::builder(topology).build().expect_err("certificates are checked");
+        let error = RedisManager::builder(topology).build().expect_err("certificates are checked");
         assert_eq!(option_of(&error), "topology", "{error}");
     }
     let mixed = Topology::cluster(["rediss://127.0.0.1:1", "redis://127.0.0.1:2"]).tls(tls);
-    let error = ClusterManager::builder(mixed).build().expect_err("half of it would not be secret");
+    let error = RedisManager::builder(mixed).build().expect_err("half of it would not be secret");
     assert_eq!(option_of(&error), "topology", "{error}");
 }
 
@@ -226,8 +226,8 @@ fn debug_shows_neither_keys_nor_certificates() {
     let tls = with_client(server.certificates());
     let mut shown = format!("{tls:?}");
     for topology in everywhere("rediss://user:pass@127.0.0.1:1", &tls) {
-        shown += &format!("{topology:?} {:?}", ClusterManager::builder(topology.clone()));
-        let manager = ClusterManager::builder(topology).build().expect("built");
+        shown += &format!("{topology:?} {:?}", RedisManager::builder(topology.clone()));
+        let manager = RedisManager::builder(topology).build().expect("built");
         shown += &format!("{manager:?}");
     }
     let certificates = server.certificates();
@@ -272,12 +272,12 @@ fn provider_of_the_application_stays() {
 async fn child_has_no_provider() {
     let server = node(TlsClients::Required);
     assert!(CryptoProvider::get_default().is_none());
-    let public = ClusterManager::builder("rediss://127.0.0.1:1");
+    let public = RedisManager::builder("rediss://127.0.0.1:1");
     assert!(CryptoProvider::get_default().is_none(), "nothing is done before `build`");
     public.build().expect("built");
     // Before the library asks for one, which panics if there are two that it could take.
     assert!(CryptoProvider::get_default().is_some());
-    let builder = patient(ClusterManager::builder(on(&server, with_client(server.certificates()))));
+    let builder = patient(RedisManager::builder(on(&server, with_client(server.certificates()))));
     works(&builder.build().expect("built"), "cfg").await;
 }
 
@@ -288,7 +288,7 @@ async fn child_has_a_provider() {
     provider.cipher_suites.truncate(1);
     provider.install_default().expect("the first");
     let server = node(TlsClients::Required);
-    let builder = patient(ClusterManager::builder(on(&server, with_client(server.certificates()))));
+    let builder = patient(RedisManager::builder(on(&server, with_client(server.certificates()))));
     works(&builder.build().expect("built"), "cfg").await;
     assert_eq!(CryptoProvider::get_default().expect("still there").cipher_suites.len(), 1);
 }

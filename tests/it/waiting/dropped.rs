@@ -65,7 +65,7 @@ impl<'a> Scene<'a> {
     }
 
     fn subscriptions(&self) -> Matcher {
-        Matcher::command("SSUBSCRIBE").and(self.f.key_of(&self.name, "wake"))
+        Matcher::command("SSUBSCRIBE").and(self.f.hash_key(&self.name) + ":wake")
     }
 
     async fn waits(&self) {

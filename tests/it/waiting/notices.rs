@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Matcher, Node, Proxy, Reply, Server};
-use redis_rwlock::{ClusterManager, HoldState, RwLockManager};
+use redis_rwlock::{HoldState, RedisManager, RwLockManager};
 
 use super::{HEARTBEAT, MACHINE};
 use crate::fixture::Manager;
@@ -39,23 +39,37 @@ impl Scene {
     }
 
     async fn near(&self, label: &str) -> Manager {
-        let builder = ClusterManager::builder(self.node.url()).key_prefix("notices").label(label);
+        let builder = RedisManager::builder(self.node.url()).key_prefix("notices").label(label);
         Arc::new(builder.clock_margin(Duration::from_millis(5)).connect().await.expect("connected"))
     }
 
     async fn far(&self, lease: Duration, response_timeout: Duration) -> Manager {
-        let builder = ClusterManager::builder(self.proxy.url()).key_prefix("notices").label("far").lease(lease);
+        let builder = RedisManager::builder(self.proxy.url()).key_prefix("notices").label("far").lease(lease);
         let builder = builder.response_timeout(response_timeout).unreachable_after(PATIENT);
         Arc::new(builder.clock_margin(Duration::from_millis(5)).connect().await.expect("connected"))
     }
 
-    fn field(&self, name: &str) -> String {
-        ask(&self.node, &["HGET", KEY, name]).text().unwrap_or_default().into_owned()
+    /// A word of one of the two headers: of who holds, of who waits.
+    fn word(&self, header: &str, n: usize) -> String {
+        let header = ask(&self.node, &["HGET", KEY, header]);
+        header.text().and_then(|text| text.split(' ').nth(n).map(str::to_owned)).unwrap_or_default()
+    }
+
+    fn writer(&self) -> String {
+        self.word("h", 5)
+    }
+
+    fn first_waiting_writer(&self) -> String {
+        self.word("u", 6)
+    }
+
+    fn last_waiting_writer(&self) -> String {
+        self.word("u", 7)
     }
 
     /// So many wait to write, the last of them with this label.
     async fn last_waits(&self, label: &str) {
-        until("it waits", async || self.field("P").ends_with(&format!(".{label}"))).await;
+        until("it waits", async || self.last_waiting_writer().ends_with(&format!(".{label}"))).await;
     }
 
     async fn subscribed(&self, count: usize) {
@@ -80,7 +94,7 @@ async fn waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_not
     scene.proxy.freeze();
     let released = Instant::now();
     held.release().await.expect("ours to the end");
-    assert!(scene.field("W").ends_with(".far"), "it has the lock, and a notice on its way");
+    assert!(scene.writer().ends_with(".far"), "it has the lock, and a notice on its way");
     let writing = soon("the next", next).await.expect("no panic").expect("granted");
     println!("the next was in after {:?}", released.elapsed());
     assert!(released.elapsed() < CLAIM + HEARTBEAT + MACHINE, "{:?}", released.elapsed());
@@ -139,7 +153,7 @@ async fn notice_that_is_told_again_lets_nobody_in(server: Server) {
     let waits = tokio::spawn(waiter.write(NAME).into_future());
     scene.last_waits("waiter").await;
     scene.subscribed(1).await;
-    let channel = format!("notices:{{lock}}:wake:{}", &scene.field("N")[..32]);
+    let channel = format!("{KEY}:wake:{}", &scene.first_waiting_writer()[..32]);
     let mut listener = scene.node.client().expect("connected");
     listener.command(&["SSUBSCRIBE", &channel]).expect("answered").into_result().expect("subscribed");
     held.release().await.expect("ours to the end");

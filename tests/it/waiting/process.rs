@@ -54,6 +54,8 @@ impl Process {
         // For as long as the thread lives.
         builder.on_thread_start(move || std::mem::forget(tracing::dispatcher::set_default(&dispatch)));
         let runtime = builder.build().expect("a runtime starts");
+        // What it says in the background is said there, too.
+        let settings = Settings { background: Some(runtime.handle().clone()), ..settings };
         let manager = runtime.spawn(f.connecting(settings)).await.expect("no panic").expect("the manager connects");
         Self { number, runtime: Some(runtime), manager, told }
     }

@@ -1,0 +1,71 @@
+//! Does one lock operation so and so often, on one thread. `.ci/instructions` runs it under callgrind at two counts: their
+//! difference is what the operations cost, without the start and the end.
+//!
+//! usage: instructions memory_pair|memory_join COUNT, or instructions server_pair|server_join COUNT URL
+//!
+//! `instructions pairs URL` is the worker of `benches/throughput.rs`, for builds of other revisions (`benches/before`).
+
+mod pairs;
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use redis_rwlock::{Build, Builder, MemoryManager, RedisManager, Result, RwLockManager, Topology};
+
+/// Nothing is renewed while this runs.
+const LONG: Duration = Duration::from_secs(24 * 3600);
+
+async fn connected<M: Build>(builder: Builder<M>) -> Result<M> {
+    // Nor does a join ask the server whether others wait.
+    builder.lease(LONG).max_hold(LONG * 2).share_window(LONG).connect().await
+}
+
+/// Takes and gives back a lock that nobody else wants.
+async fn take_and_give_back(manager: &impl RwLockManager, count: u32) -> Result<()> {
+    for _ in 0..count {
+        black_box(manager.write("pair").await?).release().await?;
+    }
+    Ok(())
+}
+
+/// Reads, and no longer, a lock that this process reads all the time.
+async fn joins(manager: &impl RwLockManager, count: u32) -> Result<()> {
+    let kept = manager.read("join").await?;
+    for _ in 0..count {
+        drop(black_box(manager.read("join").await?));
+    }
+    kept.release().await
+}
+
+async fn run(what: &str, count: u32, url: &str) -> Result<()> {
+    match what {
+        "memory_pair" => take_and_give_back(&connected(MemoryManager::builder()).await?, count).await,
+        "memory_join" => joins(&connected(MemoryManager::builder()).await?, count).await,
+        "server_pair" => take_and_give_back(&connected(RedisManager::builder(Topology::node(url))).await?, count).await,
+        "server_join" => joins(&connected(RedisManager::builder(Topology::node(url))).await?, count).await,
+        other => panic!("{other} is none of memory_pair, memory_join, server_pair and server_join"),
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (what, count, url) = match &arguments[..] {
+        [what, url] if what == "pairs" => {
+            pairs::serve(url);
+            return ExitCode::SUCCESS;
+        }
+        [what, count] => (what, count, ""),
+        [what, count, url] => (what, count, url.as_str()),
+        _ => panic!("two or three arguments are needed"),
+    };
+    let count = count.parse().expect("the second argument is a number");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
+    match runtime.block_on(run(what, count, url)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! What one attempt is about, and what may come of it: the words that schemes and transport have in common.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use crate::error::{AtNode, Refusal, Source};
+use crate::lease::{FencingToken, Moment, ServerTime};
+
+/// An owned future that can be sent.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// The identity of one hold or waiter on the server: `<manager>.<n>.<label>`, n never reused by its manager.
+///
+/// The label tells people who it is; it has no blanks, and the manager's 128 random bits make the whole unique.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct AcquisitionId(Arc<str>);
+
+impl AcquisitionId {
+    pub(crate) fn new(manager: &str, n: u64, label: &str) -> Self {
+        // Put together by hand, as are keys: both are made at every acquisition, and `format!` costs ten times as much.
+        Self([manager, ".", &n.to_string(), ".", label].concat().into())
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub(crate) fn shared(&self) -> Arc<str> {
+        Arc::clone(&self.0)
+    }
+
+    /// The label within an id that a server listed.
+    pub(crate) fn label_of(id: &str) -> &str {
+        id.splitn(3, '.').nth(2).unwrap_or(id)
+    }
+}
+
+/// An answer, and when the copy of the request that was answered had been sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Answered<T> {
+    pub(crate) sent: Moment,
+    pub(crate) server: ServerTime,
+    pub(crate) value: T,
+}
+
+/// What came of one attempt.
+pub(crate) type Attempt<T> = Result<Answered<T>, Failure>;
+
+/// A hold as the server recorded it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Granted {
+    pub(crate) token: FencingToken,
+    /// How many tokens from `token` on are this hold's.
+    pub(crate) tokens: u64,
+    pub(crate) remaining: Duration,
+    /// A writer waits in the queue, so no further reader may share this hold.
+    pub(crate) writers_waiting: bool,
+}
+
+/// Why an attempt has no answer.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    /// It may have been carried out, or may yet be until `stray_until`.
+    Unknown { stray_until: Moment, source: Option<Source> },
+    /// It was certainly not carried out, and may be tried again.
+    NotDone { source: Option<Source> },
+    /// It was certainly not carried out, and trying again would not help.
+    Refused { refusal: Refusal, node: Option<Arc<str>>, message: String },
+    /// It was refused half way: trying again would not help, and something of it may be there.
+    Broken { refusal: Refusal, node: Option<Arc<str>>, message: String },
+}
+
+impl Failure {
+    /// The same, of which it is known at which node it happened.
+    pub(crate) fn at(self, address: &str) -> Self {
+        match self {
+            Self::Unknown { stray_until, source } => {
+                Self::Unknown { stray_until, source: Some(at_node(source, address)) }
+            }
+            Self::NotDone { source } => Self::NotDone { source: Some(at_node(source, address)) },
+            Self::Refused { refusal, node, message } => {
+                Self::Refused { refusal, node: node.or_else(|| Some(address.into())), message }
+            }
+            Self::Broken { refusal, node, message } => {
+                Self::Broken { refusal, node: node.or_else(|| Some(address.into())), message }
+            }
+        }
+    }
+}
+
+/// Where it happened first counts.
+fn at_node(source: Option<Source>, address: &str) -> Source {
+    match source {
+        Some(source) if source.is::<AtNode>() => source,
+        cause => Arc::new(AtNode { node: address.into(), cause }),
+    }
+}
+
+/// What one node has said to anybody of late.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Hearing {
+    /// When it last did what it was asked, if it has.
+    pub(crate) served: Option<Moment>,
+    /// It has answered nobody since, who asked.
+    pub(crate) is_silent: bool,
+}
+
+/// Where requests for a lock go at the moment: renewals with equal routes travel together.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Route(pub(crate) Arc<str>);
+
+impl Route {
+    /// Nobody is known to own the lock.
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// What a waiter of a lock is told without asking. Each may be lost, late, or told twice.
+#[derive(Clone, Debug)]
+pub(crate) enum Notice {
+    /// Something may have changed: whoever waits does well to ask.
+    AskAgain,
+    /// This acquisition was granted while it waited, `at` the server's time. The answer counts from an earlier one of the
+    /// same node, its anchor.
+    Granted { id: Arc<str>, at: ServerTime, answer: Answered<Granted> },
+}
+
+/// Notices for one waiter of a lock, as long as it is kept. One that comes while nobody looks is not forgotten.
+pub(crate) struct Subscription {
+    pub(crate) notices: mpsc::UnboundedReceiver<Notice>,
+    /// Ends the subscription when it is dropped.
+    pub(crate) _end: Box<dyn Send + Sync>,
+}
+
+impl fmt::Debug for Subscription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Subscription")
+    }
+}

@@ -1,0 +1,416 @@
+//! A manager's topology and options as configuration: from files that serde reads, and from the environment.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::manager::{Builder, RedisManager};
+use crate::options::PublishedLimits;
+use crate::reentry::Reentry;
+use crate::span::Period;
+use crate::topology::{Tls, Topology};
+
+/// What a [`RedisManager`] is built from, as configuration: its topology, the files of its certificates, and every option of
+/// [`Builder`]. Needs the cargo feature `serde`.
+///
+/// It is read with serde, or by [`from_env`](Config::from_env). Spans of time are texts: `"10s"`, `"500ms"`, `"1.5h"`, or `"max"` for
+/// no limit. Whatever is not given has the default of the builder's setter of the same name. Fields that do not exist are errors,
+/// so that a misspelt one is not ignored.
+///
+/// | field | value |
+/// |---|---|
+/// | `topology` | `{"node": url}`, `{"cluster": [url, …]}` or `{"sentinel": {"primary": name, "urls": [url, …]}}` |
+/// | `tls` | `{"ca": path, "client_certificate": path, "client_key": path}`, each of them optional; PEM files, read by `build` |
+/// | `lease`, `max_hold`, `wait_timeout`, `unreachable_after`, `response_timeout`, `clock_margin`, `share_window` | a span of time |
+/// | `reentry` | `"off"` or `"per_task"` |
+/// | `key_prefix`, `label`, `published_keys` | a text |
+/// | `published_limits` | `{"read": span, "write": span, "key_ttl": span}`, each of them optional |
+/// | `hand_over_budget` | a number |
+///
+/// `Debug` shows no passwords.
+///
+/// # Examples
+///
+/// ```
+/// use redis_rwlock::{Config, RedisManager};
+///
+/// let config: Config = serde_json::from_str(
+///     r#"{
+///         "topology": { "cluster": ["redis://:secret@10.0.0.1:6379", "redis://:secret@10.0.0.2:6379"] },
+///         "lease": "15s",
+///         "wait_timeout": "2s",
+///         "label": "billing-1"
+///     }"#,
+/// )?;
+/// # fn main() {}
+/// # async fn connect(config: Config) -> redis_rwlock::Result<()> {
+/// let manager: RedisManager = config.builder().connect().await?;
+/// # Ok(())
+/// # }
+/// assert!(!format!("{config:?}").contains("secret"));
+/// # Ok::<_, serde_json::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    topology: Topology,
+    tls: Option<TlsFiles>,
+    lease: Option<Period>,
+    max_hold: Option<Period>,
+    wait_timeout: Option<Period>,
+    unreachable_after: Option<Period>,
+    response_timeout: Option<Period>,
+    clock_margin: Option<Period>,
+    share_window: Option<Period>,
+    reentry: Option<Nesting>,
+    key_prefix: Option<String>,
+    label: Option<String>,
+    published_keys: Option<String>,
+    published_limits: Option<Limits>,
+    hand_over_budget: Option<u64>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TlsFiles {
+    ca: Option<PathBuf>,
+    client_certificate: Option<PathBuf>,
+    client_key: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Nesting {
+    Off,
+    PerTask,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Limits {
+    read: Option<Period>,
+    write: Option<Period>,
+    key_ttl: Option<Period>,
+}
+
+impl Config {
+    fn new(topology: Topology) -> Self {
+        Self {
+            topology,
+            tls: None,
+            lease: None,
+            max_hold: None,
+            wait_timeout: None,
+            unreachable_after: None,
+            response_timeout: None,
+            clock_margin: None,
+            share_window: None,
+            reentry: None,
+            key_prefix: None,
+            label: None,
+            published_keys: None,
+            published_limits: None,
+            hand_over_budget: None,
+        }
+    }
+
+    /// Reads the environment: the variables that begin with `prefix` and an underscore.
+    ///
+    /// With the prefix `LOCKS` the topology is one of `LOCKS_NODE` (a URL), `LOCKS_CLUSTER` (URLs, with commas between them), or
+    /// `LOCKS_SENTINEL_PRIMARY` and `LOCKS_SENTINEL_URLS`. The certificates are `LOCKS_TLS_CA`, `LOCKS_TLS_CLIENT_CERTIFICATE` and
+    /// `LOCKS_TLS_CLIENT_KEY` (paths). All others are named like the field: `LOCKS_LEASE=15s`, `LOCKS_REENTRY=per_task`,
+    /// `LOCKS_PUBLISHED_LIMITS_READ=1s`. A comma within a password is percent-encoded, as `%2C`.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](Error::InvalidOption) if a value cannot be read, if a variable with the prefix is none of these, and if the
+    /// topology is missing or there are two. Values that may have a password are not quoted.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use redis_rwlock::Config;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// // LOCKS_NODE=redis://127.0.0.1:6379 LOCKS_LEASE=15s
+    /// let manager = Config::from_env("LOCKS")?.builder().connect().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_env(prefix: &str) -> Result<Self> {
+        Self::from_vars(prefix, std::env::vars_os())
+    }
+
+    fn from_vars(prefix: &str, vars: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self> {
+        let mut topologies = Vec::new();
+        let (mut primary, mut urls) = (None, None);
+        // The topology comes later.
+        let mut config = Self::new(Topology::node(""));
+        for (name, value) in vars {
+            let Some(name) = name.to_str() else { continue };
+            let Some(field) = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('_')) else { continue };
+            let value = value.to_str().ok_or_else(|| invalid("environment", format!("{name} is not valid Unicode")))?;
+            match field {
+                "NODE" => topologies.push(Topology::node(value)),
+                "CLUSTER" => topologies.push(Topology::cluster(split(value))),
+                "SENTINEL_PRIMARY" => primary = Some(value.to_owned()),
+                "SENTINEL_URLS" => urls = Some(split(value)),
+                _ => config.set(name, field, value)?,
+            }
+        }
+        match (primary, urls) {
+            (Some(primary), Some(urls)) => topologies.push(Topology::sentinel(primary, urls)),
+            (None, None) => {}
+            _ => {
+                return Err(invalid(
+                    "topology",
+                    format!("{prefix}_SENTINEL_PRIMARY and {prefix}_SENTINEL_URLS need each other"),
+                ));
+            }
+        }
+        match <[Topology; 1]>::try_from(topologies) {
+            Ok([topology]) => Ok(Self { topology, ..config }),
+            Err(topologies) => {
+                let count = if topologies.is_empty() { "none" } else { "more than one" };
+                let reason = format!(
+                    "there is {count} of {prefix}_NODE, {prefix}_CLUSTER and {prefix}_SENTINEL_PRIMARY: set one of them"
+                );
+                Err(invalid("topology", reason))
+            }
+        }
+    }
+
+    /// Sets what the variable `name` says of `field`.
+    fn set(&mut self, name: &str, field: &str, value: &str) -> Result<()> {
+        let span = |option| value.parse().map(Some).map_err(|reason| invalid(option, format!("{name}: {reason}")));
+        let (path, text) = (Some(PathBuf::from(value)), Some(value.to_owned()));
+        let tls = &mut self.tls;
+        let limits = &mut self.published_limits;
+        match field {
+            "TLS_CA" => tls.get_or_insert_default().ca = path,
+            "TLS_CLIENT_CERTIFICATE" => tls.get_or_insert_default().client_certificate = path,
+            "TLS_CLIENT_KEY" => tls.get_or_insert_default().client_key = path,
+            "LEASE" => self.lease = span("lease")?,
+            "MAX_HOLD" => self.max_hold = span("max_hold")?,
+            "WAIT_TIMEOUT" => self.wait_timeout = span("wait_timeout")?,
+            "UNREACHABLE_AFTER" => self.unreachable_after = span("unreachable_after")?,
+            "RESPONSE_TIMEOUT" => self.response_timeout = span("response_timeout")?,
+            "CLOCK_MARGIN" => self.clock_margin = span("clock_margin")?,
+            "SHARE_WINDOW" => self.share_window = span("share_window")?,
+            "REENTRY" => self.reentry = Some(nesting(name, value)?),
+            "KEY_PREFIX" => self.key_prefix = text,
+            "LABEL" => self.label = text,
+            "PUBLISHED_KEYS" => self.published_keys = text,
+            "PUBLISHED_LIMITS_READ" => limits.get_or_insert_default().read = span("published_limits")?,
+            "PUBLISHED_LIMITS_WRITE" => limits.get_or_insert_default().write = span("published_limits")?,
+            "PUBLISHED_LIMITS_KEY_TTL" => limits.get_or_insert_default().key_ttl = span("published_limits")?,
+            "HAND_OVER_BUDGET" => {
+                let number = value.parse().map_err(|_| invalid("hand_over_budget", format!("{name} is no number")))?;
+                self.hand_over_budget = Some(number);
+            }
+            _ => return Err(invalid("environment", format!("{name} is no option: correct its name or remove it"))),
+        }
+        Ok(())
+    }
+
+    /// A builder with all that the configuration says. Setters that are called on it count more.
+    pub fn builder(&self) -> Builder<RedisManager> {
+        let mut topology = self.topology.clone();
+        if let Some(files) = &self.tls {
+            topology = topology.tls(files.tls());
+        }
+        let mut builder = RedisManager::builder(topology);
+        let mut set = |period: Option<Period>, setter: fn(Builder<RedisManager>, std::time::Duration) -> _| {
+            if let Some(Period(span)) = period {
+                builder = setter(builder.clone(), span);
+            }
+        };
+        set(self.lease, Builder::lease);
+        set(self.max_hold, Builder::max_hold);
+        set(self.wait_timeout, Builder::wait_timeout);
+        set(self.unreachable_after, Builder::unreachable_after);
+        set(self.response_timeout, Builder::response_timeout);
+        set(self.clock_margin, Builder::clock_margin);
+        set(self.share_window, Builder::share_window);
+        if let Some(nesting) = self.reentry {
+            builder = builder.reentry(match nesting {
+                Nesting::Off => Reentry::Off,
+                Nesting::PerTask => Reentry::PerTask,
+            });
+        }
+        if let Some(prefix) = &self.key_prefix {
+            builder = builder.key_prefix(prefix);
+        }
+        if let Some(label) = &self.label {
+            builder = builder.label(label);
+        }
+        if let Some(template) = &self.published_keys {
+            builder = builder.published_keys(template);
+        }
+        if let Some(limits) = self.published_limits {
+            builder = builder.published_limits(limits.or_default());
+        }
+        if let Some(hand_overs) = self.hand_over_budget {
+            builder = builder.hand_over_budget(hand_overs);
+        }
+        builder
+    }
+}
+
+impl TlsFiles {
+    fn tls(&self) -> Tls {
+        let mut tls = Tls::new();
+        if let Some(ca) = &self.ca {
+            tls = tls.ca_file(ca);
+        }
+        if self.client_certificate.is_some() || self.client_key.is_some() {
+            // One that is missing is an empty path, which cannot be read: `build` says so.
+            let path = |path: &Option<PathBuf>| path.clone().unwrap_or_default();
+            tls = tls.client_files(path(&self.client_certificate), path(&self.client_key));
+        }
+        tls
+    }
+}
+
+impl Limits {
+    fn or_default(self) -> PublishedLimits {
+        let default = PublishedLimits::default();
+        let or = |period: Option<Period>, default| period.map_or(default, |Period(span)| span);
+        PublishedLimits::new(or(self.read, default.read), or(self.write, default.write))
+            .key_ttl(or(self.key_ttl, default.key_ttl))
+    }
+}
+
+fn split(urls: &str) -> Vec<String> {
+    urls.split(',').map(|url| url.trim().to_owned()).filter(|url| !url.is_empty()).collect()
+}
+
+fn nesting(name: &str, value: &str) -> Result<Nesting> {
+    match value {
+        "off" => Ok(Nesting::Off),
+        "per_task" => Ok(Nesting::PerTask),
+        _ => Err(invalid("reentry", format!("{name} is neither off nor per_task"))),
+    }
+}
+
+fn invalid(option: &'static str, reason: String) -> Error {
+    Error::InvalidOption { option, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every field, none of them as by default.
+    const JSON: &str = r#"{
+        "topology": {"sentinel": {"primary": "main", "urls": ["rediss://:s3cret@a", "rediss://b"]}},
+        "tls": {"ca": "/ca.pem", "client_certificate": "/c.pem", "client_key": "/k.pem"},
+        "lease": "11s", "max_hold": "max", "wait_timeout": "1.5s", "unreachable_after": "2m",
+        "response_timeout": "250ms", "clock_margin": "50ms", "share_window": "0ms",
+        "reentry": "per_task", "key_prefix": "shop", "label": "billing-1", "published_keys": "lock:*",
+        "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "hand_over_budget": 7
+    }"#;
+    const ENVIRONMENT: [(&str, &str); 20] = [
+        ("L_SENTINEL_PRIMARY", "main"),
+        ("L_SENTINEL_URLS", "rediss://:s3cret@a, rediss://b"),
+        ("L_TLS_CA", "/ca.pem"),
+        ("L_TLS_CLIENT_CERTIFICATE", "/c.pem"),
+        ("L_TLS_CLIENT_KEY", "/k.pem"),
+        ("L_LEASE", "11s"),
+        ("L_MAX_HOLD", "max"),
+        ("L_WAIT_TIMEOUT", "1.5s"),
+        ("L_UNREACHABLE_AFTER", "2m"),
+        ("L_RESPONSE_TIMEOUT", "250ms"),
+        ("L_CLOCK_MARGIN", "50ms"),
+        ("L_SHARE_WINDOW", "0ms"),
+        ("L_REENTRY", "per_task"),
+        ("L_KEY_PREFIX", "shop"),
+        ("L_LABEL", "billing-1"),
+        ("L_PUBLISHED_KEYS", "lock:*"),
+        ("L_PUBLISHED_LIMITS_READ", "2s"),
+        ("L_PUBLISHED_LIMITS_WRITE", "4s"),
+        ("L_PUBLISHED_LIMITS_KEY_TTL", "12s"),
+        ("L_HAND_OVER_BUDGET", "7"),
+    ];
+
+    fn from_vars(vars: &[(&str, &str)]) -> Result<Config> {
+        Config::from_vars("L", vars.iter().map(|(name, value)| ((*name).into(), (*value).into())))
+    }
+
+    fn from_json(json: &str) -> serde_json::Result<Config> {
+        serde_json::from_str(json)
+    }
+
+    #[test]
+    fn file_and_environment_say_the_same_and_the_builder_has_it() {
+        let config = from_json(JSON).expect("readable");
+        let others = [("L2_NODE", "x"), ("PATH", "/bin"), ("LX", "y")];
+        assert_eq!(from_vars(&[&ENVIRONMENT[..], &others].concat()).expect("readable"), config);
+        let tls = Tls::new().ca_file("/ca.pem").client_files("/c.pem", "/k.pem");
+        let topology = Topology::sentinel("main", ["rediss://:s3cret@a", "rediss://b"]).tls(tls);
+        let span = std::time::Duration::from_millis;
+        let built = RedisManager::builder(topology)
+            .lease(span(11_000))
+            .max_hold(std::time::Duration::MAX)
+            .wait_timeout(span(1_500))
+            .unreachable_after(span(120_000))
+            .response_timeout(span(250))
+            .clock_margin(span(50))
+            .share_window(span(0))
+            .reentry(Reentry::PerTask)
+            .key_prefix("shop")
+            .label("billing-1")
+            .published_keys("lock:*")
+            .published_limits(PublishedLimits::new(span(2_000), span(4_000)).key_ttl(span(12_000)))
+            .hand_over_budget(7);
+        assert_eq!(format!("{:?}", config.builder()), format!("{built:?}"));
+        assert!(!format!("{config:?} {built:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn what_is_not_said_is_as_by_default() {
+        let config = from_json(r#"{"topology": {"node": "redis://a"}}"#).expect("readable");
+        assert_eq!(from_vars(&[("L_NODE", "redis://a")]).expect("readable"), config);
+        assert_eq!(format!("{:?}", config.builder()), format!("{:?}", RedisManager::builder("redis://a")));
+        let cluster = from_vars(&[("L_CLUSTER", "redis://a,redis://b")]).expect("readable");
+        assert_eq!(cluster.topology, Topology::cluster(["redis://a", "redis://b"]));
+    }
+
+    #[test]
+    fn unknown_fields_are_errors_at_every_depth() {
+        for (at, extra) in [(r#""a"}"#, r#""a"}, "leese": "1s""#), (r#""a"}"#, r#""a"}, "tls": {"cert": "x"}"#)] {
+            let json = r#"{"topology": {"node": "a"}}"#.replace(at, extra);
+            let error = from_json(&json).expect_err("a field that does not exist").to_string();
+            assert!(error.contains("unknown field"), "{error}");
+        }
+        for json in [
+            r#"{"topology": {"node": "a"}, "published_limits": {"reed": "1s"}}"#,
+            r#"{"topology": {"nodes": "a"}}"#,
+            r#"{"topology": {"sentinel": {"primary": "a", "urls": [], "user": "b"}}}"#,
+            r#"{"lease": "1s"}"#,
+            r#"{"topology": {"node": "a"}, "lease": 10}"#,
+        ] {
+            from_json(json).expect_err(json);
+        }
+        let error = from_vars(&[("L_NODE", "a"), ("L_LEESE", "1s")]).expect_err("no option").to_string();
+        assert!(error.contains("L_LEESE"), "{error}");
+    }
+
+    #[test]
+    fn environment_is_told_what_is_wrong_and_no_password() {
+        for (vars, part) in [
+            (&[][..], "none of L_NODE"),
+            (&[("L_NODE", "redis://:s3cret@a"), ("L_CLUSTER", "redis://:s3cret@b")], "more than one"),
+            (&[("L_SENTINEL_URLS", "redis://:s3cret@a")], "need each other"),
+            (&[("L_NODE", "a"), ("L_LEASE", "soon")], "L_LEASE"),
+            (&[("L_NODE", "a"), ("L_REENTRY", "on")], "L_REENTRY"),
+            (&[("L_NODE", "a"), ("L_HAND_OVER_BUDGET", "-1")], "L_HAND_OVER_BUDGET"),
+        ] {
+            let error = from_vars(vars).expect_err(part).to_string();
+            assert!(error.contains(part) && !error.contains("s3cret"), "{error}");
+        }
+    }
+}

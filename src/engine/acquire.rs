@@ -1,0 +1,363 @@
+//! Acquisitions, from the first attempt to the grant.
+//!
+//! A reader joins a hold that its process has, if it may. Everybody else waits for its turn in this process, then asks the
+//! server. Whoever cannot be granted there waits in the server's queue, repeats the question as a heartbeat, and starts as
+//! soon as a notification says that it was granted; a scheme without a queue is asked again with jittered pauses. An attempt
+//! without an answer is repeated under the same id, which counts once however many copies arrive. A future that is dropped
+//! leaves what it has under way to the next waiter of its process; without one it is taken back in the background.
+
+mod local;
+mod pending;
+mod recheck;
+mod wait;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::engine::releases::Release;
+use crate::engine::tries::Tries;
+use crate::engine::{Engine, Held, in_runtime};
+use crate::error::{Error, LossReason, Result, Source};
+use crate::key::Key;
+use crate::lease::{self, Moment, ServerTime};
+use crate::lock::shares::ShareRequest;
+use crate::lock::side::{Asking, Notices, Pending};
+use crate::lock::wait::{Listening, WaitEntry};
+use crate::options::Terms;
+use crate::reentry::{OwnerId, Reentry};
+use crate::scheme::{Hearing, Mode};
+
+use self::pending::Pursued;
+
+/// A waiter in the server's queue is heard of at least so often.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// How an acquisition treats a lock that others hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Patience {
+    Wait,
+    /// One answer is enough.
+    AskOnce,
+}
+
+/// Why an acquisition ends without a grant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum WaitEnd {
+    Closed,
+    /// There was no answer to whoever wanted one.
+    Silence,
+    /// The caller's limit.
+    Limit,
+}
+
+/// Whether the first attempt of an acquisition is over. Until then a limit cannot tell a denial from a silence.
+#[derive(Debug, Default)]
+struct FirstAttempt {
+    underway: AtomicBool,
+    over: Notify,
+}
+
+/// The first attempt. Dropped, it is over.
+struct UnderwayFirst(Arc<FirstAttempt>);
+
+impl Drop for UnderwayFirst {
+    fn drop(&mut self) {
+        self.0.underway.store(false, Ordering::Release);
+        self.0.over.notify_one();
+    }
+}
+
+impl FirstAttempt {
+    fn begins(self: Arc<Self>) -> UnderwayFirst {
+        self.underway.store(true, Ordering::Release);
+        UnderwayFirst(self)
+    }
+
+    /// Returns at once before and after the first attempt.
+    async fn over(&self) {
+        while self.underway.load(Ordering::Acquire) {
+            self.over.notified().await;
+        }
+    }
+}
+
+/// A share of a hold that this process has, if it may be joined without a word to the server.
+pub(crate) fn join(engine: &Arc<Engine>, name: &str, terms: &Terms) -> Option<Held> {
+    if terms.reentry.owner().is_some() || engine.closing.is_closed() {
+        return None;
+    }
+    let wants = ShareRequest { owner: OwnerId::current(), lease: terms.lease, max_hold: terms.max_hold };
+    let (hold, share_id) = engine.table.join(name, wants, engine.clock.now())?;
+    Some(Held::new(engine, hold, share_id))
+}
+
+/// Takes the lock. `None` only if the caller wants one answer and that was no.
+pub(crate) async fn acquire(
+    engine: &Arc<Engine>,
+    key: Arc<Key>,
+    mode: Mode,
+    terms: Terms,
+    patience: Patience,
+) -> Result<Option<Held>> {
+    engine.check_open(&key)?;
+    in_runtime()?;
+    engine.keep_running();
+    let began = engine.clock.now();
+    let wants = ShareRequest {
+        owner: terms.reentry.owner().unwrap_or_else(OwnerId::current),
+        lease: terms.lease,
+        max_hold: terms.max_hold,
+    };
+    if terms.reentry.owner().is_some()
+        && let Some(held) = join_own(engine, &key, wants, mode, began)?
+    {
+        return Ok(Some(held));
+    }
+    if mode == Mode::Read
+        && let Some((hold, share_id)) = engine.table.join(key.name(), wants, began)
+    {
+        return Ok(Some(Held::new(engine, hold, share_id)));
+    }
+    let grace = grace(engine);
+    let entry = match patience {
+        Patience::Wait => engine.table.enter(&key, mode, wants, grace, began),
+        Patience::AskOnce => match engine.table.try_enter(&key, mode, wants, grace, began) {
+            Some(entry) => entry,
+            None => return Ok(None),
+        },
+    };
+    let mut acquisition = Acquisition::new(engine, key, mode, wants, entry, began);
+    acquisition.until_its_end(terms, patience).await
+}
+
+/// An asker whose future is polled is seen again within this time: it waits for one answer, or for its heartbeat.
+fn grace(engine: &Engine) -> Duration {
+    HEARTBEAT + engine.options().response_timeout * 2
+}
+
+/// Nests in a hold of the same owner, if it has one.
+fn join_own(engine: &Arc<Engine>, key: &Key, wants: ShareRequest, mode: Mode, now: Moment) -> Result<Option<Held>> {
+    let Some(hold) = engine.table.held_by(key, wants.owner, now) else {
+        return Ok(None);
+    };
+    if hold.mode() == Mode::Read && mode == Mode::Write {
+        return Err(Error::UpgradeConflict { lock: key.shared_name() });
+    }
+    // It may want the hold for longer than the others do.
+    let (share_id, due) = hold.join_own(wants.from(now), now);
+    engine.carry_out(due, now);
+    Ok(share_id.map(|share_id| Held::new(engine, hold, share_id)))
+}
+
+/// Returns when the wait is over: at the limit, but not before the first attempt has shown what there is to wait for, its own or
+/// that of whoever asks for this side of the lock before it. These may wait for room behind many others: then it is over when
+/// it takes longer than two answers, and it is no silence if the node answers others.
+async fn limit_of(
+    engine: &Engine,
+    key: &Key,
+    listening: &Listening,
+    limit: Moment,
+    first: Option<Arc<FirstAttempt>>,
+) -> WaitEnd {
+    at(engine, limit).await;
+    let shown = async {
+        listening.heard().await;
+        if let Some(first) = first {
+            first.over().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = Box::pin(shown) => WaitEnd::Limit,
+        () = at(engine, limit.after(engine.options().response_timeout * 2)) => match engine.scheme.hearing(key) {
+            Hearing { served: Some(served), is_silent: false } if served >= limit => WaitEnd::Limit,
+            _ => WaitEnd::Silence,
+        },
+    }
+}
+
+/// Returns when the node has answered nobody for as long as it takes to ask twice, from `began` on.
+async fn silence_of(engine: &Engine, key: &Key, began: Moment) {
+    let patience = engine.options().response_timeout * 2;
+    let mut until = began.after(patience);
+    loop {
+        at(engine, until).await;
+        match engine.scheme.hearing(key) {
+            Hearing { served: Some(served), is_silent: false } if served.after(patience) > until => {
+                until = served.after(patience);
+            }
+            _ => return,
+        }
+    }
+}
+
+/// Returns at this moment. Mostly that is never: then there is no room for a timer either.
+async fn at(engine: &Engine, moment: Moment) {
+    if moment == Moment::NEVER {
+        std::future::pending().await
+    }
+    Box::pin(engine.clock.sleep_until(moment)).await;
+}
+
+/// A grant that crossed with `close` is given back: `close` has listed its holds already.
+fn hand_out(engine: &Engine, key: &Key, held: Option<Held>) -> Result<Option<Held>> {
+    let checked = engine.check_open(key);
+    if let (Err(_), Some(held)) = (&checked, &held)
+        && held.hold().lose(LossReason::Closed)
+    {
+        engine.release_in_background(held.hold());
+    }
+    checked.map(|()| held)
+}
+
+/// One acquisition on its way: what the steps need, and what is to be taken back if it is dropped. What it has under way on the
+/// server is with its entry.
+struct Acquisition<'a> {
+    engine: &'a Arc<Engine>,
+    key: Arc<Key>,
+    mode: Mode,
+    wants: ShareRequest,
+    reentry: Reentry,
+    entry: Option<WaitEntry>,
+    notices: Notices,
+    /// The server's time in the last answer: what it granted before that, the answer would have told.
+    answered_at: ServerTime,
+    began: Moment,
+    /// Of waiting for itself.
+    warned: bool,
+    /// Without an answer: since the last one came, else since it began.
+    tries: Tries,
+    last_failure: Option<Source>,
+    /// Present until it has begun.
+    first: Option<Arc<FirstAttempt>>,
+}
+
+impl<'a> Acquisition<'a> {
+    fn new(
+        engine: &'a Arc<Engine>,
+        key: Arc<Key>,
+        mode: Mode,
+        wants: ShareRequest,
+        entry: WaitEntry,
+        began: Moment,
+    ) -> Self {
+        Self {
+            engine,
+            key,
+            mode,
+            wants,
+            reentry: Reentry::Off,
+            entry: Some(entry),
+            notices: Notices::default(),
+            answered_at: ServerTime::default(),
+            began,
+            warned: false,
+            tries: Tries::new(began, engine.options().unreachable_after),
+            last_failure: None,
+            first: None,
+        }
+    }
+
+    /// Runs until it is granted, or it is no use to wait any longer.
+    async fn until_its_end(&mut self, terms: Terms, patience: Patience) -> Result<Option<Held>> {
+        let (engine, began) = (self.engine, self.began);
+        self.reentry = terms.reentry;
+        let Some(listening) = self.entry.as_ref().map(WaitEntry::listening) else {
+            return Ok(None);
+        };
+        let limit = terms.wait_timeout.map_or(Moment::NEVER, |limit| began.after(limit));
+        let first = terms.wait_timeout.map(|_| Arc::clone(self.first.insert(Arc::default())));
+        let (key, asks_once) = (Arc::clone(&self.key), patience == Patience::AskOnce);
+        // Biased: a grant that is there counts, whatever else is due. Dropping the acquisition takes back what it left.
+        let end = tokio::select! {
+            biased;
+            result = self.run(patience) => return hand_out(engine, &self.key, result?),
+            () = engine.closing.closed() => WaitEnd::Closed,
+            () = silence_of(engine, &key, began), if asks_once => WaitEnd::Silence,
+            end = limit_of(engine, &key, &listening, limit, first) => end,
+        };
+        let lock = self.key.shared_name();
+        if end == WaitEnd::Closed {
+            return Err(Error::Closed { lock });
+        }
+        let waited = engine.clock.now().since(began);
+        let source = self.last_failure.take();
+        if source.is_some() || end == WaitEnd::Silence || listening.silent_since().is_some() {
+            return Err(Error::unreachable(lock, waited, source));
+        }
+        Err(Error::WaitTimeout { lock, waited })
+    }
+
+    async fn run(&mut self, patience: Patience) -> Result<Option<Held>> {
+        loop {
+            while !self.entry.as_ref().is_none_or(WaitEntry::asks) {
+                if let Some(held) = Box::pin(self.called()).await? {
+                    return Ok(Some(held));
+                }
+            }
+            if self.mode == Mode::Read
+                && let Some(held) = Box::pin(self.recheck_own()).await?
+            {
+                return Ok(Some(held));
+            }
+            match (self.pursue(patience).await?, patience) {
+                (Pursued::Granted(held), _) => return Ok(Some(held)),
+                (Pursued::Refused, _) | (Pursued::PassedBy, Patience::AskOnce) => return Ok(None),
+                (Pursued::PassedBy, Patience::Wait) => self.wait_again(),
+            }
+        }
+    }
+
+    /// What it was called for came to nothing: it waits, as others do.
+    fn wait_again(&mut self) {
+        self.notices = Notices::Unwanted;
+        let (table, now) = (&self.engine.table, self.engine.clock.now());
+        if let Some(entry) = &mut self.entry
+            && !entry.waits_again(now)
+        {
+            *entry = table.enter(&self.key, self.mode, self.wants, grace(self.engine), now);
+        }
+    }
+
+    /// Takes back what an acquisition may have left on the server.
+    fn cancel(&self, pending: Pending) {
+        if pending.is_traceless() {
+            return;
+        }
+        let now = self.engine.clock.now();
+        let stray_until = pending.copies.until(now.after(self.engine.stray_span()));
+        let covers = lease::surely_over(self.wants.lease.min(self.wants.max_hold), self.engine.options().clock_margin);
+        let release = Release {
+            key: Arc::clone(&self.key),
+            id: pending.id.clone(),
+            server_until: stray_until.unwrap_or(now).max(now).after(covers),
+            stray_until,
+        };
+        self.engine.releases.in_background(release, None);
+        // `pending.keeps_open` goes now: what was taken back has been counted.
+    }
+}
+
+impl Drop for Acquisition<'_> {
+    fn drop(&mut self) {
+        let Some(entry) = self.entry.take() else {
+            return;
+        };
+        let now = self.engine.clock.now();
+        let asking = Asking { notices: std::mem::take(&mut self.notices), backoff: self.tries.backoff };
+        let (leaving, due) = entry.leave(asking, now);
+        self.engine.carry_out(due, now);
+        if let Some(pending) = leaving.pending {
+            self.cancel(pending);
+        }
+        if let Some((hold, share_id)) = leaving.handed {
+            drop(Held::new(self.engine, hold, share_id));
+        }
+    }
+}

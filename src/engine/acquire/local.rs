@@ -1,0 +1,96 @@
+//! An acquisition waits in its process: to ask, or to be handed a share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Acquisition, grace};
+use crate::engine::{Held, events};
+use crate::error::{Error, Result};
+use crate::lease::Moment;
+use crate::lock::hold::{Hold, ShareId};
+use crate::lock::wait::Wake;
+
+/// A waiter that holds the lock itself is told so after this time.
+const SELF_WAIT_WARNING: Duration = Duration::from_secs(3);
+
+impl Acquisition<'_> {
+    /// Waits in this process until it is called: to ask, or with a share that it has. Ends early when the server is
+    /// silent to those before.
+    pub(super) async fn called(&mut self) -> Result<Option<Held>> {
+        let mut next_look = self.next_look(self.engine.clock.now());
+        loop {
+            let Some(entry) = &mut self.entry else {
+                return Ok(None);
+            };
+            tokio::select! {
+                biased;
+                call = entry.called() => {
+                    // A server that was silent to those before is so to this one: its patience does not begin again.
+                    let silent_since = entry.listening().silent_since();
+                    let now = self.engine.clock.now();
+                    self.tries.since = silent_since.map_or(now, |since| since.max(self.tries.since));
+                    return Ok(match call {
+                        Wake::Ask => None,
+                        Wake::Handed(hold, share_id) => self.handed(hold, share_id),
+                    });
+                }
+                () = self.engine.clock.timer(next_look) => {}
+            }
+            let now = self.engine.clock.now();
+            self.check_heard(now)?;
+            self.warn_of_self(now);
+            next_look = self.next_look(now);
+        }
+    }
+
+    /// When there may be something to see. Many wait, so each looks as seldom as it can: the silence of a server that answers now
+    /// cannot have lasted too long before then.
+    fn next_look(&self, now: Moment) -> Moment {
+        let patience = self.engine.options().unreachable_after;
+        let silence = match self.silent_since() {
+            Some(since) => since.after(patience),
+            None => now.after(patience.saturating_sub(grace(self.engine)).max(patience / 2)),
+        };
+        let warning = self.began.after(SELF_WAIT_WARNING);
+        if now < warning { silence.min(warning) } else { silence }
+    }
+
+    /// Since when the server has been silent to whoever asks, as far as this one is concerned.
+    fn silent_since(&self) -> Option<Moment> {
+        let silent_since = self.entry.as_ref().and_then(|entry| entry.listening().silent_since());
+        silent_since.map(|since| since.max(self.tries.since))
+    }
+
+    /// A waiter that holds the lock itself would wait for ever: it is told so, once.
+    pub(super) fn warn_of_self(&mut self, now: Moment) {
+        let due = !self.warned && now.since(self.began) >= SELF_WAIT_WARNING;
+        if due && self.entry.as_ref().is_some_and(|entry| entry.waits_for_itself(now)) {
+            self.warned = true;
+            events::waits_for_itself(&self.key, self.reentry);
+        }
+    }
+
+    /// Whether the server answers whoever of this process asks.
+    fn check_heard(&self, now: Moment) -> Result<()> {
+        match self.silent_since().map(|since| now.since(since)) {
+            Some(waited) if waited >= self.engine.options().unreachable_after => {
+                Err(Error::unreachable(self.key.shared_name(), waited, None))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes a share that somebody of this process has handed it, if that is still worth having. Else it waits again.
+    fn handed(&mut self, hold: Arc<Hold>, share_id: ShareId) -> Option<Held> {
+        let now = self.engine.clock.now();
+        let (accepted, due) = hold.accept(share_id, self.wants.from(now), now);
+        self.engine.carry_out(due, now);
+        let held = Held::new(self.engine, hold, share_id);
+        if accepted {
+            self.entry = None;
+            return Some(held);
+        }
+        self.wait_again();
+        None
+    }
+}

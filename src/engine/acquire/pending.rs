@@ -1,0 +1,309 @@
+//! An acquisition asks the server, until that grants the lock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::wait::Pause;
+use super::{Acquisition, FirstAttempt, HEARTBEAT, Patience, grace};
+use crate::engine::{Held, events};
+use crate::error::{Result, Source};
+use crate::lease::{self, Moment};
+use crate::lock::hold::{self, Grant, Granting};
+use crate::lock::side::{KeepsOpen, Notices, Pending};
+use crate::lock::stray::Copies;
+use crate::lock::wait::Installed;
+use crate::scheme::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken};
+
+/// What came of asking.
+pub(super) enum Pursued {
+    Granted(Held),
+    /// The one answer was no.
+    Refused,
+    /// It was not polled for so long that the next one asks by now.
+    PassedBy,
+}
+
+/// What came of a grant.
+pub(super) enum Taken {
+    Held(Held),
+    /// Nothing is left of it.
+    Over,
+    /// The next one asks by now, and finds it.
+    PassedBy,
+}
+
+impl Acquisition<'_> {
+    /// Asks the server until it grants the lock. What it mostly does not come to has its room elsewhere: the future is moved.
+    pub(super) async fn pursue(&mut self, patience: Patience) -> Result<Pursued> {
+        let (mut pause, mut queued) = (Pause::new(), false);
+        loop {
+            let engine = self.engine;
+            let Some((request, is_waited_for)) = self.begin_attempt(patience)? else {
+                return Ok(Pursued::PassedBy);
+            };
+            let Some((attempt, now)) = self.attempt(&request, is_waited_for).await else {
+                return Ok(Pursued::PassedBy);
+            };
+            let answer = match attempt {
+                Ok(answer) => answer,
+                Err(failure) => {
+                    Box::pin(self.unanswered(failure)).await?;
+                    continue;
+                }
+            };
+            match answer.value {
+                Acquired::Granted(granted) => match self.granted(&request, answer.sent, granted, now) {
+                    Taken::Held(held) => return Ok(Pursued::Granted(held)),
+                    Taken::PassedBy => return Ok(Pursued::PassedBy),
+                    Taken::Over => {
+                        let failure = self.too_late();
+                        Box::pin(self.unanswered(failure)).await?;
+                    }
+                },
+                Acquired::Contended { .. } if patience == Patience::AskOnce => return Ok(Pursued::Refused),
+                Acquired::Contended { retry_in } => {
+                    self.warn_of_self(engine.clock.now());
+                    Box::pin(self.pause(&mut pause, retry_in)).await;
+                }
+                Acquired::Queued { retry_in } => {
+                    self.warn_of_self(engine.clock.now());
+                    if !std::mem::replace(&mut queued, true) {
+                        events::queued(&self.key, self.mode);
+                    }
+                    if let Some(answer) = Box::pin(self.notice(&request.id, retry_in)).await {
+                        match self.notified(&request, answer) {
+                            Taken::Held(held) => return Ok(Pursued::Granted(held)),
+                            Taken::PassedBy => return Ok(Pursued::PassedBy),
+                            Taken::Over => {}
+                        }
+                    }
+                }
+                // The answer brought the server's time along: the next one has a better limit.
+                Acquired::Late => Box::pin(self.tries.backoff.wait()).await,
+            }
+        }
+    }
+
+    /// A copy of the request is to be sent: of what the one before left, or of something new. `None` if this one may not ask any
+    /// more. Answers also whether somebody waits behind it.
+    pub(super) fn begin_attempt(&mut self, patience: Patience) -> Result<Option<(AcquireRequest, bool)>> {
+        let engine = self.engine;
+        let Some(entry) = &self.entry else {
+            return Ok(None);
+        };
+        // Counted before the look, so that `close` either is seen here or waits for this attempt.
+        let counted = engine.releases.keeps_open();
+        engine.check_open(&self.key)?;
+        let mut is_new = false;
+        let begun = entry.attempt_begins(engine.clock.now(), counted, || {
+            is_new = true;
+            Pending::new(engine.next_id())
+        });
+        let Some(begun) = begun else {
+            return Ok(None);
+        };
+        if let Some(left) = begun.left {
+            (self.notices, self.tries.backoff) = (left.notices, left.backoff);
+        }
+        if is_new && patience == Patience::Wait && matches!(self.notices, Notices::Unwanted) {
+            let warm = engine.scheme.subscribed(&self.key, &engine.manager_id);
+            self.notices = warm.map_or(Notices::Unwanted, Notices::Subscribed);
+        }
+        let request = AcquireRequest {
+            id: begun.id,
+            mode: self.mode,
+            lease: self.wants.lease.min(self.wants.max_hold),
+            max_tokens: engine.options().hand_over_budget,
+            if_taken: match patience {
+                Patience::AskOnce => IfTaken::Leave,
+                // Two heartbeats may be lost.
+                Patience::Wait => {
+                    IfTaken::Queue { patience: (self.heartbeat() + engine.options().response_timeout) * 2 }
+                }
+            },
+        };
+        Ok(Some((request, begun.is_waited_for)))
+    }
+
+    /// A waiter with a short lease is granted for no longer than that, and has to learn of it in time.
+    pub(super) fn heartbeat(&self) -> Duration {
+        HEARTBEAT.min(self.wants.lease.min(self.wants.max_hold) / 3)
+    }
+
+    /// One attempt, the first of which a time limit waits for, and when it was over. `None` if this one may not ask any more.
+    /// If its future dies meanwhile, a copy is under way.
+    async fn attempt(&mut self, request: &AcquireRequest, is_waited_for: bool) -> Option<(Attempt<Acquired>, Moment)> {
+        let engine = self.engine;
+        let first = self.first.take().map(FirstAttempt::begins);
+        let attempt = if is_waited_for {
+            Box::pin(self.attempt_in_sight(request)).await
+        } else {
+            engine.scheme.acquire(&self.key, request).await
+        };
+        drop(first);
+        let now = engine.clock.now();
+        // A grant that is there becomes a hold in one step.
+        if let Ok(answer) = &attempt
+            && matches!(answer.value, Acquired::Granted(_))
+        {
+            if self.is_worth_having(answer, now) {
+                self.tries.since = now;
+            }
+            self.last_failure = None;
+            return Some((attempt, now));
+        }
+        let entry = self.entry.as_ref()?;
+        drop(entry.attempt_over(&attempt, now, |pending| leaves(&attempt, pending))?);
+        if let Ok(answer) = &attempt {
+            self.answered_at = answer.server;
+            self.heard(now);
+            self.last_failure = None;
+        }
+        Some((attempt, now))
+    }
+
+    /// The same while others wait behind it: it states again and again that it is polled, however long the answer takes.
+    async fn attempt_in_sight(&self, request: &AcquireRequest) -> Attempt<Acquired> {
+        let clock = self.engine.clock;
+        let attempt = self.engine.scheme.acquire(&self.key, request);
+        tokio::pin!(attempt);
+        loop {
+            let restates = clock.now().after(grace(self.engine) / 2);
+            tokio::select! {
+                biased;
+                attempt = &mut attempt => return attempt,
+                () = clock.timer(restates) => {
+                    if let Some(entry) = &self.entry {
+                        entry.seen(clock.now());
+                    }
+                }
+            }
+        }
+    }
+
+    /// The server answers.
+    pub(super) fn heard(&mut self, now: Moment) {
+        self.tries.answered(now);
+        if let Some(entry) = &self.entry {
+            entry.hears(None);
+        }
+    }
+
+    /// A grant that is over when it comes is as good as silence; one that is not becomes a hold.
+    fn is_worth_having(&self, answer: &Answered<Acquired>, now: Moment) -> bool {
+        let Acquired::Granted(Granted { remaining, .. }) = answer.value else {
+            return false;
+        };
+        lease::valid_until(answer.sent, remaining, self.engine.options().clock_margin) > now
+    }
+
+    /// Makes a grant a hold, if there is enough left of it.
+    fn granted(&mut self, request: &AcquireRequest, sent: Moment, granted: Granted, now: Moment) -> Taken {
+        let granted = hold::Granted {
+            granting: self.granting(request, granted),
+            grant: Grant { sent, remaining: granted.remaining, asked: request.lease },
+            share: self.wants.from(sent),
+            copies: Copies::default(),
+            share_until: (!granted.writers_waiting).then(|| sent.after(self.engine.options().share_window)),
+            is_claim: false,
+        };
+        let taken = self.take(granted, now);
+        if let Taken::Held(held) = &taken {
+            events::granted(&self.key, self.mode, held.share_id().token);
+        }
+        taken
+    }
+
+    /// The same for a grant that came by a notification. It is to be claimed by a renewal, and asked about before it is shared.
+    pub(super) fn notified(&mut self, request: &AcquireRequest, answer: Answered<Granted>) -> Taken {
+        let Answered { sent, value: granted, .. } = answer;
+        let now = self.engine.clock.now();
+        // Counted from an earlier answer; should the server's clock have jumped since, a claim from now on is the most.
+        let remaining = granted.remaining.min(now.since(sent) + request.claim());
+        let granted = hold::Granted {
+            granting: self.granting(request, granted),
+            grant: Grant { sent, remaining, asked: request.claim() },
+            share: self.wants.from(now),
+            copies: Copies::default(),
+            share_until: (!granted.writers_waiting).then_some(sent),
+            is_claim: true,
+        };
+        let taken = self.take(granted, now);
+        if let Taken::Held(held) = &taken {
+            events::granted_by_notice(&self.key, self.mode, held.share_id().token);
+        }
+        taken
+    }
+
+    fn granting(&self, request: &AcquireRequest, granted: Granted) -> Granting {
+        Granting { id: request.id.clone(), mode: self.mode, token: granted.token, tokens: granted.tokens }
+    }
+
+    fn take(&mut self, granted: hold::Granted, now: Moment) -> Taken {
+        let engine = self.engine;
+        let Some(entry) = &self.entry else {
+            return Taken::PassedBy;
+        };
+        let (installed, pending, due) = entry.granted(granted, now);
+        engine.carry_out(due, now);
+        match installed {
+            Installed::Hold(hold, share_id) => {
+                self.entry = None;
+                // The cell has it: `close` finds it there.
+                drop(pending);
+                Taken::Held(Held::new(engine, hold, share_id))
+            }
+            Installed::Over => Taken::Over,
+            Installed::NotMine => Taken::PassedBy,
+        }
+    }
+
+    /// The answer was too long on its way. The old id is given back, and a new one asks again.
+    fn too_late(&mut self) -> Failure {
+        if let Some(entry) = &self.entry {
+            entry.hears(None);
+            if let Some(pending) = entry.give_up_pending() {
+                self.cancel(pending);
+            }
+        }
+        Failure::NotDone { source: Some(Arc::new(TooLate)) }
+    }
+
+    pub(super) async fn unanswered(&mut self, failure: Failure) -> Result<()> {
+        let since = self.engine.unheard_since(&self.key, &failure, self.tries.since);
+        if let Some(entry) = &self.entry {
+            entry.hears(Some(since));
+        }
+        if let Failure::Unknown { source, .. } | Failure::NotDone { source } = &failure {
+            self.last_failure = Some(source.clone().unwrap_or_else(|| -> Source { Arc::new(Silence) }));
+        }
+        events::attempt_unanswered(&self.key, &failure);
+        self.tries.failed(self.engine, &self.key, failure).await
+    }
+}
+
+/// Notes what an attempt that is over has left on the server. Answers what is to be dropped where no mutex is held.
+fn leaves(attempt: &Attempt<Acquired>, pending: &mut Pending) -> Option<KeepsOpen> {
+    match attempt {
+        Ok(answer) => match answer.value {
+            Acquired::Granted(_) | Acquired::Queued { .. } => pending.is_recorded = true,
+            Acquired::Contended { .. } => pending.is_recorded = false,
+            // Nothing was looked at or changed: an earlier copy may have left a place in the queue.
+            Acquired::Late => {}
+        },
+        // An error names no request: it may have been another one's.
+        Err(Failure::Broken { .. } | Failure::Refused { .. }) => pending.is_recorded = true,
+        Err(Failure::Unknown { .. } | Failure::NotDone { .. }) => return None,
+    }
+    if attempt.is_ok() && pending.is_traceless() { pending.keeps_open.take() } else { None }
+}
+
+/// The round trip took longer than the grant was worth.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer came when its lease was over")]
+struct TooLate;
+
+/// Nothing came back.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer within the response timeout")]
+struct Silence;

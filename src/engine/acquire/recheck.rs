@@ -1,0 +1,141 @@
+//! A reader asks the server whether it may join a hold that its process has.
+//!
+//! It repeats the acquisition of that hold, which extends it and answers whether a writer waits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Acquisition, FirstAttempt};
+use crate::engine::{Engine, Held, events};
+use crate::error::{LossReason, Result};
+use crate::lock::hold::{Grant, Hold};
+use crate::scheme::{AcquireRequest, Acquired, Answered, Attempt, Granted, IfTaken, Mode};
+
+/// What an attempt at a hold that the process has already came to.
+enum Recheck {
+    Joined(Held),
+    /// Not to be joined: the server is to be asked for another.
+    Closed,
+    /// No answer yet.
+    Again,
+}
+
+impl Acquisition<'_> {
+    /// Joins a read hold that its process has, by asking the server whether a writer waits.
+    pub(super) async fn recheck_own(&mut self) -> Result<Option<Held>> {
+        loop {
+            let (now, Some(entry)) = (self.engine.clock.now(), &self.entry) else {
+                return Ok(None);
+            };
+            if let Some((hold, share_id)) = entry.join(now) {
+                return Ok(Some(self.joined(Held::new(self.engine, hold, share_id))));
+            }
+            let Some(hold) = entry.to_recheck() else {
+                return Ok(None);
+            };
+            if !entry.seen(now) {
+                return Ok(None);
+            }
+            let Some((share_id, lease)) = hold.begin_recheck(self.wants.from(now), now) else {
+                return Ok(None);
+            };
+            match self.recheck(Held::new(self.engine, hold, share_id), lease).await? {
+                Recheck::Joined(held) => return Ok(Some(self.joined(held))),
+                Recheck::Closed => return Ok(None),
+                Recheck::Again => {}
+            }
+        }
+    }
+
+    /// It has a share of a hold that was granted before: whoever waits here to read may have one too.
+    fn joined(&mut self, held: Held) -> Held {
+        if let Some(entry) = self.entry.take() {
+            let now = self.engine.clock.now();
+            let (pending, due) = entry.joined(held.hold(), now);
+            self.engine.carry_out(due, now);
+            // It needs nothing of its own.
+            if let Some(pending) = pending {
+                self.cancel(pending);
+            }
+        }
+        held
+    }
+
+    async fn recheck(&mut self, held: Held, lease: Duration) -> Result<Recheck> {
+        let engine = self.engine;
+        let hold = &Arc::clone(held.hold());
+        let request =
+            AcquireRequest { id: hold.id().clone(), mode: Mode::Read, lease, max_tokens: 1, if_taken: IfTaken::Leave };
+        let first = self.first.take().map(FirstAttempt::begins);
+        let repeat = Repeat { engine, hold, is_known: false };
+        let attempt = engine.scheme.acquire(&self.key, &request).await;
+        repeat.settled(&attempt);
+        drop(first);
+        let now = engine.clock.now();
+        let Answered { sent, value, .. } = match attempt {
+            Ok(answer) => answer,
+            Err(failure) => {
+                drop(held);
+                self.unanswered(failure).await?;
+                return Ok(Recheck::Again);
+            }
+        };
+        self.heard(now);
+        match value {
+            Acquired::Granted(Granted { token, remaining, writers_waiting, .. }) if token == hold.token() => {
+                let share_until = (!writers_waiting).then(|| sent.after(engine.options().share_window));
+                let ((is_held, claims), due) =
+                    hold.rechecked(Grant { sent, remaining, asked: lease }, share_until, now);
+                engine.carry_out(due, now);
+                if claims {
+                    events::claimed(hold);
+                }
+                // A writer waits: this one must not be let in, though it has extended the hold of the others.
+                Ok(if is_held && !writers_waiting { Recheck::Joined(held) } else { Recheck::Closed })
+            }
+            Acquired::Granted(_) => {
+                // It was lost, and this has begun another one under its id.
+                if hold.lose(LossReason::Gone) {
+                    engine.release_in_background(hold);
+                }
+                Ok(Recheck::Closed)
+            }
+            Acquired::Late => {
+                // The answer brought the server's time along. Meanwhile it has no share.
+                drop(held);
+                self.tries.backoff.wait().await;
+                Ok(Recheck::Again)
+            }
+            Acquired::Queued { .. } | Acquired::Contended { .. } => {
+                // The server does not know it: others may be inside.
+                if hold.lose(LossReason::Gone) {
+                    engine.release_in_background(hold);
+                }
+                Ok(Recheck::Closed)
+            }
+        }
+    }
+}
+
+/// A repeat of the acquisition of a hold, on its way. One that comes late would bring a hold back that is over.
+struct Repeat<'a> {
+    engine: &'a Engine,
+    hold: &'a Hold,
+    /// What becomes of it is known.
+    is_known: bool,
+}
+
+impl Repeat<'_> {
+    fn settled<T>(mut self, attempt: &Attempt<T>) {
+        self.is_known = true;
+        self.hold.recheck_settled(attempt);
+    }
+}
+
+impl Drop for Repeat<'_> {
+    fn drop(&mut self) {
+        if !self.is_known {
+            self.hold.recheck_abandoned(self.engine.clock.now());
+        }
+    }
+}

@@ -1,0 +1,526 @@
+use tokio::sync::oneshot;
+
+use super::pending::Taken;
+use super::*;
+use crate::lease::FencingToken;
+use crate::lock::hold::{Grant, HoldState, Next};
+use crate::options::{Options, Overrides};
+use crate::scheme::memory::{Memory, Store};
+use crate::scheme::{Acquired, Answered, Granted, Scheme};
+use crate::testing::staged::{Fate, STRAY, Staged};
+
+/// A process whose requests a test decides about.
+struct Stage {
+    scheme: Arc<Staged>,
+    engine: Arc<Engine>,
+    key: Arc<Key>,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let scheme = Arc::new(Staged::new(Memory::new(Arc::new(Store::new()))));
+        let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), Options::default()));
+        let key = engine.key("cfg").expect("valid");
+        Self { scheme, engine, key }
+    }
+
+    /// Another process.
+    fn other(&self) -> Self {
+        let scheme = Arc::new(Staged::new(self.scheme.memory.clone()));
+        let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), Options::default()));
+        Self { scheme, engine, key: Arc::clone(&self.key) }
+    }
+
+    fn asks(&self, mode: Mode, overrides: Overrides, patience: Patience) -> crate::BoxFuture<'_, Result<Option<Held>>> {
+        let terms = Terms::new(self.engine.options(), overrides).expect("valid");
+        Box::pin(acquire(&self.engine, Arc::clone(&self.key), mode, terms, patience))
+    }
+
+    async fn take(&self, mode: Mode) -> Held {
+        self.asks(mode, Overrides::default(), Patience::Wait).await.expect("answered").expect("granted")
+    }
+
+    /// Holders and waiters on the server.
+    async fn there(&self) -> (usize, usize) {
+        let view = self.scheme.memory.inspect(&self.key).await.expect("memory answers").value;
+        (view.holders.len(), view.waiters.len())
+    }
+}
+
+/// Longer than readers may join without a word to the server.
+const WINDOW_OVER: Duration = Duration::from_millis(60);
+
+fn start<T>(future: &mut crate::BoxFuture<'_, T>) {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(future.as_mut().poll(&mut context).is_pending(), "it waits");
+}
+
+#[tokio::test(start_paused = true)]
+async fn late_copy_of_a_repeat_does_not_outlive_the_hold() {
+    let stage = Stage::new();
+    let first = stage.take(Mode::Read).await;
+    tokio::time::sleep(WINDOW_OVER).await;
+    stage.scheme.next_acquire(Fate::Cut);
+    let second = stage.take(Mode::Read).await;
+    let repeat = stage.scheme.last_request();
+    assert_eq!(&repeat.id, first.hold().id(), "it joins");
+    first.release().await.expect("released");
+    second.release().await.expect("released");
+    let late = stage.scheme.memory.acquire(&stage.key, &repeat).await.expect("memory answers");
+    assert!(matches!(late.value, Acquired::Granted(_)), "{late:?}");
+    tokio::time::sleep(STRAY + Duration::from_millis(100)).await;
+    assert_eq!(stage.there().await, (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn copy_that_arrives_before_the_release_is_answered_is_given_back_too() {
+    for background in [false, true] {
+        let stage = Stage::new();
+        stage.scheme.next_acquire(Fate::Cut);
+        let held = stage.take(Mode::Write).await;
+        let request = stage.scheme.last_request();
+        tokio::time::sleep(STRAY - Duration::from_millis(100)).await;
+        let (word, answer) = oneshot::channel();
+        stage.scheme.next_leave(Fate::Answered(answer));
+        let late = async {
+            tokio::time::sleep(Duration::from_millis(1)).await; // the release was carried out
+            let late = stage.scheme.memory.acquire(&stage.key, &request).await.expect("memory answers");
+            assert!(matches!(late.value, Acquired::Granted(_)), "{late:?}");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            word.send(()).expect("it is waited for");
+        };
+        if background {
+            drop(held);
+            late.await;
+        } else {
+            let (released, ()) = tokio::join!(held.release(), late);
+            released.expect("released");
+        }
+        stage.engine.settled().await;
+        assert_eq!(stage.there().await, (0, 0), "background: {background}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn copy_of_which_nothing_was_heard_is_taken_back_however_long_ago() {
+    let stage = Stage::new();
+    stage.scheme.next_acquire(Fate::Cut);
+    let mut writing = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    start(&mut writing);
+    for _ in 0..200 {
+        stage.scheme.next_acquire(Fate::NotDone);
+    }
+    // The copy was carried out all the same; then no node serves the lock for longer than it could have been late.
+    let request = stage.scheme.last_request();
+    let carried_out = stage.scheme.memory.acquire(&stage.key, &request).await.expect("memory answers");
+    assert!(matches!(carried_out.value, Acquired::Granted(_)), "{carried_out:?}");
+    assert!(tokio::time::timeout(STRAY * 2, &mut writing).await.is_err(), "it waits");
+    drop(writing);
+    stage.engine.settled().await;
+    assert_eq!(stage.there().await, (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn writer_of_the_same_process_does_not_wait_for_the_answer_to_a_release() {
+    let stage = Stage::new();
+    let held = stage.take(Mode::Write).await;
+    tokio::time::sleep(Duration::from_millis(10)).await; // it is not handed over
+    let mut next = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    start(&mut next);
+    for _ in 0..1000 {
+        stage.scheme.next_leave(Fate::Cut);
+    }
+    let release = held.release();
+    tokio::select! {
+        released = release => panic!("nobody answers: {released:?}"),
+        taken = next => panic!("the server has the other hold: {taken:?}"),
+        () = tokio::time::sleep(Duration::from_secs(1)) => assert_eq!(stage.there().await, (1, 1)),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn repeat_that_is_answered_is_no_reason_to_release_twice() {
+    let stage = Stage::new();
+    let first = stage.take(Mode::Read).await;
+    tokio::time::sleep(WINDOW_OVER).await;
+    let second = stage.take(Mode::Read).await;
+    assert_eq!(second.hold().until(stage.engine.clock.now()).1, None);
+    drop(first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_limit_waits_for_the_first_answer_also_where_a_reader_wants_to_join() {
+    let stage = Stage::new();
+    let _first = stage.take(Mode::Read).await;
+    tokio::time::sleep(WINDOW_OVER).await;
+    let (word, answer) = oneshot::channel();
+    stage.scheme.next_acquire(Fate::Answered(answer));
+    let at_once = Overrides { wait_timeout: Some(Duration::ZERO), ..Overrides::default() };
+    let answered = async {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        word.send(()).expect("it is waited for");
+    };
+    let (taken, ()) = tokio::join!(stage.asks(Mode::Read, at_once, Patience::Wait), answered);
+    assert!(matches!(taken, Ok(Some(_))), "{taken:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_of_a_future_that_died_is_taken_back_by_a_reader_that_joins() {
+    let stage = Stage::new();
+    let (_word, answer) = oneshot::channel();
+    stage.scheme.next_acquire(Fate::Answered(answer));
+    let mut dies = stage.asks(Mode::Read, Overrides::default(), Patience::Wait);
+    let mut next = stage.asks(Mode::Read, Overrides::default(), Patience::Wait);
+    start(&mut dies);
+    start(&mut next);
+    drop(dies);
+    let once = stage.asks(Mode::Read, Overrides::default(), Patience::AskOnce).await;
+    let once = once.expect("answered").expect("granted");
+    let joined = next.await.expect("answered").expect("joined");
+    assert_eq!(joined.hold().id(), once.hold().id());
+    drop((joined, once));
+    stage.engine.settled().await;
+    assert_eq!(stage.there().await, (0, 0));
+}
+
+const LONG: Overrides =
+    Overrides { lease: Some(Duration::from_secs(600)), wait_timeout: None, max_hold: None, reentry: None };
+
+#[tokio::test(start_paused = true)]
+async fn what_was_handed_to_a_future_that_nobody_polls_is_soon_free_for_others() {
+    let stage = Stage::new();
+    let first = stage.asks(Mode::Write, LONG, Patience::Wait).await.expect("answered").expect("granted");
+    let mut second = stage.asks(Mode::Write, LONG, Patience::Wait);
+    start(&mut second);
+    drop(first);
+    let other = stage.other();
+    tokio::time::timeout(Duration::from_secs(5), other.take(Mode::Write)).await.expect("within the claim");
+    drop(second);
+}
+
+#[tokio::test(start_paused = true)]
+async fn guard_that_was_forgotten_keeps_the_lock_for_no_longer_than_its_own_max_hold() {
+    let stage = Stage::new();
+    let first = stage.asks(Mode::Read, LONG, Patience::Wait).await.expect("answered").expect("granted");
+    let short = Overrides { max_hold: Some(Duration::from_secs(10)), ..LONG };
+    let second = stage.asks(Mode::Read, short, Patience::Wait).await.expect("answered").expect("granted");
+    assert_eq!(second.hold().id(), first.hold().id(), "it joins");
+    std::mem::forget(second);
+    drop(first);
+    let other = stage.other();
+    tokio::time::timeout(Duration::from_secs(11), other.take(Mode::Write)).await.expect("within its max_hold");
+}
+
+#[tokio::test(start_paused = true)]
+async fn reader_without_patience_waits_for_the_answer_to_the_one_who_asks_before_it() {
+    let stage = Stage::new();
+    let (word, answer) = oneshot::channel();
+    stage.scheme.next_acquire(Fate::Answered(answer));
+    let first = stage.asks(Mode::Read, Overrides::default(), Patience::Wait);
+    let at_once = Overrides { wait_timeout: Some(Duration::ZERO), ..Overrides::default() };
+    let second = stage.asks(Mode::Read, at_once, Patience::Wait);
+    let answered = async {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        word.send(()).expect("it is waited for");
+    };
+    let (first, second, ()) = tokio::join!(first, second, answered);
+    first.expect("answered").expect("granted");
+    second.expect("the lock is free for readers").expect("granted");
+}
+
+#[tokio::test(start_paused = true)]
+async fn limit_of_a_second_waiter_does_not_take_silence_for_a_denial() {
+    let stage = Stage::new();
+    let (word, answer) = oneshot::channel();
+    stage.scheme.next_acquire(Fate::Silent(answer));
+    let mut first = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    start(&mut first);
+    let limit = Overrides { wait_timeout: Some(Duration::from_millis(200)), ..Overrides::default() };
+    let second = stage.asks(Mode::Write, limit, Patience::Wait);
+    let silence = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        // Whoever asks hears of it, and asks again in vain.
+        for _ in 0..100 {
+            stage.scheme.next_acquire(Fate::NotDone);
+        }
+        word.send(()).expect("it is waited for");
+    };
+    tokio::select! {
+        first = first => panic!("nobody answers: {:?}", first.map(|_| ())),
+        (second, ()) = async { tokio::join!(second, silence) } => {
+            let error = second.expect_err("nobody answers");
+            assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_that_was_late_once_leaves_no_place_behind() {
+    let stage = Stage::new();
+    let foreign = stage.other().take(Mode::Write).await;
+    let mut waits = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    start(&mut waits);
+    assert_eq!(stage.there().await, (1, 1), "it is queued");
+    // The server's clock runs ahead of what this process knows of it, as a new primary's may.
+    stage.scheme.next_acquire(Fate::Late);
+    assert!(tokio::time::timeout(HEARTBEAT + Duration::from_millis(5), &mut waits).await.is_err(), "it waits");
+    drop(waits);
+    stage.engine.settled().await;
+    assert_eq!(stage.there().await, (1, 0));
+    drop(foreign);
+}
+
+#[tokio::test(start_paused = true)]
+async fn reader_whose_repeat_was_late_joins_all_the_same() {
+    let stage = Stage::new();
+    let first = stage.take(Mode::Read).await;
+    tokio::time::sleep(WINDOW_OVER).await;
+    stage.scheme.next_acquire(Fate::Late);
+    let second = stage.take(Mode::Read).await;
+    assert_eq!(second.hold().id(), first.hold().id(), "its process has two holds");
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_that_the_server_does_not_know_by_the_answer_to_a_reader_is_lost() {
+    let stage = Stage::new();
+    let first = stage.take(Mode::Read).await;
+    tokio::time::sleep(WINDOW_OVER).await;
+    let view = stage.scheme.memory.inspect(&stage.key).await.expect("memory answers").value;
+    stage.scheme.memory.force(&stage.key, &view).await.expect("memory answers");
+    let foreign = stage.other().take(Mode::Write).await;
+    // Its renewal is not due for seconds, and could go unanswered for as long.
+    let once = stage.asks(Mode::Read, Overrides::default(), Patience::AskOnce).await.expect("answered");
+    assert!(once.is_none(), "another one writes");
+    assert_eq!(first.hold().state_of(first.share_id()), HoldState::Lost(LossReason::Gone));
+    drop(foreign);
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_waits_for_what_a_dropped_attempt_may_have_left() {
+    let stage = Stage::new();
+    let (_word, answer) = oneshot::channel();
+    stage.scheme.next_acquire(Fate::Answered(answer));
+    let mut dies = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    start(&mut dies);
+    drop(dies);
+    stage.engine.close().await.expect("the server answers");
+    assert_eq!(stage.there().await, (0, 0));
+}
+
+/// Joins another lock of the same process whenever it is woken.
+struct Joins {
+    engine: Arc<Engine>,
+    joined: AtomicBool,
+}
+
+impl std::task::Wake for Joins {
+    fn wake(self: Arc<Self>) {
+        let terms = Terms::new(self.engine.options(), Overrides::default()).expect("valid");
+        self.joined.store(join(&self.engine, "another", &terms).is_some(), Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn waker_may_use_the_manager() {
+    let (over, is_over) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
+        let joined = runtime.block_on(async {
+            let stage = Stage::new();
+            let another = Stage { key: stage.engine.key("another").expect("valid"), ..stage.other() };
+            let another = Stage { engine: Arc::clone(&stage.engine), ..another };
+            stage.take(Mode::Write).await.release().await.expect("released");
+            // For the next grant to have more than one token.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let held = stage.take(Mode::Write).await;
+            let waker = Arc::new(Joins { engine: Arc::clone(&stage.engine), joined: AtomicBool::new(false) });
+            let mut waits = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+            let _shared = another.take(Mode::Read).await;
+            let task = std::task::Waker::from(Arc::clone(&waker));
+            assert!(waits.as_mut().poll(&mut std::task::Context::from_waker(&task)).is_pending());
+            drop(held);
+            waker.joined.load(Ordering::SeqCst)
+        });
+        over.send(joined).expect("it is waited for");
+    });
+    let joined = is_over.recv_timeout(Duration::from_secs(10)).expect("it stands still");
+    assert!(joined, "the waiter was handed the hold, and the waker joined another lock");
+}
+
+/// Two writers of a process that waits for another one, when that has left.
+async fn two_writers_in(stage: &Stage) -> (Held, crate::BoxFuture<'_, Result<Option<Held>>>) {
+    let foreign = stage.other().take(Mode::Write).await;
+    let mut first = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    let mut second = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    start(&mut first);
+    start(&mut second);
+    // For the next grant to have more than one token: they are microseconds of the server's clock.
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    foreign.release().await.expect("released");
+    (first.await.expect("answered").expect("granted"), second)
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_that_was_granted_by_notice_is_passed_on() {
+    let stage = Stage::new();
+    let (first, second) = two_writers_in(&stage).await;
+    let hold = Arc::clone(first.hold());
+    drop(first);
+    let second = second.await.expect("answered").expect("handed over");
+    assert_eq!(second.hold().id(), hold.id());
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_that_is_passed_on_while_its_renewal_is_out_goes_on_being_renewed() {
+    let stage = Stage::new();
+    let (first, second) = two_writers_in(&stage).await;
+    let hold = Arc::clone(first.hold());
+    // As the renewal task does, with the answer between hand-over and acceptance.
+    let now = stage.engine.clock.now();
+    let asked = hold.begin_renewal(now, now.after(Duration::from_secs(2))).expect("a claim is due");
+    drop(first);
+    hold.renewed(Grant { sent: now, remaining: asked, asked }, now);
+    let second = second.await.expect("answered").expect("handed over");
+    assert_eq!(second.hold().id(), hold.id());
+    assert!(matches!(hold.next(now), Next::At(at) if at < hold.deadline()), "nobody renews it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn notified_grant_lasts_no_longer_than_a_claim() {
+    let stage = Stage::new();
+    let (engine, key) = (&stage.engine, Arc::clone(&stage.key));
+    let wants =
+        ShareRequest { owner: OwnerId::new(), lease: Duration::from_secs(10), max_hold: Duration::from_secs(3600) };
+    let entry = engine.table.enter(&key, Mode::Write, wants, grace(engine), engine.clock.now());
+    let now = engine.clock.now();
+    let mut acquisition = Acquisition::new(engine, key, Mode::Write, wants, entry, now);
+    let (request, _) = acquisition.begin_attempt(Patience::Wait).expect("open").expect("it asks");
+    // As after a jump of the server's clock.
+    let remaining = Duration::from_secs(3600);
+    let token = FencingToken::from_wire(1).expect("small");
+    let value = Granted { token, tokens: 1, remaining, writers_waiting: false };
+    let answer = Answered { sent: now, server: ServerTime::default(), value };
+    let Taken::Held(held) = acquisition.notified(&request, answer) else { panic!("granted") };
+    assert!(held.hold().deadline() <= now.after(request.claim()));
+}
+
+#[tokio::test]
+async fn close_finds_holds_that_the_renewal_task_has_in_hand() {
+    let engine = Arc::new(Engine::new(Arc::new(Memory::new(Arc::new(Store::new()))), Options::default()));
+    let key = engine.key("cfg").expect("valid");
+    let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
+    let held = acquire(&engine, key, Mode::Write, terms, Patience::Wait).await.expect("answered").expect("granted");
+    engine.renewals.forget(held.hold()); // as the task takes what is due from its agenda
+    engine.close().await.expect("closed");
+    assert_eq!(held.hold().state_of(held.share_id()), HoldState::Lost(LossReason::Closed));
+}
+
+#[tokio::test(start_paused = true)]
+async fn asker_that_nobody_polls_keeps_the_lock_from_nobody_of_its_process() {
+    let stage = Stage::new();
+    let foreign = stage.other().take(Mode::Write).await;
+    let mut asks = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    start(&mut asks);
+    assert_eq!(stage.there().await, (1, 1), "it is queued");
+    let next = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    foreign.release().await.expect("released");
+    // It was granted to the one that stands still, and is claimed by the next one.
+    let held = tokio::time::timeout(Duration::from_secs(4), next).await.expect("in time");
+    let held = held.expect("answered").expect("granted");
+    assert_eq!(stage.there().await, (1, 0), "the place was one");
+    start(&mut asks);
+    held.release().await.expect("released");
+    asks.await.expect("answered").expect("granted when it is polled again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_to_an_asker_that_stood_still_is_found_by_the_next() {
+    let stage = Stage::new();
+    let (word, answer) = oneshot::channel();
+    stage.scheme.next_acquire(Fate::Answered(answer));
+    let mut asks = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    start(&mut asks);
+    let next = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    let held = tokio::time::timeout(Duration::from_secs(4), next).await.expect("in time");
+    let held = held.expect("answered").expect("granted");
+    word.send(()).expect("it waits for it");
+    start(&mut asks);
+    assert_eq!(stage.there().await, (1, 0), "one of them has it");
+    drop(asks);
+    held.release().await.expect("released");
+    stage.engine.settled().await;
+    assert_eq!(stage.there().await, (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn asker_that_waits_long_for_an_answer_goes_on_asking() {
+    let stage = Stage::new();
+    let foreign = stage.other().take(Mode::Write).await;
+    let asks = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    let waits = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    let (word, answer) = oneshot::channel();
+    let slow = async {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        stage.scheme.next_acquire(Fate::Answered(answer));
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let requests = stage.scheme.requests();
+        word.send(()).expect("it is waited for");
+        foreign.release().await.expect("released");
+        assert!(requests <= 3, "{requests} requests: somebody else asked too");
+    };
+    let (first, second, ()) = tokio::join!(
+        async { asks.await.expect("answered").expect("granted").release().await },
+        async { waits.await.expect("answered").expect("granted").release().await },
+        slow
+    );
+    first.and(second).expect("released");
+}
+
+/// A future, and how often it is polled.
+struct Counted<F> {
+    future: std::pin::Pin<Box<F>>,
+    polls: Arc<std::sync::atomic::AtomicUsize>,
+}
+
+impl<F: Future> Future for Counted<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: std::pin::Pin<&mut Self>, context: &mut std::task::Context<'_>) -> std::task::Poll<F::Output> {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        self.future.as_mut().poll(context)
+    }
+}
+
+/// How often a future is polled within a minute.
+async fn polls_in_a_minute<T>(future: impl Future<Output = T> + Send + 'static) -> usize {
+    let polls = Arc::default();
+    let counted = Counted { future: Box::pin(future), polls: Arc::clone(&polls) };
+    let task = tokio::spawn(async move { drop(counted.await) });
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    task.abort();
+    polls.load(Ordering::Relaxed)
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_who_watches_is_woken_once_a_deadline_at_most() {
+    let stage = Stage::new();
+    let held = Arc::new(stage.take(Mode::Write).await);
+    let watcher = Arc::clone(&held);
+    let polls = polls_in_a_minute(async move { watcher.lost().await }).await;
+    assert_eq!(held.state(), HoldState::Held, "it was renewed");
+    assert!((2..=12).contains(&polls), "{polls} polls in a minute with leases of 10 s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_waiter_looks_seldom() {
+    let stage = Stage::new();
+    let held = stage.take(Mode::Write).await;
+    let engine = Arc::clone(&stage.engine);
+    let key = Arc::clone(&stage.key);
+    let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
+    let waits = async move { acquire(&engine, key, Mode::Write, terms, Patience::Wait).await.map(|_| ()) };
+    let polls = polls_in_a_minute(waits).await;
+    assert!(polls <= 22, "{polls} polls in a minute, with 5 s of patience");
+    drop(held);
+}

@@ -1,0 +1,250 @@
+//! From a write hold to a read hold and back, in one step of the server: nobody is let in between.
+//!
+//! The new hold is an acquisition of its own, so that nothing that was sent for the old one can touch it. While the answer
+//! is out, the hold is closed to everybody else of this process. It is renewed all the same, for it stands if the conversion is
+//! refused; that the server does not know it is no loss then, but may be the conversion. An answer that never comes leaves it
+//! open which of the two the server has: then the guard is lost, and both are given back.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use crate::engine::releases::{Release, Unsettled};
+use crate::engine::tries::Tries;
+use crate::engine::{Engine, Held, events};
+use crate::error::{Error, LossReason};
+use crate::lease::{self, Moment};
+use crate::lock::hold::{self, Grant, Granting, Hold, HoldState, ShareId};
+use crate::lock::stray::Copies;
+use crate::scheme::{AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, Mode, loss_reason};
+
+/// Why a guard could not be converted, and the guard.
+pub(crate) struct NotConverted {
+    pub(crate) held: Held,
+    pub(crate) error: Error,
+}
+
+/// Makes a write hold a read hold. All readers that wait enter with it.
+pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
+    if let Some(error) = lost(&held) {
+        return Err(NotConverted { held, error });
+    }
+    // Nested in another guard's hold it only counts, as a nested read does.
+    if !held.hold().begin_conversion(held.engine().clock.now()) {
+        return match lost(&held) {
+            Some(error) => Err(NotConverted { held, error }),
+            None => Ok(held),
+        };
+    }
+    Conversion::new(&held, Mode::Read).run(held).await
+}
+
+/// Makes a read hold a write hold, if nobody else reads and no writer waits.
+pub(crate) async fn upgrade(held: Held) -> Result<Held, NotConverted> {
+    if let Some(error) = lost(&held) {
+        return Err(NotConverted { held, error });
+    }
+    if held.hold().mode() == Mode::Write {
+        // A nested read of a writer: it only counts.
+        return Ok(held);
+    }
+    let writer_waits = held.engine().table.writer_waits(held.hold().key());
+    if writer_waits || !held.hold().begin_conversion(held.engine().clock.now()) {
+        let conflict = || Error::UpgradeConflict { lock: held.hold().key().shared_name() };
+        let error = lost(&held).unwrap_or_else(conflict);
+        return Err(NotConverted { held, error });
+    }
+    Conversion::new(&held, Mode::Write).run(held).await
+}
+
+fn lost(held: &Held) -> Option<Error> {
+    match held.state() {
+        HoldState::Lost(reason) => Some(Error::Lost { lock: held.hold().key().shared_name(), reason }),
+        HoldState::Held | HoldState::Unconfirmed => None,
+    }
+}
+
+/// One conversion on its way. Dropped before it knows better, it loses the hold and gives both back.
+struct Conversion {
+    engine: Arc<Engine>,
+    old: Arc<Hold>,
+    request: AcquireRequest,
+    copies: Copies,
+    settled: bool,
+    _unsettled: Unsettled,
+}
+
+enum Outcome {
+    Granted {
+        sent: Moment,
+        granted: Granted,
+    },
+    /// The old hold stands, and no copy is on its way that might end it.
+    Stays(Error),
+    Lost(LossReason),
+}
+
+impl Conversion {
+    fn new(held: &Held, mode: Mode) -> Self {
+        let engine = Arc::clone(held.engine());
+        let share = held.hold().share(held.share_id());
+        let now = engine.clock.now();
+        let request = AcquireRequest {
+            id: engine.next_id(),
+            mode,
+            lease: share.lease.min(share.ends.since(now)),
+            max_tokens: engine.options().hand_over_budget,
+            if_taken: IfTaken::Leave,
+        };
+        let unsettled = engine.releases.unsettled();
+        Self {
+            engine,
+            old: Arc::clone(held.hold()),
+            request,
+            copies: Copies::default(),
+            settled: false,
+            _unsettled: unsettled,
+        }
+    }
+
+    async fn run(mut self, held: Held) -> Result<Held, NotConverted> {
+        let outcome = self.ask().await;
+        let now = self.engine.clock.now();
+        let error = match outcome {
+            Outcome::Granted { sent, granted } => match self.begin(&held, sent, granted, now) {
+                Some((hold, share_id)) => {
+                    self.settled = true;
+                    let (engine, _, _) = held.into_parts();
+                    return Ok(Held::new(&engine, hold, share_id));
+                }
+                None if self.engine.closing.is_closed() => self.lost(LossReason::Closed),
+                None => self.lost(LossReason::Expired),
+            },
+            Outcome::Stays(error) => {
+                self.settled = true;
+                self.engine.carry_out(self.old.conversion_refused(now), now);
+                error
+            }
+            Outcome::Lost(reason) => self.lost(reason),
+        };
+        Err(NotConverted { held, error })
+    }
+
+    fn lost(&self, reason: LossReason) -> Error {
+        self.old.lose(reason);
+        Error::Lost { lock: self.old.key().shared_name(), reason }
+    }
+
+    /// Asks until there is an answer, or the old hold is over.
+    async fn ask(&mut self) -> Outcome {
+        let engine = Arc::clone(&self.engine);
+        let mut tries = Tries::new(engine.clock.now(), engine.options().unreachable_after);
+        loop {
+            let now = engine.clock.now();
+            // Should this future die at the next await, a copy is under way.
+            self.copies.begin();
+            engine.carry_out(self.old.conversion_begins(now, self.request.lease), now);
+            let attempt = engine.scheme.convert(self.old.key(), self.old.id(), &self.request).await;
+            let now = engine.clock.now();
+            self.copies.settle(&attempt);
+            let failure = match attempt {
+                Ok(Answered { sent, value, .. }) => match value {
+                    Converted::Granted(granted) => return Outcome::Granted { sent, granted },
+                    Converted::Refused => match self.copies.stray_until() {
+                        // An earlier copy may yet find the others gone: then the old hold would be gone too.
+                        Some(until) => {
+                            self.old.stood_at(sent);
+                            engine.clock.sleep_until(until).await;
+                            continue;
+                        }
+                        None => {
+                            let lock = self.old.key().shared_name();
+                            return Outcome::Stays(Error::UpgradeConflict { lock });
+                        }
+                    },
+                    Converted::Lost { forced } => return Outcome::Lost(loss_reason(self.old.token(), forced)),
+                    Converted::Late => Failure::NotDone { source: None },
+                },
+                Err(failure) => failure,
+            };
+            let is_broken = matches!(failure, Failure::Broken { .. });
+            if self.copies.is_none() && !is_broken {
+                self.old.conversion_was_not_done();
+            } else {
+                // Each answer that knows the old hold shows that it was not converted yet.
+                engine.carry_out(self.old.renew_now(now), now);
+            }
+            let is_over = now >= self.old.deadline();
+            match tries.verdict(&engine, self.old.key(), failure) {
+                // Whether an earlier copy was carried out is not known.
+                Some(_) if !self.copies.is_none() => return Outcome::Lost(LossReason::Gone),
+                // The script broke off half way: it is not known which of the two the server has, nor for how long.
+                Some(error) if is_broken => {
+                    events::conversion_broke_off(&self.old, &error);
+                    return Outcome::Lost(LossReason::Gone);
+                }
+                Some(error) => return Outcome::Stays(error),
+                None if is_over => return Outcome::Lost(LossReason::Expired),
+                None => tries.backoff.wait().await,
+            }
+        }
+    }
+
+    /// Puts the new hold in the place of the old one.
+    fn begin(&self, held: &Held, sent: Moment, granted: Granted, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
+        let engine = &self.engine;
+        let Granted { token, tokens, remaining, writers_waiting } = granted;
+        let granted = hold::Granted {
+            granting: Granting { id: self.request.id.clone(), mode: self.request.mode, token, tokens },
+            grant: Grant { sent, remaining, asked: self.request.lease },
+            share: self.old.share(held.share_id()),
+            copies: self.copies,
+            share_until: (!writers_waiting).then(|| sent.after(engine.options().share_window)),
+            is_claim: false,
+        };
+        let (converted, due) = self.old.converted_into(granted, now);
+        engine.carry_out(due, now);
+        let (hold, share_id) = converted?;
+        // `close` has listed its holds already, or finds this one in its cell.
+        if engine.closing.is_closed() {
+            hold.lose(LossReason::Closed);
+            engine.release_in_background(&hold);
+            drop(Held::new(engine, hold, share_id));
+            return None;
+        }
+        self.old.share_was_converted(held.share_id());
+        engine.renewals.forget(&self.old);
+        let release = Release::of(&self.old, now);
+        if release.stray_after(sent).is_some() {
+            engine.releases.in_background(release, None);
+        }
+        events::converted(&hold);
+        Some((hold, share_id))
+    }
+
+    fn cancel(&self, until: Moment, now: Moment) {
+        let covers = lease::surely_over(self.request.lease, self.engine.options().clock_margin);
+        let release = Release {
+            key: Arc::clone(self.old.key()),
+            id: self.request.id.clone(),
+            server_until: until.max(self.old.until(now).0).after(covers),
+            stray_until: Some(until),
+        };
+        self.engine.releases.in_background(release, None);
+    }
+}
+
+impl Drop for Conversion {
+    fn drop(&mut self) {
+        if self.settled {
+            return;
+        }
+        // Which of the two the server has is not known: neither is to be relied on, both are given back.
+        self.old.lose(LossReason::Gone);
+        let now = self.engine.clock.now();
+        self.copies.abandon_all(now.after(self.engine.stray_span()));
+        self.cancel(self.copies.stray_until().unwrap_or(now), now);
+        self.engine.release_in_background(&self.old);
+    }
+}

@@ -1,0 +1,97 @@
+//! What operators ask and do: who holds a lock, and the end of its holds.
+
+use std::collections::HashSet;
+
+use crate::engine::{Engine, in_runtime};
+use crate::error::{LossReason, Result};
+use crate::health::{Health, Stats, Traffic};
+use crate::key::Key;
+use crate::lock::table::Counts;
+use crate::scheme::{Answered, Forced, View};
+use crate::view::{HolderView, LockView};
+
+impl Engine {
+    pub(crate) async fn inspect(&self, key: &Key) -> Result<LockView> {
+        let answer = self.look(key).await?;
+        Ok(LockView::new(key.name(), &answer, self.options.published_limits, |id| self.guards_of(key, id)))
+    }
+
+    async fn look(&self, key: &Key) -> Result<Answered<View>> {
+        self.answered(key, || self.scheme.inspect(key)).await
+    }
+
+    /// The names of all locks of this manager that the servers know.
+    pub(crate) async fn names(&self) -> Result<Vec<String>> {
+        let listing = self.options.listing();
+        let names = self.of_manager(|| self.scheme.names(&listing)).await?;
+        Ok(names.into_iter().collect())
+    }
+
+    pub(crate) async fn health(&self) -> Result<Health> {
+        in_runtime()?;
+        Ok(Health { nodes: self.scheme.health().await })
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let Counts { holds, guards, late, waiters } = self.table.counts();
+        let Traffic { in_flight, reconnects, map_refreshes } = self.scheme.traffic();
+        Stats { holds, guards, waiters, renewals_late: late, in_flight, reconnects, map_refreshes }
+    }
+
+    /// How many guards of this manager share a hold; `None` for the hold of another one.
+    fn guards_of(&self, key: &Key, id: &str) -> Option<usize> {
+        let rest = id.strip_prefix(&*self.manager_id)?;
+        rest.starts_with('.').then(|| {
+            let holds = self.table.holds(key);
+            holds.iter().find(|hold| hold.id().as_str() == id).map_or(0, |hold| hold.usage().0)
+        })
+    }
+
+    /// Ends every hold that a look shows, and tells what it ended. A copy that comes again or late ends nothing newer, for
+    /// which it names what was seen.
+    pub(crate) async fn force(&self, key: &Key) -> Result<Vec<HolderView>> {
+        let look = self.look(key).await?;
+        let limits = self.options.published_limits;
+        // Before they are ended: after that nobody knows whose guards they were.
+        let seen = HolderView::all(&look, limits, |id| self.guards_of(key, id));
+        let (mut ended, mut in_doubt) = (HashSet::new(), false);
+        loop {
+            // With the same arguments: it goes on where it ended, and nothing newer is touched.
+            let mut attempts = 0;
+            let forced = self.answered(key, || {
+                attempts += 1;
+                self.scheme.force(key, &look.value)
+            });
+            let Forced { ids, more } = forced.await?.value;
+            in_doubt |= attempts > 1;
+            ended.extend(ids);
+            if !more {
+                break;
+            }
+        }
+        let unseen = self.lose_forced(key, &look.value, &ended);
+        // Late it has ended nobody, and those who had left no id behind neither.
+        let was_late = ended.is_empty() && !in_doubt && !look.value.holders.is_empty();
+        let is_over = |id: Option<&str>| id.map_or(!was_late, |id| in_doubt || ended.contains(id));
+        let seen = seen.into_iter().filter(|(id, _)| is_over(*id)).map(|(_, holder)| holder);
+        Ok(seen.chain(unseen).collect())
+    }
+
+    /// Holds of this manager need not wait for their next renewal, nor do local waiters. What was seen is over, though an
+    /// earlier copy may have ended it.
+    ///
+    /// Returns those who were ended and not seen: beyond what one look shows, or since then, in the same phase. So all of
+    /// them read.
+    fn lose_forced(&self, key: &Key, seen: &View, ended: &HashSet<String>) -> Vec<HolderView> {
+        let seen: HashSet<&str> = seen.holders.iter().map(|holder| &*holder.id).collect();
+        let unseen = ended.iter().filter(|id| !seen.contains(id.as_str()));
+        let unseen = unseen.map(|id| HolderView::unseen_reader(id, self.guards_of(key, id))).collect();
+        for hold in self.table.holds(key) {
+            if seen.contains(hold.id().as_str()) || ended.contains(hold.id().as_str()) {
+                hold.lose(LossReason::Forced);
+                self.table.ended(&hold);
+            }
+        }
+        unseen
+    }
+}

@@ -1,0 +1,446 @@
+//! What goes to the servers in the background: renewals and releases, side by side, in lines per route and in chunks.
+//!
+//! Drivers do the work: one task in the [home](crate::home), or one on each runtime that uses a manager in memory. What is
+//! due is taken from the agenda of the holds ([`Renewals`]) and from the releases ([`Releases`]) and put into the line of its
+//! route. Renewals stand there by their deadlines, ahead of releases. A chunk is one pipeline; there is a gap between two in
+//! which the node serves others, and only so many are under way. So a node that hangs delays nobody else's, a server that is
+//! slow is asked no faster than it answers, and a dropped guard is no task. The lines belong to all drivers: what one leaves
+//! that ends, or stands still, the next one finds.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::{self, BoxStream, FuturesUnordered};
+use parking_lot::Mutex;
+use tokio::runtime::{Handle, Id};
+use tokio::task::AbortHandle;
+
+use crate::attempt::{Attempt, BoxFuture, Route};
+use crate::clock::Clock;
+use crate::engine::releases::{Job, Releases};
+use crate::engine::renewals::{Due, Renewals};
+use crate::engine::wake::{DriverId, Wake};
+use crate::home::Home;
+use crate::lease::Moment;
+use crate::lock::hold::Hold;
+use crate::scheme::{ReleaseReply, Renewed, Scheme};
+
+/// The most requests in one pipeline: larger ones would keep other callers of the node waiting.
+pub(super) const MAX_CHUNK: usize = 128;
+/// A node takes about 10 us for one of them, so one chunk delays others by little more than a round trip takes.
+const MIN_CHUNK: usize = 16;
+/// Renewals due within this time travel with the one that is due now.
+pub(super) const COMPANY: Duration = Duration::from_millis(6);
+/// Between two chunks of renewals for one route, in which its node serves others.
+pub(super) const CHUNK_GAP: Duration = Duration::from_millis(3);
+/// The same behind one of the largest chunks: a line that grows all the same would outlast leases.
+const MIN_CHUNK_GAP: Duration = Duration::from_millis(1);
+/// Chunks of renewals, and of releases, that may be under way on one route.
+const MAX_RENEWING: usize = 4;
+const MAX_RELEASING: usize = 2;
+
+/// The background work of one manager.
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    work: Arc<Work>,
+    home: Home,
+    /// Started, where there is one driver.
+    is_driven: AtomicBool,
+    /// Those of the runtimes that use the manager.
+    drivers: Mutex<Vec<(Id, AbortHandle)>>,
+}
+
+/// What drivers share.
+#[derive(Debug)]
+struct Work {
+    scheme: Arc<dyn Scheme>,
+    clock: Clock,
+    renewals: Arc<Renewals>,
+    releases: Arc<Releases>,
+    wake: Arc<Wake>,
+    queues: Mutex<BTreeMap<Route, RouteQueue>>,
+    stopped: AtomicBool,
+}
+
+/// What waits for its turn at one route. Meanwhile the agenda has each hold at its deadline, at which it is over.
+#[derive(Debug)]
+struct RouteQueue {
+    /// By their local deadlines.
+    holds: BTreeMap<(Moment, u64), Arc<Hold>>,
+    releases: VecDeque<Job>,
+    /// When the next chunk of renewals may go.
+    next: Moment,
+    /// Chunks under way.
+    renewing: usize,
+    releasing: usize,
+    /// The last chunk was not answered.
+    is_silent: bool,
+}
+
+impl RouteQueue {
+    fn new(now: Moment) -> Self {
+        Self {
+            holds: BTreeMap::new(),
+            releases: VecDeque::new(),
+            next: now,
+            renewing: 0,
+            releasing: 0,
+            is_silent: false,
+        }
+    }
+
+    fn is_done(&self, now: Moment) -> bool {
+        let is_empty = self.holds.is_empty() && self.releases.is_empty();
+        is_empty && self.renewing + self.releasing == 0 && self.next <= now
+    }
+
+    fn may_renew(&self) -> bool {
+        !self.holds.is_empty() && self.renewing < MAX_RENEWING
+    }
+}
+
+/// The size of chunks: small ones as long as they keep up, since a node serves one to its end before anybody else.
+fn chunk_size(due: usize) -> usize {
+    (due / 8).clamp(MIN_CHUNK, MAX_CHUNK)
+}
+
+impl Outbox {
+    pub(crate) fn new(
+        scheme: Arc<dyn Scheme>,
+        home: Home,
+        renewals: Arc<Renewals>,
+        releases: Arc<Releases>,
+        wake: Arc<Wake>,
+    ) -> Self {
+        let work = Work {
+            clock: scheme.clock(),
+            scheme,
+            renewals,
+            releases,
+            wake,
+            queues: Mutex::default(),
+            stopped: AtomicBool::new(false),
+        };
+        Self { work: Arc::new(work), home, is_driven: AtomicBool::new(false), drivers: Mutex::default() }
+    }
+
+    /// Sees to it that there is a driver: in the home, or on this runtime. To be called wherever there may be work.
+    pub(crate) fn keep_running(&self) {
+        match &self.home {
+            Home::Process | Home::On(_) => {
+                if !self.is_driven.load(Ordering::Relaxed) && !self.is_driven.swap(true, Ordering::AcqRel) {
+                    self.home.spawn(Arc::clone(&self.work).drive());
+                }
+            }
+            Home::Callers => {
+                let Ok(runtime) = Handle::try_current() else {
+                    return;
+                };
+                let mut drivers = self.drivers.lock();
+                let id = runtime.id();
+                if drivers.iter().any(|(on, driver)| *on == id && !driver.is_finished()) {
+                    return;
+                }
+                drivers.retain(|(_, driver)| !driver.is_finished());
+                let driver = runtime.spawn(Arc::clone(&self.work).drive());
+                drivers.push((id, driver.abort_handle()));
+            }
+        }
+    }
+
+    fn is_driven(&self) -> bool {
+        match &self.home {
+            Home::Process | Home::On(_) => self.is_driven.load(Ordering::Acquire),
+            Home::Callers => self.drivers.lock().iter().any(|(_, driver)| !driver.is_finished()),
+        }
+    }
+
+    /// The drivers end when nothing is left to be released, the holds with their leases.
+    pub(crate) fn stop(&self) {
+        self.work.stopped.store(true, Ordering::Release);
+        if self.is_driven() {
+            self.work.wake.all();
+        } else {
+            // Nobody is left to carry them. They hold on to the releases that have them.
+            self.work.releases.abandon();
+        }
+    }
+}
+
+impl Work {
+    /// A driver. Ends when it is stopped and nothing is left to be told.
+    async fn drive(self: Arc<Self>) {
+        let driver = Driver { work: Arc::clone(&self), id: self.wake.register() };
+        let mut underway: FuturesUnordered<BoxFuture<'static, Answers>> = FuturesUnordered::new();
+        let mut changes = self.scheme.changes().unwrap_or_else(never).chain(never());
+        loop {
+            let (woken, sooner) = (self.wake.woken(), self.renewals.overdue_sooner());
+            tokio::pin!(woken, sooner);
+            // Registered before the look, so nothing that is put in meanwhile is missed.
+            woken.as_mut().enable();
+            sooner.as_mut().enable();
+            if self.stopped.load(Ordering::Acquire) && !self.releases.is_releasing() {
+                return;
+            }
+            let now = self.clock.now();
+            self.wake.looks(driver.id, now);
+            if self.take_due(now) {
+                self.wake.others_of(driver.id);
+            }
+            for chunk in self.next_chunks(now) {
+                underway.push(Arc::clone(&self).send(chunk));
+            }
+            let alarm = self.renewals.look_for_overdue(now).min(self.next(now));
+            let alarm = self.wake.sleeps(driver.id, alarm);
+            // In any order: each round looks at all that is due, whatever ended the wait.
+            tokio::select! {
+                biased;
+                Some(answers) = underway.next() => self.take_answers(answers),
+                () = woken => {}
+                () = sooner => {}
+                _ = changes.next() => self.releases.resend_moved(),
+                () = self.clock.sleep_until(alarm) => {}
+            }
+        }
+    }
+
+    /// Puts what is due into the line of its route. Whether there was anything.
+    fn take_due(&self, now: Moment) -> bool {
+        let mut is_any = false;
+        for hold in self.renewals.take_due(now) {
+            is_any = true;
+            if hold.enter_line(now.after(COMPANY)) {
+                let route = self.scheme.route(hold.key());
+                let place = (hold.deadline(), self.wake.next_number());
+                let mut queues = self.queues.lock();
+                let queue = queues.entry(route).or_insert_with(|| RouteQueue::new(now));
+                queue.holds.insert(place, Arc::clone(&hold));
+            }
+            self.renewals.schedule(&hold, now);
+        }
+        for mut job in self.releases.take_due(now) {
+            is_any = true;
+            let route = self.scheme.route(job.key());
+            let mut queues = self.queues.lock();
+            let queue = queues.entry(route).or_insert_with(|| RouteQueue::new(now));
+            let hold = if queue.is_silent { job.take_hold() } else { None };
+            queue.releases.push_back(job);
+            drop(queues);
+            hold.iter().for_each(|hold| self.releases.unblock(hold));
+        }
+        is_any
+    }
+
+    /// What may go now.
+    fn next_chunks(&self, now: Moment) -> Vec<Chunk> {
+        let (mut chunks, mut moved) = (Vec::new(), Vec::new());
+        let mut queues = self.queues.lock();
+        for (route, queue) in &mut *queues {
+            if queue.next <= now && queue.may_renew() {
+                let chunk = self.next_renewals(route, queue, now, &mut moved);
+                if !chunk.is_empty() {
+                    queue.renewing += 1;
+                    chunks.push(Chunk { route: route.clone(), load: Load::Renewals(chunk) });
+                }
+            }
+            while !queue.releases.is_empty() && queue.releasing < MAX_RELEASING {
+                let most = chunk_size(queue.releases.len()).min(queue.releases.len());
+                let jobs = queue.releases.drain(..most).collect();
+                queue.releasing += 1;
+                chunks.push(Chunk { route: route.clone(), load: Load::Releases(jobs) });
+            }
+        }
+        queues.retain(|_, queue| !queue.is_done(now));
+        drop(queues);
+        for hold in moved {
+            hold.leave_line(now);
+            self.renewals.schedule(&hold, now);
+        }
+        chunks
+    }
+
+    fn next_renewals(
+        &self,
+        route: &Route,
+        queue: &mut RouteQueue,
+        now: Moment,
+        moved: &mut Vec<Arc<Hold>>,
+    ) -> Vec<Due> {
+        let most = chunk_size(queue.holds.len());
+        let mut chunk = Vec::with_capacity(most.min(queue.holds.len()));
+        for _ in 0..most {
+            let Some((_, hold)) = queue.holds.pop_first() else {
+                break;
+            };
+            // Its slot has another owner since it came into the queue: there is another queue for it.
+            if self.scheme.route(hold.key()) != *route {
+                moved.push(hold);
+                continue;
+            }
+            match hold.begin_renewal(now, now.after(COMPANY)) {
+                Some(lease) => chunk.push(Due { hold, lease }),
+                // Over: it has changed while it was in the queue.
+                None => self.renewals.schedule(&hold, now),
+            }
+        }
+        queue.next = now.after(if most < MAX_CHUNK { CHUNK_GAP } else { MIN_CHUNK_GAP });
+        chunk
+    }
+
+    /// When there is something to do that nothing else tells of.
+    fn next(&self, now: Moment) -> Moment {
+        let queues = self.queues.lock();
+        let waiting = queues.values().filter(|queue| queue.may_renew());
+        let chunk = waiting.map(|queue| queue.next.max(now)).min().unwrap_or(Moment::NEVER);
+        drop(queues);
+        chunk.min(self.renewals.next()).min(self.releases.next(now))
+    }
+
+    /// Sends one chunk. The agenda has its holds at their deadlines, at which they are over, answered or not.
+    fn send(self: Arc<Self>, chunk: Chunk) -> BoxFuture<'static, Answers> {
+        let scheme = Arc::clone(&self.scheme);
+        let sent = Sent { work: self, chunk: Some(chunk) };
+        Box::pin(async move {
+            let route = sent.route();
+            let answers = match sent.load() {
+                Load::Renewals(chunk) => {
+                    let batch: Vec<_> = chunk.iter().map(Due::renewal).collect();
+                    Answered::Renewals(scheme.renew(&route, &batch).await)
+                }
+                Load::Releases(jobs) => {
+                    let batch: Vec<_> = jobs.iter().map(Job::leave).collect();
+                    Answered::Releases(scheme.leave_all(&route, &batch).await)
+                }
+            };
+            sent.answered(answers)
+        })
+    }
+
+    fn take_answers(&self, Answers { chunk, answered }: Answers) {
+        let now = self.clock.now();
+        let Chunk { route, load } = chunk;
+        match (load, answered) {
+            (Load::Renewals(chunk), Answered::Renewals(attempts)) => {
+                self.has_answered(&route, attempts.iter().any(Result::is_ok));
+                for (due, attempt) in chunk.into_iter().zip(attempts) {
+                    self.renewals.answered(due, attempt, now);
+                }
+            }
+            (Load::Releases(jobs), Answered::Releases(attempts)) => {
+                self.has_answered(&route, attempts.iter().any(Result::is_ok));
+                for (job, attempt) in jobs.into_iter().zip(attempts) {
+                    self.releases.answered(job, &route, attempt, now);
+                }
+            }
+            (Load::Renewals(_), Answered::Releases(_)) | (Load::Releases(_), Answered::Renewals(_)) => {
+                unreachable!("a chunk is answered by its own kind")
+            }
+        }
+    }
+
+    /// Local waiters do not wait for releases that stand in the line of a node that does not answer.
+    fn has_answered(&self, route: &Route, is_heard: bool) {
+        let mut holds = Vec::new();
+        if let Some(queue) = self.queues.lock().get_mut(route) {
+            queue.is_silent = !is_heard;
+            if !is_heard {
+                holds.extend(queue.releases.iter_mut().filter_map(Job::take_hold));
+            }
+        }
+        // With no lock of ours: waiters are woken.
+        holds.iter().for_each(|hold| self.releases.unblock(hold));
+    }
+}
+
+fn never() -> BoxStream<'static, ()> {
+    Box::pin(stream::pending())
+}
+
+/// A driver that runs. Dropped, the others do without it.
+struct Driver {
+    work: Arc<Work>,
+    id: DriverId,
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.work.wake.unregister(self.id);
+        // What it would have looked at next.
+        self.work.wake.all();
+    }
+}
+
+/// What travels together.
+struct Chunk {
+    route: Route,
+    load: Load,
+}
+
+enum Load {
+    Renewals(Vec<Due>),
+    Releases(Vec<Job>),
+}
+
+enum Answered {
+    Renewals(Vec<Attempt<Renewed>>),
+    Releases(Vec<Attempt<ReleaseReply>>),
+}
+
+/// The answers to one chunk.
+struct Answers {
+    chunk: Chunk,
+    answered: Answered,
+}
+
+/// A chunk that was sent. If its driver ends with its runtime before the answer is there, another one sends it again.
+struct Sent {
+    work: Arc<Work>,
+    chunk: Option<Chunk>,
+}
+
+impl Sent {
+    fn chunk(&self) -> &Chunk {
+        self.chunk.as_ref().expect("it is there until it is answered")
+    }
+
+    fn route(&self) -> Route {
+        self.chunk().route.clone()
+    }
+
+    fn load(&self) -> &Load {
+        &self.chunk().load
+    }
+
+    fn answered(mut self, answered: Answered) -> Answers {
+        let chunk = self.chunk.take().expect("it is answered once");
+        self.is_back(&chunk);
+        Answers { chunk, answered }
+    }
+
+    /// There is room for another one.
+    fn is_back(&self, chunk: &Chunk) {
+        if let Some(queue) = self.work.queues.lock().get_mut(&chunk.route) {
+            match chunk.load {
+                Load::Renewals(_) => queue.renewing -= 1,
+                Load::Releases(_) => queue.releasing -= 1,
+            }
+        }
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        let Some(chunk) = self.chunk.take() else {
+            return;
+        };
+        self.is_back(&chunk);
+        let now = self.work.clock.now();
+        match chunk.load {
+            Load::Renewals(chunk) => chunk.iter().for_each(|due| self.work.renewals.unanswered(due, now)),
+            Load::Releases(jobs) => jobs.into_iter().for_each(|job| self.work.releases.again(job, now)),
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Releases that the next primary may not know of: one that a primary carried out is lost if it fails before a replica
+//! has it, and the lock would stay taken until its lease ends. So they are remembered for that long, and told again to
+//! whoever owns the lock after a change. A minute later at most nobody need remember them: a replica that lags by more
+//! has lost other things, too.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::attempt::Route;
+use crate::engine::releases::Release;
+use crate::lease::Moment;
+
+/// How many are remembered for one node, the latest. A replica lags by milliseconds, and a node that failed carries out no
+/// more, so what others carry out meanwhile does not push these out.
+const MAX_RECENT: usize = 1024;
+/// And for how long: until a failover is over, and known.
+const MAX_AGE: Duration = Duration::from_secs(60);
+/// Between two looks at what is over.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What each node has carried out of late.
+#[derive(Debug, Default)]
+pub(crate) struct Recent {
+    releases: Mutex<BTreeMap<Route, VecDeque<Remembered>>>,
+}
+
+#[derive(Debug)]
+struct Remembered {
+    release: Release,
+    until: Moment,
+}
+
+impl Recent {
+    /// Forgets what is over. Answers when to look again.
+    pub(crate) fn forget(&self, now: Moment) -> Moment {
+        let mut releases = self.releases.lock();
+        releases.retain(|_, recent| {
+            while recent.front().is_some_and(|first| first.until <= now) {
+                recent.pop_front();
+            }
+            !recent.is_empty()
+        });
+        let next = releases.values().filter_map(|recent| recent.front()).map(|first| first.until).min();
+        // Not for each one.
+        next.map_or(Moment::NEVER, |next| next.max(now.after(LOOK)))
+    }
+
+    /// Whoever the route led to has carried this out. It may have been somebody else by then, which does no harm: to tell it
+    /// once more changes nothing.
+    pub(crate) fn remember(&self, route: Route, release: &Release, now: Moment) {
+        let mut releases = self.releases.lock();
+        let recent = releases.entry(route).or_default();
+        while recent.len() >= MAX_RECENT || recent.front().is_some_and(|first| first.until <= now) {
+            recent.pop_front();
+        }
+        let until = release.server_until.min(now.after(MAX_AGE));
+        recent.push_back(Remembered { release: release.clone(), until });
+    }
+
+    /// Takes those whose lock another node than then owns now, as far as is known, and which it may yet hold.
+    pub(crate) fn take_moved(&self, route: impl Fn(&Release) -> Route, now: Moment) -> Vec<Release> {
+        let mut moved = Vec::new();
+        self.releases.lock().retain(|then, recent| {
+            recent.retain(|Remembered { release, until }| {
+                let at = route(release);
+                let stays = at.is_unknown() || at == *then;
+                let lives = *until > now;
+                if lives && !stays {
+                    moved.push(release.clone());
+                }
+                lives && stays
+            });
+            !recent.is_empty()
+        });
+        moved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::attempt::AcquisitionId;
+    use crate::key::Key;
+
+    fn release(n: u64, server_until: Moment) -> Release {
+        let key = Arc::new(Key::new("rwlock", "cfg").expect("valid"));
+        Release { key, id: AcquisitionId::new("manager", n, "label"), server_until, stray_until: None }
+    }
+
+    fn route(address: &str) -> Route {
+        Route(address.into())
+    }
+
+    fn ids(releases: &[Release]) -> Vec<String> {
+        releases.iter().map(|release| release.id.as_str().to_owned()).collect()
+    }
+
+    const START: Moment = Moment::from_nanos(0);
+
+    #[test]
+    fn those_of_another_owner_are_taken_once() {
+        let (recent, later) = (Recent::default(), START.after(Duration::from_secs(9)));
+        recent.remember(route("old"), &release(1, later), START);
+        recent.remember(route("new"), &release(2, later), START);
+        assert!(recent.take_moved(|_| route(""), START).is_empty(), "nobody is known");
+        assert_eq!(ids(&recent.take_moved(|_| route("new"), START)), ["manager.1.label"]);
+        assert!(recent.take_moved(|_| route("new"), START).is_empty());
+    }
+
+    #[test]
+    fn what_is_over_anyway_is_forgotten() {
+        let (recent, end) = (Recent::default(), START.after(Duration::from_secs(9)));
+        recent.remember(route("old"), &release(1, end), START);
+        assert!(recent.take_moved(|_| route("new"), end).is_empty());
+    }
+
+    #[test]
+    fn nothing_is_remembered_for_ever() {
+        let (recent, end) = (Recent::default(), START.after(Duration::from_secs(3600)));
+        recent.remember(route("old"), &release(1, end), START);
+        let next = recent.forget(START);
+        assert!(next <= START.after(MAX_AGE), "{next:?}");
+        assert_eq!(recent.forget(next), Moment::NEVER);
+        assert!(recent.releases.lock().is_empty());
+    }
+
+    #[test]
+    fn the_latest_of_each_node_are_remembered() {
+        let (recent, end) = (Recent::default(), START.after(Duration::from_secs(9)));
+        recent.remember(route("failed"), &release(0, end), START);
+        for n in 1..=MAX_RECENT as u64 + 1 {
+            recent.remember(route("busy"), &release(n, end), START);
+        }
+        let taken = recent.take_moved(|_| route("new"), START);
+        assert_eq!(taken.len(), MAX_RECENT + 1);
+        let ids = ids(&taken);
+        assert!(ids.contains(&"manager.0.label".to_owned()), "the failed node's");
+        assert!(!ids.contains(&"manager.1.label".to_owned()), "the busy node's oldest");
+    }
+}

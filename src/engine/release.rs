@@ -1,0 +1,111 @@
+//! A guard lets go: the next of its process goes on with the hold, or the server is told.
+
+use std::sync::Arc;
+
+use crate::engine::releases::Release;
+use crate::engine::tries::Tries;
+use crate::engine::{Engine, events, in_runtime};
+use crate::error::{Error, LossReason, Result};
+use crate::lease::Moment;
+use crate::lock::hold::{Hold, ShareId, ShareRemoved};
+use crate::scheme::{Absence, Failure, ReleaseReply, loss_reason};
+
+impl Engine {
+    fn remove_share(&self, hold: &Hold, share_id: ShareId, now: Moment) -> ShareRemoved {
+        let (removed, due) = hold.remove_share(share_id, now);
+        self.carry_out(due, now);
+        if let ShareRemoved::HandedOver(next) = removed {
+            events::handed_over(hold, next.token);
+        }
+        removed
+    }
+
+    /// A guard was dropped.
+    pub(super) fn guard_dropped(&self, hold: &Arc<Hold>, share_id: ShareId) {
+        match self.remove_share(hold, share_id, self.clock.now()) {
+            ShareRemoved::Shared | ShareRemoved::HandedOver(_) | ShareRemoved::Lost(_) => {}
+            ShareRemoved::Last | ShareRemoved::LastLate(_) => self.release_in_background(hold),
+        }
+    }
+
+    /// A guard lets go and waits for the server's word.
+    pub(super) async fn release(&self, hold: &Arc<Hold>, share_id: ShareId) -> Result<()> {
+        let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
+        in_runtime().inspect_err(|_| self.guard_dropped(hold, share_id))?;
+        let began = self.clock.now();
+        match self.remove_share(hold, share_id, began) {
+            ShareRemoved::Shared | ShareRemoved::HandedOver(_) => return Ok(()),
+            ShareRemoved::Lost(reason) => return Err(lost(reason)),
+            ShareRemoved::LastLate(reason) => {
+                self.release_in_background(hold);
+                return Err(lost(reason));
+            }
+            ShareRemoved::Last => {}
+        }
+        self.renewals.forget(hold);
+        let _unsettled = self.releases.unsettled();
+        // Dropped, or without an answer: the background goes on.
+        let mut goes_on = GoesOn { engine: self, hold: Some(hold) };
+        let release = Release::of(hold, began);
+        // When the server has surely forgotten the hold there is nothing left to tell it.
+        let patience = self.options().unreachable_after.min(release.server_until.since(began));
+        let (mut doubt, mut tries) = (false, Tries::new(began, patience));
+        loop {
+            let failure = match self.releases.send_once(&release).await {
+                Ok(answer) => {
+                    if release.stray_after(answer.sent).is_none() {
+                        goes_on.hold = None;
+                        self.table.ended(hold);
+                    }
+                    return match answer.value {
+                        ReleaseReply::Held => Ok(()),
+                        // A primary that was behind knows that it waited, and nothing of its grant.
+                        ReleaseReply::Queued => Err(lost(LossReason::Gone)),
+                        ReleaseReply::None(absence) => {
+                            let in_time = self.clock.now() < hold.deadline();
+                            judge_absence(hold, share_id, absence, doubt && in_time).map_err(lost)
+                        }
+                    };
+                }
+                Err(failure) => failure,
+            };
+            doubt |= !matches!(failure, Failure::NotDone { .. });
+            // Local waiters ask for themselves: they learn of the silence, too.
+            self.table.ended(hold);
+            Box::pin(tries.failed(self, hold.key(), failure)).await?;
+        }
+    }
+
+    /// The server is told without anybody waiting for it.
+    pub(crate) fn release_in_background(&self, hold: &Arc<Hold>) {
+        self.renewals.forget(hold);
+        self.keep_running();
+        self.releases.in_background(Release::of(hold, self.clock.now()), Some(Arc::clone(hold)));
+    }
+}
+
+/// The server does not know a hold that was to be released. If an earlier copy of the release went unanswered, that copy
+/// may have done it. It has if the server has remembered the lock all the while: then nothing but a release, a force or
+/// the end of its lease, which the local clock excludes, can have ended the hold. Else the server has lost it, whether
+/// before or after that copy: others may have been inside.
+fn judge_absence(hold: &Hold, share_id: ShareId, absence: Absence, may_be_ours: bool) -> Result<(), LossReason> {
+    let (first, last) = hold.tokens();
+    match loss_reason(share_id.token, absence.forced) {
+        LossReason::Gone if may_be_ours && absence.knew(first, last) => Ok(()),
+        reason => Err(reason),
+    }
+}
+
+/// Hands a release to the background unless it was seen through.
+struct GoesOn<'a> {
+    engine: &'a Engine,
+    hold: Option<&'a Arc<Hold>>,
+}
+
+impl Drop for GoesOn<'_> {
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take() {
+            self.engine.release_in_background(hold);
+        }
+    }
+}

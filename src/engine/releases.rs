@@ -1,0 +1,307 @@
+//! Giving holds back: releases, cancelled acquisitions, and what a dropped guard leaves behind.
+//!
+//! A release tells the server until it has an answer or the server's lease is surely over. If a copy of the
+//! acquisition may still be on its way, it tells the server again after that copy's limit: otherwise the copy would
+//! come to life after its own cancellation and last a full lease. In the background the [outbox](crate::engine::outbox)
+//! carries them, so a guard that is dropped is no task and needs no runtime.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::attempt::{AcquisitionId, Attempt, Failure, Route};
+use crate::backoff::Backoff;
+use crate::clock::Clock;
+use crate::engine::events;
+use crate::engine::recent::Recent;
+use crate::engine::wake::Wake;
+use crate::error::Refusal;
+use crate::key::Key;
+use crate::lease::Moment;
+use crate::lock::hold::Hold;
+use crate::lock::side::{CountsOpen, KeepsOpen};
+use crate::lock::table::Table;
+use crate::scheme::{Leave, ReleaseReply, Scheme};
+
+/// Who tells the server about releases, in the background where needed.
+#[derive(Debug)]
+pub(crate) struct Releases {
+    scheme: Arc<dyn Scheme>,
+    table: Arc<Table>,
+    clock: Clock,
+    /// Where the next primary may not know of a release that this one carried out.
+    recent: Option<Recent>,
+    waiting: Mutex<Waiting>,
+    wake: Arc<Wake>,
+    /// Acquisitions and releases that the server may yet have to be told of.
+    unsettled: AtomicUsize,
+    /// The releases among them.
+    departing: AtomicUsize,
+    settled: Notify,
+}
+
+/// Releases that nobody carries yet.
+#[derive(Debug, Default)]
+struct Waiting {
+    now: VecDeque<Job>,
+    /// Until a pause is over.
+    later: BTreeMap<(Moment, u64), Job>,
+}
+
+/// One acquisition that is to end on the server.
+#[derive(Clone, Debug)]
+pub(crate) struct Release {
+    pub(crate) key: Arc<Key>,
+    pub(crate) id: AcquisitionId,
+    /// The server has forgotten it by then, whatever arrived.
+    pub(crate) server_until: Moment,
+    pub(crate) stray_until: Option<Moment>,
+}
+
+impl Release {
+    pub(crate) fn of(hold: &Hold, now: Moment) -> Self {
+        let (server_until, stray_until) = hold.until(now);
+        Self { key: Arc::clone(hold.key()), id: hold.id().clone(), server_until, stray_until }
+    }
+
+    /// Until when a copy of the acquisition may arrive behind what was sent then: it may have before that was answered.
+    pub(crate) fn stray_after(&self, sent: Moment) -> Option<Moment> {
+        self.stray_until.filter(|until| *until > sent)
+    }
+}
+
+impl Releases {
+    pub(crate) fn new(scheme: Arc<dyn Scheme>, table: Arc<Table>, wake: Arc<Wake>) -> Self {
+        let clock = scheme.clock();
+        let recent = scheme.changes().map(|_| Recent::default());
+        Self {
+            scheme,
+            table,
+            clock,
+            recent,
+            waiting: Mutex::default(),
+            wake,
+            unsettled: AtomicUsize::new(0),
+            departing: AtomicUsize::new(0),
+            settled: Notify::new(),
+        }
+    }
+
+    /// Tells the server once.
+    pub(crate) async fn send_once(&self, release: &Release) -> Attempt<ReleaseReply> {
+        if self.recent.is_none() {
+            return self.scheme.leave(&release.key, &release.id).await;
+        }
+        let route = self.scheme.route(&release.key);
+        let answer = self.scheme.leave(&release.key, &release.id).await?;
+        self.carried_out(release, &route, self.clock.now());
+        Ok(answer)
+    }
+
+    /// A node has carried a release out, which its successor may not know of.
+    fn carried_out(&self, release: &Release, route: &Route, now: Moment) {
+        let Some(recent) = &self.recent else {
+            return;
+        };
+        recent.remember(route.clone(), release, now);
+        if self.scheme.route(&release.key) != *route {
+            // Whoever looks for what has moved may have done so just before this was there.
+            self.resend_moved();
+        }
+    }
+
+    /// Whoever owns a lock after a change is told of the releases that its predecessor carried out of late, the latest first.
+    pub(super) fn resend_moved(&self) {
+        let Some(recent) = &self.recent else {
+            return;
+        };
+        let mut moved = recent.take_moved(|release| self.scheme.route(&release.key), self.clock.now());
+        if moved.is_empty() {
+            return;
+        }
+        moved.reverse();
+        let jobs = moved.into_iter().map(|release| Job { release, backoff: Backoff::new(), underway: None });
+        self.waiting.lock().now.extend(jobs);
+        self.wake.at(Moment::from_nanos(0));
+    }
+
+    /// When there is something to carry.
+    pub(super) fn next(&self, now: Moment) -> Moment {
+        let waiting = self.waiting.lock();
+        let later = waiting.later.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at);
+        if !waiting.now.is_empty() {
+            return Moment::from_nanos(0);
+        }
+        drop(waiting);
+        later.min(self.recent.as_ref().map_or(Moment::NEVER, |recent| recent.forget(now)))
+    }
+
+    /// What is to be carried now.
+    pub(super) fn take_due(&self, now: Moment) -> VecDeque<Job> {
+        let mut waiting = self.waiting.lock();
+        let mut due = std::mem::take(&mut waiting.now);
+        while let Some(first) = waiting.later.first_entry().filter(|first| first.key().0 <= now) {
+            due.push_back(first.remove());
+        }
+        due
+    }
+
+    /// A copy of a release has come to its end.
+    pub(super) fn answered(&self, mut job: Job, route: &Route, attempt: Attempt<ReleaseReply>, now: Moment) {
+        if let Some(hold) = job.take_hold() {
+            self.unblock(&hold);
+        }
+        let release = &job.release;
+        match attempt {
+            Ok(answer) => {
+                self.carried_out(release, route, now);
+                if let Some(until) = release.stray_after(answer.sent) {
+                    self.later(job, until);
+                }
+            }
+            Err(Failure::Refused { refusal, message, .. } | Failure::Broken { refusal, message, .. })
+                if is_final(refusal) =>
+            {
+                events::release_refused(&release.key, &message);
+            }
+            Err(failure) if now >= release.server_until => {
+                events::release_given_up(&release.key, &failure);
+            }
+            Err(_) => self.again(job, now),
+        }
+    }
+
+    /// It was not answered, and is told again after a pause.
+    pub(super) fn again(&self, mut job: Job, now: Moment) {
+        let pause = job.backoff.pause();
+        self.later(job, now.after(pause));
+    }
+
+    fn later(&self, job: Job, at: Moment) {
+        self.waiting.lock().later.insert((at, self.wake.next_number()), job);
+        self.wake.at(at);
+    }
+
+    /// Takes a release over. Without a driver that still runs, the lease ends it.
+    pub(crate) fn in_background(self: &Arc<Self>, release: Release, hold: Option<Arc<Hold>>) {
+        let underway = Some(Underway::new(self, hold));
+        self.waiting.lock().now.push_back(Job { release, backoff: Backoff::new(), underway });
+        self.wake.at(Moment::from_nanos(0));
+    }
+
+    /// Nobody carries what waits any more: leases end it.
+    pub(super) fn abandon(&self) {
+        let abandoned = std::mem::take(&mut *self.waiting.lock());
+        drop(abandoned);
+    }
+
+    /// Local waiters need not wait for a server that does not answer.
+    pub(super) fn unblock(&self, hold: &Hold) {
+        self.table.ended(hold);
+    }
+
+    /// Counts as under way until it is dropped.
+    pub(crate) fn unsettled(self: &Arc<Self>) -> Unsettled {
+        self.unsettled.fetch_add(1, Ordering::SeqCst);
+        Unsettled(Arc::clone(self))
+    }
+
+    /// The same for an attempt, which its cell keeps.
+    pub(crate) fn keeps_open(self: &Arc<Self>) -> KeepsOpen {
+        self.unsettled.fetch_add(1, Ordering::SeqCst);
+        KeepsOpen::counted_by(Arc::<Self>::clone(self))
+    }
+
+    /// Whether the server has yet to be told of a release.
+    pub(crate) fn is_releasing(&self) -> bool {
+        self.departing.load(Ordering::SeqCst) > 0
+    }
+
+    /// Returns when the server knows of all releases so far, or has forgotten them.
+    pub(crate) async fn settled(&self) {
+        loop {
+            let settled = self.settled.notified();
+            tokio::pin!(settled);
+            settled.as_mut().enable();
+            if self.unsettled.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            settled.await;
+        }
+    }
+}
+
+/// Whether a server that refuses a release so will go on to do so.
+fn is_final(refusal: Refusal) -> bool {
+    matches!(refusal, Refusal::Forbidden | Refusal::ForeignKey | Refusal::UnsupportedServer | Refusal::OtherTopology)
+}
+
+/// A release that is to be told until the server knows, or has forgotten.
+#[derive(Debug)]
+pub(super) struct Job {
+    release: Release,
+    backoff: Backoff,
+    /// Absent when it is only told again.
+    underway: Option<Underway>,
+}
+
+impl Job {
+    pub(super) fn key(&self) -> &Key {
+        &self.release.key
+    }
+
+    pub(super) fn leave(&self) -> Leave {
+        Leave { key: Arc::clone(&self.release.key), id: self.release.id.clone() }
+    }
+
+    /// The hold that local waiters wait for, to be taken once.
+    pub(super) fn take_hold(&mut self) -> Option<Arc<Hold>> {
+        self.underway.as_mut()?.hold.take()
+    }
+}
+
+/// A release in the background. Dropped at any point, it leaves the table and the count right.
+#[derive(Debug)]
+struct Underway {
+    hold: Option<Arc<Hold>>,
+    /// Given up after the hold.
+    unsettled: Unsettled,
+}
+
+/// Something that the server may yet have to be told.
+#[derive(Debug)]
+pub(crate) struct Unsettled(Arc<Releases>);
+
+impl CountsOpen for Releases {
+    fn one_less(&self) {
+        if self.unsettled.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.settled.notify_waiters();
+        }
+    }
+}
+
+impl Drop for Unsettled {
+    fn drop(&mut self) {
+        self.0.one_less();
+    }
+}
+
+impl Underway {
+    fn new(releases: &Arc<Releases>, hold: Option<Arc<Hold>>) -> Self {
+        releases.departing.fetch_add(1, Ordering::SeqCst);
+        Self { hold, unsettled: releases.unsettled() }
+    }
+}
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        let Unsettled(releases) = &self.unsettled;
+        if let Some(hold) = self.hold.take() {
+            releases.unblock(&hold);
+        }
+        releases.departing.fetch_sub(1, Ordering::SeqCst);
+    }
+}

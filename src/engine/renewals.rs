@@ -1,0 +1,308 @@
+//! The agenda: all live holds by the moment at which something is due, a renewal or the local deadline.
+//!
+//! What is true of a hold is in the hold alone. The agenda says when to look at it, has each once at most, and is never asked
+//! whether it is there: whoever changes a hold has it scheduled anew by what the hold says then, under the agenda's lock. No
+//! word from the holders is needed. What is due is carried by the [outbox](crate::engine::outbox).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::futures::Notified;
+
+use crate::attempt::Attempt;
+use crate::engine::events;
+use crate::engine::outbox::COMPANY;
+use crate::engine::releases::{Release, Releases};
+use crate::engine::wake::Wake;
+use crate::error::LossReason;
+use crate::lease::Moment;
+use crate::lock::hold::{self, Grant, Hold, Next};
+use crate::lock::table::Table;
+use crate::scheme::{Renewal, Renewed, loss_reason};
+
+/// The holds of one manager and what is due for them.
+#[derive(Debug)]
+pub(crate) struct Renewals {
+    table: Arc<Table>,
+    releases: Arc<Releases>,
+    agenda: Mutex<Agenda>,
+    wake: Arc<Wake>,
+}
+
+#[derive(Debug, Default)]
+struct Agenda {
+    due: BTreeMap<(Moment, u64), Arc<Hold>>,
+    next: u64,
+}
+
+impl Agenda {
+    fn insert(&mut self, hold: Arc<Hold>, at: Moment) {
+        self.next += 1;
+        hold.agenda_slot.store(self.next, Ordering::Relaxed);
+        hold.agenda_moment.store(at.as_nanos(), Ordering::Relaxed);
+        self.due.insert((at, self.next), hold);
+    }
+
+    fn remove(&mut self, hold: &Hold) {
+        let at = Moment::from_nanos(hold.agenda_moment.load(Ordering::Relaxed));
+        let slot = hold.agenda_slot.load(Ordering::Relaxed);
+        taken(hold);
+        self.due.remove(&(at, slot));
+    }
+}
+
+/// Nobody but whoever has taken it knows of it: until it is back, each change of it is a reason to schedule it.
+fn taken(hold: &Hold) {
+    hold.agenda_slot.store(0, Ordering::Relaxed);
+    hold.agenda_moment.store(Moment::NEVER.as_nanos(), Ordering::Relaxed);
+}
+
+/// A hold that is to be renewed, and the lease to ask for.
+pub(super) struct Due {
+    pub(super) hold: Arc<Hold>,
+    pub(super) lease: Duration,
+}
+
+impl Due {
+    pub(super) fn renewal(&self) -> Renewal {
+        Renewal { key: Arc::clone(self.hold.key()), id: self.hold.id().clone(), lease: self.lease }
+    }
+}
+
+impl Renewals {
+    pub(crate) fn new(table: Arc<Table>, releases: Arc<Releases>, wake: Arc<Wake>) -> Self {
+        Self { table, releases, agenda: Mutex::default(), wake }
+    }
+
+    /// Looks at a hold when something is due for it, by what it says now. To be called whenever that may have become earlier,
+    /// until it is over or [forgotten](Renewals::forget).
+    pub(crate) fn schedule(&self, hold: &Arc<Hold>, now: Moment) {
+        let mut agenda = self.agenda.lock();
+        // Out first: whoever changes the hold after this look finds that it is nowhere, and comes here as well.
+        agenda.remove(hold);
+        let at = match hold.due() {
+            Next::At(at) => at,
+            // Found by a driver, which reports it.
+            Next::Lost(_) => now,
+            Next::Released => return,
+        };
+        if hold.is_retired() {
+            return;
+        }
+        agenda.insert(Arc::clone(hold), at);
+        drop(agenda);
+        self.wake.at(at);
+    }
+
+    /// The same for all for which something is due earlier.
+    pub(crate) fn schedule_all(&self, due: hold::Due, now: Moment) {
+        due.0.each(|hold| self.schedule(&hold, now));
+    }
+
+    /// Looks whether askers are overdue. Answers when to look again.
+    pub(super) fn look_for_overdue(&self, now: Moment) -> Moment {
+        let (next, due) = self.table.overdue.look(now);
+        self.schedule_all(due, now);
+        next
+    }
+
+    /// Returns when that is earlier than a look has found. To be enabled before that look.
+    pub(super) fn overdue_sooner(&self) -> Notified<'_> {
+        self.table.overdue.sooner()
+    }
+
+    /// Nothing is due for a hold any more.
+    pub(crate) fn forget(&self, hold: &Hold) {
+        // Whoever has it in hand finds that when it comes to put it back.
+        hold.retire();
+        self.agenda.lock().remove(hold);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.agenda.lock().due.is_empty()
+    }
+
+    /// When to look next.
+    pub(super) fn next(&self) -> Moment {
+        self.agenda.lock().due.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at)
+    }
+
+    /// Takes what is due, and is to be scheduled again. What is over is reported.
+    pub(super) fn take_due(&self, now: Moment) -> Vec<Arc<Hold>> {
+        let mut due = self.pop_due(now);
+        due.retain(|hold| match hold.next(now) {
+            Next::At(_) => true,
+            Next::Lost(reason) => {
+                self.report_lost(hold, reason, now);
+                false
+            }
+            Next::Released => false,
+        });
+        due
+    }
+
+    fn pop_due(&self, now: Moment) -> Vec<Arc<Hold>> {
+        let mut agenda = self.agenda.lock();
+        if agenda.due.first_key_value().is_none_or(|((at, _), _)| *at > now) {
+            return Vec::new();
+        }
+        let later = agenda.due.split_off(&(now.after(COMPANY), u64::MAX));
+        let due: Vec<_> = std::mem::replace(&mut agenda.due, later).into_values().collect();
+        due.iter().for_each(|hold| taken(hold));
+        due
+    }
+
+    /// A renewal has come to its end.
+    pub(super) fn answered(&self, Due { hold, lease }: Due, attempt: Attempt<Renewed>, now: Moment) {
+        match attempt {
+            Ok(answer) => match answer.value {
+                Renewed::Renewed { remaining } => {
+                    if hold.renewed(Grant { sent: answer.sent, remaining, asked: lease }, now) {
+                        events::claimed(&hold);
+                    }
+                }
+                Renewed::Lost { forced } => hold.unknown_to_server(loss_reason(hold.token(), forced)),
+            },
+            Err(failure) => {
+                events::renewal_unanswered(&hold, &failure);
+                hold.unanswered(now);
+            }
+        }
+        self.schedule(&hold, now);
+    }
+
+    /// Whoever had it under way has gone.
+    pub(super) fn unanswered(&self, due: &Due, now: Moment) {
+        due.hold.unanswered(now);
+        self.schedule(&due.hold, now);
+    }
+
+    /// A hold was lost: local waiters may ask the server, and the server is told, should it still know the hold.
+    fn report_lost(&self, hold: &Arc<Hold>, reason: LossReason, now: Moment) {
+        events::lost(hold, reason);
+        self.forget(hold);
+        self.table.ended(hold);
+        self.releases.in_background(Release::of(hold, now), None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::engine::acquire::{Patience, acquire};
+    use crate::engine::outbox::{CHUNK_GAP, MAX_CHUNK};
+    use crate::engine::{Engine, Held};
+    use crate::lock::hold::HoldState;
+    use crate::options::{Options, Overrides, Terms};
+    use crate::scheme::memory::{Memory, Store};
+    use crate::scheme::{Mode, Scheme};
+    use crate::testing::staged::Staged;
+
+    const LEASE: Duration = Duration::from_secs(3);
+    const LOCKS: usize = 4_000;
+
+    async fn take(engine: &Arc<Engine>, name: &str) -> Held {
+        let overrides = Overrides { lease: Some(LEASE), ..Overrides::default() };
+        let terms = Terms::new(engine.options(), overrides).expect("valid");
+        let taken = acquire(engine, engine.key(name).expect("valid"), Mode::Write, terms, Patience::Wait).await;
+        taken.expect("answered").expect("granted")
+    }
+
+    /// Locks that are taken in one moment: all their renewals are due within a quarter of an interval.
+    async fn taken_together(scheme: &Arc<Staged>) -> (Arc<Engine>, Vec<Held>) {
+        let engine = Arc::new(Engine::new(Arc::<Staged>::clone(scheme), Options::default()));
+        let mut held = Vec::new();
+        for lock in 0..LOCKS {
+            held.push(take(&engine, &format!("lock-{lock}")).await);
+        }
+        (engine, held)
+    }
+
+    fn staged() -> Arc<Staged> {
+        Arc::new(Staged::new(Memory::new(Arc::new(Store::new()))))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn node_is_left_to_others_between_chunks() {
+        let scheme = staged();
+        let (_engine, _held) = taken_together(&scheme).await;
+        tokio::time::sleep(LEASE / 2).await;
+        let chunks = scheme.chunks();
+        for pair in chunks.windows(2) {
+            let gap = pair[1].0.since(pair[0].0);
+            assert!(gap >= CHUNK_GAP, "a chunk {gap:?} after another");
+        }
+        let sizes: Vec<_> = chunks.iter().map(|(_, ids)| ids.len()).collect();
+        assert!(sizes.iter().all(|&size| size <= MAX_CHUNK), "{sizes:?}");
+        let renewed: BTreeSet<_> = chunks.iter().flat_map(|(_, ids)| ids).map(|id| id.as_str()).collect();
+        assert_eq!(renewed.len(), LOCKS, "each was renewed within half of its lease");
+        assert_eq!(sizes.iter().sum::<usize>(), LOCKS, "and once");
+    }
+
+    #[test]
+    fn what_is_due_or_under_way_when_the_runtime_ends_is_renewed_on_the_next() {
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        let (first, second) = (runtime(), runtime());
+        let (_word, answer) = oneshot::channel();
+        let (scheme, (engine, held)) = first.block_on(async {
+            let scheme = staged();
+            scheme.next_renewals(answer);
+            let taken = taken_together(&scheme).await;
+            while scheme.chunks().is_empty() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            (scheme, taken)
+        });
+        drop(first);
+        assert!(scheme.chunks().iter().map(|(_, ids)| ids.len()).sum::<usize>() < LOCKS, "there is more to renew");
+        second.block_on(async {
+            let _other = take(&engine, "another").await;
+            tokio::time::sleep(LEASE).await;
+        });
+        let now = scheme.memory.clock().now();
+        let lost = held.iter().filter(|held| !matches!(held.hold().next(now), Next::At(_))).count();
+        assert_eq!(lost, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answer_counts_also_while_somebody_else_has_the_hold_in_hand() {
+        let scheme = staged();
+        let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), Options::default()));
+        let (word, answer) = oneshot::channel();
+        scheme.next_renewals(answer);
+        let held = take(&engine, "cfg").await;
+        while scheme.chunks().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // As a guard does that joins, just before it puts the hold back.
+        engine.renewals.agenda.lock().remove(held.hold());
+        word.send(()).expect("it is waited for");
+        tokio::time::sleep(LEASE * 3).await;
+        assert_eq!(held.hold().state_of(held.share_id()), HoldState::Held, "it was renewed no more");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn released_in_the_line_is_not_renewed() {
+        let scheme = staged();
+        let (_engine, held) = taken_together(&scheme).await;
+        while scheme.chunks().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // So many are due by now that most of them are in the queue.
+        tokio::time::sleep(LEASE / 24).await;
+        for held in held {
+            held.release().await.expect("released");
+        }
+        let sent = scheme.chunks().len();
+        tokio::time::sleep(LEASE * 2).await;
+        assert_eq!(scheme.chunks().len(), sent, "nothing is renewed any more");
+    }
+}

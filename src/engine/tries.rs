@@ -1,0 +1,60 @@
+//! Try, fail, and try again after a pause, or end with an error: how every request is repeated.
+
+use std::time::Duration;
+
+use crate::backoff::Backoff;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::key::Key;
+use crate::lease::Moment;
+use crate::scheme::Failure;
+
+/// The tries of one request.
+#[derive(Debug)]
+pub(super) struct Tries {
+    /// Silence counts from then.
+    pub(super) since: Moment,
+    /// For so long.
+    patience: Duration,
+    pub(super) backoff: Backoff,
+}
+
+impl Tries {
+    pub(super) fn new(since: Moment, patience: Duration) -> Self {
+        Self { since, patience, backoff: Backoff::new() }
+    }
+
+    /// An answer has come.
+    pub(super) fn answered(&mut self, now: Moment) {
+        self.since = now;
+        self.backoff.reset();
+    }
+
+    /// The error to end with after a try that failed, if it is time to end.
+    pub(super) fn verdict(&self, engine: &Engine, key: &Key, failure: Failure) -> Option<Error> {
+        let lock = key.shared_name();
+        let waited = engine.clock.now().since(engine.unheard_since(key, &failure, self.since));
+        match failure {
+            Failure::Refused { refusal, node, message } | Failure::Broken { refusal, node, message } => {
+                Some(Error::Refused { lock, refusal, node, message })
+            }
+            Failure::Unknown { source, .. } | Failure::NotDone { source } => {
+                (waited >= self.patience).then(|| Error::unreachable(lock, waited, source))
+            }
+        }
+    }
+
+    /// Returns when it is time for the next try.
+    pub(super) async fn failed(&mut self, engine: &Engine, key: &Key, failure: Failure) -> Result<()> {
+        match self.verdict(engine, key, failure) {
+            Some(error) => Err(error),
+            None => {
+                // The next try waits for the word of a node that is silent, with all others.
+                if !engine.scheme.hearing(key).is_silent {
+                    self.backoff.wait().await;
+                }
+                Ok(())
+            }
+        }
+    }
+}

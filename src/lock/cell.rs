@@ -1,0 +1,118 @@
+//! The entrance to the state of one lock.
+//!
+//! Each event changes the state under the cell's own mutex. What it leaves to be done is done when that is free: wakers and
+//! notifications may do anything, the agenda has a mutex of its own, and the end of a hold is an event again.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use crate::key::Key;
+use crate::lease::Moment;
+use crate::lock::effects::{Due, Effects, OnAgenda, Rules};
+use crate::lock::state::State;
+
+/// What is around a cell.
+pub(super) trait Surroundings<H>: Send + Sync {
+    /// An asker of it may be overdue at this moment.
+    fn look_at(&self, cell: &Arc<Cell<H>>, at: Moment);
+    /// It is idle, unless somebody has come meanwhile.
+    fn forget(&self, cell: &Arc<Cell<H>>);
+}
+
+/// One lock. `H` is a hold of it.
+pub(super) struct Cell<H> {
+    key: Arc<Key>,
+    rules: Arc<Rules>,
+    around: Weak<dyn Surroundings<H>>,
+    state: Mutex<State<H>>,
+}
+
+impl<H: OnAgenda> Cell<H> {
+    pub(super) fn new(key: &Arc<Key>, rules: &Arc<Rules>, around: Weak<dyn Surroundings<H>>) -> Self {
+        Self { key: Arc::clone(key), rules: Arc::clone(rules), around, state: Mutex::default() }
+    }
+
+    pub(super) fn key(&self) -> &Arc<Key> {
+        &self.key
+    }
+
+    pub(super) fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// The entrance. Nothing of what an event leads to happens before the mutex is free.
+    pub(super) fn event<T>(
+        self: &Arc<Self>,
+        now: Moment,
+        event: impl FnOnce(&mut State<H>, &Rules, &mut Effects<H>) -> T,
+    ) -> (T, Due<H>) {
+        let mut effects = Effects::default();
+        let mut state = self.state.lock();
+        let outcome = event(&mut state, &self.rules, &mut effects);
+        state.advance(now, &mut effects);
+        let looks_at = state.next_look();
+        let is_idle = state.is_idle();
+        drop(state);
+        let due = effects.carry_out();
+        if is_idle || looks_at.is_some() {
+            self.tell_around(is_idle, looks_at);
+        }
+        (outcome, due)
+    }
+
+    fn tell_around(self: &Arc<Self>, is_idle: bool, looks_at: Option<Moment>) {
+        let Some(around) = self.around.upgrade() else {
+            return;
+        };
+        if let Some(at) = looks_at {
+            around.look_at(self, at);
+        }
+        if is_idle {
+            around.forget(self);
+        }
+    }
+
+    /// The same for an event that changes neither who waits nor what is due.
+    pub(super) fn quietly<T>(&self, event: impl FnOnce(&mut State<H>, &Rules, &mut Effects<H>) -> T) -> T {
+        let mut effects = Effects::default();
+        let outcome = self.with(&mut effects, event);
+        drop(effects.carry_out());
+        outcome
+    }
+
+    /// The same for one that changes what is due. Whoever calls carries the effects out.
+    pub(super) fn with<T>(
+        &self,
+        effects: &mut Effects<H>,
+        event: impl FnOnce(&mut State<H>, &Rules, &mut Effects<H>) -> T,
+    ) -> T {
+        event(&mut self.state.lock(), &self.rules, effects)
+    }
+
+    /// An asker may be overdue.
+    pub(super) fn look_for_overdue(self: &Arc<Self>, now: Moment) -> Due<H> {
+        self.event(now, |state, rules, _| state.asker_overdue(now, rules)).1
+    }
+
+    /// Nobody has this hold any more.
+    pub(super) fn hold_dropped(&self, number: u64) {
+        let forgotten = self.state.lock().forget(number);
+        drop(forgotten);
+    }
+
+    /// Marks the cell as left, if it is idle: whoever comes finds another one.
+    pub(super) fn leave_if_idle(&self) -> bool {
+        let mut state = self.state.lock();
+        let is_idle = state.is_idle();
+        state.is_gone |= is_idle;
+        is_idle
+    }
+}
+
+impl<H> fmt::Debug for Cell<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cell").field("lock", &self.key.name()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,114 @@
+//! What an event of a cell leaves to be done when the mutex is free.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+use crate::lease::Moment;
+use crate::lock::end::{End, Ended};
+use crate::lock::few::Few;
+
+/// What holds for all locks of a manager.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) clock: Clock,
+    pub(crate) clock_margin: Duration,
+    /// How long a copy that is sent now may yet be carried out.
+    pub(crate) stray_span: Duration,
+    /// A hold is passed on to so many writers, and not after this time.
+    pub(crate) hand_overs: u64,
+    pub(crate) hand_over_span: Duration,
+}
+
+/// Who is to be woken.
+#[derive(Debug)]
+pub(super) struct Signals(Few<Signal>);
+
+#[derive(Debug)]
+enum Signal {
+    Wake(Arc<Notify>),
+    Heard(Arc<Notify>),
+    End(Arc<End>),
+}
+
+impl Signals {
+    /// Wakes one waiter.
+    pub(super) fn wake(&mut self, signal: Arc<Notify>) {
+        self.0.push(Signal::Wake(signal));
+    }
+
+    /// Wakes all who wait for a word of whoever asks.
+    pub(super) fn heard(&mut self, heard: Arc<Notify>) {
+        self.0.push(Signal::Heard(heard));
+    }
+
+    /// The end of a share is known.
+    pub(super) fn ended(&mut self, end: Arc<End>, ended: Ended) {
+        end.set(ended);
+        self.0.push(Signal::End(end));
+    }
+
+    /// Those who watch a share have to look again.
+    pub(super) fn changed(&mut self, end: Arc<End>) {
+        self.0.push(Signal::End(end));
+    }
+}
+
+impl Signal {
+    fn tell(&self) {
+        match self {
+            Self::Wake(signal) => signal.notify_one(),
+            Self::Heard(heard) => heard.notify_waiters(),
+            Self::End(end) => end.tell(),
+        }
+    }
+}
+
+/// Whoever can be put on the agenda.
+pub(super) trait OnAgenda {
+    /// Whether it is looked at by this moment anyway, or never has to be again.
+    fn is_looked_at_by(&self, at: Moment) -> bool;
+}
+
+/// All that is left to be done. `H` is a hold, as those know it who are outside of the cell.
+#[derive(Debug)]
+pub(super) struct Effects<H> {
+    pub(super) signals: Signals,
+    due: Few<Arc<H>>,
+    /// Not needed here any more. Its end is an event of its own.
+    dropped: Few<Arc<H>>,
+}
+
+impl<H> Default for Effects<H> {
+    fn default() -> Self {
+        Self { signals: Signals(Few::None), due: Few::None, dropped: Few::None }
+    }
+}
+
+/// Holds for which something is due earlier than the agenda knows.
+#[derive(Debug)]
+#[must_use = "the agenda is to be told"]
+pub(crate) struct Due<H>(pub(crate) Few<Arc<H>>);
+
+impl<H> Effects<H> {
+    pub(super) fn due(&mut self, hold: &Arc<H>) {
+        self.due.push(Arc::clone(hold));
+    }
+
+    pub(super) fn drop_later(&mut self, hold: Option<Arc<H>>) {
+        if let Some(hold) = hold {
+            self.dropped.push(hold);
+        }
+    }
+
+    /// To be called where no mutex is held: a waker may do anything.
+    #[inline]
+    pub(super) fn carry_out(self) -> Due<H> {
+        let Self { signals: Signals(signals), due, dropped } = self;
+        signals.each(|signal| signal.tell());
+        drop(dropped);
+        Due(due)
+    }
+}

@@ -1,0 +1,336 @@
+//! One hold, for those who have to do with it: guards, renewals, releases. What is known of it is in its [cell](super::cell).
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::attempt::{AcquisitionId, Attempt};
+use crate::clock::Clock;
+use crate::error::LossReason;
+use crate::key::Key;
+use crate::lease::{FencingToken, Moment};
+use crate::lock::cell::Cell;
+use crate::lock::effects::{self, Effects, OnAgenda, Rules, Signals};
+use crate::lock::end::End;
+use crate::lock::record::HoldRecord;
+use crate::mode::Mode;
+
+pub(crate) use crate::lock::end::{Ended, HoldState};
+pub(crate) use crate::lock::record::{Grant, Granted, Granting, Next, ShareRemoved};
+pub(crate) use crate::lock::shares::{Share, ShareId};
+
+/// Holds for which something is due earlier than the agenda knows.
+pub(crate) type Due = effects::Due<Hold>;
+
+/// A hold of its cell.
+pub(crate) struct Hold {
+    cell: Arc<Cell<Self>>,
+    number: u64,
+    granting: Granting,
+    /// Where the renewal's agenda keeps this hold, and until when; both are written under the agenda's lock only. Zero and
+    /// never: nowhere, and whoever has it in hand looks again before it puts it back.
+    pub(crate) agenda_slot: AtomicU64,
+    pub(crate) agenda_moment: AtomicU64,
+    /// Nothing is due for it any more: it was given back, or its loss was told.
+    retired: AtomicBool,
+}
+
+impl Hold {
+    pub(super) fn new(cell: &Arc<Cell<Self>>, number: u64, granting: Granting) -> Self {
+        Self {
+            cell: Arc::clone(cell),
+            number,
+            granting,
+            agenda_slot: AtomicU64::new(0),
+            agenda_moment: AtomicU64::new(Moment::NEVER.as_nanos()),
+            retired: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(super) fn cell(&self) -> &Arc<Cell<Self>> {
+        &self.cell
+    }
+
+    pub(super) fn clock(&self) -> Clock {
+        self.cell.rules().clock
+    }
+
+    pub(crate) fn key(&self) -> &Arc<Key> {
+        self.cell.key()
+    }
+
+    pub(crate) fn id(&self) -> &AcquisitionId {
+        &self.granting.id
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.granting.mode
+    }
+
+    /// The first of its tokens.
+    pub(crate) fn token(&self) -> FencingToken {
+        self.granting.token
+    }
+
+    /// The first and the last of them.
+    pub(crate) fn tokens(&self) -> (FencingToken, FencingToken) {
+        let first = self.granting.token;
+        (first, first.plus(self.granting.tokens.saturating_sub(1)))
+    }
+
+    /// An event of this hold alone, after which whoever calls puts it on the agenda again, if need be.
+    fn event<T>(&self, event: impl FnOnce(&mut HoldRecord, &Rules, &mut Signals) -> T) -> T {
+        self.cell.quietly(|state, rules, effects| event(state.record(self.number), rules, &mut effects.signals))
+    }
+
+    /// An event by which something may be due earlier.
+    fn change<T>(&self, event: impl FnOnce(&mut HoldRecord, &Rules, &mut Signals) -> T) -> (T, Due) {
+        let mut effects = Effects::default();
+        let changed = self.cell.with(&mut effects, |state, rules, effects| {
+            state.change(self.number, effects, |record, effects| event(record, rules, &mut effects.signals))
+        });
+        (changed, effects.carry_out())
+    }
+
+    // What guards ask.
+
+    pub(crate) fn state_of(&self, share_id: ShareId) -> HoldState {
+        let now = self.clock().now();
+        self.event(|record, _, signals| {
+            record.look(now, signals);
+            record.state_of(&record.share(share_id), now)
+        })
+    }
+
+    pub(super) fn state_of_share(&self, share: &Share) -> HoldState {
+        let now = self.clock().now();
+        self.event(|record, _, signals| {
+            record.look(now, signals);
+            record.state_of(share, now)
+        })
+    }
+
+    /// How long the hold may be trusted without hearing from the server.
+    pub(crate) fn remaining(&self, share_id: ShareId) -> Duration {
+        let now = self.clock().now();
+        self.event(|record, _, signals| {
+            record.look(now, signals);
+            let share = record.share(share_id);
+            match record.state_of(&share, now) {
+                HoldState::Lost(_) => Duration::ZERO,
+                HoldState::Held | HoldState::Unconfirmed => record.deadline().min(share.ends).since(now),
+            }
+        })
+    }
+
+    /// For a watch that outlives its guard.
+    pub(super) fn watch(&self, share_id: ShareId) -> ((Share, Arc<End>), Due) {
+        self.change(|record, _, _| record.watch(share_id))
+    }
+
+    /// What this guard wants.
+    pub(crate) fn share(&self, share_id: ShareId) -> Share {
+        self.event(|record, _, _| record.share(share_id))
+    }
+
+    /// One more guard of an owner that has one, with a lease and an end of its own.
+    pub(crate) fn join_own(&self, share: Share, now: Moment) -> (Option<ShareId>, Due) {
+        self.change(|record, _, signals| record.join_own(share, now, signals))
+    }
+
+    /// A waiter takes what it was handed; `false` if that is over.
+    pub(crate) fn accept(&self, share_id: ShareId, share: Share, now: Moment) -> (bool, Due) {
+        self.change(|record, _, signals| record.accept(share_id, share, now, signals))
+    }
+
+    /// A guard lets go, and the next writer of this process has the hold then, if it may.
+    pub(crate) fn remove_share(&self, share_id: ShareId, now: Moment) -> (ShareRemoved, Due) {
+        self.cell.event(now, |state, rules, effects| state.remove_share(self.number, share_id, now, rules, effects))
+    }
+
+    /// Ends the hold as lost; `false` if it has ended before.
+    pub(crate) fn lose(&self, reason: LossReason) -> bool {
+        let now = self.clock().now();
+        self.event(|record, _, signals| record.lose(reason, now, signals))
+    }
+
+    /// How many guards share it, with those that are on their way to a waiter, and whether its renewal is late.
+    pub(crate) fn usage(&self) -> (usize, bool) {
+        self.event(|record, _, _| (record.guards(), record.is_unconfirmed()))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_live(&self) -> bool {
+        self.event(|record, _, _| record.is_live())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_valid(&self, now: Moment) -> bool {
+        self.event(|record, _, _| record.is_live() && now < record.deadline())
+    }
+
+    /// The moment of the local deadline.
+    pub(crate) fn deadline(&self) -> Moment {
+        self.event(|record, _, _| record.deadline())
+    }
+
+    /// When the server's hold is over, whatever arrives; and until when a copy of the acquisition may.
+    pub(crate) fn until(&self, now: Moment) -> (Moment, Option<Moment>) {
+        self.event(|record, rules, _| (record.server_until(now, rules), record.stray_until(now, rules)))
+    }
+}
+
+/// What the renewal asks and tells.
+impl Hold {
+    /// When something is due for this hold by what is known. Tells nobody anything: for the agenda, under its mutex.
+    pub(crate) fn due(&self) -> Next {
+        self.event(|record, _, _| record.due())
+    }
+
+    /// When something is due for this hold: a renewal, or its local deadline.
+    pub(crate) fn next(&self, now: Moment) -> Next {
+        self.event(|record, _, signals| record.next(now, signals))
+    }
+
+    /// If a renewal is due by `by`, it waits in a line from now on.
+    pub(crate) fn enter_line(&self, by: Moment) -> bool {
+        self.event(|record, _, _| record.enter_line(by))
+    }
+
+    /// The line that it waited in is gone.
+    pub(crate) fn leave_line(&self, now: Moment) {
+        self.event(|record, _, _| record.leave_line(now));
+    }
+
+    /// Nothing is due for it from now on.
+    pub(crate) fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Acquire)
+    }
+
+    /// The lease to ask for, if a renewal is due by `by` or waits in a line. Then it counts as sent, and no other is due until
+    /// it is answered. Without a guard that wants more, the hold is over instead.
+    pub(crate) fn begin_renewal(&self, now: Moment, by: Moment) -> Option<Duration> {
+        self.event(|record, rules, signals| record.begin_renewal(now, by, rules, signals))
+    }
+
+    /// A renewal was answered. Comes too late if the local deadline was reached meanwhile. Answers whether it was the claim of a
+    /// hold that was granted by a notification.
+    pub(crate) fn renewed(&self, grant: Grant, now: Moment) -> bool {
+        self.event(|record, rules, signals| record.renewed(grant, now, rules, signals))
+    }
+
+    /// A renewal was not answered; it is tried again after a pause.
+    pub(crate) fn unanswered(&self, now: Moment) {
+        self.event(|record, _, _| record.unanswered(now));
+    }
+
+    /// A renewal was answered: the server does not know the hold. While it is being converted, that may be the conversion, and the
+    /// answer to that will tell; a force has ended both.
+    pub(crate) fn unknown_to_server(&self, reason: LossReason) {
+        let now = self.clock().now();
+        self.event(|record, _, signals| record.unknown_to_server(reason, now, signals));
+    }
+}
+
+/// What whoever asks the server for more readers does.
+impl Hold {
+    /// A reader joins for the time being, to ask the server whether it may; with the lease to ask for. A repeat of the acquisition
+    /// is on its way from then on.
+    pub(crate) fn begin_recheck(&self, share: Share, now: Moment) -> Option<(ShareId, Duration)> {
+        self.event(|record, rules, signals| record.begin_recheck(share, now, rules, signals))
+    }
+
+    /// What became of the repeat is known, as far as it ever will be.
+    pub(crate) fn recheck_settled<T>(&self, attempt: &Attempt<T>) {
+        self.event(|record, _, _| record.copies_mut().settle(attempt));
+    }
+
+    /// Nobody waits for the repeat any more.
+    pub(crate) fn recheck_abandoned(&self, now: Moment) {
+        self.event(|record, rules, _| record.copies_mut().abandon(now.after(rules.stray_span)));
+    }
+
+    /// The server knows the hold and has extended it. Answers whether it is held here still, and whether this was its claim.
+    pub(crate) fn rechecked(&self, grant: Grant, share_until: Option<Moment>, now: Moment) -> ((bool, bool), Due) {
+        self.change(|record, rules, signals| record.rechecked(grant, share_until, now, rules, signals))
+    }
+
+    /// The server did not know it: the next renewal, which is due now, tells why.
+    pub(crate) fn renew_now(&self, now: Moment) -> Due {
+        self.change(|record, _, _| record.renew_now(now)).1
+    }
+}
+
+/// What a conversion does.
+impl Hold {
+    /// Closes the hold for all but its one guard; `false` if it has others, or is not what it was.
+    pub(crate) fn begin_conversion(&self, now: Moment) -> bool {
+        self.event(|record, _, signals| record.begin_conversion(now, signals))
+    }
+
+    /// A request to convert it is sent now: from its being carried out on the server keeps only the new hold, for `lease`.
+    pub(crate) fn conversion_begins(&self, now: Moment, lease: Duration) -> Due {
+        self.change(|record, rules, signals| record.conversion_begins(now, lease, rules, signals)).1
+    }
+
+    /// The server knew the old hold when it answered what was sent then: it had not been converted before.
+    pub(crate) fn stood_at(&self, sent: Moment) {
+        self.event(|record, rules, _| record.stood_at(sent, rules));
+    }
+
+    /// No request to convert it was carried out so far, nor can one be that was sent.
+    pub(crate) fn conversion_was_not_done(&self) {
+        self.event(|record, _, _| record.conversion_was_not_done());
+    }
+
+    /// The server has not converted it: it is what it was, confirmed or not.
+    pub(crate) fn conversion_refused(&self, now: Moment) -> Due {
+        self.change(|record, _, _| record.conversion_refused(now)).1
+    }
+
+    /// The server has converted it into another hold, which takes its place. `None` if that one is over already.
+    pub(crate) fn converted_into(&self, granted: Granted, now: Moment) -> (Option<(Arc<Self>, ShareId)>, Due) {
+        let cell = &self.cell;
+        let make = |number, granting| Arc::new(Self::new(cell, number, granting));
+        cell.event(now, |state, rules, effects| state.converted(make, self.number, granted, now, rules, effects))
+    }
+
+    /// The guard has the new hold: there is nothing to give back.
+    pub(crate) fn share_was_converted(&self, share_id: ShareId) {
+        self.cell.quietly(|state, _, effects| state.share_was_converted(self.number, share_id, effects));
+    }
+}
+
+impl OnAgenda for Hold {
+    fn is_looked_at_by(&self, at: Moment) -> bool {
+        self.agenda_moment.load(Ordering::Relaxed) <= at.as_nanos() || self.is_retired()
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.cell.hold_dropped(self.number);
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (token, state) = self.event(|record, _, _| (record.current_token(), record.to_string()));
+        f.debug_struct("Hold")
+            .field("lock", &self.key().name())
+            .field("id", &self.id().as_str())
+            .field("mode", &self.mode())
+            .field("token", &token)
+            .field("state", &state)
+            .finish_non_exhaustive()
+    }
+}

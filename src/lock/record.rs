@@ -1,0 +1,443 @@
+//! What the cell knows of one hold: until when it is valid, how it ended, which guards share it.
+//!
+//! States: held -> (unconfirmed <-> held) -> lost or released. An end is final: nothing that arrives later, a renewal's
+//! answer included, brings a hold back. The local clock alone can end it, so a guard knows without a network.
+//!
+//! Redis sees the hold, users see guards: each has a share with a lease and an end of its own. The hold is renewed for the
+//! longest of what its guards still want. Readers join while the server has said lately that no writer waits; a writer
+//! passes the hold to the next one of its process, with the next of the tokens that the grant reserved.
+
+mod conversion;
+mod renewal;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::attempt::AcquisitionId;
+use crate::backoff::Backoff;
+use crate::error::LossReason;
+use crate::lease::{self, FencingToken, Moment};
+use crate::lock::effects::{Rules, Signals};
+use crate::lock::end::{End, Ended, HoldState};
+use crate::lock::shares::{Share, ShareId, Shares};
+use crate::lock::stray::Copies;
+use crate::mode::Mode;
+use crate::reentry::OwnerId;
+
+/// A hold that no further reader may join: a writer waits.
+const CLOSED: Moment = Moment::from_nanos(0);
+
+/// What one answer of the server gave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grant {
+    /// When the copy of the request was sent that the server answered.
+    pub(crate) sent: Moment,
+    pub(crate) remaining: Duration,
+    /// The lease that was asked for.
+    pub(crate) asked: Duration,
+}
+
+/// What comes next for a hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Next {
+    /// Nothing before this moment.
+    At(Moment),
+    /// It was lost.
+    Lost(LossReason),
+    /// It was released.
+    Released,
+}
+
+/// What a guard finds when it lets go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ShareRemoved {
+    /// Other guards still share it.
+    Shared,
+    /// The next writer of this process has it.
+    HandedOver(ShareId),
+    /// It was the last guard: the server is to be told.
+    Last,
+    /// The same, but this guard's own time was over before.
+    LastLate(LossReason),
+    /// It was over before.
+    Lost(LossReason),
+}
+
+/// What stays the same about a hold.
+#[derive(Clone, Debug)]
+pub(crate) struct Granting {
+    pub(crate) id: AcquisitionId,
+    pub(crate) mode: Mode,
+    /// The first of its tokens, and how many it has.
+    pub(crate) token: FencingToken,
+    pub(crate) tokens: u64,
+}
+
+/// A grant that is to become a hold.
+#[derive(Debug)]
+pub(crate) struct Granted {
+    pub(crate) granting: Granting,
+    pub(crate) grant: Grant,
+    /// What its first guard wants.
+    pub(crate) share: Share,
+    /// Copies of the request that got it.
+    pub(crate) copies: Copies,
+    /// Further readers may join until then; none at all, if a writer waits.
+    pub(crate) share_until: Option<Moment>,
+    /// It came by a notification: until the next answer the server grants it no more than the claim.
+    pub(crate) is_claim: bool,
+}
+
+impl Granted {
+    /// When the copy was sent that it answers; a notification answers none.
+    pub(super) fn answers(&self) -> Option<Moment> {
+        (!self.is_claim).then_some(self.grant.sent)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct HoldRecord {
+    mode: Mode,
+    token: FencingToken,
+    tokens: u64,
+    phase: Phase,
+    /// It is to be given up for a hold of the other side; the answer has yet to come. It is renewed meanwhile, and nobody joins.
+    is_converting: bool,
+    /// The server did not know it while it may have been converted.
+    is_missed: bool,
+    /// By the server's last answer; `deadline()` is what counts.
+    granted_until: Moment,
+    /// While a request to convert it may have been carried out.
+    in_doubt: Option<InDoubt>,
+    /// How far the longest lease that was asked for reaches. A share that ends before needs no renewal.
+    asked_until: Moment,
+    /// The lease that was asked for last, and the longest that a copy may bring along.
+    asked: Duration,
+    longest: Duration,
+    renewal: Renewal,
+    backoff: Backoff,
+    /// When the server's hold is over even if every request that was sent has arrived, unless it is a stray one.
+    server_until: Moment,
+    /// Those of the acquisition, its repeats by which readers want to join among them.
+    copies: Copies,
+    shares: Shares,
+    /// Readers may join until then.
+    share_until: Moment,
+    /// When it was granted, and how many writers have had it since.
+    began: Moment,
+    hand_overs: u64,
+    /// It was granted by a notification, and the server has not answered it since.
+    is_claim: bool,
+}
+
+/// It may have been converted, but not before a certain moment.
+#[derive(Clone, Copy, Debug)]
+struct InDoubt {
+    /// What was asked for the new hold.
+    lease: Duration,
+    /// How long that lasts at least.
+    until: Moment,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Renewal {
+    Due(Moment),
+    /// It is due, and waits for others of its route.
+    InLine,
+    Underway,
+    /// The server's deadline reaches the end of all shares.
+    Needless,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Held,
+    Unconfirmed,
+    Released,
+    Lost(LossReason),
+}
+
+impl Phase {
+    fn is_live(self) -> bool {
+        matches!(self, Self::Held | Self::Unconfirmed)
+    }
+}
+
+impl HoldRecord {
+    /// A hold with its first guard.
+    pub(super) fn new(granted: Granted, now: Moment, rules: &Rules) -> (Self, ShareId) {
+        let Granted { granting, grant, share, copies, share_until, is_claim } = granted;
+        let mut shares = Shares::new();
+        let share_id = ShareId { slot: shares.add(share), token: granting.token };
+        let mut record = Self {
+            mode: granting.mode,
+            token: granting.token,
+            tokens: granting.tokens,
+            phase: Phase::Held,
+            is_converting: false,
+            is_missed: false,
+            granted_until: grant.sent,
+            in_doubt: None,
+            asked_until: grant.sent,
+            asked: grant.asked,
+            longest: share.lease,
+            renewal: Renewal::Needless,
+            backoff: Backoff::new(),
+            server_until: grant.sent,
+            copies,
+            shares,
+            share_until: share_until.unwrap_or(CLOSED),
+            began: now,
+            hand_overs: 0,
+            is_claim,
+        };
+        record.apply(grant, rules);
+        (record, share_id)
+    }
+
+    /// Takes over what the server granted: the deadline moves, never back.
+    fn apply(&mut self, grant: Grant, rules: &Rules) {
+        let Grant { sent, remaining, asked } = grant;
+        self.granted_until = self.granted_until.max(lease::valid_until(sent, remaining, rules.clock_margin));
+        self.asked_until = self.asked_until.max(sent.after(asked));
+        self.asked = asked;
+        let covers = lease::surely_over(remaining, rules.clock_margin);
+        self.server_until = self.server_until.max(sent.after(covers));
+        self.renewal = if self.needs_renewal() {
+            Renewal::Due(sent.after(renewal_interval(remaining.min(asked))))
+        } else {
+            Renewal::Needless
+        };
+    }
+
+    // What it is.
+
+    pub(super) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    pub(super) fn token(&self) -> FencingToken {
+        self.token
+    }
+
+    /// The token that its guards have now.
+    pub(super) fn current_token(&self) -> FencingToken {
+        self.token.plus(self.hand_overs)
+    }
+
+    pub(super) fn guards(&self) -> usize {
+        self.shares.len()
+    }
+
+    /// Whether this process may go on with it.
+    pub(super) fn is_unconfirmed(&self) -> bool {
+        self.phase == Phase::Unconfirmed
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        self.phase.is_live()
+    }
+
+    /// The local deadline. While it is not known whether it was converted, that of whichever would end first.
+    pub(super) fn deadline(&self) -> Moment {
+        self.in_doubt.map_or(self.granted_until, |new| self.granted_until.min(new.until))
+    }
+
+    /// When the server's hold is over, whatever arrives.
+    pub(super) fn server_until(&self, now: Moment, rules: &Rules) -> Moment {
+        let covers = lease::surely_over(self.longest, rules.clock_margin);
+        self.stray_until(now, rules).map_or(self.server_until, |until| self.server_until.max(until.after(covers)))
+    }
+
+    /// Until when a copy of the acquisition may arrive.
+    pub(super) fn stray_until(&self, now: Moment, rules: &Rules) -> Option<Moment> {
+        self.copies.until(now.after(rules.stray_span))
+    }
+
+    /// Whether nothing is left to renew for a share that ends then.
+    fn covers(&self, ends: Moment) -> bool {
+        ends <= self.asked_until
+    }
+
+    /// Whether the longest time of a share that ends then, and not doubt, had the deadline come.
+    fn was_to_end(&self, ends: Moment) -> bool {
+        self.covers(ends) && self.deadline() == self.granted_until
+    }
+
+    fn needs_renewal(&self) -> bool {
+        self.shares.last_end().is_some_and(|ends| !self.covers(ends))
+    }
+
+    /// When the last guard's time is over, though it may be forgotten.
+    fn last_end(&self) -> Moment {
+        self.shares.last_end().unwrap_or(Moment::NEVER)
+    }
+
+    /// How a share stands.
+    pub(super) fn state_of(&self, share: &Share, now: Moment) -> HoldState {
+        match self.phase {
+            Phase::Lost(LossReason::Expired) if self.was_to_end(share.ends) => HoldState::Lost(LossReason::MaxHold),
+            Phase::Lost(reason) => HoldState::Lost(reason),
+            _ if now >= share.ends => HoldState::Lost(LossReason::MaxHold),
+            Phase::Unconfirmed => HoldState::Unconfirmed,
+            Phase::Held | Phase::Released => HoldState::Held,
+        }
+    }
+
+    pub(super) fn share(&self, share_id: ShareId) -> Share {
+        self.shares.get(share_id.slot)
+    }
+
+    // How it ends.
+
+    /// Looks at the clock: a hold whose deadline is reached is lost from here on.
+    pub(super) fn look(&mut self, now: Moment, signals: &mut Signals) {
+        if self.phase.is_live() && now >= self.deadline() {
+            self.ends(LossReason::Expired, now, signals);
+        }
+    }
+
+    fn ends(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
+        self.phase = Phase::Lost(reason);
+        for (share, end) in self.shares.watched() {
+            if let HoldState::Lost(reason) = self.state_of(share, now) {
+                signals.ended(Arc::clone(end), Ended::Lost(reason));
+            }
+        }
+    }
+
+    /// Ends the hold as lost; `false` if it has ended before.
+    pub(super) fn lose(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) -> bool {
+        let live = self.phase.is_live();
+        if live {
+            self.ends(reason, now, signals);
+        }
+        live
+    }
+
+    /// For somebody who watches a share, also when its guard is gone.
+    pub(super) fn watch(&mut self, share_id: ShareId) -> (Share, Arc<End>) {
+        (self.shares.get(share_id.slot), self.shares.watch(share_id.slot))
+    }
+
+    // Guards come and go.
+
+    /// Whether another guard may share it.
+    fn is_open(&self) -> bool {
+        self.phase == Phase::Held && !self.is_converting
+    }
+
+    /// Whether a guard that comes now gets what it wants until the next renewal: half of `lease`, and that renewal is under way
+    /// or due, or not needed.
+    fn lasts(&self, share: &Share, lease: Duration, now: Moment) -> bool {
+        self.is_open()
+            && self.deadline().since(now) >= lease.min(share.ends.since(now)) / 2
+            && (self.renewal != Renewal::Needless || self.covers(share.ends))
+    }
+
+    /// The same for one that goes on with what another one was granted: that may be a claim still.
+    fn suits_next(&self, share: &Share, now: Moment) -> bool {
+        self.lasts(share, share.lease.min(self.asked), now)
+    }
+
+    fn admit(&mut self, share: Share) -> ShareId {
+        ShareId { slot: self.shares.add(share), token: self.current_token() }
+    }
+
+    /// A reader joins, if the server has said lately that no writer waits.
+    pub(super) fn join(&mut self, share: Share, now: Moment, signals: &mut Signals) -> Option<ShareId> {
+        self.look(now, signals);
+        let may = self.mode == Mode::Read && now < self.share_until && self.lasts(&share, share.lease, now);
+        may.then(|| self.admit(share))
+    }
+
+    /// A reader joins that waited when this was granted, and so enters with it.
+    pub(super) fn join_phase(&mut self, share: Share, now: Moment, signals: &mut Signals) -> Option<ShareId> {
+        self.look(now, signals);
+        let may = self.suits_next(&share, now);
+        may.then(|| self.admit(share.offered(now)))
+    }
+
+    /// One more guard of an owner that has one, with a lease and an end of its own.
+    pub(super) fn join_own(&mut self, share: Share, now: Moment, signals: &mut Signals) -> Option<ShareId> {
+        let own = self.is_held_by(share.owner, now, signals);
+        own.then(|| {
+            let share_id = self.admit(share);
+            self.renew_if_needed(now);
+            share_id
+        })
+    }
+
+    /// Whether this owner has a guard of it.
+    pub(super) fn is_held_by(&mut self, owner: OwnerId, now: Moment, signals: &mut Signals) -> bool {
+        self.look(now, signals);
+        self.phase.is_live() && !self.is_converting && self.shares.has_owner(owner, now)
+    }
+
+    /// One guard is gone. The last one ends the hold, unless it is a writer's and `next` is to have it.
+    pub(super) fn remove_share(
+        &mut self,
+        share_id: ShareId,
+        now: Moment,
+        next: Option<Share>,
+        rules: &Rules,
+        signals: &mut Signals,
+    ) -> ShareRemoved {
+        self.look(now, signals);
+        let (share, end) = self.shares.remove(share_id.slot);
+        let lost = match self.state_of(&share, now) {
+            HoldState::Lost(reason) => Some(reason),
+            HoldState::Held | HoldState::Unconfirmed => None,
+        };
+        if let Some(end) = end {
+            signals.ended(end, lost.map_or(Ended::Released, Ended::Lost));
+        }
+        if !self.shares.is_empty() || !self.phase.is_live() {
+            return lost.map_or(ShareRemoved::Shared, ShareRemoved::Lost);
+        }
+        if let (None, Some(next)) = (lost, next)
+            && let Some(share_id) = self.hand_over(next, now, rules)
+        {
+            return ShareRemoved::HandedOver(share_id);
+        }
+        self.phase = Phase::Released;
+        lost.map_or(ShareRemoved::Last, ShareRemoved::LastLate)
+    }
+
+    /// The next writer of this process has the hold, with a token of its own.
+    fn hand_over(&mut self, next: Share, now: Moment, rules: &Rules) -> Option<ShareId> {
+        let (hand_overs, most) = (self.hand_overs + 1, self.tokens.min(rules.hand_overs));
+        let may_go_on = hand_overs < most && now.since(self.began) < rules.hand_over_span;
+        if self.mode != Mode::Write || !may_go_on || !self.suits_next(&next, now) {
+            return None;
+        }
+        self.hand_overs = hand_overs;
+        Some(self.admit(next.offered(now)))
+    }
+
+    /// A waiter takes what it was handed; `false` if that is over.
+    pub(super) fn accept(&mut self, share_id: ShareId, share: Share, now: Moment, signals: &mut Signals) -> bool {
+        self.look(now, signals);
+        let standing = self.state_of(&self.shares.get(share_id.slot), now);
+        let live = !matches!(standing, HoldState::Lost(_));
+        if live {
+            self.shares.replace(share_id.slot, share);
+            // What was renewed meanwhile was renewed for the offer.
+            self.renew_if_needed(now);
+        }
+        live
+    }
+}
+
+/// A renewal comes after a third of the lease, with a little jitter, so that holds that were taken
+/// together spread over the interval and two tries fit into what is left.
+fn renewal_interval(lease: Duration) -> Duration {
+    let third = lease / 3;
+    third.mul_f64(0.875 + fastrand::f64() / 4.0)
+}
+
+impl std::fmt::Display for HoldRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} with {} guards", self.phase, self.shares.len())
+    }
+}

@@ -1,0 +1,203 @@
+//! How a hold is renewed: by the one task, and by readers who ask the server whether they may join.
+
+use std::time::Duration;
+
+use super::{CLOSED, Grant, HoldRecord, Next, Phase, Renewal, renewal_interval};
+use crate::error::LossReason;
+use crate::lease::{self, Moment};
+use crate::lock::effects::{Rules, Signals};
+use crate::lock::end::Ended;
+use crate::lock::shares::{Share, ShareId};
+use crate::lock::stray::Copies;
+use crate::mode::Mode;
+
+/// Renewal.
+impl HoldRecord {
+    /// A guard may want more than the server was asked for.
+    pub(super) fn renew_if_needed(&mut self, now: Moment) {
+        if self.renewal == Renewal::Needless && self.needs_renewal() {
+            self.renewal = Renewal::Due(now);
+        }
+    }
+
+    fn is_renewal_due(&self, by: Moment) -> bool {
+        self.phase.is_live() && matches!(self.renewal, Renewal::Due(at) if at <= by)
+    }
+
+    /// What is due for this hold by what is known: a renewal, its local deadline, or the end of a share that somebody watches.
+    pub(in crate::lock) fn due(&self) -> Next {
+        match self.phase {
+            Phase::Held | Phase::Unconfirmed => {
+                let ends = self.shares.first_watched_end().unwrap_or(Moment::NEVER).min(self.last_end());
+                let over = self.deadline().min(ends);
+                Next::At(match self.renewal {
+                    Renewal::Due(at) => at.min(over),
+                    Renewal::InLine | Renewal::Underway | Renewal::Needless => over,
+                })
+            }
+            Phase::Released => Next::Released,
+            Phase::Lost(LossReason::Expired) if self.shares.last_end().is_none_or(|ends| self.was_to_end(ends)) => {
+                Next::Lost(LossReason::MaxHold)
+            }
+            Phase::Lost(reason) => Next::Lost(reason),
+        }
+    }
+
+    /// The same, by the clock. Whoever watches a share that is over is told.
+    pub(in crate::lock) fn next(&mut self, now: Moment, signals: &mut Signals) -> Next {
+        self.look(now, signals);
+        if self.phase.is_live() {
+            for end in self.shares.take_over(now) {
+                signals.ended(end, Ended::Lost(LossReason::MaxHold));
+            }
+            if self.last_end() <= now {
+                self.ends(LossReason::MaxHold, now, signals);
+            }
+        }
+        self.due()
+    }
+
+    /// If a renewal is due by `by`, it waits in a line from now on.
+    pub(in crate::lock) fn enter_line(&mut self, by: Moment) -> bool {
+        let due = self.is_renewal_due(by);
+        if due {
+            self.renewal = Renewal::InLine;
+        }
+        due
+    }
+
+    /// The line that it waited in is gone.
+    pub(in crate::lock) fn leave_line(&mut self, now: Moment) {
+        if self.renewal == Renewal::InLine {
+            self.renewal = Renewal::Due(now);
+        }
+    }
+
+    /// The lease to ask for, if a renewal is due by `by` or waits in a line. Then it counts as sent, and no other is due until
+    /// it is answered. Without a guard that wants more, the hold is over instead.
+    pub(in crate::lock) fn begin_renewal(
+        &mut self,
+        now: Moment,
+        by: Moment,
+        rules: &Rules,
+        signals: &mut Signals,
+    ) -> Option<Duration> {
+        let in_line = self.phase.is_live() && self.renewal == Renewal::InLine;
+        if !in_line && !self.is_renewal_due(by) {
+            return None;
+        }
+        let lease = self.shares.lease_at(now);
+        if lease.is_zero() {
+            self.ends(LossReason::MaxHold, now, signals);
+            return None;
+        }
+        self.renewal = Renewal::Underway;
+        self.begin_request(now, lease, rules);
+        Some(lease)
+    }
+
+    fn begin_request(&mut self, now: Moment, lease: Duration, rules: &Rules) {
+        let covers = lease::surely_over(lease, rules.clock_margin);
+        self.server_until = self.server_until.max(now.after(covers));
+        self.longest = self.longest.max(lease);
+    }
+
+    /// A renewal was answered. Comes too late if the local deadline was reached meanwhile. Answers whether it was the claim.
+    pub(in crate::lock) fn renewed(&mut self, grant: Grant, now: Moment, rules: &Rules, signals: &mut Signals) -> bool {
+        self.look(now, signals);
+        if !self.phase.is_live() {
+            return false;
+        }
+        self.phase = Phase::Held;
+        self.backoff.reset();
+        self.stood_at(grant.sent, rules);
+        self.apply(grant, rules);
+        self.renew_in_doubt(grant.sent);
+        std::mem::take(&mut self.is_claim)
+    }
+
+    /// Whether it still stands is asked well before the hold that it may have been converted into since then could be over.
+    pub(super) fn renew_in_doubt(&mut self, since: Moment) {
+        let Some(new) = self.in_doubt else { return };
+        let next = since.after(renewal_interval(new.lease));
+        self.renewal = match self.renewal {
+            Renewal::Due(at) => Renewal::Due(at.min(next)),
+            Renewal::Needless => Renewal::Due(next),
+            asked @ (Renewal::InLine | Renewal::Underway) => asked,
+        };
+    }
+
+    /// A renewal was not answered; it is tried again after a pause.
+    pub(in crate::lock) fn unanswered(&mut self, now: Moment) {
+        if self.phase == Phase::Held {
+            self.phase = Phase::Unconfirmed;
+        }
+        self.renewal = Renewal::Due(now.after(self.backoff.pause()));
+    }
+
+    /// A renewal was answered: the server does not know the hold. While a request to convert it may have been carried out, that
+    /// may be the conversion, and the answer to that will tell; a force has ended both.
+    pub(in crate::lock) fn unknown_to_server(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
+        if self.is_converting && self.in_doubt.is_some() && reason != LossReason::Forced {
+            self.renewal = Renewal::Needless;
+            self.is_missed = true;
+            return;
+        }
+        self.lose(reason, now, signals);
+    }
+}
+
+/// Readers ask the server whether they may join.
+impl HoldRecord {
+    /// Whether a reader may join if the server says so.
+    pub(in crate::lock) fn is_recheckable(&self) -> bool {
+        self.mode == Mode::Read && self.phase.is_live()
+    }
+
+    /// A reader joins for the time being, to ask the server whether it may; with the lease to ask for.
+    pub(in crate::lock) fn begin_recheck(
+        &mut self,
+        share: Share,
+        now: Moment,
+        rules: &Rules,
+        signals: &mut Signals,
+    ) -> Option<(ShareId, Duration)> {
+        self.look(now, signals);
+        let is_open = self.is_open() && self.share_until != CLOSED && !self.shares.is_empty();
+        if self.mode != Mode::Read || !is_open {
+            return None;
+        }
+        let share_id = self.admit(share);
+        let lease = self.shares.lease_at(now);
+        self.begin_request(now, lease, rules);
+        self.copies.begin();
+        Some((share_id, lease))
+    }
+
+    pub(in crate::lock) fn copies_mut(&mut self) -> &mut Copies {
+        &mut self.copies
+    }
+
+    /// The server knows the hold and has extended it. Answers whether it is held here still, and whether
+    /// this was its claim.
+    pub(in crate::lock) fn rechecked(
+        &mut self,
+        grant: Grant,
+        share_until: Option<Moment>,
+        now: Moment,
+        rules: &Rules,
+        signals: &mut Signals,
+    ) -> (bool, bool) {
+        let claims = self.renewed(grant, now, rules, signals);
+        self.share_until = share_until.unwrap_or(CLOSED);
+        (self.phase == Phase::Held, claims)
+    }
+
+    /// The server did not know it: the next renewal, which is due now, tells why.
+    pub(in crate::lock) fn renew_now(&mut self, now: Moment) {
+        self.share_until = CLOSED;
+        if self.phase == Phase::Held && !matches!(self.renewal, Renewal::InLine | Renewal::Underway) {
+            self.renewal = Renewal::Due(now);
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! The guards that share one hold, each with a lease and an end of its own.
+//!
+//! A hold is asked about all of them at every event: until when the last of them wants it, and with which lease. A few are
+//! looked through. From some number on they are kept in order too, so that no event costs more the more guards there are.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use slab::Slab;
+
+use crate::lease::{FencingToken, Moment};
+use crate::lock::end::End;
+use crate::reentry::OwnerId;
+
+/// So many are looked through.
+const MAX_SCANNED: usize = 8;
+/// How long a waiter that was handed the lock has to take it: its future may not be polled any more.
+const OFFER: Duration = Duration::from_secs(3);
+
+/// What one guard wants of a hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    pub(crate) owner: OwnerId,
+    /// How long the server shall keep the hold without hearing from us.
+    pub(crate) lease: Duration,
+    /// Over at this moment whatever happens.
+    pub(crate) ends: Moment,
+}
+
+impl Share {
+    /// As a waiter has it until it takes it.
+    pub(super) fn offered(self, now: Moment) -> Self {
+        Self { ends: self.ends.min(now.after(OFFER)), ..self }
+    }
+
+    /// The lease that it wants at `now`.
+    pub(super) fn lease_at(&self, now: Moment) -> Duration {
+        self.lease.min(self.ends.since(now))
+    }
+}
+
+/// What a waiter wants of a hold, whenever it gets it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ShareRequest {
+    pub(crate) owner: OwnerId,
+    pub(crate) lease: Duration,
+    pub(crate) max_hold: Duration,
+}
+
+impl ShareRequest {
+    pub(crate) fn from(self, moment: Moment) -> Share {
+        Share { owner: self.owner, lease: self.lease, ends: moment.after(self.max_hold) }
+    }
+}
+
+/// A guard's share in a hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ShareId {
+    pub(super) slot: usize,
+    pub(crate) token: FencingToken,
+}
+
+#[derive(Debug)]
+struct Shared {
+    share: Share,
+    /// Present once somebody watches.
+    end: Option<Arc<End>>,
+}
+
+/// All shares of a hold.
+#[derive(Debug)]
+pub(super) struct Shares {
+    all: Slab<Shared>,
+    order: Option<Box<Order>>,
+    /// Those that somebody watches, by their ends.
+    watched: BTreeSet<(Moment, usize)>,
+}
+
+/// Shares by what they are asked for.
+#[derive(Debug, Default)]
+struct Order {
+    by_lease: BTreeMap<Duration, BTreeSet<(Moment, usize)>>,
+    by_owner: HashMap<OwnerId, BTreeSet<(Moment, usize)>>,
+}
+
+impl Order {
+    fn add(&mut self, share: &Share, slot: usize) {
+        self.by_lease.entry(share.lease).or_default().insert((share.ends, slot));
+        self.by_owner.entry(share.owner).or_default().insert((share.ends, slot));
+    }
+
+    fn remove(&mut self, share: &Share, slot: usize) {
+        if let Some(same) = self.by_lease.get_mut(&share.lease) {
+            same.remove(&(share.ends, slot));
+            if same.is_empty() {
+                self.by_lease.remove(&share.lease);
+            }
+        }
+        if let Some(own) = self.by_owner.get_mut(&share.owner) {
+            own.remove(&(share.ends, slot));
+            if own.is_empty() {
+                self.by_owner.remove(&share.owner);
+            }
+        }
+    }
+
+    fn last_end(&self) -> Option<Moment> {
+        self.by_lease.values().filter_map(|same| same.last()).map(|(ends, _)| *ends).max()
+    }
+
+    fn lease_at(&self, now: Moment) -> Duration {
+        let mut longest = Duration::ZERO;
+        for (lease, same) in self.by_lease.iter().rev() {
+            // Those that are left want less.
+            if *lease <= longest {
+                break;
+            }
+            if let Some((ends, _)) = same.last() {
+                longest = longest.max(ends.since(now).min(*lease));
+            }
+        }
+        longest
+    }
+}
+
+impl Shares {
+    pub(super) fn new() -> Self {
+        Self { all: Slab::with_capacity(1), order: None, watched: BTreeSet::new() }
+    }
+
+    pub(super) fn add(&mut self, share: Share) -> usize {
+        let slot = self.all.insert(Shared { share, end: None });
+        match &mut self.order {
+            Some(order) => order.add(&share, slot),
+            None if self.all.len() > MAX_SCANNED => {
+                let mut order = Order::default();
+                self.all.iter().for_each(|(slot, shared)| order.add(&shared.share, slot));
+                self.order = Some(Box::new(order));
+            }
+            None => {}
+        }
+        slot
+    }
+
+    /// Answers the end too, if somebody watches it.
+    pub(super) fn remove(&mut self, slot: usize) -> (Share, Option<Arc<End>>) {
+        let Shared { share, end } = self.all.remove(slot);
+        self.watched.remove(&(share.ends, slot));
+        match &mut self.order {
+            _ if self.all.is_empty() => self.order = None,
+            Some(order) => order.remove(&share, slot),
+            None => {}
+        }
+        (share, end)
+    }
+
+    pub(super) fn replace(&mut self, slot: usize, share: Share) {
+        let old = std::mem::replace(&mut self.all[slot].share, share);
+        if let Some(order) = &mut self.order {
+            order.remove(&old, slot);
+            order.add(&share, slot);
+        }
+        if self.watched.remove(&(old.ends, slot)) {
+            self.watched.insert((share.ends, slot));
+        }
+    }
+
+    pub(super) fn get(&self, slot: usize) -> Share {
+        self.all[slot].share
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    fn few(&self) -> impl Iterator<Item = &Share> {
+        self.all.iter().map(|(_, shared)| &shared.share)
+    }
+
+    /// When the last one's time is over, though its guard may be forgotten. `None` without any.
+    pub(super) fn last_end(&self) -> Option<Moment> {
+        match &self.order {
+            Some(order) => order.last_end(),
+            None => self.few().map(|share| share.ends).max(),
+        }
+    }
+
+    /// The longest lease that one of them still wants.
+    pub(super) fn lease_at(&self, now: Moment) -> Duration {
+        match &self.order {
+            Some(order) => order.lease_at(now),
+            None => self.few().map(|share| share.lease_at(now)).max().unwrap_or_default(),
+        }
+    }
+
+    /// Whether this owner has one that is not over.
+    pub(super) fn has_owner(&self, owner: OwnerId, now: Moment) -> bool {
+        match &self.order {
+            Some(order) => order.by_owner.get(&owner).and_then(BTreeSet::last).is_some_and(|(ends, _)| now < *ends),
+            None => self.few().any(|share| share.owner == owner && now < share.ends),
+        }
+    }
+
+    /// The end of one, for those who watch it.
+    pub(super) fn watch(&mut self, slot: usize) -> Arc<End> {
+        let shared = &mut self.all[slot];
+        if shared.end.is_none() {
+            self.watched.insert((shared.share.ends, slot));
+        }
+        Arc::clone(shared.end.get_or_insert_default())
+    }
+
+    /// When the first one is over that somebody watches.
+    pub(super) fn first_watched_end(&self) -> Option<Moment> {
+        self.watched.first().map(|(ends, _)| *ends)
+    }
+
+    /// Those that somebody watches and that are over by now; each is answered once.
+    pub(super) fn take_over(&mut self, now: Moment) -> Vec<Arc<End>> {
+        let mut over = Vec::new();
+        while let Some((ends, slot)) = self.watched.first().copied()
+            && ends <= now
+        {
+            self.watched.remove(&(ends, slot));
+            over.extend(self.all[slot].end.clone());
+        }
+        over
+    }
+
+    /// All that somebody watches.
+    pub(super) fn watched(&self) -> impl Iterator<Item = (&Share, &Arc<End>)> {
+        self.watched.iter().filter_map(|(_, slot)| {
+            let shared = &self.all[*slot];
+            Some((&shared.share, shared.end.as_ref()?))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Change {
+        Add { owner: usize, lease: u64, ends: u64 },
+        Remove { which: usize },
+        Replace { which: usize, lease: u64, ends: u64 },
+    }
+
+    fn changes() -> impl Strategy<Value = Vec<Change>> {
+        let add = (0..4_usize, 1..6_u64, 0..40_u64).prop_map(|(owner, lease, ends)| Change::Add { owner, lease, ends });
+        let remove = (0..64_usize).prop_map(|which| Change::Remove { which });
+        let replace =
+            (0..64_usize, 1..6_u64, 0..40_u64).prop_map(|(which, lease, ends)| Change::Replace { which, lease, ends });
+        prop::collection::vec(prop_oneof![4 => add, 2 => remove, 1 => replace], 1..120)
+    }
+
+    fn share(owner: OwnerId, lease: u64, ends: u64) -> Share {
+        Share { owner, lease: Duration::from_nanos(lease), ends: Moment::from_nanos(ends) }
+    }
+
+    proptest! {
+        #[test]
+        fn order_answers_what_a_look_at_all_would(changes in changes(), now in 0..40_u64) {
+            let owners = [0; 4].map(|_| OwnerId::new());
+            let now = Moment::from_nanos(now);
+            let (mut shares, mut slots) = (Shares::new(), Vec::new());
+            for change in changes {
+                match change {
+                    Change::Add { owner, lease, ends } => slots.push(shares.add(share(owners[owner], lease, ends))),
+                    Change::Remove { which } if !slots.is_empty() => {
+                        let slot = slots.swap_remove(which % slots.len());
+                        shares.remove(slot);
+                    }
+                    Change::Replace { which, lease, ends } if !slots.is_empty() => {
+                        let slot = slots[which % slots.len()];
+                        shares.replace(slot, share(shares.get(slot).owner, lease, ends));
+                    }
+                    Change::Remove { .. } | Change::Replace { .. } => {}
+                }
+                let all: Vec<_> = shares.few().copied().collect();
+                prop_assert_eq!(shares.len(), slots.len());
+                prop_assert_eq!(shares.last_end(), all.iter().map(|share| share.ends).max());
+                let longest = all.iter().map(|share| share.lease_at(now)).max().unwrap_or_default();
+                prop_assert_eq!(shares.lease_at(now), longest);
+                for owner in owners {
+                    let has = all.iter().any(|share| share.owner == owner && now < share.ends);
+                    prop_assert_eq!(shares.has_owner(owner, now), has);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_is_watched_is_told_and_once() {
+        let mut shares = Shares::new();
+        let (early, late) = (shares.add(share(OwnerId::new(), 1, 5)), shares.add(share(OwnerId::new(), 1, 9)));
+        shares.add(share(OwnerId::new(), 1, 2));
+        assert_eq!(shares.first_watched_end(), None);
+        shares.watch(late);
+        let end = shares.watch(early);
+        assert_eq!(shares.first_watched_end(), Some(Moment::from_nanos(5)));
+        let over = shares.take_over(Moment::from_nanos(6));
+        assert!(over.len() == 1 && Arc::ptr_eq(&over[0], &end));
+        assert!(shares.take_over(Moment::from_nanos(6)).is_empty());
+    }
+}

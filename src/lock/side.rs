@@ -1,0 +1,222 @@
+//! One side of a lock within this process: who waits for it, and who asks the server.
+//!
+//! One at a time *asks*. What it has under way on the server is kept here, not in its future: if that is dropped, or stands
+//! still, the next waiter goes on with it and keeps the place in the server's queue.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::attempt::{AcquisitionId, Subscription};
+use crate::backoff::Backoff;
+use crate::lease::Moment;
+use crate::lock::effects::Signals;
+use crate::lock::shares::ShareRequest;
+use crate::lock::stray::Copies;
+
+/// Names a waiter of its cell, later ones by higher numbers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct WaiterId(pub(super) u64);
+
+/// What counts those that `close` waits for.
+pub(crate) trait CountsOpen: fmt::Debug + Send + Sync {
+    /// One of them is over.
+    fn one_less(&self);
+}
+
+/// As long as it is kept, `close` waits for it.
+#[derive(Debug)]
+pub(crate) struct KeepsOpen(Arc<dyn CountsOpen>);
+
+impl KeepsOpen {
+    /// It is counted already.
+    pub(crate) fn counted_by(count: Arc<dyn CountsOpen>) -> Self {
+        Self(count)
+    }
+}
+
+impl Drop for KeepsOpen {
+    fn drop(&mut self) {
+        self.0.one_less();
+    }
+}
+
+/// What an acquisition has under way on the server.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub(crate) id: AcquisitionId,
+    pub(crate) copies: Copies,
+    /// An answered copy has left a hold or a waiter, or may have.
+    pub(crate) is_recorded: bool,
+    /// While something of this may be on the server or on its way there. Given up after what is taken back has been counted.
+    pub(crate) keeps_open: Option<KeepsOpen>,
+    /// What the one that asked before leaves to the next.
+    pub(crate) left: Option<Asking>,
+}
+
+/// What belongs to whoever asks, and is worth handing on.
+#[derive(Debug, Default)]
+pub(crate) struct Asking {
+    pub(crate) notices: Notices,
+    /// Of tries without an answer, whoever made them.
+    pub(crate) backoff: Backoff,
+}
+
+/// What the server tells without being asked.
+#[derive(Debug, Default)]
+pub(crate) enum Notices {
+    /// Nobody has waited yet.
+    #[default]
+    Unwanted,
+    /// The scheme has none.
+    Never,
+    Subscribed(Subscription),
+}
+
+impl Pending {
+    pub(crate) fn new(id: AcquisitionId) -> Self {
+        Self { id, copies: Copies::default(), is_recorded: false, keeps_open: None, left: None }
+    }
+
+    /// The server has nothing of it, and nothing of it is on its way.
+    pub(crate) fn is_traceless(&self) -> bool {
+        self.copies.is_none() && !self.is_recorded
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Side {
+    waiters: BTreeMap<WaiterId, Waiter>,
+    asker: Option<Asker>,
+    /// Left by an asker, for the next one.
+    pub(super) pending: Option<Pending>,
+    /// Since when the server has not answered whoever asked.
+    pub(super) silent_since: Option<Moment>,
+    /// Whoever asks has had an answer, or none in time.
+    is_heard: bool,
+    /// Wait for that.
+    heard: Option<Arc<Notify>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Waiter {
+    pub(super) wants: ShareRequest,
+    /// For so long it may not be seen when it asks.
+    pub(super) grace: Duration,
+    pub(super) signal: Arc<Notify>,
+}
+
+#[derive(Debug)]
+pub(super) struct Asker {
+    pub(super) waiter_id: WaiterId,
+    /// If it is not seen by then, its future is not polled.
+    pub(super) seen_by: Moment,
+    pub(super) pending: Option<Pending>,
+}
+
+impl Side {
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiters.is_empty() && self.asker.is_none()
+    }
+
+    /// How many wait here, and ask.
+    pub(super) fn len(&self) -> usize {
+        self.waiters.len() + usize::from(self.asker.is_some())
+    }
+
+    pub(super) fn has_waiters(&self) -> bool {
+        !self.waiters.is_empty()
+    }
+
+    pub(super) fn has_asker(&self) -> bool {
+        self.asker.is_some()
+    }
+
+    /// What the first one that waits wants.
+    pub(super) fn first_wants(&self) -> Option<ShareRequest> {
+        self.waiters.first_key_value().map(|(_, waiter)| waiter.wants)
+    }
+
+    pub(super) fn wait(&mut self, waiter_id: WaiterId, waiter: Waiter) {
+        self.waiters.insert(waiter_id, waiter);
+    }
+
+    pub(super) fn stop_waiting(&mut self, waiter_id: WaiterId) {
+        self.waiters.remove(&waiter_id);
+    }
+
+    pub(super) fn pop_first(&mut self) -> Option<(WaiterId, Waiter)> {
+        self.waiters.pop_first()
+    }
+
+    /// Those who are not kept are called by whoever asks.
+    pub(super) fn retain_waiters(&mut self, mut keeps: impl FnMut(WaiterId, &Waiter) -> bool) {
+        self.waiters.retain(|waiter_id, waiter| keeps(*waiter_id, waiter));
+    }
+
+    pub(super) fn ask(&mut self, waiter_id: WaiterId, seen_by: Moment) {
+        self.asker = Some(Asker { waiter_id, seen_by, pending: self.pending.take() });
+        self.is_heard = false;
+    }
+
+    /// The one that asks, if this waiter does.
+    pub(super) fn asker(&mut self, waiter_id: WaiterId) -> Option<&mut Asker> {
+        self.asker.as_mut().filter(|asker| asker.waiter_id == waiter_id)
+    }
+
+    pub(super) fn take_asker(&mut self, waiter_id: WaiterId) -> Option<Asker> {
+        self.asker.take_if(|asker| asker.waiter_id == waiter_id)
+    }
+
+    /// When the one that asks is overdue. Only of interest to those who wait behind it.
+    pub(super) fn overdue_at(&self) -> Option<Moment> {
+        self.asker.as_ref().filter(|_| self.has_waiters()).map(|asker| asker.seen_by)
+    }
+
+    pub(super) fn take_overdue(&mut self, now: Moment) -> Option<Asker> {
+        if self.overdue_at().is_some_and(|at| at <= now) { self.asker.take() } else { None }
+    }
+
+    /// Calls the first waiter to ask, if nobody does.
+    pub(super) fn call_next(&mut self, now: Moment, signals: &mut Signals) -> Option<WaiterId> {
+        if self.asker.is_some() {
+            return None;
+        }
+        let Some((first, waiter)) = self.waiters.pop_first() else {
+            // Nobody asks, so nothing is known of the server.
+            self.silent_since = None;
+            return None;
+        };
+        self.ask(first, now.after(waiter.grace));
+        signals.wake(waiter.signal);
+        Some(first)
+    }
+
+    /// The server has not answered since this moment, or has again. `is_word` if that is from whoever asks.
+    pub(super) fn hears(&mut self, silent_since: Option<Moment>, is_word: bool, signals: &mut Signals) {
+        self.silent_since = match (self.silent_since, silent_since) {
+            (Some(earlier), Some(_)) => Some(earlier),
+            (_, since) => since,
+        };
+        if is_word {
+            self.is_heard = true;
+            self.tell_heard(signals);
+        }
+    }
+
+    pub(super) fn tell_heard(&mut self, signals: &mut Signals) {
+        if let Some(heard) = self.heard.take() {
+            signals.heard(heard);
+        }
+    }
+
+    /// Whether whoever asks may yet bring the first word from the server since it asks. `waiter_id` itself knows. If so, what is
+    /// notified then.
+    pub(super) fn is_asking_for(&mut self, waiter_id: WaiterId) -> Option<Arc<Notify>> {
+        let other_asks = self.asker.as_ref().is_some_and(|asker| asker.waiter_id != waiter_id);
+        (other_asks && !self.is_heard).then(|| Arc::clone(self.heard.get_or_insert_default()))
+    }
+}

@@ -1,0 +1,201 @@
+//! All that a process knows of one lock, as one pure state: an event goes in, effects come out.
+//!
+//! Redis sees at most one joinable hold and one waiter per lock and side of this process, however many tasks want it. Per
+//! side one task at a time *asks* the server for that side. The others wait here:
+//! readers join the hold that the first of them got, a writer that leaves hands its hold to the next. A waiting writer
+//! stops readers from joining, here as on the server, where both sides then wait in the one queue of all processes.
+//!
+//! There is no I/O and no clock in it. `H` is a hold as those know it who are outside.
+
+mod holding;
+mod waiting;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::lease::Moment;
+use crate::lock::effects::{Effects, OnAgenda};
+use crate::lock::record::{HoldRecord, Next};
+use crate::lock::shares::ShareId;
+use crate::lock::side::{Pending, Side, WaiterId};
+use crate::mode::Mode;
+
+/// All that this process knows of a lock.
+#[derive(Debug)]
+pub(super) struct State<H> {
+    /// The table has forgotten it.
+    pub(super) is_gone: bool,
+    last_waiter: u64,
+    last_hold: u64,
+    holds: Vec<Entry<H>>,
+    reads: Side,
+    writes: Side,
+    /// What waiters were handed and have not taken yet.
+    handed: BTreeMap<WaiterId, (Arc<H>, ShareId)>,
+    /// Who asks without the right to, or has lost it. The table keeps the lock for them.
+    guests: Vec<Guest>,
+    /// When the agenda of askers looks. None: never.
+    looks_at: Option<Moment>,
+}
+
+/// A hold, for as long as anybody has it.
+#[derive(Debug)]
+struct Entry<H> {
+    number: u64,
+    /// The server has granted it and has not been told to forget it.
+    is_listed: bool,
+    /// As long as it is listed or shared.
+    handle: Option<Arc<H>>,
+    record: HoldRecord,
+}
+
+#[derive(Debug)]
+struct Guest {
+    waiter_id: WaiterId,
+    pending: Option<Pending>,
+    /// It has to wait again.
+    has_lost_right: bool,
+}
+
+/// What somebody finds that gives up its entry.
+#[derive(Debug)]
+pub(crate) struct Leaving<H> {
+    /// Nobody goes on with it.
+    pub(crate) pending: Option<Pending>,
+    /// It had been handed this.
+    pub(crate) handed: Option<(Arc<H>, ShareId)>,
+}
+
+/// What came of a grant.
+#[derive(Debug)]
+pub(crate) enum Installed<H> {
+    /// It is a hold.
+    Hold(Arc<H>, ShareId),
+    /// Nothing is left of it.
+    Over,
+    /// Somebody else asks by now, and will find it.
+    NotMine,
+}
+
+/// What a waiter is called for.
+#[derive(Debug)]
+pub(crate) enum Wake<H> {
+    /// It may ask the server.
+    Ask,
+    /// It has the lock.
+    Handed(Arc<H>, ShareId),
+}
+
+impl<H> Default for State<H> {
+    fn default() -> Self {
+        Self {
+            is_gone: false,
+            last_waiter: 0,
+            last_hold: 0,
+            holds: Vec::new(),
+            reads: Side::default(),
+            writes: Side::default(),
+            handed: BTreeMap::new(),
+            guests: Vec::new(),
+            looks_at: None,
+        }
+    }
+}
+
+impl<H: OnAgenda> Entry<H> {
+    /// Has the agenda told of the hold, if it would look later than something is due.
+    fn due_if_sooner(&self, effects: &mut Effects<H>) {
+        let at = match self.record.due() {
+            Next::At(at) => at,
+            Next::Lost(_) => Moment::from_nanos(0),
+            Next::Released => return,
+        };
+        if let Some(hold) = &self.handle
+            && !hold.is_looked_at_by(at)
+        {
+            effects.due(hold);
+        }
+    }
+}
+
+impl<H: OnAgenda> State<H> {
+    /// How many wait here, and ask.
+    pub(super) fn waiting(&self) -> usize {
+        self.reads.len() + self.writes.len() + self.guests.len()
+    }
+
+    fn side(&mut self, mode: Mode) -> &mut Side {
+        match mode {
+            Mode::Read => &mut self.reads,
+            Mode::Write => &mut self.writes,
+        }
+    }
+
+    fn listed(&self) -> impl Iterator<Item = &Entry<H>> {
+        self.holds.iter().filter(|entry| entry.is_listed)
+    }
+
+    fn holds_write(&self) -> bool {
+        self.listed().any(|entry| entry.record.mode() == Mode::Write)
+    }
+
+    /// Whether somebody of this side may ask the server, if it is first. A writer need not while this process holds the
+    /// lock for another, which hands it on.
+    fn may_ask(&self, mode: Mode) -> bool {
+        mode == Mode::Read || !self.holds_write()
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.listed().next().is_none() && self.reads.is_idle() && self.writes.is_idle() && self.guests.is_empty()
+    }
+
+    /// The next waiters may ask.
+    pub(super) fn advance(&mut self, now: Moment, effects: &mut Effects<H>) {
+        self.reads.call_next(now, &mut effects.signals);
+        if self.may_ask(Mode::Write) {
+            self.writes.call_next(now, &mut effects.signals);
+        }
+    }
+
+    /// When the agenda of askers has to look, if it would look later.
+    pub(super) fn next_look(&mut self) -> Option<Moment> {
+        let writer = self.writes.overdue_at().filter(|_| self.may_ask(Mode::Write));
+        let at = [self.reads.overdue_at(), writer].into_iter().flatten().min()?;
+        let sooner = self.looks_at.is_none_or(|looks_at| at < looks_at);
+        sooner.then(|| *self.looks_at.insert(at))
+    }
+
+    fn entry(&mut self, number: u64) -> &mut Entry<H> {
+        let entry = self.holds.iter_mut().find(|entry| entry.number == number);
+        entry.expect("a hold is here as long as anybody has it")
+    }
+
+    pub(super) fn record(&mut self, number: u64) -> &mut HoldRecord {
+        &mut self.entry(number).record
+    }
+
+    /// An event of one hold, by which something may be due earlier.
+    pub(super) fn change<T>(
+        &mut self,
+        number: u64,
+        effects: &mut Effects<H>,
+        change: impl FnOnce(&mut HoldRecord, &mut Effects<H>) -> T,
+    ) -> T {
+        let entry = self.entry(number);
+        let changed = change(&mut entry.record, effects);
+        entry.due_if_sooner(effects);
+        changed
+    }
+
+    /// Nobody has this hold any more. What is left of it is to be dropped where no mutex is held.
+    pub(super) fn forget(&mut self, number: u64) -> Option<impl Sized + use<H>> {
+        if let [entry] = &self.holds[..]
+            && entry.number == number
+        {
+            // A record is large: as it lies, it need not be copied.
+            return Some(std::mem::take(&mut self.holds));
+        }
+        let at = self.holds.iter().position(|entry| entry.number == number)?;
+        Some(vec![self.holds.swap_remove(at)])
+    }
+}

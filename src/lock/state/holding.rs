@@ -1,0 +1,232 @@
+//! What the process holds of the lock, and what becomes of a grant.
+
+use std::sync::Arc;
+
+use super::{Entry, Installed, State};
+use crate::error::LossReason;
+use crate::lease::Moment;
+use crate::lock::effects::{Effects, OnAgenda, Rules};
+use crate::lock::record::{Granted, Granting, HoldRecord, Next, ShareRemoved};
+use crate::lock::shares::{ShareId, ShareRequest};
+use crate::lock::side::{Pending, WaiterId};
+use crate::mode::Mode;
+use crate::reentry::OwnerId;
+
+impl<H: OnAgenda> State<H> {
+    /// A reader joins a hold, if there is one that may be joined now and no writer waits here.
+    pub(in crate::lock) fn join(
+        &mut self,
+        wants: ShareRequest,
+        now: Moment,
+        effects: &mut Effects<H>,
+    ) -> Option<(Arc<H>, ShareId)> {
+        if !self.writes.is_idle() {
+            return None;
+        }
+        self.holds.iter_mut().filter(|entry| entry.is_listed).find_map(|entry| {
+            let share_id = entry.record.join(wants.from(now), now, &mut effects.signals)?;
+            Some((entry.handle.clone()?, share_id))
+        })
+    }
+
+    /// A read hold that may be joined if the server says so.
+    pub(in crate::lock) fn to_recheck(&self) -> Option<Arc<H>> {
+        let found = self.listed().find(|entry| entry.record.is_recheckable());
+        found.filter(|_| self.writes.is_idle())?.handle.clone()
+    }
+
+    /// A hold that this owner has a guard of.
+    pub(in crate::lock) fn held_by(&mut self, owner: OwnerId, now: Moment, effects: &mut Effects<H>) -> Option<Arc<H>> {
+        let mut listed = self.holds.iter_mut().filter(|entry| entry.is_listed);
+        listed.find_map(|entry| {
+            let is_owned = entry.record.is_held_by(owner, now, &mut effects.signals);
+            if is_owned { entry.handle.clone() } else { None }
+        })
+    }
+
+    pub(in crate::lock) fn handles(&self) -> impl Iterator<Item = Arc<H>> {
+        self.listed().filter_map(|entry| entry.handle.clone())
+    }
+
+    /// Makes a grant a hold, if anything is left of it. The one place where that is done.
+    fn install(
+        &mut self,
+        make: impl FnOnce(u64, Granting) -> Arc<H>,
+        granted: Granted,
+        now: Moment,
+        rules: &Rules,
+        effects: &mut Effects<H>,
+    ) -> Option<(u64, Arc<H>, ShareId)> {
+        let number = self.last_hold + 1;
+        let granting = granted.granting.clone();
+        let (mut record, share_id) = HoldRecord::new(granted, now, rules);
+        if !matches!(record.next(now, &mut effects.signals), Next::At(_)) {
+            return None;
+        }
+        self.last_hold = number;
+        let hold = make(number, granting);
+        let entry = Entry { number, is_listed: true, handle: Some(Arc::clone(&hold)), record };
+        entry.due_if_sooner(effects);
+        // Mostly it is the only one, and a record is large.
+        if self.holds.is_empty() {
+            self.holds.reserve_exact(1);
+        }
+        self.holds.push(entry);
+        Some((number, hold, share_id))
+    }
+
+    /// What this waiter asked for was granted: by the answer to what was sent then, or by a notification.
+    pub(in crate::lock) fn granted(
+        &mut self,
+        make: impl FnOnce(u64, Granting) -> Arc<H>,
+        waiter_id: WaiterId,
+        mut granted: Granted,
+        now: Moment,
+        rules: &Rules,
+        effects: &mut Effects<H>,
+    ) -> (Installed<H>, Option<Pending>) {
+        let mode = granted.granting.mode;
+        let Some(Some(pending)) = self.pending(mode, waiter_id) else {
+            return (Installed::NotMine, None);
+        };
+        if let Some(sent) = granted.answers() {
+            pending.copies.answered(sent);
+        }
+        pending.is_recorded = true;
+        granted.copies = pending.copies;
+        let Some((number, hold, share_id)) = self.install(make, granted, now, rules, effects) else {
+            return (Installed::Over, None);
+        };
+        let pending = self.seated(mode, waiter_id, number, now, effects);
+        (Installed::Hold(hold, share_id), pending)
+    }
+
+    /// This waiter has a share of a hold that the server has granted or confirmed just now. Whoever waits here to read has one
+    /// too, and an older hold that this one conflicts with is one that the server has lost. Answers what the waiter has under way.
+    pub(in crate::lock) fn seated(
+        &mut self,
+        mode: Mode,
+        waiter_id: WaiterId,
+        number: u64,
+        now: Moment,
+        effects: &mut Effects<H>,
+    ) -> Option<Pending> {
+        let side = self.side(mode);
+        side.silent_since = None;
+        side.tell_heard(&mut effects.signals);
+        let asker = side.take_asker(waiter_id).map(|asker| asker.pending);
+        let guest = self.guests.iter().position(|guest| guest.waiter_id == waiter_id);
+        let guest = guest.map(|at| self.guests.swap_remove(at).pending);
+        if mode == Mode::Read {
+            self.join_waiting(number, now, effects);
+        }
+        self.lose_overtaken(number, now, effects);
+        asker.or(guest).flatten()
+    }
+
+    /// All waiting readers join a hold, if they may.
+    fn join_waiting(&mut self, number: u64, now: Moment, effects: &mut Effects<H>) {
+        let Some(entry) = self.holds.iter_mut().find(|entry| entry.number == number) else {
+            return;
+        };
+        let (Entry { record, handle: Some(hold), .. }, handed) = (entry, &mut self.handed) else {
+            return;
+        };
+        let signals = &mut effects.signals;
+        self.reads.retain_waiters(|waiter_id, waiter| {
+            let joined = record.join_phase(waiter.wants.from(now), now, signals);
+            if let Some(share_id) = joined {
+                handed.insert(waiter_id, (Arc::clone(hold), share_id));
+                signals.wake(Arc::clone(&waiter.signal));
+            }
+            joined.is_none()
+        });
+    }
+
+    /// Of two holds that conflict, and are live here, the server has lost the older one.
+    fn lose_overtaken(&mut self, number: u64, now: Moment, effects: &mut Effects<H>) {
+        let new = self.record(number);
+        let (mode, token) = (new.mode(), new.token());
+        let mut is_overtaken = false;
+        for entry in self.holds.iter_mut().filter(|entry| entry.is_listed && entry.number != number) {
+            let other = &mut entry.record;
+            let conflicts = other.is_live() && (other.mode() == Mode::Write || mode == Mode::Write);
+            if conflicts && other.token() < token {
+                other.lose(LossReason::Gone, now, &mut effects.signals);
+                entry.due_if_sooner(effects);
+            } else {
+                is_overtaken |= conflicts;
+            }
+        }
+        if is_overtaken {
+            self.change(number, effects, |record, effects| record.lose(LossReason::Gone, now, &mut effects.signals));
+        }
+    }
+
+    /// A guard lets go of its hold, which the next writer of this process has then, if it may.
+    pub(in crate::lock) fn remove_share(
+        &mut self,
+        number: u64,
+        share_id: ShareId,
+        now: Moment,
+        rules: &Rules,
+        effects: &mut Effects<H>,
+    ) -> ShareRemoved {
+        let next = self.writes.first_wants().map(|wants| wants.from(now));
+        let entry = self.entry(number);
+        let removed = entry.record.remove_share(share_id, now, next, rules, &mut effects.signals);
+        entry.due_if_sooner(effects);
+        entry.release_handle(effects);
+        if let ShareRemoved::HandedOver(share_id) = removed
+            && let Some(hold) = entry.handle.clone()
+            && let Some((first, waiter)) = self.writes.pop_first()
+        {
+            self.handed.insert(first, (hold, share_id));
+            effects.signals.wake(waiter.signal);
+        }
+        removed
+    }
+
+    /// A hold is over: it is in nobody's way any more.
+    pub(in crate::lock) fn ended(&mut self, number: u64, effects: &mut Effects<H>) {
+        let entry = self.entry(number);
+        entry.is_listed = false;
+        entry.release_handle(effects);
+    }
+
+    /// A hold was converted into one of the other side.
+    pub(in crate::lock) fn converted(
+        &mut self,
+        make: impl FnOnce(u64, Granting) -> Arc<H>,
+        old: u64,
+        granted: Granted,
+        now: Moment,
+        rules: &Rules,
+        effects: &mut Effects<H>,
+    ) -> Option<(Arc<H>, ShareId)> {
+        let mode = granted.granting.mode;
+        let (number, hold, share_id) = self.install(make, granted, now, rules, effects)?;
+        self.ended(old, effects);
+        if mode == Mode::Read {
+            self.join_waiting(number, now, effects);
+        }
+        self.lose_overtaken(number, now, effects);
+        Some((hold, share_id))
+    }
+
+    /// The guard of a hold that was converted has the new one.
+    pub(in crate::lock) fn share_was_converted(&mut self, number: u64, share_id: ShareId, effects: &mut Effects<H>) {
+        let entry = self.entry(number);
+        entry.record.converted(share_id, &mut effects.signals);
+        entry.release_handle(effects);
+    }
+}
+
+impl<H> Entry<H> {
+    /// The cell lets go of what nobody has a share of.
+    fn release_handle(&mut self, effects: &mut Effects<H>) {
+        if !self.is_listed && self.record.guards() == 0 {
+            effects.drop_later(self.handle.take());
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Who waits for the lock here, and who asks the server for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use super::{Guest, Leaving, State, Wake};
+use crate::lease::Moment;
+use crate::lock::effects::{Effects, OnAgenda, Rules};
+use crate::lock::shares::ShareRequest;
+use crate::lock::side::{Asking, Pending, Waiter, WaiterId};
+use crate::mode::Mode;
+
+impl<H: OnAgenda> State<H> {
+    fn waiter_id(&mut self) -> WaiterId {
+        self.last_waiter += 1;
+        WaiterId(self.last_waiter)
+    }
+
+    /// Waits for one side, or asks at once. Answers what is notified when it is called, if it has to wait.
+    pub(in crate::lock) fn enter(
+        &mut self,
+        mode: Mode,
+        again: Option<WaiterId>,
+        wants: ShareRequest,
+        grace: Duration,
+        now: Moment,
+    ) -> (WaiterId, Option<Arc<Notify>>) {
+        let waiter_id = again.unwrap_or_else(|| self.waiter_id());
+        self.guests.retain(|guest| guest.waiter_id != waiter_id);
+        let asks = self.may_ask(mode) && self.side(mode).is_idle();
+        let side = self.side(mode);
+        if asks {
+            side.ask(waiter_id, now.after(grace));
+            return (waiter_id, None);
+        }
+        let signal = Arc::<Notify>::default();
+        side.wait(waiter_id, Waiter { wants, grace, signal: Arc::clone(&signal) });
+        (waiter_id, Some(signal))
+    }
+
+    /// The right to ask the server once, unless somebody here holds the lock or waits for it. Somebody else who only asks
+    /// is in nobody's way: then both do, this one as a guest.
+    pub(in crate::lock) fn try_enter(&mut self, mode: Mode, grace: Duration, now: Moment) -> Option<WaiterId> {
+        let is_in_the_way = match mode {
+            Mode::Read => self.holds_write() || !self.writes.is_idle(),
+            Mode::Write => self.listed().next().is_some() || self.reads.has_waiters() || self.writes.has_waiters(),
+        };
+        if is_in_the_way {
+            return None;
+        }
+        let waiter_id = self.waiter_id();
+        if self.side(mode).has_asker() {
+            self.guests.push(Guest { waiter_id, pending: None, has_lost_right: false });
+        } else {
+            self.side(mode).ask(waiter_id, now.after(grace));
+        }
+        Some(waiter_id)
+    }
+
+    /// What a waiter is called for, if it is.
+    pub(in crate::lock) fn take_call(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<Wake<H>> {
+        if let Some((hold, share_id)) = self.handed.remove(&waiter_id) {
+            return Some(Wake::Handed(hold, share_id));
+        }
+        let was_called = self.side(mode).asker(waiter_id).is_some();
+        // Called, and too late: it finds out when it asks.
+        let was_passed_by = self.guests.iter().any(|guest| guest.waiter_id == waiter_id);
+        (was_called || was_passed_by).then_some(Wake::Ask)
+    }
+
+    /// Whether nobody else may be asked by now.
+    fn is_guest(&mut self, waiter_id: WaiterId) -> Option<&mut Guest> {
+        self.guests.iter_mut().find(|guest| guest.waiter_id == waiter_id && !guest.has_lost_right)
+    }
+
+    /// What this waiter has under way; `None` if it may not ask.
+    pub(in crate::lock) fn pending(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<&mut Option<Pending>> {
+        if self.side(mode).asker(waiter_id).is_some() {
+            return self.side(mode).asker(waiter_id).map(|asker| &mut asker.pending);
+        }
+        self.is_guest(waiter_id).map(|guest| &mut guest.pending)
+    }
+
+    /// An asker states until when it will be seen again. `false` if it may not ask any more.
+    pub(in crate::lock) fn seen(&mut self, mode: Mode, waiter_id: WaiterId, seen_by: Moment) -> bool {
+        if let Some(asker) = self.side(mode).asker(waiter_id) {
+            asker.seen_by = seen_by;
+            return true;
+        }
+        self.is_guest(waiter_id).is_some()
+    }
+
+    /// An attempt begins: of what is under way, or of what `begin` makes. `None` if it may not ask any more.
+    pub(in crate::lock) fn attempt_begins(
+        &mut self,
+        mode: Mode,
+        waiter_id: WaiterId,
+        seen_by: Moment,
+        begin: impl FnOnce() -> Pending,
+    ) -> Option<&mut Pending> {
+        if !self.seen(mode, waiter_id, seen_by) {
+            return None;
+        }
+        let pending = self.pending(mode, waiter_id)?.get_or_insert_with(begin);
+        pending.copies.begin();
+        Some(pending)
+    }
+
+    /// What one that asks has under way, for the answer to an attempt.
+    pub(in crate::lock) fn attempt_over(
+        &mut self,
+        mode: Mode,
+        waiter_id: WaiterId,
+        seen_by: Moment,
+    ) -> Option<&mut Pending> {
+        if !self.seen(mode, waiter_id, seen_by) {
+            return None;
+        }
+        self.pending(mode, waiter_id)?.as_mut()
+    }
+
+    /// Gives back what is under way: it is to be taken back.
+    pub(in crate::lock) fn give_up_pending(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<Pending> {
+        self.pending(mode, waiter_id)?.take()
+    }
+
+    /// The server has not answered since this moment, or has again.
+    pub(in crate::lock) fn hears(
+        &mut self,
+        mode: Mode,
+        waiter_id: WaiterId,
+        silent_since: Option<Moment>,
+        effects: &mut Effects<H>,
+    ) {
+        let side = self.side(mode);
+        let asks = side.asker(waiter_id).is_some();
+        side.hears(silent_since, asks, &mut effects.signals);
+    }
+
+    pub(in crate::lock) fn silent_since(&mut self, mode: Mode) -> Option<Moment> {
+        self.side(mode).silent_since
+    }
+
+    pub(in crate::lock) fn is_asking_for(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<Arc<Notify>> {
+        self.side(mode).is_asking_for(waiter_id)
+    }
+
+    /// Whether somebody waits behind whoever asks.
+    pub(in crate::lock) fn is_waited_for(&mut self, mode: Mode) -> bool {
+        self.side(mode).has_waiters()
+    }
+
+    pub(in crate::lock) fn writer_waits(&self) -> bool {
+        !self.writes.is_idle()
+    }
+
+    /// An asker that was not seen in time loses the right to ask to the next waiter, and what it has under way. When it is
+    /// polled again it waits as others do.
+    pub(in crate::lock) fn asker_overdue(&mut self, now: Moment, rules: &Rules) {
+        if self.looks_at.is_some_and(|at| at > now) {
+            return; // a later look is on the agenda, which finds the rest
+        }
+        self.looks_at = None;
+        for mode in [Mode::Read, Mode::Write] {
+            if !self.may_ask(mode) {
+                continue;
+            }
+            let side = self.side(mode);
+            let Some(mut asker) = side.take_overdue(now) else {
+                continue;
+            };
+            if let Some(pending) = &mut asker.pending {
+                pending.copies.abandon_all(now.after(rules.stray_span));
+            }
+            side.pending = asker.pending;
+            self.guests.push(Guest { waiter_id: asker.waiter_id, pending: None, has_lost_right: true });
+        }
+    }
+
+    /// Gives the place up. What is under way goes to the next waiter, if there is one that may go on with it now.
+    pub(in crate::lock) fn leave(
+        &mut self,
+        mode: Mode,
+        waiter_id: WaiterId,
+        asking: Asking,
+        now: Moment,
+        rules: &Rules,
+        effects: &mut Effects<H>,
+    ) -> Leaving<H> {
+        let handed = self.handed.remove(&waiter_id);
+        let may_ask = self.may_ask(mode);
+        let side = self.side(mode);
+        side.stop_waiting(waiter_id);
+        let mut pending = match side.take_asker(waiter_id) {
+            Some(asker) => {
+                side.tell_heard(&mut effects.signals);
+                asker.pending
+            }
+            None => {
+                let guest = self.guests.iter().position(|guest| guest.waiter_id == waiter_id);
+                let pending = guest.and_then(|at| self.guests.swap_remove(at).pending);
+                return Leaving { pending: abandoned(pending, asking, now, rules), handed };
+            }
+        };
+        pending = abandoned(pending, asking, now, rules);
+        let side = self.side(mode);
+        if may_ask && side.has_waiters() {
+            side.pending = pending.take();
+        }
+        Leaving { pending, handed }
+    }
+}
+
+/// As whoever goes on with it finds it.
+fn abandoned(pending: Option<Pending>, asking: Asking, now: Moment, rules: &Rules) -> Option<Pending> {
+    pending.map(|mut pending| {
+        pending.copies.abandon_all(now.after(rules.stray_span));
+        pending.left = Some(asking);
+        pending
+    })
+}

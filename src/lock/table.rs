@@ -1,0 +1,269 @@
+//! The locks of a manager that this process has to do with, by their names. Those of different names do not wait for each other,
+//! and idle ones go away.
+
+use std::borrow::Borrow;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::key::{self, Key};
+use crate::lease::Moment;
+use crate::lock::cell::{Cell, Surroundings};
+use crate::lock::effects::Rules;
+use crate::lock::hold::Hold;
+use crate::lock::overdue::Overdue;
+use crate::lock::shares::{ShareId, ShareRequest};
+use crate::lock::wait::WaitEntry;
+use crate::mode::Mode;
+use crate::reentry::OwnerId;
+
+/// More than threads that run at a time on most machines. A power of two.
+const SHARDS: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct Table {
+    rules: Arc<Rules>,
+    shards: Box<[Mutex<Shard>]>,
+    pub(crate) overdue: Overdue,
+}
+
+type Shard = HashMap<Named, Arc<Cell<Hold>>, BuildHasherDefault<AsItIs>>;
+
+/// A lock's name and its hash.
+trait Name {
+    fn name(&self) -> (u64, &str);
+}
+
+impl Hash for dyn Name + '_ {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.name().0);
+    }
+}
+
+impl PartialEq for dyn Name + '_ {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for dyn Name + '_ {}
+
+impl Name for (u64, &str) {
+    fn name(&self) -> (u64, &str) {
+        *self
+    }
+}
+
+/// A key by its name alone: the manager makes the same key of it each time.
+#[derive(Debug)]
+struct Named(Arc<Key>);
+
+impl Name for Named {
+    fn name(&self) -> (u64, &str) {
+        (self.0.name_hash(), self.0.name())
+    }
+}
+
+impl Hash for Named {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self as &dyn Name).hash(state);
+    }
+}
+
+impl PartialEq for Named {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for Named {}
+
+impl<'a> Borrow<dyn Name + 'a> for Named {
+    fn borrow(&self) -> &(dyn Name + 'a) {
+        self
+    }
+}
+
+/// What is hashed is a hash already.
+#[derive(Debug, Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only a hash is hashed");
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}
+
+/// What there is of this process's locks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) holds: usize,
+    pub(crate) guards: usize,
+    /// Holds with a renewal that went unanswered.
+    pub(crate) late: usize,
+    pub(crate) waiters: usize,
+}
+
+impl Table {
+    pub(crate) fn new(rules: Rules) -> Self {
+        let shards = std::iter::repeat_with(Mutex::default).take(SHARDS).collect();
+        Self { rules: Arc::new(rules), shards, overdue: Overdue::default() }
+    }
+
+    fn shard(&self, hash: u64) -> &Mutex<Shard> {
+        // The map goes by the lowest bits and the highest seven.
+        &self.shards[(hash >> 32) as usize % SHARDS]
+    }
+
+    fn find(&self, hash: u64, name: &str) -> Option<Arc<Cell<Hold>>> {
+        self.shard(hash).lock().get(&(hash, name) as &dyn Name).cloned()
+    }
+
+    fn of(&self, key: &Key) -> Option<Arc<Cell<Hold>>> {
+        self.find(key.name_hash(), key.name())
+    }
+
+    fn cell(self: &Arc<Self>, key: &Arc<Key>) -> Arc<Cell<Hold>> {
+        let mut shard = self.shard(key.name_hash()).lock();
+        if let Some(cell) = shard.get(&(key.name_hash(), key.name()) as &dyn Name) {
+            return Arc::clone(cell);
+        }
+        let cell = Arc::new(Cell::new(key, &self.rules, self.around()));
+        shard.insert(Named(Arc::clone(key)), Arc::clone(&cell));
+        cell
+    }
+
+    fn around(self: &Arc<Self>) -> Weak<dyn Surroundings<Hold>> {
+        // In two steps: only the type of the whole is known to be sized.
+        let around: Arc<dyn Surroundings<Hold>> = Arc::<Self>::clone(self);
+        Arc::downgrade(&around)
+    }
+
+    /// A reader joins a hold of this process, if it has one that may be joined now and no writer waits here.
+    pub(crate) fn join(&self, name: &str, wants: ShareRequest, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
+        let cell = self.find(key::hash_of(name), name)?;
+        cell.quietly(|state, _, effects| state.join(wants, now, effects))
+    }
+
+    /// Waits for one side of `key`, or may ask at once. One that asks is seen again within `grace`.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        key: &Arc<Key>,
+        mode: Mode,
+        wants: ShareRequest,
+        grace: Duration,
+        now: Moment,
+    ) -> WaitEntry {
+        loop {
+            let cell = self.cell(key);
+            let (entered, _) =
+                cell.event(now, |state, _, _| (!state.is_gone).then(|| state.enter(mode, None, wants, grace, now)));
+            if let Some((waiter_id, signal)) = entered {
+                return WaitEntry::new(cell, mode, waiter_id, signal, wants, grace);
+            }
+        }
+    }
+
+    /// The right to ask the server once, unless somebody here holds the lock or waits for it. Somebody else who only asks
+    /// is in nobody's way: then both do.
+    pub(crate) fn try_enter(
+        self: &Arc<Self>,
+        key: &Arc<Key>,
+        mode: Mode,
+        wants: ShareRequest,
+        grace: Duration,
+        now: Moment,
+    ) -> Option<WaitEntry> {
+        loop {
+            let cell = self.cell(key);
+            let (entered, _) =
+                cell.event(now, |state, _, _| (!state.is_gone).then(|| state.try_enter(mode, grace, now)));
+            if let Some(entered) = entered {
+                return entered.map(|waiter_id| WaitEntry::new(cell, mode, waiter_id, None, wants, grace));
+            }
+        }
+    }
+
+    /// A hold is over: it is in nobody's way any more.
+    pub(crate) fn ended(&self, hold: &Hold) {
+        let cell = hold.cell();
+        let ((), due) = cell.event(self.rules.clock.now(), |state, _, effects| state.ended(hold.number(), effects));
+        debug_assert!(due.0.is_empty(), "what is over makes nothing due");
+    }
+
+    /// Whether a writer waits here.
+    pub(crate) fn writer_waits(&self, key: &Key) -> bool {
+        self.of(key).is_some_and(|cell| cell.quietly(|state, _, _| state.writer_waits()))
+    }
+
+    /// The holds of a lock.
+    pub(crate) fn holds(&self, key: &Key) -> Vec<Arc<Hold>> {
+        self.of(key).map_or_else(Vec::new, |cell| cell.quietly(|state, _, _| state.handles().collect()))
+    }
+
+    /// How many holds there are, guards of them, holds with a renewal that is late, and acquisitions that wait.
+    pub(crate) fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for shard in &self.shards {
+            let cells: Vec<_> = shard.lock().values().cloned().collect();
+            for cell in cells {
+                counts.waiters += cell.quietly(|state, _, _| state.waiting());
+            }
+        }
+        for hold in self.all_holds() {
+            let (guards, is_late) = hold.usage();
+            counts.holds += 1;
+            counts.guards += guards;
+            counts.late += usize::from(is_late);
+        }
+        counts
+    }
+
+    /// A hold that this owner has a guard of.
+    pub(crate) fn held_by(&self, key: &Key, owner: OwnerId, now: Moment) -> Option<Arc<Hold>> {
+        self.of(key)?.quietly(|state, _, effects| state.held_by(owner, now, effects))
+    }
+
+    /// All holds of this process, of all locks, oldest first.
+    pub(crate) fn all_holds(&self) -> Vec<Arc<Hold>> {
+        let mut holds = Vec::new();
+        for shard in &self.shards {
+            let cells: Vec<_> = shard.lock().values().cloned().collect();
+            holds.extend(cells.iter().flat_map(|cell| cell.quietly(|state, _, _| state.handles().collect::<Vec<_>>())));
+        }
+        holds.sort_by(|a: &Arc<Hold>, b| (a.token(), a.key().name()).cmp(&(b.token(), b.key().name())));
+        holds
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.shards.iter().all(|shard| shard.lock().is_empty())
+    }
+}
+
+impl Surroundings<Hold> for Table {
+    fn look_at(&self, cell: &Arc<Cell<Hold>>, at: Moment) {
+        self.overdue.look_at(cell, at);
+    }
+
+    fn forget(&self, cell: &Arc<Cell<Hold>>) {
+        let key = cell.key();
+        let name = (key.name_hash(), key.name());
+        let mut shard = self.shard(key.name_hash()).lock();
+        let is_here = shard.get(&name as &dyn Name).is_some_and(|here| Arc::ptr_eq(here, cell));
+        let removed = if is_here && cell.leave_if_idle() { shard.remove_entry(&name as &dyn Name) } else { None };
+        drop(shard);
+        drop(removed);
+    }
+}

@@ -1,0 +1,536 @@
+//! Events in, effects out: no runtime, no clock.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use crate::attempt::{AcquisitionId, Attempt, Failure};
+use crate::clock::Clock;
+use crate::error::LossReason;
+use crate::key::Key;
+use crate::lease::{FencingToken, Moment};
+use crate::lock::effects::Rules;
+use crate::lock::hold::{Grant, Granted, Granting, Hold, HoldState, Share, ShareId, ShareRemoved};
+use crate::lock::shares::ShareRequest;
+use crate::lock::side::{Asking, CountsOpen, KeepsOpen, Pending};
+use crate::lock::stray::Copies;
+use crate::lock::table::Table;
+use crate::lock::wait::{Installed, Leaving, WaitEntry, Wake};
+use crate::mode::Mode;
+use crate::reentry::OwnerId;
+
+const GRACE: Duration = Duration::from_secs(2);
+const STRAY: Duration = Duration::from_secs(1);
+const LEASE: Duration = Duration::from_secs(10);
+
+fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+fn table() -> Arc<Table> {
+    Arc::new(Table::new(Rules {
+        clock: Clock::System,
+        clock_margin: Duration::ZERO,
+        stray_span: STRAY,
+        hand_overs: 64,
+        hand_over_span: secs(60),
+    }))
+}
+
+fn now() -> Moment {
+    Clock::System.now()
+}
+
+fn key() -> Arc<Key> {
+    Arc::new(Key::new("p", "cfg").expect("valid"))
+}
+
+fn want() -> ShareRequest {
+    ShareRequest { owner: OwnerId::new(), lease: LEASE, max_hold: secs(3600) }
+}
+
+fn enter(table: &Arc<Table>, mode: Mode) -> WaitEntry {
+    table.enter(&key(), mode, want(), GRACE, now())
+}
+
+fn try_enter(table: &Arc<Table>, mode: Mode) -> Option<WaitEntry> {
+    table.try_enter(&key(), mode, want(), GRACE, now())
+}
+
+fn id(n: u64) -> AcquisitionId {
+    AcquisitionId::new("m", n, "l")
+}
+
+#[derive(Debug)]
+struct Nobody;
+
+impl CountsOpen for Nobody {
+    fn one_less(&self) {}
+}
+
+/// It sends a copy of its request.
+fn sends(entry: &WaitEntry, n: u64) -> Option<AcquisitionId> {
+    entry.attempt_begins(now(), KeepsOpen::counted_by(Arc::new(Nobody)), || Pending::new(id(n))).map(|begun| begun.id)
+}
+
+/// The server grants what this one asks for.
+fn grant(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> (Arc<Hold>, ShareId) {
+    match granted(entry, n, mode, token, tokens) {
+        Installed::Hold(hold, share_id) => (hold, share_id),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn granted(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> Installed {
+    let now = now();
+    sends(entry, n);
+    let granted = Granted {
+        granting: Granting { id: id(n), mode, token: FencingToken::from_wire(token).expect("small"), tokens },
+        grant: Grant { sent: now, remaining: LEASE, asked: LEASE },
+        share: want().from(now),
+        copies: Copies::default(),
+        share_until: Some(now.after(secs(5))),
+        is_claim: false,
+    };
+    let (installed, pending, due) = entry.granted(granted, now);
+    assert!(pending.is_none_or(|pending| pending.copies.is_none()));
+    if let Installed::Hold(hold, _) = &installed {
+        assert!(due.0.iter().any(|due| Arc::ptr_eq(due, hold)), "the agenda hears of a new hold");
+    }
+    installed
+}
+
+/// Answers what has been under way and is to be taken back.
+fn leave(entry: WaitEntry) -> Leaving {
+    entry.leave(Asking::default(), now()).0
+}
+
+fn remove(hold: &Hold, share_id: ShareId) -> ShareRemoved {
+    hold.remove_share(share_id, now()).0
+}
+
+/// What a waiter has been called for, if it has been.
+fn called(entry: &mut WaitEntry) -> Option<Wake> {
+    let mut called = std::pin::pin!(entry.called());
+    match called.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(call) => Some(call),
+        Poll::Pending => None,
+    }
+}
+
+fn asks(entry: &mut WaitEntry) -> bool {
+    matches!(called(entry), Some(Wake::Ask))
+}
+
+#[test]
+fn one_waiter_of_a_side_asks() {
+    let table = table();
+    let mut first = enter(&table, Mode::Read);
+    let mut second = enter(&table, Mode::Read);
+    let mut writer = enter(&table, Mode::Write);
+    assert!(asks(&mut first) && asks(&mut writer));
+    assert!(called(&mut second).is_none());
+    leave(first);
+    assert!(asks(&mut second));
+}
+
+#[test]
+fn waiter_that_leaves_does_not_stop_those_behind_it() {
+    let table = table();
+    let [first, second, mut third] = [0; 3].map(|_| enter(&table, Mode::Write));
+    leave(second);
+    leave(first);
+    assert!(asks(&mut third));
+}
+
+#[test]
+fn right_to_ask_is_passed_on_when_it_came_to_a_future_that_died() {
+    let table = table();
+    let [first, second, mut third] = [0; 3].map(|_| enter(&table, Mode::Write));
+    leave(first); // second may ask now, though it never looked
+    leave(second);
+    assert!(asks(&mut third));
+}
+
+#[test]
+fn what_is_under_way_goes_to_the_next_waiter_and_back_to_the_last() {
+    let table = table();
+    let [first, second] = [0; 2].map(|_| enter(&table, Mode::Write));
+    sends(&first, 1);
+    assert!(leave(first).pending.is_none());
+    assert_eq!(sends(&second, 2), Some(id(1)), "left by the one before");
+    let pending = leave(second).pending.expect("nobody goes on with it");
+    assert!(pending.copies.stray_until().is_some(), "a copy is on its way");
+}
+
+#[test]
+fn what_is_under_way_is_not_forgotten_by_a_waiter_that_never_looked() {
+    let table = table();
+    let [first, second] = [0; 2].map(|_| enter(&table, Mode::Write));
+    sends(&first, 1);
+    leave(first);
+    assert!(leave(second).pending.is_some());
+}
+
+#[test]
+fn what_is_under_way_is_not_left_to_a_waiter_that_may_not_ask() {
+    let table = table();
+    let first = enter(&table, Mode::Write);
+    let once = try_enter(&table, Mode::Write).expect("nobody is in the way");
+    let mut second = enter(&table, Mode::Write);
+    sends(&first, 1);
+    let (hold, share_id) = grant(&once, 2, Mode::Write, 1000, 64);
+    assert!(leave(first).pending.is_some(), "the next one is handed the hold");
+    remove(&hold, share_id);
+    assert!(matches!(called(&mut second), Some(Wake::Handed(..))));
+}
+
+#[test]
+fn asker_that_is_not_seen_loses_the_right_to_ask_and_waits_again() {
+    let table = table();
+    let mut first = enter(&table, Mode::Write);
+    sends(&first, 1);
+    assert_eq!(table.overdue.len(), 0, "nobody waits behind it");
+    let mut second = enter(&table, Mode::Write);
+    assert_eq!(table.overdue.len(), 1);
+    let later = now().after(GRACE);
+    drop(table.overdue.look(later));
+    assert!(asks(&mut second), "the first one has not been seen");
+    assert_eq!(sends(&second, 2), Some(id(1)), "with what it had under way");
+    assert_eq!(sends(&first, 3), None);
+    assert!(matches!(granted(&first, 3, Mode::Write, 1000, 1), Installed::NotMine), "nor is its late answer taken");
+    assert!(first.waits_again(later));
+    assert!(called(&mut first).is_none());
+    // What the first one had sent may yet arrive.
+    assert!(leave(second).pending.is_none());
+    assert!(asks(&mut first), "it is polled again");
+    assert!(leave(first).pending.is_some_and(|pending| pending.copies.stray_until().is_some()));
+    assert!(table.is_idle());
+}
+
+#[test]
+fn asker_that_is_seen_goes_on_asking() {
+    let table = table();
+    let first = enter(&table, Mode::Read);
+    let mut second = enter(&table, Mode::Read);
+    let later = now().after(GRACE);
+    assert!(first.seen(later));
+    drop(table.overdue.look(later));
+    assert!(called(&mut second).is_none());
+    assert_eq!(table.overdue.len(), 1, "it is looked at again");
+    leave(second);
+    drop(table.overdue.look(later.after(GRACE)));
+    assert_eq!(table.overdue.len(), 0, "nobody waits behind it any more");
+    assert!(first.seen(later));
+}
+
+#[test]
+fn waiter_that_was_passed_by_keeps_its_place() {
+    let table = table();
+    let mut first = enter(&table, Mode::Write);
+    let mut second = enter(&table, Mode::Write);
+    let mut third = enter(&table, Mode::Write);
+    drop(table.overdue.look(now().after(GRACE)));
+    assert!(asks(&mut second));
+    assert!(first.waits_again(now()));
+    leave(second);
+    assert!(asks(&mut first));
+    assert!(called(&mut third).is_none());
+}
+
+#[test]
+fn hold_that_is_being_converted_is_renewed_and_not_lost_by_the_answer() {
+    let table = table();
+    let (hold, share_id) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 1000, 1);
+    let now = now();
+    hold.unanswered(now);
+    assert!(hold.begin_conversion(now));
+    drop(hold.conversion_begins(now, LEASE));
+    let soon = now.after(secs(1));
+    assert!(hold.begin_renewal(now, soon).is_some(), "it stands if the conversion is refused");
+    hold.unknown_to_server(LossReason::Gone);
+    assert!(hold.is_live(), "the server may have converted it");
+    assert_eq!(hold.conversion_refused(now).0.len(), 1);
+    assert_eq!(hold.state_of(share_id), HoldState::Unconfirmed, "nobody has answered for it");
+    assert!(hold.begin_renewal(now, soon).is_some(), "it is asked for again");
+}
+
+#[test]
+fn hold_that_no_request_can_have_converted_is_lost_by_the_answer() {
+    let table = table();
+    let (hold, share_id) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 1000, 1);
+    let now = now();
+    assert!(hold.begin_conversion(now));
+    drop(hold.conversion_begins(now, LEASE));
+    hold.conversion_was_not_done();
+    hold.unknown_to_server(LossReason::Gone);
+    assert_eq!(hold.state_of(share_id), HoldState::Lost(LossReason::Gone));
+}
+
+#[test]
+fn newer_grant_ends_an_older_hold_that_it_conflicts_with() {
+    let table = table();
+    let reader = enter(&table, Mode::Read);
+    let writer = enter(&table, Mode::Write);
+    let (read, _) = grant(&reader, 1, Mode::Read, 1000, 1);
+    let (write, _) = grant(&writer, 2, Mode::Write, 2000, 1);
+    assert!(!read.is_live() && write.is_live());
+}
+
+#[test]
+fn grant_that_is_told_late_ends_nothing_newer() {
+    let table = table();
+    let reader = enter(&table, Mode::Read);
+    let writer = enter(&table, Mode::Write);
+    let (write, _) = grant(&writer, 2, Mode::Write, 2000, 1);
+    let (read, _) = grant(&reader, 1, Mode::Read, 1000, 1);
+    assert!(!read.is_live() && write.is_live());
+}
+
+#[test]
+fn server_is_told_for_as_long_as_a_stray_copy_may_last() {
+    let table = table();
+    let (hold, _) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
+    let until = now().after(secs(60));
+    assert!(hold.begin_recheck(want().from(now()), now()).is_some());
+    let unknown: Attempt<()> = Err(Failure::Unknown { stray_until: until, source: None });
+    hold.recheck_settled(&unknown);
+    assert!(hold.until(now()).0 >= until.after(LEASE));
+}
+
+#[test]
+fn hold_that_is_over_does_not_come_back() {
+    let table = table();
+    let reader = enter(&table, Mode::Read);
+    let (hold, _) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 1000, 1);
+    hold.lose(LossReason::Forced);
+    table.ended(&hold);
+    let (pending, _) = reader.joined(&hold, now());
+    assert!(pending.is_none());
+    assert!(table.holds(&key()).is_empty() && table.is_idle());
+}
+
+#[test]
+fn grant_that_is_over_when_it_comes_is_no_hold() {
+    let table = table();
+    let entry = enter(&table, Mode::Write);
+    sends(&entry, 1);
+    let sent = now();
+    let granted = Granted {
+        granting: Granting {
+            id: id(1),
+            mode: Mode::Write,
+            token: FencingToken::from_wire(1).expect("small"),
+            tokens: 1,
+        },
+        grant: Grant { sent, remaining: Duration::ZERO, asked: LEASE },
+        share: want().from(sent),
+        copies: Copies::default(),
+        share_until: None,
+        is_claim: false,
+    };
+    let (installed, _, _) = entry.granted(granted, sent);
+    assert!(matches!(installed, Installed::Over));
+    let pending = entry.give_up_pending().expect("it is to be given back");
+    assert!(pending.is_recorded && pending.copies.is_none());
+}
+
+#[test]
+fn waiting_readers_enter_with_the_first() {
+    let table = table();
+    let first = enter(&table, Mode::Read);
+    let mut others = [0; 3].map(|_| enter(&table, Mode::Read));
+    grant(&first, 1, Mode::Read, 1000, 1);
+    assert!(others.iter_mut().all(|other| matches!(called(other), Some(Wake::Handed(..)))));
+}
+
+#[test]
+fn reader_joins_unless_a_writer_waits() {
+    let table = table();
+    let first = enter(&table, Mode::Read);
+    grant(&first, 1, Mode::Read, 1000, 1);
+    assert!(table.join("cfg", want(), now()).is_some());
+    let writer = enter(&table, Mode::Write);
+    assert!(writer.asks(), "it may queue on the server");
+    assert!(table.join("cfg", want(), now()).is_none());
+    leave(writer);
+    assert!(table.join("cfg", want(), now()).is_some());
+}
+
+#[test]
+fn writers_have_the_hold_one_after_the_other_with_a_token_each() {
+    let table = table();
+    let first = enter(&table, Mode::Write);
+    let mut others = [0; 3].map(|_| enter(&table, Mode::Write));
+    let (hold, mut share_id) = grant(&first, 1, Mode::Write, 1000, 3);
+    let mut tokens = vec![share_id.token];
+    for other in &mut others[..2] {
+        assert!(called(other).is_none());
+        let removed = remove(&hold, share_id);
+        assert!(matches!(removed, ShareRemoved::HandedOver(_)), "{removed:?}");
+        let Some(Wake::Handed(_, next)) = called(other) else { panic!("it has the lock") };
+        tokens.push(next.token);
+        share_id = next;
+    }
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+    // Three tokens, three writers: the hold is given back, and then the next one may ask.
+    assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
+    assert!(called(&mut others[2]).is_none());
+    table.ended(&hold);
+    assert!(asks(&mut others[2]));
+}
+
+#[test]
+fn offer_to_a_future_that_nobody_polls_is_due_before_the_hold() {
+    let table = table();
+    let first = enter(&table, Mode::Write);
+    let _second = enter(&table, Mode::Write);
+    let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
+    let renewal = now().after(LEASE / 3);
+    hold.agenda_moment.store(renewal.after(LEASE).as_nanos(), Ordering::Relaxed);
+    let (removed, due) = hold.remove_share(share_id, now());
+    assert!(matches!(removed, ShareRemoved::HandedOver(_)));
+    assert_eq!(due.0.len(), 1, "the agenda looks when the offer is over");
+}
+
+#[test]
+fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
+    let table = table();
+    let first = enter(&table, Mode::Write);
+    let mut second = enter(&table, Mode::Write);
+    let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
+    let over = now();
+    assert!(hold.accept(share_id, Share { ends: over, ..want().from(over) }, over).0);
+    assert_eq!(remove(&hold, share_id), ShareRemoved::LastLate(LossReason::MaxHold));
+    assert!(called(&mut second).is_none());
+}
+
+#[test]
+fn what_was_handed_to_a_future_that_died_is_given_back() {
+    let table = table();
+    let first = enter(&table, Mode::Write);
+    let second = enter(&table, Mode::Write);
+    let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
+    remove(&hold, share_id);
+    assert!(leave(second).handed.is_some());
+}
+
+#[test]
+fn idle_locks_are_forgotten() {
+    let table = table();
+    leave(enter(&table, Mode::Read));
+    leave(try_enter(&table, Mode::Write).expect("free"));
+    let (hold, share_id) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
+    assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
+    assert!(!table.is_idle(), "the server is to be told");
+    table.ended(&hold);
+    assert!(table.is_idle());
+}
+
+#[test]
+fn cell_goes_with_its_last_hold_and_guard() {
+    let table = table();
+    let (hold, share_id) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
+    let cell = Arc::downgrade(hold.cell());
+    hold.lose(LossReason::Gone);
+    table.ended(&hold);
+    remove(&hold, share_id);
+    drop(hold);
+    assert_eq!(cell.strong_count(), 0);
+}
+
+#[test]
+fn cell_goes_with_a_hold_that_was_converted() {
+    let table = table();
+    let (old, old_share) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 1000, 1);
+    let cell = Arc::downgrade(old.cell());
+    assert!(old.begin_conversion(now()));
+    let granted = Granted {
+        granting: Granting {
+            id: id(2),
+            mode: Mode::Read,
+            token: FencingToken::from_wire(1001).expect("small"),
+            tokens: 1,
+        },
+        grant: Grant { sent: now(), remaining: LEASE, asked: LEASE },
+        share: want().from(now()),
+        copies: Copies::default(),
+        share_until: None,
+        is_claim: false,
+    };
+    let (new, share_id) = old.converted_into(granted, now()).0.expect("there is enough left of it");
+    old.share_was_converted(old_share);
+    remove(&new, share_id);
+    table.ended(&new);
+    drop((old, new));
+    assert_eq!(cell.strong_count(), 0);
+}
+
+#[test]
+fn one_who_waits_again_when_the_lock_is_forgotten_enters_anew() {
+    let table = table();
+    let first = enter(&table, Mode::Write);
+    let mut second = enter(&table, Mode::Write);
+    let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
+    assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
+    let Some(Wake::Handed(_, share_id)) = called(&mut second) else { panic!("it has the lock") };
+    // Before it looks, all is over.
+    hold.lose(LossReason::Gone);
+    remove(&hold, share_id);
+    table.ended(&hold);
+    assert!(table.is_idle());
+    assert!(!second.waits_again(now()), "nobody would call it here");
+}
+
+/// What this costs the thread, in the best of three runs.
+#[cfg(unix)]
+fn cpu(mut run: impl FnMut()) -> Duration {
+    let now = || {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        Duration::new(time.tv_sec.try_into().expect("not negative"), time.tv_nsec.try_into().expect("not negative"))
+    };
+    let runs = (0..3).map(|_| {
+        let began = now();
+        run();
+        now().saturating_sub(began)
+    });
+    runs.min().expect("three")
+}
+
+/// Eight times as much costs no more than sixteen times as much: four times that would be as the square.
+#[cfg(unix)]
+fn is_linear(what: &str, run: impl Fn(usize)) {
+    let (few, many) = (cpu(|| run(2_000)), cpu(|| run(16_000)));
+    assert!(many < few * 24, "{what}: {few:?} for 2,000, {many:?} for 16,000");
+}
+
+#[cfg(unix)]
+#[test]
+fn nothing_costs_more_the_more_wait_or_share() {
+    is_linear("waiters that give up", |many| {
+        let table = table();
+        let waiters: Vec<_> = (0..many).map(|_| enter(&table, Mode::Write)).collect();
+        waiters.into_iter().rev().for_each(|waiter| drop(leave(waiter)));
+        assert!(table.is_idle());
+    });
+    is_linear("readers that come and go, and one who waits for itself", |many| {
+        let table = table();
+        let (hold, _) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
+        let waits = enter(&table, Mode::Read);
+        let shares: Vec<_> = (0..many).map(|_| table.join("cfg", want(), now()).expect("it is open").1).collect();
+        for share_id in shares.into_iter().rev() {
+            assert!(!waits.waits_for_itself(now()));
+            hold.next(now());
+            remove(&hold, share_id);
+        }
+        leave(waits);
+    });
+    is_linear("readers that are let in together", |many| {
+        let table = table();
+        let first = enter(&table, Mode::Read);
+        let mut others: Vec<_> = (0..many).map(|_| enter(&table, Mode::Read)).collect();
+        grant(&first, 1, Mode::Read, 1000, 1);
+        assert!(others.iter_mut().all(|other| matches!(called(other), Some(Wake::Handed(..)))));
+    });
+}

@@ -1,0 +1,213 @@
+//! A place among those who wait for one side of a lock here, or the right to ask the server for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::attempt::{AcquisitionId, Attempt};
+use crate::lease::Moment;
+use crate::lock::cell::Cell;
+use crate::lock::hold::{Due, Granted, Hold};
+use crate::lock::shares::{ShareId, ShareRequest};
+use crate::lock::side::{Asking, KeepsOpen, Pending, WaiterId};
+use crate::lock::state;
+use crate::mode::Mode;
+
+/// What a waiter is called for.
+pub(crate) type Wake = state::Wake<Hold>;
+/// What came of a grant.
+pub(crate) type Installed = state::Installed<Hold>;
+/// What somebody finds that gives up its entry.
+pub(crate) type Leaving = state::Leaving<Hold>;
+
+/// To be [left](WaitEntry::leave), unless it has become a guard.
+#[derive(Debug)]
+pub(crate) struct WaitEntry {
+    cell: Arc<Cell<Hold>>,
+    mode: Mode,
+    waiter_id: WaiterId,
+    /// Absent when it may ask at once, or was called.
+    signal: Option<Arc<Notify>>,
+    wants: ShareRequest,
+    /// An asker is seen again within this time.
+    grace: Duration,
+}
+
+/// One of the copies that are sent now.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub(crate) id: AcquisitionId,
+    /// What the one that asked before has left.
+    pub(crate) left: Option<Asking>,
+    /// Somebody waits behind it.
+    pub(crate) is_waited_for: bool,
+}
+
+/// What whoever asks for one side of a lock hears, for those who wait behind it.
+#[derive(Clone, Debug)]
+pub(crate) struct Listening {
+    cell: Arc<Cell<Hold>>,
+    mode: Mode,
+    waiter_id: WaiterId,
+}
+
+impl Listening {
+    /// Returns when it is known what there is to wait for: whoever asks the server for this side has had an answer since it
+    /// does, or none in time. At once if nobody else asks.
+    pub(crate) async fn heard(&self) {
+        let is_asking = || self.cell.quietly(|state, _, _| state.is_asking_for(self.mode, self.waiter_id));
+        while let Some(signal) = is_asking() {
+            let heard = signal.notified();
+            tokio::pin!(heard);
+            heard.as_mut().enable();
+            match is_asking() {
+                None => return,
+                Some(now) if Arc::ptr_eq(&now, &signal) => heard.await,
+                // Somebody else asks by now, and this one's word has been given.
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// Since when the server has not answered for this side of the lock.
+    pub(crate) fn silent_since(&self) -> Option<Moment> {
+        self.cell.quietly(|state, _, _| state.silent_since(self.mode))
+    }
+}
+
+impl WaitEntry {
+    pub(super) fn new(
+        cell: Arc<Cell<Hold>>,
+        mode: Mode,
+        waiter_id: WaiterId,
+        signal: Option<Arc<Notify>>,
+        wants: ShareRequest,
+        grace: Duration,
+    ) -> Self {
+        Self { cell, mode, waiter_id, signal, wants, grace }
+    }
+
+    /// Whether it may ask, as far as this waiter has looked.
+    pub(crate) fn asks(&self) -> bool {
+        self.signal.is_none()
+    }
+
+    pub(crate) fn listening(&self) -> Listening {
+        Listening { cell: Arc::clone(&self.cell), mode: self.mode, waiter_id: self.waiter_id }
+    }
+
+    /// Returns when this waiter is called. Dropping the future keeps the entry.
+    pub(crate) async fn called(&mut self) -> Wake {
+        let Some(signal) = &self.signal else {
+            return Wake::Ask;
+        };
+        let call = loop {
+            let call = self.cell.quietly(|state, _, _| state.take_call(self.mode, self.waiter_id));
+            if let Some(call) = call {
+                break call;
+            }
+            signal.notified().await;
+        };
+        self.signal = None;
+        call
+    }
+
+    /// Waits again, where it was in the queue. `false` if the lock was idle meanwhile: then it is to enter anew.
+    pub(crate) fn waits_again(&mut self, now: Moment) -> bool {
+        let (mode, waiter_id, wants, grace) = (self.mode, self.waiter_id, self.wants, self.grace);
+        let (entered, due) = self
+            .cell
+            .event(now, |state, _, _| (!state.is_gone).then(|| state.enter(mode, Some(waiter_id), wants, grace, now)));
+        drop(due);
+        let is_here = entered.is_some();
+        self.signal = entered.and_then(|(_, signal)| signal);
+        is_here
+    }
+
+    /// A reader joins a hold of this process, if it has one that may be joined now and no writer waits here.
+    pub(crate) fn join(&self, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
+        self.cell.quietly(|state, _, effects| state.join(self.wants, now, effects))
+    }
+
+    /// A read hold that may be joined if the server says so.
+    pub(crate) fn to_recheck(&self) -> Option<Arc<Hold>> {
+        self.cell.quietly(|state, _, _| state.to_recheck())
+    }
+
+    /// Whether it waits for a guard of its own owner.
+    pub(crate) fn waits_for_itself(&self, now: Moment) -> bool {
+        self.cell.quietly(|state, _, effects| state.held_by(self.wants.owner, now, effects)).is_some()
+    }
+
+    /// States that this waiter is polled, and will be again. `false` if it may not ask any more.
+    pub(crate) fn seen(&self, now: Moment) -> bool {
+        let seen_by = now.after(self.grace);
+        self.cell.quietly(|state, _, _| state.seen(self.mode, self.waiter_id, seen_by))
+    }
+
+    /// A copy of the request is sent: of what is under way, or of what `begin` makes. `None` if it may not ask any more.
+    pub(crate) fn attempt_begins(
+        &self,
+        now: Moment,
+        keeps_open: KeepsOpen,
+        begin: impl FnOnce() -> Pending,
+    ) -> Option<Begun> {
+        let (seen_by, mut keeps_open) = (now.after(self.grace), Some(keeps_open));
+        // What is not needed is dropped when the mutex is free.
+        self.cell.quietly(|state, _, _| {
+            let pending = state.attempt_begins(self.mode, self.waiter_id, seen_by, begin)?;
+            if pending.keeps_open.is_none() {
+                pending.keeps_open = keeps_open.take();
+            }
+            let (id, left) = (pending.id.clone(), pending.left.take());
+            Some(Begun { id, left, is_waited_for: state.is_waited_for(self.mode) })
+        })
+    }
+
+    /// What became of a copy is known. `over` notes what it has left and answers what is to be dropped;
+    /// `None` if this one may not ask any more.
+    pub(crate) fn attempt_over<T, U>(
+        &self,
+        attempt: &Attempt<T>,
+        now: Moment,
+        over: impl FnOnce(&mut Pending) -> U,
+    ) -> Option<U> {
+        let seen_by = now.after(self.grace);
+        self.cell.quietly(|state, _, _| {
+            let pending = state.attempt_over(self.mode, self.waiter_id, seen_by)?;
+            pending.copies.settle(attempt);
+            Some(over(pending))
+        })
+    }
+
+    /// The server has not answered this one since that moment, or has again.
+    pub(crate) fn hears(&self, silent_since: Option<Moment>) {
+        self.cell.quietly(|state, _, effects| state.hears(self.mode, self.waiter_id, silent_since, effects));
+    }
+
+    /// What is under way is to be taken back.
+    pub(crate) fn give_up_pending(&self) -> Option<Pending> {
+        self.cell.quietly(|state, _, _| state.give_up_pending(self.mode, self.waiter_id))
+    }
+
+    /// The server has granted what this one asked for. Answers also what was under way, to be dropped.
+    pub(crate) fn granted(&self, granted: Granted, now: Moment) -> (Installed, Option<Pending>, Due) {
+        let make = |number, granting| Arc::new(Hold::new(&self.cell, number, granting));
+        let ((installed, pending), due) = self
+            .cell
+            .event(now, |state, rules, effects| state.granted(make, self.waiter_id, granted, now, rules, effects));
+        (installed, pending, due)
+    }
+
+    /// It has a share of a hold that the server has granted or confirmed before. What it has under way is to be taken back.
+    pub(crate) fn joined(self, hold: &Hold, now: Moment) -> (Option<Pending>, Due) {
+        self.cell.event(now, |state, _, effects| state.seated(self.mode, self.waiter_id, hold.number(), now, effects))
+    }
+
+    /// Gives the place up. What is under way goes to the next waiter, if there is one that may go on with it now.
+    pub(crate) fn leave(self, asking: Asking, now: Moment) -> (Leaving, Due) {
+        self.cell
+            .event(now, |state, rules, effects| state.leave(self.mode, self.waiter_id, asking, now, rules, effects))
+    }
+}

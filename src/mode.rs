@@ -1,0 +1,23 @@
+//! The two sides of a lock.
+
+use std::fmt;
+
+/// Which of the two sides of a lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
+#[allow(clippy::exhaustive_enums)] // there is no third side to a read-write lock
+pub enum Mode {
+    /// Shared with other readers.
+    Read,
+    /// Alone.
+    Write,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        })
+    }
+}

@@ -1,0 +1,201 @@
+//! The specification explored to the end: every order in which a few clients, messages, faults and ticks of time can follow
+//! each other, and each state once.
+//!
+//! `server` is a [`Record`](super::Record), `world` what its clients do and what may happen to messages, `watch` the account
+//! that answers are judged by, `search` the way through all of it, `words` a way told. Faults of the server and slips of
+//! clients are made on purpose, to see that each is found, and by what.
+//!
+//! Unoptimised builds explore small scenes. The others are for optimised ones: `.ci/run` makes one.
+
+use std::time::Instant;
+
+use super::Limits;
+
+mod search;
+mod server;
+mod small;
+mod watch;
+mod words;
+mod world;
+
+use search::{Explored, explore};
+use server::{Fault, LEASE, PATIENCE, Server};
+use watch::Invariant;
+use world::{Budget, Rules, Slip};
+
+/// Who takes part, and what may go wrong.
+#[derive(Clone, Copy, Debug)]
+struct Scene {
+    clients: usize,
+    /// Acquisitions of each, one after the other; a conversion is one.
+    each: usize,
+    /// Also acquisitions that do not wait.
+    tries: bool,
+    /// How many records an operation of the server may touch, if not as many as ever.
+    records: Option<usize>,
+    budget: Budget,
+}
+
+const NOTHING: Budget = Budget { losses: 0, copies: 0, delays: 0, deaths: 0, conversions: 0, lapses: 0, wipes: 0 };
+const LOSS: Budget = Budget { losses: 1, ..NOTHING };
+const COPY: Budget = Budget { copies: 1, ..NOTHING };
+const DELAY: Budget = Budget { delays: 1, ..NOTHING };
+const DEATH: Budget = Budget { deaths: 1, ..NOTHING };
+const CONVERSION: Budget = Budget { conversions: 1, ..NOTHING };
+const LAPSES: Budget = Budget { lapses: 2, ..NOTHING };
+const WIPE: Budget = Budget { wipes: 1, ..NOTHING };
+
+/// The same, and one client dies, and one hold is converted.
+const fn dying_and_converting(budget: Budget) -> Budget {
+    Budget { deaths: 1, conversions: 1, ..budget }
+}
+
+const fn scene(clients: usize, each: usize, budget: Budget) -> Scene {
+    Scene { clients, each, tries: false, records: None, budget }
+}
+
+impl Scene {
+    const fn limited(self, records: usize) -> Self {
+        Self { records: Some(records), ..self }
+    }
+
+    const fn trying(self) -> Self {
+        Self { tries: true, ..self }
+    }
+
+    fn is_limited(&self) -> bool {
+        self.records.is_some()
+    }
+
+    /// From any state, somebody who waits is in after so many: a hold that was renewed just now ends, one who was handed the
+    /// lock and is dead is passed over, and the next asks again. Where operations are bounded, it asks more than once.
+    fn progress_ticks(&self) -> u8 {
+        LEASE + PATIENCE + if self.is_limited() { 2 * PATIENCE } else { 1 }
+    }
+
+    fn explored(&self, fault: Option<Fault>, slip: Option<Slip>) -> Explored {
+        let limits = self.records.map_or_else(Limits::default, |records| Limits { records });
+        explore(&Rules { scene: self, server: Server::new(limits, fault), slip })
+    }
+
+    /// All of it is as it must be, and it is no smaller than it was.
+    fn holds(&self, least: usize) {
+        let began = Instant::now();
+        let Explored { states, steps, depth, found } = self.explored(None, None);
+        println!("{states} states, {steps} steps, {depth} deep, {:?}: {self:?}", began.elapsed());
+        assert!(found.is_none(), "{self:?}: {found:?}");
+        assert!(states >= least, "{states} states instead of {least} and more: {self:?} has shrunk");
+    }
+
+    /// Something is wrong, and the shortest way shows it.
+    fn finds(&self, fault: Option<Fault>, slip: Option<Slip>, invariant: Invariant, steps: usize) {
+        let what = format!("{fault:?} {slip:?}");
+        let found = self.explored(fault, slip).found.unwrap_or_else(|| panic!("{what} is not found"));
+        println!("{what}: {found:?}");
+        assert_eq!(found.invariant, invariant, "{what}: {found:?}");
+        assert!(found.way.len() <= steps, "{what}: {found:?}");
+    }
+}
+
+#[test]
+fn small_scenes_hold() {
+    scene(2, 2, dying_and_converting(NOTHING)).trying().holds(4_000);
+    scene(2, 1, LOSS).trying().holds(2_700);
+    scene(2, 1, COPY).trying().holds(1_800);
+    scene(2, 1, DELAY).trying().holds(4_900);
+    scene(2, 2, WIPE).holds(2_200);
+    scene(3, 1, LAPSES).holds(2_000);
+    scene(4, 1, NOTHING).limited(1).holds(5_200);
+}
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+fn two_clients_of_three_acquisitions_hold() {
+    scene(2, 3, dying_and_converting(LOSS)).holds(420_000);
+    scene(2, 3, dying_and_converting(COPY)).holds(360_000);
+    scene(2, 3, dying_and_converting(DELAY)).holds(990_000);
+    scene(2, 3, dying_and_converting(LAPSES)).trying().holds(75_000);
+    scene(2, 3, dying_and_converting(LOSS)).limited(2).holds(420_000);
+}
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+fn three_clients_of_two_acquisitions_hold_with_a_loss_or_a_copy() {
+    scene(3, 2, dying_and_converting(LOSS)).holds(3_300_000);
+    scene(3, 2, dying_and_converting(COPY)).holds(2_700_000);
+}
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+fn three_clients_of_two_acquisitions_hold_with_a_late_message() {
+    scene(3, 2, Budget { deaths: 1, ..DELAY }).holds(3_500_000);
+    scene(3, 2, Budget { conversions: 1, ..DELAY }).holds(2_200_000);
+}
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+fn bounded_operations_hold() {
+    scene(4, 1, Budget { losses: 1, deaths: 1, ..NOTHING }).limited(1).holds(430_000);
+    scene(4, 1, Budget { losses: 1, deaths: 1, ..NOTHING }).limited(2).holds(380_000);
+    scene(3, 2, Budget { losses: 1, ..NOTHING }).limited(1).holds(730_000);
+    scene(3, 2, dying_and_converting(NOTHING)).limited(2).holds(82_000);
+    scene(2, 3, dying_and_converting(DELAY)).limited(1).holds(1_080_000);
+}
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+fn several_faults_at_once_hold() {
+    scene(2, 1, Budget { losses: 1, copies: 1, delays: 1, deaths: 1, ..NOTHING }).trying().holds(590_000);
+    scene(2, 2, Budget { losses: 1, delays: 1, ..NOTHING }).holds(930_000);
+    scene(2, 2, Budget { losses: 2, conversions: 1, ..NOTHING }).holds(420_000);
+    scene(2, 2, Budget { wipes: 1, losses: 1, deaths: 1, conversions: 1, ..NOTHING }).holds(180_000);
+}
+
+#[test]
+fn each_fault_of_the_server_is_found() {
+    for fault in Fault::ALL {
+        let (scene, invariant, steps) = match fault {
+            Fault::WriterBesideReaders => (scene(2, 1, NOTHING), Invariant::Exclusion, 2),
+            Fault::ReaderPassesWaitingWriter => (scene(3, 1, NOTHING), Invariant::WriterPassed, 3),
+            Fault::WriterTurnForgotten => (scene(3, 1, NOTHING), Invariant::WriterPassed, 4),
+            Fault::LastWriterForgotten => (scene(3, 1, NOTHING), Invariant::ReadersTurn, 4),
+            Fault::TurnForgotten => (scene(4, 1, NOTHING).limited(1), Invariant::ReadersTurn, 6),
+            Fault::NewestWriterFirst => (scene(3, 1, NOTHING), Invariant::WritersInOrder, 4),
+            Fault::HeartbeatLosesPlace => (scene(3, 1, NOTHING), Invariant::WriterPassed, 5),
+            Fault::LateIsCarriedOut => (scene(2, 1, COPY), Invariant::Limit, 4),
+            Fault::ReleaseByLock => (scene(2, 1, NOTHING), Invariant::HoldStands, 4),
+            Fault::CancelLeavesPlace => (scene(2, 1, NOTHING), Invariant::Leftovers, 3),
+            Fault::NoticeForAnother => (scene(3, 1, NOTHING), Invariant::WritersInOrder, 4),
+            Fault::WritersWaitingUntold => (scene(3, 1, NOTHING), Invariant::WritersWaiting, 4),
+            Fault::TokensAhead => (scene(2, 2, WIPE), Invariant::Tokens, 3),
+            Fault::TokensReused => (scene(2, 2, WIPE), Invariant::Tokens, 3),
+            Fault::RepeatBeginsAnew => (scene(2, 1, NOTHING), Invariant::Tokens, 5),
+            Fault::WaiterGetsWholeLease => (scene(2, 1, NOTHING), Invariant::Claim, 3),
+            Fault::RenewalRecreates => (scene(2, 1, DELAY), Invariant::HoldStands, 6),
+            Fault::RenewalShortens => (scene(2, 1, NOTHING), Invariant::Tokens, 6),
+            Fault::UpgradeBesideReaders => (scene(2, 2, CONVERSION), Invariant::Exclusion, 3),
+            Fault::DeadReaderStays => (scene(2, 1, DEATH), Invariant::Progress, 2),
+            Fault::KeyForgotten => (scene(2, 1, NOTHING), Invariant::Remembered, 2),
+        };
+        scene.finds(Some(fault), None, invariant, steps);
+    }
+}
+
+#[test]
+fn each_slip_of_a_client_is_found() {
+    let converting_late = Budget { delays: 1, ..CONVERSION };
+    for slip in Slip::ALL {
+        let (scene, invariant, steps) = match slip {
+            Slip::CountsFromTheAnswer => (scene(2, 1, DELAY), Invariant::Exclusion, 6),
+            Slip::TakesGrantsThatAreOver => (scene(2, 2, DELAY), Invariant::Exclusion, 8),
+            Slip::OutlivesItsLease => (scene(2, 1, NOTHING), Invariant::Exclusion, 5),
+            Slip::LeavesOnce => (scene(2, 1, DELAY), Invariant::Leftovers, 3),
+            Slip::LateForgetsRecord => (scene(2, 1, DELAY), Invariant::Leftovers, 5),
+            Slip::LeavesUntold => (scene(2, 1, NOTHING), Invariant::Leftovers, 2),
+            Slip::NeverAsksAgain => (scene(2, 1, LOSS), Invariant::Progress, 2),
+            Slip::BelievesRefusalBeforeStrays => (scene(2, 2, converting_late), Invariant::Leftovers, 7),
+            Slip::KeepsWhatItConverted => (scene(2, 2, CONVERSION), Invariant::Exclusion, 2),
+        };
+        scene.finds(None, Some(slip), invariant, steps);
+    }
+}

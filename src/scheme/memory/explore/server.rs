@@ -1,0 +1,565 @@
+//! The server: a [`Record`] between operations, in a form that is small and equal for equal situations, and what it may do
+//! wrong.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::small::List;
+use crate::lease::ServerTime;
+use crate::scheme::memory::{Hold, Limits, RETENTION_MS, Reader, Record, Waiting, Writer};
+use crate::scheme::{
+    AcquireRequest, Acquired, AcquisitionId, Converted, Granted, IfTaken, Mode, ReleaseReply, Renewed,
+};
+
+/// Acquisitions, numbered across clients.
+pub(super) type Id = u8;
+/// No more of them at a time.
+pub(super) const IDS: usize = 6;
+
+/// Long against the margins of a lease, so that validity ends with a tick.
+pub(super) const TICK_MS: u64 = 10;
+/// Times are relative: whatever the server does it does now. Divisible by every number of readers.
+const NOW_MS: u64 = 12_000_000;
+
+/// In ticks.
+pub(super) const LEASE: u8 = 3;
+pub(super) const PATIENCE: u8 = 2;
+pub(super) const CLAIM: u8 = if PATIENCE < LEASE { PATIENCE } else { LEASE };
+/// A request with a limit is carried out so many ticks after it was sent at most.
+pub(super) const LIMIT: i8 = 1;
+/// Tokens of a write grant.
+const TOKENS: u64 = 2;
+/// How far behind the clock the last token may lie before it makes no difference: an operation later it is farther.
+pub(super) const TOKEN_GAP: i8 = 1;
+
+fn span(ticks: u8) -> Duration {
+    Duration::from_millis(u64::from(ticks) * TICK_MS)
+}
+
+/// A limit, a deadline.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(super) struct Until {
+    pub(super) id: Id,
+    pub(super) ticks: u8,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct WriterShelf {
+    hold: Until,
+    /// Its first token, so many before the last.
+    back: u8,
+}
+
+/// A record, with times relative to now. What makes no difference to what is answered later is left out.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(super) struct Shelf {
+    /// The last token, relative to now in microseconds.
+    token: Option<i8>,
+    writer: Option<WriterShelf>,
+    readers: List<Until, IDS>,
+    waiting_writers: List<Until, IDS>,
+    turn_readers: List<Until, IDS>,
+    waiting_readers: List<Until, IDS>,
+}
+
+impl Shelf {
+    pub(super) fn tick(&mut self) {
+        self.token = self.token.map(|_| -TOKEN_GAP);
+        let lists = [&mut self.readers, &mut self.waiting_writers, &mut self.turn_readers, &mut self.waiting_readers];
+        let untils = lists.into_iter().flat_map(List::as_mut_slice);
+        for until in untils.chain(self.writer.as_mut().map(|writer| &mut writer.hold)) {
+            until.ticks = until.ticks.saturating_sub(1);
+        }
+    }
+
+    /// With other numbers for the same acquisitions.
+    pub(super) fn rename(&mut self, name: impl Fn(Id) -> Id) {
+        let lists = [&mut self.readers, &mut self.waiting_writers, &mut self.turn_readers, &mut self.waiting_readers];
+        let untils = lists.into_iter().flat_map(List::as_mut_slice);
+        for until in untils.chain(self.writer.as_mut().map(|writer| &mut writer.hold)) {
+            until.id = name(until.id);
+        }
+    }
+
+    /// Live holds and waiters.
+    pub(super) fn live(&self) -> impl Iterator<Item = Id> {
+        let lists = [&self.readers, &self.waiting_writers, &self.turn_readers, &self.waiting_readers];
+        let all = lists.into_iter().flat_map(List::iter).chain(self.writer.as_ref().map(|writer| &writer.hold));
+        all.filter(|until| until.ticks > 0).map(|until| until.id)
+    }
+
+    /// Whether anything of it is recorded, live or dead.
+    pub(super) fn knows(&self, id: Id) -> bool {
+        let lists = [&self.readers, &self.waiting_writers, &self.turn_readers, &self.waiting_readers];
+        let all = lists.into_iter().flat_map(List::iter).chain(self.writer.as_ref().map(|writer| &writer.hold));
+        all.into_iter().any(|until| until.id == id)
+    }
+
+    pub(super) fn readers(&self) -> usize {
+        self.readers.len()
+    }
+}
+
+/// What a server is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub(super) enum What {
+    #[default]
+    Leave,
+    Renew,
+    Acquire {
+        mode: Side,
+        waits: bool,
+    },
+    /// To this side; gives up the acquisition before this one.
+    Convert {
+        to: Side,
+    },
+}
+
+/// [`Mode`], in an order.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub(super) enum Side {
+    #[default]
+    Read,
+    Write,
+}
+
+impl Side {
+    fn mode(self) -> Mode {
+        match self {
+            Self::Read => Mode::Read,
+            Self::Write => Mode::Write,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub(super) struct Request {
+    pub(super) id: Id,
+    pub(super) what: What,
+    /// Ticks until its limit; below zero it is over.
+    pub(super) limit: i8,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(super) struct Grant {
+    pub(super) remaining: u8,
+    /// The first token, relative to now, and how many there are.
+    pub(super) first: i8,
+    pub(super) tokens: u8,
+    pub(super) writers_waiting: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(super) enum Reply {
+    Granted(Grant),
+    Queued,
+    Contended,
+    Late,
+    /// Whether it held until now.
+    Left {
+        held: bool,
+    },
+    Renewed {
+        remaining: u8,
+    },
+    Lost,
+    Refused,
+}
+
+pub(super) struct Outcome {
+    pub(super) reply: Reply,
+    /// Who is told what: of a grant, or to ask again.
+    pub(super) news: Vec<(Id, Option<Grant>)>,
+    /// The record is kept for long enough.
+    pub(super) remembered: bool,
+}
+
+/// What a wrong server does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Fault {
+    /// A writer enters while there are readers.
+    WriterBesideReaders,
+    /// A reader enters beside readers while a writer waits.
+    ReaderPassesWaitingWriter,
+    /// So do readers who wait.
+    WriterTurnForgotten,
+    /// A writer leaves, and nobody knows that it was one: the next writer enters before the readers.
+    LastWriterForgotten,
+    /// The readers whose turn was too long for one operation wait like any other.
+    TurnForgotten,
+    NewestWriterFirst,
+    /// A heartbeat takes a new place, at the end.
+    HeartbeatLosesPlace,
+    LateIsCarriedOut,
+    /// A release by who does not hold ends the hold of the writer who does.
+    ReleaseByLock,
+    CancelLeavesPlace,
+    /// Another waiter is told of a grant.
+    NoticeForAnother,
+    WritersWaitingUntold,
+    /// A block begins where the clock is.
+    TokensAhead,
+    /// A block reaches back below the last token.
+    TokensReused,
+    /// A repeat ends the hold and begins another.
+    RepeatBeginsAnew,
+    /// Whoever is handed the lock has it for a whole lease, dead or not.
+    WaiterGetsWholeLease,
+    RenewalRecreates,
+    RenewalShortens,
+    UpgradeBesideReaders,
+    DeadReaderStays,
+    /// The key lives for the last lease that was given, not for the longest.
+    KeyForgotten,
+}
+
+impl Fault {
+    pub(super) const ALL: [Self; 21] = [
+        Self::WriterBesideReaders,
+        Self::ReaderPassesWaitingWriter,
+        Self::WriterTurnForgotten,
+        Self::LastWriterForgotten,
+        Self::TurnForgotten,
+        Self::NewestWriterFirst,
+        Self::HeartbeatLosesPlace,
+        Self::LateIsCarriedOut,
+        Self::ReleaseByLock,
+        Self::CancelLeavesPlace,
+        Self::NoticeForAnother,
+        Self::WritersWaitingUntold,
+        Self::TokensAhead,
+        Self::TokensReused,
+        Self::RepeatBeginsAnew,
+        Self::WaiterGetsWholeLease,
+        Self::RenewalRecreates,
+        Self::RenewalShortens,
+        Self::UpgradeBesideReaders,
+        Self::DeadReaderStays,
+        Self::KeyForgotten,
+    ];
+}
+
+/// Carries operations out.
+pub(super) struct Server {
+    ids: Vec<AcquisitionId>,
+    limits: Limits,
+    pub(super) fault: Option<Fault>,
+}
+
+impl Server {
+    pub(super) fn new(limits: Limits, fault: Option<Fault>) -> Self {
+        let ids = (0..IDS).map(|n| AcquisitionId::new("", u64::try_from(n).expect("small"), "")).collect();
+        Self { ids, limits, fault }
+    }
+
+    fn id(&self, id: Id) -> AcquisitionId {
+        self.ids[usize::from(id)].clone()
+    }
+
+    fn number(id: &AcquisitionId) -> Id {
+        id.as_str().as_bytes()[1] - b'0'
+    }
+
+    fn ask(&self, id: Id, side: Side, waits: bool) -> AcquireRequest {
+        let if_taken = if waits { IfTaken::Queue { patience: span(PATIENCE) } } else { IfTaken::Leave };
+        AcquireRequest { id: self.id(id), mode: side.mode(), lease: span(LEASE), max_tokens: TOKENS, if_taken }
+    }
+
+    fn unpack(&self, shelf: &Shelf) -> Record {
+        let deadline_ms = |until: &Until| NOW_MS + u64::from(until.ticks) * TICK_MS;
+        let hold = |until: &Until| Hold { since_ms: NOW_MS, deadline_ms: deadline_ms(until), overrun: false };
+        let waiting = |side| {
+            move |until: &Until| Waiting {
+                request: self.ask(until.id, side, true),
+                since_ms: NOW_MS,
+                until_ms: deadline_ms(until),
+            }
+        };
+        let lists = [&shelf.readers, &shelf.waiting_writers, &shelf.turn_readers, &shelf.waiting_readers];
+        let all = lists.into_iter().flat_map(List::iter).chain(shelf.writer.as_ref().map(|writer| &writer.hold));
+        // No shorter than it must be.
+        let forget_ms = all.map(|until| deadline_ms(until) + RETENTION_MS).max().unwrap_or(0);
+        let token = shelf.token.map_or(0, |token| (NOW_MS * 1000).saturating_add_signed(token.into()));
+        Record {
+            limits: self.limits,
+            token,
+            // Told to whoever is not there, of which the clients here make nothing.
+            first_token: token,
+            forced: 0,
+            writer: shelf.writer.map(|writer| Writer {
+                id: self.id(writer.hold.id),
+                token: token - u64::from(writer.back),
+                hold: hold(&writer.hold),
+            }),
+            readers: shelf.readers.iter().map(|until| Reader { id: self.id(until.id), hold: hold(until) }).collect(),
+            waiting_writers: shelf.waiting_writers.iter().map(waiting(Side::Write)).collect(),
+            turn_readers: shelf.turn_readers.iter().map(waiting(Side::Read)).collect(),
+            waiting_readers: shelf.waiting_readers.iter().map(waiting(Side::Read)).collect(),
+            news: Vec::new(),
+            call: None,
+            // No clients of the published scheme.
+            stamps: None,
+            forget_ms,
+        }
+    }
+
+    /// A new field of a record does not compile until somebody has thought of it here.
+    fn pack(record: &Record, at_us: u64) -> Shelf {
+        let Record {
+            limits: _,
+            token,
+            first_token: _,
+            forced,
+            writer,
+            readers,
+            waiting_writers,
+            turn_readers,
+            waiting_readers,
+            news,
+            call,
+            stamps,
+            forget_ms: _,
+        } = record;
+        assert!(stamps.is_none());
+        assert!(*forced == 0 && news.is_empty() && call.is_none(), "nobody forces, and who is told is told");
+        let hold = |id, hold: &Hold| Until { id: Self::number(id), ticks: ticks_until(hold.deadline_ms) };
+        let place =
+            |waiting: &Waiting| Until { id: Self::number(&waiting.request.id), ticks: ticks_until(waiting.until_ms) };
+        Shelf {
+            token: (*token > 0).then(|| relative(*token, at_us).max(-TOKEN_GAP)),
+            writer: writer.as_ref().map(|writer| WriterShelf {
+                hold: hold(&writer.id, &writer.hold),
+                back: u8::try_from(token.saturating_sub(writer.token)).unwrap_or(u8::MAX),
+            }),
+            readers: readers.iter().map(|reader| hold(&reader.id, &reader.hold)).collect(),
+            waiting_writers: waiting_writers.iter().map(place).collect(),
+            turn_readers: turn_readers.iter().map(place).collect(),
+            waiting_readers: waiting_readers.iter().map(place).collect(),
+        }
+    }
+
+    /// Carries one request out. Time has moved on by a microsecond since the one before, or by a few more: `draw` decides
+    /// what hangs on it.
+    pub(super) fn carry_out(&self, shelf: &mut Shelf, request: Request, draw: u8) -> Outcome {
+        let mut record = self.unpack(shelf);
+        let at_us = NOW_MS * 1000 + 1 + u64::from(draw);
+        let now = ServerTime::from_micros(at_us);
+        let before = self.fault.map(|_| record.clone());
+        self.go_wrong_before(&mut record, now, &request);
+        let mut reply = self.operate(&mut record, now, at_us, &request);
+        if let Some(before) = &before {
+            self.go_wrong_after(before, &mut record, now, &request, &mut reply);
+        }
+        let grant = |granted: Granted| Self::grant(granted, at_us);
+        let granted =
+            record.take_news().into_iter().map(|news| (news.id, Some(grant(news.granted)))).collect::<Vec<_>>();
+        let called = record.take_call().map(|id| (id, None));
+        let told = granted.into_iter().chain(called);
+        let news = self.distort(told.map(|(id, grant)| (Self::number(&id), grant)).collect(), &record);
+        *shelf = Self::pack(&record, at_us);
+        let longest = shelf_longest(shelf);
+        let remembered =
+            longest.is_none_or(|ticks| record.forget_ms >= NOW_MS + u64::from(ticks) * TICK_MS + RETENTION_MS);
+        Outcome { reply, news, remembered }
+    }
+
+    fn operate(&self, record: &mut Record, now: ServerTime, at_us: u64, request: &Request) -> Reply {
+        let Request { id, what, limit } = *request;
+        let late_ms = if self.fault == Some(Fault::LateIsCarriedOut) { u64::MAX } else { 0 };
+        let not_after_ms =
+            NOW_MS.saturating_add_signed(i64::from(limit) * i64::try_from(TICK_MS).expect("small")).max(late_ms);
+        let own = self.id(id);
+        match what {
+            What::Acquire { mode, waits } => match record.acquire(now, not_after_ms, &self.ask(id, mode, waits)) {
+                Acquired::Granted(granted) => Reply::Granted(Self::grant(granted, at_us)),
+                Acquired::Queued { .. } => Reply::Queued,
+                Acquired::Contended { .. } => Reply::Contended,
+                Acquired::Late => Reply::Late,
+            },
+            What::Leave => Reply::Left { held: record.leave(now, &own) == ReleaseReply::Held },
+            What::Renew => match record.renew(now, &own, span(LEASE)) {
+                Renewed::Renewed { remaining } => Reply::Renewed { remaining: ticks_of(remaining) },
+                Renewed::Lost { .. } => Reply::Lost,
+            },
+            What::Convert { to } => match record.convert(now, not_after_ms, &self.id(id - 1), &self.ask(id, to, false))
+            {
+                Converted::Granted(granted) => Reply::Granted(Self::grant(granted, at_us)),
+                Converted::Refused => Reply::Refused,
+                Converted::Lost { .. } => Reply::Lost,
+                Converted::Late => Reply::Late,
+            },
+        }
+    }
+
+    fn grant(granted: Granted, at_us: u64) -> Grant {
+        let Granted { token, tokens, remaining, writers_waiting } = granted;
+        let tokens = u8::try_from(tokens).unwrap_or(u8::MAX);
+        Grant { remaining: ticks_of(remaining), first: relative(token.as_u64(), at_us), tokens, writers_waiting }
+    }
+}
+
+fn ticks_of(d: Duration) -> u8 {
+    u8::try_from(d.as_millis() / u128::from(TICK_MS)).expect("spans are short")
+}
+
+fn ticks_until(deadline_ms: u64) -> u8 {
+    u8::try_from(deadline_ms.saturating_sub(NOW_MS) / TICK_MS).expect("spans are short")
+}
+
+fn relative(token: u64, at_us: u64) -> i8 {
+    let signed = |us| i64::try_from(us).expect("small");
+    i8::try_from(signed(token) - signed(at_us)).unwrap_or(if token > at_us { i8::MAX } else { i8::MIN })
+}
+
+fn shelf_longest(shelf: &Shelf) -> Option<u8> {
+    let lists = [&shelf.readers, &shelf.waiting_writers, &shelf.turn_readers, &shelf.waiting_readers];
+    let all = lists.into_iter().flat_map(List::iter).chain(shelf.writer.as_ref().map(|writer| &writer.hold));
+    all.map(|until| until.ticks).filter(|ticks| *ticks > 0).max()
+}
+
+// What a wrong server does, around what a right one does.
+impl Server {
+    fn go_wrong_before(&self, record: &mut Record, now: ServerTime, request: &Request) {
+        let now_ms = now.as_micros() / 1000;
+        match (self.fault, request.what) {
+            (Some(Fault::LastWriterForgotten), What::Leave) => {
+                // The writer is gone, and nobody knows that it was one.
+                let own = self.id(request.id);
+                record.writer.take_if(|writer| writer.id == own);
+            }
+            (Some(Fault::LastWriterForgotten), What::Acquire { .. }) => {
+                record.writer.take_if(|writer| writer.hold.deadline_ms <= now_ms);
+            }
+            (Some(Fault::ReleaseByLock), What::Leave) => {
+                let own = self.id(request.id);
+                if record.hold_of(&own).is_none() {
+                    record.writer = None;
+                }
+            }
+            (Some(Fault::RepeatBeginsAnew), What::Acquire { .. }) => {
+                record.end(&self.id(request.id));
+            }
+            (Some(Fault::HeartbeatLosesPlace), What::Acquire { .. }) => {
+                record.cancel(now_ms, &self.id(request.id));
+            }
+            (Some(Fault::WriterTurnForgotten), _) if record.writer.is_none() && !record.readers.is_empty() => {
+                // Readers go on beside readers, whoever waits.
+                let waiting = std::mem::take(&mut record.waiting_readers);
+                record.turn_readers.extend(waiting);
+            }
+            (Some(Fault::DeadReaderStays), _) => {
+                for reader in &mut record.readers {
+                    reader.hold.deadline_ms = reader.hold.deadline_ms.max(now_ms + TICK_MS);
+                }
+            }
+            (Some(Fault::NewestWriterFirst), _) => {
+                let mut waiting = std::mem::take(&mut record.waiting_writers).into_iter().collect::<Vec<_>>();
+                let by = waiting.len().min(1);
+                waiting.rotate_right(by);
+                record.waiting_writers = VecDeque::from(waiting);
+            }
+            _ => {}
+        }
+    }
+
+    fn go_wrong_after(
+        &self,
+        before: &Record,
+        record: &mut Record,
+        now: ServerTime,
+        request: &Request,
+        reply: &mut Reply,
+    ) {
+        let at_us = now.as_micros();
+        let own = self.id(request.id);
+        match (self.fault, request.what, *reply) {
+            (
+                Some(Fault::WriterBesideReaders),
+                What::Acquire { mode: Side::Write, waits },
+                Reply::Queued | Reply::Contended,
+            ) if record.writer.is_none() => {
+                record.let_in(now, &self.ask(request.id, Side::Write, waits));
+                *reply = self.granted_to(record, &own, at_us);
+            }
+            (Some(Fault::UpgradeBesideReaders), What::Convert { to: to @ Side::Write }, Reply::Refused) => {
+                record.end(&self.id(request.id - 1));
+                record.let_in(now, &self.ask(request.id, to, false));
+                *reply = self.granted_to(record, &own, at_us);
+            }
+            (Some(Fault::ReaderPassesWaitingWriter), What::Acquire { mode: Side::Read, waits }, Reply::Queued)
+                if record.writer.is_none() =>
+            {
+                record.let_in(now, &self.ask(request.id, Side::Read, waits));
+                *reply = self.granted_to(record, &own, at_us);
+            }
+            (Some(Fault::RenewalRecreates), What::Renew, Reply::Lost) if record.writer.is_none() => {
+                record.let_in(now, &self.ask(request.id, Side::Read, false));
+                *reply = Reply::Renewed { remaining: LEASE };
+            }
+            (Some(Fault::RenewalShortens), What::Renew, Reply::Renewed { remaining }) => {
+                record.set_lease(now, &own, span(remaining - 1));
+            }
+            (Some(Fault::CancelLeavesPlace), What::Leave, Reply::Left { held: false }) => {
+                record.waiting_writers = before.waiting_writers.clone();
+            }
+            (
+                Some(Fault::TokensAhead | Fault::TokensReused),
+                What::Acquire { mode: Side::Write, .. },
+                Reply::Granted(_),
+            ) if before.writer.is_none() && record.news.is_empty() => {
+                self.reserve_wrongly(record);
+                *reply = self.granted_to(record, &own, at_us);
+            }
+            (Some(Fault::LastWriterForgotten), What::Leave, _) => {
+                let held = before.clone().live_hold_of(at_us / 1000, &own).is_some();
+                *reply = Reply::Left { held };
+            }
+            (Some(Fault::KeyForgotten), _, Reply::Queued) => record.forget_ms = at_us / 1000 + TICK_MS + RETENTION_MS,
+            (Some(Fault::TurnForgotten), ..) => {
+                let turn = std::mem::take(&mut record.turn_readers);
+                record.waiting_readers.extend(turn);
+            }
+            (Some(Fault::WaiterGetsWholeLease | Fault::WritersWaitingUntold), ..) => self.tell_wrongly(record, now),
+            _ => {}
+        }
+    }
+
+    fn tell_wrongly(&self, record: &mut Record, now: ServerTime) {
+        let mut news = record.take_news();
+        for news in &mut news {
+            if self.fault == Some(Fault::WaiterGetsWholeLease) {
+                record.set_lease(now, &news.id, span(LEASE));
+                news.granted.remaining = span(LEASE);
+            } else {
+                news.granted.writers_waiting = false;
+            }
+        }
+        record.news = news;
+    }
+
+    fn reserve_wrongly(&self, record: &mut Record) {
+        if self.fault == Some(Fault::TokensAhead) {
+            record.token += TOKENS - 1;
+        }
+        if let Some(writer) = &mut record.writer {
+            writer.token = record.token - (TOKENS - 1);
+        }
+    }
+
+    fn granted_to(&self, record: &mut Record, id: &AcquisitionId, at_us: u64) -> Reply {
+        let now_ms = at_us / 1000;
+        let waits = !record.waiting_writers.is_empty();
+        Reply::Granted(Self::grant(record.granted(now_ms, id, waits).expect("it was let in"), at_us))
+    }
+
+    fn distort(&self, news: Vec<(Id, Option<Grant>)>, record: &Record) -> Vec<(Id, Option<Grant>)> {
+        match self.fault {
+            Some(Fault::NoticeForAnother) => {
+                let another = record.waiting_writers.front().map(|waiting| Self::number(&waiting.request.id));
+                news.into_iter().map(|(id, grant)| (another.unwrap_or(id), grant)).collect()
+            }
+            _ => news,
+        }
+    }
+}

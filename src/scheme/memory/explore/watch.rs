@@ -1,0 +1,324 @@
+//! Who was promised what: a second, simpler account of the lock, kept from answers and notices alone, and judged by it.
+
+use super::server::{CLAIM, Grant, IDS, Id, LEASE, Outcome, PATIENCE, Reply, Request, Side, TOKEN_GAP, Until, What};
+use super::small::List;
+
+/// What must hold in every state.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Invariant {
+    /// No two valid holds conflict.
+    Exclusion,
+    /// A writer's tokens and a read phase's are above all before; the readers of a phase share theirs.
+    Tokens,
+    /// Writers enter in the order in which they came.
+    WritersInOrder,
+    /// When a writer leaves, all readers who waited then enter before the next writer: each is passed by one writer at most.
+    ReadersTurn,
+    /// While a writer waits no reader enters but those who waited when the writer before it left, or before it came.
+    WriterPassed,
+    /// Whoever is handed the lock has it for a claim.
+    Claim,
+    /// A hold that stands is neither denied nor cut, and one that is over is not brought back.
+    HoldStands,
+    /// Whoever is granted is told whether a writer waits.
+    WritersWaiting,
+    /// What comes after its limit is not carried out.
+    Limit,
+    /// The key outlives what is recorded.
+    Remembered,
+    /// From every state somebody gets in by time and heartbeats alone.
+    Progress,
+    /// Whoever is through leaves nothing, and nothing is left when all are.
+    Leftovers,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+struct Place {
+    until: Until,
+    side: Side,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct WriterSeen {
+    until: Until,
+    /// Its first token, relative to the highest.
+    back: i8,
+}
+
+/// The account.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(super) struct Watch {
+    /// The highest token that was given, relative to now, and whether to readers.
+    top: Option<(i8, Side)>,
+    /// Dead until somebody comes by.
+    writer: Option<WriterSeen>,
+    readers: List<Until, IDS>,
+    queue: List<Place, IDS>,
+    /// Who waits to read since before the last writer left, a bit each.
+    turn: u8,
+    /// Who waits to read since before a writer came, likewise.
+    earlier: u8,
+    /// The record was lost: what came before is not promised any more, but for tokens.
+    pub(super) wiped: bool,
+}
+
+type Judged = Result<(), Invariant>;
+
+fn hold(when: bool, invariant: Invariant) -> Judged {
+    if when { Ok(()) } else { Err(invariant) }
+}
+
+impl Watch {
+    pub(super) fn tick(&mut self) {
+        self.top = self.top.map(|(_, side)| (-TOKEN_GAP, side));
+        if let Some(writer) = &mut self.writer {
+            writer.until.ticks = writer.until.ticks.saturating_sub(1);
+        }
+        for until in self.readers.as_mut_slice() {
+            until.ticks -= 1;
+        }
+        self.readers.retain(|until| until.ticks > 0);
+        for place in self.queue.as_mut_slice() {
+            place.until.ticks -= 1;
+        }
+        self.queue.retain(|place| place.until.ticks > 0);
+        self.trim_turn();
+    }
+
+    /// Who does not wait any more has no turn.
+    fn trim_turn(&mut self) {
+        let waiting = self.queue.iter().fold(0, |waiting, place| waiting | 1 << place.until.id);
+        self.turn &= waiting;
+        self.earlier &= waiting;
+    }
+
+    pub(super) fn rename(&mut self, name: impl Fn(Id) -> Id) {
+        if let Some(writer) = &mut self.writer {
+            writer.until.id = name(writer.until.id);
+        }
+        for until in self.readers.as_mut_slice() {
+            until.id = name(until.id);
+        }
+        for place in self.queue.as_mut_slice() {
+            place.until.id = name(place.until.id);
+        }
+        for set in [&mut self.turn, &mut self.earlier] {
+            let before = std::mem::take(set);
+            *set = (0..8).filter(|id| before & (1 << id) != 0).fold(0, |after, id| after | 1 << name(id));
+        }
+        // Who is recorded in which order makes no difference here.
+        self.readers.as_mut_slice().sort_unstable_by_key(|until| until.id);
+    }
+
+    /// The record is gone.
+    pub(super) fn wipe(&mut self) {
+        *self = Self { top: self.top, wiped: true, ..Self::default() };
+    }
+
+    fn holds(&mut self, id: Id) -> Option<&mut Until> {
+        let writer = self.writer.as_mut().map(|writer| &mut writer.until).filter(|until| until.ticks > 0);
+        writer.into_iter().chain(self.readers.as_mut_slice()).find(|until| until.id == id)
+    }
+
+    /// Takes an operation in, and judges what was answered and told.
+    pub(super) fn judge(&mut self, request: Request, draw: u8, outcome: &Outcome, limited: bool) -> Judged {
+        // Time has gone on since the one before.
+        let by = 1 + i8::try_from(draw).expect("small");
+        self.top = self.top.map(|(top, side)| (top - by, side));
+        let judged = self.judge_outcome(request, outcome, limited);
+        self.top = self.top.map(|(top, side)| (top.max(-TOKEN_GAP), side));
+        judged
+    }
+
+    fn judge_outcome(&mut self, request: Request, outcome: &Outcome, limited: bool) -> Judged {
+        hold(outcome.remembered, Invariant::Remembered)?;
+        let Request { id, what, limit } = request;
+        let has_limit = !matches!(what, What::Leave | What::Renew);
+        hold(!has_limit || (limit < 0) == (outcome.reply == Reply::Late), Invariant::Limit)?;
+        if outcome.reply == Reply::Late {
+            return Ok(());
+        }
+        if what == What::Renew {
+            return self.judge_renewal(id, outcome.reply);
+        }
+        if self.writer.is_some_and(|writer| writer.until.ticks == 0) {
+            self.writer_ends();
+        }
+        if what == What::Leave {
+            let held = self.holds(id).is_some();
+            hold(self.wiped || outcome.reply == Reply::Left { held }, Invariant::HoldStands)?;
+            self.queue.retain(|place| place.until.id != id);
+            self.trim_turn();
+            self.hold_ends(id);
+        }
+        let downgrades = matches!(what, What::Convert { to: Side::Read }) && matches!(outcome.reply, Reply::Granted(_));
+        if downgrades && self.holds(id).is_none() {
+            hold(self.holds(id - 1).is_some() || self.wiped, Invariant::HoldStands)?;
+            self.hold_ends(id - 1);
+        }
+        if self.writer.is_none() && self.first_writer().is_none() {
+            self.earlier |= self.waiting_readers();
+        }
+        // Its own place goes only when it is let in: its order counts.
+        for (id, grant) in &outcome.news {
+            if let Some(grant) = grant {
+                self.judge_hand_over(*id, *grant, limited)?;
+            }
+        }
+        match what {
+            What::Acquire { mode, waits } => self.judge_acquire(id, mode, waits, outcome.reply, limited),
+            What::Convert { to } => self.judge_conversion(id, to, outcome.reply, limited),
+            What::Leave | What::Renew => Ok(()),
+        }
+    }
+
+    fn judge_renewal(&mut self, id: Id, reply: Reply) -> Judged {
+        let wiped = self.wiped;
+        match (self.holds(id), reply) {
+            (Some(until), Reply::Renewed { remaining }) => {
+                until.ticks = LEASE;
+                hold(remaining == LEASE, Invariant::HoldStands)
+            }
+            (None, Reply::Lost) => Ok(()),
+            _ => hold(wiped, Invariant::HoldStands),
+        }
+    }
+
+    fn judge_acquire(&mut self, id: Id, side: Side, waits: bool, reply: Reply, limited: bool) -> Judged {
+        match reply {
+            Reply::Granted(grant) => {
+                hold(grant.remaining == LEASE, Invariant::HoldStands)?;
+                if self.holds(id).is_some() {
+                    self.judge_repeat(id, grant)?;
+                } else {
+                    self.enters(id, side, grant, false)?;
+                }
+                self.judge_writers_waiting(grant, limited)
+            }
+            _ if self.holds(id).is_some() => hold(self.wiped, Invariant::HoldStands),
+            Reply::Queued if waits => {
+                let place = self.queue.as_mut_slice().iter_mut().find(|place| place.until.id == id);
+                if let Some(place) = place {
+                    place.until.ticks = PATIENCE;
+                } else {
+                    self.queue.push(Place { until: Until { id, ticks: PATIENCE }, side });
+                }
+                Ok(())
+            }
+            Reply::Contended if !waits => Ok(()),
+            _ => Err(Invariant::HoldStands),
+        }
+    }
+
+    fn judge_conversion(&mut self, id: Id, to: Side, reply: Reply, limited: bool) -> Judged {
+        let old = self.holds(id - 1).is_some();
+        match reply {
+            Reply::Granted(grant) if self.holds(id).is_some() => self.judge_repeat(id, grant),
+            Reply::Granted(grant) => {
+                hold(old || to == Side::Read || self.wiped, Invariant::HoldStands)?;
+                hold(grant.remaining == LEASE, Invariant::HoldStands)?;
+                self.hold_ends(id - 1);
+                self.enters(id, to, grant, true)?;
+                self.judge_writers_waiting(grant, limited)
+            }
+            Reply::Refused => hold(old && to == Side::Write, Invariant::HoldStands),
+            // A conversion ends what it gives up, whoever asks for it again.
+            _ => hold(self.wiped || !old && self.holds(id).is_none(), Invariant::HoldStands),
+        }
+    }
+
+    fn judge_hand_over(&mut self, id: Id, grant: Grant, limited: bool) -> Judged {
+        hold(grant.remaining == CLAIM, Invariant::Claim)?;
+        let place = self.queue.iter().find(|place| place.until.id == id).copied();
+        // Nobody who does not wait is let in.
+        let Some(Place { side, .. }) = place else {
+            return hold(self.wiped, Invariant::Claim);
+        };
+        self.enters(id, side, grant, false)?;
+        self.judge_writers_waiting(grant, limited)
+    }
+
+    /// The same hold, extended: the same tokens.
+    fn judge_repeat(&mut self, id: Id, grant: Grant) -> Judged {
+        if let Some(until) = self.holds(id) {
+            until.ticks = LEASE;
+        }
+        let (top, _) = self.top.unwrap_or_default();
+        let writer = self.writer.filter(|writer| writer.until.id == id && writer.until.ticks > 0);
+        let back = writer.map_or(0, |writer| writer.back);
+        hold(grant.first == top - back && i8::try_from(grant.tokens) == Ok(back + 1), Invariant::Tokens)
+    }
+
+    /// A hold begins.
+    fn enters(&mut self, id: Id, side: Side, grant: Grant, converts: bool) -> Judged {
+        self.queue_lets_in(id, side, converts)?;
+        let until = Until { id, ticks: grant.remaining };
+        let last = grant.first.saturating_add(i8::try_from(grant.tokens).unwrap_or(i8::MAX) - 1);
+        let above = self.top.is_none_or(|(top, _)| grant.first > top);
+        match side {
+            Side::Read if self.readers.is_empty() => {
+                hold(above && grant.tokens == 1, Invariant::Tokens)?;
+                self.top = Some((last, side));
+            }
+            Side::Read => {
+                hold(self.top == Some((grant.first, Side::Read)) && grant.tokens == 1, Invariant::Tokens)?;
+            }
+            Side::Write => {
+                hold(above && grant.tokens >= 1, Invariant::Tokens)?;
+                self.top = Some((last, side));
+            }
+        }
+        match side {
+            Side::Read => self.readers.push(until),
+            Side::Write => self.writer = Some(WriterSeen { until, back: last - grant.first }),
+        }
+        Ok(())
+    }
+
+    /// Whether it is its turn.
+    fn queue_lets_in(&mut self, id: Id, side: Side, converts: bool) -> Judged {
+        let first_writer = self.first_writer();
+        match side {
+            Side::Write => {
+                hold(first_writer.is_none_or(|first| first == id), Invariant::WritersInOrder)?;
+                hold(self.turn == 0, Invariant::ReadersTurn)?;
+                self.queue.retain(|place| place.until.id != id);
+                self.earlier = 0;
+            }
+            Side::Read => {
+                self.queue.retain(|place| place.until.id != id);
+                let its_turn = converts || (self.turn | self.earlier) & (1 << id) != 0;
+                hold(first_writer.is_none() || its_turn, Invariant::WriterPassed)?;
+                self.trim_turn();
+            }
+        }
+        Ok(())
+    }
+
+    fn judge_writers_waiting(&self, grant: Grant, limited: bool) -> Judged {
+        let waits = self.first_writer().is_some();
+        // A server that may touch few records takes whom it has not reached for alive.
+        hold(grant.writers_waiting == waits || (limited && grant.writers_waiting), Invariant::WritersWaiting)
+    }
+
+    fn hold_ends(&mut self, id: Id) {
+        if self.writer.is_some_and(|writer| writer.until.id == id) {
+            self.writer_ends();
+        }
+        self.readers.retain(|until| until.id != id);
+    }
+
+    fn writer_ends(&mut self) {
+        self.writer = None;
+        self.turn |= self.waiting_readers();
+    }
+
+    fn waiting_readers(&self) -> u8 {
+        let readers = self.queue.iter().filter(|place| place.side == Side::Read);
+        readers.fold(0, |waiting, place| waiting | 1 << place.until.id)
+    }
+
+    fn first_writer(&self) -> Option<Id> {
+        self.queue.iter().find(|place| place.side == Side::Write).map(|place| place.until.id)
+    }
+}

@@ -1,0 +1,133 @@
+//! Spans of time as people write and read them: `10s`, `1.2s`, `500ms`.
+
+use std::fmt;
+use std::time::Duration;
+
+/// A duration for people: whole milliseconds, from a second on hundredths of one.
+pub(crate) struct Span(pub(crate) Duration);
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            span if span < Duration::from_millis(1) => write!(f, "{span:?}"),
+            span if span < Duration::from_secs(1) => {
+                write!(f, "{:?}", Duration::new(0, span.subsec_millis() * 1_000_000))
+            }
+            span => write!(f, "{:?}", Duration::new(span.as_secs(), span.subsec_millis() / 10 * 10_000_000)),
+        }
+    }
+}
+
+/// A duration as configurations have it: `10s`, `1.5h`, `max`.
+#[cfg(feature = "serde")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Period(pub(crate) Duration);
+
+#[cfg(feature = "serde")]
+impl std::str::FromStr for Period {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused = || format!("{text:?} is no span of time: write it as 10s, 500ms, 1.5h or max");
+        if text == "max" {
+            return Ok(Self(Duration::MAX));
+        }
+        let unit = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(refused)?;
+        let (number, unit) = text.split_at(unit);
+        let unit_nanos: u128 = match unit {
+            "ns" => 1,
+            "us" | "µs" => 1_000,
+            "ms" => 1_000_000,
+            "s" => 1_000_000_000,
+            "m" | "min" => 60_000_000_000,
+            "h" => 3_600_000_000_000,
+            "d" => 86_400_000_000_000,
+            _ => return Err(refused()),
+        };
+        let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
+        // Nine digits are nanoseconds of a second.
+        let digits = u32::try_from(part.len()).ok().filter(|digits| (1..=9).contains(digits)).ok_or_else(refused)?;
+        let number = |digits: &str| digits.parse::<u32>().map(u128::from).map_err(|_| refused());
+        let nanos = number(whole)? * unit_nanos + number(part)? * unit_nanos / 10_u128.pow(digits);
+        let seconds = u64::try_from(nanos / 1_000_000_000).map_err(|_| refused())?;
+        let below = u32::try_from(nanos % 1_000_000_000).map_err(|_| refused())?;
+        Ok(Self(Duration::new(seconds, below)))
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Period {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Writes a duration for people.
+#[cfg(feature = "serde")]
+pub(crate) fn serialize<S: serde::Serializer>(span: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&Span(*span))
+}
+
+/// The same of one that may not be known.
+#[cfg(feature = "serde")]
+#[allow(clippy::ref_option)] // as serde calls it
+pub(crate) fn serialize_if_any<S: serde::Serializer>(
+    span: &Option<Duration>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match span {
+        Some(span) => serializer.collect_str(&Span(*span)),
+        None => serializer.serialize_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_rounded_for_people() {
+        let spans = [
+            (Duration::ZERO, "0ns"),
+            (Duration::from_micros(70), "70µs"),
+            (Duration::from_nanos(532_456_789), "532ms"),
+            (Duration::from_millis(1_200), "1.2s"),
+            (Duration::from_millis(5_019), "5.01s"),
+            (Duration::from_secs(3600), "3600s"),
+        ];
+        for (span, expected) in spans {
+            assert_eq!(Span(span).to_string(), expected);
+        }
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn periods_are_read_as_they_are_written() {
+        for (text, nanos) in [
+            ("10s", 10_000_000_000),
+            ("1.5s", 1_500_000_000),
+            ("0.05s", 50_000_000),
+            ("500ms", 500_000_000),
+            ("70us", 70_000),
+            ("70µs", 70_000),
+            ("0ns", 0),
+            ("2m", 120_000_000_000),
+            ("2min", 120_000_000_000),
+            ("1.5h", 5_400_000_000_000),
+            ("1d", 86_400_000_000_000),
+        ] {
+            assert_eq!(text.parse(), Ok(Period(Duration::from_nanos(nanos))), "{text}");
+        }
+        assert_eq!("max".parse(), Ok(Period(Duration::MAX)));
+        for text in ["", "10", "s", "-1s", "1 s", "1e3s", "1.s", ".5s", "1.2.3s", "1w", "99999999999s", "1.0000000001s"]
+        {
+            let error = text.parse::<Period>().expect_err(text);
+            assert!(error.contains("write it as 10s"), "{error}");
+        }
+        for span in [Duration::ZERO, Duration::from_millis(1_200), Duration::from_micros(70), Duration::from_secs(3600)]
+        {
+            assert_eq!(Span(span).to_string().parse(), Ok(Period(span)), "what is written is read");
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! One checker for each promise, named by its number in the contract. They know the history and the assumptions, and
+//! nothing of the engine.
+
+mod answers;
+mod conversions;
+mod denial;
+mod ends;
+mod exclusion;
+mod facts;
+mod fairness;
+mod ghosts;
+mod handover;
+mod idempotence;
+mod leftovers;
+mod load;
+mod losses;
+mod patience;
+mod queue;
+mod release;
+mod runtimes;
+mod starts;
+mod tidiness;
+mod tokens;
+
+use std::fmt;
+
+use super::history::History;
+use facts::Facts;
+
+/// A promise that was broken, and by which event.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Violation {
+    pub(super) promise: &'static str,
+    pub(super) at: usize,
+    pub(super) text: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}] at event {}: {}", self.promise, self.at, self.text)
+    }
+}
+
+/// Collects what one checker finds.
+struct Findings {
+    promise: &'static str,
+    found: Vec<Violation>,
+}
+
+impl Findings {
+    fn of(promise: &'static str) -> Self {
+        Self { promise, found: Vec::new() }
+    }
+
+    fn add(&mut self, at: usize, text: impl Into<String>) {
+        self.found.push(Violation { promise: self.promise, at, text: text.into() });
+    }
+
+    fn add_unless(&mut self, holds: bool, at: usize, text: impl FnOnce() -> String) {
+        if !holds {
+            self.add(at, text());
+        }
+    }
+}
+
+/// All violations, in the order of the history.
+pub(super) fn check(history: &History) -> Vec<Violation> {
+    let facts = Facts::of(history);
+    let checkers = [
+        exclusion::overlaps,
+        exclusion::covered,
+        tokens::grow,
+        ends::of_holds,
+        ends::of_guards,
+        losses::answered,
+        losses::own_newer_grant,
+        losses::forced,
+        losses::unconfirmed,
+        conversions::lost,
+        conversions::refused,
+        conversions::reasons,
+        starts::fresh,
+        starts::nested,
+        release::by_the_servers_word,
+        release::by_the_servers_word_in_doubt,
+        release::by_the_local_deadline,
+        idempotence::copies,
+        leftovers::none,
+        ghosts::none,
+        fairness::local_order,
+        fairness::local_phases,
+        fairness::sharing,
+        fairness::budget,
+        fairness::leases,
+        queue::order,
+        queue::bypasses,
+        queue::claims,
+        answers::writers_waiting,
+        answers::looks,
+        handover::at_once,
+        handover::subscribed,
+        patience::heartbeat,
+        patience::unreachable,
+        patience::renewals,
+        tidiness::ttl_and_end,
+        tidiness::everybody_served,
+        denial::answered,
+        denial::by_holders,
+        runtimes::holds,
+        runtimes::releases,
+        runtimes::waiters,
+        load::asks,
+        load::failures,
+        load::losses,
+    ];
+    let mut found: Vec<_> = checkers.into_iter().flat_map(|checker| checker(&facts).found).collect();
+    found.sort_by_key(|violation| violation.at);
+    found
+}

@@ -1,0 +1,166 @@
+//! A hold that was to be converted to the other side is lost for a reason, and each reason shows in what was answered and when.
+
+use super::Findings;
+use super::ends::is_right;
+use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts};
+use super::patience::expired_rightly;
+use crate::error::LossReason;
+use crate::testing::simulation::history::{Attempt, End, Guard, Micros, Released, Reply, What};
+
+/// What a timer may add.
+const GRAIN: Micros = 5 * MS;
+
+/// A conversion that ended with its hold lost.
+struct LostConversion<'f> {
+    attempt: &'f AttemptFacts,
+    old: &'f GuardFacts,
+    reason: LossReason,
+    /// When it ended, and at which event.
+    ended: Micros,
+    index: usize,
+    /// What it asked.
+    asked: Vec<&'f RequestFacts>,
+}
+
+fn lost_conversions<'f>(facts: &'f Facts<'_>) -> impl Iterator<Item = (Attempt, Guard, LostConversion<'f>)> {
+    facts.attempts.iter().filter_map(|(number, attempt)| {
+        let (Some(guard), Some(End::Lost(reason)), Some((ended, index))) =
+            (attempt.wish.converts, attempt.end, attempt.ended)
+        else {
+            return None;
+        };
+        let old = &facts.guards[&guard];
+        let asked = facts.conversions_of(old.id).filter(|request| request.attempt == Some(*number)).collect();
+        Some((*number, guard, LostConversion { attempt, old, reason, ended, index, asked }))
+    })
+}
+
+impl LostConversion<'_> {
+    /// Whether the server has said that it does not know the hold.
+    fn was_told(&self) -> bool {
+        self.asked.iter().any(|request| matches!(request.answered, Some((_, Reply::Lost { .. }))))
+    }
+
+    /// Whether it has said that an operator has ended what was there: it may never have known this one.
+    fn was_told_of_force(&self) -> bool {
+        self.asked.iter().any(|request| match request.answered {
+            Some((_, Reply::Lost { forced })) => forced >= self.old.token,
+            _ => false,
+        })
+    }
+
+    /// Whether the new hold was over when its process heard of it.
+    fn came_too_late(&self, facts: &Facts<'_>) -> bool {
+        let process = facts.process(self.old.process);
+        self.asked.iter().any(|request| match request.answered {
+            Some((_, Reply::Granted { remaining_ms, .. })) => {
+                request.sent + process.usable(remaining_ms * MS) <= self.ended + GRAIN
+            }
+            _ => false,
+        })
+    }
+
+    /// Whether the old hold was over by the local clock: the server may have found that, too.
+    fn is_over(&self, facts: &Facts<'_>) -> bool {
+        let requests: Vec<_> = facts.about(self.old.id).collect();
+        let in_doubt_until = facts.in_doubt_until(self.old, &requests, self.ended - 1);
+        facts.vouched(self.old.id, &requests, self.ended).min(in_doubt_until) <= self.ended
+    }
+
+    /// Whether a request to convert it may yet be carried out, or was and the answer is lost, by what its process has heard.
+    fn is_open(&self, facts: &Facts<'_>) -> bool {
+        let span = facts.process(self.old.process).stray_span();
+        let answered = self.asked.iter().filter(|request| request.answered.is_some());
+        let heard = answered.map(|request| request.sent).max().unwrap_or_default();
+        self.asked.iter().any(|request| request.is_unanswered() && request.sent + span > heard)
+    }
+}
+
+/// That the server does not know a hold is told if it has said so; that the lease is over, if all was tried; and so on.
+pub(super) fn lost(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("3 lost conversions");
+    for (number, guard, conversion) in lost_conversions(facts) {
+        let LostConversion { old, ended, index, .. } = conversion;
+        let process = facts.process(old.process);
+        let margins = old.wish.lease_ms * MS - process.usable(old.wish.lease_ms * MS);
+        let is_capped = ended + margins + GRAIN >= old.root_asked + old.wish.max_hold_ms * MS;
+        let is_closed = process.closing.is_some_and(|closing| closing <= ended);
+        let is_forced = facts.forced_at(old.id, ended).is_some();
+        let right = match conversion.reason {
+            // It was lost before.
+            reason if conversion.asked.is_empty() => is_right(facts, guard, reason, ended, false),
+            LossReason::Expired if is_capped || conversion.came_too_late(facts) => true,
+            LossReason::Expired => {
+                let requests: Vec<_> = facts.about(old.id).collect();
+                expired_rightly(facts, &mut findings, index, ended, old, &requests);
+                true
+            }
+            LossReason::MaxHold => is_capped,
+            // It was given back while it was converted, or was over.
+            LossReason::Gone if conversion.was_told() => {
+                facts.loss_since(old.id, ended) || is_forced || is_closed || is_capped || conversion.is_over(facts)
+            }
+            // Judged by the next checker.
+            LossReason::Gone => {
+                conversion.is_open(facts) && ended >= conversion.attempt.asked + process.unreachable_after
+            }
+            LossReason::Forced => is_forced || conversion.was_told_of_force(),
+            LossReason::Closed => is_closed,
+        };
+        findings.add_unless(right, index, || {
+            format!("attempt {number} to convert guard {guard} ends as {:?} for no reason", conversion.reason)
+        });
+    }
+    findings
+}
+
+/// A hold that cannot be had on the other side is refused by the server, or by somebody else of its process who is there.
+pub(super) fn refused(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("denial of conversions");
+    for (number, attempt) in &facts.attempts {
+        let (Some(guard), Some(End::Conflict), Some((ended, index))) =
+            (attempt.wish.converts, attempt.end, attempt.ended)
+        else {
+            continue;
+        };
+        let old = &facts.guards[&guard];
+        let asked: Vec<_> = facts.conversions_of(old.id).filter(|request| request.attempt == Some(*number)).collect();
+        let by_server = asked.iter().any(|request| matches!(request.answered, Some((_, Reply::Refused))));
+        let others = facts.attempts.iter().any(|(other, of)| {
+            let same = of.process == attempt.process && of.wish.lock == attempt.wish.lock;
+            let gone = match of.guard.map(|guard| &facts.guards[&guard]) {
+                Some(guard) => guard.over,
+                None => of.ended.map(|(at, _)| at),
+            };
+            other != number && same && of.asked <= ended && gone.is_none_or(|gone| gone >= attempt.asked)
+        });
+        let right = if asked.is_empty() { others } else { by_server };
+        findings.add_unless(right, index, || {
+            format!("attempt {number} to convert guard {guard} is told of others, and nobody has said so")
+        });
+    }
+    findings
+}
+
+/// What nobody has said is not told: that it is not known what came of a conversion is no word of the server. And the
+/// guard says the same as the error.
+pub(super) fn reasons(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("4 reasons of conversions");
+    for (number, guard, conversion) in lost_conversions(facts) {
+        let told = conversion.asked.is_empty() || conversion.was_told();
+        findings.add_unless(conversion.reason != LossReason::Gone || told, conversion.index, || {
+            format!("attempt {number} says that the server does not know guard {guard}, and the server has not said so")
+        });
+        let released = facts.each().skip(conversion.index).find_map(|(_, _, what)| match what {
+            What::Released { guard: of, how: Released::Lost(reason) } if *of == guard => Some(*reason),
+            _ => None,
+        });
+        findings.add_unless(released.is_none_or(|reason| reason == conversion.reason), conversion.index, || {
+            format!(
+                "attempt {number} says that guard {guard} ended as {:?}, and that as {released:?}",
+                conversion.reason
+            )
+        });
+    }
+    findings
+}

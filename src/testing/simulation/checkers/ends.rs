@@ -1,0 +1,193 @@
+//! Promise 3: a hold ends only by release, lease, `max_hold`, `close` or force. Renewal never re-creates and never
+//! shortens; nobody's lease is cut or stretched by another's.
+
+use std::collections::BTreeMap;
+
+use super::Findings;
+use super::facts::{Facts, GuardFacts, MS, id_of};
+use crate::error::LossReason;
+use crate::testing::simulation::history::{End, Guard, Held, Lock, Micros, News, Op, Released, Reply, Seen, What};
+
+/// 1 % and 2 ms of the longest lease.
+const LONGEST_MARGINS: Micros = 102 * MS;
+
+/// On the server.
+#[allow(clippy::single_match)] // as the other checkers
+pub(super) fn of_holds(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("3 ends of holds");
+    let mut last: BTreeMap<(u32, Lock), Vec<Held>> = BTreeMap::new();
+    for (at, _, what) in facts.each() {
+        match what {
+            What::Applied { primary, lock, op, reply, server_us, before, after, news, .. } => {
+                let now_ms = server_us / 1000;
+                if let Some(last) = last.get(&(*primary, *lock)) {
+                    let live: Vec<_> = last.iter().filter(|held| held.deadline_ms > now_ms).copied().collect();
+                    // A clock that went back finds holds live again that it has seen expire.
+                    let kept = live.iter().all(|held| before.held.contains(held));
+                    findings.add_unless(kept, at, || format!("{live:?} became {before:?} between two requests"));
+                }
+                of_request(&mut findings, (at, facts.crowded), (*op, reply), now_ms, (before, after), news);
+                last.insert((*primary, *lock), after.held.clone());
+            }
+            _ => {}
+        }
+    }
+    findings
+}
+
+fn of_request(
+    findings: &mut Findings,
+    (at, crowded): (usize, bool),
+    (op, reply): (Op, &Reply),
+    now_ms: u64,
+    (before, after): (&Seen, &Seen),
+    news: &[News],
+) {
+    let own = id_of(op);
+    let old = if let Op::Conversion { old, .. } = op { Some(old) } else { None };
+    let find = |held: &[Held]| held.iter().find(|held| Some(held.id) == own).copied();
+    let (was, is) = (find(&before.held), find(&after.held));
+    let (waited, waits) = (find(&before.queue).is_some(), find(&after.queue).is_some());
+    let others = || before.held.iter().filter(|held| Some(held.id) != own);
+    let all_others_kept = others().all(|held| after.held.contains(held));
+    let others_kept = match (op, reply) {
+        (Op::Force { .. }, _) => true,
+        (Op::Conversion { .. }, Reply::Granted { .. }) => {
+            others().filter(|held| Some(held.id) != old).all(|held| after.held.contains(held))
+        }
+        _ => all_others_kept,
+    };
+    findings.add_unless(others_kept, at, || format!("others had {before:?} and have {after:?}"));
+    let told = |held: &Held| news.iter().any(|news| news.id == held.id && news.deadline_ms <= held.deadline_ms);
+    let known = |held: &Held| before.held.iter().any(|before| before.id == held.id) || told(held);
+    let all_known = after.held.iter().all(|held| Some(held.id) == own || known(held));
+    findings.add_unless(all_known, at, || format!("{before:?} became {after:?} and nobody is told"));
+    let was_told = news.iter().any(|news| Some(news.id) == own);
+    let right = match (op, reply) {
+        (Op::Renew { .. }, Reply::Lost { .. }) => was.is_none() && is.is_none(),
+        (Op::Leave { .. }, Reply::None { .. }) => was.is_none() && is.is_none() && !waited && !waits,
+        (Op::Renew { lease_ms, .. }, Reply::Renewed { .. }) | (Op::Acquire { lease_ms, .. }, Reply::Granted { .. }) => {
+            let renews = matches!(op, Op::Renew { .. });
+            let least = was.map_or(0, |was| was.deadline_ms);
+            // Let in by this very request, with what it had asked for before.
+            let claim = news.iter().find(|news| Some(news.id) == own).map_or(0, |news| news.deadline_ms);
+            let right = least.max(claim).max(now_ms + lease_ms);
+            (was.is_some() || !renews) && is.is_some_and(|is| is.deadline_ms == right) && left(reply) == right - now_ms
+        }
+        (Op::Conversion { old, lease_ms, .. }, Reply::Granted { .. }) => {
+            let right = was.map_or(0, |was| was.deadline_ms).max(now_ms + lease_ms);
+            // One that waits in the queue of a replica is let in by this very request.
+            let had = before.held.iter().chain(&before.queue).any(|held| held.id == old);
+            let has = after.held.iter().any(|held| held.id == old);
+            is.is_some_and(|is| is.deadline_ms == right)
+                && left(reply) == right - now_ms
+                && (was.is_some() || (had && !has))
+        }
+        (Op::Conversion { .. }, Reply::Refused | Reply::Lost { .. }) => is.is_none() || was_told,
+        (Op::Acquire { .. }, Reply::Queued { .. }) => is.is_none() && waits,
+        (Op::Acquire { .. }, Reply::Contended { .. }) => is.is_none() || is.map(|is| is.mode) != mode_of(op),
+        (Op::Acquire { .. } | Op::Conversion { .. }, Reply::Late) | (Op::Inspect | Op::Time, _) => after == before,
+        (Op::Leave { .. }, Reply::Held) => was.is_some() && is.is_none(),
+        (Op::Leave { .. }, Reply::Waited) => was.is_none() && waited && !waits && is.is_none(),
+        (Op::Force { .. }, Reply::Forced(ended)) if ended.is_empty() => all_others_kept,
+        // The holds of a crowd are over before their records are gone.
+        (Op::Force { .. }, Reply::Forced(_)) if crowded => after.held.iter().all(told),
+        (Op::Force { .. }, Reply::Forced(ended)) => {
+            after.held.iter().all(told)
+                && ended.len() == before.held.len()
+                && before.held.iter().all(|held| ended.contains(&held.id))
+        }
+        _ => false,
+    };
+    findings.add_unless(right, at, || format!("{op:?} is answered {reply:?}: {before:?} became {after:?}"));
+}
+
+/// What an answer says is left.
+fn left(reply: &Reply) -> u64 {
+    match reply {
+        Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms } => *remaining_ms,
+        _ => 0,
+    }
+}
+
+fn mode_of(op: Op) -> Option<crate::scheme::Mode> {
+    match op {
+        Op::Acquire { mode, .. } | Op::Conversion { mode, .. } => Some(mode),
+        _ => None,
+    }
+}
+
+/// In users' hands.
+pub(super) fn of_guards(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("3 ends of guards");
+    for (at, now, what) in facts.each() {
+        match what {
+            What::LossSeen { guard, reason } | What::Released { guard, how: Released::Lost(reason) } => {
+                let right = is_right(facts, *guard, *reason, now, matches!(what, What::Released { .. }));
+                findings.add_unless(right, at, || format!("nothing makes guard {guard} end as {reason:?}"));
+            }
+            What::Sample { guard, valid: true, .. } => {
+                let held = &facts.guards[guard];
+                let closing = facts.process(held.process).closing;
+                findings.add_unless(closing.is_none_or(|closing| now <= closing), at, || {
+                    format!("guard {guard} is valid though its manager is closed")
+                });
+                let ends = held.root_granted + held.wish.max_hold_ms * MS;
+                findings.add_unless(now <= ends, at, || format!("guard {guard} is valid beyond its longest time"));
+            }
+            _ => {}
+        }
+    }
+    findings
+}
+
+/// Whether something makes a guard end so.
+pub(super) fn is_right(facts: &Facts<'_>, guard: Guard, reason: LossReason, now: Micros, releasing: bool) -> bool {
+    let held = &facts.guards[&guard];
+    let id = held.id;
+    let process = facts.process(held.process);
+    match reason {
+        // A release that is not answered in time finds nothing, and cannot tell why. What is answered in the same moment is
+        // heard too late.
+        LossReason::Gone => {
+            let over = held.over.map_or(now, |over| over - 1);
+            facts.loss_since(id, now)
+                || (releasing && now >= facts.vouched(id, &facts.about(id).collect::<Vec<_>>(), over))
+                || converted_without_answer(facts, guard)
+                || (facts.forced_at(id, now).is_some()
+                    && (began_anew(facts, held, now) || facts.is_overtaken(held, now)))
+        }
+        // Judged by what the answers said.
+        LossReason::Forced => true,
+        LossReason::Closed => process.closing.is_some_and(|closing| closing <= now),
+        // The hold's own end may come first, by the margins of the longest lease.
+        LossReason::MaxHold => {
+            now + MS + LONGEST_MARGINS + process.clock_margin >= held.root_asked + held.wish.max_hold_ms * MS
+        }
+        // Judged by what was renewed when.
+        LossReason::Expired => true,
+    }
+}
+
+/// Whether a repeat was answered with another grant, or with none: that the hold of before was over, but not why.
+fn began_anew(facts: &Facts<'_>, held: &GuardFacts, now: Micros) -> bool {
+    facts.about(held.id).any(|request| {
+        let (Op::Acquire { .. }, Some((at, reply))) = (request.op, &request.answered) else { return false };
+        let tells = match reply {
+            Reply::Granted { token, tokens, .. } => !(*token..token + tokens).contains(&held.token),
+            Reply::Contended { .. } | Reply::Queued { .. } => *at > held.granted,
+            _ => false,
+        };
+        tells && *at <= now
+    })
+}
+
+/// Whether it was to be converted and it is not known what came of that.
+fn converted_without_answer(facts: &Facts<'_>, guard: Guard) -> bool {
+    let asked = |attempt| facts.conversions_of(facts.guards[&guard].id).any(|request| request.attempt == Some(attempt));
+    let mut conversions = facts.attempts.iter().filter(|(_, attempt)| attempt.wish.converts == Some(guard));
+    conversions.any(|(number, attempt)| match attempt.end {
+        Some(End::Lost(LossReason::Gone)) => asked(*number),
+        end => end == Some(End::Cut),
+    })
+}

@@ -1,0 +1,137 @@
+//! Promise 6 within a process: writers one after the other in the order in which they came, readers together; a writer that
+//! waits stops readers from joining; a hold is shared and passed on only as far as the options say.
+
+use std::collections::BTreeMap;
+
+use super::Findings;
+use super::facts::{AttemptFacts, Facts, GuardFacts, MS};
+use crate::scheme::Mode;
+use crate::testing::simulation::history::{Id, Micros, Op, Reply, What};
+
+/// A hold is passed on for so long, and whoever is handed it takes it in the next moment.
+const TURN_SPAN: Micros = 5 * MS;
+
+/// Whether it takes its place among the waiters of its process.
+fn queues(attempt: &AttemptFacts) -> bool {
+    !attempt.wish.once && attempt.wish.within.is_none()
+}
+
+fn waits_at(attempt: &AttemptFacts, index: usize) -> bool {
+    attempt.index < index && attempt.ended.is_none_or(|(_, ended)| ended > index)
+}
+
+pub(super) fn local_order(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("6 local order");
+    for (at, now, what) in facts.each() {
+        let What::Granted { attempt: number, .. } = what else {
+            continue;
+        };
+        let served = &facts.attempts[number];
+        if served.wish.mode != Mode::Write || !queues(served) {
+            continue;
+        }
+        for (other_number, other) in &facts.attempts {
+            let same = other.process == served.process && other.wish.lock == served.wish.lock;
+            let before = other.wish.mode == Mode::Write && other.index < served.index;
+            // What was handed to it was over when it looked: it begins again.
+            let stood_still = facts.asleep(other, other.asked, now) > 0;
+            if same && before && queues(other) && waits_at(other, at) && !stood_still {
+                findings.add(at, format!("attempt {number} is served before attempt {other_number}, which came first"));
+            }
+        }
+    }
+    findings
+}
+
+/// A reader does not join a hold that was there when it came, if a writer of its process waited before it.
+pub(super) fn local_phases(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("6 local phases");
+    for guard in facts.guards.values().filter(|guard| joins(facts, guard)) {
+        let reader = &facts.attempts[&guard.attempt];
+        for (number, writer) in &facts.attempts {
+            let same = writer.process == reader.process && writer.wish.lock == reader.wish.lock;
+            let waits = writer.wish.mode == Mode::Write && queues(writer) && waits_at(writer, guard.index);
+            // Nobody knows whether it is polled again.
+            let stood_still = facts.asleep(writer, writer.asked, guard.granted) > 0;
+            if same && waits && writer.index < reader.index && !stood_still {
+                findings.add(guard.index, format!("attempt {} joins though writer {number} waits", guard.attempt));
+            }
+        }
+    }
+    findings
+}
+
+/// Whether it got a share of a hold that was there when it asked.
+fn joins(facts: &Facts<'_>, guard: &GuardFacts) -> bool {
+    let reads = guard.mode == Mode::Read && guard.wish.within.is_none() && guard.wish.converts.is_none();
+    let asked = facts.attempts[&guard.attempt].index;
+    reads && facts.guards.values().any(|other| other.id == guard.id && other.index < asked)
+}
+
+/// A reader joins without a word to the server only as long as the last word is not older than the share window, and said
+/// that no writer waits.
+pub(super) fn sharing(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("6 sharing");
+    let by_id = facts.by_id();
+    for guard in facts.guards.values().filter(|guard| joins(facts, guard)) {
+        let asked = facts.attempts[&guard.attempt].asked;
+        let words = by_id[&guard.id].iter().filter_map(|request| match (&request.op, &request.answered) {
+            (Op::Acquire { .. } | Op::Conversion { .. }, Some((at, Reply::Granted { writers_waiting, .. })))
+                if *at <= guard.granted =>
+            {
+                Some((*at, request.sent, *writers_waiting))
+            }
+            _ => None,
+        });
+        let last = words.max();
+        let window = facts.process(guard.process).share_window;
+        let right = last.is_some_and(|(at, sent, writers_waiting)| {
+            // It waited when the server was asked, or the server said so lately.
+            asked <= at || (!writers_waiting && guard.granted < sent + window)
+        });
+        findings.add_unless(right, guard.index, || {
+            format!("attempt {} joins, and the last word was {last:?}", guard.attempt)
+        });
+    }
+    findings
+}
+
+/// Writers pass a hold on so many times and for so long at most.
+pub(super) fn budget(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("6 budget");
+    let mut began: BTreeMap<Id, (Micros, u64)> = BTreeMap::new();
+    let mut guards: Vec<_> = facts.guards.values().collect();
+    guards.sort_by_key(|guard| guard.index);
+    for guard in guards.into_iter().filter(|guard| guard.mode == Mode::Write && guard.wish.within.is_none()) {
+        let (began, turns) = began.entry(guard.id).or_insert((guard.granted, 0));
+        *turns += 1;
+        let process = facts.process(guard.process);
+        findings.add_unless(*turns <= process.hand_over_budget, guard.index, || {
+            format!("{:?} has {turns} turns", guard.id)
+        });
+        let most = *began + TURN_SPAN + facts.asleep_with(guard, *began, guard.granted);
+        findings.add_unless(guard.granted <= most, guard.index, || format!("{:?} is passed on too late", guard.id));
+    }
+    findings
+}
+
+/// The server is asked to keep a hold for as long as the guard wants that wants the most.
+pub(super) fn leases(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("3 leases of guards");
+    let guards = facts.guards_by_id();
+    for request in facts.requests.values() {
+        let Op::Renew { id, lease_ms } = request.op else { continue };
+        let live = |guard: &&&GuardFacts| {
+            let gone = [guard.over, guard.lost].into_iter().flatten().min();
+            guard.index < request.index && gone.is_none_or(|gone| gone > request.sent)
+        };
+        for guard in guards.get(&id).into_iter().flatten().filter(live) {
+            let ends = guard.root_asked + guard.wish.max_hold_ms * MS;
+            let wants = (guard.wish.lease_ms * MS).min(ends.saturating_sub(request.sent));
+            findings.add_unless(lease_ms * MS + MS >= wants, request.index, || {
+                format!("{id:?} is renewed for {lease_ms} ms, and a guard wants {wants} us")
+            });
+        }
+    }
+    findings
+}

@@ -1,0 +1,90 @@
+//! Promise 5, and what a second `leave` is for: an acquisition that nobody drives any more is gone as soon as its last copy
+//! may have arrived, and not only with its lease.
+
+use std::collections::BTreeMap;
+
+use super::Findings;
+use super::facts::{Facts, MS, RequestFacts};
+use crate::scheme::Mode;
+use crate::testing::simulation::history::{Attempt, Id, Micros, Op, What};
+
+/// Pauses and trips between an end and the word of it.
+const SLACK: Micros = 250 * MS;
+
+pub(super) fn none(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("5 ghosts");
+    let by_id = facts.by_id();
+    let mut said: BTreeMap<Id, ()> = BTreeMap::new();
+    for (at, now, what) in facts.each() {
+        let What::Applied { before, deposed: false, .. } = what else {
+            continue;
+        };
+        for held in before.held.iter().chain(&before.queue) {
+            let requests = by_id.get(&held.id).map(Vec::as_slice).unwrap_or_default();
+            if said.contains_key(&held.id) || !is_ghost(facts, held.id, held.mode, requests, now) {
+                continue;
+            }
+            said.insert(held.id, ());
+            findings.add(at, format!("nobody drives {held:?}, and it is still there"));
+        }
+    }
+    findings
+}
+
+fn is_ghost(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts], now: Micros) -> bool {
+    let process = facts.process(id.process);
+    let Some(driven) = driven_until(facts, id, mode, requests, now) else {
+        return false;
+    };
+    let asked = requests.iter().filter(|request| matches!(request.op, Op::Acquire { .. } | Op::Conversion { .. }));
+    let stray = asked.filter(|request| request.sent <= now).map(|request| request.sent + process.stray_span()).max();
+    let due = driven.max(stray.unwrap_or_default());
+    let unheard = |request: &&RequestFacts| {
+        let failed = request.failed.or(request.answered.is_none().then_some(now));
+        matches!(request.op, Op::Leave { .. })
+            && failed.is_some_and(|failed| failed + SLACK + process.response_timeout >= due)
+    };
+    let excused = process.crashed.is_some_and(|crashed| crashed <= now)
+        || process.paused_within(driven, now) > 0
+        // What a server remembers that was behind was given back to the one before.
+        || was_given_back_before(facts, id, now)
+        || requests.iter().any(|request| unheard(request) && request.sent <= now);
+    !excused && now > due + process.response_timeout + SLACK
+}
+
+/// Whether it was given back to a server that is none any more.
+fn was_given_back_before(facts: &Facts<'_>, id: Id, now: Micros) -> bool {
+    let lineage = facts.lineage(now);
+    let left = facts.about(id).filter(|request| matches!(request.op, Op::Leave { .. }));
+    left.chain(facts.conversions_of(id))
+        .filter_map(|request| request.applied)
+        .any(|(at, primary)| at <= now && primary < lineage)
+}
+
+/// When the last one ended that could drive it; `None` as long as there is one.
+fn driven_until(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts], now: Micros) -> Option<Micros> {
+    let mut until = 0;
+    for guard in facts.guards.values().filter(|guard| guard.id == id && guard.granted <= now) {
+        // What a leaked guard had ends with what the server was asked for last, for it and for those beside it.
+        let gone = guard.over.map(|over| guard.lost.map_or(over, |lost| lost.min(over)))?;
+        until = until.max(gone);
+    }
+    let drivers = requests.iter().filter(|request| request.sent <= now).filter_map(|request| request.attempt);
+    for driver in drivers {
+        until = until.max(end_of(facts, driver)?);
+    }
+    let lock = requests.first()?.lock;
+    // The next one in its process goes on with it.
+    for (number, attempt) in &facts.attempts {
+        let next = attempt.process == id.process && attempt.wish.lock == lock && attempt.wish.mode == mode;
+        if next && attempt.asked <= until + MS && attempt.wish.converts.is_none() {
+            until = until.max(end_of(facts, *number)?);
+        }
+    }
+    (until <= now).then_some(until)
+}
+
+/// When an attempt had ended, or the guard that it brought.
+fn end_of(facts: &Facts<'_>, attempt: Attempt) -> Option<Micros> {
+    facts.attempts[&attempt].ended.map(|(at, _)| at)
+}

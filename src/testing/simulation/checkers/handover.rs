@@ -1,0 +1,96 @@
+//! Whoever is granted the lock while it waits learns of it by a notice, and not with its next heartbeat.
+
+use std::collections::BTreeMap;
+
+use super::Findings;
+use super::facts::{Facts, MS, RequestFacts, SECOND};
+use crate::testing::simulation::history::{Id, Lock, Micros, Op, Process, Reply, What};
+
+/// From the moment in which a notice arrives to the guard.
+const AT_ONCE: Micros = 2 * MS;
+/// After so long in the queue a process has subscribed, however slow that was.
+const SUBSCRIBED: Micros = 2_600 * MS;
+
+/// A notice that has arrived makes a guard in the same moment.
+pub(super) fn at_once(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("7 hand-over");
+    let mut handed: BTreeMap<Id, u64> = BTreeMap::new();
+    for (at, now, what) in facts.each() {
+        match what {
+            What::Applied { server_us, news, .. } => handed.extend(news.iter().map(|news| (news.id, *server_us))),
+            What::Noticed { process, lock, id, anchor: Some((sent, remaining_us)) } => {
+                let ends = sent + facts.process(*process).usable(*remaining_us);
+                let waits = waits_for(facts, *id, at).filter(|request| granted_since(facts, request, handed.get(id)));
+                let Some(request) = waits.filter(|_| now + AT_ONCE < ends) else { continue };
+                let taken = served_by(facts, request, now + AT_ONCE);
+                findings.add_unless(taken, at, || format!("{id:?} is told that it has {lock}, and does not take it"));
+            }
+            _ => {}
+        }
+    }
+    findings
+}
+
+/// The last question of a waiter, if it was answered that it waits and somebody is there to listen.
+fn waits_for<'f>(facts: &'f Facts<'_>, id: Id, at: usize) -> Option<&'f RequestFacts> {
+    let now = facts.events[at].at;
+    let asks = |request: &&RequestFacts| request.index < at && !matches!(request.op, Op::Renew { .. });
+    let last = facts.about(id).filter(asks).last()?;
+    let queued = matches!(last.answered, Some((heard, Reply::Queued { .. })) if heard < now);
+    let attempt = &facts.attempts[&last.attempt?];
+    let listens = attempt.ended.is_none_or(|(_, ended)| ended > at);
+    // It may ask what time it is, before it asks again; or ask again in this very moment.
+    let newer = |request: &RequestFacts| {
+        request.attempt == last.attempt && request.index > last.index && (request.index < at || request.sent == now)
+    };
+    let alone = !facts.requests.values().any(newer);
+    (queued && listens && alone && matches!(last.op, Op::Acquire { .. })).then_some(last)
+}
+
+/// Whether the grant came after what the waiter was answered last, by the server's clock too.
+fn granted_since(facts: &Facts<'_>, request: &RequestFacts, granted_us: Option<&u64>) -> bool {
+    let answered = facts.each().skip(request.index).find_map(|(_, now, what)| match what {
+        What::Applied { op, server_us, .. } if *op == request.op && Some(now) == request.applied.map(|(at, _)| at) => {
+            Some(*server_us)
+        }
+        _ => None,
+    });
+    granted_us.is_some_and(|granted| answered.is_some_and(|answered| *granted >= answered))
+}
+
+/// Whether the attempt behind a request has ended by then, or its process did not run.
+fn served_by(facts: &Facts<'_>, request: &RequestFacts, by: Micros) -> bool {
+    let attempt = &facts.attempts[&request.attempt.expect("an acquisition is somebody's")];
+    let paused = facts.asleep(attempt, by - AT_ONCE, by) > 0;
+    paused || attempt.ended.is_some_and(|(ended, _)| ended <= by)
+}
+
+/// Whoever waits for long has subscribed.
+pub(super) fn subscribed(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("7 subscription");
+    // Since when each waits in the queue of a server that it has a connection to.
+    let mut since: BTreeMap<(Process, Lock), (Id, Micros)> = BTreeMap::new();
+    for (at, now, what) in facts.each() {
+        match what {
+            What::Answered { request, reply: Reply::Queued { .. } } => {
+                let request = &facts.requests[request];
+                let Op::Acquire { id, .. } = request.op else { continue };
+                let entry = since.entry((request.process, request.lock)).or_insert((id, now));
+                if entry.0 != id {
+                    *entry = (id, now);
+                }
+            }
+            What::Down { .. } | What::Up | What::Frozen | What::Rerouted { .. } => since.clear(),
+            What::Paused { process, .. } => since.retain(|(whose, _), _| whose != process),
+            What::Granted { id, .. } => since.retain(|_, (waiting, _)| waiting != id),
+            What::NoticeLost { process, lock, unheard: true } => {
+                let long = since.get(&(*process, *lock)).filter(|(_, since)| since + SUBSCRIBED < now);
+                findings.add_unless(long.is_none(), at, || {
+                    format!("{long:?} waits for more than {} s and has not subscribed", SUBSCRIBED / SECOND)
+                });
+            }
+            _ => {}
+        }
+    }
+    findings
+}

@@ -1,0 +1,76 @@
+//! Promise 4: acquire, renew, release and cancel are idempotent: sent twice, late, or applied with the reply lost, they
+//! change nothing more.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Findings;
+use super::facts::{Facts, Given, MS};
+use crate::testing::simulation::history::{Id, Micros, Op, Released, Reply, What};
+
+pub(super) fn copies(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("4 idempotence");
+    let mut known: BTreeSet<Id> = BTreeSet::new();
+    let mut released: BTreeMap<Id, Micros> = BTreeMap::new();
+    let mut tokens: BTreeMap<Id, u64> = BTreeMap::new();
+    for (at, now, what) in facts.each() {
+        match what {
+            What::Sent { op: Op::Acquire { id, .. } | Op::Conversion { id, .. }, .. } => {
+                known.insert(*id);
+            }
+            What::Applied { request, deposed, op, reply, server_us, before, after, .. } => {
+                for held in after.held.iter().chain(&after.queue) {
+                    findings.add_unless(known.contains(&held.id), at, || format!("nobody asked for {held:?}"));
+                    let known = before.held.iter().chain(&before.queue).any(|before| before.id == held.id);
+                    let asked = matches!(op, Op::Acquire { id, .. } | Op::Conversion { id, .. } if *id == held.id);
+                    findings.add_unless(known || asked, at, || format!("{held:?} comes with {op:?}"));
+                }
+                for given in Given::by(what) {
+                    tokens.insert(given.id, given.token);
+                }
+                if let (Op::Force { seen }, Reply::Forced(ended)) = (op, reply) {
+                    let newer = ended.iter().any(|id| tokens.get(id).is_some_and(|token| token > seen));
+                    findings
+                        .add_unless(!newer, at, || format!("a force that saw {seen} ends what came later: {ended:?}"));
+                }
+                if let Op::Acquire { not_after_ms, .. } | Op::Conversion { not_after_ms, .. } = op {
+                    let late = server_us / 1000 > *not_after_ms;
+                    findings.add_unless(!late || *reply == Reply::Late, at, || {
+                        format!("carried out after its limit: {reply:?}")
+                    });
+                    let sent = &facts.requests[request];
+                    let until = sent.sent + facts.process(sent.process).stray_span();
+                    findings.add_unless(now <= until || *reply == Reply::Late, at, || {
+                        format!("carried out though its sender counts on {until} us: {reply:?}")
+                    });
+                }
+                for held in after.held.iter().filter(|_| !deposed) {
+                    let back = released.get(&held.id).is_some_and(|until| *until < now);
+                    findings.add_unless(!back, at, || format!("{held:?} is back after its release"));
+                }
+            }
+            What::Released { guard, how: Released::Ours } => {
+                let held = &facts.guards[guard];
+                let id = held.id;
+                // The last guard of the hold, and all copies of the acquisition are over by then.
+                let alone = facts.guards.values().filter(|held| held.id == id).count() == 1;
+                // A server knows nothing of what one before it, or after it, was told.
+                let told =
+                    facts.about(id).filter(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= now);
+                let by = told.filter_map(|request| request.applied).last().map(|(_, primary)| primary);
+                if alone && by == Some(facts.lineage(now)) {
+                    let slack = facts.process(held.process).stray_span() + 20 * MS;
+                    released.insert(id, now + slack);
+                }
+            }
+            What::Unanswered { request } | What::NotDone { request } => {
+                // Told again, until the server answers.
+                if let Op::Leave { id } = facts.requests[request].op {
+                    released.remove(&id);
+                }
+            }
+            What::Stale { .. } | What::Promoted { .. } => released.clear(),
+            _ => {}
+        }
+    }
+    findings
+}

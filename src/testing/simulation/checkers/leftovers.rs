@@ -1,0 +1,138 @@
+//! Promise 5: a dropped future, a dead process or an aborted task leaves nothing longer than one lease, a leaked guard
+//! nothing longer than `max_hold`.
+
+use std::collections::BTreeMap;
+
+use super::Findings;
+use super::facts::{Facts, GuardFacts, MS, RequestFacts, SECOND, id_of};
+use crate::testing::simulation::history::{Id, Letting, Micros, Op, What};
+
+/// A request may be on its way this long.
+const TRANSIT: Micros = 5_100 * MS;
+/// A waiter that was handed the hold takes so long to take it, and one that wants to join as long to be told no.
+const OFFER: Micros = 3_100 * MS;
+/// After all is well again, a hold that nobody has is gone within this.
+const SOON: Micros = 3 * SECOND;
+
+pub(super) fn none(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("5 leftovers");
+    let guards = facts.guards_by_id();
+    let mut last_asked: BTreeMap<Id, Micros> = BTreeMap::new();
+    for (at, now, what) in facts.each() {
+        match what {
+            What::Sent { process, op, .. } => {
+                let crashed = facts.process(*process).crashed;
+                findings.add_unless(crashed.is_none_or(|crashed| now <= crashed), at, || {
+                    format!("{process} sends {op:?} after its death")
+                });
+                if let Op::Acquire { id, .. } | Op::Renew { id, .. } = op {
+                    let until = guards.get(id).and_then(|guards| over(guards));
+                    findings.add_unless(until.is_none_or(|until| now <= until + OFFER), at, || {
+                        format!("{op:?} though its guard is gone")
+                    });
+                }
+                if let Op::Acquire { id, .. } | Op::Conversion { id, .. } = op {
+                    last_asked.insert(*id, now);
+                }
+            }
+            What::Applied { before, deposed: false, .. } => {
+                for held in &before.held {
+                    let asked = last_asked.get(&held.id).copied().unwrap_or_default();
+                    let guards = guards.get(&held.id).map(Vec::as_slice).unwrap_or_default();
+                    let ends = |guard: &&GuardFacts| {
+                        let longest = guard.wish.max_hold_ms * MS;
+                        guard.root_granted + longest + longest / 100 + TRANSIT
+                    };
+                    // Or for one lease of somebody who gave up.
+                    if let Some(ends) =
+                        guards.iter().map(ends).max().map(|ends| ends.max(asked_without_guard(facts, guards)))
+                    {
+                        findings.add_unless(now <= ends, at, || format!("{held:?} lasts longer than it may"));
+                    }
+                    if let Some(crashed) = facts.process(held.id.process).crashed {
+                        let until = lease_of_the_dead(facts, held.id, crashed);
+                        findings.add_unless(now <= until, at, || format!("{held:?} outlives its dead process"));
+                    }
+                    let wanted = is_wanted(facts, guards, held.id, asked, now);
+                    findings.add_unless(wanted, at, || format!("nobody has {held:?}, and it is not given back"));
+                }
+            }
+            _ => {}
+        }
+    }
+    renewed_without_guard(facts, &mut findings);
+    findings
+}
+
+/// Until when a hold may last that was asked for before anybody had a guard of it, or by a reader that never had one.
+fn asked_without_guard(facts: &Facts<'_>, guards: &[&GuardFacts]) -> Micros {
+    let Some(first) = guards.iter().min_by_key(|guard| guard.index) else {
+        return 0;
+    };
+    let in_vain = |request: &RequestFacts| {
+        let attempt = request.attempt.map(|attempt| &facts.attempts[&attempt]);
+        attempt.is_some_and(|attempt| attempt.guard.is_none_or(|guard| facts.guards[&guard].id != first.id))
+    };
+    let lasts = |request: &RequestFacts| match request.op {
+        Op::Acquire { lease_ms, .. } if request.index < first.index || in_vain(request) => {
+            request.sent + lease_ms * MS * 101 / 100 + TRANSIT
+        }
+        _ => 0,
+    };
+    facts.about(first.id).map(lasts).max().unwrap_or_default()
+}
+
+/// When what a process had that died is over: one lease after the last message of it has arrived, the longest that it
+/// asked for under that id.
+fn lease_of_the_dead(facts: &Facts<'_>, id: Id, crashed: Micros) -> Micros {
+    let process = facts.process(id.process);
+    let lasts = |request: &RequestFacts| {
+        let (transit, lease_ms) = match request.op {
+            // A grant while it waited lasts for its patience, which begins when it was heard of last.
+            Op::Acquire { lease_ms, patience_ms, .. } => {
+                (process.stray_span(), lease_ms.max(patience_ms.unwrap_or_default() * 2))
+            }
+            Op::Conversion { lease_ms, .. } => (process.stray_span(), lease_ms),
+            Op::Renew { lease_ms, .. } => (TRANSIT, lease_ms),
+            _ => return 0,
+        };
+        let lease = lease_ms * MS;
+        request.sent + transit + lease + lease / 100
+    };
+    // Server clocks differ, and may step back by as much.
+    facts.about(id).map(lasts).max().unwrap_or(crashed) + process.clock_margin
+}
+
+/// When the last guard of a hold was let go or lost. `None` as long as there is one.
+fn over(guards: &[&GuardFacts]) -> Option<Micros> {
+    let ends = guards.iter().map(|guard| match (guard.over, guard.lost) {
+        (Some(over), Some(lost)) => Some(over.min(lost)),
+        (over, lost) => over.or(lost),
+    });
+    ends.collect::<Option<Vec<_>>>().and_then(|ends| ends.into_iter().max())
+}
+
+/// Whether somebody may still have a hold, or may not yet have been able to give it back.
+fn is_wanted(facts: &Facts<'_>, guards: &[&GuardFacts], id: Id, asked: Micros, now: Micros) -> bool {
+    let process = facts.process(id.process);
+    // What a dead process had is judged by its lease. A message from before the healing may still arrive.
+    if process.crashed.is_some() || now < facts.healed + 2 * TRANSIT || process.paused_within(now - SOON, now) > 0 {
+        return true;
+    }
+    let has = guards.iter().any(|guard| guard.letting == Some(Letting::Leak));
+    let gone = over(guards).filter(|_| !guards.is_empty());
+    match gone {
+        Some(gone) => now <= gone + OFFER + SOON,
+        // Granted while it waited, it is for others to have when its claim is over.
+        None => has || !guards.is_empty() || now <= asked + 2 * SOON + SECOND,
+    }
+}
+
+fn renewed_without_guard(facts: &Facts<'_>, findings: &mut Findings) {
+    for request in facts.requests.values() {
+        if let (Op::Renew { .. }, Some(id)) = (request.op, id_of(request.op)) {
+            let has = facts.guards.values().any(|guard| guard.id == id && guard.granted <= request.sent);
+            findings.add_unless(has, request.index, || format!("{id:?} is renewed and nobody ever had it"));
+        }
+    }
+}

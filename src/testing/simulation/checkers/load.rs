@@ -1,0 +1,96 @@
+//! Promise 10: a server that answers is not asked more than is needed, and one that does not is not hammered.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Findings;
+use super::facts::{Facts, MS, RequestFacts, SECOND};
+use crate::error::LossReason;
+use crate::testing::simulation::history::{Id, Micros, Op, Request, What};
+
+/// So often one acquisition may be asked for in a second: the heartbeat, deadlines that pass, and answers that are late.
+const MAX_ASKS: usize = 16;
+/// So many tries in a second may fail, with pauses that grow.
+const MAX_FAILURES: usize = 12;
+
+pub(super) fn asks(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("10 asks");
+    let notices = notices(facts);
+    for (id, requests) in facts.by_id() {
+        let asked = |request: &&&RequestFacts| matches!(request.op, Op::Acquire { .. }) && request.answered.is_some();
+        // Once somebody has it, others ask whether they may join, each for itself.
+        let asked: Vec<_> =
+            requests.iter().filter(asked).take_while(|request| !facts.is_had(request)).copied().collect();
+        let told = |from, to| {
+            notices.get(&id.process).map_or(0, |at| at.iter().filter(|at| (from..=to).contains(*at)).count())
+        };
+        too_many(&mut findings, id, &asked, |from, to| MAX_ASKS + told(from, to));
+    }
+    findings
+}
+
+/// A hold is not lost to a server that works and is reached: only that it has much to do is no reason.
+pub(super) fn losses(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("10 losses");
+    let mut hindered: Vec<Micros> = Vec::new();
+    let mut hindered_requests: BTreeSet<Request> = BTreeSet::new();
+    for (at, now, what) in facts.each() {
+        match what {
+            What::Down { .. } | What::Up | What::Frozen | What::Promoted { .. } | What::Woken | What::Demoted => {
+                hindered.push(now);
+            }
+            What::RequestLost { request, .. } | What::ReplyLost { request, .. } | What::Slow { request } => {
+                hindered_requests.insert(*request);
+            }
+            What::LossSeen { guard, reason: LossReason::Expired } => {
+                let held = &facts.guards[guard];
+                let longest = now.saturating_sub(held.wish.lease_ms * MS + SECOND);
+                let process = facts.process(held.process);
+                let tries = facts.by_number(held.id).filter(|(_, request)| {
+                    matches!(request.op, Op::Renew { .. }) && request.sent >= longest && request.sent <= now
+                });
+                let (mut many, mut reached) = (0, true);
+                for (number, request) in tries {
+                    many += 1;
+                    reached &= request.answered.is_none() && !hindered_requests.contains(&number);
+                }
+                let excused = hindered.iter().any(|at| *at >= longest) || process.paused_within(longest, now) > 0;
+                findings.add_unless(excused || many == 0 || !reached, at, || {
+                    format!("guard {guard} is lost, and {many} renewals had only to wait for others")
+                });
+            }
+            _ => {}
+        }
+    }
+    findings
+}
+
+pub(super) fn failures(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("10 failed asks");
+    for (id, requests) in facts.by_id() {
+        let failed = |request: &&&RequestFacts| matches!(request.op, Op::Acquire { .. }) && request.failed.is_some();
+        let failed: Vec<_> = requests.iter().filter(failed).copied().collect();
+        too_many(&mut findings, id, &failed, |_, _| MAX_FAILURES);
+    }
+    findings
+}
+
+/// What makes a process ask again.
+fn notices(facts: &Facts<'_>) -> BTreeMap<u32, Vec<Micros>> {
+    let mut notices: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for (_, now, what) in facts.each() {
+        if let What::Noticed { process, .. } = what {
+            notices.entry(*process).or_default().push(now);
+        }
+    }
+    notices
+}
+
+fn too_many(findings: &mut Findings, id: Id, requests: &[&RequestFacts], most: impl Fn(Micros, Micros) -> usize) {
+    for (index, last) in requests.iter().enumerate() {
+        let from = last.sent.saturating_sub(SECOND);
+        let many = requests[..=index].iter().rev().take_while(|request| request.sent > from).count();
+        if many > most(from, last.sent) {
+            return findings.add(last.index, format!("{id:?} is asked for {many} times in a second"));
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! What a process makes of the server's word that a hold is over.
+
+use std::collections::BTreeMap;
+
+use super::Findings;
+use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, id_of};
+use crate::error::LossReason;
+use crate::scheme::Mode;
+use crate::testing::simulation::history::{Guard, Id, Lock, Micros, Op, Process, Released, Reply, What};
+
+/// No guard is valid after its process was told that the server does not know the hold, or has begun another under its
+/// id.
+pub(super) fn answered(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("3 answered losses");
+    let mut lost: BTreeMap<Id, Micros> = BTreeMap::new();
+    for (at, now, what) in facts.each() {
+        match what {
+            What::Answered { request, reply } => {
+                let request = &facts.requests[request];
+                if let Some(id) = told_of_loss(facts, request, reply, now) {
+                    lost.entry(id).or_insert(now);
+                }
+            }
+            What::Sample { guard, valid: true, .. } => {
+                let id = facts.guards[guard].id;
+                // Heard in the same moment, it is told in the next.
+                let told = lost.get(&id).filter(|told| **told + MS < now);
+                findings.add_unless(told.is_none(), at, || {
+                    format!("guard {guard} is valid, and its process was told at {told:?} us that it is lost")
+                });
+            }
+            _ => {}
+        }
+    }
+    findings
+}
+
+/// Whose end an answer tells, if its process had it by then.
+fn told_of_loss(facts: &Facts<'_>, request: &RequestFacts, reply: &Reply, now: Micros) -> Option<Id> {
+    match (request.op, reply) {
+        // While it is being converted, that may be the turn: its answer tells.
+        (Op::Renew { id, .. }, Reply::Lost { forced }) => {
+            let by_force = facts.guards.values().any(|guard| guard.id == id && guard.token <= *forced);
+            (by_force || !facts.is_being_converted(id, now)).then_some(id)
+        }
+        (Op::Conversion { old, .. }, Reply::Lost { .. }) => Some(old),
+        (Op::Acquire { id, .. }, Reply::Granted { token, tokens, .. }) => {
+            let other = |guard: &GuardFacts| {
+                guard.id == id && guard.granted < now && !(*token..token + tokens).contains(&guard.token)
+            };
+            facts.guards.values().any(other).then_some(id)
+        }
+        // It asked for more readers of a hold that it had.
+        (Op::Acquire { id, .. }, Reply::Contended { .. } | Reply::Queued { .. }) => {
+            facts.guards.values().any(|guard| guard.id == id && guard.granted < now).then_some(id)
+        }
+        _ => None,
+    }
+}
+
+/// A guard says that its renewals are answered only if the last one was.
+pub(super) fn unconfirmed(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("8 unconfirmed");
+    let mut failed: BTreeMap<Id, Micros> = BTreeMap::new();
+    for (at, now, what) in facts.each() {
+        match what {
+            What::Unanswered { request } | What::NotDone { request } => {
+                if let Op::Renew { id, .. } = facts.requests[request].op {
+                    failed.entry(id).or_insert(now);
+                }
+            }
+            What::Answered { request, .. } => {
+                let op = facts.requests[request].op;
+                let converted = if let Op::Conversion { old, .. } = op { Some(old) } else { None };
+                for id in id_of(op).into_iter().chain(converted) {
+                    failed.remove(&id);
+                }
+            }
+            What::Sample { guard, valid: true, confirmed: true, .. } => {
+                let held = &facts.guards[guard];
+                // While it is converted it is not renewed.
+                let converting = |attempt: &AttemptFacts| {
+                    let open = attempt.ended.is_none_or(|(_, ended)| ended > at);
+                    attempt.wish.converts == Some(*guard) && attempt.asked <= now && open
+                };
+                let doubt = failed.get(&held.id).filter(|failed| **failed + MS < now);
+                let doubt = doubt.filter(|_| !facts.attempts.values().any(converting));
+                findings.add_unless(doubt.is_none(), at, || {
+                    format!("guard {guard} is held as ever, and nobody answers since {doubt:?} us")
+                });
+            }
+            _ => {}
+        }
+    }
+    findings
+}
+
+/// A newer grant to its own process that conflicts with it ends a hold: the server had lost it.
+pub(super) fn own_newer_grant(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("3 own newer grant");
+    let mut newest: Option<Guard> = None;
+    for (at, _, what) in facts.each() {
+        match *what {
+            What::Granted { guard, .. } => newest = Some(guard),
+            What::Sample { guard, valid: true, remaining_us: None, .. } => {
+                let Some(new) = newest.filter(|newest| *newest != guard) else { continue };
+                let (old, new) = (&facts.guards[&guard], &facts.guards[&new]);
+                let conflict = old.root != new.root && (old.mode == Mode::Write || new.mode == Mode::Write);
+                let same = old.process == new.process && old.wish.lock == new.wish.lock;
+                let older = facts.granted.get(&old.id) < facts.granted.get(&new.id);
+                findings.add_unless(!(same && conflict && older) || old.converting.is_some(), at, || {
+                    format!("guard {guard} is still valid beside {:?}, which its process was granted later", new.id)
+                });
+            }
+            _ => {}
+        }
+    }
+    findings
+}
+
+/// A hold that was ended by force is told as such if the answer said so, and no other.
+pub(super) fn forced(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("3 forced");
+    let mut marks: BTreeMap<Id, u64> = BTreeMap::new();
+    let mut last: BTreeMap<Id, u64> = BTreeMap::new();
+    let mut ended: BTreeMap<(u32, Lock), u64> = BTreeMap::new();
+    let mut shown: BTreeMap<Process, Vec<Id>> = BTreeMap::new();
+    for (at, now, what) in facts.each() {
+        match what {
+            What::Applied { op: Op::Force { seen }, primary, lock, before, after, .. } if before.token <= *seen => {
+                // Up to the last token of before: whoever waits is let in by it, with a later one.
+                ended.insert((*primary, *lock), before.token);
+                findings.add_unless(after.forced == before.token, at, || format!("{after:?} after a force"));
+            }
+            What::Applied { reply: Reply::None { forced } | Reply::Lost { forced }, primary, lock, after, .. } => {
+                let remembers = ended.get(&(*primary, *lock)).is_none_or(|ended| *forced >= *ended);
+                findings
+                    .add_unless(*forced == after.forced && remembers, at, || format!("{forced} is told of {after:?}"));
+            }
+            What::Answered { request, reply } => {
+                let request = &facts.requests[request];
+                let id = match request.op {
+                    Op::Renew { id, .. } | Op::Leave { id } | Op::Conversion { old: id, .. } => Some(id),
+                    _ => None,
+                };
+                match reply {
+                    Reply::None { forced } | Reply::Lost { forced } => {
+                        let id = id.expect("it is about a hold");
+                        let mark = marks.entry(id).or_default();
+                        *mark = (*mark).max(*forced);
+                        last.insert(id, *forced);
+                    }
+                    Reply::View(view) => {
+                        shown.entry(request.process).or_default().extend(view.holders.iter().map(|(id, _, _)| *id));
+                    }
+                    Reply::Forced(holds) => shown.entry(request.process).or_default().extend(holds),
+                    _ => {}
+                }
+            }
+            What::LossSeen { guard, reason } | What::Released { guard, how: Released::Lost(reason) } => {
+                let held = &facts.guards[guard];
+                let first = facts.guards.values().filter(|other| other.id == held.id).map(|other| other.token).min();
+                let first = first.unwrap_or(held.token);
+                let by_answer = marks.get(&held.id).is_some_and(|mark| first <= *mark);
+                let by_own = || shown.get(&held.process).is_some_and(|shown| shown.contains(&held.id));
+                let right = match reason {
+                    LossReason::Forced => by_answer || by_own(),
+                    // A newer grant of its own may have told first, which does not say why.
+                    LossReason::Gone => {
+                        last.get(&held.id).is_none_or(|mark| held.token > *mark) || facts.is_overtaken(held, now)
+                    }
+                    _ => true,
+                };
+                findings.add_unless(right, at, || {
+                    format!("guard {guard} of {:?} ends as {reason:?}, and was told {:?}", held.id, last.get(&held.id))
+                });
+            }
+            _ => {}
+        }
+    }
+    findings
+}

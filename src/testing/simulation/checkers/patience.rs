@@ -1,0 +1,263 @@
+//! Promises 7 and 8: what a lost notification or a silent server costs, and how long it is borne.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::Findings;
+use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, SECOND};
+use crate::error::LossReason;
+use crate::scheme::Mode;
+use crate::testing::simulation::history::{Attempt, End, Lock, Micros, Op, Process, Reply, What};
+
+/// What timers and a full agenda may add to a pause.
+const GRAIN: Micros = 5 * MS;
+/// A failed try is repeated within this, however many have failed.
+const RETRY: Micros = 250 * MS;
+/// The same after the first. Each further pause is twice as long.
+const FIRST_RETRY: Micros = 20 * MS;
+
+/// Promise 7: a waiter asks again within `min(1 s, time to the next deadline)` of an answer or of a failed try.
+pub(super) fn heartbeat(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("7 heartbeat");
+    for requests in facts.by_id().values() {
+        let acquires = requests.iter().filter(|request| matches!(request.op, Op::Acquire { .. }));
+        // Once somebody has it, others ask whether they may join.
+        let acquires: Vec<_> = acquires.take_while(|request| !facts.is_had(request)).collect();
+        for pair in acquires.windows(2) {
+            let [earlier, later] = pair else { continue };
+            let (from, most) = match (&earlier.answered, earlier.failed) {
+                (Some((at, Reply::Contended { retry_in_ms } | Reply::Queued { retry_in_ms })), _) => {
+                    // The server's clock may run slower by a hundredth.
+                    (*at, SECOND.min(retry_in_ms * MS * 101 / 100 + MS))
+                }
+                (Some((at, _)), _) => (*at, RETRY),
+                (None, Some(at)) => (at, RETRY),
+                (None, None) => continue,
+            };
+            let waited = later.sent.saturating_sub(from);
+            let process = facts.process(later.process);
+            // Whoever asked last, or is next, may not be polled: then it takes a while until another one asks.
+            let asleep = |asked| facts.asleep(&facts.attempts[&asked], from, later.sent);
+            let paused = process.paused_within(from, later.sent);
+            let asleep = earlier.attempt.map_or(0, asleep).max(later.attempt.map_or(0, asleep)).max(paused);
+            let excuse = asleep + process.handing_on(from, later.sent) + clock_readings(facts, later, from);
+            findings.add_unless(waited <= most + GRAIN + excuse, later.index, || {
+                format!("asked again after {waited} us, {most} us would have been in time")
+            });
+        }
+    }
+    findings
+}
+
+/// What asking the server for its time has cost a process.
+fn clock_readings(facts: &Facts<'_>, before: &RequestFacts, from: Micros) -> Micros {
+    let readings = facts.requests.values().filter(|request| {
+        request.op == Op::Time
+            && request.process == before.process
+            && request.lock == before.lock
+            && from <= request.sent
+            && request.sent <= before.sent
+    });
+    let cost = |reading: &RequestFacts| match (&reading.answered, reading.failed) {
+        (Some((at, _)), _) => at - reading.sent,
+        (None, Some(at)) => at - reading.sent + RETRY,
+        // Its future was dropped.
+        (None, None) => before.sent - reading.sent,
+    };
+    readings.map(cost).sum()
+}
+
+/// Promise 8: waiting ends with `Unreachable` when the server was silent for `unreachable_after`, and not before.
+pub(super) fn unreachable(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("8 unreachable");
+    let mut own: BTreeMap<Attempt, Vec<&RequestFacts>> = BTreeMap::new();
+    // Each side asks for itself: whoever waits for a hold of its own process does not learn of a silence to the other side.
+    let mut of_side: HashMap<(Process, Lock, Mode), Vec<&RequestFacts>> = HashMap::new();
+    let mode_of = |attempt: Attempt| facts.attempts[&attempt].wish.mode;
+    for request in facts.requests.values() {
+        if let (Op::Acquire { .. } | Op::Time, Some(attempt)) = (request.op, request.attempt) {
+            own.entry(attempt).or_default().push(request);
+            of_side.entry((request.process, request.lock, mode_of(attempt))).or_default().push(request);
+        }
+    }
+    for (number, attempt) in &facts.attempts {
+        let own = own.get(number).map(Vec::as_slice).unwrap_or_default();
+        too_early(facts, &mut findings, *number, attempt, own);
+        // One waiter asks for all; who asks once asks for itself.
+        let asked = of_side
+            .get(&(attempt.process, attempt.wish.lock, attempt.wish.mode))
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        too_late(facts, &mut findings, *number, attempt, if attempt.wish.once { own } else { asked });
+    }
+    findings
+}
+
+fn too_early(
+    facts: &Facts<'_>,
+    findings: &mut Findings,
+    number: Attempt,
+    attempt: &AttemptFacts,
+    own: &[&RequestFacts],
+) {
+    let (Some(End::Unreachable), Some((at, index))) = (attempt.end, attempt.ended) else {
+        return;
+    };
+    // A limit of its own ends a wait at any moment of silence.
+    let limited = attempt.wish.wait_ms.is_some_and(|wait_ms| attempt.asked + wait_ms * MS <= at);
+    // A grant may be over when it comes: then it is as good as silence.
+    let heard = own.iter().filter_map(|request| match &request.answered {
+        Some((at, Reply::Contended { .. } | Reply::Queued { .. } | Reply::Late)) => Some(*at),
+        _ => None,
+    });
+    let heard = heard.max().unwrap_or(attempt.asked);
+    let silent_us = at - heard;
+    let process = facts.process(attempt.process);
+    let enough = silent_us >= process.unreachable_after
+        // Whoever wants one answer has none after the time of two.
+        || attempt.wish.once && at - attempt.asked >= 2 * process.response_timeout;
+    findings.add_unless(enough || limited, index, || {
+        format!("attempt {number} gives up though the server was silent for {silent_us} us only")
+    });
+}
+
+fn too_late(
+    facts: &Facts<'_>,
+    findings: &mut Findings,
+    number: Attempt,
+    attempt: &AttemptFacts,
+    asked: &[&RequestFacts],
+) {
+    let process = facts.process(attempt.process);
+    let (ended, index) = attempt.ended.unwrap_or((facts.over, usize::MAX));
+    let index = index.min(facts.events.len() - 1);
+    let most = process.unreachable_after + process.response_timeout + SECOND + 100 * MS;
+    for silence in silences(asked, process.response_timeout) {
+        let from = silence.from.max(attempt.asked);
+        let until = silence.last.min(ended);
+        let waited = until.saturating_sub(from);
+        findings.add_unless(waited <= most + facts.asleep(attempt, from, until), index, || {
+            format!("attempt {number} bears a silent server for {waited} us: {silence:?}")
+        });
+    }
+}
+
+/// A span in which requests were not answered, from the first to the last.
+#[derive(Debug)]
+struct Silence {
+    from: Micros,
+    last: Micros,
+}
+
+fn silences(requests: &[&RequestFacts], response_timeout: Micros) -> Vec<Silence> {
+    // After a longer gap it is somebody else who asks.
+    let gap = response_timeout + 300 * MS;
+    let mut silences: Vec<Silence> = Vec::new();
+    let mut silent = false;
+    for request in requests {
+        match &request.answered {
+            // What the clock says is no answer.
+            Some((_, Reply::Time)) => {}
+            Some(_) => silent = false,
+            // Its future was dropped: nobody listened.
+            None if request.failed.is_none() => {}
+            None if silent && silences.last().is_some_and(|silence| request.sent < silence.last + gap) => {
+                silences.last_mut().expect("one is silent").last = request.sent;
+            }
+            None => {
+                silences.push(Silence { from: request.sent, last: request.sent });
+                silent = true;
+            }
+        }
+    }
+    silences
+}
+
+/// Promise 8: renewal is repeated until the local deadline. A guard is lost neither before that nor before one renewal
+/// could be repeated.
+pub(super) fn renewals(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("8 renewal");
+    let by_id = facts.by_id();
+    for requests in by_id.values() {
+        repeated(facts, &mut findings, requests);
+    }
+    for (at, now, what) in facts.each() {
+        if let What::LossSeen { guard, reason: LossReason::Expired } = what {
+            let held = &facts.guards[guard];
+            let requests = &by_id[&held.id];
+            let until = expired_rightly(facts, &mut findings, at, now, held, requests);
+            let busy = 35 * MS; // in the middle of its work a user does not look
+            let noticed = until + busy + facts.asleep_with(held, until, now);
+            findings.add_unless(now <= noticed, at, || format!("the end at {until} us is noticed late"));
+        }
+    }
+    findings
+}
+
+/// A renewal that failed is repeated soon, and the more of them have failed, the later; unless another answer has confirmed the
+/// hold meanwhile: then it is due as after that.
+fn repeated(facts: &Facts<'_>, findings: &mut Findings, requests: &[&RequestFacts]) {
+    let renewals: Vec<_> = requests.iter().filter(|request| matches!(request.op, Op::Renew { .. })).collect();
+    let mut pause = FIRST_RETRY;
+    for pair in renewals.windows(2) {
+        let [earlier, later] = pair else { continue };
+        let Some(failed) = earlier.failed else {
+            pause = FIRST_RETRY;
+            continue;
+        };
+        let confirmed = requests.iter().filter_map(|request| match &request.answered {
+            Some((at, Reply::Granted { remaining_ms, .. })) if (failed..=later.sent).contains(at) => {
+                Some(request.sent + first_due(remaining_ms * MS))
+            }
+            _ => None,
+        });
+        let confirmed = confirmed.max();
+        let due = confirmed.unwrap_or_default().max(failed + pause);
+        let excuse = facts.process(later.process).paused_within(failed, later.sent);
+        findings.add_unless(later.sent <= due + GRAIN + excuse, later.index, || {
+            format!("a renewal that failed at {failed} us was to be repeated by {due} us")
+        });
+        pause = if confirmed.is_some() { FIRST_RETRY } else { RETRY.min(2 * pause) };
+    }
+}
+
+/// After how much of a lease the first renewal is due: a third, an eighth of it later at most.
+fn first_due(lease: Micros) -> Micros {
+    lease * 9 / 24 + 10 * MS
+}
+
+/// Whether a guard had to end by the local clock, though its process did what it could. Until when it was valid.
+pub(super) fn expired_rightly(
+    facts: &Facts<'_>,
+    findings: &mut Findings,
+    at: usize,
+    now: Micros,
+    held: &GuardFacts,
+    requests: &[&RequestFacts],
+) -> Micros {
+    let process = facts.process(held.process);
+    let until = facts.vouched(held.id, requests, now).min(facts.in_doubt_until(held, requests, now));
+    let confirmed = requests.iter().filter_map(|request| match &request.answered {
+        Some((when, Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms })) if *when < until => {
+            Some((request.sent, *remaining_ms))
+        }
+        _ => None,
+    });
+    // A claim, if only a notice has confirmed it so far.
+    let (confirmed, left_ms) = confirmed.max().unwrap_or_default();
+    // A notice and an answer of the same moment count from different anchors.
+    findings.add_unless(now + GRAIN >= until, at, || format!("lost before its local deadline at {until} us"));
+    let lease = (held.wish.lease_ms * MS).min(held.wish.max_hold_ms * MS).min(left_ms * MS);
+    let paused = process.paused_within(confirmed, now) > 0;
+    let time_for_two = first_due(lease) + process.response_timeout + RETRY < process.usable(lease);
+    let capped = held.wish.max_hold_ms <= held.wish.lease_ms * 2;
+    let tries = requests.iter().filter(|request| matches!(request.op, Op::Renew { .. }) && request.sent > confirmed);
+    findings.add_unless(paused || capped || !time_for_two || tries.count() >= 2, at, || {
+        format!("lost without a second try to renew since {confirmed} us")
+    });
+    // A claim is to be renewed, too.
+    let lived = until.saturating_sub(held.granted) >= SECOND;
+    let never = !requests.iter().any(|request| matches!(request.op, Op::Renew { .. }));
+    findings
+        .add_unless(!never || !lived || paused || capped, at, || "lost, and nobody has tried to renew it".to_owned());
+    until
+}

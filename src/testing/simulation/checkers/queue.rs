@@ -1,0 +1,191 @@
+//! Promise 6 between processes, and what of promise 5 the queue keeps: a writer that waits stops new readers; when a writer
+//! leaves all readers that wait enter together; writers are first come, first served; nobody is forgotten; whoever is
+//! granted while it waits, dead or alive, has no more than its claim.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Findings;
+use super::facts::{Facts, Given, id_of};
+use crate::scheme::Mode;
+use crate::testing::simulation::history::{Held, Id, Lock, News, Op, Reply, Seen, What};
+
+struct Step<'h> {
+    at: usize,
+    op: Op,
+    reply: &'h Reply,
+    before: &'h Seen,
+    after: &'h Seen,
+    news: &'h [News],
+}
+
+fn steps<'h>(facts: &Facts<'h>) -> impl Iterator<Item = Step<'h>> {
+    facts.each().filter_map(|(at, _, what)| match what {
+        What::Applied { op, reply, before, after, news, .. } => Some(Step { at, op: *op, reply, before, after, news }),
+        _ => None,
+    })
+}
+
+fn of(mode: Mode, all: &[Held]) -> Vec<Id> {
+    all.iter().filter(|held| held.mode == mode).map(|held| held.id).collect()
+}
+
+impl Step<'_> {
+    fn changes_nothing(&self) -> bool {
+        // A force that comes late does nothing at all.
+        let late = matches!(self.op, Op::Force { seen } if self.before.token > seen);
+        late || matches!(self.op, Op::Inspect | Op::Time | Op::Renew { .. }) || *self.reply == Reply::Late
+    }
+
+    /// Who goes away by this.
+    fn leaves(&self, id: Id) -> bool {
+        match self.op {
+            Op::Leave { id: left } => left == id,
+            Op::Conversion { old, .. } => old == id,
+            _ => false,
+        }
+    }
+}
+
+pub(super) fn order(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("6 queue");
+    for step in steps(facts) {
+        for mode in [Mode::Read, Mode::Write] {
+            let (was, is) = (of(mode, &step.before.queue), of(mode, &step.after.queue));
+            let stay = was.iter().filter(|id| is.contains(id));
+            let came = is.iter().filter(|id| !was.contains(id));
+            let right: Vec<_> = stay.chain(came).copied().collect();
+            // Readers enter together: they have no order among themselves.
+            findings.add_unless(mode == Mode::Read || right == is, step.at, || format!("{was:?} became {is:?}"));
+            for gone in was.iter().filter(|id| !is.contains(id)) {
+                let told = step.news.iter().any(|news| news.id == *gone) || id_of(step.op) == Some(*gone);
+                findings.add_unless(told, step.at, || format!("{gone:?} is forgotten"));
+            }
+        }
+        // A crowd enters in parts: who is passed meanwhile is judged by the bypasses.
+        if !step.changes_nothing() && !facts.crowded {
+            served(&mut findings, &step);
+        }
+    }
+    findings
+}
+
+fn served(findings: &mut Findings, step: &Step<'_>) {
+    let Step { at, before, after, news, .. } = step;
+    let first = of(Mode::Write, &before.queue).into_iter().find(|id| !step.leaves(*id));
+    for told in *news {
+        let writes = of(Mode::Write, &after.held).contains(&told.id);
+        findings.add_unless(!writes || first == Some(told.id), *at, || {
+            format!("{:?} is let in, {first:?} came first", told.id)
+        });
+    }
+    let (writers, readers) = (of(Mode::Write, &after.queue), of(Mode::Read, &after.queue));
+    // Whoever comes with this request comes after them.
+    let left_out: Vec<_> = readers.iter().filter(|id| of(Mode::Read, &before.queue).contains(id)).collect();
+    let entered = news.iter().any(|news| of(Mode::Read, &after.held).contains(&news.id));
+    findings.add_unless(!entered || left_out.is_empty(), *at, || format!("{left_out:?} do not enter with the others"));
+    let writer_inside = !of(Mode::Write, &after.held).is_empty();
+    findings.add_unless(writer_inside || !writers.is_empty() || readers.is_empty(), *at, || {
+        format!("{readers:?} wait for nobody")
+    });
+    findings.add_unless(!after.held.is_empty() || writers.is_empty(), *at, || format!("{writers:?} wait for nobody"));
+}
+
+/// Who goes in front of a waiter: new readers before no waiting writer, and one writer before a waiting reader.
+pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("6 bypass");
+    let mut passed: BTreeMap<Id, usize> = BTreeMap::new();
+    let mut lock_of: BTreeMap<Id, Lock> = BTreeMap::new();
+    // Who waited when a writer left, and whether one was there when last looked.
+    let mut phases: BTreeMap<Lock, (BTreeSet<Id>, bool)> = BTreeMap::new();
+    for (at, _, what) in facts.each() {
+        if let What::Applied { lock, before, after, deposed: false, .. } = what {
+            let writes = |seen: &Seen| !of(Mode::Write, &seen.held).is_empty();
+            let (turn, written) = phases.entry(*lock).or_default();
+            if (*written || writes(before)) && !(writes(before) && before.held == after.held) {
+                turn.extend(of(Mode::Read, &before.queue));
+            }
+            *written = writes(after);
+        }
+        match what {
+            What::Emptied | What::Stale { .. } | What::Promoted { .. } => passed.clear(),
+            What::Applied { lock, op, before, after, news, deposed: false, .. } => {
+                let ends = |id: Id| {
+                    matches!(op, Op::Leave { id: left } if *left == id)
+                        || matches!(op, Op::Conversion { old, .. } if *old == id)
+                };
+                // Whoever was gone from the queue meanwhile begins anew.
+                let waiting = of(Mode::Read, &before.queue);
+                passed.retain(|id, _| lock_of.get(id) != Some(lock) || waiting.contains(id));
+                let goes_on = before.held.iter().any(|held| held.mode == Mode::Read && !ends(held.id));
+                let new =
+                    Given::by(what).into_iter().filter(|given| before.held.iter().all(|held| held.id != given.id));
+                for given in new {
+                    let conversions = matches!(op, Op::Conversion { id, .. } if *id == given.id);
+                    // Whoever comes with this request is no earlier, and whoever leaves by it is not passed.
+                    let mut writers = of(Mode::Write, &after.queue);
+                    writers.retain(|id| of(Mode::Write, &before.queue).contains(id));
+                    if given.mode == Mode::Read && !writers.is_empty() && !conversions {
+                        let waited = news.iter().any(|news| news.id == given.id);
+                        // One of a crowd whose turn it is, though others of it are in already.
+                        let its_turn =
+                            facts.crowded && phases.get(lock).is_some_and(|(turn, _)| turn.contains(&given.id));
+                        findings.add_unless(waited && (!goes_on || its_turn), at, || {
+                            format!("{:?} passes the writers {writers:?}", given.id)
+                        });
+                    }
+                    if given.mode == Mode::Write && !conversions {
+                        let waiting = of(Mode::Read, &before.queue)
+                            .into_iter()
+                            .filter(|id| lock_of.get(id) == Some(lock) && !ends(*id));
+                        for reader in waiting {
+                            let passed = passed.entry(reader).or_default();
+                            *passed += 1;
+                            findings.add_unless(*passed <= 1, at, || format!("{passed} writers pass {reader:?}"));
+                        }
+                    }
+                }
+                for id in of(Mode::Read, &after.queue) {
+                    lock_of.insert(id, *lock);
+                }
+            }
+            _ => {}
+        }
+    }
+    findings
+}
+
+/// A waiter is borne for its patience, and has as long to claim what it is granted.
+pub(super) fn claims(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("5 dead waiters");
+    let mut claim: BTreeMap<Id, u64> = BTreeMap::new();
+    let mut longest: BTreeMap<Id, u64> = BTreeMap::new();
+    for (at, _, what) in facts.each() {
+        if let What::Stale { .. } | What::Promoted { .. } = what {
+            // It remembers what was asked for before.
+            claim.clone_from(&longest);
+        }
+        let What::Applied { op, reply, server_us, before, after, news, deposed: false, .. } = what else {
+            continue;
+        };
+        let now_ms = server_us / 1000;
+        for told in news {
+            let most = claim.get(&told.id).map(|claim| now_ms + claim);
+            findings.add_unless(most.is_some_and(|most| told.deadline_ms <= most), at, || {
+                format!("{told:?} has until {most:?} to claim it")
+            });
+        }
+        let Op::Acquire { id, lease_ms, patience_ms: Some(patience_ms), .. } = op else {
+            continue;
+        };
+        if *reply != Reply::Late {
+            let asked = *patience_ms.min(lease_ms);
+            claim.insert(*id, asked);
+            let longest = longest.entry(*id).or_default();
+            *longest = asked.max(*longest);
+        }
+        let until = |seen: &Seen| seen.queue.iter().find(|held| held.id == *id).map(|held| held.deadline_ms);
+        let most = until(before).unwrap_or_default().max(now_ms + patience_ms);
+        findings.add_unless(until(after).is_none_or(|until| until <= most), at, || format!("{id:?} waits too long"));
+    }
+    findings
+}

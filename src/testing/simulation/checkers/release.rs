@@ -1,0 +1,89 @@
+//! Promise 4: `release` says `Ok` only when the hold is known to have been ours to the end: by the server's word where it
+//! ends the hold, by the local deadline where it does not.
+
+use std::collections::BTreeMap;
+
+use super::Findings;
+use super::facts::{Facts, RequestFacts};
+use crate::testing::simulation::history::{Guard, Op, Released, Reply, What};
+
+/// Where it ends the hold.
+pub(super) fn by_the_servers_word(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("4 release");
+    let mut of_waiters = Findings::of("4 release of a waiter");
+    for (at, guard, told) in released(facts).into_iter().filter(|(_, _, told)| !in_doubt(told)) {
+        let Some(last) = told.last() else { continue };
+        // Whoever stands in the queue, in that of a replica that was behind, has no hold there.
+        let waited = matches!(last.answered, Some((_, Reply::Waited)));
+        let findings = if waited { &mut of_waiters } else { &mut findings };
+        findings.add_unless(answered_held(&told), at, || {
+            format!("the release of guard {guard} is fine, and was answered {:?}", last.answered)
+        });
+    }
+    findings.found.append(&mut of_waiters.found);
+    findings
+}
+
+/// The same where an answer was lost: the server has found the hold all the same, if not by the copy that it answered.
+pub(super) fn by_the_servers_word_in_doubt(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("4 release in doubt");
+    for (at, guard, told) in released(facts).into_iter().filter(|(_, _, told)| in_doubt(told)) {
+        let id = facts.guards[&guard].id;
+        let found = facts.events[told[0].index..at].iter().any(|event| {
+            matches!(&event.what, What::Applied { op: Op::Leave { id: left }, reply: Reply::Held, .. } if *left == id)
+        });
+        // A promotion that loses the grant is beyond the level: the new primary may have granted tokens on both sides of it.
+        findings.add_unless(found || facts.loss_since(id, facts.events[at].at), at, || {
+            format!("the release of guard {guard} is fine, and none of {} tries has found its hold", told.len())
+        });
+    }
+    findings
+}
+
+fn answered_held(told: &[&RequestFacts]) -> bool {
+    told.iter().any(|request| matches!(request.answered, Some((_, Reply::Held))))
+}
+
+/// Whether a copy went unanswered.
+fn in_doubt(told: &[&RequestFacts]) -> bool {
+    told.iter().any(|request| request.answered.is_none())
+}
+
+/// Where others of its process go on with the hold.
+pub(super) fn by_the_local_deadline(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("4 release of a share");
+    for (at, number, told) in released(facts) {
+        let guard = &facts.guards[&number];
+        if !told.is_empty() {
+            continue;
+        }
+        let now = facts.events[at].at;
+        let requests: Vec<_> = facts.about(guard.id).collect();
+        let until = facts.vouched(guard.id, &requests, now);
+        findings.add_unless(now <= until, at, || {
+            format!("the release of guard {number} is fine at once, and its hold could be trusted until {until} us")
+        });
+    }
+    findings
+}
+
+/// Releases that were fine: when they were, whose, and what the server was told meanwhile.
+fn released<'f>(facts: &'f Facts<'_>) -> Vec<(usize, Guard, Vec<&'f RequestFacts>)> {
+    let mut began: BTreeMap<Guard, usize> = BTreeMap::new();
+    let mut released = Vec::new();
+    for (at, _, what) in facts.each() {
+        match what {
+            What::LetGo { guard, .. } => {
+                began.insert(*guard, at);
+            }
+            What::Released { guard, how: Released::Ours } => {
+                let span = began[guard]..at;
+                let tells =
+                    |request: &&RequestFacts| matches!(request.op, Op::Leave { .. }) && span.contains(&request.index);
+                released.push((at, *guard, facts.about(facts.guards[guard].id).filter(tells).collect()));
+            }
+            _ => {}
+        }
+    }
+    released
+}

@@ -1,0 +1,130 @@
+//! Promise 11: holds are renewed, releases told and waiters served as long as the process runs, whatever its runtimes do.
+//!
+//! The other checkers allow a future for what its own runtime does, and nothing else: what is theirs is judged there. Here is
+//! what one runtime does to another.
+
+use std::collections::HashMap;
+
+use super::Findings;
+use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RUNTIME_NOTICED as ASKED, SECOND};
+use super::patience::expired_rightly;
+use crate::error::LossReason;
+use crate::mode::Mode;
+use crate::testing::simulation::history::{Letting, Lock, Micros, Op, Process, Released, What};
+
+/// What was handed to a future that nobody polls is taken from it within this.
+const OFFER: Micros = 3_100 * MS;
+/// A release is told within this once a hold has no guard.
+const TOLD: Micros = 100 * MS;
+
+/// A hold is not lost because a runtime stands still or has ended: it was renewed as if nothing were.
+pub(super) fn holds(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("11 holds");
+    for (at, now, what) in facts.each() {
+        let (What::LossSeen { guard, reason: LossReason::Expired }
+        | What::Released { guard, how: Released::Lost(LossReason::Expired) }) = what
+        else {
+            continue;
+        };
+        let held = &facts.guards[guard];
+        let process = facts.process(held.process);
+        let lately = now.saturating_sub(held.wish.lease_ms * MS + SECOND);
+        if process.was_a_runtime_stopped(lately, now) {
+            let requests: Vec<_> = facts.about(held.id).collect();
+            expired_rightly(facts, &mut findings, at, now, held, &requests);
+        }
+    }
+    findings
+}
+
+/// The server is told of a hold whose last guard is gone, in whatever way, at once.
+pub(super) fn releases(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("11 releases");
+    for (id, guards) in facts.guards_by_id() {
+        let Some(last) = guards.iter().max_by_key(|guard| guard.over) else { continue };
+        let process = facts.process(last.process);
+        let leaked = guards.iter().any(|guard| guard.over.is_none() || guard.letting == Some(Letting::Leak));
+        let ended = process.crashed.is_some() || process.closing.is_some();
+        // A conversion is told by what it asks; a loss by what buries the hold.
+        let converted = facts.conversions_of(id).next().is_some();
+        let lost = guards.iter().any(|guard| guard.lost.is_some());
+        let Some(over) = last.over.filter(|_| !leaked && !ended && !converted && !lost) else { continue };
+        // Handed to the next of its process, it is known to be over when that has not taken it.
+        let handed = if waits_for(facts, last, over) { OFFER } else { 0 };
+        let by = over + handed + TOLD + process.paused_within(over, over + handed + TOLD);
+        let told = facts.about(id).any(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= by);
+        // Its end comes by itself in the meantime.
+        let expires = facts.vouched(id, &facts.about(id).collect::<Vec<_>>(), by) <= by;
+        findings.add_unless(told || expires, last.index, || {
+            format!("{id:?} is over at {over} us, and the server is not told by {by} us")
+        });
+    }
+    findings
+}
+
+/// Whether somebody of its process waited for a hold when it was let go of.
+fn waits_for(facts: &Facts<'_>, held: &GuardFacts, over: Micros) -> bool {
+    facts.attempts.values().any(|attempt| {
+        let same = attempt.process == held.process && attempt.wish.lock == held.wish.lock;
+        same && attempt.asked <= over && attempt.ended.is_none_or(|(ended, _)| ended >= over)
+    })
+}
+
+/// Somebody asks the server for whoever waits on a runtime that goes on, or its process has the lock.
+pub(super) fn waiters(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("11 waiters");
+    let asked = asked(facts);
+    for (number, attempt) in &facts.attempts {
+        let waits = !attempt.wish.once && attempt.wish.within.is_none();
+        let process = facts.process(attempt.process);
+        let ended = attempt.ended.map_or(facts.over, |(ended, _)| ended);
+        if !waits || process.stopped.is_empty() {
+            continue;
+        }
+        let side = (attempt.process, attempt.wish.lock, attempt.wish.mode);
+        let mut from = attempt.asked;
+        let asks = asked.get(&side).into_iter().flatten().copied().filter(|at| *at > attempt.asked && *at < ended);
+        for at in asks.chain([ended]) {
+            let most = ASKED + facts.asleep(attempt, from, at);
+            let span = (from, at);
+            findings.add_unless(at - from <= most || has_it(facts, attempt, span), attempt.index, || {
+                format!("attempt {number} waits, and nobody asks for it from {from} us to {at} us")
+            });
+            from = at;
+        }
+    }
+    findings
+}
+
+/// When each process has asked for each side of each lock.
+fn asked(facts: &Facts<'_>) -> HashMap<(Process, Lock, Mode), Vec<Micros>> {
+    let mut asked: HashMap<_, Vec<_>> = HashMap::new();
+    for request in facts.requests.values() {
+        if let (Op::Acquire { .. } | Op::Time, Some(attempt)) = (request.op, request.attempt) {
+            let mode = facts.attempts[&attempt].wish.mode;
+            asked.entry((request.process, request.lock, mode)).or_default().push(request.sent);
+        }
+    }
+    asked
+}
+
+/// Whether its process had the lock in that span, but for as long as it takes to hand it on.
+fn has_it(facts: &Facts<'_>, attempt: &AttemptFacts, (from, to): (Micros, Micros)) -> bool {
+    let mut held: Vec<_> = facts
+        .guards
+        .values()
+        .filter(|guard| guard.process == attempt.process && guard.wish.lock == attempt.wish.lock)
+        .map(|guard| {
+            (guard.granted, guard.over.map_or(Micros::MAX, |over| guard.lost.map_or(over, |lost| lost.min(over))))
+        })
+        .collect();
+    held.sort_unstable();
+    let mut free = from;
+    for (granted, over) in held {
+        if granted > free.saturating_add(ASKED) {
+            break;
+        }
+        free = free.max(over);
+    }
+    free.saturating_add(ASKED) >= to
+}

@@ -1,0 +1,71 @@
+//! Promise 9: every key has a ttl, and idle entries go away. And whoever waits is served.
+
+use super::Findings;
+use super::facts::{Facts, MS, SECOND};
+use crate::testing::simulation::history::{Micros, Process, What};
+
+/// The longest lease of the simulation, and more than any margin.
+const LONGEST: Micros = 10_200 * MS;
+
+pub(super) fn ttl_and_end(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("9 tidiness");
+    for (at, _, what) in facts.each() {
+        match what {
+            What::Applied { forget_ms, after, .. } => {
+                let covered = after.held.iter().chain(&after.queue).all(|held| held.deadline_ms < *forget_ms);
+                findings.add_unless(covered, at, || format!("the key is forgotten at {forget_ms} under {after:?}"));
+            }
+            What::NotIdle { process } => findings.add(at, format!("process {process} never comes to rest")),
+            What::ReleaseReply { records, subscribers } if records + subscribers > 0 => {
+                findings.add(at, format!("{records} records and {subscribers} subscribers never go away"));
+            }
+            _ => {}
+        }
+    }
+    findings
+}
+
+pub(super) fn everybody_served(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("service");
+    for (number, attempt) in &facts.attempts {
+        findings.add_unless(attempt.ended.is_some(), attempt.index, || format!("attempt {number} never ends"));
+    }
+    let mut unreachable = Findings::of("8 close");
+    let mut closing = std::collections::BTreeMap::new();
+    for (at, now, what) in facts.each() {
+        match what {
+            What::Closing { process } => {
+                closing.insert(process, (at, now));
+            }
+            What::ClosedNow { process, told } => {
+                let Some((_, began)) = closing.remove(process) else { continue };
+                if !told && !was_silent(facts, *process, began, now) {
+                    unreachable.add(at, format!("process {process} is told that nobody answers"));
+                }
+                let paused = facts.process(*process).paused_within(began, now);
+                findings.add_unless(now - began <= LONGEST + paused, at, || {
+                    format!("close takes until {} s after its begin", (now - began) / SECOND)
+                });
+            }
+            _ => {}
+        }
+    }
+    for (process, (at, _)) in closing {
+        findings.add_unless(facts.process(*process).crashed.is_some(), at, || format!("{process} is never closed"));
+    }
+    findings.found.append(&mut unreachable.found);
+    findings
+}
+
+/// Whether a request of a process went unanswered, or was not yet answered, in that time; or nothing was.
+fn was_silent(facts: &Facts<'_>, process: Process, from: Micros, until: Micros) -> bool {
+    let of_process = facts.requests.values().filter(|request| request.process == process && request.sent <= until);
+    let unheard = of_process.filter(|request| request.attempt.is_none()).any(|request| {
+        match (&request.answered, request.failed) {
+            (Some((at, _)), _) => *at > until,
+            (None, Some(at)) => at >= from,
+            (None, None) => request.sent >= from,
+        }
+    });
+    unheard || facts.process(process).paused_within(from, until) > 0
+}

@@ -1,0 +1,101 @@
+//! Promise 2: tokens strictly increase from phase to phase, across loss of the key too; readers of a phase share one.
+
+use std::collections::BTreeMap;
+
+use super::Findings;
+use super::facts::{Facts, Given};
+use crate::scheme::Mode;
+use crate::testing::simulation::history::{Id, Lock, Micros, Op, Seen, What};
+
+pub(super) fn grow(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("2 tokens");
+    let mut highest: BTreeMap<Lock, u64> = BTreeMap::new();
+    let mut given: BTreeMap<Id, (u64, u64)> = BTreeMap::new();
+    let mut given_by_deposed: BTreeMap<Id, (u64, u64)> = BTreeMap::new();
+    let mut began: BTreeMap<u64, Micros> = BTreeMap::new();
+    let mut passed: BTreeMap<Id, u64> = BTreeMap::new();
+    for (at, now, what) in facts.each() {
+        match what {
+            What::Applied { deposed, lock, op, before, after, .. } => {
+                let highest = highest.entry(*lock).or_default();
+                let grants = Given::by(what);
+                if *deposed {
+                    let blocks = grants.iter().map(|grant| (grant.id, (grant.token, grant.tokens)));
+                    given_by_deposed.extend(blocks);
+                    continue;
+                }
+                let mut phase = phase_of((before, after), *op, &given);
+                for grant in &grants {
+                    match expected(grant, before, &given, phase) {
+                        Some(expected) => findings.add_unless(grant.token == expected, at, || {
+                            format!("{:?} has token {} in the phase of {expected}", grant.id, grant.token)
+                        }),
+                        None => findings.add_unless(grant.token > *highest, at, || {
+                            format!("a phase begins with token {} after {highest}", grant.token)
+                        }),
+                    }
+                    if grant.mode == Mode::Read {
+                        phase = Some(grant.token);
+                    }
+                    *highest = (*highest).max(grant.token + grant.tokens - 1);
+                    given.insert(grant.id, (grant.token, grant.tokens));
+                    began.entry(grant.token).or_insert(now);
+                }
+            }
+            What::Granted { guard, id, token, .. } => {
+                let held = &facts.guards[guard];
+                let blocks = [given.get(id), given_by_deposed.get(id)];
+                let within = |(first, tokens): &(u64, u64)| (*first..first + tokens).contains(token);
+                findings.add_unless(blocks.into_iter().flatten().any(within), at, || {
+                    format!("guard {guard} has token {token}, the servers gave {blocks:?}")
+                });
+                if held.mode == Mode::Write && held.wish.within.is_none() {
+                    let last = passed.insert(*id, *token);
+                    findings.add_unless(last.is_none_or(|last| last < *token), at, || {
+                        format!("the turn of guard {guard} has token {token} after {last:?}")
+                    });
+                }
+                if let Some(outer) = held.wish.within {
+                    let outer = facts.guards[&outer].token;
+                    findings.add_unless(outer == *token, at, || format!("{token} is nested in {outer}"));
+                }
+            }
+            What::Fenced { guard, valid: true, token, accepted: false } => {
+                let facts_of = &facts.guards[guard];
+                // A replica that is behind may bring a read phase back that others have overtaken, for readers to join.
+                let began = began.range(..=*token).next_back().map(|(_, began)| *began).unwrap_or_default();
+                let overtaken = facts.losses.iter().any(|loss| began <= *loss && *loss <= now);
+                // One that knows nothing of the new primary goes on, with the later token.
+                let passed = facts.deposed.get(&facts_of.wish.lock).is_some_and(|deposed| token <= deposed);
+                let excused = overtaken || passed || facts.excused(facts_of.id, now);
+                findings.add_unless(excused, at, || {
+                    format!("the resource rejects token {token} of guard {guard}, which is valid")
+                });
+            }
+            _ => {}
+        }
+    }
+    findings
+}
+
+/// The token that a grant must have; without one it must be higher than all before.
+fn expected(grant: &Given, before: &Seen, given: &BTreeMap<Id, (u64, u64)>, phase: Option<u64>) -> Option<u64> {
+    let is_there = before.held.iter().any(|held| held.id == grant.id);
+    match given.get(&grant.id).filter(|_| is_there) {
+        Some((token, _)) => Some(*token),
+        None if grant.mode == Mode::Read => phase,
+        None => None,
+    }
+}
+
+/// The token of the read phase that is there and goes on.
+fn phase_of((before, after): (&Seen, &Seen), op: Op, given: &BTreeMap<Id, (u64, u64)>) -> Option<u64> {
+    let ends = match op {
+        Op::Force { seen } if before.token <= seen => return None,
+        Op::Leave { id } => Some(id),
+        Op::Conversion { old, .. } => Some(old).filter(|old| after.held.iter().all(|held| held.id != *old)),
+        _ => None,
+    };
+    let mut readers = before.held.iter().filter(|held| held.mode == Mode::Read && Some(held.id) != ends);
+    readers.find_map(|held| given.get(&held.id)).map(|(token, _)| *token)
+}

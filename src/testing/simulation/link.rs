@@ -1,0 +1,413 @@
+//! The fault layer as one process sees it: a scheme whose requests travel through the [`World`]. It treats silence, late
+//! replies and limits as the transport to real servers does.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use futures_util::stream::BoxStream;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use super::history::{Lock, What};
+use super::mutants::Mutant;
+use super::world::{Address, Answer, Delivery, Fates, Parcel, Unsubscribe, World, lock_of};
+use crate::clock::Clock;
+use crate::health::{NodeHealth, Traffic};
+use crate::key::{Key, Listing};
+use crate::lease::{self, Anchor, Moment, ServerTime};
+use crate::scheme::{
+    Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Notice,
+    ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
+};
+
+/// As the transport has it.
+const MAX_ANCHOR_AGE: Duration = Duration::from_secs(5);
+
+pub(super) struct Link {
+    pub(super) world: Arc<World>,
+    pub(super) address: Address,
+    pub(super) response_timeout: Duration,
+    pub(super) clock_margin: Duration,
+    anchor: Arc<Mutex<Option<Anchor>>>,
+    /// The last acquisition that was sent, for each lock.
+    pub(super) asked: Arc<Mutex<BTreeMap<Lock, AcquisitionId>>>,
+    /// Acquisitions that the server has been told to forget, or to turn.
+    left: Mutex<HashSet<AcquisitionId>>,
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Link").field(&self.address.process).finish()
+    }
+}
+
+impl Link {
+    pub(super) fn new(
+        world: &Arc<World>,
+        address: Address,
+        response_timeout: Duration,
+        clock_margin: Duration,
+    ) -> Self {
+        let anchor = Arc::default();
+        world.listens(&address, &anchor);
+        Self {
+            world: Arc::clone(world),
+            address,
+            response_timeout,
+            clock_margin,
+            anchor,
+            asked: Arc::default(),
+            left: Mutex::default(),
+        }
+    }
+
+    /// Sends one request and waits for its answer, as long as one is believed.
+    async fn carry(&self, key: &Arc<Key>, parcel: Parcel) -> Attempt<Answer> {
+        let fates = self.world.fates(&parcel);
+        self.carry_on(key, parcel, fates).await
+    }
+
+    async fn carry_on(&self, key: &Arc<Key>, parcel: Parcel, fates: Fates) -> Attempt<Answer> {
+        let (world, gate) = (&self.world, &self.address.gate);
+        self.goes_with_a_runtime(&parcel).await;
+        gate.pass().await;
+        let sent = world.clock.now();
+        let (request, answered) = world.post(self.address.process, key, &parcel, fates);
+        let delivery = self.await_delivery(sent, &parcel, answered).await;
+        gate.pass().await;
+        let now = world.clock.now();
+        let believes_all = self.believes_late(&parcel);
+        match delivery {
+            // A process that stood still sees the reply before the timer: the clock decides.
+            Some(Delivery::Answered(answer, server)) if believes_all || now.since(sent) <= self.response_timeout => {
+                world.record(What::Answered { request, reply: answer.reply() });
+                *self.anchor.lock() = Some(Anchor { sent, server });
+                let Some(answer) = self.misheard(answer) else {
+                    let stray_until = sent.after(lease::stray_span(self.response_timeout, self.clock_margin));
+                    return Err(Failure::Unknown { stray_until, source: None });
+                };
+                let sent = match world.mutant {
+                    Some(Mutant::DeadlineFromReply) => now,
+                    // Counted from the next copy.
+                    Some(Mutant::LateGrantBelieved) if now.since(sent) > self.response_timeout => {
+                        sent.after(self.response_timeout)
+                    }
+                    _ => sent,
+                };
+                Ok(Answered { sent, server, value: answer })
+            }
+            Some(Delivery::Refused) => {
+                world.record(What::NotDone { request });
+                Err(Failure::NotDone { source: None })
+            }
+            Some(Delivery::Answered(..)) | None => {
+                world.record(What::Unanswered { request });
+                *self.anchor.lock() = None;
+                if world.mutant == Some(Mutant::SlowRenewal) && matches!(parcel, Parcel::Renew { .. }) {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                let stray_until = sent.after(lease::stray_span(self.response_timeout, self.clock_margin));
+                self.unanswered(sent, stray_until, &parcel)
+            }
+        }
+    }
+
+    /// What belongs to no runtime, or to another one than the first, goes with that.
+    async fn goes_with_a_runtime(&self, parcel: &Parcel) {
+        let goes = matches!(
+            (self.world.mutant, parcel),
+            (Some(Mutant::RenewsWithTheFirst), Parcel::Renew { .. })
+                | (Some(Mutant::ReleasesWithTheFirst), Parcel::Leave { .. })
+                | (Some(Mutant::AsksWithTheFirst), Parcel::Acquire { .. })
+        );
+        if let Some(first) = self.address.first.get().filter(|_| goes) {
+            first.driven().await;
+        }
+    }
+
+    /// What a wrong process makes of an answer. `None` where it takes it for silence.
+    fn misheard(&self, answer: Answer) -> Option<Answer> {
+        Some(match (self.world.mutant, answer) {
+            (Some(Mutant::LossIsSilence), Answer::Renewed(Renewed::Lost { .. })) => return None,
+            (Some(Mutant::ReleaseIsAlwaysFine), Answer::ReleaseReply(_)) => Answer::ReleaseReply(ReleaseReply::Held),
+            (Some(Mutant::ForceNotTold), Answer::Renewed(Renewed::Lost { .. })) => {
+                Answer::Renewed(Renewed::Lost { forced: None })
+            }
+            (Some(Mutant::ForceNotTold), Answer::ReleaseReply(ReleaseReply::None(absence))) => {
+                Answer::ReleaseReply(ReleaseReply::None(Absence { forced: None, ..absence }))
+            }
+            (Some(Mutant::RefusalIsLoss), Answer::Converted(Converted::Refused)) => {
+                Answer::Converted(Converted::Lost { forced: None })
+            }
+            (Some(Mutant::LateConversionIsRefused), Answer::Converted(Converted::Late)) => {
+                Answer::Converted(Converted::Refused)
+            }
+            (Some(Mutant::LateIsDenial), Answer::Acquired(Acquired::Late)) => {
+                Answer::Acquired(Acquired::Contended { retry_in: Duration::from_millis(100) })
+            }
+            (Some(Mutant::NoPause), Answer::Acquired(Acquired::Queued { .. })) => {
+                Answer::Acquired(Acquired::Queued { retry_in: Duration::from_millis(1) })
+            }
+            (_, answer) => answer,
+        })
+    }
+
+    fn believes_late(&self, parcel: &Parcel) -> bool {
+        self.world.mutant == Some(Mutant::LateGrantBelieved) && matches!(parcel, Parcel::Acquire { .. })
+    }
+
+    fn unanswered(&self, sent: Moment, stray_until: Moment, parcel: &Parcel) -> Attempt<Answer> {
+        let wrong = match (self.world.mutant, parcel) {
+            (Some(Mutant::SilenceIsDenial), Parcel::Acquire { .. }) => {
+                Some(Answer::Acquired(Acquired::Contended { retry_in: Duration::from_millis(100) }))
+            }
+            (Some(Mutant::LostAtOnce), Parcel::Renew { .. }) => Some(Answer::Renewed(Renewed::Lost { forced: None })),
+            _ => None,
+        };
+        match wrong {
+            Some(value) => Ok(Answered { sent, server: ServerTime::default(), value }),
+            None => Err(Failure::Unknown { stray_until, source: None }),
+        }
+    }
+
+    async fn await_delivery(
+        &self,
+        sent: Moment,
+        parcel: &Parcel,
+        answered: tokio::sync::oneshot::Receiver<Delivery>,
+    ) -> Option<Delivery> {
+        let clock = self.world.clock;
+        let mut answered = Box::pin(async move {
+            match answered.await {
+                Ok(delivery) => delivery,
+                Err(_) => std::future::pending().await,
+            }
+        });
+        tokio::select! {
+            biased;
+            delivery = &mut answered => return Some(delivery),
+            () = clock.sleep_until(sent.after(self.response_timeout)) => {}
+        }
+        if self.world.mutant == Some(Mutant::WaitsForEver) {
+            return Some(answered.await);
+        }
+        if self.believes_late(parcel) {
+            return tokio::time::timeout(Duration::from_secs(3), answered).await.ok();
+        }
+        None
+    }
+
+    /// The server's time after which a request that is sent now must not be carried out.
+    async fn not_after_ms(&self, key: &Arc<Key>) -> Result<u64, Failure> {
+        loop {
+            self.address.gate.pass().await;
+            let now = self.world.clock.now();
+            let anchor = *self.anchor.lock();
+            if let Some(anchor) = anchor.filter(|anchor| anchor.age_at(now) <= MAX_ANCHOR_AGE) {
+                return Ok(anchor.server_time_at(now).after(self.response_timeout).as_millis_up());
+            }
+            if self.carry(key, Parcel::Time).await.is_err() {
+                // Nothing of the acquisition was sent.
+                return Err(Failure::NotDone { source: None });
+            }
+        }
+    }
+
+    async fn renew_one(&self, renewal: &Renewal, fates: Fates) -> Attempt<Renewed> {
+        let Renewal { key, id, lease } = renewal;
+        let lease = if self.world.mutant == Some(Mutant::RenewsShort) { &(*lease / 2) } else { lease };
+        if self.world.mutant == Some(Mutant::ConvertedUnrenewed) && self.left.lock().contains(id) {
+            return Err(Failure::NotDone { source: None });
+        }
+        if self.world.mutant == Some(Mutant::RenewalOutlivesGuard) {
+            self.renew_for_ever(renewal);
+        }
+        let answer = self.carry_on(key, Parcel::Renew { id: id.clone(), lease: *lease }, fates).await?;
+        Ok(map(answer, |answer| match answer {
+            Answer::Renewed(renewed) => renewed,
+            other => unreachable!("a renewal is answered by {other:?}"),
+        }))
+    }
+
+    fn listening(&self, key: &Key, (notices, end): (mpsc::UnboundedReceiver<Notice>, Unsubscribe)) -> Subscription {
+        let notices = match self.world.mutant {
+            Some(Mutant::DeafToNotices) => mpsc::unbounded_channel().1,
+            Some(Mutant::StaleNotice) => self.with_stale(lock_of(key), notices),
+            _ => notices,
+        };
+        Subscription { notices, _end: Box::new(end) }
+    }
+
+    /// Each notice comes once more, when it is over, as one of what was asked for since.
+    fn with_stale(&self, lock: Lock, mut notices: mpsc::UnboundedReceiver<Notice>) -> mpsc::UnboundedReceiver<Notice> {
+        let (to, passed_on) = mpsc::unbounded_channel();
+        let asked = Arc::clone(&self.asked);
+        drop(tokio::spawn(async move {
+            while let Some(notice) = notices.recv().await {
+                to.send(notice.clone()).ok();
+                let Notice::Granted { at, answer, .. } = notice else { continue };
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                if let Some(id) = asked.lock().get(&lock) {
+                    let at = at.after(Duration::from_secs(3600));
+                    to.send(Notice::Granted { id: id.shared(), at, answer }).ok();
+                }
+            }
+        }));
+        passed_on
+    }
+
+    fn renew_for_ever(&self, renewal: &Renewal) {
+        let (world, process, renewal) = (Arc::clone(&self.world), self.address.process, renewal.clone());
+        drop(tokio::spawn(async move {
+            for _ in 0..20 {
+                tokio::time::sleep(renewal.lease / 3).await;
+                let parcel = Parcel::Renew { id: renewal.id.clone(), lease: renewal.lease };
+                let fates = world.fates(&parcel);
+                drop(world.post(process, &renewal.key, &parcel, fates));
+            }
+        }));
+    }
+}
+
+fn map<T, U>(answer: Answered<T>, map: impl FnOnce(T) -> U) -> Answered<U> {
+    Answered { sent: answer.sent, server: answer.server, value: map(answer.value) }
+}
+
+/// Requests outlive their senders, so they own their keys.
+fn owned(key: &Key) -> Arc<Key> {
+    Arc::new(key.clone())
+}
+
+impl Scheme for Link {
+    fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
+        Box::pin(async move {
+            let key = owned(key);
+            let before = self.asked.lock().insert(lock_of(&key), request.id.clone());
+            if self.world.mutant == Some(Mutant::SlowHeartbeat) && before.as_ref() == Some(&request.id) {
+                tokio::time::sleep(Duration::from_secs(10)).await;
+            }
+            let not_after_ms = self.not_after_ms(&key).await?;
+            let answer = self.carry(&key, Parcel::Acquire { request: request.clone(), not_after_ms }).await?;
+            Ok(map(answer, |answer| match answer {
+                Answer::Acquired(acquired) => acquired,
+                other => unreachable!("an acquisition is answered by {other:?}"),
+            }))
+        })
+    }
+
+    fn convert<'a>(
+        &'a self,
+        key: &'a Key,
+        old: &'a AcquisitionId,
+        request: &'a AcquireRequest,
+    ) -> BoxFuture<'a, Attempt<Converted>> {
+        Box::pin(async move {
+            let key = owned(key);
+            if self.world.mutant == Some(Mutant::ConvertedUnrenewed) {
+                self.left.lock().insert(old.clone());
+            }
+            let not_after_ms = self.not_after_ms(&key).await?;
+            let answer = self
+                .carry(&key, Parcel::Conversion { old: old.clone(), request: request.clone(), not_after_ms })
+                .await?;
+            Ok(map(answer, |answer| match answer {
+                Answer::Converted(converted) => converted,
+                other => unreachable!("a turn is answered by {other:?}"),
+            }))
+        })
+    }
+
+    fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+        Box::pin(async move {
+            if self.world.mutant == Some(Mutant::LeavesOnce) && !self.left.lock().insert(id.clone()) {
+                let sent = self.world.clock.now();
+                return Ok(Answered {
+                    sent,
+                    server: ServerTime::default(),
+                    value: ReleaseReply::None(Absence::default()),
+                });
+            }
+            let answer = self.carry(&owned(key), Parcel::Leave { id: id.clone() }).await?;
+            Ok(map(answer, |answer| match answer {
+                Answer::ReleaseReply(left) => left,
+                other => unreachable!("a release is answered by {other:?}"),
+            }))
+        })
+    }
+
+    fn renew<'a>(&'a self, _: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
+        // One pipeline: they arrive together, or none does.
+        let Some(first) = batch.first() else {
+            return Box::pin(std::future::ready(Vec::new()));
+        };
+        let fates = self.world.fates(&Parcel::Renew { id: first.id.clone(), lease: first.lease });
+        Box::pin(join_all(batch.iter().map(move |renewal| self.renew_one(renewal, fates))))
+    }
+
+    fn changes(&self) -> Option<BoxStream<'static, ()>> {
+        None
+    }
+
+    fn route(&self, key: &Key) -> Route {
+        // Two nodes.
+        Route(["even", "odd"][usize::from(lock_of(key) % 2)].into())
+    }
+
+    fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
+        Box::pin(async move {
+            let answer = self.carry(&owned(key), Parcel::Inspect).await?;
+            Ok(map(answer, |answer| match answer {
+                Answer::View(view) => view,
+                other => unreachable!("an inspection is answered by {other:?}"),
+            }))
+        })
+    }
+
+    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
+        Box::pin(async move {
+            let answer = self.carry(&owned(key), Parcel::Force { seen: seen.token }).await?;
+            Ok(map(answer, |answer| match answer {
+                Answer::Forced(forced) => forced,
+                other => unreachable!("a force is answered by {other:?}"),
+            }))
+        })
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn subscribe(&self, key: &Key, _: &str) -> Option<Subscription> {
+        if self.world.mutant == Some(Mutant::NeverSubscribes) {
+            return None;
+        }
+        Some(self.listening(key, self.world.subscribe(self.address.process, key)))
+    }
+
+    fn subscribed(&self, key: &Key, _: &str) -> Option<Subscription> {
+        if self.world.mutant == Some(Mutant::NeverSubscribes) {
+            return None;
+        }
+        let subscribed = self.world.subscribed(self.address.process, key)?;
+        Some(self.listening(key, subscribed))
+    }
+
+    fn names<'a>(&'a self, _: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
+        unreachable!("nobody in the simulation lists locks")
+    }
+
+    fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>> {
+        unreachable!("nobody in the simulation asks for it")
+    }
+
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
+
+    fn clock(&self) -> Clock {
+        self.world.clock
+    }
+}

@@ -1,0 +1,162 @@
+//! Machines: a process runs on each, with its runtimes and their tasks, and stands still, dies or is closed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::gate::Pausable;
+use super::history::{Process, What};
+use super::runtime::Runtime;
+use super::workload::{Actor, Leaked, SimManager};
+use super::world::{Address, World};
+use crate::manager::RwLockManager as _;
+use crate::reentry::OwnerId;
+
+/// One machine: the process that runs there, and its tasks.
+pub(super) struct Machine {
+    world: Arc<World>,
+    leaked: Leaked,
+    pub(super) address: Address,
+    pub(super) manager: SimManager,
+    /// Those that have not ended, and how many there have been.
+    runtimes: Vec<Arc<Runtime>>,
+    next_runtime: u32,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Machine {
+    pub(super) fn start(world: &Arc<World>, leaked: &Leaked, process: Process, things: u32) -> Self {
+        let address = Address::new(process);
+        let manager = SimManager::start(world, &address);
+        let mut machine = Self {
+            world: Arc::clone(world),
+            leaked: Arc::clone(leaked),
+            address,
+            manager,
+            runtimes: Vec::new(),
+            next_runtime: 0,
+            tasks: Vec::new(),
+        };
+        for _ in 0..world.profile.runtimes {
+            machine.start_runtime();
+        }
+        let many = world.draw(|rng| rng.u32(1..=4));
+        for task in 0..many.max(world.profile.runtimes) {
+            machine.spawn(usize::try_from(task).expect("few"), things);
+        }
+        machine
+    }
+
+    fn start_runtime(&mut self) {
+        let runtime = Runtime::new(self.next_runtime);
+        self.next_runtime += 1;
+        self.address.first.get_or_init(|| Arc::clone(&runtime));
+        self.runtimes.push(runtime);
+    }
+
+    fn spawn(&mut self, task: usize, things: u32) {
+        let runtime = &self.runtimes[task % self.runtimes.len()];
+        let actor = Actor {
+            world: Arc::clone(&self.world),
+            address: self.address.clone(),
+            manager: self.manager.clone(),
+            rng: self.world.draw(fastrand::Rng::fork),
+            owner: OwnerId::new(),
+            leaked: Arc::clone(&self.leaked),
+            runtime: Arc::clone(runtime),
+        };
+        let driven = runtime.drives(actor.work(things));
+        self.tasks.push(tokio::spawn(Pausable::new(&self.address.gate, driven)));
+    }
+
+    pub(super) fn pause(&self, for_ms: u64) {
+        if !self.address.gate.is_open() {
+            return;
+        }
+        let (world, address) = (Arc::clone(&self.world), self.address.clone());
+        address.gate.close();
+        world.record(What::Paused { process: address.process, for_ms });
+        drop(tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(for_ms)).await;
+            if !address.gate.is_dead() {
+                world.record(What::Resumed { process: address.process });
+                address.gate.open();
+            }
+        }));
+    }
+
+    /// Nobody drives one of its runtimes, for so long or any more.
+    pub(super) fn stop_runtime(&self, pick: usize, for_ms: Option<u64>) {
+        let (world, process) = (Arc::clone(&self.world), self.address.process);
+        let runtime = Arc::clone(&self.runtimes[pick % self.runtimes.len()]);
+        if !runtime.is_driven() || self.address.gate.is_dead() {
+            return;
+        }
+        runtime.stops();
+        world.record(What::RuntimeStopped { process, runtime: runtime.number, for_ms });
+        let Some(for_ms) = for_ms else { return };
+        let gate = Arc::clone(&self.address.gate);
+        drop(tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(for_ms)).await;
+            if !runtime.has_ended() && !gate.is_dead() {
+                world.record(What::RuntimeGoesOn { process, runtime: runtime.number });
+                runtime.goes_on();
+            }
+        }));
+    }
+
+    /// One of its runtimes ends, and another one begins.
+    pub(super) fn end_runtime(&mut self, pick: usize, leaks: bool, things: u32) {
+        if self.address.gate.is_dead() {
+            return;
+        }
+        let runtime = self.runtimes.remove(pick % self.runtimes.len());
+        self.ends(&runtime, leaks);
+        self.start_runtime();
+        self.spawn(self.runtimes.len() - 1, things);
+    }
+
+    fn ends(&self, runtime: &Runtime, leaks: bool) {
+        let process = self.address.process;
+        self.world.record(What::RuntimeEnded { process, runtime: runtime.number, leaks });
+        runtime.ends(leaks);
+    }
+
+    /// What nobody drives any more ends at last.
+    pub(super) fn end_stopped_runtimes(&self) {
+        let stopped = self.runtimes.iter().filter(|runtime| !runtime.is_driven());
+        for runtime in stopped.filter(|_| !self.address.gate.is_dead()) {
+            self.ends(runtime, false);
+        }
+    }
+
+    /// Nothing of it happens any more.
+    pub(super) fn crash(&mut self) {
+        self.world.record(What::Crashed { process: self.address.process });
+        self.world.all_leave(self.address.process);
+        self.address.gate.crash();
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+
+    pub(super) fn close(&mut self) {
+        let (world, address, manager) = (Arc::clone(&self.world), self.address.clone(), self.manager.clone());
+        let inner = async move {
+            let process = address.process;
+            world.record(What::Closing { process });
+            let told = manager.close().await.is_ok();
+            world.record(What::ClosedNow { process, told });
+        };
+        self.tasks.push(tokio::spawn(Pausable::new(&self.address.gate, inner)));
+    }
+
+    /// Returns when all its tasks have ended.
+    pub(super) async fn join(&mut self) {
+        for task in self.tasks.drain(..) {
+            match task.await {
+                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                Ok(()) | Err(_) => {}
+            }
+        }
+    }
+}

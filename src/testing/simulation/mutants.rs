@@ -1,0 +1,458 @@
+//! Locks that are wrong on purpose, to see that a checker says so. They live in the fault layer: the product has none.
+
+use std::collections::HashMap;
+
+use super::world::{Answer, Parcel, operate};
+use crate::key::Key;
+use crate::lease::{FencingToken, ServerTime};
+use crate::scheme::memory::{News, Record};
+use crate::scheme::{
+    AcquireRequest, Acquired, AcquisitionId, Converted, Granted, MAX_TOKENS, Mode, ReleaseReply, Renewed,
+};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Mutant {
+    /// The server lets a writer in beside readers.
+    WriterBesideReaders,
+    /// A release ends whatever holds the lock.
+    ReleaseOfAnybody,
+    /// Validity is counted from the reply.
+    DeadlineFromReply,
+    /// A renewal brings a hold back.
+    RenewalRecreates,
+    /// A renewal with a shorter lease shortens the hold.
+    RenewalShortens,
+    /// Tokens are counted up, from one again after a loss.
+    PlainTokens,
+    /// Each reader of a phase has a token of its own.
+    TokenForEachReader,
+    /// A reply that came after the response timeout is taken for the answer to the next copy.
+    LateGrantBelieved,
+    /// A repeated acquisition counts as one more.
+    RetryCountsTwice,
+    /// Copies are carried out after their limit.
+    LimitIgnored,
+    /// A hold is renewed though its guard is gone.
+    RenewalOutlivesGuard,
+    /// A grant is answered that was not recorded.
+    GrantNotRecorded,
+    /// A silent server counts as one that says "others hold it".
+    SilenceIsDenial,
+    /// A waiter asks again after ten seconds.
+    SlowHeartbeat,
+    /// One failed renewal is told as a loss.
+    LostAtOnce,
+    /// A renewal that failed is repeated a second later.
+    SlowRenewal,
+    /// Waiting ends long before `unreachable_after`.
+    GivesUpSoon,
+    /// Waiting ends long after `unreachable_after`.
+    GivesUpLate,
+    /// There is no response timeout.
+    WaitsForEver,
+    /// Records are kept for ever.
+    NeverForgets,
+    /// A copy of a force that comes late ends what came after it.
+    ForceEndsNewer,
+    /// Who comes later is served first.
+    OutOfOrder,
+    /// A writer that waits is not seen by the readers of its process.
+    UnseenWriter,
+    /// A reader is let in beside readers though a writer waits.
+    ReaderPassesWriter,
+    /// The writer that came last is served first.
+    NewestFirst,
+    /// A waiter that was cancelled stays in the queue.
+    CancelledStays,
+    /// A waiter is granted a full lease, claimed or not.
+    FullLeaseUnclaimed,
+    /// A notice names another waiter.
+    NoticeToAnother,
+    /// A notice of before is taken for one of a new grant.
+    StaleNotice,
+    /// A downgrade lets the next writer in.
+    DowngradeLetsWriterIn,
+    /// An upgrade is granted beside other readers.
+    UpgradeBesideReaders,
+    /// What was given back is not given back again when its last copy may have arrived.
+    LeavesOnce,
+    /// Readers join long after the server was asked.
+    SharesForEver,
+    /// A hold is passed on more often than it may.
+    OverBudget,
+    /// Holds are renewed for less than their guards want.
+    RenewsShort,
+    /// The server never says that a writer waits.
+    NoWriterWaits,
+    /// A release is fine though the server knew of no hold.
+    ReleaseIsAlwaysFine,
+    /// A renewal that is answered `lost` counts as one without an answer.
+    LossIsSilence,
+    /// That a hold was ended by force is not told.
+    ForceNotTold,
+    /// A repeated acquisition leaves the deadline where it is.
+    RepeatExtendsNothing,
+    /// A renewal is answered as if, and leaves the deadline where it is.
+    RenewalExtendsNothing,
+    /// Notices arrive, and nobody is told.
+    DeafToNotices,
+    /// No process has notices.
+    NeverSubscribes,
+    /// A look shows no waiters.
+    LooksAtHalf,
+    /// A waiter asks again at once.
+    NoPause,
+    /// The server does not remember who was ended by force.
+    ForgetsForce,
+    /// Each grant reserves tokens of the time to come.
+    TokensAhead,
+    /// The server keeps what a dead process had for longer than its lease.
+    KeepsTheDead,
+    /// A conversion that is refused is taken for one whose hold is gone.
+    RefusalIsLoss,
+    /// A hold is not renewed once it was to be converted.
+    ConvertedUnrenewed,
+    /// That a request came too late is taken for a denial.
+    LateIsDenial,
+    /// The same of a conversion.
+    LateConversionIsRefused,
+    /// Holds are renewed where the manager was used first, as long as that runtime is driven.
+    RenewsWithTheFirst,
+    /// The same of releases.
+    ReleasesWithTheFirst,
+    /// The same of whoever waits.
+    AsksWithTheFirst,
+}
+
+#[cfg(test)]
+pub(super) const ALL: [Mutant; 55] = [
+    Mutant::WriterBesideReaders,
+    Mutant::ReleaseOfAnybody,
+    Mutant::DeadlineFromReply,
+    Mutant::RenewalRecreates,
+    Mutant::RenewalShortens,
+    Mutant::PlainTokens,
+    Mutant::TokenForEachReader,
+    Mutant::LateGrantBelieved,
+    Mutant::RetryCountsTwice,
+    Mutant::LimitIgnored,
+    Mutant::RenewalOutlivesGuard,
+    Mutant::GrantNotRecorded,
+    Mutant::SilenceIsDenial,
+    Mutant::SlowHeartbeat,
+    Mutant::LostAtOnce,
+    Mutant::SlowRenewal,
+    Mutant::GivesUpSoon,
+    Mutant::GivesUpLate,
+    Mutant::WaitsForEver,
+    Mutant::NeverForgets,
+    Mutant::ForceEndsNewer,
+    Mutant::OutOfOrder,
+    Mutant::UnseenWriter,
+    Mutant::ReaderPassesWriter,
+    Mutant::NewestFirst,
+    Mutant::CancelledStays,
+    Mutant::FullLeaseUnclaimed,
+    Mutant::NoticeToAnother,
+    Mutant::StaleNotice,
+    Mutant::DowngradeLetsWriterIn,
+    Mutant::UpgradeBesideReaders,
+    Mutant::LeavesOnce,
+    Mutant::SharesForEver,
+    Mutant::OverBudget,
+    Mutant::RenewsShort,
+    Mutant::NoWriterWaits,
+    Mutant::ReleaseIsAlwaysFine,
+    Mutant::LossIsSilence,
+    Mutant::ForceNotTold,
+    Mutant::RepeatExtendsNothing,
+    Mutant::RenewalExtendsNothing,
+    Mutant::DeafToNotices,
+    Mutant::NeverSubscribes,
+    Mutant::LooksAtHalf,
+    Mutant::NoPause,
+    Mutant::ForgetsForce,
+    Mutant::KeepsTheDead,
+    Mutant::TokensAhead,
+    Mutant::RefusalIsLoss,
+    Mutant::ConvertedUnrenewed,
+    Mutant::LateIsDenial,
+    Mutant::LateConversionIsRefused,
+    Mutant::RenewsWithTheFirst,
+    Mutant::ReleasesWithTheFirst,
+    Mutant::AsksWithTheFirst,
+];
+
+/// What mutants remember.
+#[derive(Default)]
+pub(super) struct Wrong {
+    /// The last token of each lock, and which right ones stand for which.
+    tokens: HashMap<String, (u64, HashMap<u64, u64>)>,
+    asked: HashMap<AcquisitionId, AcquireRequest>,
+}
+
+impl Wrong {
+    /// The server lost its data.
+    pub(super) fn forget(&mut self) {
+        self.tokens.clear();
+    }
+
+    /// What the wrong server does with a request, and whom it tells of grants.
+    pub(super) fn operate(
+        &mut self,
+        mutant: Mutant,
+        key: &Key,
+        record: &mut Record,
+        now: ServerTime,
+        parcel: &Parcel,
+    ) -> (Answer, Vec<News>) {
+        if let Parcel::Acquire { request, .. } | Parcel::Conversion { request, .. } = parcel {
+            self.asked.insert(request.id.clone(), request.clone());
+        }
+        let answer = self.answer(mutant, record, now, parcel);
+        let mut news = record.take_news();
+        match mutant {
+            Mutant::PlainTokens | Mutant::TokenForEachReader | Mutant::TokensAhead => {
+                let answer = self.with_wrong_token(mutant, key, answer);
+                for news in &mut news {
+                    news.granted = self.wrong_token(mutant, key, news.granted);
+                }
+                return (answer, news);
+            }
+            Mutant::NoWriterWaits => {
+                for news in &mut news {
+                    news.granted.writers_waiting = false;
+                }
+                return (without_writers(answer), news);
+            }
+            Mutant::LooksAtHalf => {
+                if let Answer::View(view) = answer {
+                    return (Answer::View(crate::scheme::View { waiters: Vec::new(), ..view }), news);
+                }
+            }
+            Mutant::FullLeaseUnclaimed => {
+                for news in &mut news {
+                    let lease = self.asked[&news.id].lease;
+                    record.set_lease(now, &news.id, lease);
+                    news.granted.remaining = lease;
+                }
+            }
+            Mutant::NoticeToAnother => {
+                let waiting = record.live_waiters(now.as_micros() / 1000);
+                if let (Some(news), Some((id, _, _))) = (news.first_mut(), waiting.first()) {
+                    news.id = parse(id);
+                }
+            }
+            _ => {}
+        }
+        (answer, news)
+    }
+
+    #[allow(clippy::too_many_lines)] // one arm for each mutant
+    fn answer(&mut self, mutant: Mutant, record: &mut Record, now: ServerTime, parcel: &Parcel) -> Answer {
+        let now_ms = now.as_micros() / 1000;
+        let holds = |record: &Record, id: &AcquisitionId| {
+            record.live_holds(now_ms).iter().any(|(held, _, _)| held == id.as_str())
+        };
+        match (mutant, parcel) {
+            (Mutant::WriterBesideReaders, Parcel::Acquire { request, not_after_ms })
+                if request.mode == Mode::Write && record.is_read() && now_ms <= *not_after_ms =>
+            {
+                record.let_in(now, request);
+                operate(record, now, parcel)
+            }
+            (Mutant::ReaderPassesWriter, Parcel::Acquire { request, not_after_ms })
+                if request.mode == Mode::Read
+                    && record.is_read()
+                    && record.a_writer_waits()
+                    && !holds(record, &request.id)
+                    && now_ms <= *not_after_ms =>
+            {
+                record.let_in(now, request);
+                operate(record, now, parcel)
+            }
+            (Mutant::ReleaseOfAnybody, Parcel::Leave { id }) => {
+                for (other, _, _) in record.live_holds(now_ms) {
+                    record.leave(now, &parse(&other));
+                }
+                record.leave(now, id);
+                Answer::ReleaseReply(ReleaseReply::Held)
+            }
+            (Mutant::CancelledStays, Parcel::Leave { id })
+                if record.live_waiters(now_ms).iter().any(|(waiting, _, _)| waiting == id.as_str()) =>
+            {
+                Answer::ReleaseReply(ReleaseReply::Queued)
+            }
+            (Mutant::NewestFirst, Parcel::Acquire { .. }) => {
+                let before = record.live_waiters(now_ms).len();
+                let answer = operate(record, now, parcel);
+                if record.live_waiters(now_ms).len() > before {
+                    record.newest_writer_first();
+                }
+                answer
+            }
+            (Mutant::DowngradeLetsWriterIn, Parcel::Conversion { request, .. }) if request.mode == Mode::Read => {
+                let answer = operate(record, now, parcel);
+                if matches!(answer, Answer::Converted(Converted::Granted(_))) {
+                    record.let_writer_in(now);
+                }
+                answer
+            }
+            (Mutant::UpgradeBesideReaders, Parcel::Conversion { old, request, not_after_ms })
+                if request.mode == Mode::Write && holds(record, old) && now_ms <= *not_after_ms =>
+            {
+                self.upgrade_beside(record, now, (old, parcel))
+            }
+            (Mutant::RenewalRecreates, Parcel::Renew { id, lease }) => match record.renew(now, id, *lease) {
+                Renewed::Lost { .. } if self.asked.contains_key(id) => {
+                    record.let_in(now, &AcquireRequest { lease: *lease, ..self.asked[id].clone() });
+                    Answer::Renewed(record.renew(now, id, *lease))
+                }
+                renewed => Answer::Renewed(renewed),
+            },
+            (Mutant::RenewalShortens, Parcel::Renew { id, lease }) if holds(record, id) => {
+                // Half of what was asked for, from now on.
+                record.set_lease(now, id, *lease / 2);
+                Answer::Renewed(Renewed::Renewed { remaining: *lease / 2 })
+            }
+            (Mutant::RepeatExtendsNothing, Parcel::Acquire { request, .. }) if holds(record, &request.id) => {
+                unextended(record, now, &request.id, |record| operate(record, now, parcel))
+            }
+            (Mutant::RenewalExtendsNothing, Parcel::Renew { id, lease }) if holds(record, id) => {
+                unextended(record, now, id, |_| Answer::Renewed(Renewed::Renewed { remaining: *lease }))
+            }
+            (Mutant::KeepsTheDead, Parcel::Acquire { request, .. }) if record.live_holds(now_ms).is_empty() => {
+                if let Some(dead) = record.last_dead(now_ms).filter(|dead| *dead != request.id.as_str()) {
+                    record.set_lease(now, &parse(&dead), request.lease);
+                }
+                operate(record, now, parcel)
+            }
+            (Mutant::ForgetsForce, Parcel::Force { .. }) => {
+                let answer = operate(record, now, parcel);
+                record.forget_force();
+                answer
+            }
+            (Mutant::RetryCountsTwice, Parcel::Acquire { request, .. }) => {
+                let repeated = holds(record, &request.id);
+                let answer = operate(record, now, parcel);
+                if repeated && request.mode == Mode::Read && record.is_read() {
+                    record.let_in(now, &AcquireRequest { id: twin(&request.id), ..request.clone() });
+                }
+                answer
+            }
+            (Mutant::ForceEndsNewer, Parcel::Force { .. }) => {
+                Answer::Forced(record.force(now, FencingToken::from_wire(1 << 53)))
+            }
+            (Mutant::NeverForgets, Parcel::Acquire { .. }) => {
+                let answer = operate(record, now, parcel);
+                record.keep_for_ever();
+                answer
+            }
+            (Mutant::LimitIgnored, Parcel::Acquire { request, .. }) => {
+                Answer::Acquired(record.acquire(now, u64::MAX, request))
+            }
+            (Mutant::LimitIgnored, Parcel::Conversion { old, request, .. }) => {
+                Answer::Converted(record.convert(now, u64::MAX, old, request))
+            }
+            (Mutant::GrantNotRecorded, Parcel::Acquire { request, .. }) => {
+                let kept = record.clone();
+                let answer = operate(record, now, parcel);
+                if request.mode == Mode::Read && matches!(answer, Answer::Acquired(Acquired::Granted { .. })) {
+                    *record = kept;
+                }
+                answer
+            }
+            _ => operate(record, now, parcel),
+        }
+    }
+
+    fn upgrade_beside(&self, record: &mut Record, now: ServerTime, (old, parcel): (&AcquisitionId, &Parcel)) -> Answer {
+        let now_ms = now.as_micros() / 1000;
+        let others: Vec<_> = record.live_holds(now_ms).into_iter().filter(|(id, _, _)| id != old.as_str()).collect();
+        for (id, _, _) in &others {
+            record.leave(now, &parse(id));
+        }
+        let answer = operate(record, now, parcel);
+        for (id, mode, _) in others {
+            if let Some(other) = self.asked.get(&parse(&id)).filter(|_| mode == Mode::Read) {
+                record.let_in(now, other);
+            }
+        }
+        answer
+    }
+
+    fn with_wrong_token(&mut self, mutant: Mutant, key: &Key, answer: Answer) -> Answer {
+        match answer {
+            Answer::Acquired(Acquired::Granted(granted)) => {
+                Answer::Acquired(Acquired::Granted(self.wrong_token(mutant, key, granted)))
+            }
+            Answer::Converted(Converted::Granted(granted)) => {
+                Answer::Converted(Converted::Granted(self.wrong_token(mutant, key, granted)))
+            }
+            other => other,
+        }
+    }
+
+    fn wrong_token(&mut self, mutant: Mutant, key: &Key, granted: Granted) -> Granted {
+        let (last, phases) = self.tokens.entry(key.name().to_owned()).or_default();
+        let right = granted.token.as_u64();
+        let wrong = if mutant == Mutant::TokenForEachReader {
+            *last += 1;
+            right + *last
+        } else if mutant == Mutant::TokensAhead {
+            *phases.entry(right).or_insert_with(|| {
+                let first = (*last + 1).max(right);
+                *last = first + MAX_TOKENS - 1;
+                first
+            })
+        } else {
+            *phases.entry(right).or_insert_with(|| {
+                let first = *last + 1;
+                *last += granted.tokens;
+                first
+            })
+        };
+        Granted { token: FencingToken::from_wire(wrong).expect("small"), ..granted }
+    }
+}
+
+fn without_writers(answer: Answer) -> Answer {
+    let alone = |granted: Granted| Granted { writers_waiting: false, ..granted };
+    match answer {
+        Answer::Acquired(Acquired::Granted(granted)) => Answer::Acquired(Acquired::Granted(alone(granted))),
+        Answer::Converted(Converted::Granted(granted)) => Answer::Converted(Converted::Granted(alone(granted))),
+        other => other,
+    }
+}
+
+/// What an operation answers that leaves a deadline where it was.
+fn unextended(
+    record: &mut Record,
+    now: ServerTime,
+    id: &AcquisitionId,
+    operate: impl FnOnce(&mut Record) -> Answer,
+) -> Answer {
+    let now_ms = now.as_micros() / 1000;
+    let deadline = |record: &Record| {
+        record.live_holds(now_ms).into_iter().find(|(held, _, _)| held == id.as_str()).map_or(0, |held| held.2)
+    };
+    let before = deadline(record);
+    let answer = operate(record);
+    record.set_lease(now, id, std::time::Duration::from_millis(before - now_ms));
+    answer
+}
+
+fn parse(id: &str) -> AcquisitionId {
+    let mut parts = id.splitn(3, '.');
+    let mut next = || parts.next().expect("an id");
+    let (manager, n, label) = (next(), next(), next());
+    AcquisitionId::new(manager, n.parse().expect("a number"), label)
+}
+
+/// The id of the same holder counted once more.
+fn twin(id: &AcquisitionId) -> AcquisitionId {
+    let mut parts = id.as_str().splitn(3, '.');
+    let mut next = || parts.next().expect("an id");
+    let (manager, n, label) = (next(), next(), next());
+    AcquisitionId::new(manager, n.parse::<u64>().expect("a number") + 1_000_000, label)
+}

@@ -1,0 +1,155 @@
+//! What goes wrong in a run, and how often.
+
+use super::scenes::Scene;
+
+/// What happens in a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Story {
+    /// Whatever the seed says.
+    Chance,
+    /// One of the [`scenes`](super::scenes).
+    Scene(Scene),
+}
+
+/// Chances are per mille for each message, counts are for each run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Profile {
+    pub(super) name: &'static str,
+    pub(super) lost_request: u32,
+    pub(super) lost_reply: u32,
+    /// On its way for up to 2.5 s: beyond every response timeout, and out of order.
+    pub(super) slow: u32,
+    /// Carried out twice, the second time later.
+    pub(super) copied: u32,
+    pub(super) notice_lost: u32,
+    pub(super) notice_late: u32,
+    pub(super) pauses: u32,
+    pub(super) crashes: u32,
+    pub(super) closes: u32,
+    pub(super) outages: u32,
+    /// The server starts again without its data.
+    pub(super) empties: u32,
+    /// A replica takes over that has not heard of the last writes.
+    pub(super) stale: u32,
+    /// A primary freezes, a replica takes over, and the frozen one wakes up and answers for a while.
+    pub(super) splits: u32,
+    pub(super) steps: u32,
+    /// How many runtimes use the manager of each process.
+    pub(super) runtimes: u32,
+    /// Nobody drives one of them for a while, or any more.
+    pub(super) runtime_stops: u32,
+    pub(super) runtime_ends: u32,
+    /// How far apart server clocks may be, in milliseconds.
+    pub(super) step_band_ms: i64,
+    /// Operators at work, per mille of what users do.
+    pub(super) forces: u32,
+    /// How long the server needs for one request, in milliseconds; meanwhile the others wait.
+    pub(super) service_ms: u64,
+    /// How many records of others one request may touch, if not as many as on a server.
+    pub(super) records: Option<usize>,
+    /// What users do.
+    pub(super) story: Story,
+    /// No message takes time.
+    pub(super) hot: bool,
+}
+
+const CALM: Profile = Profile {
+    name: "calm",
+    lost_request: 0,
+    lost_reply: 0,
+    slow: 0,
+    copied: 0,
+    notice_lost: 0,
+    notice_late: 0,
+    pauses: 0,
+    crashes: 0,
+    closes: 0,
+    outages: 0,
+    empties: 0,
+    stale: 0,
+    splits: 0,
+    steps: 0,
+    runtimes: 1,
+    runtime_stops: 0,
+    runtime_ends: 0,
+    step_band_ms: 90,
+    forces: 0,
+    service_ms: 0,
+    records: None,
+    story: Story::Chance,
+    hot: false,
+};
+
+pub(super) const LOSSY: Profile = Profile {
+    name: "lossy network",
+    lost_request: 30,
+    lost_reply: 40,
+    slow: 60,
+    copied: 60,
+    notice_lost: 300,
+    notice_late: 200,
+    ..CALM
+};
+
+pub(super) const DYING: Profile =
+    Profile { name: "dying processes", slow: 20, notice_lost: 100, pauses: 4, crashes: 3, closes: 2, ..CALM };
+
+const SERVER: Profile = Profile { name: "bad server", slow: 20, outages: 3, steps: 6, notice_lost: 100, ..CALM };
+
+pub(super) const LOSING: Profile =
+    Profile { name: "lost data", lost_reply: 20, slow: 20, empties: 2, stale: 2, steps: 2, ..CALM };
+
+pub(super) const ALL: Profile = Profile {
+    name: "everything",
+    pauses: 3,
+    crashes: 2,
+    closes: 1,
+    outages: 2,
+    empties: 1,
+    stale: 1,
+    steps: 3,
+    forces: 40,
+    ..LOSSY
+};
+
+/// Two primaries at once.
+pub(super) const SPLIT: Profile =
+    Profile { name: "two primaries", slow: 20, lost_reply: 20, splits: 2, forces: 10, ..CALM };
+
+/// The server has as much to do as it can: requests wait for each other, some for longer than anybody waits for an answer.
+const BUSY: Profile = Profile { name: "busy server", service_ms: 8, notice_lost: 50, pauses: 1, ..CALM };
+
+/// Two waiters are a crowd.
+const CROWDED: Profile = Profile { name: "small batches", records: Some(2), crashes: 1, forces: 10, ..LOSSY };
+
+/// Several runtimes use one manager: some are not driven for a while or any more, some end.
+pub(super) const RUNTIMES: Profile =
+    Profile { name: "several runtimes", runtimes: 3, runtime_stops: 6, runtime_ends: 3, notice_lost: 50, ..CALM };
+
+/// Within what the contract assumes.
+pub(super) const PROFILES: [Profile; 9] = [CALM, LOSSY, DYING, SERVER, LOSING, ALL, SPLIT, BUSY, CROWDED];
+
+/// Tokens are taken as fast as they can be, and then the data is lost.
+pub(super) const HOT: Profile = Profile { name: "hot lock", hot: true, ..Profile::of_scene(Scene::HotLock) };
+
+/// Server clocks far beyond the margin: exclusion is expected to break.
+pub(super) const WILD_CLOCKS: Profile = Profile { name: "wild clocks", steps: 30, step_band_ms: 8_000, ..CALM };
+
+impl Profile {
+    /// A scene in which nothing goes wrong by chance.
+    pub(super) const fn of_scene(scene: Scene) -> Self {
+        Self { name: "scene", story: Story::Scene(scene), ..CALM }
+    }
+
+    /// The one that is asked for by name in the environment, or that of the seed.
+    pub(super) fn chosen(seed: u64) -> Self {
+        let name = std::env::var("PROFILE").unwrap_or_default();
+        let all = PROFILES.into_iter().chain([RUNTIMES]);
+        all.into_iter().find(|profile| profile.name == name).unwrap_or_else(|| Self::of_seed(seed))
+    }
+
+    pub(super) fn of_seed(seed: u64) -> Self {
+        let pick = usize::try_from(seed % PROFILES.len() as u64).expect("small");
+        PROFILES[pick]
+    }
+}

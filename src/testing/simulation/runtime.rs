@@ -1,0 +1,176 @@
+//! The runtimes of a virtual process. What a runtime drives is polled as long as the runtime goes on, and is dropped when it
+//! ends. All of them share the one clock of the run, and what the engine does in the background belongs to none of them.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+
+use super::gate::{Gate, Pausable};
+use super::history::{Guard as GuardNo, Letting, What};
+use super::workload::{AnyGuard, Leaked};
+use super::world::World;
+use crate::scheme::BoxFuture;
+
+/// One runtime.
+#[derive(Default)]
+pub(super) struct Runtime {
+    pub(super) number: u32,
+    /// Closed while nobody drives it.
+    gate: Arc<Gate>,
+    tasks: Mutex<Vec<Weak<Seat>>>,
+    ended: AtomicBool,
+    /// The guards of its tasks are forgotten when it ends.
+    leaks: AtomicBool,
+}
+
+/// Where a task is until it is done or its runtime ends.
+#[derive(Default)]
+struct Seat {
+    task: Mutex<Option<BoxFuture<'static, ()>>>,
+    waker: Mutex<Option<Waker>>,
+}
+
+/// Polls the task at a seat; over when there is none.
+pub(super) struct Driven(Arc<Seat>);
+
+impl Future for Driven {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        *self.0.waker.lock() = Some(cx.waker().clone());
+        let mut task = self.0.task.lock();
+        let Some(polled) = task.as_mut() else {
+            return Poll::Ready(());
+        };
+        std::task::ready!(polled.as_mut().poll(cx));
+        *task = None;
+        Poll::Ready(())
+    }
+}
+
+impl Runtime {
+    pub(super) fn new(number: u32) -> Arc<Self> {
+        Arc::new(Self { number, ..Self::default() })
+    }
+
+    /// The task as it runs here.
+    pub(super) fn drives(&self, task: impl Future<Output = ()> + Send + 'static) -> Pausable<Driven> {
+        let seat = Arc::new(Seat { task: Mutex::new(Some(Box::pin(task))), waker: Mutex::default() });
+        self.tasks.lock().push(Arc::downgrade(&seat));
+        Pausable::new(&self.gate, Driven(seat))
+    }
+
+    /// Nobody drives it from now on.
+    pub(super) fn stops(&self) {
+        self.gate.close();
+    }
+
+    pub(super) fn goes_on(&self) {
+        self.gate.open();
+    }
+
+    pub(super) fn is_driven(&self) -> bool {
+        self.gate.is_open()
+    }
+
+    /// Returns when somebody drives it; never, once it has ended.
+    pub(super) async fn driven(&self) {
+        self.gate.pass().await;
+        if self.has_ended() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    /// All its tasks are dropped, wherever they are. Their guards are dropped with them, or forgotten.
+    pub(super) fn ends(&self, leaks: bool) {
+        self.leaks.store(leaks, Ordering::SeqCst);
+        self.ended.store(true, Ordering::SeqCst);
+        for seat in std::mem::take(&mut *self.tasks.lock()).iter().filter_map(Weak::upgrade) {
+            let task = seat.task.lock().take();
+            drop(task);
+            if let Some(waker) = seat.waker.lock().take() {
+                waker.wake();
+            }
+        }
+        // Whoever waits for the tasks finds that they are over.
+        self.gate.open();
+    }
+}
+
+/// A guard in the hand of a task.
+pub(super) struct Hand {
+    pub(super) world: Arc<World>,
+    pub(super) runtime: Arc<Runtime>,
+    pub(super) leaked: Leaked,
+    pub(super) number: GuardNo,
+    pub(super) guard: Option<AnyGuard>,
+    /// What was forgotten keeps others out for as long as it may last.
+    pub(super) may_leak: bool,
+}
+
+impl Hand {
+    pub(super) fn opens(mut self) -> AnyGuard {
+        self.guard.take().expect("it is opened once")
+    }
+}
+
+impl std::ops::Deref for Hand {
+    type Target = AnyGuard;
+
+    fn deref(&self) -> &AnyGuard {
+        self.guard.as_ref().expect("it is opened once")
+    }
+}
+
+impl Drop for Hand {
+    fn drop(&mut self) {
+        let Some(guard) = self.guard.take().filter(|_| self.runtime.has_ended()) else {
+            return;
+        };
+        let leaks = self.may_leak && self.runtime.leaks.load(Ordering::SeqCst);
+        let how = if leaks { Letting::Leak } else { Letting::Drop };
+        self.world.record(What::LetGo { guard: self.number, how });
+        self.world.leaves(self.number);
+        if leaks {
+            self.leaked.lock().push(guard);
+        }
+    }
+}
+
+/// What happens should the runtime end before it is known how something went on.
+pub(super) struct Otherwise {
+    world: Arc<World>,
+    runtime: Arc<Runtime>,
+    events: Vec<What>,
+}
+
+impl Otherwise {
+    pub(super) fn new(world: &Arc<World>, runtime: &Arc<Runtime>, events: Vec<What>) -> Self {
+        Self { world: Arc::clone(world), runtime: Arc::clone(runtime), events }
+    }
+
+    pub(super) fn known(mut self) {
+        self.events.clear();
+    }
+}
+
+impl Drop for Otherwise {
+    fn drop(&mut self) {
+        if !self.runtime.has_ended() {
+            return;
+        }
+        for what in self.events.drain(..) {
+            if let What::LetGo { guard, .. } = what {
+                self.world.leaves(guard);
+            }
+            self.world.record(what);
+        }
+    }
+}

@@ -1,0 +1,453 @@
+//! What users do: tasks that take locks in every way the crate offers, and let go of them in every way there is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::gate::{ActingFor, CutAt};
+use super::history::{Attempt, End, Guard as GuardNo, Id, Letting, Lock, Released, What, Wish};
+use super::link::Link;
+use super::mutants::Mutant;
+use super::runtime::{Hand, Otherwise, Runtime};
+use super::world::{Address, Live, World, is_valid, millis};
+use crate::acquire::Acquire;
+use crate::engine::Engine;
+use crate::error::{Error, LossReason, Result};
+use crate::guard::{Guard, HoldWatch, ReadGuard, WriteGuard};
+use crate::lease::FencingToken;
+use crate::lock::hold::HoldState;
+use crate::manager::{RwLockManager, Sealed};
+use crate::options::Options;
+use crate::reentry::OwnerId;
+use crate::scheme::Mode;
+
+/// A manager whose server is the world.
+#[derive(Clone, Debug)]
+pub(super) struct SimManager {
+    pub(super) engine: Arc<Engine>,
+}
+
+impl Sealed for SimManager {
+    #[allow(private_interfaces)]
+    fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+}
+
+impl RwLockManager for SimManager {}
+
+impl SimManager {
+    pub(super) fn start(world: &Arc<World>, address: &Address) -> Self {
+        let options = world.draw(|rng| Options {
+            response_timeout: Duration::from_millis([100, 200, 500][rng.usize(0..3)]),
+            unreachable_after: Duration::from_millis([2_000, 5_000][rng.usize(0..2)]),
+            share_window: Duration::from_millis([0, 10, 50, 400][rng.usize(0..4)]),
+            hand_over_budget: [1, 2, 5, 64][rng.usize(0..4)],
+            ..Options::default()
+        });
+        Self::with(world, address, options)
+    }
+
+    pub(super) fn with(world: &Arc<World>, address: &Address, options: Options) -> Self {
+        let options = Options { label: address.process.to_string(), ..options };
+        world.record(What::Started {
+            process: address.process,
+            response_timeout_ms: millis(options.response_timeout),
+            unreachable_after_ms: millis(options.unreachable_after),
+            clock_margin_ms: millis(options.clock_margin),
+            share_window_ms: millis(options.share_window),
+            hand_over_budget: options.hand_over_budget,
+        });
+        let options = match world.mutant {
+            Some(Mutant::GivesUpSoon) => Options { unreachable_after: options.unreachable_after / 4, ..options },
+            Some(Mutant::GivesUpLate) => Options { unreachable_after: options.unreachable_after * 4, ..options },
+            Some(Mutant::SharesForEver) => Options { share_window: Duration::from_secs(5), ..options },
+            Some(Mutant::OverBudget) => Options { hand_over_budget: 64, ..options },
+            _ => options,
+        };
+        let link = Link::new(world, address.clone(), options.response_timeout, options.clock_margin);
+        Self { engine: Arc::new(Engine::new(Arc::new(link), options)) }
+    }
+}
+
+/// A guard of either side.
+#[derive(Debug)]
+pub(super) enum AnyGuard {
+    Read(ReadGuard),
+    Write(WriteGuard),
+}
+
+macro_rules! either {
+    ($any:expr, $guard:ident => $then:expr) => {
+        match $any {
+            AnyGuard::Read($guard) => $then,
+            AnyGuard::Write($guard) => $then,
+        }
+    };
+}
+
+impl AnyGuard {
+    fn token(&self) -> FencingToken {
+        either!(self, guard => guard.fencing_token())
+    }
+
+    fn state(&self) -> HoldState {
+        either!(self, guard => guard.state())
+    }
+
+    fn remaining(&self) -> Duration {
+        either!(self, guard => guard.remaining())
+    }
+
+    fn watch(&self) -> HoldWatch {
+        either!(self, guard => guard.watch())
+    }
+
+    pub(super) async fn lost(&self) -> LossReason {
+        either!(self, guard => guard.lost().await)
+    }
+
+    pub(super) async fn release(self) -> Result<()> {
+        either!(self, guard => guard.release().await)
+    }
+
+    /// Makes it a guard of the other side, or gives it back with the reason why not.
+    pub(super) async fn turn(self) -> std::result::Result<Self, (Self, End)> {
+        match self {
+            Self::Write(guard) => guard.downgrade().await.map(Self::Read).map_err(|refused| {
+                let end = End::of(refused.error());
+                (Self::Write(refused.into_guard()), end)
+            }),
+            Self::Read(guard) => guard.try_upgrade().await.map(Self::Write).map_err(|refused| {
+                let end = End::of(refused.error());
+                (Self::Read(refused.into_guard()), end)
+            }),
+        }
+    }
+
+    /// As its debug output has it.
+    fn id(&self) -> Id {
+        let text = format!("{self:?}");
+        let id = text.split("id: \"").nth(1).and_then(|rest| rest.split('"').next()).expect("guards show their ids");
+        Id::of(id)
+    }
+}
+
+/// One task of a virtual process.
+pub(super) struct Actor {
+    pub(super) world: Arc<World>,
+    pub(super) address: Address,
+    pub(super) manager: SimManager,
+    pub(super) rng: fastrand::Rng,
+    pub(super) owner: OwnerId,
+    pub(super) leaked: Leaked,
+    /// Where it runs.
+    pub(super) runtime: Arc<Runtime>,
+}
+
+/// Where forgotten guards lie until the run is over.
+pub(super) type Leaked = Arc<parking_lot::Mutex<Vec<AnyGuard>>>;
+
+/// What a manager that was closed answers.
+struct Closed;
+
+impl Actor {
+    /// Does so many things, or as many as there are until the manager is closed.
+    pub(super) async fn work(mut self, things: u32) {
+        for _ in 0..things {
+            let think = self.rng.u64(0..400);
+            tokio::time::sleep(Duration::from_millis(think)).await;
+            let done = if self.rng.u32(0..5) == 0 { self.hurry().await } else { self.do_something().await };
+            if done.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Writes several times in a row and lets go at once, so that the tasks of a process hand the lock on.
+    async fn hurry(&mut self) -> std::result::Result<(), Closed> {
+        let lock = self.lock();
+        for _ in 0..self.rng.u32(2..6) {
+            let wish = Wish { mode: Mode::Write, once: false, wait_ms: None, reentrant: false, ..self.wish(lock) };
+            let Some((number, guard)) = self.take(wish).await? else {
+                return Ok(());
+            };
+            self.sample(number, &guard, lock);
+            let accepted = self.world.use_fenced(lock, guard.token());
+            let valid = is_valid(guard.state());
+            self.world.record(What::Fenced { guard: number, valid, token: guard.token().as_u64(), accepted });
+            self.let_go(number, guard, wish).await;
+        }
+        Ok(())
+    }
+
+    async fn do_something(&mut self) -> std::result::Result<(), Closed> {
+        let lock = self.lock();
+        let pick = self.rng.u32(0..1000);
+        if pick < self.world.profile.forces {
+            self.manager.force_release(&name(lock)).await.ok();
+            return Ok(());
+        }
+        if pick < self.world.profile.forces + 30 {
+            self.manager.inspect(&name(lock)).await.ok();
+            return Ok(());
+        }
+        let wish = self.wish(lock);
+        let Some((number, guard)) = self.take(wish).await? else {
+            return Ok(());
+        };
+        self.hold(number, &guard, lock).await;
+        let Some((number, guard)) = self.turn(number, guard, wish).await else {
+            return Ok(());
+        };
+        let nests = wish.reentrant && self.rng.u32(0..10) == 0;
+        let nested = if nests { self.nest(number, &guard, wish).await? } else { None };
+        self.let_go(number, guard, wish).await;
+        if let Some((inner, guard)) = nested {
+            self.let_go(inner, guard, Wish { within: Some(number), ..wish }).await;
+        }
+        Ok(())
+    }
+
+    /// One lock is much wanted.
+    fn lock(&mut self) -> Lock {
+        [b'a', b'a', b'a', b'b'][self.rng.usize(0..4)]
+    }
+
+    fn wish(&mut self, lock: Lock) -> Wish {
+        let rng = &mut self.rng;
+        let mode = if rng.u32(0..5) < 3 { Mode::Read } else { Mode::Write };
+        let lease_ms = [400, 1_000, 3_000, 10_000][rng.usize(0..4)];
+        let max_hold_ms = if rng.u32(0..4) == 0 { rng.u64(400..4_000) } else { 3_600_000 };
+        let wait_ms = (rng.u32(0..3) == 0).then(|| rng.u64(0..3_000));
+        let once = rng.u32(0..6) == 0;
+        Wish { lock, mode, lease_ms, max_hold_ms, wait_ms, once, reentrant: rng.bool(), within: None, converts: None }
+    }
+
+    /// A guard, unless it was denied or the future was dropped.
+    async fn take(&mut self, wish: Wish) -> std::result::Result<Option<(GuardNo, Hand)>, Closed> {
+        let attempt = self.asks(wish);
+        let cut_off = self.otherwise(vec![What::Failed { attempt, end: End::Cut }]);
+        let cut = (wish.within.is_none() && self.rng.u32(0..6) == 0).then(|| self.rng.u32(0..12));
+        // Some give up when they have been first in the queue for a while.
+        let impatient = (wish.within.is_none() && self.rng.u32(0..8) == 0).then(|| self.rng.u64(0..2_500));
+        if self.asks_later(wish) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let taking = ActingFor::new(&self.world, attempt, taking(self.manager.clone(), self.owner, wish));
+        let outcome = match (cut, impatient) {
+            (Some(waits), _) => CutAt::new(waits, taking).await,
+            (None, Some(for_ms)) => tokio::time::timeout(Duration::from_millis(for_ms), taking).await.ok(),
+            (None, None) => Some(taking.await),
+        };
+        cut_off.known();
+        let end = match outcome {
+            Some(Ok(Some(guard))) => return Ok(Some(self.in_hand(self.granted(attempt, guard, wish), wish))),
+            Some(Ok(None)) => End::Busy,
+            Some(Err(error)) => End::of(&error),
+            None => End::Cut,
+        };
+        self.world.record(What::Failed { attempt, end });
+        if end == End::Closed { Err(Closed) } else { Ok(None) }
+    }
+
+    pub(super) fn asks(&self, wish: Wish) -> Attempt {
+        let attempt = self.world.next_attempt();
+        let (process, runtime) = (self.address.process, self.runtime.number);
+        self.world.record(What::Asked { attempt, process, runtime, wish });
+        attempt
+    }
+
+    /// What happens should its runtime end.
+    fn otherwise(&self, events: Vec<What>) -> Otherwise {
+        Otherwise::new(&self.world, &self.runtime, events)
+    }
+
+    fn in_hand(&self, (number, guard): (GuardNo, AnyGuard), wish: Wish) -> (GuardNo, Hand) {
+        let (world, runtime, leaked) = (Arc::clone(&self.world), Arc::clone(&self.runtime), Arc::clone(&self.leaked));
+        let may_leak = may_leak(wish);
+        (number, Hand { world, runtime, leaked, number, guard: Some(guard), may_leak })
+    }
+
+    /// Whether it has a while in which nobody knows of it.
+    fn asks_later(&mut self, wish: Wish) -> bool {
+        let waits = wish.mode == Mode::Write && !wish.once;
+        match self.world.mutant {
+            Some(Mutant::UnseenWriter) => waits,
+            Some(Mutant::OutOfOrder) => waits && self.rng.bool(),
+            _ => false,
+        }
+    }
+
+    pub(super) fn granted(&self, attempt: Attempt, guard: AnyGuard, wish: Wish) -> (GuardNo, AnyGuard) {
+        let world = &self.world;
+        let (number, id) = (world.next_guard(), guard.id());
+        let remaining_us = u64::try_from(guard.remaining().as_micros()).expect("leases are short");
+        world.record(What::Granted { attempt, guard: number, id, token: guard.token().as_u64(), remaining_us });
+        let key = self.manager.engine.key(&name(wish.lock)).expect("a valid name");
+        let process = self.address.process;
+        world.enters(Live { guard: number, process, key, lock: wish.lock, id, watch: guard.watch() });
+        (number, guard)
+    }
+
+    /// Works under the lock until it is done or the hold is lost.
+    async fn hold(&mut self, number: GuardNo, guard: &AnyGuard, lock: Lock) {
+        for _ in 0..self.rng.u32(1..4) {
+            self.use_resource(number, guard, lock).await;
+            let long = self.rng.u32(0..6) == 0;
+            let rest = Duration::from_millis(if long { self.rng.u64(0..2_500) } else { self.rng.u64(0..200) });
+            tokio::select! {
+                biased;
+                reason = guard.lost() => {
+                    self.world.record(What::LossSeen { guard: number, reason });
+                    return;
+                }
+                () = tokio::time::sleep(rest) => {}
+            }
+        }
+    }
+
+    async fn use_resource(&mut self, number: GuardNo, guard: &AnyGuard, lock: Lock) {
+        self.sample(number, guard, lock);
+        let valid = is_valid(guard.state());
+        let accepted = self.world.use_fenced(lock, guard.token());
+        self.world.record(What::Fenced { guard: number, valid, token: guard.token().as_u64(), accepted });
+        let takes = Duration::from_millis(self.rng.u64(0..30));
+        self.world.record(What::Inside { guard: number, valid });
+        tokio::time::sleep(takes).await;
+        self.world.record(What::Outside { guard: number, valid: is_valid(guard.state()) });
+    }
+
+    pub(super) fn sample(&self, number: GuardNo, guard: &AnyGuard, lock: Lock) {
+        let key = self.manager.engine.key(&name(lock)).expect("a valid name");
+        let server_ms = self.world.server_ms(&key, guard.id());
+        let remaining = guard.remaining();
+        let remaining_us = Some(u64::try_from(remaining.as_micros()).expect("leases are short"));
+        let state = guard.state();
+        let (valid, confirmed) = (is_valid(state), state == HoldState::Held);
+        self.world.record(What::Sample { guard: number, valid, confirmed, remaining_us, server_ms });
+    }
+
+    /// Takes the lock once more as the same owner.
+    async fn nest(
+        &mut self,
+        outer: GuardNo,
+        guard: &AnyGuard,
+        wish: Wish,
+    ) -> std::result::Result<Option<(GuardNo, Hand)>, Closed> {
+        if !is_valid(guard.state()) {
+            return Ok(None);
+        }
+        let mode = if self.rng.bool() { Mode::Read } else { Mode::Write };
+        self.take(Wish { mode, once: true, within: Some(outer), ..wish }).await
+    }
+
+    /// Goes over to the other side, or stays. `None` when both holds are given up.
+    async fn turn(&mut self, number: GuardNo, guard: Hand, wish: Wish) -> Option<(GuardNo, Hand)> {
+        if self.rng.u32(0..4) != 0 {
+            return Some((number, guard));
+        }
+        let mode = match *guard {
+            AnyGuard::Read(_) => Mode::Write,
+            AnyGuard::Write(_) => Mode::Read,
+        };
+        let wish = Wish { mode, converts: Some(number), once: true, wait_ms: None, ..wish };
+        let attempt = self.asks(wish);
+        let lets_go = What::LetGo { guard: number, how: Letting::CutConversion };
+        let cut_off = self.otherwise(vec![What::Failed { attempt, end: End::Cut }, lets_go]);
+        let converting = ActingFor::new(&self.world, attempt, guard.opens().turn());
+        let cut = (self.rng.u32(0..6) == 0).then(|| self.rng.u32(0..8));
+        let outcome = match cut {
+            Some(waits) => CutAt::new(waits, converting).await,
+            None => Some(converting.await),
+        };
+        cut_off.known();
+        let how = if outcome.is_some() { Letting::Converted } else { Letting::CutConversion };
+        match outcome {
+            Some(Err((guard, end))) => {
+                self.world.record(What::Failed { attempt, end });
+                Some(self.in_hand((number, guard), wish))
+            }
+            Some(Ok(guard)) => {
+                self.world.record(What::LetGo { guard: number, how });
+                self.world.leaves(number);
+                let (number, guard) = self.in_hand(self.granted(attempt, guard, wish), wish);
+                self.hold(number, &guard, wish.lock).await;
+                Some((number, guard))
+            }
+            None => {
+                self.world.record(What::Failed { attempt, end: End::Cut });
+                self.world.record(What::LetGo { guard: number, how });
+                self.world.leaves(number);
+                None
+            }
+        }
+    }
+
+    async fn let_go(&mut self, number: GuardNo, guard: Hand, wish: Wish) {
+        self.sample(number, &guard, wish.lock);
+        let guard = guard.opens();
+        let pick = self.rng.u32(0..20);
+        let how = match pick {
+            0..5 => Letting::Drop,
+            5 if may_leak(wish) => Letting::Leak,
+            _ => Letting::Release,
+        };
+        self.world.record(What::LetGo { guard: number, how });
+        self.world.leaves(number);
+        match how {
+            Letting::Drop => drop(guard),
+            Letting::Leak => {
+                self.leaked.lock().push(guard);
+                // What it takes from now on is not nested in that.
+                self.owner = OwnerId::new();
+            }
+            Letting::Release => {
+                let cut = (pick > 16).then(|| self.rng.u32(0..4));
+                let cut_off = self.otherwise(vec![What::Released { guard: number, how: Released::Cut }]);
+                let outcome = match cut {
+                    Some(waits) => CutAt::new(waits, guard.release()).await,
+                    None => Some(guard.release().await),
+                };
+                cut_off.known();
+                self.world.record(What::Released { guard: number, how: released(outcome) });
+            }
+            Letting::Converted | Letting::CutConversion => unreachable!("no way to let go"),
+        }
+    }
+}
+
+/// Others would wait for an hour for some.
+fn may_leak(wish: Wish) -> bool {
+    wish.max_hold_ms < 10_000 && wish.within.is_none()
+}
+
+pub(super) fn released(outcome: Option<Result<()>>) -> Released {
+    match outcome {
+        Some(Ok(())) => Released::Ours,
+        Some(Err(Error::Lost { reason, .. })) => Released::Lost(reason),
+        Some(Err(Error::Unreachable { .. })) => Released::Unreachable,
+        Some(Err(other)) => panic!("no fault of the simulation leads to {other}"),
+        None => Released::Cut,
+    }
+}
+
+pub(super) fn name(lock: Lock) -> String {
+    char::from(lock).to_string()
+}
+
+pub(super) async fn taking(manager: SimManager, owner: OwnerId, wish: Wish) -> Result<Option<AnyGuard>> {
+    let name = name(wish.lock);
+    match wish.mode {
+        Mode::Read => Ok(asked(manager.read(&name), owner, wish).await?.map(AnyGuard::Read)),
+        Mode::Write => Ok(asked(manager.write(&name), owner, wish).await?.map(AnyGuard::Write)),
+    }
+}
+
+async fn asked<G: Guard>(acquire: Acquire<G>, owner: OwnerId, wish: Wish) -> Result<Option<G>> {
+    let mut acquire = if wish.reentrant { acquire.owner(owner) } else { acquire };
+    acquire = acquire.lease(Duration::from_millis(wish.lease_ms)).max_hold(Duration::from_millis(wish.max_hold_ms));
+    if let Some(wait_ms) = wish.wait_ms {
+        acquire = acquire.wait_timeout(Duration::from_millis(wait_ms));
+    }
+    if wish.once { acquire.try_now().await } else { acquire.await.map(Some) }
+}

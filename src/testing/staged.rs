@@ -1,0 +1,204 @@
+//! A memory between which and its clients a test stands: copies of requests are lost, or their answers wait.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+use futures_util::stream::BoxStream;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::clock::Clock;
+use crate::health::{NodeHealth, Traffic};
+use crate::key::{Key, Listing};
+use crate::lease::{Moment, ServerTime};
+use crate::scheme::memory::Memory;
+use crate::scheme::{
+    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, ReleaseReply,
+    Renewal, Renewed, Route, Scheme, Subscription, View,
+};
+
+/// How long a lost copy may yet arrive.
+pub(crate) const STRAY: Duration = Duration::from_secs(1);
+
+/// What becomes of one request.
+#[derive(Debug)]
+pub(crate) enum Fate {
+    /// It is not carried out, as far as anybody knows: its connection is cut.
+    Cut,
+    /// It is carried out, and the answer waits for a word.
+    Answered(oneshot::Receiver<()>),
+    /// The same, but that shows only at a word.
+    Silent(oneshot::Receiver<()>),
+    /// It was not carried out, and that is known.
+    NotDone,
+    /// It comes after its limit. For acquisitions only.
+    Late,
+}
+
+/// The scheme. What the test has no fate for is carried out at once.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    pub(crate) memory: Memory,
+    acquires: Mutex<VecDeque<Fate>>,
+    conversions: Mutex<VecDeque<Fate>>,
+    leaves: Mutex<VecDeque<Fate>>,
+    /// What was asked for, cut requests included.
+    asked: Mutex<Vec<AcquireRequest>>,
+    /// Answers to renewals wait for these.
+    words: Mutex<VecDeque<oneshot::Receiver<()>>>,
+    /// Which renewals came together, and when.
+    chunks: Mutex<Vec<(Moment, Vec<AcquisitionId>)>>,
+}
+
+impl Staged {
+    pub(crate) fn new(memory: Memory) -> Self {
+        Self {
+            memory,
+            acquires: Mutex::default(),
+            conversions: Mutex::default(),
+            leaves: Mutex::default(),
+            asked: Mutex::default(),
+            words: Mutex::default(),
+            chunks: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn next_acquire(&self, fate: Fate) {
+        self.acquires.lock().push_back(fate);
+    }
+
+    pub(crate) fn next_conversion(&self, fate: Fate) {
+        self.conversions.lock().push_back(fate);
+    }
+
+    pub(crate) fn next_leave(&self, fate: Fate) {
+        self.leaves.lock().push_back(fate);
+    }
+
+    pub(crate) fn last_request(&self) -> AcquireRequest {
+        self.asked.lock().last().expect("somebody has asked").clone()
+    }
+
+    /// How many acquisitions were asked for.
+    pub(crate) fn requests(&self) -> usize {
+        self.asked.lock().len()
+    }
+
+    /// The next renewals are carried out, and their answers wait for a word.
+    pub(crate) fn next_renewals(&self, word: oneshot::Receiver<()>) {
+        self.words.lock().push_back(word);
+    }
+
+    pub(crate) fn chunks(&self) -> Vec<(Moment, Vec<AcquisitionId>)> {
+        self.chunks.lock().clone()
+    }
+
+    async fn meet<T>(
+        &self,
+        fate: Option<Fate>,
+        act: impl Future<Output = Result<T, Failure>> + Send,
+    ) -> Result<T, Failure> {
+        match fate {
+            None => act.await,
+            Some(Fate::Cut) => {
+                Err(Failure::Unknown { stray_until: self.memory.clock().now().after(STRAY), source: None })
+            }
+            Some(Fate::Silent(word)) => {
+                drop(word.await);
+                Err(Failure::Unknown { stray_until: self.memory.clock().now().after(STRAY), source: None })
+            }
+            Some(Fate::Answered(word)) => {
+                let answer = act.await;
+                drop(word.await);
+                answer
+            }
+            Some(Fate::NotDone | Fate::Late) => Err(Failure::NotDone { source: None }),
+        }
+    }
+}
+
+impl Scheme for Staged {
+    fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
+        self.asked.lock().push(request.clone());
+        let fate = self.acquires.lock().pop_front();
+        if let Some(Fate::Late) = fate {
+            let clock = self.memory.clock();
+            let late = Answered { sent: clock.now(), server: ServerTime::default(), value: Acquired::Late };
+            return Box::pin(std::future::ready(Ok(late)));
+        }
+        Box::pin(self.meet(fate, self.memory.acquire(key, request)))
+    }
+
+    fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+        let fate = self.leaves.lock().pop_front();
+        Box::pin(self.meet(fate, self.memory.leave(key, id)))
+    }
+
+    fn convert<'a>(
+        &'a self,
+        key: &'a Key,
+        old: &'a AcquisitionId,
+        request: &'a AcquireRequest,
+    ) -> BoxFuture<'a, Attempt<Converted>> {
+        self.asked.lock().push(request.clone());
+        let fate = self.conversions.lock().pop_front();
+        Box::pin(self.meet(fate, self.memory.convert(key, old, request)))
+    }
+
+    fn renew<'a>(&'a self, route: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
+        let ids = batch.iter().map(|renewal| renewal.id.clone()).collect();
+        self.chunks.lock().push((self.memory.clock().now(), ids));
+        let word = self.words.lock().pop_front();
+        Box::pin(async move {
+            let answers = self.memory.renew(route, batch).await;
+            if let Some(word) = word {
+                drop(word.await);
+            }
+            answers
+        })
+    }
+
+    fn changes(&self) -> Option<BoxStream<'static, ()>> {
+        None
+    }
+
+    fn route(&self, key: &Key) -> Route {
+        self.memory.route(key)
+    }
+
+    fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
+        self.memory.inspect(key)
+    }
+
+    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
+        self.memory.force(key, seen)
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
+        self.memory.ready()
+    }
+
+    fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription> {
+        self.memory.subscribe(key, manager)
+    }
+
+    fn subscribed(&self, key: &Key, manager: &str) -> Option<Subscription> {
+        self.memory.subscribed(key, manager)
+    }
+
+    fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
+        self.memory.names(listing)
+    }
+
+    fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>> {
+        self.memory.health()
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.memory.traffic()
+    }
+
+    fn clock(&self) -> Clock {
+        self.memory.clock()
+    }
+}

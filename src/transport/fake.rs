@@ -1,0 +1,144 @@
+//! Servers that tests are: they say what they are told to, when they are told to.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+/// What a server says of itself.
+pub(super) fn hello(mode: &str) -> String {
+    let length = mode.len();
+    format!(
+        "%3\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$5\r\n7.0.0\r\n$4\r\nmode\r\n${length}\r\n{mode}\r\n"
+    )
+}
+
+pub(super) const TIME: &str = "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n";
+
+/// The command that begins at `from`, if it is there to its end.
+pub(super) fn command(said: &[u8], from: usize) -> Option<(Vec<String>, usize)> {
+    let text = std::str::from_utf8(said.get(from..)?).ok()?;
+    let mut lines = text.split_inclusive("\r\n");
+    let mut end = from;
+    let mut line = || {
+        let line = lines.next().filter(|line| line.ends_with("\r\n"))?;
+        end += line.len();
+        Some(line.trim_end().to_owned())
+    };
+    let count: usize = line()?.strip_prefix('*')?.parse().ok()?;
+    let mut words = Vec::new();
+    for _ in 0..count {
+        line()?;
+        words.push(line()?);
+    }
+    Some((words, end))
+}
+
+/// How a server answers scripts, and everything else if it does not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Pace {
+    /// Nothing is answered at all.
+    Never,
+    /// So many at a time, with this pause behind them.
+    Every(usize, Duration),
+}
+
+/// A server on which every script succeeds.
+pub(super) struct Fake {
+    pub(super) addr: SocketAddr,
+    pace: watch::Sender<Pace>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
+    connections: AtomicUsize,
+    scripts: AtomicUsize,
+    answered: AtomicUsize,
+    /// The most scripts that had come and were not answered.
+    peak: AtomicUsize,
+}
+
+impl Fake {
+    pub(super) async fn start(pace: Pace) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let addr = listener.local_addr().expect("bound");
+        let (pace, paces) = watch::channel(pace);
+        let counts = Arc::<Counts>::default();
+        let serving = Arc::clone(&counts);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                serving.connections.fetch_add(1, Ordering::SeqCst);
+                tokio::spawn(serve(stream, paces.clone(), Arc::clone(&serving)));
+            }
+        });
+        Self { addr, pace, counts }
+    }
+
+    pub(super) fn set(&self, pace: Pace) {
+        self.pace.send_replace(pace);
+    }
+
+    pub(super) fn connections(&self) -> usize {
+        self.counts.connections.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn scripts(&self) -> usize {
+        self.counts.scripts.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn peak(&self) -> usize {
+        self.counts.peak.load(Ordering::SeqCst)
+    }
+}
+
+/// Reads all that comes as it comes, and answers at the pace.
+async fn serve(stream: TcpStream, mut pace: watch::Receiver<Pace>, counts: Arc<Counts>) {
+    let (mut reading, mut writing) = stream.into_split();
+    let (take, mut taken) = tokio::sync::mpsc::unbounded_channel::<String>();
+    let seen = Arc::clone(&counts);
+    tokio::spawn(async move {
+        let (mut said, mut done) = (Vec::new(), 0);
+        while reading.read_buf(&mut said).await.is_ok_and(|count| count > 0) {
+            while let Some((words, end)) = command(&said, done) {
+                done = end;
+                let name = words[0].to_ascii_uppercase();
+                if name.starts_with("EVAL") {
+                    let scripts = seen.scripts.fetch_add(1, Ordering::SeqCst) + 1;
+                    seen.peak.fetch_max(scripts - seen.answered.load(Ordering::SeqCst), Ordering::SeqCst);
+                }
+                if take.send(name).is_err() {
+                    return;
+                }
+            }
+        }
+    });
+    let mut since_pause = 0;
+    while let Some(name) = taken.recv().await {
+        if pace.wait_for(|pace| *pace != Pace::Never).await.is_err() {
+            return;
+        }
+        let answer = match name.as_str() {
+            "HELLO" => hello("standalone"),
+            "TIME" => TIME.to_owned(),
+            name if name.starts_with("EVAL") => {
+                let Pace::Every(most, pause) = *pace.borrow() else { return };
+                if since_pause >= most {
+                    since_pause = 0;
+                    tokio::time::sleep(pause).await;
+                }
+                since_pause += 1;
+                counts.answered.fetch_add(1, Ordering::SeqCst);
+                "$17\r\nok - 1700000000 0\r\n".to_owned()
+            }
+            _ => "+OK\r\n".to_owned(),
+        };
+        if writing.write_all(answer.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}

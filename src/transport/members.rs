@@ -1,0 +1,246 @@
+//! All members of a cluster that were ever seen, and who of them is asked for the map next.
+//!
+//! Replicas are members like others: when the primaries that are known have all been replaced, they know by whom. Members
+//! that no map names any more are kept as well, since the map may have been a wrong one; of these only so many. They are
+//! asked last, and believed only if they still know a node that the others knew: by now their address may be that of a
+//! member of another cluster. The nodes that the user named are always believed.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::transport::slots::SlotMap;
+
+/// How many are asked at a time.
+pub(super) const MAX_ASKED: usize = 3;
+/// How many members are kept that the newest map does not name.
+const MAX_UNLISTED: usize = 1024;
+
+/// What speaks for or against asking a member, best first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Standing {
+    Connected,
+    Unconnected,
+    Suspect,
+    /// The newest map does not name it.
+    Unlisted,
+}
+
+#[derive(Debug)]
+pub(super) struct Members {
+    roll: HashMap<Arc<str>, Member>,
+    /// Within one cycle nobody is asked twice.
+    cycle: u64,
+    /// How many maps there have been.
+    maps: u64,
+    /// What the nodes of the newest one call themselves.
+    ids: HashSet<String>,
+    last_to_answer: Option<Arc<str>>,
+    /// In which cycle it did.
+    answered_in: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    /// In which cycle it was asked last.
+    asked: u64,
+    /// Which map was the last to name it.
+    listed: u64,
+    /// The user named it: it is never forgotten.
+    is_seed: bool,
+}
+
+impl Members {
+    pub(super) fn new(seeds: impl IntoIterator<Item = String>) -> Self {
+        let member = Member { asked: 0, listed: 0, is_seed: true };
+        let roll = seeds.into_iter().map(|seed| (Arc::from(seed), member)).collect();
+        Self { roll, cycle: 1, maps: 0, ids: HashSet::new(), last_to_answer: None, answered_in: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.roll.len()
+    }
+
+    pub(super) fn has(&self, address: &str) -> bool {
+        self.roll.contains_key(address)
+    }
+
+    pub(super) fn is_seed(&self, address: &str) -> bool {
+        self.roll.get(address).is_some_and(|member| member.is_seed)
+    }
+
+    pub(super) fn seeds(&self) -> Vec<Arc<str>> {
+        self.roll.iter().filter(|(_, member)| member.is_seed).map(|(address, _)| Arc::clone(address)).collect()
+    }
+
+    pub(super) fn answered_last(&self, address: &str) -> bool {
+        self.last_to_answer.as_deref() == Some(address)
+    }
+
+    /// Whom to ask in the next round: others than in the rounds before, until all were asked. As long as there are some with
+    /// an open connection, only these. Suspects are asked when nobody else has answered: an old primary that is cut off from
+    /// the others would name itself. After them come those that the newest map does not name.
+    pub(super) fn next(&mut self, standing: impl Fn(&str) -> Standing) -> Vec<Arc<str>> {
+        let mut candidates = self.unasked(&standing);
+        let has_answer = self.answered_in == self.cycle;
+        if candidates.first().is_none_or(|(best, _, _)| has_answer && *best >= Standing::Suspect) {
+            self.cycle += 1;
+            candidates = self.unasked(&standing);
+        }
+        candidates.truncate(MAX_ASKED);
+        if let Some((best, _, _)) = candidates.first() {
+            let best = *best;
+            candidates.retain(|(standing, _, _)| *standing == best);
+        }
+        let asked: Vec<_> = candidates.into_iter().map(|(_, _, address)| address).collect();
+        for address in &asked {
+            if let Some(member) = self.roll.get_mut(address) {
+                member.asked = self.cycle;
+            }
+        }
+        asked
+    }
+
+    /// Who was not asked in this cycle, in the order in which they are to be.
+    fn unasked(&self, standing: impl Fn(&str) -> Standing) -> Vec<(Standing, u64, Arc<str>)> {
+        let unasked = self.roll.iter().filter(|(_, member)| member.asked < self.cycle);
+        let standing = |address: &str, member: &Member| match self.is_listed(member) {
+            true => standing(address),
+            false => Standing::Unlisted,
+        };
+        let candidate = |(address, member): (&Arc<str>, &Member)| {
+            (standing(address, member), fastrand::u64(..), Arc::clone(address))
+        };
+        let mut candidates: Vec<_> = unasked.map(candidate).collect();
+        candidates.sort_unstable();
+        candidates
+    }
+
+    fn is_listed(&self, member: &Member) -> bool {
+        member.is_seed || member.listed == self.maps
+    }
+
+    /// Whether this map is one of our cluster. A member that is not is forgotten.
+    pub(super) fn believes(&mut self, address: &str, map: &SlotMap) -> bool {
+        let is_listed = self.roll.get(address).is_some_and(|member| self.is_listed(member));
+        let is_ours = is_listed || self.ids.is_empty() || !self.ids.is_disjoint(map.ids());
+        if !is_ours {
+            self.roll.remove(address);
+        }
+        is_ours
+    }
+
+    /// The next question is a new one: whoever has an open connection comes first again.
+    pub(super) fn begin_again(&mut self) {
+        self.cycle += 1;
+    }
+
+    /// A member has told a map.
+    pub(super) fn answered(&mut self, address: &Arc<str>, map: &SlotMap) {
+        self.maps += 1;
+        self.ids.clone_from(map.ids());
+        for listed in map.everybody().chain([address]) {
+            let member = Member { asked: 0, listed: self.maps, is_seed: false };
+            self.roll.entry(Arc::clone(listed)).or_insert(member).listed = self.maps;
+        }
+        self.last_to_answer = Some(Arc::clone(address));
+        self.answered_in = self.cycle;
+        self.forget_unlisted();
+    }
+
+    /// Those that were not named for the longest time go first, of these any. Whoever answered last stays, whatever it said.
+    fn forget_unlisted(&mut self) {
+        let unlisted = self.roll.iter().filter(|(_, member)| member.listed < self.maps && !member.is_seed);
+        let mut unlisted: Vec<_> =
+            unlisted.map(|(address, member)| (member.listed, fastrand::u64(..), Arc::clone(address))).collect();
+        if let Some(surplus) = unlisted.len().checked_sub(MAX_UNLISTED) {
+            unlisted.sort_unstable();
+            for (_, _, address) in unlisted.iter().take(surplus) {
+                self.roll.remove(address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::Value;
+
+    use super::*;
+
+    fn seeds(count: usize) -> Members {
+        Members::new((0..count).map(|n| format!("h:{n}")))
+    }
+
+    #[test]
+    fn each_round_asks_others_until_all_were_asked() {
+        let mut members = seeds(10);
+        let mut asked = HashSet::new();
+        for _ in 0..4 {
+            let round = members.next(|_| Standing::Unconnected);
+            assert!(round.len() <= MAX_ASKED);
+            asked.extend(round);
+        }
+        assert_eq!(asked.len(), 10, "nobody twice, everybody once");
+        assert_eq!(members.next(|_| Standing::Unconnected).len(), MAX_ASKED, "from the beginning");
+    }
+
+    #[test]
+    fn open_connections_come_first_and_suspects_last() {
+        let mut members = seeds(5);
+        let standing = |address: &str| match address {
+            "h:3" => Standing::Connected,
+            "h:1" => Standing::Suspect,
+            _ => Standing::Unconnected,
+        };
+        let next =
+            |members: &mut Members| -> Vec<String> { members.next(standing).iter().map(ToString::to_string).collect() };
+        assert_eq!(next(&mut members), ["h:3"], "nobody is dialled as long as there is a connection");
+        let second = next(&mut members);
+        assert_eq!(second.len(), 3);
+        assert!(!second.contains(&"h:1".to_owned()));
+        assert_eq!(next(&mut members), ["h:1"], "nobody has answered");
+        next(&mut members);
+        members.answered(&"h:3".into(), &SlotMap::whole("h:3"));
+        next(&mut members);
+        assert_eq!(next(&mut members), ["h:3"], "a suspect is not asked when another one has answered");
+        members.begin_again();
+        assert_eq!(next(&mut members), ["h:3"]);
+    }
+
+    fn told(hosts: &[&str]) -> SlotMap {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let node = |host: &&str| Value::Array(vec![text(host), Value::Int(1), text(&format!("id of {host}"))]);
+        let nodes = hosts.iter().map(node);
+        let range = [Value::Int(0), Value::Int(9)].into_iter().chain(nodes).collect();
+        SlotMap::parse(&Value::Array(vec![Value::Array(range)]), "asked:1").expect("readable")
+    }
+
+    #[test]
+    fn member_that_left_is_asked_last_and_not_believed_in_another_cluster() {
+        let mut members = seeds(1);
+        members.answered(&"h:0".into(), &told(&["a", "b", "gone"]));
+        members.answered(&"h:0".into(), &told(&["a", "b"]));
+        members.begin_again();
+        let standing = |address: &str| if address == "a:1" { Standing::Suspect } else { Standing::Unconnected };
+        let mut asked: Vec<_> = std::iter::repeat_with(|| members.next(standing)).take(3).flatten().collect();
+        assert_eq!(asked.split_off(2).iter().map(|a| &**a).collect::<Vec<_>>(), ["a:1", "gone:1"]);
+        assert!(members.believes("gone:1", &told(&["gone", "b"])), "it is back");
+        assert!(members.believes("a:1", &told(&["x", "y"])), "all were replaced in place");
+        assert!(members.believes("h:0", &told(&["x", "y"])), "the user says so");
+        assert!(!members.believes("gone:1", &told(&["gone", "y"])), "it is one of others now");
+        assert!(!members.has("gone:1"));
+    }
+
+    #[test]
+    fn members_that_no_map_names_are_forgotten_but_for_some() {
+        let mut members = seeds(1);
+        let odd: Arc<str> = "odd:1".into();
+        for n in 0..3000 {
+            members.answered(&odd, &SlotMap::whole(&format!("node:{n}")));
+        }
+        assert!(members.len() <= MAX_UNLISTED + 3, "{}", members.len());
+        assert!(members.has("node:2999") && members.has("node:2998") && !members.has("node:0"));
+        assert!(members.has("odd:1"), "whoever answered last is not forgotten though no map names it");
+        assert!(members.has("h:0"), "nor is one that the user named");
+    }
+}

@@ -1,0 +1,81 @@
+//! What a server says first: what it is, and what its clock says.
+
+use std::sync::Arc;
+
+use redis::Value;
+
+use super::Role;
+use crate::error::Refusal;
+use crate::lease::ServerTime;
+use crate::transport::fault::{self, Answer, Fault};
+
+/// Oldest servers that we work with.
+const REDIS_OLDEST: (u32, u32) = (7, 0);
+const VALKEY_OLDEST: (u32, u32) = (7, 2);
+
+pub(super) fn unreadable(question: &str) -> Fault {
+    Fault::NotSent(Some(Arc::new(Answer(format!("the reply to {question} is not one")))))
+}
+
+pub(in crate::transport) fn parse_time(reply: &Value) -> Option<ServerTime> {
+    let Value::Array(parts) = reply else {
+        return None;
+    };
+    let [Value::BulkString(secs), Value::BulkString(micros)] = parts.as_slice() else {
+        return None;
+    };
+    let number = |bytes: &[u8]| std::str::from_utf8(bytes).ok()?.parse::<u64>().ok();
+    Some(ServerTime::from_micros(number(secs)?.checked_mul(1_000_000)? + number(micros)?))
+}
+
+/// Refuses servers that are too old, or not what the topology says.
+pub(super) fn check_server(hello: Value, role: Role) -> Result<(), Fault> {
+    let refuse = |refusal, message| Err(Fault::Refused { refusal, message });
+    let unsupported = |what: &str| {
+        let (redis, valkey) = (REDIS_OLDEST, VALKEY_OLDEST);
+        let needs =
+            format!("Redis {}.{} or Valkey {}.{} is the oldest that works", redis.0, redis.1, valkey.0, valkey.1);
+        refuse(Refusal::UnsupportedServer, format!("{what}; {needs}"))
+    };
+    let hello = match fault::reply(hello) {
+        Ok(hello) => hello,
+        // Before Redis 6 there was no HELLO.
+        Err(Fault::Refused { refusal: Refusal::Other, message }) => return unsupported(&message),
+        Err(fault) => return Err(fault),
+    };
+    let field = |name: &str| hello_field(&hello, name).unwrap_or_default();
+    let (server, version) = (field("server"), field("version"));
+    let oldest = if server == "valkey" { VALKEY_OLDEST } else { REDIS_OLDEST };
+    let mut numbers = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    let (major, minor) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if (major, minor) < oldest {
+        return unsupported(&format!("the server is {server} {version}"));
+    }
+    let mode = field("mode");
+    let expected = match role {
+        Role::Standalone => "standalone",
+        Role::ClusterMember => "cluster",
+    };
+    if mode != expected {
+        let message = match mode.as_str() {
+            "sentinel" => "it is a Sentinel: use `Topology::sentinel`".to_owned(),
+            "cluster" => "it is a member of a cluster: use `Topology::cluster`".to_owned(),
+            "standalone" => "it is no member of a cluster: use `Topology::node`, or give a member's URL".to_owned(),
+            other => format!("it runs in {other} mode, which is none that the topology can name"),
+        };
+        return refuse(Refusal::OtherTopology, message);
+    }
+    Ok(())
+}
+
+pub(in crate::transport) fn hello_field(hello: &Value, name: &str) -> Option<String> {
+    let text = |value: &Value| match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
+        Value::SimpleString(text) => Some(text.clone()),
+        _ => None,
+    };
+    let Value::Map(fields) = hello else {
+        return None;
+    };
+    fields.iter().find(|(key, _)| text(key).as_deref() == Some(name)).and_then(|(_, value)| text(value))
+}

@@ -1,0 +1,390 @@
+//! The connections to one node: one for each runtime that calls it.
+//!
+//! What drives a connection is a task of the runtime that dialled it. A runtime that ends, or stands still, takes nobody
+//! along but its own callers, and a reply is read by the runtime that waits for it. A connection is made for everybody on its
+//! runtime, in a task of its own: a caller that gives up does not take it along.
+//!
+//! It speaks RESP3 for one reason: then the library says when the server closes it. From that moment on nothing is sent on
+//! it, so what waits for the next connection is known not to have been carried out.
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, ConnectionAddr, Pipeline, PushInfo, PushKind, Value};
+use tokio::runtime::{Handle, Id};
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use super::OnLoss;
+use super::greeting::{check_server, parse_time, unreadable};
+use super::silence::Silence;
+use crate::clock::Clock;
+use crate::error::{Refusal, Source};
+use crate::home::Home;
+use crate::lease::{Anchor, Moment};
+use crate::transport::fault::{self, Answer, Fault};
+use crate::transport::node::Limits;
+
+/// Requests that may be under way on one connection, and that wait for no room.
+pub(super) const MAX_IN_FLIGHT: usize = 256;
+/// Requests that may queue up in front of one connection: more than may be under way.
+const PIPELINE_BUFFER: usize = 1024;
+/// After a failed dial others are told the same for this long, instead of queueing up to dial one after the other.
+const DIAL_PAUSE: Duration = Duration::from_millis(50);
+
+/// What can be done with one node without knowing any call.
+pub(super) struct Lines {
+    pub(super) address: Arc<str>,
+    client: Client,
+    on_loss: Option<OnLoss>,
+    pub(super) limits: Limits,
+    pub(super) clock: Clock,
+    pub(super) home: Home,
+    of: Mutex<Vec<Line>>,
+    /// How many connections there have been.
+    dialed: AtomicU64,
+    /// How many of them came in place of another one.
+    reconnects: AtomicU64,
+    failed: Mutex<Option<(Moment, DialFault)>>,
+    /// When the node last did what it was asked, in nanoseconds of the local clock; zero for never.
+    served: AtomicU64,
+    pub(super) silence: Silence,
+}
+
+/// The connection of one runtime.
+struct Line {
+    runtime: Id,
+    live: Option<Arc<Live>>,
+    /// There has been a connection.
+    has_had: bool,
+    /// Whoever has it dials.
+    dialing: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// A connection, and what is known of its server's clock.
+pub(super) struct Live {
+    /// No other connection to this node has the same.
+    pub(super) number: u64,
+    pub(super) connection: MultiplexedConnection,
+    pub(super) anchor: Mutex<Anchor>,
+    /// By the server, or with its runtime. What is not handed over by then is never sent.
+    pub(super) is_closed: Arc<AtomicBool>,
+    /// When the last request was sent that was answered: nanoseconds of the local clock.
+    answered: AtomicU64,
+    /// First come, first served. Closed when the connection is given up.
+    room: Semaphore,
+    /// How many requests have given their room back.
+    returned: AtomicU64,
+}
+
+/// A fault that can be told more than once.
+#[derive(Clone)]
+pub(in crate::transport) enum DialFault {
+    NotSent(Option<Source>),
+    Refused(Refusal, String),
+}
+
+impl Live {
+    pub(super) fn new(number: u64, connection: MultiplexedConnection, anchor: Anchor, closed: Arc<AtomicBool>) -> Self {
+        Self {
+            number,
+            connection,
+            anchor: Mutex::new(anchor),
+            is_closed: closed,
+            answered: AtomicU64::new(anchor.sent.as_nanos()),
+            room: Semaphore::new(MAX_IN_FLIGHT),
+            returned: AtomicU64::new(0),
+        }
+    }
+
+    /// Room for a request, if there is some and nobody waits for it.
+    pub(super) fn try_room(&self) -> Option<Room<'_>> {
+        self.room.try_acquire().ok().map(|permit| Room { live: self, _permit: permit })
+    }
+
+    /// Waits for room, first come, first served. `None` if the connection was given up, or if nobody gave any room back for so
+    /// long: futures that nobody polls have it all.
+    pub(super) async fn room(&self, patience: Duration) -> Option<Room<'_>> {
+        let mut acquiring = pin!(self.room.acquire());
+        loop {
+            let returned = self.returned.load(Ordering::Relaxed);
+            match tokio::time::timeout(patience, acquiring.as_mut()).await {
+                Ok(permit) => return permit.ok().map(|permit| Room { live: self, _permit: permit }),
+                Err(_) if self.returned.load(Ordering::Relaxed) == returned => return None,
+                Err(_) => {}
+            }
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        !self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// A reply has come now.
+    pub(super) fn has_answered(&self, now: Moment) {
+        self.answered.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Whether any reply has come since that moment.
+    pub(super) fn has_answered_since(&self, moment: Moment) -> bool {
+        self.answered.load(Ordering::Relaxed) >= moment.as_nanos()
+    }
+}
+
+/// Room for one request on a connection.
+pub(super) struct Room<'a> {
+    live: &'a Live,
+    _permit: SemaphorePermit<'a>,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.live.returned.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Marks a connection as closed when its driver goes, be it with its runtime.
+struct ClosedWithDriver(Arc<AtomicBool>);
+
+impl Drop for ClosedWithDriver {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+impl Lines {
+    pub(super) fn new(
+        address: &str,
+        client: Client,
+        limits: Limits,
+        clock: Clock,
+        home: Home,
+        on_loss: Option<OnLoss>,
+    ) -> Self {
+        Self {
+            address: address.into(),
+            client,
+            on_loss,
+            limits,
+            clock,
+            home,
+            of: Mutex::default(),
+            dialed: AtomicU64::new(0),
+            reconnects: AtomicU64::new(0),
+            failed: Mutex::new(None),
+            served: AtomicU64::new(0),
+            silence: Silence::default(),
+        }
+    }
+
+    /// The node has done what it was asked.
+    pub(super) fn has_served(&self, live: &Live) {
+        // As the connection has it, whose reply it is.
+        self.served.store(live.answered.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.silence.is_over();
+    }
+
+    pub(super) fn served(&self) -> Option<Moment> {
+        let nanos = self.served.load(Ordering::Relaxed);
+        (nanos > 0).then_some(Moment::from_nanos(nanos))
+    }
+
+    /// The connection of this runtime, if it has one.
+    pub(super) fn current(&self) -> Option<Arc<Live>> {
+        let runtime = Handle::try_current().ok()?.id();
+        let lines = self.of.lock();
+        let line = lines.iter().find(|line| line.runtime == runtime)?;
+        line.live.as_ref().filter(|live| live.is_open()).cloned()
+    }
+
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.of.lock().len()
+    }
+
+    /// Whether any runtime has one.
+    pub(super) fn is_connected(&self) -> bool {
+        self.of.lock().iter().any(|line| line.live.as_ref().is_some_and(|live| live.is_open()))
+    }
+
+    /// Whether the node has answered on another connection since that moment.
+    pub(super) fn has_answered_elsewhere(&self, live: &Arc<Live>, since: Moment) -> bool {
+        let others = self.of.lock();
+        let mut others = others.iter().filter_map(|line| line.live.as_ref());
+        others.any(|other| !Arc::ptr_eq(other, live) && other.is_open() && other.has_answered_since(since))
+    }
+
+    /// Nothing more is sent on a connection, and whoever waits for room on it goes elsewhere.
+    pub(super) fn give_up(&self, live: &Arc<Live>) {
+        let is_it = |line: &&mut Line| line.live.as_ref().is_some_and(|current| Arc::ptr_eq(current, live));
+        if let Some(line) = self.of.lock().iter_mut().find(is_it) {
+            line.live = None;
+        }
+        live.room.close();
+    }
+
+    /// The connection of this runtime, which is made if there is none.
+    pub(super) async fn live(self: &Arc<Self>) -> Result<Arc<Live>, Fault> {
+        if let Some(live) = self.current() {
+            return Ok(live);
+        }
+        let in_time = tokio::time::timeout(self.limits.response_timeout * 3, self.dial_in_turn()).await;
+        in_time.unwrap_or_else(|_| Err(no_connection_in_time())).map_err(Fault::from)
+    }
+
+    async fn dial_in_turn(self: &Arc<Self>) -> Result<Arc<Live>, DialFault> {
+        let runtime = Handle::current();
+        let dialing = self.dialing(runtime.id()).lock_owned().await;
+        if let Some(live) = self.current() {
+            return Ok(live);
+        }
+        if let Some((at, fault)) = &*self.failed.lock()
+            && self.clock.now().since(*at) < DIAL_PAUSE
+        {
+            return Err(fault.clone());
+        }
+        let lines = Arc::clone(self);
+        // Goes on when its caller does not: callers that wait less long than a connection takes would never get one.
+        let dialed = runtime.spawn(async move {
+            let _dialing = dialing;
+            lines.connect().await
+        });
+        // Without an outcome: its runtime has ended.
+        dialed.await.unwrap_or(Err(DialFault::NotSent(None)))
+    }
+
+    /// The right to dial for a runtime. Lines of those that have ended go.
+    fn dialing(&self, runtime: Id) -> Arc<tokio::sync::Mutex<()>> {
+        let mut lines = self.of.lock();
+        if let Some(line) = lines.iter().find(|line| line.runtime == runtime) {
+            return Arc::clone(&line.dialing);
+        }
+        lines.retain(|line| {
+            Arc::strong_count(&line.dialing) > 1 || line.live.as_ref().is_some_and(|live| live.is_open())
+        });
+        let dialing = Arc::default();
+        lines.push(Line { runtime, live: None, has_had: false, dialing: Arc::clone(&dialing) });
+        dialing
+    }
+
+    async fn connect(self: Arc<Self>) -> Result<Arc<Live>, DialFault> {
+        let dialed = self.dial().await;
+        *self.failed.lock() = dialed.as_ref().err().map(|fault| (self.clock.now(), fault.clone()));
+        match &dialed {
+            Ok(live) => {
+                self.begins(live);
+                self.silence.ends();
+            }
+            // It speaks.
+            Err(DialFault::Refused(..)) => self.silence.ends(),
+            Err(DialFault::NotSent(source)) => self.falls_silent(source.clone()),
+        }
+        dialed
+    }
+
+    /// This runtime has a connection from now on.
+    fn begins(&self, live: &Arc<Live>) {
+        let runtime = Handle::current().id();
+        let mut lines = self.of.lock();
+        match lines.iter_mut().find(|line| line.runtime == runtime) {
+            Some(line) => {
+                let is_another = std::mem::replace(&mut line.has_had, true);
+                self.reconnects.fetch_add(u64::from(is_another), Ordering::Relaxed);
+                line.live = Some(Arc::clone(live));
+            }
+            None => {
+                let live = Some(Arc::clone(live));
+                lines.push(Line { runtime, live, has_had: true, dialing: Arc::default() });
+            }
+        }
+    }
+
+    /// Connects, and asks the server what it is and what its clock says.
+    async fn dial(&self) -> Result<Arc<Live>, DialFault> {
+        let is_closed = Arc::<AtomicBool>::default();
+        let connection = self.open(&is_closed).await?;
+        let mut greeting = Pipeline::with_capacity(2);
+        greeting.cmd("HELLO").cmd("TIME");
+        let sent = self.clock.now();
+        let mut asking = connection.clone();
+        let replies = asking.send_packed_commands(&greeting, 0, 2);
+        let replies = match tokio::time::timeout(self.limits.response_timeout, replies).await {
+            Ok(Ok(replies)) => replies,
+            Ok(Err(error)) => return Err(not_sent(Fault::of_dial(error))),
+            Err(_) => {
+                let silence = Answer("it accepts connections and does not answer".to_owned());
+                return Err(DialFault::NotSent(Some(Arc::new(silence))));
+            }
+        };
+        let [hello, time] = <[Value; 2]>::try_from(replies).map_err(|_| not_sent(unreadable("HELLO")))?;
+        check_server(hello, self.limits.role).map_err(not_sent)?;
+        let time = fault::reply(time).map_err(not_sent)?;
+        let server = parse_time(&time).ok_or_else(|| not_sent(unreadable("TIME")))?;
+        let number = self.dialed.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(Live::new(number, connection, Anchor { sent, server }, is_closed)))
+    }
+
+    async fn open(&self, is_closed: &Arc<AtomicBool>) -> Result<MultiplexedConnection, DialFault> {
+        let (closed, on_loss) = (ClosedWithDriver(Arc::clone(is_closed)), self.on_loss.clone());
+        let hear = move |push: PushInfo| {
+            if push.kind == PushKind::Disconnection {
+                closed.0.store(true, Ordering::Release);
+                if let Some(on_loss) = &on_loss {
+                    on_loss();
+                }
+            }
+            Ok::<_, std::convert::Infallible>(())
+        };
+        let config = config(self.limits.response_timeout).set_push_sender(hear);
+        let opened = self.client.get_multiplexed_async_connection_with_config(&config);
+        let fault = match tokio::time::timeout(self.limits.response_timeout, opened).await {
+            Ok(Ok(connection)) => return Ok(connection),
+            // The library's own timer has the same length.
+            Ok(Err(error)) if !error.is_timeout() => Fault::of_dial(error),
+            Ok(Err(_)) | Err(_) => no_connection_in_time().into(),
+        };
+        let is_secure = matches!(self.client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
+        Err(not_sent(if is_secure { fault::without_tls(fault) } else { fault }))
+    }
+
+    pub(super) fn reconnects(&self) -> u64 {
+        self.reconnects.load(Ordering::Relaxed)
+    }
+}
+
+fn no_connection_in_time() -> DialFault {
+    DialFault::NotSent(Some(Arc::new(io::Error::new(io::ErrorKind::TimedOut, "no connection in time"))))
+}
+
+/// Replies are waited for here and with our own clock, so the library need not set a timer of its own for each.
+pub(super) fn config(response_timeout: Duration) -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(response_timeout))
+        .set_response_timeout(None)
+        .set_pipeline_buffer_size(PIPELINE_BUFFER)
+}
+
+impl From<DialFault> for Fault {
+    fn from(fault: DialFault) -> Self {
+        match fault {
+            DialFault::NotSent(source) => Self::NotSent(source),
+            DialFault::Refused(refusal, message) => Self::Refused { refusal, message },
+        }
+    }
+}
+
+/// While connecting nothing of ours was sent, whatever went wrong.
+pub(in crate::transport) fn not_sent(fault: Fault) -> DialFault {
+    match fault {
+        Fault::Refused { refusal, message } | Fault::Broken { refusal, message } => {
+            DialFault::Refused(refusal, message)
+        }
+        Fault::NotSent(source) | Fault::Unknown { source, .. } => DialFault::NotSent(source),
+        Fault::Again(source) => DialFault::NotSent(Some(source)),
+        Fault::Moved { .. } | Fault::Ask { .. } | Fault::NoScript => DialFault::NotSent(None),
+    }
+}

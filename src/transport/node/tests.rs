@@ -1,0 +1,144 @@
+//! Against servers that are slow or silent: how much they are asked, by whom, and who waits.
+
+use std::task::{Context, Waker};
+use std::time::Instant;
+
+use futures_util::future::join_all;
+
+use super::lines::MAX_IN_FLIGHT;
+use super::*;
+use crate::topology::Tls;
+use crate::transport::Script;
+use crate::transport::address::parse_one;
+use crate::transport::fake::{Fake, Pace};
+
+const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
+const AT_ONCE: Pace = Pace::Every(usize::MAX, Duration::ZERO);
+
+static SCRIPT: Script = Script::new("return 1");
+
+fn node(fake: &Fake) -> Arc<Node> {
+    let url = format!("redis://{}", fake.addr);
+    let info = parse_one(&url, &Tls::new()).expect("a URL");
+    let options = Options { response_timeout: RESPONSE_TIMEOUT, ..Options::default() };
+    let limits = Limits::new(&options, Role::Standalone);
+    Arc::new(Node::new(&fake.addr.to_string(), info, limits, Clock::System, Home::Process, None).expect("a node"))
+}
+
+async fn call(node: &Node) -> Result<(), Fault> {
+    node.call(&Call::new(&SCRIPT, 0), Admission::Owner).await.map(drop)
+}
+
+#[tokio::test]
+async fn burst_waits_for_room_and_is_answered_on_one_connection() {
+    // All together take longer than a response timeout.
+    let fake = Fake::start(Pace::Every(MAX_IN_FLIGHT, RESPONSE_TIMEOUT / 3)).await;
+    let node = node(&fake);
+    let calls = MAX_IN_FLIGHT * 6;
+    let began = Instant::now();
+    let answers = join_all((0..calls).map(|_| call(&node))).await;
+    assert!(began.elapsed() > RESPONSE_TIMEOUT, "{:?}", began.elapsed());
+    let unanswered = answers.iter().filter(|answer| answer.is_err()).count();
+    assert_eq!((unanswered, fake.scripts(), fake.connections()), (0, calls, 1));
+    assert!(fake.peak() <= MAX_IN_FLIGHT, "{} at a time", fake.peak());
+}
+
+#[tokio::test]
+async fn futures_that_nobody_polls_keep_no_room_from_others() {
+    let fake = Fake::start(AT_ONCE).await;
+    let node = node(&fake);
+    call(&node).await.expect("answered");
+    let call_of_ours = Call::new(&SCRIPT, 0);
+    let mut unpolled: Vec<_> =
+        (0..MAX_IN_FLIGHT).map(|_| Box::pin(node.call(&call_of_ours, Admission::Owner))).collect();
+    for future in &mut unpolled {
+        assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it has been sent");
+    }
+    tokio::time::timeout(RESPONSE_TIMEOUT * 6, call(&node))
+        .await
+        .expect("room on another connection")
+        .expect("answered");
+    assert_eq!(fake.connections(), 2);
+}
+
+#[tokio::test]
+async fn request_without_an_answer_in_time_leaves_a_connection_that_answers_others() {
+    let fake = Fake::start(Pace::Every(1, RESPONSE_TIMEOUT / 20)).await;
+    let node = node(&fake);
+    // The last ones have twice as long to wait as they can.
+    let answers = join_all((0..40).map(|_| call(&node))).await;
+    assert!(answers.iter().any(Result::is_ok));
+    assert!(matches!(answers.last(), Some(Err(Fault::Unknown { .. }))), "{:?}", answers.last());
+    assert!(!node.hearing().is_silent, "it answers");
+    fake.set(AT_ONCE);
+    call(&node).await.expect("answered");
+    assert_eq!(fake.connections(), 1, "nobody gave it up");
+}
+
+#[tokio::test]
+async fn silent_node_is_asked_by_one_and_answers_all_who_waited() {
+    let fake = Fake::start(AT_ONCE).await;
+    let node = node(&fake);
+    call(&node).await.expect("answered");
+    fake.set(Pace::Never);
+    assert!(matches!(call(&node).await, Err(Fault::Unknown { .. })));
+    assert!(node.hearing().is_silent);
+    let (scripts, connections) = (fake.scripts(), fake.connections());
+    let waiting: Vec<_> = (0..500)
+        .map(|_| {
+            let node = Arc::clone(&node);
+            tokio::spawn(async move {
+                loop {
+                    match call(&node).await {
+                        Ok(()) => return,
+                        Err(fault) => assert!(matches!(fault, Fault::NotSent(_)), "nothing was sent: {fault:?}"),
+                    }
+                }
+            })
+        })
+        .collect();
+    tokio::time::sleep(RESPONSE_TIMEOUT * 4).await;
+    assert_eq!(fake.scripts(), scripts, "those who wait ask nothing");
+    // A probe that has no answer takes a response timeout, and so does each new connection.
+    assert!(fake.connections() - connections <= 5, "{} probes", fake.connections() - connections);
+    fake.set(AT_ONCE);
+    let back = Instant::now();
+    for waits in waiting {
+        waits.await.expect("no panic");
+    }
+    assert!(back.elapsed() < Duration::from_secs(2), "{:?}", back.elapsed());
+    assert!(fake.peak() <= MAX_IN_FLIGHT, "{} at a time", fake.peak());
+}
+
+#[tokio::test]
+async fn node_that_nobody_asks_is_not_probed() {
+    let fake = Fake::start(AT_ONCE).await;
+    let node = node(&fake);
+    call(&node).await.expect("answered");
+    fake.set(Pace::Never);
+    assert!(matches!(call(&node).await, Err(Fault::Unknown { .. })));
+    // One probe may have begun.
+    tokio::time::sleep(RESPONSE_TIMEOUT * 2).await;
+    let connections = fake.connections();
+    tokio::time::sleep(RESPONSE_TIMEOUT * 4).await;
+    assert_eq!(fake.connections(), connections);
+    fake.set(AT_ONCE);
+    call(&node).await.expect("the first who asks has it probed");
+}
+
+#[test]
+fn each_runtime_has_a_connection_that_goes_with_it() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (servers, ends, stays) = (tokio::runtime::Runtime::new().expect("a runtime"), runtime(), runtime());
+    let fake = servers.block_on(Fake::start(AT_ONCE));
+    let node = node(&fake);
+    for runtime in [&ends, &stays, &ends, &stays] {
+        runtime.block_on(call(&node)).expect("answered");
+    }
+    assert_eq!(fake.connections(), 2);
+    drop(ends);
+    stays.block_on(call(&node)).expect("answered");
+    assert_eq!(fake.connections(), 2, "what ends takes nobody's along");
+    runtime().block_on(call(&node)).expect("answered");
+    assert!(node.lines.count() <= 2, "{} are kept", node.lines.count());
+}

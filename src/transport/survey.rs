@@ -1,0 +1,219 @@
+//! What is asked of all servers and not of the owner of one slot: how they are, and which keys they have.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use futures_util::StreamExt;
+use futures_util::stream;
+use redis::Value;
+
+use crate::attempt::{BoxFuture, Failure};
+use crate::error::Refusal;
+use crate::health::{NodeHealth, NodeRole, Traffic};
+use crate::lease::ServerTime;
+use crate::transport::fault::{Answer, Fault};
+use crate::transport::fleet::Fleet;
+use crate::transport::node::{Node, hello_field, parse_time};
+use crate::transport::slot_owners::SlotOwners;
+
+/// How many keys a server looks at for one page. It does nothing else meanwhile: a fraction of a millisecond.
+const PAGE: &str = "500";
+/// How many nodes are asked at a time how they are: each may cost a connection.
+const ASKED_AT_ONCE: usize = 32;
+
+/// One server that is to be asked how it is, and what is known of it.
+struct Subject<'a> {
+    health: NodeHealth,
+    probe: BoxFuture<'a, Probed>,
+}
+
+/// What an answer adds to what is known.
+type Probed = Result<NodeHealth, Fault>;
+
+impl<'a> Subject<'a> {
+    /// What is known of it by the deadline, which is so late.
+    fn answer(self, deadline: tokio::time::Instant, late: Duration) -> BoxFuture<'a, NodeHealth> {
+        let Self { health, probe } = self;
+        Box::pin(async move {
+            match tokio::time::timeout_at(deadline, probe).await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(fault)) => NodeHealth { problem: Some(said(fault)), ..health },
+                Err(_) => NodeHealth { problem: Some(format!("no answer within {late:?}")), ..health },
+            }
+        })
+    }
+}
+
+impl SlotOwners {
+    pub(super) fn traffic(&self) -> Traffic {
+        let (reconnects, map_refreshes) = match self {
+            Self::Single { node } => (node.reconnects(), 0),
+            Self::Many(fleet) => (fleet.reconnects(), fleet.map_refreshes()),
+        };
+        Traffic { in_flight: 0, reconnects, map_refreshes }
+    }
+
+    /// Names the keys of every primary that `pattern` matches.
+    pub(super) async fn scan(&self, pattern: &str, found: &mut (dyn FnMut(&str) + Send)) -> Result<(), Fault> {
+        for node in self.primaries().await? {
+            let mut cursor = "0".to_owned();
+            loop {
+                let mut question = redis::cmd("SCAN");
+                question.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(PAGE);
+                let page = node.ask(&question).await.map_err(|fault| fault.at(node.address()))?;
+                cursor = read_page(&page, found).ok_or_else(|| unreadable(&node, "SCAN"))?;
+                if cursor == "0" {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All of them, or none: a list with a gap would not look like one.
+    async fn primaries(&self) -> Result<Vec<Arc<Node>>, Fault> {
+        match self {
+            Self::Single { node } => Ok(vec![Arc::clone(node)]),
+            Self::Many(fleet) => {
+                fleet.refresh().await?;
+                let map = fleet.known_map();
+                match map.orphan() {
+                    Some(slot) => Err(Fault::Again(Arc::new(Answer(format!("nobody owns slot {slot}"))))),
+                    None => map.owners().map(|owner| fleet.node(owner)).collect(),
+                }
+            }
+        }
+    }
+}
+
+/// Reads one page and the cursor of the next one.
+fn read_page(reply: &Value, found: &mut (dyn FnMut(&str) + Send)) -> Option<String> {
+    let Value::Array(parts) = reply else { return None };
+    let [Value::BulkString(cursor), Value::Array(keys)] = parts.as_slice() else { return None };
+    for key in keys {
+        // What is no text is no key of ours.
+        if let Value::BulkString(key) = key
+            && let Ok(key) = std::str::from_utf8(key)
+        {
+            found(key);
+        }
+    }
+    String::from_utf8(cursor.clone()).ok()
+}
+
+fn unreadable(node: &Node, question: &str) -> Fault {
+    let message = format!("{} has answered {question} with something else", node.address());
+    Fault::Refused { refusal: Refusal::Other, message }
+}
+
+/// How all servers are. Who has not answered by the deadline counts as unreachable, whatever keeps it.
+pub(super) async fn health(slot_owners: &SlotOwners, response_timeout: Duration) -> Vec<NodeHealth> {
+    let late = response_timeout * 4;
+    let deadline = tokio::time::Instant::now() + late;
+    let subjects = match slot_owners {
+        SlotOwners::Single { node } => vec![subject(node.address(), NodeRole::Primary, Ok(Arc::clone(node)))],
+        SlotOwners::Many(fleet) => {
+            // Members come and go while all is well. Without an answer those are asked that are known, or that the user named.
+            drop(tokio::time::timeout(response_timeout * 2, fleet.refresh()).await);
+            of_fleet(fleet)
+        }
+    };
+    // A connection, and three questions.
+    let probes: Vec<_> = subjects.into_iter().map(|subject| subject.answer(deadline, late)).collect();
+    let mut nodes: Vec<_> = stream::iter(probes).buffer_unordered(ASKED_AT_ONCE).collect().await;
+    nodes.sort_by(|a, b| a.address.cmp(&b.address));
+    nodes
+}
+
+fn of_fleet(fleet: &Fleet) -> Vec<Subject<'_>> {
+    let map = fleet.known_map();
+    let mut addresses: Vec<Arc<str>> = map.everybody().cloned().collect();
+    if addresses.is_empty() {
+        addresses = fleet.seeds();
+    }
+    addresses.sort();
+    addresses.dedup();
+    let owners: Vec<&Arc<str>> = map.owners().collect();
+    let role = |address: &Arc<str>| match () {
+        () if owners.contains(&address) => NodeRole::Primary,
+        () if map.is_empty() => NodeRole::Unknown,
+        () => NodeRole::Replica,
+    };
+    let nodes = addresses.iter().map(|address| subject(address, role(address), fleet.passing_node(address)));
+    let sentinels = fleet.sentinels().into_iter().flat_map(|sentinels| sentinels.ask_each());
+    let sentinels = sentinels.map(|(address, asking)| {
+        let health = NodeHealth::unknown(&address, NodeRole::Sentinel);
+        let known = health.clone();
+        let probe = async move { asking.await.map(|_| NodeHealth { is_reachable: true, ..known }) };
+        Subject { health, probe: Box::pin(probe) }
+    });
+    nodes.chain(sentinels).collect()
+}
+
+fn subject(address: &str, role: NodeRole, node: Result<Arc<Node>, Fault>) -> Subject<'static> {
+    let health = NodeHealth::unknown(address, role);
+    let known = health.clone();
+    Subject { health, probe: Box::pin(async move { probe(&*node?, known).await }) }
+}
+
+/// Asks one node. That it may not be asked for everything is no failure.
+async fn probe(node: &Node, known: NodeHealth) -> Probed {
+    // The connection first, so that the round trip is one.
+    node.ready().await?;
+    let (sent, clock) = (Instant::now(), wall_clock());
+    let time = node.ask(&redis::cmd("TIME")).await?;
+    let round_trip = sent.elapsed();
+    let server = parse_time(&time).ok_or_else(|| unreadable(node, "TIME"))?;
+    let mut health = NodeHealth {
+        is_reachable: true,
+        round_trip: Some(round_trip),
+        clock_ahead_ms: ahead_ms(server, clock + round_trip / 2),
+        ..known
+    };
+    // Whoever is connected may say HELLO, and it tells the same in all versions.
+    if let Ok(hello) = node.ask(&redis::cmd("HELLO")).await {
+        health.server = hello_field(&hello, "server");
+        health.version = hello_field(&hello, "version");
+        health.role = match hello_field(&hello, "role").as_deref() {
+            Some("master" | "primary") => NodeRole::Primary,
+            Some("replica" | "slave") => NodeRole::Replica,
+            _ => health.role,
+        };
+    }
+    let mut info = redis::cmd("INFO");
+    if let Ok(memory) = node.ask(info.arg("memory")).await {
+        health.noeviction = info_field(&memory, "maxmemory_policy").map(|policy| policy == "noeviction");
+    }
+    Ok(health)
+}
+
+/// Since 1970.
+fn wall_clock() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+fn ahead_ms(server: ServerTime, here: Duration) -> Option<i64> {
+    let here_us = i64::try_from(here.as_micros()).ok()?;
+    Some((i64::try_from(server.as_micros()).ok()? - here_us) / 1000)
+}
+
+/// A line `name:value` of what INFO answers.
+fn info_field(info: &Value, name: &str) -> Option<String> {
+    let text = match info {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => text,
+        _ => return None,
+    };
+    let value = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim_end().to_owned());
+    text.lines().find_map(value)
+}
+
+/// What stood in the way, in the words of whoever said it.
+fn said(fault: Fault) -> String {
+    match fault.into_failure() {
+        Failure::Refused { message, .. } | Failure::Broken { message, .. } => message,
+        Failure::Unknown { source, .. } | Failure::NotDone { source } => {
+            source.map_or_else(|| "no answer in time".to_owned(), |source| source.to_string())
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Much at once: what is sent for it, counted by the proxy in front of the server.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use cluster_testenv::{Matcher, Node, Proxy, Server};
+use redis::Script;
+use redis_rwlock::{Topology, WriteGuard};
+use tokio::task::JoinSet;
+
+use crate::fixture::{Fixture, Manager, Settings};
+use crate::scripts;
+use crate::wait::{BOUND, until};
+
+mod burst;
+mod crowd;
+mod outage;
+
+/// Renewals come long after a case is over.
+const LONG: Duration = Duration::from_secs(300);
+
+/// A server of the case's own, behind a proxy.
+fn proxied_node() -> (Node, Fixture) {
+    let node = Node::builder(Server::Redis70).proxied().start().expect("the server starts");
+    let fixture = Fixture::hash(Topology::node(node.url()));
+    (node, fixture)
+}
+
+fn limit(proxy: &Proxy, per_second: u32) {
+    proxy.limit_scripts(NonZeroU32::new(per_second).expect("not zero"));
+}
+
+/// The calls of one script, by its digest or with its text.
+fn calls_of(text: &'static str) -> Matcher {
+    let digest = Script::new(text).get_hash().to_owned();
+    Matcher::new(move |request| {
+        let script = request.args().get(1).filter(|_| request.is_script());
+        script.is_some_and(|script| [digest.as_bytes(), text.as_bytes()].contains(&&script[..]))
+    })
+}
+
+/// Calls of scripts.
+struct Calls {
+    all: Matcher,
+    renewals: Matcher,
+}
+
+impl Calls {
+    fn new() -> Self {
+        Self { all: Matcher::new(|request| request.is_script()), renewals: calls_of(scripts::hash::RENEW) }
+    }
+
+    /// How many have come to the proxy that renew nothing.
+    fn without_renewals(&self, proxy: &Proxy) -> usize {
+        let renewals = proxy.requests_seen(self.renewals.clone());
+        proxy.requests_seen(self.all.clone()) - renewals
+    }
+}
+
+/// Makes sure that the server knows the scripts, so that none is sent twice for that, and that there are the connections that
+/// each kind of call needs.
+async fn warm(manager: &Manager) {
+    manager.write("warm").await.expect("granted").release().await.expect("released");
+    drop(manager.write("warm").await.expect("granted"));
+    until("the dropped guard's lock is free", async || manager.inspect("warm").await.expect("inspected").is_free())
+        .await;
+}
+
+/// Acquisitions of locks of their own, all at once.
+fn acquire_at_once(manager: &Manager, count: usize) -> JoinSet<Result<WriteGuard, redis_rwlock::Error>> {
+    let mut tasks = JoinSet::new();
+    for lock in 0..count {
+        let acquire = manager.write(&format!("burst-{lock}")).lease(LONG);
+        tasks.spawn(async move { acquire.await });
+    }
+    tasks
+}
+
+/// Waits until nothing waits in front of the server.
+async fn all_have_passed(proxy: &Proxy) {
+    until("all scripts have passed", async || proxy.scripts_waiting() == 0).await;
+}

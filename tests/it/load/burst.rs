@@ -1,0 +1,40 @@
+//! However many acquisitions start, or guards are dropped, at once: a server that answers is asked once for each.
+
+use redis_rwlock::HoldState;
+
+use super::*;
+use crate::wait::bounded;
+
+/// Acquires so many locks at once and drops all guards at once, behind a proxy that lets 5,000 scripts pass in a second, and
+/// asserts that each took two scripts and no connection, while somebody else's hold stays.
+async fn burst(locks: usize, response_timeout: Duration) {
+    let (node, fixture) = proxied_node();
+    let manager = fixture.manager_with(Settings { response_timeout, ..Settings::default() }).await;
+    warm(&manager).await;
+    let unrelated = manager.write("unrelated").lease(Duration::from_secs(3)).await.expect("granted");
+    let watch = unrelated.watch();
+    let ended = tokio::spawn(async move { watch.ended().await });
+
+    let (proxy, calls) = (node.proxy(), Calls::new());
+    limit(proxy, 5_000);
+    let (sent, connections) = (calls.without_renewals(proxy), proxy.connections_made());
+    let granted = acquire_at_once(&manager, locks).join_all().await;
+    let refused = granted.iter().filter_map(|outcome| outcome.as_ref().err()).count();
+    assert_eq!(refused, 0, "of {locks} acquisitions");
+    assert_eq!(calls.without_renewals(proxy) - sent, locks, "each is one script");
+
+    drop(granted);
+    until("the releases are sent", async || calls.without_renewals(proxy) - sent >= 2 * locks).await;
+    all_have_passed(proxy).await;
+    let view = manager.inspect(&format!("burst-{}", locks - 1)).await.expect("inspected");
+    assert!(view.is_free(), "the last is released too: {view:?}");
+    assert_eq!(calls.without_renewals(proxy) - sent, 2 * locks + 1, "each is one script, and the look is one");
+    assert_eq!(proxy.connections_made(), connections, "connections");
+    assert_eq!((unrelated.state(), ended.is_finished()), (HoldState::Held, false), "the unrelated hold");
+}
+
+/// All answers come within the response timeout.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn burst_that_is_answered_in_time_is_one_script_each() {
+    bounded(burst(2_000, BOUND)).await;
+}

@@ -1,0 +1,138 @@
+//! Keys that published clients have used all along, whatever they are called.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use cluster_testenv::Reply;
+use redis_rwlock::{Builder, Error, LossReason, Mode, PublishedLimits, RedisManager, RwLockManager, blocking};
+
+use super::{Foreign, LONG, MODES, excludes, is_denied};
+use crate::either::take;
+use crate::fixture::{ServerFixture, Settings, hash_on_every_server};
+
+hash_on_every_server![
+    our_hold_and_theirs_exclude_each_other,
+    lock_is_the_key_as_it_was,
+    join_with_a_lease_beyond_their_ttl_is_refused,
+];
+
+/// Keys with and without a hash tag, which is in the template or in the name: what is behind the case's prefix, and a name.
+const KEYS: [(&str, &str); 5] =
+    [(":*", "cfg"), (":*", "{user}:1"), (":{*}", "cfg"), (":{shop}:*", "cfg"), (":*:rw", "a{b")];
+
+/// Their stamps count, and their keys live, for as long as a case lasts.
+fn adopting(template: &str) -> Settings {
+    let published_limits = PublishedLimits::new(LONG, LONG).key_ttl(LONG);
+    Settings { published_keys: Some(template.to_owned()), published_limits, ..Settings::lease(LONG) }
+}
+
+async fn our_hold_and_theirs_exclude_each_other(f: &ServerFixture) {
+    for (template, name) in KEYS {
+        let template = [f.prefix(), template].concat();
+        let manager = f.manager_with(adopting(&template)).await;
+        let mut foreign = Foreign { ttl: LONG, ..Foreign::at(f, template.replace('*', name)) };
+        for ours in MODES {
+            for theirs in MODES.into_iter().filter(|&theirs| excludes(ours, theirs)) {
+                let guard = take(&manager, name, ours).await;
+                foreign.is_refused(theirs);
+                guard.release_unharmed().await;
+                let stamp = foreign.lock(theirs);
+                is_denied(&manager, name, ours).await;
+                foreign.unlock(stamp);
+                take(&manager, name, ours).await.release_unharmed().await;
+            }
+        }
+        // Readers are no hindrance to each other.
+        let (guard, stamp) = (take(&manager, name, Mode::Read).await, foreign.lock(Mode::Read));
+        foreign.unlock(stamp);
+        guard.release_unharmed().await;
+    }
+}
+
+async fn lock_is_the_key_as_it_was(f: &ServerFixture) {
+    for (template, name) in KEYS {
+        let template = [f.prefix(), template].concat();
+        let key = template.replace('*', name);
+        let (manager, by_key) = (f.manager_with(adopting(&template)).await, f.manager_with(adopting("*")).await);
+        let guard = take(&manager, name, Mode::Write).await;
+        assert_eq!(f.on_key("HEXISTS", &key, &["write"]), Reply::Int(1), "{key}");
+        let view = manager.inspect(name).await.expect("inspected");
+        assert_eq!((view.name.as_str(), view.holders.len()), (name, 1));
+        let names = manager.locks().await.expect("listed");
+        assert!(names.iter().any(|listed| listed == name), "{template}: {names:?}");
+        is_denied(&by_key, &key, Mode::Read).await;
+        by_key.force_release(&key).await.expect("forced");
+        let error = guard.release().await.expect_err("it was ended");
+        assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+        take(&manager, name, Mode::Write).await.release_unharmed().await;
+    }
+}
+
+async fn join_with_a_lease_beyond_their_ttl_is_refused(f: &ServerFixture) {
+    let published_limits = PublishedLimits::default();
+    let settings = adopting(&format!("{}:*", f.prefix()));
+    let manager = f.manager_with(Settings { published_limits, lease: published_limits.key_ttl, ..settings }).await;
+    let guard = take(&manager, "cfg", Mode::Read).await;
+    assert_eq!(refused(manager.read("cfg").lease(Duration::from_secs(27)).await), "lease");
+    guard.release_unharmed().await;
+}
+
+fn refused<T: Debug>(outcome: Result<T, Error>) -> &'static str {
+    match outcome {
+        Err(Error::InvalidOption { option, .. }) => option,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Nobody listens there: whatever was sent would not be answered.
+fn nowhere() -> Builder<RedisManager> {
+    RedisManager::builder("redis://127.0.0.1:1")
+}
+
+#[test]
+fn templates_that_are_none_are_refused() {
+    for template in ["", "lock", "lock:{}", "*:*", "lock{}:*", "lock:*\n", &"x*".repeat(200)] {
+        assert_eq!(refused(nowhere().published_keys(template).build()), "published_keys", "{template}");
+        let blocking = blocking::Blocking::build(nowhere().published_keys(template));
+        assert_eq!(refused(blocking), "published_keys", "{template}");
+    }
+    nowhere().published_keys("*").build().expect("the key is the name");
+}
+
+#[tokio::test]
+async fn leases_beyond_their_ttl_are_refused() {
+    let adopted = || nowhere().published_keys("lock:*");
+    let secs = Duration::from_secs;
+    assert_eq!(refused(adopted().lease(secs(27)).build()), "lease");
+    assert_eq!(
+        refused(adopted().lease(PublishedLimits::default().key_ttl + Duration::from_millis(1)).build()),
+        "lease"
+    );
+    // A fixed lease is a lease.
+    assert_eq!(refused(adopted().lease(secs(27)).max_hold(secs(20)).build()), "lease");
+    nowhere().lease(secs(27)).build().expect("keys of our own");
+    let longer = PublishedLimits::default().key_ttl(secs(27));
+    adopted().published_limits(longer).lease(secs(27)).build().expect("as long as their ttl");
+    let shorter = PublishedLimits::default().key_ttl(secs(5));
+    assert_eq!(refused(adopted().published_limits(shorter).build()), "lease", "the default is longer");
+
+    let manager = adopted().build().expect("the default is not longer");
+    assert_eq!(refused(manager.write("cfg").lease(secs(27)).await), "lease");
+    assert_eq!(refused(manager.read("cfg").lease(secs(27)).await), "lease");
+    assert_eq!(refused(manager.read("cfg").lease(secs(27)).max_hold(secs(20)).try_now().await), "lease");
+}
+
+#[tokio::test]
+async fn names_that_no_channel_fits_are_refused() {
+    for (template, name) in [("lock:*", "a}b"), ("lock:{*}", "}"), ("*", "{cfg}"), ("*", ""), ("lock}*", "cfg")] {
+        let manager = nowhere().published_keys(template).build().expect("a template");
+        for outcome in [
+            manager.write(name).await.map(drop),
+            manager.try_read(name).await.map(drop),
+            manager.inspect(name).await.map(drop),
+            manager.force_release(name).await.map(drop),
+        ] {
+            assert!(matches!(outcome, Err(Error::InvalidName { .. })), "{template} {name}: {outcome:?}");
+        }
+    }
+}

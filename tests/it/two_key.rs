@@ -1,0 +1,109 @@
+//! What only the two-key scheme has: a release wakes who is next, and nobody else.
+
+use std::time::{Duration, Instant};
+
+use cluster_testenv::Server;
+use futures_util::future::join_all;
+
+use crate::fixture::{Kind, Manager, ServerFixture, Settings};
+
+/// Independent writers on one lock for a while: hand-overs, scripts, and how often each was served.
+struct Crowd {
+    span: Duration,
+    scripts: i64,
+    served: Vec<u64>,
+}
+
+impl Crowd {
+    async fn run(f: &ServerFixture, writers: &[Manager], span: Duration) -> Self {
+        let name = f.name();
+        let scripts = || f.calls_of("evalsha") + f.calls_of("eval");
+        // Everybody has its connection, its script and its channel, and waits its turn.
+        write_until(writers, &name, Instant::now() + span / 4).await;
+        let (before, began) = (scripts(), Instant::now());
+        let served = write_until(writers, &name, began + span).await;
+        let span = began.elapsed();
+        Self { span, scripts: scripts() - before, served }
+    }
+
+    fn hand_overs(&self) -> u64 {
+        self.served.iter().sum()
+    }
+
+    fn scripts_per_hand_over(&self) -> f64 {
+        self.scripts as f64 / self.hand_overs() as f64
+    }
+
+    fn hand_overs_a_second(&self) -> f64 {
+        self.hand_overs() as f64 / self.span.as_secs_f64()
+    }
+
+    /// The least, the middle and the most.
+    fn least_median_most(&self) -> [u64; 3] {
+        let mut served = self.served.clone();
+        served.sort_unstable();
+        [served[0], served[served.len() / 2], served[served.len() - 1]]
+    }
+
+    fn tell(&self, server: Server) {
+        println!(
+            "{} writers on {server}: {:.0} hand-overs/s, {:.1} scripts each, served {:?}",
+            self.served.len(),
+            self.hand_overs_a_second(),
+            self.scripts_per_hand_over(),
+            self.least_median_most(),
+        );
+    }
+}
+
+/// All write again and again, each for itself. Returns how often each did.
+async fn write_until(writers: &[Manager], name: &str, end: Instant) -> Vec<u64> {
+    let tasks = writers.iter().map(|writer| {
+        let (writer, name) = (Manager::clone(writer), name.to_owned());
+        tokio::spawn(async move {
+            let mut served = 0;
+            while Instant::now() < end {
+                let guard = writer.write(&name).await.expect("granted");
+                served += 1;
+                guard.release().await.expect("ours to the end");
+            }
+            served
+        })
+    });
+    let tasks: Vec<_> = tasks.collect();
+    join_all(tasks).await.into_iter().map(|served| served.expect("no panic")).collect()
+}
+
+async fn managers(f: &ServerFixture, count: usize) -> Vec<Manager> {
+    let patient = Settings { response_timeout: Duration::from_secs(5), ..Settings::default() };
+    let mut all = Vec::new();
+    for _ in 0..count {
+        all.push(f.manager_with(patient.clone()).await);
+    }
+    all
+}
+
+async fn release_wakes_who_is_next(f: &ServerFixture) {
+    let crowd = Crowd::run(f, &managers(f, 60).await, Duration::from_secs(3)).await;
+    crowd.tell(f.servers.primaries()[0].server());
+    assert!(crowd.scripts_per_hand_over() <= 8.0, "{:.1} scripts per hand-over", crowd.scripts_per_hand_over());
+    let [least, median, most] = crowd.least_median_most();
+    assert!(least * 4 >= median, "served {least}, {median}, {most} times");
+}
+
+mod release_wakes_who_is_next {
+    crate::fixture::on_one!(release_wakes_who_is_next, on_redis_7_0, TwoKey, Redis70, alone.await);
+    crate::fixture::on_one!(release_wakes_who_is_next, on_valkey_9_1, TwoKey, Valkey91, alone.await);
+}
+
+/// `cargo test --test it -- --ignored crowds_of_writers --nocapture` runs it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement, to be compared with other builds"]
+async fn crowds_of_writers_are_measured() {
+    for server in [Server::Redis70, Server::Valkey91] {
+        for count in [60, 100] {
+            let f = ServerFixture::alone(Kind::TwoKey, server).await;
+            Crowd::run(&f, &managers(&f, count).await, Duration::from_secs(4)).await.tell(server);
+        }
+    }
+}
