@@ -15,7 +15,7 @@ use cluster_testenv::{Cluster, Node};
 use criterion::{Criterion, criterion_group, criterion_main};
 use figures::{Effort, Target, median, quantile, server, tell};
 use parking_lot::Mutex;
-use redis_rwlock::{ClusterManager, Error, RwLockManager, Topology};
+use redis_rwlock::{Error, RedisManager, RwLockManager, Topology};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
@@ -49,7 +49,7 @@ struct Load {
 }
 
 impl Load {
-    fn start(runtime: &Runtime, manager: &ClusterManager, tags: &[String]) -> Self {
+    fn start(runtime: &Runtime, manager: &RedisManager, tags: &[String]) -> Self {
         let mut load =
             Self { samples: Arc::default(), failed: Arc::default(), stop: Arc::default(), tasks: JoinSet::new() };
         for task in 0..TASKS {
@@ -88,7 +88,7 @@ impl Load {
     }
 }
 
-async fn take_and_give_back(manager: &ClusterManager, name: &str) -> Result<(), Error> {
+async fn take_and_give_back(manager: &RedisManager, name: &str) -> Result<(), Error> {
     manager.write(name).await?.release().await
 }
 
@@ -180,7 +180,7 @@ fn bench(_: &mut Criterion) {
     let cluster = Cluster::start(server()).expect("a cluster starts; cluster-testenv/install brings the servers");
     let runtime = Runtime::new().expect("a runtime");
     let manager =
-        runtime.block_on(ClusterManager::connect(Topology::cluster(cluster.urls()))).expect("a manager connects");
+        runtime.block_on(RedisManager::connect(Topology::cluster(cluster.urls()))).expect("a manager connects");
     let tags = tags(&cluster);
     let load = Load::start(&runtime, &manager, &tags);
     let rounds = effort.of(9, 3, 1);

@@ -10,7 +10,7 @@ use cluster_testenv::Node;
 use criterion::{Criterion, criterion_group, criterion_main};
 use figures::{Bare, CommandStats, Effort, LONG_LEASE, Target, bare_connection, foreign_id, median, start_node, tell};
 use redis::aio::MultiplexedConnection;
-use redis_rwlock::{ClusterManager, ReadGuard, RwLockManager, Topology};
+use redis_rwlock::{ReadGuard, RedisManager, RwLockManager, Topology};
 use tokio::runtime::Runtime;
 
 const OTHERS: [usize; 3] = [1, 100, 1000];
@@ -27,7 +27,7 @@ struct Crowded {
 }
 
 impl Crowded {
-    async fn new(others: usize, managers: &[ClusterManager], bare: &mut Bare<MultiplexedConnection>) -> Self {
+    async fn new(others: usize, managers: &[RedisManager], bare: &mut Bare<MultiplexedConnection>) -> Self {
         let locks: Vec<String> = (0..LOCKS).map(|lock| format!("{others}-others-{lock}")).collect();
         let mut guards = Vec::new();
         for lock in &locks {
@@ -42,7 +42,7 @@ impl Crowded {
         Self { others, locks, _guards: guards }
     }
 
-    async fn read(&self, manager: &ClusterManager) -> Vec<ReadGuard> {
+    async fn read(&self, manager: &RedisManager) -> Vec<ReadGuard> {
         let mut guards = Vec::with_capacity(LOCKS);
         for lock in &self.locks {
             guards.push(manager.read(lock).await.expect("granted"));
@@ -63,8 +63,8 @@ async fn release(guards: Vec<ReadGuard>, node: &Node) -> f64 {
     (after.micros("evalsha") - before.micros("evalsha")) / count as f64
 }
 
-async fn manager(node: &Node) -> ClusterManager {
-    let builder = ClusterManager::builder(Topology::node(node.url())).lease(LONG_LEASE).max_hold(LONG_LEASE * 2);
+async fn manager(node: &Node) -> RedisManager {
+    let builder = RedisManager::builder(Topology::node(node.url())).lease(LONG_LEASE).max_hold(LONG_LEASE * 2);
     builder.connect().await.expect("a manager")
 }
 

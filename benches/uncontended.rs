@@ -14,7 +14,7 @@ use figures::{
 };
 use redis::aio::MultiplexedConnection;
 use redis::cluster_async::ClusterConnection;
-use redis_rwlock::{Build, Builder, ClusterManager, RwLockManager, SingleNodeManager, Topology};
+use redis_rwlock::{Build, Builder, RedisManager, RwLockManager, Topology, TwoKeyManager};
 use tokio::runtime::Runtime;
 
 const LOCK: &str = "bench";
@@ -23,13 +23,14 @@ const KEY: &str = "rwlock:{bench}:lock";
 
 /// Everything that a row needs.
 struct Rows {
-    hash: ClusterManager,
-    two_key: SingleNodeManager,
-    on_cluster: ClusterManager,
+    hash: RedisManager,
+    two_key: TwoKeyManager,
+    on_cluster: RedisManager,
     bare: Bare<MultiplexedConnection>,
     bare_on_cluster: Bare<ClusterConnection>,
     /// The key that the bare calls use, not to meet ours.
     bare_key: String,
+    shaped_key: String,
 }
 
 impl Rows {
@@ -43,12 +44,13 @@ impl Rows {
         let client = redis::cluster::ClusterClient::new(cluster.urls()).expect("a client");
         let connection = client.get_async_connection().await.expect("a cluster connection");
         Self {
-            hash: connected(ClusterManager::builder(Topology::node(node.url()))).await,
-            two_key: connected(SingleNodeManager::builder(Topology::node(node.url()))).await,
-            on_cluster: connected(ClusterManager::builder(Topology::cluster(cluster.urls()))).await,
+            hash: connected(RedisManager::builder(Topology::node(node.url()))).await,
+            two_key: connected(TwoKeyManager::builder(Topology::node(node.url()))).await,
+            on_cluster: connected(RedisManager::builder(Topology::cluster(cluster.urls()))).await,
             bare,
             bare_on_cluster: Bare::new(connection, &mut loaders).await,
             bare_key: KEY.replace("lock", "bare"),
+            shaped_key: KEY.replace("lock", "shaped"),
         }
     }
 }
@@ -63,8 +65,9 @@ async fn ours(manager: &impl RwLockManager) {
     guard.release().await.expect("released");
 }
 
-/// The first three are what the figures compare.
-const ROWS: [&str; 6] = ["ours", "floor0", "floor1", "two_key", "cluster", "redis-rs cluster, bare"];
+/// The first ones are what the figures compare.
+const ROWS: [&str; 7] = ["ours", "floor0", "floor1", "lock-shaped", "two_key", "cluster", "redis-rs cluster, bare"];
+const JUDGED: usize = 4;
 
 impl Rows {
     async fn run(&mut self, row: usize) {
@@ -72,8 +75,9 @@ impl Rows {
             0 => ours(&self.hash).await,
             1 => self.bare.two_no_ops(&self.bare_key).await,
             2 => self.bare.acquire_and_leave(&self.bare_key, &foreign_id()).await,
-            3 => ours(&self.two_key).await,
-            4 => ours(&self.on_cluster).await,
+            3 => self.bare.lock_shaped_pair(&self.shaped_key).await,
+            4 => ours(&self.two_key).await,
+            5 => ours(&self.on_cluster).await,
             _ => self.bare_on_cluster.acquire_and_leave(&self.bare_key, &foreign_id()).await,
         }
     }
@@ -100,21 +104,23 @@ async fn tell_figures(mut rows: Rows, effort: Effort, runtime: &str) -> Rows {
     let mut judged = Vec::with_capacity(turns);
     let mut all = Vec::with_capacity(turns / 4 + 1);
     for turn in 0..turns / 10 {
-        rows.one_turn::<3>(turn).await; // warm
+        rows.one_turn::<JUDGED>(turn).await; // warm
     }
     // Without the other rows, which would cool the caches down for these.
     for turn in 0..turns {
-        judged.push(rows.one_turn::<3>(turn).await);
+        judged.push(rows.one_turn::<JUDGED>(turn).await);
     }
     for turn in 0..=turns / 4 {
         all.push(rows.one_turn::<{ ROWS.len() }>(turn).await);
     }
-    let [own, floor0, floor1] = p50s(&judged);
+    let [own, floor0, floor1, shaped] = p50s(&judged);
     for (floor, name, bound) in [(floor0, "floor0", 1.35), (floor1, "floor1", 1.10)] {
         let sides = format!("p50 {own:?} against {floor:?}");
         let what = format!("uncontended, {runtime}, ours / {name}");
         tell(effort, &what, &sides, own.div_duration_f64(floor), Target::AtMost(bound));
     }
+    let [own, shaped] = [own, shaped].map(|p50| p50.div_duration_f64(floor0));
+    println!("row: {runtime}, of two no-ops: ours {own:.3}, two lock-shaped scripts, bare {shaped:.3}");
     for (name, p50) in ROWS.iter().zip(p50s(&all)) {
         println!("row: {runtime}, {name}: p50 {p50:?}, {:.3} x floor0", p50.div_duration_f64(p50s(&all)[1]));
     }
@@ -122,7 +128,7 @@ async fn tell_figures(mut rows: Rows, effort: Effort, runtime: &str) -> Rows {
 }
 
 /// One command for an acquisition and one for a release, by the server's own count.
-async fn count_commands(hash: &ClusterManager, node: &Node, effort: Effort) {
+async fn count_commands(hash: &RedisManager, node: &Node, effort: Effort) {
     let rounds = effort.of(1000, 1000, 10);
     ours(hash).await;
     CommandStats::reset(node);

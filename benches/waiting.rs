@@ -1,47 +1,53 @@
 //! Waiting: what a reader that joins costs, how fast the lock goes from one writer to the next, here and elsewhere.
 
 mod figures;
+#[path = "waiting/wake_up.rs"]
+mod wake_up;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use figures::{Bare, Effort, Target, bare_connection, median, start_node, tell};
+use figures::{Effort, Target, median, start_node, tell};
 use futures_util::future::join_all;
-use redis_rwlock::{ClusterManager, RwLockManager, SingleNodeManager, Topology};
+use redis_rwlock::{RedisManager, RwLockManager, Topology, TwoKeyManager};
 use tokio::runtime::Runtime;
-use tokio::sync::mpsc;
+use tokio::sync::RwLock;
 
 /// Reads and releases of a lock that this process reads already, in nanoseconds each.
-async fn joins(manager: &ClusterManager, count: u32) -> f64 {
+async fn joins(manager: &RedisManager, name: &str, count: u32) -> f64 {
     let began = Instant::now();
     for _ in 0..count {
-        drop(std::hint::black_box(manager.read("shared").await.expect("joined")));
+        drop(std::hint::black_box(manager.read(name).await.expect("joined")));
     }
     began.elapsed().as_nanos() as f64 / f64::from(count)
 }
 
-async fn tokio_reads(lock: &tokio::sync::RwLock<u64>, count: u32) -> f64 {
+async fn tokio_reads(lock: &Arc<RwLock<u64>>, count: u32) -> f64 {
     let began = Instant::now();
     for _ in 0..count {
-        drop(std::hint::black_box(lock.read().await));
+        drop(std::hint::black_box(Arc::clone(lock).read_owned().await));
     }
     began.elapsed().as_nanos() as f64 / f64::from(count)
+}
+
+/// A window that outlasts the run: what is measured is the join and not the question after each window.
+async fn joinable(topology: &Topology) -> RedisManager {
+    let builder = RedisManager::builder(topology.clone()).share_window(Duration::from_secs(3600));
+    builder.lease(Duration::from_secs(3600)).max_hold(Duration::MAX).connect().await.expect("a manager")
 }
 
 fn join(effort: Effort, runtime: &Runtime, topology: &Topology) {
     let (rounds, count) = effort.of((101, 20_000), (41, 10_000), (1, 10));
     let (mut own, mut tokios, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     runtime.block_on(async {
-        // A window that outlasts the run: what is measured is the join and not the question after each window.
-        let builder = ClusterManager::builder(topology.clone()).share_window(Duration::from_secs(3600));
-        let manager =
-            builder.lease(Duration::from_secs(3600)).max_hold(Duration::MAX).connect().await.expect("a manager");
-        let lock = tokio::sync::RwLock::new(7);
-        let kept = (manager.read("shared").await.expect("granted"), lock.read().await);
+        let manager = joinable(topology).await;
+        let lock = Arc::new(RwLock::new(7));
+        let kept = (manager.read("shared").await.expect("granted"), Arc::clone(&lock).read_owned().await);
         for _ in 0..rounds {
-            let (ours, theirs) = (joins(&manager, count).await, tokio_reads(&lock, count).await);
+            let (ours, theirs) = (joins(&manager, "shared", count).await, tokio_reads(&lock, count).await);
             own.push(ours);
             tokios.push(theirs);
             ratios.push(ours / theirs);
@@ -49,11 +55,66 @@ fn join(effort: Effort, runtime: &Runtime, topology: &Topology) {
         drop(kept);
     });
     let sides = format!("{:.0} ns against {:.0} ns, with the drop", median(&mut own), median(&mut tokios));
-    tell(effort, "join of a reader, ours / tokio's RwLock::read", &sides, median(&mut ratios), Target::AtMost(12.0));
+    let what = "join of a reader, ours / tokio's RwLock::read_owned";
+    tell(effort, what, &sides, median(&mut ratios), Target::AtMost(4.0));
+}
+
+/// Runs what needs neither time nor sockets on this thread.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
+}
+
+/// Two threads at once do something `count` times, each with its number; how often in a second, of both together.
+fn two_threads(count: u32, work: impl Fn(usize) + Sync) -> f64 {
+    let start = Barrier::new(3);
+    let mut began = None;
+    thread::scope(|scope| {
+        for number in 0..2 {
+            let (start, work) = (&start, &work);
+            scope.spawn(move || {
+                start.wait();
+                work(number);
+            });
+        }
+        start.wait();
+        began = Some(Instant::now());
+    });
+    f64::from(2 * count) / began.map_or(0.0, |began| began.elapsed().as_secs_f64())
+}
+
+/// Joins of two names by two threads, beside those of one thread; and the same with two locks of tokio's, to see what the
+/// machine can do.
+fn joins_on_two_threads(effort: Effort, runtime: &Runtime, topology: &Topology) {
+    let (rounds, count) = effort.of((61, 40_000), (25, 20_000), (1, 10));
+    let manager = runtime.block_on(joinable(topology));
+    let names = ["one", "other"];
+    let kept = names.map(|name| runtime.block_on(manager.read(name).into_future()).expect("granted"));
+    let locks = [(); 2].map(|()| Arc::new(RwLock::new(7)));
+    let (mut own, mut tokios, mut rates) = (Vec::new(), Vec::new(), [Vec::new(), Vec::new()]);
+    for _ in 0..rounds {
+        let one = 1e9 / block_on(joins(&manager, names[0], count));
+        let join_one = |number: usize| {
+            block_on(joins(&manager, names[number], count));
+        };
+        let both = two_threads(count, join_one);
+        own.push(both / one);
+        rates[0].push(one);
+        rates[1].push(both);
+        let one = 1e9 / block_on(tokio_reads(&locks[0], count));
+        let read_one = |number: usize| {
+            block_on(tokio_reads(&locks[number], count));
+        };
+        tokios.push(two_threads(count, read_one) / one);
+    }
+    let [one, both] = rates.each_mut().map(|rates| median(rates));
+    let sides = format!("{both:.0}/s against {one:.0}/s; of two tokio locks {:.2} times", median(&mut tokios));
+    let what = "joins of two names by two threads / by one thread";
+    tell(effort, what, &sides, median(&mut own), Target::AtLeast(1.7));
+    drop(kept);
 }
 
 /// Writers of one process take turns for a while; turns a second.
-async fn local_turns(manager: &ClusterManager, name: &str, span: Duration) -> f64 {
+async fn local_turns(manager: &RedisManager, name: &str, span: Duration) -> f64 {
     let (ends, turns) = (Instant::now() + span, Arc::new(AtomicU64::new(0)));
     let began = Instant::now();
     let tasks = (0..16).map(|_| {
@@ -76,8 +137,8 @@ fn hand_over_here(effort: Effort, runtime: &Runtime, topology: &Topology) {
     let span = Duration::from_millis(span);
     let (mut with, mut without, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     runtime.block_on(async {
-        let shared = ClusterManager::connect(topology.clone()).await.expect("a manager");
-        let single = ClusterManager::builder(topology.clone()).hand_over_budget(1).connect().await.expect("a manager");
+        let shared = RedisManager::connect(topology.clone()).await.expect("a manager");
+        let single = RedisManager::builder(topology.clone()).hand_over_budget(1).connect().await.expect("a manager");
         for _ in 0..rounds {
             let many = local_turns(&shared, "turns", span).await;
             let one = local_turns(&single, "single-turns", span).await;
@@ -88,50 +149,6 @@ fn hand_over_here(effort: Effort, runtime: &Runtime, topology: &Topology) {
     });
     let sides = format!("{:.0}/s against {:.0}/s", median(&mut with), median(&mut without));
     tell(effort, "writers of one process, budget of 64 / of 1", &sides, median(&mut ratios), Target::AtLeast(20.0));
-}
-
-/// How long after the call of `release` a writer of another process, which has a runtime of its own, is inside.
-async fn wake_up(here: &ClusterManager, elsewhere: &Runtime, there: &ClusterManager) -> Duration {
-    let held = here.write("wake").await.expect("granted");
-    let waiting = there.clone();
-    let (inside, mut told) = mpsc::unbounded_channel();
-    let waiter = elsewhere.spawn(async move {
-        let guard = waiting.write("wake").await.expect("granted");
-        inside.send(Instant::now()).expect("somebody listens");
-        guard.release().await.expect("released");
-    });
-    while here.inspect("wake").await.expect("inspected").waiters.is_empty() {}
-    // Its second question, after it has subscribed, is over too.
-    tokio::time::sleep(Duration::from_millis(3)).await;
-    let released = Instant::now();
-    held.release().await.expect("released");
-    let at = told.recv().await.expect("it got in");
-    waiter.await.expect("it runs");
-    at - released
-}
-
-fn hand_over_there(effort: Effort, runtime: &Runtime, topology: &Topology, url: &str) {
-    let rounds = effort.of(1001, 301, 1);
-    let (mut own, mut trips) = (Vec::new(), Vec::new());
-    let elsewhere = Runtime::new().expect("a runtime");
-    let connecting = ClusterManager::connect(topology.clone());
-    let there = elsewhere.block_on(connecting).expect("a manager");
-    runtime.block_on(async {
-        let here = ClusterManager::connect(topology.clone()).await.expect("a manager");
-        let connection = bare_connection(url).await;
-        let mut bare = Bare::new(connection.clone(), &mut [connection]).await;
-        wake_up(&here, &elsewhere, &there).await;
-        for _ in 0..rounds {
-            own.push(wake_up(&here, &elsewhere, &there).await.as_secs_f64() * 1e6);
-            tokio::time::sleep(Duration::from_millis(3)).await;
-            let began = Instant::now();
-            bare.no_op("rwlock:{wake}:lock").await;
-            trips.push(began.elapsed().as_secs_f64() * 1e6);
-        }
-    });
-    let (ours, trip) = (median(&mut own), median(&mut trips));
-    let sides = format!("p50 {ours:.0} us against {trip:.0} us");
-    tell(effort, "wake-up in another process / a bare round trip", &sides, ours / trip, Target::AtMost(1.5));
 }
 
 /// Independent clients on one write lock: hand-overs a second, and how often the most and the least served got it.
@@ -166,8 +183,8 @@ fn crowds(effort: Effort, runtime: &Runtime, topology: &Topology) {
     runtime.block_on(async {
         let (mut queueing, mut retrying) = (Vec::new(), Vec::new());
         for _ in 0..clients {
-            queueing.push(ClusterManager::connect(topology.clone()).await.expect("a manager"));
-            retrying.push(SingleNodeManager::connect(topology.clone()).await.expect("a manager"));
+            queueing.push(RedisManager::connect(topology.clone()).await.expect("a manager"));
+            retrying.push(TwoKeyManager::connect(topology.clone()).await.expect("a manager"));
         }
         crowd(&queueing, "crowd", span / 4).await;
         crowd(&retrying, "retrying-crowd", span / 4).await;
@@ -183,7 +200,7 @@ fn crowds(effort: Effort, runtime: &Runtime, topology: &Topology) {
     let sides = format!("{:.0}/s against {:.0}/s", median(&mut queued), median(&mut retried));
     tell(
         effort,
-        "100 clients on one lock, queue / notify and retry",
+        "100 clients on one lock, handed over / told to ask again",
         &sides,
         median(&mut ratios),
         Target::AtLeast(1.5),
@@ -197,8 +214,9 @@ fn bench(_: &mut Criterion) {
     let topology = Topology::node(node.url());
     let runtime = Runtime::new().expect("a runtime");
     join(effort, &runtime, &topology);
+    joins_on_two_threads(effort, &runtime, &topology);
     hand_over_here(effort, &runtime, &topology);
-    hand_over_there(effort, &runtime, &topology, &node.url());
+    wake_up::measure(effort);
     crowds(effort, &runtime, &topology);
 }
 

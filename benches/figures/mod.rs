@@ -15,12 +15,24 @@ const PIPELINE_BUFFER: usize = 1024;
 /// Longer than any run, so that nothing is renewed unless renewals are what is measured.
 pub(crate) const LONG_LEASE: Duration = Duration::from_secs(3600);
 
+pub(crate) mod child;
+pub(crate) mod process;
+pub(crate) mod smallest;
+
 #[path = "../../lua/scripts.rs"]
 mod scripts;
 
 pub(crate) const HASH_ACQUIRE: &str = scripts::hash::ACQUIRE;
 pub(crate) const HASH_LEAVE: &str = scripts::hash::LEAVE;
+pub(crate) const HASH_RENEW: &str = scripts::hash::RENEW;
 const NOTHING: &str = "#!lua\nreturn 1";
+/// What a lock script cannot do without.
+const LOCK_SHAPE: &str = "#!lua
+redis.call('TIME')
+redis.call('HMGET', KEYS[1], 'a', 'b', 'c')
+redis.call('HSET', KEYS[1], 'a', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 1";
 
 /// The server that `BENCH_SERVER` names, else Redis 7.0.
 pub(crate) fn server() -> Server {
@@ -81,6 +93,12 @@ pub(crate) struct Bare<C> {
     acquire: String,
     leave: String,
     nothing: String,
+    lock_shape: String,
+}
+
+/// What a script is called by.
+pub(crate) fn digest(text: &str) -> String {
+    redis::Script::new(text).get_hash().to_owned()
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -94,13 +112,13 @@ pub(crate) fn foreign_id() -> String {
 impl<C: ConnectionLike + Clone + Send> Bare<C> {
     /// Loads the scripts wherever `loaders` lead.
     pub(crate) async fn new(connection: C, loaders: &mut [MultiplexedConnection]) -> Self {
-        let digest = |text: &str| redis::Script::new(text).get_hash().to_owned();
         for loader in loaders {
-            for text in [HASH_ACQUIRE, HASH_LEAVE, NOTHING] {
+            for text in [HASH_ACQUIRE, HASH_LEAVE, NOTHING, LOCK_SHAPE] {
                 redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async::<()>(loader).await.expect("a script loads");
             }
         }
-        Self { connection, acquire: digest(HASH_ACQUIRE), leave: digest(HASH_LEAVE), nothing: digest(NOTHING) }
+        let [acquire, leave, nothing, lock_shape] = [HASH_ACQUIRE, HASH_LEAVE, NOTHING, LOCK_SHAPE].map(digest);
+        Self { connection, acquire, leave, nothing, lock_shape }
     }
 
     async fn call(&mut self, command: &Cmd) -> Value {
@@ -134,6 +152,14 @@ impl<C: ConnectionLike + Clone + Send> Bare<C> {
         self.leave(key, id).await;
     }
 
+    pub(crate) async fn lock_shaped_pair(&mut self, key: &str) {
+        for id in ["0123456789abcdef", "-"] {
+            let mut command = redis::cmd("EVALSHA");
+            command.arg(&self.lock_shape).arg(1).arg(key).arg(id).arg(LONG_LEASE.as_millis() as u64);
+            self.call(&command).await;
+        }
+    }
+
     pub(crate) async fn two_no_ops(&mut self, key: &str) {
         self.no_op(key).await;
         self.no_op(key).await;
@@ -145,7 +171,7 @@ fn expect_reply(reply: RedisResult<Value>) -> Value {
 }
 
 fn begins_with(reply: &Value, code: &[u8]) -> bool {
-    matches!(reply, Value::Array(fields) if matches!(fields.first(), Some(Value::BulkString(first)) if first == code))
+    matches!(reply, Value::BulkString(text) if text.split(|byte| *byte == b' ').next() == Some(code))
 }
 
 /// How often commands were called on a server, and what they cost it.

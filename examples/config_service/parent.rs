@@ -5,7 +5,7 @@ use std::process;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis_rwlock::{ClusterManager, FencingToken, HolderView, LockView, MemoryManager, Mode, RwLockManager};
+use redis_rwlock::{FencingToken, HolderView, LockView, MemoryManager, Mode, RedisManager, RwLockManager};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
@@ -77,7 +77,7 @@ pub(crate) async fn run(servers: Option<Servers>, workers: usize, duration: Dura
                 Servers::Node(_) => "processes, locks on one server",
                 Servers::Cluster(_) => "processes, locks on a cluster",
             };
-            locks = Arc::new(ClusterManager::builder(servers.topology()).label("parent").connect().await?);
+            locks = Arc::new(RedisManager::builder(servers.topology()).label("parent").connect().await?);
             // New for each run, so that runs do not count each other's updates.
             let data_key = format!("config_service:{}-{:08x}", process::id(), fastrand::u32(..));
             store = servers.store(&data_key).await?;

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::thread;
 
-use redis_rwlock::{ClusterManager, MemoryManager, RwLockManager};
+use redis_rwlock::{MemoryManager, RedisManager, RwLockManager};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::runtime::{self, Runtime};
@@ -108,7 +108,7 @@ async fn listen(number: usize, output: ChildStdout, news: News) {
 
 /// What a worker process does from its start to its end.
 pub(crate) async fn be_process(name: &str, data_key: &str, servers: &Servers, workers: usize) -> Result<()> {
-    let locks = ClusterManager::builder(servers.topology()).label(name).lease(LEASE).connect().await?;
+    let locks = RedisManager::builder(servers.topology()).label(name).lease(LEASE).connect().await?;
     let locks: Arc<dyn RwLockManager> = Arc::new(locks);
     let store = servers.store(data_key).await?;
     let (sender, orders) = watch::channel(Order::Work);
