@@ -3,8 +3,8 @@
 use crate::{
     invariants,
     lab::{
-        Acquired, HEARD, LEASE_MS, LONG_MS, Left, Listener, Lock, Mode, Read, Renewed, Turned, Wish, Write,
-        two_key_cases,
+        Acquired, HEARD, LEASE_MS, LONG_MS, Left, Listener, Lock, Mode, RESERVED_MS, Read, Renewed, Turned, Wish,
+        Write, two_key_cases,
     },
 };
 
@@ -32,8 +32,6 @@ two_key_cases!(shared:
     newcomer_does_not_pass_readers_that_are_told_since_a_writer_gave_up,
 );
 
-/// For so long the lock is kept for whoever was told.
-const RESERVED_MS: i64 = 250;
 /// So many are told by one script.
 const TOLD: usize = 100;
 
