@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Limits, Record, Step, Store, millis};
+use super::Store;
+use super::record::{Limits, Record, Step, millis};
 use crate::key::Key;
 use crate::lease::ServerTime;
 use crate::scheme::{AcquireRequest, AcquisitionId, Mode};

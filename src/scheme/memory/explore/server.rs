@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::small::List;
 use crate::lease::ServerTime;
-use crate::scheme::memory::{Hold, Limits, RETENTION_MS, Reader, Record, Waiting, Writer};
+use crate::scheme::memory::record::{Hold, Limits, RETENTION_MS, Reader, Record, Waiting, Writer};
 use crate::scheme::{
     AcquireRequest, Acquired, AcquisitionId, Converted, Granted, IfTaken, Mode, ReleaseReply, Renewed,
 };

@@ -10,7 +10,7 @@ use crate::scheme::{AcquireRequest, AcquisitionId, Mode, View};
 
 /// The stamps of one lock, and what we remember of those that ours hide.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub(super) struct Stamps {
+pub(in crate::scheme::memory) struct Stamps {
     limits: PublishedLimitsMs,
     write: Option<u64>,
     read: Option<u64>,
