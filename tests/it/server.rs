@@ -319,9 +319,10 @@ async fn hand_over_to_another_process_costs_one_script(f: &ServerFixture) {
         reset_counts(&f);
         guard.release().await.expect("ours to the end");
         let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
-        // One, unless the machine stalled for so long that a heartbeat was due.
-        let (scripts, heartbeats) = (f.calls_of("evalsha"), waits_since.elapsed().as_secs());
-        assert!((1..=1 + heartbeats).contains(&scripts.unsigned_abs()), "turn {turn}: {scripts}");
+        let scripts = f.calls_of("evalsha");
+        // Unless the machine stalled for so long that a heartbeat was due, or a renewal, which loads its script first.
+        let stalls = i64::try_from(waits_since.elapsed().as_millis() / 800).expect("a short time");
+        assert!((1..=1 + 3 * stalls).contains(&scripts), "turn {turn}: {scripts}");
         guard.release().await.expect("ours to the end");
     }
 }
