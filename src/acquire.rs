@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::engine::Engine;
 use crate::engine::acquire::{self, Patience};
+use crate::engine::{Engine, Held};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 #[allow(unused_imports)] // for the documentation
 use crate::guard::WriteGuard;
+use crate::key::LockName;
 use crate::options::{Overrides, Terms};
 use crate::reentry::{OwnerId, Reentry};
 use crate::scheme::{BoxFuture, Mode};
@@ -58,14 +59,14 @@ use crate::scheme::{BoxFuture, Mode};
 #[must_use = "an acquisition does nothing unless it is awaited"]
 pub struct Acquire<G: Guard> {
     engine: Arc<Engine>,
-    name: Box<str>,
+    name: LockName,
     overrides: Overrides,
     guard: PhantomData<fn() -> G>,
 }
 
 impl<G: Guard> Acquire<G> {
-    pub(crate) fn new(engine: Arc<Engine>, name: &str) -> Self {
-        Self { engine, name: name.into(), overrides: Overrides::default(), guard: PhantomData }
+    pub(crate) fn new(engine: Arc<Engine>, name: LockName) -> Self {
+        Self { engine, name, overrides: Overrides::default(), guard: PhantomData }
     }
 
     /// How long the server keeps the hold without hearing from us. Defaults to the manager's, 10 s.
@@ -222,12 +223,14 @@ impl<G: Guard> Acquire<G> {
     }
 
     /// A share of a hold that this process has already, if it is to be had without a word to the server.
-    fn join(&self) -> Option<G> {
-        if G::MODE != Mode::Read {
-            return None;
+    fn join(self) -> Result<G, Self> {
+        if G::MODE == Mode::Read
+            && let Ok(terms) = Terms::new(self.engine.options(), self.overrides)
+            && let Some((hold, share_id)) = acquire::join(&self.engine, &self.name, &terms)
+        {
+            return Ok(G::new(Held::of(self.engine, hold, share_id)));
         }
-        let terms = Terms::new(self.engine.options(), self.overrides).ok()?;
-        acquire::join(&self.engine, &self.name, &terms).map(G::new)
+        Err(self)
     }
 
     async fn wait(self) -> Result<G> {
@@ -238,7 +241,7 @@ impl<G: Guard> Acquire<G> {
     }
 
     async fn take(self, patience: Patience) -> Result<Option<G>> {
-        let key = self.engine.key(&self.name)?;
+        let key = self.engine.key(self.name.as_str())?;
         let terms = Terms::new(self.engine.options(), self.overrides)?;
         let held = acquire::acquire(&self.engine, key, G::MODE, terms, patience).await?;
         Ok(held.map(G::new))
@@ -257,7 +260,7 @@ impl<G: Guard> IntoFuture for Acquire<G> {
 impl<G: Guard> fmt::Debug for Acquire<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Acquire")
-            .field("lock", &self.name)
+            .field("lock", &self.name.as_str())
             .field("mode", &G::MODE)
             .field("options", &self.overrides)
             .finish_non_exhaustive()
@@ -283,10 +286,10 @@ impl<G: Guard> Future for Acquiring<G> {
             let Step::New(acquire) = std::mem::replace(&mut self.0, Step::Done) else {
                 unreachable!("looked at just now");
             };
-            if let Some(guard) = acquire.join() {
-                return Poll::Ready(Ok(guard));
+            match acquire.join() {
+                Ok(guard) => return Poll::Ready(Ok(guard)),
+                Err(acquire) => self.0 = Step::Underway(Box::pin(acquire.wait())),
             }
-            self.0 = Step::Underway(Box::pin(acquire.wait()));
         }
         match &mut self.0 {
             Step::Underway(future) => future.as_mut().poll(cx),

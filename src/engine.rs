@@ -5,6 +5,7 @@
 pub(crate) mod acquire;
 pub(crate) mod convert;
 mod events;
+pub(crate) mod handles;
 mod operate;
 mod outbox;
 mod recent;
@@ -14,6 +15,7 @@ mod renewals;
 mod tries;
 mod wake;
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -40,8 +42,22 @@ use crate::scheme::{AcquisitionId, Answered, Attempt, Failure, Hearing, Scheme};
 /// A hold is passed on between the writers of a process for so long at most.
 const HAND_OVER_SPAN: Duration = Duration::from_millis(5);
 
-/// What a manager is made of, below its face.
+/// What a manager is made of, below its face; or one of several [handles](handles) of that.
+#[repr(align(64))] // whoever counts a handle writes on a line of its own
 pub(crate) struct Engine {
+    core: Arc<Core>,
+}
+
+impl Deref for Engine {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.core
+    }
+}
+
+/// What all handles have in common.
+pub(crate) struct Core {
     pub(crate) scheme: Arc<dyn Scheme>,
     options: Options,
     pub(crate) clock: Clock,
@@ -91,34 +107,40 @@ impl std::fmt::Debug for Engine {
 
 /// One guard's share in a hold; dropped, it hands the release to the background.
 pub(crate) struct Held {
-    engine: Arc<Engine>,
-    hold: Arc<Hold>,
-    share_id: ShareId,
-    /// The share is given back already, or somebody else does it.
-    parted: bool,
+    /// Absent when the share is given back already, or somebody else does it: then this is being dropped.
+    parts: Option<(Arc<Engine>, Arc<Hold>, ShareId)>,
 }
 
 impl Held {
     pub(crate) fn new(engine: &Arc<Engine>, hold: Arc<Hold>, share_id: ShareId) -> Self {
-        Self { engine: Arc::clone(engine), hold, share_id, parted: false }
+        Self::of(Arc::clone(engine), hold, share_id)
+    }
+
+    /// The same for whoever has no more use for the engine.
+    #[inline]
+    pub(crate) fn of(engine: Arc<Engine>, hold: Arc<Hold>, share_id: ShareId) -> Self {
+        Self { parts: Some((engine, hold, share_id)) }
+    }
+
+    fn parts(&self) -> &(Arc<Engine>, Arc<Hold>, ShareId) {
+        self.parts.as_ref().expect("taken only by whoever consumes it")
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
+        &self.parts().0
     }
 
     pub(crate) fn hold(&self) -> &Arc<Hold> {
-        &self.hold
+        &self.parts().1
     }
 
     pub(crate) fn share_id(&self) -> ShareId {
-        self.share_id
+        self.parts().2
     }
 
     /// Whoever calls this gives the share back.
     pub(crate) fn into_parts(mut self) -> (Arc<Engine>, Arc<Hold>, ShareId) {
-        self.parted = true;
-        (Arc::clone(&self.engine), Arc::clone(&self.hold), self.share_id)
+        self.parts.take().expect("taken only by whoever consumes it")
     }
 
     /// Gives the share back and returns when the server knows, if it has to.
@@ -128,13 +150,14 @@ impl Held {
     }
 
     pub(crate) fn state(&self) -> HoldState {
-        self.hold.state_of(self.share_id)
+        self.hold().state_of(self.share_id())
     }
 
     /// Watches the share, also when this is gone.
     pub(crate) fn watch(&self) -> Watch {
-        let (watch, due) = Watch::of(&self.hold, self.share_id);
-        self.engine.carry_out(due, self.engine.clock.now());
+        let (engine, hold, share_id) = self.parts();
+        let (watch, due) = Watch::of(hold, *share_id);
+        engine.carry_out(due, engine.clock.now());
         watch
     }
 
@@ -149,15 +172,15 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if !self.parted {
-            self.engine.guard_dropped(&self.hold, self.share_id);
+        if let Some((engine, hold, share_id)) = &self.parts {
+            engine.guard_dropped(hold, *share_id);
         }
     }
 }
 
 impl std::fmt::Debug for Held {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.hold.fmt(f)
+        self.hold().fmt(f)
     }
 }
 
@@ -169,7 +192,7 @@ impl Engine {
         let releases = Arc::new(Releases::new(Arc::clone(&scheme), Arc::clone(&table), Arc::clone(&wake)));
         let renewals = Arc::new(Renewals::new(Arc::clone(&table), Arc::clone(&releases), Arc::clone(&wake)));
         let outbox = Outbox::new(Arc::clone(&scheme), home, Arc::clone(&renewals), Arc::clone(&releases), wake);
-        Self {
+        let core = Core {
             clock: scheme.clock(),
             scheme,
             options,
@@ -180,7 +203,13 @@ impl Engine {
             renewals,
             outbox,
             closing: Closing::default(),
-        }
+        };
+        Self { core: Arc::new(core) }
+    }
+
+    /// Another one of the same.
+    fn handle(&self) -> Self {
+        Self { core: Arc::clone(&self.core) }
     }
 
     pub(crate) fn options(&self) -> &Options {
@@ -311,7 +340,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for Core {
     fn drop(&mut self) {
         self.outbox.stop();
     }

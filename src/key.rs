@@ -13,14 +13,16 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, LazyLock};
 
 use crate::error::{Error, Result};
 
 mod listing;
+mod name;
 mod template;
 pub(crate) use listing::Listing;
+pub(crate) use name::LockName;
 pub(crate) use template::KeyTemplate;
 
 /// The longest name in bytes.
@@ -93,6 +95,11 @@ impl Key {
         self.name_hash
     }
 
+    /// That and the name, to look for.
+    pub(crate) fn hashed_name(&self) -> (u64, &[u8]) {
+        (self.name_hash, self.name.as_bytes())
+    }
+
     /// What all server keys of this lock begin with, the prefix included: two locks never share it.
     pub(crate) fn base(&self) -> &str {
         &self.base
@@ -133,7 +140,9 @@ impl fmt::Debug for Key {
 /// The hash of a lock's name within this process. Names are a user's: nobody shall be able to make them collide.
 pub(crate) fn hash_of(name: &str) -> u64 {
     static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-    SEED.hash_one(name)
+    let mut hasher = SEED.build_hasher();
+    hasher.write(name.as_bytes());
+    hasher.finish()
 }
 
 /// Refuses names that no server key is made of: empty, or longer than [`NAME_MAX_BYTES`].

@@ -12,6 +12,7 @@ use std::time::Duration;
 const GRAIN: Duration = Duration::from_millis(2);
 /// Clock rates are assumed to be within one part in this many.
 const RATE_PARTS: u32 = 100;
+const NANOS_PER_SEC: u64 = 1_000_000_000;
 
 /// A moment of the local clock, in nanoseconds since the clock's own origin.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
@@ -31,7 +32,13 @@ impl Moment {
 
     /// The moment `d` later; [`Moment::NEVER`] when that is out of range.
     pub(crate) fn after(self, d: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
+        let nanos = d.as_secs().saturating_mul(NANOS_PER_SEC).saturating_add(d.subsec_nanos().into());
+        Self(self.0.saturating_add(nanos))
+    }
+
+    /// The moment in the middle of this one and `later`.
+    pub(crate) fn halfway_to(self, later: Self) -> Self {
+        Self(self.0 + later.0.saturating_sub(self.0) / 2)
     }
 
     /// The time from `earlier` to this moment, zero if it is not earlier.

@@ -8,12 +8,13 @@ use std::time::Duration;
 use crate::acquire::Acquire;
 use crate::clock::Clock;
 use crate::engine::Engine;
+use crate::engine::handles::Handles;
 #[allow(unused_imports)] // for the documentation
 use crate::error::Error;
 use crate::error::Result;
-use crate::guard::{ReadGuard, WriteGuard};
+use crate::guard::{Guard, ReadGuard, WriteGuard};
 use crate::health::{Health, Stats};
-use crate::key::{Key, KeyTemplate};
+use crate::key::{Key, KeyTemplate, LockName};
 use crate::options::{Options, PublishedLimits};
 use crate::reentry::Reentry;
 use crate::scheme::memory::{Memory, Store, Wire};
@@ -33,6 +34,11 @@ mod sealed {
     pub trait Sealed {
         #[allow(private_interfaces)] // nobody outside can name or call it
         fn engine(&self) -> &Arc<Engine>;
+        /// The same, for the users of the lock whose name has this hash.
+        #[allow(private_interfaces)]
+        fn engine_of(&self, _hash: u64) -> &Arc<Engine> {
+            self.engine()
+        }
     }
 
     pub trait FromPlace: Sized {
@@ -74,12 +80,12 @@ enum Place {
 pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// Takes the lock `name` shared with other readers, waiting for a writer to leave.
     fn read(&self, name: &str) -> Acquire<ReadGuard> {
-        Acquire::new(Arc::clone(self.engine()), name)
+        acquire(self, name)
     }
 
     /// Takes the lock `name` alone, waiting for all others to leave.
     fn write(&self, name: &str) -> Acquire<WriteGuard> {
-        Acquire::new(Arc::clone(self.engine()), name)
+        acquire(self, name)
     }
 
     /// Takes the lock `name` shared if that can be done now; the same as `read(name).try_now()`.
@@ -280,10 +286,21 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     }
 }
 
+/// An acquisition that has not begun.
+fn acquire<G: Guard>(manager: &(impl Sealed + ?Sized), name: &str) -> Acquire<G> {
+    let name = LockName::new(name);
+    Acquire::new(Arc::clone(manager.engine_of(name.hash())), name)
+}
+
 impl<M: RwLockManager + ?Sized> Sealed for Arc<M> {
     #[allow(private_interfaces)]
     fn engine(&self) -> &Arc<Engine> {
         (**self).engine()
+    }
+
+    #[allow(private_interfaces)]
+    fn engine_of(&self, hash: u64) -> &Arc<Engine> {
+        (**self).engine_of(hash)
     }
 }
 
@@ -294,7 +311,12 @@ macro_rules! manager {
         impl Sealed for $name {
             #[allow(private_interfaces)]
             fn engine(&self) -> &Arc<Engine> {
-                &self.engine
+                self.handles.any()
+            }
+
+            #[allow(private_interfaces)]
+            fn engine_of(&self, hash: u64) -> &Arc<Engine> {
+                self.handles.of(hash)
             }
         }
 
@@ -302,7 +324,7 @@ macro_rules! manager {
 
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_tuple(stringify!($name)).field(&self.engine).finish()
+                f.debug_tuple(stringify!($name)).field(self.handles.any()).finish()
             }
         }
     };
@@ -328,7 +350,7 @@ macro_rules! manager {
 /// ```
 #[derive(Clone)]
 pub struct RedisManager {
-    engine: Arc<Engine>,
+    handles: Handles,
 }
 manager!(RedisManager);
 
@@ -352,7 +374,7 @@ manager!(RedisManager);
 /// ```
 #[derive(Clone)]
 pub struct TwoKeyManager {
-    engine: Arc<Engine>,
+    handles: Handles,
 }
 manager!(TwoKeyManager);
 
@@ -379,7 +401,7 @@ manager!(TwoKeyManager);
 /// ```
 #[derive(Clone)]
 pub struct MemoryManager {
-    engine: Arc<Engine>,
+    handles: Handles,
     store: Arc<Store>,
     /// What connects it with the store.
     wire: Arc<Wire>,
@@ -439,7 +461,7 @@ impl MemoryManager {
     /// Another manager on the same store and with the same options, as a second process would have.
     #[must_use]
     pub fn peer(&self) -> Self {
-        Self::on(Arc::clone(&self.store), self.engine.options().clone())
+        Self::on(Arc::clone(&self.store), self.engine().options().clone())
     }
 
     /// Begins to put another manager on the same store together.
@@ -513,7 +535,7 @@ impl MemoryManager {
     fn on(store: Arc<Store>, options: Options) -> Self {
         let scheme = Memory::new(Arc::clone(&store));
         let wire = Arc::clone(scheme.wire());
-        Self { engine: Arc::new(Engine::new(Arc::new(scheme), options)), store, wire }
+        Self { handles: Handles::new(Arc::new(scheme), options), store, wire }
     }
 }
 
@@ -527,8 +549,7 @@ impl FromPlace for RedisManager {
         let home = options.home(Clock::System);
         let transport = transport::open(&place.servers(), &options, &home)?;
         let scheme = hash::scheme(transport, options.published_limits);
-        let engine = Arc::new(Engine::new(Arc::new(scheme), options));
-        Ok(Self { engine })
+        Ok(Self { handles: Handles::new(Arc::new(scheme), options) })
     }
 }
 
@@ -540,8 +561,7 @@ impl FromPlace for TwoKeyManager {
         let home = options.home(Clock::System);
         let transport = transport::open(&topology, &options, &home)?;
         let scheme: Arc<dyn Scheme> = Arc::new(two_key::scheme(transport));
-        let engine = Arc::new(Engine::new(scheme, options));
-        Ok(Self { engine })
+        Ok(Self { handles: Handles::new(scheme, options) })
     }
 }
 

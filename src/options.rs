@@ -180,6 +180,7 @@ pub(crate) struct Terms {
 
 impl Terms {
     /// Checks the values that this acquisition brought along; the manager's own were checked when it was built.
+    #[inline]
     pub(crate) fn new(options: &Options, overrides: Overrides) -> Result<Self> {
         if let Some(lease) = overrides.lease {
             check_lease(lease, options.clock_margin)?;

@@ -28,8 +28,14 @@ pub struct OwnerId(Owner);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Owner {
     Task(tokio::task::Id),
-    Thread(std::thread::ThreadId),
+    Thread(NonZeroU64),
     Named(NonZeroU64),
+}
+
+/// A number that nobody else in this process has.
+fn next() -> NonZeroU64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NonZeroU64::new(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroU64::MAX)
 }
 
 impl OwnerId {
@@ -37,14 +43,14 @@ impl OwnerId {
     #[must_use]
     #[allow(clippy::new_without_default)] // two defaults would not be equal, which nobody expects of a default
     pub fn new() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self(Owner::Named(NonZeroU64::new(n).unwrap_or(NonZeroU64::MAX)))
+        Self(Owner::Named(next()))
     }
 
     /// The thread that runs this code, also where that is a task.
     pub(crate) fn of_thread() -> Self {
-        Self(Owner::Thread(std::thread::current().id()))
+        // The standard library's would be counted each time.
+        thread_local!(static THREAD: NonZeroU64 = next());
+        Self(Owner::Thread(THREAD.with(|thread| *thread)))
     }
 
     /// The tokio task that runs this code, else the thread.

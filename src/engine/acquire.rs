@@ -24,9 +24,10 @@ use crate::engine::releases::Release;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held, in_runtime};
 use crate::error::{Error, LossReason, Result, Source};
-use crate::key::Key;
+use crate::key::{Key, LockName};
 use crate::lease::{self, Moment, ServerTime};
-use crate::lock::shares::ShareRequest;
+use crate::lock::hold::Hold;
+use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{Asking, Notices, Pending};
 use crate::lock::wait::{Listening, WaitEntry};
 use crate::options::Terms;
@@ -88,13 +89,12 @@ impl FirstAttempt {
 }
 
 /// A share of a hold that this process has, if it may be joined without a word to the server.
-pub(crate) fn join(engine: &Arc<Engine>, name: &str, terms: &Terms) -> Option<Held> {
-    if terms.reentry.owner().is_some() || engine.closing.is_closed() {
+pub(crate) fn join(engine: &Engine, name: &LockName, terms: &Terms) -> Option<(Arc<Hold>, ShareId)> {
+    if terms.reentry != Reentry::Off || engine.closing.is_closed() {
         return None;
     }
     let wants = ShareRequest { owner: OwnerId::current(), lease: terms.lease, max_hold: terms.max_hold };
-    let (hold, share_id) = engine.table.join(name, wants, engine.clock.now())?;
-    Some(Held::new(engine, hold, share_id))
+    engine.table.join(name.hashed(), wants, engine.clock.now())
 }
 
 /// Takes the lock. `None` only if the caller wants one answer and that was no.
@@ -120,7 +120,7 @@ pub(crate) async fn acquire(
         return Ok(Some(held));
     }
     if mode == Mode::Read
-        && let Some((hold, share_id)) = engine.table.join(key.name(), wants, began)
+        && let Some((hold, share_id)) = engine.table.join(key.hashed_name(), wants, began)
     {
         return Ok(Some(Held::new(engine, hold, share_id)));
     }

@@ -22,6 +22,12 @@ impl Engine {
 
     /// A guard was dropped.
     pub(super) fn guard_dropped(&self, hold: &Arc<Hold>, share_id: ShareId) {
+        if let Some(due) = hold.leave_others(share_id) {
+            if !due.0.is_empty() {
+                self.carry_out(due, self.clock.now());
+            }
+            return;
+        }
         match self.remove_share(hold, share_id, self.clock.now()) {
             ShareRemoved::Shared | ShareRemoved::HandedOver(_) | ShareRemoved::Lost(_) => {}
             ShareRemoved::Last | ShareRemoved::LastLate(_) => self.release_in_background(hold),

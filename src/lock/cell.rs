@@ -74,6 +74,16 @@ impl<H: OnAgenda> Cell<H> {
         }
     }
 
+    /// An event that leaves nothing to be done.
+    pub(super) fn ask<T>(&self, event: impl FnOnce(&mut State<H>) -> T) -> T {
+        event(&mut self.state.lock())
+    }
+
+    /// The same, unless somebody else is at it.
+    pub(super) fn try_ask<T>(&self, event: impl FnOnce(&mut State<H>) -> T) -> Option<T> {
+        self.state.try_lock().map(|mut state| event(&mut state))
+    }
+
     /// The same for an event that changes neither who waits nor what is due.
     pub(super) fn quietly<T>(&self, event: impl FnOnce(&mut State<H>, &Rules, &mut Effects<H>) -> T) -> T {
         let mut effects = Effects::default();

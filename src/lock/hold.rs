@@ -13,6 +13,7 @@ use crate::lease::{FencingToken, Moment};
 use crate::lock::cell::Cell;
 use crate::lock::effects::{self, Effects, OnAgenda, Rules, Signals};
 use crate::lock::end::End;
+use crate::lock::few::Few;
 use crate::lock::record::HoldRecord;
 use crate::mode::Mode;
 
@@ -146,6 +147,12 @@ impl Hold {
     /// A waiter takes what it was handed; `false` if that is over.
     pub(crate) fn accept(&self, share_id: ShareId, share: Share, now: Moment) -> (bool, Due) {
         self.change(|record, _, signals| record.accept(share_id, share, now, signals))
+    }
+
+    /// A guard lets go while others share the hold, which needs no clock. `None` if there is more to it.
+    pub(crate) fn leave_others(&self, share_id: ShareId) -> Option<Due> {
+        let due = self.cell.ask(|state| state.leave_others(self.number, share_id))?;
+        Some(effects::Due(due.map_or(Few::None, Few::One)))
     }
 
     /// A guard lets go, and the next writer of this process has the hold then, if it may.

@@ -330,8 +330,9 @@ impl HoldRecord {
     /// Whether a guard that comes now gets what it wants until the next renewal: half of `lease`, and that renewal is under way
     /// or due, or not needed.
     fn lasts(&self, share: &Share, lease: Duration, now: Moment) -> bool {
+        let wanted_until = now.after(lease).min(share.ends);
         self.is_open()
-            && self.deadline().since(now) >= lease.min(share.ends.since(now)) / 2
+            && self.deadline() >= now.halfway_to(wanted_until)
             && (self.renewal != Renewal::Needless || self.covers(share.ends))
     }
 
@@ -345,9 +346,11 @@ impl HoldRecord {
     }
 
     /// A reader joins, if the server has said lately that no writer waits.
-    pub(super) fn join(&mut self, share: Share, now: Moment, signals: &mut Signals) -> Option<ShareId> {
-        self.look(now, signals);
-        let may = self.mode == Mode::Read && now < self.share_until && self.lasts(&share, share.lease, now);
+    pub(super) fn join(&mut self, share: Share, now: Moment) -> Option<ShareId> {
+        // By the clock it may be over. Then somebody else finds that, who tells those who watch.
+        let may = self.mode == Mode::Read
+            && now < self.share_until.min(self.deadline())
+            && self.lasts(&share, share.lease, now);
         may.then(|| self.admit(share))
     }
 
@@ -372,6 +375,15 @@ impl HoldRecord {
     pub(super) fn is_held_by(&mut self, owner: OwnerId, now: Moment, signals: &mut Signals) -> bool {
         self.look(now, signals);
         self.phase.is_live() && !self.is_converting && self.shares.has_owner(owner, now)
+    }
+
+    /// One guard is gone, and others are not; `false` if it is the last one, or somebody watches it.
+    pub(super) fn leave_others(&mut self, share_id: ShareId) -> bool {
+        let may = self.shares.len() > 1 && !self.shares.is_watched(share_id.slot);
+        if may {
+            self.shares.remove(share_id.slot);
+        }
+        may
     }
 
     /// One guard is gone. The last one ends the hold, unless it is a writer's and `next` is to have it.

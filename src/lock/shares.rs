@@ -146,7 +146,9 @@ impl Shares {
     /// Answers the end too, if somebody watches it.
     pub(super) fn remove(&mut self, slot: usize) -> (Share, Option<Arc<End>>) {
         let Shared { share, end } = self.all.remove(slot);
-        self.watched.remove(&(share.ends, slot));
+        if end.is_some() {
+            self.watched.remove(&(share.ends, slot));
+        }
         match &mut self.order {
             _ if self.all.is_empty() => self.order = None,
             Some(order) => order.remove(&share, slot),
@@ -213,6 +215,11 @@ impl Shares {
             self.watched.insert((shared.share.ends, slot));
         }
         Arc::clone(shared.end.get_or_insert_default())
+    }
+
+    /// Whether somebody watches it, or has.
+    pub(super) fn is_watched(&self, slot: usize) -> bool {
+        self.all[slot].end.is_some()
     }
 
     /// When the first one is over that somebody watches.

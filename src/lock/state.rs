@@ -105,16 +105,19 @@ impl<H> Default for State<H> {
 impl<H: OnAgenda> Entry<H> {
     /// Has the agenda told of the hold, if it would look later than something is due.
     fn due_if_sooner(&self, effects: &mut Effects<H>) {
+        if let Some(hold) = self.due_sooner() {
+            effects.due(hold);
+        }
+    }
+
+    /// The hold, if the agenda would look later than something is due for it.
+    fn due_sooner(&self) -> Option<&Arc<H>> {
         let at = match self.record.due() {
             Next::At(at) => at,
             Next::Lost(_) => Moment::from_nanos(0),
-            Next::Released => return,
+            Next::Released => return None,
         };
-        if let Some(hold) = &self.handle
-            && !hold.is_looked_at_by(at)
-        {
-            effects.due(hold);
-        }
+        self.handle.as_ref().filter(|hold| !hold.is_looked_at_by(at))
     }
 }
 

@@ -7,9 +7,9 @@ use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
-use crate::key::{self, Key};
+use crate::key::Key;
 use crate::lease::Moment;
 use crate::lock::cell::{Cell, Surroundings};
 use crate::lock::effects::Rules;
@@ -21,20 +21,31 @@ use crate::mode::Mode;
 use crate::reentry::OwnerId;
 
 /// More than threads that run at a time on most machines. A power of two.
-const SHARDS: usize = 64;
+pub(crate) const SHARDS: usize = 64;
+
+/// Where names with this hash belong.
+pub(crate) fn shard_of(hash: u64) -> usize {
+    // The map goes by the lowest bits and the highest seven.
+    (hash >> 32) as usize % SHARDS
+}
 
 #[derive(Debug)]
 pub(crate) struct Table {
     rules: Arc<Rules>,
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Shard]>,
     pub(crate) overdue: Overdue,
 }
 
-type Shard = HashMap<Named, Arc<Cell<Hold>>, BuildHasherDefault<AsItIs>>;
+/// On a line of its own: who writes there keeps nobody from the next one.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Shard(Mutex<Cells>);
+
+type Cells = HashMap<Named, Arc<Cell<Hold>>, BuildHasherDefault<AsItIs>>;
 
 /// A lock's name and its hash.
 trait Name {
-    fn name(&self) -> (u64, &str);
+    fn name(&self) -> (u64, &[u8]);
 }
 
 impl Hash for dyn Name + '_ {
@@ -51,8 +62,8 @@ impl PartialEq for dyn Name + '_ {
 
 impl Eq for dyn Name + '_ {}
 
-impl Name for (u64, &str) {
-    fn name(&self) -> (u64, &str) {
+impl Name for (u64, &[u8]) {
+    fn name(&self) -> (u64, &[u8]) {
         *self
     }
 }
@@ -62,8 +73,8 @@ impl Name for (u64, &str) {
 struct Named(Arc<Key>);
 
 impl Name for Named {
-    fn name(&self) -> (u64, &str) {
-        (self.0.name_hash(), self.0.name())
+    fn name(&self) -> (u64, &[u8]) {
+        self.0.hashed_name()
     }
 }
 
@@ -117,26 +128,21 @@ pub(crate) struct Counts {
 
 impl Table {
     pub(crate) fn new(rules: Rules) -> Self {
-        let shards = std::iter::repeat_with(Mutex::default).take(SHARDS).collect();
+        let shards = std::iter::repeat_with(Shard::default).take(SHARDS).collect();
         Self { rules: Arc::new(rules), shards, overdue: Overdue::default() }
     }
 
-    fn shard(&self, hash: u64) -> &Mutex<Shard> {
-        // The map goes by the lowest bits and the highest seven.
-        &self.shards[(hash >> 32) as usize % SHARDS]
-    }
-
-    fn find(&self, hash: u64, name: &str) -> Option<Arc<Cell<Hold>>> {
-        self.shard(hash).lock().get(&(hash, name) as &dyn Name).cloned()
+    fn shard(&self, hash: u64) -> MutexGuard<'_, Cells> {
+        self.shards[shard_of(hash)].0.lock()
     }
 
     fn of(&self, key: &Key) -> Option<Arc<Cell<Hold>>> {
-        self.find(key.name_hash(), key.name())
+        self.shard(key.name_hash()).get(&key.hashed_name() as &dyn Name).cloned()
     }
 
     fn cell(self: &Arc<Self>, key: &Arc<Key>) -> Arc<Cell<Hold>> {
-        let mut shard = self.shard(key.name_hash()).lock();
-        if let Some(cell) = shard.get(&(key.name_hash(), key.name()) as &dyn Name) {
+        let mut shard = self.shard(key.name_hash());
+        if let Some(cell) = shard.get(&key.hashed_name() as &dyn Name) {
             return Arc::clone(cell);
         }
         let cell = Arc::new(Cell::new(key, &self.rules, self.around()));
@@ -150,10 +156,18 @@ impl Table {
         Arc::downgrade(&around)
     }
 
-    /// A reader joins a hold of this process, if it has one that may be joined now and no writer waits here.
-    pub(crate) fn join(&self, name: &str, wants: ShareRequest, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
-        let cell = self.find(key::hash_of(name), name)?;
-        cell.quietly(|state, _, effects| state.join(wants, now, effects))
+    /// A reader joins a hold of this process, if it has one that may be joined now and no writer waits here. The name is with its
+    /// hash.
+    pub(crate) fn join(&self, name: (u64, &[u8]), wants: ShareRequest, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
+        let shard = self.shard(name.0);
+        let cell = shard.get(&name as &dyn Name)?;
+        // Mostly nobody else is at it, and then it need not be counted.
+        if let Some(joined) = cell.try_ask(|state| state.join(wants, now)) {
+            return joined;
+        }
+        let cell = Arc::clone(cell);
+        drop(shard);
+        cell.ask(|state| state.join(wants, now))
     }
 
     /// Waits for one side of `key`, or may ask at once. One that asks is seen again within `grace`.
@@ -216,7 +230,7 @@ impl Table {
     pub(crate) fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         for shard in &self.shards {
-            let cells: Vec<_> = shard.lock().values().cloned().collect();
+            let cells: Vec<_> = shard.0.lock().values().cloned().collect();
             for cell in cells {
                 counts.waiters += cell.quietly(|state, _, _| state.waiting());
             }
@@ -239,7 +253,7 @@ impl Table {
     pub(crate) fn all_holds(&self) -> Vec<Arc<Hold>> {
         let mut holds = Vec::new();
         for shard in &self.shards {
-            let cells: Vec<_> = shard.lock().values().cloned().collect();
+            let cells: Vec<_> = shard.0.lock().values().cloned().collect();
             holds.extend(cells.iter().flat_map(|cell| cell.quietly(|state, _, _| state.handles().collect::<Vec<_>>())));
         }
         holds.sort_by(|a: &Arc<Hold>, b| (a.token(), a.key().name()).cmp(&(b.token(), b.key().name())));
@@ -248,7 +262,7 @@ impl Table {
 
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
-        self.shards.iter().all(|shard| shard.lock().is_empty())
+        self.shards.iter().all(|shard| shard.0.lock().is_empty())
     }
 }
 
@@ -259,8 +273,8 @@ impl Surroundings<Hold> for Table {
 
     fn forget(&self, cell: &Arc<Cell<Hold>>) {
         let key = cell.key();
-        let name = (key.name_hash(), key.name());
-        let mut shard = self.shard(key.name_hash()).lock();
+        let name = key.hashed_name();
+        let mut shard = self.shard(key.name_hash());
         let is_here = shard.get(&name as &dyn Name).is_some_and(|here| Arc::ptr_eq(here, cell));
         let removed = if is_here && cell.leave_if_idle() { shard.remove_entry(&name as &dyn Name) } else { None };
         drop(shard);

@@ -17,6 +17,7 @@ use crate::lock::side::{Asking, CountsOpen, KeepsOpen, Pending};
 use crate::lock::stray::Copies;
 use crate::lock::table::Table;
 use crate::lock::wait::{Installed, Leaving, WaitEntry, Wake};
+use crate::lock::watch::Watch;
 use crate::mode::Mode;
 use crate::reentry::OwnerId;
 
@@ -350,12 +351,12 @@ fn reader_joins_unless_a_writer_waits() {
     let table = table();
     let first = enter(&table, Mode::Read);
     grant(&first, 1, Mode::Read, 1000, 1);
-    assert!(table.join("cfg", want(), now()).is_some());
+    assert!(table.join(key().hashed_name(), want(), now()).is_some());
     let writer = enter(&table, Mode::Write);
     assert!(writer.asks(), "it may queue on the server");
-    assert!(table.join("cfg", want(), now()).is_none());
+    assert!(table.join(key().hashed_name(), want(), now()).is_none());
     leave(writer);
-    assert!(table.join("cfg", want(), now()).is_some());
+    assert!(table.join(key().hashed_name(), want(), now()).is_some());
 }
 
 #[test]
@@ -414,6 +415,33 @@ fn what_was_handed_to_a_future_that_died_is_given_back() {
     let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
     remove(&hold, share_id);
     assert!(leave(second).handed.is_some());
+}
+
+#[test]
+fn what_others_share_is_left_without_a_clock() {
+    let table = table();
+    let (hold, first) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
+    hold.agenda_moment.store(0, Ordering::Relaxed);
+    let join = || table.join(key().hashed_name(), want(), now()).expect("it is open").1;
+    assert!(hold.leave_others(join()).is_some_and(|due| due.0.is_empty()));
+    let watched = join();
+    let _watch = Watch::of(&hold, watched);
+    assert!(hold.leave_others(watched).is_none(), "whoever watches is to be told");
+    assert_eq!(remove(&hold, watched), ShareRemoved::Shared);
+    assert!(hold.leave_others(first).is_none(), "nobody else has it");
+    assert_eq!(hold.usage().0, 1);
+}
+
+#[test]
+fn hold_ends_with_those_who_are_left_when_the_last_one_leaves_early() {
+    let table = table();
+    let (hold, first) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
+    let (soon, later) = (now().after(secs(1)), now().after(LEASE / 4));
+    let (_, lasts) = table.join(key().hashed_name(), want(), now()).expect("it is open");
+    assert!(hold.accept(first, Share { ends: soon, ..want().from(now()) }, now()).0);
+    hold.agenda_moment.store(later.as_nanos(), Ordering::Relaxed);
+    let due = hold.leave_others(lasts).expect("another one has it");
+    assert_eq!(due.0.len(), 1, "the agenda looks when the other one's time is over");
 }
 
 #[test]
@@ -518,7 +546,8 @@ fn nothing_costs_more_the_more_wait_or_share() {
         let table = table();
         let (hold, _) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
         let waits = enter(&table, Mode::Read);
-        let shares: Vec<_> = (0..many).map(|_| table.join("cfg", want(), now()).expect("it is open").1).collect();
+        let shares: Vec<_> =
+            (0..many).map(|_| table.join(key().hashed_name(), want(), now()).expect("it is open").1).collect();
         for share_id in shares.into_iter().rev() {
             assert!(!waits.waits_for_itself(now()));
             hold.next(now());

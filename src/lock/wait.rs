@@ -127,7 +127,7 @@ impl WaitEntry {
 
     /// A reader joins a hold of this process, if it has one that may be joined now and no writer waits here.
     pub(crate) fn join(&self, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
-        self.cell.quietly(|state, _, effects| state.join(self.wants, now, effects))
+        self.cell.ask(|state| state.join(self.wants, now))
     }
 
     /// A read hold that may be joined if the server says so.

@@ -2,6 +2,7 @@ use tokio::sync::oneshot;
 
 use super::pending::Taken;
 use super::*;
+use crate::key::LockName;
 use crate::lease::FencingToken;
 use crate::lock::hold::{Grant, HoldState, Next};
 use crate::options::{Options, Overrides};
@@ -316,7 +317,9 @@ struct Joins {
 impl std::task::Wake for Joins {
     fn wake(self: Arc<Self>) {
         let terms = Terms::new(self.engine.options(), Overrides::default()).expect("valid");
-        self.joined.store(join(&self.engine, "another", &terms).is_some(), Ordering::SeqCst);
+        let joined = join(&self.engine, &LockName::new("another"), &terms);
+        self.joined.store(joined.is_some(), Ordering::SeqCst);
+        drop(joined.map(|(hold, share_id)| Held::new(&self.engine, hold, share_id)));
     }
 }
 

@@ -14,19 +14,22 @@ use crate::reentry::OwnerId;
 
 impl<H: OnAgenda> State<H> {
     /// A reader joins a hold, if there is one that may be joined now and no writer waits here.
-    pub(in crate::lock) fn join(
-        &mut self,
-        wants: ShareRequest,
-        now: Moment,
-        effects: &mut Effects<H>,
-    ) -> Option<(Arc<H>, ShareId)> {
+    pub(in crate::lock) fn join(&mut self, wants: ShareRequest, now: Moment) -> Option<(Arc<H>, ShareId)> {
         if !self.writes.is_idle() {
             return None;
         }
         self.holds.iter_mut().filter(|entry| entry.is_listed).find_map(|entry| {
-            let share_id = entry.record.join(wants.from(now), now, &mut effects.signals)?;
-            Some((entry.handle.clone()?, share_id))
+            let handle = entry.handle.as_ref()?;
+            let share_id = entry.record.join(wants.from(now), now)?;
+            Some((Arc::clone(handle), share_id))
         })
+    }
+
+    /// A guard lets go of a hold that others share, which nobody else need know. Answers the hold, if something is due for it
+    /// earlier. `None`: there is more to it.
+    pub(in crate::lock) fn leave_others(&mut self, number: u64, share_id: ShareId) -> Option<Option<Arc<H>>> {
+        let entry = self.entry(number);
+        entry.record.leave_others(share_id).then(|| entry.due_sooner().cloned())
     }
 
     /// A read hold that may be joined if the server says so.
