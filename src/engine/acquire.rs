@@ -353,6 +353,7 @@ impl Drop for Acquisition<'_> {
         let asking = Asking { notices: std::mem::take(&mut self.notices), backoff: self.tries.backoff };
         let (leaving, due) = entry.leave(asking, now);
         self.engine.carry_out(due, now);
+        drop(leaving.needless);
         if let Some(pending) = leaving.pending {
             self.cancel(pending);
         }

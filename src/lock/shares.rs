@@ -80,17 +80,20 @@ pub(super) struct Shares {
 /// Shares by what they are asked for.
 #[derive(Debug, Default)]
 struct Order {
+    by_end: BTreeSet<(Moment, usize)>,
     by_lease: BTreeMap<Duration, BTreeSet<(Moment, usize)>>,
     by_owner: HashMap<OwnerId, BTreeSet<(Moment, usize)>>,
 }
 
 impl Order {
     fn add(&mut self, share: &Share, slot: usize) {
+        self.by_end.insert((share.ends, slot));
         self.by_lease.entry(share.lease).or_default().insert((share.ends, slot));
         self.by_owner.entry(share.owner).or_default().insert((share.ends, slot));
     }
 
     fn remove(&mut self, share: &Share, slot: usize) {
+        self.by_end.remove(&(share.ends, slot));
         if let Some(same) = self.by_lease.get_mut(&share.lease) {
             same.remove(&(share.ends, slot));
             if same.is_empty() {
@@ -106,7 +109,7 @@ impl Order {
     }
 
     fn last_end(&self) -> Option<Moment> {
-        self.by_lease.values().filter_map(|same| same.last()).map(|(ends, _)| *ends).max()
+        self.by_end.last().map(|(ends, _)| *ends)
     }
 
     fn lease_at(&self, now: Moment) -> Duration {

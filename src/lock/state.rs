@@ -17,7 +17,7 @@ use crate::lease::Moment;
 use crate::lock::effects::{Effects, OnAgenda};
 use crate::lock::record::{HoldRecord, Next};
 use crate::lock::shares::ShareId;
-use crate::lock::side::{Pending, Side, WaiterId};
+use crate::lock::side::{Asking, Pending, Side, WaiterId};
 use crate::mode::Mode;
 
 /// All that this process knows of a lock.
@@ -33,7 +33,7 @@ pub(super) struct State<H> {
     /// What waiters were handed and have not taken yet.
     handed: BTreeMap<WaiterId, (Arc<H>, ShareId)>,
     /// Who asks without the right to, or has lost it. The table keeps the lock for them.
-    guests: Vec<Guest>,
+    guests: BTreeMap<WaiterId, Guest>,
     /// When the agenda of askers looks. None: never.
     looks_at: Option<Moment>,
 }
@@ -51,7 +51,6 @@ struct Entry<H> {
 
 #[derive(Debug)]
 struct Guest {
-    waiter_id: WaiterId,
     pending: Option<Pending>,
     /// It has to wait again.
     has_lost_right: bool,
@@ -64,6 +63,8 @@ pub(crate) struct Leaving<H> {
     pub(crate) pending: Option<Pending>,
     /// It had been handed this.
     pub(crate) handed: Option<(Arc<H>, ShareId)>,
+    /// Nobody needs it. A subscription wakes others when it ends, so it is to be dropped where no mutex is held.
+    pub(crate) needless: Option<Asking>,
 }
 
 /// What came of a grant.
@@ -96,7 +97,7 @@ impl<H> Default for State<H> {
             reads: Side::default(),
             writes: Side::default(),
             handed: BTreeMap::new(),
-            guests: Vec::new(),
+            guests: BTreeMap::new(),
             looks_at: None,
         }
     }

@@ -1,19 +1,20 @@
 //! Events in, effects out: no runtime, no clock.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::attempt::{AcquisitionId, Attempt, Failure};
+use crate::attempt::{AcquisitionId, Attempt, Failure, Subscription};
 use crate::clock::Clock;
 use crate::error::LossReason;
 use crate::key::Key;
 use crate::lease::{FencingToken, Moment};
+use crate::lock::cell::Cell;
 use crate::lock::effects::Rules;
 use crate::lock::hold::{Grant, Granted, Granting, Hold, HoldState, Share, ShareId, ShareRemoved};
 use crate::lock::shares::ShareRequest;
-use crate::lock::side::{Asking, CountsOpen, KeepsOpen, Pending};
+use crate::lock::side::{Asking, CountsOpen, KeepsOpen, Notices, Pending};
 use crate::lock::stray::Copies;
 use crate::lock::table::Table;
 use crate::lock::wait::{Installed, Leaving, WaitEntry, Wake};
@@ -444,6 +445,50 @@ fn hold_ends_with_those_who_are_left_when_the_last_one_leaves_early() {
     assert_eq!(due.0.len(), 1, "the agenda looks when the other one's time is over");
 }
 
+/// Counts ends, and as very many one under the mutex of the cell.
+struct Ends(Weak<Cell<Hold>>, Arc<AtomicUsize>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let is_free = self.0.upgrade().is_none_or(|cell| cell.try_ask(|_| ()).is_some());
+        self.1.fetch_add(if is_free { 1 } else { 1000 }, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn subscription_that_nobody_needs_ends_when_the_mutex_is_free() {
+    let table = table();
+    let ended = Arc::new(AtomicUsize::new(0));
+    let [first, second, third] = [0; 3].map(|_| enter(&table, Mode::Write));
+    let asking = |entry: &WaitEntry| {
+        let end = Ends(Arc::downgrade(entry.cell()), Arc::clone(&ended));
+        let (_, notices) = tokio::sync::mpsc::unbounded_channel();
+        Asking { notices: Notices::Subscribed(Subscription { notices, _end: Box::new(end) }), ..Asking::default() }
+    };
+    let [mine, others, last] = [&first, &second, &third].map(asking);
+    sends(&first, 1);
+    assert!(first.leave(mine, now()).0.pending.is_none());
+    // It never looked at what it was left.
+    assert!(second.leave(others, now()).0.pending.is_none());
+    assert_eq!(ended.load(Ordering::Relaxed), 1);
+    let left = third.leave(last, now()).0;
+    assert!(left.pending.is_some());
+    drop(left);
+    assert_eq!(ended.load(Ordering::Relaxed), 3);
+}
+
+#[test]
+fn subscription_of_one_that_has_nothing_under_way_ends_when_the_mutex_is_free() {
+    let table = table();
+    let ended = Arc::new(AtomicUsize::new(0));
+    let [entry, _other] = [0; 2].map(|_| enter(&table, Mode::Write));
+    let end = Ends(Arc::downgrade(entry.cell()), Arc::clone(&ended));
+    let (_, notices) = tokio::sync::mpsc::unbounded_channel();
+    let notices = Notices::Subscribed(Subscription { notices, _end: Box::new(end) });
+    drop(entry.leave(Asking { notices, ..Asking::default() }, now()));
+    assert_eq!(ended.load(Ordering::Relaxed), 1);
+}
+
 #[test]
 fn idle_locks_are_forgotten() {
     let table = table();
@@ -543,17 +588,47 @@ fn nothing_costs_more_the_more_wait_or_share() {
         assert!(table.is_idle());
     });
     is_linear("readers that come and go, and one who waits for itself", |many| {
-        let table = table();
+        let (table, at) = (table(), now());
         let (hold, _) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
         let waits = enter(&table, Mode::Read);
         let shares: Vec<_> =
-            (0..many).map(|_| table.join(key().hashed_name(), want(), now()).expect("it is open").1).collect();
+            (0..many).map(|_| table.join(key().hashed_name(), want(), at).expect("it is open").1).collect();
         for share_id in shares.into_iter().rev() {
-            assert!(!waits.waits_for_itself(now()));
-            hold.next(now());
+            assert!(!waits.waits_for_itself(at));
+            hold.next(at);
             remove(&hold, share_id);
         }
         leave(waits);
+    });
+    is_linear("acquisitions that ask once, all at the same time", |many| {
+        let table = table();
+        let guests: Vec<_> = (0..many).map(|_| try_enter(&table, Mode::Write).expect("it is free")).collect();
+        for (n, guest) in guests.iter().enumerate() {
+            sends(guest, n as u64);
+        }
+        guests.into_iter().rev().for_each(|guest| drop(leave(guest)));
+        assert!(table.is_idle());
+    });
+    is_linear("readers with leases of their own", |many| {
+        let (table, at) = (table(), now());
+        let (hold, _) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
+        for n in 0..many {
+            let wants = ShareRequest { lease: LEASE / 2 + Duration::from_micros(n as u64), ..want() };
+            table.join(key().hashed_name(), wants, at).expect("it is open");
+            hold.next(at);
+        }
+    });
+    is_linear("guards of one hold that are watched, each and all", |many| {
+        let (table, at) = (table(), now());
+        let (hold, first) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
+        let mut watches = Vec::new();
+        for _ in 0..many {
+            let (_, share_id) = table.join(key().hashed_name(), want(), at).expect("it is open");
+            watches.extend([first, share_id].map(|share_id| Watch::of(&hold, share_id).0));
+            hold.next(at);
+        }
+        hold.lose(LossReason::Forced);
+        assert!(watches.iter().all(|watch| watch.state() == HoldState::Lost(LossReason::Forced)));
     });
     is_linear("readers that are let in together", |many| {
         let table = table();

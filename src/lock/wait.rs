@@ -88,6 +88,11 @@ impl WaitEntry {
         Self { cell, mode, waiter_id, signal, wants, grace }
     }
 
+    #[cfg(test)]
+    pub(super) fn cell(&self) -> &Arc<Cell<Hold>> {
+        &self.cell
+    }
+
     /// Whether it may ask, as far as this waiter has looked.
     pub(crate) fn asks(&self) -> bool {
         self.signal.is_none()

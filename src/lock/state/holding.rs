@@ -118,8 +118,7 @@ impl<H: OnAgenda> State<H> {
         side.silent_since = None;
         side.tell_heard(&mut effects.signals);
         let asker = side.take_asker(waiter_id).map(|asker| asker.pending);
-        let guest = self.guests.iter().position(|guest| guest.waiter_id == waiter_id);
-        let guest = guest.map(|at| self.guests.swap_remove(at).pending);
+        let guest = self.guests.remove(&waiter_id).map(|guest| guest.pending);
         if mode == Mode::Read {
             self.join_waiting(number, now, effects);
         }

@@ -28,7 +28,7 @@ impl<H: OnAgenda> State<H> {
         now: Moment,
     ) -> (WaiterId, Option<Arc<Notify>>) {
         let waiter_id = again.unwrap_or_else(|| self.waiter_id());
-        self.guests.retain(|guest| guest.waiter_id != waiter_id);
+        self.guests.remove(&waiter_id);
         let asks = self.may_ask(mode) && self.side(mode).is_idle();
         let side = self.side(mode);
         if asks {
@@ -52,7 +52,7 @@ impl<H: OnAgenda> State<H> {
         }
         let waiter_id = self.waiter_id();
         if self.side(mode).has_asker() {
-            self.guests.push(Guest { waiter_id, pending: None, has_lost_right: false });
+            self.guests.insert(waiter_id, Guest { pending: None, has_lost_right: false });
         } else {
             self.side(mode).ask(waiter_id, now.after(grace));
         }
@@ -66,13 +66,13 @@ impl<H: OnAgenda> State<H> {
         }
         let was_called = self.side(mode).asker(waiter_id).is_some();
         // Called, and too late: it finds out when it asks.
-        let was_passed_by = self.guests.iter().any(|guest| guest.waiter_id == waiter_id);
+        let was_passed_by = self.guests.contains_key(&waiter_id);
         (was_called || was_passed_by).then_some(Wake::Ask)
     }
 
     /// Whether nobody else may be asked by now.
     fn is_guest(&mut self, waiter_id: WaiterId) -> Option<&mut Guest> {
-        self.guests.iter_mut().find(|guest| guest.waiter_id == waiter_id && !guest.has_lost_right)
+        self.guests.get_mut(&waiter_id).filter(|guest| !guest.has_lost_right)
     }
 
     /// What this waiter has under way; `None` if it may not ask.
@@ -175,7 +175,7 @@ impl<H: OnAgenda> State<H> {
                 pending.copies.abandon_all(now.after(rules.stray_span));
             }
             side.pending = asker.pending;
-            self.guests.push(Guest { waiter_id: asker.waiter_id, pending: None, has_lost_right: true });
+            self.guests.insert(asker.waiter_id, Guest { pending: None, has_lost_right: true });
         }
     }
 
@@ -193,31 +193,21 @@ impl<H: OnAgenda> State<H> {
         let may_ask = self.may_ask(mode);
         let side = self.side(mode);
         side.stop_waiting(waiter_id);
-        let mut pending = match side.take_asker(waiter_id) {
-            Some(asker) => {
-                side.tell_heard(&mut effects.signals);
-                asker.pending
-            }
-            None => {
-                let guest = self.guests.iter().position(|guest| guest.waiter_id == waiter_id);
-                let pending = guest.and_then(|at| self.guests.swap_remove(at).pending);
-                return Leaving { pending: abandoned(pending, asking, now, rules), handed };
-            }
-        };
-        pending = abandoned(pending, asking, now, rules);
-        let side = self.side(mode);
-        if may_ask && side.has_waiters() {
-            side.pending = pending.take();
+        let asker = side.take_asker(waiter_id);
+        let goes_on = asker.is_some() && may_ask && side.has_waiters();
+        if asker.is_some() {
+            side.tell_heard(&mut effects.signals);
         }
-        Leaving { pending, handed }
+        let asked = asker.map(|asker| asker.pending).or_else(|| Some(self.guests.remove(&waiter_id)?.pending));
+        let (mut pending, mut needless) = (asked.flatten(), Some(asking));
+        if let Some(pending) = &mut pending {
+            pending.copies.abandon_all(now.after(rules.stray_span));
+            // What the one before has left is still there, if this one never looked.
+            std::mem::swap(&mut pending.left, &mut needless);
+        }
+        if goes_on {
+            self.side(mode).pending = pending.take();
+        }
+        Leaving { pending, handed, needless }
     }
-}
-
-/// As whoever goes on with it finds it.
-fn abandoned(pending: Option<Pending>, asking: Asking, now: Moment, rules: &Rules) -> Option<Pending> {
-    pending.map(|mut pending| {
-        pending.copies.abandon_all(now.after(rules.stray_span));
-        pending.left = Some(asking);
-        pending
-    })
 }
