@@ -57,6 +57,12 @@ pub(crate) fn usable(lease: Duration, clock_margin: Duration) -> Duration {
     lease.saturating_sub(lease / RATE_PARTS).saturating_sub(GRAIN).saturating_sub(clock_margin)
 }
 
+/// With so much of its lease a guard starts: with half of it, which is what a renewal that is late leaves. Where the margins leave
+/// hardly that much, an answer may take a quarter of the rest.
+pub(crate) fn start(lease: Duration, clock_margin: Duration) -> Duration {
+    (lease / 2).min(usable(lease, clock_margin) * 3 / 4)
+}
+
 /// A span of the local clock that is surely over on the server's when it is over here.
 pub(crate) fn surely_over(span: Duration, clock_margin: Duration) -> Duration {
     span.saturating_add(span / RATE_PARTS).saturating_add(GRAIN).saturating_add(clock_margin)

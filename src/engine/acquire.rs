@@ -307,7 +307,16 @@ impl<'a> Acquisition<'a> {
                 return Ok(Some(held));
             }
             match (self.pursue(patience).await?, patience) {
-                (Pursued::Granted(held), _) => return Ok(Some(held)),
+                // One answer is enough, also for a guard that starts with little.
+                (Pursued::Granted(held), _) if self.entry.is_none() || patience == Patience::AskOnce => {
+                    self.entry = None;
+                    return Ok(Some(held));
+                }
+                (Pursued::Granted(held), _) => {
+                    if let Some(held) = Box::pin(self.accepted(held)).await? {
+                        return Ok(Some(held));
+                    }
+                }
                 (Pursued::Refused, _) | (Pursued::PassedBy, Patience::AskOnce) => return Ok(None),
                 (Pursued::PassedBy, Patience::Wait) => self.wait_again(),
             }

@@ -18,7 +18,7 @@ use crate::lock::record::HoldRecord;
 use crate::mode::Mode;
 
 pub(crate) use crate::lock::end::{Ended, HoldState};
-pub(crate) use crate::lock::record::{Grant, Granted, Granting, Next, ShareRemoved};
+pub(crate) use crate::lock::record::{Accepted, Grant, Granted, Granting, Next, ShareRemoved};
 pub(crate) use crate::lock::shares::{Share, ShareId};
 
 /// Holds for which something is due earlier than the agenda knows.
@@ -144,9 +144,10 @@ impl Hold {
         self.change(|record, _, signals| record.join_own(share, now, signals))
     }
 
-    /// A waiter takes what it was handed; `false` if that is over.
-    pub(crate) fn accept(&self, share_id: ShareId, share: Share, now: Moment) -> (bool, Due) {
-        self.change(|record, _, signals| record.accept(share_id, share, now, signals))
+    /// A waiter takes what it was handed or granted. With too little left of it to start with, it waits for the answer to a
+    /// renewal that is sent from `since` on, when it looked first.
+    pub(crate) fn accept(&self, share_id: ShareId, share: Share, since: Moment, now: Moment) -> (Accepted, Due) {
+        self.change(|record, rules, signals| record.accept(share_id, share, since, now, rules, signals))
     }
 
     /// A guard lets go while others share the hold, which needs no clock. `None` if there is more to it.
@@ -237,7 +238,7 @@ impl Hold {
 
     /// A renewal was not answered; it is tried again after a pause.
     pub(crate) fn unanswered(&self, now: Moment) {
-        self.event(|record, _, _| record.unanswered(now));
+        self.event(|record, _, signals| record.unanswered(now, signals));
     }
 
     /// A renewal was answered: the server does not know the hold. While it is being converted, that may be the conversion, and the

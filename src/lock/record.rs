@@ -13,6 +13,8 @@ mod renewal;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Notify;
+
 use crate::attempt::AcquisitionId;
 use crate::backoff::Backoff;
 use crate::error::LossReason;
@@ -63,6 +65,22 @@ pub(crate) enum ShareRemoved {
     Lost(LossReason),
 }
 
+/// What a waiter finds that takes what it has.
+#[derive(Debug)]
+pub(crate) enum Accepted {
+    /// It is its own.
+    Taken,
+    /// There is too little left to start with. It looks again when this is notified, and at that moment.
+    Short {
+        answer: Arc<Notify>,
+        until: Moment,
+        /// A renewal went unanswered.
+        is_late: bool,
+    },
+    /// It is over.
+    Over,
+}
+
 /// What stays the same about a hold.
 #[derive(Clone, Debug)]
 pub(crate) struct Granting {
@@ -89,6 +107,12 @@ pub(crate) struct Granted {
 }
 
 impl Granted {
+    /// Whether its first guard has enough to start with: of the lease, or of the claim with which it begins at once.
+    pub(crate) fn has_enough(&self, now: Moment, clock_margin: Duration) -> bool {
+        let Grant { sent, remaining, asked } = self.grant;
+        lease::valid_until(sent, remaining, clock_margin).since(now) >= lease::start(asked, clock_margin)
+    }
+
     /// When the copy was sent that it answers; a notification answers none.
     pub(super) fn answers(&self) -> Option<Moment> {
         (!self.is_claim).then_some(self.grant.sent)
@@ -115,6 +139,10 @@ pub(super) struct HoldRecord {
     asked: Duration,
     longest: Duration,
     renewal: Renewal,
+    /// When that was sent which was answered last.
+    answered: Moment,
+    /// Of those who have too little to start with.
+    awaited: Option<Box<Awaited>>,
     backoff: Backoff,
     /// When the server's hold is over even if every request that was sent has arrived, unless it is a stray one.
     server_until: Moment,
@@ -137,6 +165,14 @@ struct InDoubt {
     lease: Duration,
     /// How long that lasts at least.
     until: Moment,
+}
+
+/// The answer to a renewal, for waiters whose shares are offers until then.
+#[derive(Debug, Default)]
+struct Awaited {
+    /// The longest lease that one of them wants.
+    lease: Duration,
+    answers: Vec<Arc<Notify>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -182,6 +218,8 @@ impl HoldRecord {
             asked: grant.asked,
             longest: share.lease,
             renewal: Renewal::Needless,
+            answered: grant.sent,
+            awaited: None,
             backoff: Backoff::new(),
             server_until: grant.sent,
             copies,
@@ -201,6 +239,7 @@ impl HoldRecord {
         self.granted_until = self.granted_until.max(lease::valid_until(sent, remaining, rules.clock_margin));
         self.asked_until = self.asked_until.max(sent.after(asked));
         self.asked = asked;
+        self.answered = self.answered.max(sent);
         let covers = lease::surely_over(remaining, rules.clock_margin);
         self.server_until = self.server_until.max(sent.after(covers));
         self.renewal = if self.needs_renewal() {
@@ -299,6 +338,7 @@ impl HoldRecord {
 
     fn ends(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
         self.phase = Phase::Lost(reason);
+        self.tell_awaiting(signals);
         for (share, end) in self.shares.watched() {
             if let HoldState::Lost(reason) = self.state_of(share, now) {
                 signals.ended(Arc::clone(end), Ended::Lost(reason));
@@ -427,17 +467,32 @@ impl HoldRecord {
         Some(self.admit(next.offered(now)))
     }
 
-    /// A waiter takes what it was handed; `false` if that is over.
-    pub(super) fn accept(&mut self, share_id: ShareId, share: Share, now: Moment, signals: &mut Signals) -> bool {
+    /// A waiter takes what it was handed or granted. With too little left of it to start with, it waits for the answer to a
+    /// renewal that is sent from `since` on, when it looked first, and takes what that leaves.
+    pub(super) fn accept(
+        &mut self,
+        share_id: ShareId,
+        share: Share,
+        since: Moment,
+        now: Moment,
+        rules: &Rules,
+        signals: &mut Signals,
+    ) -> Accepted {
         self.look(now, signals);
-        let standing = self.state_of(&self.shares.get(share_id.slot), now);
-        let live = !matches!(standing, HoldState::Lost(_));
-        if live {
-            self.shares.replace(share_id.slot, share);
-            // What was renewed meanwhile was renewed for the offer.
-            self.renew_if_needed(now);
+        if let HoldState::Lost(_) = self.state_of(&self.shares.get(share_id.slot), now) {
+            return Accepted::Over;
         }
-        live
+        let wants = share.lease_at(now);
+        let was_renewed = self.answered >= since && self.asked >= wants;
+        if self.deadline().since(now) < lease::start(wants, rules.clock_margin) && !was_renewed {
+            return self.await_renewal(share_id, share, since, now);
+        }
+        self.shares.replace(share_id.slot, share);
+        // What was renewed meanwhile was renewed for the offer.
+        if self.renewal == Renewal::Needless && self.needs_renewal() {
+            self.renewal = Renewal::Due(self.answered.after(renewal_interval(self.asked)).max(now));
+        }
+        Accepted::Taken
     }
 }
 

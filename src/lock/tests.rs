@@ -5,6 +5,8 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use tokio::sync::Notify;
+
 use crate::attempt::{AcquisitionId, Attempt, Failure, Subscription};
 use crate::clock::Clock;
 use crate::error::LossReason;
@@ -12,7 +14,7 @@ use crate::key::Key;
 use crate::lease::{FencingToken, Moment};
 use crate::lock::cell::Cell;
 use crate::lock::effects::Rules;
-use crate::lock::hold::{Grant, Granted, Granting, Hold, HoldState, Share, ShareId, ShareRemoved};
+use crate::lock::hold::{Accepted, Grant, Granted, Granting, Hold, HoldState, Share, ShareId, ShareRemoved};
 use crate::lock::shares::ShareRequest;
 use crate::lock::side::{Asking, CountsOpen, KeepsOpen, Notices, Pending};
 use crate::lock::stray::Copies;
@@ -403,9 +405,93 @@ fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
     let mut second = enter(&table, Mode::Write);
     let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
     let over = now();
-    assert!(hold.accept(share_id, Share { ends: over, ..want().from(over) }, over).0);
+    let (accepted, _) = hold.accept(share_id, Share { ends: over, ..want().from(over) }, over, over);
+    assert!(matches!(accepted, Accepted::Taken), "{accepted:?}");
     assert_eq!(remove(&hold, share_id), ShareRemoved::LastLate(LossReason::MaxHold));
     assert!(called(&mut second).is_none());
+}
+
+/// One that wants the lock for longer than it was granted to the one before, and has been handed it.
+fn handed_with_little_left(table: &Arc<Table>) -> (Arc<Hold>, ShareId, ShareRequest) {
+    let long = ShareRequest { lease: LEASE * 6, ..want() };
+    let first = enter(table, Mode::Write);
+    let mut second = table.enter(&key(), Mode::Write, long, GRACE, now());
+    let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
+    assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
+    let Some(Wake::Handed(_, share_id)) = called(&mut second) else { panic!("it has the lock") };
+    (hold, share_id, long)
+}
+
+#[test]
+fn guard_that_would_start_with_less_than_half_of_its_lease_waits_for_a_renewal() {
+    let table = table();
+    let (hold, share_id, long) = handed_with_little_left(&table);
+    let since = now();
+    hold.agenda_moment.store(since.after(LEASE).as_nanos(), Ordering::Relaxed);
+    let (accepted, due) = hold.accept(share_id, long.from(since), since, since);
+    let Accepted::Short { is_late: false, until, .. } = accepted else { panic!("{accepted:?}") };
+    assert_eq!(due.0.len(), 1, "the agenda looks now");
+    assert!(until <= since.after(secs(3)), "nobody knows whether its future is polled");
+    assert_eq!(hold.begin_renewal(since, since), Some(LEASE * 6), "for all that it wants");
+    let sent = now();
+    assert!(matches!(hold.accept(share_id, long.from(sent), since, sent).0, Accepted::Short { .. }), "not yet");
+    hold.renewed(Grant { sent, remaining: LEASE * 6, asked: LEASE * 6 }, sent);
+    assert!(matches!(hold.accept(share_id, long.from(sent), since, sent).0, Accepted::Taken));
+    assert!(hold.remaining(share_id) > LEASE * 5);
+    assert!(
+        hold.begin_renewal(sent, sent.after(LEASE)).is_none(),
+        "it was renewed for the guard, and not for the offer"
+    );
+    assert!(hold.begin_renewal(sent, sent.after(LEASE * 3)).is_some());
+}
+
+#[test]
+fn guard_starts_with_what_an_answer_leaves_that_was_long_on_its_way() {
+    let table = table();
+    let (hold, share_id, long) = handed_with_little_left(&table);
+    let since = now();
+    assert!(matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Short { .. }));
+    assert!(hold.begin_renewal(since, since).is_some());
+    hold.renewed(Grant { sent: since, remaining: LEASE, asked: LEASE * 6 }, since);
+    assert!(
+        matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Taken),
+        "no renewal brings more"
+    );
+}
+
+#[test]
+fn waiter_whose_renewal_goes_unanswered_hears_of_it_and_of_the_end() {
+    let table = table();
+    let (hold, share_id, long) = handed_with_little_left(&table);
+    let since = now();
+    let accepts = || hold.accept(share_id, long.from(now()), since, now()).0;
+    let Accepted::Short { answer, .. } = accepts() else { panic!("it has too little") };
+    assert!(hold.begin_renewal(now(), now()).is_some());
+    hold.unanswered(since);
+    assert!(is_notified(&answer));
+    let Accepted::Short { answer, is_late: true, .. } = accepts() else { panic!("it waits for the next") };
+    assert!(hold.begin_renewal(since, since).is_none(), "after a pause");
+    hold.lose(LossReason::Gone);
+    assert!(is_notified(&answer));
+    assert!(matches!(accepts(), Accepted::Over));
+}
+
+fn is_notified(signal: &Notify) -> bool {
+    let mut notified = std::pin::pin!(signal.notified());
+    notified.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+}
+
+#[test]
+fn share_of_a_waiter_that_is_not_polled_is_over_with_its_offer() {
+    let table = table();
+    let (hold, share_id, long) = handed_with_little_left(&table);
+    let since = now();
+    assert!(matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Short { .. }));
+    assert!(hold.begin_renewal(since, since).is_some());
+    hold.renewed(Grant { sent: since, remaining: LEASE * 6, asked: LEASE * 6 }, since);
+    let later = since.after(secs(4));
+    hold.next(later);
+    assert!(matches!(hold.accept(share_id, long.from(later), since, later).0, Accepted::Over));
 }
 
 #[test]
@@ -439,7 +525,8 @@ fn hold_ends_with_those_who_are_left_when_the_last_one_leaves_early() {
     let (hold, first) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
     let (soon, later) = (now().after(secs(1)), now().after(LEASE / 4));
     let (_, lasts) = table.join(key().hashed_name(), want(), now()).expect("it is open");
-    assert!(hold.accept(first, Share { ends: soon, ..want().from(now()) }, now()).0);
+    let share = Share { ends: soon, ..want().from(now()) };
+    assert!(matches!(hold.accept(first, share, now(), now()).0, Accepted::Taken));
     hold.agenda_moment.store(later.as_nanos(), Ordering::Relaxed);
     let due = hold.leave_others(lasts).expect("another one has it");
     assert_eq!(due.0.len(), 1, "the agenda looks when the other one's time is over");

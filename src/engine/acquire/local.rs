@@ -1,14 +1,14 @@
 //! An acquisition waits in its process: to ask, or to be handed a share.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Acquisition, grace};
+use super::{Acquisition, FirstAttempt, grace};
 use crate::engine::{Held, events};
 use crate::error::{Error, Result};
 use crate::lease::Moment;
-use crate::lock::hold::{Hold, ShareId};
+use crate::lock::hold::Accepted;
 use crate::lock::wait::Wake;
+use crate::scheme::Failure;
 
 /// A waiter that holds the lock itself is told so after this time.
 const SELF_WAIT_WARNING: Duration = Duration::from_secs(3);
@@ -31,7 +31,7 @@ impl Acquisition<'_> {
                     self.tries.since = silent_since.map_or(now, |since| since.max(self.tries.since));
                     return Ok(match call {
                         Wake::Ask => None,
-                        Wake::Handed(hold, share_id) => self.handed(hold, share_id),
+                        Wake::Handed(hold, share_id) => self.accepted(Held::new(self.engine, hold, share_id)).await?,
                     });
                 }
                 () = self.engine.clock.timer(next_look) => {}
@@ -80,17 +80,50 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Takes a share that somebody of this process has handed it, if that is still worth having. Else it waits again.
-    fn handed(&mut self, hold: Arc<Hold>, share_id: ShareId) -> Option<Held> {
-        let now = self.engine.clock.now();
-        let (accepted, due) = hold.accept(share_id, self.wants.from(now), now);
-        self.engine.carry_out(due, now);
-        let held = Held::new(self.engine, hold, share_id);
-        if accepted {
-            self.entry = None;
-            return Some(held);
+    /// Takes a share that it was handed or granted. With too little left of that to start with, it waits for the answer to a
+    /// renewal first. If it is over before, it waits as others do. Dropped, it gives the share back.
+    pub(super) async fn accepted(&mut self, held: Held) -> Result<Option<Held>> {
+        let clock = self.engine.clock;
+        let (since, mut first, mut was_late) = (clock.now(), None, false);
+        loop {
+            let now = clock.now();
+            let (accepted, due) = held.hold().accept(held.share_id(), self.wants.from(now), since, now);
+            self.engine.carry_out(due, now);
+            match accepted {
+                Accepted::Taken => {
+                    if was_late {
+                        self.heard(now);
+                    }
+                    self.entry = None;
+                    return Ok(Some(held));
+                }
+                Accepted::Over => {
+                    self.wait_again();
+                    return Ok(None);
+                }
+                Accepted::Short { answer, until, is_late } => {
+                    // What a limit waits for, as for the first question to the server.
+                    first = first.or_else(|| self.first.take().map(FirstAttempt::begins));
+                    if is_late {
+                        was_late = true;
+                        self.renewal_is_late()?;
+                    }
+                    tokio::select! {
+                        biased;
+                        () = answer.notified() => {}
+                        () = clock.timer(until) => {}
+                    }
+                }
+            }
         }
-        self.wait_again();
-        None
+    }
+
+    /// The renewal for which it waits goes unanswered.
+    fn renewal_is_late(&self) -> Result<()> {
+        if let Some(entry) = &self.entry {
+            entry.hears(Some(self.tries.since));
+        }
+        let silence = Failure::NotDone { source: None };
+        self.tries.verdict(self.engine, &self.key, silence).map_or(Ok(()), Err)
     }
 }

@@ -244,11 +244,15 @@ impl Acquisition<'_> {
         let Some(entry) = &self.entry else {
             return Taken::PassedBy;
         };
+        let has_enough = granted.has_enough(now, engine.options().clock_margin);
         let (installed, pending, due) = entry.granted(granted, now);
         engine.carry_out(due, now);
         match installed {
             Installed::Hold(hold, share_id) => {
-                self.entry = None;
+                // With too little to start with it keeps its place.
+                if has_enough {
+                    self.entry = None;
+                }
                 // The cell has it: `close` finds it there.
                 drop(pending);
                 Taken::Held(Held::new(engine, hold, share_id))

@@ -56,6 +56,67 @@ fn start<T>(future: &mut crate::BoxFuture<'_, T>) {
     assert!(future.as_mut().poll(&mut context).is_pending(), "it waits");
 }
 
+const SHORT: Overrides = Overrides { lease: Some(Duration::from_secs(1)), ..LONG };
+
+/// The first holds the lock for a short lease and lets go; the second is handed that, and wants more.
+async fn handed_with_little_left<'a>(stage: &'a Stage, wants: Overrides) -> crate::BoxFuture<'a, Result<Option<Held>>> {
+    // A lock that the server does not remember is granted with one token, for one writer.
+    stage.take(Mode::Write).await.release().await.expect("ours to the end");
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let first = stage.asks(Mode::Write, SHORT, Patience::Wait).await.expect("answered").expect("granted");
+    let mut second = stage.asks(Mode::Write, wants, Patience::Wait);
+    start(&mut second);
+    drop(first);
+    start(&mut second);
+    second
+}
+
+#[tokio::test(start_paused = true)]
+async fn guard_with_too_little_left_is_there_when_its_renewal_is_answered_and_a_limit_waits_for_that() {
+    let stage = Stage::new();
+    let (word, answer) = oneshot::channel();
+    stage.scheme.next_renewals(answer);
+    let limit = Duration::from_millis(100);
+    let mut second = handed_with_little_left(&stage, Overrides { wait_timeout: Some(limit), ..LONG }).await;
+    tokio::time::sleep(limit * 2).await;
+    start(&mut second);
+    assert_eq!((stage.scheme.requests(), stage.scheme.chunks().len()), (2, 1), "it is renewed");
+    word.send(()).expect("it is waited for");
+    let held = second.await.expect("in time").expect("granted");
+    let left = held.hold().remaining(held.share_id());
+    assert!(left > Duration::from_secs(50), "{left:?}");
+    held.release().await.expect("ours to the end");
+    assert_eq!(stage.there().await, (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_that_dies_before_its_renewal_is_answered_passes_the_hold_on() {
+    let stage = Stage::new();
+    let (_word, answer) = oneshot::channel();
+    stage.scheme.next_renewals(answer);
+    let second = handed_with_little_left(&stage, LONG).await;
+    let mut third = stage.asks(Mode::Write, SHORT, Patience::Wait);
+    start(&mut third);
+    drop(second);
+    third.await.expect("answered").expect("granted").release().await.expect("ours to the end");
+    assert_eq!(stage.scheme.requests(), 2, "it asks nobody");
+    assert_eq!(stage.there().await, (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_whose_renewal_is_never_answered_asks_for_itself() {
+    let stage = Stage::new();
+    let (_word, answer) = oneshot::channel();
+    stage.scheme.next_renewals(answer);
+    let began = stage.engine.clock.now();
+    let held = handed_with_little_left(&stage, LONG).await.await.expect("answered").expect("granted");
+    assert!(stage.engine.clock.now().since(began) < Duration::from_secs(2));
+    assert_eq!(stage.scheme.requests(), 3);
+    let left = held.hold().remaining(held.share_id());
+    assert!(left > Duration::from_secs(50), "{left:?}");
+    held.release().await.expect("ours to the end");
+}
+
 #[tokio::test(start_paused = true)]
 async fn late_copy_of_a_repeat_does_not_outlive_the_hold() {
     let stage = Stage::new();

@@ -5,6 +5,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::engine::acquire::{Patience, acquire};
 use crate::key::Key;
+use crate::lock::hold::Accepted;
 use crate::options::{Options, Overrides, Terms};
 use crate::scheme::memory::{Memory, Store};
 use crate::scheme::{Acquired, Converted, Scheme};
@@ -74,8 +75,8 @@ async fn guard_is_valid_for_no_longer_than_the_hold_that_it_may_have_been_turned
     let mut short = long.hold().share(long.share_id());
     short.lease = Duration::from_millis(600);
     let now = stage.engine.clock.now();
-    let (accepted, due) = long.hold().accept(long.share_id(), short, now);
-    assert!(accepted, "as one that it was handed to");
+    let (accepted, due) = long.hold().accept(long.share_id(), short, now, now);
+    assert!(matches!(accepted, Accepted::Taken), "as one that it was handed to");
     stage.engine.carry_out(due, now);
     let hold = Arc::clone(long.hold());
     // Carried out, but for all that is heard here.

@@ -1,8 +1,11 @@
 //! How a hold is renewed: by the one task, and by readers who ask the server whether they may join.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{CLOSED, Grant, HoldRecord, Next, Phase, Renewal, renewal_interval};
+use tokio::sync::Notify;
+
+use super::{Accepted, CLOSED, Grant, HoldRecord, Next, Phase, Renewal, renewal_interval};
 use crate::error::LossReason;
 use crate::lease::{self, Moment};
 use crate::lock::effects::{Rules, Signals};
@@ -91,6 +94,7 @@ impl HoldRecord {
             self.ends(LossReason::MaxHold, now, signals);
             return None;
         }
+        let lease = self.awaited.as_ref().map_or(lease, |awaited| lease.max(awaited.lease));
         self.renewal = Renewal::Underway;
         self.begin_request(now, lease, rules);
         Some(lease)
@@ -113,6 +117,7 @@ impl HoldRecord {
         self.stood_at(grant.sent, rules);
         self.apply(grant, rules);
         self.renew_in_doubt(grant.sent);
+        self.tell_awaiting(signals);
         std::mem::take(&mut self.is_claim)
     }
 
@@ -128,11 +133,39 @@ impl HoldRecord {
     }
 
     /// A renewal was not answered; it is tried again after a pause.
-    pub(in crate::lock) fn unanswered(&mut self, now: Moment) {
+    pub(in crate::lock) fn unanswered(&mut self, now: Moment, signals: &mut Signals) {
         if self.phase == Phase::Held {
             self.phase = Phase::Unconfirmed;
         }
         self.renewal = Renewal::Due(now.after(self.backoff.pause()));
+        self.tell_awaiting(signals);
+    }
+
+    /// A waiter has too little to start with: a renewal for all that it wants is due, and it is told of the answer. Until then its
+    /// share is an offer, since its future may not be polled any more.
+    pub(super) fn await_renewal(&mut self, share_id: ShareId, share: Share, since: Moment, now: Moment) -> Accepted {
+        if since == now {
+            self.shares.replace(share_id.slot, share.offered(now));
+        }
+        self.renewal = match self.renewal {
+            // After one that went unanswered there is a pause.
+            Renewal::Due(at) if self.phase == Phase::Held => Renewal::Due(at.min(now)),
+            Renewal::Needless => Renewal::Due(now),
+            asked @ (Renewal::Due(_) | Renewal::InLine | Renewal::Underway) => asked,
+        };
+        let awaited = self.awaited.get_or_insert_default();
+        awaited.lease = awaited.lease.max(share.lease_at(now));
+        let answer = Arc::<Notify>::default();
+        awaited.answers.push(Arc::clone(&answer));
+        let until = self.deadline().min(self.shares.get(share_id.slot).ends);
+        Accepted::Short { answer, until, is_late: self.is_unconfirmed() }
+    }
+
+    /// Those who wait for the answer to a renewal look again.
+    pub(super) fn tell_awaiting(&mut self, signals: &mut Signals) {
+        if let Some(awaited) = self.awaited.take() {
+            awaited.answers.into_iter().for_each(|answer| signals.wake(answer));
+        }
     }
 
     /// A renewal was answered: the server does not know the hold. While a request to convert it may have been carried out, that

@@ -15,11 +15,14 @@ on_every_fixture![
     loss_reaches_all_guards,
     forgotten_guard_does_not_cut_its_neighbours,
     waiting_writer_here_stops_readers_here,
+    reader_that_enters_with_anothers_hold_has_half_of_its_lease,
+    writer_that_goes_on_with_anothers_hold_has_half_of_its_lease,
 ];
 
 on_every_queue![
     writers_of_a_process_have_a_token_each,
     handed_over_writer_is_renewed,
+    writer_that_goes_on_with_a_claim_has_half_of_its_lease,
     writer_that_is_handed_the_lock_and_dropped_passes_it_on,
     reader_beside_a_waiting_writer_elsewhere_does_not_join,
 ];
@@ -109,6 +112,55 @@ async fn waiting_writer_here_stops_readers_here(f: &Fixture) {
     assert!(manager.try_read(&name).await.expect("answered").is_none());
     reading.release().await.expect("ours to the end");
     soon("the writer's grant", writer).await.expect("granted").release().await.expect("ours to the end");
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+async fn reader_that_enters_with_anothers_hold_has_half_of_its_lease(f: &Fixture) {
+    let (here, there, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.manager().await, f.name());
+    let writing = there.write(&name).await.expect("granted");
+    let mut first = here.read(&name).into_future();
+    stays_pending("the first", &mut first).await;
+    let mut second = here.read(&name).lease(LONG).into_future();
+    stays_pending("the second", &mut second).await;
+    writing.release().await.expect("ours to the end");
+    let first = soon("the first", first).await.expect("granted");
+    let second = soon("the second", second).await.expect("enters with it");
+    assert!(second.remaining() > LONG / 2, "{:?}", second.remaining());
+    first.release().await.expect("ours to the end");
+    second.release().await.expect("ours to the end");
+    f.becomes_free(&name).await;
+}
+
+async fn writer_that_goes_on_with_anothers_hold_has_half_of_its_lease(f: &Fixture) {
+    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    for _ in 0..20 {
+        let first = manager.write(&name).await.expect("granted");
+        let mut second = manager.write(&name).lease(LONG).into_future();
+        crate::wait::start(&mut second);
+        // At once, so that it is handed on within this process where there are turns.
+        drop(first);
+        let second = soon("the second", second).await.expect("granted");
+        assert!(second.remaining() > LONG / 2, "{:?}", second.remaining());
+        second.release().await.expect("ours to the end");
+    }
+    f.becomes_free(&name).await;
+}
+
+async fn writer_that_goes_on_with_a_claim_has_half_of_its_lease(f: &Fixture) {
+    let (here, there, name) = (f.manager_with(Settings::lease(LONG)).await, f.manager().await, f.name());
+    let elsewhere = there.write(&name).await.expect("granted");
+    let mut first = here.write(&name).into_future();
+    stays_pending("the first", &mut first).await;
+    let mut second = here.write(&name).into_future();
+    stays_pending("the second", &mut second).await;
+    let first = tokio::spawn(async move { first.await.expect("granted").release().await });
+    elsewhere.release().await.expect("ours to the end");
+    let second = soon("the second", second).await.expect("granted");
+    assert!(second.remaining() > LONG / 2, "{:?}", second.remaining());
+    soon("the first", first).await.expect("no panic").expect("ours to the end");
+    second.release().await.expect("ours to the end");
+    f.becomes_free(&name).await;
 }
 
 async fn writers_of_a_process_have_a_token_each(f: &Fixture) {

@@ -32,8 +32,8 @@ alone_on_every_hash![
 
 const PROCESSES: usize = 4;
 const TASKS: usize = 250;
-/// To wait in the queue, to leave, and to claim where that takes long.
-const SCRIPTS_PER_HOLD: usize = 3;
+/// To wait in the queue, to renew the claim for those who go on with it, to leave, and to ask whether more readers may join.
+const SCRIPTS_PER_HOLD: usize = 4;
 
 /// What is left of the first contact: the scripts are loaded, the channel is subscribed.
 async fn warm_up(f: &ServerFixture, processes: &[Process], name: &str) {

@@ -154,6 +154,8 @@ pub(super) fn is_right(facts: &Facts<'_>, guard: Guard, reason: LossReason, now:
             facts.loss_since(id, now)
                 || (releasing && now >= facts.vouched(id, &facts.about(id).collect::<Vec<_>>(), over))
                 || converted_without_answer(facts, guard)
+                // A primary that was replaced has granted its process another one.
+                || facts.overtakers(held, now).any(|other| facts.loss_since(other.id, now))
                 || (facts.forced_at(id, now).is_some()
                     && (began_anew(facts, held, now) || facts.is_overtaken(held, now)))
         }

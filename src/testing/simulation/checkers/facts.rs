@@ -506,7 +506,12 @@ impl<'h> Facts<'h> {
 
     /// Whether its process was granted a newer hold that conflicts with it: that shows that it was over, but not why.
     pub(super) fn is_overtaken(&self, held: &GuardFacts, now: Micros) -> bool {
-        self.guards.values().any(|other| {
+        self.overtakers(held, now).next().is_some()
+    }
+
+    /// Guards of its process with newer grants that conflict with it.
+    pub(super) fn overtakers(&self, held: &GuardFacts, now: Micros) -> impl Iterator<Item = &GuardFacts> {
+        self.guards.values().filter(move |other| {
             let same = other.process == held.process && other.wish.lock == held.wish.lock;
             let conflict = other.mode == Mode::Write || held.mode == Mode::Write;
             same && conflict && other.token > held.token && other.granted <= now

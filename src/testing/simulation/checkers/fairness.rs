@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use super::Findings;
 use super::facts::{AttemptFacts, Facts, GuardFacts, MS};
+use super::starts::answered_when_it_starts;
 use crate::scheme::Mode;
 use crate::testing::simulation::history::{Id, Micros, Op, Reply, What};
 
@@ -110,9 +111,18 @@ pub(super) fn budget(facts: &Facts<'_>) -> Findings {
             format!("{:?} has {turns} turns", guard.id)
         });
         let most = *began + TURN_SPAN + facts.asleep_with(guard, *began, guard.granted);
-        findings.add_unless(guard.granted <= most, guard.index, || format!("{:?} is passed on too late", guard.id));
+        // It was its own when the one before let go, and it waited for the answer to a renewal.
+        let has_waited = answered_when_it_starts(facts, guard).is_some();
+        let passed_on = if has_waited { handed_over(facts, guard) } else { guard.granted };
+        findings.add_unless(passed_on <= most, guard.index, || format!("{:?} is passed on too late", guard.id));
     }
     findings
+}
+
+/// When the last one let go that had the same hold before.
+fn handed_over(facts: &Facts<'_>, guard: &GuardFacts) -> Micros {
+    let before = facts.guards.values().filter(|other| other.id == guard.id && other.index < guard.index);
+    before.filter_map(|other| other.over).filter(|over| *over <= guard.granted).max().unwrap_or(guard.granted)
 }
 
 /// The server is asked to keep a hold for as long as the guard wants that wants the most.

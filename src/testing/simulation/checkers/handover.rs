@@ -11,7 +11,7 @@ const AT_ONCE: Micros = 2 * MS;
 /// After so long in the queue a process has subscribed, however slow that was.
 const SUBSCRIBED: Micros = 2_600 * MS;
 
-/// A notice that has arrived makes a guard in the same moment.
+/// A notice that has arrived makes a guard in the same moment, unless less than half of the claim is left by then.
 pub(super) fn at_once(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("7 hand-over");
     let mut handed: BTreeMap<Id, u64> = BTreeMap::new();
@@ -21,7 +21,9 @@ pub(super) fn at_once(facts: &Facts<'_>) -> Findings {
             What::Noticed { process, lock, id, anchor: Some((sent, remaining_us)) } => {
                 let ends = sent + facts.process(*process).usable(*remaining_us);
                 let waits = waits_for(facts, *id, at).filter(|request| granted_since(facts, request, handed.get(id)));
-                let Some(request) = waits.filter(|_| now + AT_ONCE < ends) else { continue };
+                let Some(request) = waits.filter(|request| now + half_of_claim(request).max(AT_ONCE) < ends) else {
+                    continue;
+                };
                 let taken = served_by(facts, request, now + AT_ONCE);
                 findings.add_unless(taken, at, || format!("{id:?} is told that it has {lock}, and does not take it"));
             }
@@ -29,6 +31,13 @@ pub(super) fn at_once(facts: &Facts<'_>) -> Findings {
         }
     }
     findings
+}
+
+fn half_of_claim(request: &RequestFacts) -> Micros {
+    match request.op {
+        Op::Acquire { lease_ms, patience_ms, .. } => patience_ms.map_or(lease_ms, |ms| ms.min(lease_ms)) * MS / 2,
+        _ => 0,
+    }
 }
 
 /// The last question of a waiter, if it was answered that it waits and somebody is there to listen.

@@ -24,8 +24,10 @@ pub(super) fn copies(facts: &Facts<'_>) -> Findings {
                     let asked = matches!(op, Op::Acquire { id, .. } | Op::Conversion { id, .. } if *id == held.id);
                     findings.add_unless(known || asked, at, || format!("{held:?} comes with {op:?}"));
                 }
+                // Two primaries may both have granted it: what ends the one does not end the other.
                 for given in Given::by(what) {
-                    tokens.insert(given.id, given.token);
+                    let token = tokens.entry(given.id).or_insert(given.token);
+                    *token = given.token.min(*token);
                 }
                 if let (Op::Force { seen }, Reply::Forced(ended)) = (op, reply) {
                     let newer = ended.iter().any(|id| tokens.get(id).is_some_and(|token| token > seen));

@@ -128,11 +128,16 @@ fn is_wanted(facts: &Facts<'_>, guards: &[&GuardFacts], id: Id, asked: Micros, n
     }
 }
 
+/// Somebody has what is renewed, or waits to take it until that is answered.
 fn renewed_without_guard(facts: &Facts<'_>, findings: &mut Findings) {
     for request in facts.requests.values() {
         if let (Op::Renew { .. }, Some(id)) = (request.op, id_of(request.op)) {
             let has = facts.guards.values().any(|guard| guard.id == id && guard.granted <= request.sent);
-            findings.add_unless(has, request.index, || format!("{id:?} is renewed and nobody ever had it"));
+            let waits = facts.attempts.values().any(|attempt| {
+                let same = attempt.process == request.process && attempt.wish.lock == request.lock;
+                same && attempt.index < request.index && attempt.ended.is_none_or(|(_, ended)| ended > request.index)
+            });
+            findings.add_unless(has || waits, request.index, || format!("{id:?} is renewed and nobody ever had it"));
         }
     }
 }

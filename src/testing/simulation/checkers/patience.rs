@@ -36,9 +36,10 @@ pub(super) fn heartbeat(facts: &Facts<'_>) -> Findings {
             let waited = later.sent.saturating_sub(from);
             let process = facts.process(later.process);
             // Whoever asked last, or is next, may not be polled: then it takes a while until another one asks.
-            let asleep = |asked| facts.asleep(&facts.attempts[&asked], from, later.sent);
-            let paused = process.paused_within(from, later.sent);
-            let asleep = earlier.attempt.map_or(0, asleep).max(later.attempt.map_or(0, asleep)).max(paused);
+            let waiting = facts.attempts.values().filter(|attempt| could_ask(facts, earlier, attempt));
+            let waiting = waiting.filter(|attempt| attempt.ended.is_none_or(|(ended, _)| from <= ended));
+            let asleep = waiting.map(|attempt| facts.asleep(attempt, from, later.sent)).max().unwrap_or_default();
+            let asleep = asleep.max(process.paused_within(from, later.sent));
             let excuse = asleep + process.handing_on(from, later.sent) + clock_readings(facts, later, from);
             findings.add_unless(waited <= most + GRAIN + excuse, later.index, || {
                 format!("asked again after {waited} us, {most} us would have been in time")
@@ -46,6 +47,12 @@ pub(super) fn heartbeat(facts: &Facts<'_>) -> Findings {
         }
     }
     findings
+}
+
+/// Whether a waiter may go on with what another one of its process has asked.
+fn could_ask(facts: &Facts<'_>, request: &RequestFacts, waiter: &AttemptFacts) -> bool {
+    let mode = request.attempt.map(|attempt| facts.attempts[&attempt].wish.mode);
+    waiter.process == request.process && waiter.wish.lock == request.lock && Some(waiter.wish.mode) == mode
 }
 
 /// What asking the server for its time has cost a process.

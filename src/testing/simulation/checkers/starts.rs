@@ -1,28 +1,45 @@
-//! Promise 3, of guards that enter a hold which is there already: what they wanted is what they get.
+//! Promise 3, of guards that start: what they wanted is what they get.
 
 use std::collections::BTreeMap;
 
 use super::Findings;
-use super::facts::{Facts, GuardFacts, MS};
-use crate::testing::simulation::history::{Guard, Id, Op, What};
+use super::facts::{Facts, GuardFacts, MS, SECOND};
+use crate::testing::simulation::history::{Guard, Id, Op, Reply, What};
 
-/// A guard that enters with another one's hold has at least a third of its lease, or of the claim with which that began.
+/// A guard starts with at least half of its lease, if that is a second or more, else with a third of what the margins leave of it.
+/// Whoever is granted the lock by a notice starts at once, with as much of its claim. And nobody has more than the answer leaves
+/// with which it starts, to a request for all that it wants.
 pub(super) fn fresh(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 fresh guards");
     let mut first: BTreeMap<Id, Guard> = BTreeMap::new();
     for (number, guard) in &facts.guards {
         let began = *first.entry(guard.id).or_insert(*number);
-        let own = guard.wish.within.is_some() || guard.wish.converts.is_some() || began == *number;
-        if own || facts.asleep_with(guard, facts.attempts[&guard.attempt].asked, guard.granted) > 0 {
+        let converted_or_nested = guard.wish.within.is_some() || guard.wish.converts.is_some();
+        if converted_or_nested || facts.asleep_with(guard, facts.attempts[&guard.attempt].asked, guard.granted) > 0 {
             continue;
         }
-        let wants = guard.wish.lease_ms.min(guard.wish.max_hold_ms).min(claim_ms(facts, guard)) * MS;
-        let least = facts.process(guard.process).usable(wants) / 3;
-        findings.add_unless(guard.began_with + 2 * MS >= least, guard.index, || {
+        let lease = guard.wish.lease_ms.min(guard.wish.max_hold_ms);
+        let wants = if began == *number { lease.min(claim_ms(facts, guard)) } else { lease } * MS;
+        let least = if wants >= SECOND { wants / 2 } else { facts.process(guard.process).usable(wants) / 3 };
+        let granted_all = || answered_when_it_starts(facts, guard).is_some_and(|asked_ms| asked_ms + 1 >= lease);
+        let right = guard.began_with + 2 * MS >= least || granted_all();
+        findings.add_unless(right, guard.index, || {
             format!("guard {number} wants {wants} us and begins with {} us", guard.began_with)
         });
     }
     findings
+}
+
+/// For how long the server was asked for a hold, if a guard of it starts with the answer.
+pub(super) fn answered_when_it_starts(facts: &Facts<'_>, guard: &GuardFacts) -> Option<u64> {
+    let asked = facts.about(guard.id).filter_map(|request| match (request.op, &request.answered) {
+        (
+            Op::Acquire { lease_ms, .. } | Op::Renew { lease_ms, .. },
+            Some((at, Reply::Granted { .. } | Reply::Renewed { .. })),
+        ) if (*at..=at + MS).contains(&guard.granted) => Some(lease_ms),
+        _ => None,
+    });
+    asked.max()
 }
 
 /// With how much its hold was asked for.
