@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
+use crate::digits::Digits;
 use crate::error::{AtNode, Refusal, Source};
 use crate::lease::{FencingToken, Moment, ServerTime};
 
@@ -22,7 +23,7 @@ pub(crate) struct AcquisitionId(Arc<str>);
 impl AcquisitionId {
     pub(crate) fn new(manager: &str, n: u64, label: &str) -> Self {
         // Put together by hand, as are keys: both are made at every acquisition, and `format!` costs ten times as much.
-        Self([manager, ".", &n.to_string(), ".", label].concat().into())
+        Self([manager, ".", Digits::of(n).as_str(), ".", label].concat().into())
     }
 
     pub(crate) fn as_str(&self) -> &str {

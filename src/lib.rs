@@ -41,6 +41,7 @@ pub mod blocking;
 mod clock;
 #[cfg(feature = "serde")]
 mod config;
+mod digits;
 mod engine;
 mod error;
 mod guard;

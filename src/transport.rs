@@ -8,6 +8,7 @@ use redis::Value;
 
 use crate::attempt::{Answered, BoxFuture, Failure, Hearing, Notice, Route, Subscription};
 use crate::clock::Clock;
+use crate::digits::Digits;
 use crate::error::Result;
 use crate::health::{NodeHealth, Traffic};
 use crate::home::Home;
@@ -16,6 +17,7 @@ use crate::options::Options;
 use crate::topology::Topology;
 
 mod address;
+mod encode;
 #[cfg(test)]
 mod fake;
 mod fault;
@@ -35,15 +37,24 @@ mod tls;
 pub(crate) struct Script {
     text: &'static str,
     digest: OnceLock<String>,
+    named: OnceLock<String>,
 }
 
 impl Script {
     pub(crate) const fn new(text: &'static str) -> Self {
-        Self { text, digest: OnceLock::new() }
+        Self { text, digest: OnceLock::new(), named: OnceLock::new() }
     }
 
     fn digest(&self) -> &str {
         self.digest.get_or_init(|| redis::Script::new(self.text).get_hash().to_owned())
+    }
+
+    /// What every call by the digest begins with behind its number of parts, as a server reads it.
+    fn named(&self) -> &str {
+        self.named.get_or_init(|| {
+            let digest = self.digest();
+            format!("$7\r\nEVALSHA\r\n${}\r\n{digest}\r\n", digest.len())
+        })
     }
 }
 
@@ -56,18 +67,26 @@ pub(crate) enum Expiry {
     ResponseTimeout,
 }
 
-/// One script call. Its keys and arguments lie one after the other in one text, so that a call is one allocation.
+/// One script call. Its keys and arguments lie one after the other, as a server reads them, so that a call is one allocation
+/// and is copied in two pieces.
 pub(crate) struct Call {
     pub(crate) script: &'static Script,
     pub(crate) slot: u16,
     pub(crate) expiry: Expiry,
-    text: String,
-    /// Where each of them ends, keys first.
-    ends: [usize; Call::MAX_PARTS],
+    encoded: Vec<u8>,
+    /// Where each of them is, keys first.
+    places: [Place; Call::MAX_PARTS],
     parts: usize,
     keys: usize,
     /// The part that the reply must repeat, by which it is known to be the reply to this call.
     echo: Option<usize>,
+}
+
+/// Names have a limit: 32 bits are enough.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    begin: u32,
+    end: u32,
 }
 
 impl Call {
@@ -75,14 +94,13 @@ impl Call {
     const MAX_PARTS: usize = 9;
 
     pub(crate) fn new(script: &'static Script, slot: u16) -> Self {
-        let text = String::with_capacity(160);
-        Self { script, slot, expiry: Expiry::Never, text, ends: [0; Self::MAX_PARTS], parts: 0, keys: 0, echo: None }
+        let (encoded, places) = (Vec::with_capacity(224), [Place::default(); Self::MAX_PARTS]);
+        Self { script, slot, expiry: Expiry::Never, encoded, places, parts: 0, keys: 0, echo: None }
     }
 
     /// All keys come before the first argument. A key is given as the pieces that it consists of.
     pub(crate) fn key(&mut self, pieces: [&str; 3]) {
-        pieces.into_iter().for_each(|piece| self.text.push_str(piece));
-        self.arg("");
+        self.add(&pieces);
         self.keys = self.parts;
     }
 
@@ -92,27 +110,44 @@ impl Call {
         self.arg(arg);
     }
 
-    fn echo(&self) -> &str {
-        self.echo.map_or("", |part| self.part(part))
+    fn echo(&self) -> &[u8] {
+        self.echo.map_or(b"", |part| self.part(part))
     }
 
     pub(crate) fn arg(&mut self, arg: &str) {
-        self.text.push_str(arg);
-        self.ends[self.parts] = self.text.len();
+        self.add(&[arg]);
+    }
+
+    pub(crate) fn number(&mut self, number: u64) {
+        self.arg(Digits::of(number).as_str());
+    }
+
+    fn add(&mut self, pieces: &[&str]) {
+        encode::head(&mut self.encoded, b'$', pieces.iter().map(|piece| piece.len()).sum());
+        let begin = self.encoded.len() as u32;
+        pieces.iter().for_each(|piece| self.encoded.extend_from_slice(piece.as_bytes()));
+        self.places[self.parts] = Place { begin, end: self.encoded.len() as u32 };
+        self.encoded.extend_from_slice(encode::END);
         self.parts += 1;
     }
 
-    fn keys(&self) -> impl Iterator<Item = &str> {
+    fn keys(&self) -> impl Iterator<Item = &[u8]> {
         (0..self.keys).map(|part| self.part(part))
     }
 
-    fn args(&self) -> impl Iterator<Item = &str> {
+    fn args(&self) -> impl Iterator<Item = &[u8]> {
         (self.keys..self.parts).map(|part| self.part(part))
     }
 
-    fn part(&self, part: usize) -> &str {
-        let begin = part.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.text[begin..self.ends[part]]
+    fn part(&self, part: usize) -> &[u8] {
+        let Place { begin, end } = self.places[part];
+        &self.encoded[begin as usize..end as usize]
+    }
+
+    /// All keys, and all arguments, as a server reads them.
+    fn encoded(&self) -> (&[u8], &[u8]) {
+        let behind = |key: usize| self.places[key].end as usize + encode::END.len();
+        self.encoded.split_at(self.keys.checked_sub(1).map_or(0, behind))
     }
 }
 
@@ -162,56 +197,62 @@ pub(crate) fn open(topology: &Topology, options: &Options, home: &Home) -> Resul
     Ok(Arc::new(router::Router::new(topology, options, home)?))
 }
 
-/// The words that all replies begin with: code, id, and the server's time in seconds and microseconds.
-fn head(value: &Value) -> Option<&[u8]> {
-    let head = match value {
-        Value::Array(items) => items.first()?,
-        text => text,
-    };
-    match head {
-        Value::BulkString(head) => Some(head),
-        _ => None,
+/// Words with a blank between them, read from the front.
+pub(crate) struct Words<'a>(Option<&'a [u8]>);
+
+impl<'a> Words<'a> {
+    /// Of a reply: code, id, the server's time in seconds and microseconds, and what the code has behind it.
+    pub(crate) fn of(value: &'a Value) -> Option<Self> {
+        let head = match value {
+            Value::Array(items) => items.first()?,
+            text => text,
+        };
+        match head {
+            Value::BulkString(head) => Some(Self(Some(head))),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn word(&mut self) -> Option<&'a [u8]> {
+        let words = self.0?;
+        let length = words.iter().position(|&byte| byte == b' ').unwrap_or(words.len());
+        self.0 = words.get(length + 1..);
+        Some(&words[..length])
+    }
+
+    /// A number as a server writes it. Each reply has several: the standard library's reader looks for UTF-8 first.
+    pub(crate) fn number(&mut self) -> Option<u64> {
+        let words = self.0?;
+        let (mut number, mut length) = (0_u64, 0);
+        for &byte in words.iter().take_while(|&&byte| byte != b' ') {
+            let digit = byte.checked_sub(b'0').filter(|digit| *digit <= 9)?;
+            number = number.checked_mul(10)?.checked_add(digit.into())?;
+            length += 1;
+        }
+        self.0 = words.get(length + 1..);
+        (length > 0).then_some(number)
+    }
+
+    /// The server's time, which is two of them.
+    pub(crate) fn time(&mut self) -> Option<ServerTime> {
+        let seconds = self.number()?.checked_mul(1_000_000)?;
+        Some(ServerTime::from_micros(seconds.checked_add(self.number()?)?))
     }
 }
 
-/// The first word, and what comes behind it.
-fn first_word(words: &[u8]) -> Option<(&[u8], &[u8])> {
-    let blank = words.iter().position(|&byte| byte == b' ');
-    blank.map(|blank| (&words[..blank], &words[blank + 1..]))
-}
+/// What the reply to a call that names no acquisition has in place of its id.
+pub(crate) const NO_ID: &[u8] = b"-";
 
-/// A number as a server writes it. Each reply has two: the standard library's reader looks for UTF-8 first.
-fn decimal(word: &[u8]) -> Option<u64> {
-    let add = |number: u64, digit: &u8| {
-        let digit = digit.checked_sub(b'0').filter(|digit| *digit <= 9)?;
-        number.checked_mul(10)?.checked_add(digit.into())
-    };
-    if word.is_empty() { None } else { word.iter().try_fold(0, add) }
-}
-
-/// Whether a reply is one to a call that it repeats `echo` of: the second word of all of them, `-` for nothing.
-fn is_reply_to(value: &Value, echo: &str) -> bool {
-    if let Value::Array(items) = value
-        && let [Value::BulkString(_), Value::BulkString(id), ..] = items.as_slice()
-        && id.as_slice() == echo.as_bytes()
-    {
-        return true; // of the two-key scheme
-    }
-    let echo = if echo.is_empty() { "-" } else { echo };
-    let behind = head(value).and_then(first_word).and_then(|(_, rest)| rest.strip_prefix(echo.as_bytes()));
-    behind.is_some_and(|behind| matches!(behind, [] | [b' ', ..]))
+/// Whether a reply is one to a call that it repeats `echo` of: the second word of all of them.
+fn is_reply_to(value: &Value, echo: &[u8]) -> bool {
+    let id = Words::of(value).and_then(|mut words| words.word().and_then(|_| words.word()));
+    id == Some(if echo.is_empty() { NO_ID } else { echo })
 }
 
 /// The server's time in the reply of a script.
 fn server_time(value: &Value) -> Option<ServerTime> {
-    if let Value::Array(items) = value
-        && let Some(Value::Int(micros)) = items.get(2)
-    {
-        return u64::try_from(*micros).ok().map(ServerTime::from_micros); // of the two-key scheme
-    }
-    let (_, words) = first_word(head(value)?)?;
-    let (_, words) = first_word(words)?;
-    let (seconds, words) = first_word(words)?;
-    let micros = first_word(words).map_or(words, |(micros, _)| micros);
-    Some(ServerTime::from_micros(decimal(seconds)?.checked_mul(1_000_000)?.checked_add(decimal(micros)?)?))
+    let mut words = Words::of(value)?;
+    words.word()?;
+    words.word()?;
+    words.time()
 }

@@ -6,7 +6,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::str::Split;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +22,7 @@ use crate::scheme::{
     Granted, Hearing, Holder, IfTaken, Leave, Mode, Notice, ReleaseReply, Renewal, Renewed, Route, Scheme,
     Subscription, View, Waiter,
 };
-use crate::transport::{Call, Expiry, Script, Transport};
+use crate::transport::{Call, Expiry, NO_ID, Script, Transport, Words};
 
 /// What one Lua scheme consists of.
 pub(crate) struct Scripts {
@@ -77,11 +76,11 @@ impl LuaScheme {
     fn acquire_args(&self, call: &mut Call, request: &AcquireRequest) {
         call.echoed_arg(request.id.as_str());
         call.arg(letter(request.mode));
-        call.arg(&whole_millis(request.lease));
+        call.number(whole_millis(request.lease));
         match request.if_taken {
             IfTaken::Leave => call.arg("0"),
             // Not less than one: nothing means that it does not wait.
-            IfTaken::Queue { patience } => call.arg(&whole_millis(patience.max(Duration::from_millis(1)))),
+            IfTaken::Queue { patience } => call.number(whole_millis(patience.max(Duration::from_millis(1)))),
         }
         if let Waiting::InTheLock { limits } = &self.waiting {
             max_tokens_arg(call, request.max_tokens);
@@ -108,7 +107,7 @@ impl LuaScheme {
         call.arg(old.as_str());
         call.echoed_arg(request.id.as_str());
         call.arg(letter(request.mode));
-        call.arg(&whole_millis(request.lease));
+        call.number(whole_millis(request.lease));
         if let Waiting::InTheLock { .. } = self.waiting {
             max_tokens_arg(call, request.max_tokens);
         }
@@ -125,7 +124,7 @@ impl LuaScheme {
     fn renew_call(&self, renewal: &Renewal) -> Call {
         let mut call = self.call(&self.scripts.renew, &renewal.key);
         call.echoed_arg(renewal.id.as_str());
-        call.arg(&whole_millis(renewal.lease));
+        call.number(whole_millis(renewal.lease));
         call
     }
 
@@ -133,7 +132,7 @@ impl LuaScheme {
         let mut call = self.call(&self.scripts.force, key);
         let token = seen.token.map_or(0, FencingToken::as_u64);
         for number in [token, seen.foreign_write_ms.unwrap_or(0), seen.foreign_read_ms.unwrap_or(0)] {
-            call.arg(&number.to_string());
+            call.number(number);
         }
         self.surroundings(&mut call);
         call
@@ -163,7 +162,7 @@ impl LuaScheme {
         not_after_ms: u64,
     ) -> Attempt<Acquired> {
         let mut call = self.call(&self.scripts.acquire, key);
-        call.arg(&not_after_ms.to_string());
+        call.number(not_after_ms);
         self.acquire_args(&mut call, request);
         read_reply(self.transport.call(call).await?, request.id.as_str(), acquired)
     }
@@ -178,7 +177,7 @@ impl LuaScheme {
         not_after_ms: u64,
     ) -> Attempt<Converted> {
         let mut call = self.call(&self.scripts.convert, key);
-        call.arg(&not_after_ms.to_string());
+        call.number(not_after_ms);
         self.convert_args(&mut call, old, request);
         read_reply(self.transport.call(call).await?, request.id.as_str(), converted)
     }
@@ -197,6 +196,7 @@ fn max_tokens_arg(call: &mut Call, max_tokens: u64) {
     // Of the width that records have.
     match max_tokens {
         1 => call.arg("01"),
+        10.. => call.number(max_tokens),
         _ => call.arg(&format!("{max_tokens:02}")),
     }
 }
@@ -311,8 +311,8 @@ impl Scheme for LuaScheme {
 }
 
 /// A lease as scripts take it. Options keep leases far below what 64 bits hold.
-fn whole_millis(lease: Duration) -> String {
-    u64::try_from(lease.as_millis()).unwrap_or(u64::MAX).to_string()
+fn whole_millis(lease: Duration) -> u64 {
+    lease.as_secs().saturating_mul(1000).saturating_add(lease.subsec_millis().into())
 }
 
 /// Checks what all replies have in common and hands the rest to `parse`.
@@ -324,11 +324,10 @@ fn read_reply<T>(
     let Answered { sent, value, .. } = reply;
     let read = Fields::of(&value).and_then(|mut fields| {
         let code = fields.text()?;
-        if fields.text()? != if id.is_empty() { "-" } else { id } {
+        if fields.words.word()? != if id.is_empty() { NO_ID } else { id.as_bytes() } {
             return None;
         }
-        let seconds = fields.number()?.checked_mul(1_000_000)?;
-        let server = ServerTime::from_micros(seconds.checked_add(fields.number()?)?);
+        let server = fields.words.time()?;
         if code == "version" {
             return Some(Err(other_version()));
         }
@@ -461,22 +460,19 @@ fn granted_notice(message: &[u8], anchor: Anchor) -> Option<Notice> {
     Some(Notice::Granted { id, at, answer: Answered { sent: anchor.sent, server: anchor.server, value } })
 }
 
-/// The words of a reply, read from the front, and the rows behind them.
+/// The words of a reply, and the rows behind them.
 struct Fields<'a> {
-    words: Split<'a, char>,
+    words: Words<'a>,
     rows: &'a [Value],
 }
 
 impl<'a> Fields<'a> {
     fn of(value: &'a Value) -> Option<Self> {
-        let (head, rows) = match value {
-            Value::Array(items) => items.split_first()?,
-            text => (text, [].as_slice()),
+        let rows = match value {
+            Value::Array(items) => items.get(1..)?,
+            _ => &[],
         };
-        match head {
-            Value::BulkString(head) => Some(Self { words: str::from_utf8(head).ok()?.split(' '), rows }),
-            _ => None,
-        }
+        Some(Self { words: Words::of(value)?, rows })
     }
 
     fn row(&mut self) -> Option<Self> {
@@ -486,15 +482,15 @@ impl<'a> Fields<'a> {
     }
 
     fn text(&mut self) -> Option<&'a str> {
-        self.words.next()
+        str::from_utf8(self.words.word()?).ok()
     }
 
     fn number(&mut self) -> Option<u64> {
-        self.text()?.parse().ok()
+        self.words.number()
     }
 
     fn count(&mut self) -> Option<usize> {
-        self.text()?.parse().ok()
+        self.number()?.try_into().ok()
     }
 
     fn mode(&mut self) -> Option<Mode> {

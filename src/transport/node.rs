@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use deadpool_redis::{Manager, Pool, PoolError, Runtime};
 use redis::aio::MultiplexedConnection;
-use redis::{Client, Cmd, ConnectionInfo, Pipeline, ProtocolVersion, RedisError, Value};
+use redis::{Client, Cmd, ConnectionInfo, ProtocolVersion, RedisError, Value};
 use tokio::sync::oneshot;
 
 use crate::attempt::{Answered, Hearing, Route};
@@ -25,16 +25,19 @@ use crate::options::Options;
 use crate::transport::address::invalid_url;
 use crate::transport::fault::{self, Answer, Fault};
 use crate::transport::{Call, Expiry, is_reply_to, server_time};
+use connection::{Connection, Load, Request};
 use greeting::unreadable;
 pub(super) use greeting::{hello_field, parse_time};
 pub(super) use lines::{DialFault, not_sent};
 use lines::{Lines, Live, config};
 
+mod connection;
 mod greeting;
 mod lines;
 mod silence;
 #[cfg(test)]
 mod tests;
+mod wire;
 
 /// Connections for calls apart.
 const POOL_SIZE: usize = 4;
@@ -186,7 +189,7 @@ impl Node {
         let live = self.lines.live().await?;
         let pooled = self.connection_apart().await?;
         let anchor = *live.anchor.lock();
-        let connection = MultiplexedConnection::clone(&pooled);
+        let connection = Connection::Library(MultiplexedConnection::clone(&pooled));
         let apart = Arc::new(Live::new(live.number, connection, anchor, Arc::<AtomicBool>::default()));
         let answer = self.send_or_load(&apart, call, Admission::Owner).await;
         if matches!(answer, Err(Fault::Unknown { .. })) {
@@ -213,11 +216,8 @@ impl Node {
         self.word().await?;
         let live = self.lines.live().await?;
         let (sent, not_after) = self.not_after(&live).await?;
-        let mut pipeline = Pipeline::with_capacity(calls.len());
-        for call in calls {
-            pipeline.add_command(command(call, Load::Digest, not_after));
-        }
-        let values = self.pipeline(&live, &pipeline, sent).await?;
+        let requests: Vec<_> = calls.iter().map(|call| Request::Call { call, load: Load::Digest, not_after }).collect();
+        let values = self.ask_all(&live, &requests, sent).await?;
         let pairs = calls.iter().zip(values);
         Ok(pairs.map(|(call, value)| self.answered(&live, call, sent, value)).collect())
     }
@@ -226,8 +226,7 @@ impl Node {
     pub(super) async fn ask(&self, question: &Cmd) -> Result<Value, Fault> {
         let live = self.lines.live().await?;
         let sent = self.clock.now();
-        let mut connection = live.connection.clone();
-        let reply = pin!(connection.send_packed_command(question));
+        let reply = pin!(live.connection.ask(Request::Command(question)));
         fault::reply(self.lines.in_time(&live, sent, reply).await?)
     }
 
@@ -259,17 +258,15 @@ impl Node {
             Expiry::ResponseTimeout => self.not_after(live).await?,
             Expiry::Never => (self.clock.now(), ServerTime::default()),
         };
-        let command = command(call, load, not_after);
+        let request = Request::Call { call, load, not_after };
         let value = match admission {
             Admission::Owner => {
-                let mut connection = live.connection.clone();
-                let reply = pin!(connection.send_packed_command(&command));
+                let reply = pin!(live.connection.ask(request));
                 self.lines.in_time(live, sent, reply).await?
             }
             Admission::Asking => {
-                let mut pipeline = Pipeline::with_capacity(2);
-                pipeline.cmd("ASKING").add_command(command);
-                let mut replies = Box::pin(self.pipeline(live, &pipeline, sent)).await?.into_iter();
+                let requests = [Request::Command(&redis::cmd("ASKING")), request];
+                let mut replies = Box::pin(self.ask_all(live, &requests, sent)).await?.into_iter();
                 // Refused, it lets the call be sent back to where it came from, and so on.
                 fault::reply(replies.next().unwrap_or_default())?;
                 replies.next().unwrap_or_default()
@@ -278,9 +275,8 @@ impl Node {
         self.answered(live, call, sent, value)
     }
 
-    async fn pipeline(&self, live: &Arc<Live>, pipeline: &Pipeline, sent: Moment) -> Result<Vec<Value>, Fault> {
-        let mut connection = live.connection.clone();
-        let replies = pin!(connection.send_packed_commands(pipeline, 0, pipeline.len()));
+    async fn ask_all(&self, live: &Arc<Live>, requests: &[Request<'_>], sent: Moment) -> Result<Vec<Value>, Fault> {
+        let replies = pin!(live.connection.ask_all(requests));
         self.lines.in_time(live, sent, replies).await
     }
 
@@ -317,7 +313,7 @@ impl Node {
 
 impl Lines {
     /// Waits for what was sent at `sent`, for as long as a reply is believed. Without one the connection is given up, unless
-    /// it brought others theirs of late: the library gives each reply to its own request, and a late one to nobody.
+    /// it brought others theirs of late: each reply is given to its own request, and a late one to nobody.
     async fn in_time<T>(
         self: &Arc<Self>,
         live: &Arc<Live>,
@@ -374,9 +370,8 @@ impl Lines {
 
     async fn time_of(self: &Arc<Self>, live: &Arc<Live>) -> Result<Anchor, Fault> {
         let sent = self.clock.now();
-        let mut connection = live.connection.clone();
         let time = redis::cmd("TIME");
-        let reply = pin!(connection.send_packed_command(&time));
+        let reply = pin!(live.connection.ask(Request::Command(&time)));
         let value = fault::reply(self.in_time(live, sent, reply).await?)?;
         let server = parse_time(&value).ok_or_else(|| unreadable("TIME"))?;
         Ok(Anchor { sent, server })
@@ -402,31 +397,4 @@ fn of_pool(error: PoolError) -> Fault {
             Fault::NotSent(Some(Arc::new(Answer(error.to_string()))))
         }
     }
-}
-
-/// How a script is named in a call.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Load {
-    Digest,
-    Text,
-}
-
-fn command(call: &Call, load: Load, not_after: ServerTime) -> Cmd {
-    let (name, script) = match load {
-        Load::Digest => ("EVALSHA", call.script.digest()),
-        Load::Text => ("EVAL", call.script.text),
-    };
-    // Two short numbers and a name more than the call and the script.
-    let mut command = Cmd::with_capacity(call.parts + 4, call.text.len() + script.len() + 32);
-    command.arg(name).arg(script).arg(call.keys);
-    for key in call.keys() {
-        command.arg(key);
-    }
-    if call.expiry == Expiry::ResponseTimeout {
-        command.arg(not_after.as_millis_up());
-    }
-    for arg in call.args() {
-        command.arg(arg);
-    }
-    command
 }

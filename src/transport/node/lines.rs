@@ -4,8 +4,8 @@
 //! along but its own callers, and a reply is read by the runtime that waits for it. A connection is made for everybody on its
 //! runtime, in a task of its own: a caller that gives up does not take it along.
 //!
-//! It speaks RESP3 for one reason: then the library says when the server closes it. From that moment on nothing is sent on
-//! it, so what waits for the next connection is known not to have been carried out.
+//! It speaks RESP3 for one reason: then the library, where the connection is its own, says when the server closes it. From that
+//! moment on nothing is sent on it, so what waits for the next connection is known not to have been carried out.
 
 use std::io;
 use std::pin::pin;
@@ -14,14 +14,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ConnectionAddr, Pipeline, PushInfo, PushKind, Value};
+use redis::{AsyncConnectionConfig, Client, ConnectionAddr, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::OnLoss;
+use super::connection::{Connection, Request};
 use super::greeting::{check_server, parse_time, unreadable};
 use super::silence::Silence;
+use super::wire::{self, Wire};
 use crate::clock::Clock;
 use crate::error::{Refusal, Source};
 use crate::home::Home;
@@ -69,7 +70,7 @@ struct Line {
 pub(super) struct Live {
     /// No other connection to this node has the same.
     pub(super) number: u64,
-    pub(super) connection: MultiplexedConnection,
+    pub(super) connection: Connection,
     pub(super) anchor: Mutex<Anchor>,
     /// By the server, or with its runtime. What is not handed over by then is never sent.
     pub(super) is_closed: Arc<AtomicBool>,
@@ -89,7 +90,7 @@ pub(in crate::transport) enum DialFault {
 }
 
 impl Live {
-    pub(super) fn new(number: u64, connection: MultiplexedConnection, anchor: Anchor, closed: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(number: u64, connection: Connection, anchor: Anchor, closed: Arc<AtomicBool>) -> Self {
         Self {
             number,
             connection,
@@ -307,11 +308,10 @@ impl Lines {
     async fn dial(&self) -> Result<Arc<Live>, DialFault> {
         let is_closed = Arc::<AtomicBool>::default();
         let connection = self.open(&is_closed).await?;
-        let mut greeting = Pipeline::with_capacity(2);
-        greeting.cmd("HELLO").cmd("TIME");
+        let (hello, time) = (redis::cmd("HELLO"), redis::cmd("TIME"));
+        let greeting = [Request::Command(&hello), Request::Command(&time)];
         let sent = self.clock.now();
-        let mut asking = connection.clone();
-        let replies = asking.send_packed_commands(&greeting, 0, 2);
+        let replies = connection.ask_all(&greeting);
         let replies = match tokio::time::timeout(self.limits.response_timeout, replies).await {
             Ok(Ok(replies)) => replies,
             Ok(Err(error)) => return Err(not_sent(Fault::of_dial(error))),
@@ -328,7 +328,27 @@ impl Lines {
         Ok(Arc::new(Live::new(number, connection, Anchor { sent, server }, is_closed)))
     }
 
-    async fn open(&self, is_closed: &Arc<AtomicBool>) -> Result<MultiplexedConnection, DialFault> {
+    async fn open(&self, is_closed: &Arc<AtomicBool>) -> Result<Connection, DialFault> {
+        let is_ours = wire::is_possible(self.client.get_connection_info().addr());
+        let opening =
+            async { if is_ours { self.open_wire(is_closed).await } else { self.open_library(is_closed).await } };
+        let fault = match tokio::time::timeout(self.limits.response_timeout, opening).await {
+            Ok(Ok(connection)) => return Ok(connection),
+            // The library's own timer has the same length.
+            Ok(Err(error)) if !error.is_timeout() => Fault::of_dial(error),
+            Ok(Err(_)) | Err(_) => no_connection_in_time().into(),
+        };
+        let is_secure = matches!(self.client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
+        Err(not_sent(if is_secure { fault::without_tls(fault) } else { fault }))
+    }
+
+    async fn open_wire(&self, is_closed: &Arc<AtomicBool>) -> Result<Connection, RedisError> {
+        let on_loss = self.on_loss.clone().map(|on_loss| -> wire::OnLoss { Box::new(move || on_loss()) });
+        let wire = Wire::dial(self.client.get_connection_info(), Arc::clone(is_closed), on_loss).await?;
+        Ok(Connection::Wire(wire))
+    }
+
+    async fn open_library(&self, is_closed: &Arc<AtomicBool>) -> Result<Connection, RedisError> {
         let (closed, on_loss) = (ClosedWithDriver(Arc::clone(is_closed)), self.on_loss.clone());
         let hear = move |push: PushInfo| {
             if push.kind == PushKind::Disconnection {
@@ -340,15 +360,7 @@ impl Lines {
             Ok::<_, std::convert::Infallible>(())
         };
         let config = config(self.limits.response_timeout).set_push_sender(hear);
-        let opened = self.client.get_multiplexed_async_connection_with_config(&config);
-        let fault = match tokio::time::timeout(self.limits.response_timeout, opened).await {
-            Ok(Ok(connection)) => return Ok(connection),
-            // The library's own timer has the same length.
-            Ok(Err(error)) if !error.is_timeout() => Fault::of_dial(error),
-            Ok(Err(_)) | Err(_) => no_connection_in_time().into(),
-        };
-        let is_secure = matches!(self.client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
-        Err(not_sent(if is_secure { fault::without_tls(fault) } else { fault }))
+        self.client.get_multiplexed_async_connection_with_config(&config).await.map(Connection::Library)
     }
 
     pub(super) fn reconnects(&self) -> u64 {

@@ -1,0 +1,138 @@
+//! What requests travel on: a [wire](super::wire) of ours, or a connection of the library's where that has to encrypt, or has a
+//! pool of them.
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, Pipeline, RedisError, Value};
+
+use super::wire::Wire;
+use crate::digits::Digits;
+use crate::lease::ServerTime;
+use crate::transport::encode::{head, part};
+use crate::transport::{Call, Expiry};
+
+pub(super) enum Connection {
+    Wire(Wire),
+    Library(MultiplexedConnection),
+}
+
+/// One thing that a server is asked.
+pub(super) enum Request<'a> {
+    Call { call: &'a Call, load: Load, not_after: ServerTime },
+    Command(&'a Cmd),
+}
+
+/// How a script is named in a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Load {
+    Digest,
+    Text,
+}
+
+impl Connection {
+    pub(super) async fn ask(&self, request: Request<'_>) -> Result<Value, RedisError> {
+        match self {
+            Self::Wire(wire) => wire.ask(|bytes| request.encode(bytes)).await,
+            Self::Library(connection) => {
+                let (mut connection, command) = (connection.clone(), request.command());
+                Box::pin(async move { connection.send_packed_command(&command).await }).await
+            }
+        }
+    }
+
+    /// Asks in one piece; one answer each, in order.
+    pub(super) async fn ask_all(&self, requests: &[Request<'_>]) -> Result<Vec<Value>, RedisError> {
+        match self {
+            Self::Wire(wire) => {
+                let encode = |bytes: &mut Vec<u8>| requests.iter().for_each(|request| request.encode(bytes));
+                wire.ask_all(requests.len(), encode).await
+            }
+            Self::Library(connection) => {
+                let mut pipeline = Pipeline::with_capacity(requests.len());
+                for request in requests {
+                    pipeline.add_command(request.command());
+                }
+                connection.clone().send_packed_commands(&pipeline, 0, pipeline.len()).await
+            }
+        }
+    }
+}
+
+impl Request<'_> {
+    /// Appends it as the server reads it.
+    fn encode(&self, bytes: &mut Vec<u8>) {
+        match self {
+            Self::Call { call, load, not_after } => encode_call(bytes, call, *load, *not_after),
+            Self::Command(command) => bytes.extend_from_slice(&command.get_packed_command()),
+        }
+    }
+
+    fn command(&self) -> Cmd {
+        match self {
+            Self::Call { call, load, not_after } => command_of(call, *load, *not_after),
+            Self::Command(command) => (*command).clone(),
+        }
+    }
+}
+
+fn encode_call(bytes: &mut Vec<u8>, call: &Call, load: Load, not_after: ServerTime) {
+    let expires = call.expiry == Expiry::ResponseTimeout;
+    // The two words that name the script, and how many keys there are.
+    head(bytes, b'*', call.parts + 3 + usize::from(expires));
+    match load {
+        Load::Digest => bytes.extend_from_slice(call.script.named().as_bytes()),
+        Load::Text => ["EVAL", call.script.text].iter().for_each(|word| part(bytes, word.as_bytes())),
+    }
+    part(bytes, Digits::of(call.keys as u64).as_bytes());
+    let (keys, args) = call.encoded();
+    bytes.extend_from_slice(keys);
+    if expires {
+        part(bytes, Digits::of(not_after.as_millis_up()).as_bytes());
+    }
+    bytes.extend_from_slice(args);
+}
+
+fn command_of(call: &Call, load: Load, not_after: ServerTime) -> Cmd {
+    let (name, script) = match load {
+        Load::Digest => ("EVALSHA", call.script.digest()),
+        Load::Text => ("EVAL", call.script.text),
+    };
+    // Two short numbers and a name more than the call and the script.
+    let mut command = Cmd::with_capacity(call.parts + 4, call.encoded.len() + script.len() + 32);
+    command.arg(name).arg(script).arg(call.keys);
+    for key in call.keys() {
+        command.arg(key);
+    }
+    if call.expiry == Expiry::ResponseTimeout {
+        command.arg(not_after.as_millis_up());
+    }
+    for arg in call.args() {
+        command.arg(arg);
+    }
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::Script;
+
+    static SCRIPT: Script = Script::new("return ARGV[1]");
+
+    #[test]
+    fn calls_are_encoded_as_the_library_does() {
+        let mut call = Call::new(&SCRIPT, 0);
+        call.key(["rwlock", ":", "lock"]);
+        call.key(["é", "", ""]);
+        call.arg("");
+        call.echoed_arg("an\r\nid");
+        for expiry in [Expiry::Never, Expiry::ResponseTimeout] {
+            call.expiry = expiry;
+            for load in [Load::Digest, Load::Text] {
+                let request = Request::Call { call: &call, load, not_after: ServerTime::from_micros(1_234_567_890) };
+                let mut bytes = b"before".to_vec();
+                request.encode(&mut bytes);
+                assert_eq!(bytes, [b"before".as_slice(), &request.command().get_packed_command()].concat());
+            }
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! A connection of our own, for the scripts of everybody on a runtime: requests go out in the order in which they came, and
+//! their answers come back so.
+//!
+//! Whoever asks puts its request into the buffer that is written next. If nothing is under way it writes itself; else the driver
+//! does, a turn later, so that what others ask meanwhile goes along. Nobody writes or wakes with the mutex held.
+//!
+//! The library greets the server, on a stream that is lent to it ([`stream`]), and reads all answers but those of scripts.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+
+use futures_util::task::AtomicWaker;
+use parking_lot::{Mutex, MutexGuard};
+use redis::{ConnectionInfo, RedisError, Value};
+use tokio::io::ReadBuf;
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+
+use self::stream::{Reader, Writer};
+
+mod frames;
+mod stream;
+pub(super) use stream::is_possible;
+
+/// What is read at once, and the least that is kept for it.
+const READ_BYTES: usize = 16 << 10;
+/// Buffers that a burst has made larger are not kept.
+const MAX_KEPT_BYTES: usize = 64 << 10;
+
+/// Called when the other side has ended a connection.
+pub(super) type OnLoss = Box<dyn FnOnce() + Send>;
+
+/// The connection. It ends when this is dropped, and with the runtime that dialled it.
+pub(super) struct Wire {
+    shared: Arc<Shared>,
+    driver: AbortHandle,
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+/// What those who ask have in common with the driver.
+struct Shared {
+    state: Mutex<State>,
+    driver: AtomicWaker,
+}
+
+#[derive(Default)]
+struct State {
+    /// Until it ends: then the socket goes, however long somebody keeps the connection.
+    writer: Option<Arc<Writer>>,
+    /// What is to be written next.
+    next: Vec<u8>,
+    /// What is being written, and how much of it was.
+    current: Vec<u8>,
+    written: usize,
+    is_writing: bool,
+    /// The driver will look for something to write.
+    is_driver_called: bool,
+    /// Who waits for an answer, in the order of the requests. Some have gone.
+    waiting: VecDeque<oneshot::Sender<Value>>,
+    /// Nothing goes out or comes in any more.
+    end: Option<RedisError>,
+    #[cfg(test)]
+    writes: usize,
+}
+
+impl State {
+    fn has_something_to_write(&self) -> bool {
+        !self.current.is_empty() || !self.next.is_empty()
+    }
+
+    fn writer(&self) -> io::Result<Arc<Writer>> {
+        self.writer.clone().ok_or_else(|| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+impl Wire {
+    /// Connects, and lets the library greet the server. `is_closed` is set when it ends, before anybody else learns of it.
+    pub(super) async fn dial(
+        info: &ConnectionInfo,
+        is_closed: Arc<AtomicBool>,
+        on_loss: Option<OnLoss>,
+    ) -> Result<Self, RedisError> {
+        let (reader, writer) = stream::greeted(info).await?;
+        let state = State { writer: Some(Arc::new(writer)), ..State::default() };
+        let shared = Arc::new(Shared { state: Mutex::new(state), driver: AtomicWaker::new() });
+        let driver = Driver {
+            shared: Arc::clone(&shared),
+            inbox: Inbox { reader, bytes: vec![0; READ_BYTES], filled: 0 },
+            answers: Vec::new(),
+            ready: Vec::new(),
+            has_let_others_go_along: false,
+            is_closed,
+        };
+        Ok(Self { shared, driver: tokio::spawn(driver.run(on_loss)).abort_handle() })
+    }
+
+    /// Sends one request, which `encode` appends, and waits for its answer. Sent at the first poll; dropped later, the answer is
+    /// nobody's.
+    pub(super) async fn ask(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
+        let (answers, answer) = oneshot::channel();
+        self.shared.send(encode, [answers])?;
+        answer.await.map_err(|_| self.shared.why())
+    }
+
+    /// Sends so many requests in one piece.
+    pub(super) async fn ask_all(
+        &self,
+        count: usize,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Vec<Value>, RedisError> {
+        let (answers, waits): (Vec<_>, Vec<_>) = (0..count).map(|_| oneshot::channel()).unzip();
+        self.shared.send(encode, answers)?;
+        let mut values = Vec::with_capacity(count);
+        for answer in waits {
+            values.push(answer.await.map_err(|_| self.shared.why())?);
+        }
+        Ok(values)
+    }
+}
+
+impl Shared {
+    fn send(
+        &self,
+        encode: impl FnOnce(&mut Vec<u8>),
+        answers: impl IntoIterator<Item = oneshot::Sender<Value>>,
+    ) -> Result<(), RedisError> {
+        let mut state = self.state.lock();
+        if let Some(end) = &state.end {
+            return Err(end.clone());
+        }
+        let goes_alone = state.waiting.is_empty() && !state.is_writing;
+        encode(&mut state.next);
+        state.waiting.extend(answers);
+        if goes_alone {
+            // A full socket, and one that is broken, is the driver's business.
+            Self::write_once(&mut state).unwrap_or_default();
+        }
+        let calls = state.has_something_to_write() && !std::mem::replace(&mut state.is_driver_called, true);
+        drop(state);
+        if calls {
+            self.driver.wake();
+        }
+        Ok(())
+    }
+
+    /// Writes what the socket takes at once. Others go on asking meanwhile.
+    fn write_once(state: &mut MutexGuard<'_, State>) -> io::Result<()> {
+        let writer = state.writer()?;
+        if state.current.is_empty() {
+            let state = &mut **state;
+            std::mem::swap(&mut state.current, &mut state.next);
+        }
+        let (mut bytes, written) = (std::mem::take(&mut state.current), state.written);
+        state.is_writing = true;
+        let wrote = MutexGuard::unlocked(state, || writer.try_write(&bytes[written..]));
+        state.is_writing = false;
+        #[cfg(test)]
+        {
+            state.writes += 1;
+        }
+        state.written += *wrote.as_ref().unwrap_or(&0);
+        if state.written == bytes.len() {
+            state.written = 0;
+            bytes.clear();
+            bytes.shrink_to(MAX_KEPT_BYTES);
+        }
+        state.current = bytes;
+        wrote.map(drop)
+    }
+
+    /// Ends it for everybody. The first reason counts.
+    fn end(&self, reason: RedisError) {
+        let mut state = self.state.lock();
+        state.end.get_or_insert(reason);
+        let (waiting, writer) = (std::mem::take(&mut state.waiting), state.writer.take());
+        drop(state);
+        drop((waiting, writer));
+    }
+
+    fn why(&self) -> RedisError {
+        self.state.lock().end.clone().unwrap_or_else(closed)
+    }
+}
+
+fn closed() -> RedisError {
+    io::Error::from(io::ErrorKind::BrokenPipe).into()
+}
+
+/// Reads answers, and writes what the askers left to it.
+struct Driver {
+    shared: Arc<Shared>,
+    inbox: Inbox,
+    /// That were read together.
+    answers: Vec<Value>,
+    ready: Vec<(oneshot::Sender<Value>, Value)>,
+    /// Since it was called to write.
+    has_let_others_go_along: bool,
+    is_closed: Arc<AtomicBool>,
+}
+
+impl Driver {
+    async fn run(mut self, on_loss: Option<OnLoss>) {
+        let error = poll_fn(|cx| match self.go_on(cx) {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(error),
+        });
+        let error = error.await;
+        self.end(error.into());
+        if let Some(on_loss) = on_loss {
+            on_loss();
+        }
+    }
+
+    fn end(&self, reason: RedisError) {
+        self.is_closed.store(true, Ordering::Release);
+        self.shared.end(reason);
+    }
+
+    /// Does what can be done now. Reads in any case: a server that nobody reads from may not read either.
+    fn go_on(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        self.shared.driver.register(cx.waker());
+        self.read(cx)?;
+        if !self.has_something_to_write() {
+            return Ok(());
+        }
+        if !std::mem::replace(&mut self.has_let_others_go_along, true) {
+            // Behind all that can run here now, and may ask too.
+            cx.waker().wake_by_ref();
+            return Ok(());
+        }
+        self.has_let_others_go_along = false;
+        self.write(cx)
+    }
+
+    fn has_something_to_write(&self) -> bool {
+        let mut state = self.shared.state.lock();
+        // Somebody may have called whose request has gone out with others.
+        state.is_driver_called = state.has_something_to_write();
+        state.is_driver_called
+    }
+
+    fn write(&self, cx: &mut Context<'_>) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        state.is_driver_called = false;
+        // Whoever writes looks for more behind it, and calls again.
+        while state.has_something_to_write() && !state.is_writing {
+            match Shared::write_once(&mut state) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if state.writer()?.poll_writable(cx)?.is_pending() {
+                        return Ok(());
+                    }
+                }
+                wrote => wrote?,
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        while self.inbox.poll_fill(cx)?.is_ready() {
+            self.inbox.take_answers(&mut self.answers)?;
+            self.hand_out()?;
+        }
+        Ok(())
+    }
+
+    fn hand_out(&mut self) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        for answer in self.answers.drain(..) {
+            let nobodys = || io::Error::new(io::ErrorKind::InvalidData, "an answer to nothing");
+            self.ready.push((state.waiting.pop_front().ok_or_else(nobodys)?, answer));
+        }
+        drop(state);
+        for (sender, answer) in self.ready.drain(..) {
+            // Whoever asked may have gone.
+            drop(sender.send(answer));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Driver {
+    /// Also with its runtime, or because nobody has the connection any more.
+    fn drop(&mut self) {
+        self.end(closed());
+    }
+}
+
+/// What has come and was not read yet.
+struct Inbox {
+    reader: Reader,
+    bytes: Vec<u8>,
+    filled: usize,
+}
+
+impl Inbox {
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.filled == self.bytes.len() {
+            self.bytes.resize(self.filled * 2, 0);
+        }
+        let mut free = ReadBuf::new(&mut self.bytes[self.filled..]);
+        ready!(Pin::new(&mut *self.reader).poll_read(cx, &mut free))?;
+        let count = free.filled().len();
+        self.filled += count;
+        let end = || io::Error::new(io::ErrorKind::UnexpectedEof, "the server has closed the connection");
+        Poll::Ready(if count == 0 { Err(end()) } else { Ok(()) })
+    }
+
+    fn take_answers(&mut self, answers: &mut Vec<Value>) -> io::Result<()> {
+        let mut begin = 0;
+        while let Some((value, length)) = frames::first(&self.bytes[begin..self.filled])? {
+            begin += length;
+            // Pushed without being asked for.
+            if !matches!(value, Value::Push { .. }) {
+                answers.push(value);
+            }
+        }
+        self.bytes.copy_within(begin..self.filled, 0);
+        self.filled -= begin;
+        if self.filled == 0 && self.bytes.len() > MAX_KEPT_BYTES {
+            self.bytes.truncate(READ_BYTES);
+            self.bytes.shrink_to_fit();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! Where one answer ends and the next begins.
+//!
+//! Scripts answer with one text, which is read here. Everything else is measured here and read by the library.
+//! Source: the specification of RESP3.
+
+use std::io;
+
+use redis::Value;
+
+/// Answers to what we ask are far less deep.
+const MAX_DEPTH: usize = 32;
+
+/// The answer that the bytes begin with, and its length. `None` if it is not there to its end.
+pub(super) fn first(bytes: &[u8]) -> io::Result<Option<(Value, usize)>> {
+    let Some(end) = end_of(bytes, 0, 0)? else {
+        return Ok(None);
+    };
+    let value = match text(&bytes[..end]) {
+        Some(text) => Value::BulkString(text.to_vec()),
+        None => redis::parse_redis_value(&bytes[..end]).map_err(|error| garbage(&error.to_string()))?,
+    };
+    Ok(Some((value, end)))
+}
+
+/// What a text says that is there to its end.
+fn text(frame: &[u8]) -> Option<&[u8]> {
+    let (&kind, rest) = frame.split_first()?;
+    // A text that is none has a sign in front of its length.
+    if kind != b'$' || rest.first() == Some(&b'-') {
+        return None;
+    }
+    let line = rest.iter().position(|&byte| byte == b'\n')? + 1;
+    rest[line..].strip_suffix(b"\r\n")
+}
+
+/// Where the answer ends that begins at `from`.
+fn end_of(bytes: &[u8], from: usize, depth: usize) -> io::Result<Option<usize>> {
+    let Some(length) = bytes[from..].iter().position(|&byte| byte == b'\n') else {
+        return Ok(None);
+    };
+    let end = from + length + 1;
+    let Some((&kind, number)) = bytes[from..end].strip_suffix(b"\r\n").and_then(<[u8]>::split_first) else {
+        return Err(garbage("a line without an end"));
+    };
+    let parts = match kind {
+        b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' => return Ok(Some(end)),
+        b'$' | b'=' | b'!' => return end_of_text(bytes, end, number),
+        b'*' | b'~' | b'>' => count(number)?.unwrap_or(0),
+        b'%' => count(number)?.unwrap_or(0).saturating_mul(2),
+        b'|' => count(number)?.unwrap_or(0).saturating_mul(2).saturating_add(1),
+        _ => return Err(garbage("an answer of no known kind")),
+    };
+    if depth == MAX_DEPTH {
+        return Err(garbage("an answer that is too deep"));
+    }
+    let mut end = end;
+    for _ in 0..parts {
+        match end_of(bytes, end, depth + 1)? {
+            Some(next) => end = next,
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(end))
+}
+
+fn end_of_text(bytes: &[u8], begin: usize, length: &[u8]) -> io::Result<Option<usize>> {
+    let Some(length) = count(length)? else {
+        return Ok(Some(begin));
+    };
+    let end = begin.saturating_add(length).saturating_add(2);
+    match bytes.get(end.saturating_sub(2)..end) {
+        Some(b"\r\n") => Ok(Some(end)),
+        Some(_) => Err(garbage("a text that is longer than it says")),
+        None => Ok(None),
+    }
+}
+
+/// A number of bytes or parts; `None` for something that is not there.
+fn count(digits: &[u8]) -> io::Result<Option<usize>> {
+    if digits == b"-1" {
+        return Ok(None);
+    }
+    let add = |number: usize, digit: &u8| {
+        let digit = digit.checked_sub(b'0').filter(|digit| *digit <= 9)?;
+        number.checked_mul(10)?.checked_add(digit.into())
+    };
+    let number = if digits.is_empty() { None } else { digits.iter().try_fold(0, add) };
+    number.map(Some).ok_or_else(|| garbage("a length that is no number"))
+}
+
+fn garbage(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ANSWERS: [&str; 16] = [
+        "+OK\r\n",
+        "-NOSCRIPT No matching script.\r\n",
+        ":-7\r\n",
+        "$0\r\n\r\n",
+        "$13\r\ntwo\r\nlines $3\r\n",
+        "$-1\r\n",
+        "*-1\r\n",
+        "*0\r\n",
+        "*2\r\n*1\r\n:1\r\n$1\r\na\r\n",
+        "%1\r\n+mode\r\n$7\r\ncluster\r\n",
+        "~1\r\n:1\r\n",
+        "_\r\n",
+        ",1.5\r\n",
+        "#t\r\n",
+        "=7\r\ntxt:abc\r\n",
+        ">2\r\n+invalidate\r\n*0\r\n",
+    ];
+
+    #[test]
+    fn answers_are_what_the_library_reads_in_them() {
+        for answer in ANSWERS {
+            let bytes = [answer.as_bytes(), b"+behind it\r\n"].concat();
+            let (value, length) = first(&bytes).expect(answer).expect(answer);
+            assert_eq!(length, answer.len(), "{answer}");
+            assert_eq!(value, redis::parse_redis_value(answer.as_bytes()).expect(answer), "{answer}");
+        }
+    }
+
+    #[test]
+    fn half_an_answer_is_waited_for() {
+        for answer in ANSWERS {
+            for half in 0..answer.len() {
+                assert_eq!(first(&answer.as_bytes()[..half]).expect(answer), None, "{half} bytes of {answer}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_answer_ends_the_connection() {
+        let deep = "*1\r\n".repeat(MAX_DEPTH + 2);
+        for bytes in ["hello\r\n", "+\n", "\r\n", "$1\r\nabc\r\n", "$x\r\n", "$\r\n", "*-2\r\n", &deep] {
+            assert!(first(bytes.as_bytes()).is_err(), "{bytes}");
+        }
+    }
+
+    #[test]
+    fn length_beyond_all_bounds_is_waited_for_or_refused() {
+        assert_eq!(first(b"$18446744073709551615\r\n").expect("a number"), None);
+        assert!(first(b"$18446744073709551616\r\n").is_err());
+        assert_eq!(first(b"*18446744073709551615\r\n").expect("a number"), None);
+    }
+}

@@ -1,0 +1,244 @@
+use std::pin::pin;
+use std::sync::atomic::AtomicUsize;
+use std::task::Waker;
+use std::time::Duration;
+
+use futures_util::future::{join, join_all, poll_immediate};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::transport::fake;
+
+/// How long is waited for what has to come.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a wire tells when it ends.
+#[derive(Default)]
+struct Ends {
+    is_closed: Arc<AtomicBool>,
+    losses: Arc<AtomicUsize>,
+}
+
+impl Ends {
+    fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    fn losses(&self) -> usize {
+        self.losses.load(Ordering::SeqCst)
+    }
+}
+
+/// A wire, and its server's end, behind the greeting.
+async fn connected() -> (Wire, Server, Ends) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("redis://{}", listener.local_addr().expect("bound"));
+    let info = redis::IntoConnectionInfo::into_connection_info(url.as_str()).expect("a URL");
+    let settings = info.redis_settings().clone().set_protocol(redis::ProtocolVersion::RESP3);
+    let info = info.set_redis_settings(settings);
+    let ends = Ends::default();
+    let losses = Arc::clone(&ends.losses);
+    let on_loss = move || {
+        losses.fetch_add(1, Ordering::SeqCst);
+    };
+    let accept = async {
+        let (stream, _) = listener.accept().await.expect("a connection");
+        let mut server = Server { stream, said: Vec::new() };
+        assert_eq!(server.hear().await[0], "HELLO");
+        server.say(&fake::hello("standalone")).await;
+        for _ in 0..2 {
+            assert_eq!(server.hear().await[0], "CLIENT");
+            server.say("+OK\r\n").await;
+        }
+        server
+    };
+    let (wire, server) = join(Wire::dial(&info, Arc::clone(&ends.is_closed), Some(Box::new(on_loss))), accept).await;
+    (wire.expect("greeted"), server, ends)
+}
+
+struct Server {
+    stream: TcpStream,
+    said: Vec<u8>,
+}
+
+impl Server {
+    /// The next command.
+    async fn hear(&mut self) -> Vec<String> {
+        loop {
+            if let Some((words, end)) = fake::command(&self.said, 0) {
+                self.said.drain(..end);
+                return words;
+            }
+            assert!(self.stream.read_buf(&mut self.said).await.expect("a live socket") > 0, "it has gone");
+        }
+    }
+
+    async fn say(&mut self, answer: &str) {
+        self.stream.write_all(answer.as_bytes()).await.expect("a live socket");
+    }
+
+    /// Whether the other side has ended it.
+    async fn is_over(&mut self) -> bool {
+        tokio::time::timeout(PATIENCE, self.stream.read_buf(&mut self.said))
+            .await
+            .is_ok_and(|read| read.is_ok_and(|count| count == 0))
+    }
+}
+
+/// Asks something that is answered by the number.
+async fn ask(wire: &Wire, number: usize) -> Result<Value, RedisError> {
+    wire.ask(|bytes| request(bytes, number)).await
+}
+
+fn request(bytes: &mut Vec<u8>, number: usize) {
+    bytes.extend_from_slice(&redis::cmd("ECHO").arg(number).get_packed_command());
+}
+
+fn text(text: &str) -> Value {
+    Value::BulkString(text.as_bytes().to_vec())
+}
+
+fn echo(words: &[String]) -> String {
+    format!("${}\r\n{}\r\n", words[1].len(), words[1])
+}
+
+#[tokio::test]
+async fn answers_find_their_requests_though_askers_have_gone() {
+    let (wire, mut server, _) = connected().await;
+    let mut asking: Vec<_> = (0..10).map(|number| Box::pin(ask(&wire, number))).collect();
+    for future in &mut asking {
+        assert!(poll_immediate(future).await.is_none(), "it has been sent");
+    }
+    for number in [7, 3, 0] {
+        drop(asking.remove(number));
+    }
+    let mut all = String::new();
+    for number in 0..10 {
+        let words = server.hear().await;
+        assert_eq!(words, ["ECHO".to_owned(), number.to_string()], "as they came");
+        all += &echo(&words);
+    }
+    // In two pieces, one of which ends within an answer, and with something that nobody asked for.
+    let (first, second) = all.split_at(all.len() / 2 + 1);
+    server.say(">2\r\n+invalidate\r\n*0\r\n").await;
+    server.say(first).await;
+    tokio::task::yield_now().await;
+    server.say(second).await;
+    let answers: Vec<_> = join_all(asking).await.into_iter().map(|answer| answer.expect("answered")).collect();
+    assert_eq!(answers, ["1", "2", "4", "5", "6", "8", "9"].map(text));
+}
+
+/// A worker of such a runtime runs whom a task wakes before all others: the driver, which would write each request by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn request_that_is_alone_is_written_at_once_and_many_go_together() {
+    let (wire, mut server, _) = connected().await;
+    let wire = Arc::new(wire);
+    let mut alone = pin!(ask(&wire, 0));
+    assert!(poll_immediate(alone.as_mut()).await.is_none());
+    assert_eq!(wire.shared.state.lock().writes, 1, "nobody else was needed");
+    let asked = Arc::clone(&wire);
+    let others = tokio::spawn(async move {
+        let ask = |number| {
+            let wire = Arc::clone(&asked);
+            tokio::spawn(async move { ask(&wire, number).await })
+        };
+        join_all((1..200).map(ask)).await
+    });
+    let mut answers = String::new();
+    for _ in 0..200 {
+        answers += &echo(&server.hear().await);
+    }
+    let writes = wire.shared.state.lock().writes;
+    assert!(writes <= 4, "{writes} writes for 200 requests");
+    server.say(&answers).await;
+    assert_eq!(alone.await.expect("answered"), text("0"));
+    assert!(others.await.expect("no panic").into_iter().all(|answer| answer.expect("no panic").is_ok()));
+}
+
+#[tokio::test]
+async fn pipeline_stays_in_one_piece() {
+    let (wire, mut server, _) = connected().await;
+    let both = wire.ask_all(2, |bytes| (1..3).for_each(|number| request(bytes, number)));
+    let asking = join(join(ask(&wire, 0), both), ask(&wire, 3));
+    let answers = async {
+        for number in 0..4 {
+            let words = server.hear().await;
+            assert_eq!(words[1], number.to_string());
+            server.say(&echo(&words)).await;
+        }
+    };
+    let (((_, both), _), ()) = join(asking, answers).await;
+    assert_eq!(both.expect("answered"), ["1", "2"].map(text));
+}
+
+#[tokio::test]
+async fn what_the_socket_does_not_take_goes_later() {
+    let (wire, mut server, _) = connected().await;
+    let long = "x".repeat(8 << 20);
+    let command = |number: usize| redis::cmd("ECHO").arg(number).arg(&long).get_packed_command();
+    let asking = join_all((0..3).map(|number| wire.ask(move |bytes| bytes.extend_from_slice(&command(number)))));
+    let mut asking = pin!(asking);
+    assert!(poll_immediate(asking.as_mut()).await.is_none());
+    assert!(!wire.shared.state.lock().current.is_empty(), "the socket is full");
+    let answers = async {
+        for number in 0..3 {
+            let words = server.hear().await;
+            assert_eq!((words[1].as_str(), words[2].len()), (number.to_string().as_str(), 8 << 20));
+            // An answer that is longer than what is read at once.
+            server.say(&format!("${}\r\n{}\r\n", words[2].len(), words[2])).await;
+        }
+    };
+    let (answers, ()) = join(asking, answers).await;
+    assert!(answers.into_iter().all(|answer| answer.expect("answered") == text(&long)));
+    assert!(wire.shared.state.lock().current.capacity() <= MAX_KEPT_BYTES, "the buffer is given back");
+}
+
+#[tokio::test]
+async fn closed_by_the_server_it_ends_for_all_who_wait_and_all_who_come() {
+    let (wire, mut server, ends) = connected().await;
+    let asking = async { (ask(&wire, 0).await, ends.is_closed()) };
+    let close = async {
+        server.hear().await;
+        drop(server);
+    };
+    let ((answer, was_closed), ()) = join(asking, close).await;
+    assert!(answer.expect_err("the connection is gone").is_io_error());
+    assert!(was_closed, "whoever waits learns of it behind the flag");
+    assert!(ask(&wire, 1).await.is_err());
+    tokio::task::yield_now().await;
+    assert_eq!(ends.losses(), 1);
+}
+
+#[tokio::test]
+async fn what_nobody_can_read_ends_it() {
+    for answer in ["hello\r\n", ":1\r\n:2\r\n"] {
+        let (wire, mut server, ends) = connected().await;
+        let answers = async {
+            server.hear().await;
+            server.say(answer).await;
+        };
+        drop(join(ask(&wire, 0), answers).await);
+        assert!(server.is_over().await, "{answer}");
+        assert!(ends.is_closed() && ask(&wire, 1).await.is_err());
+    }
+}
+
+#[tokio::test]
+async fn dropped_it_closes_the_connection_and_is_no_loss() {
+    let (wire, mut server, ends) = connected().await;
+    drop(wire);
+    assert!(server.is_over().await);
+    assert_eq!((ends.is_closed(), ends.losses()), (true, 0));
+}
+
+#[test]
+fn end_of_its_runtime_is_told_to_those_who_wait_elsewhere() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let (wire, _server, ends) = runtime.block_on(connected());
+    let mut asking = pin!(ask(&wire, 0));
+    assert!(asking.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    drop(runtime);
+    assert!(matches!(asking.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Err(_))));
+    assert!(ends.is_closed());
+}
