@@ -115,7 +115,7 @@ pub(crate) struct Hearing {
 pub(crate) struct Route(pub(crate) Arc<str>);
 
 impl Route {
-    /// Nobody is known to own the lock.
+    /// Nobody is known to own the lock, or it is on its way to another owner.
     pub(crate) fn is_unknown(&self) -> bool {
         self.0.is_empty()
     }

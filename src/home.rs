@@ -2,11 +2,15 @@
 //!
 //! A runtime may end, be blocked by a computation, or not be driven, and holds of others would be lost with it if their
 //! renewals ran there. So managers with servers have one home: a thread with a runtime of its own, started when there is
-//! first something to do, on which no user code runs. It serves all managers of the process.
+//! first something to do. It serves all managers of the process.
+//!
+//! Of the user's code only subscribers of `tracing` and wakers run there. One that blocks holds everything up; one that panics
+//! ends nothing but what it was called for ([`shielded`]).
 //!
 //! Time in memory is the callers' runtimes', which tests pause. There each runtime that uses the manager has a driver, all of
 //! them drive the same agenda, and whoever is awake first does what is due.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
 use parking_lot::Mutex;
@@ -49,6 +53,11 @@ impl Home {
             drop(runtime.spawn(task));
         }
     }
+}
+
+/// Does what may run a subscriber or a waker. `None` if that panics, of which the panic hook has told.
+pub(crate) fn shielded<T>(act: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(act)).ok()
 }
 
 /// The runtime of this process's thread, which is started by the first who asks. `None` if no thread can be had.

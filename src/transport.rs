@@ -157,6 +157,8 @@ pub(crate) type ReadNotice = fn(message: &[u8], anchor: Option<Anchor>) -> Notic
 /// Carries calls. An answer is one to this copy of this call, or none.
 pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn call(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>>;
+    /// The same, without waiting for those who acquire.
+    fn call_ahead(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>>;
     /// The same on a connection of its own, for what may take long.
     fn call_apart(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>>;
     /// Calls of one route in one pipeline; one answer each, in order.

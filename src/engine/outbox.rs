@@ -5,28 +5,33 @@
 //! route. Renewals stand there by their deadlines, ahead of releases. A chunk is one pipeline; there is a gap between two in
 //! which the node serves others, and only so many are under way. So a node that hangs delays nobody else's, a server that is
 //! slow is asked no faster than it answers, and a dropped guard is no task. The lines belong to all drivers: what one leaves
-//! that ends, or stands still, the next one finds.
+//! that ends, or stands still, the next one finds. No panic of a subscriber or a waker ends a driver.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream, FuturesUnordered};
+use futures_util::{FutureExt, StreamExt};
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 use tokio::task::AbortHandle;
 
-use crate::attempt::{Attempt, BoxFuture, Route};
+use crate::attempt::{Attempt, BoxFuture, Failure, Route};
+use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::engine::releases::{Job, Releases};
 use crate::engine::renewals::{Due, Renewals};
 use crate::engine::wake::{DriverId, Wake};
-use crate::home::Home;
+use crate::home::{Home, shielded};
 use crate::lease::Moment;
 use crate::lock::hold::Hold;
 use crate::scheme::{ReleaseReply, Renewed, Scheme};
+
+#[cfg(test)]
+mod tests;
 
 /// The most requests in one pipeline: larger ones would keep other callers of the node waiting.
 pub(super) const MAX_CHUNK: usize = 128;
@@ -38,6 +43,8 @@ pub(super) const COMPANY: Duration = Duration::from_millis(6);
 pub(super) const CHUNK_GAP: Duration = Duration::from_millis(3);
 /// The same behind one of the largest chunks: a line that grows all the same would outlast leases.
 const MIN_CHUNK_GAP: Duration = Duration::from_millis(1);
+/// Before it is renewed elsewhere: two nodes that name each other would be asked as fast as they answer.
+const REDIRECT_PAUSE: Duration = Duration::from_millis(10);
 /// Chunks of renewals, and of releases, that may be under way on one route.
 const MAX_RENEWING: usize = 4;
 const MAX_RELEASING: usize = 2;
@@ -47,8 +54,6 @@ const MAX_RELEASING: usize = 2;
 pub(crate) struct Outbox {
     work: Arc<Work>,
     home: Home,
-    /// Started, where there is one driver.
-    is_driven: AtomicBool,
     /// Those of the runtimes that use the manager.
     drivers: Mutex<Vec<(Id, AbortHandle)>>,
 }
@@ -62,6 +67,8 @@ struct Work {
     releases: Arc<Releases>,
     wake: Arc<Wake>,
     queues: Mutex<BTreeMap<Route, RouteQueue>>,
+    /// Has a driver, where there is one for all.
+    is_driven: AtomicBool,
     stopped: AtomicBool,
 }
 
@@ -100,6 +107,20 @@ impl RouteQueue {
     fn may_renew(&self) -> bool {
         !self.holds.is_empty() && self.renewing < MAX_RENEWING
     }
+
+    /// Those whose renewals are one chunk, which counts as under way.
+    fn next_holds(&mut self, now: Moment) -> Vec<Arc<Hold>> {
+        let most = chunk_size(self.holds.len());
+        self.next = now.after(if most < MAX_CHUNK { CHUNK_GAP } else { MIN_CHUNK_GAP });
+        self.renewing += 1;
+        std::iter::from_fn(|| self.holds.pop_first()).take(most).map(|(_, hold)| hold).collect()
+    }
+
+    fn next_releases(&mut self) -> Vec<Job> {
+        let most = chunk_size(self.releases.len()).min(self.releases.len());
+        self.releasing += 1;
+        self.releases.drain(..most).collect()
+    }
 }
 
 /// The size of chunks: small ones as long as they keep up, since a node serves one to its end before anybody else.
@@ -122,17 +143,19 @@ impl Outbox {
             releases,
             wake,
             queues: Mutex::default(),
+            is_driven: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         };
-        Self { work: Arc::new(work), home, is_driven: AtomicBool::new(false), drivers: Mutex::default() }
+        Self { work: Arc::new(work), home, drivers: Mutex::default() }
     }
 
     /// Sees to it that there is a driver: in the home, or on this runtime. To be called wherever there may be work.
     pub(crate) fn keep_running(&self) {
         match &self.home {
             Home::Process | Home::On(_) => {
-                if !self.is_driven.load(Ordering::Relaxed) && !self.is_driven.swap(true, Ordering::AcqRel) {
-                    self.home.spawn(Arc::clone(&self.work).drive());
+                let is_driven = &self.work.is_driven;
+                if !is_driven.load(Ordering::Relaxed) && !is_driven.swap(true, Ordering::AcqRel) {
+                    self.home.spawn(Driven(Arc::clone(&self.work)).run());
                 }
             }
             Home::Callers => {
@@ -145,7 +168,7 @@ impl Outbox {
                     return;
                 }
                 drivers.retain(|(_, driver)| !driver.is_finished());
-                let driver = runtime.spawn(Arc::clone(&self.work).drive());
+                let driver = runtime.spawn(Driven(Arc::clone(&self.work)).run());
                 drivers.push((id, driver.abort_handle()));
             }
         }
@@ -153,7 +176,7 @@ impl Outbox {
 
     fn is_driven(&self) -> bool {
         match &self.home {
-            Home::Process | Home::On(_) => self.is_driven.load(Ordering::Acquire),
+            Home::Process | Home::On(_) => self.work.is_driven.load(Ordering::Acquire),
             Home::Callers => self.drivers.lock().iter().any(|(_, driver)| !driver.is_finished()),
         }
     }
@@ -167,6 +190,25 @@ impl Outbox {
             // Nobody is left to carry them. They hold on to the releases that have them.
             self.work.releases.abandon();
         }
+    }
+}
+
+/// A driver from its start to its end, be it that of its runtime.
+struct Driven(Arc<Work>);
+
+impl Driven {
+    async fn run(self) {
+        let mut backoff = Backoff::new();
+        // A panic that nothing shields from has ended what was under way, which has been put back.
+        while AssertUnwindSafe(Arc::clone(&self.0).drive()).catch_unwind().await.is_err() {
+            backoff.wait().await;
+        }
+    }
+}
+
+impl Drop for Driven {
+    fn drop(&mut self) {
+        self.0.is_driven.store(false, Ordering::Release);
     }
 }
 
@@ -236,58 +278,56 @@ impl Work {
 
     /// What may go now.
     fn next_chunks(&self, now: Moment) -> Vec<Chunk> {
-        let (mut chunks, mut moved) = (Vec::new(), Vec::new());
+        let (mut renewals, mut releases) = (Vec::new(), Vec::new());
         let mut queues = self.queues.lock();
         for (route, queue) in &mut *queues {
             if queue.next <= now && queue.may_renew() {
-                let chunk = self.next_renewals(route, queue, now, &mut moved);
-                if !chunk.is_empty() {
-                    queue.renewing += 1;
-                    chunks.push(Chunk { route: route.clone(), load: Load::Renewals(chunk) });
-                }
+                renewals.push((route.clone(), queue.next_holds(now)));
             }
             while !queue.releases.is_empty() && queue.releasing < MAX_RELEASING {
-                let most = chunk_size(queue.releases.len()).min(queue.releases.len());
-                let jobs = queue.releases.drain(..most).collect();
-                queue.releasing += 1;
-                chunks.push(Chunk { route: route.clone(), load: Load::Releases(jobs) });
+                releases.push(Chunk { route: route.clone(), load: Load::Releases(queue.next_releases()) });
             }
         }
         queues.retain(|_, queue| !queue.is_done(now));
         drop(queues);
-        for hold in moved {
-            hold.leave_line(now);
-            self.renewals.schedule(&hold, now);
-        }
-        chunks
+        // With no lock of ours: whoever watches a hold that turns out to be over is woken.
+        let renewals = renewals.into_iter().filter_map(|(route, holds)| self.renewals_of(route, holds, now));
+        renewals.chain(releases).collect()
     }
 
-    fn next_renewals(
-        &self,
-        route: &Route,
-        queue: &mut RouteQueue,
-        now: Moment,
-        moved: &mut Vec<Arc<Hold>>,
-    ) -> Vec<Due> {
-        let most = chunk_size(queue.holds.len());
-        let mut chunk = Vec::with_capacity(most.min(queue.holds.len()));
-        for _ in 0..most {
-            let Some((_, hold)) = queue.holds.pop_first() else {
-                break;
-            };
+    /// The chunk of these holds, if any of them is to be renewed.
+    fn renewals_of(&self, route: Route, holds: Vec<Arc<Hold>>, now: Moment) -> Option<Chunk> {
+        let mut chunk = Vec::with_capacity(holds.len());
+        for hold in holds {
             // Its slot has another owner since it came into the queue: there is another queue for it.
-            if self.scheme.route(hold.key()) != *route {
-                moved.push(hold);
+            if self.scheme.route(hold.key()) != route {
+                hold.leave_line(now);
+                self.renewals.schedule(&hold, now);
                 continue;
             }
-            match hold.begin_renewal(now, now.after(COMPANY)) {
+            match shielded(|| hold.begin_renewal(now, now.after(COMPANY))).flatten() {
                 Some(lease) => chunk.push(Due { hold, lease }),
                 // Over: it has changed while it was in the queue.
                 None => self.renewals.schedule(&hold, now),
             }
         }
-        queue.next = now.after(if most < MAX_CHUNK { CHUNK_GAP } else { MIN_CHUNK_GAP });
-        chunk
+        let is_empty = chunk.is_empty();
+        let chunk = Chunk { route, load: Load::Renewals(chunk) };
+        if is_empty {
+            self.is_back(&chunk);
+            return None;
+        }
+        Some(chunk)
+    }
+
+    /// There is room for another chunk.
+    fn is_back(&self, chunk: &Chunk) {
+        if let Some(queue) = self.queues.lock().get_mut(&chunk.route) {
+            match chunk.load {
+                Load::Renewals(_) => queue.renewing -= 1,
+                Load::Releases(_) => queue.releasing -= 1,
+            }
+        }
     }
 
     /// When there is something to do that nothing else tells of.
@@ -326,7 +366,13 @@ impl Work {
             (Load::Renewals(chunk), Answered::Renewals(attempts)) => {
                 self.has_answered(&route, attempts.iter().any(Result::is_ok));
                 for (due, attempt) in chunk.into_iter().zip(attempts) {
-                    self.renewals.answered(due, attempt, now);
+                    if matches!(attempt, Err(Failure::NotDone { .. })) && self.scheme.route(due.hold.key()) != route {
+                        // The node has said that another owns its slot.
+                        due.hold.leave_line(now.after(REDIRECT_PAUSE));
+                        self.renewals.schedule(&due.hold, now);
+                    } else {
+                        self.renewals.answered(due, attempt, now);
+                    }
                 }
             }
             (Load::Releases(jobs), Answered::Releases(attempts)) => {
@@ -416,18 +462,8 @@ impl Sent {
 
     fn answered(mut self, answered: Answered) -> Answers {
         let chunk = self.chunk.take().expect("it is answered once");
-        self.is_back(&chunk);
+        self.work.is_back(&chunk);
         Answers { chunk, answered }
-    }
-
-    /// There is room for another one.
-    fn is_back(&self, chunk: &Chunk) {
-        if let Some(queue) = self.work.queues.lock().get_mut(&chunk.route) {
-            match chunk.load {
-                Load::Renewals(_) => queue.renewing -= 1,
-                Load::Releases(_) => queue.releasing -= 1,
-            }
-        }
     }
 }
 
@@ -436,7 +472,7 @@ impl Drop for Sent {
         let Some(chunk) = self.chunk.take() else {
             return;
         };
-        self.is_back(&chunk);
+        self.work.is_back(&chunk);
         let now = self.work.clock.now();
         match chunk.load {
             Load::Renewals(chunk) => chunk.iter().for_each(|due| self.work.renewals.unanswered(due, now)),

@@ -23,7 +23,20 @@ const LOOK: Duration = Duration::from_secs(1);
 /// What each node has carried out of late.
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
-    releases: Mutex<BTreeMap<Route, VecDeque<Remembered>>>,
+    memory: Mutex<Memory>,
+}
+
+#[derive(Debug)]
+struct Memory {
+    releases: BTreeMap<Route, VecDeque<Remembered>>,
+    /// Nothing is over before.
+    look_at: Moment,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self { releases: BTreeMap::new(), look_at: Moment::NEVER }
+    }
 }
 
 #[derive(Debug)]
@@ -35,7 +48,10 @@ struct Remembered {
 impl Recent {
     /// Forgets what is over. Answers when to look again.
     pub(crate) fn forget(&self, now: Moment) -> Moment {
-        let mut releases = self.releases.lock();
+        let Memory { releases, look_at } = &mut *self.memory.lock();
+        if now < *look_at {
+            return *look_at;
+        }
         releases.retain(|_, recent| {
             while recent.front().is_some_and(|first| first.until <= now) {
                 recent.pop_front();
@@ -44,25 +60,27 @@ impl Recent {
         });
         let next = releases.values().filter_map(|recent| recent.front()).map(|first| first.until).min();
         // Not for each one.
-        next.map_or(Moment::NEVER, |next| next.max(now.after(LOOK)))
+        *look_at = next.map_or(Moment::NEVER, |next| next.max(now.after(LOOK)));
+        *look_at
     }
 
     /// Whoever the route led to has carried this out. It may have been somebody else by then, which does no harm: to tell it
     /// once more changes nothing.
     pub(crate) fn remember(&self, route: Route, release: &Release, now: Moment) {
-        let mut releases = self.releases.lock();
+        let Memory { releases, look_at } = &mut *self.memory.lock();
         let recent = releases.entry(route).or_default();
         while recent.len() >= MAX_RECENT || recent.front().is_some_and(|first| first.until <= now) {
             recent.pop_front();
         }
         let until = release.server_until.min(now.after(MAX_AGE));
+        *look_at = (*look_at).min(until.max(now.after(LOOK)));
         recent.push_back(Remembered { release: release.clone(), until });
     }
 
     /// Takes those whose lock another node than then owns now, as far as is known, and which it may yet hold.
     pub(crate) fn take_moved(&self, route: impl Fn(&Release) -> Route, now: Moment) -> Vec<Release> {
         let mut moved = Vec::new();
-        self.releases.lock().retain(|then, recent| {
+        self.memory.lock().releases.retain(|then, recent| {
             recent.retain(|Remembered { release, until }| {
                 let at = route(release);
                 let stays = at.is_unknown() || at == *then;
@@ -126,7 +144,20 @@ mod tests {
         let next = recent.forget(START);
         assert!(next <= START.after(MAX_AGE), "{next:?}");
         assert_eq!(recent.forget(next), Moment::NEVER);
-        assert!(recent.releases.lock().is_empty());
+        assert!(recent.memory.lock().releases.is_empty());
+    }
+
+    #[test]
+    fn nobody_looks_again_before_something_can_be_over() {
+        let (recent, end) = (Recent::default(), START.after(Duration::from_secs(9)));
+        for n in 0..100 {
+            recent.remember(route(&n.to_string()), &release(n, end), START);
+        }
+        assert_eq!(recent.forget(START), end);
+        // What a look would find.
+        recent.memory.lock().releases.clear();
+        assert_eq!(recent.forget(START.after(LOOK)), end, "nobody has looked");
+        assert_eq!(recent.forget(end), Moment::NEVER);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::engine::events;
 use crate::engine::recent::Recent;
 use crate::engine::wake::Wake;
 use crate::error::Refusal;
+use crate::home::shielded;
 use crate::key::Key;
 use crate::lease::Moment;
 use crate::lock::hold::Hold;
@@ -91,7 +92,7 @@ impl Releases {
     }
 
     /// Tells the server once.
-    pub(crate) async fn send_once(&self, release: &Release) -> Attempt<ReleaseReply> {
+    pub(crate) async fn send_once(self: &Arc<Self>, release: &Release) -> Attempt<ReleaseReply> {
         if self.recent.is_none() {
             return self.scheme.leave(&release.key, &release.id).await;
         }
@@ -102,7 +103,7 @@ impl Releases {
     }
 
     /// A node has carried a release out, which its successor may not know of.
-    fn carried_out(&self, release: &Release, route: &Route, now: Moment) {
+    fn carried_out(self: &Arc<Self>, release: &Release, route: &Route, now: Moment) {
         let Some(recent) = &self.recent else {
             return;
         };
@@ -114,7 +115,7 @@ impl Releases {
     }
 
     /// Whoever owns a lock after a change is told of the releases that its predecessor carried out of late, the latest first.
-    pub(super) fn resend_moved(&self) {
+    pub(super) fn resend_moved(self: &Arc<Self>) {
         let Some(recent) = &self.recent else {
             return;
         };
@@ -123,7 +124,7 @@ impl Releases {
             return;
         }
         moved.reverse();
-        let jobs = moved.into_iter().map(|release| Job { release, backoff: Backoff::new(), underway: None });
+        let jobs = moved.into_iter().map(|release| Job::new(self, release, None));
         self.waiting.lock().now.extend(jobs);
         self.wake.at(Moment::from_nanos(0));
     }
@@ -150,7 +151,7 @@ impl Releases {
     }
 
     /// A copy of a release has come to its end.
-    pub(super) fn answered(&self, mut job: Job, route: &Route, attempt: Attempt<ReleaseReply>, now: Moment) {
+    pub(super) fn answered(self: &Arc<Self>, mut job: Job, route: &Route, attempt: Attempt<ReleaseReply>, now: Moment) {
         if let Some(hold) = job.take_hold() {
             self.unblock(&hold);
         }
@@ -165,10 +166,10 @@ impl Releases {
             Err(Failure::Refused { refusal, message, .. } | Failure::Broken { refusal, message, .. })
                 if is_final(refusal) =>
             {
-                events::release_refused(&release.key, &message);
+                shielded(|| events::release_refused(&release.key, &message));
             }
             Err(failure) if now >= release.server_until => {
-                events::release_given_up(&release.key, &failure);
+                shielded(|| events::release_given_up(&release.key, &failure));
             }
             Err(_) => self.again(job, now),
         }
@@ -187,8 +188,8 @@ impl Releases {
 
     /// Takes a release over. Without a driver that still runs, the lease ends it.
     pub(crate) fn in_background(self: &Arc<Self>, release: Release, hold: Option<Arc<Hold>>) {
-        let underway = Some(Underway::new(self, hold));
-        self.waiting.lock().now.push_back(Job { release, backoff: Backoff::new(), underway });
+        let job = Job::new(self, release, hold);
+        self.waiting.lock().now.push_back(job);
         self.wake.at(Moment::from_nanos(0));
     }
 
@@ -200,7 +201,7 @@ impl Releases {
 
     /// Local waiters need not wait for a server that does not answer.
     pub(super) fn unblock(&self, hold: &Hold) {
-        self.table.ended(hold);
+        shielded(|| self.table.ended(hold));
     }
 
     /// Counts as under way until it is dropped.
@@ -244,11 +245,14 @@ fn is_final(refusal: Refusal) -> bool {
 pub(super) struct Job {
     release: Release,
     backoff: Backoff,
-    /// Absent when it is only told again.
-    underway: Option<Underway>,
+    underway: Underway,
 }
 
 impl Job {
+    fn new(releases: &Arc<Releases>, release: Release, hold: Option<Arc<Hold>>) -> Self {
+        Self { release, backoff: Backoff::new(), underway: Underway::new(releases, hold) }
+    }
+
     pub(super) fn key(&self) -> &Key {
         &self.release.key
     }
@@ -259,7 +263,7 @@ impl Job {
 
     /// The hold that local waiters wait for, to be taken once.
     pub(super) fn take_hold(&mut self) -> Option<Arc<Hold>> {
-        self.underway.as_mut()?.hold.take()
+        self.underway.hold.take()
     }
 }
 

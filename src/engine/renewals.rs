@@ -18,6 +18,7 @@ use crate::engine::outbox::COMPANY;
 use crate::engine::releases::{Release, Releases};
 use crate::engine::wake::Wake;
 use crate::error::LossReason;
+use crate::home::shielded;
 use crate::lease::Moment;
 use crate::lock::hold::{self, Grant, Hold, Next};
 use crate::lock::table::Table;
@@ -134,7 +135,8 @@ impl Renewals {
     /// Takes what is due, and is to be scheduled again. What is over is reported.
     pub(super) fn take_due(&self, now: Moment) -> Vec<Arc<Hold>> {
         let mut due = self.pop_due(now);
-        due.retain(|hold| match hold.next(now) {
+        // That a hold is over wakes who watches it, once.
+        due.retain(|hold| match shielded(|| hold.next(now)).unwrap_or_else(|| hold.due()) {
             Next::At(_) => true,
             Next::Lost(reason) => {
                 self.report_lost(hold, reason, now);
@@ -157,22 +159,9 @@ impl Renewals {
     }
 
     /// A renewal has come to its end.
-    pub(super) fn answered(&self, Due { hold, lease }: Due, attempt: Attempt<Renewed>, now: Moment) {
-        match attempt {
-            Ok(answer) => match answer.value {
-                Renewed::Renewed { remaining } => {
-                    if hold.renewed(Grant { sent: answer.sent, remaining, asked: lease }, now) {
-                        events::claimed(&hold);
-                    }
-                }
-                Renewed::Lost { forced } => hold.unknown_to_server(loss_reason(hold.token(), forced)),
-            },
-            Err(failure) => {
-                events::renewal_unanswered(&hold, &failure);
-                hold.unanswered(now);
-            }
-        }
-        self.schedule(&hold, now);
+    pub(super) fn answered(&self, due: Due, attempt: Attempt<Renewed>, now: Moment) {
+        shielded(|| is_answered(&due, attempt, now));
+        self.schedule(&due.hold, now);
     }
 
     /// Whoever had it under way has gone.
@@ -183,10 +172,28 @@ impl Renewals {
 
     /// A hold was lost: local waiters may ask the server, and the server is told, should it still know the hold.
     fn report_lost(&self, hold: &Arc<Hold>, reason: LossReason, now: Moment) {
-        events::lost(hold, reason);
+        shielded(|| events::lost(hold, reason));
         self.forget(hold);
-        self.table.ended(hold);
+        self.releases.unblock(hold);
         self.releases.in_background(Release::of(hold, now), None);
+    }
+}
+
+/// What an answer, or its absence, does to a hold, and what is told of it.
+fn is_answered(Due { hold, lease }: &Due, attempt: Attempt<Renewed>, now: Moment) {
+    match attempt {
+        Ok(answer) => match answer.value {
+            Renewed::Renewed { remaining } => {
+                if hold.renewed(Grant { sent: answer.sent, remaining, asked: *lease }, now) {
+                    events::claimed(hold);
+                }
+            }
+            Renewed::Lost { forced } => hold.unknown_to_server(loss_reason(hold.token(), forced)),
+        },
+        Err(failure) => {
+            hold.unanswered(now);
+            events::renewal_unanswered(hold, &failure);
+        }
     }
 }
 

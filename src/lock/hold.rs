@@ -210,9 +210,9 @@ impl Hold {
         self.event(|record, _, _| record.enter_line(by))
     }
 
-    /// The line that it waited in is gone.
-    pub(crate) fn leave_line(&self, now: Moment) {
-        self.event(|record, _, _| record.leave_line(now));
+    /// The line that it waited in, or was sent from, is not its own any more. It enters another one then.
+    pub(crate) fn leave_line(&self, then: Moment) {
+        self.event(|record, _, _| record.leave_line(then));
     }
 
     /// Nothing is due for it from now on.

@@ -211,7 +211,7 @@ impl Scheme for LuaScheme {
 
     fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move {
-            let reply = self.transport.call(self.leave_call(key, id)).await?;
+            let reply = self.transport.call_ahead(self.leave_call(key, id)).await?;
             read_reply(reply, id.as_str(), left)
         })
     }

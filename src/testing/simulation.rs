@@ -25,7 +25,7 @@ use checkers::Violation;
 use history::{History, Process, What};
 use machine::Machine;
 use mutants::Mutant;
-use profile::{HOT, LOSING, Profile, RUNTIMES, Story, WILD_CLOCKS};
+use profile::{BURST, HOT, LOSING, Profile, RUNTIMES, Story, WILD_CLOCKS};
 use workload::Leaked;
 use world::{Down, World};
 
@@ -474,6 +474,13 @@ fn what_goes_with_one_runtime_is_noticed() {
     caught_with(|_| RUNTIMES, Mutant::RenewsWithTheFirst, "11 holds");
     caught_with(|_| RUNTIMES, Mutant::ReleasesWithTheFirst, "11 releases");
     caught_with(|_| RUNTIMES, Mutant::AsksWithTheFirst, "11 waiters");
+}
+
+/// Renewals and releases of the background do not wait for those who acquire, and these wait where it costs nothing.
+#[test]
+fn what_a_burst_takes_from_others_is_noticed() {
+    caught_with(|_| BURST, Mutant::RoomForAll, "10 losses");
+    caught_with(|_| BURST, Mutant::RenewsInTurn, "10 losses");
 }
 
 /// An answer that came too late for its limit is seldom heard in time, unless clocks jump.

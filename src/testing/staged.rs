@@ -1,6 +1,7 @@
 //! A memory between which and its clients a test stands: copies of requests are lost, or their answers wait.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::stream::BoxStream;
@@ -48,6 +49,8 @@ pub(crate) struct Staged {
     words: Mutex<VecDeque<oneshot::Receiver<()>>>,
     /// Which renewals came together, and when.
     chunks: Mutex<Vec<(Moment, Vec<AcquisitionId>)>>,
+    /// The next of them is none that anybody expects.
+    panics: AtomicBool,
 }
 
 impl Staged {
@@ -60,6 +63,7 @@ impl Staged {
             asked: Mutex::default(),
             words: Mutex::default(),
             chunks: Mutex::default(),
+            panics: AtomicBool::new(false),
         }
     }
 
@@ -87,6 +91,10 @@ impl Staged {
     /// The next renewals are carried out, and their answers wait for a word.
     pub(crate) fn next_renewals(&self, word: oneshot::Receiver<()>) {
         self.words.lock().push_back(word);
+    }
+
+    pub(crate) fn next_renewals_panic(&self) {
+        self.panics.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn chunks(&self) -> Vec<(Moment, Vec<AcquisitionId>)> {
@@ -148,6 +156,7 @@ impl Scheme for Staged {
     fn renew<'a>(&'a self, route: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
         let ids = batch.iter().map(|renewal| renewal.id.clone()).collect();
         self.chunks.lock().push((self.memory.clock().now(), ids));
+        assert!(!self.panics.swap(false, Ordering::SeqCst), "as the test wants it");
         let word = self.words.lock().pop_front();
         Box::pin(async move {
             let answers = self.memory.renew(route, batch).await;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -16,6 +16,9 @@ pub(super) fn hello(mode: &str) -> String {
         "%3\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$5\r\n7.0.0\r\n$4\r\nmode\r\n${length}\r\n{mode}\r\n"
     )
 }
+
+/// What each script answers.
+const OK: &str = "$17\r\nok - 1700000000 0\r\n";
 
 pub(super) const TIME: &str = "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n";
 
@@ -61,6 +64,8 @@ struct Counts {
     answered: AtomicUsize,
     /// The most scripts that had come and were not answered.
     peak: AtomicUsize,
+    /// No script is known until one comes with its text.
+    knows_none: AtomicBool,
 }
 
 impl Fake {
@@ -89,6 +94,10 @@ impl Fake {
 
     pub(super) fn scripts(&self) -> usize {
         self.counts.scripts.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn forget_scripts(&self) {
+        self.counts.knows_none.store(true, Ordering::SeqCst);
     }
 
     pub(super) fn peak(&self) -> usize {
@@ -125,6 +134,8 @@ async fn serve(stream: TcpStream, mut pace: watch::Receiver<Pace>, counts: Arc<C
         let answer = match name.as_str() {
             "HELLO" => hello("standalone"),
             "TIME" => TIME.to_owned(),
+            // Nobody has the right, and it is no member of a cluster.
+            "ASKING" => "-NOPERM no\r\n".to_owned(),
             name if name.starts_with("EVAL") => {
                 let Pace::Every(most, pause) = *pace.borrow() else { return };
                 if since_pause >= most {
@@ -133,7 +144,10 @@ async fn serve(stream: TcpStream, mut pace: watch::Receiver<Pace>, counts: Arc<C
                 }
                 since_pause += 1;
                 counts.answered.fetch_add(1, Ordering::SeqCst);
-                "$17\r\nok - 1700000000 0\r\n".to_owned()
+                if name == "EVAL" {
+                    counts.knows_none.store(false, Ordering::SeqCst);
+                }
+                if counts.knows_none.load(Ordering::SeqCst) { "-NOSCRIPT no\r\n".to_owned() } else { OK.to_owned() }
             }
             _ => "+OK\r\n".to_owned(),
         };

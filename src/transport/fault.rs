@@ -123,7 +123,7 @@ impl Fault {
             Self::NotSent(source) => Failure::NotDone { source },
             Self::Again(source) => Failure::NotDone { source: Some(source) },
             Self::Moved { address } | Self::Ask { address } => {
-                Failure::NotDone { source: Some(Arc::new(Answer(format!("redirected to {address} without end")))) }
+                Failure::NotDone { source: Some(Arc::new(Answer(format!("redirected to {address}")))) }
             }
             Self::NoScript => {
                 Failure::NotDone { source: Some(Arc::new(Answer("NOSCRIPT for a script with its text".to_owned()))) }

@@ -34,6 +34,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 const MAX_LOOK_AGAIN: Duration = Duration::from_millis(400);
 /// How long it takes until all members have heard of a failover.
 const NEWS: Duration = Duration::from_secs(2);
+/// For so long a slot counts as migrating after a node has said so.
+const MIGRATION: Duration = Duration::from_secs(1);
 /// How many suspects are asked at a time whether they answer again.
 const MAX_SUSPECTS_ASKED: usize = 8;
 
@@ -50,7 +52,13 @@ pub(super) struct Fleet {
     suspects: Mutex<HashMap<String, Doubt>>,
     /// How many there are: mostly none, which is then all that a call has to know.
     suspect_count: AtomicUsize,
+    /// Slots of which some keys were elsewhere of late, and until when that counts.
+    migrating: Mutex<HashMap<u16, Moment>>,
+    /// How many there are: mostly none.
+    migrating_count: AtomicUsize,
     looking: AtomicBool,
+    /// Somebody asks suspects whether they answer.
+    asking_suspects: AtomicBool,
     /// The look-out goes on until then, whatever is known.
     look_until: Mutex<Moment>,
     /// One question at a time.
@@ -126,7 +134,10 @@ impl Fleet {
             map: watch::Sender::new(SlotMap::default()),
             suspects: Mutex::default(),
             suspect_count: AtomicUsize::new(0),
+            migrating: Mutex::default(),
+            migrating_count: AtomicUsize::new(0),
             looking: AtomicBool::new(false),
+            asking_suspects: AtomicBool::new(false),
             look_until: Mutex::new(Moment::from_nanos(0)),
             refresh_lock: tokio::sync::Mutex::new(None),
             map_refreshes: AtomicU64::new(0),
@@ -199,6 +210,26 @@ impl Fleet {
         self.node(address)
     }
 
+    /// Where a key of the slot is has to be asked each time: its owner sends on what has gone already.
+    pub(super) fn migrates(&self, slot: u16) {
+        let now = self.clock.now();
+        let mut migrating = self.migrating.lock();
+        migrating.retain(|_, until| *until > now);
+        migrating.insert(slot, now.after(MIGRATION));
+        self.migrating_count.store(migrating.len(), Ordering::Release);
+    }
+
+    pub(super) fn is_migrating(&self, slot: u16) -> bool {
+        if self.migrating_count.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let now = self.clock.now();
+        let mut migrating = self.migrating.lock();
+        migrating.retain(|_, until| *until > now);
+        self.migrating_count.store(migrating.len(), Ordering::Release);
+        migrating.contains_key(&slot)
+    }
+
     /// A node answered.
     pub(super) fn trust(&self, node: &Node) {
         if self.suspect_count.load(Ordering::Acquire) > 0 {
@@ -265,8 +296,8 @@ impl Fleet {
                 let Some(fleet) = looking.0.upgrade() else {
                     return;
                 };
+                fleet.ask_suspects_in_background();
                 drop(fleet.ask_in_turn(None).await);
-                fleet.ask_suspects().await;
                 drop(fleet);
                 // Also when all is well: questions come at this rate at most.
                 tokio::time::sleep(pause).await;
@@ -277,6 +308,15 @@ impl Fleet {
                 }
             }
         });
+    }
+
+    /// The guide is asked meanwhile: one that stays silent holds nothing up.
+    fn ask_suspects_in_background(self: &Arc<Self>) {
+        if self.asking_suspects.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let asking = AsksSuspects(Arc::clone(self));
+        self.home.spawn(async move { asking.0.ask_suspects().await });
     }
 
     /// Asks silent suspects that own slots as far as anybody knows: one that answers is trusted again, whoever has work for
@@ -499,8 +539,9 @@ impl Fleet {
                         None if unasked > 0 => break,
                         None => return Err(fault),
                     },
-                    () = &mut is_slow, if unasked > 0 => break,
+                    // Before the next round: a busy machine may find both over.
                     () = &mut time_is_over => return Err(fault),
+                    () = &mut is_slow, if unasked > 0 => break,
                 }
             }
         }
@@ -550,6 +591,15 @@ impl Drop for Looking {
         if let Some(fleet) = self.0.upgrade() {
             fleet.looking.store(false, Ordering::SeqCst);
         }
+    }
+}
+
+/// Marks the question to suspects as over, also when its runtime drops it.
+struct AsksSuspects(Arc<Fleet>);
+
+impl Drop for AsksSuspects {
+    fn drop(&mut self) {
+        self.0.asking_suspects.store(false, Ordering::SeqCst);
     }
 }
 
@@ -716,6 +766,24 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the look-out ends");
         let (connected, asked) = crowd.counts();
         assert!(connected <= 3 && asked <= 1 + MAX_ASKED, "{connected} connections, {asked} questions");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn silent_suspect_does_not_hold_up_questions_to_others() {
+        let crowd = Crowd::start().await;
+        let response_timeout = Duration::from_secs(20);
+        let fleet = crowd.fleet(response_timeout);
+        assert!(fleet.ready().await.is_ok(), "the seed answers");
+        crowd.shared.are_silent.store(true, Ordering::SeqCst);
+        crowd.shared.dead.lock().insert(address(1));
+        let suspect = fleet.node(&format!("{}:{}", address(1), crowd.port)).expect("an address");
+        let (asked, began) = (crowd.counts().1, tokio::time::Instant::now());
+        fleet.suspect(&suspect, Doubt::Silent);
+        while crowd.counts().1 < asked + 5 {
+            assert!(began.elapsed() < response_timeout, "{} questions", crowd.counts().1 - asked);
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        assert!(fleet.suspects(&suspect), "it has not answered");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

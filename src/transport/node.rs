@@ -1,19 +1,21 @@
 //! One server: the connections that everybody shares, and a pool for what needs a connection to itself.
 //!
 //! The hot path keeps the shared [connection](lines) of its runtime, because a pool's `get` costs a round trip. Only so many
-//! requests are under way on it: whoever finds no room waits, which costs nothing but the caller's patience, and the response
+//! requests are under way on it: whoever finds no [room] waits, which costs nothing but the caller's patience, and the response
 //! timeout begins when a request is sent. A connection is given up when a request had no answer and nobody else either since
 //! that was sent: what still comes on it is never believed.
 
 use std::fmt;
+use std::iter;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use deadpool_redis::{Manager, Pool, PoolError, Runtime};
+use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{Client, Cmd, ConnectionInfo, ProtocolVersion, RedisError, Value};
+use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
 use crate::attempt::{Answered, Hearing, Route};
@@ -30,10 +32,12 @@ use greeting::unreadable;
 pub(super) use greeting::{hello_field, parse_time};
 pub(super) use lines::{DialFault, not_sent};
 use lines::{Lines, Live, config};
+pub(super) use room::Precedence;
 
 mod connection;
 mod greeting;
 mod lines;
+mod room;
 mod silence;
 #[cfg(test)]
 mod tests;
@@ -78,8 +82,8 @@ pub(super) type OnLoss = Arc<dyn Fn() + Send + Sync>;
 pub(super) struct Node {
     lines: Arc<Lines>,
     info: ConnectionInfo,
-    /// For calls apart.
-    pool: Pool,
+    /// For calls apart, one for each runtime: one that stands still keeps its own.
+    pools: Mutex<Vec<(Id, Pool)>>,
     limits: Limits,
     clock: Clock,
 }
@@ -104,8 +108,7 @@ impl Node {
         let resp3 = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let client = Client::open(info.clone().set_redis_settings(resp3)).map_err(|error| invalid_url(&error))?;
         let lines = Arc::new(Lines::new(address, client, limits, clock, home, on_loss));
-        let pool = pool(info.clone(), limits.response_timeout, POOL_SIZE)?;
-        Ok(Self { lines, info, pool, limits, clock })
+        Ok(Self { lines, info, pools: Mutex::default(), limits, clock })
     }
 
     pub(super) fn address(&self) -> &str {
@@ -145,24 +148,34 @@ impl Node {
     }
 
     /// Sends one call on the shared connection.
-    pub(super) async fn call(&self, call: &Call, admission: Admission) -> Result<Answered<Value>, Fault> {
+    pub(super) async fn call(
+        &self,
+        call: &Call,
+        admission: Admission,
+        precedence: Precedence,
+    ) -> Result<Answered<Value>, Fault> {
         // Paths that are seldom taken are boxed here and below: the future of a call is moved more than once.
         if !self.lines.silence.is()
             && let Some(live) = self.lines.current()
-            && let Some(_room) = live.try_room()
+            && let Some(_room) = live.space.try_take()
         {
             return self.send_or_load(&live, call, admission).await;
         }
-        Box::pin(self.call_in_turn(call, admission)).await
+        Box::pin(self.call_in_turn(call, admission, precedence)).await
     }
 
-    async fn call_in_turn(&self, call: &Call, admission: Admission) -> Result<Answered<Value>, Fault> {
+    async fn call_in_turn(
+        &self,
+        call: &Call,
+        admission: Admission,
+        precedence: Precedence,
+    ) -> Result<Answered<Value>, Fault> {
         loop {
             self.word().await?;
             let live = self.lines.live().await?;
             // Whoever has room and is polled gives it back within a response timeout, answered or not, but for a second
             // one with the text of a script.
-            if let Some(_room) = live.room(self.limits.response_timeout * 2).await
+            if let Some(_room) = live.space.take(precedence, self.limits.response_timeout * 2).await
                 && live.is_open()
             {
                 return self.send_or_load(&live, call, admission).await;
@@ -188,9 +201,8 @@ impl Node {
         self.word().await?;
         let live = self.lines.live().await?;
         let pooled = self.connection_apart().await?;
-        let anchor = *live.anchor.lock();
         let connection = Connection::Library(MultiplexedConnection::clone(&pooled));
-        let apart = Arc::new(Live::new(live.number, connection, anchor, Arc::<AtomicBool>::default()));
+        let apart = Arc::new(live.apart(connection));
         let answer = self.send_or_load(&apart, call, Admission::Owner).await;
         if matches!(answer, Err(Fault::Unknown { .. })) {
             // Whatever comes on it later is nobody's.
@@ -201,25 +213,65 @@ impl Node {
 
     /// A connection that nobody else waits for. Those that are there and do not answer are not tried one after the other.
     async fn connection_apart(&self) -> Result<deadpool_redis::Connection, Fault> {
+        let pool = self.pool()?;
         // One response timeout for a place, one for the connection.
-        match tokio::time::timeout(self.limits.response_timeout * 2, self.pool.get()).await {
+        match tokio::time::timeout(self.limits.response_timeout * 2, pool.get()).await {
             Ok(pooled) => pooled.map_err(of_pool),
             Err(_) => {
-                drop(self.pool.retain(|_, _| false));
+                drop(pool.retain(|_, _| false));
                 Err(Fault::NotSent(Some(Arc::new(Answer("no connection in time".to_owned())))))
             }
         }
+    }
+
+    /// That of this runtime. Those of which nobody uses any connection go when a new one comes.
+    fn pool(&self) -> Result<Pool, Fault> {
+        let runtime = Handle::current().id();
+        let mut pools = self.pools.lock();
+        if let Some((_, pool)) = pools.iter().find(|(of, _)| *of == runtime) {
+            return Ok(pool.clone());
+        }
+        pools.retain(|(_, pool)| pool.status().available < pool.status().size);
+        let unusable = |error: Error| Fault::NotSent(Some(Arc::new(error)));
+        let pool = pool(self.info.clone(), self.limits.response_timeout, POOL_SIZE).map_err(unusable)?;
+        pools.push((runtime, pool.clone()));
+        Ok(pool)
     }
 
     /// Sends calls in one pipeline; one answer each, in order.
     pub(super) async fn call_all(&self, calls: &[Call]) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
         self.word().await?;
         let live = self.lines.live().await?;
-        let (sent, not_after) = self.not_after(&live).await?;
-        let requests: Vec<_> = calls.iter().map(|call| Request::Call { call, load: Load::Digest, not_after }).collect();
-        let values = self.ask_all(&live, &requests, sent).await?;
+        let mut answers = self.send_all(&live, &calls.iter().collect::<Vec<_>>(), Load::Digest).await?;
+        let unknown: Vec<_> = (0..calls.len()).filter(|&n| matches!(answers[n], Err(Fault::NoScript))).collect();
+        if !unknown.is_empty() {
+            let again: Vec<_> = unknown.iter().map(|&n| &calls[n]).collect();
+            match self.send_all(&live, &again, Load::Text).await {
+                Ok(again) => unknown.into_iter().zip(again).for_each(|(n, answer)| answers[n] = answer),
+                Err(Fault::Unknown { stray_until, source }) => unknown.into_iter().for_each(|n| {
+                    answers[n] = Err(Fault::Unknown { stray_until, source: source.clone() });
+                }),
+                // Not done, as it was before.
+                Err(_) => {}
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Only the first has the text, if any: those behind it are of the same script.
+    async fn send_all(
+        &self,
+        live: &Arc<Live>,
+        calls: &[&Call],
+        first: Load,
+    ) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+        let (sent, not_after) = self.not_after(live).await?;
+        let loads = iter::once(first).chain(iter::repeat(Load::Digest));
+        let requests = calls.iter().zip(loads).map(|(call, load)| Request::Call { call, load, not_after });
+        let requests: Vec<_> = requests.collect();
+        let values = self.ask_all(live, &requests, sent).await?;
         let pairs = calls.iter().zip(values);
-        Ok(pairs.map(|(call, value)| self.answered(&live, call, sent, value)).collect())
+        Ok(pairs.map(|(call, value)| self.answered(live, call, sent, value)).collect())
     }
 
     /// Asks a question that changes nothing. Whoever asks has a pace of its own, and waits for nobody's word.
@@ -267,9 +319,8 @@ impl Node {
             Admission::Asking => {
                 let requests = [Request::Command(&redis::cmd("ASKING")), request];
                 let mut replies = Box::pin(self.ask_all(live, &requests, sent)).await?.into_iter();
-                // Refused, it lets the call be sent back to where it came from, and so on.
-                fault::reply(replies.next().unwrap_or_default())?;
-                replies.next().unwrap_or_default()
+                let mut next = || replies.next().unwrap_or_default();
+                admitted(next(), next())?
             }
         };
         self.answered(live, call, sent, value)
@@ -328,6 +379,7 @@ impl Lines {
             // A runtime that stood still sees the reply before the timer: the clock decides.
             Ok(Ok(value)) => {
                 live.has_answered(now);
+                live.space.is_back(sent, now);
                 self.silence.ends();
                 if now.since(sent) <= response_timeout { Ok(value) } else { Err(self.unanswered(stray_until)) }
             }
@@ -340,12 +392,13 @@ impl Lines {
             }
             Err(_) => {
                 let fault = self.unanswered(stray_until);
+                live.space.is_back(sent, now);
                 // Answers of its first moments do not say that it works still.
                 let of_late = sent.after(response_timeout / 2);
                 if !live.has_answered_since(of_late) {
                     self.give_up(live);
-                    // One that stood still itself knows nothing of the node.
-                    if now.since(sent) < response_timeout * 2 {
+                    // One that stood still itself knows nothing of the node, nor does a call apart, which may take long.
+                    if !live.is_apart && now.since(sent) < response_timeout * 2 {
                         self.is_missed(live, of_late, &fault);
                     }
                 }
@@ -396,5 +449,16 @@ fn of_pool(error: PoolError) -> Fault {
         PoolError::Timeout(_) | PoolError::Closed | PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_) => {
             Fault::NotSent(Some(Arc::new(Answer(error.to_string()))))
         }
+    }
+}
+
+/// The reply to a call behind `ASKING`. Refused that, a node sends the call back to where it came from, and so on; but one that
+/// owns the slot by then, or is no member of a cluster, carries it out all the same.
+fn admitted(asking: Value, reply: Value) -> Result<Value, Fault> {
+    match (fault::reply(asking), &reply) {
+        (Err(refusal), Value::ServerError(error)) if !matches!(Fault::of_server(error), Fault::Broken { .. }) => {
+            Err(refusal)
+        }
+        _ => Ok(reply),
     }
 }

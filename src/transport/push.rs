@@ -23,6 +23,8 @@
 //!
 //! An anchor is refused if it is older than [`Pace::anchor_age_most`], if its node is suspect, or if its main connection is
 //! newer than the last answer on the link: the message might come from a server that has been replaced since.
+//!
+//! Waiters are told, and let go, with no lock of ours: their wakers are the user's, and may do anything.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -234,7 +236,14 @@ impl Push {
             }
         };
         // Under this lock: what is in use is not taken for what is not.
-        shared.subscribe(&runtime, slot, channel, read)
+        let (subscription, is_kept) = shared.subscribe(slot, channel, read);
+        drop(of);
+        if !is_kept {
+            // With no lock held: a runtime that is shutting down drops the task within this call, and what it leaves needs them.
+            let keeper = runtime.spawn(Arc::clone(&shared).keep()).abort_handle();
+            shared.subscriptions.lock().keeper = Some(keeper);
+        }
+        subscription
     }
 
     /// Only if the channel is confirmed at its home now, which is not in doubt.
@@ -265,7 +274,8 @@ impl Shared {
         self.common.count.fetch_add(channels.wrapping_sub(before), Ordering::AcqRel);
     }
 
-    fn subscribe(self: &Arc<Self>, runtime: &Handle, slot: u16, channel: &str, read: ReadNotice) -> Subscription {
+    /// And whether there is somebody who keeps it in order.
+    fn subscribe(self: &Arc<Self>, slot: u16, channel: &str, read: ReadNotice) -> (Subscription, bool) {
         let mut subscriptions = self.subscriptions.lock();
         subscriptions.bury();
         let name = subscriptions.name(channel, || Channel::new(slot, read));
@@ -279,13 +289,7 @@ impl Shared {
             self.strayed.notify_one();
         }
         let is_kept = subscriptions.keeper.as_ref().is_some_and(|keeper| !keeper.is_finished());
-        drop(subscriptions);
-        if !is_kept {
-            // With no lock held: a runtime that is shutting down drops the task within this call, and what it leaves needs it.
-            let keeper = runtime.spawn(Arc::clone(self).keep()).abort_handle();
-            self.subscriptions.lock().keeper = Some(keeper);
-        }
-        subscription
+        (subscription, is_kept)
     }
 
     fn subscribed(self: &Arc<Self>, channel: &str) -> Option<Subscription> {
@@ -326,7 +330,8 @@ impl Shared {
 
 impl Drop for Push {
     fn drop(&mut self) {
-        self.of.lock().iter().for_each(|(_, shared)| shared.end());
+        let of = std::mem::take(&mut *self.of.lock());
+        of.iter().for_each(|(_, shared)| shared.end());
     }
 }
 
@@ -344,10 +349,22 @@ impl Channel {
         }
     }
 
-    fn tell(&self, notice: &Notice) {
-        for (_, waiter) in &self.waiters {
+    fn news(&self, notice: Notice) -> News {
+        News { notice, waiters: self.waiters.iter().map(|(_, waiter)| waiter.clone()).collect() }
+    }
+}
+
+/// What the waiters of a channel are to be told, when no lock is held.
+struct News {
+    notice: Notice,
+    waiters: Vec<mpsc::UnboundedSender<Notice>>,
+}
+
+impl News {
+    fn tell(self) {
+        for waiter in self.waiters {
             // One that has gone has no use for it.
-            drop(waiter.send(notice.clone()));
+            drop(waiter.send(self.notice.clone()));
         }
     }
 }
@@ -406,6 +423,24 @@ impl Subscriptions {
         }
     }
 
+    fn confirm(&mut self, from: Origin, channel: &str) -> Option<News> {
+        let link = self.links.get_mut(&from.link).filter(|link| link.connection == from.connection)?;
+        let known = self.channels.get_key_value(channel).map(|(name, _)| Arc::clone(name));
+        let name = known.unwrap_or_else(|| channel.into());
+        link.subscribed.insert(Arc::clone(&name));
+        // Here already, since a message may be next. No command but the last is under way.
+        link.proven = link.asked;
+        let Some(channel) = self.channels.get_mut(channel).filter(|channel| channel.home == Some(from.link)) else {
+            // Not wanted here any more.
+            link.look_at(&name);
+            return None;
+        };
+        channel.is_confirmed = true;
+        channel.refusals = 0;
+        channel.not_before = None;
+        Some(channel.news(Notice::AskAgain))
+    }
+
     /// Nothing is confirmed at this link any more.
     fn unconfirm(&mut self, link: u64) {
         for channel in self.channels.values_mut().filter(|channel| channel.home == Some(link)) {
@@ -421,7 +456,8 @@ impl Shared {
         let Some(channel) = subscriptions.channels.get_mut(name) else {
             return;
         };
-        channel.waiters.retain(|(waiter, _)| *waiter != number);
+        let left = channel.waiters.iter().position(|(waiter, _)| *waiter == number);
+        let left = left.map(|place| channel.waiters.remove(place));
         if channel.waiters.is_empty() && channel.lingers.is_none() {
             channel.lingers = Some(Lingers { number: linger, since: Instant::now() });
             subscriptions.lingering.insert(linger, Arc::clone(name));
@@ -432,6 +468,9 @@ impl Shared {
             subscriptions.forget(&oldest);
             self.counts(subscriptions.channels.len());
         }
+        drop(subscriptions);
+        // The last sender wakes its receiver.
+        drop(left);
     }
 
     /// Gives a channel the known owner of its slot for a home. `false` if it has none then.
@@ -501,17 +540,19 @@ impl Shared {
     }
 
     fn deliver(&self, from: Origin, name: &str, message: &[u8]) {
-        let subscriptions = &mut *self.subscriptions.lock();
-        let Some(channel) = subscriptions.channels.get(name).filter(|channel| !channel.waiters.is_empty()) else {
-            return;
-        };
-        let is_at_home = channel.home == Some(from.link);
-        let link = subscriptions.links.get_mut(&from.link).filter(|link| link.connection == from.connection);
-        // What a connection says that was given up is lost; the next confirmation makes up for it.
-        if let Some(link) = link {
-            let anchor = if is_at_home { self.anchor(link) } else { None };
-            channel.tell(&(channel.read)(message, anchor));
+        let news = self.read(&mut self.subscriptions.lock(), from, name, message);
+        if let Some(news) = news {
+            news.tell();
         }
+    }
+
+    fn read(&self, subscriptions: &mut Subscriptions, from: Origin, name: &str, message: &[u8]) -> Option<News> {
+        let channel = subscriptions.channels.get(name).filter(|channel| !channel.waiters.is_empty())?;
+        let is_at_home = channel.home == Some(from.link);
+        // What a connection says that was given up is lost; the next confirmation makes up for it.
+        let link = subscriptions.links.get_mut(&from.link).filter(|link| link.connection == from.connection)?;
+        let anchor = if is_at_home { self.anchor(link) } else { None };
+        Some(channel.news((channel.read)(message, anchor)))
     }
 
     fn anchor(&self, link: &mut Link) -> Option<Anchor> {
@@ -526,25 +567,9 @@ impl Shared {
     }
 
     fn confirm(&self, from: Origin, channel: &str) {
-        let subscriptions = &mut *self.subscriptions.lock();
-        let Some(link) = subscriptions.links.get_mut(&from.link).filter(|link| link.connection == from.connection)
-        else {
-            return;
-        };
-        let known = subscriptions.channels.get_key_value(channel).map(|(name, _)| Arc::clone(name));
-        let name = known.unwrap_or_else(|| channel.into());
-        link.subscribed.insert(Arc::clone(&name));
-        // Here already, since a message may be next. No command but the last is under way.
-        link.proven = link.asked;
-        match subscriptions.channels.get_mut(channel).filter(|channel| channel.home == Some(from.link)) {
-            Some(channel) => {
-                channel.is_confirmed = true;
-                channel.refusals = 0;
-                channel.not_before = None;
-                channel.tell(&Notice::AskAgain);
-            }
-            // Not wanted here any more.
-            None => link.look_at(&name),
+        let news = self.subscriptions.lock().confirm(from, channel);
+        if let Some(news) = news {
+            news.tell();
         }
     }
 

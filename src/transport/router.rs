@@ -26,7 +26,7 @@ use crate::topology::{Kind, Topology};
 use crate::transport::address::{address_of, parse_all, parse_one};
 use crate::transport::fault::{Answer, Fault};
 use crate::transport::fleet::{Doubt, Fleet};
-use crate::transport::node::{Admission, Limits, Node, Role};
+use crate::transport::node::{Admission, Limits, Node, Precedence, Role};
 use crate::transport::push::{Pace, Push};
 use crate::transport::slot_owners::SlotOwners;
 use crate::transport::slots::{SlotMap, complete};
@@ -191,13 +191,11 @@ impl Router {
                 fleet.moved(slot, &complete(&address, from.address()))
             }
             (Fault::Ask { address }, SlotOwners::Many(fleet)) => {
+                fleet.migrates(slot);
                 let node = fleet.node(&complete(&address, from.address()));
                 return node.map(|node| (node, Admission::Asking)).map_err(Fault::into_failure);
             }
-            (Fault::Moved { .. } | Fault::Ask { .. }, SlotOwners::Single { .. }) => Err(Fault::Refused {
-                refusal: Refusal::OtherTopology,
-                message: "it is a member of a cluster: use `Topology::cluster`".to_owned(),
-            }),
+            (Fault::Moved { .. } | Fault::Ask { .. }, SlotOwners::Single { .. }) => Err(is_of_cluster()),
             // Also a primary that has become a replica: its successor is known elsewhere, or will be.
             (Fault::Again(_), _) | (Fault::Refused { refusal: Refusal::ReadOnly, .. }, SlotOwners::Many(_)) => {
                 tokio::time::sleep(AGAIN_PAUSE).await;
@@ -235,45 +233,60 @@ impl Router {
         Fault::Unknown { stray_until: self.clock.now().after(span), source: Some(replaced()) }
     }
 
-    /// Renewals and the like: one pipeline, and what the node did not carry out goes its own way.
+    /// Renewals and the like: one pipeline. What the node did not carry out is answered as well, and asked again by whoever
+    /// wants it: the others' answers wait for nobody. A call alone keeps nobody waiting, and calls without a route, among them
+    /// those of slots that migrate, go each its own way.
     async fn carry_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Result<Answered<Value>, Failure>> {
         let node = match &self.slot_owners {
-            SlotOwners::Many(fleet) if !route.is_unknown() => fleet.node(&route.0),
-            SlotOwners::Many(_) | SlotOwners::Single { .. } => {
-                self.owner(calls.first().map_or(0, |call| call.slot)).await
+            SlotOwners::Single { node } => Ok(Arc::clone(node)),
+            SlotOwners::Many(fleet) if calls.len() > 1 && !route.is_unknown() => fleet.node(&route.0),
+            SlotOwners::Many(_) => {
+                return join_all(calls.into_iter().map(|call| self.carry(call, Lane::Ahead))).await;
             }
         };
         let answers = match node {
             Ok(node) => {
                 let answers = self.call_all_of(&node, &calls).await;
                 self.judge(&node, answers.as_ref().err());
-                answers.map_err(|fault| fault.into_failure().at(node.address()))
+                answers
+                    .map(|answers| (answers, Arc::clone(&node)))
+                    .map_err(|fault| fault.into_failure().at(node.address()))
             }
             Err(fault) => Err(fault.into_failure()),
         };
-        let answers = match answers {
-            Ok(answers) => answers,
-            Err(failure) => {
-                return calls.iter().map(|_| Err(failure.clone())).collect();
+        match answers {
+            Ok((answers, node)) => {
+                let pairs = calls.iter().zip(answers);
+                pairs.map(|(call, answer)| answer.map_err(|fault| self.put_off(fault, call.slot, &node))).collect()
             }
-        };
-        if answers.iter().all(Result::is_ok) {
-            return answers.into_iter().map(|answer| answer.map_err(Fault::into_failure)).collect();
+            Err(failure) => calls.iter().map(|_| Err(failure.clone())).collect(),
         }
-        let settle = |(call, answer)| async move {
-            match answer {
-                Ok(answer) => Ok(answer),
-                Err(
-                    Fault::Moved { .. }
-                    | Fault::Ask { .. }
-                    | Fault::Again(_)
-                    | Fault::NoScript
-                    | Fault::Refused { refusal: Refusal::ReadOnly, .. },
-                ) => self.carry(call, Lane::Shared).await,
-                Err(fault) => Err(fault.into_failure()),
+    }
+
+    /// What one call among many was answered that the node did not carry out. Whoever asks again finds what was learnt.
+    fn put_off(&self, fault: Fault, slot: u16, node: &Node) -> Failure {
+        self.judge(node, Some(&fault));
+        let fault = match (&self.slot_owners, fault) {
+            (SlotOwners::Many(fleet), Fault::Moved { address }) => {
+                // An address that is none is asked for again.
+                drop(fleet.moved(slot, &complete(&address, node.address())));
+                Fault::Moved { address }
             }
+            (SlotOwners::Many(fleet), Fault::Ask { address }) => {
+                fleet.migrates(slot);
+                Fault::Ask { address }
+            }
+            (SlotOwners::Single { .. }, Fault::Moved { .. } | Fault::Ask { .. }) => is_of_cluster(),
+            (_, fault) => fault,
         };
-        join_all(calls.into_iter().zip(answers).map(settle)).await
+        self.for_now(fault).at(node.address())
+    }
+}
+
+fn is_of_cluster() -> Fault {
+    Fault::Refused {
+        refusal: Refusal::OtherTopology,
+        message: "it is a member of a cluster: use `Topology::cluster`".to_owned(),
     }
 }
 
@@ -284,7 +297,10 @@ fn replaced() -> Source {
 async fn carry_to(node: &Node, call: &Call, lane: Lane, admission: Admission) -> Result<Answered<Value>, Fault> {
     match (lane, admission) {
         (Lane::Dedicated, Admission::Owner) => Box::pin(node.call_apart(call)).await,
-        (Lane::Dedicated, Admission::Asking) | (Lane::Shared, _) => node.call(call, admission).await,
+        (Lane::Dedicated, Admission::Asking) | (Lane::Shared, _) => {
+            node.call(call, admission, Precedence::InTurn).await
+        }
+        (Lane::Ahead, _) => node.call(call, admission, Precedence::Ahead).await,
     }
 }
 
@@ -292,6 +308,8 @@ async fn carry_to(node: &Node, call: &Call, lane: Lane, admission: Admission) ->
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lane {
     Shared,
+    /// The same, ahead of those who acquire.
+    Ahead,
     Dedicated,
 }
 
@@ -300,6 +318,13 @@ impl Transport for Router {
         Box::pin(async move {
             let _in_flight = InFlight::new(&self.in_flight, 1);
             self.carry(call, Lane::Shared).await
+        })
+    }
+
+    fn call_ahead(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>> {
+        Box::pin(async move {
+            let _in_flight = InFlight::new(&self.in_flight, 1);
+            self.carry(call, Lane::Ahead).await
         })
     }
 
@@ -324,6 +349,7 @@ impl Transport for Router {
     fn route(&self, slot: u16) -> Route {
         match &self.slot_owners {
             SlotOwners::Single { node } => node.route(),
+            SlotOwners::Many(fleet) if fleet.is_migrating(slot) => Route(Arc::default()),
             SlotOwners::Many(fleet) => Route(fleet.owner_address(slot).unwrap_or_default()),
         }
     }

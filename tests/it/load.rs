@@ -14,6 +14,7 @@ use crate::wait::{BOUND, until};
 
 mod burst;
 mod crowd;
+mod full;
 mod outage;
 
 /// Renewals come long after a case is over.

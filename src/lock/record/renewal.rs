@@ -69,10 +69,10 @@ impl HoldRecord {
         due
     }
 
-    /// The line that it waited in is gone.
-    pub(in crate::lock) fn leave_line(&mut self, now: Moment) {
-        if self.renewal == Renewal::InLine {
-            self.renewal = Renewal::Due(now);
+    /// The line that it waited in, or was sent from, is not its own any more. It enters another one then.
+    pub(in crate::lock) fn leave_line(&mut self, then: Moment) {
+        if matches!(self.renewal, Renewal::InLine | Renewal::Underway) {
+            self.renewal = Renewal::Due(then);
         }
     }
 

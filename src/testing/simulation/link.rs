@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use futures_util::stream::BoxStream;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 
 use super::history::{Lock, What};
 use super::mutants::Mutant;
@@ -19,8 +19,8 @@ use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
 use crate::lease::{self, Anchor, Moment, ServerTime};
 use crate::scheme::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Notice,
-    ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
+    Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Leave,
+    Notice, ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
 };
 
 /// As the transport has it.
@@ -32,6 +32,10 @@ pub(super) struct Link {
     pub(super) response_timeout: Duration,
     pub(super) clock_margin: Duration,
     anchor: Arc<Mutex<Option<Anchor>>>,
+    /// As on a connection: whoever finds none waits here, and not at the server. What goes in the background needs none.
+    room: Semaphore,
+    /// For what is given back: it does not wait behind those who acquire.
+    room_ahead: Semaphore,
     /// The last acquisition that was sent, for each lock.
     pub(super) asked: Arc<Mutex<BTreeMap<Lock, AcquisitionId>>>,
     /// Acquisitions that the server has been told to forget, or to turn.
@@ -53,15 +57,25 @@ impl Link {
     ) -> Self {
         let anchor = Arc::default();
         world.listens(&address, &anchor);
+        let (room, room_ahead) = (Semaphore::new(world.profile.room), Semaphore::new(world.profile.room));
         Self {
             world: Arc::clone(world),
             address,
             response_timeout,
             clock_margin,
             anchor,
+            room,
+            room_ahead,
             asked: Arc::default(),
             left: Mutex::default(),
         }
+    }
+
+    async fn room(&self) -> Option<SemaphorePermit<'_>> {
+        if self.world.mutant == Some(Mutant::RoomForAll) {
+            return None;
+        }
+        self.room.acquire().await.ok()
     }
 
     /// Sends one request and waits for its answer, as long as one is believed.
@@ -216,6 +230,18 @@ impl Link {
         }
     }
 
+    async fn leave_at_once(&self, key: &Key, id: &AcquisitionId) -> Attempt<ReleaseReply> {
+        if self.world.mutant == Some(Mutant::LeavesOnce) && !self.left.lock().insert(id.clone()) {
+            let (sent, value) = (self.world.clock.now(), ReleaseReply::None(Absence::default()));
+            return Ok(Answered { sent, server: ServerTime::default(), value });
+        }
+        let answer = self.carry(&owned(key), Parcel::Leave { id: id.clone() }).await?;
+        Ok(map(answer, |answer| match answer {
+            Answer::ReleaseReply(left) => left,
+            other => unreachable!("a release is answered by {other:?}"),
+        }))
+    }
+
     async fn renew_one(&self, renewal: &Renewal, fates: Fates) -> Attempt<Renewed> {
         let Renewal { key, id, lease } = renewal;
         let lease = if self.world.mutant == Some(Mutant::RenewsShort) { &(*lease / 2) } else { lease };
@@ -225,6 +251,10 @@ impl Link {
         if self.world.mutant == Some(Mutant::RenewalOutlivesGuard) {
             self.renew_for_ever(renewal);
         }
+        let _room = match self.world.mutant {
+            Some(Mutant::RenewsInTurn) => self.room().await,
+            _ => None,
+        };
         let answer = self.carry_on(key, Parcel::Renew { id: id.clone(), lease: *lease }, fates).await?;
         Ok(map(answer, |answer| match answer {
             Answer::Renewed(renewed) => renewed,
@@ -289,6 +319,7 @@ impl Scheme for Link {
             if self.world.mutant == Some(Mutant::SlowHeartbeat) && before.as_ref() == Some(&request.id) {
                 tokio::time::sleep(Duration::from_secs(10)).await;
             }
+            let _room = self.room().await;
             let not_after_ms = self.not_after_ms(&key).await?;
             let answer = self.carry(&key, Parcel::Acquire { request: request.clone(), not_after_ms }).await?;
             Ok(map(answer, |answer| match answer {
@@ -309,6 +340,7 @@ impl Scheme for Link {
             if self.world.mutant == Some(Mutant::ConvertedUnrenewed) {
                 self.left.lock().insert(old.clone());
             }
+            let _room = self.room().await;
             let not_after_ms = self.not_after_ms(&key).await?;
             let answer = self
                 .carry(&key, Parcel::Conversion { old: old.clone(), request: request.clone(), not_after_ms })
@@ -322,20 +354,13 @@ impl Scheme for Link {
 
     fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move {
-            if self.world.mutant == Some(Mutant::LeavesOnce) && !self.left.lock().insert(id.clone()) {
-                let sent = self.world.clock.now();
-                return Ok(Answered {
-                    sent,
-                    server: ServerTime::default(),
-                    value: ReleaseReply::None(Absence::default()),
-                });
-            }
-            let answer = self.carry(&owned(key), Parcel::Leave { id: id.clone() }).await?;
-            Ok(map(answer, |answer| match answer {
-                Answer::ReleaseReply(left) => left,
-                other => unreachable!("a release is answered by {other:?}"),
-            }))
+            let _room = self.room_ahead.acquire().await;
+            self.leave_at_once(key, id).await
         })
+    }
+
+    fn leave_all<'a>(&'a self, _: &'a Route, batch: &'a [Leave]) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
+        Box::pin(join_all(batch.iter().map(|leave| self.leave_at_once(&leave.key, &leave.id))))
     }
 
     fn renew<'a>(&'a self, _: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
@@ -358,6 +383,7 @@ impl Scheme for Link {
 
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
         Box::pin(async move {
+            let _room = self.room().await;
             let answer = self.carry(&owned(key), Parcel::Inspect).await?;
             Ok(map(answer, |answer| match answer {
                 Answer::View(view) => view,
@@ -368,6 +394,7 @@ impl Scheme for Link {
 
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move {
+            let _room = self.room().await;
             let answer = self.carry(&owned(key), Parcel::Force { seen: seen.token }).await?;
             Ok(map(answer, |answer| match answer {
                 Answer::Forced(forced) => forced,

@@ -122,10 +122,14 @@ pub(super) enum Mutant {
     ReleasesWithTheFirst,
     /// The same of whoever waits.
     AsksWithTheFirst,
+    /// All that a process has to ask is under way at once.
+    RoomForAll,
+    /// Renewals wait for room behind new acquisitions.
+    RenewsInTurn,
 }
 
 #[cfg(test)]
-pub(super) const ALL: [Mutant; 55] = [
+pub(super) const ALL: [Mutant; 57] = [
     Mutant::WriterBesideReaders,
     Mutant::ReleaseOfAnybody,
     Mutant::DeadlineFromReply,
@@ -181,6 +185,8 @@ pub(super) const ALL: [Mutant; 55] = [
     Mutant::RenewsWithTheFirst,
     Mutant::ReleasesWithTheFirst,
     Mutant::AsksWithTheFirst,
+    Mutant::RoomForAll,
+    Mutant::RenewsInTurn,
 ];
 
 /// What mutants remember.

@@ -45,6 +45,8 @@ pub(super) struct Profile {
     pub(super) forces: u32,
     /// How long the server needs for one request, in milliseconds; meanwhile the others wait.
     pub(super) service_ms: u64,
+    /// How many requests of a process may be under way.
+    pub(super) room: usize,
     /// How many records of others one request may touch, if not as many as on a server.
     pub(super) records: Option<usize>,
     /// What users do.
@@ -75,6 +77,7 @@ const CALM: Profile = Profile {
     step_band_ms: 90,
     forces: 0,
     service_ms: 0,
+    room: 256,
     records: None,
     story: Story::Chance,
     hot: false,
@@ -132,6 +135,10 @@ pub(super) const PROFILES: [Profile; 9] = [CALM, LOSSY, DYING, SERVER, LOSING, A
 /// Tokens are taken as fast as they can be, and then the data is lost.
 pub(super) const HOT: Profile = Profile { name: "hot lock", hot: true, ..Profile::of_scene(Scene::HotLock) };
 
+/// Somebody wants far more at once than the server can do in a response timeout, and the server is so slow that a burst of a
+/// few dozen is that.
+pub(super) const BURST: Profile = Profile { name: "burst", service_ms: 30, room: 4, ..Profile::of_scene(Scene::Burst) };
+
 /// Server clocks far beyond the margin: exclusion is expected to break.
 pub(super) const WILD_CLOCKS: Profile = Profile { name: "wild clocks", steps: 30, step_band_ms: 8_000, ..CALM };
 
@@ -144,7 +151,7 @@ impl Profile {
     /// The one that is asked for by name in the environment, or that of the seed.
     pub(super) fn chosen(seed: u64) -> Self {
         let name = std::env::var("PROFILE").unwrap_or_default();
-        let all = PROFILES.into_iter().chain([RUNTIMES]);
+        let all = PROFILES.into_iter().chain([RUNTIMES, BURST]);
         all.into_iter().find(|profile| profile.name == name).unwrap_or_else(|| Self::of_seed(seed))
     }
 

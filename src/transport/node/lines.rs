@@ -8,7 +8,6 @@
 //! moment on nothing is sent on it, so what waits for the next connection is known not to have been carried out.
 
 use std::io;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,11 +15,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use redis::{AsyncConnectionConfig, Client, ConnectionAddr, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::{Handle, Id};
-use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::OnLoss;
 use super::connection::{Connection, Request};
 use super::greeting::{check_server, parse_time, unreadable};
+use super::room::Space;
 use super::silence::Silence;
 use super::wire::{self, Wire};
 use crate::clock::Clock;
@@ -30,8 +29,6 @@ use crate::lease::{Anchor, Moment};
 use crate::transport::fault::{self, Answer, Fault};
 use crate::transport::node::Limits;
 
-/// Requests that may be under way on one connection, and that wait for no room.
-pub(super) const MAX_IN_FLIGHT: usize = 256;
 /// Requests that may queue up in front of one connection: more than may be under way.
 const PIPELINE_BUFFER: usize = 1024;
 /// After a failed dial others are told the same for this long, instead of queueing up to dial one after the other.
@@ -76,10 +73,9 @@ pub(super) struct Live {
     pub(super) is_closed: Arc<AtomicBool>,
     /// When the last request was sent that was answered: nanoseconds of the local clock.
     answered: AtomicU64,
-    /// First come, first served. Closed when the connection is given up.
-    room: Semaphore,
-    /// How many requests have given their room back.
-    returned: AtomicU64,
+    pub(super) space: Space,
+    /// Nobody else waits for what comes on it.
+    pub(super) is_apart: bool,
 }
 
 /// A fault that can be told more than once.
@@ -90,35 +86,28 @@ pub(in crate::transport) enum DialFault {
 }
 
 impl Live {
-    pub(super) fn new(number: u64, connection: Connection, anchor: Anchor, closed: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(
+        number: u64,
+        connection: Connection,
+        anchor: Anchor,
+        closed: Arc<AtomicBool>,
+        response_timeout: Duration,
+    ) -> Self {
         Self {
             number,
             connection,
             anchor: Mutex::new(anchor),
             is_closed: closed,
             answered: AtomicU64::new(anchor.sent.as_nanos()),
-            room: Semaphore::new(MAX_IN_FLIGHT),
-            returned: AtomicU64::new(0),
+            space: Space::new(response_timeout),
+            is_apart: false,
         }
     }
 
-    /// Room for a request, if there is some and nobody waits for it.
-    pub(super) fn try_room(&self) -> Option<Room<'_>> {
-        self.room.try_acquire().ok().map(|permit| Room { live: self, _permit: permit })
-    }
-
-    /// Waits for room, first come, first served. `None` if the connection was given up, or if nobody gave any room back for so
-    /// long: futures that nobody polls have it all.
-    pub(super) async fn room(&self, patience: Duration) -> Option<Room<'_>> {
-        let mut acquiring = pin!(self.room.acquire());
-        loop {
-            let returned = self.returned.load(Ordering::Relaxed);
-            match tokio::time::timeout(patience, acquiring.as_mut()).await {
-                Ok(permit) => return permit.ok().map(|permit| Room { live: self, _permit: permit }),
-                Err(_) if self.returned.load(Ordering::Relaxed) == returned => return None,
-                Err(_) => {}
-            }
-        }
+    /// Another connection to the same server, for one call.
+    pub(super) fn apart(&self, connection: Connection) -> Self {
+        let (anchor, timeout) = (*self.anchor.lock(), self.space.response_timeout);
+        Self { is_apart: true, ..Self::new(self.number, connection, anchor, Arc::default(), timeout) }
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -133,18 +122,6 @@ impl Live {
     /// Whether any reply has come since that moment.
     pub(super) fn has_answered_since(&self, moment: Moment) -> bool {
         self.answered.load(Ordering::Relaxed) >= moment.as_nanos()
-    }
-}
-
-/// Room for one request on a connection.
-pub(super) struct Room<'a> {
-    live: &'a Live,
-    _permit: SemaphorePermit<'a>,
-}
-
-impl Drop for Room<'_> {
-    fn drop(&mut self) {
-        self.live.returned.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -225,7 +202,7 @@ impl Lines {
         if let Some(line) = self.of.lock().iter_mut().find(is_it) {
             line.live = None;
         }
-        live.room.close();
+        live.space.close();
     }
 
     /// The connection of this runtime, which is made if there is none.
@@ -325,7 +302,8 @@ impl Lines {
         let time = fault::reply(time).map_err(not_sent)?;
         let server = parse_time(&time).ok_or_else(|| not_sent(unreadable("TIME")))?;
         let number = self.dialed.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(Live::new(number, connection, Anchor { sent, server }, is_closed)))
+        let anchor = Anchor { sent, server };
+        Ok(Arc::new(Live::new(number, connection, anchor, is_closed, self.limits.response_timeout)))
     }
 
     async fn open(&self, is_closed: &Arc<AtomicBool>) -> Result<Connection, DialFault> {

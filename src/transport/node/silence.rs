@@ -131,12 +131,9 @@ struct Prober {
 
 impl Prober {
     async fn run(self) {
-        loop {
-            let Some(lines) = self.lines.upgrade() else {
-                return;
-            };
+        while let Some(lines) = self.lines.upgrade() {
             if !lines.silence.is() || !lines.is_wanted() {
-                return;
+                return self.ends(&lines);
             }
             // The connection that is there may be dead without our knowing, and would take a response timeout to show it.
             if let Some(live) = lines.current() {
@@ -144,27 +141,29 @@ impl Prober {
             }
             // One that greets us speaks, and so does one that refuses us: that ends the silence.
             if matches!(lines.live().await, Ok(_) | Err(Fault::Refused { .. } | Fault::Broken { .. })) {
-                return;
+                return self.ends(&lines);
             }
             let pause = lines.silence.pause();
             drop(lines);
             tokio::time::sleep(pause).await;
         }
     }
-}
 
-impl Drop for Prober {
-    fn drop(&mut self) {
-        let Some(lines) = self.lines.upgrade() else {
-            return;
-        };
-        let mut state = lines.silence.state.lock();
-        state.is_probing = false;
-        let is_wanted = state.waiting > 0;
-        drop(state);
+    fn ends(self, lines: &Arc<Lines>) {
+        drop(self);
+        let is_wanted = lines.silence.state.lock().waiting > 0;
         // Somebody came who found this one still there.
         if is_wanted && lines.silence.is() {
             lines.probe();
+        }
+    }
+}
+
+/// Begins no other: a runtime that has ended drops it as soon as it begins, and there would be no end to it.
+impl Drop for Prober {
+    fn drop(&mut self) {
+        if let Some(lines) = self.lines.upgrade() {
+            lines.silence.state.lock().is_probing = false;
         }
     }
 }

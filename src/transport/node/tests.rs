@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use futures_util::future::join_all;
 
-use super::lines::MAX_IN_FLIGHT;
+use super::room::MAX_IN_FLIGHT;
 use super::*;
+use crate::error::Refusal;
 use crate::topology::Tls;
 use crate::transport::Script;
 use crate::transport::address::parse_one;
@@ -18,15 +19,19 @@ const AT_ONCE: Pace = Pace::Every(usize::MAX, Duration::ZERO);
 static SCRIPT: Script = Script::new("return 1");
 
 fn node(fake: &Fake) -> Arc<Node> {
+    node_at_home(fake, Home::Process)
+}
+
+fn node_at_home(fake: &Fake, home: Home) -> Arc<Node> {
     let url = format!("redis://{}", fake.addr);
     let info = parse_one(&url, &Tls::new()).expect("a URL");
     let options = Options { response_timeout: RESPONSE_TIMEOUT, ..Options::default() };
     let limits = Limits::new(&options, Role::Standalone);
-    Arc::new(Node::new(&fake.addr.to_string(), info, limits, Clock::System, Home::Process, None).expect("a node"))
+    Arc::new(Node::new(&fake.addr.to_string(), info, limits, Clock::System, home, None).expect("a node"))
 }
 
 async fn call(node: &Node) -> Result<(), Fault> {
-    node.call(&Call::new(&SCRIPT, 0), Admission::Owner).await.map(drop)
+    node.call(&Call::new(&SCRIPT, 0), Admission::Owner, Precedence::InTurn).await.map(drop)
 }
 
 #[tokio::test]
@@ -44,13 +49,115 @@ async fn burst_waits_for_room_and_is_answered_on_one_connection() {
 }
 
 #[tokio::test]
+async fn slow_server_is_sent_no_more_than_it_answers_in_time() {
+    // As many as could be under way would take three times as long as an answer may take.
+    let fake = Fake::start(Pace::Every(8, RESPONSE_TIMEOUT / 10)).await;
+    let node = node(&fake);
+    let calls = MAX_IN_FLIGHT + MAX_IN_FLIGHT / 2;
+    let answers = join_all((0..calls).map(|_| call(&node))).await;
+    let unanswered = answers.iter().filter(|answer| answer.is_err()).count();
+    assert_eq!((unanswered, fake.scripts(), fake.connections()), (0, calls, 1));
+}
+
+#[tokio::test]
+async fn what_gives_back_does_not_wait_behind_those_who_acquire() {
+    let fake = Fake::start(Pace::Every(1, RESPONSE_TIMEOUT / 50)).await;
+    let node = node(&fake);
+    let acquiring: Vec<_> = (0..MAX_IN_FLIGHT)
+        .map(|_| {
+            let node = Arc::clone(&node);
+            tokio::spawn(async move { call(&node).await })
+        })
+        .collect();
+    while fake.scripts() == 0 {
+        tokio::task::yield_now().await;
+    }
+    node.call(&Call::new(&SCRIPT, 0), Admission::Owner, Precedence::Ahead).await.expect("answered");
+    let waiting = acquiring.iter().filter(|acquiring| !acquiring.is_finished()).count();
+    assert!(waiting > MAX_IN_FLIGHT / 2, "{waiting} have no room yet");
+}
+
+#[tokio::test]
+async fn answer_behind_a_refused_asking_counts() {
+    let fake = Fake::start(AT_ONCE).await;
+    let answer = node(&fake).call(&Call::new(&SCRIPT, 0), Admission::Asking, Precedence::InTurn).await;
+    assert!(answer.is_ok(), "it was carried out: {answer:?}");
+    let refused = admitted(error("NOPERM no"), error("MOVED 1 h:1"));
+    assert!(matches!(refused, Err(Fault::Refused { refusal: Refusal::Forbidden, .. })), "{refused:?}");
+    let broken = "ERR The user executing the script can't run this command script: d7be, on @user_script:3.";
+    assert!(admitted(error("NOPERM no"), error(broken)).is_ok(), "it may have begun");
+}
+
+fn error(line: &str) -> Value {
+    redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("an error reply")
+}
+
+#[tokio::test]
+async fn scripts_that_a_server_has_forgotten_are_told_once_for_a_pipeline() {
+    let fake = Fake::start(AT_ONCE).await;
+    let node = node(&fake);
+    call(&node).await.expect("answered");
+    fake.forget_scripts();
+    let calls: Vec<_> = (0..10).map(|_| Call::new(&SCRIPT, 0)).collect();
+    let answers = node.call_all(&calls).await.expect("answered");
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+    assert_eq!(fake.scripts(), 1 + 2 * calls.len());
+}
+
+#[tokio::test]
+async fn call_apart_that_takes_long_is_no_silence_of_the_node() {
+    let fake = Fake::start(Pace::Every(0, RESPONSE_TIMEOUT * 2)).await;
+    let node = node(&fake);
+    let long = Call::new(&SCRIPT, 0);
+    assert!(matches!(node.call_apart(&long).await, Err(Fault::Unknown { .. })));
+    assert!(!node.hearing().is_silent, "one long call says nothing of others");
+}
+
+#[test]
+fn runtime_that_stands_still_keeps_no_connection_apart_from_others() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (servers, stands, goes_on) = (tokio::runtime::Runtime::new().expect("a runtime"), runtime(), runtime());
+    let fake = servers.block_on(Fake::start(AT_ONCE));
+    let node = node(&fake);
+    let long = Call::new(&SCRIPT, 0);
+    stands.block_on(call(&node)).expect("answered");
+    goes_on.block_on(call(&node)).expect("answered");
+    fake.set(Pace::Never);
+    let mut kept: Vec<_> = (0..POOL_SIZE).map(|_| Box::pin(node.call_apart(&long))).collect();
+    stands.block_on(async {
+        for future in &mut kept {
+            assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it has a place");
+        }
+    });
+    fake.set(AT_ONCE);
+    assert!(goes_on.block_on(node.call_apart(&long)).is_ok());
+    stands.block_on(async { kept.clear() });
+}
+
+/// A runtime that has ended drops a task as soon as it is spawned.
+#[test]
+fn node_whose_home_has_ended_is_probed_by_nobody() {
+    let (servers, ends) = (tokio::runtime::Runtime::new().expect("a runtime"), tokio::runtime::Runtime::new());
+    let fake = servers.block_on(Fake::start(AT_ONCE));
+    let ends = ends.expect("a runtime");
+    let node = node_at_home(&fake, Home::On(ends.handle().clone()));
+    drop(ends);
+    servers.block_on(async {
+        call(&node).await.expect("answered");
+        fake.set(Pace::Never);
+        assert!(matches!(call(&node).await, Err(Fault::Unknown { .. })));
+        assert!(matches!(call(&node).await, Err(Fault::NotSent(_))), "nobody has its word");
+    });
+}
+
+#[tokio::test]
 async fn futures_that_nobody_polls_keep_no_room_from_others() {
     let fake = Fake::start(AT_ONCE).await;
     let node = node(&fake);
     call(&node).await.expect("answered");
     let call_of_ours = Call::new(&SCRIPT, 0);
     let mut unpolled: Vec<_> =
-        (0..MAX_IN_FLIGHT).map(|_| Box::pin(node.call(&call_of_ours, Admission::Owner))).collect();
+        (0..MAX_IN_FLIGHT).map(|_| Box::pin(node.call(&call_of_ours, Admission::Owner, Precedence::InTurn))).collect();
     for future in &mut unpolled {
         assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it has been sent");
     }
@@ -63,10 +170,10 @@ async fn futures_that_nobody_polls_keep_no_room_from_others() {
 
 #[tokio::test]
 async fn request_without_an_answer_in_time_leaves_a_connection_that_answers_others() {
-    let fake = Fake::start(Pace::Every(1, RESPONSE_TIMEOUT / 20)).await;
+    let fake = Fake::start(Pace::Every(1, RESPONSE_TIMEOUT / 8)).await;
     let node = node(&fake);
     // The last ones have twice as long to wait as they can.
-    let answers = join_all((0..40).map(|_| call(&node))).await;
+    let answers = join_all((0..16).map(|_| call(&node))).await;
     assert!(answers.iter().any(Result::is_ok));
     assert!(matches!(answers.last(), Some(Err(Fault::Unknown { .. }))), "{:?}", answers.last());
     assert!(!node.hearing().is_silent, "it answers");

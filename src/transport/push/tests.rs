@@ -1,5 +1,7 @@
 //! Against real servers: what is published arrives, from whom and how judged, whatever happens to nodes and connections.
 
+use std::task::{Context, Wake, Waker};
+
 use cluster_testenv::{Cluster, Matcher, Node as Server, Sentinels, Server as Version, SlotMigration};
 
 use super::*;
@@ -620,6 +622,58 @@ async fn a_suspect_node_has_no_anchor_and_its_channels_are_not_certain() {
     until("it is trusted", || push.subscribed(&channel).is_some()).await;
     assert_eq!(publish(owner, &channel, "trusted"), 1);
     assert!(message(&mut subscription, "trusted").await.is_some());
+}
+
+/// What wakers of users do: this one subscribes, and says how often it could.
+struct Subscribes {
+    push: Push,
+    woken: AtomicUsize,
+}
+
+impl Wake for Subscribes {
+    fn wake(self: Arc<Self>) {
+        drop(self.push.subscribe(0, "another", read));
+        self.woken.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn waker_that_subscribes_when_it_is_told_does_not_hang() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let (push, _node) = single(&server.url());
+    let subscribes = Arc::new(Subscribes { push, woken: AtomicUsize::new(0) });
+    let is_woken = |subscribes: &Subscribes, times: usize| {
+        let began = Instant::now();
+        while subscribes.woken.load(Ordering::SeqCst) < times && began.elapsed() < BOUND {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        subscribes.woken.load(Ordering::SeqCst) >= times
+    };
+    // A thread of its own: this one must not hang.
+    let handle = runtime.handle().clone();
+    let ends = std::thread::spawn(move || {
+        let _entered = handle.enter();
+        let waker = Waker::from(Arc::clone(&subscribes));
+        let mut context = Context::from_waker(&waker);
+        let mut subscription = subscribes.push.subscribe(0, "a", read);
+        // Its confirmation, then a message, then its end.
+        assert!(subscription.notices.poll_recv(&mut context).is_pending());
+        assert!(is_woken(&subscribes, 1), "hangs at the confirmation");
+        while subscription.notices.poll_recv(&mut context).is_ready() {}
+        publish(&server, "a", "told");
+        assert!(is_woken(&subscribes, 2), "hangs at a message");
+        while subscription.notices.poll_recv(&mut context).is_ready() {}
+        drop(subscription);
+    });
+    let began = Instant::now();
+    while !ends.is_finished() && began.elapsed() < BOUND * 3 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    runtime.shutdown_background();
+    assert!(ends.is_finished(), "hangs at the end");
+    ends.join().expect("the wakers ran");
 }
 
 /// Subscribes when it is dropped.

@@ -38,3 +38,9 @@ async fn burst(locks: usize, response_timeout: Duration) {
 async fn burst_that_is_answered_in_time_is_one_script_each() {
     bounded(burst(2_000, BOUND)).await;
 }
+
+/// All together take four times as long as an answer may take.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn burst_far_beyond_the_response_timeout_is_one_script_each() {
+    bounded(burst(10_000, Duration::from_millis(500))).await;
+}

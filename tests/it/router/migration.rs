@@ -14,6 +14,7 @@ on_both_servers![
     slot_moves_step_by_step_under_load,
     slot_that_stays_after_all_loses_nothing,
     locks_without_a_key_are_taken_at_the_new_owner,
+    renewals_do_not_wait_for_one_that_goes_elsewhere,
 ];
 
 /// Locks that change hands all the time, and one that is held over all steps while another manager waits for it.
@@ -123,6 +124,32 @@ async fn locks_without_a_key_are_taken_at_the_new_owner(server: Server) {
     assert!(heir.fencing_token() > token);
     heir.release().await.expect("released");
     field.nothing_is_left([name]).await;
+}
+
+/// A node whose answers are late for one slot alone: what is renewed with it must not wait for it.
+async fn renewals_do_not_wait_for_one_that_goes_elsewhere(server: Server) {
+    let field = Field::primaries(server);
+    let holder = field.manager_with(Settings { response_timeout: RENEWED * 4, ..Settings::lease(RENEWED) }).await;
+    let source = &field.cluster.nodes()[0];
+    let slot_of = |tag: &str| field.cluster.keyslot(tag);
+    let tag = field.tag_at(source);
+    let mut tags = (0..).map(|n| format!("other{n}"));
+    let other = tags.find(|other| field.owner(other).port() == source.port() && slot_of(other) != slot_of(&tag));
+    let other = other.expect("there are always more");
+    let gone = holder.write(&name_of(&tag, 0)).await.expect("granted");
+    let mut kept = Vec::new();
+    for n in 0..8 {
+        kept.push(holder.write(&name_of(&other, n)).await.expect("granted"));
+    }
+    let migration = SlotMigration::begin(&field.cluster, slot_of(&tag), another(&field.cluster, slot_of(&tag)))
+        .expect("the migration begins");
+    assert!(migration.move_key(field.hash_key(&name_of(&tag, 0))).expect("moved"), "it was there");
+    migration.to().proxy().freeze();
+    tokio::time::sleep(RENEWED * 2).await;
+    let states: Vec<_> = kept.iter().map(WriteGuard::state).collect();
+    assert!(states.iter().all(|state| *state == HoldState::Held), "{states:?}");
+    migration.to().proxy().heal();
+    drop((gone, kept));
 }
 
 /// Only Valkey 9 does this.

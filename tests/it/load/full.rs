@@ -1,0 +1,64 @@
+//! Behind a connection that is full: limits of waiting end all the same, and who asks once is answered or told.
+
+use redis_rwlock::Error;
+
+use super::*;
+use crate::wait::{bounded, soon};
+
+const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A manager that waits for a server for ever, and more acquisitions on their way than its server passes in ten seconds.
+async fn full() -> (Node, Manager, JoinSet<Result<WriteGuard, Error>>) {
+    let (node, fixture) = proxied_node();
+    let settings = Settings { response_timeout: RESPONSE_TIMEOUT, unreachable_after: LONG, ..Settings::lease(LONG) };
+    let manager = fixture.manager_with(settings).await;
+    warm(&manager).await;
+    limit(node.proxy(), 100);
+    let burst = acquire_at_once(&manager, 1_000);
+    until("the connection is full", async || node.proxy().scripts_waiting() > 8).await;
+    (node, manager, burst)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_limit_ends_before_there_is_room() {
+    bounded(async {
+        let (_node, manager, mut burst) = full().await;
+        let waiting = manager.write("late").wait_timeout(Duration::from_millis(300)).into_future();
+        let error = soon("the end of the wait", waiting).await.expect_err("it had no room");
+        assert!(matches!(error, Error::WaitTimeout { .. }), "the server answers others: {error:?}");
+        while burst.try_join_next().is_some() {}
+        assert!(burst.len() > 100, "{} are still in front of it", burst.len());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_once_is_answered_in_its_turn() {
+    bounded(async {
+        let (node, manager, _burst) = full().await;
+        let trying = tokio::spawn(async move { manager.try_write("late").await });
+        // A few response timeouts of waiting, in which others are answered.
+        tokio::time::sleep(RESPONSE_TIMEOUT * 4).await;
+        assert!(!trying.is_finished(), "it has no room yet");
+        limit(node.proxy(), 5_000);
+        let tried = soon("its turn", trying).await.expect("no panic").expect("the server answers");
+        assert!(tried.is_some(), "the lock is free");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_once_learns_of_the_silence_while_it_has_no_room() {
+    bounded(async {
+        let (node, manager, mut burst) = full().await;
+        let trying = tokio::spawn(async move { manager.try_write("late").await });
+        node.proxy().black_hole();
+        let error = soon("an end", trying).await.expect("no panic").expect_err("nobody answers");
+        assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+        while let Some(ended) = burst.try_join_next() {
+            drop(ended.expect("no panic").expect("it waits for ever or was granted"));
+        }
+        assert!(!burst.is_empty(), "others wait on");
+    })
+    .await;
+}
