@@ -274,6 +274,7 @@ impl Driver {
         Ok(())
     }
 
+    /// More answers than requests: then none that was read with them is believed.
     fn hand_out(&mut self) -> io::Result<()> {
         let mut state = self.shared.state.lock();
         for answer in self.answers.drain(..) {
