@@ -11,6 +11,7 @@ mod few;
 pub(crate) mod hold;
 mod overdue;
 mod record;
+pub(crate) mod release;
 pub(crate) mod shares;
 pub(crate) mod side;
 mod state;

@@ -20,13 +20,13 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::engine::releases::Release;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held, in_runtime};
 use crate::error::{Error, LossReason, Result, Source};
 use crate::key::{Key, LockName};
 use crate::lease::{self, Moment, ServerTime};
 use crate::lock::hold::Hold;
+use crate::lock::release::Release;
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{Asking, Notices, Pending};
 use crate::lock::wait::{Listening, WaitEntry};

@@ -10,12 +10,13 @@ mod tests;
 
 use std::sync::Arc;
 
-use crate::engine::releases::{Release, Unsettled};
+use crate::engine::releases::Unsettled;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held, events};
 use crate::error::{Error, LossReason};
 use crate::lease::{self, Moment};
 use crate::lock::hold::{self, Grant, Granting, Hold, HoldState, ShareId};
+use crate::lock::release::Release;
 use crate::lock::stray::Copies;
 use crate::scheme::{AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, Mode, loss_reason};
 

@@ -23,7 +23,7 @@ use crate::attempt::{Attempt, BoxFuture, Failure, Route};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::engine::releases::{Job, Releases};
-use crate::engine::renewals::{Due, Renewals};
+use crate::engine::renewals::{COMPANY, Due, Renewals};
 use crate::engine::wake::{DriverId, Wake};
 use crate::home::{Home, shielded};
 use crate::lease::Moment;
@@ -37,8 +37,6 @@ mod tests;
 pub(super) const MAX_CHUNK: usize = 128;
 /// A node takes about 10 us for one of them, so one chunk delays others by little more than a round trip takes.
 const MIN_CHUNK: usize = 16;
-/// Renewals due within this time travel with the one that is due now.
-pub(super) const COMPANY: Duration = Duration::from_millis(6);
 /// Between two chunks of renewals for one route, in which its node serves others.
 pub(super) const CHUNK_GAP: Duration = Duration::from_millis(3);
 /// The same behind one of the largest chunks: a line that grows all the same would outlast leases.

@@ -9,8 +9,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::attempt::Route;
-use crate::engine::releases::Release;
 use crate::lease::Moment;
+use crate::lock::release::Release;
 
 /// How many are remembered for one node, the latest. A replica lags by milliseconds, and a node that failed carries out no
 /// more, so what others carry out meanwhile does not push these out.

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::engine::releases::Release;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, events, in_runtime};
 use crate::error::{Error, LossReason, Result};
 use crate::lease::Moment;
 use crate::lock::hold::{Hold, ShareId, ShareRemoved};
+use crate::lock::release::Release;
 use crate::scheme::{Absence, Failure, ReleaseReply, loss_reason};
 
 impl Engine {

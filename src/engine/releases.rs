@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::attempt::{AcquisitionId, Attempt, Failure, Route};
+use crate::attempt::{Attempt, Failure, Route};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::engine::events;
@@ -23,6 +23,7 @@ use crate::home::shielded;
 use crate::key::Key;
 use crate::lease::Moment;
 use crate::lock::hold::Hold;
+use crate::lock::release::Release;
 use crate::lock::side::{CountsOpen, KeepsOpen};
 use crate::lock::table::Table;
 use crate::scheme::{Leave, ReleaseReply, Scheme};
@@ -50,28 +51,6 @@ struct Waiting {
     now: VecDeque<Job>,
     /// Until a pause is over.
     later: BTreeMap<(Moment, u64), Job>,
-}
-
-/// One acquisition that is to end on the server.
-#[derive(Clone, Debug)]
-pub(crate) struct Release {
-    pub(crate) key: Arc<Key>,
-    pub(crate) id: AcquisitionId,
-    /// The server has forgotten it by then, whatever arrived.
-    pub(crate) server_until: Moment,
-    pub(crate) stray_until: Option<Moment>,
-}
-
-impl Release {
-    pub(crate) fn of(hold: &Hold, now: Moment) -> Self {
-        let (server_until, stray_until) = hold.until(now);
-        Self { key: Arc::clone(hold.key()), id: hold.id().clone(), server_until, stray_until }
-    }
-
-    /// Until when a copy of the acquisition may arrive behind what was sent then: it may have before that was answered.
-    pub(crate) fn stray_after(&self, sent: Moment) -> Option<Moment> {
-        self.stray_until.filter(|until| *until > sent)
-    }
 }
 
 impl Releases {

@@ -14,15 +14,18 @@ use tokio::sync::futures::Notified;
 
 use crate::attempt::Attempt;
 use crate::engine::events;
-use crate::engine::outbox::COMPANY;
-use crate::engine::releases::{Release, Releases};
+use crate::engine::releases::Releases;
 use crate::engine::wake::Wake;
 use crate::error::LossReason;
 use crate::home::shielded;
 use crate::lease::Moment;
 use crate::lock::hold::{self, Grant, Hold, Next};
+use crate::lock::release::Release;
 use crate::lock::table::Table;
 use crate::scheme::{Renewal, Renewed, loss_reason};
+
+/// Renewals due within this time travel with the one that is due now.
+pub(super) const COMPANY: Duration = Duration::from_millis(6);
 
 /// The holds of one manager and what is due for them.
 #[derive(Debug)]

@@ -37,6 +37,7 @@ pub(super) use room::Precedence;
 mod connection;
 mod greeting;
 mod lines;
+mod prober;
 mod room;
 mod silence;
 #[cfg(test)]
@@ -412,7 +413,7 @@ impl Lines {
         if let Fault::Unknown { source, .. } = fault
             && !self.has_answered_elsewhere(live, since)
         {
-            self.falls_silent(source.clone());
+            self.silence.begins(source.clone());
         }
     }
 

@@ -259,7 +259,7 @@ impl Lines {
             }
             // It speaks.
             Err(DialFault::Refused(..)) => self.silence.ends(),
-            Err(DialFault::NotSent(source)) => self.falls_silent(source.clone()),
+            Err(DialFault::NotSent(source)) => self.silence.begins(source.clone()),
         }
         dialed
     }
