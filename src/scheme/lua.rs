@@ -99,9 +99,9 @@ impl LuaScheme {
     fn acquire_above_call(&self, key: &Key, request: &AcquireRequest, floor: Floor) -> Call {
         let mut call = self.acquire_call(key, request);
         match floor {
-            Floor::New(floor) => call.arg(&floor.as_u64().to_string()),
+            Floor::New(floor) => call.number(floor.as_u64()),
             Floor::Any(floor) => {
-                call.arg(&floor.as_u64().to_string());
+                call.number(floor.as_u64());
                 call.arg("raise");
             }
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
+use super::traces::Copy;
 use super::votes::{Ballot, Verdict, Vote, Yes};
 use super::{Asked, Heard, NO_TOKEN, Quorum, Said, answered, finish, granted};
 use crate::attempt::{Answered, Attempt, BoxFuture, Failure, Granted};
@@ -17,17 +18,17 @@ use crate::scheme::{AcquireRequest, Acquired, Floor, IfTaken, Renewal, Renewed};
 const HEADROOM: Duration = Duration::from_millis(10);
 
 impl Quorum {
-    /// Asks a master for a hold, or to raise the token of the one that it has granted.
+    /// Asks a master for a hold, or to raise the token of the one that it has granted. The copy is counted from before, whether the
+    /// future is polled or not.
     pub(super) fn send(
         &self,
         place: usize,
         key: &Arc<Key>,
         request: &Arc<AcquireRequest>,
         floor: Floor,
+        copy: Copy,
     ) -> BoxFuture<'static, Said<Acquired>> {
         let (master, key, request) = (Arc::clone(&self.masters[place]), Arc::clone(key), Arc::clone(request));
-        // Counted from now on, whether the future is polled or not.
-        let copy = self.traces.sends(&request.id, place);
         Box::pin(async move {
             let attempt = master.scheme.acquire_above(&key, &request, floor).await;
             copy.settle(&attempt, |acquired| match acquired {
@@ -97,7 +98,8 @@ impl Quorum {
             if master.is_silent() {
                 ballot.says(place, Vote::Silent);
             } else {
-                asked.push(self.send(place, key, request, Floor::New(floor)));
+                let copy = self.traces.sends(&request.id, place);
+                asked.push(self.send(place, key, request, Floor::New(floor), copy));
             }
         }
         asked
@@ -128,7 +130,8 @@ impl Quorum {
                 Verdict::Raise { to, at } => {
                     for place in at {
                         if !std::mem::replace(&mut raised[place], true) {
-                            asked.push(self.send(place, key, request, Floor::Any(to)));
+                            let copy = self.traces.sends_again(&request.id, place)?;
+                            asked.push(self.send(place, key, request, Floor::Any(to), copy));
                         }
                     }
                 }

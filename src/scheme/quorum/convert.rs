@@ -77,7 +77,8 @@ impl Quorum {
                 Verdict::Raise { to, at } => {
                     for place in at {
                         if !std::mem::replace(&mut raised[place], true) {
-                            let raise = self.send(place, &conversion.key, &conversion.request, Floor::Any(to));
+                            let copy = self.traces.sends(&conversion.request.id, place);
+                            let raise = self.send(place, &conversion.key, &conversion.request, Floor::Any(to), copy);
                             asked.push(Box::pin(async move { Answer::Raised(raise.await) }));
                         }
                     }

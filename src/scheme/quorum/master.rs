@@ -111,11 +111,12 @@ impl Master {
 
     fn tend(self: &Arc<Self>) {
         if !self.is_tended.swap(true, Ordering::SeqCst) {
-            self.home.spawn(Arc::clone(self).run());
+            let tender = Tender { master: Arc::clone(self), has_ended: false };
+            self.home.spawn(tender.run());
         }
     }
 
-    async fn run(self: Arc<Self>) {
+    async fn see_to_it(&self) {
         let mut backoff = Backoff::new();
         loop {
             if self.scheme.hearing(&self.any).is_silent {
@@ -133,7 +134,7 @@ impl Master {
             let now = self.clock.now();
             let (due, next) = self.take_due(now);
             if !due.is_empty() {
-                if self.tell(due, &mut backoff).await {
+                if self.tell(Due { master: self, debts: due }, &mut backoff).await {
                     backoff.reset();
                 }
                 continue;
@@ -176,13 +177,13 @@ impl Master {
     }
 
     /// Whether any was answered.
-    async fn tell(&self, due: Vec<Debt>, backoff: &mut Backoff) -> bool {
+    async fn tell(&self, mut due: Due<'_>, backoff: &mut Backoff) -> bool {
         let leave = |debt: &Debt| Leave { key: Arc::clone(&debt.key), id: debt.id.clone() };
-        let batch: Vec<_> = due.iter().map(leave).collect();
+        let batch: Vec<_> = due.debts.iter().map(leave).collect();
         let attempts = self.scheme.leave_all(&self.scheme.route(&self.any), &batch).await;
         let (now, is_heard) = (self.clock.now(), attempts.iter().any(Result::is_ok));
         let pause = if is_heard { Duration::ZERO } else { backoff.pause() };
-        for (debt, attempt) in due.into_iter().zip(attempts) {
+        for (debt, attempt) in std::mem::take(&mut due.debts).into_iter().zip(attempts) {
             self.told(debt, &attempt, pause, now);
         }
         is_heard
@@ -198,3 +199,42 @@ impl Master {
         }
     }
 }
+
+/// The task that sees to a master.
+struct Tender {
+    master: Arc<Master>,
+    has_ended: bool,
+}
+
+impl Tender {
+    async fn run(mut self) {
+        self.master.see_to_it().await;
+        self.has_ended = true;
+    }
+}
+
+/// One that was dropped with its runtime, or has panicked, leaves its place to the next. It begins none itself: a runtime that has
+/// ended would drop that as well, and there would be no end to it.
+impl Drop for Tender {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.master.is_tended.store(false, Ordering::SeqCst);
+        }
+    }
+}
+
+/// What is being told. If nobody waits for the answer any more, it is kept.
+struct Due<'a> {
+    master: &'a Master,
+    debts: Vec<Debt>,
+}
+
+impl Drop for Due<'_> {
+    fn drop(&mut self) {
+        let now = self.master.clock.now();
+        self.debts.drain(..).for_each(|debt| self.master.keep(debt, now));
+    }
+}
+
+#[cfg(test)]
+mod tests;

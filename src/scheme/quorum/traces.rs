@@ -140,10 +140,25 @@ impl Traces {
 
     /// A copy is on its way to a master from now on.
     pub(super) fn sends(self: &Arc<Self>, id: &AcquisitionId, master: usize) -> Copy {
-        if let Some(trace) = self.of.lock().by_id.get_mut(id) {
-            trace.at[master].copies.begin();
-        }
+        self.counts(id, master);
         Copy { traces: Arc::clone(self), id: id.clone(), master, is_settled: false }
+    }
+
+    /// The same for one more. `None` if all was given back meanwhile, of which nothing is known any more: what it would bring
+    /// would be given back by nobody.
+    pub(super) fn sends_again(self: &Arc<Self>, id: &AcquisitionId, master: usize) -> Option<Copy> {
+        let copy = || Copy { traces: Arc::clone(self), id: id.clone(), master, is_settled: false };
+        self.counts(id, master).then(copy)
+    }
+
+    /// Whether anything is known of it.
+    fn counts(&self, id: &AcquisitionId, master: usize) -> bool {
+        let mut table = self.of.lock();
+        let trace = table.by_id.get_mut(id);
+        trace.is_some_and(|trace| {
+            trace.at[master].copies.begin();
+            true
+        })
     }
 
     /// A majority has granted it.
@@ -227,7 +242,7 @@ impl Traces {
         let Some(trace) = table.by_id.get_mut(id) else {
             return *reply == ReleaseReply::Held;
         };
-        trace.telling -= 1;
+        trace.no_longer_told();
         let (token, at) = (trace.token, &mut trace.at[master]);
         let was_held = match reply {
             ReleaseReply::Held => true,
@@ -253,7 +268,7 @@ impl Traces {
         let Some(trace) = table.by_id.get_mut(id) else {
             return;
         };
-        trace.telling -= 1;
+        trace.no_longer_told();
         let at = &mut trace.at[master];
         at.in_doubt |= was_sent == Sent::Perhaps;
         let (is_owed, stray_until) = (std::mem::replace(&mut at.is_owed, true), at.copies.stray_until());
@@ -280,6 +295,11 @@ fn knew(absence: &Absence, token: FencingToken) -> bool {
 }
 
 impl Trace {
+    /// Whoever began when nothing was known of it has not been counted.
+    fn no_longer_told(&mut self) {
+        self.telling = self.telling.saturating_sub(1);
+    }
+
     fn extend(&mut self, covers: Duration, from: Moment) {
         self.covers = self.covers.max(covers);
         self.until = self.until.max(from.after(covers));
