@@ -44,6 +44,8 @@ const LAST_RELEASES: Duration = Duration::from_secs(2);
 pub type RedisManager = Blocking<crate::RedisManager>;
 /// [`TwoKeyManager`](crate::TwoKeyManager) for plain threads.
 pub type TwoKeyManager = Blocking<crate::TwoKeyManager>;
+/// [`QuorumManager`](crate::QuorumManager) for plain threads.
+pub type QuorumManager = Blocking<crate::QuorumManager>;
 /// [`MemoryManager`](crate::MemoryManager) for plain threads.
 pub type MemoryManager = Blocking<crate::MemoryManager>;
 
@@ -150,6 +152,17 @@ impl TwoKeyManager {
     /// As [`Builder::connect`].
     pub fn connect(topology: impl Into<Topology>) -> Result<Self> {
         Self::connect_with(crate::TwoKeyManager::builder(topology))
+    }
+}
+
+impl QuorumManager {
+    /// Connects to these masters with default options.
+    ///
+    /// # Errors
+    ///
+    /// As [`Builder::connect`].
+    pub fn connect<U: Into<String>>(masters: impl IntoIterator<Item = U>) -> Result<Self> {
+        Self::connect_with(crate::QuorumManager::builder(masters))
     }
 }
 

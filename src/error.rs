@@ -74,6 +74,21 @@ pub enum Error {
         /// The last failure, if there was one besides silence: an [`std::io::Error`] where a connection failed.
         source: Option<Source>,
     },
+    /// Too few of the masters of a [`QuorumManager`](crate::QuorumManager) answered in time, or may vote. What some of them
+    /// may have granted is given back, or ends with its lease.
+    #[non_exhaustive]
+    NoQuorum {
+        /// The lock's name; empty when it was a manager that could not connect or close.
+        lock: Arc<str>,
+        /// How long it was tried.
+        waited: Duration,
+        /// How many there are.
+        masters: usize,
+        /// How many of them have to agree.
+        needed: usize,
+        /// What the others said, or did not.
+        source: Option<Source>,
+    },
     /// The server answered and said no; repeating the request would not help.
     #[non_exhaustive]
     Refused {
@@ -135,6 +150,13 @@ impl fmt::Display for Error {
                 let advice = advice_on(source.as_deref());
                 write!(f, "{} within {}: {advice}, then try again", For(lock), Span(*waited))
             }
+            Self::NoQuorum { lock, waited, masters, needed, .. } => write!(
+                f,
+                "fewer than {needed} of {masters} masters answered{} within {}: see that they run and that the addresses \
+                 are right, then try again",
+                For(lock),
+                Span(*waited)
+            ),
             Self::Refused { lock, refusal, node, message } => {
                 let node = node.as_deref().unwrap_or("the server");
                 write!(f, "{node} refused the request{} ({refusal}): {message}", For(lock))?;
@@ -151,7 +173,9 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             // Out of its `Arc`, or nobody could downcast it.
-            Self::Unreachable { source: Some(source), .. } => Some(&**source),
+            Self::Unreachable { source: Some(source), .. } | Self::NoQuorum { source: Some(source), .. } => {
+                Some(&**source)
+            }
             _ => None,
         }
     }
@@ -160,6 +184,11 @@ impl std::error::Error for Error {
 impl Error {
     /// What an attempt failed with that was the last one: the node is told by itself, and the cause by itself.
     pub(crate) fn unreachable(lock: Arc<str>, waited: Duration, failure: Option<Source>) -> Self {
+        if let Some(NoMajority { masters, needed, .. }) =
+            failure.as_deref().and_then(|failure| failure.downcast_ref::<NoMajority>())
+        {
+            return Self::NoQuorum { lock, waited, masters: *masters, needed: *needed, source: failure.clone() };
+        }
         let at_node = failure.as_deref().and_then(|failure| failure.downcast_ref::<AtNode>());
         let (node, source) = match at_node {
             Some(AtNode { node, cause }) => (Some(Arc::clone(node)), cause.clone()),
@@ -168,6 +197,26 @@ impl Error {
         Self::Unreachable { lock, waited, node, source }
     }
 }
+
+/// Too few of several masters could be asked.
+#[derive(Clone, Debug)]
+pub(crate) struct NoMajority {
+    pub(crate) masters: usize,
+    pub(crate) needed: usize,
+    /// What stood in the way, of those that did not answer and those that may not vote.
+    pub(crate) causes: Vec<String>,
+}
+
+impl fmt::Display for NoMajority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.causes.as_slice() {
+            [] => f.write_str("nobody has said why"),
+            causes => f.write_str(&causes.join("; ")),
+        }
+    }
+}
+
+impl std::error::Error for NoMajority {}
 
 /// A failure, and the node where it happened.
 #[derive(Clone, Debug)]

@@ -58,19 +58,19 @@ pub struct Health {
     /// One entry for each server that the manager knows: the node; all members of the cluster that its map names; or the
     /// primary and the Sentinels.
     pub nodes: Vec<NodeHealth>,
+    /// How many of those that take locks have to answer; `None` where that is all. A majority, of a
+    /// [`QuorumManager`](crate::QuorumManager)'s.
+    pub needed: Option<usize>,
 }
 
 impl Health {
-    /// Whether every server that takes locks answers. What a readiness check asks: replicas and Sentinels may be missing.
+    /// Whether every server that takes locks answers, or as many as are [needed](Health::needed). What a readiness check asks: replicas and Sentinels may be missing.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        let mut primaries = self.nodes.iter().filter(|node| matches!(node.role, NodeRole::Primary | NodeRole::Unknown));
-        let mut any = false;
-        let all = primaries.all(|node| {
-            any = true;
-            node.is_reachable
-        });
-        any && all
+        let primaries = self.nodes.iter().filter(|node| matches!(node.role, NodeRole::Primary | NodeRole::Unknown));
+        let (all, reachable) =
+            primaries.fold((0, 0), |(all, reachable), node| (all + 1, reachable + usize::from(node.is_reachable)));
+        all > 0 && reachable >= self.needed.unwrap_or(all)
     }
 
     /// The greatest difference between the clocks of two servers, give or take half of their round trips; `None` with fewer than
@@ -154,20 +154,24 @@ mod tests {
 
     #[test]
     fn readiness_is_that_of_those_who_take_locks() {
-        let ready = |nodes: &[NodeHealth]| Health { nodes: nodes.to_vec() }.is_ready();
+        let ready = |nodes: &[NodeHealth]| Health { nodes: nodes.to_vec(), needed: None }.is_ready();
         let primary = node(NodeRole::Primary, true, None);
         assert!(ready(&[primary.clone(), node(NodeRole::Replica, false, None), node(NodeRole::Sentinel, false, None)]));
         assert!(!ready(&[primary.clone(), node(NodeRole::Primary, false, None)]));
         assert!(!ready(&[primary, node(NodeRole::Unknown, false, None)]));
         assert!(!ready(&[node(NodeRole::Replica, true, None)]), "there is nobody to take locks");
         assert!(!ready(&[]));
+        let down = node(NodeRole::Primary, false, None);
+        let masters = vec![node(NodeRole::Primary, true, None), node(NodeRole::Unknown, true, None), down.clone()];
+        assert!(Health { nodes: masters.clone(), needed: Some(2) }.is_ready());
+        assert!(!Health { nodes: [masters, vec![down]].concat(), needed: Some(3) }.is_ready());
     }
 
     #[test]
     fn clocks_are_compared_with_each_other() {
         let spread = |clocks: &[i64]| {
             let nodes = clocks.iter().map(|ahead| node(NodeRole::Primary, true, Some(*ahead)));
-            Health { nodes: nodes.chain([node(NodeRole::Replica, false, None)]).collect() }.clock_spread()
+            Health { nodes: nodes.chain([node(NodeRole::Replica, false, None)]).collect(), needed: None }.clock_spread()
         };
         assert_eq!(spread(&[-200, 100, 0]), Some(Duration::from_millis(300)));
         assert_eq!(spread(&[5000, 5000]), Some(Duration::ZERO), "nobody compares with this machine");

@@ -149,6 +149,8 @@ pub struct FencingToken(u64);
 impl FencingToken {
     /// The greatest token: integers up to here are exact in a double.
     const MAX: u64 = 1 << 53;
+    /// Below every token that a server grants.
+    pub(crate) const ZERO: Self = Self(0);
 
     /// Takes a token from a server's reply; `None` when it is out of range, which no server of ours sends.
     pub(crate) fn from_wire(raw: u64) -> Option<Self> {

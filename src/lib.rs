@@ -71,7 +71,7 @@ pub use guard::{DowngradeError, Guard, HoldWatch, ReadGuard, TryUpgradeError, Wr
 pub use health::{Health, NodeHealth, NodeRole, Stats};
 pub use lease::{FencingToken, InvalidToken};
 pub use lock::end::{Ended, HoldState};
-pub use manager::{Build, Builder, MemoryManager, RedisManager, RwLockManager, TwoKeyManager};
+pub use manager::{Build, Builder, MemoryManager, QuorumManager, RedisManager, RwLockManager, TwoKeyManager};
 pub use mode::Mode;
 pub use options::PublishedLimits;
 pub use reentry::{OwnerId, Reentry};

@@ -53,6 +53,8 @@ pub(crate) use sealed::Sealed;
 #[derive(Clone, Debug)]
 enum Place {
     Servers(Topology),
+    /// Independent of each other.
+    Masters(Masters),
     Memory(Arc<Store>),
 }
 
@@ -354,6 +356,10 @@ pub struct RedisManager {
 }
 manager!(RedisManager);
 
+mod quorum;
+use quorum::Masters;
+pub use quorum::QuorumManager;
+
 /// The two-key scheme: a read key and a write key per lock, on one node. The server hands nothing over: whoever is next is told
 /// to ask again, and is passed if it does not do so within a quarter of a second.
 ///
@@ -570,7 +576,7 @@ impl FromPlace for MemoryManager {
     fn from_place(place: Place, options: Options) -> Result<Self> {
         match place {
             Place::Memory(store) => Ok(Self::on(store, options)),
-            Place::Servers(_) => unreachable!("only its own builders build a memory manager"),
+            Place::Servers(_) | Place::Masters(_) => unreachable!("only its own builders build a memory manager"),
         }
     }
 }
@@ -579,14 +585,15 @@ impl Place {
     fn read_files(self) -> Result<Self> {
         Ok(match self {
             Self::Servers(topology) => Self::Servers(topology.read_files()?),
-            memory => memory,
+            Self::Masters(masters) => Self::Masters(masters.read_files()?),
+            memory @ Self::Memory(_) => memory,
         })
     }
 
     fn servers(self) -> Topology {
         match self {
             Self::Servers(topology) => topology,
-            Self::Memory(_) => unreachable!("only its own builders build a memory manager"),
+            Self::Memory(_) | Self::Masters(_) => unreachable!("only their own builders build other managers"),
         }
     }
 }

@@ -24,15 +24,16 @@ pub(crate) use crate::attempt::{
     AcquisitionId, Answered, Attempt, BoxFuture, Failure, Granted, Hearing, Notice, Route, Subscription,
 };
 use crate::clock::Clock;
-use crate::error::LossReason;
+use crate::error::{LossReason, Refusal};
 use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
-use crate::lease::FencingToken;
+use crate::lease::{Anchor, FencingToken, Moment};
 pub(crate) use crate::mode::Mode;
 
 pub(crate) mod hash;
 pub(crate) mod lua;
 pub(crate) mod memory;
+pub(crate) mod quorum;
 #[path = "../lua/scripts.rs"]
 pub(crate) mod scripts;
 pub(crate) mod two_key;
@@ -46,6 +47,15 @@ pub(crate) struct AcquireRequest {
     /// How many tokens in a row a writer wants at most, one for each writer of its process.
     pub(crate) max_tokens: u64,
     pub(crate) if_taken: IfTaken,
+}
+
+/// What a grant's token is not to be below.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Floor {
+    /// If it is a new one: the token of readers that are inside stays.
+    New(FencingToken),
+    /// Whatever it was: that of a hold or a phase that is there is raised.
+    Any(FencingToken),
 }
 
 /// What becomes of an acquisition that cannot be granted now.
@@ -155,6 +165,8 @@ pub(crate) struct View {
     /// Timestamps of clients of the published scheme, in milliseconds.
     pub(crate) foreign_write_ms: Option<u64>,
     pub(crate) foreign_read_ms: Option<u64>,
+    /// The last token of each server, where a lock is kept by several.
+    pub(crate) tokens: Vec<Option<FencingToken>>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -199,6 +211,20 @@ pub(crate) struct Leave {
 /// One attempt at each operation on a lock.
 pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>>;
+    /// The same where the tokens of several servers are to agree.
+    fn acquire_above<'a>(
+        &'a self,
+        _key: &'a Key,
+        _request: &'a AcquireRequest,
+        _floor: Floor,
+    ) -> BoxFuture<'a, Attempt<Acquired>> {
+        let message = "this scheme is no part of a quorum".to_owned();
+        Box::pin(std::future::ready(Err(Failure::Refused { refusal: Refusal::Other, node: None, message })))
+    }
+    /// Whether an acquisition that was not granted is over, and has been given back: the next attempt is to have another id.
+    fn is_given_back(&self) -> bool {
+        false
+    }
     /// Ends a hold, or an acquisition that is under way.
     fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>>;
     /// Ends several of one route; one answer each, in order.
@@ -225,6 +251,14 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn hearing(&self, _key: &Key) -> Hearing {
         Hearing::default()
     }
+    /// What the server's clock has said last, if that is known.
+    fn anchor(&self) -> Option<Anchor> {
+        None
+    }
+    /// Since when the server has been running, as far as it has said so: not later than that.
+    fn up_since(&self) -> Option<Moment> {
+        None
+    }
     /// Succeeds when a server answers that we can work with.
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>>;
     /// Notices for the waiters of this manager, if the scheme has any. The first is [`Notice::AskAgain`] when it is certain
@@ -236,6 +270,10 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>>;
     /// What each server says of itself. Ends in time whatever they do.
     fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>>;
+    /// How many servers have to answer, if not all.
+    fn needed(&self) -> Option<usize> {
+        None
+    }
     /// How busy it is with its servers.
     fn traffic(&self) -> Traffic;
     fn clock(&self) -> Clock;

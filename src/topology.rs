@@ -249,7 +249,7 @@ impl Tls {
     }
 
     /// The same with what is in the files.
-    fn read(mut self) -> Result<Self> {
+    pub(crate) fn read(mut self) -> Result<Self> {
         if let Some(path) = self.ca_file.take() {
             self.ca_pem = Some(read(&path)?);
         }
@@ -288,7 +288,7 @@ impl fmt::Debug for Tls {
     }
 }
 
-fn all_without_secrets(urls: &[String]) -> Vec<&str> {
+pub(crate) fn all_without_secrets(urls: &[String]) -> Vec<&str> {
     urls.iter().map(|url| without_secrets(url)).collect()
 }
 

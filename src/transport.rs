@@ -12,9 +12,9 @@ use crate::digits::Digits;
 use crate::error::Result;
 use crate::health::{NodeHealth, Traffic};
 use crate::home::Home;
-use crate::lease::{Anchor, ServerTime};
+use crate::lease::{Anchor, Moment, ServerTime};
 use crate::options::Options;
-use crate::topology::Topology;
+use crate::topology::{Tls, Topology};
 
 mod address;
 mod encode;
@@ -172,6 +172,10 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn changes(&self) -> Option<BoxStream<'static, ()>>;
     /// What the owner of `slot` has said of late, as far as it is known.
     fn hearing(&self, slot: u16) -> Hearing;
+    /// What its clock has said last, on this runtime's connection, if it is one alone.
+    fn anchor(&self) -> Option<Anchor>;
+    /// Since when the server has been running, if it is one alone and was asked: not later than that.
+    fn up_since(&self) -> Option<Moment>;
     /// Succeeds when a server answers that we can work with.
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>>;
     /// What is published on a channel of `slot`, read by `read`, which is the same for all who subscribe to it. The first
@@ -197,6 +201,11 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
 /// A transport to these servers. Connects at first use.
 pub(crate) fn open(topology: &Topology, options: &Options, home: &Home) -> Result<Arc<dyn Transport>> {
     Ok(Arc::new(router::Router::new(topology, options, home)?))
+}
+
+/// A transport to one of several servers that know nothing of each other.
+pub(crate) fn open_voter(url: &str, tls: &Tls, options: &Options, home: &Home) -> Result<Arc<dyn Transport>> {
+    Ok(Arc::new(router::Router::voter(url, tls, options, home)?))
 }
 
 /// Words with a blank between them, read from the front.

@@ -2,11 +2,13 @@
 -- Takes the lock for one acquisition, or a place among those who wait, or tells when to ask again. A repeat with the id of a live hold
 -- extends it, one with the id of a live waiter keeps its place.
 -- KEYS: the readers (zset), the writer (string)
--- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms, patience_ms (0: does not wait)
+-- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms, patience_ms (0: does not wait), floor (optional: no new token is
+--   below it), 'raise' (optional: nor that of a phase that is there)
 -- Returns 'granted id <time> token 1 remaining_ms writers_waiting' (0 or 1) | 'queued id <time> retry_in_ms'
 --   | 'contended id <time> retry_in_ms' | 'late id <time>'; the time in two words, seconds and microseconds
 local read_key, write_key = KEYS[1], KEYS[2]
 local not_after_ms, id, mode, lease_ms, patience_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
+local floor, raised = tonumber(ARGV[6] or 0), tonumber(ARGV[7] and ARGV[6] or 0)
 local RETENTION_MS, MOST_POPS = 60000, 100
 
 local time = redis.call('TIME')
@@ -39,9 +41,16 @@ if writer and writer_ms >= 0 and writer_ms <= now_ms then -- dead, and the serve
 elseif writer then
   if mode == 'w' and string.sub(writer, 1, #id + 1) == id .. ' ' then
     deadline_ms = math.max(deadline_ms, writer_ms)
-    redis.call('PEXPIREAT', write_key, deadline_ms)
+    local since_ms, token = string.match(writer, ' (%d+) (%d+)$')
+    if raised > tonumber(token) then
+      token = string.format('%.0f', raised)
+      redis.call('SET', write_key, id .. ' ' .. since_ms .. ' ' .. token, 'PXAT', deadline_ms)
+      redis.call('ZADD', read_key, '-' .. token, '#token')
+    else
+      redis.call('PEXPIREAT', write_key, deadline_ms)
+    end
     redis.call('PEXPIREAT', read_key, math.max(deadline_ms, waits_ms) + RETENTION_MS)
-    return answer('granted', ' %s 1 %.0f 0', string.match(writer, '%d+$'), deadline_ms - now_ms)
+    return answer('granted', ' %s 1 %.0f 0', token, deadline_ms - now_ms)
   end
   if writer_ms < 0 then -- it lost its ttl and would block for ever; its own lease is not known here, so not less than this
     writer_ms = math.max(deadline_ms, now_ms + RETENTION_MS)
@@ -118,7 +127,7 @@ if longest_ms > 0 then
     redis.call('ZREM', read_key, dead, '@' .. dead)
   end
 end
-local token = math.max(server_us, last + 1)
+local token = math.max(server_us, last + 1, floor)
 local birth = last == 0 and '#born' or '#token' -- the first token of the key is kept beside the last one
 if mode == 'w' then
   -- %.0f: concatenation would round a microsecond number to 14 digits.
@@ -127,7 +136,8 @@ if mode == 'w' then
 elseif longest_ms <= now_ms then
   redis.call('ZADD', read_key, -token, '#token', -token, birth, deadline_ms, id, -now_ms, '@' .. id)
 else
-  token = last
+  token = math.max(last, raised)
+  if token > last then redis.call('ZADD', read_key, -token, '#token') end
   if own_ms > now_ms then
     deadline_ms = math.max(deadline_ms, own_ms)
     redis.call('ZADD', read_key, deadline_ms, id)

@@ -29,7 +29,7 @@ impl Engine {
 
     pub(crate) async fn health(&self) -> Result<Health> {
         in_runtime()?;
-        Ok(Health { nodes: self.scheme.health().await })
+        Ok(Health { nodes: self.scheme.health().await, needed: self.scheme.needed() })
     }
 
     pub(crate) fn stats(&self) -> Stats {

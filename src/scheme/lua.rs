@@ -16,9 +16,9 @@ use crate::clock::Clock;
 use crate::error::{Refusal, UnreachableSource};
 use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
-use crate::lease::{Anchor, FencingToken, ServerTime};
+use crate::lease::{Anchor, FencingToken, Moment, ServerTime};
 use crate::scheme::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced,
+    Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
     Granted, Hearing, Holder, IfTaken, Leave, Mode, Notice, ReleaseReply, Renewal, Renewed, Route, Scheme,
     Subscription, View, Waiter,
 };
@@ -92,6 +92,19 @@ impl LuaScheme {
         let mut call = self.call(&self.scripts.acquire, key);
         self.acquire_args(&mut call, request);
         call.expiry = Expiry::ResponseTimeout;
+        call
+    }
+
+    /// The same where the token is to be this at least. Only the two-key scheme has it.
+    fn acquire_above_call(&self, key: &Key, request: &AcquireRequest, floor: Floor) -> Call {
+        let mut call = self.acquire_call(key, request);
+        match floor {
+            Floor::New(floor) => call.number(floor.as_u64()),
+            Floor::Any(floor) => {
+                call.number(floor.as_u64());
+                call.arg("raise");
+            }
+        }
         call
     }
 
@@ -209,6 +222,18 @@ impl Scheme for LuaScheme {
         })
     }
 
+    fn acquire_above<'a>(
+        &'a self,
+        key: &'a Key,
+        request: &'a AcquireRequest,
+        floor: Floor,
+    ) -> BoxFuture<'a, Attempt<Acquired>> {
+        Box::pin(async move {
+            let reply = self.transport.call(self.acquire_above_call(key, request, floor)).await?;
+            read_reply(reply, request.id.as_str(), acquired)
+        })
+    }
+
     fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move {
             let reply = self.transport.call_ahead(self.leave_call(key, id)).await?;
@@ -270,6 +295,14 @@ impl Scheme for LuaScheme {
 
     fn hearing(&self, key: &Key) -> Hearing {
         self.transport.hearing(key.slot())
+    }
+
+    fn anchor(&self) -> Option<Anchor> {
+        self.transport.anchor()
+    }
+
+    fn up_since(&self) -> Option<Moment> {
+        self.transport.up_since()
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
@@ -415,6 +448,7 @@ fn view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
         more_holders: fields.count()?,
         waiters: Vec::new(),
         more_waiters: fields.count()?,
+        tokens: Vec::new(),
     };
     while let Some(mut row) = fields.row() {
         let kind = row.text()?;
@@ -518,7 +552,6 @@ impl<'a> Fields<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::Moment;
 
     fn reply(words: &str) -> Answered<Value> {
         let value = Value::BulkString(words.as_bytes().to_vec());

@@ -27,7 +27,7 @@ use crate::health::{NodeHealth, NodeRole, Traffic};
 use crate::key::{Key, Listing};
 use crate::lease::{Moment, ServerTime};
 use crate::scheme::{
-    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Notice,
+    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced, Notice,
     ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
 };
 
@@ -239,6 +239,15 @@ impl Memory {
 impl Scheme for Memory {
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
         Box::pin(async move { self.apply(key, |record, now| record.acquire(now, u64::MAX, request)) })
+    }
+
+    fn acquire_above<'a>(
+        &'a self,
+        key: &'a Key,
+        request: &'a AcquireRequest,
+        floor: Floor,
+    ) -> BoxFuture<'a, Attempt<Acquired>> {
+        Box::pin(async move { self.apply(key, |record, now| record.acquire_above(now, u64::MAX, request, floor)) })
     }
 
     fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {

@@ -67,6 +67,8 @@ impl Limits {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
     Standalone,
+    /// One of several that know nothing of each other. It is asked how long it has been running.
+    Voter,
     ClusterMember,
 }
 
@@ -129,6 +131,10 @@ impl Node {
     /// How many connections were made in place of another.
     pub(super) fn reconnects(&self) -> u64 {
         self.lines.reconnects()
+    }
+
+    pub(super) fn up_since(&self) -> Option<Moment> {
+        self.lines.up_since()
     }
 
     pub(super) fn is_connected(&self) -> bool {

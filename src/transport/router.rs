@@ -20,9 +20,9 @@ use crate::clock::Clock;
 use crate::error::{Refusal, Result, Source};
 use crate::health::{NodeHealth, Traffic};
 use crate::home::Home;
-use crate::lease;
+use crate::lease::{self, Anchor, Moment};
 use crate::options::Options;
-use crate::topology::{Kind, Topology};
+use crate::topology::{Kind, Tls, Topology};
 use crate::transport::address::{address_of, parse_all, parse_one};
 use crate::transport::fault::{Answer, Fault};
 use crate::transport::fleet::{Doubt, Fleet};
@@ -59,8 +59,7 @@ impl Router {
         let tls = topology.certificates();
         let slot_owners = match topology.kind() {
             Kind::Node(url) => {
-                let info = parse_one(url, tls)?;
-                let limits = Limits::new(options, Role::Standalone);
+                let (info, limits) = (parse_one(url, tls)?, Limits::new(options, Role::Standalone));
                 let node = Node::new(&address_of(info.addr()), info, limits, clock, home.clone(), None)?;
                 SlotOwners::Single { node: Arc::new(node) }
             }
@@ -73,14 +72,26 @@ impl Router {
                 SlotOwners::Many(Fleet::behind_sentinels(primary, infos, options, clock, home.clone())?)
             }
         };
+        Ok(Self::of(slot_owners, options))
+    }
+
+    /// One of several servers that know nothing of each other.
+    pub(super) fn voter(url: &str, tls: &Tls, options: &Options, home: &Home) -> Result<Self> {
+        let (info, limits) = (parse_one(url, tls)?, Limits::new(options, Role::Voter));
+        let node = Node::new(&address_of(info.addr()), info, limits, Clock::System, home.clone(), None)?;
+        Ok(Self::of(SlotOwners::Single { node: Arc::new(node) }, options))
+    }
+
+    fn of(slot_owners: SlotOwners, options: &Options) -> Self {
+        let clock = Clock::System;
         let push = Push::new(slot_owners.clone(), clock, Pace::new(options.response_timeout));
-        Ok(Self {
+        Self {
             slot_owners,
             push,
             clock,
             limits: Limits::new(options, Role::Standalone),
             in_flight: AtomicUsize::new(0),
-        })
+        }
     }
 
     /// Carries a call to the owner of its slot, wherever that goes.
@@ -362,6 +373,20 @@ impl Transport for Router {
 
     fn hearing(&self, slot: u16) -> Hearing {
         self.slot_owners.known_owner(slot).map_or_else(Hearing::default, |node| node.hearing())
+    }
+
+    fn anchor(&self) -> Option<Anchor> {
+        match &self.slot_owners {
+            SlotOwners::Single { node } => node.anchor().map(|(_, anchor)| anchor),
+            SlotOwners::Many(_) => None,
+        }
+    }
+
+    fn up_since(&self) -> Option<Moment> {
+        match &self.slot_owners {
+            SlotOwners::Single { node } => node.up_since(),
+            SlotOwners::Many(_) => None,
+        }
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use cluster_testenv::{Node, Reply, Server};
 use redis_rwlock::{
-    Build, Builder, Error, LockView, MemoryManager, PublishedLimits, RedisManager, Reentry, RwLockManager, Topology,
-    TwoKeyManager,
+    Build, Builder, Error, LockView, MemoryManager, PublishedLimits, QuorumManager, RedisManager, Reentry,
+    RwLockManager, Topology, TwoKeyManager,
 };
 use tokio::runtime::{Handle, Runtime};
 
-use crate::servers::{Servers, ask};
+use crate::servers::{Servers, Voters, ask};
 use crate::wait::until;
 
 /// A manager, as services have it.
@@ -102,6 +102,7 @@ enum Home {
     Memory(MemoryManager),
     TwoKey(Topology),
     Hash(Topology),
+    Quorum(Vec<String>),
 }
 
 /// When a manager makes its first connection.
@@ -123,6 +124,11 @@ impl Home {
             Self::Memory(store) => finish(settings.apply(store.peer_builder()).key_prefix(prefix), connects).await,
             Self::TwoKey(topology) => {
                 let builder = TwoKeyManager::builder(topology.clone());
+                finish(settings.apply(builder).key_prefix(prefix), connects).await
+            }
+            Self::Quorum(masters) => {
+                // They were started just now.
+                let builder = QuorumManager::builder(masters.clone()).restarts_are_delayed();
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
             Self::Hash(topology) => {
@@ -156,6 +162,16 @@ impl Fixture {
     /// The two-key scheme on servers of the case's own.
     pub(crate) fn two_key(topology: Topology) -> Self {
         Self::at(Home::TwoKey(topology))
+    }
+
+    /// A quorum of five masters that other cases use at the same time.
+    pub(crate) fn quorum(voters: Voters) -> Self {
+        Self::quorum_of(voters.urls())
+    }
+
+    /// A quorum of masters of the case's own.
+    pub(crate) fn quorum_of(masters: Vec<String>) -> Self {
+        Self::at(Home::Quorum(masters))
     }
 
     fn at(home: Home) -> Self {
@@ -456,6 +472,18 @@ macro_rules! on_every_fixture {
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn memory() {
                 let fixture = $crate::fixture::Fixture::memory();
+                $crate::wait::bounded(super::$case(&fixture)).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn five_masters() {
+                let fixture = $crate::fixture::Fixture::quorum($crate::servers::Voters::FiveOfFive);
+                $crate::wait::bounded(super::$case(&fixture)).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn three_of_five_masters() {
+                let fixture = $crate::fixture::Fixture::quorum($crate::servers::Voters::ThreeOfFive);
                 $crate::wait::bounded(super::$case(&fixture)).await;
             }
 

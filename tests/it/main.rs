@@ -29,6 +29,7 @@ mod memory;
 mod names;
 mod options;
 mod published;
+mod quorum;
 mod router;
 mod run;
 mod security;

@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use cluster_testenv::{Cluster, Node, Reply, Server};
+use cluster_testenv::{Cluster, Masters, Node, Reply, Server};
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Longer than any stall of a busy machine, so that no replica takes over where no case asks for it.
@@ -64,6 +64,32 @@ fn start_proxied_node(server: Server) -> Node {
 fn start_proxied_cluster(server: Server) -> Cluster {
     let cluster = Cluster::builder(server).replicas(0).proxied().node_timeout(NODE_TIMEOUT);
     cluster.start().expect("the cluster starts")
+}
+
+/// How many of five independent masters live.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Voters {
+    FiveOfFive,
+    ThreeOfFive,
+}
+
+impl Voters {
+    pub(crate) fn urls(self) -> Vec<String> {
+        static FIVE: LazyLock<Masters> = LazyLock::new(|| start_masters(Server::Valkey91));
+        static THREE: LazyLock<Masters> = LazyLock::new(|| {
+            let masters = start_masters(Server::Redis70);
+            masters.nodes()[3..].iter().for_each(Node::kill);
+            masters
+        });
+        match self {
+            Self::FiveOfFive => FIVE.urls(),
+            Self::ThreeOfFive => THREE.urls(),
+        }
+    }
+}
+
+fn start_masters(server: Server) -> Masters {
+    Masters::start(server, 5).expect("the masters start")
 }
 
 /// What a fixture's managers connect to.

@@ -99,10 +99,11 @@ fn no_client_type_is_in_a_public_signature() {
 #[test]
 fn readme_lists_all_managers() {
     let readme = fs::read_to_string(root().join("README.md")).expect("there is a README");
-    let managers = fs::read_to_string(root().join("src/manager.rs")).expect("a source file");
+    let source = |path| fs::read_to_string(root().join(path)).expect("a source file");
+    let managers = source("src/manager.rs") + &source("src/manager/quorum.rs");
     let names: Vec<&str> =
         managers.lines().filter_map(|line| line.strip_prefix("manager!(")?.strip_suffix(");")).collect();
-    assert!(names.len() >= 3, "{names:?}");
+    assert!(names.len() >= 4, "{names:?}");
     for name in names {
         assert!(readme.contains(name), "README.md does not mention {name}");
     }

@@ -30,6 +30,8 @@ two_key_cases!(shared:
     writers_string_goes_at_its_deadline,
     downgrade_tells_waiting_readers,
     newcomer_does_not_pass_readers_that_are_told_since_a_writer_gave_up,
+    new_token_is_not_below_the_floor,
+    token_of_a_hold_is_raised_when_that_is_asked_for,
 );
 
 /// So many are told by one script.
@@ -40,6 +42,16 @@ impl Lock {
     fn ear(&self, id: &str) -> Listener {
         let channel = format!("{}wake:{id}", self.keys[0].strip_suffix("read").expect("the readers' key"));
         Listener::new(self, &channel)
+    }
+
+    /// Acquires with a floor, and returns the token.
+    fn granted_above(&mut self, id: &str, mode: Mode, floor: &[&str]) -> i64 {
+        let mut args = self.acquire_args(id, mode, LEASE_MS);
+        args.extend(floor.iter().map(|&word| word.to_owned()));
+        let reply = self.try_run("acquire", &args).text().expect("a text").into_owned();
+        let words: Vec<_> = reply.split(' ').collect();
+        assert_eq!((words[0], words[1], words.len()), ("granted", id, 8), "{reply}");
+        words[4].parse().expect("a number")
     }
 
     /// Who of some waiters was told since the last time.
@@ -508,4 +520,49 @@ mod limits {
         }
         lock.granted("a", Write);
     }
+}
+
+fn new_token_is_not_below_the_floor(mut lock: Lock) {
+    let ahead = lock.server_us() + 60_000_000;
+    let floor = &[ahead.to_string()];
+    let floor: Vec<&str> = floor.iter().map(String::as_str).collect();
+    for mode in [Write, Read] {
+        let token = lock.granted_above("a", mode, &floor);
+        assert!(token >= ahead, "{mode:?}: {token}");
+        assert_eq!(lock.inspect().token, token);
+        // A repeat has what it had, and so have readers that join.
+        let higher = (token + 7).to_string();
+        assert_eq!(lock.granted_above("a", mode, &[&higher]), token);
+        if mode == Read {
+            assert_eq!(lock.granted_above("b", mode, &[&higher]), token);
+            lock.leave("b");
+        }
+        assert_eq!(lock.leave("a"), Left::Held);
+    }
+    // They go on from there, whatever the clock says.
+    let last = lock.inspect().token;
+    assert_eq!(lock.granted("c", Write), last + 1);
+    lock.leave("c");
+    assert_eq!(lock.granted_above("d", Write, &["1"]), last + 2, "a floor that lies below changes nothing");
+}
+
+fn token_of_a_hold_is_raised_when_that_is_asked_for(mut lock: Lock) {
+    for mode in [Write, Read] {
+        let token = lock.granted("a", mode);
+        let (higher, lower) = ((token + 9_000_000).to_string(), token.to_string());
+        assert_eq!(lock.granted_above("a", mode, &[&higher, "raise"]), token + 9_000_000);
+        assert_eq!(lock.granted_above("a", mode, &[&lower, "raise"]), token + 9_000_000, "it is never lowered");
+        assert_eq!(lock.granted("a", mode), token + 9_000_000, "it stays");
+        assert_eq!(lock.inspect().token, token + 9_000_000);
+        if mode == Read {
+            assert_eq!(lock.granted("b", mode), token + 9_000_000, "it is the phase's");
+            lock.leave("b");
+        }
+        invariants::check(&mut lock);
+        assert_eq!(lock.leave("a"), Left::Held);
+    }
+    // What was raised by a hold that is over is a new grant.
+    let higher = (lock.inspect().token + 5).to_string();
+    let token = lock.granted_above("c", Write, &[&higher, "raise"]);
+    assert!(token >= higher.parse().expect("a number"));
 }

@@ -11,7 +11,7 @@ use crate::lease::{self, Moment};
 use crate::lock::hold::{self, Grant, Granting};
 use crate::lock::side::{KeepsOpen, Notices, Pending};
 use crate::lock::stray::Copies;
-use crate::lock::wait::Installed;
+use crate::lock::wait::{Installed, WaitEntry};
 use crate::scheme::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken};
 
 /// What came of asking.
@@ -47,10 +47,14 @@ impl Acquisition<'_> {
             let answer = match attempt {
                 Ok(answer) => answer,
                 Err(failure) => {
+                    self.begin_anew();
                     Box::pin(self.unanswered(failure)).await?;
                     continue;
                 }
             };
+            if !matches!(answer.value, Acquired::Granted(_)) {
+                self.begin_anew();
+            }
             match answer.value {
                 Acquired::Granted(granted) => match self.granted(&request, answer.sent, granted, now) {
                     Taken::Held(held) => return Ok(Pursued::Granted(held)),
@@ -259,6 +263,15 @@ impl Acquisition<'_> {
             }
             Installed::Over => Taken::Over,
             Installed::NotMine => Taken::PassedBy,
+        }
+    }
+
+    /// Where an attempt that was not granted is given back, the next one has an id of its own.
+    fn begin_anew(&self) {
+        if self.engine.scheme.is_given_back()
+            && let Some(pending) = self.entry.as_ref().and_then(WaitEntry::give_up_pending)
+        {
+            self.cancel(pending);
         }
     }
 

@@ -17,7 +17,8 @@ pub(crate) use self::published::PublishedLimitsMs;
 use self::queue::Look;
 use crate::lease::{FencingToken, ServerTime};
 use crate::scheme::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Granted, MAX_TOKENS, Mode, ReleaseReply, Renewed,
+    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Granted, MAX_TOKENS, Mode, ReleaseReply,
+    Renewed,
 };
 
 /// How long an idle record remembers its last token, as on a server.
@@ -268,6 +269,32 @@ impl Record {
             return refused;
         }
         Acquired::Granted(self.answer_granted(&mut step, &request.id))
+    }
+
+    /// The same, where the last token is not to be below a floor. Then it is one.
+    pub(crate) fn acquire_above(
+        &mut self,
+        now: ServerTime,
+        not_after_ms: u64,
+        request: &AcquireRequest,
+        floor: Floor,
+    ) -> Acquired {
+        let before = self.token;
+        let acquired = self.acquire(now, not_after_ms, request);
+        let (floor, counts) = match floor {
+            Floor::New(floor) => (floor, self.token > before),
+            Floor::Any(floor) => (floor, true),
+        };
+        match acquired {
+            Acquired::Granted(granted) if counts && floor.as_u64() > self.token => {
+                self.token = floor.as_u64();
+                if let Some(writer) = self.writer.as_mut() {
+                    writer.token = self.token;
+                }
+                Acquired::Granted(Granted { token: floor, tokens: 1, ..granted })
+            }
+            other => other,
+        }
     }
 
     /// Whether this is a repeat of an acquisition that holds the lock.

@@ -1,6 +1,7 @@
 //! What a server says first: what it is, and what its clock says.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::Value;
 
@@ -28,6 +29,18 @@ pub(in crate::transport) fn parse_time(reply: &Value) -> Option<ServerTime> {
     Some(ServerTime::from_micros(number(secs)?.checked_mul(1_000_000)? + number(micros)?))
 }
 
+/// How long a server has been running at least, by what it says of itself. `None` if it may not be asked.
+pub(super) fn parse_uptime(info: &Value) -> Option<Duration> {
+    let text = match info {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
+        Value::VerbatimString { text, .. } => text,
+        _ => return None,
+    };
+    let line = text.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:"))?;
+    // Between two of its seconds it may have counted one too many.
+    Some(Duration::from_secs(line.trim().parse::<u64>().ok()?.saturating_sub(1)))
+}
+
 /// Refuses servers that are too old, or not what the topology says.
 pub(super) fn check_server(hello: Value, role: Role) -> Result<(), Fault> {
     let refuse = |refusal, message| Err(Fault::Refused { refusal, message });
@@ -53,7 +66,7 @@ pub(super) fn check_server(hello: Value, role: Role) -> Result<(), Fault> {
     }
     let mode = field("mode");
     let expected = match role {
-        Role::Standalone => "standalone",
+        Role::Standalone | Role::Voter => "standalone",
         Role::ClusterMember => "cluster",
     };
     if mode != expected {

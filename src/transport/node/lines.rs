@@ -16,12 +16,12 @@ use parking_lot::Mutex;
 use redis::{AsyncConnectionConfig, Client, ConnectionAddr, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::{Handle, Id};
 
-use super::OnLoss;
 use super::connection::{Connection, Request};
-use super::greeting::{check_server, parse_time, unreadable};
+use super::greeting::{check_server, parse_time, parse_uptime, unreadable};
 use super::room::Space;
 use super::silence::Silence;
 use super::wire::{self, Wire};
+use super::{OnLoss, Role};
 use crate::clock::Clock;
 use crate::error::{Refusal, Source};
 use crate::home::Home;
@@ -50,6 +50,8 @@ pub(super) struct Lines {
     failed: Mutex<Option<(Moment, DialFault)>>,
     /// When the node last did what it was asked, in nanoseconds of the local clock; zero for never.
     served: AtomicU64,
+    /// Since when it has been running, likewise; zero where nobody has asked.
+    up_since: AtomicU64,
     pub(super) silence: Silence,
 }
 
@@ -155,6 +157,7 @@ impl Lines {
             reconnects: AtomicU64::new(0),
             failed: Mutex::new(None),
             served: AtomicU64::new(0),
+            up_since: AtomicU64::new(0),
             silence: Silence::default(),
         }
     }
@@ -168,6 +171,13 @@ impl Lines {
 
     pub(super) fn served(&self) -> Option<Moment> {
         let nanos = self.served.load(Ordering::Relaxed);
+        (nanos > 0).then_some(Moment::from_nanos(nanos))
+    }
+
+    /// Since when the server has been running that whoever is connected now is connected to. One that has restarted has said so
+    /// before it is asked anything else.
+    pub(super) fn up_since(&self) -> Option<Moment> {
+        let nanos = self.up_since.load(Ordering::Acquire);
         (nanos > 0).then_some(Moment::from_nanos(nanos))
     }
 
@@ -285,11 +295,15 @@ impl Lines {
     async fn dial(&self) -> Result<Arc<Live>, DialFault> {
         let is_closed = Arc::<AtomicBool>::default();
         let connection = self.open(&is_closed).await?;
-        let (hello, time) = (redis::cmd("HELLO"), redis::cmd("TIME"));
-        let greeting = [Request::Command(&hello), Request::Command(&time)];
+        let (hello, time, mut info) = (redis::cmd("HELLO"), redis::cmd("TIME"), redis::cmd("INFO"));
+        info.arg("server");
+        let mut greeting = vec![Request::Command(&hello), Request::Command(&time)];
+        if self.limits.role == Role::Voter {
+            greeting.push(Request::Command(&info));
+        }
         let sent = self.clock.now();
         let replies = connection.ask_all(&greeting);
-        let replies = match tokio::time::timeout(self.limits.response_timeout, replies).await {
+        let mut replies = match tokio::time::timeout(self.limits.response_timeout, replies).await {
             Ok(Ok(replies)) => replies,
             Ok(Err(error)) => return Err(not_sent(Fault::of_dial(error))),
             Err(_) => {
@@ -297,6 +311,13 @@ impl Lines {
                 return Err(DialFault::NotSent(Some(Arc::new(silence))));
             }
         };
+        if self.limits.role == Role::Voter
+            && let Some(uptime) = replies.pop().and_then(|info| parse_uptime(&info))
+        {
+            let up_since = sent.as_nanos().saturating_sub(u64::try_from(uptime.as_nanos()).unwrap_or(u64::MAX));
+            // The youngest that was ever met: a connection to the one before it brings no answer any more.
+            self.up_since.fetch_max(up_since.max(1), Ordering::AcqRel);
+        }
         let [hello, time] = <[Value; 2]>::try_from(replies).map_err(|_| not_sent(unreadable("HELLO")))?;
         check_server(hello, self.limits.role).map_err(not_sent)?;
         let time = fault::reply(time).map_err(not_sent)?;

@@ -6,14 +6,18 @@ use std::time::Instant;
 use redis_rwlock::{Error, HoldState, LossReason, MemoryManager, RedisManager, RwLockManager};
 use tokio::runtime::Runtime;
 
-use crate::fixture::{Fixture, RENEWED, Settings, on_every_fixture};
+use crate::fixture::{Fixture, RENEWED, Settings, on_every_fixture, on_every_queue};
 use crate::wait::{soon, until};
 
 on_every_fixture![
     loss_is_told_though_the_runtime_has_ended,
     guard_without_its_manager_is_renewed,
-    runtimes_that_end_stand_or_are_blocked_take_no_hold_along,
     runtime_that_is_not_driven_keeps_nobody_from_its_answer,
+];
+
+// They look at who waits.
+on_every_queue![
+    runtimes_that_end_stand_or_are_blocked_take_no_hold_along,
     waiter_goes_on_where_another_runtime_waited_before,
 ];
 

@@ -38,6 +38,7 @@ impl Record {
             more_waiters: waiters_recorded - waiters_seen,
             foreign_write_ms: self.shown_write(),
             foreign_read_ms: self.shown_read(),
+            tokens: Vec::new(),
         }
     }
 

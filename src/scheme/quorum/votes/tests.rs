@@ -1,0 +1,139 @@
+use super::*;
+
+fn token(raw: u64) -> FencingToken {
+    FencingToken::from_wire(raw).expect("small")
+}
+
+fn yes(raw: u64, until: u64) -> Vote {
+    Vote::Yes(Yes { sent: Moment::from_nanos(1), until: Moment::from_nanos(until), token: token(raw) })
+}
+
+fn after(masters: usize, votes: &[Vote]) -> Ballot {
+    let mut ballot = Ballot::new(masters);
+    votes.iter().enumerate().for_each(|(master, vote)| ballot.says(master, *vote));
+    ballot
+}
+
+fn won(token_raw: u64, until: u64) -> Verdict {
+    let (sent, until) = (Moment::from_nanos(1), Moment::from_nanos(until));
+    Verdict::Won(Yes { sent, until, token: token(token_raw) })
+}
+
+#[test]
+fn more_than_half_is_a_majority() {
+    assert_eq!([1, 3, 5].map(majority), [1, 2, 3]);
+}
+
+/// Each of five masters says yes, no, nothing, or has yet to: all 4^5 of it.
+#[test]
+fn every_pattern_of_five_has_its_verdict() {
+    for pattern in 0..4_usize.pow(5) {
+        let mut ballot = Ballot::new(5);
+        let (mut yeses, mut noes, mut silent) = (0, 0, 0);
+        for master in 0..5 {
+            match pattern / 4_usize.pow(u32::try_from(master).expect("small")) % 4 {
+                0 => {
+                    ballot.says(master, yes(7, 9));
+                    yeses += 1;
+                }
+                1 => {
+                    ballot.says(master, Vote::No);
+                    noes += 1;
+                }
+                2 => {
+                    ballot.says(master, Vote::Silent);
+                    silent += 1;
+                }
+                _ => {}
+            }
+        }
+        let expected = match (yeses, noes, silent) {
+            (3.., _, _) => won(7, 9),
+            (_, 3.., _) => Verdict::Lost,
+            _ if noes + silent >= 3 => Verdict::Undecided,
+            _ => Verdict::Open,
+        };
+        assert_eq!(ballot.verdict(), expected, "{yeses} yes, {noes} no, {silent} silent");
+        assert_eq!(ballot.is_silent(), silent >= 3);
+        // Whoever wants to know a no from nothing waits for it.
+        let open = 5 - yeses - noes - silent;
+        let is_open = yeses < 3 && noes < 3 && open > 0 && (yeses + open >= 3 || noes + open >= 3);
+        assert_eq!(ballot.is_open(), is_open, "{yeses} yes, {noes} no, {silent} silent");
+    }
+}
+
+#[test]
+fn hold_lasts_as_long_as_a_majority_keeps_it() {
+    assert_eq!(after(3, &[yes(1, 10), yes(1, 30)]).verdict(), won(1, 10));
+    assert_eq!(after(3, &[yes(1, 10), yes(1, 30), yes(1, 20)]).verdict(), won(1, 20));
+    let all = [yes(1, 10), yes(1, 20), yes(1, 30), yes(1, 40), yes(1, 50)];
+    assert_eq!(after(5, &all).verdict(), won(1, 30));
+}
+
+#[test]
+fn hold_counts_from_the_first_request_that_was_sent() {
+    let early = Vote::Yes(Yes { sent: Moment::from_nanos(0), until: Moment::from_nanos(9), token: token(1) });
+    let Verdict::Won(won) = after(3, &[yes(1, 8), early]).verdict() else { panic!("two of three") };
+    assert_eq!((won.sent, won.until), (Moment::from_nanos(0), Moment::from_nanos(8)));
+}
+
+#[test]
+fn token_that_a_majority_has_not_stored_does_not_count() {
+    let mut ballot = after(3, &[yes(5, 9), yes(8, 9)]);
+    assert_eq!(ballot.verdict(), Verdict::Raise { to: token(8), at: vec![0] });
+    // A straggler with a lower one changes nothing of what is under way, one with a higher one spares it.
+    let mut low = ballot.clone();
+    low.says(2, yes(6, 9));
+    assert_eq!(low.verdict(), Verdict::Raise { to: token(8), at: vec![0, 2] });
+    let mut high = ballot.clone();
+    high.says(2, yes(11, 9));
+    assert_eq!(high.verdict(), won(8, 9));
+    ballot.says(0, yes(8, 9));
+    assert_eq!(ballot.verdict(), won(8, 9));
+}
+
+#[test]
+fn vote_that_is_gone_when_its_token_is_to_be_raised_is_none() {
+    let mut ballot = after(3, &[yes(5, 9), yes(8, 9), Vote::No]);
+    ballot.verdict();
+    ballot.says(0, Vote::No);
+    assert_eq!(ballot.verdict(), Verdict::Lost);
+    let mut ballot = after(3, &[yes(5, 9), yes(8, 9), Vote::No]);
+    ballot.verdict();
+    ballot.says(0, Vote::Silent);
+    assert_eq!(ballot.verdict(), Verdict::Undecided);
+}
+
+#[test]
+fn readers_of_one_phase_share_its_token_where_a_majority_has_it() {
+    // The third was let in later, by a grant of its own.
+    assert_eq!(after(3, &[yes(5, 9), yes(5, 9), yes(7, 9)]).verdict(), won(5, 9));
+}
+
+/// Whatever the clocks of the masters say, and whoever of them answers: each token that counts is above all before.
+#[test]
+fn tokens_grow_over_any_majorities() {
+    let mut random = fastrand::Rng::with_seed(7);
+    for _ in 0..300 {
+        let mut last = [0_u64; 5];
+        let mut newest = 0;
+        for _ in 0..30 {
+            let mut order = [0, 1, 2, 3, 4];
+            random.shuffle(&mut order);
+            let mut ballot = Ballot::new(5);
+            for &master in &order[..random.usize(3..=5)] {
+                last[master] = (last[master] + 1).max(random.u64(1..100));
+                ballot.says(master, yes(last[master], 9));
+            }
+            if let Verdict::Raise { to, at } = ballot.verdict() {
+                for master in at {
+                    last[master] = last[master].max(to.as_u64());
+                    ballot.says(master, yes(last[master], 9));
+                }
+            }
+            let Verdict::Won(won) = ballot.verdict() else { panic!("a majority said yes") };
+            assert!(won.token.as_u64() > newest, "{} after {newest}", won.token);
+            newest = won.token.as_u64();
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! A majority of independent masters decides.
+
+mod contenders;
+mod faults;
+mod patterns;
+mod restarts;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster_testenv::{Masters, Node, Server};
+use redis_rwlock::{Mode, QuorumManager, RwLockManager, TwoKeyManager};
+
+use crate::fixture::Manager;
+
+/// Masters of a case's own, and what is put before its keys.
+struct Field {
+    masters: Masters,
+}
+
+const PREFIX: &str = "quorum";
+
+impl Field {
+    fn start(count: usize) -> Self {
+        Self { masters: Masters::start(Server::Valkey91, count).expect("the masters start") }
+    }
+
+    fn nodes(&self) -> &[Node] {
+        self.masters.nodes()
+    }
+
+    async fn manager(&self, lease: Duration) -> Manager {
+        manager(&self.masters.urls(), lease).await
+    }
+
+    /// Somebody who holds a lock at some of the masters only.
+    async fn at(&self, master: usize) -> TwoKeyManager {
+        at(&self.nodes()[master].url()).await
+    }
+}
+
+/// They have been started just now.
+async fn manager(urls: &[String], lease: Duration) -> Manager {
+    let builder = QuorumManager::builder(urls.to_vec()).restarts_are_delayed();
+    let builder = builder.key_prefix(PREFIX).lease(lease).clock_margin(Duration::from_millis(5));
+    Arc::new(builder.connect().await.expect("a majority answers"))
+}
+
+async fn at(url: &str) -> TwoKeyManager {
+    TwoKeyManager::builder(url).key_prefix(PREFIX).connect().await.expect("the master answers")
+}
+
+/// Whether anybody holds the lock there.
+async fn is_free(there: &TwoKeyManager, name: &str) -> bool {
+    there.inspect(name).await.expect("inspected").is_free()
+}
+
+/// Who holds it, in which mode.
+async fn holders(there: &TwoKeyManager, name: &str) -> Vec<Mode> {
+    let view = there.inspect(name).await.expect("inspected");
+    view.holders.iter().map(|holder| holder.mode).collect()
+}

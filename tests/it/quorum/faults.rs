@@ -1,0 +1,129 @@
+//! Masters that are slow, silent or gone.
+
+use std::time::{Duration, Instant};
+
+use cluster_testenv::{Matcher, Node, Server};
+use redis_rwlock::{Error, HoldState, RwLockManager};
+
+use super::{Field, at, is_free, manager};
+use crate::fixture::RENEWED;
+use crate::wait::{BOUND, bounded, until};
+
+const LEASE: Duration = Duration::from_secs(10);
+
+fn proxied(count: usize) -> Vec<Node> {
+    let start = |_| Node::builder(Server::Valkey91).proxied().start().expect("the master starts");
+    (0..count).map(start).collect()
+}
+
+fn urls(nodes: &[Node]) -> Vec<String> {
+    nodes.iter().map(Node::url).collect()
+}
+
+/// A request to acquire a lock.
+fn acquire_of(name: &str) -> Matcher {
+    Matcher::containing(format!("{{{name}}}:read")).and(Matcher::new(|request| request.args().len() > 9))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grant_that_comes_after_the_decision_is_given_back() {
+    bounded(async {
+        let nodes = proxied(3);
+        let manager = manager(&urls(&nodes), LEASE).await;
+        let mut others = Vec::new();
+        for node in &nodes[..2] {
+            others.push(at(&node.url()).await.write("cfg").await.expect("free"));
+        }
+        let late = nodes[2].proxy().hold_request(acquire_of("cfg"));
+        assert!(manager.try_write("cfg").await.expect("answered").is_none(), "two of three say no");
+        late.wait_held(BOUND).expect("it was sent");
+        // The decision is made, and nothing was given back at this master: it had nothing.
+        late.release_and_wait(BOUND).expect("it is carried out");
+        let third = at(&nodes[2].url()).await;
+        until("the late grant is given back", async || is_free(&third, "cfg").await).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn late_grant_of_a_hold_that_was_released_is_given_back() {
+    bounded(async {
+        let nodes = proxied(3);
+        let manager = manager(&urls(&nodes), LEASE).await;
+        let late = nodes[2].proxy().hold_request(acquire_of("cfg"));
+        let guard = manager.write("cfg").await.expect("two of three say yes");
+        late.wait_held(BOUND).expect("it was sent");
+        guard.release().await.expect("two of three know");
+        late.release_and_wait(BOUND).expect("it is carried out");
+        let third = at(&nodes[2].url()).await;
+        until("the late grant is given back", async || is_free(&third, "cfg").await).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_of_five_that_do_not_answer_delay_nobody() {
+    bounded(async {
+        for fault in [Node::pause as fn(&Node), |node| node.proxy().black_hole(), |node| node.proxy().refuse()] {
+            let nodes = proxied(5);
+            let (a, b) = (manager(&urls(&nodes), RENEWED).await, manager(&urls(&nodes), RENEWED).await);
+            let kept = a.write("kept").await.expect("granted");
+            nodes[3..].iter().for_each(fault);
+            let began = Instant::now();
+            for turn in 0..100 {
+                let manager = if turn % 2 == 0 { &a } else { &b };
+                manager.write("cfg").await.expect("granted").release().await.expect("ours to the end");
+            }
+            // Each would cost a response timeout of 500 ms if it was waited for.
+            assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+            tokio::time::sleep(RENEWED * 2).await;
+            assert_eq!(kept.state(), HoldState::Held, "it is renewed by three");
+            assert!(b.try_read("kept").await.expect("answered").is_none());
+            kept.release().await.expect("ours to the end");
+            b.read("kept").await.expect("free").release().await.expect("ours to the end");
+            nodes[3..].iter().for_each(Node::resume);
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_majority_there_is_no_quorum() {
+    bounded(async {
+        let field = Field::start(3);
+        let manager = field.manager(RENEWED).await;
+        let guard = manager.write("kept").await.expect("granted");
+        assert!(manager.health().await.expect("asked").is_ready());
+        field.nodes()[2].kill();
+        assert!(manager.health().await.expect("asked").is_ready(), "two of three answer");
+        assert_eq!(guard.state(), HoldState::Held);
+        field.nodes()[1].kill();
+        let error = manager.write("cfg").await.expect_err("one of three answers");
+        assert!(matches!(error, Error::NoQuorum { masters: 3, needed: 2, .. }), "{error:?}");
+        assert!(!manager.health().await.expect("asked").is_ready());
+        assert!(matches!(guard.state(), HoldState::Lost(_)), "{:?}", guard.state());
+        // What the one had granted was given back.
+        let first = field.at(0).await;
+        until("nothing is left", async || is_free(&first, "cfg").await).await;
+        field.nodes()[1].restart().expect("it comes back");
+        manager.write("cfg").await.expect("two of three").release().await.expect("ours to the end");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn release_reaches_a_master_that_was_silent_for_a_while() {
+    bounded(async {
+        let nodes = proxied(3);
+        let manager = manager(&urls(&nodes), Duration::from_secs(60)).await;
+        let guard = manager.write("cfg").await.expect("granted");
+        let third = at(&nodes[2].url()).await;
+        until("all have it", async || !is_free(&third, "cfg").await).await;
+        nodes[2].proxy().black_hole();
+        guard.release().await.expect("two of three know");
+        nodes[2].proxy().heal();
+        // Long before its lease is over.
+        until("it was told", async || is_free(&third, "cfg").await).await;
+    })
+    .await;
+}

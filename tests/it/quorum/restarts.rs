@@ -1,0 +1,64 @@
+//! A master that comes back empty has forgotten what it had granted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis_rwlock::{Builder, QuorumManager, RwLockManager};
+
+use super::{Field, PREFIX};
+use crate::fixture::Manager;
+use crate::wait::{bounded, until};
+
+/// Uptimes are whole seconds, so this is what it takes to tell.
+const LEASE: Duration = Duration::from_secs(3);
+
+async fn manager_of(field: &Field, with: impl Fn(Builder<QuorumManager>) -> Builder<QuorumManager> + Sync) -> Manager {
+    let builder = QuorumManager::builder(field.masters.urls()).key_prefix(PREFIX).lease(LEASE);
+    Arc::new(with(builder).connect().await.expect("a majority answers"))
+}
+
+/// Three of five hold a lock for one manager, and one of them restarts. Whether another one is granted it beside that.
+async fn second_majority(with: impl Fn(Builder<QuorumManager>) -> Builder<QuorumManager> + Sync) -> bool {
+    let field = Field::start(5);
+    let (first, second) = (manager_of(&field, &with).await, manager_of(&field, &with).await);
+    until("the masters may vote", async || first.try_read("other").await.is_ok_and(|guard| guard.is_some())).await;
+    let mut others = Vec::new();
+    for master in 3..5 {
+        others.push(field.at(master).await.write("cfg").await.expect("free"));
+    }
+    let guard = first.write("cfg").await.expect("three are free");
+    for other in others {
+        other.release().await.expect("released");
+    }
+    // Two of five have not heard of the hold.
+    assert!(second.try_write("cfg").await.expect("answered").is_none());
+    field.nodes()[2].restart().expect("it comes back");
+    assert!(guard.remaining() > Duration::ZERO, "it is valid still");
+    let mut is_granted = false;
+    while guard.remaining() > Duration::from_millis(500) && !is_granted {
+        // As long as the restarted one may not be reached there is no majority either.
+        is_granted = second.try_write("cfg").await.is_ok_and(|guard| guard.is_some());
+        if guard.state() != redis_rwlock::HoldState::Held {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    is_granted
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn restarted_master_does_not_vote_before_what_it_forgot_is_over() {
+    bounded(async {
+        assert!(!second_majority(|builder| builder).await, "it voted for another while the first one was valid");
+    })
+    .await;
+}
+
+/// That the case above can see it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn restart_that_nobody_delays_lets_a_second_one_in() {
+    bounded(async {
+        assert!(second_majority(Builder::restarts_are_delayed).await, "they were not delayed");
+    })
+    .await;
+}
