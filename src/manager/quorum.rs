@@ -124,7 +124,7 @@ impl QuorumManager {
     /// let masters = ["redis://10.0.0.1:6379", "redis://10.0.1.1:6379", "redis://10.0.2.1:6379"];
     /// let manager = QuorumManager::builder(masters).lease(Duration::from_secs(5)).build()?; // connects at first use
     ///
-    /// let error = QuorumManager::builder(&masters[..2]).build().expect_err("two masters bear no failure");
+    /// let error = QuorumManager::builder([masters[0], masters[1]]).build().expect_err("two masters bear no failure");
     /// assert!(matches!(error, Error::InvalidOption { option: "masters", .. }));
     /// # Ok(())
     /// # }
