@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::Findings;
-use super::facts::{AttemptFacts, Facts, GuardFacts, MS};
+use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts};
 use super::starts::answered_when_it_starts;
 use crate::scheme::Mode;
 use crate::testing::simulation::history::{Id, Micros, Op, Reply, What};
@@ -36,12 +36,26 @@ pub(super) fn local_order(facts: &Facts<'_>) -> Findings {
             let before = other.wish.mode == Mode::Write && other.index < served.index;
             // What was handed to it was over when it looked: it begins again.
             let stood_still = facts.asleep(other, other.asked, now) > 0;
-            if same && before && queues(other) && waits_at(other, at) && !stood_still {
+            let waits = queues(other) && waits_at(other, at) && !stood_still;
+            if same && before && waits && !offer_was_lost(facts, other, now) {
                 findings.add(at, format!("attempt {number} is served before attempt {other_number}, which came first"));
             }
         }
     }
     findings
+}
+
+/// Whether a hold was lost while it waited for more of it: a renewal that nobody needs but who was offered that hold, and that was
+/// never answered. Somebody else has the right to ask by then, and the first grant is for whoever asks.
+fn offer_was_lost(facts: &Facts<'_>, attempt: &AttemptFacts, now: Micros) -> bool {
+    let its_own = |request: &&RequestFacts| request.process == attempt.process && request.lock == attempt.wish.lock;
+    let since = |request: &&RequestFacts| attempt.asked < request.sent && request.sent < now;
+    facts.requests.values().filter(its_own).filter(since).any(|request| {
+        let Op::Renew { id, .. } = request.op else { return false };
+        let is_needed =
+            facts.guards.values().any(|guard| guard.id == id && guard.over.is_none_or(|over| over > request.sent));
+        request.is_unanswered() && !is_needed
+    })
 }
 
 /// A reader does not join a hold that was there when it came, if a writer of its process waited before it.

@@ -48,11 +48,11 @@ fn waits_for<'f>(facts: &'f Facts<'_>, id: Id, at: usize) -> Option<&'f RequestF
     let queued = matches!(last.answered, Some((heard, Reply::Queued { .. })) if heard < now);
     let attempt = &facts.attempts[&last.attempt?];
     let listens = attempt.ended.is_none_or(|(_, ended)| ended > at);
-    // It may ask what time it is, before it asks again; or ask again in this very moment.
-    let newer = |request: &RequestFacts| {
-        request.attempt == last.attempt && request.index > last.index && (request.index < at || request.sent == now)
-    };
-    let alone = !facts.requests.values().any(newer);
+    // It may ask what time it is, before it asks again; or ask again in this very moment, as may who has its right from now on.
+    let newer = |request: &RequestFacts| request.index > last.index && (request.index < at || request.sent == now);
+    let asked = facts.about(id).filter(|request| matches!(request.op, Op::Acquire { .. }));
+    let of_attempt = facts.requests.values().filter(|request| request.attempt == last.attempt);
+    let alone = !asked.chain(of_attempt).any(newer);
     (queued && listens && alone && matches!(last.op, Op::Acquire { .. })).then_some(last)
 }
 
