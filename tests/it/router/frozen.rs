@@ -123,8 +123,11 @@ async fn wake_an_old_primary(field: &Field, managers: &[Manager; 2], tag: &str, 
     // Both have a connection to it already, on which their acquisitions lie now.
     let contend = |manager: &Manager| {
         let (manager, name, history) = (Arc::clone(manager), name.to_owned(), Arc::clone(&history));
+        // The first poll sends. It is made here, so that nothing is sent after the time that is counted below.
+        let mut acquiring = Box::pin(manager.write(&name).into_future());
+        assert!(acquiring.as_mut().now_or_never().is_none(), "nobody answers");
         tokio::spawn(async move {
-            let guard = manager.write(&name).await.expect("granted by the successor");
+            let guard = acquiring.await.expect("granted by the successor");
             history.enter(&guard);
             // Inside for longer than the old one can take to learn of its fate.
             tokio::time::sleep(Duration::from_millis(300)).await;
