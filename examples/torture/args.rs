@@ -23,7 +23,9 @@ OPTIONS
                      if not given all. Several are mixed by the seed, and every fourth time two at once
   --list             shows the faults of the level
   --workers N        processes, 2 to 16; if not given 5
-  --plant NAME       something is wrong on purpose and has to be found: late-renewal (a hold is used beyond its local deadline)
+  --plant NAME       something is wrong on purpose and has to be found: late-renewal (a hold is used beyond its local deadline),
+                     skipped-wait (workers of the level replicated do not wait for replicas), late-replies (of a quorum; has to be
+                     built with RUSTFLAGS='--cfg redis_rwlock_plant')
   --markdown         the table as it stands in docs/RELIABILITY.md
   --keep             the histories are kept, and it is said where
   --help";
@@ -60,12 +62,37 @@ impl FromStr for Level {
 pub(crate) enum Plant {
     /// A hold is used beyond its local deadline, as if a late answer to its renewal counted.
     LateRenewal,
+    /// Workers do not wait for replicas, and are judged as if they did.
+    SkippedWait,
+    /// A quorum counts masters that have not answered in time. In the crate itself.
+    LateReplies,
 }
 
 impl Plant {
+    const ALL: [Self; 3] = [Self::LateRenewal, Self::SkippedWait, Self::LateReplies];
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::LateRenewal => "late-renewal",
+            Self::SkippedWait => "skipped-wait",
+            Self::LateReplies => "late-replies",
+        }
+    }
+
+    /// Whether it can be found at the level, with this build.
+    fn check(plant: Option<Self>, level: Level) -> Result<(), String> {
+        let is_built = cfg!(redis_rwlock_plant);
+        match plant {
+            Some(Self::SkippedWait) if level != Level::Replicated => {
+                Err("skipped-wait is for the level replicated".into())
+            }
+            Some(Self::LateReplies) if level != Level::Quorum || !is_built => {
+                Err("late-replies is for the level quorum, built with RUSTFLAGS='--cfg redis_rwlock_plant'".into())
+            }
+            None | Some(Self::LateRenewal | Self::SkippedWait) if is_built => {
+                Err("this build has the fault late-replies in it".into())
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -74,8 +101,8 @@ impl FromStr for Plant {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let all = [Self::LateRenewal];
-        all.into_iter().find(|plant| plant.name() == name).ok_or_else(|| format!("no planted fault is called {name:?}"))
+        let found = Self::ALL.into_iter().find(|plant| plant.name() == name);
+        found.ok_or_else(|| format!("no planted fault is called {name:?}"))
     }
 }
 
@@ -152,6 +179,7 @@ impl Args {
                 _ => return Err(format!("{word} is not known")),
             }
         }
+        Plant::check(args.plant, args.level)?;
         Ok(args)
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use cluster_testenv::{Cluster, Node, Reply, Server, wait_for};
 
 use crate::args::Level;
-use crate::tasks::LOCKS;
-use crate::{PREFIX, Result, lock_name};
+use crate::tasks::{LOCKS, lock_name};
+use crate::{PREFIX, Result};
 
 /// Longer than any pause here: a failover happens when it is ordered, and never because the machine is busy.
 const NODE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -119,7 +119,7 @@ impl Field {
 
     /// Deletes all that these nodes know of a lock.
     pub(crate) fn delete(&self, lock: usize, nodes: &[&Node]) -> Result<()> {
-        let name = lock_name(lock);
+        let name = format!("{{{}}}", lock_name(lock));
         for node in nodes {
             let keys = self.keys(node)?;
             let ours = keys.into_iter().filter(|key| String::from_utf8_lossy(key).contains(&name));
@@ -130,7 +130,7 @@ impl Field {
         Ok(())
     }
 
-    pub(crate) fn locks(&self) -> impl Iterator<Item = String> {
+    pub(crate) fn locks(&self) -> impl Iterator<Item = &'static str> {
         (0..LOCKS).map(lock_name)
     }
 }

@@ -59,9 +59,18 @@ impl Journal {
 
     /// Somebody begins to ask; what comes back names all that follows of it.
     pub(crate) fn asks(&self, lock: usize, mode: Mode) -> u64 {
+        self.begins('A', lock, mode)
+    }
+
+    /// Somebody who could not convert its hold still has it.
+    pub(crate) fn goes_on(&self, lock: usize, mode: Mode) -> u64 {
+        self.begins('B', lock, mode)
+    }
+
+    fn begins(&self, how: char, lock: usize, mode: Mode) -> u64 {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let mode = if mode == Mode::Read { 'r' } else { 'w' };
-        self.tell(format_args!("A {id} {} {lock} {mode}", now()));
+        self.tell(format_args!("{how} {id} {} {lock} {mode}", now()));
         id
     }
 
@@ -108,11 +117,20 @@ impl Journal {
     }
 }
 
+/// Where a use has its hold from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Origin {
+    Granted,
+    /// From an earlier use of the same task, which could not convert it: with the same token.
+    GoesOn,
+}
+
 /// One stay under a lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Use {
     pub(crate) lock: usize,
     pub(crate) mode: Mode,
+    pub(crate) origin: Origin,
     pub(crate) token: u64,
     pub(crate) asked: Moment,
     /// When the caller had its guard.
@@ -160,6 +178,7 @@ pub(crate) struct History {
 struct Open {
     lock: usize,
     mode: Mode,
+    origin: Origin,
     asked: Moment,
     place: Option<usize>,
 }
@@ -195,10 +214,11 @@ impl History {
         match *words.first()? {
             "I" => self.ready = number(1),
             "Q" => self.stopped = number(1),
-            "A" => {
+            how @ ("A" | "B") => {
+                let origin = if how == "A" { Origin::Granted } else { Origin::GoesOn };
                 let mode = if *words.get(4)? == "r" { Mode::Read } else { Mode::Write };
                 let lock = words.get(3)?.parse().ok()?;
-                open.insert(number(1)?, Open { lock, mode, asked: number(2)?, place: None });
+                open.insert(number(1)?, Open { lock, mode, origin, asked: number(2)?, place: None });
             }
             "W" => {
                 let Open { lock, asked, .. } = open.remove(&number(1)?)?;
@@ -208,9 +228,9 @@ impl History {
             "G" => {
                 let asked = open.get_mut(&number(1)?)?;
                 let (granted, token, until) = (number(2)?, number(3)?, number(4)?);
-                let Open { lock, mode, asked: at, .. } = *asked;
+                let Open { lock, mode, origin, asked: at, .. } = *asked;
                 asked.place = Some(self.uses.len());
-                self.uses.push(Use { lock, mode, token, asked: at, granted, until, told: None, ended: None });
+                self.uses.push(Use { lock, mode, origin, token, asked: at, granted, until, told: None, ended: None });
             }
             "V" => self.uses[open.get(&number(1)?)?.place?].until = number(2)?,
             "L" => self.uses[open.remove(&number(1)?)?.place?].told = number(2),

@@ -11,7 +11,7 @@ use redis_rwlock::Mode;
 
 use crate::crew::Told;
 use crate::faults::Column;
-use crate::history::{Moment, Use, nanos};
+use crate::history::{Moment, Origin, Use, nanos};
 use crate::register::{Kind, Ledger};
 
 /// How late a user may be told of a loss, counted from the end of its local validity.
@@ -199,7 +199,8 @@ impl Judge<'_> {
             }
             // Readers of a phase share theirs.
             let below = [written, read.filter(|_| new.used.mode == Mode::Write)].into_iter().flatten();
-            if let Some(old) = below.max_by_key(|old| old.used.token).filter(|old| old.used.token >= new.used.token) {
+            let least = new.used.token + u64::from(new.used.origin == Origin::GoesOn);
+            if let Some(old) = below.max_by_key(|old| old.used.token).filter(|old| old.used.token >= least) {
                 let what = format!("token order: {} before {}", describe(old, began), describe(*new, began));
                 self.finds(granted, what).token_order += 1;
             }
@@ -306,7 +307,7 @@ fn seconds(at: Moment, began: Moment) -> f64 {
 }
 
 fn describe(seen: Seen<'_>, began: Moment) -> String {
-    let Use { lock, mode, token, asked, granted, until, told, ended } = seen.used;
+    let Use { lock, mode, token, asked, granted, until, told, ended, .. } = seen.used;
     let at = |moment: &Moment| format!("{:.3}", seconds(*moment, began));
     let end = match (told, ended) {
         (Some(told), _) => format!("told at {}", at(told)),
@@ -331,7 +332,7 @@ mod tests {
         // Times are given in milliseconds.
         let in_nanos = |line: &&str| {
             let times: &[usize] = match line.as_bytes()[0] {
-                b'A' | b'W' | b'E' | b'L' | b'V' => &[2],
+                b'A' | b'B' | b'W' | b'E' | b'L' | b'V' => &[2],
                 b'G' => &[2, 4],
                 b'S' => &[1, 2],
                 _ => &[1],

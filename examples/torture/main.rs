@@ -43,11 +43,6 @@ const PREFIX: &str = "torture";
 /// Of all holds. Short, so that many renewals happen; longer than an ordered failover takes.
 const LEASE: Duration = Duration::from_secs(3);
 
-/// What the lock of that number is called.
-fn lock_name(lock: usize) -> String {
-    format!("lock-{lock}")
-}
-
 fn main() -> ExitCode {
     if let Some(order) = Order::of_this_process() {
         return end(order.and_then(|order| worker::run(&order)).map(|()| true));

@@ -25,8 +25,12 @@ use crate::{LEASE, PREFIX, Result};
 
 /// Before the first fault.
 const CALM: Duration = Duration::from_secs(1);
+/// Masters that have just been started do not vote before.
+const CALM_OF_MASTERS: Duration = Duration::from_secs(5);
 /// After each fault: whatever it has led to is over when the next one begins.
-const SETTLING: Duration = Duration::from_secs(5);
+const SETTLING: Duration = Duration::from_millis(3500);
+/// A master that was restarted votes again a lease later, by its uptime in whole seconds.
+const SETTLING_OF_MASTERS: Duration = Duration::from_secs(5);
 const PAIR_EVERY: usize = 4;
 
 /// The folder with the histories.
@@ -64,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let registers = Registers::start(&folder.path, LOCKS)?;
     let crew = Crew::start(args.workers, order(args, &field, &registers, &folder.path), &folder.path)?;
     let began = now();
-    sleep(CALM);
+    sleep(if matches!(field, Field::Cluster(_)) { CALM } else { CALM_OF_MASTERS });
     let scene = Scene { field: &field, crew: &crew };
     let mut plan = Plan::new(faults, args.seed);
     let (mut cycles, mut failed) = (Vec::new(), Vec::new());
@@ -167,7 +171,7 @@ fn cycle(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> Result<Cycle> {
     scene.field.heal()?;
     scene.crew.replace()?;
     let healed = now();
-    sleep(SETTLING);
+    sleep(settling(scene.field));
     let column = pick.iter().map(|fault| fault.column).max().unwrap_or(Column::Left);
     Ok(Cycle { name: row_name(pick, column), column, began, healed, over: now(), count: pick.len() })
 }
@@ -177,8 +181,15 @@ fn recover(scene: &Scene<'_>) -> Result<()> {
     scene.field.nodes().iter().for_each(|node| node.proxy().cut());
     scene.field.heal()?;
     scene.crew.replace()?;
-    sleep(SETTLING);
+    sleep(settling(scene.field));
     Ok(())
+}
+
+fn settling(field: &Field) -> Duration {
+    match field {
+        Field::Cluster(_) => SETTLING,
+        Field::Masters(_) => SETTLING_OF_MASTERS,
+    }
 }
 
 /// Locks that are held or waited for, and keys that would stay for ever.
@@ -193,7 +204,7 @@ fn left_over(level: Level, field: &Field) -> Result<usize> {
         };
         let mut left = field.endless_keys()?;
         for name in field.locks() {
-            let view = locks.inspect(&name).await?;
+            let view = locks.inspect(name).await?;
             if !view.is_free() || !view.waiters.is_empty() {
                 println!("left: {view:?}");
                 left += 1;

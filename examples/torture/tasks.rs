@@ -1,5 +1,6 @@
 //! What the tasks of a worker do, again and again: take a lock, stay under it, give it back.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,19 +12,31 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::args::{Level, Plant};
 use crate::history::{Gift, Journal, nanos, now};
 use crate::register::{Client, Kind};
-use crate::{Result, lock_name};
+use crate::worker::Order;
+use crate::{Result, worker};
 
-/// Locks by how they are used: many short stays, long stays that are renewed, and few who want it at all.
-pub(crate) const HOT: [usize; 2] = [0, 1];
-pub(crate) const SLOW: [usize; 2] = [2, 3];
-pub(crate) const COLD: [usize; 4] = [4, 5, 6, 7];
-pub(crate) const LOCKS: usize = HOT.len() + SLOW.len() + COLD.len();
+/// The locks, by how they are used: many short stays, long stays that are renewed, and few who want it at all. Most of the slow
+/// ones are in one shard of a new cluster, and so are most of the cold ones: what befalls it befalls many who are inside.
+const NAMES: [&str; 14] = [
+    "hot-0", "hot-2", "slow-2", "slow-3", "slow-6", "slow-7", "slow-0", "slow-1", "cold-1", "cold-2", "cold-6",
+    "cold-11", "cold-0", "cold-3",
+];
+const HOT: Range<usize> = 0..2;
+pub(crate) const SLOW: Range<usize> = 2..8;
+pub(crate) const COLD: Range<usize> = 8..14;
+pub(crate) const LOCKS: usize = NAMES.len();
+
+/// What the lock of that number is called.
+pub(crate) fn lock_name(lock: usize) -> &'static str {
+    NAMES[lock]
+}
 
 const WAIT: Duration = Duration::from_secs(5);
 /// Between two looks at how long a hold may be trusted.
 const STEP: Duration = Duration::from_millis(100);
 /// A planted fault: so much longer somebody goes on who was told that the hold is lost.
 const BEYOND: Duration = Duration::from_millis(1500);
+const COMING: Duration = Duration::from_secs(1);
 const AFTER_A_FAILURE: Duration = Duration::from_millis(50);
 
 /// Which locks a task takes.
@@ -32,6 +45,8 @@ pub(crate) enum Role {
     Hot,
     Slow,
     Cold,
+    /// A cold one, each time with a manager that has just come and knows nothing of what was before.
+    Guest,
 }
 
 impl Role {
@@ -39,17 +54,18 @@ impl Role {
     pub(crate) fn of(level: Level) -> &'static [Self] {
         match level {
             Level::Primary | Level::Replicated => {
-                &[Self::Hot, Self::Hot, Self::Hot, Self::Slow, Self::Slow, Self::Cold, Self::Cold, Self::Cold]
+                use Role::{Cold, Guest, Hot, Slow};
+                &[Hot, Hot, Hot, Slow, Slow, Slow, Slow, Cold, Cold, Cold, Guest]
             }
-            Level::Quorum => &[Self::Hot, Self::Slow, Self::Cold, Self::Cold],
+            Level::Quorum => &[Self::Hot, Self::Slow, Self::Slow, Self::Cold, Self::Cold],
         }
     }
 
     fn lock(self, rng: &mut Rng) -> usize {
         match self {
-            Self::Hot => HOT[rng.usize(..HOT.len())],
-            Self::Slow => SLOW[rng.usize(..SLOW.len())],
-            Self::Cold => COLD[rng.usize(..COLD.len())],
+            Self::Hot => rng.usize(HOT),
+            Self::Slow => rng.usize(SLOW),
+            Self::Cold | Self::Guest => rng.usize(COLD),
         }
     }
 
@@ -60,6 +76,7 @@ impl Role {
             Self::Slow => rng.u64(200..2500),
             Self::Cold if rng.u8(..10) == 0 => rng.u64(200..900),
             Self::Cold => rng.u64(1..40),
+            Self::Guest => rng.u64(1..400),
         })
     }
 
@@ -68,7 +85,7 @@ impl Role {
         Duration::from_millis(match self {
             Self::Hot => rng.u64(5..40),
             Self::Slow => rng.u64(5..100),
-            Self::Cold => rng.u64(10..80),
+            Self::Cold | Self::Guest => rng.u64(10..80),
         })
     }
 }
@@ -157,7 +174,7 @@ pub(crate) struct Task {
     pub(crate) registers: Client,
     pub(crate) rng: Rng,
     pub(crate) role: Role,
-    pub(crate) plant: Option<Plant>,
+    pub(crate) order: Arc<Order>,
 }
 
 impl Task {
@@ -174,14 +191,27 @@ impl Task {
     }
 
     async fn turn(&mut self) -> Result<()> {
+        if self.role != Role::Guest {
+            return self.use_some_lock().await;
+        }
+        // Where servers are not to be reached the guest goes away.
+        if let Ok(locks) = timeout(COMING, worker::connect(&self.order)).await {
+            self.locks = locks?;
+            self.use_some_lock().await?;
+            timeout(COMING, self.locks.close()).await.ok();
+        }
+        Ok(())
+    }
+
+    async fn use_some_lock(&mut self) -> Result<()> {
         let lock = self.role.lock(&mut self.rng);
         let name = lock_name(lock);
         match self.rng.u8(..100) {
-            0..35 => self.acquire(lock, self.locks.write(&name)).await?,
-            35..60 => self.acquire(lock, self.locks.read(&name)).await?,
-            60..75 => self.try_now(lock, self.locks.write(&name)).await?,
-            75..85 => self.try_now(lock, self.locks.read(&name)).await?,
-            85..90 => self.give_up_soon(lock, self.locks.write(&name)).await?,
+            0..35 => self.acquire(lock, self.locks.write(name)).await?,
+            35..60 => self.acquire(lock, self.locks.read(name)).await?,
+            60..75 => self.try_now(lock, self.locks.write(name)).await?,
+            75..85 => self.try_now(lock, self.locks.read(name)).await?,
+            85..90 => self.give_up_soon(lock, self.locks.write(name)).await?,
             90..95 => self.downgrade(lock).await?,
             _ => self.upgrade(lock).await?,
         }
@@ -226,7 +256,7 @@ impl Task {
     /// Writes, and goes on reading.
     async fn downgrade(&mut self, lock: usize) -> Result<()> {
         let id = self.journal.asks(lock, Mode::Write);
-        let guard = match self.locks.write(&lock_name(lock)).wait_timeout(WAIT).await {
+        let guard = match self.locks.write(lock_name(lock)).wait_timeout(WAIT).await {
             Ok(guard) => guard,
             Err(error) => return self.failed(id, &error).await,
         };
@@ -243,7 +273,7 @@ impl Task {
     /// Reads, and writes if nobody else reads.
     async fn upgrade(&mut self, lock: usize) -> Result<()> {
         let id = self.journal.asks(lock, Mode::Read);
-        let guard = match self.locks.read(&lock_name(lock)).wait_timeout(WAIT).await {
+        let guard = match self.locks.read(lock_name(lock)).wait_timeout(WAIT).await {
             Ok(guard) => guard,
             Err(error) => return self.failed(id, &error).await,
         };
@@ -263,7 +293,7 @@ impl Task {
         if matches!(error, Error::Lost { .. }) {
             return Ok(());
         }
-        let id = self.journal.asks(lock, held.mode());
+        let id = self.journal.goes_on(lock, held.mode());
         self.use_it(id, lock, held).await
     }
 
@@ -297,7 +327,7 @@ impl Task {
         if stay == Stay::Lost {
             return Ok(None);
         }
-        if mode == Mode::Write && (self.plant.is_some() || !held.remaining().is_zero()) {
+        if mode == Mode::Write && (self.order.plant.is_some() || !held.remaining().is_zero()) {
             self.write(lock, token, reading).await?;
         }
         Ok(Some(held))
@@ -326,7 +356,7 @@ impl Task {
 
     async fn is_told(&self, id: u64, reason: LossReason) -> Stay {
         let told = now();
-        if self.plant == Some(Plant::LateRenewal) && reason == LossReason::Expired {
+        if self.order.plant == Some(Plant::LateRenewal) && reason == LossReason::Expired {
             // As one would whose hold a late answer to its renewal has made valid again.
             self.journal.valid(id, told + nanos(BEYOND));
             sleep(BEYOND).await;

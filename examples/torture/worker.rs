@@ -81,7 +81,8 @@ pub(crate) fn run(order: &Order) -> Result<()> {
 
 async fn work(order: &Order, journal: Arc<Journal>, stopped: watch::Receiver<bool>) -> Result<()> {
     tokio::spawn(pulse(Arc::clone(&journal)));
-    let locks = connect(order).await?;
+    let order = Arc::new(order.clone());
+    let locks = connect(&order).await?;
     let mut rng = Rng::with_seed(order.seed);
     let mut tasks = Vec::new();
     for role in Role::of(order.level) {
@@ -91,7 +92,7 @@ async fn work(order: &Order, journal: Arc<Journal>, stopped: watch::Receiver<boo
             registers: Client::connect(&order.registers).await?,
             rng: rng.fork(),
             role: *role,
-            plant: order.plant,
+            order: Arc::clone(&order),
         };
         tasks.push(tokio::spawn(task.run(stopped.clone())));
     }
@@ -103,7 +104,7 @@ async fn work(order: &Order, journal: Arc<Journal>, stopped: watch::Receiver<boo
     Ok(())
 }
 
-async fn connect(order: &Order) -> Result<Arc<dyn RwLockManager>> {
+pub(crate) async fn connect(order: &Order) -> Result<Arc<dyn RwLockManager>> {
     async fn finish<M: Build>(builder: Builder<M>) -> Result<Arc<dyn RwLockManager>> {
         let builder = builder.key_prefix(PREFIX).lease(LEASE);
         // It may be started while servers are hurt.

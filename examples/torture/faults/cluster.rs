@@ -8,8 +8,8 @@ use fastrand::Rng;
 
 use super::network::{any, millis};
 use super::{Column, Fault, Mixes, Scene, left, right};
-use crate::tasks::{COLD, LOCKS, SLOW};
-use crate::{LEASE, Result, lock_name};
+use crate::tasks::{COLD, LOCKS, SLOW, lock_name};
+use crate::{LEASE, Result};
 
 const SURVIVED: &[Fault] = &[
     left("restart", Mixes::No, restart, "a primary is killed (kill -9) and comes back with its data"),
@@ -59,9 +59,9 @@ pub(super) fn at_replicated() -> Vec<Fault> {
     [SURVIVED.to_vec(), now_survived, NOT_SURVIVED.to_vec()].concat()
 }
 
-/// The primary of a lock that is held for long.
-fn primary_of<'a>(scene: &Scene<'a>, rng: &mut Rng, locks: &[usize]) -> &'a Node {
-    scene.field.grantors(locks[rng.usize(..locks.len())])[0]
+/// The primary of most locks that are held for long.
+fn of_slow<'a>(scene: &Scene<'a>) -> &'a Node {
+    scene.field.grantors(SLOW.start)[0]
 }
 
 fn restart(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
@@ -129,7 +129,7 @@ fn part(primary: &Node, rng: &mut Rng) {
 }
 
 fn lost_write(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let (cluster, primary) = (scene.field.cluster()?, primary_of(scene, rng, &SLOW));
+    let (cluster, primary) = (scene.field.cluster()?, of_slow(scene));
     part(primary, rng);
     primary.kill();
     cluster.failover_force(primary)?;
@@ -138,7 +138,7 @@ fn lost_write(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
 }
 
 fn forced(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let (cluster, primary) = (scene.field.cluster()?, primary_of(scene, rng, &SLOW));
+    let (cluster, primary) = (scene.field.cluster()?, of_slow(scene));
     part(primary, rng);
     cluster.failover_force(primary)?;
     sleep(LEASE / 2);
@@ -146,27 +146,27 @@ fn forced(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
 }
 
 fn takeover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let (cluster, primary) = (scene.field.cluster()?, primary_of(scene, rng, &SLOW));
+    let (cluster, primary) = (scene.field.cluster()?, of_slow(scene));
     part(primary, rng);
     cluster.takeover(primary)?;
     sleep(LEASE / 2);
     Ok(())
 }
 
-/// It wakes when the first clients have given it up, and the others have not.
+/// It wakes before its clients give it up, and after others have come who were told of its successor.
 fn woken(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let (cluster, primary) = (scene.field.cluster()?, primary_of(scene, rng, &COLD));
+    let (cluster, primary) = (scene.field.cluster()?, scene.field.grantors(COLD.start)[0]);
     primary.pause();
     let paused = std::time::Instant::now();
     cluster.failover_force(primary)?;
-    sleep(millis(rng, 510, 800).saturating_sub(paused.elapsed()));
+    sleep(millis(rng, 300, 450).saturating_sub(paused.elapsed()));
     primary.resume();
     sleep(LEASE / 2);
     Ok(())
 }
 
-fn restart_empty(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    primary_of(scene, rng, &SLOW).restart_empty()?;
+fn restart_empty(scene: &Scene<'_>, _: &mut Rng) -> Result<()> {
+    of_slow(scene).restart_empty()?;
     sleep(LEASE / 2);
     Ok(())
 }

@@ -43,6 +43,8 @@ impl Quorum {
     pub(super) fn vote_of(&self, place: usize, attempt: Attempt<Acquired>, heard: &mut Heard) -> Vote {
         let answer = match attempt {
             Ok(answer) => answer,
+            #[cfg(redis_rwlock_plant)]
+            Err(Failure::Unknown { .. }) => return self.late_yes(),
             Err(failure) => {
                 heard.failures.push(failure);
                 return Vote::Silent;
@@ -57,6 +59,13 @@ impl Quorum {
             }
             Acquired::Late => Vote::Silent,
         }
+    }
+
+    /// A planted fault, which the example `torture` has to find: an answer counts that did not come in time.
+    #[cfg(redis_rwlock_plant)]
+    fn late_yes(&self) -> Vote {
+        let (now, lease) = (self.clock.now(), self.longest_lease.load(std::sync::atomic::Ordering::Relaxed));
+        Vote::Yes(Yes { sent: now, until: now.after(Duration::from_nanos(lease)), token: self.proposed_token() })
     }
 
     /// A new grant counts if its master may vote.
