@@ -10,6 +10,8 @@ use crate::{PREFIX, Result};
 
 /// Longer than any pause here: a failover happens when it is ordered, and never because the machine is busy.
 const NODE_TIMEOUT: Duration = Duration::from_secs(15);
+/// While one is ordered: nobody votes twice for successors of the same primary within two of these.
+const TIMEOUT_OF_VOTERS: Duration = Duration::from_secs(3);
 const MASTERS: usize = 5;
 const ANSWERING: Duration = Duration::from_secs(10);
 
@@ -70,6 +72,28 @@ impl Field {
         }
     }
 
+    /// Lets `order` have the votes that it needs for a failover, until [`Field::heal`].
+    ///
+    /// # Errors
+    ///
+    /// Those of `order`, and where there is no cluster.
+    pub(crate) fn with_votes<'a>(
+        &'a self,
+        order: impl FnOnce(&'a Cluster) -> cluster_testenv::Result<&'a Node>,
+    ) -> Result<()> {
+        self.set_node_timeout(TIMEOUT_OF_VOTERS)?;
+        order(self.cluster()?)?;
+        Ok(())
+    }
+
+    fn set_node_timeout(&self, timeout: Duration) -> Result<()> {
+        let timeout_ms = timeout.as_millis().to_string();
+        for node in self.nodes().iter().filter(|node| node.is_running()) {
+            node.command(&["CONFIG", "SET", "cluster-node-timeout", &timeout_ms])?.into_result()?;
+        }
+        Ok(())
+    }
+
     /// Undoes whatever a fault has left, and waits until all is well: in a cluster until every primary is acknowledged by its
     /// replica.
     pub(crate) fn heal(&self) -> Result<()> {
@@ -82,6 +106,7 @@ impl Field {
             wait_for(format!("{} answering", node.addr()), ANSWERING, || node.set_memory_limit(0).ok())?;
         }
         if let Self::Cluster(cluster) = self {
+            self.set_node_timeout(NODE_TIMEOUT)?;
             cluster.wait_ok()?;
         }
         Ok(())

@@ -40,8 +40,10 @@ type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What all keys of the locks begin with.
 const PREFIX: &str = "torture";
-/// Of all holds. Short, so that many renewals happen; longer than an ordered failover takes.
+/// Of most holds. Short, so that many renewals happen; longer than an ordered failover takes.
 const LEASE: Duration = Duration::from_secs(3);
+/// Of some, on a cluster.
+const LONGEST_LEASE: Duration = Duration::from_secs(8);
 
 fn main() -> ExitCode {
     if let Some(order) = Order::of_this_process() {

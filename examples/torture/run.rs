@@ -21,7 +21,7 @@ use crate::register::Registers;
 use crate::report::{self, Aftermath};
 use crate::tasks::LOCKS;
 use crate::worker::Order;
-use crate::{LEASE, PREFIX, Result};
+use crate::{LEASE, LONGEST_LEASE, PREFIX, Result};
 
 /// Before the first fault.
 const CALM: Duration = Duration::from_secs(1);
@@ -76,23 +76,21 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let started = Instant::now();
     while Instant::now() < over {
         let pick = plan.next();
-        let name = names(&pick);
-        println!("{:7.1} s  {name}", started.elapsed().as_secs_f64());
-        match cycle(&scene, &pick, &mut plan.rng) {
-            Ok(cycle) => cycles.push(cycle),
-            Err(error) => {
-                println!("           could not be done: {error}");
-                failed.push(format!("{name}: {error}"));
-                if let Err(error) = recover(&scene) {
-                    failed.push(format!("the run was broken off: {error}"));
-                    break;
-                }
+        println!("{:7.1} s  {}", started.elapsed().as_secs_f64(), names(&pick));
+        let (cycle, outcome) = cycle(&scene, &pick, &mut plan.rng);
+        cycles.push(cycle);
+        if let Err(error) = outcome {
+            println!("           could not be done: {error}");
+            failed.push(format!("{}: {error}", names(&pick)));
+            if let Err(error) = recover(&scene) {
+                failed.push(format!("the run was broken off: {error}"));
+                break;
             }
         }
     }
     let lasted = started.elapsed();
     let told = crew.finish()?;
-    sleep(LEASE + LEASE / 3);
+    sleep(longest_lease(&field) + LEASE / 3);
     let left = left_over(args.level, &field)?;
     let ledger = registers.ledger();
     let findings = judge::judge(&told, &ledger, &cycles, began, LOCKS);
@@ -155,9 +153,25 @@ fn row_name(pick: &[Fault], column: Column) -> String {
     }
 }
 
-fn cycle(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> Result<Cycle> {
+/// Hurts, heals, and waits until whatever came of it is over.
+fn cycle(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> (Cycle, Result<()>) {
     let began = now();
-    let happened: Result<()> = thread::scope(|scope| {
+    let outcome = happen(scene, pick, rng).and_then(|()| {
+        scene.field.heal()?;
+        scene.crew.replace()
+    });
+    let healed = now();
+    if outcome.is_ok() {
+        sleep(settling(scene.field));
+    }
+    let column = pick.iter().map(|fault| fault.column).max().unwrap_or(Column::Left);
+    let count = if outcome.is_ok() { pick.len() } else { 0 };
+    (Cycle { name: row_name(pick, column), column, began, healed, over: now(), count }, outcome)
+}
+
+/// All at once.
+fn happen(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> Result<()> {
+    thread::scope(|scope| {
         let threads: Vec<_> = pick
             .iter()
             .map(|fault| {
@@ -166,14 +180,7 @@ fn cycle(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> Result<Cycle> {
             })
             .collect();
         threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a fault panicked")?)
-    });
-    happened?;
-    scene.field.heal()?;
-    scene.crew.replace()?;
-    let healed = now();
-    sleep(settling(scene.field));
-    let column = pick.iter().map(|fault| fault.column).max().unwrap_or(Column::Left);
-    Ok(Cycle { name: row_name(pick, column), column, began, healed, over: now(), count: pick.len() })
+    })
 }
 
 /// After a fault that went wrong half way.
@@ -183,6 +190,13 @@ fn recover(scene: &Scene<'_>) -> Result<()> {
     scene.crew.replace()?;
     sleep(settling(scene.field));
     Ok(())
+}
+
+fn longest_lease(field: &Field) -> Duration {
+    match field {
+        Field::Cluster(_) => LONGEST_LEASE,
+        Field::Masters(_) => LEASE,
+    }
 }
 
 fn settling(field: &Field) -> Duration {

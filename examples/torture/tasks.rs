@@ -13,7 +13,7 @@ use crate::args::{Level, Plant};
 use crate::history::{Gift, Journal, nanos, now};
 use crate::register::{Client, Kind};
 use crate::worker::Order;
-use crate::{Result, worker};
+use crate::{LEASE, LONGEST_LEASE, Result, worker};
 
 /// The locks, by how they are used: many short stays, long stays that are renewed, and few who want it at all. Most of the slow
 /// ones are in one shard of a new cluster, and so are most of the cold ones: what befalls it befalls many who are inside.
@@ -67,6 +67,14 @@ impl Role {
             Self::Slow => rng.usize(SLOW),
             Self::Cold | Self::Guest => rng.usize(COLD),
         }
+    }
+
+    /// A long lease is renewed so late that its user is inside when a server has come back from a restart.
+    fn visit(self, rng: &mut Rng, level: Level) -> Visit {
+        if self == Self::Slow && level != Level::Quorum && rng.bool() {
+            return Visit { lease: LONGEST_LEASE, stay: Duration::from_millis(rng.u64(1000..4500)) };
+        }
+        Visit { lease: LEASE, stay: self.stay(rng) }
     }
 
     /// How long to stay.
@@ -152,6 +160,13 @@ impl From<WriteGuard> for Held {
     }
 }
 
+/// How long the server keeps a hold, and how long its user stays.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Visit {
+    lease: Duration,
+    stay: Duration,
+}
+
 /// How a stay under a lock ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stay {
@@ -220,9 +235,10 @@ impl Task {
     }
 
     async fn acquire<G: Guard + Into<Held>>(&mut self, lock: usize, acquire: Acquire<G>) -> Result<()> {
+        let visit = self.role.visit(&mut self.rng, self.order.level);
         let id = self.journal.asks(lock, mode_of::<G>());
-        match acquire.wait_timeout(WAIT).await {
-            Ok(guard) => self.use_it(id, lock, guard.into()).await,
+        match acquire.wait_timeout(WAIT).lease(visit.lease).await {
+            Ok(guard) => self.use_it(id, lock, guard.into(), visit.stay).await,
             Err(error) => self.failed(id, &error).await,
         }
     }
@@ -230,7 +246,7 @@ impl Task {
     async fn try_now<G: Guard + Into<Held>>(&mut self, lock: usize, acquire: Acquire<G>) -> Result<()> {
         let id = self.journal.asks(lock, mode_of::<G>());
         match acquire.try_now().await {
-            Ok(Some(guard)) => self.use_it(id, lock, guard.into()).await,
+            Ok(Some(guard)) => self.use_for_a_while(id, lock, guard.into()).await,
             Ok(None) => {
                 self.journal.gave_up(id, "taken");
                 Ok(())
@@ -244,7 +260,7 @@ impl Task {
         let id = self.journal.asks(lock, mode_of::<G>());
         let soon = Duration::from_micros(self.rng.u64(..20_000));
         match timeout(soon, acquire.wait_timeout(WAIT)).await {
-            Ok(Ok(guard)) => self.use_it(id, lock, guard.into()).await,
+            Ok(Ok(guard)) => self.use_for_a_while(id, lock, guard.into()).await,
             Ok(Err(error)) => self.failed(id, &error).await,
             Err(_) => {
                 self.journal.gave_up(id, "dropped");
@@ -260,12 +276,12 @@ impl Task {
             Ok(guard) => guard,
             Err(error) => return self.failed(id, &error).await,
         };
-        let held = Held::Write(guard);
-        let Some(Held::Write(guard)) = self.stay_inside(id, lock, held).await? else { return Ok(()) };
+        let (held, how_long) = (Held::Write(guard), self.role.stay(&mut self.rng));
+        let Some(Held::Write(guard)) = self.stay_inside(id, lock, held, how_long).await? else { return Ok(()) };
         self.journal.ends(id, Gift::Converted);
         let id = self.journal.asks(lock, Mode::Read);
         match guard.downgrade().await {
-            Ok(guard) => self.use_it(id, lock, guard.into()).await,
+            Ok(guard) => self.use_for_a_while(id, lock, guard.into()).await,
             Err(refused) => self.not_converted(id, lock, refused.error().clone(), refused.into_guard().into()).await,
         }
     }
@@ -277,12 +293,12 @@ impl Task {
             Ok(guard) => guard,
             Err(error) => return self.failed(id, &error).await,
         };
-        let held = Held::Read(guard);
-        let Some(Held::Read(guard)) = self.stay_inside(id, lock, held).await? else { return Ok(()) };
+        let (held, how_long) = (Held::Read(guard), self.role.stay(&mut self.rng));
+        let Some(Held::Read(guard)) = self.stay_inside(id, lock, held, how_long).await? else { return Ok(()) };
         self.journal.ends(id, Gift::Converted);
         let id = self.journal.asks(lock, Mode::Write);
         match guard.try_upgrade().await {
-            Ok(guard) => self.use_it(id, lock, guard.into()).await,
+            Ok(guard) => self.use_for_a_while(id, lock, guard.into()).await,
             Err(refused) => self.not_converted(id, lock, refused.error().clone(), refused.into_guard().into()).await,
         }
     }
@@ -294,7 +310,7 @@ impl Task {
             return Ok(());
         }
         let id = self.journal.goes_on(lock, held.mode());
-        self.use_it(id, lock, held).await
+        self.use_for_a_while(id, lock, held).await
     }
 
     async fn failed(&mut self, id: u64, error: &Error) -> Result<()> {
@@ -303,8 +319,13 @@ impl Task {
         Ok(())
     }
 
-    async fn use_it(&mut self, id: u64, lock: usize, held: Held) -> Result<()> {
-        let held = self.stay_inside(id, lock, held).await?;
+    async fn use_for_a_while(&mut self, id: u64, lock: usize, held: Held) -> Result<()> {
+        let how_long = self.role.stay(&mut self.rng);
+        self.use_it(id, lock, held, how_long).await
+    }
+
+    async fn use_it(&mut self, id: u64, lock: usize, held: Held, how_long: Duration) -> Result<()> {
+        let held = self.stay_inside(id, lock, held, how_long).await?;
         let Some(held) = held else { return Ok(()) };
         if self.rng.u8(..4) == 0 {
             self.journal.ends(id, Gift::Dropped);
@@ -318,11 +339,10 @@ impl Task {
     }
 
     /// Works under the lock. The guard comes back if it was not lost.
-    async fn stay_inside(&mut self, id: u64, lock: usize, held: Held) -> Result<Option<Held>> {
+    async fn stay_inside(&mut self, id: u64, lock: usize, held: Held, how_long: Duration) -> Result<Option<Held>> {
         let (token, mode) = (held.token(), held.mode());
         self.journal.granted(id, token, held.until());
         let reading = if mode == Mode::Write { self.read(lock, token).await? } else { Reading::default() };
-        let how_long = self.role.stay(&mut self.rng);
         let stay = self.stay(id, &held, how_long).await;
         if stay == Stay::Lost {
             return Ok(None);

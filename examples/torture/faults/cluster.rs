@@ -1,7 +1,7 @@
 //! Faults of a cluster's primaries and replicas.
 
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cluster_testenv::{Node, Server};
 use fastrand::Rng;
@@ -88,8 +88,8 @@ fn long_pause(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
 }
 
 fn failover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    scene.field.cluster()?.failover(any(scene, rng))?;
-    Ok(())
+    let primary = any(scene, rng);
+    scene.field.with_votes(|cluster| cluster.failover(primary))
 }
 
 fn lag(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
@@ -98,8 +98,7 @@ fn lag(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     let behind = Duration::from_secs(2);
     replicas.first().ok_or("no replica")?.pause_clients(behind)?;
     sleep(behind);
-    cluster.failover(primary)?;
-    Ok(())
+    scene.field.with_votes(|cluster| cluster.failover(primary))
 }
 
 fn migrate(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
@@ -129,18 +128,18 @@ fn part(primary: &Node, rng: &mut Rng) {
 }
 
 fn lost_write(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let (cluster, primary) = (scene.field.cluster()?, of_slow(scene));
+    let primary = of_slow(scene);
     part(primary, rng);
     primary.kill();
-    cluster.failover_force(primary)?;
+    scene.field.with_votes(|cluster| cluster.failover_force(primary))?;
     sleep(LEASE / 2);
     Ok(())
 }
 
 fn forced(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let (cluster, primary) = (scene.field.cluster()?, of_slow(scene));
+    let primary = of_slow(scene);
     part(primary, rng);
-    cluster.failover_force(primary)?;
+    scene.field.with_votes(|cluster| cluster.failover_force(primary))?;
     sleep(LEASE / 2);
     Ok(())
 }
@@ -155,10 +154,13 @@ fn takeover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
 
 /// It wakes before its clients give it up, and after others have come who were told of its successor.
 fn woken(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let (cluster, primary) = (scene.field.cluster()?, scene.field.grantors(COLD.start)[0]);
-    primary.pause();
-    let paused = std::time::Instant::now();
-    cluster.failover_force(primary)?;
+    let primary = scene.field.grantors(COLD.start)[0];
+    let mut paused = Instant::now();
+    scene.field.with_votes(|cluster| {
+        primary.pause();
+        paused = Instant::now();
+        cluster.failover_force(primary)
+    })?;
     sleep(millis(rng, 300, 450).saturating_sub(paused.elapsed()));
     primary.resume();
     sleep(LEASE / 2);
