@@ -81,7 +81,7 @@ impl Role {
     fn stay(self, rng: &mut Rng) -> Duration {
         Duration::from_millis(match self {
             Self::Hot => rng.u64(0..6),
-            Self::Slow => rng.u64(200..2500),
+            Self::Slow => rng.u64(200..4500),
             Self::Cold if rng.u8(..10) == 0 => rng.u64(200..900),
             Self::Cold => rng.u64(1..40),
             Self::Guest => rng.u64(1..400),

@@ -80,7 +80,7 @@ fn pause(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
 }
 
 fn long_pause(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let primary = any(scene, rng);
+    let primary = of_slow(scene);
     primary.pause();
     sleep(LEASE + millis(rng, 100, 600));
     primary.resume();
