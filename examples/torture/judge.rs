@@ -58,8 +58,8 @@ pub(crate) struct Row {
     pub(crate) stall_when_well: Duration,
     /// Workers without a grant in the first seconds after.
     pub(crate) no_progress: usize,
-    /// The first violation, told in words.
-    pub(crate) example: Option<String>,
+    /// The first violation of each kind, told in words.
+    pub(crate) examples: BTreeMap<&'static str, String>,
 }
 
 impl Row {
@@ -79,7 +79,7 @@ impl Row {
             stall: Duration::ZERO,
             stall_when_well: Duration::ZERO,
             no_progress: 0,
-            example: None,
+            examples: BTreeMap::new(),
         }
     }
 
@@ -160,13 +160,13 @@ impl Judge<'_> {
         self.rows.entry(name).or_insert_with(|| Row::new(Column::Left))
     }
 
-    fn finds(&mut self, at: Moment, what: String) -> &mut Row {
+    fn finds(&mut self, kind: &'static str, at: Moment, what: String) -> &mut Row {
         let began = self.began;
         let since = self.cycle(at).map(|cycle| at - cycle.began);
         let row = self.row(at);
-        row.example.get_or_insert_with(|| {
+        row.examples.entry(kind).or_insert_with(|| {
             let since = since.map(|since| format!(", {} ms after the fault began", since / 1_000_000));
-            format!("{:.3} s{}: {what}", seconds(at, began), since.unwrap_or_default())
+            format!("{:.3} s{}: {kind}: {what}", seconds(at, began), since.unwrap_or_default())
         });
         row
     }
@@ -193,16 +193,16 @@ impl Judge<'_> {
             }
             for old in &inside {
                 if old.used.mode == Mode::Write || new.used.mode == Mode::Write {
-                    let what = format!("overlap: {} and {}", describe(*old, began), describe(*new, began));
-                    self.finds(granted, what).overlaps += 1;
+                    let what = format!("{} and {}", describe(*old, began), describe(*new, began));
+                    self.finds("overlap", granted, what).overlaps += 1;
                 }
             }
             // Readers of a phase share theirs.
             let below = [written, read.filter(|_| new.used.mode == Mode::Write)].into_iter().flatten();
             let least = new.used.token + u64::from(new.used.origin == Origin::GoesOn);
             if let Some(old) = below.max_by_key(|old| old.used.token).filter(|old| old.used.token >= least) {
-                let what = format!("token order: {} before {}", describe(old, began), describe(*new, began));
-                self.finds(granted, what).token_order += 1;
+                let what = format!("{} before {}", describe(old, began), describe(*new, began));
+                self.finds("token order", granted, what).token_order += 1;
             }
             inside.push(*new);
         }
@@ -226,8 +226,8 @@ impl Judge<'_> {
             let mut later = uses[place + 1..].iter().take_while(|other| other.used.granted < at);
             if let Some(other) = later.find(|other| other.used.granted >= until && conflicts(other)) {
                 let (seen, other) = (describe(*seen, began), describe(*other, began));
-                let what = format!("told late, at {:.3}: {seen}; meanwhile {other}", seconds(at, began));
-                self.finds(at, what).told_late += 1;
+                let what = format!("{seen}; meanwhile {other}");
+                self.finds("told late", at, what).told_late += 1;
             }
         }
     }
@@ -282,7 +282,7 @@ impl Judge<'_> {
                 let next = grants.get(grants.partition_point(|at| *at < cycle.healed));
                 if is_there && next.is_none_or(|at| *at > cycle.healed + nanos(PROGRESS)) {
                     let what = format!("worker {} has no grant within 3 s after all was well", told.worker);
-                    self.finds(cycle.healed, what).no_progress += 1;
+                    self.finds("no progress", cycle.healed, what).no_progress += 1;
                 }
             }
         }

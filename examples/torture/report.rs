@@ -109,7 +109,7 @@ pub(crate) fn report(args: &Args, findings: &Findings, aftermath: &Aftermath) ->
         println!("could not be done: {failed}");
     }
     for (name, row) in &findings.rows {
-        if let Some(example) = &row.example {
+        for example in row.examples.values() {
             println!("{name}: {example}");
         }
     }
