@@ -16,6 +16,8 @@ use crate::register::{Kind, Ledger};
 
 /// How late a user may be told of a loss, counted from the end of its local validity.
 const TOLD_WITHIN: Duration = Duration::from_millis(100);
+/// A heartbeat and a try.
+const WORTH_TELLING: Duration = Duration::from_millis(1500);
 /// How soon each worker has a grant when all is well again.
 const PROGRESS: Duration = Duration::from_secs(3);
 
@@ -252,7 +254,7 @@ impl Judge<'_> {
             match (waiting > 0 && inside == 0, since) {
                 (true, None) => since = Some(at),
                 (false, Some(from)) => {
-                    self.stalled(from, at);
+                    self.stalled(lock, from, at);
                     since = None;
                 }
                 _ => {}
@@ -260,10 +262,16 @@ impl Judge<'_> {
         }
     }
 
-    fn stalled(&mut self, from: Moment, to: Moment) {
+    fn stalled(&mut self, lock: usize, from: Moment, to: Moment) {
         // It counts for what had begun when it was over.
         let well = self.cycle(to).map_or(from, |cycle| cycle.healed.max(from));
+        let began = self.began;
         let row = self.row(to);
+        if to.saturating_sub(well) > nanos(WORTH_TELLING.max(row.stall_when_well)) {
+            let [from, well, to] = [from, well, to].map(|at| format!("{:.3}", seconds(at, began)));
+            let what = format!("stall: lock {lock} was free from {from} to {to} s, all was well from {well} s on");
+            row.examples.insert("stall", what);
+        }
         row.stall = row.stall.max(Duration::from_nanos(to - from));
         row.stall_when_well = row.stall_when_well.max(Duration::from_nanos(to.saturating_sub(well)));
     }
