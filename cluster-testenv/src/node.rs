@@ -1,7 +1,7 @@
 //! One server that tests start and hurt.
 
 use std::{
-    fs,
+    fs, io,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -18,6 +18,8 @@ use crate::{
 const START_BOUND: Duration = Duration::from_secs(20);
 /// A port can be lost only to a program that takes it in the moment between its reservation and the server's start.
 const START_ATTEMPTS: usize = 5;
+/// What servers call it unless told otherwise.
+const APPEND_ONLY_DIR: &str = "appendonlydir";
 const ADDRESS_IN_USE: &str = "Address already in use";
 
 /// One server on a port of its own, without persistence.
@@ -210,8 +212,8 @@ impl Node {
         self.process().resume().expect("a server of our own can be continued");
     }
 
-    /// Kills the server if it is there, and starts it on the same port with the same arguments. It has no data then (but a
-    /// cluster node remembers its cluster). Returns when it answers.
+    /// Kills the server if it is there, and starts it on the same port with the same arguments. It has no data then, unless it
+    /// was started with `--appendonly yes` (but a cluster node remembers its cluster). Returns when it answers.
     ///
     /// # Errors
     ///
@@ -221,10 +223,34 @@ impl Node {
     ///
     /// When the operating system does not let us kill it.
     pub fn restart(&self) -> Result<()> {
+        self.restart_after(|| Ok(()))
+    }
+
+    /// As [`Node::restart`], and removes the file that a server with `--appendonly yes` would have its data back from.
+    ///
+    /// # Errors
+    ///
+    /// What kept it from starting.
+    ///
+    /// # Panics
+    ///
+    /// When the operating system does not let us kill it.
+    pub fn restart_empty(&self) -> Result<()> {
+        let data = self.dir.join(APPEND_ONLY_DIR);
+        self.restart_after(|| match fs::remove_dir_all(&data) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(Error::io(format!("removing {}", data.display()))(error))
+            }
+            _ => Ok(()),
+        })
+    }
+
+    fn restart_after(&self, change: impl FnOnce() -> Result<()>) -> Result<()> {
         {
             let mut process = self.process();
             process.kill().expect("a server of our own can be killed");
             self.tell_proxy_down();
+            change()?;
             *process = spawn(&self.binary, &self.args, &self.dir, self.clock.as_ref())?;
         }
         self.wait_until_ready()

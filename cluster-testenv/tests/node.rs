@@ -129,6 +129,20 @@ fn restarted_node_is_empty_with_the_same_port_and_arguments() {
 }
 
 #[test]
+fn node_with_a_file_comes_back_with_its_data_unless_that_is_removed() {
+    for server in [Server::Redis70, Server::Valkey91] {
+        let node = Node::builder(server).arg("--appendonly", "yes").arg("--appendfsync", "no").start().unwrap();
+        // It answers `LOADING` at first.
+        let keys = || wait_for("its data", BOUND, || node.command(&["DBSIZE"]).ok()?.int()).unwrap();
+        assert!(node.command(&["SET", "name", "value"]).unwrap().is_ok());
+        node.restart().unwrap();
+        assert_eq!(keys(), 1);
+        node.restart_empty().unwrap();
+        assert_eq!(keys(), 0);
+    }
+}
+
+#[test]
 fn node_can_be_hurt_by_one_thread_while_another_uses_it() {
     let node = Node::start(Server::Redis70).unwrap();
     let (saw_failure, failure) = mpsc::channel();

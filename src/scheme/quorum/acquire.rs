@@ -43,6 +43,8 @@ impl Quorum {
     pub(super) fn vote_of(&self, place: usize, attempt: Attempt<Acquired>, heard: &mut Heard) -> Vote {
         let answer = match attempt {
             Ok(answer) => answer,
+            #[cfg(redis_rwlock_plant)]
+            Err(Failure::Unknown { .. }) => return self.late_yes(),
             Err(failure) => {
                 heard.failures.push(failure);
                 return Vote::Silent;
@@ -57,6 +59,17 @@ impl Quorum {
             }
             Acquired::Late => Vote::Silent,
         }
+    }
+
+    /// A planted fault, which the example `torture` has to find: an answer counts that did not come in time.
+    #[cfg(redis_rwlock_plant)]
+    fn late_yes(&self) -> Vote {
+        const SECOND_US: u64 = 1_000_000;
+        let (now, lease) = (self.clock.now(), self.longest_lease.load(std::sync::atomic::Ordering::Relaxed));
+        // The same for all whose answers are missing, or it would have to be raised.
+        let proposed = u64::from(self.proposed_token()) / SECOND_US * SECOND_US;
+        let token = FencingToken::from_wire(proposed + SECOND_US).unwrap_or(NO_TOKEN);
+        Vote::Yes(Yes { sent: now, until: now.after(Duration::from_nanos(lease)), token })
     }
 
     /// A new grant counts if its master may vote.

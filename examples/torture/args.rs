@@ -1,0 +1,197 @@
+//! What the command line says.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use cluster_testenv::Server;
+
+use crate::Result;
+
+pub(crate) const HELP: &str = "\
+usage: torture [OPTIONS]
+
+Worker processes use read-write locks on real servers while these, the network and the workers are hurt; what happened is
+judged afterwards. Exits with 0 if all that the level claims to survive was survived, and a planted fault was found.
+
+OPTIONS
+  --level LEVEL      primary (a cluster of 3 primaries with a replica each), replicated (the same), quorum (5 masters);
+                     if not given primary
+  --server SERVER    redis (7.0) or valkey (9.1); if not given redis
+  --minutes M        if not given 1; or --seconds S
+  --seed N           of the faults' order and of the workers; if not given 1
+  --faults LIST      names with commas between, `all`, `left` (what the level claims to survive), `right` (what it does not);
+                     if not given all. Several are mixed by the seed, and every fourth time two at once
+  --list             shows the faults of the level
+  --workers N        processes, 2 to 16; if not given 5
+  --plant NAME       something is wrong on purpose and has to be found: late-renewal (a hold is used beyond its local deadline),
+                     skipped-wait (workers of the level replicated do not wait for replicas), late-replies (of a quorum; has to be
+                     built with RUSTFLAGS='--cfg redis_rwlock_plant')
+  --markdown         the table as it stands in docs/RELIABILITY.md
+  --keep             the histories are kept, and it is said where
+  --help";
+
+/// How sure a grant is, which is what the faults are divided by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Level {
+    Primary,
+    Replicated,
+    Quorum,
+}
+
+impl Level {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Primary => "primary",
+            Self::Replicated => "replicated",
+            Self::Quorum => "quorum",
+        }
+    }
+}
+
+impl FromStr for Level {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let all = [Self::Primary, Self::Replicated, Self::Quorum];
+        all.into_iter().find(|level| level.name() == name).ok_or_else(|| format!("no level is called {name:?}"))
+    }
+}
+
+/// What is wrong on purpose.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Plant {
+    /// A hold is used beyond its local deadline, as if a late answer to its renewal counted.
+    LateRenewal,
+    /// Workers do not wait for replicas, and are judged as if they did.
+    SkippedWait,
+    /// A quorum counts masters that have not answered in time. In the crate itself.
+    LateReplies,
+}
+
+impl Plant {
+    const ALL: [Self; 3] = [Self::LateRenewal, Self::SkippedWait, Self::LateReplies];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::LateRenewal => "late-renewal",
+            Self::SkippedWait => "skipped-wait",
+            Self::LateReplies => "late-replies",
+        }
+    }
+
+    /// Whether it can be found at the level, with this build.
+    fn check(plant: Option<Self>, level: Level) -> Result<(), String> {
+        let is_built = cfg!(redis_rwlock_plant);
+        match plant {
+            Some(Self::SkippedWait) if level != Level::Replicated => {
+                Err("skipped-wait is for the level replicated".into())
+            }
+            Some(Self::LateReplies) if level != Level::Quorum || !is_built => {
+                Err("late-replies is for the level quorum, built with RUSTFLAGS='--cfg redis_rwlock_plant'".into())
+            }
+            None | Some(Self::LateRenewal | Self::SkippedWait) if is_built => {
+                Err("this build has the fault late-replies in it".into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl FromStr for Plant {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|plant| plant.name() == name);
+        found.ok_or_else(|| format!("no planted fault is called {name:?}"))
+    }
+}
+
+/// What to do.
+#[derive(Clone, Debug)]
+pub(crate) struct Args {
+    pub(crate) level: Level,
+    pub(crate) server: Server,
+    pub(crate) duration: Duration,
+    pub(crate) seed: u64,
+    pub(crate) faults: String,
+    pub(crate) workers: usize,
+    pub(crate) plant: Option<Plant>,
+    pub(crate) style: Style,
+    pub(crate) keeps: Keeps,
+    pub(crate) asks: Asks,
+}
+
+/// How the table looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Style {
+    Plain,
+    Markdown,
+}
+
+/// What becomes of the histories.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Keeps {
+    Nothing,
+    Histories,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Asks {
+    Run,
+    List,
+    Help,
+}
+
+impl Args {
+    pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Self, String> {
+        let mut args = Self {
+            level: Level::Primary,
+            server: Server::Redis70,
+            duration: Duration::from_secs(60),
+            seed: 1,
+            faults: "all".to_owned(),
+            workers: 5,
+            plant: None,
+            style: Style::Plain,
+            keeps: Keeps::Nothing,
+            asks: Asks::Run,
+        };
+        let mut words = words.into_iter();
+        while let Some(word) = words.next() {
+            let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
+            match word.as_str() {
+                "--level" => args.level = value()?.parse()?,
+                "--server" => args.server = server(&value()?)?,
+                "--minutes" => args.duration = Duration::from_secs(60 * number(&word, &value()?)?),
+                "--seconds" => args.duration = Duration::from_secs(number(&word, &value()?)?),
+                "--seed" => args.seed = number(&word, &value()?)?,
+                "--faults" => args.faults = value()?,
+                "--workers" => {
+                    let workers = value()?.parse().ok().filter(|count| (2..=16).contains(count));
+                    args.workers = workers.ok_or("--workers: 2 to 16")?;
+                }
+                "--plant" => args.plant = Some(value()?.parse()?),
+                "--markdown" => args.style = Style::Markdown,
+                "--keep" => args.keeps = Keeps::Histories,
+                "--list" => args.asks = Asks::List,
+                "--help" | "-h" => args.asks = Asks::Help,
+                _ => return Err(format!("{word} is not known")),
+            }
+        }
+        Plant::check(args.plant, args.level)?;
+        Ok(args)
+    }
+}
+
+fn number(word: &str, value: &str) -> Result<u64, String> {
+    value.parse().map_err(|_| format!("{word}: a number"))
+}
+
+fn server(name: &str) -> Result<Server, String> {
+    match name {
+        "redis" => Ok(Server::Redis70),
+        "valkey" => Ok(Server::Valkey91),
+        other => other.parse(),
+    }
+}

@@ -1,0 +1,184 @@
+//! The worker processes, as their parent sees them.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cluster_testenv::wait_for;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::Result;
+use crate::history::{History, Moment, now};
+use crate::worker::{ORDER, Order};
+
+/// A worker that is told to stop finishes what it is at, and releases what it has.
+const STOPPING: Duration = Duration::from_secs(20);
+/// A quorum grants nothing for a lease after its start, and a connection may meet a fault.
+const STARTING: Duration = Duration::from_secs(30);
+
+/// A process that was there.
+#[derive(Clone, Debug)]
+struct Past {
+    worker: usize,
+    journal: PathBuf,
+    ended: Moment,
+}
+
+/// A process that is there.
+#[derive(Debug)]
+struct Member {
+    child: Child,
+    journal: PathBuf,
+}
+
+#[derive(Debug)]
+struct State {
+    /// By worker; none where one was killed and has no successor yet.
+    members: Vec<Option<Member>>,
+    past: Vec<Past>,
+    started: u64,
+    /// When a worker was stopped, by worker.
+    stops: Vec<(usize, Moment, Moment)>,
+}
+
+/// All workers.
+#[derive(Debug)]
+pub(crate) struct Crew {
+    order: Order,
+    dir: PathBuf,
+    state: Mutex<State>,
+}
+
+/// What one process told, and whose place it had.
+#[derive(Debug)]
+pub(crate) struct Told {
+    pub(crate) worker: usize,
+    pub(crate) history: History,
+    pub(crate) ended: Moment,
+}
+
+impl Crew {
+    /// The journals lie in `dir`.
+    pub(crate) fn start(count: usize, order: Order, dir: &Path) -> Result<Self> {
+        let members = (0..count).map(|_| None).collect();
+        let state = Mutex::new(State { members, past: Vec::new(), started: 0, stops: Vec::new() });
+        let crew = Self { order, dir: dir.to_owned(), state };
+        crew.replace()?;
+        Ok(crew)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.state().members.len()
+    }
+
+    /// Starts a successor for each that was killed, and waits until all are at work. To be called by the thread that lives as long
+    /// as the run: workers end with the thread that started them.
+    pub(crate) fn replace(&self) -> Result<()> {
+        let mut state = self.state();
+        for worker in 0..state.members.len() {
+            let has_ended = |member: &mut Member| !matches!(member.child.try_wait(), Ok(None));
+            if state.members[worker].as_mut().is_some_and(has_ended) {
+                return Err(format!("worker {worker} has ended by itself").into());
+            }
+            if state.members[worker].is_none() {
+                let number = state.started;
+                state.started += 1;
+                state.members[worker] = Some(self.spawn(number)?);
+            }
+        }
+        let journals: Vec<_> = state.members.iter().flatten().map(|member| member.journal.clone()).collect();
+        drop(state);
+        for journal in journals {
+            let is_ready = || fs::read(&journal).is_ok_and(|text| text.starts_with(b"I ") || holds(&text, b"\nI "));
+            wait_for("a worker that is at work", STARTING, || is_ready().then_some(()))?;
+        }
+        Ok(())
+    }
+
+    fn spawn(&self, number: u64) -> Result<Member> {
+        let journal = self.dir.join(format!("worker-{number}"));
+        let order =
+            Order { seed: self.order.seed.wrapping_add(number), journal: journal.clone(), ..self.order.clone() };
+        let mut command = Command::new(env::current_exe()?);
+        let child = command.env(ORDER, order.to_words()).stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
+        Ok(Member { child, journal })
+    }
+
+    /// Kills a worker, wherever it is.
+    pub(crate) fn kill(&self, worker: usize) -> Result<()> {
+        let mut state = self.state();
+        let Some(mut member) = state.members[worker].take() else { return Ok(()) };
+        // Before: what it did until then it surely did.
+        let ended = now();
+        member.child.kill()?;
+        member.child.wait()?;
+        state.past.push(Past { worker, journal: member.journal, ended });
+        Ok(())
+    }
+
+    /// Stops a worker with SIGSTOP for so long.
+    pub(crate) fn stop_for(&self, worker: usize, how_long: Duration) -> Result<()> {
+        let signal = |signal| match &self.state().members[worker] {
+            Some(member) => kill_process(Pid::from_child(&member.child), signal),
+            None => Ok(()),
+        };
+        let from = now();
+        signal(Signal::STOP)?;
+        std::thread::sleep(how_long);
+        signal(Signal::CONT)?;
+        self.state().stops.push((worker, from, now()));
+        Ok(())
+    }
+
+    /// Lets all stop, and returns what all told.
+    pub(crate) fn finish(&self) -> Result<Vec<Told>> {
+        let mut state = self.state();
+        let state = &mut *state;
+        for member in state.members.iter_mut().flatten() {
+            drop(member.child.stdin.take());
+        }
+        let deadline = Instant::now() + STOPPING;
+        for (worker, member) in state.members.iter_mut().enumerate() {
+            let Some(mut member) = member.take() else { continue };
+            while member.child.try_wait()?.is_none() {
+                if Instant::now() > deadline {
+                    eprintln!("worker {worker} did not stop in time");
+                    member.child.kill()?;
+                    member.child.wait()?;
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            state.past.push(Past { worker, journal: member.journal, ended: now() });
+        }
+        let mut told = Vec::new();
+        for past in &state.past {
+            let mut history = History::read(&past.journal, past.ended)?;
+            let stops = state.stops.iter().filter(|(worker, ..)| *worker == past.worker);
+            history.stalls.extend(stops.map(|(_, from, to)| (*from, *to)));
+            told.push(Told { worker: past.worker, history, ended: past.ended });
+        }
+        Ok(told)
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        for member in self.state().members.iter_mut().flatten() {
+            // Fails only when it is gone already.
+            drop(member.child.kill());
+            drop(member.child.wait());
+        }
+    }
+}
+
+fn holds(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|window| window == part)
+}

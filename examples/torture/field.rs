@@ -1,0 +1,161 @@
+//! The servers of a run, and how they are made well again.
+
+use std::time::Duration;
+
+use cluster_testenv::{Cluster, Node, Reply, Server, wait_for};
+
+use crate::args::Level;
+use crate::tasks::{LOCKS, lock_name};
+use crate::{PREFIX, Result};
+
+/// Longer than any pause here: a failover happens when it is ordered, and never because the machine is busy.
+const NODE_TIMEOUT: Duration = Duration::from_secs(15);
+/// While one is ordered: nobody votes twice for successors of the same primary within two of these.
+const TIMEOUT_OF_VOTERS: Duration = Duration::from_secs(3);
+const MASTERS: usize = 5;
+const ANSWERING: Duration = Duration::from_secs(10);
+
+/// All servers.
+#[derive(Debug)]
+pub(crate) enum Field {
+    Cluster(Cluster),
+    Masters(Vec<Node>),
+}
+
+impl Field {
+    /// With a proxy before each, and with files that a killed one comes back with.
+    pub(crate) fn start(level: Level, server: Server) -> Result<Self> {
+        // What was answered is written to the file, if not to the disk: enough for one that is killed on a machine that lives.
+        let persistence = [("--appendonly", "yes"), ("--appendfsync", "no")];
+        Ok(match level {
+            Level::Primary | Level::Replicated => {
+                let cluster = Cluster::builder(server).node_timeout(NODE_TIMEOUT).proxied();
+                let cluster = persistence.into_iter().fold(cluster, |cluster, (name, value)| cluster.arg(name, value));
+                Self::Cluster(cluster.start()?)
+            }
+            Level::Quorum => {
+                let node = Node::builder(server).proxied();
+                let node = persistence.into_iter().fold(node, |node, (name, value)| node.arg(name, value));
+                Self::Masters((0..MASTERS).map(|_| node.start()).collect::<Result<_, _>>()?)
+            }
+        })
+    }
+
+    pub(crate) fn nodes(&self) -> &[Node] {
+        match self {
+            Self::Cluster(cluster) => cluster.nodes(),
+            Self::Masters(nodes) => nodes,
+        }
+    }
+
+    pub(crate) fn urls(&self) -> Vec<String> {
+        self.nodes().iter().map(Node::url).collect()
+    }
+
+    /// The cluster.
+    ///
+    /// # Errors
+    ///
+    /// Where there is none.
+    pub(crate) fn cluster(&self) -> Result<&Cluster> {
+        match self {
+            Self::Cluster(cluster) => Ok(cluster),
+            Self::Masters(_) => Err("masters are no cluster".into()),
+        }
+    }
+
+    /// Those that grant a lock.
+    pub(crate) fn grantors(&self, lock: usize) -> Vec<&Node> {
+        match self {
+            Self::Cluster(cluster) => vec![cluster.primary_of_slot(cluster.keyslot(lock_name(lock)))],
+            Self::Masters(nodes) => nodes.iter().collect(),
+        }
+    }
+
+    /// Lets `order` have the votes that it needs for a failover, until [`Field::heal`].
+    ///
+    /// # Errors
+    ///
+    /// Those of `order`, and where there is no cluster.
+    pub(crate) fn with_votes<'a>(
+        &'a self,
+        order: impl FnOnce(&'a Cluster) -> cluster_testenv::Result<&'a Node>,
+    ) -> Result<()> {
+        self.set_node_timeout(TIMEOUT_OF_VOTERS)?;
+        order(self.cluster()?)?;
+        Ok(())
+    }
+
+    fn set_node_timeout(&self, timeout: Duration) -> Result<()> {
+        let timeout_ms = timeout.as_millis().to_string();
+        for node in self.nodes().iter().filter(|node| node.is_running()) {
+            node.command(&["CONFIG", "SET", "cluster-node-timeout", &timeout_ms])?.into_result()?;
+        }
+        Ok(())
+    }
+
+    /// Undoes whatever a fault has left, and waits until all is well: in a cluster until every primary is acknowledged by its
+    /// replica.
+    pub(crate) fn heal(&self) -> Result<()> {
+        for node in self.nodes() {
+            node.resume();
+            node.proxy().heal();
+            if !node.is_running() {
+                node.restart()?;
+            }
+            wait_for(format!("{} answering", node.addr()), ANSWERING, || node.set_memory_limit(0).ok())?;
+        }
+        if let Self::Cluster(cluster) = self {
+            self.set_node_timeout(NODE_TIMEOUT)?;
+            cluster.wait_ok()?;
+        }
+        Ok(())
+    }
+
+    /// The server's own word for its version.
+    pub(crate) fn version(&self) -> String {
+        let info = self.nodes()[0].command(&["INFO", "server"]);
+        let info = info.ok().and_then(|reply| reply.text().map(|text| text.into_owned())).unwrap_or_default();
+        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
+        match field("valkey_version:") {
+            Some(version) => format!("Valkey {version}"),
+            None => format!("Redis {}", field("redis_version:").unwrap_or_default()),
+        }
+    }
+
+    /// The keys of the locks at one node.
+    pub(crate) fn keys(&self, node: &Node) -> Result<Vec<Vec<u8>>> {
+        let reply = node.command(&["KEYS", &format!("{PREFIX}*")])?.into_result()?;
+        let keys = reply.array().unwrap_or_default().iter().filter_map(Reply::bytes);
+        Ok(keys.map(<[u8]>::to_vec).collect())
+    }
+
+    /// The keys without an end, which would stay for ever.
+    pub(crate) fn endless_keys(&self) -> Result<usize> {
+        let mut endless = 0;
+        for node in self.nodes() {
+            for key in self.keys(node)? {
+                let ttl = node.command(&[b"PTTL".as_slice(), &key])?;
+                endless += usize::from(ttl.int() == Some(-1));
+            }
+        }
+        Ok(endless)
+    }
+
+    /// Deletes all that these nodes know of a lock.
+    pub(crate) fn delete(&self, lock: usize, nodes: &[&Node]) -> Result<()> {
+        let name = format!("{{{}}}", lock_name(lock));
+        for node in nodes {
+            let keys = self.keys(node)?;
+            let ours = keys.into_iter().filter(|key| String::from_utf8_lossy(key).contains(&name));
+            for key in ours {
+                node.command(&[b"DEL".as_slice(), &key])?.into_result()?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn locks(&self) -> impl Iterator<Item = &'static str> {
+        (0..LOCKS).map(lock_name)
+    }
+}

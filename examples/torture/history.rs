@@ -1,0 +1,262 @@
+//! What happened, told by those to whom it happened.
+//!
+//! A worker writes one line per event, at once, so that one that is killed has told all that it knew. All processes of a machine
+//! share the clock that local validity counts on, so their lines can be laid side by side.
+
+use std::fmt::{self, Display};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis_rwlock::Mode;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::Result;
+
+/// A moment, in nanoseconds of the clock that runs during suspend too.
+pub(crate) type Moment = u64;
+
+pub(crate) fn now() -> Moment {
+    let time = clock_gettime(ClockId::Boottime);
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+pub(crate) fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// How a use of a lock ended, if its hold was not lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Gift {
+    Released,
+    Dropped,
+    Converted,
+}
+
+/// Writes the history of one process.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    file: File,
+    next: AtomicU64,
+}
+
+impl Journal {
+    pub(crate) fn create(path: &Path) -> Result<Self> {
+        Ok(Self { file: File::options().create(true).append(true).open(path)?, next: AtomicU64::new(1) })
+    }
+
+    /// A line is one write, so lines of several tasks do not mix.
+    fn tell(&self, line: fmt::Arguments<'_>) {
+        let told = (&self.file).write_all(format!("{line}\n").as_bytes());
+        told.expect("a file of our own can be written");
+    }
+
+    pub(crate) fn ready(&self) {
+        self.tell(format_args!("I {}", now()));
+    }
+
+    /// Somebody begins to ask; what comes back names all that follows of it.
+    pub(crate) fn asks(&self, lock: usize, mode: Mode) -> u64 {
+        self.begins('A', lock, mode)
+    }
+
+    /// Somebody who could not convert its hold still has it.
+    pub(crate) fn goes_on(&self, lock: usize, mode: Mode) -> u64 {
+        self.begins('B', lock, mode)
+    }
+
+    fn begins(&self, how: char, lock: usize, mode: Mode) -> u64 {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let mode = if mode == Mode::Read { 'r' } else { 'w' };
+        self.tell(format_args!("{how} {id} {} {lock} {mode}", now()));
+        id
+    }
+
+    pub(crate) fn gave_up(&self, id: u64, why: impl Display) {
+        self.tell(format_args!("W {id} {} {why}", now()));
+    }
+
+    pub(crate) fn granted(&self, id: u64, token: u64, until: Moment) {
+        self.tell(format_args!("G {id} {} {token} {until}", now()));
+    }
+
+    /// The hold may be trusted until then.
+    pub(crate) fn valid(&self, id: u64, until: Moment) {
+        self.tell(format_args!("V {id} {until}"));
+    }
+
+    /// Its user was told that it is lost.
+    pub(crate) fn lost(&self, id: u64, told: Moment, reason: impl Display) {
+        self.tell(format_args!("L {id} {told} {reason}"));
+    }
+
+    /// Its user is about to give it back.
+    pub(crate) fn ends(&self, id: u64, gift: Gift) {
+        let gift = match gift {
+            Gift::Released => 'r',
+            Gift::Dropped => 'd',
+            Gift::Converted => 'c',
+        };
+        self.tell(format_args!("E {id} {} {gift}", now()));
+    }
+
+    /// It is told to stop: whatever its tasks are at ends now.
+    pub(crate) fn stops(&self) {
+        self.tell(format_args!("Q {}", now()));
+    }
+
+    /// This process stood still.
+    pub(crate) fn stalled(&self, from: Moment, to: Moment) {
+        self.tell(format_args!("S {from} {to}"));
+    }
+
+    pub(crate) fn memory(&self, kib: u64) {
+        self.tell(format_args!("M {} {kib}", now()));
+    }
+}
+
+/// Where a use has its hold from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Origin {
+    Granted,
+    /// From an earlier use of the same task, which could not convert it: with the same token.
+    GoesOn,
+}
+
+/// One stay under a lock.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Use {
+    pub(crate) lock: usize,
+    pub(crate) mode: Mode,
+    pub(crate) origin: Origin,
+    pub(crate) token: u64,
+    pub(crate) asked: Moment,
+    /// When the caller had its guard.
+    pub(crate) granted: Moment,
+    /// The end of its local validity, as its user last saw it.
+    pub(crate) until: Moment,
+    /// When its user was told of the loss.
+    pub(crate) told: Option<Moment>,
+    /// When its user began to give it back, or was killed.
+    pub(crate) ended: Option<Moment>,
+}
+
+impl Use {
+    /// As long as this its user relied on the lock, and was right to.
+    pub(crate) fn end(&self) -> Moment {
+        [Some(self.until), self.told, self.ended].into_iter().flatten().min().unwrap_or(self.until)
+    }
+}
+
+/// An acquisition that came to nothing, or is not over.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Wait {
+    pub(crate) lock: usize,
+    pub(crate) asked: Moment,
+    pub(crate) gave_up: Moment,
+}
+
+/// All that one process told.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct History {
+    pub(crate) ready: Option<Moment>,
+    pub(crate) stopped: Option<Moment>,
+    pub(crate) uses: Vec<Use>,
+    pub(crate) waits: Vec<Wait>,
+    /// When it stood still.
+    pub(crate) stalls: Vec<(Moment, Moment)>,
+    /// When it had so many KiB.
+    pub(crate) memory: Vec<(Moment, u64)>,
+    /// Why acquisitions came to nothing.
+    pub(crate) reasons: std::collections::BTreeMap<String, usize>,
+}
+
+/// An id's uses and what is known of it so far.
+#[derive(Debug)]
+struct Open {
+    lock: usize,
+    mode: Mode,
+    origin: Origin,
+    asked: Moment,
+    place: Option<usize>,
+}
+
+impl History {
+    pub(crate) fn read(path: &Path, ended: Moment) -> Result<Self> {
+        let text = fs::read(path)?;
+        Self::parse(&String::from_utf8_lossy(&text), ended)
+    }
+
+    /// `ended` is when the process was gone.
+    pub(crate) fn parse(text: &str, ended: Moment) -> Result<Self> {
+        let (mut history, mut open) = (Self::default(), std::collections::HashMap::new());
+        for line in text.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            // The last line of one that was killed may be cut off.
+            if history.take(&words, &mut open).is_none() && text.ends_with(line) {
+                break;
+            }
+        }
+        let ended = history.stopped.map_or(ended, |stopped| stopped.min(ended));
+        for (_, open) in open {
+            match open.place {
+                Some(place) => history.uses[place].ended = Some(ended),
+                None => history.waits.push(Wait { lock: open.lock, asked: open.asked, gave_up: ended }),
+            }
+        }
+        Ok(history)
+    }
+
+    fn take(&mut self, words: &[&str], open: &mut std::collections::HashMap<u64, Open>) -> Option<()> {
+        let number = |at: usize| words.get(at)?.parse::<u64>().ok();
+        match *words.first()? {
+            "I" => self.ready = number(1),
+            "Q" => self.stopped = number(1),
+            how @ ("A" | "B") => {
+                let origin = if how == "A" { Origin::Granted } else { Origin::GoesOn };
+                let mode = if *words.get(4)? == "r" { Mode::Read } else { Mode::Write };
+                let lock = words.get(3)?.parse().ok()?;
+                open.insert(number(1)?, Open { lock, mode, origin, asked: number(2)?, place: None });
+            }
+            "W" => {
+                let Open { lock, asked, .. } = open.remove(&number(1)?)?;
+                self.waits.push(Wait { lock, asked, gave_up: number(2)? });
+                *self.reasons.entry(words.get(3..)?.join(" ")).or_default() += 1;
+            }
+            "G" => {
+                let asked = open.get_mut(&number(1)?)?;
+                let (granted, token, until) = (number(2)?, number(3)?, number(4)?);
+                let Open { lock, mode, origin, asked: at, .. } = *asked;
+                asked.place = Some(self.uses.len());
+                self.uses.push(Use { lock, mode, origin, token, asked: at, granted, until, told: None, ended: None });
+            }
+            "V" => self.uses[open.get(&number(1)?)?.place?].until = number(2)?,
+            "L" => self.uses[open.remove(&number(1)?)?.place?].told = number(2),
+            "E" => self.uses[open.remove(&number(1)?)?.place?].ended = number(2),
+            "S" => self.stalls.push((number(1)?, number(2)?)),
+            "M" => self.memory.push((number(1)?, number(2)?)),
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn use_ends_with_the_first_of_its_ends() {
+        let text = "I 1\nA 1 10 0 w\nG 1 20 7 100\nV 1 150\nE 1 60 r\nA 2 11 3 r\nW 2 30 it was taken\n\
+                    A 3 12 0 r\nG 3 70 8 130\nL 3 120 expired\nA 4 80 1 w\nG 4 90 9 300\nA 5 95 1 w\nG 5 9";
+        let history = History::parse(text, 200).expect("read");
+        let ends: Vec<_> = history.uses.iter().map(Use::end).collect();
+        assert_eq!(ends, [60, 120, 200]);
+        assert_eq!(history.uses[0].until, 150);
+        let gave_up: Vec<_> = history.waits.iter().map(|wait| (wait.lock, wait.gave_up)).collect();
+        assert_eq!(gave_up, [(3, 30), (1, 200)]);
+        assert_eq!(history.reasons["it was taken"], 1);
+    }
+}

@@ -1,0 +1,425 @@
+//! Whether what happened may have happened.
+//!
+//! Each use of a lock is a span: from the moment when its user had the guard until it began to give it back, was told of the
+//! loss, or could not trust the hold any longer, whichever came first. All is measured on the safe side: what is called a
+//! violation was one. Whatever is found counts for the fault that had begun last.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use redis_rwlock::Mode;
+
+use crate::crew::Told;
+use crate::faults::Column;
+use crate::history::{Moment, Origin, Use, nanos};
+use crate::register::{Kind, Ledger};
+
+/// How late a user may be told of a loss, counted from the end of its local validity.
+const TOLD_WITHIN: Duration = Duration::from_millis(100);
+/// A heartbeat and a try.
+const WORTH_TELLING: Duration = Duration::from_millis(1500);
+/// How soon each worker has a grant when all is well again.
+const PROGRESS: Duration = Duration::from_secs(3);
+
+/// One fault that was done, or two at once.
+#[derive(Clone, Debug)]
+pub(crate) struct Cycle {
+    pub(crate) name: String,
+    pub(crate) column: Column,
+    pub(crate) began: Moment,
+    /// When all was well again.
+    pub(crate) healed: Moment,
+    /// When the next one begins.
+    pub(crate) over: Moment,
+    /// How many faults.
+    pub(crate) count: usize,
+}
+
+/// What was found under one kind of fault.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) column: Column,
+    pub(crate) faults: usize,
+    pub(crate) grants: usize,
+    /// Conflicting uses at the same time.
+    pub(crate) overlaps: usize,
+    /// A token that is not above that of an earlier use.
+    pub(crate) token_order: usize,
+    /// Users who were told of a loss after somebody else had got in.
+    pub(crate) told_late: usize,
+    pub(crate) lost_fenced: u64,
+    pub(crate) lost_unfenced: u64,
+    /// Old tokens that the fence has refused.
+    pub(crate) refused: usize,
+    /// Holds that were lost, and how long after the fault's begin their users were told, at most.
+    pub(crate) losses: usize,
+    pub(crate) loss_told_after: Duration,
+    /// The longest time in which a lock was free, somebody waited for it, and nobody got it.
+    pub(crate) stall: Duration,
+    /// The same, counted from the moment when all was well again.
+    pub(crate) stall_when_well: Duration,
+    /// Workers without a grant in the first seconds after.
+    pub(crate) no_progress: usize,
+    /// The first violation of each kind, told in words.
+    pub(crate) examples: BTreeMap<&'static str, String>,
+}
+
+impl Row {
+    fn new(column: Column) -> Self {
+        Self {
+            column,
+            faults: 0,
+            grants: 0,
+            overlaps: 0,
+            token_order: 0,
+            told_late: 0,
+            lost_fenced: 0,
+            lost_unfenced: 0,
+            refused: 0,
+            losses: 0,
+            loss_told_after: Duration::ZERO,
+            stall: Duration::ZERO,
+            stall_when_well: Duration::ZERO,
+            no_progress: 0,
+            examples: BTreeMap::new(),
+        }
+    }
+
+    /// What must not be where a level claims to survive.
+    pub(crate) fn violations(&self) -> usize {
+        self.overlaps + self.token_order + self.told_late
+    }
+}
+
+/// All that was found.
+#[derive(Debug)]
+pub(crate) struct Findings {
+    pub(crate) rows: BTreeMap<String, Row>,
+    /// What a worker's memory grew from the first third of the run on, in KiB, and to: that of the worker where it grew most.
+    pub(crate) memory: Option<(u64, u64)>,
+}
+
+/// What stands for the time before the first fault.
+pub(crate) const CALM: &str = "(none yet)";
+
+#[derive(Debug)]
+struct Judge<'a> {
+    cycles: &'a [Cycle],
+    began: Moment,
+    rows: BTreeMap<String, Row>,
+}
+
+/// A use, and who told of it.
+#[derive(Clone, Copy, Debug)]
+struct Seen<'a> {
+    used: &'a Use,
+    teller: usize,
+}
+
+pub(crate) fn judge(told: &[Told], ledger: &Ledger, cycles: &[Cycle], began: Moment, locks: usize) -> Findings {
+    let mut rows = BTreeMap::from([(CALM.to_owned(), Row::new(Column::Left))]);
+    for cycle in cycles {
+        rows.entry(cycle.name.clone()).or_insert_with(|| Row::new(cycle.column)).faults += cycle.count;
+    }
+    let mut judge = Judge { cycles, began, rows };
+    for lock in 0..locks {
+        let mut uses: Vec<_> = told
+            .iter()
+            .enumerate()
+            .flat_map(|(teller, told)| {
+                let of_lock = told.history.uses.iter().filter(move |used| used.lock == lock);
+                of_lock.map(move |used| Seen { used, teller })
+            })
+            .collect();
+        uses.sort_unstable_by_key(|seen| seen.used.granted);
+        judge.overlaps_and_tokens(&uses);
+        judge.losses(&uses, told);
+        judge.stalls(lock, &uses, told);
+    }
+    for lost in &ledger.lost {
+        let row = judge.row(lost.at);
+        match lost.kind {
+            Kind::Fenced => row.lost_fenced += lost.count,
+            Kind::Unfenced => row.lost_unfenced += lost.count,
+        }
+    }
+    for refused in &ledger.refused {
+        judge.row(*refused).refused += 1;
+    }
+    judge.progress(told);
+    let memory = memory(told, began, cycles.last().map_or(began, |cycle| cycle.over));
+    Findings { rows: judge.rows, memory }
+}
+
+impl Judge<'_> {
+    fn cycle(&self, at: Moment) -> Option<&Cycle> {
+        let after = self.cycles.partition_point(|cycle| cycle.began <= at);
+        self.cycles[..after].last()
+    }
+
+    fn row(&mut self, at: Moment) -> &mut Row {
+        let name = self.cycle(at).map_or(CALM, |cycle| &cycle.name).to_owned();
+        self.rows.entry(name).or_insert_with(|| Row::new(Column::Left))
+    }
+
+    fn finds(&mut self, kind: &'static str, at: Moment, what: String) -> &mut Row {
+        let began = self.began;
+        let since = self.cycle(at).map(|cycle| at - cycle.began);
+        let row = self.row(at);
+        row.examples.entry(kind).or_insert_with(|| {
+            let since = since.map(|since| format!(", {} ms after the fault began", since / 1_000_000));
+            format!("{:.3} s{}: {kind}: {what}", seconds(at, began), since.unwrap_or_default())
+        });
+        row
+    }
+
+    /// The uses of one lock, by the moment of their grants.
+    fn overlaps_and_tokens(&mut self, uses: &[Seen<'_>]) {
+        let began = self.began;
+        let mut inside: Vec<Seen<'_>> = Vec::new();
+        // The highest tokens of those that are over.
+        let (mut written, mut read) = (None::<Seen<'_>>, None::<Seen<'_>>);
+        for new in uses {
+            let granted = new.used.granted;
+            self.row(granted).grants += 1;
+            inside.retain(|old| {
+                let is_inside = old.used.end() > granted;
+                if !is_inside {
+                    let highest = if old.used.mode == Mode::Write { &mut written } else { &mut read };
+                    *highest = highest.filter(|highest| highest.used.token >= old.used.token).or(Some(*old));
+                }
+                is_inside
+            });
+            if new.used.end() <= granted {
+                continue; // it was over before its user could begin
+            }
+            for old in &inside {
+                if old.used.mode == Mode::Write || new.used.mode == Mode::Write {
+                    let what = format!("{} and {}", describe(*old, began), describe(*new, began));
+                    self.finds("overlap", granted, what).overlaps += 1;
+                }
+            }
+            // Readers of a phase share theirs.
+            let below = [written, read.filter(|_| new.used.mode == Mode::Write)].into_iter().flatten();
+            let least = new.used.token + u64::from(new.used.origin == Origin::GoesOn);
+            if let Some(old) = below.max_by_key(|old| old.used.token).filter(|old| old.used.token >= least) {
+                let what = format!("{} before {}", describe(old, began), describe(*new, began));
+                self.finds("token order", granted, what).token_order += 1;
+            }
+            inside.push(*new);
+        }
+    }
+
+    /// Whoever is told late is told before anybody else is in, unless its process stood still.
+    fn losses(&mut self, uses: &[Seen<'_>], told: &[Told]) {
+        let began = self.began;
+        for (place, seen) in uses.iter().enumerate() {
+            let Some(at) = seen.used.told else { continue };
+            let since = self.cycle(at).map(|cycle| Duration::from_nanos(at - cycle.began));
+            let row = self.row(at);
+            row.losses += 1;
+            row.loss_told_after = row.loss_told_after.max(since.unwrap_or_default());
+            let until = seen.used.until;
+            let stood_still = |&(from, to): &(Moment, Moment)| from < at && to > until;
+            if at <= until + nanos(TOLD_WITHIN) || told[seen.teller].history.stalls.iter().any(stood_still) {
+                continue;
+            }
+            let conflicts = |other: &&Seen<'_>| seen.used.mode == Mode::Write || other.used.mode == Mode::Write;
+            let mut later = uses[place + 1..].iter().take_while(|other| other.used.granted < at);
+            if let Some(other) = later.find(|other| other.used.granted >= until && conflicts(other)) {
+                let (seen, other) = (describe(*seen, began), describe(*other, began));
+                let what = format!("{seen}; meanwhile {other}");
+                self.finds("told late", at, what).told_late += 1;
+            }
+        }
+    }
+
+    /// The longest spans in which nobody is inside and somebody waits.
+    fn stalls(&mut self, lock: usize, uses: &[Seen<'_>], told: &[Told]) {
+        // Waiters and users, each one more or one less.
+        let mut changes: Vec<(Moment, i64, i64)> = Vec::new();
+        for Seen { used, .. } in uses {
+            changes.push((used.asked, 1, 0));
+            changes.push((used.granted, -1, 1));
+            changes.push((used.end().max(used.granted), 0, -1));
+        }
+        for wait in told.iter().flat_map(|told| &told.history.waits).filter(|wait| wait.lock == lock) {
+            changes.push((wait.asked, 1, 0));
+            changes.push((wait.gave_up, -1, 0));
+        }
+        changes.sort_unstable();
+        let (mut waiting, mut inside, mut since) = (0, 0, None);
+        for (at, waiters, users) in changes {
+            (waiting, inside) = (waiting + waiters, inside + users);
+            match (waiting > 0 && inside == 0, since) {
+                (true, None) => since = Some(at),
+                (false, Some(from)) => {
+                    self.stalled(lock, from, at);
+                    since = None;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn stalled(&mut self, lock: usize, from: Moment, to: Moment) {
+        // It counts for what had begun when it was over.
+        let well = self.cycle(to).map_or(from, |cycle| cycle.healed.max(from));
+        let began = self.began;
+        let row = self.row(to);
+        if to.saturating_sub(well) > nanos(WORTH_TELLING.max(row.stall_when_well)) {
+            let [from, well, to] = [from, well, to].map(|at| format!("{:.3}", seconds(at, began)));
+            let what = format!("stall: lock {lock} was free from {from} to {to} s, all was well from {well} s on");
+            row.examples.insert("stall", what);
+        }
+        row.stall = row.stall.max(Duration::from_nanos(to - from));
+        row.stall_when_well = row.stall_when_well.max(Duration::from_nanos(to.saturating_sub(well)));
+    }
+
+    fn progress(&mut self, told: &[Told]) {
+        let mut grants: Vec<Vec<Moment>> = Vec::new();
+        for told in told {
+            grants.push(told.history.uses.iter().map(|used| used.granted).collect());
+            grants.last_mut().expect("pushed").sort_unstable();
+        }
+        let cycles: Vec<_> = self.cycles.to_vec();
+        for cycle in cycles.iter().filter(|cycle| cycle.over >= cycle.healed + nanos(PROGRESS)) {
+            for (told, grants) in told.iter().zip(&grants) {
+                let is_there = told.history.ready.is_some_and(|ready| ready <= cycle.healed)
+                    && told.ended >= cycle.healed + nanos(PROGRESS);
+                let next = grants.get(grants.partition_point(|at| *at < cycle.healed));
+                if is_there && next.is_none_or(|at| *at > cycle.healed + nanos(PROGRESS)) {
+                    let what = format!("worker {} has no grant within 3 s after all was well", told.worker);
+                    self.finds("no progress", cycle.healed, what).no_progress += 1;
+                }
+            }
+        }
+    }
+}
+
+/// A third of the run, and the end: of those that lived as long.
+fn memory(told: &[Told], began: Moment, over: Moment) -> Option<(u64, u64)> {
+    let second_third = began + over.saturating_sub(began) / 3;
+    let grown = told.iter().filter_map(|told| {
+        let looks = &told.history.memory;
+        let first = looks.iter().find(|(at, _)| *at >= second_third)?;
+        let last = looks.last().filter(|(at, _)| *at + nanos(PROGRESS) >= over)?;
+        let is_old = looks.first().is_some_and(|(at, _)| *at < second_third);
+        is_old.then_some((first.1, last.1))
+    });
+    grown.max_by_key(|(first, last)| last.saturating_sub(*first))
+}
+
+fn seconds(at: Moment, began: Moment) -> f64 {
+    Duration::from_nanos(at.saturating_sub(began)).as_secs_f64()
+}
+
+fn describe(seen: Seen<'_>, began: Moment) -> String {
+    let Use { lock, mode, token, asked, granted, until, told, ended, .. } = seen.used;
+    let at = |moment: &Moment| format!("{:.3}", seconds(*moment, began));
+    let end = match (told, ended) {
+        (Some(told), _) => format!("told at {}", at(told)),
+        (None, Some(ended)) => format!("gave back at {}", at(ended)),
+        (None, None) => "never ended".to_owned(),
+    };
+    let (asked, granted, until) = (at(asked), at(granted), at(until));
+    format!(
+        "{mode:?} of lock {lock} by {} (token {token}, asked {asked}, granted {granted}, valid until {until}, {end})",
+        seen.teller
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::History;
+
+    const MS: u64 = 1_000_000;
+
+    fn told(worker: usize, lines: &[&str]) -> Told {
+        // Times are given in milliseconds.
+        let in_nanos = |line: &&str| {
+            let times: &[usize] = match line.as_bytes()[0] {
+                b'A' | b'B' | b'W' | b'E' | b'L' | b'V' => &[2],
+                b'G' => &[2, 4],
+                b'S' => &[1, 2],
+                _ => &[1],
+            };
+            let word = |(place, word): (usize, &str)| {
+                if times.contains(&place) { (word.parse::<u64>().unwrap() * MS).to_string() } else { word.to_owned() }
+            };
+            line.split(' ').enumerate().map(word).collect::<Vec<_>>().join(" ") + "\n"
+        };
+        let text: String = lines.iter().map(in_nanos).collect();
+        Told { worker, history: History::parse(&text, 100_000 * MS).unwrap(), ended: 100_000 * MS }
+    }
+
+    fn row(told: &[Told]) -> Row {
+        let cycle = Cycle {
+            name: "fault".to_owned(),
+            column: Column::Left,
+            began: 0,
+            healed: 2000 * MS,
+            over: 9000 * MS,
+            count: 1,
+        };
+        judge(told, &Ledger::default(), &[cycle], 0, 1).rows.remove("fault").unwrap()
+    }
+
+    const WRITER: &[&str] =
+        &["I 1", "A 1 10 0 w", "G 1 20 7 500", "E 1 100 r", "A 9 2000 0 w", "G 9 2001 99 2002", "E 9 2002 r"];
+
+    fn beside(lines: &[&str]) -> Row {
+        row(&[told(0, WRITER), told(1, lines)])
+    }
+
+    #[test]
+    fn uses_that_conflict_overlap_as_long_as_both_are_valid() {
+        assert_eq!(beside(&["A 1 10 0 w", "G 1 90 8 500", "E 1 200 r"]).overlaps, 1);
+        assert_eq!(beside(&["A 1 10 0 r", "G 1 90 8 500", "E 1 200 r"]).overlaps, 1);
+        let after = beside(&["A 1 10 0 w", "G 1 100 8 500", "E 1 200 r"]);
+        assert_eq!((after.overlaps, after.token_order, after.grants), (0, 0, 3));
+        // The first one's validity is over.
+        let first = told(0, &["A 1 10 0 w", "G 1 20 7 60", "E 1 900 r"]);
+        assert_eq!(row(&[first, told(1, &["A 1 10 0 w", "G 1 90 8 500", "E 1 200 r"])]).overlaps, 0);
+        let [one, other] = [0, 1].map(|worker| told(worker, &["A 1 10 0 r", "G 1 20 7 500", "E 1 100 r"]));
+        assert_eq!(row(&[one, other]).overlaps, 0);
+    }
+
+    #[test]
+    fn token_that_does_not_grow_is_found() {
+        for token in [6, 7] {
+            let row = beside(&["A 1 10 0 w", &format!("G 1 200 {token} 500"), "E 1 300 r"]);
+            assert_eq!((row.token_order, row.overlaps), (1, 0));
+        }
+        assert_eq!(beside(&["A 1 10 0 r", "G 1 200 7 500", "E 1 300 r"]).token_order, 1);
+        let readers =
+            told(0, &["A 1 10 0 r", "G 1 20 7 500", "E 1 100 r", "A 2 110 0 r", "G 2 120 7 500", "E 2 130 r"]);
+        assert_eq!(row(&[readers]).token_order, 0);
+    }
+
+    #[test]
+    fn loss_that_is_told_after_another_grant_is_late_unless_its_process_stood_still() {
+        let other = || told(1, &["A 1 10 0 w", "G 1 700 8 900", "E 1 800 r"]);
+        let late = ["A 1 10 0 w", "G 1 20 7 500", "L 1 750 expired"];
+        assert_eq!(row(&[told(0, &late), other()]).told_late, 1);
+        assert_eq!(row(&[told(0, &[&late[..], &["S 480 745"]].concat()), other()]).told_late, 0);
+        assert_eq!(row(&[told(0, &["A 1 10 0 w", "G 1 20 7 500", "L 1 699 expired"]), other()]).told_late, 0);
+    }
+
+    #[test]
+    fn free_lock_that_somebody_waits_for_stands_still() {
+        let row = beside(&["A 1 30 0 w", "G 1 350 8 900", "E 1 400 r"]);
+        assert_eq!(row.stall, Duration::from_millis(250));
+        assert_eq!(row.stall_when_well, Duration::from_millis(1));
+    }
+
+    #[test]
+    fn worker_without_a_grant_after_healing_is_found() {
+        let served = ["I 1", "A 1 4000 0 w", "G 1 4900 100 5000", "E 1 4950 r"];
+        assert_eq!(beside(&served).no_progress, 0);
+        assert_eq!(beside(&["I 1", "A 1 4000 0 w", "G 1 5100 100 5200", "E 1 5150 r"]).no_progress, 1);
+        // It came later.
+        assert_eq!(beside(&["I 2500"]).no_progress, 0);
+    }
+}

@@ -1,0 +1,76 @@
+//! Tortures the locks: worker processes on real servers, every fault that the test environment knows, and a judge.
+//!
+//! ```text
+//! cargo run --release --example torture -- --level primary --server redis --minutes 1 --seed 7 --faults all
+//! ```
+//!
+//! The servers come from `cluster-testenv/install`. Linux only. However the run ends, no server and no worker outlives it.
+//!
+//! - `run`: starts everything, hurts and heals by the seed, and ends it
+//! - `field`: the servers, and how they are made well again
+//! - `faults` and its folder: what can be done to servers, network and workers, and which level claims to survive it
+//! - `crew`: the worker processes, as the parent sees them
+//! - `worker`, `tasks`: what a worker process does
+//! - `register`: what the locks protect, with a fence and without
+//! - `history`: what happened, as the workers tell it
+//! - `judge`: whether that may be
+//! - `report`: the table
+
+mod args;
+mod crew;
+mod faults;
+mod field;
+mod history;
+mod judge;
+mod register;
+mod report;
+mod run;
+mod tasks;
+mod worker;
+
+use std::env;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::args::{Args, Asks, HELP};
+use crate::worker::Order;
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What all keys of the locks begin with.
+const PREFIX: &str = "torture";
+/// Of most holds. Short, so that many renewals happen; longer than an ordered failover takes.
+const LEASE: Duration = Duration::from_secs(3);
+/// Of some, on a cluster.
+const LONGEST_LEASE: Duration = Duration::from_secs(8);
+
+fn main() -> ExitCode {
+    if let Some(order) = Order::of_this_process() {
+        return end(order.and_then(|order| worker::run(&order)).map(|()| true));
+    }
+    let args = match Args::parse(env::args().skip(1)) {
+        Ok(args) => args,
+        Err(complaint) => {
+            eprintln!("{complaint}\n\n{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    match args.asks {
+        Asks::Help => println!("{HELP}"),
+        Asks::List => print!("{}", faults::list(args.level)),
+        Asks::Run => return end(run::run(&args)),
+    }
+    ExitCode::SUCCESS
+}
+
+fn end(outcome: Result<bool>) -> ExitCode {
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("torture: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The table, and whether the run is as it should be.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use crate::args::{Args, Style};
+use crate::faults::Column;
+use crate::judge::{Findings, Row};
+
+/// Growth that is no leak: a run's first minutes fill caches and arenas.
+const FLAT_KIB: u64 = 4096;
+
+/// What was found beside the history.
+#[derive(Debug)]
+pub(crate) struct Aftermath {
+    /// Locks that are held or waited for a lease after all workers have ended, and keys that would stay for ever.
+    pub(crate) left: usize,
+    /// How long faults were done.
+    pub(crate) lasted: Duration,
+    pub(crate) version: String,
+    /// Faults that could not be done.
+    pub(crate) failed: Vec<String>,
+    pub(crate) updates: u64,
+}
+
+const HEADS: [&str; 12] = [
+    "fault",
+    "faults",
+    "grants",
+    "overlaps",
+    "token order",
+    "told late",
+    "lost updates, fenced",
+    "unfenced",
+    "longest stall",
+    "of it when well",
+    "losses, told after at most",
+    "no progress",
+];
+
+fn seconds(span: Duration) -> String {
+    format!("{:.1} s", span.as_secs_f64())
+}
+
+fn cells(name: &str, row: &Row) -> [String; 12] {
+    let name = if row.column == Column::Right { format!("{name} *") } else { name.to_owned() };
+    let losses = if row.losses == 0 { "0".into() } else { format!("{}, {}", row.losses, seconds(row.loss_told_after)) };
+    [
+        name,
+        row.faults.to_string(),
+        row.grants.to_string(),
+        row.overlaps.to_string(),
+        row.token_order.to_string(),
+        row.told_late.to_string(),
+        row.lost_fenced.to_string(),
+        row.lost_unfenced.to_string(),
+        seconds(row.stall),
+        seconds(row.stall_when_well),
+        losses,
+        row.no_progress.to_string(),
+    ]
+}
+
+pub(crate) fn table(style: Style, findings: &Findings) -> String {
+    let rows: Vec<_> = findings.rows.iter().map(|(name, row)| cells(name, row)).collect();
+    let heads = HEADS.map(str::to_owned);
+    let all = || std::iter::once(&heads).chain(&rows);
+    let mut text = String::new();
+    let widths: Vec<_> = (0..HEADS.len()).map(|column| all().map(|row| row[column].len()).max().unwrap_or(0)).collect();
+    for (number, row) in all().enumerate() {
+        let line = match style {
+            Style::Markdown => format!("| {} |", row.join(" | ")),
+            Style::Plain => {
+                let padded = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+                padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+            }
+        };
+        // Writing to a text does not fail.
+        writeln!(text, "{line}").unwrap_or_default();
+        if number == 0 && style == Style::Markdown {
+            writeln!(text, "|{}", "---|".repeat(HEADS.len())).unwrap_or_default();
+        }
+    }
+    text
+}
+
+/// Prints everything. Whether the run is as it should be.
+pub(crate) fn report(args: &Args, findings: &Findings, aftermath: &Aftermath) -> bool {
+    let rows = || findings.rows.values();
+    let (grants, faults): (usize, usize) = (rows().map(|row| row.grants).sum(), rows().map(|row| row.faults).sum());
+    let refused: usize = rows().map(|row| row.refused).sum();
+    println!("\n{}", table(args.style, findings));
+    println!("* not survived at this level: what happens is counted");
+    println!(
+        "level {}, {}, {} workers, seed {}, {:.1} min: {grants} grants, {faults} faults, {} updates, {refused} old tokens refused",
+        args.level.name(),
+        aftermath.version,
+        args.workers,
+        args.seed,
+        aftermath.lasted.as_secs_f64() / 60.0,
+        aftermath.updates,
+    );
+    match findings.memory {
+        Some((first, last)) => println!("memory of the worker that grew most: {first} KiB, {last} KiB at the end"),
+        None => println!("memory: no worker lived long enough"),
+    }
+    println!("left on the servers a lease after the end: {}", aftermath.left);
+    for failed in &aftermath.failed {
+        println!("could not be done: {failed}");
+    }
+    for (name, row) in &findings.rows {
+        for example in row.examples.values() {
+            println!("{name}: {example}");
+        }
+    }
+    let complaints = complaints(args, findings, aftermath);
+    complaints.iter().for_each(|complaint| println!("FAILED: {complaint}"));
+    complaints.is_empty()
+}
+
+fn complaints(args: &Args, findings: &Findings, aftermath: &Aftermath) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let survived = || findings.rows.values().filter(|row| row.column == Column::Left);
+    let violations: usize = survived().map(Row::violations).sum();
+    match args.plant {
+        Some(plant) if violations == 0 => complaints.push(format!("the planted fault {} was not found", plant.name())),
+        Some(plant) => println!("the planted fault {} was found: {violations} violations", plant.name()),
+        None if violations > 0 => complaints.push(format!("{violations} violations under faults that are survived")),
+        None => {}
+    }
+    if args.plant.is_some() {
+        return complaints;
+    }
+    let fenced: u64 = findings.rows.values().map(|row| row.lost_fenced).sum();
+    let idle: usize = findings.rows.values().map(|row| row.no_progress).sum();
+    if fenced > 0 {
+        complaints.push(format!("{fenced} updates lost behind the fence"));
+    }
+    if idle > 0 {
+        complaints.push(format!("{idle} times a worker had no grant within 3 s after all was well"));
+    }
+    if aftermath.left > 0 {
+        complaints.push(format!("{} things left on the servers", aftermath.left));
+    }
+    if let Some((first, last)) = findings.memory
+        && last > first + first / 4 + FLAT_KIB
+    {
+        complaints.push(format!("memory grew from {first} KiB to {last} KiB"));
+    }
+    if !aftermath.failed.is_empty() {
+        complaints.push("a fault could not be done".to_owned());
+    }
+    complaints
+}

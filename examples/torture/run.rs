@@ -1,0 +1,229 @@
+//! One run: servers and workers start, faults happen and are healed by the seed, all ends and is judged.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::Arc;
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use redis_rwlock::{QuorumManager, RedisManager, RwLockManager, Topology};
+
+use crate::args::{Args, Keeps, Level};
+use crate::crew::Crew;
+use crate::faults::{self, Column, Fault, Mixes, Scene};
+use crate::field::Field;
+use crate::history::now;
+use crate::judge::{self, Cycle};
+use crate::register::Registers;
+use crate::report::{self, Aftermath};
+use crate::tasks::LOCKS;
+use crate::worker::Order;
+use crate::{LEASE, LONGEST_LEASE, PREFIX, Result};
+
+/// Before the first fault.
+const CALM: Duration = Duration::from_secs(1);
+/// Masters that have just been started do not vote before.
+const CALM_OF_MASTERS: Duration = Duration::from_secs(5);
+/// After each fault: whatever it has led to is over when the next one begins.
+const SETTLING: Duration = Duration::from_millis(3500);
+/// A master that was restarted votes again a lease later, by its uptime in whole seconds.
+const SETTLING_OF_MASTERS: Duration = Duration::from_secs(5);
+const PAIR_EVERY: usize = 4;
+
+/// The folder with the histories.
+#[derive(Debug)]
+struct Folder {
+    path: PathBuf,
+    keeps: Keeps,
+}
+
+impl Folder {
+    fn make(keeps: Keeps) -> Result<Self> {
+        let path = env::temp_dir().join(format!("torture-{}", process::id()));
+        fs::create_dir(&path)?;
+        Ok(Self { path, keeps })
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        match self.keeps {
+            Keeps::Histories => println!("histories: {}", self.path.display()),
+            Keeps::Nothing => fs::remove_dir_all(&self.path).unwrap_or_default(),
+        }
+    }
+}
+
+/// Whether all is as it should be.
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    if args.level == Level::Replicated {
+        return Err("the level replicated is not in this version".into());
+    }
+    let faults = faults::chosen(args)?;
+    let folder = Folder::make(args.keeps)?;
+    let field = Field::start(args.level, args.server)?;
+    let registers = Registers::start(&folder.path, LOCKS)?;
+    let crew = Crew::start(args.workers, order(args, &field, &registers, &folder.path), &folder.path)?;
+    let began = now();
+    sleep(if matches!(field, Field::Cluster(_)) { CALM } else { CALM_OF_MASTERS });
+    let scene = Scene { field: &field, crew: &crew };
+    let mut plan = Plan::new(faults, args.seed);
+    let (mut cycles, mut failed) = (Vec::new(), Vec::new());
+    let over = Instant::now() + args.duration;
+    let started = Instant::now();
+    while Instant::now() < over {
+        let pick = plan.next();
+        println!("{:7.1} s  {}", started.elapsed().as_secs_f64(), names(&pick));
+        let (cycle, outcome) = cycle(&scene, &pick, &mut plan.rng);
+        cycles.push(cycle);
+        if let Err(error) = outcome {
+            println!("           could not be done: {error}");
+            failed.push(format!("{}: {error}", names(&pick)));
+            if let Err(error) = recover(&scene) {
+                failed.push(format!("the run was broken off: {error}"));
+                break;
+            }
+        }
+    }
+    let lasted = started.elapsed();
+    let told = crew.finish()?;
+    sleep(longest_lease(&field) + LEASE / 3);
+    let left = left_over(args.level, &field)?;
+    let ledger = registers.ledger();
+    let findings = judge::judge(&told, &ledger, &cycles, began, LOCKS);
+    let aftermath = Aftermath { left, lasted, version: field.version(), failed, updates: ledger.updates };
+    Ok(report::report(args, &findings, &aftermath))
+}
+
+fn order(args: &Args, field: &Field, registers: &Registers, dir: &Path) -> Order {
+    Order {
+        level: args.level,
+        plant: args.plant,
+        seed: args.seed,
+        journal: dir.to_owned(),
+        registers: registers.path().to_owned(),
+        urls: field.urls(),
+    }
+}
+
+/// What happens when, by the seed: all that was chosen, in an order of chance, again and again.
+#[derive(Debug)]
+struct Plan {
+    rng: Rng,
+    faults: Vec<Fault>,
+    ahead: Vec<Fault>,
+    picked: usize,
+}
+
+impl Plan {
+    fn new(faults: Vec<Fault>, seed: u64) -> Self {
+        Self { rng: Rng::with_seed(seed), faults, ahead: Vec::new(), picked: 0 }
+    }
+
+    /// One, or two at once.
+    fn next(&mut self) -> Vec<Fault> {
+        if self.ahead.is_empty() {
+            self.ahead = self.faults.clone();
+            self.rng.shuffle(&mut self.ahead);
+        }
+        self.picked += 1;
+        let mut pick: Vec<_> = self.ahead.pop().into_iter().collect();
+        let others: Vec<_> = self.faults.iter().filter(|fault| fault.mixes == Mixes::Yes).collect();
+        if self.picked.is_multiple_of(PAIR_EVERY) && self.faults.len() > 1 && !others.is_empty() {
+            let other = *others[self.rng.usize(..others.len())];
+            pick.extend((pick[0].name != other.name).then_some(other));
+        }
+        pick
+    }
+}
+
+fn names(pick: &[Fault]) -> String {
+    pick.iter().map(|fault| fault.name).collect::<Vec<_>>().join(" + ")
+}
+
+/// Pairs are one row, or the table would have hundreds.
+fn row_name(pick: &[Fault], column: Column) -> String {
+    match (pick.len(), column) {
+        (1, _) => names(pick),
+        (_, Column::Left) => "two at once".to_owned(),
+        (_, Column::Right) => "two at once, one not survived".to_owned(),
+    }
+}
+
+/// Hurts, heals, and waits until whatever came of it is over.
+fn cycle(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> (Cycle, Result<()>) {
+    let began = now();
+    let outcome = happen(scene, pick, rng).and_then(|()| {
+        scene.field.heal()?;
+        scene.crew.replace()
+    });
+    let healed = now();
+    if outcome.is_ok() {
+        sleep(settling(scene.field));
+    }
+    let column = pick.iter().map(|fault| fault.column).max().unwrap_or(Column::Left);
+    let count = if outcome.is_ok() { pick.len() } else { 0 };
+    (Cycle { name: row_name(pick, column), column, began, healed, over: now(), count }, outcome)
+}
+
+/// All at once.
+fn happen(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> Result<()> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = pick
+            .iter()
+            .map(|fault| {
+                let mut rng = rng.fork();
+                scope.spawn(move || (fault.happen)(scene, &mut rng))
+            })
+            .collect();
+        threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a fault panicked")?)
+    })
+}
+
+/// After a fault that went wrong half way.
+fn recover(scene: &Scene<'_>) -> Result<()> {
+    scene.field.nodes().iter().for_each(|node| node.proxy().cut());
+    scene.field.heal()?;
+    scene.crew.replace()?;
+    sleep(settling(scene.field));
+    Ok(())
+}
+
+fn longest_lease(field: &Field) -> Duration {
+    match field {
+        Field::Cluster(_) => LONGEST_LEASE,
+        Field::Masters(_) => LEASE,
+    }
+}
+
+fn settling(field: &Field) -> Duration {
+    match field {
+        Field::Cluster(_) => SETTLING,
+        Field::Masters(_) => SETTLING_OF_MASTERS,
+    }
+}
+
+/// Locks that are held or waited for, and keys that would stay for ever.
+fn left_over(level: Level, field: &Field) -> Result<usize> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let locks: Arc<dyn RwLockManager> = match level {
+            Level::Primary | Level::Replicated => {
+                Arc::new(RedisManager::builder(Topology::cluster(field.urls())).key_prefix(PREFIX).connect().await?)
+            }
+            Level::Quorum => Arc::new(QuorumManager::builder(field.urls()).key_prefix(PREFIX).connect().await?),
+        };
+        let mut left = field.endless_keys()?;
+        for name in field.locks() {
+            let view = locks.inspect(name).await?;
+            if !view.is_free() || !view.waiters.is_empty() {
+                println!("left: {view:?}");
+                left += 1;
+            }
+        }
+        Ok(left)
+    })
+}

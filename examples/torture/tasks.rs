@@ -1,0 +1,425 @@
+//! What the tasks of a worker do, again and again: take a lock, stay under it, give it back.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use redis_rwlock::{Acquire, Error, Guard, LossReason, Mode, ReadGuard, RwLockManager, WriteGuard};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::args::{Level, Plant};
+use crate::history::{Gift, Journal, Moment, nanos, now};
+use crate::register::{Client, Kind};
+use crate::worker::Order;
+use crate::{LEASE, LONGEST_LEASE, Result, worker};
+
+/// The locks, by how they are used: many short stays, long stays that are renewed, and few who want it at all. Most of the slow
+/// ones are in one shard of a new cluster, and so are most of the cold ones: what befalls it befalls many who are inside.
+const NAMES: [&str; 14] = [
+    "hot-0", "hot-2", "slow-2", "slow-3", "slow-6", "slow-7", "slow-0", "slow-1", "cold-1", "cold-2", "cold-6",
+    "cold-11", "cold-0", "cold-3",
+];
+const HOT: Range<usize> = 0..2;
+pub(crate) const SLOW: Range<usize> = 2..8;
+pub(crate) const COLD: Range<usize> = 8..14;
+pub(crate) const LOCKS: usize = NAMES.len();
+
+/// What the lock of that number is called.
+pub(crate) fn lock_name(lock: usize) -> &'static str {
+    NAMES[lock]
+}
+
+const WAIT: Duration = Duration::from_secs(5);
+/// Between two looks at how long a hold may be trusted.
+const STEP: Duration = Duration::from_millis(100);
+/// A planted fault: so much longer somebody goes on who was told that the hold is lost.
+const BEYOND: Duration = Duration::from_millis(1500);
+const COMING: Duration = Duration::from_secs(1);
+const AFTER_A_FAILURE: Duration = Duration::from_millis(50);
+
+/// Which locks a task takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Role {
+    Hot,
+    Slow,
+    Cold,
+    /// A cold one, each time with a manager that has just come and knows nothing of what was before.
+    Guest,
+}
+
+impl Role {
+    /// Of the tasks of a worker. A quorum asks five servers each time, and nobody queues.
+    pub(crate) fn of(level: Level) -> &'static [Self] {
+        match level {
+            Level::Primary | Level::Replicated => {
+                use Role::{Cold, Guest, Hot, Slow};
+                &[Hot, Hot, Hot, Slow, Slow, Slow, Slow, Cold, Cold, Cold, Guest]
+            }
+            Level::Quorum => &[Self::Hot, Self::Slow, Self::Slow, Self::Cold, Self::Cold],
+        }
+    }
+
+    fn lock(self, rng: &mut Rng) -> usize {
+        match self {
+            Self::Hot => rng.usize(HOT),
+            Self::Slow => rng.usize(SLOW),
+            Self::Cold | Self::Guest => rng.usize(COLD),
+        }
+    }
+
+    /// A long lease is renewed so late that its user is inside when a server has come back from a restart.
+    fn visit(self, rng: &mut Rng, order: &Order) -> Visit {
+        if self == Self::Slow && order.plant == Some(Plant::LateRenewal) {
+            // Nearly always somebody is inside when a lease runs out.
+            return Visit { lease: LEASE, stay: Duration::from_millis(rng.u64(6000..9000)) };
+        }
+        if self == Self::Slow && order.level != Level::Quorum && rng.bool() {
+            return Visit { lease: LONGEST_LEASE, stay: Duration::from_millis(rng.u64(1000..4500)) };
+        }
+        Visit { lease: LEASE, stay: self.stay(rng) }
+    }
+
+    /// How long to stay.
+    fn stay(self, rng: &mut Rng) -> Duration {
+        Duration::from_millis(match self {
+            Self::Hot => rng.u64(0..6),
+            Self::Slow => rng.u64(200..4500),
+            Self::Cold if rng.u8(..10) == 0 => rng.u64(200..900),
+            Self::Cold => rng.u64(1..40),
+            Self::Guest => rng.u64(1..400),
+        })
+    }
+
+    /// How long to do something else.
+    fn pause(self, rng: &mut Rng) -> Duration {
+        Duration::from_millis(match self {
+            Self::Hot => rng.u64(5..40),
+            Self::Slow => rng.u64(5..100),
+            Self::Cold | Self::Guest => rng.u64(10..80),
+        })
+    }
+}
+
+/// A guard of either side.
+#[derive(Debug)]
+enum Held {
+    Read(ReadGuard),
+    Write(WriteGuard),
+}
+
+impl Held {
+    fn mode(&self) -> Mode {
+        match self {
+            Self::Read(_) => Mode::Read,
+            Self::Write(_) => Mode::Write,
+        }
+    }
+
+    fn token(&self) -> u64 {
+        match self {
+            Self::Read(guard) => guard.fencing_token().into(),
+            Self::Write(guard) => guard.fencing_token().into(),
+        }
+    }
+
+    fn remaining(&self) -> Duration {
+        match self {
+            Self::Read(guard) => guard.remaining(),
+            Self::Write(guard) => guard.remaining(),
+        }
+    }
+
+    /// Until when it may be trusted, by a clock that was read before. None when that is over: when it was is not known here.
+    fn until(&self) -> Option<Moment> {
+        let before = now();
+        let remaining = self.remaining();
+        (!remaining.is_zero()).then(|| before + nanos(remaining))
+    }
+
+    async fn lost(&self) -> LossReason {
+        match self {
+            Self::Read(guard) => guard.lost().await,
+            Self::Write(guard) => guard.lost().await,
+        }
+    }
+
+    async fn release(self) -> Result<(), Error> {
+        match self {
+            Self::Read(guard) => guard.release().await,
+            Self::Write(guard) => guard.release().await,
+        }
+    }
+}
+
+impl From<ReadGuard> for Held {
+    fn from(guard: ReadGuard) -> Self {
+        Self::Read(guard)
+    }
+}
+
+impl From<WriteGuard> for Held {
+    fn from(guard: WriteGuard) -> Self {
+        Self::Write(guard)
+    }
+}
+
+/// How long the server keeps a hold, and how long its user stays.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Visit {
+    lease: Duration,
+    stay: Duration,
+}
+
+/// How a stay under a lock ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stay {
+    Done,
+    Lost,
+}
+
+/// What has been read, to be written back with one more.
+#[derive(Clone, Copy, Default, Debug)]
+struct Reading {
+    fenced: Option<u64>,
+    unfenced: Option<u64>,
+}
+
+/// One of those who use locks in a worker.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) locks: Arc<dyn RwLockManager>,
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) registers: Client,
+    pub(crate) rng: Rng,
+    pub(crate) role: Role,
+    pub(crate) order: Arc<Order>,
+}
+
+impl Task {
+    /// Until it is told to stop.
+    pub(crate) async fn run(mut self, mut stopped: watch::Receiver<bool>) -> Result<()> {
+        loop {
+            tokio::select! {
+                biased;
+                // In the middle of whatever it is at: its future is dropped.
+                _ = stopped.wait_for(|stopped| *stopped) => return Ok(()),
+                turn = self.turn() => turn?,
+            }
+        }
+    }
+
+    async fn turn(&mut self) -> Result<()> {
+        if self.role != Role::Guest {
+            return self.use_some_lock().await;
+        }
+        // Where servers are not to be reached the guest goes away.
+        if let Ok(locks) = timeout(COMING, worker::connect(&self.order)).await {
+            self.locks = locks?;
+            self.use_some_lock().await?;
+            timeout(COMING, self.locks.close()).await.ok();
+        }
+        Ok(())
+    }
+
+    async fn use_some_lock(&mut self) -> Result<()> {
+        let lock = self.role.lock(&mut self.rng);
+        let name = lock_name(lock);
+        match self.rng.u8(..100) {
+            0..35 => self.acquire(lock, self.locks.write(name)).await?,
+            35..60 => self.acquire(lock, self.locks.read(name)).await?,
+            60..75 => self.try_now(lock, self.locks.write(name)).await?,
+            75..85 => self.try_now(lock, self.locks.read(name)).await?,
+            85..90 => self.give_up_soon(lock, self.locks.write(name)).await?,
+            90..95 => self.downgrade(lock).await?,
+            _ => self.upgrade(lock).await?,
+        }
+        sleep(self.role.pause(&mut self.rng)).await;
+        Ok(())
+    }
+
+    async fn acquire<G: Guard + Into<Held>>(&mut self, lock: usize, acquire: Acquire<G>) -> Result<()> {
+        let visit = self.role.visit(&mut self.rng, &self.order);
+        let id = self.journal.asks(lock, mode_of::<G>());
+        match acquire.wait_timeout(WAIT).lease(visit.lease).await {
+            Ok(guard) => self.use_it(id, lock, guard.into(), visit.stay).await,
+            Err(error) => self.failed(id, &error).await,
+        }
+    }
+
+    async fn try_now<G: Guard + Into<Held>>(&mut self, lock: usize, acquire: Acquire<G>) -> Result<()> {
+        let id = self.journal.asks(lock, mode_of::<G>());
+        match acquire.try_now().await {
+            Ok(Some(guard)) => self.use_for_a_while(id, lock, guard.into()).await,
+            Ok(None) => {
+                self.journal.gave_up(id, "taken");
+                Ok(())
+            }
+            Err(error) => self.failed(id, &error).await,
+        }
+    }
+
+    /// Drops the future after a moment.
+    async fn give_up_soon<G: Guard + Into<Held>>(&mut self, lock: usize, acquire: Acquire<G>) -> Result<()> {
+        let id = self.journal.asks(lock, mode_of::<G>());
+        let soon = Duration::from_micros(self.rng.u64(..20_000));
+        match timeout(soon, acquire.wait_timeout(WAIT)).await {
+            Ok(Ok(guard)) => self.use_for_a_while(id, lock, guard.into()).await,
+            Ok(Err(error)) => self.failed(id, &error).await,
+            Err(_) => {
+                self.journal.gave_up(id, "dropped");
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes, and goes on reading.
+    async fn downgrade(&mut self, lock: usize) -> Result<()> {
+        let id = self.journal.asks(lock, Mode::Write);
+        let guard = match self.locks.write(lock_name(lock)).wait_timeout(WAIT).await {
+            Ok(guard) => guard,
+            Err(error) => return self.failed(id, &error).await,
+        };
+        let (held, how_long) = (Held::Write(guard), self.role.stay(&mut self.rng));
+        let Some(Held::Write(guard)) = self.stay_inside(id, lock, held, how_long).await? else { return Ok(()) };
+        self.journal.ends(id, Gift::Converted);
+        let id = self.journal.asks(lock, Mode::Read);
+        match guard.downgrade().await {
+            Ok(guard) => self.use_for_a_while(id, lock, guard.into()).await,
+            Err(refused) => self.not_converted(id, lock, refused.error().clone(), refused.into_guard().into()).await,
+        }
+    }
+
+    /// Reads, and writes if nobody else reads.
+    async fn upgrade(&mut self, lock: usize) -> Result<()> {
+        let id = self.journal.asks(lock, Mode::Read);
+        let guard = match self.locks.read(lock_name(lock)).wait_timeout(WAIT).await {
+            Ok(guard) => guard,
+            Err(error) => return self.failed(id, &error).await,
+        };
+        let (held, how_long) = (Held::Read(guard), self.role.stay(&mut self.rng));
+        let Some(Held::Read(guard)) = self.stay_inside(id, lock, held, how_long).await? else { return Ok(()) };
+        self.journal.ends(id, Gift::Converted);
+        let id = self.journal.asks(lock, Mode::Write);
+        match guard.try_upgrade().await {
+            Ok(guard) => self.use_for_a_while(id, lock, guard.into()).await,
+            Err(refused) => self.not_converted(id, lock, refused.error().clone(), refused.into_guard().into()).await,
+        }
+    }
+
+    /// The old hold goes on, unless it was lost.
+    async fn not_converted(&mut self, id: u64, lock: usize, error: Error, held: Held) -> Result<()> {
+        self.journal.gave_up(id, reason(&error));
+        if matches!(error, Error::Lost { .. }) {
+            return Ok(());
+        }
+        let id = self.journal.goes_on(lock, held.mode());
+        self.use_for_a_while(id, lock, held).await
+    }
+
+    async fn failed(&mut self, id: u64, error: &Error) -> Result<()> {
+        self.journal.gave_up(id, reason(error));
+        sleep(AFTER_A_FAILURE).await;
+        Ok(())
+    }
+
+    async fn use_for_a_while(&mut self, id: u64, lock: usize, held: Held) -> Result<()> {
+        let how_long = self.role.stay(&mut self.rng);
+        self.use_it(id, lock, held, how_long).await
+    }
+
+    async fn use_it(&mut self, id: u64, lock: usize, held: Held, how_long: Duration) -> Result<()> {
+        let held = self.stay_inside(id, lock, held, how_long).await?;
+        let Some(held) = held else { return Ok(()) };
+        if self.rng.u8(..4) == 0 {
+            self.journal.ends(id, Gift::Dropped);
+            drop(held);
+        } else {
+            self.journal.ends(id, Gift::Released);
+            // The lease ends it if the server cannot be told.
+            held.release().await.unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Works under the lock. The guard comes back if it was not lost.
+    async fn stay_inside(&mut self, id: u64, lock: usize, held: Held, how_long: Duration) -> Result<Option<Held>> {
+        let (token, mode) = (held.token(), held.mode());
+        self.journal.granted(id, token, held.until().unwrap_or(0));
+        let reading = if mode == Mode::Write { self.read(lock, token).await? } else { Reading::default() };
+        let stay = self.stay(id, &held, how_long).await;
+        if stay == Stay::Lost {
+            return Ok(None);
+        }
+        if mode == Mode::Write && (self.order.plant.is_some() || !held.remaining().is_zero()) {
+            self.write(lock, token, reading).await?;
+        }
+        Ok(Some(held))
+    }
+
+    async fn stay(&self, id: u64, held: &Held, how_long: Duration) -> Stay {
+        let over = Instant::now() + how_long;
+        let mut seen = 0;
+        loop {
+            if let Some(until) = held.until().filter(|until| *until > seen) {
+                self.journal.valid(id, until);
+                seen = until + nanos(STEP / 2);
+            }
+            let left = over.saturating_duration_since(Instant::now());
+            tokio::select! {
+                biased;
+                reason = held.lost() => return self.is_told(id, reason).await,
+                () = sleep(left.min(STEP)) => {}
+            }
+            if Instant::now() >= over {
+                return Stay::Done;
+            }
+        }
+    }
+
+    async fn is_told(&self, id: u64, reason: LossReason) -> Stay {
+        let told = now();
+        if self.order.plant == Some(Plant::LateRenewal) && reason == LossReason::Expired {
+            // As one would whose hold a late answer to its renewal has made valid again.
+            self.journal.valid(id, told + nanos(BEYOND));
+            sleep(BEYOND).await;
+            return Stay::Done;
+        }
+        self.journal.lost(id, told, reason);
+        Stay::Lost
+    }
+
+    async fn read(&mut self, lock: usize, token: u64) -> Result<Reading> {
+        let fenced = self.registers.read(Kind::Fenced, lock, token).await?;
+        let unfenced = self.registers.read(Kind::Unfenced, lock, token).await?;
+        Ok(Reading { fenced, unfenced })
+    }
+
+    async fn write(&mut self, lock: usize, token: u64, reading: Reading) -> Result<()> {
+        if let Some(read) = reading.fenced {
+            self.registers.write(Kind::Fenced, lock, token, read).await?;
+        }
+        if let Some(read) = reading.unfenced {
+            self.registers.write(Kind::Unfenced, lock, token, read).await?;
+        }
+        Ok(())
+    }
+}
+
+fn mode_of<G: Guard>() -> Mode {
+    if std::any::TypeId::of::<G>() == std::any::TypeId::of::<ReadGuard>() { Mode::Read } else { Mode::Write }
+}
+
+/// One word for each kind.
+fn reason(error: &Error) -> &'static str {
+    match error {
+        Error::WaitTimeout { .. } => "wait-timeout",
+        Error::Lost { .. } => "lost",
+        Error::UpgradeConflict { .. } => "conflict",
+        Error::Unreachable { .. } => "unreachable",
+        Error::NoQuorum { .. } => "no-quorum",
+        Error::Refused { .. } => "refused",
+        _ => "other",
+    }
+}

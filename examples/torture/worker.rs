@@ -1,0 +1,148 @@
+//! A worker process: tasks that take locks, use what these protect, and write down what happened.
+
+use std::env;
+use std::io::Read;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use fastrand::Rng;
+use redis_rwlock::{Build, Builder, QuorumManager, RedisManager, RwLockManager, Topology};
+use rustix::process::{Signal, set_parent_process_death_signal};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::args::{Level, Plant};
+use crate::history::{Journal, nanos, now};
+use crate::register::Client;
+use crate::tasks::{Role, Task};
+use crate::{LEASE, PREFIX, Result};
+
+/// How a worker is told what it is.
+pub(crate) const ORDER: &str = "TORTURE_WORKER";
+/// A pause of this process that may have kept it from noticing something.
+const STALL: Duration = Duration::from_millis(40);
+const PULSE: Duration = Duration::from_millis(10);
+const BETWEEN_LOOKS_AT_MEMORY: Duration = Duration::from_secs(1);
+const CLOSING: Duration = Duration::from_secs(10);
+
+/// What a worker process is to do.
+#[derive(Clone, Debug)]
+pub(crate) struct Order {
+    pub(crate) level: Level,
+    pub(crate) plant: Option<Plant>,
+    pub(crate) seed: u64,
+    pub(crate) journal: PathBuf,
+    pub(crate) registers: PathBuf,
+    pub(crate) urls: Vec<String>,
+}
+
+impl Order {
+    pub(crate) fn to_words(&self) -> String {
+        let plant = self.plant.map_or("-", Plant::name);
+        let paths = [&self.journal, &self.registers].map(|path| path.display().to_string());
+        let [journal, registers] = &paths;
+        format!("{} {plant} {} {journal} {registers} {}", self.level.name(), self.seed, self.urls.join(" "))
+    }
+
+    /// Of this process, if it is a worker.
+    pub(crate) fn of_this_process() -> Option<Result<Self>> {
+        let words = env::var(ORDER).ok()?;
+        let read = || {
+            let mut words = words.split(' ');
+            let mut next = || words.next().ok_or("an order with too few words");
+            let level = next()?.parse()?;
+            let plant = Some(next()?).filter(|word| *word != "-").map(str::parse).transpose()?;
+            let seed = next()?.parse()?;
+            let (journal, registers) = (next()?.into(), next()?.into());
+            Ok(Self { level, plant, seed, journal, registers, urls: words.map(str::to_owned).collect() })
+        };
+        Some(read())
+    }
+}
+
+/// Until the standard input ends.
+pub(crate) fn run(order: &Order) -> Result<()> {
+    // One that is stopped would outlive everybody.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let journal = Arc::new(Journal::create(&order.journal)?);
+    let (stop, stopped) = watch::channel(false);
+    let told = Arc::clone(&journal);
+    // A thread of its own: reading from standard input cannot be interrupted.
+    thread::spawn(move || {
+        std::io::stdin().read_to_end(&mut Vec::new()).unwrap_or_default();
+        told.stops();
+        stop.send_replace(true);
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(work(order, journal, stopped))
+}
+
+async fn work(order: &Order, journal: Arc<Journal>, stopped: watch::Receiver<bool>) -> Result<()> {
+    tokio::spawn(pulse(Arc::clone(&journal)));
+    let order = Arc::new(order.clone());
+    let locks = connect(&order).await?;
+    let mut rng = Rng::with_seed(order.seed);
+    let mut tasks = Vec::new();
+    for role in Role::of(order.level) {
+        let task = Task {
+            locks: Arc::clone(&locks),
+            journal: Arc::clone(&journal),
+            registers: Client::connect(&order.registers).await?,
+            rng: rng.fork(),
+            role: *role,
+            order: Arc::clone(&order),
+        };
+        tasks.push(tokio::spawn(task.run(stopped.clone())));
+    }
+    journal.ready();
+    for task in tasks {
+        task.await??;
+    }
+    timeout(CLOSING, locks.close()).await.ok();
+    Ok(())
+}
+
+pub(crate) async fn connect(order: &Order) -> Result<Arc<dyn RwLockManager>> {
+    async fn finish<M: Build>(builder: Builder<M>) -> Result<Arc<dyn RwLockManager>> {
+        let builder = builder.key_prefix(PREFIX).lease(LEASE);
+        // It may be started while servers are hurt.
+        loop {
+            match builder.clone().connect().await {
+                Ok(manager) => return Ok(Arc::new(manager)),
+                Err(error) => eprintln!("a worker connects: {error}"),
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+    let urls = order.urls.clone();
+    match order.level {
+        Level::Primary => finish(RedisManager::builder(Topology::cluster(urls))).await,
+        Level::Replicated => Err("the level replicated is not in this version".into()),
+        Level::Quorum => finish(QuorumManager::builder(urls)).await,
+    }
+}
+
+/// Tells when this process stood still, and what memory it has.
+async fn pulse(journal: Arc<Journal>) {
+    let (mut last, mut looked) = (now(), Instant::now());
+    loop {
+        sleep(PULSE).await;
+        let this = now();
+        if this - last > nanos(STALL) {
+            journal.stalled(last, this);
+        }
+        last = this;
+        if looked.elapsed() >= BETWEEN_LOOKS_AT_MEMORY {
+            looked = Instant::now();
+            journal.memory(resident_kib());
+        }
+    }
+}
+
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
