@@ -14,6 +14,9 @@ use crate::lease::{FencingToken, Moment, ServerTime};
 /// An owned future that can be sent.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// The longest label in bytes.
+pub(crate) const LABEL_MAX_BYTES: usize = 64;
+
 /// The identity of one hold or waiter on the server: `<manager>.<n>.<label>`, n never reused by its manager.
 ///
 /// The label tells people who it is; it has no blanks, and the manager's 128 random bits make the whole unique.
@@ -22,9 +25,19 @@ pub(crate) struct AcquisitionId(Arc<str>);
 
 impl AcquisitionId {
     pub(crate) fn new(manager: &str, n: u64, label: &str) -> Self {
-        // Put together by hand, as are keys: both are made at every acquisition, and `format!` costs ten times as much.
-        Self([manager, ".", Digits::of(n).as_str(), ".", label].concat().into())
+        // Put together by hand, as are keys: both are made at every acquisition, and `format!` costs ten times as much. It is
+        // shared, which needs an allocation, so it is made in a place that needs none.
+        let digits = Digits::of(n);
+        let (mut room, mut len) = ([0; Self::MAX_BYTES], 0);
+        for piece in [manager, ".", digits.as_str(), ".", label] {
+            room[len..len + piece.len()].copy_from_slice(piece.as_bytes());
+            len += piece.len();
+        }
+        Self(str::from_utf8(&room[..len]).expect("all pieces are texts").into())
     }
+
+    /// A manager's 32, those of a number, those of a label, and two dots.
+    const MAX_BYTES: usize = 32 + Digits::MAX + LABEL_MAX_BYTES + 2;
 
     pub(crate) fn as_str(&self) -> &str {
         &self.0

@@ -2,14 +2,17 @@
 
 /// The decimal digits of a number.
 pub(crate) struct Digits {
-    digits: [u8; 20],
+    digits: [u8; Self::MAX],
     begin: usize,
 }
 
 impl Digits {
+    /// So many has the largest.
+    pub(crate) const MAX: usize = 20;
+
     pub(crate) fn of(mut number: u64) -> Self {
-        let (mut digits, mut begin) = ([b'0'; 20], 20);
-        while number > 0 || begin == 20 {
+        let (mut digits, mut begin) = ([b'0'; Self::MAX], Self::MAX);
+        while number > 0 || begin == Self::MAX {
             begin -= 1;
             digits[begin] = b'0' + (number % 10) as u8;
             number /= 10;

@@ -14,6 +14,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use crate::error::{Error, Result};
@@ -32,15 +33,27 @@ pub(crate) const PREFIX_MAX_BYTES: usize = 64;
 /// The number of hash slots of a cluster.
 pub(crate) const SLOTS: u16 = 16384;
 
-/// One lock as its manager addresses it: its name, what its server keys begin with, and their hash slot.
+/// One lock as its manager addresses it: its name, what its server keys begin with, and their hash slot. A process has one for
+/// each lock that it holds: both texts lie in one place, and mostly one is within the other.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Key {
-    name: Arc<str>,
-    base: Box<str>,
-    /// What stands between the base and the part of a key; nothing for a key that was there before us, which is the base.
-    part_mark: Option<&'static str>,
-    slot: u16,
+    /// The base, and behind it the name where it does not stand in the base as it is.
+    text: Box<str>,
     name_hash: u64,
+    base_len: u16,
+    name_begin: u16,
+    name_len: u16,
+    slot: u16,
+    form: Form,
+}
+
+/// What stands behind the base of a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// A mark and the part.
+    Parts,
+    /// Nothing: the key was there before us.
+    Whole,
 }
 
 impl Key {
@@ -51,20 +64,27 @@ impl Key {
             Some(_) => ("#", name.into(), ""),
             None => (":{", encode(name), "}"),
         };
-        let mut base = String::with_capacity(prefix.len() + mark.len() + tag.len() + end.len());
-        [prefix, mark, &tag, end].into_iter().for_each(|piece| base.push_str(piece));
-        Ok(Self::on(name, base, Some(":")))
+        let behind = if tag == name { "" } else { name };
+        let base_len = prefix.len() + mark.len() + tag.len() + end.len();
+        let name_begin = if behind.is_empty() { prefix.len() + mark.len() } else { base_len };
+        let text = [prefix, mark, &tag, end, behind].concat();
+        Ok(Self::of(text.into(), base_len, name_begin, name.len(), Form::Parts))
     }
 
     /// Checks `name` and puts it into the template, which was checked. Such a lock has one key, whatever the part is called.
     pub(crate) fn adopted(template: &KeyTemplate, name: &str) -> Result<Self> {
         check_name(name)?;
-        Ok(Self::on(name, template.key(name)?, None))
+        let base = template.key(name)?;
+        let name_begin = template.sides().0.len();
+        let base_len = base.len();
+        Ok(Self::of(base.into(), base_len, name_begin, name.len(), Form::Whole))
     }
 
-    fn on(name: &str, base: String, part_mark: Option<&'static str>) -> Self {
-        let slot = slot_of(base.as_bytes());
-        Self { name: name.into(), base: base.into(), part_mark, slot, name_hash: hash_of(name) }
+    fn of(text: Box<str>, base_len: usize, name_begin: usize, name_len: usize, form: Form) -> Self {
+        let slot = slot_of(&text.as_bytes()[..base_len]);
+        let name_hash = hash_of(&text[name_begin..name_begin + name_len]);
+        let [base_len, name_begin, name_len] = [base_len, name_begin, name_len].map(short);
+        Self { text, name_hash, base_len, name_begin, name_len, slot, form }
     }
 
     /// The name whose key of this part is `key`, if there is one under `prefix`.
@@ -82,12 +102,17 @@ impl Key {
 
     /// The name as the user wrote it.
     pub(crate) fn name(&self) -> &str {
-        &self.name
+        &self.text[self.name_range()]
     }
 
-    /// The name, shared.
+    fn name_range(&self) -> Range<usize> {
+        let begin = usize::from(self.name_begin);
+        begin..begin + usize::from(self.name_len)
+    }
+
+    /// The name, for whoever keeps it for longer.
     pub(crate) fn shared_name(&self) -> Arc<str> {
-        Arc::clone(&self.name)
+        self.name().into()
     }
 
     /// The hash of the name, within this process.
@@ -97,12 +122,12 @@ impl Key {
 
     /// That and the name, to look for.
     pub(crate) fn hashed_name(&self) -> (u64, &[u8]) {
-        (self.name_hash, self.name.as_bytes())
+        (self.name_hash, &self.text.as_bytes()[self.name_range()])
     }
 
     /// What all server keys of this lock begin with, the prefix included: two locks never share it.
     pub(crate) fn base(&self) -> &str {
-        &self.base
+        &self.text[..usize::from(self.base_len)]
     }
 
     /// The hash slot that all keys and channels of this lock share.
@@ -117,7 +142,10 @@ impl Key {
 
     /// The same in pieces, for whoever puts it into a buffer.
     pub(crate) fn pieces<'a>(&'a self, part: &'a str) -> [&'a str; 3] {
-        self.part_mark.map_or([&self.base, "", ""], |mark| [&self.base, mark, part])
+        match self.form {
+            Form::Parts => [self.base(), ":", part],
+            Form::Whole => [self.base(), "", ""],
+        }
     }
 
     /// What the channels of the key `part` begin with: the key if it has a hash tag, else the key as a hash tag. Scripts know
@@ -133,8 +161,13 @@ impl Key {
 
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key({:?}, slot {})", self.name, self.slot)
+        write!(f, "Key({:?}, slot {})", self.name(), self.slot)
     }
+}
+
+/// A place in a key's text. Names, prefixes and templates have limits: 16 bits are enough.
+fn short(place: usize) -> u16 {
+    u16::try_from(place).expect("a key is shorter")
 }
 
 /// The hash of a lock's name within this process. Names are a user's: nobody shall be able to make them collide.
@@ -262,6 +295,16 @@ mod tests {
     }
 
     #[test]
+    fn longest_names_have_keys() {
+        for name in ["a", "%", "{", "ä}"] {
+            let name = name.repeat(NAME_MAX_BYTES / name.len());
+            let key = Key::new(&"p".repeat(PREFIX_MAX_BYTES), &name).expect("valid");
+            assert_eq!((key.name(), key.hashed_name()), (&*name, (hash_of(&name), name.as_bytes())));
+            assert!(key.base().ends_with('}') && key.part("lock").ends_with("}:lock"), "{key:?}");
+        }
+    }
+
+    #[test]
     fn empty_and_long_names_are_refused() {
         assert!(matches!(Key::new("p", ""), Err(Error::InvalidName { .. })));
         assert!(Key::new("p", &"x".repeat(NAME_MAX_BYTES)).is_ok());
@@ -310,6 +353,7 @@ mod tests {
         #[test]
         fn names_come_back_from_their_keys(name in "\\PC{1,40}|[{}%#:a7BD25]{1,12}") {
             let key = key(&name);
+            prop_assert_eq!(key.name(), &name);
             prop_assert_eq!(Key::name_of("rwlock", &key.part("lock"), "lock"), Some(name));
             prop_assert_eq!(Key::name_of("rwlock2", &key.part("lock"), "lock"), None);
             prop_assert_eq!(Key::name_of("rwlock", &key.part("read"), "lock"), None);

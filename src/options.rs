@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
+use crate::attempt::LABEL_MAX_BYTES;
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::home::Home;
@@ -12,8 +13,6 @@ use crate::lease;
 use crate::reentry::Reentry;
 use crate::scheme::MAX_TOKENS;
 
-/// The longest label in bytes.
-const LABEL_MAX_BYTES: usize = 64;
 /// The longest lease: servers count deadlines in milliseconds and hold them exactly far beyond this.
 const LEASE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 

@@ -7,17 +7,20 @@
 //!
 //! There is no I/O and no clock in it. `H` is a hold as those know it who are outside.
 
+mod crowd;
 mod holding;
+mod holds;
 mod waiting;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::lease::Moment;
 use crate::lock::effects::{Effects, OnAgenda};
 use crate::lock::record::{HoldRecord, Next};
 use crate::lock::shares::ShareId;
-use crate::lock::side::{Asking, Pending, Side, WaiterId};
+use crate::lock::side::{Asking, Pending};
+use crate::lock::state::crowd::Crowd;
+use crate::lock::state::holds::Holds;
 use crate::mode::Mode;
 
 /// All that this process knows of a lock.
@@ -27,13 +30,9 @@ pub(super) struct State<H> {
     pub(super) is_gone: bool,
     last_waiter: u64,
     last_hold: u64,
-    holds: Vec<Entry<H>>,
-    reads: Side,
-    writes: Side,
-    /// What waiters were handed and have not taken yet.
-    handed: BTreeMap<WaiterId, (Arc<H>, ShareId)>,
-    /// Who asks without the right to, or has lost it. The table keeps the lock for them.
-    guests: BTreeMap<WaiterId, Guest>,
+    holds: Holds<H>,
+    /// Absent while nobody waits or asks, which is most of the time that a lock is held.
+    crowd: Option<Box<Crowd<H>>>,
     /// When the agenda of askers looks. None: never.
     looks_at: Option<Moment>,
 }
@@ -47,13 +46,6 @@ struct Entry<H> {
     /// As long as it is listed or shared.
     handle: Option<Arc<H>>,
     record: HoldRecord,
-}
-
-#[derive(Debug)]
-struct Guest {
-    pending: Option<Pending>,
-    /// It has to wait again.
-    has_lost_right: bool,
 }
 
 /// What somebody finds that gives up its entry.
@@ -89,17 +81,7 @@ pub(crate) enum Wake<H> {
 
 impl<H> Default for State<H> {
     fn default() -> Self {
-        Self {
-            is_gone: false,
-            last_waiter: 0,
-            last_hold: 0,
-            holds: Vec::new(),
-            reads: Side::default(),
-            writes: Side::default(),
-            handed: BTreeMap::new(),
-            guests: BTreeMap::new(),
-            looks_at: None,
-        }
+        Self { is_gone: false, last_waiter: 0, last_hold: 0, holds: Holds::default(), crowd: None, looks_at: None }
     }
 }
 
@@ -125,14 +107,17 @@ impl<H: OnAgenda> Entry<H> {
 impl<H: OnAgenda> State<H> {
     /// How many wait here, and ask.
     pub(super) fn waiting(&self) -> usize {
-        self.reads.len() + self.writes.len() + self.guests.len()
+        self.crowd.as_deref().map_or(0, Crowd::len)
     }
 
-    fn side(&mut self, mode: Mode) -> &mut Side {
-        match mode {
-            Mode::Read => &mut self.reads,
-            Mode::Write => &mut self.writes,
-        }
+    /// Those who wait and ask, also when nobody does.
+    fn crowd(&mut self) -> &mut Crowd<H> {
+        self.crowd.get_or_insert_default()
+    }
+
+    /// Whether a writer waits here, or asks.
+    pub(super) fn writer_waits(&self) -> bool {
+        self.crowd.as_deref().is_some_and(|crowd| !crowd.writes.is_idle())
     }
 
     fn listed(&self) -> impl Iterator<Item = &Entry<H>> {
@@ -150,28 +135,35 @@ impl<H: OnAgenda> State<H> {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.listed().next().is_none() && self.reads.is_idle() && self.writes.is_idle() && self.guests.is_empty()
+        self.listed().next().is_none() && self.crowd.as_deref().is_none_or(Crowd::is_idle)
     }
 
     /// The next waiters may ask.
     pub(super) fn advance(&mut self, now: Moment, effects: &mut Effects<H>) {
-        self.reads.call_next(now, &mut effects.signals);
-        if self.may_ask(Mode::Write) {
-            self.writes.call_next(now, &mut effects.signals);
+        let may_write = self.may_ask(Mode::Write);
+        let Some(crowd) = self.crowd.as_deref_mut() else {
+            return;
+        };
+        crowd.reads.call_next(now, &mut effects.signals);
+        if may_write {
+            crowd.writes.call_next(now, &mut effects.signals);
+        }
+        if crowd.is_empty() {
+            self.crowd = None;
         }
     }
 
     /// When the agenda of askers has to look, if it would look later.
     pub(super) fn next_look(&mut self) -> Option<Moment> {
-        let writer = self.writes.overdue_at().filter(|_| self.may_ask(Mode::Write));
-        let at = [self.reads.overdue_at(), writer].into_iter().flatten().min()?;
+        let crowd = self.crowd.as_deref()?;
+        let writer = crowd.writes.overdue_at().filter(|_| self.may_ask(Mode::Write));
+        let at = [crowd.reads.overdue_at(), writer].into_iter().flatten().min()?;
         let sooner = self.looks_at.is_none_or(|looks_at| at < looks_at);
         sooner.then(|| *self.looks_at.insert(at))
     }
 
     fn entry(&mut self, number: u64) -> &mut Entry<H> {
-        let entry = self.holds.iter_mut().find(|entry| entry.number == number);
-        entry.expect("a hold is here as long as anybody has it")
+        self.holds.get_mut(number).expect("a hold is here as long as anybody has it")
     }
 
     pub(super) fn record(&mut self, number: u64) -> &mut HoldRecord {
@@ -193,13 +185,6 @@ impl<H: OnAgenda> State<H> {
 
     /// Nobody has this hold any more. What is left of it is to be dropped where no mutex is held.
     pub(super) fn forget(&mut self, number: u64) -> Option<impl Sized + use<H>> {
-        if let [entry] = &self.holds[..]
-            && entry.number == number
-        {
-            // A record is large: as it lies, it need not be copied.
-            return Some(std::mem::take(&mut self.holds));
-        }
-        let at = self.holds.iter().position(|entry| entry.number == number)?;
-        Some(vec![self.holds.swap_remove(at)])
+        self.holds.remove(number)
     }
 }

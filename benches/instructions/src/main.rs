@@ -1,14 +1,18 @@
 //! Does one lock operation so and so often, on one thread. `.ci/instructions` runs it under callgrind at two counts: their
 //! difference is what the operations cost, without the start and the end.
 //!
-//! usage: instructions memory_pair|memory_join COUNT, or instructions server_pair|server_join COUNT URL
+//! usage: instructions memory_pair|memory_join COUNT, or instructions server_pair|server_join|server_hold|server_waiter COUNT URL
+//!
+//! Of `server_hold` and `server_waiter` it is the memory that counts, which is in use at the end.
 //!
 //! `instructions pairs URL` is the worker of `benches/throughput.rs`, for builds of other revisions (`benches/before`).
 
 mod pairs;
 
 use std::hint::black_box;
+use std::pin::Pin;
 use std::process::ExitCode;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use redis_rwlock::{Build, Builder, MemoryManager, RedisManager, Result, RwLockManager, Topology};
@@ -38,13 +42,43 @@ async fn joins(manager: &impl RwLockManager, count: u32) -> Result<()> {
     kept.release().await
 }
 
+/// Takes so many locks, and ends the process with them: what is in use then is counted. Nobody gives them back on the server, so
+/// each count has names of its own.
+async fn holds(manager: &impl RwLockManager, count: u32) -> Result<()> {
+    let mut guards = Vec::with_capacity(count as usize);
+    for lock in 0..count {
+        guards.push(manager.write(&format!("held-{count:05}-{lock:05}")).await?);
+    }
+    exit_with(guards)
+}
+
+/// The same of so many that wait in this process.
+async fn waiters(manager: &impl RwLockManager, count: u32) -> Result<()> {
+    let name = format!("waited-for-{count:05}");
+    let held = manager.write(&name).await?;
+    let mut waiting = Vec::with_capacity(count as usize);
+    for _ in 0..count {
+        let mut acquiring = manager.write(&name).into_future();
+        assert!(Pin::new(&mut acquiring).poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it is held");
+        waiting.push(acquiring);
+    }
+    exit_with((held, waiting))
+}
+
+fn exit_with<T>(kept: T) -> ! {
+    black_box(&kept);
+    std::process::exit(0)
+}
+
 async fn run(what: &str, count: u32, url: &str) -> Result<()> {
     match what {
         "memory_pair" => take_and_give_back(&connected(MemoryManager::builder()).await?, count).await,
         "memory_join" => joins(&connected(MemoryManager::builder()).await?, count).await,
         "server_pair" => take_and_give_back(&connected(RedisManager::builder(Topology::node(url))).await?, count).await,
         "server_join" => joins(&connected(RedisManager::builder(Topology::node(url))).await?, count).await,
-        other => panic!("{other} is none of memory_pair, memory_join, server_pair and server_join"),
+        "server_hold" => holds(&connected(RedisManager::builder(Topology::node(url))).await?, count).await,
+        "server_waiter" => waiters(&connected(RedisManager::builder(Topology::node(url))).await?, count).await,
+        other => panic!("{other} is none of the operations"),
     }
 }
 

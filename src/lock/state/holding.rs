@@ -15,11 +15,11 @@ use crate::reentry::OwnerId;
 impl<H: OnAgenda> State<H> {
     /// A reader joins a hold, if there is one that may be joined now and no writer waits here.
     pub(in crate::lock) fn join(&mut self, wants: ShareRequest, now: Moment) -> Option<(Arc<H>, ShareId)> {
-        if !self.writes.is_idle() {
+        if self.writer_waits() {
             return None;
         }
-        self.holds.iter_mut().filter(|entry| entry.is_listed).find_map(|entry| {
-            let handle = entry.handle.as_ref()?;
+        self.holds.find_map(|entry| {
+            let handle = entry.handle.as_ref().filter(|_| entry.is_listed)?;
             let share_id = entry.record.join(wants.from(now), now)?;
             Some((Arc::clone(handle), share_id))
         })
@@ -35,7 +35,7 @@ impl<H: OnAgenda> State<H> {
     /// A read hold that may be joined if the server says so.
     pub(in crate::lock) fn to_recheck(&self) -> Option<Arc<H>> {
         let found = self.listed().find(|entry| entry.record.is_recheckable());
-        found.filter(|_| self.writes.is_idle())?.handle.clone()
+        found.filter(|_| !self.writer_waits())?.handle.clone()
     }
 
     /// A hold that this owner has a guard of.
@@ -70,10 +70,6 @@ impl<H: OnAgenda> State<H> {
         let hold = make(number, granting);
         let entry = Entry { number, is_listed: true, handle: Some(Arc::clone(&hold)), record };
         entry.due_if_sooner(effects);
-        // Mostly it is the only one, and a record is large.
-        if self.holds.is_empty() {
-            self.holds.reserve_exact(1);
-        }
         self.holds.push(entry);
         Some((number, hold, share_id))
     }
@@ -114,11 +110,12 @@ impl<H: OnAgenda> State<H> {
         now: Moment,
         effects: &mut Effects<H>,
     ) -> Option<Pending> {
-        let side = self.side(mode);
+        let crowd = self.crowd();
+        let side = crowd.side(mode);
         side.silent_since = None;
         side.tell_heard(&mut effects.signals);
         let asker = side.take_asker(waiter_id).map(|asker| asker.pending);
-        let guest = self.guests.remove(&waiter_id).map(|guest| guest.pending);
+        let guest = crowd.guests.remove(&waiter_id).map(|guest| guest.pending);
         if mode == Mode::Read {
             self.join_waiting(number, now, effects);
         }
@@ -128,14 +125,14 @@ impl<H: OnAgenda> State<H> {
 
     /// All waiting readers join a hold, if they may.
     fn join_waiting(&mut self, number: u64, now: Moment, effects: &mut Effects<H>) {
-        let Some(entry) = self.holds.iter_mut().find(|entry| entry.number == number) else {
+        let (Some(entry), Some(crowd)) = (self.holds.get_mut(number), self.crowd.as_deref_mut()) else {
             return;
         };
-        let (Entry { record, handle: Some(hold), .. }, handed) = (entry, &mut self.handed) else {
+        let (Entry { record, handle: Some(hold), .. }, handed) = (entry, &mut crowd.handed) else {
             return;
         };
         let signals = &mut effects.signals;
-        self.reads.retain_waiters(|waiter_id, waiter| {
+        crowd.reads.retain_waiters(|waiter_id, waiter| {
             let joined = record.join_phase(waiter.wants.from(now), now, signals);
             if let Some(share_id) = joined {
                 handed.insert(waiter_id, (Arc::clone(hold), share_id));
@@ -174,16 +171,17 @@ impl<H: OnAgenda> State<H> {
         rules: &Rules,
         effects: &mut Effects<H>,
     ) -> ShareRemoved {
-        let next = self.writes.first_wants().map(|wants| wants.from(now));
+        let next = self.crowd.as_deref().and_then(|crowd| crowd.writes.first_wants()).map(|wants| wants.from(now));
         let entry = self.entry(number);
         let removed = entry.record.remove_share(share_id, now, next, rules, &mut effects.signals);
         entry.due_if_sooner(effects);
         entry.release_handle(effects);
         if let ShareRemoved::HandedOver(share_id) = removed
             && let Some(hold) = entry.handle.clone()
-            && let Some((first, waiter)) = self.writes.pop_first()
+            && let Some(crowd) = self.crowd.as_deref_mut()
+            && let Some((first, waiter)) = crowd.writes.pop_first()
         {
-            self.handed.insert(first, (hold, share_id));
+            crowd.handed.insert(first, (hold, share_id));
             effects.signals.wake(waiter.signal);
         }
         removed

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::{Guest, Leaving, State, Wake};
+use super::crowd::Guest;
+use super::{Leaving, State, Wake};
 use crate::lease::Moment;
 use crate::lock::effects::{Effects, OnAgenda, Rules};
 use crate::lock::shares::ShareRequest;
@@ -28,10 +29,11 @@ impl<H: OnAgenda> State<H> {
         now: Moment,
     ) -> (WaiterId, Option<Arc<Notify>>) {
         let waiter_id = again.unwrap_or_else(|| self.waiter_id());
-        self.guests.remove(&waiter_id);
-        let asks = self.may_ask(mode) && self.side(mode).is_idle();
-        let side = self.side(mode);
-        if asks {
+        let may_ask = self.may_ask(mode);
+        let crowd = self.crowd();
+        crowd.guests.remove(&waiter_id);
+        let side = crowd.side(mode);
+        if may_ask && side.is_idle() {
             side.ask(waiter_id, now.after(grace));
             return (waiter_id, None);
         }
@@ -43,49 +45,56 @@ impl<H: OnAgenda> State<H> {
     /// The right to ask the server once, unless somebody here holds the lock or waits for it. Somebody else who only asks
     /// is in nobody's way: then both do, this one as a guest.
     pub(in crate::lock) fn try_enter(&mut self, mode: Mode, grace: Duration, now: Moment) -> Option<WaiterId> {
+        let has_waiters =
+            || self.crowd.as_deref().is_some_and(|crowd| crowd.reads.has_waiters() || crowd.writes.has_waiters());
         let is_in_the_way = match mode {
-            Mode::Read => self.holds_write() || !self.writes.is_idle(),
-            Mode::Write => self.listed().next().is_some() || self.reads.has_waiters() || self.writes.has_waiters(),
+            Mode::Read => self.holds_write() || self.writer_waits(),
+            Mode::Write => self.listed().next().is_some() || has_waiters(),
         };
         if is_in_the_way {
             return None;
         }
         let waiter_id = self.waiter_id();
-        if self.side(mode).has_asker() {
-            self.guests.insert(waiter_id, Guest { pending: None, has_lost_right: false });
+        let crowd = self.crowd();
+        if crowd.side(mode).has_asker() {
+            crowd.guests.insert(waiter_id, Guest { pending: None, has_lost_right: false });
         } else {
-            self.side(mode).ask(waiter_id, now.after(grace));
+            crowd.side(mode).ask(waiter_id, now.after(grace));
         }
         Some(waiter_id)
     }
 
     /// What a waiter is called for, if it is.
     pub(in crate::lock) fn take_call(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<Wake<H>> {
-        if let Some((hold, share_id)) = self.handed.remove(&waiter_id) {
+        let crowd = self.crowd();
+        if let Some((hold, share_id)) = crowd.handed.remove(&waiter_id) {
+            if crowd.is_empty() {
+                self.crowd = None;
+            }
             return Some(Wake::Handed(hold, share_id));
         }
-        let was_called = self.side(mode).asker(waiter_id).is_some();
+        let was_called = crowd.side(mode).asker(waiter_id).is_some();
         // Called, and too late: it finds out when it asks.
-        let was_passed_by = self.guests.contains_key(&waiter_id);
+        let was_passed_by = crowd.guests.contains_key(&waiter_id);
         (was_called || was_passed_by).then_some(Wake::Ask)
     }
 
     /// Whether nobody else may be asked by now.
     fn is_guest(&mut self, waiter_id: WaiterId) -> Option<&mut Guest> {
-        self.guests.get_mut(&waiter_id).filter(|guest| !guest.has_lost_right)
+        self.crowd().guests.get_mut(&waiter_id).filter(|guest| !guest.has_lost_right)
     }
 
     /// What this waiter has under way; `None` if it may not ask.
     pub(in crate::lock) fn pending(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<&mut Option<Pending>> {
-        if self.side(mode).asker(waiter_id).is_some() {
-            return self.side(mode).asker(waiter_id).map(|asker| &mut asker.pending);
+        if self.crowd().side(mode).asker(waiter_id).is_some() {
+            return self.crowd().side(mode).asker(waiter_id).map(|asker| &mut asker.pending);
         }
         self.is_guest(waiter_id).map(|guest| &mut guest.pending)
     }
 
     /// An asker states until when it will be seen again. `false` if it may not ask any more.
     pub(in crate::lock) fn seen(&mut self, mode: Mode, waiter_id: WaiterId, seen_by: Moment) -> bool {
-        if let Some(asker) = self.side(mode).asker(waiter_id) {
+        if let Some(asker) = self.crowd().side(mode).asker(waiter_id) {
             asker.seen_by = seen_by;
             return true;
         }
@@ -134,26 +143,22 @@ impl<H: OnAgenda> State<H> {
         silent_since: Option<Moment>,
         effects: &mut Effects<H>,
     ) {
-        let side = self.side(mode);
+        let side = self.crowd().side(mode);
         let asks = side.asker(waiter_id).is_some();
         side.hears(silent_since, asks, &mut effects.signals);
     }
 
     pub(in crate::lock) fn silent_since(&mut self, mode: Mode) -> Option<Moment> {
-        self.side(mode).silent_since
+        self.crowd().side(mode).silent_since
     }
 
     pub(in crate::lock) fn is_asking_for(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<Arc<Notify>> {
-        self.side(mode).is_asking_for(waiter_id)
+        self.crowd().side(mode).is_asking_for(waiter_id)
     }
 
     /// Whether somebody waits behind whoever asks.
     pub(in crate::lock) fn is_waited_for(&mut self, mode: Mode) -> bool {
-        self.side(mode).has_waiters()
-    }
-
-    pub(in crate::lock) fn writer_waits(&self) -> bool {
-        !self.writes.is_idle()
+        self.crowd().side(mode).has_waiters()
     }
 
     /// An asker that was not seen in time loses the right to ask to the next waiter, and what it has under way. When it is
@@ -167,7 +172,8 @@ impl<H: OnAgenda> State<H> {
             if !self.may_ask(mode) {
                 continue;
             }
-            let side = self.side(mode);
+            let crowd = self.crowd();
+            let side = crowd.side(mode);
             let Some(mut asker) = side.take_overdue(now) else {
                 continue;
             };
@@ -175,7 +181,7 @@ impl<H: OnAgenda> State<H> {
                 pending.copies.abandon_all(now.after(rules.stray_span));
             }
             side.pending = asker.pending;
-            self.guests.insert(asker.waiter_id, Guest { pending: None, has_lost_right: true });
+            crowd.guests.insert(asker.waiter_id, Guest { pending: None, has_lost_right: true });
         }
     }
 
@@ -189,16 +195,17 @@ impl<H: OnAgenda> State<H> {
         rules: &Rules,
         effects: &mut Effects<H>,
     ) -> Leaving<H> {
-        let handed = self.handed.remove(&waiter_id);
         let may_ask = self.may_ask(mode);
-        let side = self.side(mode);
+        let crowd = self.crowd();
+        let handed = crowd.handed.remove(&waiter_id);
+        let side = crowd.side(mode);
         side.stop_waiting(waiter_id);
         let asker = side.take_asker(waiter_id);
         let goes_on = asker.is_some() && may_ask && side.has_waiters();
         if asker.is_some() {
             side.tell_heard(&mut effects.signals);
         }
-        let asked = asker.map(|asker| asker.pending).or_else(|| Some(self.guests.remove(&waiter_id)?.pending));
+        let asked = asker.map(|asker| asker.pending).or_else(|| Some(crowd.guests.remove(&waiter_id)?.pending));
         let (mut pending, mut needless) = (asked.flatten(), Some(asking));
         if let Some(pending) = &mut pending {
             pending.copies.abandon_all(now.after(rules.stray_span));
@@ -206,7 +213,7 @@ impl<H: OnAgenda> State<H> {
             std::mem::swap(&mut pending.left, &mut needless);
         }
         if goes_on {
-            self.side(mode).pending = pending.take();
+            crowd.side(mode).pending = pending.take();
         }
         Leaving { pending, handed, needless }
     }

@@ -1,0 +1,55 @@
+//! Those who wait for a lock in this process, and ask the server for it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::lock::shares::ShareId;
+use crate::lock::side::{Pending, Side, WaiterId};
+use crate::mode::Mode;
+
+#[derive(Debug)]
+pub(super) struct Crowd<H> {
+    pub(super) reads: Side,
+    pub(super) writes: Side,
+    /// What waiters were handed and have not taken yet.
+    pub(super) handed: BTreeMap<WaiterId, (Arc<H>, ShareId)>,
+    /// Who asks without the right to, or has lost it. The table keeps the lock for them.
+    pub(super) guests: BTreeMap<WaiterId, Guest>,
+}
+
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub(super) pending: Option<Pending>,
+    /// It has to wait again.
+    pub(super) has_lost_right: bool,
+}
+
+impl<H> Default for Crowd<H> {
+    fn default() -> Self {
+        let (handed, guests) = (BTreeMap::new(), BTreeMap::new());
+        Self { reads: Side::default(), writes: Side::default(), handed, guests }
+    }
+}
+
+impl<H> Crowd<H> {
+    pub(super) fn side(&mut self, mode: Mode) -> &mut Side {
+        match mode {
+            Mode::Read => &mut self.reads,
+            Mode::Write => &mut self.writes,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.reads.len() + self.writes.len() + self.guests.len()
+    }
+
+    /// Nobody waits or asks.
+    pub(super) fn is_idle(&self) -> bool {
+        self.reads.is_idle() && self.writes.is_idle() && self.guests.is_empty()
+    }
+
+    /// Nor has anybody something to take.
+    pub(super) fn is_empty(&self) -> bool {
+        self.is_idle() && self.handed.is_empty()
+    }
+}

@@ -1,0 +1,53 @@
+//! The holds that a process has of one lock. Mostly there is one, which lies in the cell itself.
+
+use super::Entry;
+
+#[derive(Debug)]
+pub(super) struct Holds<H> {
+    first: Option<Entry<H>>,
+    others: Vec<Entry<H>>,
+}
+
+impl<H> Default for Holds<H> {
+    fn default() -> Self {
+        Self { first: None, others: Vec::new() }
+    }
+}
+
+impl<H> Holds<H> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry<H>> {
+        self.first.iter().chain(&self.others)
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Entry<H>> {
+        self.first.iter_mut().chain(&mut self.others)
+    }
+
+    /// What is found for the first of them for which anything is. As a chain of iterators it would take joins longer.
+    pub(super) fn find_map<T>(&mut self, mut find: impl FnMut(&mut Entry<H>) -> Option<T>) -> Option<T> {
+        let found = self.first.as_mut().and_then(&mut find);
+        found.or_else(|| self.others.iter_mut().find_map(find))
+    }
+
+    pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Entry<H>> {
+        match &mut self.first {
+            Some(entry) if entry.number == number => Some(entry),
+            _ => self.others.iter_mut().find(|entry| entry.number == number),
+        }
+    }
+
+    pub(super) fn push(&mut self, entry: Entry<H>) {
+        match &mut self.first {
+            None => self.first = Some(entry),
+            Some(_) => self.others.push(entry),
+        }
+    }
+
+    pub(super) fn remove(&mut self, number: u64) -> Option<Entry<H>> {
+        if let Some(first) = self.first.take_if(|entry| entry.number == number) {
+            return Some(first);
+        }
+        let at = self.others.iter().position(|entry| entry.number == number)?;
+        Some(self.others.swap_remove(at))
+    }
+}
