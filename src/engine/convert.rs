@@ -157,6 +157,7 @@ impl Conversion {
                         Some(until) => {
                             self.old.stood_at(sent);
                             engine.clock.sleep_until(until).await;
+                            self.begin_anew();
                             continue;
                         }
                         None => {
@@ -189,6 +190,14 @@ impl Conversion {
                 None if is_over => return Outcome::Lost(LossReason::Expired),
                 None => tries.backoff.wait().await,
             }
+        }
+    }
+
+    /// Where what was refused has been given back, whatever is asked next has an id of its own: a release of the one before may
+    /// yet be on its way.
+    fn begin_anew(&mut self) {
+        if self.engine.scheme.is_given_back() {
+            self.request.id = self.engine.next_id();
         }
     }
 

@@ -60,6 +60,11 @@ impl Copies {
         self.stray_until
     }
 
+    /// How many are on their way, of which somebody waits to hear.
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
     /// None is on its way, and none can be.
     pub(crate) fn is_none(&self) -> bool {
         self.in_flight == 0 && self.stray_until.is_none()

@@ -31,7 +31,7 @@ use crate::key::{Key, Listing};
 use crate::lease::{self, FencingToken, Moment, ServerTime};
 use crate::scheme::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Granted,
-    Hearing, ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
+    Hearing, Leave, ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
 };
 
 mod acquire;
@@ -81,6 +81,16 @@ type Said<T> = (usize, Attempt<T>);
 /// Those that have yet to answer.
 type Asked<T> = FuturesUnordered<BoxFuture<'static, T>>;
 
+/// Whose yes counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Voters {
+    /// Those that may remember all that they have granted: what is new may conflict with it.
+    #[default]
+    Remembering,
+    /// All that have a hold which is to be kept as it is, or made a lesser one.
+    Holding,
+}
+
 /// What there is to tell of a question that no majority said yes to.
 #[derive(Debug, Default)]
 struct Heard {
@@ -89,6 +99,7 @@ struct Heard {
     /// Of any answer.
     server: ServerTime,
     failures: Vec<Failure>,
+    voters: Voters,
     /// So many may not vote yet.
     young: usize,
 }
@@ -301,7 +312,14 @@ impl Scheme for Quorum {
     }
 
     fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
-        Box::pin(self.leave_everywhere(key, id))
+        Box::pin(async move {
+            let leave = Leave { key: Arc::new(key.clone()), id: id.clone() };
+            self.leave_everywhere(&[leave]).await.pop().expect("one answer each")
+        })
+    }
+
+    fn leave_all<'a>(&'a self, _: &'a Route, batch: &'a [Leave]) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
+        Box::pin(self.leave_everywhere(batch))
     }
 
     fn convert<'a>(

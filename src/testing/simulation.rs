@@ -11,6 +11,7 @@ mod link;
 mod machine;
 mod mutants;
 mod profile;
+mod quorum;
 mod runtime;
 mod scenes;
 mod workload;

@@ -8,7 +8,7 @@ use futures_util::stream::FuturesUnordered;
 
 use super::traces::Copy;
 use super::votes::{Ballot, Verdict, Vote, Yes};
-use super::{Asked, Heard, NO_TOKEN, Quorum, Said, answered, finish, granted};
+use super::{Asked, Heard, NO_TOKEN, Quorum, Said, Voters, answered, finish, granted};
 use crate::attempt::{Answered, Attempt, BoxFuture, Failure, Granted};
 use crate::key::Key;
 use crate::lease::{FencingToken, Moment};
@@ -74,7 +74,7 @@ impl Quorum {
 
     /// A new grant counts if its master may vote.
     pub(super) fn yes(&self, place: usize, sent: Moment, granted: Granted, heard: &mut Heard) -> Vote {
-        if !self.may_vote(place) {
+        if heard.voters == Voters::Remembering && !self.may_vote(place) {
             heard.young += 1;
             return Vote::Silent;
         }

@@ -2,7 +2,8 @@
 //!
 //! A master converts in one step, but not all of them do so in one moment. What a majority has converted is the new hold, and the
 //! old one is given back where it still stands. What cannot be had by a majority is undone where it was done: then the old hold
-//! stands if a majority has it. If it is not known that so many do, the hold counts as lost, and both are given back.
+//! stands if a majority has it. If it is not known that so many do, the hold counts as lost, and both are given back. What has
+//! been undone is not asked for again under its id: what gives it back may yet be on its way.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use futures_util::stream::FuturesUnordered;
 
 use super::traces::{Copy, Traces};
 use super::votes::{Verdict, Vote, majority};
-use super::{Asked, Heard, Quorum, Said, answered, finish, granted, unknown};
+use super::{Asked, Heard, Quorum, Said, Voters, answered, finish, granted, unknown};
 use crate::attempt::{AcquisitionId, Answered, Attempt, BoxFuture, Failure};
 use crate::key::Key;
 use crate::mode::Mode;
@@ -51,13 +52,14 @@ impl Quorum {
         old: &AcquisitionId,
         request: &AcquireRequest,
     ) -> Attempt<Converted> {
+        let voters = voters(request.mode);
         let request = AcquireRequest { max_tokens: 1, if_taken: IfTaken::Leave, ..request.clone() };
         let mut conversion = Conversion {
             key: Arc::new(key.clone()),
             old: old.clone(),
             request: Arc::new(request),
             said: vec![At::Nothing; self.masters.len()],
-            heard: Heard::default(),
+            heard: Heard { voters, ..Heard::default() },
         };
         self.traces.begin(&conversion.request.id, &conversion.key, conversion.request.lease);
         let mut ballot = self.ballot();
@@ -149,7 +151,9 @@ impl Quorum {
     async fn not_converted(&self, conversion: Conversion, asked: Asked<Answer>) -> Attempt<Converted> {
         let (masters, now) = (self.masters.len(), self.clock.now());
         let (done, stands) = (conversion.count(At::Converted), conversion.count(At::Stands));
-        if conversion.request.mode == Mode::Write && stands > 0 && stands + done >= majority(masters) {
+        // What a young master has converted may conflict with what it has forgotten.
+        let is_refused = stands > 0 || conversion.heard.young > 0;
+        if conversion.request.mode == Mode::Write && is_refused && stands + done >= majority(masters) {
             return Ok(self.undo(conversion, asked).await);
         }
         let is_pending = !asked.is_empty();
@@ -198,6 +202,15 @@ impl Quorum {
         let is_there = at(At::Stands).count() + undone >= majority(self.masters.len());
         let value = if is_there { Converted::Refused } else { Converted::Lost { forced: heard.forced } };
         answered(self.clock.now(), heard.server, value)
+    }
+}
+
+/// A write hold that is there keeps others out as well as the read hold that it becomes. A read hold may be beside others, which a
+/// master that was restarted may have forgotten.
+fn voters(wanted: Mode) -> Voters {
+    match wanted {
+        Mode::Read => Voters::Holding,
+        Mode::Write => Voters::Remembering,
     }
 }
 

@@ -100,6 +100,18 @@ impl Master {
         self.tend();
     }
 
+    /// How much it is yet to be told.
+    #[cfg(test)]
+    pub(super) fn debts(&self) -> usize {
+        self.debts.lock().len()
+    }
+
+    /// What it is to be told first.
+    #[cfg(test)]
+    pub(super) fn first_debt(&self) -> Debt {
+        self.debts.lock().first_key_value().expect("there is one").1.clone()
+    }
+
     fn keep(&self, debt: Debt, at: Moment) {
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let mut debts = self.debts.lock();

@@ -46,8 +46,6 @@ struct Trace {
     is_left: bool,
     /// Nobody will ask what came of giving it back.
     is_settled: bool,
-    /// So many masters are being told of its release.
-    telling: u32,
     /// How long a master keeps a hold that it grants now.
     covers: Duration,
     /// By then no master has it, unless it was asked for again.
@@ -59,6 +57,12 @@ struct Trace {
 struct At {
     copies: Copies,
     may_hold: bool,
+    /// So many releases are on their way.
+    telling: u32,
+    /// It has granted it while a release was on its way, which may have come before that.
+    is_late: bool,
+    /// A release has ended what the only copy had brought that is on its way still.
+    is_ended: bool,
     /// What it answered to the release: whether it had been ours to the end.
     released: Option<bool>,
     /// It was told of the release and did not answer.
@@ -78,10 +82,6 @@ pub(super) enum Standing {
     MayHold,
 }
 
-fn is_in_flight(copies: &Copies) -> bool {
-    copies.until(Moment::NEVER) == Some(Moment::NEVER)
-}
-
 impl Trace {
     fn debt(&self, id: &AcquisitionId, stray_until: Option<Moment>, now: Moment) -> Debt {
         let until = stray_until.unwrap_or(now).max(now).after(self.covers).max(self.until);
@@ -89,7 +89,7 @@ impl Trace {
     }
 
     fn is_over(&self) -> bool {
-        let is_awaited = self.telling > 0 || self.at.iter().any(|at| is_in_flight(&at.copies));
+        let is_awaited = self.at.iter().any(|at| at.telling > 0 || at.copies.in_flight() > 0);
         self.is_left && self.is_settled && !is_awaited
     }
 }
@@ -123,7 +123,6 @@ impl Traces {
             token: None,
             is_left: false,
             is_settled: false,
-            telling: 0,
             covers,
             until: now,
         });
@@ -204,9 +203,8 @@ impl Traces {
         };
         let at = &mut trace.at[master];
         settles(&mut at.copies);
-        at.may_hold = has.unwrap_or(at.may_hold);
         let stray_until = at.copies.stray_until();
-        let owes = trace.is_left && (has == Some(true) || has.is_none() && stray_until.is_some());
+        let owes = at.is_owed_for(has) && trace.is_left;
         let debt = owes.then(|| trace.debt(id, stray_until, now));
         Self::tidy(&mut table, id);
         drop(table);
@@ -242,17 +240,19 @@ impl Traces {
         let Some(trace) = table.by_id.get_mut(id) else {
             return *reply == ReleaseReply::Held;
         };
-        trace.no_longer_told();
         let (token, at) = (trace.token, &mut trace.at[master]);
+        at.no_longer_told();
         let was_held = match reply {
             ReleaseReply::Held => true,
             ReleaseReply::Queued => false,
             // An earlier copy that was not answered may have done it.
             ReleaseReply::None(absence) => at.in_doubt && token.is_some_and(|token| knew(absence, token)),
         };
+        at.is_ended = *reply == ReleaseReply::Held && !at.may_hold && at.copies.in_flight() == 1;
+        let overtaken = std::mem::take(&mut at.is_late) && *reply != ReleaseReply::Held;
         (at.released, at.may_hold) = (Some(was_held), false);
         let stray_until = at.copies.stray_until().filter(|until| *until > sent);
-        let debt = stray_until.map(|_| trace.debt(id, stray_until, now));
+        let debt = (overtaken || stray_until.is_some()).then(|| trace.debt(id, stray_until, now));
         Self::tidy(&mut table, id);
         drop(table);
         if let Some(debt) = debt {
@@ -268,11 +268,12 @@ impl Traces {
         let Some(trace) = table.by_id.get_mut(id) else {
             return;
         };
-        trace.no_longer_told();
         let at = &mut trace.at[master];
+        at.no_longer_told();
         at.in_doubt |= was_sent == Sent::Perhaps;
         let (is_owed, stray_until) = (std::mem::replace(&mut at.is_owed, true), at.copies.stray_until());
-        let debt = (!is_owed).then(|| trace.debt(id, stray_until, now));
+        let is_late = std::mem::take(&mut at.is_late);
+        let debt = (!is_owed || is_late).then(|| trace.debt(id, stray_until, now));
         Self::tidy(&mut table, id);
         drop(table);
         if let Some(debt) = debt {
@@ -294,12 +295,29 @@ fn knew(absence: &Absence, token: FencingToken) -> bool {
     absence.knew(token, token)
 }
 
-impl Trace {
+impl At {
     /// Whoever began when nothing was known of it has not been counted.
     fn no_longer_told(&mut self) {
         self.telling = self.telling.saturating_sub(1);
     }
 
+    /// What a copy has brought, if that is known; whether it is to be given back if nobody wants it any more. A release that is
+    /// on its way most likely comes behind a copy that was sent before it: its answer tells.
+    fn is_owed_for(&mut self, has: Option<bool>) -> bool {
+        if std::mem::take(&mut self.is_ended) {
+            return false;
+        }
+        let had = self.may_hold;
+        self.may_hold = has.unwrap_or(had);
+        if self.telling > 0 && has == Some(true) && !had {
+            self.is_late = true;
+            return false;
+        }
+        has == Some(true) || has.is_none() && self.copies.stray_until().is_some()
+    }
+}
+
+impl Trace {
     fn extend(&mut self, covers: Duration, from: Moment) {
         self.covers = self.covers.max(covers);
         self.until = self.until.max(from.after(covers));
@@ -356,7 +374,7 @@ pub(super) struct Telling {
 impl Telling {
     pub(super) fn new(traces: &Arc<Traces>, id: &AcquisitionId, master: usize) -> Self {
         if let Some(trace) = traces.of.lock().by_id.get_mut(id) {
-            trace.telling += 1;
+            trace.at[master].telling += 1;
         }
         Self { traces: Arc::clone(traces), id: id.clone(), master, is_told: false }
     }
@@ -390,3 +408,6 @@ impl Drop for Telling {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -47,3 +47,6 @@ pub(super) fn merge_forced(seen: &View, answers: Vec<Forced>) -> Forced {
     let ids = ended.into_iter().filter(|id| seen.more_holders > 0 || shown.contains(id.as_str())).collect();
     Forced { ids, more }
 }
+
+#[cfg(test)]
+mod tests;

@@ -169,7 +169,7 @@ impl End {
     pub(super) fn of(error: &Error) -> Self {
         match error {
             Error::WaitTimeout { .. } => Self::TimedOut,
-            Error::Unreachable { .. } => Self::Unreachable,
+            Error::Unreachable { .. } | Error::NoQuorum { .. } => Self::Unreachable,
             Error::Closed { .. } => Self::Closed,
             Error::UpgradeConflict { .. } => Self::Conflict,
             Error::Lost { reason, .. } => Self::Lost(*reason),

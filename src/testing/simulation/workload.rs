@@ -86,11 +86,18 @@ macro_rules! either {
 }
 
 impl AnyGuard {
-    fn token(&self) -> FencingToken {
+    pub(super) fn mode(&self) -> Mode {
+        match self {
+            Self::Read(_) => Mode::Read,
+            Self::Write(_) => Mode::Write,
+        }
+    }
+
+    pub(super) fn token(&self) -> FencingToken {
         either!(self, guard => guard.fencing_token())
     }
 
-    fn state(&self) -> HoldState {
+    pub(super) fn state(&self) -> HoldState {
         either!(self, guard => guard.state())
     }
 
@@ -98,7 +105,7 @@ impl AnyGuard {
         either!(self, guard => guard.remaining())
     }
 
-    fn watch(&self) -> HoldWatch {
+    pub(super) fn watch(&self) -> HoldWatch {
         either!(self, guard => guard.watch())
     }
 
@@ -125,7 +132,7 @@ impl AnyGuard {
     }
 
     /// As its debug output has it.
-    fn id(&self) -> Id {
+    pub(super) fn id(&self) -> Id {
         let text = format!("{self:?}");
         let id = text.split("id: \"").nth(1).and_then(|rest| rest.split('"').next()).expect("guards show their ids");
         Id::of(id)
@@ -425,7 +432,7 @@ pub(super) fn released(outcome: Option<Result<()>>) -> Released {
     match outcome {
         Some(Ok(())) => Released::Ours,
         Some(Err(Error::Lost { reason, .. })) => Released::Lost(reason),
-        Some(Err(Error::Unreachable { .. })) => Released::Unreachable,
+        Some(Err(Error::Unreachable { .. } | Error::NoQuorum { .. })) => Released::Unreachable,
         Some(Err(other)) => panic!("no fault of the simulation leads to {other}"),
         None => Released::Cut,
     }

@@ -12,32 +12,56 @@ use crate::wait::bounded;
 
 const CONTENDERS: usize = 10;
 const LEASE: Duration = Duration::from_secs(10);
+/// Everybody has a turn in each of these.
+const WINDOW: Duration = Duration::from_secs(5);
+
+/// How many turns each of them has had in each window.
+async fn contend(windows: u32) -> Vec<Vec<u32>> {
+    let field = Field::start(5);
+    let inside = Arc::new(AtomicU32::new(0));
+    let began = Instant::now();
+    let mut contenders = Vec::new();
+    for _ in 0..CONTENDERS {
+        let (manager, inside) = (field.manager(LEASE).await, Arc::clone(&inside));
+        contenders.push(tokio::spawn(async move {
+            let mut turns = vec![0; windows as usize];
+            while began.elapsed() < WINDOW * windows {
+                let guard = manager.write("cfg").await.expect("granted");
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                tokio::task::yield_now().await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                guard.release().await.expect("ours to the end");
+                let window = (began.elapsed().as_nanos() / WINDOW.as_nanos()) as usize;
+                if let Some(turns) = turns.get_mut(window) {
+                    *turns += 1;
+                }
+            }
+            turns
+        }));
+    }
+    let contenders = join_all(contenders).await.into_iter();
+    let turns: Vec<Vec<u32>> = contenders.map(|turns| turns.expect("no panic")).collect();
+    (0..windows as usize).map(|window| turns.iter().map(|turns| turns[window]).collect()).collect()
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_contenders_are_all_served() {
     bounded(async {
-        let field = Field::start(5);
-        let inside = Arc::new(AtomicU32::new(0));
-        let ends = Instant::now() + Duration::from_secs(5);
-        let mut contenders = Vec::new();
-        for _ in 0..CONTENDERS {
-            let (manager, inside) = (field.manager(LEASE).await, Arc::clone(&inside));
-            contenders.push(tokio::spawn(async move {
-                let mut turns = 0;
-                while Instant::now() < ends {
-                    let guard = manager.write("cfg").await.expect("granted");
-                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
-                    tokio::task::yield_now().await;
-                    inside.fetch_sub(1, Ordering::SeqCst);
-                    guard.release().await.expect("ours to the end");
-                    turns += 1;
-                }
-                turns
-            }));
-        }
-        let turns: Vec<u32> = join_all(contenders).await.into_iter().map(|turns| turns.expect("no panic")).collect();
-        assert!(turns.iter().all(|turns| *turns > 0), "{turns:?}");
-        println!("turns of ten contenders in five seconds: {turns:?}");
+        let turns = contend(1).await;
+        assert!(turns[0].iter().all(|turns| *turns > 0), "{turns:?}");
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes a minute; tells how the turns are divided"]
+async fn ten_contenders_are_all_served_for_a_minute() {
+    let turns = contend(12).await;
+    for (window, turns) in turns.iter().enumerate() {
+        let mut sorted = turns.clone();
+        sorted.sort_unstable();
+        let (least, median, most) = (sorted[0], sorted[CONTENDERS / 2], sorted[CONTENDERS - 1]);
+        println!("{:>2} s: {least} / {median} / {most} turns", (window + 1) * 5);
+    }
+    assert!(turns.iter().flatten().all(|turns| *turns > 0), "{turns:?}");
 }

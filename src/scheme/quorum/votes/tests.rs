@@ -137,3 +137,29 @@ fn tokens_grow_over_any_majorities() {
         }
     }
 }
+
+#[test]
+fn master_that_votes_twice_counts_once() {
+    let mut ballot = Ballot::new(3);
+    (0..3).for_each(|_| ballot.says(1, yes(5, 9)));
+    assert_eq!(ballot.verdict(), Verdict::Open);
+}
+
+#[test]
+fn no_that_takes_back_a_yes_leaves_the_others_to_decide() {
+    let mut ballot = after(5, &[yes(5, 9), yes(8, 9), yes(8, 9)]);
+    assert_eq!(ballot.verdict(), Verdict::Raise { to: token(8), at: vec![0] });
+    ballot.says(0, Vote::No);
+    assert_eq!(ballot.verdict(), Verdict::Open);
+    ballot.says(3, yes(9, 9));
+    assert_eq!(ballot.verdict(), won(8, 9));
+}
+
+/// The longest leases are among those who have to raise it: they count from when they have.
+#[test]
+fn hold_lasts_only_as_long_as_those_keep_it_that_have_stored_its_token() {
+    let mut ballot = after(3, &[yes(5, 90), yes(8, 20), yes(8, 30)]);
+    assert_eq!(ballot.verdict(), won(8, 20));
+    ballot.says(0, yes(8, 95));
+    assert_eq!(ballot.verdict(), won(8, 30));
+}
