@@ -332,7 +332,8 @@ impl Refusal {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// It could not be renewed before its lease was over by the local clock.
+    /// It could not be renewed before its lease was over by the local clock. Also what is told of an exclusive hold whose
+    /// [`downgrade`](crate::WriteGuard::downgrade) was not answered: readers may be in, so it is not exclusive any more.
     #[error("its lease expired before it could be renewed")]
     Expired,
     /// The server does not know the hold any more: it expired there, or the server lost its data. Also what is told if this

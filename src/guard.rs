@@ -172,9 +172,10 @@ impl WriteGuard {
     ///
     /// # Errors
     ///
-    /// A [`DowngradeError`] with the guard in it. It is still the exclusive hold, unless the error is
-    /// [`Error::Lost`](crate::Error::Lost): the hold had ended before, or whether the server did it was not to be learned
-    /// in time, and neither hold is to be relied on.
+    /// A [`DowngradeError`] with the guard in it. It is still the exclusive hold, unless its [`state`](WriteGuard::state) says
+    /// otherwise: with [`Error::Lost`](crate::Error::Lost) the hold had ended before; with
+    /// [`Unreachable`](crate::Error::Unreachable) (or [`NoQuorum`](crate::Error::NoQuorum)) it is `Lost(Expired)` if the server may have done it, since readers may be in
+    /// then. Both holds are given back.
     ///
     /// # Cancel safety
     ///
@@ -212,8 +213,11 @@ impl ReadGuard {
     ///
     /// # Errors
     ///
-    /// A [`TryUpgradeError`] with the guard in it, which still reads, unless the error is
-    /// [`Error::Lost`](crate::Error::Lost), as with [`downgrade`](WriteGuard::downgrade).
+    /// A [`TryUpgradeError`] with the guard in it, which still reads, unless the error is [`Error::Lost`](crate::Error::Lost).
+    /// After [`Unreachable`](crate::Error::Unreachable) (or [`NoQuorum`](crate::Error::NoQuorum)) the server may have done it. Then the guard is
+    /// [`Unconfirmed`](crate::HoldState::Unconfirmed) until the server answers: it is held as before, or `Lost(Gone)` if the
+    /// server has made it the exclusive hold, which is given back. Nobody writes meanwhile. `try_upgrade` once more asks what
+    /// came of it, and has the exclusive hold if it is there.
     ///
     /// # Cancel safety
     ///

@@ -2,8 +2,11 @@
 //!
 //! The new hold is an acquisition of its own, so that nothing that was sent for the old one can touch it. While the answer
 //! is out, the hold is closed to everybody else of this process. It is renewed all the same, for it stands if the conversion is
-//! refused; that the server does not know it is no loss then, but may be the conversion. An answer that never comes leaves it
-//! open which of the two the server has: then the guard is lost, and both are given back.
+//! refused; that the server does not know it is no loss then, but may be the conversion.
+//!
+//! An answer that never comes leaves it open which of the two the server has. A guard that reads goes on in doubt, since both let
+//! nobody write: the answer to a renewal tells whether the old hold stands, or a further conversion asks under the same id. A
+//! guard that writes is over: readers may be in.
 
 #[cfg(test)]
 mod tests;
@@ -14,8 +17,8 @@ use crate::engine::releases::Unsettled;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held, events};
 use crate::error::{Error, LossReason};
-use crate::lease::{self, Moment};
-use crate::lock::hold::{self, Grant, Granting, Hold, HoldState, ShareId};
+use crate::lease::Moment;
+use crate::lock::hold::{self, Grant, Granting, Hold, HoldState, LeftOpen, OpenConversion, ShareId};
 use crate::lock::release::Release;
 use crate::lock::stray::Copies;
 use crate::scheme::{AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, Mode, loss_reason};
@@ -83,6 +86,8 @@ enum Outcome {
     },
     /// The old hold stands, and no copy is on its way that might end it.
     Stays(Error),
+    /// Nobody knows which of the two the server has.
+    Open(Error),
     Lost(LossReason),
 }
 
@@ -91,22 +96,18 @@ impl Conversion {
         let engine = Arc::clone(held.engine());
         let share = held.hold().share(held.share_id());
         let now = engine.clock.now();
+        // A later copy of the same conversion finds what an earlier one did.
+        let earlier = held.hold().take_open_conversion();
+        let copies = earlier.as_ref().map(|open| Copies::of_earlier(open.stray_until)).unwrap_or_default();
         let request = AcquireRequest {
-            id: engine.next_id(),
+            id: earlier.map_or_else(|| engine.next_id(), |open| open.id),
             mode,
             lease: share.lease.min(share.ends.since(now)),
             max_tokens: engine.options().hand_over_budget,
             if_taken: IfTaken::Leave,
         };
         let unsettled = engine.releases.unsettled();
-        Self {
-            engine,
-            old: Arc::clone(held.hold()),
-            request,
-            copies: Copies::default(),
-            settled: false,
-            _unsettled: unsettled,
-        }
+        Self { engine, old: Arc::clone(held.hold()), request, copies, settled: false, _unsettled: unsettled }
     }
 
     async fn run(mut self, held: Held) -> Result<Held, NotConverted> {
@@ -119,22 +120,43 @@ impl Conversion {
                     let (engine, _, _) = held.into_parts();
                     return Ok(Held::new(&engine, hold, share_id));
                 }
-                None if self.engine.closing.is_closed() => self.lost(LossReason::Closed),
-                None => self.lost(LossReason::Expired),
+                None if self.engine.closing.is_closed() => self.lost(&held, LossReason::Closed),
+                None => self.lost(&held, LossReason::Expired),
             },
             Outcome::Stays(error) => {
                 self.settled = true;
                 self.engine.carry_out(self.old.conversion_refused(now), now);
                 error
             }
-            Outcome::Lost(reason) => self.lost(reason),
+            Outcome::Open(error) => self.left_open(&held, error, now),
+            Outcome::Lost(reason) => self.lost(&held, reason),
         };
         Err(NotConverted { held, error })
     }
 
-    fn lost(&self, reason: LossReason) -> Error {
+    fn lost(&self, held: &Held, reason: LossReason) -> Error {
         self.old.lose(reason);
-        Error::Lost { lock: self.old.key().shared_name(), reason }
+        // It may have ended before, in another way.
+        lost(held).unwrap_or_else(|| Error::Lost { lock: self.old.key().shared_name(), reason })
+    }
+
+    /// The new hold is left to the old one, unless that is over.
+    fn left_open(&mut self, held: &Held, error: Error, now: Moment) -> Error {
+        let open = self.open(self.copies.stray_until().unwrap_or(now));
+        let (left, due) = self.old.conversion_left_open(open, now);
+        self.engine.carry_out(due, now);
+        match left {
+            LeftOpen::InDoubt => {
+                self.settled = true;
+                error
+            }
+            LeftOpen::NotAlone => error,
+            LeftOpen::Lost => lost(held).unwrap_or(error),
+        }
+    }
+
+    fn open(&self, stray_until: Moment) -> OpenConversion {
+        OpenConversion { id: self.request.id.clone(), lease: self.request.lease, stray_until }
     }
 
     /// Asks until there is an answer, or the old hold is over.
@@ -179,13 +201,13 @@ impl Conversion {
             }
             let is_over = now >= self.old.deadline();
             match tries.verdict(&engine, self.old.key(), failure) {
-                // Whether an earlier copy was carried out is not known.
-                Some(_) if !self.copies.is_none() => return Outcome::Lost(LossReason::Gone),
                 // The script broke off half way: it is not known which of the two the server has, nor for how long.
                 Some(error) if is_broken => {
                     events::conversion_broke_off(&self.old, &error);
                     return Outcome::Lost(LossReason::Gone);
                 }
+                // Whether an earlier copy was carried out is not known.
+                Some(error) if !self.copies.is_none() => return Outcome::Open(error),
                 Some(error) => return Outcome::Stays(error),
                 None if is_over => return Outcome::Lost(LossReason::Expired),
                 None => tries.backoff.wait().await,
@@ -232,17 +254,6 @@ impl Conversion {
         events::converted(&hold);
         Some((hold, share_id))
     }
-
-    fn cancel(&self, until: Moment, now: Moment) {
-        let covers = lease::surely_over(self.request.lease, self.engine.options().clock_margin);
-        let release = Release {
-            key: Arc::clone(self.old.key()),
-            id: self.request.id.clone(),
-            server_until: until.max(self.old.until(now).0).after(covers),
-            stray_until: Some(until),
-        };
-        self.engine.releases.in_background(release, None);
-    }
 }
 
 impl Drop for Conversion {
@@ -254,7 +265,8 @@ impl Drop for Conversion {
         self.old.lose(LossReason::Gone);
         let now = self.engine.clock.now();
         self.copies.abandon_all(now.after(self.engine.stray_span()));
-        self.cancel(self.copies.stray_until().unwrap_or(now), now);
+        let open = self.open(self.copies.stray_until().unwrap_or(now));
         self.engine.release_in_background(&self.old);
+        self.engine.releases.in_background(Release::of_conversion(&self.old, open, now), None);
     }
 }

@@ -8,7 +8,7 @@ use crate::error::{Error, LossReason, Result};
 use crate::lease::Moment;
 use crate::lock::hold::{Hold, ShareId, ShareRemoved};
 use crate::lock::release::Release;
-use crate::scheme::{Absence, Failure, ReleaseReply, loss_reason};
+use crate::scheme::{Absence, Answered, Failure, ReleaseReply, loss_reason};
 
 impl Engine {
     fn remove_share(&self, hold: &Hold, share_id: ShareId, now: Moment) -> ShareRemoved {
@@ -50,32 +50,47 @@ impl Engine {
         }
         self.renewals.forget(hold);
         let _unsettled = self.releases.unsettled();
+        let (release, conversion) = Release::all_of(hold, began);
         // Dropped, or without an answer: the background goes on.
-        let mut goes_on = GoesOn { engine: self, hold: Some(hold) };
-        let release = Release::of(hold, began);
+        let mut goes_on = GoesOn { engine: self, hold: Some(hold), conversion };
         // When the server has surely forgotten the hold there is nothing left to tell it.
         let patience = self.options().unreachable_after.min(release.server_until.since(began));
-        let (mut doubt, mut tries) = (false, Tries::new(began, patience));
-        loop {
-            let failure = match self.releases.send_once(&release).await {
-                Ok(answer) => {
-                    if release.stray_after(answer.sent).is_none() {
-                        goes_on.hold = None;
-                        self.table.ended(hold);
+        let mut tries = Tries::new(began, patience);
+        let told = self.told(hold, &release, &mut tries).await?;
+        if release.stray_after(told.answer.sent).is_none() {
+            goes_on.hold = None;
+            self.table.ended(hold);
+        }
+        match told.answer.value {
+            ReleaseReply::Held => Ok(()),
+            // A primary that was behind knows that it waited, and nothing of its grant.
+            ReleaseReply::Queued => Err(lost(LossReason::Gone)),
+            ReleaseReply::None(absence) => {
+                let in_time = self.clock.now() < hold.deadline();
+                if let Some(conversion) = goes_on.conversion.clone() {
+                    let new = Box::pin(self.told(hold, &conversion, &mut tries)).await?.answer;
+                    if conversion.stray_after(new.sent).is_none() {
+                        goes_on.conversion = None;
                     }
-                    return match answer.value {
-                        ReleaseReply::Held => Ok(()),
-                        // A primary that was behind knows that it waited, and nothing of its grant.
-                        ReleaseReply::Queued => Err(lost(LossReason::Gone)),
-                        ReleaseReply::None(absence) => {
-                            let in_time = self.clock.now() < hold.deadline();
-                            judge_absence(hold, share_id, absence, doubt && in_time).map_err(lost)
-                        }
-                    };
+                    // It had been converted, and was ours as the new hold.
+                    if new.value == ReleaseReply::Held {
+                        return Ok(());
+                    }
                 }
+                judge_absence(hold, share_id, absence, told.in_doubt && in_time).map_err(lost)
+            }
+        }
+    }
+
+    /// Tells the server of a release until that is answered.
+    async fn told(&self, hold: &Arc<Hold>, release: &Release, tries: &mut Tries) -> Result<Told> {
+        let mut in_doubt = false;
+        loop {
+            let failure = match self.releases.send_once(release).await {
+                Ok(answer) => return Ok(Told { answer, in_doubt }),
                 Err(failure) => failure,
             };
-            doubt |= !matches!(failure, Failure::NotDone { .. });
+            in_doubt |= !matches!(failure, Failure::NotDone { .. });
             // Local waiters ask for themselves: they learn of the silence, too.
             self.table.ended(hold);
             Box::pin(tries.failed(self, hold.key(), failure)).await?;
@@ -86,7 +101,7 @@ impl Engine {
     pub(crate) fn release_in_background(&self, hold: &Arc<Hold>) {
         self.renewals.forget(hold);
         self.keep_running();
-        self.releases.in_background(Release::of(hold, self.clock.now()), Some(Arc::clone(hold)));
+        self.releases.give_back(hold, Some(Arc::clone(hold)), self.clock.now());
     }
 }
 
@@ -102,16 +117,29 @@ fn judge_absence(hold: &Hold, share_id: ShareId, absence: Absence, may_be_ours: 
     }
 }
 
+/// What the server has said to a release.
+struct Told {
+    answer: Answered<ReleaseReply>,
+    /// An earlier copy went unanswered.
+    in_doubt: bool,
+}
+
 /// Hands a release to the background unless it was seen through.
 struct GoesOn<'a> {
     engine: &'a Engine,
     hold: Option<&'a Arc<Hold>>,
+    /// What the hold may have been converted into.
+    conversion: Option<Release>,
 }
 
 impl Drop for GoesOn<'_> {
     fn drop(&mut self) {
         if let Some(hold) = self.hold.take() {
             self.engine.release_in_background(hold);
+        }
+        if let Some(release) = self.conversion.take() {
+            self.engine.keep_running();
+            self.engine.releases.in_background(release, None);
         }
     }
 }

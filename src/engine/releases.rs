@@ -172,6 +172,15 @@ impl Releases {
         self.wake.at(Moment::from_nanos(0));
     }
 
+    /// The same for a hold that is over, and for what it may have been converted into.
+    pub(crate) fn give_back(self: &Arc<Self>, hold: &Hold, waited_for: Option<Arc<Hold>>, now: Moment) {
+        let (release, conversion) = Release::all_of(hold, now);
+        self.in_background(release, waited_for);
+        if let Some(release) = conversion {
+            self.in_background(release, None);
+        }
+    }
+
     /// Nobody carries what waits any more: leases end it.
     pub(super) fn abandon(&self) {
         let abandoned = std::mem::take(&mut *self.waiting.lock());

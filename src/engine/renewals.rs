@@ -163,8 +163,11 @@ impl Renewals {
 
     /// A renewal has come to its end.
     pub(super) fn answered(&self, due: Due, attempt: Attempt<Renewed>, now: Moment) {
-        shielded(|| is_answered(&due, attempt, now));
+        let not_converted = shielded(|| is_answered(&due, attempt, now));
         self.schedule(&due.hold, now);
+        if let Some(Some(release)) = not_converted {
+            self.releases.in_background(release, None);
+        }
     }
 
     /// Whoever had it under way has gone.
@@ -178,18 +181,20 @@ impl Renewals {
         shielded(|| events::lost(hold, reason));
         self.forget(hold);
         self.releases.unblock(hold);
-        self.releases.in_background(Release::of(hold, now), None);
+        self.releases.give_back(hold, None, now);
     }
 }
 
-/// What an answer, or its absence, does to a hold, and what is told of it.
-fn is_answered(Due { hold, lease }: &Due, attempt: Attempt<Renewed>, now: Moment) {
+/// What an answer, or its absence, does to a hold, and what is told of it. Answers what it shows not to be there.
+fn is_answered(Due { hold, lease }: &Due, attempt: Attempt<Renewed>, now: Moment) -> Option<Release> {
     match attempt {
         Ok(answer) => match answer.value {
             Renewed::Renewed { remaining } => {
-                if hold.renewed(Grant { sent: answer.sent, remaining, asked: *lease }, now) {
+                let confirmed = hold.renewed(Grant { sent: answer.sent, remaining, asked: *lease }, now);
+                if confirmed.is_claim {
                     events::claimed(hold);
                 }
+                return confirmed.not_converted.map(|open| Release::of_conversion(hold, open, now));
             }
             Renewed::Lost { forced } => hold.unknown_to_server(loss_reason(hold.token(), forced)),
         },
@@ -198,6 +203,7 @@ fn is_answered(Due { hold, lease }: &Due, attempt: Attempt<Renewed>, now: Moment
             events::renewal_unanswered(hold, &failure);
         }
     }
+    None
 }
 
 #[cfg(test)]

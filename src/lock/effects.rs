@@ -1,5 +1,6 @@
 //! What an event of a cell leaves to be done when the mutex is free.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -107,8 +108,42 @@ impl<H> Effects<H> {
     #[inline]
     pub(super) fn carry_out(self) -> Due<H> {
         let Self { signals: Signals(signals), due, dropped } = self;
-        signals.each(|signal| signal.tell());
+        signals.each(|signal| {
+            // A waker that panics keeps nobody else from being told. What it said was reported as each panic is.
+            drop(catch_unwind(AssertUnwindSafe(|| signal.tell())));
+        });
         drop(dropped);
         Due(due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Wake, Waker};
+
+    use super::*;
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("as the test wants it");
+        }
+    }
+
+    #[test]
+    fn waker_that_panics_keeps_nobody_else_from_being_told() {
+        let (first, second) = (Arc::<Notify>::default(), Arc::<Notify>::default());
+        let (mut waits, mut other) = (pin!(first.notified()), pin!(second.notified()));
+        assert!(waits.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::new(Panics)))).is_pending());
+        assert!(other.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let mut effects = Effects::<()>::default();
+        effects.signals.wake(Arc::clone(&first));
+        effects.signals.wake(Arc::clone(&second));
+        effects.due(&Arc::new(()));
+        let Due(due) = effects.carry_out();
+        assert!(!due.is_empty(), "the agenda is told");
+        assert_eq!(other.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(()));
     }
 }

@@ -12,7 +12,8 @@ use crate::error::LossReason;
 pub enum HoldState {
     /// The last renewal was answered in time.
     Held,
-    /// A renewal went unanswered and is being repeated; the local deadline still stands.
+    /// A renewal went unanswered and is being repeated, or [`try_upgrade`](crate::ReadGuard::try_upgrade) did and it is not known
+    /// what came of it; the local deadline still stands.
     Unconfirmed,
     /// It is over, and others may be inside.
     Lost(LossReason),

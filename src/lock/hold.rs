@@ -18,7 +18,9 @@ use crate::lock::record::HoldRecord;
 use crate::mode::Mode;
 
 pub(crate) use crate::lock::end::{Ended, HoldState};
-pub(crate) use crate::lock::record::{Accepted, Grant, Granted, Granting, Next, ShareRemoved};
+pub(crate) use crate::lock::record::{
+    Accepted, Confirmed, Grant, Granted, Granting, LeftOpen, Next, OpenConversion, ShareRemoved,
+};
 pub(crate) use crate::lock::shares::{Share, ShareId};
 
 /// Holds for which something is due earlier than the agenda knows.
@@ -55,6 +57,10 @@ impl Hold {
 
     pub(super) fn cell(&self) -> &Arc<Cell<Self>> {
         &self.cell
+    }
+
+    pub(super) fn rules(&self) -> &Rules {
+        self.cell.rules()
     }
 
     pub(super) fn clock(&self) -> Clock {
@@ -191,6 +197,14 @@ impl Hold {
     pub(crate) fn until(&self, now: Moment) -> (Moment, Option<Moment>) {
         self.event(|record, rules, _| (record.server_until(now, rules), record.stray_until(now, rules)))
     }
+
+    /// The same, and the conversion that is to be given back as well: once.
+    pub(super) fn gives_back(&self, now: Moment) -> ((Moment, Option<Moment>), Option<OpenConversion>) {
+        self.event(|record, rules, _| {
+            let until = (record.server_until(now, rules), record.stray_until(now, rules));
+            (until, record.take_open_conversion())
+        })
+    }
 }
 
 /// What the renewal asks and tells.
@@ -230,9 +244,8 @@ impl Hold {
         self.event(|record, rules, signals| record.begin_renewal(now, by, rules, signals))
     }
 
-    /// A renewal was answered. Comes too late if the local deadline was reached meanwhile. Answers whether it was the claim of a
-    /// hold that was granted by a notification.
-    pub(crate) fn renewed(&self, grant: Grant, now: Moment) -> bool {
+    /// A renewal was answered. Comes too late if the local deadline was reached meanwhile.
+    pub(crate) fn renewed(&self, grant: Grant, now: Moment) -> Confirmed {
         self.event(|record, rules, signals| record.renewed(grant, now, rules, signals))
     }
 
@@ -298,6 +311,16 @@ impl Hold {
     /// No request to convert it was carried out so far, nor can one be that was sent.
     pub(crate) fn conversion_was_not_done(&self) {
         self.event(|record, _, _| record.conversion_was_not_done());
+    }
+
+    /// An earlier conversion that nobody was answered, for whoever goes on with it.
+    pub(crate) fn take_open_conversion(&self) -> Option<OpenConversion> {
+        self.event(|record, _, _| record.take_open_conversion())
+    }
+
+    /// Nobody has answered, and nobody asks any more.
+    pub(crate) fn conversion_left_open(&self, open: OpenConversion, now: Moment) -> (LeftOpen, Due) {
+        self.change(|record, _, signals| record.conversion_left_open(open, now, signals))
     }
 
     /// The server has not converted it: it is what it was, confirmed or not.

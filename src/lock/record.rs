@@ -26,6 +26,10 @@ use crate::lock::stray::Copies;
 use crate::mode::Mode;
 use crate::reentry::OwnerId;
 
+use conversion::InDoubt;
+pub(crate) use conversion::{LeftOpen, OpenConversion};
+pub(crate) use renewal::Confirmed;
+
 /// A hold that no further reader may join: a writer waits.
 const CLOSED: Moment = Moment::from_nanos(0);
 
@@ -131,8 +135,8 @@ pub(super) struct HoldRecord {
     is_missed: bool,
     /// By the server's last answer; `deadline()` is what counts.
     granted_until: Moment,
-    /// While a request to convert it may have been carried out.
-    in_doubt: Option<InDoubt>,
+    /// While a request to convert it may have been carried out, or may yet be.
+    in_doubt: Option<Box<InDoubt>>,
     /// How far the longest lease that was asked for reaches. A share that ends before needs no renewal.
     asked_until: Moment,
     /// The lease that was asked for last, and the longest that a copy may bring along.
@@ -156,15 +160,6 @@ pub(super) struct HoldRecord {
     hand_overs: u64,
     /// It was granted by a notification, and the server has not answered it since.
     is_claim: bool,
-}
-
-/// It may have been converted, but not before a certain moment.
-#[derive(Clone, Copy, Debug)]
-struct InDoubt {
-    /// What was asked for the new hold.
-    lease: Duration,
-    /// How long that lasts at least.
-    until: Moment,
 }
 
 /// The answer to a renewal, for waiters whose shares are offers until then.
@@ -279,7 +274,7 @@ impl HoldRecord {
 
     /// The local deadline. While it is not known whether it was converted, that of whichever would end first.
     pub(super) fn deadline(&self) -> Moment {
-        self.in_doubt.map_or(self.granted_until, |new| self.granted_until.min(new.until))
+        self.in_doubt.as_ref().map_or(self.granted_until, |new| self.granted_until.min(new.until))
     }
 
     /// When the server's hold is over, whatever arrives.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::attempt::AcquisitionId;
 use crate::key::Key;
-use crate::lease::Moment;
-use crate::lock::hold::Hold;
+use crate::lease::{self, Moment};
+use crate::lock::hold::{Hold, OpenConversion};
 
 /// One acquisition that is to end on the server.
 #[derive(Clone, Debug)]
@@ -21,6 +21,21 @@ impl Release {
     pub(crate) fn of(hold: &Hold, now: Moment) -> Self {
         let (server_until, stray_until) = hold.until(now);
         Self { key: Arc::clone(hold.key()), id: hold.id().clone(), server_until, stray_until }
+    }
+
+    /// All that the server may have of a hold that is over: the hold, or what it was to be converted into.
+    pub(crate) fn all_of(hold: &Hold, now: Moment) -> (Self, Option<Self>) {
+        let ((server_until, stray_until), open) = hold.gives_back(now);
+        let release = Self { key: Arc::clone(hold.key()), id: hold.id().clone(), server_until, stray_until };
+        (release, open.map(|open| Self::of_conversion(hold, open, now)))
+    }
+
+    /// What a hold may have been converted into.
+    pub(crate) fn of_conversion(hold: &Hold, open: OpenConversion, now: Moment) -> Self {
+        let OpenConversion { id, lease, stray_until } = open;
+        let covers = lease::surely_over(lease, hold.rules().clock_margin);
+        let server_until = stray_until.max(now).after(covers);
+        Self { key: Arc::clone(hold.key()), id, server_until, stray_until: Some(stray_until) }
     }
 
     /// Until when a copy of the acquisition may arrive behind what was sent then: it may have before that was answered.

@@ -16,6 +16,11 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
+    /// Nobody waits any more for those of an earlier try.
+    pub(crate) fn of_earlier(stray_until: Moment) -> Self {
+        Self { in_flight: 0, stray_until: Some(stray_until) }
+    }
+
     /// One more is on its way.
     pub(crate) fn begin(&mut self) {
         self.in_flight += 1;

@@ -30,6 +30,8 @@ pub(crate) enum Fate {
     Answered(oneshot::Receiver<()>),
     /// The same, but that shows only at a word.
     Silent(oneshot::Receiver<()>),
+    /// It is carried out, and its connection is cut.
+    Unheard,
     /// It was not carried out, and that is known.
     NotDone,
     /// It comes after its limit. For acquisitions only.
@@ -109,6 +111,10 @@ impl Staged {
         match fate {
             None => act.await,
             Some(Fate::Cut) => {
+                Err(Failure::Unknown { stray_until: self.memory.clock().now().after(STRAY), source: None })
+            }
+            Some(Fate::Unheard) => {
+                drop(act.await);
                 Err(Failure::Unknown { stray_until: self.memory.clock().now().after(STRAY), source: None })
             }
             Some(Fate::Silent(word)) => {

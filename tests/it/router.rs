@@ -9,6 +9,7 @@ mod pretender;
 
 mod answers;
 mod connections;
+mod conversions;
 mod frozen;
 mod holds;
 mod lost_replies;

@@ -21,9 +21,18 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
+        Self::with(Options::default())
+    }
+
+    /// Each conversion is sent once.
+    fn impatient() -> Self {
+        Self::with(Options { unreachable_after: Duration::ZERO, ..Options::default() })
+    }
+
+    fn with(options: Options) -> Self {
         let memory = Memory::new(Arc::new(Store::new()));
         let scheme = Arc::new(Staged::new(memory.clone()));
-        let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), Options::default()));
+        let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
         let other = Arc::new(Engine::new(Arc::new(memory), Options::default()));
         let key = engine.key("cfg").expect("valid");
         Self { scheme, engine, other, key }
@@ -38,6 +47,30 @@ impl Stage {
     async fn is_free(&self) -> bool {
         let view = self.scheme.memory.inspect(&self.key).await.expect("memory answers").value;
         view.holders.is_empty() && view.waiters.is_empty()
+    }
+
+    async fn holder(&self) -> String {
+        let view = self.scheme.memory.inspect(&self.key).await.expect("memory answers").value;
+        let [holder] = &view.holders[..] else { panic!("{view:?}") };
+        holder.id.clone()
+    }
+
+    async fn others_write(&self) -> bool {
+        let terms = Terms::new(self.other.options(), Overrides::default()).expect("valid");
+        let write = acquire(&self.other, Arc::clone(&self.key), Mode::Write, terms, Patience::AskOnce).await;
+        write.expect("answered").is_some()
+    }
+
+    /// A reader whose upgrade has met this fate, and was not answered. Renewals have no answer before a word is given.
+    async fn reader_in_doubt(&self, fate: Fate) -> (Held, oneshot::Sender<()>) {
+        let reading = self.take(&self.engine, Mode::Read).await;
+        let (word, renewed) = oneshot::channel();
+        self.scheme.next_renewals(renewed);
+        self.scheme.next_conversion(fate);
+        let Err(NotConverted { held, error }) = upgrade(reading).await else { panic!("nobody has answered") };
+        assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+        assert_eq!(held.state(), HoldState::Unconfirmed);
+        (held, word)
     }
 }
 
@@ -153,4 +186,143 @@ async fn guard_that_is_over_is_not_turned() {
     tokio::time::sleep(Duration::from_millis(1100)).await;
     let Err(refused) = upgrade(reading).await else { panic!("it was over") };
     assert!(matches!(refused.error, Error::Lost { reason: LossReason::MaxHold, .. }), "{:?}", refused.error);
+}
+
+#[tokio::test(start_paused = true)]
+async fn upgrade_that_never_arrives_leaves_a_reader_in_doubt_until_no_copy_can_arrive() {
+    let stage = Stage::impatient();
+    let (held, word) = stage.reader_in_doubt(Fate::Cut).await;
+    word.send(()).expect("a renewal is out");
+    tokio::time::sleep(STRAY / 2).await;
+    assert_eq!(held.state(), HoldState::Unconfirmed, "a copy may yet be carried out");
+    tokio::time::sleep(STRAY).await;
+    assert_eq!(held.state(), HoldState::Held);
+    let Ok(writing) = upgrade(held).await else { panic!("it reads alone") };
+    writing.release().await.expect("ours to the end");
+    assert!(stage.is_free().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn upgrade_whose_answer_never_comes_is_lost_by_the_word_of_the_server_and_given_back() {
+    let stage = Stage::impatient();
+    let (held, word) = stage.reader_in_doubt(Fate::Unheard).await;
+    let new = stage.scheme.last_request().id;
+    tokio::time::sleep(STRAY / 2).await;
+    assert_eq!(held.state(), HoldState::Unconfirmed);
+    assert_eq!(stage.holder().await, new.as_str(), "the reader counts on it");
+    word.send(()).expect("a renewal is out");
+    assert_eq!(held.lost().await, LossReason::Gone);
+    stage.engine.settled().await;
+    assert!(stage.is_free().await, "the guard is there, and nobody holds the lock");
+}
+
+#[tokio::test(start_paused = true)]
+async fn copy_of_an_upgrade_that_comes_after_all_is_given_back_with_the_reader() {
+    let stage = Stage::impatient();
+    let (held, word) = stage.reader_in_doubt(Fate::Cut).await;
+    word.send(()).expect("a renewal is out");
+    tokio::time::sleep(STRAY / 2).await;
+    let request = stage.scheme.last_request();
+    let late = stage.scheme.memory.convert(&stage.key, held.hold().id(), &request).await.expect("memory answers");
+    assert!(matches!(late.value, Converted::Granted(_)), "{late:?}");
+    let lost = held.lost();
+    tokio::pin!(lost);
+    tokio::select! {
+        reason = &mut lost => assert_eq!(reason, LossReason::Gone),
+        () = async {
+            while !stage.others_write().await {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        } => panic!("the guard is valid, and another one writes"),
+    }
+    stage.engine.settled().await;
+    assert!(stage.is_free().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn reader_in_doubt_is_valid_for_no_longer_than_both_holds() {
+    let stage = Stage::impatient();
+    let (held, _word) = stage.reader_in_doubt(Fate::Unheard).await;
+    let reason = held.lost();
+    tokio::pin!(reason);
+    tokio::select! {
+        reason = &mut reason => assert_eq!(reason, LossReason::Expired),
+        () = async {
+            while !stage.others_write().await {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        } => panic!("two are inside"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn upgrade_that_is_asked_for_again_finds_that_it_was_carried_out() {
+    let stage = Stage::impatient();
+    let (held, _word) = stage.reader_in_doubt(Fate::Unheard).await;
+    let new = stage.scheme.last_request().id;
+    let Ok(writing) = upgrade(held).await else { panic!("it was carried out") };
+    assert_eq!((writing.hold().id(), writing.hold().mode()), (&new, Mode::Write));
+    assert_eq!(writing.state(), HoldState::Held);
+    writing.release().await.expect("ours to the end");
+    stage.engine.settled().await;
+    assert!(stage.is_free().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn released_in_doubt_it_is_ours_to_the_end_and_leaves_nothing() {
+    for fate in [Fate::Cut, Fate::Unheard] {
+        let stage = Stage::impatient();
+        let (held, _word) = stage.reader_in_doubt(fate).await;
+        held.release().await.expect("ours to the end, whichever of the two it was");
+        assert!(stage.is_free().await, "it was released");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_in_doubt_it_leaves_nothing() {
+    for fate in [Fate::Cut, Fate::Unheard] {
+        let stage = Stage::impatient();
+        let (held, _word) = stage.reader_in_doubt(fate).await;
+        drop(held);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(stage.is_free().await, "it was dropped");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn closed_in_doubt_it_leaves_nothing() {
+    let stage = Stage::impatient();
+    let (held, _word) = stage.reader_in_doubt(Fate::Unheard).await;
+    stage.engine.close().await.expect("closed");
+    assert_eq!(held.state(), HoldState::Lost(LossReason::Closed));
+    assert!(stage.is_free().await, "close has left a hold");
+}
+
+#[tokio::test(start_paused = true)]
+async fn word_that_came_before_the_patience_was_over_counts() {
+    let stage = Stage::with(Options { unreachable_after: Duration::from_millis(300), ..Options::default() });
+    let reading = stage.take(&stage.engine, Mode::Read).await;
+    stage.scheme.next_conversion(Fate::Unheard);
+    for _ in 0..20 {
+        stage.scheme.next_conversion(Fate::Cut);
+    }
+    let Err(NotConverted { held, error }) = upgrade(reading).await else { panic!("nobody has answered") };
+    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "a renewal was answered: {error:?}");
+    assert_eq!(held.state(), HoldState::Lost(LossReason::Gone));
+    stage.engine.settled().await;
+    assert!(stage.is_free().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn writer_in_doubt_is_not_alone_any_more() {
+    for fate in [Fate::Cut, Fate::Unheard] {
+        let stage = Stage::impatient();
+        let writing = stage.take(&stage.engine, Mode::Write).await;
+        stage.scheme.next_conversion(fate);
+        let Err(NotConverted { held, error }) = downgrade(writing).await else { panic!("nobody has answered") };
+        assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+        assert_eq!(held.state(), HoldState::Lost(LossReason::Expired), "readers may be in");
+        stage.engine.settled().await;
+        assert!(stage.is_free().await);
+    }
 }

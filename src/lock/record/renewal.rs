@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::{Accepted, CLOSED, Grant, HoldRecord, Next, Phase, Renewal, renewal_interval};
+use super::{Accepted, CLOSED, Grant, HoldRecord, Next, OpenConversion, Phase, Renewal, renewal_interval};
 use crate::error::LossReason;
 use crate::lease::{self, Moment};
 use crate::lock::effects::{Rules, Signals};
@@ -13,6 +13,15 @@ use crate::lock::end::Ended;
 use crate::lock::shares::{Share, ShareId};
 use crate::lock::stray::Copies;
 use crate::mode::Mode;
+
+/// What the answer to a renewal shows.
+#[derive(Debug, Default)]
+pub(crate) struct Confirmed {
+    /// It was the claim.
+    pub(crate) is_claim: bool,
+    /// The hold stands: this was not carried out.
+    pub(crate) not_converted: Option<OpenConversion>,
+}
 
 /// Renewal.
 impl HoldRecord {
@@ -106,25 +115,34 @@ impl HoldRecord {
         self.longest = self.longest.max(lease);
     }
 
-    /// A renewal was answered. Comes too late if the local deadline was reached meanwhile. Answers whether it was the claim.
-    pub(in crate::lock) fn renewed(&mut self, grant: Grant, now: Moment, rules: &Rules, signals: &mut Signals) -> bool {
+    /// A renewal was answered. Comes too late if the local deadline was reached meanwhile.
+    pub(in crate::lock) fn renewed(
+        &mut self,
+        grant: Grant,
+        now: Moment,
+        rules: &Rules,
+        signals: &mut Signals,
+    ) -> Confirmed {
         self.look(now, signals);
         if !self.phase.is_live() {
-            return false;
+            return Confirmed::default();
         }
         self.phase = Phase::Held;
         self.backoff.reset();
         self.stood_at(grant.sent, rules);
         self.apply(grant, rules);
+        let not_converted = self.settle_open_conversion(grant.sent);
         self.renew_in_doubt(grant.sent);
         self.tell_awaiting(signals);
-        std::mem::take(&mut self.is_claim)
+        Confirmed { is_claim: std::mem::take(&mut self.is_claim), not_converted }
     }
 
-    /// Whether it still stands is asked well before the hold that it may have been converted into since then could be over.
+    /// Whether it still stands is asked well before the hold that it may have been converted into since then could be over, and
+    /// as soon as an answer can tell for good.
     pub(super) fn renew_in_doubt(&mut self, since: Moment) {
-        let Some(new) = self.in_doubt else { return };
-        let next = since.after(renewal_interval(new.lease));
+        let Some(new) = &self.in_doubt else { return };
+        let settles = new.open.as_ref().map_or(Moment::NEVER, |open| open.stray_until.max(since));
+        let next = since.after(renewal_interval(new.lease)).min(settles);
         self.renewal = match self.renewal {
             Renewal::Due(at) => Renewal::Due(at.min(next)),
             Renewal::Needless => Renewal::Due(next),
@@ -168,8 +186,8 @@ impl HoldRecord {
         }
     }
 
-    /// A renewal was answered: the server does not know the hold. While a request to convert it may have been carried out, that
-    /// may be the conversion, and the answer to that will tell; a force has ended both.
+    /// A renewal was answered: the server does not know the hold. While somebody asks to convert it, that may be the conversion,
+    /// and the answer to that will tell; a force has ended both.
     pub(in crate::lock) fn unknown_to_server(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
         if self.is_converting && self.in_doubt.is_some() && reason != LossReason::Forced {
             self.renewal = Renewal::Needless;
@@ -221,7 +239,7 @@ impl HoldRecord {
         rules: &Rules,
         signals: &mut Signals,
     ) -> (bool, bool) {
-        let claims = self.renewed(grant, now, rules, signals);
+        let claims = self.renewed(grant, now, rules, signals).is_claim;
         self.share_until = share_until.unwrap_or(CLOSED);
         (self.phase == Phase::Held, claims)
     }

@@ -79,6 +79,7 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
         conversions::lost,
         conversions::refused,
         conversions::reasons,
+        conversions::in_doubt,
         starts::fresh,
         starts::nested,
         release::by_the_servers_word,

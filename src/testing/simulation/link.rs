@@ -123,7 +123,10 @@ impl Link {
                 if world.mutant == Some(Mutant::SlowRenewal) && matches!(parcel, Parcel::Renew { .. }) {
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
-                let stray_until = sent.after(lease::stray_span(self.response_timeout, self.clock_margin));
+                let stray_until = match (world.mutant, &parcel) {
+                    (Some(Mutant::NoLateConversions), Parcel::Conversion { .. }) => sent,
+                    _ => sent.after(lease::stray_span(self.response_timeout, self.clock_margin)),
+                };
                 self.unanswered(sent, stray_until, &parcel)
             }
         }
@@ -179,6 +182,9 @@ impl Link {
                 Some(Answer::Acquired(Acquired::Contended { retry_in: Duration::from_millis(100) }))
             }
             (Some(Mutant::LostAtOnce), Parcel::Renew { .. }) => Some(Answer::Renewed(Renewed::Lost { forced: None })),
+            (Some(Mutant::SilentConversionIsLoss), Parcel::Conversion { .. }) => {
+                Some(Answer::Converted(Converted::Lost { forced: None }))
+            }
             _ => None,
         };
         match wrong {
@@ -342,10 +348,13 @@ impl Scheme for Link {
             }
             let _room = self.room().await;
             let not_after_ms = self.not_after_ms(&key).await?;
-            let answer = self
-                .carry(&key, Parcel::Conversion { old: old.clone(), request: request.clone(), not_after_ms })
-                .await?;
-            Ok(map(answer, |answer| match answer {
+            let parcel = Parcel::Conversion { old: old.clone(), request: request.clone(), not_after_ms };
+            let answer = self.carry(&key, parcel).await;
+            if self.world.mutant == Some(Mutant::LeavesInDoubt) && answer.is_err() {
+                let leave = Parcel::Leave { id: request.id.clone() };
+                drop(self.world.post(self.address.process, &key, &leave, self.world.fates(&leave)));
+            }
+            Ok(map(answer?, |answer| match answer {
                 Answer::Converted(converted) => converted,
                 other => unreachable!("a turn is answered by {other:?}"),
             }))

@@ -116,6 +116,12 @@ pub(super) enum Mutant {
     LateIsDenial,
     /// The same of a conversion.
     LateConversionIsRefused,
+    /// That a conversion is not answered is taken for the word that its hold is gone.
+    SilentConversionIsLoss,
+    /// What a hold may have been converted into is given back though its guard counts on it.
+    LeavesInDoubt,
+    /// No copy of a conversion is thought to arrive late.
+    NoLateConversions,
     /// Holds are renewed where the manager was used first, as long as that runtime is driven.
     RenewsWithTheFirst,
     /// The same of releases.
@@ -129,7 +135,7 @@ pub(super) enum Mutant {
 }
 
 #[cfg(test)]
-pub(super) const ALL: [Mutant; 57] = [
+pub(super) const ALL: [Mutant; 60] = [
     Mutant::WriterBesideReaders,
     Mutant::ReleaseOfAnybody,
     Mutant::DeadlineFromReply,
@@ -182,6 +188,9 @@ pub(super) const ALL: [Mutant; 57] = [
     Mutant::ConvertedUnrenewed,
     Mutant::LateIsDenial,
     Mutant::LateConversionIsRefused,
+    Mutant::SilentConversionIsLoss,
+    Mutant::LeavesInDoubt,
+    Mutant::NoLateConversions,
     Mutant::RenewsWithTheFirst,
     Mutant::ReleasesWithTheFirst,
     Mutant::AsksWithTheFirst,

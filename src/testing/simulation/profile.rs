@@ -115,6 +115,9 @@ pub(super) const ALL: Profile = Profile {
     ..LOSSY
 };
 
+/// Most answers are lost.
+pub(super) const UNHEARD: Profile = Profile { name: "unheard answers", lost_reply: 700, slow: 100, ..CALM };
+
 /// Two primaries at once.
 pub(super) const SPLIT: Profile =
     Profile { name: "two primaries", slow: 20, lost_reply: 20, splits: 2, forces: 10, ..CALM };

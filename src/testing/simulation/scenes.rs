@@ -27,6 +27,10 @@ pub(super) enum Scene {
     TwoReadersAsk,
     /// A guard goes on while its renewals fail, and cannot be upgraded.
     UpgradeInAnOutage,
+    /// An upgrade is carried out, and nobody hears of it.
+    UpgradeUnheard,
+    /// An upgrade never arrives, and all else does.
+    UpgradeLost,
     /// A nested guard has a time of its own.
     NestedLimit,
     /// Somebody asks for many locks at once.
@@ -149,6 +153,8 @@ pub(super) async fn play(world: &Arc<World>, leaked: &Leaked, scene: Scene) {
         Scene::SilenceForTwo => silence_for_two(world, leaked).await,
         Scene::TwoReadersAsk => two_readers_ask(world, leaked).await,
         Scene::UpgradeInAnOutage => upgrade_in_an_outage(world, leaked).await,
+        Scene::UpgradeUnheard => upgrade_in_doubt(world, leaked, Down::Unheard).await,
+        Scene::UpgradeLost => upgrade_in_doubt(world, leaked, Down::ForConversions).await,
         Scene::NestedLimit => nested_limit(world, leaked).await,
         Scene::Burst => burst(world, leaked).await,
         Scene::HotLock => hot_lock(world, leaked).await,
@@ -245,6 +251,26 @@ async fn upgrade_in_an_outage(world: &Arc<World>, leaked: &Leaked) {
     player.actor.sample(number, &guard, b'a');
     world.comes_up();
     player.keeps_and_releases(Some((number, guard)), b'a', 500).await;
+}
+
+async fn upgrade_in_doubt(world: &Arc<World>, leaked: &Leaked, down: Down) {
+    let player = Player::enters(world, leaked, 0);
+    let long = Wish { lease_ms: 10_000, ..wish(b'a', Mode::Read) };
+    let (number, guard) = player.takes(long).await.expect("the lock is free");
+    world.goes_down(down);
+    let turns = Wish { mode: Mode::Write, converts: Some(number), once: true, ..long };
+    let attempt = player.actor.asks(turns);
+    let converted = ActingFor::new(world, attempt, guard.turn()).await;
+    let (guard, end) = converted.expect_err("nobody answers");
+    world.record(What::Failed { attempt, end });
+    player.actor.sample(number, &guard, b'a');
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    player.actor.sample(number, &guard, b'a');
+    world.comes_up();
+    player.keeps_and_releases(Some((number, guard)), b'a', 2_000).await;
+    let other = Player::enters(world, leaked, 1);
+    let held = other.takes(wish(b'a', Mode::Write)).await;
+    other.keeps_and_releases(held, b'a', 100).await;
 }
 
 async fn nested_limit(world: &Arc<World>, leaked: &Leaked) {

@@ -353,6 +353,26 @@ impl Actor {
         if self.rng.u32(0..4) != 0 {
             return Some((number, guard));
         }
+        match self.converted(number, guard, wish).await {
+            Ok(turned) => turned,
+            Err(in_doubt) => {
+                self.hold(number, &in_doubt, wish.lock).await;
+                if number.is_multiple_of(2) {
+                    return Some((number, in_doubt));
+                }
+                let again = self.converted(number, in_doubt, wish).await;
+                again.unwrap_or_else(|in_doubt| Some((number, in_doubt)))
+            }
+        }
+    }
+
+    /// The same, and the guard as it was if nobody has answered.
+    async fn converted(
+        &mut self,
+        number: GuardNo,
+        guard: Hand,
+        wish: Wish,
+    ) -> std::result::Result<Option<(GuardNo, Hand)>, Hand> {
         let mode = match *guard {
             AnyGuard::Read(_) => Mode::Write,
             AnyGuard::Write(_) => Mode::Read,
@@ -372,20 +392,24 @@ impl Actor {
         match outcome {
             Some(Err((guard, end))) => {
                 self.world.record(What::Failed { attempt, end });
-                Some(self.in_hand((number, guard), wish))
+                let (number, guard) = self.in_hand((number, guard), wish);
+                if end == End::Unreachable {
+                    return Err(guard);
+                }
+                Ok(Some((number, guard)))
             }
             Some(Ok(guard)) => {
                 self.world.record(What::LetGo { guard: number, how });
                 self.world.leaves(number);
                 let (number, guard) = self.in_hand(self.granted(attempt, guard, wish), wish);
                 self.hold(number, &guard, wish.lock).await;
-                Some((number, guard))
+                Ok(Some((number, guard)))
             }
             None => {
                 self.world.record(What::Failed { attempt, end: End::Cut });
                 self.world.record(What::LetGo { guard: number, how });
                 self.world.leaves(number);
-                None
+                Ok(None)
             }
         }
     }

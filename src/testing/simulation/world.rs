@@ -1,7 +1,7 @@
 //! The world of a run: one server, its network, its clock, and everything that goes wrong there. All of it is drawn from
 //! one seed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -63,6 +63,8 @@ struct State {
     fences: BTreeMap<Lock, u64>,
     wrong: Wrong,
     healed: bool,
+    /// New holds, and which ones they are to take the place of.
+    converted: HashMap<Id, Id>,
     /// The attempt whose future is being polled.
     acting: Option<Attempt>,
     /// The primary before this one, until it knows.
@@ -112,6 +114,16 @@ struct Server {
 pub(super) enum Down {
     Silent,
     Refusing,
+    /// It carries out what it is asked, and nobody hears of that.
+    Unheard,
+    /// Conversions never arrive, and all else works.
+    ForConversions,
+}
+
+impl Down {
+    fn is_reached(self) -> bool {
+        matches!(self, Self::Unheard | Self::ForConversions)
+    }
 }
 
 /// Who wants to be told.
@@ -318,6 +330,7 @@ impl World {
                 fences: BTreeMap::new(),
                 wrong: Wrong::default(),
                 healed: false,
+                converted: HashMap::new(),
                 acting: None,
                 old: None,
                 behind: BTreeSet::new(),
@@ -385,6 +398,9 @@ impl World {
         let request = self.number(2);
         let (answer, answered) = oneshot::channel();
         let attempt = self.state.lock().acting;
+        if let Op::Conversion { old, id, .. } = parcel.op() {
+            self.state.lock().converted.insert(id, old);
+        }
         self.record(What::Sent { request, process, lock: lock_of(key), op: parcel.op(), attempt });
         let node = self.node_of(process);
         if first.there.max(first.back) >= MIN_SLOW {
@@ -452,8 +468,12 @@ impl World {
                     }
                     return;
                 }
-                _ if fate.request_lost => return world.record(What::RequestLost { request, copy }),
-                Reached::Nobody(Down::Silent) => return world.record(What::RequestLost { request, copy }),
+                _ if fate.request_lost || world.loses(&parcel) => {
+                    return world.record(What::RequestLost { request, copy });
+                }
+                Reached::Nobody(_) => {
+                    return world.record(What::RequestLost { request, copy });
+                }
                 Reached::Deposed => true,
                 Reached::Primary | Reached::Frozen => false,
             };
@@ -462,12 +482,17 @@ impl World {
             let Some(answer) = answer else {
                 return;
             };
-            let down = !deposed && world.state.lock().server.down.is_some();
+            let down = !deposed && world.state.lock().server.down.is_some_and(|down| down != Down::ForConversions);
             if fate.reply_lost || down {
                 return world.record(What::ReplyLost { request, copy });
             }
             answer.send(Delivery::Answered(reply, server)).ok();
         }));
+    }
+
+    fn loses(&self, parcel: &Parcel) -> bool {
+        let down = self.state.lock().server.down;
+        down == Some(Down::ForConversions) && matches!(parcel, Parcel::Conversion { .. })
     }
 
     async fn travels(&self, time: Duration) {
@@ -501,7 +526,7 @@ impl World {
         let state = self.state.lock();
         match (&state.old, state.server.down) {
             _ if state.server.frozen => Reached::Frozen,
-            (_, Some(down)) if node == state.server.node => Reached::Nobody(down),
+            (_, Some(down)) if node == state.server.node && !down.is_reached() => Reached::Nobody(down),
             _ if node == state.server.node => Reached::Primary,
             (Some(old), _) if old.node == node && old.frozen => Reached::Frozen,
             (Some(old), _) if old.node == node => Reached::Deposed,
@@ -579,11 +604,13 @@ impl World {
         (answer, now)
     }
 
-    /// What the server has left of a hold, by its own clock.
+    /// What the server has left of a hold, or of what that was converted into, by its own clock.
     pub(super) fn server_ms(&self, key: &Key, id: Id) -> Option<u64> {
         let now_ms = self.server_time().as_micros() / 1000;
         let held = seen(&self.store.record(key), now_ms).held;
-        held.iter().find(|held| held.id == id).map(|held| held.deadline_ms - now_ms)
+        let state = self.state.lock();
+        let is_of = |other: Id| other == id || state.converted.get(&other) == Some(&id);
+        held.iter().find(|held| is_of(held.id)).map(|held| held.deadline_ms - now_ms)
     }
 
     /// Copies the primary to the replica from time to time.

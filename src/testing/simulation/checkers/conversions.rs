@@ -2,17 +2,17 @@
 
 use super::Findings;
 use super::ends::is_right;
-use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts};
+use super::facts::{Facts, GuardFacts, MS, RequestFacts};
 use super::patience::expired_rightly;
 use crate::error::LossReason;
-use crate::testing::simulation::history::{Attempt, End, Guard, Micros, Released, Reply, What};
+use crate::scheme::Mode;
+use crate::testing::simulation::history::{Attempt, End, Guard, Micros, Op, Released, Reply, What};
 
 /// What a timer may add.
 const GRAIN: Micros = 5 * MS;
 
 /// A conversion that ended with its hold lost.
 struct LostConversion<'f> {
-    attempt: &'f AttemptFacts,
     old: &'f GuardFacts,
     reason: LossReason,
     /// When it ended, and at which event.
@@ -31,20 +31,35 @@ fn lost_conversions<'f>(facts: &'f Facts<'_>) -> impl Iterator<Item = (Attempt, 
         };
         let old = &facts.guards[&guard];
         let asked = facts.conversions_of(old.id).filter(|request| request.attempt == Some(*number)).collect();
-        Some((*number, guard, LostConversion { attempt, old, reason, ended, index, asked }))
+        Some((*number, guard, LostConversion { old, reason, ended, index, asked }))
     })
 }
 
 impl LostConversion<'_> {
     /// Whether the server has said that it does not know the hold.
-    fn was_told(&self) -> bool {
+    fn was_told(&self, facts: &Facts<'_>) -> bool {
         self.asked.iter().any(|request| matches!(request.answered, Some((_, Reply::Lost { .. }))))
+            || self.was_told_by_renewal(facts)
+    }
+
+    /// By an answer about the old hold, or by a newer grant to its process.
+    fn is_gone_by_word(&self, facts: &Facts<'_>) -> bool {
+        self.was_told_by_renewal(facts) || facts.is_overtaken(self.old, self.ended)
+    }
+
+    /// To a renewal while it was asked, or to whoever has asked before.
+    fn was_told_by_renewal(&self, facts: &Facts<'_>) -> bool {
+        facts.about(self.old.id).any(|request| match request.answered {
+            Some((at, Reply::Lost { .. })) => matches!(request.op, Op::Renew { .. }) && at <= self.ended,
+            _ => false,
+        })
     }
 
     /// Whether it has said that an operator has ended what was there: it may never have known this one.
-    fn was_told_of_force(&self) -> bool {
-        self.asked.iter().any(|request| match request.answered {
-            Some((_, Reply::Lost { forced })) => forced >= self.old.token,
+    fn was_told_of_force(&self, facts: &Facts<'_>) -> bool {
+        let renewals = facts.about(self.old.id).filter(|request| matches!(request.op, Op::Renew { .. }));
+        self.asked.iter().copied().chain(renewals).any(|request| match request.answered {
+            Some((at, Reply::Lost { forced })) => at <= self.ended && forced >= self.old.token,
             _ => false,
         })
     }
@@ -65,14 +80,6 @@ impl LostConversion<'_> {
         let requests: Vec<_> = facts.about(self.old.id).collect();
         let in_doubt_until = facts.in_doubt_until(self.old, &requests, self.ended - 1);
         facts.vouched(self.old.id, &requests, self.ended).min(in_doubt_until) <= self.ended
-    }
-
-    /// Whether a request to convert it may yet be carried out, or was and the answer is lost, by what its process has heard.
-    fn is_open(&self, facts: &Facts<'_>) -> bool {
-        let span = facts.process(self.old.process).stray_span();
-        let answered = self.asked.iter().filter(|request| request.answered.is_some());
-        let heard = answered.map(|request| request.sent).max().unwrap_or_default();
-        self.asked.iter().any(|request| request.is_unanswered() && request.sent + span > heard)
     }
 }
 
@@ -97,14 +104,15 @@ pub(super) fn lost(facts: &Facts<'_>) -> Findings {
             }
             LossReason::MaxHold => is_capped,
             // It was given back while it was converted, or was over.
-            LossReason::Gone if conversion.was_told() => {
-                facts.loss_since(old.id, ended) || is_forced || is_closed || is_capped || conversion.is_over(facts)
-            }
-            // Judged by the next checker.
             LossReason::Gone => {
-                conversion.is_open(facts) && ended >= conversion.attempt.asked + process.unreachable_after
+                facts.loss_since(old.id, ended)
+                    || is_forced
+                    || is_closed
+                    || is_capped
+                    || conversion.is_over(facts)
+                    || (facts.was_converted(old) && conversion.is_gone_by_word(facts))
             }
-            LossReason::Forced => is_forced || conversion.was_told_of_force(),
+            LossReason::Forced => is_forced || conversion.was_told_of_force(facts),
             LossReason::Closed => is_closed,
         };
         findings.add_unless(right, index, || {
@@ -147,7 +155,7 @@ pub(super) fn refused(facts: &Facts<'_>) -> Findings {
 pub(super) fn reasons(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 reasons of conversions");
     for (number, guard, conversion) in lost_conversions(facts) {
-        let told = conversion.asked.is_empty() || conversion.was_told();
+        let told = conversion.asked.is_empty() || conversion.was_told(facts) || conversion.is_gone_by_word(facts);
         findings.add_unless(conversion.reason != LossReason::Gone || told, conversion.index, || {
             format!("attempt {number} says that the server does not know guard {guard}, and the server has not said so")
         });
@@ -160,6 +168,29 @@ pub(super) fn reasons(facts: &Facts<'_>) -> Findings {
                 "attempt {number} says that guard {guard} ended as {:?}, and that as {released:?}",
                 conversion.reason
             )
+        });
+    }
+    findings
+}
+
+/// A guard whose conversion nobody has answered says so until the server's word settles it. One that writes is over.
+pub(super) fn in_doubt(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("4 conversions in doubt");
+    for (number, attempt) in facts.attempts.iter().filter(|(_, attempt)| attempt.wish.converts.is_some()) {
+        let (Some(End::Unreachable), Some((ended, index))) = (attempt.end, attempt.ended) else { continue };
+        let patience = facts.process(attempt.process).unreachable_after;
+        findings.add_unless(ended >= attempt.asked + patience, index, || {
+            format!("attempt {number} to convert a guard gives up before its patience is over")
+        });
+    }
+    for (at, now, what) in facts.each() {
+        let What::Sample { guard, valid: true, confirmed, .. } = *what else { continue };
+        let held = &facts.guards[&guard];
+        if facts.open_since(held, now).is_none_or(|since| now <= since) {
+            continue;
+        }
+        findings.add_unless(!confirmed && held.mode == Mode::Read, at, || {
+            format!("guard {guard} stands as ever, and nobody knows whether its hold was converted")
         });
     }
     findings

@@ -189,7 +189,10 @@ fn converted_without_answer(facts: &Facts<'_>, guard: Guard) -> bool {
     let asked = |attempt| facts.conversions_of(facts.guards[&guard].id).any(|request| request.attempt == Some(attempt));
     let mut conversions = facts.attempts.iter().filter(|(_, attempt)| attempt.wish.converts == Some(guard));
     conversions.any(|(number, attempt)| match attempt.end {
-        Some(End::Lost(LossReason::Gone)) => asked(*number),
+        // By a copy of which nobody has heard.
+        Some(End::Lost(LossReason::Gone) | End::Unreachable) => {
+            asked(*number) && facts.was_converted(&facts.guards[&guard])
+        }
         end => end == Some(End::Cut),
     })
 }

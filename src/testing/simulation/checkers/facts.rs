@@ -487,11 +487,15 @@ impl<'h> Facts<'h> {
             _ => None,
         });
         let conversions: Vec<_> = conversions.collect();
-        let unanswered =
-            conversions.iter().filter(|(request, _)| request.answered.as_ref().is_none_or(|(at, _)| *at > now));
+        let unanswered = conversions.iter().filter(|(request, _)| {
+            request.answered.as_ref().is_none_or(|(at, _)| *at > now) && !self.is_settled(held, request, now)
+        });
         let Some(&(first, lease_ms)) = unanswered.min_by_key(|(request, _)| request.sent) else {
             return Micros::MAX;
         };
+        if let Some(since) = self.open_since(held, now).filter(|_| held.mode == Mode::Write) {
+            return since;
+        }
         let renewed = requests
             .iter()
             .copied()
@@ -502,6 +506,41 @@ impl<'h> Facts<'h> {
             .filter(|request| matches!(&request.answered, Some((at, Reply::Refused)) if *at <= now));
         let stood = renewed.chain(refused).map(|request| request.sent).max().unwrap_or_default();
         first.sent.max(stood) + self.process(held.process).usable(lease_ms * MS)
+    }
+
+    /// Whether an answer has shown that a request to convert a hold was not carried out, and cannot be any more.
+    fn is_settled(&self, held: &GuardFacts, request: &RequestFacts, now: Micros) -> bool {
+        let arrives_by = request.sent + self.process(held.process).stray_span();
+        let asked = |at: Micros| request.attempt.is_some_and(|attempt| self.is_asked(attempt, at));
+        let stood = |other: &RequestFacts| match &other.answered {
+            // As long as somebody asks, only what that one is answered counts.
+            Some((at, Reply::Renewed { .. })) => *at <= now && other.sent >= arrives_by && !asked(*at),
+            Some((at, Reply::Refused)) => *at <= now && other.sent >= arrives_by,
+            _ => false,
+        };
+        self.about(held.id).chain(self.conversions_of(held.id)).any(stood)
+    }
+
+    /// Whether an attempt is under way.
+    fn is_asked(&self, attempt: Attempt, now: Micros) -> bool {
+        let attempt = &self.attempts[&attempt];
+        attempt.asked <= now && attempt.ended.is_none_or(|(ended, _)| now < ended)
+    }
+
+    /// Since when nobody asks any more what came of the conversion of a hold, though that is not known.
+    pub(super) fn open_since(&self, held: &GuardFacts, now: Micros) -> Option<Micros> {
+        let open = self
+            .conversions_of(held.id)
+            .filter(|request| request.sent <= now && request.is_unanswered() && !self.is_settled(held, request, now));
+        let attempts = open.filter_map(|request| request.attempt).map(|attempt| &self.attempts[&attempt]);
+        let ended =
+            attempts.filter(|attempt| attempt.end == Some(End::Unreachable)).filter_map(|attempt| attempt.ended);
+        ended.map(|(ended, _)| ended).filter(|ended| *ended <= now).min()
+    }
+
+    /// Whether the server has converted it.
+    pub(super) fn was_converted(&self, held: &GuardFacts) -> bool {
+        self.conversions_of(held.id).filter_map(|request| id_of(request.op)).any(|id| self.granted.contains_key(&id))
     }
 
     /// Whether its process was granted a newer hold that conflicts with it: that shows that it was over, but not why.

@@ -1,11 +1,11 @@
 //! Promise 4: `release` says `Ok` only when the hold is known to have been ours to the end: by the server's word where it
 //! ends the hold, by the local deadline where it does not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Findings;
-use super::facts::{Facts, RequestFacts};
-use crate::testing::simulation::history::{Guard, Op, Released, Reply, What};
+use super::facts::{Facts, RequestFacts, id_of};
+use crate::testing::simulation::history::{Guard, Id, Op, Released, Reply, What};
 
 /// Where it ends the hold.
 pub(super) fn by_the_servers_word(facts: &Facts<'_>) -> Findings {
@@ -29,8 +29,9 @@ pub(super) fn by_the_servers_word_in_doubt(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("4 release in doubt");
     for (at, guard, told) in released(facts).into_iter().filter(|(_, _, told)| in_doubt(told)) {
         let id = facts.guards[&guard].id;
+        let ids = ids(facts, guard);
         let found = facts.events[told[0].index..at].iter().any(|event| {
-            matches!(&event.what, What::Applied { op: Op::Leave { id: left }, reply: Reply::Held, .. } if *left == id)
+            matches!(&event.what, What::Applied { op: Op::Leave { id }, reply: Reply::Held, .. } if ids.contains(id))
         });
         // A promotion that loses the grant is beyond the level: the new primary may have granted tokens on both sides of it.
         findings.add_unless(found || facts.loss_since(id, facts.events[at].at), at, || {
@@ -42,6 +43,12 @@ pub(super) fn by_the_servers_word_in_doubt(facts: &Facts<'_>) -> Findings {
 
 fn answered_held(told: &[&RequestFacts]) -> bool {
     told.iter().any(|request| matches!(request.answered, Some((_, Reply::Held))))
+}
+
+/// Its hold, and what that may have been converted into.
+fn ids(facts: &Facts<'_>, guard: Guard) -> BTreeSet<Id> {
+    let id = facts.guards[&guard].id;
+    facts.conversions_of(id).filter_map(|request| id_of(request.op)).chain([id]).collect()
 }
 
 /// Whether a copy went unanswered.
@@ -80,7 +87,8 @@ fn released<'f>(facts: &'f Facts<'_>) -> Vec<(usize, Guard, Vec<&'f RequestFacts
                 let span = began[guard]..at;
                 let tells =
                     |request: &&RequestFacts| matches!(request.op, Op::Leave { .. }) && span.contains(&request.index);
-                released.push((at, *guard, facts.about(facts.guards[guard].id).filter(tells).collect()));
+                let told = ids(facts, *guard).into_iter().flat_map(|id| facts.about(id));
+                released.push((at, *guard, told.filter(tells).collect()));
             }
             _ => {}
         }

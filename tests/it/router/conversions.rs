@@ -1,0 +1,107 @@
+//! Conversions that nobody answers: what is not known is not told, and nobody else is let in.
+
+use std::time::Duration;
+
+use cluster_testenv::{Matcher, Node, Server};
+use redis_rwlock::{Error, HoldState, LossReason, Topology};
+use tokio::task::block_in_place;
+
+use super::field::on_both_servers;
+use crate::fixture::{Fixture, Manager, Settings};
+use crate::scripts::{hash, two_key};
+use crate::servers::ask;
+use crate::wait::{BOUND, soon, until};
+
+on_both_servers![
+    upgrade_that_never_arrives_leaves_a_guard_in_doubt_that_stands,
+    upgrade_whose_reply_never_comes_is_found_again_or_given_back,
+    downgrade_that_nobody_answers_ends_the_guard,
+];
+
+/// A server behind a proxy, one of the schemes, and whoever converts there: it tries once.
+struct Stage {
+    node: Node,
+    fixture: Fixture,
+    manager: Manager,
+    convert: Matcher,
+}
+
+impl Stage {
+    async fn of_each_scheme(server: Server) -> [Self; 2] {
+        let hash: (&str, fn(Topology) -> Fixture) = (hash::CONVERT, Fixture::hash);
+        let two_key: (&str, fn(Topology) -> Fixture) = (two_key::CONVERT, Fixture::two_key);
+        let mut stages = Vec::new();
+        for (script, fixture) in [hash, two_key] {
+            let node = Node::builder(server).proxied().start().expect("the server starts");
+            ask(&node, &["SCRIPT", "LOAD", script]);
+            let convert = Matcher::command("EVALSHA").and(redis::Script::new(script).get_hash().to_owned());
+            let fixture = fixture(Topology::node(node.url()));
+            let settings = Settings { unreachable_after: Duration::from_millis(10), ..Settings::default() };
+            let manager = fixture.manager_with(settings).await;
+            stages.push(Self { node, fixture, manager, convert });
+        }
+        stages.try_into().unwrap_or_else(|_| unreachable!("two schemes"))
+    }
+}
+
+async fn upgrade_that_never_arrives_leaves_a_guard_in_doubt_that_stands(server: Server) {
+    for Stage { node, fixture, manager, convert } in Stage::of_each_scheme(server).await {
+        let name = fixture.name();
+        let reading = manager.read(&name).await.expect("granted");
+        let held = node.proxy().hold_request(convert);
+        let upgrading = tokio::spawn(reading.try_upgrade());
+        block_in_place(|| held.wait_held(BOUND)).expect("sent");
+        let Err(refused) = soon("an end", upgrading).await.expect("no panic") else { panic!("nobody has answered") };
+        assert!(matches!(refused.error(), Error::Unreachable { .. }), "{:?}", refused.error());
+        let reading = refused.into_guard();
+        assert_eq!(reading.state(), HoldState::Unconfirmed);
+        until("no copy can arrive any more", async || reading.state() == HoldState::Held).await;
+        block_in_place(|| held.release_and_wait(BOUND)).expect("arrived late");
+        let other = fixture.manager().await;
+        let beside = other.try_read(&name).await.expect("answered").expect("nobody writes");
+        beside.release().await.expect("ours to the end");
+        reading.release().await.expect("ours to the end");
+        fixture.becomes_free(&name).await;
+    }
+}
+
+async fn upgrade_whose_reply_never_comes_is_found_again_or_given_back(server: Server) {
+    for Stage { node, fixture, manager, convert } in Stage::of_each_scheme(server).await {
+        for asks_again in [true, false] {
+            let name = fixture.name();
+            let reading = manager.read(&name).await.expect("granted");
+            let held = node.proxy().hold_reply(convert.clone());
+            let upgrading = tokio::spawn(reading.try_upgrade());
+            block_in_place(|| held.wait_applied(BOUND)).expect("applied");
+            let Err(refused) = soon("an end", upgrading).await.expect("no panic") else {
+                panic!("nobody has answered")
+            };
+            held.drop_reply();
+            assert!(matches!(refused.error(), Error::Unreachable { .. }), "{:?}", refused.error());
+            let reading = refused.into_guard();
+            if asks_again {
+                let writing = reading.try_upgrade().await.expect("it was carried out");
+                writing.release().await.expect("ours to the end");
+            } else {
+                assert_eq!(reading.lost().await, LossReason::Gone);
+                drop(reading);
+            }
+            fixture.becomes_free(&name).await;
+        }
+    }
+}
+
+async fn downgrade_that_nobody_answers_ends_the_guard(server: Server) {
+    for Stage { node, fixture, manager, convert } in Stage::of_each_scheme(server).await {
+        let name = fixture.name();
+        let writing = manager.write(&name).await.expect("granted");
+        let held = node.proxy().hold_reply(convert);
+        let downgrading = tokio::spawn(writing.downgrade());
+        block_in_place(|| held.wait_applied(BOUND)).expect("applied");
+        let Err(refused) = soon("an end", downgrading).await.expect("no panic") else { panic!("nobody has answered") };
+        held.drop_reply();
+        assert!(matches!(refused.error(), Error::Unreachable { .. }), "{:?}", refused.error());
+        assert_eq!(refused.into_guard().state(), HoldState::Lost(LossReason::Expired), "readers may be in");
+        fixture.becomes_free(&name).await;
+    }
+}
