@@ -42,6 +42,7 @@ mod clock;
 #[cfg(feature = "serde")]
 mod config;
 mod digits;
+mod durability;
 mod engine;
 mod error;
 mod guard;
@@ -66,6 +67,7 @@ pub use acquire::{Acquire, Acquiring};
 pub use attempt::BoxFuture;
 #[cfg(feature = "serde")]
 pub use config::Config;
+pub use durability::Durability;
 pub use error::{Error, LossReason, Refusal, Result, Source};
 pub use guard::{DowngradeError, Guard, HoldWatch, ReadGuard, TryUpgradeError, WriteGuard};
 pub use health::{Health, NodeHealth, NodeRole, Stats};

@@ -83,6 +83,8 @@ enum Outcome {
     },
     /// The old hold stands, and no copy is on its way that might end it.
     Stays(Error),
+    /// The server has the new hold, and too few replicas.
+    Unreplicated(Error),
     Lost(LossReason),
 }
 
@@ -125,6 +127,10 @@ impl Conversion {
             Outcome::Stays(error) => {
                 self.settled = true;
                 self.engine.carry_out(self.old.conversion_refused(now), now);
+                error
+            }
+            Outcome::Unreplicated(error) => {
+                self.lost(LossReason::Gone);
                 error
             }
             Outcome::Lost(reason) => self.lost(reason),
@@ -171,7 +177,8 @@ impl Conversion {
                 Err(failure) => failure,
             };
             let is_broken = matches!(failure, Failure::Broken { .. });
-            if self.copies.is_none() && !is_broken {
+            let is_unreplicated = matches!(failure, Failure::Unreplicated { .. });
+            if self.copies.is_none() && !is_broken && !is_unreplicated {
                 self.old.conversion_was_not_done();
             } else {
                 // Each answer that knows the old hold shows that it was not converted yet.
@@ -179,6 +186,8 @@ impl Conversion {
             }
             let is_over = now >= self.old.deadline();
             match tries.verdict(&engine, self.old.key(), failure) {
+                // The old hold may be what a replica has, the new one is what the primary has: neither is to be relied on.
+                Some(error) if is_unreplicated => return Outcome::Unreplicated(error),
                 // Whether an earlier copy was carried out is not known.
                 Some(_) if !self.copies.is_none() => return Outcome::Lost(LossReason::Gone),
                 // The script broke off half way: it is not known which of the two the server has, nor for how long.

@@ -187,7 +187,8 @@ impl Router {
                 | Fault::Ask { .. }
                 | Fault::NoScript
                 | Fault::Refused { .. }
-                | Fault::Broken { .. },
+                | Fault::Broken { .. }
+                | Fault::Unreplicated { .. },
             )
             | None => {
                 fleet.trust(node);

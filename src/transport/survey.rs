@@ -212,6 +212,7 @@ fn info_field(info: &Value, name: &str) -> Option<String> {
 fn said(fault: Fault) -> String {
     match fault.into_failure() {
         Failure::Refused { message, .. } | Failure::Broken { message, .. } => message,
+        Failure::Unreplicated { .. } => unreachable!("a look changes nothing"),
         Failure::Unknown { source, .. } | Failure::NotDone { source } => {
             source.map_or_else(|| "no answer in time".to_owned(), |source| source.to_string())
         }

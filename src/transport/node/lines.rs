@@ -396,6 +396,8 @@ pub(in crate::transport) fn not_sent(fault: Fault) -> DialFault {
         }
         Fault::NotSent(source) | Fault::Unknown { source, .. } => DialFault::NotSent(source),
         Fault::Again(source) => DialFault::NotSent(Some(source)),
-        Fault::Moved { .. } | Fault::Ask { .. } | Fault::NoScript => DialFault::NotSent(None),
+        Fault::Moved { .. } | Fault::Ask { .. } | Fault::NoScript | Fault::Unreplicated { .. } => {
+            DialFault::NotSent(None)
+        }
     }
 }
