@@ -21,7 +21,8 @@
 //! the token. [`ReadGuard::lost`] fires by the local clock, before the server can let anybody else in.
 //!
 //! A write that a primary acknowledged and lost in a failover takes the hold with it: two holders may then overlap, and
-//! only the tokens tell them apart.
+//! only the tokens tell them apart. [`Durability::Replicated`] lets a grant count only when replicas have it, and
+//! [`QuorumManager`] only when a majority of independent masters has.
 //!
 //! # Policy
 //!

@@ -116,6 +116,15 @@ impl Fault {
         }
     }
 
+    /// What somebody said, or the system.
+    pub(super) fn into_source(self) -> Option<Source> {
+        match self.into_failure() {
+            Failure::Unknown { source, .. } | Failure::NotDone { source } => source,
+            Failure::Refused { message, .. } | Failure::Broken { message, .. } => Some(Arc::new(Answer(message))),
+            Failure::Unreplicated { .. } => None,
+        }
+    }
+
     /// What is left of a fault that nobody could follow.
     pub(super) fn into_failure(self) -> Failure {
         match self {

@@ -292,7 +292,7 @@ impl Lines {
     }
 
     /// Connects, and asks the server what it is and what its clock says.
-    async fn dial(&self) -> Result<Arc<Live>, DialFault> {
+    pub(super) async fn dial(&self) -> Result<Arc<Live>, DialFault> {
         let is_closed = Arc::<AtomicBool>::default();
         let connection = self.open(&is_closed).await?;
         let (hello, time, mut info) = (redis::cmd("HELLO"), redis::cmd("TIME"), redis::cmd("INFO"));
