@@ -86,6 +86,8 @@ pub(crate) enum Failure {
     Refused { refusal: Refusal, node: Option<Arc<str>>, message: String },
     /// It was refused half way: trying again would not help, and something of it may be there.
     Broken { refusal: Refusal, node: Option<Arc<str>>, message: String },
+    /// It was carried out, and counts for nothing: too few replicas have it.
+    Unreplicated { asked: u8, acknowledged: u64, node: Option<Arc<str>> },
 }
 
 impl Failure {
@@ -101,6 +103,9 @@ impl Failure {
             }
             Self::Broken { refusal, node, message } => {
                 Self::Broken { refusal, node: node.or_else(|| Some(address.into())), message }
+            }
+            Self::Unreplicated { asked, acknowledged, node } => {
+                Self::Unreplicated { asked, acknowledged, node: node.or_else(|| Some(address.into())) }
             }
         }
     }

@@ -1,10 +1,12 @@
 //! A manager's topology and options as configuration: from files that serde reads, and from the environment.
 
 use std::ffi::OsString;
+use std::num::NonZeroU8;
 use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use crate::durability::Durability;
 use crate::error::{Error, Result};
 use crate::manager::{Builder, RedisManager};
 use crate::options::PublishedLimits;
@@ -28,6 +30,7 @@ use crate::topology::{Tls, Topology};
 /// | `key_prefix`, `label`, `published_keys` | a text |
 /// | `published_limits` | `{"read": span, "write": span, "key_ttl": span}`, each of them optional |
 /// | `hand_over_budget` | a number |
+/// | `durability` | `{"replicas": number, "timeout": span}`, both of them needed |
 ///
 /// `Debug` shows no passwords.
 ///
@@ -70,6 +73,7 @@ pub struct Config {
     published_keys: Option<String>,
     published_limits: Option<Limits>,
     hand_over_budget: Option<u64>,
+    durability: Option<Acknowledged>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -95,6 +99,13 @@ struct Limits {
     key_ttl: Option<Period>,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Acknowledged {
+    replicas: NonZeroU8,
+    timeout: Period,
+}
+
 impl Config {
     fn new(topology: Topology) -> Self {
         Self {
@@ -113,6 +124,7 @@ impl Config {
             published_keys: None,
             published_limits: None,
             hand_over_budget: None,
+            durability: None,
         }
     }
 
@@ -147,6 +159,7 @@ impl Config {
     fn from_vars(prefix: &str, vars: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self> {
         let mut topologies = Vec::new();
         let (mut primary, mut urls) = (None, None);
+        let (mut replicas, mut timeout) = (None, None);
         // The topology comes later.
         let mut config = Self::new(Topology::node(""));
         for (name, value) in vars {
@@ -158,6 +171,15 @@ impl Config {
                 "CLUSTER" => topologies.push(Topology::cluster(split(value))),
                 "SENTINEL_PRIMARY" => primary = Some(value.to_owned()),
                 "SENTINEL_URLS" => urls = Some(split(value)),
+                "DURABILITY_REPLICAS" => {
+                    let number = value.parse::<NonZeroU8>();
+                    replicas =
+                        Some(number.map_err(|_| invalid("durability", format!("{name} is no number of replicas")))?);
+                }
+                "DURABILITY_TIMEOUT" => {
+                    let span = value.parse().map_err(|reason| invalid("durability", format!("{name}: {reason}")))?;
+                    timeout = Some(span);
+                }
                 _ => config.set(name, field, value)?,
             }
         }
@@ -169,6 +191,14 @@ impl Config {
                     "topology",
                     format!("{prefix}_SENTINEL_PRIMARY and {prefix}_SENTINEL_URLS need each other"),
                 ));
+            }
+        }
+        match (replicas, timeout) {
+            (Some(replicas), Some(timeout)) => config.durability = Some(Acknowledged { replicas, timeout }),
+            (None, None) => {}
+            _ => {
+                let reason = format!("{prefix}_DURABILITY_REPLICAS and {prefix}_DURABILITY_TIMEOUT need each other");
+                return Err(invalid("durability", reason));
             }
         }
         match <[Topology; 1]>::try_from(topologies) {
@@ -256,6 +286,9 @@ impl Config {
         if let Some(hand_overs) = self.hand_over_budget {
             builder = builder.hand_over_budget(hand_overs);
         }
+        if let Some(Acknowledged { replicas, timeout: Period(timeout) }) = self.durability {
+            builder = builder.durability(Durability::Replicated { replicas, timeout });
+        }
         builder
     }
 }
@@ -311,9 +344,10 @@ mod tests {
         "lease": "11s", "max_hold": "max", "wait_timeout": "1.5s", "unreachable_after": "2m",
         "response_timeout": "250ms", "clock_margin": "50ms", "share_window": "0ms",
         "reentry": "per_task", "key_prefix": "shop", "label": "billing-1", "published_keys": "lock:*",
-        "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "hand_over_budget": 7
+        "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "hand_over_budget": 7,
+        "durability": {"replicas": 2, "timeout": "90ms"}
     }"#;
-    const ENVIRONMENT: [(&str, &str); 20] = [
+    const ENVIRONMENT: [(&str, &str); 22] = [
         ("L_SENTINEL_PRIMARY", "main"),
         ("L_SENTINEL_URLS", "rediss://:s3cret@a, rediss://b"),
         ("L_TLS_CA", "/ca.pem"),
@@ -334,6 +368,8 @@ mod tests {
         ("L_PUBLISHED_LIMITS_WRITE", "4s"),
         ("L_PUBLISHED_LIMITS_KEY_TTL", "12s"),
         ("L_HAND_OVER_BUDGET", "7"),
+        ("L_DURABILITY_REPLICAS", "2"),
+        ("L_DURABILITY_TIMEOUT", "90ms"),
     ];
 
     fn from_vars(vars: &[(&str, &str)]) -> Result<Config> {
@@ -365,7 +401,8 @@ mod tests {
             .label("billing-1")
             .published_keys("lock:*")
             .published_limits(PublishedLimits::new(span(2_000), span(4_000)).key_ttl(span(12_000)))
-            .hand_over_budget(7);
+            .hand_over_budget(7)
+            .durability(Durability::Replicated { replicas: NonZeroU8::MIN.saturating_add(1), timeout: span(90) });
         assert_eq!(format!("{:?}", config.builder()), format!("{built:?}"));
         assert!(!format!("{config:?} {built:?}").contains("s3cret"));
     }
@@ -408,6 +445,8 @@ mod tests {
             (&[("L_NODE", "a"), ("L_LEASE", "soon")], "L_LEASE"),
             (&[("L_NODE", "a"), ("L_REENTRY", "on")], "L_REENTRY"),
             (&[("L_NODE", "a"), ("L_HAND_OVER_BUDGET", "-1")], "L_HAND_OVER_BUDGET"),
+            (&[("L_NODE", "a"), ("L_DURABILITY_REPLICAS", "0")], "L_DURABILITY_REPLICAS"),
+            (&[("L_NODE", "a"), ("L_DURABILITY_REPLICAS", "1")], "need each other"),
         ] {
             let error = from_vars(vars).expect_err(part).to_string();
             assert!(error.contains(part) && !error.contains("s3cret"), "{error}");

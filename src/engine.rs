@@ -361,7 +361,11 @@ fn stray_span(options: &Options) -> Duration {
 }
 
 fn without_lock(mut error: Error) -> Error {
-    if let Error::Unreachable { lock, .. } | Error::NoQuorum { lock, .. } | Error::Refused { lock, .. } = &mut error {
+    if let Error::Unreachable { lock, .. }
+    | Error::NoQuorum { lock, .. }
+    | Error::NotEnoughReplicas { lock, .. }
+    | Error::Refused { lock, .. } = &mut error
+    {
         *lock = "".into();
     }
     error

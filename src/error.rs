@@ -89,6 +89,23 @@ pub enum Error {
         /// What the others said, or did not.
         source: Option<Source>,
     },
+    /// Fewer replicas acknowledged a grant than [`Durability::Replicated`](crate::Durability::Replicated) asks for, within its
+    /// timeout. The grant does not count, and is given back in the background. Trying again helps as soon as the replicas follow;
+    /// it is left to the caller, since each try keeps others from the lock for a moment.
+    ///
+    /// Of a conversion: the primary has made it, and the replicas may not have heard of it. The guard is lost as
+    /// [`Gone`](LossReason::Gone), and both what it was and what it was to be are given back.
+    #[non_exhaustive]
+    NotEnoughReplicas {
+        /// The lock's name; empty when a manager found so few replicas attached that it did not connect.
+        lock: Arc<str>,
+        /// How many were asked for.
+        asked: u8,
+        /// How many acknowledged, or are attached.
+        acknowledged: u64,
+        /// The address of the primary, if it is known.
+        node: Option<Arc<str>>,
+    },
     /// The server answered and said no; repeating the request would not help.
     #[non_exhaustive]
     Refused {
@@ -157,6 +174,14 @@ impl fmt::Display for Error {
                 For(lock),
                 Span(*waited)
             ),
+            Self::NotEnoughReplicas { lock, asked, acknowledged, node } => {
+                let node = node.as_deref().unwrap_or("the primary");
+                write!(f, "{acknowledged} of the {asked} replicas that `durability` asks for ")?;
+                if lock.is_empty() {
+                    return write!(f, "are attached to {node}: attach more, or ask for fewer");
+                }
+                write!(f, "acknowledged a grant of lock {lock:?}: see that they follow {node}, then try again")
+            }
             Self::Refused { lock, refusal, node, message } => {
                 let node = node.as_deref().unwrap_or("the server");
                 write!(f, "{node} refused the request{} ({refusal}): {message}", For(lock))?;
@@ -430,6 +455,9 @@ mod tests {
             node: Some("10.0.0.1:6379".into()),
             message: message(),
         }));
+        let node: Option<Arc<str>> = Some("10.0.0.1:6379".into());
+        all.push(Error::NotEnoughReplicas { lock: lock(), asked: 2, acknowledged: 1, node: node.clone() });
+        all.push(Error::NotEnoughReplicas { lock: "".into(), asked: 1, acknowledged: 0, node });
         all.push(Error::Refused { lock: "".into(), refusal: Refusal::Forbidden, node: None, message: message() });
         all
     }

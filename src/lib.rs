@@ -21,7 +21,8 @@
 //! the token. [`ReadGuard::lost`] fires by the local clock, before the server can let anybody else in.
 //!
 //! A write that a primary acknowledged and lost in a failover takes the hold with it: two holders may then overlap, and
-//! only the tokens tell them apart.
+//! only the tokens tell them apart. [`Durability::Replicated`] lets a grant count only when replicas have it, and
+//! [`QuorumManager`] only when a majority of independent masters has.
 //!
 //! # Policy
 //!
@@ -42,6 +43,7 @@ mod clock;
 #[cfg(feature = "serde")]
 mod config;
 mod digits;
+mod durability;
 mod engine;
 mod error;
 mod guard;
@@ -66,6 +68,7 @@ pub use acquire::{Acquire, Acquiring};
 pub use attempt::BoxFuture;
 #[cfg(feature = "serde")]
 pub use config::Config;
+pub use durability::Durability;
 pub use error::{Error, LossReason, Refusal, Result, Source};
 pub use guard::{DowngradeError, Guard, HoldWatch, ReadGuard, TryUpgradeError, WriteGuard};
 pub use health::{Health, NodeHealth, NodeRole, Stats};

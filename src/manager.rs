@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::acquire::Acquire;
 use crate::clock::Clock;
+use crate::durability::Durability;
 use crate::engine::Engine;
 use crate::engine::handles::Handles;
 #[allow(unused_imports)] // for the documentation
@@ -679,6 +680,50 @@ impl Builder<RedisManager> {
         self
     }
 }
+
+macro_rules! durability {
+    ($manager:ident) => {
+        impl Builder<$manager> {
+            /// What a grant has to outlive before it counts. Defaults to [`Durability::Primary`].
+            ///
+            /// At [`Durability::Replicated`] every grant, claim, conversion and renewal is followed by a `WAIT` on the connection
+            /// that carried it, one of a few that are kept for that, so that others' requests do not stand behind it. Local
+            /// sharing and hand-over cost nothing more: what they share was acknowledged. Give all managers of a lock the same
+            /// level, and ask for all replicas that can be promoted.
+            ///
+            /// The user needs the right `+wait`, and `+info` for [`connect`](Builder::connect), which refuses a primary with
+            /// fewer replicas than are asked for.
+            ///
+            /// # Errors
+            ///
+            /// Of [`build`](Builder::build): [`InvalidOption`](Error::InvalidOption) unless the timeout is at least 1 ms and at most
+            /// half of the [`response_timeout`](Builder::response_timeout). Of all that asks a server:
+            /// [`NotEnoughReplicas`](Error::NotEnoughReplicas).
+            ///
+            /// # Examples
+            ///
+            /// ```no_run
+            /// use std::num::NonZeroU8;
+            /// use std::time::Duration;
+            #[doc = concat!("use redis_rwlock::{Durability, RwLockManager, ", stringify!($manager), "};")]
+            ///
+            /// # #[tokio::main(flavor = "current_thread")]
+            /// # async fn main() -> redis_rwlock::Result<()> {
+            /// let level = Durability::Replicated { replicas: NonZeroU8::MIN, timeout: Duration::from_millis(100) };
+            #[doc = concat!("let manager = ", stringify!($manager), "::builder(\"redis://127.0.0.1:6379\").durability(level).connect().await?;")]
+            /// let guard = manager.write("cfg").await?; // a replica knows that we are inside
+            /// guard.release().await
+            /// # }
+            /// ```
+            pub fn durability(mut self, durability: Durability) -> Self {
+                self.options.durability = durability;
+                self
+            }
+        }
+    };
+}
+durability!(RedisManager);
+durability!(TwoKeyManager);
 
 impl<M: Build> Builder<M> {
     fn new(place: Place) -> Self {

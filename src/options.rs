@@ -6,6 +6,7 @@ use tokio::runtime::Handle;
 
 use crate::attempt::LABEL_MAX_BYTES;
 use crate::clock::Clock;
+use crate::durability::Durability;
 use crate::error::{Error, Result};
 use crate::home::Home;
 use crate::key::{self, Key, KeyTemplate, Listing};
@@ -76,6 +77,7 @@ pub(crate) struct Options {
     pub(crate) published_keys: Option<KeyTemplate>,
     pub(crate) share_window: Duration,
     pub(crate) hand_over_budget: u64,
+    pub(crate) durability: Durability,
     /// Where background work runs, if not where it belongs by the manager's clock.
     pub(crate) background: Option<Handle>,
 }
@@ -103,6 +105,7 @@ impl Default for Options {
             published_keys: None,
             share_window: Duration::from_millis(50),
             hand_over_budget: MAX_TOKENS,
+            durability: Durability::default(),
             background: None,
         }
     }
@@ -121,6 +124,7 @@ impl Options {
         check_hand_over_budget(self.hand_over_budget)?;
         at_least("response_timeout", self.response_timeout, Duration::from_millis(10))?;
         at_most("response_timeout", self.response_timeout, RESPONSE_TIMEOUT_MAX)?;
+        check_durability(self.durability, self.response_timeout)?;
         at_least("unreachable_after", self.unreachable_after, Duration::from_millis(10))
     }
 
@@ -224,6 +228,25 @@ fn check_published_limits(limits: PublishedLimits) -> Result<()> {
         return Ok(());
     }
     invalid("published_limits", format!("a foreign stamp is kept for {PUBLISHED_LIMIT_MAX:?} at most"))
+}
+
+/// The other half of the response timeout is for the way there and back.
+fn check_durability(durability: Durability, response_timeout: Duration) -> Result<()> {
+    let Durability::Replicated { timeout, .. } = durability else {
+        return Ok(());
+    };
+    // Nothing is what servers take for ever.
+    at_least("durability", timeout, Duration::from_millis(1))?;
+    if timeout <= response_timeout / 2 {
+        return Ok(());
+    }
+    invalid(
+        "durability",
+        format!(
+            "waiting {timeout:?} for replicas is more than half of the response timeout of {response_timeout:?}: make one \
+             shorter or the other longer"
+        ),
+    )
 }
 
 fn check_hand_over_budget(hand_overs: u64) -> Result<()> {

@@ -69,10 +69,13 @@ pub(crate) enum Expiry {
 
 /// One script call. Its keys and arguments lie one after the other, as a server reads them, so that a call is one allocation
 /// and is copied in two pieces.
+#[derive(Clone)]
 pub(crate) struct Call {
     pub(crate) script: &'static Script,
     pub(crate) slot: u16,
     pub(crate) expiry: Expiry,
+    /// It may give a hold, or more of one.
+    pub(crate) grants: bool,
     encoded: Vec<u8>,
     /// Where each of them is, keys first.
     places: [Place; Call::MAX_PARTS],
@@ -95,7 +98,7 @@ impl Call {
 
     pub(crate) fn new(script: &'static Script, slot: u16) -> Self {
         let (encoded, places) = (Vec::with_capacity(224), [Place::default(); Self::MAX_PARTS]);
-        Self { script, slot, expiry: Expiry::Never, encoded, places, parts: 0, keys: 0, echo: None }
+        Self { script, slot, expiry: Expiry::Never, grants: false, encoded, places, parts: 0, keys: 0, echo: None }
     }
 
     /// All keys come before the first argument. A key is given as the pieces that it consists of.
@@ -258,6 +261,12 @@ pub(crate) const NO_ID: &[u8] = b"-";
 fn is_reply_to(value: &Value, echo: &[u8]) -> bool {
     let id = Words::of(value).and_then(|mut words| words.word().and_then(|_| words.word()));
     id == Some(if echo.is_empty() { NO_ID } else { echo })
+}
+
+/// Whether a script has given a hold, or more of one.
+fn gives_hold(value: &Value) -> bool {
+    let code = Words::of(value).and_then(|mut words| words.word());
+    matches!(code, Some(b"granted" | b"renewed"))
 }
 
 /// The server's time in the reply of a script.

@@ -88,6 +88,8 @@ enum Outcome {
     Stays(Error),
     /// Nobody knows which of the two the server has.
     Open(Error),
+    /// The server has the new hold, and too few replicas.
+    Unreplicated(Error),
     Lost(LossReason),
 }
 
@@ -129,6 +131,10 @@ impl Conversion {
                 error
             }
             Outcome::Open(error) => self.left_open(&held, error, now),
+            Outcome::Unreplicated(error) => {
+                self.old.lose(LossReason::Gone);
+                error
+            }
             Outcome::Lost(reason) => self.lost(&held, reason),
         };
         Err(NotConverted { held, error })
@@ -193,7 +199,8 @@ impl Conversion {
                 Err(failure) => failure,
             };
             let is_broken = matches!(failure, Failure::Broken { .. });
-            if self.copies.is_none() && !is_broken {
+            let is_unreplicated = matches!(failure, Failure::Unreplicated { .. });
+            if self.copies.is_none() && !is_broken && !is_unreplicated {
                 self.old.conversion_was_not_done();
             } else {
                 // Each answer that knows the old hold shows that it was not converted yet.
@@ -201,6 +208,8 @@ impl Conversion {
             }
             let is_over = now >= self.old.deadline();
             match tries.verdict(&engine, self.old.key(), failure) {
+                // The old hold may be what a replica has, the new one is what the primary has: neither is to be relied on.
+                Some(error) if is_unreplicated => return Outcome::Unreplicated(error),
                 // The script broke off half way: it is not known which of the two the server has, nor for how long.
                 Some(error) if is_broken => {
                     events::conversion_broke_off(&self.old, &error);

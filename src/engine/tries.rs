@@ -38,6 +38,10 @@ impl Tries {
             Failure::Refused { refusal, node, message } | Failure::Broken { refusal, node, message } => {
                 Some(Error::Refused { lock, refusal, node, message })
             }
+            // The replicas were waited for already, and each try keeps others from the lock.
+            Failure::Unreplicated { asked, acknowledged, node } => {
+                Some(Error::NotEnoughReplicas { lock, asked, acknowledged, node })
+            }
             Failure::Unknown { source, .. } | Failure::NotDone { source } => {
                 (waited >= self.patience).then(|| Error::unreachable(lock, waited, source))
             }

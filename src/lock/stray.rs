@@ -32,7 +32,12 @@ impl Copies {
             Ok(answer) => self.answered(answer.sent),
             Err(Failure::Unknown { stray_until, .. }) => self.abandon(*stray_until),
             // What was refused, also half way, has come to its end.
-            Err(Failure::NotDone { .. } | Failure::Refused { .. } | Failure::Broken { .. }) => self.in_flight -= 1,
+            Err(
+                Failure::NotDone { .. }
+                | Failure::Refused { .. }
+                | Failure::Broken { .. }
+                | Failure::Unreplicated { .. },
+            ) => self.in_flight -= 1,
         }
     }
 

@@ -92,6 +92,7 @@ impl LuaScheme {
         let mut call = self.call(&self.scripts.acquire, key);
         self.acquire_args(&mut call, request);
         call.expiry = Expiry::ResponseTimeout;
+        call.grants = true;
         call
     }
 
@@ -131,6 +132,7 @@ impl LuaScheme {
         let mut call = self.call(&self.scripts.convert, key);
         self.convert_args(&mut call, old, request);
         call.expiry = Expiry::ResponseTimeout;
+        call.grants = true;
         call
     }
 
@@ -138,6 +140,7 @@ impl LuaScheme {
         let mut call = self.call(&self.scripts.renew, &renewal.key);
         call.echoed_arg(renewal.id.as_str());
         call.number(whole_millis(renewal.lease));
+        call.grants = true;
         call
     }
 

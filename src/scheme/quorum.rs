@@ -117,6 +117,7 @@ impl Heard {
         let sources = self.failures.iter().filter_map(|failure| match failure {
             Failure::Unknown { source, .. } | Failure::NotDone { source } => source.as_ref().map(ToString::to_string),
             Failure::Refused { message, .. } | Failure::Broken { message, .. } => Some(message.clone()),
+            Failure::Unreplicated { .. } => unreachable!("masters of a quorum have no replicas"),
         });
         let young = (self.young > 0).then(|| format!("{} restarted less than a lease ago", self.young));
         let causes = sources.chain(young).collect();

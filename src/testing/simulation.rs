@@ -12,6 +12,7 @@ mod machine;
 mod mutants;
 mod profile;
 mod quorum;
+mod replicated;
 mod runtime;
 mod scenes;
 mod workload;
@@ -55,6 +56,9 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>) -> History {
         let world = World::new(seed, profile, mutant);
         if profile.records.is_some() {
             world.record(What::Crowded);
+        }
+        if profile.wait_ms > 0 {
+            world.record(What::Replicated);
         }
         match profile.story {
             Story::Chance => story(&world, &leaked).await,

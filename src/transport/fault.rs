@@ -24,6 +24,8 @@ pub(super) enum Fault {
     Refused { refusal: Refusal, message: String },
     /// The same, but a script was refused one of its commands, and may have written before.
     Broken { refusal: Refusal, message: String },
+    /// It ran, and so few replicas have it that it counts for nothing.
+    Unreplicated { asked: u8, acknowledged: u64 },
     /// No connection. Nothing was sent.
     NotSent(Option<Source>),
     /// It may have run.
@@ -114,11 +116,21 @@ impl Fault {
         }
     }
 
+    /// What somebody said, or the system.
+    pub(super) fn into_source(self) -> Option<Source> {
+        match self.into_failure() {
+            Failure::Unknown { source, .. } | Failure::NotDone { source } => source,
+            Failure::Refused { message, .. } | Failure::Broken { message, .. } => Some(Arc::new(Answer(message))),
+            Failure::Unreplicated { .. } => None,
+        }
+    }
+
     /// What is left of a fault that nobody could follow.
     pub(super) fn into_failure(self) -> Failure {
         match self {
             Self::Refused { refusal, message } => Failure::Refused { refusal, node: None, message },
             Self::Broken { refusal, message } => Failure::Broken { refusal, node: None, message },
+            Self::Unreplicated { asked, acknowledged } => Failure::Unreplicated { asked, acknowledged, node: None },
             Self::Unknown { stray_until, source } => Failure::Unknown { stray_until, source },
             Self::NotSent(source) => Failure::NotDone { source },
             Self::Again(source) => Failure::NotDone { source: Some(source) },

@@ -20,6 +20,7 @@ use tokio::sync::oneshot;
 
 use crate::attempt::{Answered, Hearing, Route};
 use crate::clock::Clock;
+use crate::durability::Durability;
 use crate::error::{Error, Result};
 use crate::home::Home;
 use crate::lease::{self, Anchor, Moment, ServerTime};
@@ -30,12 +31,14 @@ use crate::transport::{Call, Expiry, is_reply_to, server_time};
 use connection::{Connection, Load, Request};
 use greeting::unreadable;
 pub(super) use greeting::{hello_field, parse_time};
+use lanes::{Calls, Lanes};
 pub(super) use lines::{DialFault, not_sent};
 use lines::{Lines, Live, config};
 pub(super) use room::Precedence;
 
 mod connection;
 mod greeting;
+mod lanes;
 mod lines;
 mod prober;
 mod room;
@@ -55,11 +58,17 @@ pub(super) struct Limits {
     pub(super) response_timeout: Duration,
     pub(super) clock_margin: Duration,
     pub(super) role: Role,
+    pub(super) durability: Durability,
 }
 
 impl Limits {
     pub(super) fn new(options: &Options, role: Role) -> Self {
-        Self { response_timeout: options.response_timeout, clock_margin: options.clock_margin, role }
+        Self {
+            response_timeout: options.response_timeout,
+            clock_margin: options.clock_margin,
+            role,
+            durability: options.durability,
+        }
     }
 }
 
@@ -87,6 +96,8 @@ pub(super) struct Node {
     info: ConnectionInfo,
     /// For calls apart, one for each runtime: one that stands still keeps its own.
     pools: Mutex<Vec<(Id, Pool)>>,
+    /// For what is to be on replicas before it counts.
+    lanes: Option<Lanes>,
     limits: Limits,
     clock: Clock,
 }
@@ -111,7 +122,8 @@ impl Node {
         let resp3 = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let client = Client::open(info.clone().set_redis_settings(resp3)).map_err(|error| invalid_url(&error))?;
         let lines = Arc::new(Lines::new(address, client, limits, clock, home, on_loss));
-        Ok(Self { lines, info, pools: Mutex::default(), limits, clock })
+        let lanes = Lanes::new(&lines, limits.durability);
+        Ok(Self { lines, info, pools: Mutex::default(), lanes, limits, clock })
     }
 
     pub(super) fn address(&self) -> &str {
@@ -161,6 +173,11 @@ impl Node {
         admission: Admission,
         precedence: Precedence,
     ) -> Result<Answered<Value>, Fault> {
+        if call.grants
+            && let Some(lanes) = &self.lanes
+        {
+            return Box::pin(self.call_replicated(lanes, call, admission, precedence)).await;
+        }
         // Paths that are seldom taken are boxed here and below: the future of a call is moved more than once.
         if !self.lines.silence.is()
             && let Some(live) = self.lines.current()
@@ -169,6 +186,30 @@ impl Node {
             return self.send_or_load(&live, call, admission).await;
         }
         Box::pin(self.call_in_turn(call, admission, precedence)).await
+    }
+
+    async fn call_replicated(
+        &self,
+        lanes: &Lanes,
+        call: &Call,
+        admission: Admission,
+        precedence: Precedence,
+    ) -> Result<Answered<Value>, Fault> {
+        let calls = |load| Calls { calls: vec![call.clone()], load, admission, precedence };
+        match self.ask_replicated(lanes, calls(Load::Digest)).await?.pop() {
+            Some(Err(Fault::NoScript)) => {
+                let again = self.ask_replicated(lanes, calls(Load::Text)).await?.pop();
+                again.unwrap_or(Err(Fault::NoScript))
+            }
+            answer => answer.unwrap_or(Err(Fault::NoScript)),
+        }
+    }
+
+    async fn ask_replicated(&self, lanes: &Lanes, calls: Calls) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+        self.word().await?;
+        // Whoever cannot be connected with says so here.
+        self.lines.live().await?;
+        lanes.ask(calls).await
     }
 
     async fn call_in_turn(
@@ -247,13 +288,12 @@ impl Node {
 
     /// Sends calls in one pipeline; one answer each, in order.
     pub(super) async fn call_all(&self, calls: &[Call]) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
-        self.word().await?;
-        let live = self.lines.live().await?;
-        let mut answers = self.send_all(&live, &calls.iter().collect::<Vec<_>>(), Load::Digest).await?;
+        let all: Vec<_> = calls.iter().collect();
+        let mut answers = self.send_all(&all, Load::Digest).await?;
         let unknown: Vec<_> = (0..calls.len()).filter(|&n| matches!(answers[n], Err(Fault::NoScript))).collect();
         if !unknown.is_empty() {
             let again: Vec<_> = unknown.iter().map(|&n| &calls[n]).collect();
-            match self.send_all(&live, &again, Load::Text).await {
+            match self.send_all(&again, Load::Text).await {
                 Ok(again) => unknown.into_iter().zip(again).for_each(|(n, answer)| answers[n] = answer),
                 Err(Fault::Unknown { stray_until, source }) => unknown.into_iter().for_each(|n| {
                     answers[n] = Err(Fault::Unknown { stray_until, source: source.clone() });
@@ -266,19 +306,21 @@ impl Node {
     }
 
     /// Only the first has the text, if any: those behind it are of the same script.
-    async fn send_all(
-        &self,
-        live: &Arc<Live>,
-        calls: &[&Call],
-        first: Load,
-    ) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
-        let (sent, not_after) = self.not_after(live).await?;
+    async fn send_all(&self, calls: &[&Call], first: Load) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+        if let Some(lanes) = self.lanes.as_ref().filter(|_| calls.iter().any(|call| call.grants)) {
+            let calls = calls.iter().map(|&call| call.clone()).collect();
+            let (admission, precedence) = (Admission::Owner, Precedence::Ahead);
+            return self.ask_replicated(lanes, Calls { calls, load: first, admission, precedence }).await;
+        }
+        self.word().await?;
+        let live = &self.lines.live().await?;
+        let (sent, not_after) = self.lines.not_after(live).await?;
         let loads = iter::once(first).chain(iter::repeat(Load::Digest));
         let requests = calls.iter().zip(loads).map(|(call, load)| Request::Call { call, load, not_after });
         let requests: Vec<_> = requests.collect();
         let values = self.ask_all(live, &requests, sent).await?;
         let pairs = calls.iter().zip(values);
-        Ok(pairs.map(|(call, value)| self.answered(live, call, sent, value)).collect())
+        Ok(pairs.map(|(call, value)| self.lines.answered(live, call, sent, value)).collect())
     }
 
     /// Asks a question that changes nothing. Whoever asks has a pace of its own, and waits for nobody's word.
@@ -314,7 +356,7 @@ impl Node {
         admission: Admission,
     ) -> Result<Answered<Value>, Fault> {
         let (sent, not_after) = match call.expiry {
-            Expiry::ResponseTimeout => self.not_after(live).await?,
+            Expiry::ResponseTimeout => self.lines.not_after(live).await?,
             Expiry::Never => (self.clock.now(), ServerTime::default()),
         };
         let request = Request::Call { call, load, not_after };
@@ -330,42 +372,12 @@ impl Node {
                 admitted(next(), next())?
             }
         };
-        self.answered(live, call, sent, value)
+        self.lines.answered(live, call, sent, value)
     }
 
     async fn ask_all(&self, live: &Arc<Live>, requests: &[Request<'_>], sent: Moment) -> Result<Vec<Value>, Fault> {
         let replies = pin!(live.connection.ask_all(requests));
         self.lines.in_time(live, sent, replies).await
-    }
-
-    fn answered(&self, live: &Arc<Live>, call: &Call, sent: Moment, value: Value) -> Result<Answered<Value>, Fault> {
-        let value = fault::reply(value).map_err(|fault| fault::with_command(fault, call.script.text))?;
-        if !is_reply_to(&value, call.echo()) {
-            // The connection hands out replies to the wrong callers. Ours may still be under way.
-            self.lines.give_up(live);
-            return Err(Fault::Unknown {
-                stray_until: sent.after(lease::stray_span(self.limits.response_timeout, self.limits.clock_margin)),
-                source: Some(Arc::new(Answer("the reply is not one to this request".to_owned()))),
-            });
-        }
-        self.lines.has_served(live);
-        let server = server_time(&value).unwrap_or_default();
-        if server != ServerTime::default() {
-            *live.anchor.lock() = Anchor { sent, server };
-        }
-        Ok(Answered { sent, server, value })
-    }
-
-    /// Now, and the server's time after which a call that is sent now must not be carried out any more.
-    async fn not_after(&self, live: &Arc<Live>) -> Result<(Moment, ServerTime), Fault> {
-        let mut now = self.clock.now();
-        let mut anchor = *live.anchor.lock();
-        if anchor.age_at(now) > MAX_ANCHOR_AGE {
-            anchor = Box::pin(self.lines.time_of(live)).await?;
-            *live.anchor.lock() = anchor;
-            now = self.clock.now();
-        }
-        Ok((now, anchor.server_time_at(now).after(self.limits.response_timeout)))
     }
 }
 
@@ -426,6 +438,42 @@ impl Lines {
     fn unanswered(&self, stray_until: Moment) -> Fault {
         let silence = format!("no answer within {:?}", self.limits.response_timeout);
         Fault::Unknown { stray_until, source: Some(Arc::new(Answer(silence))) }
+    }
+
+    fn answered(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        call: &Call,
+        sent: Moment,
+        value: Value,
+    ) -> Result<Answered<Value>, Fault> {
+        let value = fault::reply(value).map_err(|fault| fault::with_command(fault, call.script.text))?;
+        if !is_reply_to(&value, call.echo()) {
+            // The connection hands out replies to the wrong callers. Ours may still be under way.
+            self.give_up(live);
+            return Err(Fault::Unknown {
+                stray_until: sent.after(lease::stray_span(self.limits.response_timeout, self.limits.clock_margin)),
+                source: Some(Arc::new(Answer("the reply is not one to this request".to_owned()))),
+            });
+        }
+        self.has_served(live);
+        let server = server_time(&value).unwrap_or_default();
+        if server != ServerTime::default() {
+            *live.anchor.lock() = Anchor { sent, server };
+        }
+        Ok(Answered { sent, server, value })
+    }
+
+    /// Now, and the server's time after which a call that is sent now must not be carried out any more.
+    async fn not_after(self: &Arc<Self>, live: &Arc<Live>) -> Result<(Moment, ServerTime), Fault> {
+        let mut now = self.clock.now();
+        let mut anchor = *live.anchor.lock();
+        if anchor.age_at(now) > MAX_ANCHOR_AGE {
+            anchor = Box::pin(self.time_of(live)).await?;
+            *live.anchor.lock() = anchor;
+            now = self.clock.now();
+        }
+        Ok((now, anchor.server_time_at(now).after(self.limits.response_timeout)))
     }
 
     async fn time_of(self: &Arc<Self>, live: &Arc<Live>) -> Result<Anchor, Fault> {

@@ -17,6 +17,7 @@ use tokio::sync::watch;
 
 use crate::attempt::{Answered, BoxFuture, Failure, Hearing, Route, Subscription};
 use crate::clock::Clock;
+use crate::durability::Durability;
 use crate::error::{Refusal, Result, Source};
 use crate::health::{NodeHealth, Traffic};
 use crate::home::Home;
@@ -187,7 +188,8 @@ impl Router {
                 | Fault::Ask { .. }
                 | Fault::NoScript
                 | Fault::Refused { .. }
-                | Fault::Broken { .. },
+                | Fault::Broken { .. }
+                | Fault::Unreplicated { .. },
             )
             | None => {
                 fleet.trust(node);
@@ -393,9 +395,13 @@ impl Transport for Router {
         Box::pin(async move {
             match &self.slot_owners {
                 SlotOwners::Single { node } => {
-                    node.ready().await.map_err(|fault| fault.into_failure().at(node.address()))
+                    node.ready().await.map_err(|fault| fault.into_failure().at(node.address()))?;
                 }
-                SlotOwners::Many(fleet) => fleet.ready().await.map_err(Fault::into_failure),
+                SlotOwners::Many(fleet) => fleet.ready().await.map_err(Fault::into_failure)?,
+            }
+            match self.limits.durability {
+                Durability::Primary => Ok(()),
+                Durability::Replicated { replicas, .. } => self.slot_owners.check_replicas(replicas.get()).await,
             }
         })
     }

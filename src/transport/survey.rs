@@ -70,6 +70,21 @@ impl SlotOwners {
         Ok(())
     }
 
+    /// Refuses a primary with fewer replicas than that which follow it.
+    pub(super) async fn check_replicas(&self, asked: u8) -> Result<(), Failure> {
+        let mut question = redis::cmd("INFO");
+        question.arg("replication");
+        for node in self.primaries().await.map_err(Fault::into_failure)? {
+            let at_node = |fault: Fault| fault.into_failure().at(node.address());
+            let info = node.ask(&question).await.map_err(at_node)?;
+            let acknowledged = online_replicas(&info).ok_or_else(|| at_node(unreadable(&node, "INFO")))?;
+            if acknowledged < asked.into() {
+                return Err(at_node(Fault::Unreplicated { asked, acknowledged }));
+            }
+        }
+        Ok(())
+    }
+
     /// All of them, or none: a list with a gap would not look like one.
     async fn primaries(&self) -> Result<Vec<Arc<Node>>, Fault> {
         match self {
@@ -197,13 +212,24 @@ fn ahead_ms(server: ServerTime, here: Duration) -> Option<i64> {
     Some((i64::try_from(server.as_micros()).ok()? - here_us) / 1000)
 }
 
+/// So many replicas have all that there was when they were attached. One that is copying it yet acknowledges nothing.
+fn online_replicas(info: &Value) -> Option<u64> {
+    let text = info_text(info)?;
+    info_field(info, "connected_slaves")?;
+    Some(text.lines().filter(|line| line.starts_with("slave") && line.contains("state=online")).count() as u64)
+}
+
+fn info_text(info: &Value) -> Option<&str> {
+    match info {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
+
 /// A line `name:value` of what INFO answers.
 fn info_field(info: &Value, name: &str) -> Option<String> {
-    let text = match info {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
-        Value::VerbatimString { text, .. } | Value::SimpleString(text) => text,
-        _ => return None,
-    };
+    let text = info_text(info)?;
     let value = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim_end().to_owned());
     text.lines().find_map(value)
 }
@@ -212,6 +238,7 @@ fn info_field(info: &Value, name: &str) -> Option<String> {
 fn said(fault: Fault) -> String {
     match fault.into_failure() {
         Failure::Refused { message, .. } | Failure::Broken { message, .. } => message,
+        Failure::Unreplicated { .. } => unreachable!("a look changes nothing"),
         Failure::Unknown { source, .. } | Failure::NotDone { source } => {
             source.map_or_else(|| "no answer in time".to_owned(), |source| source.to_string())
         }

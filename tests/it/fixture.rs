@@ -1,5 +1,6 @@
 //! What cases run on, and the macros that run each case on all of it.
 
+use std::num::NonZeroU8;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,12 +8,12 @@ use std::time::Duration;
 
 use cluster_testenv::{Node, Reply, Server};
 use redis_rwlock::{
-    Build, Builder, Error, LockView, MemoryManager, PublishedLimits, QuorumManager, RedisManager, Reentry,
+    Build, Builder, Durability, Error, LockView, MemoryManager, PublishedLimits, QuorumManager, RedisManager, Reentry,
     RwLockManager, Topology, TwoKeyManager,
 };
 use tokio::runtime::{Handle, Runtime};
 
-use crate::servers::{Servers, Voters, ask};
+use crate::servers::{Pair, Servers, Voters, ask};
 use crate::wait::until;
 
 /// A manager, as services have it.
@@ -39,6 +40,8 @@ pub(crate) struct Settings {
     pub(crate) published_keys: Option<String>,
     pub(crate) share_window: Duration,
     pub(crate) hand_over_budget: u64,
+    /// For managers of servers; that of the fixture's place, if it has one.
+    pub(crate) durability: Durability,
     /// Where background work runs, if not in the process's own thread.
     pub(crate) background: Option<Handle>,
 }
@@ -57,6 +60,7 @@ impl Default for Settings {
             label: "case".to_owned(),
             share_window: Duration::from_millis(50),
             hand_over_budget: 64,
+            durability: Durability::Primary,
             published_limits: PublishedLimits::default(),
             published_keys: None,
             background: None,
@@ -102,6 +106,8 @@ enum Home {
     Memory(MemoryManager),
     TwoKey(Topology),
     Hash(Topology),
+    /// The hash scheme, where a replica has to know of each grant.
+    Replicated(Topology),
     Quorum(Vec<String>),
 }
 
@@ -123,7 +129,16 @@ impl Home {
         match self {
             Self::Memory(store) => finish(settings.apply(store.peer_builder()).key_prefix(prefix), connects).await,
             Self::TwoKey(topology) => {
-                let builder = TwoKeyManager::builder(topology.clone());
+                let builder = TwoKeyManager::builder(topology.clone()).durability(settings.durability);
+                finish(settings.apply(builder).key_prefix(prefix), connects).await
+            }
+            Self::Replicated(topology) => {
+                // A busy machine answers late, and nobody asks again who has waited for replicas.
+                let is_default = settings.response_timeout == Settings::default().response_timeout;
+                let response_timeout = if is_default { Duration::from_secs(4) } else { settings.response_timeout };
+                let level = on_one_replica(response_timeout / 2);
+                let builder = RedisManager::builder(topology.clone()).durability(level);
+                let settings = Settings { response_timeout, ..settings };
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
             Self::Quorum(masters) => {
@@ -132,7 +147,7 @@ impl Home {
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
             Self::Hash(topology) => {
-                let mut builder = RedisManager::builder(topology.clone());
+                let mut builder = RedisManager::builder(topology.clone()).durability(settings.durability);
                 if let Some(template) = &settings.published_keys {
                     builder = builder.published_keys(template);
                 }
@@ -140,6 +155,11 @@ impl Home {
             }
         }
     }
+}
+
+/// The level at which one replica has to have heard, within `timeout`.
+pub(crate) fn on_one_replica(timeout: Duration) -> Durability {
+    Durability::Replicated { replicas: NonZeroU8::MIN, timeout }
 }
 
 /// A place for locks that the case has to itself: managers made here see the same locks, those of other cases do not.
@@ -162,6 +182,11 @@ impl Fixture {
     /// The two-key scheme on servers of the case's own.
     pub(crate) fn two_key(topology: Topology) -> Self {
         Self::at(Home::TwoKey(topology))
+    }
+
+    /// A primary and a replica, which has to know of each grant; other cases use them at the same time.
+    pub(crate) fn replicated() -> Self {
+        Self::at(Home::Replicated(Topology::node(Pair::shared().primary.url())))
     }
 
     /// A quorum of five masters that other cases use at the same time.
@@ -216,6 +241,16 @@ impl Fixture {
 
     pub(crate) async fn connect(&self, settings: Settings) -> Result<Manager, Error> {
         self.home.manager(&self.prefix, settings, Connects::Now).await
+    }
+
+    /// The same locks as somebody has them who connects elsewhere. For the two schemes on servers.
+    pub(crate) async fn manager_elsewhere(&self, topology: Topology) -> Manager {
+        let home = match &self.home {
+            Home::TwoKey(_) => Home::TwoKey(topology),
+            Home::Hash(_) => Home::Hash(topology),
+            Home::Memory(_) | Home::Replicated(_) | Home::Quorum(_) => panic!("it has its own servers"),
+        };
+        home.manager(&self.prefix, Settings::default(), Connects::Now).await.expect("the manager connects")
     }
 
     /// A manager that has not connected yet.
@@ -474,6 +509,12 @@ macro_rules! on_every_fixture {
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn memory() {
                 let fixture = $crate::fixture::Fixture::memory();
+                $crate::wait::bounded(super::$case(&fixture)).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn replicated() {
+                let fixture = $crate::fixture::Fixture::replicated();
                 $crate::wait::bounded(super::$case(&fixture)).await;
             }
 

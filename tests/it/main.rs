@@ -21,6 +21,7 @@ mod cancellation;
 mod contract;
 mod dials;
 mod drops;
+mod durability;
 mod faults;
 mod health;
 mod identity;

@@ -66,6 +66,48 @@ fn start_proxied_cluster(server: Server) -> Cluster {
     cluster.start().expect("the cluster starts")
 }
 
+/// A primary, and a replica that follows it.
+pub(crate) struct Pair {
+    pub(crate) primary: Node,
+    pub(crate) replica: Node,
+}
+
+impl Pair {
+    pub(crate) fn shared() -> &'static Self {
+        static PAIR: LazyLock<Pair> = LazyLock::new(|| Pair::start(Server::Valkey91));
+        &PAIR
+    }
+
+    pub(crate) fn start(server: Server) -> Self {
+        let node = || Node::builder(server).arg("--repl-diskless-sync-delay", "0").start().expect("the server starts");
+        let pair = Self { primary: node(), replica: node() };
+        let (host, port) = (pair.primary.addr().ip().to_string(), pair.primary.port().to_string());
+        ask(&pair.replica, &["REPLICAOF", &host, &port]);
+        pair.wait_until_it_follows();
+        pair
+    }
+
+    /// Returns when the replica follows what is written from now on. One that has just been attached acknowledges what it got
+    /// with the copy, and is sent the rest up to a second later.
+    pub(crate) fn wait_until_it_follows(&self) {
+        let mut client = self.primary.client().expect("connected");
+        for _ in 0..3 {
+            // Valkey waits only for what this connection has written.
+            for command in [&["SET", "follows", "", "PX", "1"][..], &["WAIT", "1", "20000"]] {
+                let reply = client.command(command).and_then(Reply::into_result).expect("answered");
+                assert_ne!(reply.int(), Some(0), "the replica does not follow");
+            }
+        }
+    }
+
+    /// So many wait for the replica at this moment.
+    pub(crate) fn waiting(&self) -> usize {
+        let info = ask(&self.primary, &["INFO", "clients"]).text().expect("a text").into_owned();
+        let blocked = info.lines().find_map(|line| line.strip_prefix("blocked_clients:"));
+        blocked.and_then(|count| count.parse().ok()).expect("a number")
+    }
+}
+
 /// How many of five independent masters live.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Voters {

@@ -309,7 +309,9 @@ fn leaves(attempt: &Attempt<Acquired>, pending: &mut Pending) -> Option<KeepsOpe
             Acquired::Late => {}
         },
         // An error names no request: it may have been another one's.
-        Err(Failure::Broken { .. } | Failure::Refused { .. }) => pending.is_recorded = true,
+        Err(Failure::Broken { .. } | Failure::Refused { .. } | Failure::Unreplicated { .. }) => {
+            pending.is_recorded = true;
+        }
         Err(Failure::Unknown { .. } | Failure::NotDone { .. }) => return None,
     }
     if attempt.is_ok() && pending.is_traceless() { pending.keeps_open.take() } else { None }

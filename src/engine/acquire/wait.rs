@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Acquisition;
+use crate::durability::Durability;
 use crate::lock::side::Notices;
 use crate::scheme::{AcquisitionId, Answered, Granted, Notice};
 
@@ -47,7 +48,8 @@ impl Acquisition<'_> {
                 notice = subscription.notices.recv() => match notice {
                     // Granted before it was queued again, it is over.
                     Some(Notice::Granted { id: granted, at, answer }) if *granted == *id.as_str() && at >= answered_at => {
-                        return Some(answer);
+                        // What replicas have to know of counts when the server has said so.
+                        return (self.engine.options().durability == Durability::Primary).then_some(answer);
                     }
                     // Another one's of this process.
                     Some(Notice::Granted { id: granted, .. }) if *granted != *id.as_str() => {}

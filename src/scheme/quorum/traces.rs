@@ -339,7 +339,7 @@ impl Copy {
         self.is_settled = true;
         let has = match attempt {
             Ok(answer) => has(&answer.value),
-            Err(Failure::Broken { .. }) => Some(true),
+            Err(Failure::Broken { .. } | Failure::Unreplicated { .. }) => Some(true),
             Err(Failure::Unknown { .. } | Failure::NotDone { .. } | Failure::Refused { .. }) => None,
         };
         self.traces.settle(&self.id, self.master, has, |copies| copies.settle(attempt));

@@ -159,6 +159,8 @@ pub(super) enum End {
     Unreachable,
     Closed,
     Conflict,
+    /// No replica has it.
+    Unreplicated,
     /// Of a turn: neither hold is to be relied on.
     Lost(LossReason),
     /// Its future was dropped.
@@ -172,6 +174,7 @@ impl End {
             Error::Unreachable { .. } | Error::NoQuorum { .. } => Self::Unreachable,
             Error::Closed { .. } => Self::Closed,
             Error::UpgradeConflict { .. } => Self::Conflict,
+            Error::NotEnoughReplicas { .. } => Self::Unreplicated,
             Error::Lost { reason, .. } => Self::Lost(*reason),
             other => panic!("no fault of the simulation leads to {other}"),
         }
@@ -339,6 +342,8 @@ pub(super) enum What {
     },
     /// A request touches so few records of others that a crowd takes several.
     Crowded,
+    /// What counts is on a replica: no hold is lost with a primary.
+    Replicated,
     // Faults.
     /// It takes long, there or back.
     Slow {

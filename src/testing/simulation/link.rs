@@ -117,6 +117,10 @@ impl Link {
                 world.record(What::NotDone { request });
                 Err(Failure::NotDone { source: None })
             }
+            Some(Delivery::Unreplicated) => {
+                world.record(What::Unanswered { request });
+                Err(Failure::Unreplicated { asked: 1, acknowledged: 0, node: None })
+            }
             Some(Delivery::Answered(..)) | None => {
                 world.record(What::Unanswered { request });
                 *self.anchor.lock() = None;

@@ -132,7 +132,18 @@ pub(super) enum Mutant {
     RoomForAll,
     /// Renewals wait for room behind new acquisitions.
     RenewsInTurn,
+    // Where a replica has to know of what counts:
+    /// The replicas are waited for before the grant, and not after it.
+    WaitsBeforeTheGrant,
+    /// A grant that comes by a notification counts at once.
+    ClaimsUnacknowledged,
+    /// A renewal counts that no replica has.
+    RenewalsUnacknowledged,
 }
+
+/// Those of the level where a replica has to know.
+pub(super) const REPLICATED: [Mutant; 3] =
+    [Mutant::WaitsBeforeTheGrant, Mutant::ClaimsUnacknowledged, Mutant::RenewalsUnacknowledged];
 
 #[cfg(test)]
 pub(super) const ALL: [Mutant; 60] = [

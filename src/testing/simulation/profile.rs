@@ -33,6 +33,8 @@ pub(super) struct Profile {
     pub(super) stale: u32,
     /// A primary freezes, a replica takes over, and the frozen one wakes up and answers for a while.
     pub(super) splits: u32,
+    /// What gives a hold counts when a replica has it within this time; zero where the primary's word is enough.
+    pub(super) wait_ms: u64,
     pub(super) steps: u32,
     /// How many runtimes use the manager of each process.
     pub(super) runtimes: u32,
@@ -70,6 +72,7 @@ const CALM: Profile = Profile {
     empties: 0,
     stale: 0,
     splits: 0,
+    wait_ms: 0,
     steps: 0,
     runtimes: 1,
     runtime_stops: 0,
@@ -122,6 +125,22 @@ pub(super) const UNHEARD: Profile = Profile { name: "unheard answers", lost_repl
 pub(super) const SPLIT: Profile =
     Profile { name: "two primaries", slow: 20, lost_reply: 20, splits: 2, forces: 10, ..CALM };
 
+/// A replica has to know of what counts, and takes over whenever it is hardest.
+pub(super) const REPLICATED: Profile = Profile {
+    name: "replicated",
+    slow: 20,
+    lost_reply: 20,
+    copied: 30,
+    notice_lost: 50,
+    pauses: 2,
+    crashes: 1,
+    outages: 1,
+    stale: 4,
+    splits: 3,
+    wait_ms: 40,
+    ..CALM
+};
+
 /// The server has as much to do as it can: requests wait for each other, some for longer than anybody waits for an answer.
 const BUSY: Profile = Profile { name: "busy server", service_ms: 8, notice_lost: 50, pauses: 1, ..CALM };
 
@@ -154,7 +173,7 @@ impl Profile {
     /// The one that is asked for by name in the environment, or that of the seed.
     pub(super) fn chosen(seed: u64) -> Self {
         let name = std::env::var("PROFILE").unwrap_or_default();
-        let all = PROFILES.into_iter().chain([RUNTIMES, BURST]);
+        let all = PROFILES.into_iter().chain([RUNTIMES, BURST, REPLICATED]);
         all.into_iter().find(|profile| profile.name == name).unwrap_or_else(|| Self::of_seed(seed))
     }
 

@@ -1,5 +1,6 @@
 //! What users do: tasks that take locks in every way the crate offers, and let go of them in every way there is.
 
+use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use super::mutants::Mutant;
 use super::runtime::{Hand, Otherwise, Runtime};
 use super::world::{Address, Live, World, is_valid, millis};
 use crate::acquire::Acquire;
+use crate::durability::Durability;
 use crate::engine::Engine;
 use crate::error::{Error, LossReason, Result};
 use crate::guard::{Guard, HoldWatch, ReadGuard, WriteGuard};
@@ -44,6 +46,7 @@ impl SimManager {
             hand_over_budget: [1, 2, 5, 64][rng.usize(0..4)],
             ..Options::default()
         });
+        let options = Options { durability: durability(world), ..options };
         Self::with(world, address, options)
     }
 
@@ -67,6 +70,13 @@ impl SimManager {
         let link = Link::new(world, address.clone(), options.response_timeout, options.clock_margin);
         Self { engine: Arc::new(Engine::new(Arc::new(link), options)) }
     }
+}
+
+fn durability(world: &World) -> Durability {
+    if world.profile.wait_ms == 0 || world.mutant == Some(Mutant::ClaimsUnacknowledged) {
+        return Durability::Primary;
+    }
+    Durability::Replicated { replicas: NonZeroU8::MIN, timeout: Duration::from_millis(world.profile.wait_ms) }
 }
 
 /// A guard of either side.

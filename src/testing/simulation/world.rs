@@ -108,6 +108,8 @@ struct Server {
     rate_ppm: i64,
     /// The replica's content, newest last.
     replica: Vec<(Micros, Image)>,
+    /// The newest copy that was counted on.
+    acknowledged: Micros,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -201,6 +203,8 @@ pub(super) enum Answer {
 pub(super) enum Delivery {
     Answered(Answer, ServerTime),
     Refused,
+    /// It gives a hold, and no replica has that.
+    Unreplicated,
 }
 
 /// That of the first copy, and of the second if there is one.
@@ -246,6 +250,15 @@ impl Parcel {
 }
 
 impl Answer {
+    fn gives_hold(&self) -> bool {
+        matches!(
+            self,
+            Self::Acquired(Acquired::Granted(_))
+                | Self::Converted(Converted::Granted(_))
+                | Self::Renewed(Renewed::Renewed { .. })
+        )
+    }
+
     pub(super) fn reply(&self) -> Reply {
         let sorted = |ids: &mut dyn Iterator<Item = &String>| {
             let mut ids: Vec<_> = ids.map(|id| Id::of(id)).collect();
@@ -311,6 +324,7 @@ impl World {
             skew_ms: 0,
             rate_ppm: rng.i64(-9_000..=9_000),
             replica: Vec::new(),
+            acknowledged: 0,
         };
         Arc::new(Self {
             clock,
@@ -478,6 +492,7 @@ impl World {
                 Reached::Primary | Reached::Frozen => false,
             };
             let (reply, server) = world.apply((request, copy), deposed, &key, &parcel);
+            let counts = world.counts(&reply, deposed).await;
             world.travels(fate.back).await;
             let Some(answer) = answer else {
                 return;
@@ -486,7 +501,8 @@ impl World {
             if fate.reply_lost || down {
                 return world.record(What::ReplyLost { request, copy });
             }
-            answer.send(Delivery::Answered(reply, server)).ok();
+            let delivery = if counts { Delivery::Answered(reply, server) } else { Delivery::Unreplicated };
+            answer.send(delivery).ok();
         }));
     }
 
@@ -618,8 +634,49 @@ impl World {
         // After that nobody takes over.
         while !self.state.lock().healed {
             self.copy_to_replica();
-            tokio::time::sleep(REPLICATION).await;
+            let pause = if self.profile.wait_ms > 0 { self.lag() } else { REPLICATION };
+            tokio::time::sleep(pause).await;
         }
+    }
+
+    /// Until the replica has heard of what is written now: mostly in time for whoever waits for that.
+    fn lag(&self) -> Duration {
+        let ms = self.draw(|rng| match rng.u32(0..200) {
+            0 => rng.u64(1_000..5_000),
+            1..10 => rng.u64(50..700),
+            _ => rng.u64(1..20),
+        });
+        Duration::from_millis(ms)
+    }
+
+    /// Whether an answer counts: where a replica has to know of a hold, when it does, within the time that is given to it.
+    async fn counts(&self, answer: &Answer, deposed: bool) -> bool {
+        if self.profile.wait_ms == 0 || !answer.gives_hold() || self.mutant == Some(Mutant::WaitsBeforeTheGrant) {
+            return true;
+        }
+        if self.mutant == Some(Mutant::RenewalsUnacknowledged) && matches!(answer, Answer::Renewed(_)) {
+            return true;
+        }
+        let applied = self.now();
+        let lineage = self.state.lock().server.lineage;
+        while self.now() <= applied + self.profile.wait_ms * 1000 {
+            if self.state.lock().healed || !deposed && self.acknowledges(applied, lineage) {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        false
+    }
+
+    /// Whether a replica has what was written then. A primary that was replaced has none any more.
+    fn acknowledges(&self, written: Micros, lineage: u32) -> bool {
+        let server = &mut self.state.lock().server;
+        let newest = server.replica.last().map_or(0, |(at, _)| *at);
+        let has_it = server.lineage == lineage && newest > written;
+        if has_it {
+            server.acknowledged = newest;
+        }
+        has_it
     }
 
     fn copy_to_replica(&self) {
@@ -678,7 +735,10 @@ impl World {
     fn replica_takes_over(&self) -> Option<u64> {
         let mut state = self.state.lock();
         let many = state.server.replica.len();
-        let pick = state.rng.usize(0..many.max(1));
+        // It is not behind what it has acknowledged.
+        let acknowledged = state.server.acknowledged;
+        let first = state.server.replica.partition_point(|(at, _)| *at < acknowledged);
+        let pick = first + state.rng.usize(0..(many - first).max(1));
         let (at, image) = state.server.replica.get(pick).cloned()?;
         state.server.replica.clear();
         drop(state);

@@ -292,7 +292,7 @@ impl Lines {
     }
 
     /// Connects, and asks the server what it is and what its clock says.
-    async fn dial(&self) -> Result<Arc<Live>, DialFault> {
+    pub(super) async fn dial(&self) -> Result<Arc<Live>, DialFault> {
         let is_closed = Arc::<AtomicBool>::default();
         let connection = self.open(&is_closed).await?;
         let (hello, time, mut info) = (redis::cmd("HELLO"), redis::cmd("TIME"), redis::cmd("INFO"));
@@ -396,6 +396,8 @@ pub(in crate::transport) fn not_sent(fault: Fault) -> DialFault {
         }
         Fault::NotSent(source) | Fault::Unknown { source, .. } => DialFault::NotSent(source),
         Fault::Again(source) => DialFault::NotSent(Some(source)),
-        Fault::Moved { .. } | Fault::Ask { .. } | Fault::NoScript => DialFault::NotSent(None),
+        Fault::Moved { .. } | Fault::Ask { .. } | Fault::NoScript | Fault::Unreplicated { .. } => {
+            DialFault::NotSent(None)
+        }
     }
 }

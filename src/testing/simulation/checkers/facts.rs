@@ -33,6 +33,7 @@ pub(super) struct Facts<'h> {
     conversions: BTreeMap<Id, Vec<Request>>,
     /// A crowd takes several requests.
     pub(super) crowded: bool,
+    replicated: bool,
     pub(super) healed: Micros,
     pub(super) over: Micros,
 }
@@ -169,6 +170,7 @@ impl<'h> Facts<'h> {
             by_id: BTreeMap::new(),
             conversions: BTreeMap::new(),
             crowded: false,
+            replicated: false,
             healed: 0,
             over: 0,
         };
@@ -219,6 +221,7 @@ impl<'h> Facts<'h> {
             What::Closing { process } => self.process_mut(process).closing = Some(at),
             What::Emptied | What::Stale { .. } | What::Promoted { .. } => self.losses.push(at),
             What::Crowded => self.crowded = true,
+            What::Replicated => self.replicated = true,
             What::Healed => self.healed = at,
             What::Over => self.over = at,
             _ => {}
@@ -410,7 +413,7 @@ impl<'h> Facts<'h> {
         let mut all = self.about(id).filter(|request| answered(request)).filter_map(|request| request.applied);
         let misled = all.any(|(at, primary)| at > lost && primary < lineage);
         let untold = || *primary < lineage && !applied().any(|(_, primary)| primary == lineage);
-        let of_loss = misled || untold();
+        let of_loss = !self.replicated && (misled || untold());
         // Converted, it may have the other id already.
         let ids = std::iter::once(id).chain(self.conversions_of(id).filter_map(|conversion| id_of(conversion.op)));
         let of_force = ids.into_iter().any(|id| self.is_forced(id, now));

@@ -1,0 +1,102 @@
+//! What it costs that a replica has to know: acquire and release with `WAIT 1` and without, and what others feel of it. Rows take
+//! turns operation by operation, so whatever else the machine does hits both alike.
+
+mod figures;
+
+use std::num::NonZeroU8;
+use std::time::{Duration, Instant};
+
+use cluster_testenv::{Node, Reply};
+use figures::{Effort, Target, quantile, server, tell};
+use redis_rwlock::{Durability, RedisManager, RwLockManager};
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+
+/// Tasks that take locks all the time, beside whoever is measured.
+const BUSY: usize = 4;
+
+fn pair() -> (Node, Node) {
+    let node = || Node::builder(server()).arg("--repl-diskless-sync-delay", "0").start().expect("the server starts");
+    let (primary, replica) = (node(), node());
+    let (host, port) = (primary.addr().ip().to_string(), primary.port().to_string());
+    replica.command(&["REPLICAOF", &host, &port]).expect("it follows");
+    let mut client = primary.client().expect("connected");
+    for _ in 0..3 {
+        client.command(&["SET", "follows", ""]).expect("written");
+        assert_eq!(client.command(&["WAIT", "1", "20000"]).ok().as_ref().and_then(Reply::int), Some(1));
+    }
+    (primary, replica)
+}
+
+async fn manager(primary: &Node, durability: Durability) -> RedisManager {
+    let builder = RedisManager::builder(primary.url()).response_timeout(Duration::from_secs(5)).durability(durability);
+    builder.connect().await.expect("connected")
+}
+
+fn replicated() -> Durability {
+    Durability::Replicated { replicas: NonZeroU8::MIN, timeout: Duration::from_secs(2) }
+}
+
+async fn acquire_and_release(manager: &RedisManager, name: &str) -> Duration {
+    let began = Instant::now();
+    manager.write(name).await.expect("granted").release().await.expect("ours to the end");
+    began.elapsed()
+}
+
+/// Takes locks of their own without a pause.
+fn keeps_busy(manager: &RedisManager) -> Vec<JoinHandle<()>> {
+    let task = |n: usize| {
+        let manager = manager.clone();
+        tokio::spawn(async move {
+            let name = format!("busy-{n}");
+            loop {
+                acquire_and_release(&manager, &name).await;
+            }
+        })
+    };
+    (0..BUSY).map(task).collect()
+}
+
+/// What a caller at the level of the primary feels beside those that keep the server busy.
+async fn beside(other: &RedisManager, busy: &RedisManager, turns: usize) -> Vec<Duration> {
+    let tasks = keeps_busy(busy);
+    let mut times = Vec::with_capacity(turns);
+    for _ in 0..turns {
+        times.push(acquire_and_release(other, "other").await);
+    }
+    tasks.iter().for_each(JoinHandle::abort);
+    times
+}
+
+fn main() {
+    let effort = Effort::asked_for();
+    let (turns, rounds) = (effort.of(4000, 1000, 20), effort.of(10, 4, 1));
+    let (primary, _replica) = pair();
+    Runtime::new().expect("a runtime").block_on(async {
+        let fast = manager(&primary, Durability::Primary).await;
+        let safe = manager(&primary, replicated()).await;
+        let (mut without, mut with) = (Vec::new(), Vec::new());
+        for turn in 0..turns + turns / 10 {
+            let times = [acquire_and_release(&fast, "fast").await, acquire_and_release(&safe, "safe").await];
+            if turn >= turns / 10 {
+                without.push(times[0]);
+                with.push(times[1]);
+            }
+        }
+        let (without, with) = (quantile(&mut without, 0.5), quantile(&mut with, 0.5));
+        let ratio = with.as_secs_f64() / without.as_secs_f64();
+        let sides = format!("{with:?} of {without:?}");
+        tell(effort, "acquire and release, WAIT 1 of without, p50", &sides, ratio, Target::AtMost(2.5));
+
+        let (mut beside_fast, mut beside_safe) = (Vec::new(), Vec::new());
+        let busy = manager(&primary, Durability::Primary).await;
+        for _ in 0..rounds {
+            beside_fast.extend(beside(&fast, &busy, turns / rounds).await);
+            beside_safe.extend(beside(&fast, &safe, turns / rounds).await);
+        }
+        let (beside_fast, beside_safe) = (quantile(&mut beside_fast, 0.99), quantile(&mut beside_safe, 0.99));
+        let ratio = beside_safe.as_secs_f64() / beside_fast.as_secs_f64();
+        let sides = format!("{beside_safe:?} of {beside_fast:?}");
+        tell(effort, "others beside four with WAIT 1, of beside four without, p99", &sides, ratio, Target::AtMost(1.3));
+    });
+}

@@ -1,0 +1,35 @@
+//! The level where a replica has to know of what counts: a failover takes no hold with it.
+
+use super::checkers::{self, Violation};
+use super::mutants::{self, Mutant};
+use super::profile::REPLICATED;
+use super::{report, run};
+
+/// What the level adds, and what must not break by it. The rest is judged where the primary's word is enough.
+const JUDGED: [&str; 2] = ["1 exclusion", "1 validity"];
+
+fn broken(seed: u64, mutant: Option<Mutant>) -> (super::History, Vec<Violation>) {
+    let history = run(seed, REPLICATED, mutant);
+    let mut violations = checkers::check(&history);
+    violations.retain(|violation| JUDGED.contains(&violation.promise));
+    (history, violations)
+}
+
+#[test]
+fn no_failover_makes_two_holders() {
+    let many = std::env::var("SEEDS").ok().and_then(|many| many.parse().ok()).unwrap_or(100);
+    for seed in 0..many {
+        let (history, violations) = broken(seed, None);
+        if let Some(report) = report((seed, REPLICATED), &history, &violations) {
+            panic!("{report}");
+        }
+    }
+}
+
+#[test]
+fn what_counts_too_early_is_noticed() {
+    for mutant in mutants::REPLICATED {
+        let noticed = (0..200).find(|seed| !broken(*seed, Some(mutant)).1.is_empty());
+        assert!(noticed.is_some(), "{mutant:?} is not noticed");
+    }
+}

@@ -1,0 +1,345 @@
+//! Scripts whose grants count only when replicas have them: behind each pipeline of them goes a `WAIT`.
+//!
+//! `WAIT` speaks of what its own connection has written, and keeps that connection from everything else until it is answered.
+//! So these scripts have a few connections of their own on each runtime, and nobody else's requests stand behind them. What is
+//! asked for while all of them are busy waits, goes along with whichever is free next, and shares its `WAIT`: the connections
+//! are few however many ask, and nobody waits much longer than for the pipelines that are under way.
+//!
+//! What gives no hold, such as a place in the queue, is told at once, and only its connection waits for the replicas.
+
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::Arc;
+
+use futures_util::future::join;
+use parking_lot::Mutex;
+use redis::{Cmd, Value};
+use tokio::runtime::{Handle, Id};
+use tokio::sync::oneshot;
+
+use super::connection::{Load, Request};
+use super::lines::{DialFault, Lines, Live};
+use super::room::Precedence;
+use super::{Admission, admitted};
+use crate::attempt::Answered;
+use crate::durability::Durability;
+use crate::error::Refusal;
+use crate::lease::{self, Moment};
+use crate::transport::fault::{Answer, Fault};
+use crate::transport::{Call, gives_hold};
+
+/// Connections of one runtime to one node.
+const MAX_LANES: usize = 8;
+/// Calls in one pipeline, unless one job alone has more.
+const MAX_CALLS: usize = 64;
+
+/// What one call was answered.
+type Said = Result<Answered<Value>, Fault>;
+
+/// The lanes to one node, of each runtime those that it drives itself.
+pub(super) struct Lanes {
+    lines: Arc<Lines>,
+    asked: u8,
+    wait: Cmd,
+    of: Mutex<Vec<(Id, Arc<Depot>)>>,
+}
+
+impl Lanes {
+    /// `None` where the primary's word is enough.
+    pub(super) fn new(lines: &Arc<Lines>, durability: Durability) -> Option<Self> {
+        let (replicas, timeout_ms) = durability.acknowledgement()?;
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(replicas.get()).arg(timeout_ms.to_string());
+        Some(Self { lines: Arc::clone(lines), asked: replicas.get(), wait, of: Mutex::default() })
+    }
+
+    /// Sends calls in one pipeline; one answer each, in order. Those that give a hold are there when so many replicas have it.
+    pub(super) async fn ask(&self, job: Calls) -> Result<Vec<Said>, Fault> {
+        let depot = self.depot();
+        let (answers, answer) = oneshot::channel();
+        let lane = depot.put(Job { calls: job, answers });
+        if let Some(lane) = lane {
+            drop(tokio::spawn(lane.run()));
+        }
+        // Without a word the runtime of its lane has ended.
+        answer.await.unwrap_or_else(|_| Err(depot.unknown(depot.lines.clock.now())))
+    }
+
+    /// That of this runtime. Those with nothing under way go when a new one comes: their runtimes may have ended.
+    fn depot(&self) -> Arc<Depot> {
+        let runtime = Handle::current().id();
+        let mut depots = self.of.lock();
+        if let Some((_, depot)) = depots.iter().find(|(of, _)| *of == runtime) {
+            return Arc::clone(depot);
+        }
+        depots.retain(|(_, depot)| depot.is_busy());
+        let (lines, wait) = (Arc::clone(&self.lines), self.wait.clone());
+        let depot = Arc::new(Depot { lines, asked: self.asked, wait, state: Mutex::default() });
+        depots.push((runtime, Arc::clone(&depot)));
+        depot
+    }
+}
+
+/// Calls that travel together.
+pub(super) struct Calls {
+    pub(super) calls: Vec<Call>,
+    pub(super) load: Load,
+    pub(super) admission: Admission,
+    pub(super) precedence: Precedence,
+}
+
+/// Calls that somebody waits for.
+struct Job {
+    calls: Calls,
+    answers: Answers,
+}
+
+/// The lanes of one runtime, and what waits for one.
+struct Depot {
+    lines: Arc<Lines>,
+    asked: u8,
+    wait: Cmd,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    ahead: VecDeque<Job>,
+    in_turn: VecDeque<Job>,
+    idle: Vec<Arc<Live>>,
+    /// So many carry something, or are being dialled.
+    busy: usize,
+}
+
+impl State {
+    /// What goes together next. Nothing is sent for those who have gone.
+    fn next(&mut self) -> Vec<Job> {
+        let (mut jobs, mut count) = (Vec::new(), 0);
+        while count < MAX_CALLS
+            && let Some(job) = self.ahead.pop_front().or_else(|| self.in_turn.pop_front())
+        {
+            if !job.answers.is_closed() {
+                count += job.calls.calls.len();
+                jobs.push(job);
+            }
+        }
+        jobs
+    }
+}
+
+impl State {
+    fn take(&mut self) -> Vec<Job> {
+        self.ahead.drain(..).chain(self.in_turn.drain(..)).collect()
+    }
+}
+
+impl Depot {
+    fn is_busy(&self) -> bool {
+        self.state.lock().busy > 0
+    }
+
+    /// Answers the lane that is to run for it, unless all of them are busy: then the next that is free takes it along.
+    fn put(self: &Arc<Self>, job: Job) -> Option<Lane> {
+        let mut state = self.state.lock();
+        match job.calls.precedence {
+            Precedence::Ahead => state.ahead.push_back(job),
+            Precedence::InTurn => state.in_turn.push_back(job),
+        }
+        if state.busy == MAX_LANES {
+            return None;
+        }
+        state.busy += 1;
+        state.idle.retain(|live| live.is_open());
+        let live = state.idle.pop();
+        Some(Lane { depot: Arc::clone(self), live })
+    }
+
+    /// No connection came about. What waits is told, if nobody else can take it.
+    fn fail(&self, fault: &DialFault) {
+        let mut state = self.state.lock();
+        let left = if state.busy == 1 { state.take() } else { Vec::new() };
+        drop(state);
+        left.into_iter().for_each(|job| tell(job.answers, Err(fault.clone().into())));
+    }
+
+    /// Sent and not answered.
+    fn unknown(&self, sent: Moment) -> Fault {
+        let span = lease::stray_span(self.lines.limits.response_timeout, self.lines.limits.clock_margin);
+        Fault::Unknown { stray_until: sent.after(span), source: None }
+    }
+
+    /// The same fault for one of several.
+    fn copy(&self, fault: &Fault, sent: Moment) -> Fault {
+        match fault {
+            Fault::Unknown { stray_until, source } => {
+                Fault::Unknown { stray_until: *stray_until, source: source.clone() }
+            }
+            Fault::Broken { refusal, message } => Fault::Broken { refusal: *refusal, message: message.clone() },
+            _ => self.unknown(sent),
+        }
+    }
+
+    /// Carries these to their end. Whether the connection is of use after that.
+    async fn carry(&self, live: &Arc<Live>, jobs: Vec<Job>) -> bool {
+        let (batches, waiting): (Vec<Calls>, Vec<Answers>) =
+            jobs.into_iter().map(|job| (job.calls, job.answers)).unzip();
+        let (sent, not_after) = match self.lines.not_after(live).await {
+            Ok(limits) => limits,
+            Err(fault) => {
+                let source = fault.into_source();
+                waiting.into_iter().for_each(|answers| tell(answers, Err(Fault::NotSent(source.clone()))));
+                return false;
+            }
+        };
+        let asking = redis::cmd("ASKING");
+        let mut requests = Vec::new();
+        for batch in &batches {
+            for (n, call) in batch.calls.iter().enumerate() {
+                if batch.admission == Admission::Asking {
+                    requests.push(Request::Command(&asking));
+                }
+                // Those behind the first are of the same script.
+                let load = if n == 0 { batch.load } else { Load::Digest };
+                requests.push(Request::Call { call, load, not_after });
+            }
+        }
+        let scripts = pin!(live.connection.ask_all(&requests));
+        let wait = pin!(live.connection.ask(Request::Command(&self.wait)));
+        let answered = async {
+            match self.lines.in_time(live, sent, scripts).await {
+                Ok(values) => Ok(self.hand_out(live, &batches, waiting, sent, values)),
+                Err(fault) => Err((fault, waiting)),
+            }
+        };
+        // Sent in this order, one right behind the other.
+        let (answered, waited) = join(answered, self.lines.in_time(live, sent, wait)).await;
+        let waited = waited.and_then(|reply| acknowledged(reply, sent));
+        let is_well = answered.is_ok() && waited.is_ok();
+        match answered {
+            Ok(held_back) => {
+                for (answers, mut said) in held_back {
+                    said.iter_mut().for_each(|one| self.judge(one, &waited, sent));
+                    tell(answers, Ok(said));
+                }
+            }
+            Err((fault, waiting)) => {
+                waiting.into_iter().for_each(|answers| tell(answers, Err(self.copy(&fault, sent))));
+            }
+        }
+        is_well
+    }
+
+    /// Tells those who were given nothing. What is left waits for the replicas.
+    fn hand_out(
+        &self,
+        live: &Arc<Live>,
+        batches: &[Calls],
+        waiting: Vec<Answers>,
+        sent: Moment,
+        values: Vec<Value>,
+    ) -> Vec<(Answers, Vec<Said>)> {
+        let (mut values, mut held_back) = (values.into_iter(), Vec::new());
+        for (batch, answers) in batches.iter().zip(waiting) {
+            let mut said = Vec::with_capacity(batch.calls.len());
+            for call in &batch.calls {
+                let mut next = || values.next().unwrap_or_default();
+                let value = match batch.admission {
+                    Admission::Owner => Ok(next()),
+                    Admission::Asking => admitted(next(), next()),
+                };
+                said.push(value.and_then(|value| self.lines.answered(live, call, sent, value)));
+            }
+            if said.iter().any(is_hold) { held_back.push((answers, said)) } else { tell(answers, Ok(said)) }
+        }
+        held_back
+    }
+
+    /// A hold counts only if enough replicas have it.
+    fn judge(&self, said: &mut Said, waited: &Result<u64, Fault>, sent: Moment) {
+        if !is_hold(said) {
+            return;
+        }
+        match waited {
+            Ok(replicas) if *replicas >= self.asked.into() => {}
+            Ok(replicas) => *said = Err(Fault::Unreplicated { asked: self.asked, acknowledged: *replicas }),
+            Err(fault) => *said = Err(self.copy(fault, sent)),
+        }
+    }
+}
+
+type Answers = oneshot::Sender<Result<Vec<Said>, Fault>>;
+
+/// Whoever asked may have gone.
+fn tell(answers: Answers, said: Result<Vec<Said>, Fault>) {
+    drop(answers.send(said));
+}
+
+fn is_hold(said: &Said) -> bool {
+    said.as_ref().is_ok_and(|answer| gives_hold(&answer.value))
+}
+
+/// How many replicas have what was sent then.
+fn acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
+    let words = match reply {
+        Value::Int(replicas) => return Ok(u64::try_from(replicas).unwrap_or(0)),
+        Value::ServerError(error) => error,
+        other => return Err(Fault::Broken { refusal: Refusal::Other, message: format!("{other:?} to WAIT") }),
+    };
+    let details = words.details().unwrap_or_default().to_owned();
+    // It became a replica meanwhile. The scripts have run, and nothing of them is under way.
+    if words.code() == "UNBLOCKED" || details.contains("replica instances") {
+        let source = Answer(format!("{} {details}", words.code()));
+        return Err(Fault::Unknown { stray_until: sent, source: Some(Arc::new(source)) });
+    }
+    Err(match Fault::of_server(&words) {
+        // The scripts were carried out.
+        Fault::Refused { refusal, message } | Fault::Broken { refusal, message } => Fault::Broken { refusal, message },
+        _ => {
+            Fault::Unknown { stray_until: sent, source: Some(Arc::new(Answer(format!("{} {details}", words.code())))) }
+        }
+    })
+}
+
+/// A connection that carries something, or is to. It is free again when nothing waits for it.
+struct Lane {
+    depot: Arc<Depot>,
+    live: Option<Arc<Live>>,
+}
+
+impl Lane {
+    async fn run(mut self) {
+        let live = match self.live.take() {
+            Some(live) => live,
+            None => match self.depot.lines.dial().await {
+                Ok(live) => live,
+                Err(fault) => return self.depot.fail(&fault),
+            },
+        };
+        while let Some(jobs) = self.next(&live) {
+            if !self.depot.carry(&live, jobs).await {
+                return;
+            }
+        }
+    }
+
+    fn next(&self, live: &Arc<Live>) -> Option<Vec<Job>> {
+        let mut state = self.depot.state.lock();
+        let jobs = state.next();
+        if jobs.is_empty() {
+            state.idle.push(Arc::clone(live));
+            return None;
+        }
+        Some(jobs)
+    }
+}
+
+impl Drop for Lane {
+    /// Also with its runtime. What waits when the last one goes is told so.
+    fn drop(&mut self) {
+        let mut state = self.depot.state.lock();
+        state.busy -= 1;
+        let left = if state.busy == 0 { state.take() } else { Vec::new() };
+        drop(state);
+        left.into_iter().for_each(|job| tell(job.answers, Err(Fault::NotSent(None))));
+    }
+}

@@ -1,0 +1,272 @@
+//! A grant counts only when replicas have it.
+
+use std::future::IntoFuture;
+use std::num::NonZeroU8;
+use std::time::{Duration, Instant};
+
+use cluster_testenv::{Node, Server};
+use redis_rwlock::{Durability, Error, HoldState, LossReason, RedisManager, RwLockManager, Topology, TwoKeyManager};
+
+use crate::fixture::{Fixture, Kind, ServerFixture, Settings, on_one_replica};
+use crate::servers::Pair;
+use crate::wait::{bounded, soon, until};
+
+mod writes;
+
+/// How long a primary waits for a replica that stands still, in cases that wait for that.
+const SHORT_WAIT: Duration = Duration::from_millis(500);
+/// The lease of a hold that is renewed, and whose renewals are waited for.
+const LEASE: Duration = Duration::from_secs(3);
+/// In cases where it is to wait while something else happens.
+const LONG_WAIT: Duration = Duration::from_secs(15);
+
+/// Each case with both schemes and on both servers, with a primary and a replica of its own.
+macro_rules! on_a_pair {
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn hash_on_redis_7_0() {
+                let field = super::Field::start(super::Kind::HashNode, super::Server::Redis70);
+                super::bounded(super::$case(&field)).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn two_key_on_valkey_9_1() {
+                let field = super::Field::start(super::Kind::TwoKey, super::Server::Valkey91);
+                super::bounded(super::$case(&field)).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn hash_on_valkey_9_1() {
+                let field = super::Field::start(super::Kind::HashNode, super::Server::Valkey91);
+                super::bounded(super::$case(&field)).await;
+            }
+        }
+    )+};
+}
+
+on_a_pair![
+    grant_that_no_replica_has_is_void_and_given_back,
+    grant_of_the_primary_alone_is_lost_with_it,
+    renewal_that_no_replica_has_extends_nothing,
+    renewal_counts_again_when_the_replica_is_back,
+    claim_counts_when_a_replica_has_it,
+    conversion_that_no_replica_has_loses_the_guard,
+    nobody_waits_for_a_wait_of_others,
+    dropped_future_leaves_nothing,
+];
+
+struct Field {
+    pair: Pair,
+    fixture: Fixture,
+}
+
+impl Field {
+    fn start(kind: Kind, server: Server) -> Self {
+        let pair = Pair::start(server);
+        let fixture = Self::at(kind, &pair.primary);
+        Self { pair, fixture }
+    }
+
+    fn at(kind: Kind, node: &Node) -> Fixture {
+        match kind {
+            Kind::TwoKey => Fixture::two_key(Topology::node(node.url())),
+            Kind::HashNode | Kind::HashCluster => Fixture::hash(Topology::node(node.url())),
+        }
+    }
+
+    async fn manager(&self, timeout: Duration) -> crate::fixture::Manager {
+        self.fixture.manager_with(settings(timeout)).await
+    }
+}
+
+fn settings(timeout: Duration) -> Settings {
+    let response_timeout = (timeout * 2).max(Settings::default().response_timeout);
+    Settings { durability: on_one_replica(timeout), response_timeout, ..Settings::default() }
+}
+
+fn assert_too_few<T: std::fmt::Debug>(result: Result<T, Error>, name: &str) {
+    let error = result.expect_err("no replica has it");
+    assert!(
+        matches!(&error, Error::NotEnoughReplicas { lock, asked: 1, acknowledged: 0, node: Some(_), .. } if **lock == *name),
+        "{error:?}"
+    );
+}
+
+async fn grant_that_no_replica_has_is_void_and_given_back(f: &Field) {
+    let (manager, name) = (f.manager(SHORT_WAIT).await, f.fixture.name());
+    manager.write(&name).await.expect("granted").release().await.expect("released");
+    f.pair.replica.pause();
+    let asked = Instant::now();
+    assert_too_few(manager.write(&name).await, &name);
+    assert!(asked.elapsed() >= SHORT_WAIT, "it was not waited for");
+    f.fixture.becomes_free(&name).await;
+    assert_too_few(manager.try_write(&name).await, &name);
+    f.fixture.becomes_free(&name).await;
+    assert_too_few(manager.read(&name).await, &name);
+    f.fixture.becomes_free(&name).await;
+    f.pair.replica.resume();
+    f.pair.wait_until_it_follows();
+    manager.write(&name).await.expect("granted again").release().await.expect("released");
+}
+
+/// What is lost at the level of the primary, and not at this one.
+async fn grant_of_the_primary_alone_is_lost_with_it(f: &Field) {
+    let (safe, fast) = (f.manager(SHORT_WAIT).await, f.fixture.manager().await);
+    let (first, second) = (f.fixture.name(), f.fixture.name());
+    let known = safe.write(&first).await.expect("granted");
+    // The replica does not hear of it any more, as behind a network that is split.
+    crate::servers::ask(&f.pair.replica, &["REPLICAOF", "NO", "ONE"]);
+    let unknown = fast.write(&second).await.expect("granted by the primary");
+    let third = f.fixture.name();
+    assert_too_few(safe.write(&third).await, &third);
+    f.pair.primary.kill();
+    let promoted = f.fixture.manager_elsewhere(Topology::node(f.pair.replica.url())).await;
+    assert!(promoted.try_write(&first).await.expect("answered").is_none(), "the replica knows what was acknowledged");
+    assert_eq!(known.state(), HoldState::Held);
+    let other = promoted.try_write(&second).await.expect("answered").expect("the replica knows nothing of it");
+    assert_eq!(unknown.state(), HoldState::Held, "two are inside, and that is what the level does not promise");
+    assert!(other.fencing_token() > unknown.fencing_token());
+}
+
+fn renewed() -> Settings {
+    Settings { lease: LEASE, ..settings(SHORT_WAIT) }
+}
+
+async fn renewal_that_no_replica_has_extends_nothing(f: &Field) {
+    let (manager, name) = (f.fixture.manager_with(renewed()).await, f.fixture.name());
+    let guard = manager.write(&name).await.expect("granted");
+    f.pair.replica.pause();
+    let deadline = Instant::now() + guard.remaining();
+    until("a renewal goes unacknowledged", async || guard.state() == HoldState::Unconfirmed).await;
+    assert!(Instant::now() + guard.remaining() <= deadline + Duration::from_millis(1), "it has extended the hold");
+    assert_eq!(soon("the loss", guard.lost()).await, LossReason::Expired);
+    assert!(Instant::now() >= deadline - Duration::from_millis(1), "it was over before its deadline");
+    f.fixture.becomes_free(&name).await;
+}
+
+async fn renewal_counts_again_when_the_replica_is_back(f: &Field) {
+    let (manager, name) = (f.fixture.manager_with(renewed()).await, f.fixture.name());
+    let guard = manager.read(&name).await.expect("granted");
+    f.pair.replica.pause();
+    until("a renewal goes unacknowledged", async || guard.state() == HoldState::Unconfirmed).await;
+    let before = guard.remaining();
+    f.pair.replica.resume();
+    until("it is renewed", async || guard.state() == HoldState::Held).await;
+    assert!(guard.remaining() > before);
+    guard.release().await.expect("ours to the end");
+}
+
+async fn claim_counts_when_a_replica_has_it(f: &Field) {
+    let (here, there, name) = (f.manager(SHORT_WAIT).await, f.manager(SHORT_WAIT).await, f.fixture.name());
+    for mode in ["first", "second"] {
+        let guard = here.write(&name).await.expect("granted");
+        let waiting = tokio::spawn(there.write(&name).into_future());
+        until("it waits", async || f.fixture.view(&name).await.waiters.len() == 1).await;
+        if mode == "first" {
+            guard.release().await.expect("ours to the end");
+            let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
+            guard.release().await.expect("ours to the end");
+        } else {
+            f.pair.replica.pause();
+            guard.release().await.expect("the primary knows");
+            assert_too_few(soon("the answer", waiting).await.expect("no panic"), &name);
+        }
+    }
+    f.fixture.becomes_free(&name).await;
+}
+
+async fn conversion_that_no_replica_has_loses_the_guard(f: &Field) {
+    let (manager, written, read) = (f.manager(SHORT_WAIT).await, f.fixture.name(), f.fixture.name());
+    let (writer, reader) =
+        (manager.write(&written).await.expect("granted"), manager.read(&read).await.expect("granted"));
+    let writer = writer.downgrade().await.expect("a replica follows").try_upgrade().await.expect("alone");
+    f.pair.replica.pause();
+    let failed = writer.downgrade().await.expect_err("no replica has it");
+    assert_too_few::<()>(Err(failed.error().clone()), &written);
+    assert_eq!(failed.into_guard().state(), HoldState::Lost(LossReason::Gone));
+    let failed = reader.try_upgrade().await.expect_err("no replica has it");
+    assert_too_few::<()>(Err(failed.error().clone()), &read);
+    assert_eq!(failed.into_guard().state(), HoldState::Lost(LossReason::Gone));
+    f.fixture.becomes_free(&written).await;
+    f.fixture.becomes_free(&read).await;
+}
+
+/// The primary has granted it, and waits for the replica. The first try may have found that the script is not loaded.
+async fn waits_for_the_replica(f: &Field, name: &str) {
+    let waits = async || f.pair.waiting() >= 1 && !f.fixture.view(name).await.is_free();
+    until("the primary waits for the replica", waits).await;
+}
+
+async fn nobody_waits_for_a_wait_of_others(f: &Field) {
+    let manager = f.manager(LONG_WAIT).await;
+    let (held, asked, taken) = (f.fixture.name(), f.fixture.name(), f.fixture.name());
+    let guard = manager.write(&held).await.expect("granted");
+    let _other = f.fixture.manager().await.write(&taken).await.expect("granted");
+    f.pair.replica.pause();
+    let waiting = tokio::spawn(manager.write(&asked).into_future());
+    waits_for_the_replica(f, &asked).await;
+    guard.release().await.expect("ours to the end");
+    assert!(manager.try_write(&taken).await.expect("answered").is_none(), "that others hold it is told at once");
+    manager.inspect(&held).await.expect("answered");
+    assert!(f.pair.waiting() >= 1 && !waiting.is_finished(), "the replica was waited for all the while");
+    f.pair.replica.resume();
+    let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
+    guard.release().await.expect("released");
+}
+
+async fn dropped_future_leaves_nothing(f: &Field) {
+    let (manager, name) = (f.manager(LONG_WAIT).await, f.fixture.name());
+    f.pair.replica.pause();
+    let waiting = tokio::spawn(manager.write(&name).into_future());
+    waits_for_the_replica(f, &name).await;
+    waiting.abort();
+    f.fixture.becomes_free(&name).await;
+}
+
+fn two_replicas() -> Durability {
+    Durability::Replicated { replicas: NonZeroU8::new(2).expect("not zero"), timeout: Duration::from_millis(250) }
+}
+
+#[tokio::test]
+async fn too_few_replicas_are_told_at_connect() {
+    let pair = Pair::shared();
+    let (url, address) = (pair.primary.url(), pair.primary.addr().to_string());
+    let one = on_one_replica(Duration::from_millis(250));
+    RedisManager::builder(url.as_str()).durability(one).connect().await.expect("one follows");
+    let hash = RedisManager::builder(url.as_str()).durability(two_replicas()).connect().await.map(drop);
+    let two_key = TwoKeyManager::builder(url.as_str()).durability(two_replicas()).connect().await.map(drop);
+    for connected in [hash, two_key] {
+        let error = connected.expect_err("one is not enough");
+        let Error::NotEnoughReplicas { lock, asked: 2, acknowledged: 1, node: Some(node), .. } = &error else {
+            panic!("{error:?}")
+        };
+        assert_eq!((&**lock, &**node), ("", address.as_str()));
+    }
+    // One that connects at first use says it then.
+    let lazy = RedisManager::builder(url.as_str()).durability(two_replicas()).build().expect("built");
+    let error = lazy.write("too-few").await.expect_err("one is not enough");
+    assert!(matches!(error, Error::NotEnoughReplicas { asked: 2, acknowledged: 0..2, .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn replicas_of_every_primary_of_a_cluster_count() {
+    let f = ServerFixture::shared(Kind::HashCluster, Server::Valkey91);
+    let manager = f.manager_with(settings(LONG_WAIT)).await;
+    for _ in 0..3 {
+        let guard = manager.write(&f.name()).await.expect("granted");
+        guard.downgrade().await.expect("converted").release().await.expect("released");
+    }
+    let too_many = Settings { durability: two_replicas(), ..Settings::default() };
+    let error = f.connect(too_many).await.map(drop).expect_err("each has one");
+    assert!(matches!(error, Error::NotEnoughReplicas { asked: 2, acknowledged: 1, .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn waits_that_never_end_or_outlast_the_answer_are_refused() {
+    for timeout in [Duration::ZERO, Duration::from_micros(900), Duration::from_millis(251)] {
+        let built = RedisManager::builder("redis://127.0.0.1:1").durability(on_one_replica(timeout)).build();
+        let error = built.expect_err("refused");
+        assert!(matches!(error, Error::InvalidOption { option: "durability", .. }), "{error:?}");
+    }
+}
