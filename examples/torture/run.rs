@@ -59,9 +59,6 @@ impl Drop for Folder {
 
 /// Whether all is as it should be.
 pub(crate) fn run(args: &Args) -> Result<bool> {
-    if args.level == Level::Replicated {
-        return Err("the level replicated is not in this version".into());
-    }
     let faults = faults::chosen(args)?;
     let folder = Folder::make(args.keeps)?;
     let field = Field::start(args.level, args.server)?;

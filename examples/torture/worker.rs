@@ -2,13 +2,14 @@
 
 use std::env;
 use std::io::Read;
+use std::num::NonZeroU8;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
-use redis_rwlock::{Build, Builder, QuorumManager, RedisManager, RwLockManager, Topology};
+use redis_rwlock::{Build, Builder, Durability, QuorumManager, RedisManager, RwLockManager, Topology};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -25,6 +26,8 @@ pub(crate) const ORDER: &str = "TORTURE_WORKER";
 const STALL: Duration = Duration::from_millis(40);
 const PULSE: Duration = Duration::from_millis(10);
 const BETWEEN_LOOKS_AT_MEMORY: Duration = Duration::from_secs(1);
+/// A replica may take so long to answer; of each primary there is one.
+const ACKNOWLEDGED: Duration = Duration::from_millis(200);
 const CLOSING: Duration = Duration::from_secs(10);
 
 /// What a worker process is to do.
@@ -119,7 +122,13 @@ pub(crate) async fn connect(order: &Order) -> Result<Arc<dyn RwLockManager>> {
     let urls = order.urls.clone();
     match order.level {
         Level::Primary => finish(RedisManager::builder(Topology::cluster(urls))).await,
-        Level::Replicated => Err("the level replicated is not in this version".into()),
+        Level::Replicated => {
+            let level = match order.plant {
+                Some(Plant::SkippedWait) => Durability::Primary,
+                _ => Durability::Replicated { replicas: NonZeroU8::MIN, timeout: ACKNOWLEDGED },
+            };
+            finish(RedisManager::builder(Topology::cluster(urls)).durability(level)).await
+        }
         Level::Quorum => finish(QuorumManager::builder(urls)).await,
     }
 }
