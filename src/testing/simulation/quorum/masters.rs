@@ -51,6 +51,8 @@ pub(super) struct Master {
     is_up: bool,
     is_frozen: bool,
     is_slow: bool,
+    /// So much longer its answers take.
+    answers_after: Duration,
     /// Connections belong to one process of it: those to the one before it are gone.
     incarnation: u32,
     up_since: Moment,
@@ -107,6 +109,7 @@ impl Field {
             is_up: true,
             is_frozen: false,
             is_slow: false,
+            answers_after: Duration::ZERO,
             incarnation: 0,
             up_since: Moment::from_nanos(clock.now().as_nanos().saturating_sub(UP_BEFORE.as_nanos() as u64)),
             rate_ppm: rng.i64(-9_000..=9_000),
@@ -199,14 +202,15 @@ impl Field {
     /// One whose answer is lost may be carried out once more, later.
     fn fate(&self, to: Place) -> (Fate, Option<Fate>) {
         let mut state = self.state.lock();
-        let (is_slow, is_healed) = (state.masters[to].is_slow, state.is_healed);
+        let Master { is_slow, answers_after, .. } = state.masters[to];
+        let is_healed = state.is_healed;
         let (rng, profile) = (&mut state.rng, self.profile);
         let mut chance = |per_mille: u32| !is_healed && rng.u32(0..1000) < per_mille;
         let (request_lost, reply_lost) = (chance(profile.lost), chance(profile.lost));
         let slow = (is_slow || chance(profile.slow), is_slow || chance(profile.slow));
         let is_copied = reply_lost && chance(500);
         let mut trip = |slow: bool| Duration::from_millis(if slow { rng.u64(30..900) } else { rng.u64(0..4) });
-        let fate = Fate { there: trip(slow.0), back: trip(slow.1), request_lost, reply_lost };
+        let fate = Fate { there: trip(slow.0), back: trip(slow.1) + answers_after, request_lost, reply_lost };
         let copy = is_copied.then(|| Fate { there: fate.there + trip(true), request_lost: false, ..fate });
         (fate, copy)
     }
@@ -300,6 +304,10 @@ impl Field {
 
     pub(super) fn speeds_up(&self, place: Place) {
         self.changes(place, "is fast", |master| master.is_slow = false);
+    }
+
+    pub(super) fn answers_after(&self, place: Place, span: Duration) {
+        self.changes(place, "answers later or sooner", |master| master.answers_after = span);
     }
 
     pub(super) fn is_up(&self, place: Place) -> bool {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::masters::{Data, Field};
-use super::profile::CALM;
-use super::{RESPONSE_TIMEOUT, Restarts, SimManager, manager};
+use super::profile::{CALM, Profile};
+use super::{RESPONSE_TIMEOUT, Restarts, SimManager, Wrong, manager};
 use crate::error::Error;
 use crate::lock::hold::HoldState;
 use crate::manager::RwLockManager;
@@ -101,4 +101,36 @@ async fn upgrade_that_asks_again_is_not_ended_by_the_release_of_its_first_attemp
     settled().await;
     assert_eq!(field.holds().len(), 3, "{:?}", field.holds());
     writing.release().await.expect("ours to the end");
+}
+
+/// Whether a holder whose grants took so long to answer, and who is cut off then, relies on them when the next one enters.
+async fn is_relied_on_too_long(answers_after: Duration, wrong: Option<Wrong>) -> bool {
+    let profile = Profile { lease: Duration::from_secs(1), ..CALM };
+    let field = Field::of(3, fastrand::Rng::with_seed(1), profile, wrong);
+    let [first, next] = [0, 1].map(|process| manager(&field, process, Restarts::Delayed));
+    for process in [&first, &next] {
+        process.write("connects").await.expect("granted").release().await.expect("ours to the end");
+    }
+    (0..3).for_each(|place| field.answers_after(place, answers_after));
+    let entering = tokio::time::timeout(Duration::from_secs(1), first.write("cfg"));
+    let guard = entering.await.ok().and_then(Result::ok);
+    field.cuts(0, &[0, 1, 2]);
+    (0..3).for_each(|place| field.answers_after(place, Duration::ZERO));
+    let _inside = next.write("cfg").await.expect("granted when the lease is over");
+    guard.is_some_and(|guard| guard.state() == HoldState::Held)
+}
+
+/// They count from when they were asked for.
+#[tokio::test(start_paused = true)]
+async fn grants_that_took_long_last_for_what_is_left_of_them() {
+    let most = RESPONSE_TIMEOUT - Duration::from_millis(50);
+    assert!(!is_relied_on_too_long(most, None).await);
+    assert!(is_relied_on_too_long(most, Some(Wrong::LateCounts)).await, "the scene does not show it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn grants_that_come_too_late_do_not_count() {
+    let too_late = RESPONSE_TIMEOUT + Duration::from_millis(200);
+    assert!(!is_relied_on_too_long(too_late, None).await);
+    assert!(is_relied_on_too_long(too_late, Some(Wrong::LateCounts)).await, "the scene does not show it");
 }
