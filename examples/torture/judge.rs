@@ -333,6 +333,7 @@ fn describe(seen: Seen<'_>, began: Moment) -> String {
 mod tests {
     use super::*;
     use crate::history::History;
+    use crate::register::LostUpdates;
 
     const MS: u64 = 1_000_000;
 
@@ -355,6 +356,10 @@ mod tests {
     }
 
     fn row(told: &[Told]) -> Row {
+        row_with(told, &Ledger::default())
+    }
+
+    fn row_with(told: &[Told], ledger: &Ledger) -> Row {
         let cycle = Cycle {
             name: "fault".to_owned(),
             column: Column::Left,
@@ -363,7 +368,7 @@ mod tests {
             over: 9000 * MS,
             count: 1,
         };
-        judge(told, &Ledger::default(), &[cycle], 0, 1).rows.remove("fault").unwrap()
+        judge(told, ledger, &[cycle], 0, 1).rows.remove("fault").unwrap()
     }
 
     const WRITER: &[&str] =
@@ -382,6 +387,8 @@ mod tests {
         // The first one's validity is over.
         let first = told(0, &["A 1 10 0 w", "G 1 20 7 60", "E 1 900 r"]);
         assert_eq!(row(&[first, told(1, &["A 1 10 0 w", "G 1 90 8 500", "E 1 200 r"])]).overlaps, 0);
+        // The other one's was over when its answer came.
+        assert_eq!(beside(&["A 1 10 0 w", "G 1 90 8 85", "E 1 95 r"]).overlaps, 0);
         let [one, other] = [0, 1].map(|worker| told(worker, &["A 1 10 0 r", "G 1 20 7 500", "E 1 100 r"]));
         assert_eq!(row(&[one, other]).overlaps, 0);
     }
@@ -396,6 +403,23 @@ mod tests {
         let readers =
             told(0, &["A 1 10 0 r", "G 1 20 7 500", "E 1 100 r", "A 2 110 0 r", "G 2 120 7 500", "E 2 130 r"]);
         assert_eq!(row(&[readers]).token_order, 0);
+        let writes = ["A 1 10 0 r", "G 1 20 7 500", "E 1 100 r", "A 2 110 0 w", "G 2 120 7 500", "E 2 130 r"];
+        assert_eq!(row(&[told(0, &writes)]).token_order, 1);
+        // Its hold is still the same one.
+        let goes_on = ["A 1 10 0 w", "G 1 20 7 500", "E 1 100 c", "B 2 100 0 w", "G 2 101 7 500", "E 2 130 r"];
+        assert_eq!(row(&[told(0, &goes_on)]).token_order, 0);
+    }
+
+    #[test]
+    fn updates_that_were_lost_and_tokens_that_were_refused_count_for_the_fault_that_had_begun() {
+        let lost = |kind, count| LostUpdates { at: 50 * MS, kind, lock: 0, count };
+        let ledger = Ledger {
+            lost: vec![lost(Kind::Fenced, 3), lost(Kind::Unfenced, 2), lost(Kind::Unfenced, 4)],
+            refused: vec![50 * MS, 60 * MS],
+            ..Ledger::default()
+        };
+        let row = row_with(&[], &ledger);
+        assert_eq!((row.lost_fenced, row.lost_unfenced, row.refused), (3, 6, 2));
     }
 
     #[test]
