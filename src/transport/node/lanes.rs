@@ -125,9 +125,7 @@ impl State {
         }
         jobs
     }
-}
 
-impl State {
     fn take(&mut self) -> Vec<Job> {
         self.ahead.drain(..).chain(self.in_turn.drain(..)).collect()
     }
@@ -181,16 +179,20 @@ impl Depot {
 
     /// Carries these to their end. Whether the connection is of use after that.
     async fn carry(&self, live: &Arc<Live>, jobs: Vec<Job>) -> bool {
-        let (batches, waiting): (Vec<Calls>, Vec<Answers>) =
-            jobs.into_iter().map(|job| (job.calls, job.answers)).unzip();
         let (sent, not_after) = match self.lines.not_after(live).await {
             Ok(limits) => limits,
             Err(fault) => {
                 let source = fault.into_source();
-                waiting.into_iter().for_each(|answers| tell(answers, Err(Fault::NotSent(source.clone()))));
+                jobs.into_iter().for_each(|job| tell(job.answers, Err(Fault::NotSent(source.clone()))));
                 return false;
             }
         };
+        // Whoever has gone meanwhile takes it for granted that nothing is sent from then on.
+        let waited_for = jobs.into_iter().filter(|job| !job.answers.is_closed());
+        let (batches, waiting): (Vec<Calls>, Vec<Answers>) = waited_for.map(|job| (job.calls, job.answers)).unzip();
+        if batches.is_empty() {
+            return true;
+        }
         let asking = redis::cmd("ASKING");
         let mut requests = Vec::new();
         for batch in &batches {
