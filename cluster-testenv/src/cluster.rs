@@ -233,6 +233,19 @@ impl ClusterBuilder {
         self
     }
 
+    /// Gives every node a time of day of its own, as [`NodeBuilder::clock`] does.
+    pub fn clock(mut self) -> Self {
+        self.node = self.node.clock();
+        self
+    }
+
+    /// Puts a [`Proxy`](crate::Proxy) on the way from the other nodes to every node ([`Node::bus_proxy`]). With all of them
+    /// frozen no node hears of another, and clients reach all.
+    pub fn proxied_bus(mut self) -> Self {
+        self.node = self.node.proxied_bus();
+        self
+    }
+
     /// Starts the cluster and waits as [`Cluster::wait_ok`] does.
     ///
     /// # Errors

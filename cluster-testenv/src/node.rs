@@ -36,6 +36,7 @@ pub struct Node {
     tls: Option<NodeTls>,
     process: Mutex<Process>,
     proxy: Option<Proxy>,
+    bus_proxy: Option<Proxy>,
     clock: Option<NodeClock>,
     /// Last: the fields above are dropped first, so that the guardian finds nothing more to end.
     _guardian: Arc<Guardian>,
@@ -66,6 +67,7 @@ impl Node {
             password: None,
             tls: None,
             is_proxied: false,
+            is_bus_proxied: false,
             has_clock: false,
             sentinel_conf: None,
         }
@@ -104,6 +106,16 @@ impl Node {
     #[must_use]
     pub fn proxy(&self) -> &Proxy {
         self.proxy.as_ref().expect("the node was started with a proxy")
+    }
+
+    /// The proxy through which the other nodes of its cluster speak to it. What it says to them goes through theirs.
+    ///
+    /// # Panics
+    ///
+    /// When the cluster was started without [`ClusterBuilder::proxied_bus`](crate::ClusterBuilder::proxied_bus).
+    #[must_use]
+    pub fn bus_proxy(&self) -> &Proxy {
+        self.bus_proxy.as_ref().expect("the cluster was started with proxies on its bus")
     }
 
     /// The server's time of day.
@@ -152,7 +164,8 @@ impl Node {
 
     /// The port for the other nodes of a cluster.
     pub(crate) fn bus_port(&self) -> u16 {
-        self.tls.as_ref().map_or(&self.port, |tls| &tls.port).bus_port()
+        let own = || self.tls.as_ref().map_or(&self.port, |tls| &tls.port).bus_port();
+        self.bus_proxy.as_ref().map_or_else(own, Proxy::port)
     }
 
     /// The port where clients find it.
@@ -338,6 +351,7 @@ pub struct NodeBuilder {
     password: Option<String>,
     tls: Option<(TlsClients, Arc<Certificates>)>,
     is_proxied: bool,
+    is_bus_proxied: bool,
     has_clock: bool,
     sentinel_conf: Option<String>,
 }
@@ -384,6 +398,12 @@ impl NodeBuilder {
     /// [`Node::command`] go past it.
     pub fn proxied(mut self) -> Self {
         self.is_proxied = true;
+        self
+    }
+
+    /// Puts a [`Proxy`] between it and the other nodes of its cluster, [`Node::bus_proxy`].
+    pub(crate) fn proxied_bus(mut self) -> Self {
+        self.is_bus_proxied = true;
         self
     }
 
@@ -443,9 +463,11 @@ impl NodeBuilder {
             Ok::<_, Error>(NodeTls { port, certificates })
         });
         let tls = tls.transpose()?;
-        let client_port = tls.as_ref().map_or(&port, |tls| &tls.port).port();
-        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, client_port));
-        let proxy = if self.is_proxied { Some(Proxy::before(addr)?) } else { None };
+        let own = tls.as_ref().map_or(&port, |tls| &tls.port);
+        let (client_port, bus_port) = (own.port(), own.bus_port());
+        let before = |port: u16| Proxy::before((Ipv4Addr::LOCALHOST, port).into());
+        let proxy = self.is_proxied.then(|| before(client_port)).transpose()?;
+        let bus_proxy = self.is_bus_proxied.then(|| before(bus_port)).transpose()?;
         let mut args = match &self.sentinel_conf {
             Some(conf) => sentinel_args(port.port(), &dir, conf)?,
             None => self.all_args(port.port(), &dir),
@@ -457,6 +479,9 @@ impl NodeBuilder {
         if let Some(proxy) = &proxy {
             let announced = if tls.is_some() { "--cluster-announce-tls-port" } else { "--cluster-announce-port" };
             args.extend([announced.to_owned(), proxy.port().to_string()]);
+        }
+        if let Some(proxy) = &bus_proxy {
+            args.extend(["--cluster-announce-bus-port".to_owned(), proxy.port().to_string()]);
         }
         let clock = if self.has_clock { Some(NodeClock::make(&dir)?) } else { None };
         let process = Mutex::new(spawn(binary, &args, &dir, clock.as_ref())?);
@@ -470,6 +495,7 @@ impl NodeBuilder {
             tls,
             process,
             proxy,
+            bus_proxy,
             clock,
             _guardian: Arc::clone(guardian),
         };

@@ -123,3 +123,23 @@ fn paused_or_dead_primary_without_a_replica_keeps_its_slots() {
         assert_eq!(ports(&cluster.primaries()), ports(&[first, second]));
     }
 }
+
+#[test]
+fn primary_that_does_not_hear_of_its_successor_serves_beside_it() {
+    for server in SUPPORTED {
+        let cluster = Cluster::builder(server).node_timeout(NO_FAILOVER).proxied_bus().start().unwrap();
+        let old = cluster.primary_of_slot(cluster.keyslot("a"));
+        old.bus_proxy().freeze();
+        old.pause();
+        let new = cluster.failover_force(old).unwrap();
+        cluster.nodes().iter().for_each(|node| node.bus_proxy().freeze());
+        old.resume();
+        for node in [old, new] {
+            assert!(node.command(&["SET", "a", &node.port().to_string()]).unwrap().is_ok());
+        }
+        cluster.nodes().iter().for_each(|node| node.bus_proxy().heal());
+        cluster.wait_ok().unwrap();
+        assert_eq!(old.command(&["ROLE"]).unwrap().array().unwrap()[0].text().unwrap(), "slave");
+        assert_eq!(new.command(&["GET", "a"]).unwrap().text().unwrap(), new.port().to_string());
+    }
+}

@@ -31,6 +31,8 @@ pub(super) fn request_length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
     match bytes.first() {
         None => Ok(None),
         Some(b'*') => frame_length(bytes),
+        // The nodes of a cluster among themselves.
+        Some(_) if bytes.starts_with(b"RCmb") => Err(NotResp),
         // TLS, which begins with 22, and anything else that no person would type.
         Some(byte) if !byte.is_ascii_graphic() && !byte.is_ascii_whitespace() => Err(NotResp),
         Some(_) => Ok(bytes.iter().position(|byte| *byte == b'\n').map(|end| end + 1)),
@@ -123,6 +125,7 @@ mod tests {
             assert_eq!(frame_length(bytes), Err(NotResp), "{}", bytes.escape_ascii());
         }
         assert_eq!(request_length(&[22, 3, 1, 0]), Err(NotResp));
+        assert_eq!(request_length(b"RCmb\0\n"), Err(NotResp));
     }
 
     #[test]
