@@ -51,6 +51,9 @@ macro_rules! with_queue {
     }};
 }
 
+/// For every scheme.
+pub(crate) const RIGHTS: &str = include_str!("rights.lua");
+
 pub(crate) mod hash {
     use super::{PLACE, QUEUE, with_queue};
 

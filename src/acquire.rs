@@ -10,10 +10,13 @@ use std::time::Duration;
 use crate::engine::acquire::{self, Patience};
 use crate::engine::{Engine, Held};
 use crate::error::{Error, Result};
+use crate::events;
 use crate::guard::Guard;
 #[allow(unused_imports)] // for the documentation
 use crate::guard::WriteGuard;
 use crate::key::LockName;
+use crate::lock::hold::{Hold, ShareId};
+use crate::meter;
 use crate::options::{Overrides, Terms};
 use crate::reentry::{OwnerId, Reentry};
 use crate::scheme::{BoxFuture, Mode};
@@ -42,17 +45,28 @@ use crate::scheme::{BoxFuture, Mode};
 ///
 /// ```
 /// use std::time::Duration;
-/// # use redis_rwlock::{MemoryManager, RwLockManager};
+/// # use redis_rwlock::{MemoryManager, OwnerId, RwLockManager};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> redis_rwlock::Result<()> {
 /// # let manager = MemoryManager::new();
 /// let guard = manager
 ///     .write("cfg")
 ///     .lease(Duration::from_secs(5))
+///     .max_hold(Duration::from_secs(60))
 ///     .wait_timeout(Duration::from_secs(2))
 ///     .await?;
 /// assert!(guard.remaining() < Duration::from_secs(5));
+/// assert!(manager.read("cfg").try_now().await?.is_none()); // asked once: somebody writes
 /// guard.release().await?;
+///
+/// // Nested: within this task, or of an owner with a name.
+/// let outer = manager.write("cfg").reentrant().await?;
+/// let inner = manager.read("cfg").reentrant().await?;
+/// # drop((outer, inner));
+/// let job = OwnerId::new();
+/// let outer = manager.write("jobs").owner(job).await?;
+/// let inner = manager.read("jobs").owner(job).await?;
+/// # drop((outer, inner));
 /// # Ok(())
 /// # }
 /// ```
@@ -162,7 +176,10 @@ impl<G: Guard> Acquire<G> {
     ///
     /// As for the acquisition itself.
     pub async fn try_now(self) -> Result<Option<G>> {
-        self.take(Patience::AskOnce).await
+        if is_observed() {
+            return self.take_observed(Patience::AskOnce).await;
+        }
+        self.take(Patience::AskOnce)?.await
     }
 
     /// Takes the lock, does the work, and gives the lock back.
@@ -228,29 +245,48 @@ impl<G: Guard> Acquire<G> {
     }
 
     /// A share of a hold that this process has already, if it is to be had without a word to the server.
-    fn join(self) -> Result<G, Self> {
-        if G::MODE == Mode::Read
-            && let Ok(terms) = Terms::new(self.engine.options(), self.overrides)
-            && let Some((hold, share_id)) = acquire::join(&self.engine, &self.name, &terms)
-        {
-            return Ok(G::new(Held::of(self.engine, hold, share_id)));
+    fn join(&self) -> Option<(Arc<Hold>, ShareId)> {
+        if G::MODE != Mode::Read {
+            return None;
         }
-        Err(self)
+        let terms = Terms::new(self.engine.options(), self.overrides).ok()?;
+        acquire::join(&self.engine, &self.name, &terms)
     }
 
-    async fn wait(self) -> Result<G> {
-        match self.take(Patience::Wait).await? {
-            Some(guard) => Ok(guard),
-            None => unreachable!("only a caller that asks once is told no"),
-        }
+    fn take_observed(self, patience: Patience) -> BoxFuture<'static, Result<Option<G>>> {
+        let (name, engine) = (self.name.as_str().to_owned(), Arc::clone(&self.engine));
+        Box::pin(async move { observed(&engine, &name, async move { self.take(patience)?.await }).await })
     }
 
-    async fn take(self, patience: Patience) -> Result<Option<G>> {
+    /// The way to the lock. What was needed to set out stays behind: many may wait, each with the room of its future.
+    fn take(self, patience: Patience) -> Result<impl Future<Output = Result<Option<G>>> + Send + 'static> {
         let key = self.engine.key(self.name.as_str())?;
         let terms = Terms::new(self.engine.options(), self.overrides)?;
-        let held = acquire::acquire(&self.engine, key, G::MODE, terms, patience).await?;
-        Ok(held.map(G::new))
+        let engine = self.engine;
+        Ok(async move { Ok(acquire::acquire(&engine, key, G::MODE, terms, patience).await?.map(G::new)) })
     }
+}
+
+/// Whether anybody wants to know what becomes of acquisitions: mostly not.
+#[inline]
+fn is_observed() -> bool {
+    meter::IS_ON || events::spans_are_wanted()
+}
+
+/// Counts an acquisition, and shows it to those who trace. The hold's span begins where the guard is handed out, not within
+/// the acquisition's.
+async fn observed<G: Guard>(
+    engine: &Engine,
+    name: &str,
+    acquiring: impl Future<Output = Result<Option<G>>> + Send,
+) -> Result<Option<G>> {
+    let underway = engine.table.meter().begins(G::MODE, engine.clock);
+    let outcome = events::within(name, G::MODE, acquiring, Option::is_some).await;
+    if let Ok(Some(guard)) = &outcome {
+        guard.held().hold().begin_span();
+    }
+    underway.ended(events::word_for_outcome(&outcome, Option::is_some));
+    outcome
 }
 
 impl<G: Guard> IntoFuture for Acquire<G> {
@@ -279,7 +315,7 @@ pub struct Acquiring<G: Guard>(Step<G>);
 enum Step<G: Guard> {
     /// Not polled yet: a reader that joins a hold of its process is done at once, and needs no allocation for it.
     New(Acquire<G>),
-    Underway(BoxFuture<'static, Result<G>>),
+    Underway(BoxFuture<'static, Result<Option<G>>>),
     Done,
 }
 
@@ -287,17 +323,25 @@ impl<G: Guard> Future for Acquiring<G> {
     type Output = Result<G>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Step::New(_) = self.0 {
+        if let Step::New(acquire) = &self.0 {
+            let joined = acquire.join();
             let Step::New(acquire) = std::mem::replace(&mut self.0, Step::Done) else {
                 unreachable!("looked at just now");
             };
-            match acquire.join() {
-                Ok(guard) => return Poll::Ready(Ok(guard)),
-                Err(acquire) => self.0 = Step::Underway(Box::pin(acquire.wait())),
+            match joined {
+                Some((hold, share_id)) => {
+                    acquire.engine.table.meter().joined();
+                    return Poll::Ready(Ok(G::new(Held::of(acquire.engine, hold, share_id))));
+                }
+                None if is_observed() => self.0 = Step::Underway(acquire.take_observed(Patience::Wait)),
+                None => self.0 = Step::Underway(Box::pin(acquire.take(Patience::Wait)?)),
             }
         }
         match &mut self.0 {
-            Step::Underway(future) => future.as_mut().poll(cx),
+            Step::Underway(future) => future.as_mut().poll(cx).map_ok(|guard| match guard {
+                Some(guard) => guard,
+                None => unreachable!("only a caller that asks once is told no"),
+            }),
             Step::New(_) | Step::Done => panic!("polled after its end"),
         }
     }

@@ -11,7 +11,7 @@ use crate::digits::Digits;
 use crate::error::{AtNode, Refusal, Source};
 use crate::lease::{FencingToken, Moment, ServerTime};
 
-/// An owned future that can be sent.
+/// An owned future that can be sent, as [`try_read`](crate::RwLockManager::try_read) and others return it.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The longest label in bytes.

@@ -54,6 +54,25 @@ pub type MemoryManager = Blocking<crate::MemoryManager>;
 /// # Panics
 ///
 /// Its methods block the thread, so they panic inside of asynchronous code, like all blocking entries of tokio.
+///
+/// # Examples
+///
+/// ```
+/// use redis_rwlock::blocking::{Blocking, MemoryManager};
+///
+/// # fn main() -> redis_rwlock::Result<()> {
+/// let manager: MemoryManager = Blocking::build(redis_rwlock::MemoryManager::builder())?;
+/// let guard = manager.write("cfg").wait()?;
+/// let elsewhere = manager.peer()?;
+/// assert!(elsewhere.try_read("cfg")?.is_none());
+/// guard.release()?;
+/// let reading = manager.read("cfg").wait()?;
+/// assert!(elsewhere.try_write("cfg")?.is_none());
+/// assert_eq!(manager.stats().guards, 1);
+/// # drop(reading);
+/// manager.close() // gives back whatever is still held
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Blocking<M> {
     manager: M,
@@ -190,7 +209,7 @@ impl MemoryManager {
         self.manager.disconnect();
     }
 
-    /// As [`MemoryManager::reconnect`](crate::MemoryManager::reconnect).
+    /// As [`MemoryManager::reconnect`](crate::MemoryManager::reconnect), after [`disconnect`](crate::MemoryManager::disconnect).
     pub fn reconnect(&self) {
         self.manager.reconnect();
     }
@@ -317,6 +336,25 @@ impl<M: RwLockManager> Blocking<M> {
 /// # Errors
 ///
 /// As the asynchronous [`Acquire`](crate::Acquire).
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use redis_rwlock::{OwnerId, Reentry};
+/// use redis_rwlock::blocking::MemoryManager;
+///
+/// # fn main() -> redis_rwlock::Result<()> {
+/// let manager = MemoryManager::new()?;
+/// let second = Duration::from_secs(1);
+/// let guard = manager.write("cfg").lease(2 * second).max_hold(60 * second).wait_timeout(second).wait()?;
+/// let nested = manager.read("cfg").reentrant().wait()?; // as by default: this thread holds the lock
+/// assert!(manager.read("cfg").reentry(Reentry::Off).try_now()?.is_none());
+/// assert!(manager.read("cfg").owner(OwnerId::new()).try_now()?.is_none());
+/// # drop((guard, nested));
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "an acquisition does nothing unless it is waited for"]
 pub struct Acquire<G: AsyncGuard> {
     acquire: crate::Acquire<G>,
@@ -438,6 +476,20 @@ impl<G: AsyncGuard> Acquire<G> {
 /// A guard that stays in its thread. Gives access to all that the asynchronous guard tells.
 ///
 /// Dropping it hands the release to the background; [`release`](Guard::release) waits for the server's word.
+///
+/// # Examples
+///
+/// ```
+/// use redis_rwlock::HoldState;
+/// use redis_rwlock::blocking::MemoryManager;
+///
+/// # fn main() -> redis_rwlock::Result<()> {
+/// let guard = MemoryManager::new()?.write("cfg").wait()?;
+/// println!("{} with token {}, for {:?}", guard.name(), guard.fencing_token(), guard.remaining());
+/// assert_eq!(guard.state(), HoldState::Held);
+/// guard.release()
+/// # }
+/// ```
 #[must_use = "a guard that is dropped releases the lock"]
 pub struct Guard<G> {
     // Before the runtime, which sees its release off.

@@ -156,7 +156,26 @@ impl Config {
         Self::from_vars(prefix, std::env::vars_os())
     }
 
-    fn from_vars(prefix: &str, vars: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self> {
+    /// The same as [`from_env`](Config::from_env) of variables that come from elsewhere, such as those that a program has picked
+    /// from its environment or was given as options.
+    ///
+    /// # Errors
+    ///
+    /// As for `from_env`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::Config;
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let vars = [("LOCKS_NODE", "redis://127.0.0.1:6379"), ("LOCKS_LEASE", "15s")];
+    /// let config = Config::from_vars("LOCKS", vars.map(|(name, value)| (name.into(), value.into())))?;
+    /// # let _ = config;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_vars(prefix: &str, vars: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self> {
         let mut topologies = Vec::new();
         let (mut primary, mut urls) = (None, None);
         let (mut replicas, mut timeout) = (None, None);

@@ -4,7 +4,6 @@
 
 pub(crate) mod acquire;
 pub(crate) mod convert;
-mod events;
 pub(crate) mod handles;
 mod operate;
 mod outbox;
@@ -24,18 +23,21 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
+use crate::durability::Durability;
 use crate::engine::outbox::Outbox;
 use crate::engine::releases::Releases;
 use crate::engine::renewals::Renewals;
 use crate::engine::tries::Tries;
 use crate::engine::wake::Wake;
-use crate::error::{Error, LossReason, Result};
+use crate::error::{Error, LossReason, Refusal, Result};
+use crate::events::Limiter;
 use crate::key::Key;
 use crate::lease::{self, Moment};
 use crate::lock::effects::Rules;
 use crate::lock::hold::{Due, Ended, Hold, HoldState, ShareId};
 use crate::lock::table::Table;
 use crate::lock::watch::Watch;
+use crate::meter::Meter;
 use crate::options::Options;
 use crate::scheme::{AcquisitionId, Answered, Attempt, Failure, Hearing, Scheme};
 
@@ -69,6 +71,9 @@ pub(crate) struct Core {
     pub(crate) renewals: Arc<Renewals>,
     outbox: Outbox,
     pub(crate) closing: Closing,
+    /// Of lines about attempts that were not answered, and about long waits.
+    attempt_lines: Limiter,
+    wait_lines: Limiter,
 }
 
 #[derive(Debug, Default)]
@@ -203,6 +208,8 @@ impl Engine {
             renewals,
             outbox,
             closing: Closing::default(),
+            attempt_lines: Limiter::default(),
+            wait_lines: Limiter::default(),
         };
         Self { core: Arc::new(core) }
     }
@@ -255,7 +262,21 @@ impl Engine {
 
     /// Succeeds when a server answers.
     pub(crate) async fn ready(&self) -> Result<()> {
-        self.of_manager(|| self.scheme.ready()).await
+        self.of_manager(|| self.scheme.ready()).await?;
+        self.check_rights().await
+    }
+
+    /// Fails if the server answers and the user may not do what locks take. Whatever else is in the way shows when a lock is
+    /// wanted that it concerns.
+    async fn check_rights(&self) -> Result<()> {
+        let key = self.key("-")?;
+        let more: &[&str] = if self.options.durability == Durability::Primary { &[] } else { &["WAIT"] };
+        match self.scheme.check_rights(&key, more).await {
+            Err(Failure::Refused { refusal: refusal @ Refusal::Forbidden, node, message }) => {
+                Err(Error::Refused { lock: "".into(), refusal, node, message })
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     /// Repeats what is no matter of one lock until it is answered.
@@ -353,6 +374,7 @@ fn rules(options: &Options, clock: Clock) -> Rules {
         stray_span: stray_span(options),
         hand_overs: options.hand_over_budget,
         hand_over_span: HAND_OVER_SPAN,
+        meter: Meter::default(),
     }
 }
 

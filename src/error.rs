@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::span::Span;
 
-/// The result of this crate's operations.
+/// The result of this crate's operations; what can go wrong is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The error below an [`Error`], as the client library or the operating system reported it.
@@ -294,7 +294,7 @@ fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) ->
     }
 }
 
-/// What kind of no a server gave.
+/// What kind of no a server gave, with [`Error::Refused`](Error).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -339,7 +339,7 @@ impl Refusal {
         Some(match self {
             Self::OutOfMemory => "free memory or raise `maxmemory`",
             Self::Unauthenticated => "check user and password in the URL, and the client certificate",
-            Self::Forbidden => "give the user the rights that the README lists",
+            Self::Forbidden => "give the user the rights that docs/OPERATIONS.md lists",
             Self::ReadOnly => "name the primary instead of a replica, or look into why the server takes no writes",
             Self::OtherVersion => {
                 "wait until its holds are over, or update all processes that use the lock to one version"
@@ -353,7 +353,7 @@ impl Refusal {
     }
 }
 
-/// How a hold ended that was not released.
+/// How a hold ended that was not released, as [`lost`](crate::WriteGuard::lost) tells it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LossReason {

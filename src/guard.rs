@@ -153,6 +153,21 @@ guard! {
     ///
     /// Owned, so it can be stored, returned and sent to another task. Dropping it hands the release to the background;
     /// [`release`](ReadGuard::release) waits for the server's word. It keeps what renews it, so it may outlive its manager.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use redis_rwlock::{HoldState, MemoryManager, RwLockManager};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// # let manager = MemoryManager::new();
+    /// let guard = manager.read("cfg").await?;
+    /// println!("{} with token {}, for {:?}", guard.name(), guard.fencing_token(), guard.remaining());
+    /// assert_eq!(guard.state(), HoldState::Held);
+    /// let watch = guard.watch(); // for other tasks
+    /// guard.release().await
+    /// # }
+    /// ```
     ReadGuard, Mode::Read
 }
 
@@ -161,6 +176,21 @@ guard! {
     ///
     /// Owned, so it can be stored, returned and sent to another task. Dropping it hands the release to the background;
     /// [`release`](WriteGuard::release) waits for the server's word. It keeps what renews it, so it may outlive its manager.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use redis_rwlock::{HoldState, MemoryManager, RwLockManager};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// # let manager = MemoryManager::new();
+    /// let guard = manager.write("cfg").await?;
+    /// println!("{} with token {}, for {:?}", guard.name(), guard.fencing_token(), guard.remaining());
+    /// assert_eq!(guard.state(), HoldState::Held);
+    /// let watch = guard.watch(); // for other tasks
+    /// guard.release().await
+    /// # }
+    /// ```
     WriteGuard, Mode::Write
 }
 
@@ -268,13 +298,14 @@ macro_rules! conversion_error {
         }
 
         impl $name {
-            /// What went wrong.
+            /// What went wrong. Beside the error there is the guard: see [`try_upgrade`](crate::ReadGuard::try_upgrade).
             #[must_use]
             pub fn error(&self) -> &$crate::error::Error {
                 &self.error
             }
 
-            /// The guard as it was. Dropped with this error, it is released.
+            /// The guard as it was, as in the example of [`try_upgrade`](crate::ReadGuard::try_upgrade). Dropped with this error, it is
+            /// released.
             pub fn into_guard(self) -> $guard {
                 self.guard
             }
@@ -311,6 +342,7 @@ conversion_error! {
 /// let manager = MemoryManager::new();
 /// let guard = manager.write("cfg").await?;
 /// let watch = guard.watch();
+/// println!("a worker for {} brings token {} along", watch.name(), watch.fencing_token());
 /// let worker = tokio::spawn(async move { watch.ended().await });
 /// guard.release().await?;
 /// assert_eq!(worker.await.unwrap(), Ended::Released);

@@ -51,6 +51,22 @@ pub(crate) struct Traffic {
 }
 
 /// How the servers of a manager are, as [`health`](crate::RwLockManager::health) tells it.
+///
+/// # Examples
+///
+/// ```
+/// # use std::time::Duration;
+/// # use redis_rwlock::{MemoryManager, RwLockManager};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> redis_rwlock::Result<()> {
+/// let health = MemoryManager::new().health().await?;
+/// assert!(health.is_ready());
+/// if health.clock_spread().is_some_and(|spread| spread > Duration::from_millis(50)) {
+///     eprintln!("the servers' clocks drift apart");
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -83,7 +99,7 @@ impl Health {
     }
 }
 
-/// How one server is.
+/// How one server is, of those in [`Health`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -129,7 +145,7 @@ impl NodeHealth {
     }
 }
 
-/// What a server is to the others.
+/// What a server is to the others; see [`Health`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]

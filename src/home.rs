@@ -5,18 +5,18 @@
 //! first something to do. It serves all managers of the process.
 //!
 //! Of the user's code only subscribers of `tracing` and wakers run there. One that blocks holds everything up; one that panics
-//! ends nothing but what it was called for ([`shielded`]).
+//! ends nothing but what it was called for ([`shielded`](crate::shield::shielded)).
 //!
 //! Time in memory is the callers' runtimes', which tests pause. There each runtime that uses the manager has a driver, all of
 //! them drive the same agenda, and whoever is awake first does what is due.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle};
 
 use crate::clock::Clock;
+use crate::events;
 
 /// Where tasks run that belong to no caller.
 #[derive(Clone, Debug)]
@@ -55,11 +55,6 @@ impl Home {
     }
 }
 
-/// Does what may run a subscriber or a waker. `None` if that panics, of which the panic hook has told.
-pub(crate) fn shielded<T>(act: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(act)).ok()
-}
-
 /// The runtime of this process's thread, which is started by the first who asks. `None` if no thread can be had.
 fn process() -> Option<Handle> {
     static STARTED: Mutex<Option<Handle>> = Mutex::new(None);
@@ -68,7 +63,7 @@ fn process() -> Option<Handle> {
         match start() {
             Ok(runtime) => *started = Some(runtime),
             // The next one tries again; meanwhile background work shares its caller's fate.
-            Err(error) => tracing::warn!(%error, "no thread for background work: it runs where the manager is used"),
+            Err(error) => events::no_thread(&error),
         }
     }
     started.clone()

@@ -13,6 +13,7 @@ use crate::engine::handles::Handles;
 #[allow(unused_imports)] // for the documentation
 use crate::error::Error;
 use crate::error::Result;
+use crate::events;
 use crate::guard::{Guard, ReadGuard, WriteGuard};
 use crate::health::{Health, Stats};
 use crate::key::{Key, KeyTemplate, LockName};
@@ -69,7 +70,7 @@ enum Place {
 /// use std::sync::Arc;
 /// use redis_rwlock::{MemoryManager, RwLockManager};
 ///
-/// async fn reload(locks: Arc<dyn RwLockManager>) -> redis_rwlock::Result<()> {
+/// async fn reload(locks: &dyn RwLockManager) -> redis_rwlock::Result<()> {
 ///     let guard = locks.read("cfg").await?;
 ///     // … read the configuration: nobody writes it now …
 ///     guard.release().await
@@ -77,7 +78,13 @@ enum Place {
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> redis_rwlock::Result<()> {
-/// reload(Arc::new(MemoryManager::new())).await
+/// let locks: Arc<dyn RwLockManager> = Arc::new(MemoryManager::new());
+/// reload(&*locks).await?;
+/// let guard = locks.write("cfg").await?; // alone
+/// assert!(locks.try_read("cfg").await?.is_none());
+/// assert!(locks.try_write("cfg").await?.is_none());
+/// guard.release().await?;
+/// locks.close().await // at the end of the program
 /// # }
 /// ```
 pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
@@ -182,7 +189,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
             let key = key?;
             let ended = engine.force(&key).await?;
             let holders: Vec<&str> = ended.iter().map(|holder| &*holder.label).collect();
-            tracing::warn!(lock = key.name(), ?holders, "released by force");
+            events::forced(key.name(), &holders);
             Ok(ended)
         })
     }
@@ -425,7 +432,7 @@ impl RedisManager {
         Self::builder(topology).connect().await
     }
 
-    /// Begins to put a manager together.
+    /// Begins to put a manager together; see [`Builder`].
     pub fn builder(topology: impl Into<Topology>) -> Builder<Self> {
         Builder::new(Place::Servers(topology.into()))
     }
@@ -441,7 +448,7 @@ impl TwoKeyManager {
         Self::builder(topology).connect().await
     }
 
-    /// Begins to put a manager together.
+    /// Begins to put a manager together; see [`Builder`].
     pub fn builder(topology: impl Into<Topology>) -> Builder<Self> {
         Builder::new(Place::Servers(topology.into()))
     }
@@ -460,7 +467,7 @@ impl MemoryManager {
         Self::on(Arc::new(Store::new()), Options::default())
     }
 
-    /// Begins to put a manager on a store of its own together.
+    /// Begins to put a manager on a store of its own together; see [`Builder`].
     pub fn builder() -> Builder<Self> {
         Builder::new(Place::Memory(Arc::new(Store::new())))
     }
@@ -471,7 +478,7 @@ impl MemoryManager {
         Self::on(Arc::clone(&self.store), self.engine().options().clone())
     }
 
-    /// Begins to put another manager on the same store together.
+    /// Begins to put another manager on the same store together; see [`Builder`].
     pub fn peer_builder(&self) -> Builder<Self> {
         Builder::new(Place::Memory(Arc::clone(&self.store)))
     }
@@ -612,6 +619,31 @@ impl Place {
 ///     .lease(Duration::from_secs(5))
 ///     .label("billing-1")
 ///     .build()?; // connects at first use
+/// # Ok(())
+/// # }
+/// ```
+///
+/// All that can be set, with the defaults:
+///
+/// ```
+/// # use std::time::Duration;
+/// # use redis_rwlock::{MemoryManager, Reentry};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> redis_rwlock::Result<()> {
+/// let manager = MemoryManager::builder()
+///     .lease(Duration::from_secs(10))
+///     .max_hold(Duration::from_secs(3600))
+///     .wait_timeout(Duration::MAX)
+///     .unreachable_after(Duration::from_secs(5))
+///     .response_timeout(Duration::from_millis(500))
+///     .clock_margin(Duration::from_millis(100))
+///     .reentry(Reentry::Off)
+///     .key_prefix("rwlock")
+///     .share_window(Duration::from_millis(50))
+///     .hand_over_budget(64)
+///     .connect() // fails unless a server answers
+///     .await?;
+/// # drop(manager);
 /// # Ok(())
 /// # }
 /// ```

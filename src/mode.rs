@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Which of the two sides of a lock.
+/// Which of the two sides of a lock. [`inspect`](crate::RwLockManager::inspect) shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[allow(clippy::exhaustive_enums)] // there is no third side to a read-write lock

@@ -23,7 +23,8 @@ const RESPONSE_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 /// The longest published limit: the retention of the scripts.
 const PUBLISHED_LIMIT_MAX: Duration = Duration::from_secs(60);
 
-/// How long a client of the published hash scheme may hold a lock, judged from its timestamp.
+/// How long a client of the published hash scheme may hold a lock, judged from its timestamp;
+/// [`published_keys`](crate::Builder::published_keys) has an example.
 ///
 /// The published scheme stores the *time of the grant* and leaves it to the others to know how long it counts.
 /// Defaults to 1 s for reads and 3 s for writes, as published. Longer limits make our clients wait longer for a foreign
@@ -41,13 +42,14 @@ pub struct PublishedLimits {
 }
 
 impl PublishedLimits {
-    /// Limits of foreign reads and writes, and the published ttl of the key.
+    /// Limits of foreign reads and writes, and the published ttl of the key; see [`published_keys`](crate::Builder::published_keys).
     #[must_use]
     pub const fn new(read: Duration, write: Duration) -> Self {
         Self { read, write, key_ttl: Duration::from_secs(10) }
     }
 
-    /// The same with another ttl of the key: that of the clients in use, the shortest if they differ.
+    /// The same with another ttl of the key: that of the clients in use, the shortest if they differ; see
+    /// [`published_keys`](crate::Builder::published_keys).
     #[must_use]
     pub const fn key_ttl(self, key_ttl: Duration) -> Self {
         Self { key_ttl, ..self }
@@ -170,6 +172,16 @@ pub(crate) struct Overrides {
     pub(crate) reentry: Option<Reentry>,
 }
 
+impl Overrides {
+    fn check(&self, options: &Options) -> Result<()> {
+        if let Some(lease) = self.lease {
+            check_lease(lease, options.clock_margin)?;
+            options.check_foreign_ttl(lease)?;
+        }
+        self.max_hold.map_or(Ok(()), |max_hold| check_max_hold(max_hold, options.clock_margin))
+    }
+}
+
 /// What one acquisition works with: the manager's options and its own, checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
@@ -185,12 +197,8 @@ impl Terms {
     /// Checks the values that this acquisition brought along; the manager's own were checked when it was built.
     #[inline]
     pub(crate) fn new(options: &Options, overrides: Overrides) -> Result<Self> {
-        if let Some(lease) = overrides.lease {
-            check_lease(lease, options.clock_margin)?;
-            options.check_foreign_ttl(lease)?;
-        }
-        if let Some(max_hold) = overrides.max_hold {
-            check_max_hold(max_hold, options.clock_margin)?;
+        if overrides.lease.is_some() || overrides.max_hold.is_some() {
+            overrides.check(options)?;
         }
         Ok(Self {
             lease: overrides.lease.unwrap_or(options.lease),

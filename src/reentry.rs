@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> redis_rwlock::Result<()> {
 /// let manager = MemoryManager::new();
-/// let job = OwnerId::new();
+/// let job = OwnerId::new(); // or OwnerId::current(), the task that runs this
 /// let outer = manager.write("cfg").owner(job).await?;
 /// let inner = manager.read("cfg").owner(job).await?; // counts, sends nothing
 /// outer.release().await?; // still held: the hold ends with the last guard
@@ -63,7 +63,7 @@ impl OwnerId {
     }
 }
 
-/// Whether acquisitions of one owner nest.
+/// Whether acquisitions of one owner nest. Set for a manager, or for one acquisition by [`reentry`](crate::Acquire::reentry).
 ///
 /// Nested, a read in a read, a write in a write and a read in a write only count and send nothing, and the hold ends
 /// with the last of its guards, in any order. A write in a read is

@@ -54,7 +54,8 @@ pub(crate) struct AcquireRequest {
 pub(crate) enum Floor {
     /// If it is a new one: the token of readers that are inside stays.
     New(FencingToken),
-    /// Whatever it was: that of a hold or a phase that is there is raised.
+    /// Whatever it was: that of a hold or a phase that is there is raised. For a hold that others have granted: refused where that
+    /// was ended by force.
     Any(FencingToken),
 }
 
@@ -208,6 +209,11 @@ pub(crate) struct Leave {
     pub(crate) id: AcquisitionId,
 }
 
+fn no_part_of_a_quorum() -> Failure {
+    let message = "this scheme is no part of a quorum".to_owned();
+    Failure::Refused { refusal: Refusal::Other, node: None, message }
+}
+
 /// One attempt at each operation on a lock.
 pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>>;
@@ -218,8 +224,7 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
         _request: &'a AcquireRequest,
         _floor: Floor,
     ) -> BoxFuture<'a, Attempt<Acquired>> {
-        let message = "this scheme is no part of a quorum".to_owned();
-        Box::pin(std::future::ready(Err(Failure::Refused { refusal: Refusal::Other, node: None, message })))
+        Box::pin(std::future::ready(Err(no_part_of_a_quorum())))
     }
     /// Whether an acquisition that was not granted is over, and has been given back: the next attempt is to have another id.
     fn is_given_back(&self) -> bool {
@@ -247,6 +252,16 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>>;
     /// Ends what a look has shown, and nothing newer; to be repeated while there is more.
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>>;
+    /// The same where several servers have it: this one has shown the token, and all together the view. What any of them has
+    /// shown ends here, whatever its token is by now, and [`Floor::Any`] does not bring it here again.
+    fn force_shown<'a>(
+        &'a self,
+        _key: &'a Key,
+        _token: Option<FencingToken>,
+        _seen: &'a View,
+    ) -> BoxFuture<'a, Attempt<Forced>> {
+        Box::pin(std::future::ready(Err(no_part_of_a_quorum())))
+    }
     /// What is known of whoever serves this lock at the moment, from what it has said to anybody.
     fn hearing(&self, _key: &Key) -> Hearing {
         Hearing::default()
@@ -261,6 +276,10 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     }
     /// Succeeds when a server answers that we can work with.
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>>;
+    /// Succeeds if the user may run every command that it takes, and `more`, on the keys of this lock. Changes nothing.
+    fn check_rights<'a>(&'a self, _key: &'a Key, _more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
     /// Notices for the waiters of this manager, if the scheme has any. The first is [`Notice::AskAgain`] when it is certain
     /// that none will be missed from then on.
     fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription>;

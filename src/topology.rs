@@ -13,8 +13,9 @@ use crate::error::{Error, Result};
 /// ```
 /// use redis_rwlock::Topology;
 /// let node: Topology = "redis://127.0.0.1:6379".into();
+/// assert_eq!(node, Topology::node("redis://127.0.0.1:6379"));
 /// let cluster: Topology = ["redis://127.0.0.1:7000", "redis://127.0.0.1:7001"].into();
-/// # let _ = (node, cluster);
+/// assert_eq!(cluster, Topology::cluster(["redis://127.0.0.1:7000", "redis://127.0.0.1:7001"]));
 /// ```
 ///
 /// With the cargo feature `serde` it can be read from a configuration, as `{"node": url}`, `{"cluster": [url, …]}` or
@@ -202,13 +203,13 @@ pub(crate) struct ClientPem {
 }
 
 impl Tls {
-    /// Trusts the public authorities, shows no certificate.
+    /// Trusts the public authorities, shows no certificate. Others: see [`Topology::tls`](Topology::tls).
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Trusts the authorities in this PEM text, one or more, and no other.
+    /// Trusts the authorities in this PEM text, one or more, and no other; see [`Topology::tls`](Topology::tls).
     #[must_use]
     pub fn ca_pem(mut self, certificates: impl Into<Vec<u8>>) -> Self {
         self.ca_pem = Some(certificates.into());
@@ -216,7 +217,7 @@ impl Tls {
     }
 
     /// Shows this certificate, followed by those between it and its authority if there are any, and proves it with its key
-    /// (PKCS #8, PKCS #1 or SEC 1); both as PEM text.
+    /// (PKCS #8, PKCS #1 or SEC 1); both as PEM text. See [`Topology::tls`](Topology::tls).
     #[must_use]
     pub fn client_pem(mut self, certificates: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.client_pem = Some(ClientPem { certificates: certificates.into(), key: key.into() });
@@ -241,7 +242,7 @@ impl Tls {
         self
     }
 
-    /// The same as [`client_pem`](Tls::client_pem) from two files, which `build` reads.
+    /// The same as [`client_pem`](Tls::client_pem) from two files, which `build` reads; see [`ca_file`](Tls::ca_file).
     #[must_use]
     pub fn client_files(mut self, certificates: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         self.client_files = Some((certificates.into(), key.into()));

@@ -24,6 +24,7 @@ mod fault;
 mod fleet;
 mod members;
 mod node;
+mod outages;
 mod push;
 mod router;
 mod sentinels;
@@ -43,6 +44,11 @@ pub(crate) struct Script {
 impl Script {
     pub(crate) const fn new(text: &'static str) -> Self {
         Self { text, digest: OnceLock::new(), named: OnceLock::new() }
+    }
+
+    /// The commands that it calls, and does not do without.
+    pub(crate) fn commands(&self) -> impl Iterator<Item = &'static str> {
+        self.text.split("redis.call('").skip(1).filter_map(|rest| rest.split('\'').next())
     }
 
     fn digest(&self) -> &str {

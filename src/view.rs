@@ -9,6 +9,7 @@ use crate::scheme::{AcquisitionId, Answered, Mode, View};
 /// One lock as the server sees it at one moment. For people and dashboards: it may be out of date when it is read.
 ///
 /// With the cargo feature `serde` it can be serialized, with times as people write them: `"age": "1.2s"`.
+/// [`inspect`](crate::RwLockManager::inspect) has an example.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -67,7 +68,7 @@ pub struct HolderView {
     pub remaining: Duration,
 }
 
-/// One waiter of a lock.
+/// One waiter of a lock, as [`inspect`](crate::RwLockManager::inspect) shows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -82,7 +83,7 @@ pub struct WaiterView {
 }
 
 impl LockView {
-    /// Whether nobody held the lock.
+    /// Whether nobody held the lock, when [`inspect`](crate::RwLockManager::inspect) looked.
     #[must_use]
     pub fn is_free(&self) -> bool {
         self.holders.is_empty() && self.more_holders == 0

@@ -153,11 +153,14 @@ impl<C: ConnectionLike + Clone + Send> Bare<C> {
     }
 
     pub(crate) async fn lock_shaped_pair(&mut self, key: &str) {
-        for id in ["0123456789abcdef", "-"] {
-            let mut command = redis::cmd("EVALSHA");
-            command.arg(&self.lock_shape).arg(1).arg(key).arg(id).arg(LONG_LEASE.as_millis() as u64);
-            self.call(&command).await;
-        }
+        self.lock_shaped(key, "0123456789abcdef").await;
+        self.lock_shaped(key, "-").await;
+    }
+
+    pub(crate) async fn lock_shaped(&mut self, key: &str, id: &str) {
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(&self.lock_shape).arg(1).arg(key).arg(id).arg(LONG_LEASE.as_millis() as u64);
+        self.call(&command).await;
     }
 
     pub(crate) async fn two_no_ops(&mut self, key: &str) {

@@ -3,7 +3,8 @@
 -- extends it, one with the id of a live waiter keeps its place.
 -- KEYS: the readers (zset), the writer (string)
 -- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms, patience_ms (0: does not wait), floor (optional: no new token is
---   below it), 'raise' (optional: nor that of a phase that is there)
+--   below it), 'raise' (optional: nor that of a phase that is there. For what other servers have granted: refused where that was ended by
+--   force)
 -- Returns 'granted id <time> token 1 remaining_ms writers_waiting' (0 or 1) | 'queued id <time> retry_in_ms'
 --   | 'contended id <time> retry_in_ms' | 'late id <time>'; the time in two words, seconds and microseconds
 local read_key, write_key = KEYS[1], KEYS[2]
@@ -62,6 +63,9 @@ end
 if not free_ms and mode == 'w' and longest_ms > now_ms then
   free_ms = longest_ms
   if own_ms > now_ms then patience_ms = 0 end
+end
+if raised > 0 and own_ms <= now_ms and -math.min(scores[8] or 0, redis.call('ZMSCORE', read_key, '#barred')[1] or 0) >= raised then
+  free_ms, patience_ms = free_ms or now_ms, 0 -- it was ended by force
 end
 
 if waits_ms > 0 or (free_ms and patience_ms > 0) then

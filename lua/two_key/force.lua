@@ -3,22 +3,42 @@
 -- end at once, but one call removes a bounded number of records: until none is left nobody enters, and the same call again goes on. It
 -- ends holds, not waiting: whoever is next is told to ask again.
 -- KEYS: the readers (zset), the writer (string)
--- ARGV: last_token, 0, 0, as `inspect` answered them
+-- ARGV: last_token, 0, 0, as `inspect` answered them; where several servers have the lock, also the highest token that any of them has
+--   shown, and the ids that they have shown with blanks between them: these end whatever their token is by now, and are not raised to life again
 -- Returns {'forced - <time> more' (0 or 1), id, …}: the holds that were live until now, and whether to call again
 local read_key, write_key = KEYS[1], KEYS[2]
-local seen = tonumber(ARGV[1])
+local seen, barred = tonumber(ARGV[1]), tonumber(ARGV[4] or 0)
 local RETENTION_MS, MOST_RECORDS = 60000, 96
 
 local time = redis.call('TIME')
 local server_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(server_us / 1000)
 local writer = redis.call('GET', write_key)
-local scores = redis.call('ZMSCORE', read_key, '#token', '#waits', '#born')
+local scores = redis.call('ZMSCORE', read_key, '#token', '#waits', '#born', '#forced')
 local last, waits, born = scores[1], scores[2], scores[3]
 local reply = {'forced - ' .. time[1] .. ' ' .. time[2] .. ' 0'}
-if -(last or 0) > seen then return reply end -- what was seen is over: this copy is late
 local writer_ms = writer and redis.call('PEXPIRETIME', write_key)
 local writer_lives = writer and (writer_ms < 0 or writer_ms > now_ms)
+
+-- Whether what several servers have shown is here, or what is recorded is over already and has yet to be removed.
+local function is_shown()
+  if last and last == scores[4] then return true end
+  for id in string.gmatch(ARGV[5] or '', '%S+') do
+    if writer_lives and string.sub(writer, 1, #id + 1) == id .. ' ' then return true end
+    if tonumber(redis.call('ZMSCORE', read_key, id)[1] or 0) > now_ms then return true end
+  end
+  return false
+end
+
+if barred > 0 then
+  local longest = redis.call('ZREVRANGE', read_key, 0, 0, 'WITHSCORES')
+  local until_ms = math.max(now_ms, writer_ms or 0, longest[2] or 0, -(waits or 0)) + RETENTION_MS
+  redis.call('ZADD', read_key, 'LT', -barred, '#barred')
+  redis.call('PEXPIREAT', read_key, until_ms, 'NX')
+  redis.call('PEXPIREAT', read_key, until_ms, 'GT')
+end
+-- What was seen is over: this copy is late.
+if -(last or 0) > seen and not (barred > 0 and is_shown()) then return reply end
 if writer_lives then -- else dead, and the server is yet to remove it
   reply[2] = string.match(writer, '^(%S+) %d+ %d+$')
 end

@@ -2,7 +2,7 @@
 -- It counts on these locals: read_key, server_us, now_ms.
 local FEW, HEARD, RESERVED_MS = 4, 17592186044416, 250
 local looks_left = 100 -- at dead waiters, and at those to tell
-local OTHERS = 5 -- members that are nobody's place and may lie among the places: #token, #born, #forced, #open and #chain
+local OTHERS = 6 -- members that are nobody's place and may lie among the places: #token, #born, #forced, #barred, #open and #chain
 -- Between which scores the places of one mode lie. A place is the time of arrival in us above the lower end.
 local PLACES = {w = {-9007199254740992, '(-4503599627370496'}, r = {-4503599627370496, '(-35184372088832'}}
 local news, crowded, heads, opened_us = {}, false, {}, nil

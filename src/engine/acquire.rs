@@ -7,6 +7,7 @@
 //! leaves what it has under way to the next waiter of its process; without one it is taken back in the background.
 
 mod local;
+mod patience;
 mod pending;
 mod recheck;
 mod wait;
@@ -14,8 +15,8 @@ mod wait;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -34,6 +35,7 @@ use crate::options::Terms;
 use crate::reentry::{OwnerId, Reentry};
 use crate::scheme::{Hearing, Mode};
 
+use self::patience::WaitEnds;
 use self::pending::Pursued;
 
 /// A waiter in the server's queue is heard of at least so often.
@@ -132,8 +134,9 @@ pub(crate) async fn acquire(
             None => return Ok(None),
         },
     };
-    let mut acquisition = Acquisition::new(engine, key, mode, wants, entry, began);
-    acquisition.until_its_end(terms, patience).await
+    let limit = terms.wait_timeout.map(|limit| began.after(limit));
+    let mut acquisition = Acquisition::new(engine, key, mode, wants, terms.reentry, entry, began);
+    acquisition.until_its_end(limit, patience).await
 }
 
 /// An asker whose future is polled is seen again within this time: it waits for one answer, or for its heartbeat.
@@ -183,7 +186,7 @@ async fn limit_of(
 }
 
 /// Returns when the node has answered nobody for as long as it takes to ask twice, from `began` on.
-async fn silence_of(engine: &Engine, key: &Key, began: Moment) {
+async fn silence_of(engine: &Engine, key: &Key, began: Moment) -> WaitEnd {
     let patience = engine.options().response_timeout * 2;
     let mut until = began.after(patience);
     loop {
@@ -192,7 +195,7 @@ async fn silence_of(engine: &Engine, key: &Key, began: Moment) {
             Hearing { served: Some(served), is_silent: false } if served.after(patience) > until => {
                 until = served.after(patience);
             }
-            _ => return,
+            _ => return WaitEnd::Silence,
         }
     }
 }
@@ -236,6 +239,8 @@ struct Acquisition<'a> {
     last_failure: Option<Source>,
     /// Present until it has begun.
     first: Option<Arc<FirstAttempt>>,
+    /// Present when it has waited long, and that is to be told.
+    holder: Option<Arc<OnceLock<String>>>,
 }
 
 impl<'a> Acquisition<'a> {
@@ -244,6 +249,7 @@ impl<'a> Acquisition<'a> {
         key: Arc<Key>,
         mode: Mode,
         wants: ShareRequest,
+        reentry: Reentry,
         entry: WaitEntry,
         began: Moment,
     ) -> Self {
@@ -252,7 +258,7 @@ impl<'a> Acquisition<'a> {
             key,
             mode,
             wants,
-            reentry: Reentry::Off,
+            reentry,
             entry: Some(entry),
             notices: Notices::default(),
             answered_at: ServerTime::default(),
@@ -261,26 +267,48 @@ impl<'a> Acquisition<'a> {
             tries: Tries::new(began, engine.options().unreachable_after),
             last_failure: None,
             first: None,
+            holder: None,
         }
     }
 
     /// Runs until it is granted, or it is no use to wait any longer.
-    async fn until_its_end(&mut self, terms: Terms, patience: Patience) -> Result<Option<Held>> {
+    async fn until_its_end(&mut self, limit: Option<Moment>, patience: Patience) -> Result<Option<Held>> {
         let (engine, began) = (self.engine, self.began);
-        self.reentry = terms.reentry;
         let Some(listening) = self.entry.as_ref().map(WaitEntry::listening) else {
             return Ok(None);
         };
-        let limit = terms.wait_timeout.map_or(Moment::NEVER, |limit| began.after(limit));
-        let first = terms.wait_timeout.map(|_| Arc::clone(self.first.insert(Arc::default())));
-        let (key, asks_once) = (Arc::clone(&self.key), patience == Patience::AskOnce);
+        let first = limit.map(|_| Arc::clone(self.first.insert(Arc::default())));
+        let key = Arc::clone(&self.key);
+        let impatience = async {
+            match (limit, patience) {
+                // As most do.
+                (None, Patience::Wait) => std::future::pending().await,
+                (None, Patience::AskOnce) => Box::pin(silence_of(engine, &key, began)).await,
+                (Some(limit), Patience::Wait) => Box::pin(limit_of(engine, &key, &listening, limit, first)).await,
+                (Some(limit), Patience::AskOnce) => {
+                    Box::pin(async {
+                        tokio::select! {
+                            biased;
+                            end = silence_of(engine, &key, began) => end,
+                            end = limit_of(engine, &key, &listening, limit, first) => end,
+                        }
+                    })
+                    .await
+                }
+            }
+        };
         // Biased: a grant that is there counts, whatever else is due. Dropping the acquisition takes back what it left.
         let end = tokio::select! {
             biased;
-            result = self.run(patience) => return hand_out(engine, &self.key, result?),
+            result = self.run(patience) => {
+                let held = hand_out(engine, &self.key, result?)?;
+                if self.holder.is_some() {
+                    self.tell_of_wait(WaitEnds::Granted);
+                }
+                return Ok(held);
+            }
             () = engine.closing.closed() => WaitEnd::Closed,
-            () = silence_of(engine, &key, began), if asks_once => WaitEnd::Silence,
-            end = limit_of(engine, &key, &listening, limit, first) => end,
+            end = impatience => end,
         };
         let lock = self.key.shared_name();
         if end == WaitEnd::Closed {
@@ -291,6 +319,7 @@ impl<'a> Acquisition<'a> {
         if source.is_some() || end == WaitEnd::Silence || listening.silent_since().is_some() {
             return Err(Error::unreachable(lock, waited, source));
         }
+        self.tell_of_wait(WaitEnds::InVain);
         Err(Error::WaitTimeout { lock, waited })
     }
 

@@ -15,8 +15,9 @@ use std::sync::Arc;
 
 use crate::engine::releases::Unsettled;
 use crate::engine::tries::Tries;
-use crate::engine::{Engine, Held, events};
+use crate::engine::{Engine, Held};
 use crate::error::{Error, LossReason};
+use crate::events;
 use crate::lease::Moment;
 use crate::lock::hold::{self, Grant, Granting, Hold, HoldState, LeftOpen, OpenConversion, ShareId};
 use crate::lock::release::Release;
@@ -212,7 +213,7 @@ impl Conversion {
                 Some(error) if is_unreplicated => return Outcome::Unreplicated(error),
                 // The script broke off half way: it is not known which of the two the server has, nor for how long.
                 Some(error) if is_broken => {
-                    events::conversion_broke_off(&self.old, &error);
+                    events::conversion_broke_off(self.old.key().name(), &error);
                     return Outcome::Lost(LossReason::Gone);
                 }
                 // Whether an earlier copy was carried out is not known.
@@ -260,7 +261,9 @@ impl Conversion {
         if release.stray_after(sent).is_some() {
             engine.releases.in_background(release, None);
         }
-        events::converted(&hold);
+        events::converted(hold.key().name(), hold.mode(), hold.token());
+        hold.count();
+        hold.begin_span();
         Some((hold, share_id))
     }
 }

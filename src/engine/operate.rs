@@ -10,10 +10,26 @@ use crate::lock::table::Counts;
 use crate::scheme::{Answered, Forced, View};
 use crate::view::{HolderView, LockView};
 
+/// So many holders are named where one line is to be enough.
+const MAX_NAMED: usize = 3;
+
 impl Engine {
     pub(crate) async fn inspect(&self, key: &Key) -> Result<LockView> {
         let answer = self.look(key).await?;
         Ok(LockView::new(key.name(), &answer, self.options.published_limits, |id| self.guards_of(key, id)))
+    }
+
+    /// The labels of those who hold a lock now, if one question tells.
+    pub(crate) async fn holder_of(&self, key: &Key) -> Option<String> {
+        let look = self.scheme.inspect(key).await.ok()?;
+        let holders = HolderView::all(&look, self.options.published_limits, |_| None);
+        let labels: Vec<&str> = holders.iter().take(MAX_NAMED).map(|(_, holder)| &*holder.label).collect();
+        let others = holders.len() - labels.len() + look.value.more_holders;
+        match others {
+            _ if labels.is_empty() => None,
+            0 => Some(labels.join(", ")),
+            others => Some(format!("{} and {others} more", labels.join(", "))),
+        }
     }
 
     async fn look(&self, key: &Key) -> Result<Answered<View>> {

@@ -25,18 +25,20 @@ use crate::clock::Clock;
 use crate::engine::releases::{Job, Releases};
 use crate::engine::renewals::{COMPANY, Due, Renewals};
 use crate::engine::wake::{DriverId, Wake};
-use crate::home::{Home, shielded};
+use crate::home::Home;
 use crate::lease::Moment;
 use crate::lock::hold::Hold;
 use crate::scheme::{ReleaseReply, Renewed, Scheme};
+use crate::shield::shielded;
 
 #[cfg(test)]
 mod tests;
 
 /// The most requests in one pipeline: larger ones would keep other callers of the node waiting.
 pub(super) const MAX_CHUNK: usize = 128;
-/// A node takes about 10 us for one of them, so one chunk delays others by little more than a round trip takes.
-const MIN_CHUNK: usize = 16;
+/// A node takes 5 to 10 us for one of them, so one chunk delays others by little more than a round trip takes. With smaller ones
+/// more of the others would meet one, and each costs both sides as much as ten renewals: threads are woken.
+const MIN_CHUNK: usize = 32;
 /// Between two chunks of renewals for one route, in which its node serves others.
 pub(super) const CHUNK_GAP: Duration = Duration::from_millis(3);
 /// The same behind one of the largest chunks: a line that grows all the same would outlast leases.
@@ -121,9 +123,10 @@ impl RouteQueue {
     }
 }
 
-/// The size of chunks: small ones as long as they keep up, since a node serves one to its end before anybody else.
+/// The size of chunks: small ones as long as they keep up, since a node serves one to its end before anybody else. A few too many
+/// go along.
 fn chunk_size(due: usize) -> usize {
-    (due / 8).clamp(MIN_CHUNK, MAX_CHUNK)
+    if due <= MIN_CHUNK * 5 / 4 { due } else { (due / 8).clamp(MIN_CHUNK, MAX_CHUNK) }
 }
 
 impl Outbox {

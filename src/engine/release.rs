@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use crate::engine::tries::Tries;
-use crate::engine::{Engine, events, in_runtime};
+use crate::engine::{Engine, in_runtime};
 use crate::error::{Error, LossReason, Result};
+use crate::events::{self, Loss};
 use crate::lease::Moment;
 use crate::lock::hold::{Hold, ShareId, ShareRemoved};
 use crate::lock::release::Release;
@@ -15,7 +16,7 @@ impl Engine {
         let (removed, due) = hold.remove_share(share_id, now);
         self.carry_out(due, now);
         if let ShareRemoved::HandedOver(next) = removed {
-            events::handed_over(hold, next.token);
+            events::handed_over(hold.key().name(), next.token);
         }
         removed
     }
@@ -64,7 +65,7 @@ impl Engine {
         match told.answer.value {
             ReleaseReply::Held => Ok(()),
             // A primary that was behind knows that it waited, and nothing of its grant.
-            ReleaseReply::Queued => Err(lost(LossReason::Gone)),
+            ReleaseReply::Queued => Err(lost(self.found_lost(hold, share_id, LossReason::Gone))),
             ReleaseReply::None(absence) => {
                 let in_time = self.clock.now() < hold.deadline();
                 if let Some(conversion) = goes_on.conversion.clone() {
@@ -77,9 +78,18 @@ impl Engine {
                         return Ok(());
                     }
                 }
-                judge_absence(hold, share_id, absence, told.in_doubt && in_time).map_err(lost)
+                judge_absence(hold, share_id, absence, told.in_doubt && in_time)
+                    .map_err(|reason| lost(self.found_lost(hold, share_id, reason)))
             }
         }
+    }
+
+    /// It was lost before, and nobody has told so.
+    fn found_lost(&self, hold: &Hold, share_id: ShareId, reason: LossReason) -> LossReason {
+        let held = self.clock.now().since(hold.began());
+        self.table.meter().lost(hold.mode(), reason);
+        events::lost(hold.key().name(), &Loss { mode: hold.mode(), token: share_id.token, reason, held });
+        reason
     }
 
     /// Tells the server of a release until that is answered.

@@ -15,11 +15,10 @@ use tokio::sync::Notify;
 use crate::attempt::{Attempt, Failure, Route};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::engine::events;
 use crate::engine::recent::Recent;
 use crate::engine::wake::Wake;
 use crate::error::Refusal;
-use crate::home::shielded;
+use crate::events;
 use crate::key::Key;
 use crate::lease::Moment;
 use crate::lock::hold::Hold;
@@ -27,6 +26,7 @@ use crate::lock::release::Release;
 use crate::lock::side::{CountsOpen, KeepsOpen};
 use crate::lock::table::Table;
 use crate::scheme::{Leave, ReleaseReply, Scheme};
+use crate::shield::shielded;
 
 /// Who tells the server about releases, in the background where needed.
 #[derive(Debug)]
@@ -145,10 +145,10 @@ impl Releases {
             Err(Failure::Refused { refusal, message, .. } | Failure::Broken { refusal, message, .. })
                 if is_final(refusal) =>
             {
-                shielded(|| events::release_refused(&release.key, &message));
+                shielded(|| events::release_refused(release.key.name(), &message));
             }
             Err(failure) if now >= release.server_until => {
-                shielded(|| events::release_given_up(&release.key, &failure));
+                shielded(|| events::release_given_up(release.key.name(), &failure));
             }
             Err(_) => self.again(job, now),
         }

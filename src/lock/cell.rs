@@ -55,7 +55,7 @@ impl<H: OnAgenda> Cell<H> {
         let looks_at = state.next_look();
         let is_idle = state.is_idle();
         drop(state);
-        let due = effects.carry_out();
+        let due = effects.carry_out(&self.key, &self.rules);
         if is_idle || looks_at.is_some() {
             self.tell_around(is_idle, looks_at);
         }
@@ -88,7 +88,7 @@ impl<H: OnAgenda> Cell<H> {
     pub(super) fn quietly<T>(&self, event: impl FnOnce(&mut State<H>, &Rules, &mut Effects<H>) -> T) -> T {
         let mut effects = Effects::default();
         let outcome = self.with(&mut effects, event);
-        drop(effects.carry_out());
+        drop(effects.carry_out(&self.key, &self.rules));
         outcome
     }
 

@@ -1,18 +1,21 @@
 //! What an event of a cell leaves to be done when the mutex is free.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
+use crate::events::{self, Loss};
+use crate::key::Key;
 use crate::lease::Moment;
 use crate::lock::end::{End, Ended};
 use crate::lock::few::Few;
+use crate::meter::Meter;
+use crate::shield::shielded;
 
 /// What holds for all locks of a manager.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Rules {
     pub(crate) clock: Clock,
     pub(crate) clock_margin: Duration,
@@ -21,10 +24,11 @@ pub(crate) struct Rules {
     /// A hold is passed on to so many writers, and not after this time.
     pub(crate) hand_overs: u64,
     pub(crate) hand_over_span: Duration,
+    pub(crate) meter: Meter,
 }
 
-/// Who is to be woken.
-#[derive(Debug)]
+/// Who is to be woken or told.
+#[derive(Debug, Default)]
 pub(super) struct Signals(Few<Signal>);
 
 #[derive(Debug)]
@@ -32,6 +36,8 @@ enum Signal {
     Wake(Arc<Notify>),
     Heard(Arc<Notify>),
     End(Arc<End>),
+    /// A hold is over before it was released.
+    Lost(Box<Loss>),
 }
 
 impl Signals {
@@ -43,6 +49,11 @@ impl Signals {
     /// Wakes all who wait for a word of whoever asks.
     pub(super) fn heard(&mut self, heard: Arc<Notify>) {
         self.0.push(Signal::Heard(heard));
+    }
+
+    /// The log has a line for each hold that is lost, however it came about.
+    pub(super) fn lost(&mut self, loss: Loss) {
+        self.0.push(Signal::Lost(Box::new(loss)));
     }
 
     /// The end of a share is known.
@@ -58,11 +69,15 @@ impl Signals {
 }
 
 impl Signal {
-    fn tell(&self) {
+    fn tell(&self, key: &Key, rules: &Rules) {
         match self {
             Self::Wake(signal) => signal.notify_one(),
             Self::Heard(heard) => heard.notify_waiters(),
             Self::End(end) => end.tell(),
+            Self::Lost(loss) => {
+                rules.meter.lost(loss.mode, loss.reason);
+                events::lost(key.name(), loss);
+            }
         }
     }
 }
@@ -84,7 +99,7 @@ pub(super) struct Effects<H> {
 
 impl<H> Default for Effects<H> {
     fn default() -> Self {
-        Self { signals: Signals(Few::None), due: Few::None, dropped: Few::None }
+        Self { signals: Signals::default(), due: Few::None, dropped: Few::None }
     }
 }
 
@@ -104,13 +119,13 @@ impl<H> Effects<H> {
         }
     }
 
-    /// To be called where no mutex is held: a waker may do anything.
+    /// Of the lock with this key. To be called where no mutex is held: a waker may do anything.
     #[inline]
-    pub(super) fn carry_out(self) -> Due<H> {
+    pub(super) fn carry_out(self, key: &Key, rules: &Rules) -> Due<H> {
         let Self { signals: Signals(signals), due, dropped } = self;
         signals.each(|signal| {
             // A waker that panics keeps nobody else from being told. What it said was reported as each panic is.
-            drop(catch_unwind(AssertUnwindSafe(|| signal.tell())));
+            shielded(|| signal.tell(key, rules));
         });
         drop(dropped);
         Due(due)
@@ -142,7 +157,15 @@ mod tests {
         effects.signals.wake(Arc::clone(&first));
         effects.signals.wake(Arc::clone(&second));
         effects.due(&Arc::new(()));
-        let Due(due) = effects.carry_out();
+        let rules = Rules {
+            clock: Clock::System,
+            clock_margin: Duration::ZERO,
+            stray_span: Duration::ZERO,
+            hand_overs: 1,
+            hand_over_span: Duration::ZERO,
+            meter: Meter::default(),
+        };
+        let Due(due) = effects.carry_out(&Key::new("rwlock", "cfg").expect("valid"), &rules);
         assert!(!due.is_empty(), "the agenda is told");
         assert_eq!(other.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(()));
     }

@@ -6,7 +6,7 @@ use tokio::sync::Notify;
 
 use crate::error::LossReason;
 
-/// How much a hold can be trusted, by the local clock.
+/// How much a hold can be trusted, by the local clock, as a [guard](crate::WriteGuard) tells it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum HoldState {

@@ -2,8 +2,9 @@
 
 use std::ops::Deref;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) enum Few<T> {
+    #[default]
     None,
     One(T),
     Many(Vec<T>),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::attempt::{AcquisitionId, Attempt};
 use crate::clock::Clock;
 use crate::error::LossReason;
+use crate::events::{self, HoldSpan};
 use crate::key::Key;
 use crate::lease::{FencingToken, Moment};
 use crate::lock::cell::Cell;
@@ -15,7 +16,9 @@ use crate::lock::effects::{self, Effects, OnAgenda, Rules, Signals};
 use crate::lock::end::End;
 use crate::lock::few::Few;
 use crate::lock::record::HoldRecord;
+use crate::meter::Counted;
 use crate::mode::Mode;
+use crate::shield::shielded;
 
 pub(crate) use crate::lock::end::{Ended, HoldState};
 pub(crate) use crate::lock::record::{
@@ -37,6 +40,8 @@ pub(crate) struct Hold {
     pub(crate) agenda_moment: AtomicU64,
     /// Nothing is due for it any more: it was given back, or its loss was told.
     retired: AtomicBool,
+    span: HoldSpan,
+    counted: Counted,
 }
 
 impl Hold {
@@ -48,6 +53,8 @@ impl Hold {
             agenda_slot: AtomicU64::new(0),
             agenda_moment: AtomicU64::new(Moment::NEVER.as_nanos()),
             retired: AtomicBool::new(false),
+            span: HoldSpan::default(),
+            counted: Counted::default(),
         }
     }
 
@@ -101,7 +108,7 @@ impl Hold {
         let changed = self.cell.with(&mut effects, |state, rules, effects| {
             state.change(self.number, effects, |record, effects| event(record, rules, &mut effects.signals))
         });
-        (changed, effects.carry_out())
+        (changed, effects.carry_out(self.key(), self.rules()))
     }
 
     // What guards ask.
@@ -188,6 +195,11 @@ impl Hold {
         self.event(|record, _, _| record.is_live() && now < record.deadline())
     }
 
+    /// When it was granted.
+    pub(crate) fn began(&self) -> Moment {
+        self.event(|record, _, _| record.began())
+    }
+
     /// The moment of the local deadline.
     pub(crate) fn deadline(&self) -> Moment {
         self.event(|record, _, _| record.deadline())
@@ -232,6 +244,24 @@ impl Hold {
     /// Nothing is due for it from now on.
     pub(crate) fn retire(&self) {
         self.retired.store(true, Ordering::Release);
+        self.counted.end();
+        if self.span.has_begun() {
+            let how = match self.due() {
+                Next::Lost(reason) => events::word_for(reason),
+                Next::At(_) | Next::Released => "released",
+            };
+            shielded(|| self.span.end(how));
+        }
+    }
+
+    /// It counts until it is retired.
+    pub(crate) fn count(&self) {
+        self.counted.begin(&self.rules().meter, self.mode(), self.clock());
+    }
+
+    /// Those who trace see it from now on, below what is going on here.
+    pub(crate) fn begin_span(&self) {
+        self.span.begin(self.key().name(), self.mode(), self.token());
     }
 
     pub(crate) fn is_retired(&self) -> bool {

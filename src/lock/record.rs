@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 use crate::attempt::AcquisitionId;
 use crate::backoff::Backoff;
 use crate::error::LossReason;
+use crate::events::Loss;
 use crate::lease::{self, FencingToken, Moment};
 use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::{End, Ended, HoldState};
@@ -259,6 +260,10 @@ impl HoldRecord {
         self.token.plus(self.hand_overs)
     }
 
+    pub(super) fn began(&self) -> Moment {
+        self.began
+    }
+
     pub(super) fn guards(&self) -> usize {
         self.shares.len()
     }
@@ -303,7 +308,7 @@ impl HoldRecord {
     }
 
     /// When the last guard's time is over, though it may be forgotten.
-    fn last_end(&self) -> Moment {
+    pub(super) fn last_end(&self) -> Moment {
         self.shares.last_end().unwrap_or(Moment::NEVER)
     }
 
@@ -333,6 +338,10 @@ impl HoldRecord {
 
     fn ends(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
         self.phase = Phase::Lost(reason);
+        if let Next::Lost(reason) = self.due() {
+            let held = now.since(self.began);
+            signals.lost(Loss { mode: self.mode, token: self.current_token(), reason, held });
+        }
         self.tell_awaiting(signals);
         for (share, end) in self.shares.watched() {
             if let HoldState::Lost(reason) = self.state_of(share, now) {

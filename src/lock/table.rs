@@ -17,6 +17,7 @@ use crate::lock::hold::Hold;
 use crate::lock::overdue::Overdue;
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::wait::WaitEntry;
+use crate::meter::Meter;
 use crate::mode::Mode;
 use crate::reentry::OwnerId;
 
@@ -130,6 +131,10 @@ impl Table {
     pub(crate) fn new(rules: Rules) -> Self {
         let shards = std::iter::repeat_with(Shard::default).take(SHARDS).collect();
         Self { rules: Arc::new(rules), shards, overdue: Overdue::default() }
+    }
+
+    pub(crate) fn meter(&self) -> &Meter {
+        &self.rules.meter
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Cells> {

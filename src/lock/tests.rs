@@ -21,6 +21,7 @@ use crate::lock::stray::Copies;
 use crate::lock::table::Table;
 use crate::lock::wait::{Installed, Leaving, WaitEntry, Wake};
 use crate::lock::watch::Watch;
+use crate::meter::Meter;
 use crate::mode::Mode;
 use crate::reentry::OwnerId;
 
@@ -39,6 +40,7 @@ fn table() -> Arc<Table> {
         stray_span: STRAY,
         hand_overs: 64,
         hand_over_span: secs(60),
+        meter: Meter::default(),
     }))
 }
 

@@ -148,6 +148,7 @@ impl Builder<QuorumManager> {
     /// longest lease, or whose masters are all new. Defaults to asking for the uptime.
     ///
     /// Without the delay that this promises, a master that comes back empty makes a second majority, and two writers are inside.
+    /// [`QuorumManager`] tells more.
     pub fn restarts_are_delayed(mut self) -> Self {
         if let Place::Masters(masters) = &mut self.place {
             masters.restarts = Restarts::Delayed;

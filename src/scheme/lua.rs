@@ -20,7 +20,7 @@ use crate::lease::{Anchor, FencingToken, Moment, ServerTime};
 use crate::scheme::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
     Granted, Hearing, Holder, IfTaken, Leave, Mode, Notice, ReleaseReply, Renewal, Renewed, Route, Scheme,
-    Subscription, View, Waiter,
+    Subscription, View, Waiter, scripts,
 };
 use crate::transport::{Call, Expiry, NO_ID, Script, Transport, Words};
 
@@ -35,6 +35,8 @@ pub(crate) struct Scripts {
     /// The last parts of the keys that each script is called with, in order.
     pub(crate) key_parts: &'static [&'static str],
 }
+
+static RIGHTS: Script = Script::new(scripts::RIGHTS);
 
 /// Where those wait who cannot have a lock.
 pub(crate) enum Waiting {
@@ -61,6 +63,19 @@ impl fmt::Debug for LuaScheme {
 impl LuaScheme {
     pub(crate) fn new(scripts: &'static Scripts, transport: Arc<dyn Transport>, waiting: Waiting) -> Self {
         Self { scripts, transport, waiting }
+    }
+
+    /// Commands without which it cannot do its work.
+    fn commands(&self) -> BTreeSet<&'static str> {
+        let Scripts { acquire, leave, convert, renew, inspect, force, key_parts: _ } = self.scripts;
+        [acquire, leave, convert, renew, inspect, force].into_iter().flat_map(Script::commands).collect()
+    }
+
+    fn rights_call(&self, key: &Key, more: &[&str]) -> Call {
+        let mut call = self.call(&RIGHTS, key);
+        let commands: Vec<&str> = self.commands().into_iter().chain(more.iter().copied()).collect();
+        call.arg(&commands.join(" "));
+        call
     }
 
     /// A call without arguments yet.
@@ -154,6 +169,15 @@ impl LuaScheme {
         call
     }
 
+    /// The same for what several servers have shown. Only the two-key scheme has it.
+    fn force_shown_call(&self, key: &Key, token: Option<FencingToken>, seen: &View) -> Call {
+        let mut call = self.force_call(key, &View { token, ..View::default() });
+        call.number(seen.token.map_or(0, FencingToken::as_u64));
+        let ids: Vec<_> = seen.holders.iter().map(|holder| &*holder.id).collect();
+        call.arg(&ids.join(" "));
+        call
+    }
+
     /// What a script has to know that may let others in.
     fn surroundings(&self, call: &mut Call) {
         if let Waiting::InTheLock { limits } = &self.waiting {
@@ -201,6 +225,17 @@ impl LuaScheme {
 
 /// What channels have behind the key, or in place of its last part.
 const WAKE: &str = "wake";
+
+/// What a server says that was asked for rights.
+fn refused_commands(reply: &Value) -> Option<Vec<String>> {
+    let mut words = Words::of(reply)?;
+    words.word()?;
+    words.word()?;
+    words.time()?;
+    let refused = std::iter::from_fn(|| words.word()).filter(|word| !word.is_empty());
+    Some(refused.map(|word| String::from_utf8_lossy(word).into_owned()).collect())
+}
+
 fn letter(mode: Mode) -> &'static str {
     match mode {
         Mode::Read => "r",
@@ -296,6 +331,18 @@ impl Scheme for LuaScheme {
         })
     }
 
+    fn force_shown<'a>(
+        &'a self,
+        key: &'a Key,
+        token: Option<FencingToken>,
+        seen: &'a View,
+    ) -> BoxFuture<'a, Attempt<Forced>> {
+        Box::pin(async move {
+            let reply = self.transport.call_apart(self.force_shown_call(key, token, seen)).await?;
+            read_reply(reply, "", forced)
+        })
+    }
+
     fn hearing(&self, key: &Key) -> Hearing {
         self.transport.hearing(key.slot())
     }
@@ -310,6 +357,20 @@ impl Scheme for LuaScheme {
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
         self.transport.ready()
+    }
+
+    fn check_rights<'a>(&'a self, key: &'a Key, more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
+        Box::pin(async move {
+            let reply = self.transport.call_ahead(self.rights_call(key, more)).await?;
+            let refused = refused_commands(&reply.value).unwrap_or_default();
+            if refused.is_empty() {
+                return Ok(());
+            }
+            let node = self.transport.route(key.slot()).0;
+            let message = format!("the user may not run {} on the keys of locks", refused.join(", "));
+            let node = (!node.is_empty()).then_some(node);
+            Err(Failure::Refused { refusal: Refusal::Forbidden, node, message })
+        })
     }
 
     fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription> {

@@ -25,7 +25,7 @@ pub(crate) use self::record::{News, Record};
 use crate::clock::Clock;
 use crate::health::{NodeHealth, NodeRole, Traffic};
 use crate::key::{Key, Listing};
-use crate::lease::{Moment, ServerTime};
+use crate::lease::{FencingToken, Moment, ServerTime};
 use crate::scheme::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced, Notice,
     ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
@@ -285,6 +285,15 @@ impl Scheme for Memory {
 
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move { self.apply(key, |record, now| record.force_seen(now, seen)) })
+    }
+
+    fn force_shown<'a>(
+        &'a self,
+        key: &'a Key,
+        token: Option<FencingToken>,
+        seen: &'a View,
+    ) -> BoxFuture<'a, Attempt<Forced>> {
+        Box::pin(async move { self.apply(key, |record, now| record.force_shown(now, token, seen)) })
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {

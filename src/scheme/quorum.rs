@@ -38,6 +38,7 @@ mod acquire;
 mod convert;
 mod master;
 mod release;
+mod renew;
 mod traces;
 mod views;
 mod votes;
@@ -174,47 +175,6 @@ impl Quorum {
         asked
     }
 
-    async fn renew_all(&self, batch: &[Renewal]) -> Vec<Attempt<Renewed>> {
-        for renewal in batch {
-            self.note_lease(renewal.lease);
-            self.traces.extend(&renewal.id, renewal.lease);
-        }
-        let mut counts: Vec<_> = batch.iter().map(|_| (self.ballot(), Heard::default())).collect();
-        let shared: Arc<[Renewal]> = batch.into();
-        let mut silent = self.ballot();
-        let mut asked = self.ask(&mut silent, |place, scheme| {
-            let batch = Arc::clone(&shared);
-            async move {
-                let route = batch.first().map_or_else(|| Route("".into()), |first| scheme.route(&first.key));
-                (place, scheme.renew(&route, &batch).await)
-            }
-        });
-        for place in silent.silent() {
-            counts.iter_mut().for_each(|(ballot, _)| ballot.says(place, Vote::Silent));
-        }
-        let is_open = |counts: &mut Vec<(Ballot, Heard)>| counts.iter_mut().any(|(ballot, _)| ballot.is_open());
-        while is_open(&mut counts)
-            && let Some((place, attempts)) = asked.next().await
-        {
-            for ((ballot, heard), attempt) in counts.iter_mut().zip(attempts) {
-                let vote = renewal_vote(attempt, heard);
-                ballot.says(place, vote);
-            }
-        }
-        finish(asked);
-        counts.into_iter().map(|(ballot, heard)| self.renewed(ballot, heard)).collect()
-    }
-
-    fn renewed(&self, mut ballot: Ballot, heard: Heard) -> Attempt<Renewed> {
-        match ballot.verdict() {
-            Verdict::Won(won) => {
-                Ok(answered(won.sent, heard.server, Renewed::Renewed { remaining: won.until.since(won.sent) }))
-            }
-            Verdict::Lost => Ok(answered(self.clock.now(), heard.server, Renewed::Lost { forced: heard.forced })),
-            Verdict::Open | Verdict::Raise { .. } | Verdict::Undecided => Err(heard.failure(self.masters.len())),
-        }
-    }
-
     fn released_vote(&self, was_held: bool) -> Vote {
         let now = self.clock.now();
         if was_held { Vote::Yes(Yes { sent: now, until: now, token: NO_TOKEN }) } else { Vote::No }
@@ -258,27 +218,6 @@ fn answered<T>(sent: Moment, server: ServerTime, value: T) -> Answered<T> {
 
 fn granted(won: Yes) -> Granted {
     Granted { token: won.token, tokens: 1, remaining: won.until.since(won.sent), writers_waiting: false }
-}
-
-fn renewal_vote(attempt: Attempt<Renewed>, heard: &mut Heard) -> Vote {
-    match attempt {
-        Ok(Answered { sent, server, value }) => {
-            heard.server = heard.server.max(server);
-            match value {
-                Renewed::Renewed { remaining } => {
-                    Vote::Yes(Yes { sent, until: sent.after(remaining), token: NO_TOKEN })
-                }
-                Renewed::Lost { forced } => {
-                    heard.forced = heard.forced.max(forced);
-                    Vote::No
-                }
-            }
-        }
-        Err(failure) => {
-            heard.failures.push(failure);
-            Vote::Silent
-        }
-    }
 }
 
 /// Something may have been carried out, though not by a majority.
@@ -359,9 +298,9 @@ impl Scheme for Quorum {
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move {
             let asks = self.awake().map(|(place, scheme)| {
-                // A master that has shown nothing has nothing that was seen.
+                // One that has shown nothing may have been brought since what was seen at others.
                 let token = seen.tokens.get(place).copied().flatten();
-                async move { (place, scheme.force(key, &View { token, ..View::default() }).await) }
+                async move { (place, scheme.force_shown(key, token, seen).await) }
             });
             let answers = self.majority_of(join_all(asks).await)?;
             let server = answers.iter().map(|(_, answer)| answer.server).max().unwrap_or_default();
@@ -404,6 +343,26 @@ impl Scheme for Quorum {
                 Verdict::Won(_) => Ok(()),
                 _ => Err(heard.failure(self.masters.len())),
             }
+        })
+    }
+
+    /// A minority without rights is one that does not vote.
+    fn check_rights<'a>(&'a self, key: &'a Key, more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
+        Box::pin(async move {
+            let asked = self.masters.iter().map(|master| master.scheme.check_rights(key, more));
+            let mut asked: FuturesUnordered<_> = asked.collect();
+            let (mut granted, mut spare) = (0, self.masters.len() - majority(self.masters.len()));
+            while let Some(answer) = asked.next().await {
+                match answer {
+                    Ok(()) => granted += 1,
+                    Err(failure) if spare == 0 => return Err(failure),
+                    Err(_) => spare -= 1,
+                }
+                if granted == majority(self.masters.len()) {
+                    break;
+                }
+            }
+            Ok(())
         })
     }
 

@@ -19,15 +19,19 @@ use tokio::sync::{oneshot, watch};
 
 use crate::clock::Clock;
 use crate::error::Result;
+use crate::events;
 use crate::home::Home;
 use crate::lease::Moment;
+use crate::meter::Tally;
 use crate::options::Options;
+use crate::shield::shielded;
 use crate::transport::address::{address_of, check_members, first, with_host};
 use crate::transport::fault::{Answer, Fault};
 use crate::transport::members::{MAX_ASKED, Members, Standing};
-use crate::transport::node::{DialFault, Limits, Node, OnLoss, Role, not_sent};
+use crate::transport::node::{DialFault, Limits, Node, OnLoss, Reports, Role, not_sent};
+use crate::transport::outages::Outages;
 use crate::transport::sentinels::Sentinels;
-use crate::transport::slots::SlotMap;
+use crate::transport::slots::{Moved, SlotMap};
 
 /// Pause between two questions to the guide while a node is suspect.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -64,6 +68,10 @@ pub(super) struct Fleet {
     /// One question at a time.
     refresh_lock: tokio::sync::Mutex<Asked>,
     map_refreshes: AtomicU64,
+    map_refreshes_tally: Tally,
+    /// What the log has been told.
+    told: Mutex<SlotMap>,
+    outages: Arc<Outages>,
     /// Of nodes that are forgotten.
     past_reconnects: AtomicU64,
 }
@@ -141,6 +149,9 @@ impl Fleet {
             look_until: Mutex::new(Moment::from_nanos(0)),
             refresh_lock: tokio::sync::Mutex::new(None),
             map_refreshes: AtomicU64::new(0),
+            map_refreshes_tally: Tally::of_map_refreshes(),
+            told: Mutex::default(),
+            outages: Arc::default(),
             past_reconnects: AtomicU64::new(0),
         })
     }
@@ -165,8 +176,9 @@ impl Fleet {
 
     fn new_node(&self, address: &str, on_loss: Option<OnLoss>) -> Result<Node, Fault> {
         let unusable = || Fault::NotSent(Some(Arc::new(Answer(format!("{address:?} is no address of a node")))));
+        let reports = Reports { on_loss, outages: Arc::clone(&self.outages) };
         let info = self.template.clone().set_addr(self.address_like_ours(address).ok_or_else(unusable)?);
-        Node::new(address, info, self.limits, self.clock, self.home.clone(), on_loss).map_err(|_| unusable())
+        Node::new(address, info, self.limits, self.clock, self.home.clone(), reports).map_err(|_| unusable())
     }
 
     fn address_like_ours(&self, address: &str) -> Option<ConnectionAddr> {
@@ -426,13 +438,30 @@ impl Fleet {
 
     async fn ask_guide(&self) -> Result<(), Fault> {
         self.map_refreshes.fetch_add(1, Ordering::Relaxed);
+        self.map_refreshes_tally.add_one();
         let map = match &self.map_source {
             MapSource::Members(members) => self.ask_members(members).await?,
             MapSource::Sentinels(sentinels) => SlotMap::whole(&sentinels.primary().await?),
         };
         self.forget_others(&map);
+        self.tell_news(&map);
         self.map.send_replace(map);
         Ok(())
+    }
+
+    /// The log hears of each slot that has another owner than when it heard of it last.
+    fn tell_news(&self, map: &SlotMap) {
+        self.outages.retain(|node| map.has(node) || self.is_member(node));
+        let before = std::mem::replace(&mut *self.told.lock(), map.clone());
+        let is_first = before.is_empty();
+        for Moved { slots, owner, was } in map.moves_since(&before) {
+            // Behind Sentinels one has all.
+            let slots = matches!(self.map_source, MapSource::Members(_)).then_some(&*slots);
+            shielded(|| match owner {
+                Some(owner) if is_first => events::primary_found(slots, &owner),
+                owner => events::primary_changed(slots, owner.as_deref(), was.as_deref()),
+            });
+        }
     }
 
     /// Forgets nodes that own nothing, but for those that the user named. Whoever still waits for one keeps it until then. One

@@ -27,6 +27,7 @@ use crate::lease::{self, Anchor, Moment, ServerTime};
 use crate::options::Options;
 use crate::transport::address::invalid_url;
 use crate::transport::fault::{self, Answer, Fault};
+use crate::transport::outages::Outages;
 use crate::transport::{Call, Expiry, is_reply_to, server_time};
 use connection::{Connection, Load, Request};
 use greeting::unreadable;
@@ -91,6 +92,13 @@ pub(super) enum Admission {
 /// Called when a server has closed a shared connection.
 pub(super) type OnLoss = Arc<dyn Fn() + Send + Sync>;
 
+/// Who hears of what happens to a node.
+#[derive(Clone, Default)]
+pub(super) struct Reports {
+    pub(super) on_loss: Option<OnLoss>,
+    pub(super) outages: Arc<Outages>,
+}
+
 pub(super) struct Node {
     lines: Arc<Lines>,
     info: ConnectionInfo,
@@ -115,13 +123,13 @@ impl Node {
         limits: Limits,
         clock: Clock,
         home: Home,
-        on_loss: Option<OnLoss>,
+        reports: Reports,
     ) -> Result<Self> {
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let info = info.set_tcp_settings(tcp);
         let resp3 = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let client = Client::open(info.clone().set_redis_settings(resp3)).map_err(|error| invalid_url(&error))?;
-        let lines = Arc::new(Lines::new(address, client, limits, clock, home, on_loss));
+        let lines = Arc::new(Lines::new(address, client, limits, clock, home, reports));
         let lanes = Lanes::new(&lines, limits.durability);
         Ok(Self { lines, info, pools: Mutex::default(), lanes, limits, clock })
     }
@@ -366,7 +374,8 @@ impl Node {
                 self.lines.in_time(live, sent, reply).await?
             }
             Admission::Asking => {
-                let requests = [Request::Command(&redis::cmd("ASKING")), request];
+                let asking = redis::cmd("ASKING");
+                let requests = [Request::Command(&asking), request];
                 let mut replies = Box::pin(self.ask_all(live, &requests, sent)).await?.into_iter();
                 let mut next = || replies.next().unwrap_or_default();
                 admitted(next(), next())?
@@ -399,7 +408,7 @@ impl Lines {
             Ok(Ok(value)) => {
                 live.has_answered(now);
                 live.space.is_back(sent, now);
-                self.silence.ends();
+                self.silence.ends(now);
                 if now.since(sent) <= response_timeout { Ok(value) } else { Err(self.unanswered(stray_until)) }
             }
             Ok(Err(error)) => {
@@ -418,7 +427,7 @@ impl Lines {
                     self.give_up(live);
                     // One that stood still itself knows nothing of the node, nor does a call apart, which may take long.
                     if !live.is_apart && now.since(sent) < response_timeout * 2 {
-                        self.is_missed(live, of_late, &fault);
+                        self.is_missed(live, sent, now, &fault);
                     }
                 }
                 Err(fault)
@@ -426,12 +435,13 @@ impl Lines {
         }
     }
 
-    /// A connection has brought nothing since then. So has the node, unless another connection to it has.
-    fn is_missed(self: &Arc<Self>, live: &Arc<Live>, since: Moment, fault: &Fault) {
+    /// A connection has brought nothing of late to what was sent then. Nor has the node, unless another connection to it has.
+    fn is_missed(self: &Arc<Self>, live: &Arc<Live>, sent: Moment, now: Moment, fault: &Fault) {
+        let of_late = sent.after(self.limits.response_timeout / 2);
         if let Fault::Unknown { source, .. } = fault
-            && !self.has_answered_elsewhere(live, since)
+            && !self.has_answered_elsewhere(live, of_late)
         {
-            self.silence.begins(source.clone());
+            self.silence.begins(source.clone(), sent, now);
         }
     }
 

@@ -27,7 +27,7 @@ use crate::topology::{Kind, Tls, Topology};
 use crate::transport::address::{address_of, parse_all, parse_one};
 use crate::transport::fault::{Answer, Fault};
 use crate::transport::fleet::{Doubt, Fleet};
-use crate::transport::node::{Admission, Limits, Node, Precedence, Role};
+use crate::transport::node::{Admission, Limits, Node, Precedence, Reports, Role};
 use crate::transport::push::{Pace, Push};
 use crate::transport::slot_owners::SlotOwners;
 use crate::transport::slots::{SlotMap, complete};
@@ -61,7 +61,7 @@ impl Router {
         let slot_owners = match topology.kind() {
             Kind::Node(url) => {
                 let (info, limits) = (parse_one(url, tls)?, Limits::new(options, Role::Standalone));
-                let node = Node::new(&address_of(info.addr()), info, limits, clock, home.clone(), None)?;
+                let node = Node::new(&address_of(info.addr()), info, limits, clock, home.clone(), Reports::default())?;
                 SlotOwners::Single { node: Arc::new(node) }
             }
             Kind::Cluster(urls) => {
@@ -79,7 +79,7 @@ impl Router {
     /// One of several servers that know nothing of each other.
     pub(super) fn voter(url: &str, tls: &Tls, options: &Options, home: &Home) -> Result<Self> {
         let (info, limits) = (parse_one(url, tls)?, Limits::new(options, Role::Voter));
-        let node = Node::new(&address_of(info.addr()), info, limits, Clock::System, home.clone(), None)?;
+        let node = Node::new(&address_of(info.addr()), info, limits, Clock::System, home.clone(), Reports::default())?;
         Ok(Self::of(SlotOwners::Single { node: Arc::new(node) }, options))
     }
 

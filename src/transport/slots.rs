@@ -102,6 +102,33 @@ impl SlotMap {
         self.addresses.is_empty()
     }
 
+    /// Which slots have another owner than they had before, by old and new owner, in the order of their first slots. A slot that
+    /// never had one and has none now has not moved.
+    pub(super) fn moves_since(&self, before: &Self) -> Vec<Moved> {
+        let mut moves: Vec<(Owners<'_>, Vec<Range>)> = Vec::new();
+        for slot in 0..SLOTS {
+            let (was, owner) = (before.owner(slot), self.owner(slot));
+            if was == owner {
+                continue;
+            }
+            let at = moves.iter().position(|(owners, _)| *owners == (was, owner)).unwrap_or(moves.len());
+            if at == moves.len() {
+                moves.push(((was, owner), Vec::new()));
+            }
+            let ranges = &mut moves[at].1;
+            match ranges.last_mut() {
+                Some((_, last)) if *last + 1 == slot => *last = slot,
+                _ => ranges.push((slot, slot)),
+            }
+        }
+        let moved = |((was, owner), ranges): (Owners<'_>, Vec<Range>)| Moved {
+            slots: text_of(&ranges),
+            owner: owner.cloned(),
+            was: was.cloned(),
+        };
+        moves.into_iter().map(moved).collect()
+    }
+
     fn index_of(&mut self, address: &str) -> Option<u16> {
         if let Some(index) = self.indexes.get(address) {
             return Some(*index);
@@ -149,6 +176,33 @@ pub(super) fn complete(address: &str, asked: &str) -> String {
         (Some(port), Some((host, _))) => format!("{host}:{port}"),
         _ => address.to_owned(),
     }
+}
+
+/// The old one and the new one.
+type Owners<'a> = (Option<&'a Arc<str>>, Option<&'a Arc<str>>);
+
+/// The first and the last slot.
+type Range = (u16, u16);
+
+/// So many ranges are listed where one line is to be enough.
+const MAX_RANGES: usize = 8;
+
+/// `0-5460,7000`, and how many more.
+fn text_of(ranges: &[Range]) -> String {
+    let range = |(first, last): &Range| if first == last { first.to_string() } else { format!("{first}-{last}") };
+    let text = ranges.iter().take(MAX_RANGES).map(range).collect::<Vec<_>>().join(",");
+    match ranges.len().saturating_sub(MAX_RANGES) {
+        0 => text,
+        more => format!("{text} and {more} more ranges"),
+    }
+}
+
+/// Slots that have another owner.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Moved {
+    pub(super) slots: String,
+    pub(super) owner: Option<Arc<str>>,
+    pub(super) was: Option<Arc<str>>,
 }
 
 #[cfg(test)]

@@ -284,6 +284,10 @@ impl Fixture {
         Process { runtime: Some(runtime), manager }
     }
 
+    pub(crate) fn is_quorum(&self) -> bool {
+        matches!(self.home, Home::Quorum(_))
+    }
+
     /// The lock as somebody else sees it.
     pub(crate) async fn view(&self, name: &str) -> LockView {
         self.manager().await.inspect(name).await.expect("inspected")

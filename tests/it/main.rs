@@ -26,6 +26,7 @@ mod faults;
 mod health;
 mod identity;
 mod load;
+mod logs;
 mod memory;
 mod names;
 mod options;

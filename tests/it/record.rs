@@ -7,9 +7,10 @@ use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 
-/// All events of this thread, at every level, as long as it is there. A test whose runtime has one thread sees everything.
+/// All events of this thread and, where all levels are asked for, all spans, as long as it is there. A test whose runtime has one
+/// thread sees everything.
 pub(crate) struct Recorder {
     lines: Arc<Mutex<Vec<String>>>,
     _guard: DefaultGuard,
@@ -17,8 +18,13 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     pub(crate) fn start() -> Self {
+        Self::at(Level::TRACE)
+    }
+
+    /// What somebody sees who asked for this level.
+    pub(crate) fn at(level: Level) -> Self {
         let lines = Arc::<Mutex<Vec<String>>>::default();
-        let guard = tracing::subscriber::set_default(Lines(Arc::clone(&lines)));
+        let guard = tracing::subscriber::set_default(Lines { level, lines: Arc::clone(&lines) });
         Self { lines, _guard: guard }
     }
 
@@ -27,32 +33,35 @@ impl Recorder {
     }
 }
 
-struct Lines(Arc<Mutex<Vec<String>>>);
+struct Lines {
+    level: Level,
+    lines: Arc<Mutex<Vec<String>>>,
+}
 
 impl Subscriber for Lines {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("redis_rwlock") && *metadata.level() <= self.level
     }
 
     fn new_span(&self, attributes: &Attributes<'_>) -> Id {
-        let mut line = Line(attributes.metadata().name().to_owned());
+        let mut line = Line(format!("span {}", attributes.metadata().name()));
         attributes.record(&mut line);
-        self.0.lock().push(line.0);
+        self.lines.lock().push(line.0);
         Id::from_u64(1)
     }
 
     fn record(&self, _: &Id, values: &Record<'_>) {
         let mut line = Line(String::new());
         values.record(&mut line);
-        self.0.lock().push(line.0);
+        self.lines.lock().push(line.0);
     }
 
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut line = Line(event.metadata().level().to_string());
+        let mut line = Line(format!("{} {}", event.metadata().level(), event.metadata().target()));
         event.record(&mut line);
-        self.0.lock().push(line.0);
+        self.lines.lock().push(line.0);
     }
 
     fn enter(&self, _: &Id) {}
@@ -62,8 +71,15 @@ impl Subscriber for Lines {
 
 struct Line(String);
 
+/// As the usual formats have it: the message as it is, texts in quotes.
 impl Visit for Line {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        write!(self.0, " {}={value:?}", field.name()).expect("a text takes everything");
+        let text = format!("{value:?}");
+        assert!(!text.contains(char::is_control), "{} of a line breaks it: {text:?}", field.name());
+        match field.name() {
+            "message" => write!(self.0, ": {text}"),
+            name => write!(self.0, " {name}={text}"),
+        }
+        .expect("a text takes everything");
     }
 }

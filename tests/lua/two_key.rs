@@ -32,6 +32,8 @@ two_key_cases!(shared:
     newcomer_does_not_pass_readers_that_are_told_since_a_writer_gave_up,
     new_token_is_not_below_the_floor,
     token_of_a_hold_is_raised_when_that_is_asked_for,
+    what_several_servers_have_shown_is_ended_whatever_its_token_is,
+    what_was_ended_by_force_elsewhere_is_not_raised_to_life,
 );
 
 /// So many are told by one script.
@@ -44,14 +46,27 @@ impl Lock {
         Listener::new(self, &channel)
     }
 
-    /// Acquires with a floor, and returns the token.
-    fn granted_above(&mut self, id: &str, mode: Mode, floor: &[&str]) -> i64 {
+    /// Acquires with a floor.
+    fn ask_above(&mut self, id: &str, mode: Mode, floor: &[&str]) -> String {
         let mut args = self.acquire_args(id, mode, LEASE_MS);
         args.extend(floor.iter().map(|&word| word.to_owned()));
-        let reply = self.try_run("acquire", &args).text().expect("a text").into_owned();
+        self.try_run("acquire", &args).text().expect("a text").into_owned()
+    }
+
+    /// The same, and returns the token.
+    fn granted_above(&mut self, id: &str, mode: Mode, floor: &[&str]) -> i64 {
+        let reply = self.ask_above(id, mode, floor);
         let words: Vec<_> = reply.split(' ').collect();
         assert_eq!((words[0], words[1], words.len()), ("granted", id, 8), "{reply}");
         words[4].parse().expect("a number")
+    }
+
+    /// Ends what several servers have shown, of which this one had shown a token.
+    fn force_shown(&mut self, token: i64, highest: i64, ids: &str) -> Vec<String> {
+        let args = [&token.to_string(), "0", "0", &highest.to_string(), ids].map(str::to_owned);
+        let reply = self.try_run("force", &args);
+        let texts = reply.array().expect("an array").iter().map(|text| text.text().expect("a text").into_owned());
+        texts.skip(1).collect()
     }
 
     /// Who of some waiters was told since the last time.
@@ -565,4 +580,47 @@ fn token_of_a_hold_is_raised_when_that_is_asked_for(mut lock: Lock) {
     let higher = (lock.inspect().token + 5).to_string();
     let token = lock.granted_above("c", Write, &[&higher, "raise"]);
     assert!(token >= higher.parse().expect("a number"));
+}
+
+fn what_several_servers_have_shown_is_ended_whatever_its_token_is(mut lock: Lock) {
+    for mode in [Write, Read] {
+        let seen = lock.granted("a", mode);
+        let raised = lock.granted_above("a", mode, &[&(seen + 9_000_000).to_string(), "raise"]);
+        for ids in ["", "b ab"] {
+            assert_eq!(lock.force_shown(seen, seen, ids), [""; 0], "it is a newer one for all that is known");
+        }
+        lock.renewed("a", LEASE_MS);
+        assert_eq!(lock.force_shown(seen, seen, "b a"), ["a"]);
+        assert_eq!(lock.renew("a", LEASE_MS), Renewed::Lost { forced: raised });
+        assert_eq!(lock.force_shown(seen, seen, "b a"), [""; 0], "a late copy");
+        invariants::check(&mut lock);
+        lock.granted("n", Write);
+        assert_eq!(lock.force_shown(seen, seen, "b a"), [""; 0], "a newer hold is nobody's that was shown");
+        assert_eq!(lock.leave("n"), Left::Held);
+    }
+}
+
+fn what_was_ended_by_force_elsewhere_is_not_raised_to_life(mut lock: Lock) {
+    let highest = lock.server_us() + 60_000_000;
+    let [at, above] = [highest, highest + 1].map(|token| token.to_string());
+    for _ in 0..2 {
+        assert_eq!(lock.force_shown(0, highest, "a"), [""; 0], "nothing is here");
+        // A lower one that comes later takes nothing back.
+        assert_eq!(lock.force_shown(0, highest - 1, "b"), [""; 0]);
+        invariants::check(&mut lock);
+        for mode in [Write, Read] {
+            let reply = lock.ask_above("a", mode, &[&at, "raise"]);
+            assert!(reply.starts_with("contended a "), "{reply}");
+            // What is granted here has its token raised.
+            lock.granted("c", mode);
+            lock.granted_above("c", mode, &[&(highest - 1).to_string(), "raise"]);
+            assert_eq!(lock.leave("c"), Left::Held);
+            lock.granted_above("d", mode, &[&at]);
+            assert_eq!(lock.leave("d"), Left::Held);
+        }
+        let keys = lock.keys.clone();
+        keys.iter().for_each(|key| drop(lock.command(&["DEL", key])));
+    }
+    lock.force_shown(0, highest, "a");
+    assert_eq!(lock.granted_above("e", Write, &[&above, "raise"]), highest + 1);
 }

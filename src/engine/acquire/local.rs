@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use super::{Acquisition, FirstAttempt, grace};
-use crate::engine::{Held, events};
+use crate::engine::Held;
 use crate::error::{Error, Result};
+use crate::events;
 use crate::lease::Moment;
 use crate::lock::hold::Accepted;
 use crate::lock::wait::Wake;
-use crate::scheme::Failure;
+use crate::scheme::{Failure, Mode};
 
 /// A waiter that holds the lock itself is told so after this time.
 const SELF_WAIT_WARNING: Duration = Duration::from_secs(3);
@@ -17,7 +18,7 @@ impl Acquisition<'_> {
     /// Waits in this process until it is called: to ask, or with a share that it has. Ends early when the server is
     /// silent to those before.
     pub(super) async fn called(&mut self) -> Result<Option<Held>> {
-        let mut next_look = self.next_look(self.engine.clock.now());
+        let mut next_look = self.next_look(self.silent_since(), self.engine.clock.now());
         loop {
             let Some(entry) = &mut self.entry else {
                 return Ok(None);
@@ -29,25 +30,31 @@ impl Acquisition<'_> {
                     let silent_since = entry.listening().silent_since();
                     let now = self.engine.clock.now();
                     self.tries.since = silent_since.map_or(now, |since| since.max(self.tries.since));
+                    if self.mode == Mode::Write && matches!(call, Wake::Handed(..)) {
+                        self.was_kept_out_here(now);
+                    }
                     return Ok(match call {
                         Wake::Ask => None,
-                        Wake::Handed(hold, share_id) => self.accepted(Held::new(self.engine, hold, share_id)).await?,
+                        Wake::Handed(hold, share_id) => {
+                            let held = Held::new(self.engine, hold, share_id);
+                            Box::pin(self.accepted(held)).await?
+                        }
                     });
                 }
                 () = self.engine.clock.timer(next_look) => {}
             }
-            let now = self.engine.clock.now();
-            self.check_heard(now)?;
+            let (silent_since, now) = (self.silent_since(), self.engine.clock.now());
+            self.check_heard(silent_since, now)?;
             self.warn_of_self(now);
-            next_look = self.next_look(now);
+            next_look = self.next_look(silent_since, now);
         }
     }
 
     /// When there may be something to see. Many wait, so each looks as seldom as it can: the silence of a server that answers now
     /// cannot have lasted too long before then.
-    fn next_look(&self, now: Moment) -> Moment {
+    fn next_look(&self, silent_since: Option<Moment>, now: Moment) -> Moment {
         let patience = self.engine.options().unreachable_after;
-        let silence = match self.silent_since() {
+        let silence = match silent_since {
             Some(since) => since.after(patience),
             None => now.after(patience.saturating_sub(grace(self.engine)).max(patience / 2)),
         };
@@ -66,13 +73,13 @@ impl Acquisition<'_> {
         let due = !self.warned && now.since(self.began) >= SELF_WAIT_WARNING;
         if due && self.entry.as_ref().is_some_and(|entry| entry.waits_for_itself(now)) {
             self.warned = true;
-            events::waits_for_itself(&self.key, self.reentry);
+            events::waits_for_itself(self.key.name(), self.reentry);
         }
     }
 
     /// Whether the server answers whoever of this process asks.
-    fn check_heard(&self, now: Moment) -> Result<()> {
-        match self.silent_since().map(|since| now.since(since)) {
+    fn check_heard(&self, silent_since: Option<Moment>, now: Moment) -> Result<()> {
+        match silent_since.map(|since| now.since(since)) {
             Some(waited) if waited >= self.engine.options().unreachable_after => {
                 Err(Error::unreachable(self.key.shared_name(), waited, None))
             }

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use super::wait::Pause;
 use super::{Acquisition, FirstAttempt, HEARTBEAT, Patience, grace};
-use crate::engine::{Held, events};
+use crate::engine::Held;
 use crate::error::{Result, Source};
+use crate::events;
 use crate::lease::{self, Moment};
 use crate::lock::hold::{self, Grant, Granting};
 use crate::lock::side::{KeepsOpen, Notices, Pending};
@@ -66,13 +67,13 @@ impl Acquisition<'_> {
                 },
                 Acquired::Contended { .. } if patience == Patience::AskOnce => return Ok(Pursued::Refused),
                 Acquired::Contended { retry_in } => {
-                    self.warn_of_self(engine.clock.now());
+                    self.waits_on(engine.clock.now());
                     Box::pin(self.pause(&mut pause, retry_in)).await;
                 }
                 Acquired::Queued { retry_in } => {
-                    self.warn_of_self(engine.clock.now());
+                    self.waits_on(engine.clock.now());
                     if !std::mem::replace(&mut queued, true) {
-                        events::queued(&self.key, self.mode);
+                        events::queued(self.key.name(), self.mode);
                     }
                     if let Some(answer) = Box::pin(self.notice(&request.id, retry_in)).await {
                         match self.notified(&request, answer) {
@@ -213,7 +214,7 @@ impl Acquisition<'_> {
         };
         let taken = self.take(granted, now);
         if let Taken::Held(held) = &taken {
-            events::granted(&self.key, self.mode, held.share_id().token);
+            events::granted(self.key.name(), self.mode, held.share_id().token);
         }
         taken
     }
@@ -234,7 +235,7 @@ impl Acquisition<'_> {
         };
         let taken = self.take(granted, now);
         if let Taken::Held(held) = &taken {
-            events::granted_by_notice(&self.key, self.mode, held.share_id().token);
+            events::granted_by_notice(self.key.name(), self.mode, held.share_id().token);
         }
         taken
     }
@@ -253,6 +254,7 @@ impl Acquisition<'_> {
         engine.carry_out(due, now);
         match installed {
             Installed::Hold(hold, share_id) => {
+                hold.count();
                 // With too little to start with it keeps its place.
                 if has_enough {
                     self.entry = None;
@@ -294,7 +296,8 @@ impl Acquisition<'_> {
         if let Failure::Unknown { source, .. } | Failure::NotDone { source } = &failure {
             self.last_failure = Some(source.clone().unwrap_or_else(|| -> Source { Arc::new(Silence) }));
         }
-        events::attempt_unanswered(&self.key, &failure);
+        let now = self.engine.clock.now();
+        events::attempt_unanswered(self.key.name(), &failure, &self.engine.attempt_lines, now);
         self.tries.failed(self.engine, &self.key, failure).await
     }
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Acquisition, FirstAttempt};
-use crate::engine::{Engine, Held, events};
+use crate::engine::{Engine, Held};
 use crate::error::{LossReason, Result};
+use crate::events;
 use crate::lock::hold::{Grant, Hold};
 use crate::scheme::{AcquireRequest, Acquired, Answered, Attempt, Granted, IfTaken, Mode};
 
@@ -88,7 +89,7 @@ impl Acquisition<'_> {
                     hold.rechecked(Grant { sent, remaining, asked: lease }, share_until, now);
                 engine.carry_out(due, now);
                 if claims {
-                    events::claimed(hold);
+                    events::claimed(hold.key().name(), hold.mode(), hold.token());
                 }
                 // A writer waits: this one must not be let in, though it has extended the hold of the others.
                 Ok(if is_held && !writers_waiting { Recheck::Joined(held) } else { Recheck::Closed })

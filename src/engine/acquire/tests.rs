@@ -458,7 +458,7 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
         ShareRequest { owner: OwnerId::new(), lease: Duration::from_secs(10), max_hold: Duration::from_secs(3600) };
     let entry = engine.table.enter(&key, Mode::Write, wants, grace(engine), engine.clock.now());
     let now = engine.clock.now();
-    let mut acquisition = Acquisition::new(engine, key, Mode::Write, wants, entry, now);
+    let mut acquisition = Acquisition::new(engine, key, Mode::Write, wants, Reentry::Off, entry, now);
     let (request, _) = acquisition.begin_attempt(Patience::Wait).expect("open").expect("it asks");
     // As after a jump of the server's clock.
     let remaining = Duration::from_secs(3600);

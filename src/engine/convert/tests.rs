@@ -64,6 +64,20 @@ impl Stage {
     /// A reader whose upgrade has met this fate, and was not answered. Renewals have no answer before a word is given.
     async fn reader_in_doubt(&self, fate: Fate) -> (Held, oneshot::Sender<()>) {
         let reading = self.take(&self.engine, Mode::Read).await;
+        self.leaves_in_doubt(reading, fate).await
+    }
+
+    /// The same for a guard that wants less than its hold has.
+    async fn short_reader_in_doubt(&self, fate: Fate) -> (Held, oneshot::Sender<()>) {
+        let longer = self.take(&self.engine, Mode::Read).await;
+        let overrides = Overrides { lease: Some(Duration::from_secs(1)), ..Overrides::default() };
+        let terms = Terms::new(self.engine.options(), overrides).expect("valid");
+        let read = acquire(&self.engine, Arc::clone(&self.key), Mode::Read, terms, Patience::Wait).await;
+        longer.release().await.expect("released");
+        self.leaves_in_doubt(read.expect("answered").expect("joined"), fate).await
+    }
+
+    async fn leaves_in_doubt(&self, reading: Held, fate: Fate) -> (Held, oneshot::Sender<()>) {
         let (word, renewed) = oneshot::channel();
         self.scheme.next_renewals(renewed);
         self.scheme.next_conversion(fate);
@@ -242,7 +256,8 @@ async fn copy_of_an_upgrade_that_comes_after_all_is_given_back_with_the_reader()
 #[tokio::test(start_paused = true)]
 async fn reader_in_doubt_is_valid_for_no_longer_than_both_holds() {
     let stage = Stage::impatient();
-    let (held, _word) = stage.reader_in_doubt(Fate::Unheard).await;
+    // The old one would last for longer.
+    let (held, _word) = stage.short_reader_in_doubt(Fate::Unheard).await;
     let reason = held.lost();
     tokio::pin!(reason);
     tokio::select! {
@@ -287,6 +302,57 @@ async fn dropped_in_doubt_it_leaves_nothing() {
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(stage.is_free().await, "it was dropped");
     }
+}
+
+/// What gives the reader back is on its way for long, and what gives the upgrade back comes before it.
+#[tokio::test(start_paused = true)]
+async fn copy_of_an_upgrade_that_comes_between_the_releases_is_given_back_as_well() {
+    let stage = Stage::impatient();
+    let (held, _word) = stage.reader_in_doubt(Fate::Cut).await;
+    let (old, request) = (held.hold().id().clone(), stage.scheme.last_request());
+    let (cut, word) = oneshot::channel();
+    stage.scheme.next_leave(Fate::Silent(word));
+    drop(held);
+    tokio::time::sleep(STRAY / 2).await;
+    let late = stage.scheme.memory.convert(&stage.key, &old, &request).await.expect("memory answers");
+    assert!(matches!(late.value, Converted::Granted(_)), "{late:?}");
+    cut.send(()).expect("a release is out");
+    tokio::time::sleep(STRAY).await;
+    assert!(stage.is_free().await, "nobody has a guard");
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_in_doubt_that_is_dropped_leaves_nothing() {
+    let stage = Stage::impatient();
+    let (held, _word) = stage.reader_in_doubt(Fate::Unheard).await;
+    let (word, answer) = oneshot::channel();
+    stage.scheme.next_leave(Fate::Answered(answer));
+    tokio::select! {
+        _ = held.release() => panic!("nothing is answered"),
+        () = tokio::time::sleep(Duration::from_millis(1)) => {}
+    }
+    drop(word);
+    stage.engine.settled().await;
+    assert!(stage.is_free().await, "it was converted, and nobody has a guard");
+}
+
+/// The second try finds another reader, and a copy of the first one may yet find that it is gone.
+#[tokio::test(start_paused = true)]
+async fn upgrade_that_is_asked_for_again_is_not_refused_as_long_as_a_copy_of_the_first_try_may_arrive() {
+    let stage = Stage::impatient();
+    let neighbour = stage.take(&stage.other, Mode::Read).await;
+    let (held, _word) = stage.reader_in_doubt(Fate::Cut).await;
+    let (old, request) = (held.hold().id().clone(), stage.scheme.last_request());
+    let late_copy = async {
+        tokio::time::sleep(STRAY / 2).await;
+        neighbour.release().await.expect("released");
+        let late = stage.scheme.memory.convert(&stage.key, &old, &request).await.expect("memory answers");
+        assert!(matches!(late.value, Converted::Granted(_)), "{late:?}");
+    };
+    let (upgraded, ()) = tokio::join!(upgrade(held), late_copy);
+    let Ok(writing) = upgraded else { panic!("the copy that came late was the upgrade") };
+    writing.release().await.expect("ours to the end");
+    assert!(stage.is_free().await);
 }
 
 #[tokio::test(start_paused = true)]

@@ -129,3 +129,9 @@ async fn waker_of_a_hold_that_is_over_in_its_line_runs_under_no_lock() {
     assert!(work.next_chunks(now.after(LEASE * 3)).is_empty(), "it is over");
     assert!(looks.1.load(Ordering::SeqCst), "the waker was not called, or under the lock of the lines");
 }
+
+#[test]
+fn few_too_many_go_along_and_long_lines_go_in_larger_chunks() {
+    let sizes = [1, MIN_CHUNK, MIN_CHUNK + 1, MIN_CHUNK * 2, MIN_CHUNK * 16, MAX_CHUNK * 100].map(chunk_size);
+    assert_eq!(sizes, [1, MIN_CHUNK, MIN_CHUNK + 1, MIN_CHUNK, MIN_CHUNK * 2, MAX_CHUNK]);
+}

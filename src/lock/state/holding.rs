@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Entry, Installed, State};
 use crate::error::LossReason;
 use crate::lease::Moment;
-use crate::lock::effects::{Effects, OnAgenda, Rules};
+use crate::lock::effects::{Effects, OnAgenda, Rules, Signals};
 use crate::lock::record::{Granted, Granting, HoldRecord, Next, ShareRemoved};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{Pending, WaiterId};
@@ -29,7 +29,7 @@ impl<H: OnAgenda> State<H> {
     /// earlier. `None`: there is more to it.
     pub(in crate::lock) fn leave_others(&mut self, number: u64, share_id: ShareId) -> Option<Option<Arc<H>>> {
         let entry = self.entry(number);
-        entry.record.leave_others(share_id).then(|| entry.due_sooner().cloned())
+        entry.record.leave_others(share_id).then(|| entry.ends_sooner().cloned())
     }
 
     /// A read hold that may be joined if the server says so.
@@ -63,7 +63,8 @@ impl<H: OnAgenda> State<H> {
         let number = self.last_hold + 1;
         let granting = granted.granting.clone();
         let (mut record, share_id) = HoldRecord::new(granted, now, rules);
-        if !matches!(record.next(now, &mut effects.signals), Next::At(_)) {
+        // What is over when it comes was never a hold, and nobody is told of its end.
+        if !matches!(record.next(now, &mut Signals::default()), Next::At(_)) {
             return None;
         }
         self.last_hold = number;

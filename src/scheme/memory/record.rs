@@ -76,6 +76,8 @@ pub(crate) struct Record {
     pub(super) first_token: u64,
     /// The last token that an operator has ended. All holds that are recorded have the last token: they are over if it is this.
     pub(super) forced: u64,
+    /// What others have granted with a token up to this is over: an operator has ended it, though it may not have been here.
+    pub(super) barred: u64,
     pub(super) writer: Option<Writer>,
     pub(super) readers: Vec<Reader>,
     /// First come, first served.
@@ -280,6 +282,14 @@ impl Record {
         floor: Floor,
     ) -> Acquired {
         let before = self.token;
+        let now_ms = now.as_micros() / 1000;
+        if let Floor::Any(token) = floor
+            && now_ms <= not_after_ms
+            && token.as_u64() <= self.forced.max(self.barred)
+            && self.live_hold_of(now_ms, &request.id).is_none()
+        {
+            return Acquired::Contended { retry_in: Duration::from_millis(1) };
+        }
         let acquired = self.acquire(now, not_after_ms, request);
         let (floor, counts) = match floor {
             Floor::New(floor) => (floor, self.token > before),

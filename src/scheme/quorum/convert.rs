@@ -61,7 +61,8 @@ impl Quorum {
             said: vec![At::Nothing; self.masters.len()],
             heard: Heard { voters, ..Heard::default() },
         };
-        self.traces.begin(&conversion.request.id, &conversion.key, conversion.request.lease);
+        let Conversion { key, request, .. } = &conversion;
+        self.traces.begin(&request.id, request.mode, key, request.lease);
         let mut ballot = self.ballot();
         let mut asked: Asked<Answer> = FuturesUnordered::new();
         for (place, master) in self.masters.iter().enumerate() {
@@ -113,8 +114,8 @@ impl Quorum {
                 Converted::Refused | Converted::Lost { .. } => Some(false),
                 Converted::Late => None,
             };
-            if attempt.as_ref().is_ok_and(|answer| has(&answer.value) == Some(true)) {
-                traces.was_converted(&old, place);
+            if let Some(answer) = attempt.as_ref().ok().filter(|answer| has(&answer.value) == Some(true)) {
+                traces.was_converted(&old, place, answer.sent);
             }
             copy.settle(&attempt, has);
             Answer::Converted((place, attempt))
@@ -173,7 +174,7 @@ impl Quorum {
         let Conversion { key, old, request, said, heard } = conversion;
         let gives_back = GivesBack { traces: Arc::clone(&self.traces), id: request.id.clone() };
         let back = AcquireRequest { id: old.clone(), mode: Mode::Read, ..AcquireRequest::clone(&request) };
-        self.traces.begin(&old, &key, back.lease);
+        self.traces.begin(&old, back.mode, &key, back.lease);
         let turn_back = |place: usize| TurnBack {
             scheme: Arc::clone(&self.masters[place].scheme),
             place,
@@ -229,12 +230,13 @@ impl TurnBack {
     /// Whether the old hold is there again.
     async fn run(self) -> bool {
         let attempt = self.scheme.convert(&self.key, &self.new, &self.back).await;
-        let is_back = attempt.as_ref().is_ok_and(|answer| matches!(answer.value, Converted::Granted(_)));
-        self.copy.settle(&attempt, |_| is_back.then_some(true));
-        if is_back {
-            self.traces.was_converted(&self.new, self.place);
+        let back = attempt.as_ref().ok().filter(|answer| matches!(answer.value, Converted::Granted(_)));
+        let sent = back.map(|answer| answer.sent);
+        self.copy.settle(&attempt, |_| sent.map(|_| true));
+        if let Some(sent) = sent {
+            self.traces.was_converted(&self.new, self.place, sent);
         }
-        is_back
+        sent.is_some()
     }
 
     /// It was not converted.

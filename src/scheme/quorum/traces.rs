@@ -16,7 +16,8 @@ use crate::clock::Clock;
 use crate::key::Key;
 use crate::lease::{self, FencingToken, Moment};
 use crate::lock::stray::Copies;
-use crate::scheme::{Absence, ReleaseReply};
+use crate::mode::Mode;
+use crate::scheme::{Absence, ReleaseReply, Scheme};
 
 /// Fewer are not worth a look for those that nobody has told us the end of.
 const MIN_SWEEP: usize = 256;
@@ -39,9 +40,12 @@ struct Table {
 #[derive(Debug)]
 struct Trace {
     key: Arc<Key>,
+    mode: Mode,
     at: Vec<At>,
     /// A majority has granted it.
     token: Option<FencingToken>,
+    /// Up to which token an operator has ended what a master had, if this was among it.
+    forced: Option<FencingToken>,
     /// It is to be given back, or was.
     is_left: bool,
     /// Nobody will ask what came of giving it back.
@@ -57,6 +61,8 @@ struct Trace {
 struct At {
     copies: Copies,
     may_hold: bool,
+    /// When its last answer came that said so.
+    held_at: Option<Moment>,
     /// So many releases are on their way.
     telling: u32,
     /// It has granted it while a release was on its way, which may have come before that.
@@ -110,7 +116,7 @@ impl Traces {
     }
 
     /// Masters are asked for it from now on, or asked to keep it for longer.
-    pub(super) fn begin(&self, id: &AcquisitionId, key: &Arc<Key>, lease: Duration) {
+    pub(super) fn begin(&self, id: &AcquisitionId, mode: Mode, key: &Arc<Key>, lease: Duration) {
         let (now, covers) = (self.clock.now(), lease::surely_over(lease, self.clock_margin));
         let mut table = self.of.lock();
         if table.by_id.len() >= table.sweep_at {
@@ -119,8 +125,10 @@ impl Traces {
         }
         let trace = table.by_id.entry(id.clone()).or_insert_with(|| Trace {
             key: Arc::clone(key),
+            mode,
             at: vec![At::default(); self.masters.len()],
             token: None,
+            forced: None,
             is_left: false,
             is_settled: false,
             covers,
@@ -158,6 +166,47 @@ impl Traces {
             trace.at[master].copies.begin();
             true
         })
+    }
+
+    /// A copy is on its way, from now on, to a master that does not have what a majority keeps until then. What is to be had, and
+    /// the token that the majority has. `None` if that is over, released or ended by force, or an earlier copy may yet bring it.
+    pub(super) fn brings(
+        self: &Arc<Self>,
+        id: &AcquisitionId,
+        master: usize,
+        lease: Duration,
+        until: Moment,
+    ) -> Option<(Copy, Mode, FencingToken)> {
+        let (now, covers) = (self.clock.now(), lease::surely_over(lease, self.clock_margin));
+        let mut table = self.of.lock();
+        let trace = table.by_id.get_mut(id).filter(|trace| trace.is_wanted() && until > now)?;
+        let (mode, token, copies) = (trace.mode, trace.token?, &mut trace.at[master].copies);
+        if copies.in_flight() > 0 || copies.stray_until().is_some_and(|until| until > now) {
+            return None;
+        }
+        copies.begin();
+        trace.extend(covers, now.after(self.stray_span));
+        drop(table);
+        Some((Copy { traces: Arc::clone(self), id: id.clone(), master, is_settled: false }, mode, token))
+    }
+
+    /// A master does not have it, and tells up to which token it was told to end what it had. What was ended by force at any
+    /// master is over.
+    pub(super) fn lacks(&self, id: &AcquisitionId, forced: Option<FencingToken>) {
+        if let Some(trace) = self.of.lock().by_id.get_mut(id)
+            && trace.token.is_some_and(|token| Some(token) <= forced)
+        {
+            trace.forced = trace.forced.max(forced);
+        }
+    }
+
+    /// Up to which token an operator has ended what there was, if this was among it.
+    pub(super) fn forced(&self, id: &AcquisitionId) -> Option<FencingToken> {
+        self.of.lock().by_id.get(id)?.forced
+    }
+
+    pub(super) fn master(&self, place: usize) -> &dyn Scheme {
+        &*self.masters[place].scheme
     }
 
     /// A majority has granted it.
@@ -202,6 +251,7 @@ impl Traces {
             return;
         };
         let at = &mut trace.at[master];
+        at.held_at = if has == Some(true) { Some(now) } else { at.held_at };
         settles(&mut at.copies);
         let stray_until = at.copies.stray_until();
         let owes = at.is_owed_for(has) && trace.is_left;
@@ -213,10 +263,12 @@ impl Traces {
         }
     }
 
-    /// A conversion has taken the hold away from a master, and put another in its place.
-    pub(super) fn was_converted(&self, id: &AcquisitionId, master: usize) {
+    /// A conversion that was sent then has taken the hold away from a master, and put another in its place. It may have come back
+    /// since, if the answer is late.
+    pub(super) fn was_converted(&self, id: &AcquisitionId, master: usize, sent: Moment) {
         if let Some(trace) = self.of.lock().by_id.get_mut(id) {
-            trace.at[master].may_hold = false;
+            let at = &mut trace.at[master];
+            at.may_hold &= at.held_at.is_some_and(|held_at| sent < held_at);
         }
     }
 
@@ -304,7 +356,8 @@ impl At {
     /// What a copy has brought, if that is known; whether it is to be given back if nobody wants it any more. A release that is
     /// on its way most likely comes behind a copy that was sent before it: its answer tells.
     fn is_owed_for(&mut self, has: Option<bool>) -> bool {
-        if std::mem::take(&mut self.is_ended) {
+        // Without an answer it may have been carried out once more.
+        if std::mem::take(&mut self.is_ended) && has.is_some() {
             return false;
         }
         let had = self.may_hold;
@@ -318,6 +371,10 @@ impl At {
 }
 
 impl Trace {
+    fn is_wanted(&self) -> bool {
+        !self.is_left && self.forced.is_none()
+    }
+
     fn extend(&mut self, covers: Duration, from: Moment) {
         self.covers = self.covers.max(covers);
         self.until = self.until.max(from.after(covers));

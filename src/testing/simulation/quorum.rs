@@ -17,7 +17,7 @@ use masters::{Data, Field, Place};
 use profile::{Kind, Profile};
 use users::{Judge, User};
 
-use super::history::Process;
+use super::history::{Id, Process};
 use super::workload::SimManager;
 use crate::engine::Engine;
 use crate::home::Home;
@@ -25,8 +25,8 @@ use crate::key::Key;
 use crate::lease;
 use crate::options::Options;
 use crate::reentry::OwnerId;
-use crate::scheme::Scheme;
 use crate::scheme::quorum::{Margins, Quorum, Restarts};
+use crate::scheme::{Answered, Attempt, Forced, Scheme, View};
 
 /// How long things go wrong.
 const TROUBLE: Duration = Duration::from_secs(9);
@@ -51,8 +51,14 @@ pub(super) enum Wrong {
     MinorityRenews,
     /// What a conversion that was refused has converted stays so.
     NotUndone,
-    /// Masters with a lower token are taken to have raised it.
+    /// Masters with a lower token are taken to have raised it. Chance shows it by what is left behind: its tokens have a scene.
     TokenNotRaised,
+    /// A master that has carried a force out does not refuse what is brought after it.
+    ForceForgotten,
+    /// A force ends what has a token that was seen, and not what has come since.
+    ForceNamesTokens,
+    /// A renewal does not tell that a hold was ended by force.
+    ForceNotHeard,
     /// Grants count whenever they are answered, and from then on. Chance seldom cuts somebody off just then: it has scenes.
     LateCounts,
 }
@@ -100,7 +106,9 @@ async fn story(field: &Arc<Field>, judge: &Arc<Judge>) {
             tasks.push(tokio::spawn(user.work(THINGS)));
         }
     }
+    let operator = tokio::spawn(operate(Arc::clone(field), Arc::clone(judge), quorum(field, many, restarts)));
     trouble(field, restarts, many).await;
+    operator.abort();
     field.heals();
     let all = async {
         for task in tasks {
@@ -115,9 +123,33 @@ async fn story(field: &Arc<Field>, judge: &Arc<Judge>) {
         judge.breaks(field, "somebody is not served");
     }
     tokio::time::sleep(AFTERMATH).await;
+    for id in field.undone() {
+        judge.breaks(field, &format!("{id:?} was there again after a force"));
+    }
     for hold in field.holds() {
         judge.breaks(field, &format!("nobody wants it: {hold}"));
     }
+}
+
+/// Ends holds by force again and again.
+async fn operate(field: Arc<Field>, judge: Arc<Judge>, quorum: Quorum) {
+    for _ in 0..field.profile.forces {
+        let (pause, name) = field.draw(|rng| (rng.u64(0..600), ["a", "a", "b"][rng.usize(0..3)]));
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        let key = Key::new("rwlock", name).expect("a name");
+        if let Ok(Answered { value: seen, .. }) = quorum.inspect(&key).await
+            && force(&field, &quorum, &key, &seen).await.is_ok()
+        {
+            judge.happens(if seen.holders.is_empty() { "nothing to force" } else { "forced" });
+        }
+    }
+}
+
+/// Ends what was seen. It is over as soon as that is told.
+async fn force(field: &Field, quorum: &Quorum, key: &Key, seen: &View) -> Attempt<Forced> {
+    let forced = quorum.force(key, seen).await?;
+    field.is_over(seen.holders.iter().map(|holder| Id::of(&holder.id)));
+    Ok(forced)
 }
 
 fn manager(field: &Arc<Field>, process: Process, restarts: Restarts) -> SimManager {
@@ -127,14 +159,17 @@ fn manager(field: &Arc<Field>, process: Process, restarts: Restarts) -> SimManag
         response_timeout: RESPONSE_TIMEOUT,
         ..Options::default()
     };
-    let (clock_margin, last_renewed) = (options.clock_margin, Arc::default());
+    SimManager { engine: Arc::new(Engine::new(Arc::new(quorum(field, process, restarts)), options)) }
+}
+
+fn quorum(field: &Arc<Field>, process: Process, restarts: Restarts) -> Quorum {
+    let (clock_margin, last_renewed) = (Options::default().clock_margin, Arc::default());
     let link = |place| -> Arc<dyn Scheme> { Arc::new(Link::new(field, process, place, clock_margin, &last_renewed)) };
     let links = (0..field.count()).map(link).collect();
     let stray_span = lease::stray_span(RESPONSE_TIMEOUT, clock_margin);
     let margins = Margins { clock_margin, stray_span };
     let any = Key::new("rwlock", "-").expect("a name");
-    let quorum = Quorum::new(links, &Home::Callers, &any, margins, restarts, field.profile.lease);
-    SimManager { engine: Arc::new(Engine::new(Arc::new(quorum), options)) }
+    Quorum::new(links, &Home::Callers, &any, margins, restarts, field.profile.lease)
 }
 
 /// What happens to masters and links, in an order and at moments of the seed's choice.
@@ -271,13 +306,7 @@ fn found(wrong: Wrong) -> Option<(u64, String)> {
 
 #[test]
 fn what_is_wrong_at_a_quorum_is_found() {
-    for wrong in [
-        Wrong::ForgetfulVotes,
-        Wrong::ReleasesWhereGranted,
-        Wrong::MinorityRenews,
-        Wrong::NotUndone,
-        Wrong::TokenNotRaised,
-    ] {
+    for wrong in [Wrong::ForgetfulVotes, Wrong::ReleasesWhereGranted, Wrong::MinorityRenews, Wrong::NotUndone] {
         let found = found(wrong);
         println!("{wrong:?}: {found:?}");
         assert!(found.is_some(), "{wrong:?} is not found");

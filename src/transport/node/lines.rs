@@ -21,11 +21,12 @@ use super::greeting::{check_server, parse_time, parse_uptime, unreadable};
 use super::room::Space;
 use super::silence::Silence;
 use super::wire::{self, Wire};
-use super::{OnLoss, Role};
+use super::{OnLoss, Reports, Role};
 use crate::clock::Clock;
 use crate::error::{Refusal, Source};
 use crate::home::Home;
 use crate::lease::{Anchor, Moment};
+use crate::meter::Tally;
 use crate::transport::fault::{self, Answer, Fault};
 use crate::transport::node::Limits;
 
@@ -47,6 +48,7 @@ pub(super) struct Lines {
     dialed: AtomicU64,
     /// How many of them came in place of another one.
     reconnects: AtomicU64,
+    reconnects_tally: Tally,
     failed: Mutex<Option<(Moment, DialFault)>>,
     /// When the node last did what it was asked, in nanoseconds of the local clock; zero for never.
     served: AtomicU64,
@@ -143,22 +145,25 @@ impl Lines {
         limits: Limits,
         clock: Clock,
         home: Home,
-        on_loss: Option<OnLoss>,
+        reports: Reports,
     ) -> Self {
+        let address = address.into();
+        let silence = Silence::new(&address, reports.outages);
         Self {
-            address: address.into(),
+            address,
             client,
-            on_loss,
+            on_loss: reports.on_loss,
             limits,
             clock,
             home,
             of: Mutex::default(),
             dialed: AtomicU64::new(0),
             reconnects: AtomicU64::new(0),
+            reconnects_tally: Tally::of_reconnects(),
             failed: Mutex::new(None),
             served: AtomicU64::new(0),
             up_since: AtomicU64::new(0),
-            silence: Silence::default(),
+            silence,
         }
     }
 
@@ -260,16 +265,18 @@ impl Lines {
     }
 
     async fn connect(self: Arc<Self>) -> Result<Arc<Live>, DialFault> {
+        let began = self.clock.now();
         let dialed = self.dial().await;
-        *self.failed.lock() = dialed.as_ref().err().map(|fault| (self.clock.now(), fault.clone()));
+        let now = self.clock.now();
+        *self.failed.lock() = dialed.as_ref().err().map(|fault| (now, fault.clone()));
         match &dialed {
             Ok(live) => {
                 self.begins(live);
-                self.silence.ends();
+                self.silence.greeted(now);
             }
             // It speaks.
-            Err(DialFault::Refused(..)) => self.silence.ends(),
-            Err(DialFault::NotSent(source)) => self.silence.begins(source.clone()),
+            Err(DialFault::Refused(refusal, words)) => self.silence.refuses(*refusal, words, now),
+            Err(DialFault::NotSent(source)) => self.silence.begins(source.clone(), began, now),
         }
         dialed
     }
@@ -282,6 +289,9 @@ impl Lines {
             Some(line) => {
                 let is_another = std::mem::replace(&mut line.has_had, true);
                 self.reconnects.fetch_add(u64::from(is_another), Ordering::Relaxed);
+                if is_another {
+                    self.reconnects_tally.add_one();
+                }
                 line.live = Some(Arc::clone(live));
             }
             None => {

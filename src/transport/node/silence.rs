@@ -1,5 +1,6 @@
 //! That a node does not answer: since when it is known, who waits for its word, and how long its [prober](super::prober) pauses.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -8,10 +9,15 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::backoff::Backoff;
-use crate::error::Source;
+use crate::error::{Refusal, Source};
+use crate::events;
+use crate::lease::Moment;
+use crate::shield::shielded;
+use crate::transport::outages::{Outages, Trouble};
 
-#[derive(Default)]
 pub(super) struct Silence {
+    node: Arc<str>,
+    outages: Arc<Outages>,
     /// Since its last answer a request of ours had none.
     is_silent: AtomicBool,
     /// It was probed since it last did what it was asked.
@@ -34,6 +40,17 @@ struct State {
 }
 
 impl Silence {
+    pub(super) fn new(node: &Arc<str>, outages: Arc<Outages>) -> Self {
+        Self {
+            node: Arc::clone(node),
+            outages,
+            is_silent: AtomicBool::new(false),
+            was_probed: AtomicBool::new(false),
+            state: Mutex::default(),
+            word: Notify::new(),
+        }
+    }
+
     pub(super) fn is(&self) -> bool {
         self.is_silent.load(Ordering::Acquire)
     }
@@ -51,10 +68,17 @@ impl Silence {
         self.state.lock().backoff.get_or_insert_with(Backoff::new).pause()
     }
 
-    /// A request had no answer, and nobody else's since it was sent. Whoever asks next has it probed.
-    pub(super) fn begins(&self, source: Option<Source>) {
-        self.state.lock().source = source;
+    /// What was sent then had no answer, nor had anybody else's request since, or it could not be sent. Whoever asks next has
+    /// the node probed.
+    pub(super) fn begins(&self, source: Option<Source>, sent: Moment, now: Moment) {
+        let mut state = self.state.lock();
+        state.source.clone_from(&source);
         self.is_silent.store(true, Ordering::Release);
+        let is_news = self.outages.begins(&self.node, Trouble::Silent, sent);
+        drop(state);
+        if is_news {
+            shielded(|| events::node_unreachable(&self.node, source.as_deref(), now.since(sent)));
+        }
     }
 
     /// What showed it.
@@ -87,10 +111,33 @@ impl Silence {
     }
 
     /// It has answered somebody.
-    pub(super) fn ends(&self) {
+    pub(super) fn ends(&self, now: Moment) {
         if self.is() {
-            self.is_silent.store(false, Ordering::Release);
-            self.word.notify_waiters();
+            self.greeted(now);
+        }
+    }
+
+    /// The same of a new connection: what is known of the node may be from before it was forgotten.
+    pub(super) fn greeted(&self, now: Moment) {
+        let state = self.state.lock();
+        self.is_silent.store(false, Ordering::Release);
+        let since = self.outages.ends(&self.node);
+        drop(state);
+        self.word.notify_waiters();
+        if let Some(since) = since {
+            shielded(|| events::node_back(&self.node, now.since(since)));
+        }
+    }
+
+    /// It speaks, and will not have us.
+    pub(super) fn refuses(&self, refusal: Refusal, words: &str, now: Moment) {
+        let state = self.state.lock();
+        self.is_silent.store(false, Ordering::Release);
+        let is_news = self.outages.begins(&self.node, Trouble::Refuses, now);
+        drop(state);
+        self.word.notify_waiters();
+        if is_news {
+            shielded(|| events::node_refuses(&self.node, refusal, words));
         }
     }
 }

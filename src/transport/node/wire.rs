@@ -65,15 +65,61 @@ struct State {
     is_writing: bool,
     /// The driver will look for something to write.
     is_driver_called: bool,
-    /// Who waits for an answer, in the order of the requests. Some have gone.
-    waiting: VecDeque<oneshot::Sender<Value>>,
+    /// Who waits for answers, in the order of the requests. Some have gone.
+    waiting: VecDeque<Asker>,
     /// Nothing goes out or comes in any more.
     end: Option<RedisError>,
     #[cfg(test)]
     writes: usize,
 }
 
+/// Who waits for one answer, or for those to a pipeline.
+enum Asker {
+    One(oneshot::Sender<Value>),
+    All(Box<Pipeline>),
+}
+
+struct Pipeline {
+    /// So many are to come.
+    count: usize,
+    answers: Vec<Value>,
+    sender: oneshot::Sender<Vec<Value>>,
+}
+
+/// What whoever asked is handed.
+enum Ready {
+    One(oneshot::Sender<Value>, Value),
+    All(Box<Pipeline>),
+}
+
+impl Ready {
+    /// Whoever asked may have gone.
+    fn hand_over(self) {
+        match self {
+            Self::One(sender, answer) => drop(sender.send(answer)),
+            Self::All(pipeline) => drop(pipeline.sender.send(pipeline.answers)),
+        }
+    }
+}
+
 impl State {
+    /// The next answer is for the first that waits. If that one has all it waits for, it is what is handed over. `Err` if nobody
+    /// waits.
+    fn take_answer(&mut self, answer: Value) -> io::Result<Option<Ready>> {
+        match self.waiting.pop_front() {
+            Some(Asker::One(sender)) => Ok(Some(Ready::One(sender, answer))),
+            Some(Asker::All(mut pipeline)) => {
+                pipeline.answers.push(answer);
+                if pipeline.answers.len() == pipeline.count {
+                    return Ok(Some(Ready::All(pipeline)));
+                }
+                self.waiting.push_front(Asker::All(pipeline));
+                Ok(None)
+            }
+            None => Err(io::Error::new(io::ErrorKind::InvalidData, "an answer to nothing")),
+        }
+    }
+
     fn has_something_to_write(&self) -> bool {
         !self.current.is_empty() || !self.next.is_empty()
     }
@@ -107,8 +153,8 @@ impl Wire {
     /// Sends one request, which `encode` appends, and waits for its answer. Sent at the first poll; dropped later, the answer is
     /// nobody's.
     pub(super) async fn ask(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
-        let (answers, answer) = oneshot::channel();
-        self.shared.send(encode, [answers])?;
+        let (sender, answer) = oneshot::channel();
+        self.shared.send(encode, Asker::One(sender))?;
         answer.await.map_err(|_| self.shared.why())
     }
 
@@ -118,29 +164,26 @@ impl Wire {
         count: usize,
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Vec<Value>, RedisError> {
-        let (answers, waits): (Vec<_>, Vec<_>) = (0..count).map(|_| oneshot::channel()).unzip();
-        self.shared.send(encode, answers)?;
-        let mut values = Vec::with_capacity(count);
-        for answer in waits {
-            values.push(answer.await.map_err(|_| self.shared.why())?);
+        if count == 0 {
+            // It would wait for an answer, and that would be somebody else's.
+            return Ok(Vec::new());
         }
-        Ok(values)
+        let (sender, answers) = oneshot::channel();
+        let pipeline = Pipeline { count, answers: Vec::with_capacity(count), sender };
+        self.shared.send(encode, Asker::All(Box::new(pipeline)))?;
+        answers.await.map_err(|_| self.shared.why())
     }
 }
 
 impl Shared {
-    fn send(
-        &self,
-        encode: impl FnOnce(&mut Vec<u8>),
-        answers: impl IntoIterator<Item = oneshot::Sender<Value>>,
-    ) -> Result<(), RedisError> {
+    fn send(&self, encode: impl FnOnce(&mut Vec<u8>), asker: Asker) -> Result<(), RedisError> {
         let mut state = self.state.lock();
         if let Some(end) = &state.end {
             return Err(end.clone());
         }
         let goes_alone = state.waiting.is_empty() && !state.is_writing;
         encode(&mut state.next);
-        state.waiting.extend(answers);
+        state.waiting.push_back(asker);
         if goes_alone {
             // A full socket, and one that is broken, is the driver's business.
             Self::write_once(&mut state).unwrap_or_default();
@@ -202,7 +245,7 @@ struct Driver {
     inbox: Inbox,
     /// That were read together.
     answers: Vec<Value>,
-    ready: Vec<(oneshot::Sender<Value>, Value)>,
+    ready: Vec<Ready>,
     /// Since it was called to write.
     has_let_others_go_along: bool,
     is_closed: Arc<AtomicBool>,
@@ -278,14 +321,10 @@ impl Driver {
     fn hand_out(&mut self) -> io::Result<()> {
         let mut state = self.shared.state.lock();
         for answer in self.answers.drain(..) {
-            let nobodys = || io::Error::new(io::ErrorKind::InvalidData, "an answer to nothing");
-            self.ready.push((state.waiting.pop_front().ok_or_else(nobodys)?, answer));
+            self.ready.extend(state.take_answer(answer)?);
         }
         drop(state);
-        for (sender, answer) in self.ready.drain(..) {
-            // Whoever asked may have gone.
-            drop(sender.send(answer));
-        }
+        self.ready.drain(..).for_each(Ready::hand_over);
         Ok(())
     }
 }

@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::{Origin, Shared, text};
+use crate::events;
 use crate::transport::fault::{self, Fault};
 use crate::transport::node::Node;
 use crate::transport::slots::complete;
@@ -96,7 +97,7 @@ impl Running {
                 Err(lost) => lost,
             };
             self.shared.unconfirm(self.link);
-            tracing::debug!(node = self.node.address(), reason = %lost, "lost a subscription connection");
+            events::link_lost(self.node.address(), &lost);
             match lost {
                 Lost::Unused => return,
                 // Waiters notice as well, but these may be few.
@@ -285,9 +286,9 @@ impl Running {
     fn tell_refusal(&self, message: &str) {
         let node = self.node.address();
         if message.starts_with("NOPERM") && !self.shared.is_refusal_told.swap(true, Ordering::Relaxed) {
-            tracing::warn!(node, message, "may not subscribe: waiters are not woken and ask once a second");
+            events::may_not_subscribe(node, message);
         }
-        tracing::debug!(node, message, "refused to subscribe");
+        events::subscription_refused(node, message);
     }
 }
 

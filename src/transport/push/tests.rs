@@ -12,7 +12,7 @@ use crate::options::Options;
 use crate::topology::Topology;
 use crate::transport::address::{address_of, parse_all, parse_one};
 use crate::transport::fleet::{Doubt, Fleet};
-use crate::transport::node::{Limits, Role};
+use crate::transport::node::{Limits, Reports, Role};
 
 /// Far longer than anything takes that a test waits for.
 const BOUND: Duration = Duration::from_secs(30);
@@ -35,7 +35,8 @@ fn single(url: &str) -> (Push, Arc<Node>) {
 fn single_at(url: &str, pace: Pace) -> (Push, Arc<Node>) {
     let info = parse_one(url, Topology::node(url).certificates()).expect("a URL");
     let limits = Limits::new(&Options::default(), Role::Standalone);
-    let node = Node::new(&address_of(info.addr()), info, limits, Clock::System, home(), None).expect("a node");
+    let node =
+        Node::new(&address_of(info.addr()), info, limits, Clock::System, home(), Reports::default()).expect("a node");
     let node = Arc::new(node);
     (Push::new(SlotOwners::Single { node: Arc::clone(&node) }, Clock::System, pace), node)
 }

@@ -13,12 +13,16 @@ fn last_cells(text: &str) -> Vec<&str> {
     rows.filter_map(|row| row.rsplit_once(" | ")).map(|(_, last)| last).filter(|last| *last != "test").collect()
 }
 
-/// Whether `module::…::name` is a function of the tests.
+/// Whether `module::…::name` is a function of these tests, or `module::tests::name` one beside the sources.
 fn exists(test: &str) -> bool {
     let Some((module, name)) = test.rsplit_once("::") else {
         return false;
     };
-    let file = root().join("tests/it").join(module.replace("::", "/")).with_extension("rs");
+    let (folder, module) = match module.strip_suffix("::tests") {
+        Some(module) => ("src", module),
+        None => ("tests/it", module),
+    };
+    let file = root().join(folder).join(module.replace("::", "/")).with_extension("rs");
     fs::read_to_string(file).is_ok_and(|text| text.contains(&format!("fn {name}(")))
 }
 
@@ -41,7 +45,10 @@ fn every_row_names_tests_that_exist() {
 #[test]
 fn made_up_tests_do_not_exist() {
     assert!(exists("callers::table::made_up_tests_do_not_exist"));
-    for made_up in ["callers::table::made_up", "callers::nowhere::made_up_tests_do_not_exist", "made_up"] {
+    assert!(exists("config::tests::what_is_not_said_is_as_by_default"));
+    for made_up in
+        ["callers::table::made_up", "config::tests::made_up", "callers::nowhere::made_up_tests_do_not_exist", "made_up"]
+    {
         assert!(!exists(made_up), "{made_up}");
     }
 }

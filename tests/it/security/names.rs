@@ -182,7 +182,7 @@ async fn scripts_are_constants() {
     }
     let memory = ask(node, &["INFO", "memory"]).text().expect("text").into_owned();
     let scripts = memory.lines().find_map(|line| line.strip_prefix("number_of_cached_scripts:"));
-    assert_eq!(scripts, Some("4"), "acquire, leave, inspect, force");
+    assert_eq!(scripts, Some("5"), "rights, acquire, leave, inspect, force");
 }
 
 /// A label is one field of an id, and `inspect` shows it as it was given, or it is refused.

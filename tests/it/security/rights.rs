@@ -1,4 +1,4 @@
-//! The rights that the README lists: with them everything works, and none of them is too much.
+//! The rights that `docs/OPERATIONS.md` lists: with them everything works, and none of them is too much.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,13 +17,14 @@ use crate::wait::{bounded, soon, until};
 
 const PASSWORD: &str = "secret";
 const WAKE_UPS: &str = "All of them, for waiters";
-const QUIET: &str = "Any manager";
+const QUIET: &str = "Any manager, so that";
+const QUIET_NEWER: &str = "The same on Redis 7.2";
 
-/// The rules in the README below the comment that begins so.
+/// The rules in the document below the comment that begins so.
 fn rules_of(heading: &str) -> Vec<String> {
-    let readme = include_str!("../../../README.md");
-    let mut lines = readme.lines().skip_while(|line| !line.starts_with(&format!("# {heading}")));
-    assert!(lines.next().is_some(), "the README has nothing for {heading}");
+    let document = include_str!("../../../docs/OPERATIONS.md");
+    let mut lines = document.lines().skip_while(|line| !line.starts_with(&format!("# {heading}")));
+    assert!(lines.next().is_some(), "there is nothing for {heading}");
     let line = lines.next().expect("a line below the comment");
     let rules = line.strip_prefix("ACL SETUSER locks ").expect("a command that makes a user");
     rules.split(' ').map(str::to_owned).collect()
@@ -80,6 +81,17 @@ impl Place<'_> {
         match self.kind {
             Kind::TwoKey => open(TwoKeyManager::builder(topology.clone()), prefix).await,
             Kind::HashNode | Kind::HashCluster => open(RedisManager::builder(topology.clone()), prefix).await,
+        }
+    }
+
+    /// A manager that has not connected yet.
+    fn build(&self, topology: &Topology, prefix: &str) -> Manager {
+        fn open<M: Build>(builder: Builder<M>, prefix: &str) -> Manager {
+            Arc::new(builder.key_prefix(prefix).clock_margin(Duration::from_millis(5)).build().expect("valid"))
+        }
+        match self.kind {
+            Kind::TwoKey => open(TwoKeyManager::builder(topology.clone()), prefix),
+            Kind::HashNode | Kind::HashCluster => open(RedisManager::builder(topology.clone()), prefix),
         }
     }
 
@@ -217,7 +229,9 @@ async fn other_prefixes_are_out_of_reach(place: &Place<'_>) {
     rules.extend(rules_of(WAKE_UPS));
     let (user, topology) = place.user(&rules);
     for prefix in ["other", "rwlock2", "rwlock:b"] {
-        let manager = place.connect(&topology, prefix).await.expect("connected");
+        let error = place.connect(&topology, prefix).await.map(drop).expect_err("somebody else's locks");
+        assert!(is_forbidden(&error), "{prefix}: {error:?}");
+        let manager = place.build(&topology, prefix);
         for name in ["cfg", "{tag}:1"] {
             let attempts = [
                 manager.write(name).await.map(drop),
@@ -283,6 +297,7 @@ on_all![
     each_listed_right_is_needed,
     other_prefixes_are_out_of_reach,
     log_of_refusals_stays_empty_with_the_optional_rights,
+    missing_right_is_told_at_connect,
 ];
 
 async fn waiters_subscribe_only_with_the_right(server: Server) {
@@ -318,7 +333,7 @@ async fn waiters_subscribe_only_with_the_right_on_valkey_9_1() {
     bounded(waiters_subscribe_only_with_the_right(Server::Valkey91)).await;
 }
 
-/// For `published_keys("lock:*")` the patterns are others, as the README says; all else is the same.
+/// For `published_keys("lock:*")` the patterns are others, as the document says; all else is the same.
 async fn adopted_keys_need_their_own_patterns(server: Server) {
     let f = ServerFixture::alone(Kind::HashCluster, server).await;
     let place = Place { f: &f, kind: Kind::HashCluster };
@@ -343,7 +358,7 @@ async fn adopted_keys_need_their_own_patterns(server: Server) {
         guard.release().await.expect("ours to the end");
         soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
     }
-    let elsewhere = place.connect(&topology, "rwlock").await.expect("connected");
+    let elsewhere = place.build(&topology, "rwlock");
     assert!(is_forbidden(&elsewhere.write("cfg").await.expect_err("not a key of theirs")));
 }
 
@@ -390,12 +405,32 @@ async fn log_of_refusals_stays_empty_with_the_optional_rights(place: &Place<'_>)
     rules.extend(rules_of(WAKE_UPS));
     place.failures(&place.user(&rules).1).await;
     assert!(refused_commands(place).contains("unwatch"), "{:?}", refused_commands(place));
-    let is_redis_7_0 = place.f.servers.primaries()[0].server() == Server::Redis70;
-    rules.extend(rules_of(QUIET).into_iter().filter(|rule| !(is_redis_7_0 && rule == "+client|setinfo")));
+    rules.extend(rules_of(QUIET));
+    if place.f.servers.primaries()[0].server() != Server::Redis70 {
+        rules.extend(rules_of(QUIET_NEWER));
+    }
     place.f.servers.everywhere(&["ACL", "LOG", "RESET"]);
     let failures = place.failures(&place.user(&rules).1).await;
     assert!(failures.is_empty(), "{failures:?}");
     assert_eq!(refused_commands(place), BTreeSet::new());
+}
+
+/// What a script would be refused is refused before there is any lock to lose.
+async fn missing_right_is_told_at_connect(place: &Place<'_>) {
+    let rules = rules_of(heading_of(place.kind));
+    place.f.servers.everywhere(&["FLUSHALL"]);
+    let commands = rules.iter().filter(|rule| rule.starts_with('+') && !rule.contains('|') && *rule != "+asking");
+    for missing in commands {
+        let others: Vec<String> = rules.iter().filter(|rule| *rule != missing).cloned().collect();
+        place.f.servers.everywhere(&["SCRIPT", "FLUSH"]);
+        let error = place.connect(&place.user(&others).1, "rwlock").await.map(drop).expect_err("a right is missing");
+        assert!(is_forbidden(&error), "without {missing}: {error:?}");
+        let text = error.to_string();
+        assert!(text.to_lowercase().contains(&missing[1..]), "it names no {missing}: {text}");
+        assert!(text.contains("127.0.0.1:"), "it names no server: {text}");
+    }
+    let sizes = place.f.servers.everywhere(&["DBSIZE"]);
+    assert!(sizes.iter().all(|size| size.int() == Some(0)), "it has changed something: {sizes:?}");
 }
 
 /// Sentinels whose default user may not say where the primary is, and a primary that lets only our user in.

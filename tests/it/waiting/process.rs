@@ -9,7 +9,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Dispatch, Event, Metadata, Subscriber};
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
 use super::now_us;
 use crate::fixture::{Fixture, Manager, Settings};
@@ -94,7 +94,8 @@ struct Listener {
 
 impl Subscriber for Listener {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("redis_rwlock")
+        // Whoever wants to be told of long waits has the server asked who holds the lock.
+        metadata.target().starts_with("redis_rwlock") && *metadata.level() != Level::INFO
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {

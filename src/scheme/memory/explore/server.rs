@@ -287,6 +287,7 @@ impl Server {
             // Told to whoever is not there, of which the clients here make nothing.
             first_token: token,
             forced: 0,
+            barred: 0,
             writer: shelf.writer.map(|writer| Writer {
                 id: self.id(writer.hold.id),
                 token: token - u64::from(writer.back),
@@ -311,6 +312,7 @@ impl Server {
             token,
             first_token: _,
             forced,
+            barred,
             writer,
             readers,
             waiting_writers,
@@ -322,7 +324,10 @@ impl Server {
             forget_ms: _,
         } = record;
         assert!(stamps.is_none());
-        assert!(*forced == 0 && news.is_empty() && call.is_none(), "nobody forces, and who is told is told");
+        assert!(
+            *forced.max(barred) == 0 && news.is_empty() && call.is_none(),
+            "nobody forces, and who is told is told"
+        );
         let hold = |id, hold: &Hold| Until { id: Self::number(id), ticks: ticks_until(hold.deadline_ms) };
         let place =
             |waiting: &Waiting| Until { id: Self::number(&waiting.request.id), ticks: ticks_until(waiting.until_ms) };

@@ -73,6 +73,21 @@ impl Record {
         Forced { ids, more: self.forced == self.token && !self.readers.is_empty() }
     }
 
+    /// The same where several servers have the lock: what they have shown ends here, also if it has come since or has had its
+    /// token raised, and is not brought here any more.
+    pub(crate) fn force_shown(&mut self, now: ServerTime, token: Option<FencingToken>, seen: &View) -> Forced {
+        let now_ms = now.as_micros() / 1000;
+        self.barred = self.barred.max(seen.token.map_or(0, FencingToken::as_u64));
+        self.remember(now_ms);
+        let is_shown = |id: &AcquisitionId| seen.holders.iter().any(|holder| holder.id == id.as_str());
+        let is_there = self.live_writer(now_ms).is_some_and(|writer| is_shown(&writer.id))
+            || self.readers.iter().any(|reader| is_shown(&reader.id) && self.is_live(&reader.hold, now_ms));
+        // What is over already may be yet to be removed.
+        let is_over = self.forced == self.token;
+        let token = if is_there || is_over { FencingToken::from_wire(self.token) } else { token };
+        self.force_seen(now, &View { token, ..View::default() })
+    }
+
     pub(super) fn forced(&self) -> Option<FencingToken> {
         FencingToken::from_wire(self.forced).filter(|_| self.forced > 0)
     }

@@ -27,7 +27,7 @@ impl Stage {
         let traces = Traces::new(masters.clone(), masters[0].scheme.clock(), Duration::ZERO, STRAY);
         let id = AcquisitionId::new("m", 1, "test");
         let stage = Self { traces, masters, key: Arc::new(key), id };
-        stage.traces.begin(&stage.id, &stage.key, LEASE);
+        stage.traces.begin(&stage.id, Mode::Write, &stage.key, LEASE);
         stage
     }
 
@@ -123,6 +123,30 @@ async fn release_that_ended_what_a_copy_brought_is_not_told_twice() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn release_is_told_again_if_what_it_ended_is_never_answered() {
+    let stage = Stage::new();
+    let copy = stage.sends(0);
+    stage.traces.leaving(&stage.id);
+    assert_eq!(stage.is_told(0).told(&stage.answered(ReleaseReply::Held)), Some(true));
+    drop(copy);
+    assert_eq!(stage.debts(), [1, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_that_came_back_is_not_taken_away_by_an_earlier_conversion() {
+    let stage = Stage::new();
+    stage.is_granted(stage.sends(0));
+    let sent = stage.traces.clock.now();
+    tokio::time::advance(Duration::from_millis(1)).await;
+    // A conversion that was sent before it is answered behind it.
+    stage.is_granted(stage.sends(0));
+    stage.traces.was_converted(&stage.id, 0, sent);
+    assert_eq!(stage.traces.leaving(&stage.id).expect("known")[0], Standing::MayHold);
+    stage.traces.was_converted(&stage.id, 0, stage.traces.clock.now());
+    assert_eq!(stage.traces.leaving(&stage.id).expect("known")[0], Standing::Nothing);
+}
+
+#[tokio::test(start_paused = true)]
 async fn release_that_came_before_the_grant_is_told_again() {
     for release_first in [true, false] {
         let stage = Stage::new();
@@ -192,6 +216,61 @@ async fn hold_that_an_unanswered_release_may_have_ended_was_ours() {
     assert_eq!(stage.traces.leaving(&stage.id), Some(later.to_vec()));
 }
 
+/// What a renewal asks for anew at a master that lacks a hold.
+#[tokio::test(start_paused = true)]
+async fn master_that_lacks_a_hold_is_asked_for_it_unless_that_is_of_no_use() {
+    let stage = Stage::new();
+    let until = || stage.traces.clock.now().after(LEASE);
+    let brings = |until| stage.traces.brings(&stage.id, 2, LEASE, until);
+    stage.is_granted(stage.sends(0));
+    stage.is_granted(stage.sends(1));
+    assert!(brings(until()).is_none(), "no majority has granted it");
+    stage.traces.granted(&stage.id, token(7));
+    let dropped = stage.sends(2);
+    assert!(brings(until()).is_none(), "it is being asked");
+    drop(dropped);
+    assert!(brings(until()).is_none(), "a copy may yet arrive");
+    tokio::time::advance(STRAY).await;
+    assert!(brings(stage.traces.clock.now()).is_none(), "it is over");
+    let (copy, mode, above) = brings(until()).expect("of use");
+    assert_eq!((mode, above), (Mode::Write, token(7)));
+    stage.is_granted(copy);
+    stage.traces.leaving(&stage.id);
+    assert!(brings(until()).is_none(), "it is released");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_ended_by_force_at_a_master_is_asked_for_nowhere() {
+    let stage = Stage::new();
+    let brings = || stage.traces.brings(&stage.id, 2, LEASE, stage.traces.clock.now().after(LEASE));
+    stage.is_granted(stage.sends(0));
+    stage.is_granted(stage.sends(1));
+    stage.traces.granted(&stage.id, token(7));
+    for earlier in [None, Some(token(6))] {
+        stage.traces.lacks(&stage.id, earlier);
+        assert_eq!(stage.traces.forced(&stage.id), None);
+    }
+    stage.is_granted(brings().expect("of use").0);
+    stage.traces.lacks(&stage.id, Some(token(7)));
+    assert_eq!(stage.traces.forced(&stage.id), Some(token(7)));
+    assert!(brings().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_that_is_brought_to_a_master_behind_its_release_is_owed() {
+    let stage = Stage::new();
+    stage.is_granted(stage.sends(0));
+    stage.is_granted(stage.sends(1));
+    stage.is_refused(stage.sends(2));
+    stage.traces.granted(&stage.id, token(7));
+    let until = stage.traces.clock.now().after(LEASE);
+    let (copy, ..) = stage.traces.brings(&stage.id, 2, LEASE, until).expect("it lacks it");
+    assert_eq!(stage.traces.leaving(&stage.id).expect("known")[2], Standing::MayHold);
+    stage.is_told(2).told(&stage.answered(gone()));
+    stage.is_granted(copy);
+    assert_eq!(stage.debts(), [0, 0, 1]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn trace_goes_when_its_release_is_known() {
     let stage = Stage::new();
@@ -211,7 +290,7 @@ async fn trace_goes_when_its_release_is_known() {
 #[tokio::test(start_paused = true)]
 async fn traces_of_which_nobody_has_told_the_end_go_when_they_are_over() {
     let stage = Stage::new();
-    let begin = |n| stage.traces.begin(&AcquisitionId::new("m", n, "test"), &stage.key, LEASE);
+    let begin = |n| stage.traces.begin(&AcquisitionId::new("m", n, "test"), Mode::Read, &stage.key, LEASE);
     (2..=1000).for_each(begin);
     assert_eq!(stage.known(), 1000);
     tokio::time::advance(LEASE * 2).await;

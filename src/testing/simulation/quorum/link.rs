@@ -151,9 +151,8 @@ impl Link {
         }
         let (key, asked) = (key.clone(), request.clone());
         let what = format!("acquires {:?}", request.id);
-        let act = move |master: &mut Master, now, not_after_ms| {
-            master.lock(&key).acquire_above(now, not_after_ms, &asked, floor)
-        };
+        let act =
+            move |master: &mut Master, now, not_after_ms| master.acquire((now, not_after_ms), &key, &asked, floor);
         let answer = self.carry(&what, act).await?;
         if let Acquired::Granted(_) = answer.value {
             self.known.lock().granted.insert(request.id.clone());
@@ -212,6 +211,11 @@ impl Link {
         let what = format!("renews {id:?}");
         let answer = self.carry(&what, move |master, now, _| master.lock(&key).renew(now, &asked, lease)).await;
         let is_renewed = matches!(&answer, Ok(Answered { value: Renewed::Renewed { .. }, .. }));
+        if self.is(Wrong::ForceNotHeard)
+            && let Ok(Answered { value: Renewed::Lost { .. }, .. }) = answer
+        {
+            return answer.map(|answer| Answered { value: Renewed::Lost { forced: None }, ..answer });
+        }
         let mut last = self.last_renewed.lock();
         if is_renewed {
             last.insert(id.as_str().to_owned(), sent);
@@ -272,12 +276,29 @@ impl Scheme for Link {
         None
     }
 
-    fn inspect<'a>(&'a self, _: &'a Key) -> BoxFuture<'a, Attempt<View>> {
-        unreachable!("nobody here looks")
+    fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
+        let key = key.clone();
+        Box::pin(self.carry("looks", move |master, now, _| master.lock(&key).inspect(now)))
     }
 
     fn force<'a>(&'a self, _: &'a Key, _: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
-        unreachable!("nobody here forces")
+        unreachable!("a quorum names all that was shown")
+    }
+
+    fn force_shown<'a>(
+        &'a self,
+        key: &'a Key,
+        token: Option<FencingToken>,
+        seen: &'a View,
+    ) -> BoxFuture<'a, Attempt<Forced>> {
+        let (key, mut seen) = (key.clone(), seen.clone());
+        match self.field.wrong {
+            Some(Wrong::ForceNamesTokens) => seen.holders.clear(),
+            Some(Wrong::ForceForgotten) => seen.token = None,
+            _ => {}
+        }
+        let act = move |master: &mut Master, now, _| master.force(now, &key, token, &seen);
+        Box::pin(self.carry("forces", act))
     }
 
     fn hearing(&self, _: &Key) -> Hearing {

@@ -13,8 +13,9 @@ use super::Wrong;
 use super::profile::Profile;
 use crate::clock::Clock;
 use crate::key::Key;
-use crate::lease::{Moment, ServerTime};
+use crate::lease::{FencingToken, Moment, ServerTime};
 use crate::scheme::memory::Record;
+use crate::scheme::{AcquireRequest, Acquired, Floor, Forced, View};
 
 /// When the masters' clocks stood at the start, in microseconds since the Unix epoch.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
@@ -44,6 +45,9 @@ struct State {
     cut: BTreeSet<(Process, Place)>,
     spared: Vec<Place>,
     is_healed: bool,
+    /// What an operator was told to be over, and what of it was there again.
+    over: BTreeSet<Id>,
+    undone: BTreeSet<Id>,
 }
 
 /// One of them.
@@ -60,12 +64,46 @@ pub(super) struct Master {
     rate_ppm: i64,
     skew_us: i64,
     locks: BTreeMap<String, Record>,
+    /// What an operator has ended here, and has named.
+    ended: BTreeSet<Id>,
+    named: BTreeSet<Id>,
+    /// What it has granted since to a first request that came late.
+    late: BTreeSet<Id>,
 }
 
 impl Master {
     /// What is kept of a lock.
     pub(super) fn lock(&mut self, key: &Key) -> &mut Record {
         self.locks.entry(key.name().to_owned()).or_default()
+    }
+
+    /// An operator ends what was shown.
+    pub(super) fn force(&mut self, now: ServerTime, key: &Key, token: Option<FencingToken>, seen: &View) -> Forced {
+        let forced = self.lock(key).force_shown(now, token, seen);
+        self.ended.extend(forced.ids.iter().map(|id| Id::of(id)));
+        self.named.extend(seen.holders.iter().map(|holder| Id::of(&holder.id)));
+        forced
+    }
+
+    /// Until that time of the master.
+    pub(super) fn acquire(
+        &mut self,
+        (now, not_after_ms): (ServerTime, u64),
+        key: &Key,
+        request: &AcquireRequest,
+        floor: Floor,
+    ) -> Acquired {
+        let acquired = self.lock(key).acquire_above(now, not_after_ms, request, floor);
+        let id = Id::of(request.id.as_str());
+        if let (Floor::New(_), Acquired::Granted(_), true) = (floor, acquired, self.named.contains(&id)) {
+            self.late.insert(id);
+        }
+        acquired
+    }
+
+    fn has(&self, id: Id, now: ServerTime) -> bool {
+        let mut holds = self.locks.values().flat_map(|record| record.live_holds(now.as_micros() / 1000));
+        holds.any(|(held, _, _)| Id::of(&held) == id)
     }
 }
 
@@ -115,9 +153,20 @@ impl Field {
             rate_ppm: rng.i64(-9_000..=9_000),
             skew_us: rng.i64(-40_000..=40_000),
             locks: BTreeMap::new(),
+            ended: BTreeSet::new(),
+            named: BTreeSet::new(),
+            late: BTreeSet::new(),
         });
         let masters = masters.collect();
-        let state = State { rng, masters, cut: BTreeSet::new(), spared: Vec::new(), is_healed: false };
+        let state = State {
+            rng,
+            masters,
+            cut: BTreeSet::new(),
+            spared: Vec::new(),
+            is_healed: false,
+            over: BTreeSet::new(),
+            undone: BTreeSet::new(),
+        };
         let (changed, requests, is_told) = (Notify::new(), AtomicUsize::new(0), std::env::var("TELL").is_ok());
         Arc::new(Self {
             clock,
@@ -262,7 +311,42 @@ impl Field {
             return None;
         }
         let now = self.time_of(master);
-        Some(Some(Delivery::Answered(act(master, now), now)))
+        let answer = act(master, now);
+        self.looks_for_undone(&mut state);
+        Some(Some(Delivery::Answered(answer, now)))
+    }
+
+    // --- What operators end.
+
+    /// An operator was told that these are over.
+    pub(super) fn is_over(&self, ids: impl Iterator<Item = Id>) {
+        let mut state = self.state.lock();
+        state.over.extend(ids);
+        self.looks_for_undone(&mut state);
+    }
+
+    fn looks_for_undone(&self, state: &mut State) {
+        // The next renewal finds what a late request for it has brought.
+        let has = |master: &Master, id| master.has(id, self.time_of(master)) && !master.late.contains(&id);
+        let is_there = |id: &&Id| {
+            let many = state.masters.iter().filter(|master| has(master, **id)).count();
+            many > state.masters.len() / 2
+        };
+        let there: Vec<Id> = state.over.iter().filter(is_there).copied().collect();
+        for id in there {
+            state.over.remove(&id);
+            state.undone.insert(id);
+        }
+    }
+
+    /// What an operator was told to be over, and what a majority had then or later.
+    pub(super) fn undone(&self) -> BTreeSet<Id> {
+        self.state.lock().undone.clone()
+    }
+
+    /// Whether an operator has ended it at any master. Its holder hears of it with its next renewal.
+    pub(super) fn is_forced(&self, id: Id) -> bool {
+        self.state.lock().masters.iter().any(|master| master.ended.contains(&id))
     }
 
     // --- What becomes of masters.
@@ -288,6 +372,16 @@ impl Field {
                 master.locks.clear();
             }
         });
+    }
+
+    /// Its clock is ahead of the true time by so much.
+    pub(super) fn is_ahead(&self, place: Place, ms: i64) {
+        self.changes(place, "has another time", |master| master.skew_us = ms * 1000);
+    }
+
+    /// Without a restart.
+    pub(super) fn forgets(&self, place: Place) {
+        self.changes(place, "forgets all", |master| master.locks.clear());
     }
 
     pub(super) fn freezes(&self, place: Place) {
@@ -348,12 +442,8 @@ impl Field {
     /// Whether all masters to which nothing happens have a hold.
     pub(super) fn is_held_by_the_spared(&self, id: Id) -> bool {
         let state = self.state.lock();
-        let has = |master: &Master| {
-            let now_ms = self.time_of(master).as_micros() / 1000;
-            let mut holds = master.locks.values().flat_map(|record| record.live_holds(now_ms));
-            holds.any(|(held, _, _)| Id::of(&held) == id)
-        };
-        state.spared.iter().all(|place| has(&state.masters[*place]))
+        let mut spared = state.spared.iter().map(|place| &state.masters[*place]);
+        spared.all(|master| master.has(id, self.time_of(master)))
     }
 
     /// The live holds that masters have.
@@ -364,7 +454,9 @@ impl Field {
             let now_ms = self.time_of(master).as_micros() / 1000;
             for (name, record) in &master.locks {
                 let live = record.live_holds(now_ms).into_iter();
-                holds.extend(live.map(|(_, mode, _)| format!("{mode} hold of {name} at master {place}")));
+                holds.extend(
+                    live.map(|(id, mode, _)| format!("{mode} hold of {name} at master {place}: {:?}", Id::of(&id))),
+                );
             }
         }
         holds

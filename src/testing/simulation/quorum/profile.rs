@@ -15,6 +15,8 @@ pub(super) struct Profile {
     pub(super) takes: Duration,
     /// A process is cut off from some masters so often.
     pub(super) cuts: u32,
+    /// An operator ends what it sees so often.
+    pub(super) forces: u32,
     pub(super) lease: Duration,
     /// Only the same few masters have faults.
     pub(super) spares_a_majority: bool,
@@ -39,6 +41,7 @@ pub(super) const CALM: Profile = Profile {
     kinds: &[],
     takes: Duration::ZERO,
     cuts: 0,
+    forces: 0,
     lease: Duration::from_secs(120),
     spares_a_majority: true,
 };
@@ -75,8 +78,11 @@ pub(super) const FORGETFUL: Profile = Profile {
 /// The same, and what is left behind is seen.
 pub(super) const LONG: Profile = Profile { name: "long", lease: Duration::from_secs(120), ..WILD };
 
+/// An operator is at work while holds are brought to masters that lack them.
+pub(super) const FORCED: Profile = Profile { name: "forced", slow: 200, forces: 30, ..WILD };
+
 impl Profile {
     pub(super) fn of_seed(seed: u64) -> Self {
-        [MINORITY, WILD, LONG, FORGETFUL][usize::try_from(seed % 4).expect("small")]
+        [MINORITY, WILD, LONG, FORGETFUL, FORCED][usize::try_from(seed % 5).expect("small")]
     }
 }

@@ -5,17 +5,29 @@ use std::time::Duration;
 
 use super::masters::{Data, Field};
 use super::profile::{CALM, Profile};
-use super::{RESPONSE_TIMEOUT, Restarts, SimManager, Wrong, manager};
-use crate::error::Error;
+use super::{RESPONSE_TIMEOUT, Restarts, SimManager, Wrong, force, manager, quorum};
+use crate::error::{Error, LossReason};
+use crate::guard::WriteGuard;
+use crate::key::Key;
+use crate::lease::FencingToken;
 use crate::lock::hold::HoldState;
 use crate::manager::RwLockManager;
+use crate::scheme::quorum::Quorum;
+use crate::scheme::{Scheme, View};
 
 /// Masters that are well, and a process.
 fn stage(many: usize, restarts: Restarts) -> (Arc<Field>, SimManager) {
-    let field = Field::of(many, fastrand::Rng::with_seed(1), CALM, None);
+    stage_of(many, restarts, CALM)
+}
+
+fn stage_of(many: usize, restarts: Restarts, profile: Profile) -> (Arc<Field>, SimManager) {
+    let field = Field::of(many, fastrand::Rng::with_seed(1), profile, None);
     let process = manager(&field, 0, restarts);
     (field, process)
 }
+
+/// Holds are renewed every second.
+const OF_THREE_SECONDS: Profile = Profile { lease: Duration::from_secs(3), ..CALM };
 
 async fn comes_back(field: &Field, place: usize, with: Data) {
     field.dies(place);
@@ -58,8 +70,9 @@ async fn upgrade_that_is_for_a_young_master_to_decide_is_refused() {
     assert!(matches!(refused.error(), Error::UpgradeConflict { .. }), "{refused:?}");
     let reading = refused.into_guard();
     settled().await;
-    assert_eq!((reading.state(), field.holds().len()), (HoldState::Held, 2));
-    reading.release().await.expect("two of three have it");
+    // The one that had forgotten it as well, by a renewal.
+    assert_eq!((reading.state(), field.holds().len()), (HoldState::Held, 3));
+    reading.release().await.expect("ours to the end");
 }
 
 #[tokio::test(start_paused = true)]
@@ -133,4 +146,176 @@ async fn grants_that_come_too_late_do_not_count() {
     let too_late = RESPONSE_TIMEOUT + Duration::from_millis(200);
     assert!(!is_relied_on_too_long(too_late, None).await);
     assert!(is_relied_on_too_long(too_late, Some(Wrong::LateCounts)).await, "the scene does not show it");
+}
+
+/// The tokens of two who hold a lock one after the other, from majorities that share only the one master that had to raise its token:
+/// the next one does not reach the master whose clock is ahead. Both know no clock before.
+async fn tokens_of_two_majorities(wrong: Option<Wrong>) -> [FencingToken; 2] {
+    let field = Field::of(3, fastrand::Rng::with_seed(1), CALM, wrong);
+    [-40, -40, 40].into_iter().enumerate().for_each(|(place, ms)| field.is_ahead(place, ms));
+    let [first, next] = [(0, 0), (1, 2)].map(|(process, unreached)| {
+        field.cuts(process, &[unreached]);
+        manager(&field, process, Restarts::Delayed)
+    });
+    let guard = first.write("cfg").await.expect("two are enough");
+    let before = guard.fencing_token();
+    guard.release().await.expect("ours to the end");
+    let guard = next.write("cfg").await.expect("two are enough");
+    [before, guard.fencing_token()]
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_grow_where_majorities_share_the_master_with_the_lower_one() {
+    let [before, after] = tokens_of_two_majorities(None).await;
+    assert!(before < after, "{before} before {after}");
+    let [before, after] = tokens_of_two_majorities(Some(Wrong::TokenNotRaised)).await;
+    assert!(before > after, "the scene does not show it: {before} before {after}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_that_three_of_five_have_granted_is_at_all_of_them_after_a_renewal() {
+    let (field, process) = stage_of(5, Restarts::Delayed, OF_THREE_SECONDS);
+    [3, 4].into_iter().for_each(|place| field.dies(place));
+    let writing = process.write("cfg").await.expect("three are left");
+    [3, 4].into_iter().for_each(|place| field.restarts(place, Data::Kept));
+    assert_eq!(field.holds().len(), 3);
+    settled().await;
+    assert_eq!(field.holds().len(), 5);
+    // One that has granted it, and another minority than the first one.
+    [0, 3].into_iter().for_each(|place| field.dies(place));
+    tokio::time::sleep(OF_THREE_SECONDS.lease * 2).await;
+    assert_eq!(writing.state(), HoldState::Held);
+    [0, 3].into_iter().for_each(|place| field.restarts(place, Data::Kept));
+    writing.release().await.expect("ours to the end");
+    settled().await;
+    assert_eq!(field.holds(), Vec::<String>::new());
+}
+
+/// Those that are young may have the hold, though they may not vote for a new one.
+#[tokio::test(start_paused = true)]
+async fn hold_outlives_a_restart_without_data_of_each_master_in_turn() {
+    for restarts in [Restarts::Checked, Restarts::Delayed] {
+        let (field, process) = stage_of(5, restarts, OF_THREE_SECONDS);
+        let rival = manager(&field, 1, restarts);
+        let writing = process.write("cfg").await.expect("granted");
+        for place in 0..5 {
+            comes_back(&field, place, Data::Lost).await;
+            // One renewal finds that it was away, another that it is back.
+            tokio::time::sleep(OF_THREE_SECONDS.lease * 2).await;
+            assert_eq!(field.holds().len(), 5, "{restarts:?}, after the restart of {place}");
+        }
+        assert_eq!(writing.state(), HoldState::Held);
+        assert!(rival.try_write("cfg").await.expect("a majority answers").is_none());
+        writing.release().await.expect("ours to the end");
+    }
+}
+
+/// A hold that three of five have, who are connected with all. It is brought to the other two with its next renewal, in a second.
+async fn hold_of_three(wrong: Option<Wrong>) -> (Arc<Field>, Guarded, Operator) {
+    let field = Field::of(5, fastrand::Rng::with_seed(1), OF_THREE_SECONDS, wrong);
+    let [process, rival] = [0, 2].map(|process| manager(&field, process, Restarts::Delayed));
+    let operator = Operator { field: Arc::clone(&field), quorum: quorum(&field, OPERATOR, Restarts::Delayed) };
+    rival.write("other").await.expect("granted").release().await.expect("ours to the end");
+    operator.looks().await;
+    let guard = process.write("cfg").await.expect("granted");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    [1, 2].into_iter().for_each(|place| field.forgets(place));
+    assert_eq!(field.holds().len(), 3);
+    (field, Guarded { guard, _process: process, rival }, operator)
+}
+
+/// A holder, and somebody who would like to be one.
+struct Guarded {
+    guard: WriteGuard,
+    _process: SimManager,
+    rival: SimManager,
+}
+
+const OPERATOR: u32 = 1;
+
+struct Operator {
+    field: Arc<Field>,
+    quorum: Quorum,
+}
+
+impl Operator {
+    fn key() -> Key {
+        Key::new("rwlock", "cfg").expect("a name")
+    }
+
+    async fn looks(&self) -> View {
+        self.quorum.inspect(&Self::key()).await.expect("a majority answers").value
+    }
+
+    /// It reaches a majority, of which one has the hold.
+    async fn forces(&self, seen: &View) {
+        assert_eq!(seen.holders.len(), 1);
+        self.field.cuts(OPERATOR, &[3, 4]);
+        force(&self.field, &self.quorum, &Self::key(), seen).await.expect("a majority has done it");
+    }
+}
+
+/// Whether what a force has ended at a majority is there again, when it is brought to two masters that have carried the force out
+/// between their answer to a renewal and that.
+async fn comes_back_after_a_force(wrong: Option<Wrong>) -> bool {
+    let (field, held, operator) = hold_of_three(wrong).await;
+    let seen = operator.looks().await;
+    [1, 2].into_iter().for_each(|place| field.answers_after(place, Duration::from_millis(200)));
+    let before = field.requests();
+    while field.requests() < before + 5 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // It has arrived everywhere, and is answered late by those that lack the hold.
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert_eq!(field.holds().len(), 3);
+    operator.forces(&seen).await;
+    let is_back = !field.undone().is_empty();
+    settled().await;
+    assert_eq!(held.guard.state(), HoldState::Lost(LossReason::Forced));
+    is_back
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_is_not_brought_to_masters_that_have_carried_a_force_out() {
+    assert!(!comes_back_after_a_force(None).await);
+    assert!(comes_back_after_a_force(Some(Wrong::ForceForgotten)).await, "the scene does not show it");
+}
+
+/// Whether a hold outlives a force that has seen it, when it was brought to two masters between the look and the force.
+async fn outlives_a_force(wrong: Option<Wrong>) -> bool {
+    let (field, held, operator) = hold_of_three(wrong).await;
+    let seen = operator.looks().await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert_eq!(field.holds().len(), 5, "it was brought to all before the force");
+    operator.forces(&seen).await;
+    let is_there = !field.undone().is_empty();
+    assert_eq!(held.rival.try_write("cfg").await.expect("a majority answers").is_none(), is_there);
+    is_there
+}
+
+#[tokio::test(start_paused = true)]
+async fn force_ends_what_was_brought_to_a_master_since_the_look() {
+    assert!(!outlives_a_force(None).await);
+    assert!(outlives_a_force(Some(Wrong::ForceNamesTokens)).await, "the scene does not show it");
+}
+
+/// What becomes of a hold that an operator has ended at one master, which says so when a majority has renewed the hold.
+async fn after_a_force_at_one_master(wrong: Option<Wrong>) -> (HoldState, usize) {
+    let (field, held, operator) = hold_of_three(wrong).await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let seen = operator.looks().await;
+    field.cuts(OPERATOR, &[1, 2, 3, 4]);
+    force(&field, &operator.quorum, &Operator::key(), &seen).await.expect_err("one of five");
+    assert_eq!(field.holds().len(), 4);
+    field.answers_after(0, Duration::from_millis(200));
+    settled().await;
+    (held.guard.state(), field.holds().len())
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_that_any_master_was_told_to_end_is_lost_and_given_back() {
+    let lost = HoldState::Lost(LossReason::Forced);
+    assert_eq!(after_a_force_at_one_master(None).await, (lost, 0));
+    let unheard = after_a_force_at_one_master(Some(Wrong::ForceNotHeard)).await;
+    assert_eq!(unheard, (HoldState::Held, 4), "the scene does not show it");
 }

@@ -27,6 +27,8 @@ struct Seen {
     inside: Vec<Inside>,
     next: u32,
     highest: BTreeMap<Lock, Highest>,
+    /// When guards of a hold were first had.
+    since: BTreeMap<Id, Duration>,
     violations: Vec<String>,
     /// How often each thing has happened.
     happened: BTreeMap<&'static str, u32>,
@@ -45,6 +47,7 @@ struct Inside {
     process: Process,
     lock: Lock,
     mode: Mode,
+    hold: Id,
     watch: HoldWatch,
 }
 
@@ -65,12 +68,15 @@ impl Judge {
 
     /// A guard is relied on from now on.
     fn enters(&self, field: &Field, process: Process, lock: Lock, guard: &AnyGuard) -> u32 {
-        let (mode, token, watch) = (guard.mode(), guard.token().as_u64(), guard.watch());
+        let (mode, token, hold, watch) = (guard.mode(), guard.token().as_u64(), guard.id(), guard.watch());
+        let is_forced = field.is_forced(hold);
         let mut seen = self.of.lock();
         seen.next += 1;
+        seen.since.entry(hold).or_insert_with(|| field.now());
         let number = seen.next;
         let conflicts = |other: &&Inside| {
-            other.lock == lock && (mode, other.mode) != (Mode::Read, Mode::Read) && is_valid(other.watch.state())
+            let is_beside = other.lock == lock && (mode, other.mode) != (Mode::Read, Mode::Read);
+            is_beside && is_valid(other.watch.state()) && !is_forced && !field.is_forced(other.hold)
         };
         // What two of a process have in their guards is one state: the engine's own matter.
         let beside = seen.inside.iter().find(conflicts).map(|other| (other.number, other.process, other.mode));
@@ -80,7 +86,7 @@ impl Judge {
         if mode == Mode::Write {
             highest.of_writers = highest.of_writers.max(token);
         }
-        seen.inside.push(Inside { number, process, lock, mode, watch });
+        seen.inside.push(Inside { number, process, lock, mode, hold, watch });
         drop(seen);
         field.tells(|| format!("process {process} has guard {number}, {mode}, token {token}: {guard:?}"));
         if let Some((other, of, with)) = beside {
@@ -89,10 +95,15 @@ impl Judge {
                 &format!("{mode} guard {number} of process {process} beside {with} guard {other} of {of}"),
             );
         }
-        if token <= before {
+        if token <= before && !is_forced {
             self.breaks(field, &format!("{mode} guard {number} has token {token} after {before}"));
         }
         number
+    }
+
+    /// For how long a hold has been relied on.
+    fn age(&self, field: &Field, hold: Id) -> Duration {
+        self.of.lock().since.get(&hold).map_or(Duration::ZERO, |since| field.now() - *since)
     }
 
     /// Whoever gives a write hold up for a read hold relies on nothing more from then on, and again on all if it stays.
@@ -173,12 +184,15 @@ impl User {
     }
 
     /// A hold that only a bare majority has granted, since others had not yet been told of a release before it, is lost with one
-    /// of those. One that all have to which nothing happens is not.
+    /// of those, until a renewal has brought it to the others: the loss is told within two leases, also by what began before it.
+    /// One that all have to which nothing happens is not.
     fn loses(&self, guard: Id, what: &'static str, how: &str) {
-        if self.field.is_held_by_the_spared(guard) {
-            return self.fails(what, how);
-        }
-        self.judge.happens(what);
+        if self.is_of_few(guard) { self.judge.happens(what) } else { self.fails(what, how) }
+    }
+
+    fn is_of_few(&self, guard: Id) -> bool {
+        let is_new = self.judge.age(&self.field, guard) < self.field.profile.lease * 2;
+        is_new && !self.field.is_held_by_the_spared(guard)
     }
 
     /// Where a majority is well nobody is to notice anything.
@@ -262,7 +276,7 @@ impl User {
     }
 
     async fn let_go(&mut self, guard: AnyGuard) {
-        let (id, state) = (guard.id(), guard.state());
+        let (id, state, is_of_few) = (guard.id(), guard.state(), self.is_of_few(guard.id()));
         match self.rng.u32(0..8) {
             0..2 => return drop(guard),
             2 => {
@@ -276,6 +290,8 @@ impl User {
             Released::Ours => self.judge.happens("released"),
             Released::Lost(LossReason::Closed) | Released::Cut => {}
             Released::Lost(reason) => self.loses(id, "lost at its release", &format!("{reason:?}, after {state:?}")),
+            // Nor can a bare majority say that it was released, without one of those.
+            Released::Unreachable if is_of_few => self.judge.happens("release not answered"),
             Released::Unreachable => self.fails("release not answered", ""),
         }
     }

@@ -173,6 +173,34 @@ async fn pipeline_stays_in_one_piece() {
 }
 
 #[tokio::test]
+async fn answers_to_a_pipeline_that_nobody_waits_for_are_nobody_elses() {
+    let (wire, mut server, _) = connected().await;
+    let mut both = Some(Box::pin(wire.ask_all(2, |bytes| (1..3).for_each(|number| request(bytes, number)))));
+    let mut behind = pin!(ask(&wire, 3));
+    assert!(poll_immediate(both.as_mut().expect("it waits")).await.is_none());
+    assert!(poll_immediate(behind.as_mut()).await.is_none());
+    for _ in 1..4 {
+        let words = server.hear().await;
+        server.say(&echo(&words)).await;
+        tokio::task::yield_now().await;
+        // It goes when it has one of two.
+        drop(both.take());
+    }
+    assert_eq!(behind.await.expect("answered"), text("3"));
+}
+
+#[tokio::test]
+async fn pipeline_that_is_answered_in_part_has_failed() {
+    let (wire, mut server, _) = connected().await;
+    let mut both = Box::pin(wire.ask_all(2, |bytes| (1..3).for_each(|number| request(bytes, number))));
+    assert!(poll_immediate(&mut both).await.is_none());
+    let words = server.hear().await;
+    server.say(&echo(&words)).await;
+    drop(server);
+    assert!(both.await.is_err());
+}
+
+#[tokio::test]
 async fn what_the_socket_does_not_take_goes_later() {
     let (wire, mut server, _) = connected().await;
     let long = "x".repeat(8 << 20);

@@ -1,0 +1,53 @@
+//! A holder that is paused past its lease writes too late. The resource refuses it, by its fencing token.
+//!
+//! `REDIS_URL=redis://127.0.0.1:6379 cargo run --example fencing`
+
+use std::error::Error;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Client, Script};
+use redis_rwlock::{FencingToken, RedisManager, RwLockManager};
+
+/// Reads, and with a value writes, unless somebody with a higher token was here before. Reads raise the mark too.
+const VISIT: &str = "
+    local highest = tonumber(redis.call('HGET', KEYS[1], 'token') or '0')
+    if tonumber(ARGV[1]) < highest then return redis.error_reply('STALE a higher token was here') end
+    redis.call('HSET', KEYS[1], 'token', ARGV[1])
+    if ARGV[2] then redis.call('HSET', KEYS[1], 'value', ARGV[2]) end
+    return redis.call('HGET', KEYS[1], 'value')";
+
+async fn visit(
+    mut server: MultiplexedConnection,
+    token: FencingToken,
+    value: Option<&str>,
+) -> redis::RedisResult<Option<String>> {
+    Script::new(VISIT).key("fencing:value").arg(token.to_string()).arg(value).invoke_async(&mut server).await
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let url = std::env::var("REDIS_URL").unwrap_or("redis://127.0.0.1:6379".into());
+    let server = Client::open(&*url)?.get_multiplexed_async_connection().await?;
+    let locks = RedisManager::connect(&*url).await?;
+    let others = RedisManager::connect(&*url).await?;
+
+    // A lease that is never renewed stands for a process that stands still: it swaps, or its machine is moved.
+    let paused = locks.write("value").fixed_lease(Duration::from_millis(500)).await?;
+    visit(server.clone(), paused.fencing_token(), Some("one")).await?;
+    println!("{}: wrote \"one\", and is paused now", paused.fencing_token());
+    tokio::time::sleep(Duration::from_millis(700)).await;
+
+    let reading = others.read("value").await?;
+    let value = visit(server.clone(), reading.fencing_token(), None).await?;
+    println!("{}: read {value:?}, since the lease of the other one is over", reading.fencing_token());
+
+    // It wakes up and believes that it is alone. Whoever has read must not be surprised.
+    match visit(server, paused.fencing_token(), Some("two")).await {
+        Ok(_) => return Err("the late write got through".into()),
+        Err(error) => println!("{}: woke up, and its write is refused: {error}", paused.fencing_token()),
+    }
+    println!("its release tells it, too: {}", paused.release().await.expect_err("it had ended"));
+    reading.release().await?;
+    Ok(())
+}

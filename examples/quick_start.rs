@@ -1,0 +1,41 @@
+//! Takes a lock to read and to write, and shows what others see meanwhile.
+//!
+//! `REDIS_URL=redis://127.0.0.1:6379 cargo run --example quick_start`
+
+use std::time::Duration;
+
+use redis_rwlock::{Error, RedisManager, RwLockManager};
+
+#[tokio::main]
+async fn main() -> redis_rwlock::Result<()> {
+    let url = std::env::var("REDIS_URL").unwrap_or("redis://127.0.0.1:6379".into());
+    let locks = RedisManager::connect(&*url).await?;
+    // To the server a second manager is what a second process is.
+    let others = RedisManager::connect(&*url).await?;
+
+    let (ours, theirs) = (locks.read("cfg").await?, others.read("cfg").await?);
+    println!("two read at the same time, with the tokens {} and {}", ours.fencing_token(), theirs.fencing_token());
+    ours.release().await?;
+    theirs.release().await?;
+
+    let writing = locks.write("cfg").await?;
+    println!("one writes, with token {}", writing.fencing_token());
+    println!("without a word from the server it may trust its lock for {:.1?}", writing.remaining());
+
+    // Others ask once, or wait for as long as they like.
+    println!("may another one read now? {}", others.try_read("cfg").await?.is_some());
+    match others.read("cfg").wait_timeout(Duration::from_millis(200)).await {
+        Err(error @ Error::WaitTimeout { .. }) => println!("another one gave up: {error}"),
+        other => drop(other?),
+    }
+    for holder in others.inspect("cfg").await?.holders {
+        println!("inspect: {} holds it to {} since {:.1?}", holder.label, holder.mode, holder.age);
+    }
+
+    writing.release().await?; // Ok: the server knows, and the lock was ours to the end
+    println!("released; may another one read now? {}", others.try_read("cfg").await?.is_some());
+
+    // At the end of a program: gives back whatever is still held.
+    others.close().await?;
+    locks.close().await
+}

@@ -1,0 +1,153 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::num::NonZeroU8;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+
+const AFTER_HELP: &str = "\
+Servers: one of --url, --cluster and --sentinel, or of RWLOCK_NODE, RWLOCK_CLUSTER and RWLOCK_SENTINEL_PRIMARY with \
+RWLOCK_SENTINEL_URLS, or a file with --config. Everybody on the machine can see a URL on the command line, so give passwords \
+by the environment or by a file.
+
+Environment: all options of redis_rwlock::Config with the prefix RWLOCK, such as RWLOCK_LEASE=15s, RWLOCK_KEY_PREFIX=shop, \
+RWLOCK_TLS_CA=/etc/locks/ca.pem, RWLOCK_CLOCK_MARGIN=50ms. They count more than the file, and the command line more than they.
+
+Exit codes:
+  0    done; inspect: somebody holds the lock; doctor: all is well
+  1    no: inspect: nobody holds the lock; force-release: nobody held it, or you did not agree; doctor: something is to be mended
+  2    the command line makes no sense
+  69   no server answered, or too few
+  70   the operating system did not let us
+  75   others hold the lock, and --wait is over (or --no-wait was given); trying again later may help
+  76   the lock was lost or about to be, and the command was ended
+  77   a server refused us
+  78   an option or a lock's name is not valid
+  126  run: the command cannot be run
+  127  run: the command was not found
+  128  and more: a signal ended the command, or waiting: 128 and its number
+run exits with the command's own code if the lock was ours to the end.";
+
+/// A read-write lock on Redis or Valkey, from the command line.
+#[derive(Debug, Parser)]
+#[command(name = "redis-rwlock", version, after_help = AFTER_HELP, propagate_version = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    #[command(flatten)]
+    pub(crate) servers: Servers,
+    /// Print JSON: answers to standard output, messages of `run` and errors to standard error, one object a line.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+/// Where the servers are, and the options that are changed most.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Servers")]
+pub(crate) struct Servers {
+    /// One server, as `redis://user@host:6379/0`; `rediss://` for TLS.
+    #[arg(long, global = true, value_name = "URL")]
+    pub(crate) url: Option<String>,
+    /// A cluster, by some of its members: URLs with commas between them.
+    #[arg(long, global = true, value_name = "URL,…", conflicts_with = "url")]
+    pub(crate) cluster: Option<String>,
+    /// The primary that Sentinels know by this name, and the Sentinels' URLs.
+    #[arg(long, global = true, value_name = "PRIMARY=URL,…", conflicts_with_all = ["url", "cluster"])]
+    pub(crate) sentinel: Option<String>,
+    /// A JSON file with the fields of `redis_rwlock::Config`; also by `RWLOCK_CONFIG`.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// What the keys begin with; `rwlock` by default.
+    #[arg(long, global = true, value_name = "PREFIX")]
+    pub(crate) key_prefix: Option<String>,
+    /// What others see this program as; `host:pid` by default.
+    #[arg(long, global = true, value_name = "LABEL")]
+    pub(crate) label: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a command while the lock is held.
+    ///
+    /// The command has the lock's name and fencing token in RWLOCK_NAME and RWLOCK_FENCING_TOKEN. It runs in a process group of its own.
+    /// SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are handed on to all of that group. What it leaves behind when
+    /// it ends gets SIGTERM, and SIGKILL after the grace, before the lock is given back.
+    ///
+    /// While no server confirms the lock, the group gets SIGTERM when no more than the grace is left until the lock cannot be
+    /// trusted any more, and SIGKILL before that moment. When the lock is lost at once, as by force-release, it gets SIGKILL at once.
+    Run(RunOptions),
+    /// Show who holds a lock and who waits for it.
+    Inspect {
+        /// The lock.
+        name: String,
+    },
+    /// Show all locks that are held or waited for.
+    ///
+    /// Looks through all keys of the servers: a second for each million or so. The user needs the right +scan.
+    List,
+    /// Show the locks again every second, those with the longest queue first; `q` ends it.
+    Top {
+        /// These locks only, and without the right +scan.
+        #[arg(value_name = "NAME")]
+        names: Vec<String>,
+    },
+    /// End all holds of a lock, whoever has it. Its holders are still at work, and others may come in at once.
+    ForceRelease {
+        /// The lock.
+        name: String,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Find out what is wrong with the servers, and with the rights that we have there.
+    ///
+    /// Tries each command that locks need on a key that nobody uses, and takes a lock of its own. Each right that is missing leaves
+    /// a line in the servers' ACL LOG.
+    Doctor {
+        /// How many replicas each primary has to have; by default as many as RWLOCK_DURABILITY_REPLICAS asks for.
+        #[arg(long, value_name = "N")]
+        replicas: Option<NonZeroU8>,
+    },
+    /// Write a script that makes the shell complete this program's command line.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Write the manual page.
+    Man {
+        /// That of a command, such as `run`.
+        command: Option<String>,
+    },
+}
+#[derive(Debug, Args)]
+pub(crate) struct RunOptions {
+    /// Share the lock with other readers.
+    #[arg(long)]
+    pub(crate) read: bool,
+    /// Have the lock alone; the default.
+    #[arg(long, conflicts_with = "read")]
+    pub(crate) write: bool,
+    /// How long to wait for others; without limit by default.
+    #[arg(long, value_name = "SPAN")]
+    pub(crate) wait: Option<String>,
+    /// Do not wait for others.
+    #[arg(long, visible_alias = "try", conflicts_with = "wait")]
+    pub(crate) no_wait: bool,
+    /// How long the server keeps the lock without hearing from us; 10s by default. It is renewed at a third.
+    #[arg(long, value_name = "SPAN")]
+    pub(crate) lease: Option<String>,
+    /// When the command is ended whatever happens; never by default.
+    #[arg(long, value_name = "SPAN")]
+    pub(crate) max_hold: Option<String>,
+    /// How long before the lock cannot be trusted any more the command gets SIGTERM; a third of the lease by default, and somewhat less
+    /// than half of it at most.
+    #[arg(long, value_name = "SPAN")]
+    pub(crate) grace: Option<String>,
+    /// The lock.
+    pub(crate) name: String,
+    /// The command and its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}

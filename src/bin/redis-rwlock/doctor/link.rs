@@ -1,0 +1,107 @@
+//! A connection to one server, past the library.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError, Value};
+
+use super::finding::{Finding, Level};
+use crate::exit::Failure as Exit;
+use crate::settings::{Place, Settings};
+
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub(super) struct Link(MultiplexedConnection);
+
+/// Why a server could not be asked.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Login(String),
+    Unreachable(String),
+}
+
+impl Failure {
+    pub(super) fn finding(&self, level: Level, node: &str) -> Finding {
+        match self {
+            // Whoever may not log in here may not when this is a primary.
+            Self::Login(message) => {
+                Finding::new(Level::Problem, "login", message).advise("check user and password in the URL")
+            }
+            Self::Unreachable(message) => {
+                Finding::new(level, "unreachable", message).advise("see that it runs and that the address is right")
+            }
+        }
+        .at(node)
+    }
+}
+
+impl From<RedisError> for Failure {
+    fn from(error: RedisError) -> Self {
+        let is_login = matches!(error.code(), Some("NOAUTH" | "WRONGPASS"))
+            || error.kind() == redis::ErrorKind::AuthenticationFailed;
+        if is_login { Self::Login(error.to_string()) } else { Self::Unreachable(error.to_string()) }
+    }
+}
+
+impl Link {
+    pub(super) async fn open(address: &str, settings: &Settings) -> Result<Self, Failure> {
+        let client = client(address, settings).map_err(|exit| Failure::Unreachable(exit.message))?;
+        let config =
+            AsyncConnectionConfig::new().set_connection_timeout(Some(TIMEOUT)).set_response_timeout(Some(TIMEOUT));
+        Ok(Self(client.get_multiplexed_async_connection_with_config(&config).await?))
+    }
+
+    pub(super) async fn ask(&mut self, words: &[&str]) -> Result<Value, RedisError> {
+        let mut command = redis::cmd(words.first().copied().unwrap_or_default());
+        for word in words.iter().skip(1) {
+            command.arg(word);
+        }
+        command.query_async(&mut self.0).await
+    }
+}
+
+fn client(address: &str, settings: &Settings) -> Result<Client, Exit> {
+    let place = settings.place();
+    // The library has read it already. Its own words may quote the URL, password and all.
+    let unusable = |_| Exit::from_text("the URL cannot be read");
+    let mut info = place.first_url().into_connection_info().map_err(unusable)?;
+    if !matches!(place, Place::Node(_)) {
+        info = at(info, address).ok_or_else(|| Exit::from_text("its address cannot be read"))?;
+    }
+    open(info, settings)
+}
+
+/// Another server that is reached in the same way.
+fn at(info: ConnectionInfo, address: &str) -> Option<ConnectionInfo> {
+    let (host, port) = address.rsplit_once(':')?;
+    let (host, port) = (host.to_owned(), port.parse().ok()?);
+    let addr = match info.addr() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
+        }
+        _ => ConnectionAddr::Tcp(host, port),
+    };
+    Some(info.set_addr(addr))
+}
+
+#[cfg(feature = "tls")]
+fn open(info: ConnectionInfo, settings: &Settings) -> Result<Client, Exit> {
+    let read = |name| settings.path(name).map(std::fs::read).transpose().map_err(Exit::system);
+    let (ca, certificate, key) = (read("TLS_CA")?, read("TLS_CLIENT_CERTIFICATE")?, read("TLS_CLIENT_KEY")?);
+    let client = match (&ca, &certificate) {
+        (None, None) => Client::open(info),
+        _ => {
+            let client_tls = certificate
+                .zip(key)
+                .map(|(client_cert, client_key)| redis::ClientTlsConfig { client_cert, client_key });
+            Client::build_with_tls(info, redis::TlsCertificates { client_tls, root_cert: ca })
+        }
+    };
+    client.map_err(|_| Exit::from_text("the certificates cannot be used"))
+}
+
+#[cfg(not(feature = "tls"))]
+fn open(info: ConnectionInfo, _: &Settings) -> Result<Client, Exit> {
+    Client::open(info).map_err(|_| Exit::from_text("the URL cannot be used"))
+}

@@ -1,0 +1,209 @@
+//! Which commands, keys and channels our user may use, found out by using them.
+//!
+//! No command changes anything: the key is nobody's, and HSET is given one word too many, at which a server that allows it fails.
+
+use std::collections::BTreeMap;
+use std::process;
+
+use redis::RedisError;
+
+use super::finding::{Finding, Findings, Level};
+use super::link::{Failure, Link};
+use super::survey::Survey;
+use crate::settings::Settings;
+
+/// What a right is for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Use {
+    Locks,
+    Cluster,
+    Durability,
+    WakeUps,
+    Operators,
+    QuietLog,
+}
+
+const KEY: &str = "<key>";
+const CHANNEL: &str = "<channel>";
+
+/// Rules of an ACL, and a command that needs each. Subscriptions come last: nothing else may be asked after them.
+const RIGHTS: [(&str, Use, &[&str]); 20] = [
+    ("+eval", Use::Locks, &["EVAL", "return 0", "1", KEY]),
+    ("+evalsha", Use::Locks, &["EVALSHA", "ffffffffffffffffffffffffffffffffffffffff", "1", KEY]),
+    ("+time", Use::Locks, &["TIME"]),
+    ("+hmget", Use::Locks, &["HMGET", KEY, "x"]),
+    ("+hget", Use::Locks, &["HGET", KEY, "x"]),
+    ("+hset", Use::Locks, &["HSET", KEY, "x", "x", "x"]),
+    ("+hdel", Use::Locks, &["HDEL", KEY, "x"]),
+    ("+pexpireat", Use::Locks, &["PEXPIREAT", KEY, "9999999999999"]),
+    ("+cluster|slots", Use::Cluster, &["CLUSTER", "SLOTS"]),
+    ("+asking", Use::Cluster, &["ASKING"]),
+    ("+wait", Use::Durability, &["WAIT", "0", "0"]),
+    ("+info", Use::Durability, &["INFO", "server"]),
+    ("+scan", Use::Operators, &["SCAN", "0", "COUNT", "1"]),
+    ("+info", Use::Operators, &["INFO", "server"]),
+    ("+ping", Use::QuietLog, &["PING"]),
+    ("+unwatch", Use::QuietLog, &["UNWATCH"]),
+    ("+client|setinfo", Use::QuietLog, &["CLIENT", "SETINFO", "lib-name", "redis-rwlock"]),
+    ("+spublish", Use::WakeUps, &["SPUBLISH", CHANNEL, "x"]),
+    ("+ssubscribe", Use::WakeUps, &["SSUBSCRIBE", CHANNEL]),
+    ("+sunsubscribe", Use::WakeUps, &["SUNSUBSCRIBE", CHANNEL]),
+];
+
+/// Something that a server did not let us do.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Refused {
+    /// By a rule of the ACL.
+    Right(Purpose, String),
+    /// It does not know the command.
+    Command(Purpose, String),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Purpose(Use);
+
+/// Tries all that is needed at such a server.
+pub(super) async fn try_all(
+    link: &mut Link,
+    settings: &Settings,
+    in_cluster: bool,
+    wants_replicas: bool,
+) -> Result<Vec<Refused>, Failure> {
+    let mut refused = Vec::new();
+    // The other form of a key has a right of its own. Before the subscriptions.
+    for (key, pattern) in keys(settings) {
+        for words in [["HGET", &key, "x"].as_slice(), &["HSET", &key, "x", "x", "x"]] {
+            if let Some(Denial::Key) = denial(&link.ask(words).await)? {
+                refused.push(Refused::Right(Purpose(Use::Locks), format!("~{pattern}")));
+                break;
+            }
+        }
+        if let Some(Denial::Channel) = denial(&link.ask(&["SPUBLISH", &channel(&key), "x"]).await)? {
+            refused.push(Refused::Right(Purpose(Use::WakeUps), format!("&{}", channel_pattern(&pattern))));
+        }
+    }
+    let (key, _) = &keys(settings)[0];
+    let channel = channel(key);
+    for (rule, used_for, words) in RIGHTS {
+        if used_for == Use::Cluster && !in_cluster || used_for == Use::Durability && !wants_replicas {
+            continue;
+        }
+        let word = |word: &&'static str| match *word {
+            KEY => key.as_str(),
+            CHANNEL => &channel,
+            word => word,
+        };
+        let words: Vec<&str> = words.iter().map(word).collect();
+        match denial(&link.ask(&words).await)? {
+            Some(Denial::Command) => refused.push(Refused::Right(Purpose(used_for), rule.to_owned())),
+            // Older servers have not all of what keeps the log quiet.
+            Some(Denial::Unknown) if used_for != Use::QuietLog => {
+                refused.push(Refused::Command(Purpose(used_for), words[0].to_owned()));
+            }
+            _ => {}
+        }
+    }
+    refused.sort();
+    refused.dedup();
+    Ok(refused)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Denial {
+    Command,
+    Key,
+    Channel,
+    Unknown,
+}
+
+/// What a reply says of our rights. Whatever else is wrong with a command is looked at after them.
+fn denial<T>(reply: &Result<T, RedisError>) -> Result<Option<Denial>, Failure> {
+    let Err(error) = reply else { return Ok(None) };
+    let words = error.detail().unwrap_or_default().to_lowercase();
+    Ok(match error.code() {
+        Some("NOPERM") if words.contains("to run the") => Some(Denial::Command),
+        Some("NOPERM") if words.contains("channel") => Some(Denial::Channel),
+        Some("NOPERM") => Some(Denial::Key),
+        _ if error.to_string().contains("unknown command") || error.to_string().contains("unknown subcommand") => {
+            Some(Denial::Unknown)
+        }
+        _ if error.is_io_error() || error.is_timeout() => return Err(Failure::Unreachable(error.to_string())),
+        _ => None,
+    })
+}
+
+/// Keys of locks that nobody has, and what an ACL has to say for all such keys.
+fn keys(settings: &Settings) -> Vec<(String, String)> {
+    let name = format!("redis-rwlock doctor {} {}", process::id(), fastrand::u64(..));
+    if let Some((before, behind)) = settings.text("PUBLISHED_KEYS").and_then(|template| template.split_once('*')) {
+        return vec![(format!("{before}{name}{behind}"), format!("{before}*{behind}"))];
+    }
+    let prefix = settings.text("KEY_PREFIX").unwrap_or("rwlock");
+    vec![
+        (format!("{prefix}:{{{name}}}:lock"), format!("{prefix}:{{*")),
+        (format!("{prefix}#{{{name}}}:1:lock"), format!("{prefix}#*")),
+    ]
+}
+
+/// The channel is the key, in braces if it has none.
+fn channel(key: &str) -> String {
+    if key.contains('{') { format!("{key}:wake") } else { format!("{{{key}}}:wake") }
+}
+
+fn channel_pattern(pattern: &str) -> String {
+    if pattern.contains(['{', '#']) { pattern.to_owned() } else { format!("{{{pattern}") }
+}
+
+impl Refused {
+    fn level(&self) -> Level {
+        let (Self::Right(Purpose(used_for), _) | Self::Command(Purpose(used_for), _)) = self;
+        match used_for {
+            Use::Locks | Use::Cluster | Use::Durability => Level::Problem,
+            Use::WakeUps => Level::Warning,
+            Use::Operators | Use::QuietLog => Level::Note,
+        }
+    }
+
+    fn why(&self) -> &'static str {
+        let (Self::Right(Purpose(used_for), _) | Self::Command(Purpose(used_for), _)) = self;
+        match used_for {
+            Use::Locks => "locks need it",
+            Use::Cluster => "locks in a cluster need it",
+            Use::Durability => "durability needs it",
+            Use::WakeUps => "without it waiters are not woken, and ask once a second",
+            Use::Operators => "list, and the memory policy in doctor, need it",
+            Use::QuietLog => "without it connections leave lines in ACL LOG",
+        }
+    }
+}
+
+/// Says each of them once, for all servers where it is so.
+pub(super) fn tell(surveys: &BTreeMap<String, Survey>, settings: &Settings, findings: &mut Findings) {
+    let mut everywhere: BTreeMap<&Refused, Vec<&String>> = BTreeMap::new();
+    for (node, survey) in surveys {
+        for refused in &survey.refused {
+            everywhere.entry(refused).or_default().push(node);
+        }
+    }
+    for (refused, nodes) in everywhere {
+        let (message, advice) = match refused {
+            Refused::Right(_, rule) => {
+                let user = user(settings);
+                (format!("user {user} lacks {rule}: {}", refused.why()), format!("ACL SETUSER {user} {rule}"))
+            }
+            Refused::Command(_, command) => (
+                format!("the server knows no {command}: {}", refused.why()),
+                "see whether its configuration renames the command".to_owned(),
+            ),
+        };
+        let finding = Finding::new(refused.level(), "rights", message).advise(advice);
+        findings.add(nodes.into_iter().fold(finding, |finding, node| finding.at(node)));
+    }
+}
+
+fn user(settings: &Settings) -> String {
+    use redis::IntoConnectionInfo;
+    let info = settings.place().first_url().into_connection_info();
+    let user = info.ok().and_then(|info| info.redis_settings().username().map(str::to_owned));
+    user.unwrap_or_else(|| "default".to_owned())
+}

@@ -1,0 +1,188 @@
+//! What one server says of itself.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU8;
+
+use redis::Value;
+
+use super::finding::{Finding, Findings, Level};
+use super::link::{Failure, Link};
+use super::rights::{self, Refused};
+use crate::settings::{Place, Settings};
+
+const SLOTS: u16 = 16384;
+
+#[derive(Debug, Default)]
+pub(super) struct Survey {
+    hello: BTreeMap<String, String>,
+    /// `None` if it may not be asked.
+    memory: Option<BTreeMap<String, String>>,
+    replication: Option<BTreeMap<String, String>>,
+    /// Those that somebody owns, first and last each.
+    slots: Option<Vec<(u16, u16)>>,
+    pub(super) refused: Vec<Refused>,
+}
+
+impl Survey {
+    pub(super) async fn ask(address: &str, settings: &Settings, wants_replicas: bool) -> Result<Self, Failure> {
+        let mut link = Link::open(address, settings).await?;
+        let hello = pairs(&link.ask(&["HELLO"]).await?);
+        let mut survey = Self { hello, ..Self::default() };
+        if survey.is_too_old() {
+            return Ok(survey);
+        }
+        survey.memory = link.ask(&["INFO", "memory"]).await.ok().map(|info| fields(&info));
+        survey.replication = link.ask(&["INFO", "replication"]).await.ok().map(|info| fields(&info));
+        if survey.is_in_cluster() {
+            survey.slots = link.ask(&["CLUSTER", "SLOTS"]).await.ok().map(|map| owned_slots(&map));
+        }
+        survey.refused = rights::try_all(&mut link, settings, survey.is_in_cluster(), wants_replicas).await?;
+        Ok(survey)
+    }
+
+    fn said(&self, field: &str) -> &str {
+        self.hello.get(field).map_or("", String::as_str)
+    }
+
+    fn is_in_cluster(&self) -> bool {
+        self.said("mode") == "cluster"
+    }
+
+    fn is_primary(&self) -> bool {
+        matches!(self.said("role"), "master" | "primary")
+    }
+
+    fn is_too_old(&self) -> bool {
+        let mut numbers = self.said("version").split('.').map(|part| part.parse::<u32>().ok());
+        let version = (numbers.next().flatten(), numbers.next().flatten());
+        let least = if self.said("server") == "valkey" { (Some(7), Some(2)) } else { (Some(7), Some(0)) };
+        version < least
+    }
+
+    /// Says what is wrong with it, but for rights.
+    pub(super) fn tell(&self, node: &str, place: &Place, asked: Option<NonZeroU8>, findings: &mut Findings) {
+        let mut problem = |check, message: String, advice: &str| {
+            findings.add(Finding::new(Level::Problem, check, message).at(node).advise(advice));
+        };
+        if self.is_too_old() {
+            let message = format!("{} {} is too old", self.said("server"), self.said("version"));
+            return problem("version", message, "use Redis 7.0, Valkey 7.2 or newer");
+        }
+        match (place, self.said("mode")) {
+            (Place::Node(_) | Place::Sentinel(_), "cluster") => {
+                problem(
+                    "topology",
+                    "it is part of a cluster".to_owned(),
+                    "name the cluster, with --cluster or RWLOCK_CLUSTER",
+                );
+            }
+            (Place::Cluster(_), "standalone") => {
+                problem("topology", "it is part of no cluster".to_owned(), "name it with --url or RWLOCK_NODE");
+            }
+            (_, "sentinel") => problem("topology", "it is a Sentinel".to_owned(), "name it with --sentinel"),
+            _ => {}
+        }
+        if matches!(place, Place::Node(_)) && !self.is_primary() {
+            let at = ["master_host", "master_port"].map(|field| self.replication.as_ref()?.get(field).cloned());
+            let primary = match at {
+                [Some(host), Some(port)] => format!(" of {host}:{port}"),
+                _ => String::new(),
+            };
+            problem("role", format!("it is a replica{primary}, which takes no writes"), "name the primary");
+        }
+        if let Some(policy) = self.memory.as_ref().and_then(|memory| memory.get("maxmemory_policy"))
+            && policy != "noeviction"
+        {
+            let message = format!("maxmemory-policy is {policy}: locks are removed when memory is short");
+            problem(
+                "memory-policy",
+                message,
+                "CONFIG SET maxmemory-policy noeviction, and the same in its configuration file",
+            );
+        }
+        if let Some(asked) = asked
+            && self.is_primary()
+            && let Some(online) = self.online_replicas()
+            && online < usize::from(asked.get())
+        {
+            let message = format!("{online} of the {asked} replicas that are asked for follow it");
+            problem("replicas", message, "attach more replicas, or ask for fewer");
+        }
+    }
+
+    fn online_replicas(&self) -> Option<usize> {
+        let is_online = |(field, value): &(&String, &String)| {
+            field.strip_prefix("slave").is_some_and(|n| n.parse::<u32>().is_ok()) && value.contains("state=online")
+        };
+        Some(self.replication.as_ref()?.iter().filter(is_online).count())
+    }
+}
+
+/// By the map of the first primary that shows one.
+pub(super) fn tell_slots(surveys: &BTreeMap<String, Survey>, findings: &mut Findings) {
+    let maps = surveys.iter().filter_map(|(node, survey)| Some((node, survey.is_primary(), survey.slots.as_ref()?)));
+    let Some((node, _, owned)) = maps.min_by_key(|(_, is_primary, _)| !is_primary) else { return };
+    let gaps = gaps(owned.clone());
+    if !gaps.is_empty() {
+        let range =
+            |(first, last): &(u16, u16)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+        let slots = gaps.iter().map(range).collect::<Vec<_>>().join(", ");
+        let finding = Finding::new(Level::Problem, "slots", format!("nobody owns slots {slots}"));
+        findings.add(finding.at(node).advise("give them to a primary: redis-cli --cluster fix"));
+    }
+}
+
+/// Slots that are in none of these.
+fn gaps(mut owned: Vec<(u16, u16)>) -> Vec<(u16, u16)> {
+    owned.sort_unstable();
+    let (mut gaps, mut next) = (Vec::new(), 0);
+    for (first, last) in owned {
+        if first > next {
+            gaps.push((next, first - 1));
+        }
+        next = next.max(last + 1);
+    }
+    if next < SLOTS {
+        gaps.push((next, SLOTS - 1));
+    }
+    gaps
+}
+
+fn owned_slots(map: &Value) -> Vec<(u16, u16)> {
+    let Value::Array(ranges) = map else { return Vec::new() };
+    let slot = |value: Option<&Value>| match value {
+        Some(Value::Int(slot)) => u16::try_from(*slot).ok().filter(|slot| *slot < SLOTS),
+        _ => None,
+    };
+    let range = |range: &Value| match range {
+        Value::Array(parts) => Some((slot(parts.first())?, slot(parts.get(1))?)),
+        _ => None,
+    };
+    ranges.iter().filter_map(range).collect()
+}
+
+/// Names and texts in turn, as HELLO has them.
+fn pairs(reply: &Value) -> BTreeMap<String, String> {
+    let parts: Vec<&Value> = match reply {
+        Value::Array(parts) => parts.iter().collect(),
+        Value::Map(parts) => parts.iter().flat_map(|(name, value)| [name, value]).collect(),
+        _ => Vec::new(),
+    };
+    let pair = |pair: &[&Value]| Some((text(pair.first()?)?, text(pair.get(1)?)?));
+    parts.chunks(2).filter_map(pair).collect()
+}
+
+/// Lines `name:value`, as INFO has them.
+fn fields(reply: &Value) -> BTreeMap<String, String> {
+    let text = text(reply).unwrap_or_default();
+    let field = |line: &str| line.trim_end().split_once(':').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    text.lines().filter_map(field).collect()
+}
+
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text.clone()),
+        _ => None,
+    }
+}

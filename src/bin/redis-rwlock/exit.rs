@@ -1,0 +1,93 @@
+//! Exit codes, and what they are chosen by. `args.rs` lists them for people.
+
+use std::error::Error as _;
+use std::io;
+use std::process::ExitCode;
+
+use redis_rwlock::Error;
+
+/// With what the program ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Code(u8);
+
+impl Code {
+    pub(crate) const OK: Self = Self(0);
+    pub(crate) const NO: Self = Self(1);
+    pub(crate) const USAGE: Self = Self(2);
+    // From here on as in sysexits.h, as far as that has one that fits.
+    pub(crate) const UNAVAILABLE: Self = Self(69);
+    pub(crate) const SYSTEM: Self = Self(70);
+    pub(crate) const BUSY: Self = Self(75);
+    pub(crate) const LOST: Self = Self(76);
+    pub(crate) const REFUSED: Self = Self(77);
+    pub(crate) const INVALID: Self = Self(78);
+    // As shells have it.
+    pub(crate) const CANNOT_RUN: Self = Self(126);
+    pub(crate) const NOT_FOUND: Self = Self(127);
+
+    pub(crate) fn of_command(code: i32) -> Self {
+        // What a process exits with is one byte.
+        Self(u8::try_from(code).unwrap_or(u8::MAX))
+    }
+
+    pub(crate) fn of_signal(signal: i32) -> Self {
+        Self(128_u8.saturating_add(u8::try_from(signal).unwrap_or(0)))
+    }
+
+    pub(crate) fn number(self) -> u8 {
+        self.0
+    }
+}
+
+impl From<Code> for ExitCode {
+    fn from(code: Code) -> Self {
+        code.0.into()
+    }
+}
+
+/// Why the program ends early.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: Code,
+    pub(crate) message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+
+    /// Something that had been looked at before.
+    pub(crate) fn from_text(message: &str) -> Self {
+        Self::new(Code::INVALID, message)
+    }
+
+    pub(crate) fn system(error: io::Error) -> Self {
+        Self::new(Code::SYSTEM, error.to_string())
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let code = match &error {
+            Error::WaitTimeout { .. } => Code::BUSY,
+            Error::Lost { .. } => Code::LOST,
+            Error::Refused { .. } => Code::REFUSED,
+            Error::InvalidName { .. } | Error::InvalidOption { .. } => Code::INVALID,
+            Error::Unreachable { .. } | Error::NoQuorum { .. } | Error::NotEnoughReplicas { .. } => Code::UNAVAILABLE,
+            _ => Code::SYSTEM,
+        };
+        Self { code, message: full_text(&error) }
+    }
+}
+
+/// An error and what is below it.
+pub(crate) fn full_text(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,48 @@
+//! `force-release`.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use redis_rwlock::RwLockManager;
+
+use crate::exit::{Code, Failure};
+use crate::look;
+use crate::output::Output;
+use crate::settings::Settings;
+use crate::span::Span;
+use crate::table::shown;
+
+pub(crate) async fn force_release(name: &str, yes: bool, settings: &Settings, output: Output) -> Result<Code, Failure> {
+    let manager = settings.builder()?.build()?;
+    if !yes {
+        let view = manager.inspect(name).await?;
+        if !view.is_free() && !agreed(&look::lines(&view))? {
+            return Err(Failure::new(Code::NO, "nothing was done"));
+        }
+    }
+    let ended = manager.force_release(name).await?;
+    output.answer(&ended, || match &*ended {
+        [] => format!("nobody held lock {}\n", shown(name)),
+        ended => ended
+            .iter()
+            .map(|holder| {
+                format!("ended the {} hold of {}, {} old\n", holder.mode, shown(&holder.label), Span(holder.age))
+            })
+            .collect(),
+    })?;
+    Ok(if ended.is_empty() { Code::NO } else { Code::OK })
+}
+
+/// Shows what is to be ended, and waits for an answer.
+fn agreed(lines: &[String]) -> Result<bool, Failure> {
+    if !io::stdin().is_terminal() {
+        return Err(Failure::new(Code::USAGE, "nobody can be asked here: say --yes"));
+    }
+    let question = format!(
+        "{}\nTheir work goes on until they notice, and others may come in at once. End these holds? [y/N] ",
+        lines.join("\n")
+    );
+    io::stderr().write_all(question.as_bytes()).map_err(Failure::system)?;
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer).map_err(Failure::system)?;
+    Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
+}

@@ -1,0 +1,87 @@
+//! Locks from the command line: run a command under one, see who holds which, and find out what is wrong with the servers.
+//! `docs/CLI.md` is its page.
+#![forbid(unsafe_code)]
+
+#[cfg(not(unix))]
+compile_error!("the program `redis-rwlock` needs signals and process groups, as Unix has them");
+
+mod args;
+mod doctor;
+mod exit;
+mod force;
+mod look;
+mod output;
+mod run;
+mod settings;
+#[allow(dead_code)] // the library's, which writes and reads more than is needed here
+#[path = "../../span.rs"]
+mod span;
+mod table;
+mod top;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use crate::args::{Arguments, Command};
+use crate::exit::{Code, Failure};
+use crate::output::Output;
+use crate::settings::Settings;
+
+fn main() -> ExitCode {
+    // Not for people, so the command line below does not know it.
+    if let Some(heir) = run::watchdog::asked_for(std::env::args_os()) {
+        return run::watchdog::watch(heir).unwrap_or_else(|failure| Output::Text.fail(&failure)).into();
+    }
+    let Arguments { command, servers, json } = Arguments::parse();
+    let output = Output::new(json);
+    let outcome = match &command {
+        Command::Completions { shell } => completions(*shell),
+        Command::Man { command } => man(command.as_deref()),
+        command => on_servers(command, &servers, output),
+    };
+    outcome.unwrap_or_else(|failure| output.fail(&failure)).into()
+}
+
+fn on_servers(command: &Command, servers: &args::Servers, output: Output) -> Result<Code, Failure> {
+    let settings = Settings::gather(servers)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::system)?;
+    let outcome = runtime.block_on(async {
+        match command {
+            Command::Run(options) => run::run(options, &settings, output).await,
+            Command::Inspect { name } => look::inspect(name, &settings, output).await,
+            Command::List => look::list(&settings, output).await,
+            Command::Top { names } => top::top(names, &settings, output).await,
+            Command::ForceRelease { name, yes } => force::force_release(name, *yes, &settings, output).await,
+            Command::Doctor { replicas } => doctor::doctor(*replicas, &settings, output).await,
+            Command::Completions { .. } | Command::Man { .. } => {
+                unreachable!("these need no servers")
+            }
+        }
+    });
+    // A thread that reads from the terminal would be waited for.
+    runtime.shutdown_background();
+    outcome
+}
+
+fn completions(shell: clap_complete::Shell) -> Result<Code, Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "redis-rwlock", &mut script);
+    output::print(&script)?;
+    Ok(Code::OK)
+}
+
+fn man(command: Option<&str>) -> Result<Code, Failure> {
+    let mut described = Arguments::command();
+    // So that each command knows its whole name, and the options of all.
+    described.build();
+    if let Some(name) = command {
+        let found = described.find_subcommand(name).cloned();
+        described =
+            found.ok_or_else(|| Failure::new(Code::USAGE, format!("there is no command {}", table::shown(name))))?;
+    }
+    let mut page = Vec::new();
+    clap_mangen::Man::new(described).render(&mut page).map_err(Failure::system)?;
+    output::print(&page)?;
+    Ok(Code::OK)
+}

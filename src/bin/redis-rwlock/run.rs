@@ -1,0 +1,287 @@
+//! `run`: a command that lives no longer than the lock is held.
+//!
+//! Its process group is led by a second process of this program, the [`watchdog`], which knows until when the lock may be trusted.
+//! Whichever of the two is killed or stands still, the other one ends the group in time.
+
+use std::io;
+use std::pin::pin;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use redis_rwlock::{
+    Acquire, Error, FencingToken, Guard, LossReason, ReadGuard, RedisManager, RwLockManager, WriteGuard,
+};
+use rustix::process::Signal;
+use tokio::time::Instant;
+
+use crate::args::RunOptions;
+use crate::exit::{Code, Failure, full_text};
+use crate::look;
+use crate::output::Output;
+use crate::settings::{Settings, span};
+use crate::span::Span;
+use crate::table::shown;
+
+mod group;
+mod others;
+mod signals;
+pub(crate) mod watchdog;
+
+use group::Group;
+use signals::Signals;
+
+const DEFAULT_LEASE: Duration = Duration::from_secs(10);
+const DEFAULT_CLOCK_MARGIN: Duration = Duration::from_millis(100);
+/// A signal is sent so much earlier than it has to have arrived.
+const REACH: Duration = Duration::from_millis(20);
+/// How often the watchdog is told until when the lock may be trusted.
+const TELLING: Duration = Duration::from_millis(500);
+/// Whoever waits longer than this is told for whom.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long giving back may take before the lease is left to end the hold.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// A guard of either side.
+#[derive(Debug)]
+enum Hold {
+    Read(ReadGuard),
+    Write(WriteGuard),
+}
+
+impl Hold {
+    fn fencing_token(&self) -> FencingToken {
+        match self {
+            Self::Read(guard) => guard.fencing_token(),
+            Self::Write(guard) => guard.fencing_token(),
+        }
+    }
+
+    /// How long a process of the command may run if the server is not heard from again.
+    fn remaining(&self) -> Duration {
+        let remaining = match self {
+            Self::Read(guard) => guard.remaining(),
+            Self::Write(guard) => guard.remaining(),
+        };
+        remaining.saturating_sub(REACH)
+    }
+
+    async fn lost(&self) -> LossReason {
+        match self {
+            Self::Read(guard) => guard.lost().await,
+            Self::Write(guard) => guard.lost().await,
+        }
+    }
+
+    async fn release(self) -> Result<(), Error> {
+        match self {
+            Self::Read(guard) => guard.release().await,
+            Self::Write(guard) => guard.release().await,
+        }
+    }
+}
+
+/// How the command came to its end.
+#[derive(Debug)]
+enum Ending {
+    /// By itself, or by a signal that is none of ours.
+    Own(Code),
+    /// By us, and why.
+    Ours(String),
+}
+
+pub(crate) async fn run(options: &RunOptions, settings: &Settings, output: Output) -> Result<Code, Failure> {
+    let (settings, grace) = settings_of(options, settings)?;
+    let mut signals = Signals::listen().map_err(Failure::system)?;
+    let manager = settings.builder()?.build()?;
+    let hold = match take(options, &manager, &mut signals, output).await? {
+        Ok(hold) => hold,
+        Err(signal) => {
+            // What is under way is taken back, as far as there is time.
+            drop(tokio::time::timeout(LAST_WORDS, manager.close()).await);
+            return Ok(Code::of_signal(signal.as_raw()));
+        }
+    };
+    let ending = under(&hold, options, &mut signals, grace, output).await;
+    // Nothing of the command is left by now. Without a word from the server the lease ends the hold.
+    let released = tokio::time::timeout(LAST_WORDS, hold.release()).await;
+    let lock = shown(&options.name);
+    match (ending?, released) {
+        (Ending::Ours(why), _) => Err(Failure::new(Code::LOST, format!("lock {lock}: {why}; the command was ended"))),
+        (Ending::Own(_), Ok(Err(error @ Error::Lost { .. }))) => Err(error.into()),
+        (Ending::Own(code), Ok(Ok(()))) => Ok(code),
+        (Ending::Own(code), unreleased) => {
+            let why = match unreleased {
+                Ok(Err(error)) => full_text(&error),
+                _ => "no answer in time".to_owned(),
+            };
+            output.tell("unreleased", &format!("lock {lock} is not given back, so its lease will end it: {why}"));
+            Ok(code)
+        }
+    }
+}
+
+/// The settings with the options of `run`, and the grace.
+fn settings_of(options: &RunOptions, settings: &Settings) -> Result<(Settings, Duration), Failure> {
+    let mut settings = settings.clone();
+    let given = [("LEASE", &options.lease), ("WAIT_TIMEOUT", &options.wait), ("MAX_HOLD", &options.max_hold)];
+    for (name, value) in given {
+        if let Some(value) = value {
+            span(value)?;
+            settings.set(name, value);
+        }
+    }
+    // The guard ends with the command, which nobody forgets.
+    settings.set_if_missing("MAX_HOLD", "max");
+    let lease = settings.span("LEASE", DEFAULT_LEASE);
+    let grace = options.grace.as_deref().map_or(Ok(lease / 3), span)?;
+    let most = most_grace(lease, settings.span("CLOCK_MARGIN", DEFAULT_CLOCK_MARGIN));
+    if grace > most {
+        let reason = format!(
+            "a grace of {} is too long for a lease of {}: {} is the most, or renewals would come too late",
+            Span(grace),
+            Span(lease),
+            Span(most)
+        );
+        return Err(Failure::new(Code::USAGE, reason));
+    }
+    Ok((settings, grace))
+}
+
+/// Two thirds of the lease are left when a renewal is due, less the margins. A sixth is for the answer.
+fn most_grace(lease: Duration, clock_margin: Duration) -> Duration {
+    (lease / 2).saturating_sub(lease / 100).saturating_sub(clock_margin).saturating_sub(REACH)
+}
+
+/// The lock, or the signal that ended the wait for it.
+async fn take(
+    options: &RunOptions,
+    manager: &RedisManager,
+    signals: &mut Signals,
+    output: Output,
+) -> Result<Result<Hold, Signal>, Failure> {
+    let name = &options.name;
+    let mut acquiring = pin!(async {
+        Ok::<_, Error>(if options.read {
+            acquire(options, manager.read(name)).await?.map(Hold::Read)
+        } else {
+            acquire(options, manager.write(name)).await?.map(Hold::Write)
+        })
+    });
+    let mut patience = pin!(tokio::time::sleep(PATIENCE));
+    let mut is_told = false;
+    loop {
+        tokio::select! {
+            hold = &mut acquiring => return match hold? {
+                Some(hold) => Ok(Ok(hold)),
+                None => Err(Failure::new(Code::BUSY, format!("others hold lock {}", shown(name)))),
+            },
+            signal = signals.next() => if signal != Signal::CHILD {
+                return Ok(Err(signal));
+            },
+            () = &mut patience, if !is_told => {
+                is_told = true;
+                tokio::spawn(tell_for_whom(manager.clone(), name.clone(), output));
+            }
+        }
+    }
+}
+
+async fn acquire<G: Guard>(options: &RunOptions, acquire: Acquire<G>) -> Result<Option<G>, Error> {
+    if options.no_wait { acquire.try_now().await } else { acquire.await.map(Some) }
+}
+
+/// Beside the acquisition, which must not wait for it.
+async fn tell_for_whom(manager: RedisManager, name: String, output: Output) {
+    match manager.inspect(&name).await {
+        Ok(view) if !view.is_free() => {
+            output.tell("waiting", &format!("waiting for lock {}, held by {}", shown(&name), look::holders(&view)));
+        }
+        Ok(_) => {}
+        Err(error) => output.tell("waiting", &format!("waiting: {}", full_text(&error))),
+    }
+}
+
+/// Runs the command, and leaves nothing of it.
+async fn under(
+    hold: &Hold,
+    options: &RunOptions,
+    signals: &mut Signals,
+    grace: Duration,
+    output: Output,
+) -> Result<Ending, Failure> {
+    let mut group = Group::start().await.map_err(Failure::system)?;
+    group.tell_deadline(hold);
+    let started = group.run(options, hold);
+    let ending = match started {
+        Ok(()) => guard(&mut group, hold, signals, grace, output).await.map_err(Failure::system),
+        Err(failure) => Err(failure),
+    };
+    group.clear(hold, grace).await;
+    ending
+}
+
+/// Watches over the command until it ends.
+async fn guard(
+    group: &mut Group,
+    hold: &Hold,
+    signals: &mut Signals,
+    grace: Duration,
+    output: Output,
+) -> io::Result<Ending> {
+    loop {
+        let left = group.tell_deadline(hold);
+        let Some(calm) = left.checked_sub(grace).filter(|calm| !calm.is_zero()) else {
+            return stop(group, hold, signals, left, output).await;
+        };
+        tokio::select! {
+            biased;
+            reason = hold.lost() => return end(group, format!("it was lost: {reason}")).await,
+            status = group.ended() => return Ok(Ending::Own(code_of(status?))),
+            signal = signals.next() => group.pass_on(signal),
+            // The watchdog has to be told in time, however short the lease is.
+            () = tokio::time::sleep(calm.min(left / 2).min(TELLING)) => {}
+        }
+    }
+}
+
+/// Nobody confirms the lock: asks the command to end, and ends it when the time is over. A late answer changes nothing, since
+/// the command was asked.
+async fn stop(
+    group: &mut Group,
+    hold: &Hold,
+    signals: &mut Signals,
+    left: Duration,
+    output: Output,
+) -> io::Result<Ending> {
+    let until = Instant::now() + left;
+    let why = "it could not be confirmed in time";
+    group.signal(Signal::TERM);
+    output.tell("stopping", &format!("{why}: the command gets SIGTERM now, and SIGKILL in {}", Span(left)));
+    loop {
+        tokio::select! {
+            biased;
+            reason = hold.lost() => return end(group, format!("it was lost: {reason}")).await,
+            () = tokio::time::sleep_until(until) => return end(group, why.to_owned()).await,
+            status = group.ended() => {
+                status?;
+                return Ok(Ending::Ours(why.to_owned()));
+            }
+            signal = signals.next() => group.pass_on(signal),
+        }
+    }
+}
+
+async fn end(group: &mut Group, why: String) -> io::Result<Ending> {
+    group.kill().await;
+    group.ended().await?;
+    Ok(Ending::Ours(why))
+}
+
+fn code_of(status: ExitStatus) -> Code {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => Code::of_command(code),
+        (None, Some(signal)) => Code::of_signal(signal),
+        (None, None) => Code::SYSTEM,
+    }
+}

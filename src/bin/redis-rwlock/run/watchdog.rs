@@ -1,0 +1,110 @@
+//! The process that leads the command's group, and ends it when nobody else does.
+//!
+//! It is told through a pipe until when the lock may be trusted, each time as eight bytes: nanoseconds of a clock that goes on
+//! while the machine sleeps. When that moment comes, or when the pipe is closed because `run` was killed, it kills the group, itself
+//! included. As its leader it is in the group before anything of the command is, so there is no moment without it.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{self, Pid, Signal};
+use rustix::termios;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::exit::{Code, Failure};
+
+pub(super) const COMMAND: &str = "watch-over-group";
+/// What is told instead of a moment: the command has ended.
+pub(super) const OVER: u64 = 0;
+/// … and: end the group now.
+pub(super) const NOW: u64 = 1;
+/// What it says when it is ready.
+pub(super) const READY: u8 = b'.';
+
+/// What may reach the group from a terminal or from `run`, and must not end or stop this process.
+const BORNE: [Signal; 10] = [
+    Signal::HUP,
+    Signal::INT,
+    Signal::QUIT,
+    Signal::USR1,
+    Signal::USR2,
+    Signal::ALARM,
+    Signal::TERM,
+    Signal::TSTP,
+    Signal::TTIN,
+    Signal::TTOU,
+];
+/// Waiting stops while the machine sleeps, the clock does not.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Whether this process was started to be a watchdog, and who has the terminal afterwards; 0 if that is not for us to say.
+pub(crate) fn asked_for(mut words: impl Iterator<Item = OsString>) -> Option<i32> {
+    (words.nth(1)? == COMMAND).then(|| words.next()?.to_str()?.parse().ok())?
+}
+
+/// Watches over the group that it leads, and gives the terminal to `heir` when that is over.
+pub(crate) fn watch(heir: i32) -> Result<Code, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::system)?;
+    {
+        let _entered = runtime.enter();
+        for borne in BORNE {
+            // From here on for as long as the process runs, though nobody listens.
+            drop(signal(SignalKind::from_raw(borne.as_raw())).map_err(Failure::system)?);
+        }
+    }
+    let mut out = io::stdout();
+    out.write_all(&[READY]).and_then(|()| out.flush()).map_err(Failure::system)?;
+    let (told, words) = mpsc::channel();
+    thread::spawn(move || {
+        let mut word = [0; 8];
+        while io::stdin().read_exact(&mut word).is_ok() && told.send(u64::from_le_bytes(word)).is_ok() {}
+    });
+    let is_over = wait(&words);
+    hand_terminal_to(heir);
+    if !is_over {
+        process::kill_current_process_group(Signal::KILL).map_err(|error| Failure::system(error.into()))?;
+    }
+    Ok(Code::OK)
+}
+
+/// Returns when the group is to be left alone, or ended.
+fn wait(words: &Receiver<u64>) -> bool {
+    let mut deadline = None;
+    loop {
+        let left = deadline.map_or(LOOK, |deadline: u64| Duration::from_nanos(deadline.saturating_sub(now())));
+        match words.recv_timeout(left.min(LOOK)) {
+            Ok(OVER) => return true,
+            Ok(NOW) | Err(RecvTimeoutError::Disconnected) => return false,
+            Ok(moment) => deadline = Some(moment),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if deadline.is_some_and(|deadline| deadline <= now()) {
+            return false;
+        }
+    }
+}
+
+/// Nanoseconds of a clock that all processes share.
+pub(super) fn now() -> u64 {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    let clock = rustix::time::ClockId::Boottime;
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let clock = rustix::time::ClockId::Monotonic;
+    let time = rustix::time::clock_gettime(clock);
+    let (secs, nanos) = (u64::try_from(time.tv_sec).unwrap_or(0), u64::try_from(time.tv_nsec).unwrap_or(0));
+    secs.saturating_mul(1_000_000_000).saturating_add(nanos)
+}
+
+/// A process of the group that has the terminal may do this; `run` itself would be stopped for it.
+fn hand_terminal_to(heir: i32) {
+    if let (Some(heir), Ok(terminal)) = (Pid::from_raw(heir), File::open("/dev/tty"))
+        && termios::tcgetpgrp(&terminal).is_ok_and(|owner| owner == process::getpgrp())
+    {
+        // Without it the shell takes the terminal itself.
+        termios::tcsetpgrp(&terminal, heir).ok();
+    }
+}

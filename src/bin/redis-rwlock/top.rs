@@ -1,0 +1,103 @@
+//! `top`: the locks again every second, in the terminal or as lines of JSON.
+
+use std::cmp::Reverse;
+use std::io::{self, IsTerminal, Read};
+use std::thread;
+use std::time::Duration;
+
+use redis_rwlock::{LockView, RedisManager, RwLockManager};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::exit::{Code, Failure, full_text};
+use crate::look;
+use crate::output::Output;
+use crate::settings::Settings;
+use crate::table;
+
+mod screen;
+
+use screen::Screen;
+
+const PAUSE: Duration = Duration::from_secs(1);
+/// What Ctrl-C is when the terminal makes no signal of it.
+const CTRL_C: u8 = 3;
+
+pub(crate) async fn top(names: &[String], settings: &Settings, output: Output) -> Result<Code, Failure> {
+    let manager = settings.builder()?.build()?;
+    match output {
+        Output::Json => loop {
+            output.answer(&views(&manager, names).await?, String::new)?;
+            tokio::time::sleep(PAUSE).await;
+        },
+        Output::Text if io::stdin().is_terminal() && io::stdout().is_terminal() => {
+            let screen = Screen::open().map_err(Failure::system)?;
+            tokio::select! {
+                biased;
+                quit = quit() => quit.map_err(Failure::system)?,
+                shown = show(&manager, names, &screen) => shown.map_err(Failure::system)?,
+            }
+            Ok(Code::OK)
+        }
+        Output::Text => Err(Failure::new(Code::USAGE, "top needs a terminal; see `list`, or --json")),
+    }
+}
+
+/// Those with the longest queue first, then those that are held the longest.
+async fn views(manager: &RedisManager, names: &[String]) -> Result<Vec<LockView>, redis_rwlock::Error> {
+    let mut views = match names {
+        [] => look::views(manager, &manager.locks().await?).await?,
+        names => look::views(manager, names).await?,
+    };
+    views.sort_by_key(|view| {
+        let age = view.holders.first().map(|holder| holder.age);
+        Reverse((view.waiters.len() + view.more_waiters, age))
+    });
+    Ok(views)
+}
+
+/// Never ends by itself: a server that does not answer may do so later.
+async fn show(manager: &RedisManager, names: &[String], screen: &Screen) -> io::Result<()> {
+    loop {
+        let lines = match views(manager, names).await {
+            Ok(views) => {
+                let held = views.iter().filter(|view| !view.is_free()).count();
+                let waiting: usize = views.iter().map(|view| view.waiters.len() + view.more_waiters).sum();
+                let head = format!("{} locks, {held} held, {waiting} wait; q ends this", views.len());
+                let rows: Vec<_> = views.iter().map(table::row).collect();
+                [vec![head, String::new()], table::columns(table::HEADS, &rows)].concat()
+            }
+            Err(error) => vec![table::shown(&full_text(&error)), String::new(), "q ends this".to_owned()],
+        };
+        screen.draw(&lines)?;
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Returns when somebody wants it to end.
+async fn quit() -> io::Result<()> {
+    let (pressed, mut keys) = mpsc::unbounded_channel();
+    thread::spawn(move || {
+        let keys = io::stdin().lock().bytes();
+        keys.map_while(Result::ok).try_for_each(|key| pressed.send(key)).ok();
+    });
+    let mut signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
+    let [interrupt, terminate, hangup] = &mut signals;
+    let signalled = async {
+        if let (Ok(interrupt), Ok(terminate), Ok(hangup)) = (interrupt, terminate, hangup) {
+            tokio::select! { _ = interrupt.recv() => {} _ = terminate.recv() => {} _ = hangup.recv() => {} }
+        }
+    };
+    let key = async {
+        loop {
+            match keys.recv().await {
+                Some(b'q' | b'Q' | CTRL_C) => return,
+                Some(_) => {}
+                // The terminal is gone.
+                None => return,
+            }
+        }
+    };
+    tokio::select! { () = signalled => {} () = key => {} }
+    Ok(())
+}

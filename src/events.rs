@@ -1,0 +1,414 @@
+//! What operators are told by `tracing`, in one place: `docs/LOGS.md` lists it, and a test compares.
+//!
+//! At `info` and `warn` each change of state is told once. What happens to single locks is `debug`, and what one attempt came to
+//! `trace`, so many a second. Texts that others have chosen, names of locks and words of servers, are quoted wherever they stand: a
+//! line break in one is none in the log.
+
+use std::fmt;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tracing::field::Empty;
+use tracing::{Instrument, Level, Span};
+
+use crate::attempt::Failure;
+use crate::error::{Error, LossReason, Refusal, Result};
+use crate::lease::{FencingToken, Moment};
+use crate::mode::Mode;
+use crate::reentry::Reentry;
+use crate::span::Span as Time;
+
+/// Whether servers answer.
+const NODE: &str = "redis_rwlock::node";
+/// Who owns which slots.
+const TOPOLOGY: &str = "redis_rwlock::topology";
+/// Holds and waits.
+const LOCK: &str = "redis_rwlock::lock";
+/// What single requests came to.
+const ATTEMPT: &str = "redis_rwlock::attempt";
+/// The manager itself.
+const MANAGER: &str = "redis_rwlock::manager";
+
+/// Who waits for so long is told of at `info`.
+pub(crate) const LONG_WAIT: Duration = Duration::from_secs(1);
+/// Lines of a kind that may be many, in a second.
+const MAX_LINES: u32 = 10;
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+// Servers.
+
+/// A node does not answer any more.
+pub(crate) fn node_unreachable(
+    node: &str,
+    cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>,
+    silent: Duration,
+) {
+    let error = cause.map_or_else(|| "no answer".to_owned(), ToString::to_string);
+    tracing::warn!(target: NODE, node, silent_ms = millis(silent), error, "{node} does not answer");
+}
+
+/// A node answers, and lets us do nothing.
+pub(crate) fn node_refuses(node: &str, refusal: Refusal, words: &str) {
+    tracing::warn!(target: NODE, node, error = words, "{node} refuses connections: {refusal}");
+}
+
+/// The end of both.
+pub(crate) fn node_back(node: &str, away: Duration) {
+    tracing::info!(target: NODE, node, unreachable_ms = millis(away), "{node} answers again, after {}", Time(away));
+}
+
+/// A connection for notifications broke, and another is made.
+pub(crate) fn link_lost(node: &str, reason: &dyn fmt::Display) {
+    tracing::debug!(target: NODE, node, error = reason.to_string(), "lost the connection for notifications");
+}
+
+/// Waiters of a node's locks are not woken.
+pub(crate) fn may_not_subscribe(node: &str, words: &str) {
+    tracing::warn!(
+        target: NODE, node, error = words,
+        "{node} may not subscribe: waiters are not woken and ask once a second"
+    );
+}
+
+/// The same, each time.
+pub(crate) fn subscription_refused(node: &str, words: &str) {
+    tracing::debug!(target: NODE, node, error = words, "{node} refused to subscribe");
+}
+
+/// Some slots have another primary; all of them, where one primary has all.
+pub(crate) fn primary_changed(slots: Option<&str>, node: Option<&str>, was: Option<&str>) {
+    let of = slots.map(|slots| format!(" of slots {slots}")).unwrap_or_default();
+    match (node, was) {
+        (Some(node), Some(was)) => {
+            tracing::info!(target: TOPOLOGY, node, was, slots, "the primary{of} is now {node}, and was {was}");
+        }
+        (Some(node), None) => tracing::info!(target: TOPOLOGY, node, slots, "the primary{of} is now {node}"),
+        (None, was) => tracing::warn!(target: TOPOLOGY, was, slots, "there is no primary{of}"),
+    }
+}
+
+/// The same, when it is heard for the first time.
+pub(crate) fn primary_found(slots: Option<&str>, node: &str) {
+    let of = slots.map(|slots| format!(" of slots {slots}")).unwrap_or_default();
+    tracing::debug!(target: TOPOLOGY, node, slots, "the primary{of} is {node}");
+}
+
+// Waits.
+
+/// Whether anybody wants to know of long waits: to say who held the lock, the server has to be asked.
+pub(crate) fn long_waits_are_told() -> bool {
+    tracing::event_enabled!(target: LOCK, Level::INFO)
+}
+
+/// A wait that was long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waited<'a> {
+    pub(crate) lock: &'a str,
+    pub(crate) mode: Mode,
+    pub(crate) waited: Duration,
+    /// Who held the lock when it had become long, if that is known.
+    pub(crate) holder: Option<&'a str>,
+    /// So many others were not told of.
+    pub(crate) left_out: Option<u64>,
+}
+
+impl fmt::Display for Waited<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} for the {} lock {:?}", Time(self.waited), self.mode, self.lock)?;
+        self.holder.map_or(Ok(()), |holder| write!(f, ", held by {holder:?}"))
+    }
+}
+
+/// It ended with a grant.
+pub(crate) fn waited(wait: &Waited<'_>) {
+    let Waited { lock, mode, waited, holder, left_out } = *wait;
+    let waited_ms = millis(waited);
+    tracing::info!(target: LOCK, lock, %mode, waited_ms, holder, left_out, "waited {wait}");
+}
+
+/// It ended with the caller's patience.
+pub(crate) fn waited_in_vain(wait: &Waited<'_>) {
+    let Waited { lock, mode, waited, holder, left_out } = *wait;
+    let waited_ms = millis(waited);
+    tracing::info!(target: LOCK, lock, %mode, waited_ms, holder, left_out, "waited in vain {wait}");
+}
+
+/// An acquisition waits for a guard of its own owner. With the opt-in, that guard came while it was in the queue already.
+pub(crate) fn waits_for_itself(lock: &str, reentry: Reentry) {
+    if reentry == Reentry::Off {
+        tracing::warn!(
+            target: LOCK, lock,
+            "this task waits for a lock that it holds itself; nested acquisitions must opt in with `.reentrant()`"
+        );
+    } else {
+        tracing::warn!(
+            target: LOCK, lock,
+            "this owner waits for a lock that it holds itself: it asked twice at the same time, and an acquisition nests only \
+             in a guard that is there when it is first polled; await one before the other"
+        );
+    }
+}
+
+/// An acquisition waits in the server's queue from now on.
+pub(crate) fn queued(lock: &str, mode: Mode) {
+    tracing::debug!(target: LOCK, lock, %mode, "queued");
+}
+
+// Holds.
+
+/// The server has granted a lock, by its answer.
+pub(crate) fn granted(lock: &str, mode: Mode, token: FencingToken) {
+    tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "granted");
+}
+
+/// The same by a notification.
+pub(crate) fn granted_by_notice(lock: &str, mode: Mode, token: FencingToken) {
+    tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "granted by notice");
+}
+
+/// A guard passed its hold on within this process.
+pub(crate) fn handed_over(lock: &str, token: FencingToken) {
+    tracing::debug!(target: LOCK, lock, token = token.as_u64(), "handed over");
+}
+
+/// A hold was converted into this one.
+pub(crate) fn converted(lock: &str, mode: Mode, token: FencingToken) {
+    tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "converted");
+}
+
+/// A hold that is over before it was released.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Loss {
+    pub(crate) mode: Mode,
+    pub(crate) token: FencingToken,
+    pub(crate) reason: LossReason,
+    pub(crate) held: Duration,
+}
+
+/// The word for it in fields and labels.
+pub(crate) fn word_for(reason: LossReason) -> &'static str {
+    match reason {
+        LossReason::Expired => "expired",
+        LossReason::Gone => "gone",
+        LossReason::MaxHold => "max_hold",
+        LossReason::Forced => "forced",
+        LossReason::Closed => "closed",
+    }
+}
+
+/// A hold is over before it was released. That its manager was closed is nothing to worry about.
+pub(crate) fn lost(lock: &str, loss: &Loss) {
+    let Loss { mode, token, reason, held } = *loss;
+    let (token, held_ms, word) = (token.as_u64(), millis(held), word_for(reason));
+    if reason == LossReason::Closed {
+        tracing::info!(
+            target: LOCK, lock, %mode, token, held_ms, reason = word,
+            "gave the {mode} hold of lock {lock:?} back after {}: {reason}", Time(held)
+        );
+    } else {
+        tracing::warn!(
+            target: LOCK, lock, %mode, token, held_ms, reason = word,
+            "lost the {mode} hold of lock {lock:?} after {}: {reason}", Time(held)
+        );
+    }
+}
+
+/// The server broke a conversion off half way.
+pub(crate) fn conversion_broke_off(lock: &str, error: &Error) {
+    tracing::warn!(target: LOCK, lock, error = error.to_string(), "a conversion of lock {lock:?} broke off half way");
+}
+
+/// An operator has ended all holds.
+pub(crate) fn forced(lock: &str, holders: &[&str]) {
+    tracing::warn!(target: LOCK, lock, ?holders, "released lock {lock:?} by force");
+}
+
+// Single requests.
+
+/// Lets so many lines pass in a second, and counts the others.
+#[derive(Debug, Default)]
+pub(crate) struct Limiter(Mutex<Lines>);
+
+#[derive(Debug, Default)]
+struct Lines {
+    second: u64,
+    told: u32,
+    left_out: u64,
+}
+
+impl Limiter {
+    /// `None` if this line is one too many; else how many were left out before it, if any.
+    pub(crate) fn admits(&self, now: Moment) -> Option<Option<u64>> {
+        let second = now.as_nanos() / 1_000_000_000;
+        let mut lines = self.0.lock();
+        if lines.second != second {
+            (lines.second, lines.told) = (second, 0);
+        }
+        if lines.told == MAX_LINES {
+            lines.left_out += 1;
+            return None;
+        }
+        lines.told += 1;
+        let left_out = std::mem::take(&mut lines.left_out);
+        Some((left_out > 0).then_some(left_out))
+    }
+}
+
+/// What an attempt failed with, and where.
+struct Said<'a>(&'a Failure);
+
+impl fmt::Display for Said<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Failure::Unknown { source: Some(source), .. } | Failure::NotDone { source: Some(source) } => source.fmt(f),
+            Failure::Unknown { .. } | Failure::NotDone { .. } => f.write_str("no answer"),
+            Failure::Refused { node, message, .. } | Failure::Broken { node, message, .. } => match node {
+                Some(node) => write!(f, "{node}: {message}"),
+                None => f.write_str(message),
+            },
+            Failure::Unreplicated { asked, acknowledged, .. } => {
+                write!(f, "{acknowledged} of {asked} replicas acknowledged it")
+            }
+        }
+    }
+}
+
+fn attempts_are_told() -> bool {
+    tracing::event_enabled!(target: ATTEMPT, Level::TRACE)
+}
+
+/// Nobody answered an attempt to acquire a lock.
+pub(crate) fn attempt_unanswered(lock: &str, failure: &Failure, limiter: &Limiter, now: Moment) {
+    if attempts_are_told()
+        && let Some(left_out) = limiter.admits(now)
+    {
+        let error = Said(failure).to_string();
+        tracing::trace!(target: ATTEMPT, lock, error, left_out, "an attempt was not answered");
+    }
+}
+
+/// Nobody answered a renewal.
+pub(crate) fn renewal_unanswered(lock: &str, failure: &Failure, limiter: &Limiter, now: Moment) {
+    if attempts_are_told()
+        && let Some(left_out) = limiter.admits(now)
+    {
+        let error = Said(failure).to_string();
+        tracing::trace!(target: ATTEMPT, lock, error, left_out, "a renewal was not answered");
+    }
+}
+
+/// The server has answered the first renewal of a hold that it had granted by a notification.
+pub(crate) fn claimed(lock: &str, mode: Mode, token: FencingToken) {
+    tracing::trace!(target: ATTEMPT, lock, %mode, token = token.as_u64(), "claimed");
+}
+
+/// The server will not carry a release out, however often it is asked.
+pub(crate) fn release_refused(lock: &str, words: &str) {
+    tracing::debug!(target: LOCK, lock, error = words, "the server refuses a release");
+}
+
+/// The server has surely forgotten what it was not told of.
+pub(crate) fn release_given_up(lock: &str, failure: &Failure) {
+    tracing::debug!(target: LOCK, lock, error = Said(failure).to_string(), "gave up telling the server of a release");
+}
+
+// The manager.
+
+/// The thread for background work cannot be had.
+pub(crate) fn no_thread(error: &std::io::Error) {
+    let error = error.to_string();
+    tracing::warn!(target: MANAGER, error, "no thread for background work: it runs where the manager is used");
+}
+
+// Spans.
+
+/// Whether anybody wants spans.
+#[inline]
+pub(crate) fn spans_are_wanted() -> bool {
+    tracing::span_enabled!(target: LOCK, Level::DEBUG)
+}
+
+/// Runs an acquisition in its span, if anybody wants that.
+pub(crate) async fn within<T>(
+    lock: &str,
+    mode: Mode,
+    acquiring: impl Future<Output = Result<T>>,
+    is_granted: impl FnOnce(&T) -> bool,
+) -> Result<T> {
+    if !spans_are_wanted() {
+        return acquiring.await;
+    }
+    let span = tracing::debug_span!(target: LOCK, "rwlock.acquire", lock, %mode, outcome = Empty);
+    let outcome = acquiring.instrument(span.clone()).await;
+    span.record("outcome", word_for_outcome(&outcome, is_granted));
+    outcome
+}
+
+/// The word for what came of an acquisition in fields and labels. It gets a guard, is denied, or fails.
+pub(crate) fn word_for_outcome<T>(outcome: &Result<T>, is_granted: impl FnOnce(&T) -> bool) -> &'static str {
+    match outcome {
+        Ok(answer) if is_granted(answer) => "granted",
+        Ok(_) => "denied",
+        Err(error) => word_for_error(error),
+    }
+}
+
+fn word_for_error(error: &Error) -> &'static str {
+    match error {
+        Error::WaitTimeout { .. } => "timeout",
+        Error::Lost { .. } => "lost",
+        Error::UpgradeConflict { .. } => "conflict",
+        Error::Unreachable { .. } => "unreachable",
+        Error::NoQuorum { .. } => "no_quorum",
+        Error::NotEnoughReplicas { .. } => "not_enough_replicas",
+        Error::Refused { .. } => "refused",
+        Error::InvalidName { .. } | Error::InvalidOption { .. } => "invalid",
+        Error::Closed { .. } => "closed",
+    }
+}
+
+/// The span of a hold, from the first guard that is handed out until the hold is given back or lost. In a box: few have one.
+#[derive(Debug, Default)]
+pub(crate) struct HoldSpan(OnceLock<Box<Mutex<Option<Span>>>>);
+
+impl HoldSpan {
+    /// Begins below the span in which the guard is handed out, if anybody wants it.
+    pub(crate) fn begin(&self, lock: &str, mode: Mode, token: FencingToken) {
+        if spans_are_wanted() {
+            let token = token.as_u64();
+            self.0.get_or_init(|| {
+                let span = tracing::debug_span!(target: LOCK, "rwlock.hold", lock, %mode, token, ended = Empty);
+                Box::new(Mutex::new(Some(span)))
+            });
+        }
+    }
+
+    pub(crate) fn has_begun(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    pub(crate) fn end(&self, how: &'static str) {
+        if let Some(span) = self.0.get().and_then(|span| span.lock().take()) {
+            span.record("ended", how);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_a_kind_are_so_many_in_a_second() {
+        let limiter = Limiter::default();
+        let at = |ms: u64| Moment::from_nanos(ms * 1_000_000);
+        let told = (0..25).filter(|ms| limiter.admits(at(*ms)).is_some()).count();
+        assert_eq!(told, 10);
+        assert_eq!(limiter.admits(at(1000)), Some(Some(15)), "those between are told of");
+        assert_eq!(limiter.admits(at(1001)), Some(None));
+    }
+}

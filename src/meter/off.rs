@@ -1,0 +1,54 @@
+//! Nobody counts.
+
+use super::RenewalOutcome;
+use crate::clock::Clock;
+use crate::error::LossReason;
+use crate::mode::Mode;
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Meter {}
+
+impl Meter {
+    pub(crate) fn joined(self) {}
+
+    pub(crate) fn begins(self, _: Mode, _: Clock) -> Underway {
+        Underway
+    }
+
+    pub(crate) fn lost(self, _: Mode, _: LossReason) {}
+
+    pub(crate) fn renewal(self, _: RenewalOutcome) {}
+}
+
+/// An acquisition.
+#[derive(Debug)]
+pub(crate) struct Underway;
+
+impl Underway {
+    pub(crate) fn ended(self, _: &'static str) {}
+}
+
+/// A hold.
+#[derive(Debug, Default)]
+pub(crate) struct Counted {}
+
+impl Counted {
+    pub(crate) fn begin(&self, _: &Meter, _: Mode, _: Clock) {}
+
+    pub(crate) fn end(&self) {}
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally;
+
+impl Tally {
+    pub(crate) fn of_reconnects() -> Self {
+        Self
+    }
+
+    pub(crate) fn of_map_refreshes() -> Self {
+        Self
+    }
+
+    pub(crate) fn add_one(self) {}
+}

@@ -1,0 +1,71 @@
+//! What both answer, and how far the answers may differ.
+
+use std::time::Duration;
+
+use crate::scheme::{Absence, Acquired, Converted, Forced, Mode, ReleaseReply, Renewed, View};
+
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Answer {
+    Acquired(Acquired),
+    ReleaseReply(ReleaseReply),
+    Converted(Mode, Converted),
+    Renewed(Renewed),
+    View(View),
+    Forced(Forced),
+    Theirs(Mode, bool),
+}
+
+impl Answer {
+    pub(super) fn kinds(&self) -> Vec<&'static str> {
+        let mut kinds = vec![self.kind()];
+        if let Self::View(view) = self {
+            kinds.extend(view.foreign_read_ms.map(|_| "view with their read"));
+            kinds.extend(view.foreign_write_ms.map(|_| "view with their write"));
+            kinds.extend((view.more_holders + view.more_waiters > 0).then_some("view of some"));
+        }
+        kinds
+    }
+
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Acquired(Acquired::Granted(granted)) if granted.writers_waiting => "granted, a writer waits",
+            Self::Acquired(Acquired::Granted(granted)) if granted.tokens > 1 => "granted, several tokens",
+            Self::Acquired(Acquired::Granted(_)) => "granted",
+            Self::Acquired(Acquired::Contended { .. }) => "contended",
+            Self::Acquired(Acquired::Queued { .. }) => "queued",
+            Self::Acquired(Acquired::Late) => "late",
+            Self::ReleaseReply(ReleaseReply::Held) => "held",
+            Self::ReleaseReply(ReleaseReply::Queued) => "dequeued",
+            Self::ReleaseReply(ReleaseReply::None(Absence { forced: None, .. })) => "none",
+            Self::ReleaseReply(ReleaseReply::None(Absence { forced: Some(_), .. })) => "none, by force",
+            Self::Converted(Mode::Read, Converted::Granted(_)) => "turned to read",
+            Self::Converted(Mode::Write, Converted::Granted(_)) => "turned to write",
+            Self::Converted(_, Converted::Refused) => "not turned",
+            Self::Converted(_, Converted::Lost { forced: None }) => "turn lost",
+            Self::Converted(_, Converted::Lost { forced: Some(_) }) => "turn lost, by force",
+            Self::Converted(_, Converted::Late) => "turn late",
+            Self::Renewed(Renewed::Renewed { .. }) => "renewed",
+            Self::Renewed(Renewed::Lost { forced: None }) => "lost",
+            Self::Renewed(Renewed::Lost { forced: Some(_) }) => "lost, by force",
+            Self::View(view) if !view.waiters.is_empty() => "view with waiters",
+            Self::View(_) => "view",
+            Self::Forced(Forced { more: true, .. }) => "forced some",
+            Self::Forced(_) => "forced",
+            Self::Theirs(Mode::Read, true) => "their read",
+            Self::Theirs(Mode::Read, false) => "their read refused",
+            Self::Theirs(Mode::Write, true) => "their write",
+            Self::Theirs(Mode::Write, false) => "their write refused",
+        }
+    }
+
+    /// `live` are the deadlines of those who hold the lock now that this was answered.
+    pub(super) fn agrees_with(&self, specified: &Self, now_ms: u64, live: &[u64]) -> bool {
+        match (self, specified) {
+            (Self::Acquired(Acquired::Contended { retry_in }), Self::Acquired(Acquired::Contended { .. }))
+            | (Self::Acquired(Acquired::Queued { retry_in }), Self::Acquired(Acquired::Queued { .. })) => {
+                self == specified || live.iter().any(|ends_ms| Duration::from_millis(ends_ms - now_ms) == *retry_in)
+            }
+            _ => self == specified,
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! What is done to both, drawn at random.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::scheme::{AcquireRequest, AcquisitionId, IfTaken, Mode};
+
+/// The scheme that is compared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Face {
+    Hash,
+    /// It knows no queue and grants one token at a time.
+    TwoKey,
+}
+
+impl Face {
+    pub(super) fn ask(self, who: usize, wish: Wish) -> AcquireRequest {
+        let Wish { lease_ms, max_tokens, patience_ms } = wish;
+        let (max_tokens, if_taken) = match (self, patience_ms) {
+            (Self::Hash, Some(ms)) => (max_tokens, IfTaken::Queue { patience: Duration::from_millis(ms) }),
+            (Self::Hash, None) => (max_tokens, IfTaken::Leave),
+            (Self::TwoKey, _) => (1, IfTaken::Leave),
+        };
+        AcquireRequest {
+            id: acquisition(who),
+            mode: MODES[who],
+            lease: Duration::from_millis(lease_ms),
+            max_tokens,
+            if_taken,
+        }
+    }
+
+    /// What is answered in the long run.
+    pub(super) fn kinds(self) -> BTreeSet<&'static str> {
+        let both = [
+            "granted",
+            "contended",
+            "late",
+            "held",
+            "none",
+            "none, by force",
+            "renewed",
+            "lost",
+            "lost, by force",
+            "view",
+            "forced",
+            "turned to read",
+            "turned to write",
+            "not turned",
+            "turn lost",
+            "turn lost, by force",
+            "turn late",
+        ];
+        let hash = ["granted, a writer waits", "granted, several tokens", "queued", "dequeued", "view with waiters"];
+        both.into_iter().chain(hash.into_iter().filter(|_| self == Self::Hash)).collect()
+    }
+}
+
+/// So many that read it takes for one to move into the gap that another leaves; and as many writers for the middle of a list.
+pub(super) const MODES: [Mode; 7] =
+    [Mode::Read, Mode::Read, Mode::Read, Mode::Read, Mode::Write, Mode::Write, Mode::Write];
+/// As long as a manager's name is, since the channel is cut out of the id.
+pub(super) const MANAGER: &str = "0123456789abcdef0123456789abcdef";
+
+pub(super) fn acquisition(who: usize) -> AcquisitionId {
+    AcquisitionId::new(MANAGER, who as u64, "label")
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wish {
+    pub(super) lease_ms: u64,
+    pub(super) max_tokens: u64,
+    /// It waits in the queue.
+    pub(super) patience_ms: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Operation {
+    Acquire {
+        who: usize,
+        wish: Wish,
+    },
+    /// The last moment at which it may be carried out is so far from the reply before it.
+    AcquireUntil {
+        who: usize,
+        wish: Wish,
+        limit_ms: i64,
+    },
+    Leave {
+        who: usize,
+    },
+    Conversion {
+        old: usize,
+        new: usize,
+        wish: Wish,
+    },
+    ConvertUntil {
+        old: usize,
+        new: usize,
+        wish: Wish,
+        limit_ms: i64,
+    },
+    /// In one batch.
+    Renew(Vec<(usize, u64)>),
+    Inspect,
+    /// A look, then a force.
+    Force,
+    /// A force by the last look there was, whatever has happened since.
+    ForceLate,
+    Pause {
+        ms: u64,
+    },
+    /// A client of the published scheme asks, whose clock is so far from the server's.
+    TheirLock {
+        mode: Mode,
+        skew_ms: i64,
+    },
+    /// One of those that were granted leaves, for the first time or again.
+    TheirUnlock {
+        nth: usize,
+    },
+    /// The server's clock is set by so much.
+    Step {
+        ms: i64,
+    },
+    /// All keys of the lock are gone.
+    Lose,
+}
+
+pub(super) fn operation() -> impl Strategy<Value = Operation> {
+    let who = || 0..MODES.len();
+    // Some are over before the next operation or the one after, some while several follow, some never.
+    let time_ms = || prop_oneof![4 => 1..=5_u64, 1 => 6..=30_u64, 3 => Just(10_000_u64)];
+    let patience_ms = || prop_oneof![1 => Just(None), 3 => time_ms().prop_map(Some)];
+    let max_tokens = || prop_oneof![Just(1_u64), 2..=64_u64, Just(1000_u64)];
+    let wish = || {
+        let parts = (time_ms(), max_tokens(), patience_ms());
+        parts.prop_map(|(lease_ms, max_tokens, patience_ms)| Wish { lease_ms, max_tokens, patience_ms })
+    };
+    let limit_ms = || -2..=3_i64;
+    prop_oneof![
+        14 => (who(), wish()).prop_map(|(who, wish)| Operation::Acquire { who, wish }),
+        3 => (who(), wish(), limit_ms())
+            .prop_map(|(who, wish, limit_ms)| Operation::AcquireUntil { who, wish, limit_ms }),
+        6 => who().prop_map(|who| Operation::Leave { who }),
+        6 => (who(), who(), wish()).prop_map(|(old, new, wish)| Operation::Conversion { old, new, wish }),
+        1 => (who(), who(), wish(), limit_ms())
+            .prop_map(|(old, new, wish, limit_ms)| Operation::ConvertUntil { old, new, wish, limit_ms }),
+        5 => vec((who(), time_ms()), 1..4).prop_map(Operation::Renew),
+        3 => Just(Operation::Inspect),
+        1 => Just(Operation::Force),
+        1 => Just(Operation::ForceLate),
+        3 => (1..=3_u64).prop_map(|ms| Operation::Pause { ms }),
+    ]
+}
+
+pub(super) fn their_operation() -> impl Strategy<Value = Operation> {
+    let mode = prop_oneof![2 => Just(Mode::Read), 1 => Just(Mode::Write)];
+    // Right, a little or more than a limit beside it, and where the stamps of our long leases are.
+    let skew_ms = prop_oneof![
+        4 => -2..=2_i64,
+        2 => -20..=20_i64,
+        1 => 9_990..=10_002_i64,
+        1 => 10_003..=10_040_i64,
+        // No time at all.
+        1 => Just(10_000_000_000_000_000_i64),
+    ];
+    prop_oneof![
+        3 => (mode, skew_ms).prop_map(|(mode, skew_ms)| Operation::TheirLock { mode, skew_ms }),
+        2 => (0..4_usize).prop_map(|nth| Operation::TheirUnlock { nth }),
+    ]
+}
+
+/// What no client does.
+pub(super) fn mishap() -> impl Strategy<Value = Operation> {
+    let size_ms = prop_oneof![2 => 1..=5_i64, 2 => 6..=40_i64, 1 => 9_980..=10_020_i64, 2 => Just(71_000)];
+    let ms = (size_ms, any::<bool>()).prop_map(|(ms, forward)| if forward { ms } else { -ms });
+    prop_oneof![4 => ms.prop_map(|ms| Operation::Step { ms }), 1 => Just(Operation::Lose)]
+}

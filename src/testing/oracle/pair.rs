@@ -1,0 +1,386 @@
+//! One lock on a server and in memory.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster_testenv::{Client, Node, NodeClock, Reply};
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseResult;
+use tokio::runtime::Runtime;
+
+use super::answer::Answer;
+use super::listener::Listener;
+use super::operation::{Face, Operation, Wish, acquisition};
+use super::{PUBLISHED, Setting};
+use crate::key::Key;
+use crate::lease::ServerTime;
+use crate::scheme::lua::LuaScheme;
+use crate::scheme::memory::{News, PublishedLimitsMs, Record};
+use crate::scheme::{
+    Acquired, AcquisitionId, Answered, Attempt, Converted, Forced, Granted, Mode, Renewal, Scheme, View,
+};
+
+/// Far enough.
+const DAY_MS: i64 = 24 * 3600 * 1000;
+
+/// One lock on a server and in memory.
+pub(super) struct Pair<'a> {
+    real: &'a LuaScheme,
+    face: Face,
+    /// One operation may touch few records.
+    limited: bool,
+    pub(super) key: Arc<Key>,
+    record: Record,
+    /// The server's time in the last reply.
+    last: ServerTime,
+    /// What the last look has shown.
+    seen: View,
+    pub(super) seen_kinds: BTreeSet<&'static str>,
+    /// What was to be published.
+    news: Vec<String>,
+    /// What was done and answered until now.
+    history: String,
+    /// Asks the server for what no answer says, where that is needed.
+    raw: Option<Client>,
+    clock: Option<&'a NodeClock>,
+    /// The holds of published clients: their sides and stamps.
+    theirs: Vec<(Mode, u64)>,
+    /// When the server forgets the lock, as it says itself.
+    expires_ms: Option<u64>,
+    /// The highest token that was granted, and the highest before the last loss, since the clock went back.
+    highest: u64,
+    highest_lost: u64,
+}
+
+impl<'a> Pair<'a> {
+    pub(super) fn new(setting: &Setting<'a>, real: &'a LuaScheme, name: &str) -> Self {
+        let raw = setting.published.or(setting.steps).map(|node| node.client().expect("the server answers"));
+        Self {
+            real,
+            face: setting.face,
+            limited: setting.limited,
+            key: Arc::new(Key::new("oracle", name).expect("a valid name")),
+            record: setting.record(),
+            last: ServerTime::default(),
+            seen: View::default(),
+            seen_kinds: BTreeSet::new(),
+            news: Vec::new(),
+            history: String::new(),
+            raw,
+            clock: setting.steps.map(Node::clock),
+            theirs: Vec::new(),
+            expires_ms: None,
+            highest: 0,
+            highest_lost: 0,
+        }
+    }
+
+    pub(super) fn apply_all(&mut self, runtime: &Runtime, operations: Vec<Operation>) -> TestCaseResult {
+        runtime.block_on(async {
+            // The first look says what the server's time is, the last one what all operations have left behind.
+            self.apply(Operation::Inspect).await?;
+            for operation in operations {
+                self.apply(operation).await?;
+                self.look_behind()?;
+            }
+            self.apply(Operation::Inspect).await
+        })
+    }
+
+    async fn apply(&mut self, operation: Operation) -> TestCaseResult {
+        self.history.push_str(&format!("\n{operation:?}"));
+        match operation {
+            // What the client takes for the server's time is of no use then.
+            Operation::Acquire { who, wish } if self.clock.is_some() => self.acquire_until(who, wish, DAY_MS).await,
+            Operation::Conversion { old, new, wish } if self.clock.is_some() => {
+                self.convert_until(old, new, wish, DAY_MS).await
+            }
+            Operation::Acquire { who, wish } => {
+                let request = self.face.ask(who, wish);
+                let real = self.real.acquire(&self.key, &request).await;
+                self.compare(Some(who), real, Answer::Acquired, |record, now| record.acquire(now, u64::MAX, &request))
+            }
+            Operation::AcquireUntil { who, wish, limit_ms } => self.acquire_until(who, wish, limit_ms).await,
+            Operation::Leave { who } => {
+                let id = acquisition(who);
+                let real = self.real.leave(&self.key, &id).await;
+                self.compare(Some(who), real, Answer::ReleaseReply, |record, now| record.leave(now, &id))
+            }
+            Operation::Conversion { old, new, wish } => {
+                let (old, request) = (acquisition(old), self.face.ask(new, wish));
+                let real = self.real.convert(&self.key, &old, &request).await;
+                let answer = |turned| Answer::Converted(request.mode, turned);
+                self.compare(Some(new), real, answer, |record, now| record.convert(now, u64::MAX, &old, &request))
+            }
+            Operation::ConvertUntil { old, new, wish, limit_ms } => self.convert_until(old, new, wish, limit_ms).await,
+            Operation::Renew(holds) => self.renew(&holds).await,
+            Operation::Inspect => self.look().await,
+            Operation::Force => {
+                self.look().await?;
+                self.force().await
+            }
+            Operation::ForceLate => self.force().await,
+            Operation::Pause { ms } => {
+                tokio::time::sleep(Duration::from_millis(ms)).await;
+                Ok(())
+            }
+            Operation::TheirLock { mode, skew_ms } => self.their_lock(mode, skew_ms),
+            Operation::TheirUnlock { nth } => self.their_unlock(nth),
+            Operation::Step { ms } => {
+                let clock = self.clock.expect("a clock that can be set");
+                let by = Duration::from_millis(ms.unsigned_abs());
+                if ms > 0 {
+                    clock.step_forward(by);
+                } else {
+                    self.sweep_two_keys();
+                    clock.step_back(by);
+                    (self.highest, self.highest_lost) = (0, 0);
+                }
+                Ok(())
+            }
+            Operation::Lose => {
+                let keys = self.keys();
+                let command: Vec<_> = ["DEL"].into_iter().chain(keys.iter().map(String::as_str)).collect();
+                self.ask_raw(&command);
+                self.forget("key lost");
+                self.expires_ms = None;
+                Ok(())
+            }
+        }
+    }
+
+    /// Dead records of the two-key scheme go with the next grant, or before. Here they go before the clock can make them live
+    /// again, since the specification removes others.
+    fn sweep_two_keys(&mut self) {
+        if self.face == Face::TwoKey {
+            const SWEEP: &str = "
+                local time = redis.call('TIME')
+                local now_us = time[1] * 1000000 + time[2]
+                redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, math.floor(now_us / 1000))
+                local ends_ms = redis.call('PEXPIRETIME', KEYS[2]) -- the server removes it when this is past
+                if ends_ms >= 0 and ends_ms <= math.floor(now_us / 1000) then redis.call('DEL', KEYS[2]) end
+                return now_us";
+            let keys = self.keys();
+            let Reply::Int(now_us) = self.ask_raw(&["EVAL", SWEEP, "2", &keys[0], &keys[1]]) else {
+                panic!("a number")
+            };
+            self.record.sweep(ServerTime::from_micros(now_us.unsigned_abs()));
+        }
+    }
+
+    async fn acquire_until(&mut self, who: usize, wish: Wish, limit_ms: i64) -> TestCaseResult {
+        let request = self.face.ask(who, wish);
+        let not_after_ms = self.last_ms().saturating_add_signed(limit_ms);
+        let real = self.real.acquire_until(&self.key, &request, not_after_ms).await;
+        self.compare(Some(who), real, Answer::Acquired, |record, now| record.acquire(now, not_after_ms, &request))
+    }
+
+    async fn convert_until(&mut self, old: usize, new: usize, wish: Wish, limit_ms: i64) -> TestCaseResult {
+        let (old, request) = (acquisition(old), self.face.ask(new, wish));
+        let not_after_ms = self.last_ms().saturating_add_signed(limit_ms);
+        let real = self.real.convert_until(&self.key, &old, &request, not_after_ms).await;
+        let answer = |turned| Answer::Converted(request.mode, turned);
+        self.compare(Some(new), real, answer, |record, now| record.convert(now, not_after_ms, &old, &request))
+    }
+
+    fn their_lock(&mut self, mode: Mode, skew_ms: i64) -> TestCaseResult {
+        // Even, so that a large one is the number that Lua makes of it.
+        let stamp_ms = self.last_ms().saturating_add_signed(skew_ms);
+        let stamp_ms = if stamp_ms > 1 << 53 { stamp_ms & !1 } else { stamp_ms };
+        let script = match mode {
+            Mode::Read => include_str!("../../../tests/lua/published/read_lock.lua"),
+            Mode::Write => include_str!("../../../tests/lua/published/write_lock.lua"),
+        };
+        let PublishedLimitsMs { read_ms, write_ms } = PUBLISHED;
+        let [read, write, stamp] = [read_ms, write_ms, stamp_ms].map(|ms| ms.to_string());
+        let reply = self.ask_raw(&["EVAL", script, "1", &self.keys()[0], "10000", &read, &write, &stamp]);
+        let real = Answer::Theirs(mode, reply == Reply::Int(1));
+        let specified = Answer::Theirs(mode, self.record.their_lock(mode, stamp_ms));
+        if reply == Reply::Int(1) {
+            self.theirs.insert(0, (mode, stamp_ms));
+        }
+        self.agree(self.last, real, specified)
+    }
+
+    fn their_unlock(&mut self, nth: usize) -> TestCaseResult {
+        let Some(&(mode, stamp_ms)) = self.theirs.get(nth) else {
+            return Ok(());
+        };
+        let script = match mode {
+            Mode::Read => include_str!("../../../tests/lua/published/read_unlock.lua"),
+            Mode::Write => include_str!("../../../tests/lua/published/write_unlock.lua"),
+        };
+        self.ask_raw(&["EVAL", script, "1", &self.keys()[0], &stamp_ms.to_string()]);
+        self.record.their_unlock(mode, stamp_ms);
+        self.history.push_str(&format!(" {mode} {stamp_ms}"));
+        Ok(())
+    }
+
+    /// The keys that the lock consists of. The first remembers its tokens.
+    fn keys(&self) -> Vec<String> {
+        match self.face {
+            Face::Hash => vec![self.key.part("lock")],
+            Face::TwoKey => vec![self.key.part("read"), self.key.part("write")],
+        }
+    }
+
+    fn ask_raw(&mut self, command: &[&str]) -> Reply {
+        let raw = self.raw.as_mut().expect("a node to ask");
+        raw.command(command).and_then(Reply::into_result).expect("an answer")
+    }
+
+    /// Takes from the server what no answer says: when it forgets the lock.
+    fn look_behind(&mut self) -> TestCaseResult {
+        if self.raw.is_none() {
+            return Ok(());
+        }
+        let key = self.keys().remove(0);
+        let Reply::Int(expires_ms) = self.ask_raw(&["PEXPIRETIME", &key]) else { panic!("a number") };
+        prop_assert!(expires_ms != -1, "a key without a ttl; so far:{}", self.history);
+        let expires_ms = u64::try_from(expires_ms).ok();
+        if expires_ms.is_none() && self.expires_ms.is_some() && self.clock.is_some() {
+            self.forget("key expired");
+        }
+        self.expires_ms = expires_ms;
+        if let Some(expires_ms) = self.expires_ms.filter(|_| self.theirs.is_empty()) {
+            let (holds, waiters) = (self.record.live_holds(self.last_ms()), self.record.live_waiters(self.last_ms()));
+            let last_ms = holds.into_iter().chain(waiters).map(|(_, _, until_ms)| until_ms).max().unwrap_or(0);
+            let retained = expires_ms >= last_ms + 60_000;
+            prop_assert!(retained, "the key will be gone at {} ms; so far:{}", expires_ms, self.history);
+        }
+        Ok(())
+    }
+
+    async fn look(&mut self) -> TestCaseResult {
+        let real = self.real.inspect(&self.key).await;
+        if let Ok(answer) = &real {
+            self.seen = answer.value.clone();
+        }
+        self.compare(None, real, |view| Answer::View(sorted(view)), |record, now| record.inspect(now))
+    }
+
+    async fn force(&mut self) -> TestCaseResult {
+        let real = self.real.force(&self.key, &self.seen).await;
+        let seen = self.seen.clone();
+        let in_order = |mut forced: Forced| {
+            forced.ids.sort();
+            Answer::Forced(forced)
+        };
+        self.compare(None, real, in_order, |record, now| record.force_seen(now, &seen))
+    }
+
+    async fn renew(&mut self, holds: &[(usize, u64)]) -> TestCaseResult {
+        let renewal = |&(who, lease_ms): &(usize, u64)| Renewal {
+            key: Arc::clone(&self.key),
+            id: acquisition(who),
+            lease: Duration::from_millis(lease_ms),
+        };
+        let batch: Vec<_> = holds.iter().map(renewal).collect();
+        let answers = self.real.renew(&self.real.route(&self.key), &batch).await;
+        prop_assert_eq!(answers.len(), batch.len());
+        for (real, Renewal { id, lease, .. }) in answers.into_iter().zip(&batch) {
+            self.compare(None, real, Answer::Renewed, |record, now| record.renew(now, id, *lease))?;
+        }
+        Ok(())
+    }
+
+    fn last_ms(&self) -> u64 {
+        self.last.as_micros() / 1000
+    }
+
+    /// What was published is what the specification has to tell.
+    pub(super) fn compare_news(mut self, listener: Option<Listener>) -> TestCaseResult {
+        let Some(listener) = listener else {
+            return Ok(());
+        };
+        self.news.sort();
+        let heard = listener.heard();
+        prop_assert!(heard == self.news, "heard {:?}, not {:?}; after:{}", heard, self.news, self.history);
+        Ok(())
+    }
+
+    /// Does the same in memory, at the server's time. Whoever asks is not told of its grant twice.
+    fn compare<T>(
+        &mut self,
+        asks: Option<usize>,
+        real: Attempt<T>,
+        answer: impl Fn(T) -> Answer,
+        operation: impl FnOnce(&mut Record, ServerTime) -> T,
+    ) -> TestCaseResult {
+        let Answered { server, value, .. } =
+            real.map_err(|failure| TestCaseError::fail(format!("{failure:?}; so far:{}", self.history)))?;
+        self.last = server;
+        if self.expires_ms.take_if(|expires_ms| *expires_ms < server.as_micros() / 1000).is_some() {
+            self.forget("key expired");
+        }
+        let real = answer(value);
+        let specified = answer(operation(&mut self.record, server));
+        let news = self.record.take_news();
+        for News { granted, .. } in &news {
+            self.outgrows(granted)?;
+        }
+        if let Answer::Acquired(Acquired::Granted(granted)) | Answer::Converted(_, Converted::Granted(granted)) = &real
+        {
+            self.outgrows(granted)?;
+        }
+        let is_other = |id: &AcquisitionId| asks.is_none_or(|who| *id != acquisition(who));
+        let others = news.into_iter().filter(|news| is_other(&news.id));
+        self.news.extend(others.map(|news| message(&news, server)));
+        if let Some(next) = self.record.take_call() {
+            self.seen_kinds.insert("a turn goes on");
+            self.news.extend(is_other(&next).then(|| next.as_str().to_owned()));
+        }
+        self.agree(server, real, specified)
+    }
+
+    fn forget(&mut self, how: &'static str) {
+        self.record.forget();
+        // After a step back, tokens are ahead of the clock until it comes by.
+        self.highest_lost = if self.highest <= self.last.as_micros() { self.highest } else { 0 };
+        self.seen_kinds.insert(how);
+        self.history.push_str(&format!("\n  {how}"));
+    }
+
+    /// Across a loss of the key, too, tokens grow, as long as the clock does.
+    fn outgrows(&mut self, granted: &Granted) -> TestCaseResult {
+        let token = granted.token.as_u64();
+        prop_assert!(token > self.highest_lost, "a token not above one that was lost; so far:{}", self.history);
+        self.highest = self.highest.max(token + granted.tokens - 1);
+        Ok(())
+    }
+
+    fn agree(&mut self, server: ServerTime, real: Answer, specified: Answer) -> TestCaseResult {
+        let live = self.record.inspect(server);
+        let now_ms = server.as_micros() / 1000;
+        let mut deadlines: Vec<_> = self.record.live_holds(now_ms).into_iter().map(|(_, _, ends_ms)| ends_ms).collect();
+        // Too many dead ones to tell: whoever asks again soon finds fewer.
+        deadlines.extend(self.limited.then_some(now_ms + 1));
+        self.history.push_str(&format!("\n    at {} us: {real:?}", server.as_micros()));
+        prop_assert!(
+            real.agrees_with(&specified, now_ms, &deadlines),
+            "the specification says {:?} beside {:?}; so far:{}",
+            specified,
+            live,
+            self.history
+        );
+        self.seen_kinds.extend(real.kinds());
+        Ok(())
+    }
+}
+
+/// As `lua/README.md` has it.
+fn message(news: &News, server: ServerTime) -> String {
+    let News { id, granted } = news;
+    let deadline_ms = u128::from(server.as_micros() / 1000) + granted.remaining.as_millis();
+    let (last, server_us) = (granted.token.as_u64() + granted.tokens - 1, server.as_micros());
+    let waiting = u8::from(granted.writers_waiting);
+    format!("{} {last} {} {deadline_ms} {server_us} {waiting}", id.as_str(), granted.tokens)
+}
+
+fn sorted(mut view: View) -> View {
+    view.holders.sort_by(|a, b| a.id.cmp(&b.id));
+    // Within a millisecond any order will do.
+    view.waiters.sort_by(|a, b| (a.since_ms, &a.id).cmp(&(b.since_ms, &b.id)));
+    view
+}

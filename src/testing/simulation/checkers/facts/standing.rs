@@ -1,0 +1,225 @@
+//! How a hold stands at some moment, by what had happened until then.
+
+use super::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, id_of, within};
+use crate::scheme::Mode;
+use crate::testing::simulation::history::{Attempt, End, Id, Micros, Op, Reply};
+
+impl Facts<'_> {
+    /// How much of a span the future of an attempt was not polled, or whoever has its guard.
+    pub(in crate::testing::simulation::checkers) fn asleep(
+        &self,
+        attempt: &AttemptFacts,
+        from: Micros,
+        to: Micros,
+    ) -> Micros {
+        let process = self.process(attempt.process);
+        let stopped = process.stopped.get(&attempt.runtime).map_or(0, |stops| within(stops, from, to));
+        process.paused_within(from, to) + stopped
+    }
+
+    /// The same of a guard's.
+    pub(in crate::testing::simulation::checkers) fn asleep_with(
+        &self,
+        guard: &GuardFacts,
+        from: Micros,
+        to: Micros,
+    ) -> Micros {
+        self.asleep(&self.attempts[&guard.attempt], from, to)
+    }
+
+    /// How many times the server had lost data by then.
+    pub(in crate::testing::simulation::checkers) fn lineage(&self, now: Micros) -> u32 {
+        let losses = self.losses.iter().filter(|at| **at <= now).count();
+        u32::try_from(losses).expect("few")
+    }
+
+    /// Whether a hold may be gone though nobody let go of it: it was granted by a server whose data was lost since, or an
+    /// operator has ended it; and its process has not been told by the server that there is now.
+    pub(in crate::testing::simulation::checkers) fn excused(&self, id: Id, now: Micros) -> bool {
+        let Some((_, primary)) = self.granted.get(&id) else {
+            return false;
+        };
+        let lineage = self.lineage(now);
+        let answered = |request: &RequestFacts| request.answered.as_ref().is_some_and(|(at, _)| *at <= now);
+        // That the server does not know a hold that is being converted may be the turn.
+        let heard = |request: &RequestFacts| match &request.answered {
+            Some((at, Reply::Lost { .. })) if *at < now => !self.is_being_converted(id, now),
+            Some((at, _)) => *at < now,
+            None => false,
+        };
+        let applied = || self.about(id).filter(|request| heard(request)).filter_map(|request| request.applied);
+        // What a primary says that was replaced counts for its process as long as that does not know better.
+        let lost = self.losses.iter().rfind(|at| **at <= now).copied().unwrap_or_default();
+        let mut all = self.about(id).filter(|request| answered(request)).filter_map(|request| request.applied);
+        let misled = all.any(|(at, primary)| at > lost && primary < lineage);
+        let untold = || *primary < lineage && !applied().any(|(_, primary)| primary == lineage);
+        let of_loss = !self.replicated && (misled || untold());
+        // Converted, it may have the other id already.
+        let ids = std::iter::once(id).chain(self.conversions_of(id).filter_map(|conversion| id_of(conversion.op)));
+        let of_force = ids.into_iter().any(|id| self.is_forced(id, now));
+        of_loss || of_force
+    }
+
+    /// When a hold was ended by force, of late: a copy of its acquisition may have begun it anew before.
+    pub(in crate::testing::simulation::checkers) fn forced_at(&self, id: Id, now: Micros) -> Option<Micros> {
+        self.forced.get(&id).into_iter().flatten().copied().filter(|at| *at <= now).max()
+    }
+
+    /// Whether an operator has ended a hold, and its process has not been answered about it since.
+    fn is_forced(&self, id: Id, now: Micros) -> bool {
+        let Some(forced) = self.forced_at(id, now) else {
+            return false;
+        };
+        let heard = |request: &RequestFacts| request.answered.as_ref().is_some_and(|(at, _)| *at < now);
+        let applied = self.about(id).filter(|request| heard(request)).filter_map(|request| request.applied);
+        !applied.into_iter().any(|(at, _)| at > forced)
+    }
+
+    /// Whether the server has lost data since it granted a hold.
+    pub(in crate::testing::simulation::checkers) fn loss_since(&self, id: Id, now: Micros) -> bool {
+        self.granted.get(&id).is_some_and(|(_, primary)| *primary < self.lineage(now))
+    }
+
+    /// Until when the answers so far let a hold be trusted by the local clock.
+    pub(in crate::testing::simulation::checkers) fn vouched(
+        &self,
+        id: Id,
+        requests: &[&RequestFacts],
+        now: Micros,
+    ) -> Micros {
+        // A notice counts only if it began the hold, and no answer that came after it.
+        let begun = self.guards.values().filter(|guard| guard.id == id).map(|guard| guard.granted).min();
+        let was_answered = |since: Micros| {
+            let answers = requests.iter().filter_map(|request| request.answered.as_ref());
+            let mut grants = answers.filter(|(_, reply)| matches!(reply, Reply::Granted { .. })).map(|(at, _)| *at);
+            grants.any(|at| since <= at && begun.is_some_and(|begun| at <= begun))
+        };
+        let notices = self.noticed.get(&id).into_iter().flatten();
+        let notices = notices
+            .filter(|(at, until)| *at <= now && begun.is_some_and(|begun| *at <= begun && begun < *until))
+            .filter(|(at, _)| !was_answered(*at))
+            .copied();
+        let mut answers: Vec<_> = requests
+            .iter()
+            .filter_map(|request| match &request.answered {
+                Some((at, Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms })) if *at <= now => {
+                    Some((*at, request.sent + self.process(request.process).usable(remaining_ms * MS)))
+                }
+                _ => None,
+            })
+            .chain(notices)
+            .collect();
+        answers.sort_unstable();
+        // An answer that comes when the hold is over brings nothing back.
+        let extend =
+            |until: Micros, (at, to): (Micros, Micros)| if until == 0 || at < until { until.max(to) } else { until };
+        answers.into_iter().fold(0, extend)
+    }
+
+    /// How long a guard may be trusted whose hold may have been converted: as long as the new hold lasts at least, counted from
+    /// the last request by which the server was seen to know the old one.
+    pub(in crate::testing::simulation::checkers) fn in_doubt_until(
+        &self,
+        held: &GuardFacts,
+        requests: &[&RequestFacts],
+        now: Micros,
+    ) -> Micros {
+        let conversions = self.requests.values().filter_map(|request| match request.op {
+            Op::Conversion { old, lease_ms, .. } if old == held.id && request.sent <= now => Some((request, lease_ms)),
+            _ => None,
+        });
+        let conversions: Vec<_> = conversions.collect();
+        let unanswered = conversions.iter().filter(|(request, _)| {
+            request.answered.as_ref().is_none_or(|(at, _)| *at > now) && !self.is_settled(held, request, now)
+        });
+        let Some(&(first, lease_ms)) = unanswered.min_by_key(|(request, _)| request.sent) else {
+            return Micros::MAX;
+        };
+        if let Some(since) = self.open_since(held, now).filter(|_| held.mode == Mode::Write) {
+            return since;
+        }
+        let renewed = requests
+            .iter()
+            .copied()
+            .filter(|request| matches!(&request.answered, Some((at, Reply::Renewed { .. })) if *at <= now));
+        let refused = conversions
+            .iter()
+            .map(|(request, _)| *request)
+            .filter(|request| matches!(&request.answered, Some((at, Reply::Refused)) if *at <= now));
+        let stood = renewed.chain(refused).map(|request| request.sent).max().unwrap_or_default();
+        first.sent.max(stood) + self.process(held.process).usable(lease_ms * MS)
+    }
+
+    /// Whether an answer has shown that a request to convert a hold was not carried out, and cannot be any more.
+    fn is_settled(&self, held: &GuardFacts, request: &RequestFacts, now: Micros) -> bool {
+        let arrives_by = request.sent + self.process(held.process).stray_span();
+        let asked = |at: Micros| request.attempt.is_some_and(|attempt| self.is_asked(attempt, at));
+        let stood = |other: &RequestFacts| match &other.answered {
+            // As long as somebody asks, only what that one is answered counts.
+            Some((at, Reply::Renewed { .. })) => *at <= now && other.sent >= arrives_by && !asked(*at),
+            Some((at, Reply::Refused)) => *at <= now && other.sent >= arrives_by,
+            _ => false,
+        };
+        self.about(held.id).chain(self.conversions_of(held.id)).any(stood)
+    }
+
+    /// Whether an attempt is under way.
+    fn is_asked(&self, attempt: Attempt, now: Micros) -> bool {
+        let attempt = &self.attempts[&attempt];
+        attempt.asked <= now && attempt.ended.is_none_or(|(ended, _)| now < ended)
+    }
+
+    /// Since when nobody asks any more what came of the conversion of a hold, though that is not known.
+    pub(in crate::testing::simulation::checkers) fn open_since(
+        &self,
+        held: &GuardFacts,
+        now: Micros,
+    ) -> Option<Micros> {
+        let open = self
+            .conversions_of(held.id)
+            .filter(|request| request.sent <= now && request.is_unanswered() && !self.is_settled(held, request, now));
+        let attempts = open.filter_map(|request| request.attempt).map(|attempt| &self.attempts[&attempt]);
+        let ended =
+            attempts.filter(|attempt| attempt.end == Some(End::Unreachable)).filter_map(|attempt| attempt.ended);
+        ended.map(|(ended, _)| ended).filter(|ended| *ended <= now).min()
+    }
+
+    /// Whether the server has converted it.
+    pub(in crate::testing::simulation::checkers) fn was_converted(&self, held: &GuardFacts) -> bool {
+        self.conversions_of(held.id).filter_map(|request| id_of(request.op)).any(|id| self.granted.contains_key(&id))
+    }
+
+    /// Whether its process was granted a newer hold that conflicts with it: that shows that it was over, but not why.
+    pub(in crate::testing::simulation::checkers) fn is_overtaken(&self, held: &GuardFacts, now: Micros) -> bool {
+        self.overtakers(held, now).next().is_some()
+    }
+
+    /// Guards of its process with newer grants that conflict with it.
+    pub(in crate::testing::simulation::checkers) fn overtakers(
+        &self,
+        held: &GuardFacts,
+        now: Micros,
+    ) -> impl Iterator<Item = &GuardFacts> {
+        self.guards.values().filter(move |other| {
+            let same = other.process == held.process && other.wish.lock == held.wish.lock;
+            let conflict = other.mode == Mode::Write || held.mode == Mode::Write;
+            same && conflict && other.token > held.token && other.granted <= now
+        })
+    }
+
+    /// Whether its acquisition had a guard before it was sent.
+    pub(in crate::testing::simulation::checkers) fn is_had(&self, request: &RequestFacts) -> bool {
+        let id = id_of(request.op);
+        self.guards.values().any(|guard| Some(guard.id) == id && guard.index < request.index)
+    }
+
+    /// Whether somebody waits for the answer to its turn.
+    pub(in crate::testing::simulation::checkers) fn is_being_converted(&self, id: Id, now: Micros) -> bool {
+        let is_open = |turn: &AttemptFacts| turn.ended.is_none_or(|(ended, _)| ended >= now);
+        let mut conversions = self
+            .conversions_of(id)
+            .filter(|conversion| conversion.sent <= now)
+            .filter_map(|conversion| conversion.attempt);
+        conversions.any(|attempt| is_open(&self.attempts[&attempt]))
+    }
+}

@@ -1,0 +1,203 @@
+//! Notices: who is subscribed, and what a process hears.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use super::{Address, World, lock_of, millis};
+use crate::key::Key;
+use crate::lease::{Anchor, ServerTime};
+use crate::scheme::{AcquisitionId, Answered, Granted, Notice};
+use crate::testing::simulation::gate::Gate;
+use crate::testing::simulation::history::{Id, Lock, Process, What};
+
+/// An older anchor judges no notice, as the transport has it.
+const MAX_ANCHOR_AGE: Duration = Duration::from_secs(2);
+
+/// Who wants to be told.
+pub(super) struct Subscriber {
+    pub(super) process: Process,
+    pub(super) lock: Lock,
+    pub(super) to: mpsc::UnboundedSender<Notice>,
+}
+
+/// What a process judges notices by.
+pub(super) struct Ear {
+    pub(super) gate: Arc<Gate>,
+    pub(super) anchor: Arc<Mutex<Option<Anchor>>>,
+}
+
+/// A notice as it lies on the wire.
+#[derive(Clone, Debug)]
+pub(super) struct Message {
+    pub(super) key: Arc<Key>,
+    pub(super) id: AcquisitionId,
+    pub(super) granted: Granted,
+    pub(super) at: ServerTime,
+    /// Which of the servers, one after the other, has sent it.
+    pub(super) server: u32,
+}
+
+/// Ends a subscription when it is dropped.
+pub(in crate::testing::simulation) struct Unsubscribe {
+    world: Arc<World>,
+    number: u32,
+}
+
+impl Drop for Unsubscribe {
+    fn drop(&mut self) {
+        self.world.state.lock().subscribers.remove(&self.number);
+    }
+}
+
+impl World {
+    /// A process judges notices by this anchor from now on.
+    pub(in crate::testing::simulation) fn listens(&self, address: &Address, anchor: &Arc<Mutex<Option<Anchor>>>) {
+        let ear = Ear { gate: Arc::clone(&address.gate), anchor: Arc::clone(anchor) };
+        self.state.lock().ears.insert(address.process, ear);
+    }
+
+    /// Notices for one waiter.
+    pub(in crate::testing::simulation) fn subscribe(
+        self: &Arc<Self>,
+        process: Process,
+        key: &Key,
+    ) -> (mpsc::UnboundedReceiver<Notice>, Unsubscribe) {
+        let lock = lock_of(key);
+        let confirmed = self.state.lock().confirmed.contains(&(process, lock));
+        let subscription = self.listen(process, lock);
+        if confirmed {
+            self.tell(process, lock, &Notice::AskAgain);
+        } else {
+            self.confirm(process, lock);
+        }
+        subscription
+    }
+
+    /// The same, if a channel of a waiter before still lingers.
+    pub(in crate::testing::simulation) fn subscribed(
+        self: &Arc<Self>,
+        process: Process,
+        key: &Key,
+    ) -> Option<(mpsc::UnboundedReceiver<Notice>, Unsubscribe)> {
+        let lock = lock_of(key);
+        let mut state = self.state.lock();
+        let lingers = state.confirmed.contains(&(process, lock)) && state.rng.bool();
+        drop(state);
+        lingers.then(|| self.listen(process, lock))
+    }
+
+    fn listen(self: &Arc<Self>, process: Process, lock: Lock) -> (mpsc::UnboundedReceiver<Notice>, Unsubscribe) {
+        let number = self.number(3);
+        let (to, notices) = mpsc::unbounded_channel();
+        self.state.lock().subscribers.insert(number, Subscriber { process, lock, to });
+        (notices, Unsubscribe { world: Arc::clone(self), number })
+    }
+
+    /// The server is told of a channel, in its time.
+    pub(super) fn confirm(self: &Arc<Self>, process: Process, lock: Lock) {
+        let (late, server) = {
+            let mut state = self.state.lock();
+            let late = !state.healed && state.rng.u32(0..1000) < self.profile.slow;
+            (late, state.server.number)
+        };
+        let by_ms = self.draw(|rng| if late { rng.u64(50..2_500) } else { rng.u64(0..4) });
+        let world = Arc::clone(self);
+        drop(tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(by_ms)).await;
+            {
+                let mut state = world.state.lock();
+                // It is told again when it is up.
+                if state.server.down.is_some() || state.server.number != server {
+                    return;
+                }
+                state.confirmed.insert((process, lock));
+            }
+            world.tell(process, lock, &Notice::AskAgain);
+        }));
+    }
+
+    /// Passes one notice on, or not, or twice.
+    pub(super) fn publish(self: &Arc<Self>, message: Message) {
+        let (process, lock) = (Id::of(message.id.as_str()).process, lock_of(&message.key));
+        let (lost, late, twice) = {
+            let mut state = self.state.lock();
+            let healed = state.healed;
+            let mut chance = |per_mille| !healed && state.rng.u32(0..1000) < per_mille;
+            (chance(self.profile.notice_lost), chance(self.profile.notice_late), chance(self.profile.copied))
+        };
+        let unheard = !self.state.lock().confirmed.contains(&(process, lock));
+        if lost || unheard {
+            return self.record(What::NoticeLost { process, lock, unheard });
+        }
+        for _ in 0..=u32::from(twice) {
+            let by_ms = if late { self.draw(|rng| rng.u64(5..2_500)) } else { self.draw(|rng| rng.u64(0..4)) };
+            if late {
+                self.record(What::NoticeLate { process, lock, by_ms });
+            }
+            let (world, message) = (Arc::clone(self), message.clone());
+            drop(tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(by_ms)).await;
+                world.arrives(process, lock, message).await;
+            }));
+        }
+    }
+
+    /// A process reads a notice when it runs, and counts from what it was answered last.
+    async fn arrives(&self, process: Process, lock: Lock, message: Message) {
+        let Some((gate, anchor)) =
+            self.state.lock().ears.get(&process).map(|ear| (Arc::clone(&ear.gate), Arc::clone(&ear.anchor)))
+        else {
+            return;
+        };
+        gate.pass().await;
+        if !self.hears(process, message.server) {
+            return self.record(What::NoticeLost { process, lock, unheard: false });
+        }
+        let now = self.clock.now();
+        let anchor = (*anchor.lock()).filter(|anchor| anchor.age_at(now) <= MAX_ANCHOR_AGE);
+        let counted = anchor.and_then(|anchor| Some((anchor, remaining_from(anchor, &message)?)));
+        let micros = |span: Duration| u64::try_from(span.as_micros()).expect("runs are short");
+        let anchor_us = counted.map(|(anchor, left)| (micros(anchor.sent.since(self.origin)), micros(left)));
+        self.record(What::Noticed { process, lock, id: Id::of(message.id.as_str()), anchor: anchor_us });
+        let notice = match counted {
+            None => Notice::AskAgain,
+            Some((anchor, remaining)) => {
+                let value = Granted { remaining, ..message.granted };
+                let answer = Answered { sent: anchor.sent, server: anchor.server, value };
+                Notice::Granted { id: message.id.shared(), at: message.at, answer }
+            }
+        };
+        self.tell(process, lock, &notice);
+    }
+
+    /// Whether a process has a connection to that server.
+    fn hears(&self, process: Process, server: u32) -> bool {
+        let state = self.state.lock();
+        match &state.old {
+            Some(old) if state.behind.contains(&process) => old.number == server && !old.frozen,
+            _ => state.server.number == server && !state.behind.contains(&process),
+        }
+    }
+
+    fn tell(&self, process: Process, lock: Lock, notice: &Notice) {
+        let state = self.state.lock();
+        let to = state.subscribers.values().filter(|to| (to.process, to.lock) == (process, lock));
+        for subscriber in to {
+            subscriber.to.send(notice.clone()).ok();
+        }
+    }
+
+    pub(in crate::testing::simulation) fn subscribers(&self) -> usize {
+        self.state.lock().subscribers.len()
+    }
+}
+
+/// What is left of a grant from the moment on at which the anchor was sent; `None` if it is over by then.
+fn remaining_from(anchor: Anchor, message: &Message) -> Option<Duration> {
+    let deadline_ms = message.at.as_micros() / 1000 + millis(message.granted.remaining);
+    let left_us = (deadline_ms * 1000).checked_sub(anchor.server.as_micros()).filter(|left_us| *left_us > 0)?;
+    Some(Duration::from_micros(left_us))
+}

@@ -1,0 +1,157 @@
+//! What is sent, what comes back, and what becomes of it on the way.
+
+use std::time::Duration;
+
+use super::millis;
+use crate::lease::{FencingToken, ServerTime};
+use crate::scheme::memory::Record;
+use crate::scheme::{
+    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Forced, IfTaken, ReleaseReply, Renewed, View,
+};
+use crate::testing::simulation::history::{Id, Op, Reply, Shown};
+
+/// A request as it lies on the wire.
+#[derive(Clone, Debug)]
+pub(in crate::testing::simulation) enum Parcel {
+    Acquire { request: AcquireRequest, not_after_ms: u64 },
+    Conversion { old: AcquisitionId, request: AcquireRequest, not_after_ms: u64 },
+    Leave { id: AcquisitionId },
+    Renew { id: AcquisitionId, lease: Duration },
+    Inspect,
+    Force { seen: Option<FencingToken> },
+    Time,
+}
+
+/// What comes back.
+#[derive(Clone, Debug)]
+pub(in crate::testing::simulation) enum Answer {
+    Acquired(Acquired),
+    Converted(Converted),
+    ReleaseReply(ReleaseReply),
+    Renewed(Renewed),
+    View(View),
+    Forced(Forced),
+    Time,
+}
+
+/// How a delivery ended, as far as the sender can hear of it.
+#[derive(Clone, Debug)]
+pub(in crate::testing::simulation) enum Delivery {
+    Answered(Answer, ServerTime),
+    Refused,
+    /// It gives a hold, and no replica has that.
+    Unreplicated,
+}
+
+/// That of the first copy, and of the second if there is one.
+pub(in crate::testing::simulation) type Fates = (Fate, Option<Fate>);
+
+/// What is to become of one copy.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::testing::simulation) struct Fate {
+    pub(super) copy: u32,
+    pub(super) there: Duration,
+    pub(super) back: Duration,
+    pub(super) request_lost: bool,
+    pub(super) reply_lost: bool,
+}
+
+impl Parcel {
+    pub(in crate::testing::simulation) fn op(&self) -> Op {
+        match self {
+            Self::Acquire { request, not_after_ms } => Op::Acquire {
+                id: Id::of(request.id.as_str()),
+                mode: request.mode,
+                lease_ms: millis(request.lease),
+                not_after_ms: *not_after_ms,
+                patience_ms: match request.if_taken {
+                    IfTaken::Leave => None,
+                    IfTaken::Queue { patience } => Some(millis(patience)),
+                },
+            },
+            Self::Conversion { old, request, not_after_ms } => Op::Conversion {
+                old: Id::of(old.as_str()),
+                id: Id::of(request.id.as_str()),
+                mode: request.mode,
+                lease_ms: millis(request.lease),
+                not_after_ms: *not_after_ms,
+            },
+            Self::Leave { id } => Op::Leave { id: Id::of(id.as_str()) },
+            Self::Renew { id, lease } => Op::Renew { id: Id::of(id.as_str()), lease_ms: millis(*lease) },
+            Self::Inspect => Op::Inspect,
+            Self::Force { seen } => Op::Force { seen: seen.map_or(0, FencingToken::as_u64) },
+            Self::Time => Op::Time,
+        }
+    }
+}
+
+impl Answer {
+    pub(super) fn gives_hold(&self) -> bool {
+        matches!(
+            self,
+            Self::Acquired(Acquired::Granted(_))
+                | Self::Converted(Converted::Granted(_))
+                | Self::Renewed(Renewed::Renewed { .. })
+        )
+    }
+
+    pub(in crate::testing::simulation) fn reply(&self) -> Reply {
+        let sorted = |ids: &mut dyn Iterator<Item = &String>| {
+            let mut ids: Vec<_> = ids.map(|id| Id::of(id)).collect();
+            ids.sort_unstable();
+            ids
+        };
+        match self {
+            Self::Acquired(Acquired::Granted(granted)) | Self::Converted(Converted::Granted(granted)) => {
+                Reply::Granted {
+                    token: granted.token.as_u64(),
+                    tokens: granted.tokens,
+                    remaining_ms: millis(granted.remaining),
+                    writers_waiting: granted.writers_waiting,
+                }
+            }
+            Self::Acquired(Acquired::Queued { retry_in }) => Reply::Queued { retry_in_ms: millis(*retry_in) },
+            Self::Acquired(Acquired::Contended { retry_in }) => Reply::Contended { retry_in_ms: millis(*retry_in) },
+            Self::Acquired(Acquired::Late) | Self::Converted(Converted::Late) => Reply::Late,
+            Self::Converted(Converted::Refused) => Reply::Refused,
+            Self::ReleaseReply(ReleaseReply::Held) => Reply::Held,
+            Self::ReleaseReply(ReleaseReply::Queued) => Reply::Waited,
+            Self::ReleaseReply(ReleaseReply::None(Absence { forced, .. })) => Reply::None { forced: raw(*forced) },
+            Self::Renewed(Renewed::Renewed { remaining }) => Reply::Renewed { remaining_ms: millis(*remaining) },
+            Self::Renewed(Renewed::Lost { forced }) | Self::Converted(Converted::Lost { forced }) => {
+                Reply::Lost { forced: raw(*forced) }
+            }
+            Self::View(view) => Reply::View(shown(view)),
+            Self::Forced(forced) => Reply::Forced(sorted(&mut forced.ids.iter())),
+            Self::Time => Reply::Time,
+        }
+    }
+}
+
+fn raw(token: Option<FencingToken>) -> u64 {
+    token.map_or(0, FencingToken::as_u64)
+}
+
+fn shown(view: &View) -> Shown {
+    let holders = view.holders.iter();
+    let mut holders: Vec<_> =
+        holders.map(|holder| (Id::of(&holder.id), holder.mode, millis(holder.remaining))).collect();
+    holders.sort_unstable_by_key(|(id, _, _)| *id);
+    let waiters = view.waiters.iter().map(|waiter| (Id::of(&waiter.id), waiter.mode)).collect();
+    Shown { token: raw(view.token), holders, waiters }
+}
+
+/// What a server does with a request.
+pub(in crate::testing::simulation) fn operate(record: &mut Record, now: ServerTime, parcel: &Parcel) -> Answer {
+    match parcel {
+        Parcel::Acquire { request, not_after_ms } => Answer::Acquired(record.acquire(now, *not_after_ms, request)),
+        Parcel::Conversion { old, request, not_after_ms } => {
+            Answer::Converted(record.convert(now, *not_after_ms, old, request))
+        }
+        Parcel::Leave { id } => Answer::ReleaseReply(record.leave(now, id)),
+        Parcel::Renew { id, lease } => Answer::Renewed(record.renew(now, id, *lease)),
+        Parcel::Inspect => Answer::View(record.inspect(now)),
+        Parcel::Force { seen } => Answer::Forced(record.force(now, *seen)),
+        Parcel::Time => Answer::Time,
+    }
+}

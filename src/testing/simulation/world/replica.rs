@@ -1,0 +1,217 @@
+//! What happens to the server: it falls silent, loses its data, or is replaced by a replica that is behind.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::parcel::Answer;
+use super::{Down, OldPrimary, World};
+use crate::scheme::memory::Store;
+use crate::scheme::memory::replica::Image;
+use crate::testing::simulation::history::{Micros, Process, What};
+use crate::testing::simulation::mutants::Mutant;
+
+/// How often the replica hears from the primary.
+const REPLICATION: Duration = Duration::from_millis(100);
+
+impl World {
+    /// Copies the primary to the replica from time to time.
+    pub(in crate::testing::simulation) async fn replicate(self: Arc<Self>) {
+        // After that nobody takes over.
+        while !self.state.lock().healed {
+            self.copy_to_replica();
+            let pause = if self.profile.wait_ms > 0 { self.lag() } else { REPLICATION };
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Until the replica has heard of what is written now: mostly in time for whoever waits for that.
+    fn lag(&self) -> Duration {
+        let ms = self.draw(|rng| match rng.u32(0..200) {
+            0 => rng.u64(1_000..5_000),
+            1..10 => rng.u64(50..700),
+            _ => rng.u64(1..20),
+        });
+        Duration::from_millis(ms)
+    }
+
+    /// Whether an answer counts: where a replica has to know of a hold, when it does, within the time that is given to it.
+    pub(super) async fn counts(&self, answer: &Answer, deposed: bool) -> bool {
+        if self.profile.wait_ms == 0 || !answer.gives_hold() || self.mutant == Some(Mutant::WaitsBeforeTheGrant) {
+            return true;
+        }
+        if self.mutant == Some(Mutant::RenewalsUnacknowledged) && matches!(answer, Answer::Renewed(_)) {
+            return true;
+        }
+        let applied = self.now();
+        let lineage = self.state.lock().server.lineage;
+        while self.now() <= applied + self.profile.wait_ms * 1000 {
+            if self.state.lock().healed || !deposed && self.acknowledges(applied, lineage) {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        false
+    }
+
+    /// Whether a replica has what was written then. A primary that was replaced has none any more.
+    fn acknowledges(&self, written: Micros, lineage: u32) -> bool {
+        let server = &mut self.state.lock().server;
+        let newest = server.replica.last().map_or(0, |(at, _)| *at);
+        let has_it = server.lineage == lineage && newest > written;
+        if has_it {
+            server.acknowledged = newest;
+        }
+        has_it
+    }
+
+    fn copy_to_replica(&self) {
+        let copy = (self.now(), self.store.image());
+        let replica = &mut self.state.lock().server.replica;
+        replica.push(copy);
+        if replica.len() > 20 {
+            replica.remove(0);
+        }
+    }
+
+    pub(in crate::testing::simulation) fn goes_down(&self, down: Down) {
+        let mut state = self.state.lock();
+        state.server.down = Some(down);
+        state.server.number += 1;
+        if down == Down::Refusing {
+            // A silent one is not noticed.
+            state.confirmed.clear();
+        }
+        drop(state);
+        self.record(What::Down { refuses: down == Down::Refusing });
+    }
+
+    /// Subscriptions are made anew.
+    pub(in crate::testing::simulation) fn comes_up(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        state.server.down = None;
+        state.confirmed.clear();
+        let channels: BTreeSet<_> = state.subscribers.values().map(|to| (to.process, to.lock)).collect();
+        drop(state);
+        self.record(What::Up);
+        for (process, lock) in channels {
+            self.confirm(process, lock);
+        }
+    }
+
+    pub(in crate::testing::simulation) fn empties(&self) {
+        self.store.replace(Image::new());
+        let mut state = self.state.lock();
+        state.wrong.forget();
+        state.server.lineage += 1;
+        drop(state);
+        self.record(What::Emptied);
+    }
+
+    /// A replica takes over that is behind.
+    pub(in crate::testing::simulation) fn falls_back(&self) {
+        let Some(behind_ms) = self.replica_takes_over() else {
+            return;
+        };
+        self.state.lock().server.lineage += 1;
+        self.record(What::Stale { behind_ms });
+    }
+
+    /// How far it is behind.
+    fn replica_takes_over(&self) -> Option<u64> {
+        let mut state = self.state.lock();
+        let many = state.server.replica.len();
+        // It is not behind what it has acknowledged.
+        let acknowledged = state.server.acknowledged;
+        let first = state.server.replica.partition_point(|(at, _)| *at < acknowledged);
+        let pick = first + state.rng.usize(0..(many - first).max(1));
+        let (at, image) = state.server.replica.get(pick).cloned()?;
+        state.server.replica.clear();
+        drop(state);
+        self.store.replace(image);
+        Some((self.now() - at) / 1000)
+    }
+
+    /// The primary stands still.
+    pub(in crate::testing::simulation) fn freezes(&self) {
+        self.state.lock().server.frozen = true;
+        self.record(What::Frozen);
+    }
+
+    /// A replica takes over from a primary that stands still. Nobody knows of it yet.
+    pub(in crate::testing::simulation) fn promotes(&self) {
+        let store = Arc::new(Store::with(self.store.image()));
+        let mut state = self.state.lock();
+        let server = &mut state.server;
+        server.frozen = false;
+        let (node, number, lineage) = (server.node, server.number, server.lineage);
+        server.node += 1;
+        server.number += 1;
+        state.behind = state.ears.keys().copied().collect();
+        state.old = Some(OldPrimary { store, node, number, lineage, frozen: true });
+        drop(state);
+        let behind_ms = self.replica_takes_over().unwrap_or_default();
+        self.state.lock().server.lineage += 1;
+        self.record(What::Promoted { behind_ms });
+        self.thawed.notify_waiters();
+    }
+
+    /// A process hears of the new primary, and subscribes there.
+    pub(in crate::testing::simulation) fn reroutes(self: &Arc<Self>, process: Process) {
+        let mut state = self.state.lock();
+        if !state.behind.remove(&process) {
+            return;
+        }
+        state.confirmed.retain(|(whose, _)| *whose != process);
+        if let Some(ear) = state.ears.get(&process) {
+            *ear.anchor.lock() = None;
+        }
+        let channels: BTreeSet<_> =
+            state.subscribers.values().filter(|to| to.process == process).map(|to| to.lock).collect();
+        drop(state);
+        self.record(What::Rerouted { process });
+        for lock in channels {
+            self.confirm(process, lock);
+        }
+    }
+
+    /// The old primary answers what lies in its sockets, and whoever still asks it.
+    pub(in crate::testing::simulation) fn wakes(&self) {
+        if let Some(old) = &mut self.state.lock().old {
+            old.frozen = false;
+        }
+        self.record(What::Woken);
+        self.thawed.notify_waiters();
+    }
+
+    pub(in crate::testing::simulation) fn demotes(&self) {
+        self.state.lock().old = None;
+        self.record(What::Demoted);
+        self.thawed.notify_waiters();
+    }
+
+    /// The processes that have not heard of the new primary.
+    pub(in crate::testing::simulation) fn behind(&self) -> Vec<Process> {
+        self.state.lock().behind.iter().copied().collect()
+    }
+
+    pub(in crate::testing::simulation) fn steps_clock(&self, band_ms: i64) {
+        let mut state = self.state.lock();
+        let skew_ms = state.rng.i64(-band_ms / 2..=band_ms / 2);
+        state.server.skew_ms = skew_ms;
+        drop(state);
+        self.record(What::Stepped { skew_ms });
+    }
+
+    /// From now on nothing goes wrong.
+    pub(in crate::testing::simulation) fn heals(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        state.healed = true;
+        let down = state.server.down.is_some();
+        drop(state);
+        if down {
+            self.comes_up();
+        }
+        self.record(What::Healed);
+    }
+}

@@ -1,0 +1,108 @@
+//! What is printed of locks and of the program itself, and where the servers' addresses come from.
+
+use std::fs;
+
+use redis_rwlock::blocking::RedisManager;
+use serde_json::Value;
+
+use crate::program::{Folder, SERVER, at, new_name, program, said};
+
+#[test]
+fn locks_are_shown_to_people_and_programs() {
+    // A name may be anything, and no order to the terminal.
+    let (held, free) = (format!("{}\u{1b}[31m", new_name()), new_name());
+    let shown = held.replace('\u{1b}', "\\u{1b}");
+    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let guard = manager.write(&held).wait().expect("granted");
+    let people = said(program(&["inspect", &held]));
+    assert!(people.code == Some(0) && people.out.contains("write") && people.out.contains(&shown), "{people:?}");
+    let json: Value = serde_json::from_str(&said(program(&["inspect", "--json", &held])).out).expect("JSON");
+    assert_eq!((json["name"].as_str(), json["holders"][0]["mode"].as_str()), (Some(&*held), Some("write")));
+    assert_eq!(said(program(&["inspect", &free])).code, Some(1));
+
+    let list = said(program(&["list"]));
+    let line = list.out.lines().find(|line| line.starts_with(&format!("{shown} "))).expect("a line");
+    assert!(line.contains("write") && !list.out.contains('\u{1b}'), "{list:?}");
+    let json: Value = serde_json::from_str(&said(program(&["list", "--json"])).out).expect("JSON");
+    assert!(json.as_array().expect("a list").iter().any(|lock| lock["name"] == *held));
+    guard.release().expect("ours to the end");
+}
+
+#[test]
+fn force_asks_before_it_acts() {
+    let name = new_name();
+    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let guard = manager.write(&name).wait().expect("granted");
+    let asked = said(program(&["force-release", &name]));
+    assert!(asked.code == Some(2) && asked.err.contains("--yes"), "{asked:?}");
+    guard.release().expect("nothing was done");
+}
+
+#[test]
+fn command_line_counts_more_than_the_environment_and_that_more_than_a_file() {
+    let (name, folder, url) = (new_name(), Folder::new(), SERVER.url());
+    let file = folder.path("locks.json");
+    let write = |url: &str| {
+        let text = format!(r#"{{"topology": {{"node": "{url}"}}, "lease": "15s", "tls": null}}"#);
+        fs::write(&file, text).expect("written");
+    };
+    let nowhere = "redis://:s3cret@127.0.0.1:1";
+    let file = file.to_str().expect("text");
+    write(&url);
+    let mut by_file = program(&["inspect", &name, "--config", file]);
+    by_file.env_remove("RWLOCK_NODE");
+    assert_eq!(said(by_file).code, Some(1));
+    write(nowhere);
+    assert_eq!(said(program(&["inspect", &name, "--config", file])).code, Some(1));
+    assert_eq!(said(at(nowhere, &["inspect", &name, "--url", &url])).code, Some(1));
+
+    let mut down = at(nowhere, &["inspect", &name, "--json"]);
+    down.env("RWLOCK_UNREACHABLE_AFTER", "100ms");
+    let down = said(down);
+    let error: Value = serde_json::from_str(&down.err).expect("JSON");
+    assert_eq!((down.code, error["exit_code"].as_i64()), (Some(69), Some(69)));
+    assert!(!down.err.contains("s3cret"), "{down:?}");
+
+    let mut nothing = program(&["inspect", &name]);
+    nothing.env_remove("RWLOCK_NODE");
+    let nothing = said(nothing);
+    assert!(nothing.code == Some(78) && nothing.err.contains("RWLOCK_NODE"), "{nothing:?}");
+}
+
+#[test]
+fn wrong_values_are_told_without_passwords() {
+    let folder = Folder::new();
+    let broken = folder.path("broken.json");
+    fs::write(&broken, r#"{"topology": {"node": "redis://:s3cret@h"#).expect("written");
+    let misspelt = folder.path("misspelt.json");
+    fs::write(&misspelt, r#"{"topology": {"node": "redis://:s3cret@h"}, "leese": "1s"}"#).expect("written");
+    for args in [
+        &["--config", broken.to_str().expect("text")][..],
+        &["--config", misspelt.to_str().expect("text")],
+        &["--url", "redis://:s3cret@h:port"],
+        &["--sentinel", "redis://:s3cret@h"],
+    ] {
+        let said = said(program(&[args, &["inspect", "x"]].concat()));
+        assert!(matches!(said.code, Some(2 | 78)) && !said.err.contains("s3cret"), "{said:?}");
+    }
+}
+
+#[test]
+fn completions_and_manual_page_are_written() {
+    for (args, part) in [
+        (&["completions", "bash"][..], "force-release"),
+        (&["completions", "zsh"], "force-release"),
+        (&["completions", "fish"], "force-release"),
+        (&["man"], "lock was lost"),
+        (&["man", "run"], "grace"),
+        (&["--help"], "lock was lost"),
+        (&["run", "--help"], "--grace"),
+    ] {
+        let said = said(program(args));
+        assert!(
+            said.code == Some(0) && said.out.contains(part) && !said.out.contains("watch-over"),
+            "{args:?}: {}",
+            said.err
+        );
+    }
+}

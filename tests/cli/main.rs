@@ -1,0 +1,13 @@
+//! What the program `redis-rwlock` does, on real servers.
+#![allow(
+    missing_docs, // a test binary has no public face
+    clippy::missing_panics_doc, // tests panic to fail
+    unreachable_pub
+)]
+
+mod program;
+
+mod doctor;
+mod look;
+mod run;
+mod terminal;

@@ -1,0 +1,139 @@
+//! The program, and what it leaves to be looked at.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{self, Child, Command, ExitStatus, Stdio};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use cluster_testenv::{Node, Server};
+use rustix::process::{Pid, Signal, kill_process};
+
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_redis-rwlock");
+/// Far longer than anything takes that a case waits for.
+const BOUND: Duration = Duration::from_secs(30);
+
+/// For cases that do the server no harm.
+pub(crate) static SERVER: LazyLock<Node> = LazyLock::new(|| Node::start(Server::Redis70).expect("the server starts"));
+
+/// A lock's name that no other case uses.
+pub(crate) fn new_name() -> String {
+    static NAMES: AtomicU64 = AtomicU64::new(0);
+    format!("lock{}", NAMES.fetch_add(1, Ordering::Relaxed))
+}
+
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < BOUND, "{what} did not come true within {BOUND:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The program with the shared server, unless it is told otherwise.
+pub(crate) fn program(args: &[&str]) -> Command {
+    at(&SERVER.url(), args)
+}
+
+/// The program with this server.
+pub(crate) fn at(url: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.args(args).env("RWLOCK_NODE", url).stdin(Stdio::null());
+    command
+}
+
+/// What a program has said when it was over.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+pub(crate) fn said(mut command: Command) -> Said {
+    let output = command.output().expect("it starts");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// A program that runs, and is killed when the case ends early.
+#[derive(Debug)]
+pub(crate) struct Running(Child);
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Self {
+        Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts"))
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw).expect("a process id");
+        kill_process(pid, signal).expect("it is ours");
+    }
+
+    /// Waits for its end.
+    pub(crate) fn said(mut self) -> Said {
+        let mut status: Option<ExitStatus> = None;
+        until("the end of the program", || {
+            status = self.0.try_wait().expect("it is ours");
+            status.is_some()
+        });
+        let (mut out, mut err) = (String::new(), String::new());
+        self.0.stdout.take().expect("piped").read_to_string(&mut out).expect("text");
+        self.0.stderr.take().expect("piped").read_to_string(&mut err).expect("text");
+        Said { code: status.and_then(|status| status.code()), out, err }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// A folder for what commands write; it goes with the case.
+#[derive(Debug)]
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cli-{}-{}", process::id(), new_name()));
+        fs::create_dir_all(&path).expect("a folder");
+        Self(path)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    /// Waits until a command has written a whole line.
+    pub(crate) fn line(&self, name: &str) -> String {
+        until(name, || self.read(name).contains('\n'));
+        self.read(name).lines().next().expect("a line").to_owned()
+    }
+
+    /// Waits until the process is gone whose id a command has written.
+    pub(crate) fn gone(&self, name: &str) {
+        let stat = format!("/proc/{}/stat", self.line(name));
+        // One that nobody has asked for its end is a zombie.
+        until(name, || fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z ") || stat.contains(") X ")));
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+/// As `date +%s%N` writes it.
+pub(crate) fn wall_clock() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos()
+}

@@ -1,0 +1,258 @@
+//! `run`: the command's end, its signals, and that nothing of it outlives the lock.
+
+use std::process::Command;
+
+use cluster_testenv::{Node, Server};
+use redis_rwlock::blocking::RedisManager;
+use rustix::process::Signal;
+
+use crate::program::{Folder, PROGRAM, Running, SERVER, at, new_name, program, said, until, wall_clock};
+
+/// A command of a shell under a lock.
+fn run<'a>(name: &'a str, script: &'a str) -> Command {
+    program(&["run", name, "--", "sh", "-c", script])
+}
+
+fn in_folder(mut command: Command, folder: &Folder) -> Command {
+    command.current_dir(folder.path(""));
+    command
+}
+
+fn is_free(name: &str) -> bool {
+    said(program(&["inspect", name])).code == Some(1)
+}
+
+#[test]
+fn exit_code_and_token_are_passed_through() {
+    let name = new_name();
+    // The program below it is not confused by what it is told.
+    let script = format!("echo $RWLOCK_NAME $RWLOCK_FENCING_TOKEN; {PROGRAM} inspect $RWLOCK_NAME; echo $?; exit 7");
+    let said = said(run(&name, &script));
+    assert_eq!(said.code, Some(7), "{said:?}");
+    let mut lines = said.out.lines();
+    let (told, token) = lines.next().expect("a line").split_once(' ').expect("two words");
+    assert_eq!(told, name);
+    assert!(token.parse::<u64>().is_ok_and(|token| token > 0), "{token}");
+    assert!(said.out.contains("write") && said.out.ends_with("\n0\n"), "{}", said.out);
+    assert!(is_free(&name));
+}
+
+#[test]
+fn readers_share_and_writers_do_not() {
+    let name = new_name();
+    let nested = |mode| format!("{PROGRAM} run --no-wait {mode} {name} -- true");
+    let code = |mode: &str, script: &str| said(program(&["run", mode, &name, "--", "sh", "-c", script])).code;
+    assert_eq!(code("--read", &nested("--read")), Some(0));
+    assert_eq!(code("--read", &nested("--write")), Some(75));
+    assert_eq!(code("--write", &nested("--read")), Some(75));
+    let late = said(run(&name, &format!("{PROGRAM} run --wait 100ms {name} -- true")));
+    assert_eq!(late.code, Some(75), "{late:?}");
+    assert!(late.err.contains("waited"), "{late:?}");
+}
+
+#[test]
+fn killed_command_and_one_that_is_not_there_are_told() {
+    let name = new_name();
+    assert_eq!(said(run(&name, "kill -KILL $$")).code, Some(137));
+    assert_eq!(said(program(&["run", &name, "--", "/nowhere/at/all"])).code, Some(127));
+    assert_eq!(said(program(&["run", &name, "--", "/dev/null"])).code, Some(126));
+    assert!(is_free(&name));
+}
+
+#[test]
+fn wrong_command_lines_are_told_and_start_nothing() {
+    for (args, code, part) in [
+        (&["run", "x"][..], 2, "COMMAND"),
+        (&["run", "--grace", "soon", "x", "--", "true"], 2, "span of time"),
+        (&["run", "--grace", "9s", "x", "--", "true"], 2, "too long"),
+        (&["run", "--lease", "1ms", "--grace", "0ms", "x", "--", "true"], 78, "lease"),
+        (&["run", "", "--", "true"], 78, "name"),
+    ] {
+        let said = said(program(args));
+        assert_eq!(said.code, Some(code), "{args:?}: {said:?}");
+        assert!(said.err.contains(part), "{args:?}: {said:?}");
+    }
+}
+
+fn signal_reaches_the_command(signal: Signal, word: &str) {
+    let (name, folder) = (new_name(), Folder::new());
+    let script = format!("trap 'echo {word} >heard; exit 3' {word}; echo $$ >ready; while :; do sleep 0.02; done");
+    let running = Running::start(in_folder(run(&name, &script), &folder));
+    folder.line("ready");
+    running.signal(signal);
+    let said = running.said();
+    assert_eq!((said.code, folder.read("heard")), (Some(3), format!("{word}\n")), "{said:?}");
+    assert!(is_free(&name));
+
+    // One that does not care ends by it, and so does all that it has started.
+    let script = "sleep 100 & echo $! >below; echo $$ >ready; wait";
+    let running = Running::start(in_folder(run(&name, script), &folder));
+    folder.line("below");
+    running.signal(signal);
+    let said = running.said();
+    assert_eq!(said.code, Some(128 + signal.as_raw()), "{said:?}");
+    folder.gone("below");
+    assert!(is_free(&name));
+}
+
+#[test]
+fn sigint_reaches_the_command() {
+    signal_reaches_the_command(Signal::INT, "INT");
+}
+
+#[test]
+fn sigterm_reaches_the_command() {
+    signal_reaches_the_command(Signal::TERM, "TERM");
+}
+
+#[test]
+fn sighup_reaches_the_command() {
+    signal_reaches_the_command(Signal::HUP, "HUP");
+}
+
+#[test]
+fn signal_ends_waiting_and_nothing_waits_any_more() {
+    let name = new_name();
+    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let guard = manager.write(&name).wait().expect("granted");
+    let running = Running::start(run(&name, "true"));
+    until("it waits", || manager.inspect(&name).expect("inspected").waiters.len() == 1);
+    running.signal(Signal::TERM);
+    assert_eq!(running.said().code, Some(143));
+    assert!(manager.inspect(&name).expect("inspected").waiters.is_empty());
+    guard.release().expect("ours to the end");
+}
+
+#[test]
+fn what_the_command_leaves_behind_is_ended_before_the_lock_is_free() {
+    let (name, folder) = (new_name(), Folder::new());
+    let polite = "sh -c 'trap \"echo bye >heard; exit\" TERM; echo $$ >below; while :; do sleep 0.02; done' &";
+    let script = format!("{polite} while [ ! -s below ]; do sleep 0.01; done; exit 5");
+    let ended = said(in_folder(run(&name, &script), &folder));
+    assert_eq!(ended.code, Some(5), "{ended:?}");
+    assert_eq!(folder.read("heard"), "bye\n", "it had time to tidy up");
+    folder.gone("below");
+
+    let folder = Folder::new();
+    let stubborn = "sh -c 'trap \"\" TERM; echo $$ >below; while [ -e below ]; do sleep 0.02; done' >/dev/null 2>&1 &";
+    let script = format!("{stubborn} while [ ! -s below ]; do sleep 0.01; done");
+    let args = ["run", "--grace", "200ms", &name, "--", "sh", "-c", &script];
+    assert_eq!(said(in_folder(program(&args), &folder)).code, Some(0));
+    folder.gone("below");
+}
+
+/// It does not care for SIGTERM, nor does what it has started, and both write the time down.
+/// If nobody ends them, they end with the case's folder.
+const STUBBORN: &str = "trap '' TERM
+echo $$ >pid
+stamp() { while [ -e pid ]; do date +%s%N >>$1; sleep 0.01; done; }
+stamp below & echo $! >below.pid
+stamp stamps";
+
+/// For cases that wait for its end. A quarter of it is margin, which a busy machine may use.
+const SHORT: &str = "2s";
+const SHORT_NS: u128 = 2_000_000_000;
+/// For cases where something happens long before.
+const LONG: &str = "6s";
+const LONG_NS: u128 = 3 * SHORT_NS;
+
+fn stubborn(node: &Node, name: &str, lease: &str, folder: &Folder) -> Running {
+    let args = ["run", "--json", "--lease", lease, "--grace", "300ms", name, "--", "sh", "-c", STUBBORN];
+    let mut command = at(&node.url(), &args);
+    command.env("RWLOCK_CLOCK_MARGIN", "500ms");
+    let running = Running::start(in_folder(command, folder));
+    for written in ["stamps", "below", "pid", "below.pid"] {
+        folder.line(written);
+    }
+    running
+}
+
+/// Nobody else can have the lock before.
+fn nothing_ran_after(folder: &Folder, end: u128) {
+    folder.gone("pid");
+    folder.gone("below.pid");
+    for stamps in ["stamps", "below"] {
+        let stamps = folder.read(stamps);
+        let last: u128 = stamps.lines().next_back().and_then(|stamp| stamp.parse().ok()).expect("a stamp");
+        assert!(last < end, "{} ms too long", (last - end) / 1_000_000);
+    }
+}
+
+fn nothing_outlives_the_lock_when(hurt: impl FnOnce(&Node)) {
+    let (node, name, folder) = (Node::start(Server::Redis70).expect("it starts"), new_name(), Folder::new());
+    let running = stubborn(&node, &name, SHORT, &folder);
+    hurt(&node);
+    // The last renewal that was answered was sent before.
+    let end = wall_clock() + SHORT_NS;
+    let said = running.said();
+    assert_eq!(said.code, Some(76), "{said:?}");
+    nothing_ran_after(&folder, end);
+    assert!(said.err.contains(r#""event":"stopping""#), "{said:?}");
+}
+
+#[test]
+fn nothing_outlives_the_lock_when_the_server_is_silent() {
+    nothing_outlives_the_lock_when(Node::pause);
+}
+
+#[test]
+fn nothing_outlives_the_lock_when_the_server_is_killed() {
+    nothing_outlives_the_lock_when(Node::kill);
+}
+
+#[test]
+fn nothing_outlives_the_lock_when_the_program_stands_still() {
+    let (name, folder) = (new_name(), Folder::new());
+    let running = stubborn(&SERVER, &name, SHORT, &folder);
+    running.signal(Signal::STOP);
+    let end = wall_clock() + SHORT_NS;
+    nothing_ran_after(&folder, end);
+    running.signal(Signal::CONT);
+    assert_eq!(running.said().code, Some(76));
+}
+
+#[test]
+fn nothing_outlives_the_program_when_it_is_killed() {
+    let (name, folder) = (new_name(), Folder::new());
+    let running = stubborn(&SERVER, &name, LONG, &folder);
+    running.signal(Signal::KILL);
+    // Long before the lease ends.
+    nothing_ran_after(&folder, wall_clock() + LONG_NS / 2);
+    drop(running);
+}
+
+#[test]
+fn command_has_the_grace_to_end_by_itself() {
+    let (node, name, folder) = (Node::start(Server::Redis70).expect("it starts"), new_name(), Folder::new());
+    let script = "trap 'echo bye >heard; exit 0' TERM; echo $$ >ready; while :; do sleep 0.02; done";
+    let args = ["run", "--lease", SHORT, "--grace", "800ms", &name, "--", "sh", "-c", script];
+    let running = Running::start(in_folder(at(&node.url(), &args), &folder));
+    folder.line("ready");
+    node.pause();
+    let said = running.said();
+    // It did not do all of its work, whatever it says itself.
+    assert_eq!((said.code, &*folder.read("heard")), (Some(76), "bye\n"), "{said:?}");
+}
+
+#[test]
+fn lock_that_is_taken_away_ends_the_command_at_once() {
+    let (name, folder) = (new_name(), Folder::new());
+    let running = stubborn(&SERVER, &name, LONG, &folder);
+    let forced = said(program(&["--json", "force-release", "--yes", &name]));
+    assert!(forced.code == Some(0) && forced.out.contains(r#""mode":"write""#), "{forced:?}");
+    let said = running.said();
+    assert_eq!(said.code, Some(76), "{said:?}");
+    assert!(said.err.contains("by force"), "{said:?}");
+    folder.gone("pid");
+    folder.gone("below.pid");
+    assert_eq!(crate::program::said(program(&["force-release", "--yes", &name])).code, Some(1));
+}
+
+#[test]
+fn longest_time_of_a_hold_ends_the_command() {
+    let name = new_name();
+    let limited =
+        program(&["run", "--lease", "1s", "--grace", "200ms", "--max-hold", "1s", &name, "--", "sleep", "100"]);
+    let said = Running::start(limited).said();
+    assert_eq!(said.code, Some(76), "{said:?}");
+}

@@ -1,0 +1,156 @@
+//! The documents keep their own rules: what they link to is there, in the repository and in the package, and examples are whole.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// All documents, by their paths within the repository.
+fn documents() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for folder in ["", "docs", "docs/zh-CN", "examples", "lua", "cluster-testenv"] {
+        for entry in fs::read_dir(root().join(folder)).expect("a folder of the repository") {
+            let path = entry.expect("an entry").path();
+            if path.extension().is_some_and(|ext| ext == "md") {
+                found.push(path.strip_prefix(root()).expect("below it").to_owned());
+            }
+        }
+    }
+    assert!(found.len() > 10, "{found:?}");
+    found
+}
+
+/// The text outside of code, and the code.
+fn prose_and_code(text: &str) -> (String, String) {
+    let (mut prose, mut code, mut inside) = (String::new(), String::new(), false);
+    for line in text.lines() {
+        if line.starts_with("```") {
+            inside = !inside;
+        } else {
+            let to = if inside { &mut code } else { &mut prose };
+            to.push_str(line);
+            to.push('\n');
+        }
+    }
+    (prose, code)
+}
+
+/// Where links go that stay in the repository: the file, and the heading.
+fn links(text: &str) -> Vec<(String, Option<String>)> {
+    let (prose, _) = prose_and_code(text);
+    let targets =
+        prose.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(target, _)| target.to_owned()));
+    let inner = targets.filter(|target| !target.contains("://"));
+    let parts = inner.map(|target| match target.split_once('#') {
+        Some((file, heading)) => (file.to_owned(), Some(heading.to_owned())),
+        None => (target, None),
+    });
+    parts.collect()
+}
+
+/// How a heading is called in links.
+fn anchors(text: &str) -> Vec<String> {
+    let (prose, _) = prose_and_code(text);
+    let headings = prose.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    let kept = |letter: &char| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_');
+    headings.map(|line| line.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
+}
+
+/// Without `..`.
+fn resolved(from: &Path, target: &str) -> PathBuf {
+    let mut path = from.parent().expect("a folder").to_owned();
+    for part in Path::new(target).components() {
+        match part {
+            Component::ParentDir => assert!(path.pop(), "{target} leads out of the repository"),
+            part => path.push(part),
+        }
+    }
+    path
+}
+
+/// What `Cargo.toml` puts into the package.
+fn packaged() -> Vec<String> {
+    let manifest = read(&root().join("Cargo.toml"));
+    let (_, rest) = manifest.split_once("\ninclude = [").expect("a list");
+    let (list, _) = rest.split_once(']').expect("its end");
+    list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+fn is_packaged(path: &Path, patterns: &[String]) -> bool {
+    let path = format!("/{}", path.display());
+    patterns.iter().any(|pattern| match pattern.split_once('*') {
+        // A folder that is linked stands for what is in it.
+        Some((start, end)) => path.starts_with(start) && path.ends_with(end) || path == start.trim_end_matches('/'),
+        None => path == *pattern || path.starts_with(&format!("{pattern}/")),
+    })
+}
+
+#[test]
+fn links_lead_somewhere_in_the_repository_and_in_the_package() {
+    let patterns = packaged();
+    assert!(patterns.iter().all(|pattern| pattern.starts_with('/')), "not anchored: {patterns:?}");
+    let mut seen = 0;
+    for document in documents() {
+        let text = read(&root().join(&document));
+        for (file, heading) in links(&text) {
+            let target = if file.is_empty() { document.clone() } else { resolved(&document, &file) };
+            let shown = format!("{} -> {}", document.display(), target.display());
+            assert!(root().join(&target).exists(), "{shown}: it is not there");
+            if is_packaged(&document, &patterns) {
+                assert!(is_packaged(&target, &patterns), "{shown}: it is not in the package");
+            }
+            if let Some(heading) = heading {
+                let anchors = anchors(&read(&root().join(&target)));
+                assert!(anchors.contains(&heading), "{shown}: no {heading} in {anchors:?}");
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen > 40, "{seen} links");
+}
+
+#[test]
+fn readme_is_short_and_its_code_is_whole() {
+    let text = read(&root().join("README.md"));
+    for line in text.lines().filter(|line| !line.starts_with('|')) {
+        assert!(line.chars().count() <= 120, "longer than 120: {line}");
+    }
+    assert!(text.lines().count() <= 135, "{} lines: details go to docs/", text.lines().count());
+    let (_, code) = prose_and_code(&text);
+    assert!(!code.lines().any(|line| line == "#" || line.starts_with("# ")), "a line that only rustdoc hides");
+    let install = code.lines().filter(|line| line.starts_with("cluster-testenv/install && ")).count();
+    assert_eq!(install, 1, "`.ci/run` takes its command from here");
+}
+
+#[test]
+fn every_example_is_named_in_a_document_and_run_by_a_test() {
+    let texts: String = documents().iter().map(|path| read(&root().join(path))).collect();
+    let mut tests = read(&root().join(".ci/run"));
+    let mut folders = vec![root().join("tests")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a folder of tests") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ext| ext == "rs") {
+                tests += &read(&path);
+            }
+        }
+    }
+    for entry in fs::read_dir(root().join("examples")).expect("there are examples") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_some_and(|ext| ext == "md") {
+            continue;
+        }
+        let name = path.file_stem().expect("a name").to_str().expect("text").to_owned();
+        assert!(texts.contains(&name), "no document names {name}");
+        let runs = [format!("\"{name}\""), format!("--example {name}")];
+        assert!(runs.iter().any(|run| tests.contains(run)), "nobody runs {name}");
+    }
+}

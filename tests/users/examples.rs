@@ -1,0 +1,192 @@
+//! The examples run on real servers and print what a user is told that they print. `cargo test` builds them first; with
+//! `--test users` alone say `cargo build --examples` before.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, SystemTime};
+
+use cluster_testenv::{Node, Sentinels, Server, TlsClients, wait_for};
+
+const BOUND: Duration = Duration::from_secs(60);
+
+/// The program of an example.
+fn example(name: &str) -> Command {
+    let tests = std::env::current_exe().expect("this program has a path");
+    let folder = tests.ancestors().nth(2).expect("target/debug/deps").join("examples");
+    let program = folder.join(name);
+    let changed = |path: PathBuf| path.metadata().and_then(|file| file.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name).with_extension("rs");
+    assert!(changed(program.clone()) > changed(source), "{name} is not built: cargo build --examples");
+    let mut command = Command::new(program);
+    command.stdout(Stdio::piped()).stderr(Stdio::inherit());
+    command
+}
+
+/// What it has printed when it ended, which it does well.
+fn printed(command: &mut Command) -> String {
+    let child = command.spawn().expect("it starts");
+    let Output { status, stdout, .. } = child.wait_with_output().expect("it ends");
+    let text = String::from_utf8(stdout).expect("text");
+    assert!(status.success(), "{status}\n{text}");
+    text
+}
+
+/// Each part is in the text, behind the one before.
+fn assert_tells(text: &str, parts: &[&str]) {
+    let mut rest = text;
+    for part in parts {
+        let at = rest.find(part).unwrap_or_else(|| panic!("no {part:?} in its place in\n{text}"));
+        rest = &rest[at + part.len()..];
+    }
+}
+
+fn node() -> Node {
+    Node::start(Server::Redis70).expect("the server starts")
+}
+
+fn on(node: &Node, name: &str) -> String {
+    printed(example(name).env("REDIS_URL", node.url()))
+}
+
+#[test]
+fn quick_start_reads_writes_and_shows_who_is_inside() {
+    let text = on(&node(), "quick_start");
+    assert_tells(
+        &text,
+        &[
+            "two read at the same time",
+            "one writes, with token ",
+            "may another one read now? false",
+            "another one gave up: waited ",
+            "holds it to write since",
+            "may another one read now? true",
+        ],
+    );
+}
+
+#[test]
+fn fencing_refuses_the_late_write() {
+    let node = node();
+    let text = on(&node, "fencing");
+    assert_tells(&text, &["wrote \"one\"", "read Some(\"one\")", "its write is refused", "its release tells it"]);
+    let value = node.command(&["HGET", "fencing:value", "value"]).expect("an answer");
+    assert_eq!(value.text().as_deref(), Some("one"));
+}
+
+#[test]
+fn stop_on_loss_stops() {
+    let text = on(&node(), "stop_on_loss");
+    assert_tells(&text, &["run: step 1", "operator: ended", "was released by force"]);
+    assert_tells(&text, &["task: told as soon as it is known: it was released by force"]);
+    assert!(text.contains("thread: stopped"), "{text}");
+}
+
+#[test]
+fn blocking_and_reentrancy_nest_and_exclude() {
+    let node = node();
+    let text = on(&node, "blocking");
+    assert_eq!(text.matches(" is alone, with token ").count(), 3, "{text}");
+    let text = on(&node, "reentrancy");
+    assert_tells(
+        &text,
+        &["by default: waited", "still held: Held", "two tasks, 2 guards", "cannot write it at the same time"],
+    );
+}
+
+/// Answers one request, as a client that closes after it would see it.
+fn http(port: u16, request: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
+    stream.set_read_timeout(Some(BOUND)).expect("a timeout");
+    write!(stream, "{request} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+#[test]
+fn service_answers_is_ready_and_closes_what_it_holds() {
+    let node = node();
+    let mut service =
+        Running(example("service").env("REDIS_URL", node.url()).env("PORT", "0").spawn().expect("it starts"));
+    let mut lines = BufReader::new(service.0.stdout.take().expect("piped")).lines();
+    let first = lines.next().expect("a line").expect("text");
+    let port = first.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).expect("listens on an address");
+    assert_tells(&http(port, "POST /report"), &["200 OK", "report made with token "]);
+    assert_tells(&http(port, "GET /health"), &["200 OK", "ready"]);
+    node.kill();
+    assert_tells(&http(port, "GET /health"), &["503", "is_reachable: false"]);
+    node.restart().expect("it starts again");
+    wait_for("the service to be ready again", BOUND, || http(port, "GET /health").contains("200 OK").then_some(()))
+        .expect("it is");
+    let stopped = Command::new("kill").arg(service.0.id().to_string()).status().expect("there is a kill");
+    assert!(stopped.success());
+    assert_eq!(lines.next().expect("a line").expect("text"), "closed, 0 holds left");
+    assert!(service.0.wait().expect("it ends").success());
+}
+
+/// Does not outlive a test that fails.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// The rules that `docs/OPERATIONS.md` has for one node.
+fn least_rights() -> Vec<&'static str> {
+    let document = include_str!("../../docs/OPERATIONS.md");
+    let (_, rest) = document.split_once("# RedisManager on one node").expect("rules for it");
+    let line = rest.lines().nth(1).expect("a line below the comment");
+    line.strip_prefix("ACL SETUSER locks ").expect("a command that makes a user").split(' ').collect()
+}
+
+#[test]
+fn tls_acl_works_with_little_and_no_more() {
+    let node = Node::builder(Server::Redis70).tls(TlsClients::Required).start().expect("the server starts");
+    node.acl_set_user("locks", &least_rights()).expect("the server knows all rights");
+    let url = node.url().replace("rediss://", "rediss://locks:secret@");
+    let text = printed(example("tls_acl").env("REDIS_URL", url).env("CERTIFICATES", node.certificates_dir()));
+    assert_tells(
+        &text,
+        &["encrypted, as a user of little: token ", "(no permission)", "(not authenticated)", "(not authenticated)"],
+    );
+    assert!(!text.contains("secret"), "{text}");
+}
+
+/// Until the replicas have what was written so far. `WAIT` speaks for what its own connection has written.
+fn everybody_has_it(primary: &Node) {
+    let mut client = primary.client().expect("connected");
+    wait_for("the replicas", BOUND, || {
+        client.command(&["SET", "mark", "here"]).ok()?;
+        let acknowledged = client.command(&["WAIT", "2", "1000"]).ok()?;
+        (acknowledged.int() == Some(2)).then_some(())
+    })
+    .expect("they follow");
+}
+
+#[test]
+fn sentinel_follows_the_primary() {
+    let sentinels = Sentinels::start(Server::Redis70).expect("they start");
+    let mut command = example("sentinel");
+    command.env("SENTINELS", sentinels.urls().join(",")).env("PRIMARY", sentinels.primary_name()).env("ROUNDS", "300");
+    let mut program = Running(command.spawn().expect("it starts"));
+    let mut lines = BufReader::new(program.0.stdout.take().expect("piped")).lines();
+    let mut text = String::new();
+    for line in lines.by_ref().map(|line| line.expect("text")) {
+        text += &(line.clone() + "\n");
+        if line.starts_with("round 1:") {
+            everybody_has_it(sentinels.primary());
+            sentinels.failover().expect("another one is primary");
+        }
+    }
+    assert_tells(
+        &text,
+        &["the primary is ", "round 1: token ", "the primary is ", "the hold from the beginning is Held"],
+    );
+    assert!(program.0.wait().expect("it ends").success(), "{text}");
+}
