@@ -20,7 +20,8 @@ OPTIONS
   --minutes M        if not given 1; or --seconds S
   --seed N           of the faults' order and of the workers; if not given 1
   --faults LIST      names with commas between, `all`, `left` (what the level claims to survive), `right` (what it does not);
-                     if not given all. Several are mixed by the seed, and every fourth time two at once
+                     if not given all. Several are mixed by the seed, and every fourth time two at once; `restart+acl` is always
+                     both at once
   --list             shows the faults of the level
   --workers N        processes, 2 to 16; if not given 5
   --plant NAME       something is wrong on purpose and has to be found: late-renewal (a hold is used beyond its local deadline),

@@ -1,5 +1,6 @@
 //! What can be done to servers, network and workers, and which level claims to survive it.
 
+use cluster_testenv::Server;
 use fastrand::Rng;
 
 use crate::Result;
@@ -7,6 +8,7 @@ use crate::args::{Args, Level};
 use crate::crew::Crew;
 use crate::field::Field;
 
+mod clocks;
 mod cluster;
 mod masters;
 mod network;
@@ -62,39 +64,46 @@ const fn right(name: &'static str, happen: fn(&Scene<'_>, &mut Rng) -> Result<()
 }
 
 /// All that a level meets.
-pub(crate) fn of(level: Level) -> Vec<Fault> {
+pub(crate) fn of(level: Level, server: Server) -> Vec<Fault> {
     let own = match level {
-        Level::Primary => cluster::at_primary(),
-        Level::Replicated => cluster::at_replicated(),
+        Level::Primary => cluster::at_primary(server),
+        Level::Replicated => cluster::at_replicated(server),
         Level::Quorum => masters::all(),
     };
-    [own, network::ALL.to_vec(), servers::ALL.to_vec(), workers::ALL.to_vec()].concat()
+    [own, network::ALL.to_vec(), servers::ALL.to_vec(), workers::ALL.to_vec(), clocks::ALL.to_vec()].concat()
 }
 
-/// Those that the command line names.
-pub(crate) fn chosen(args: &Args) -> Result<Vec<Fault>> {
-    let all = of(args.level);
+/// Those that the command line names: one, or several that happen at once.
+pub(crate) fn chosen(args: &Args) -> Result<Vec<Vec<Fault>>> {
     let mut chosen = Vec::new();
     for word in args.faults.split(',') {
-        let before = chosen.len();
-        chosen.extend(all.iter().filter(|fault| match word {
-            "all" => true,
-            "left" => fault.column == Column::Left,
-            "right" => fault.column == Column::Right,
-            name => fault.name == name,
-        }));
-        if chosen.len() == before {
-            return Err(format!("at the level {} no fault is called {word:?}; see --list", args.level.name()).into());
+        match word.split_once('+') {
+            Some(_) => chosen.push(word.split('+').map(|name| one(args, name)).collect::<Result<_>>()?),
+            None => chosen.extend(some(args, word)?.into_iter().map(|fault| vec![fault])),
         }
     }
     Ok(chosen)
 }
 
+fn some(args: &Args, word: &str) -> Result<Vec<Fault>> {
+    match word {
+        "all" => Ok(of(args.level, args.server)),
+        "left" => Ok(of(args.level, args.server).into_iter().filter(|fault| fault.column == Column::Left).collect()),
+        "right" => Ok(of(args.level, args.server).into_iter().filter(|fault| fault.column == Column::Right).collect()),
+        name => Ok(vec![one(args, name)?]),
+    }
+}
+
+fn one(args: &Args, name: &str) -> Result<Fault> {
+    let found = of(args.level, args.server).into_iter().find(|fault| fault.name == name);
+    found.ok_or_else(|| format!("at the level {} no fault is called {name:?}; see --list", args.level.name()).into())
+}
+
 /// One line each.
-pub(crate) fn list(level: Level) -> String {
+pub(crate) fn list(args: &Args) -> String {
     let line = |fault: Fault| {
         let column = if fault.column == Column::Left { "survived" } else { "not survived" };
         format!("{:<18} {column:<13} {}\n", fault.name, fault.about)
     };
-    of(level).into_iter().map(line).collect()
+    of(args.level, args.server).into_iter().map(line).collect()
 }

@@ -23,18 +23,18 @@ pub(crate) enum Field {
 }
 
 impl Field {
-    /// With a proxy before each, and with files that a killed one comes back with.
+    /// With a proxy before each, a clock of its own, and with files that a killed one comes back with.
     pub(crate) fn start(level: Level, server: Server) -> Result<Self> {
         // What was answered is written to the file, if not to the disk: enough for one that is killed on a machine that lives.
         let persistence = [("--appendonly", "yes"), ("--appendfsync", "no")];
         Ok(match level {
             Level::Primary | Level::Replicated => {
-                let cluster = Cluster::builder(server).node_timeout(NODE_TIMEOUT).proxied();
+                let cluster = Cluster::builder(server).node_timeout(NODE_TIMEOUT).proxied().proxied_bus().clock();
                 let cluster = persistence.into_iter().fold(cluster, |cluster, (name, value)| cluster.arg(name, value));
                 Self::Cluster(cluster.start()?)
             }
             Level::Quorum => {
-                let node = Node::builder(server).proxied();
+                let node = Node::builder(server).proxied().clock();
                 let node = persistence.into_iter().fold(node, |node, (name, value)| node.arg(name, value));
                 Self::Masters((0..MASTERS).map(|_| node.start()).collect::<Result<_, _>>()?)
             }
@@ -80,10 +80,40 @@ impl Field {
     pub(crate) fn with_votes<'a>(
         &'a self,
         order: impl FnOnce(&'a Cluster) -> cluster_testenv::Result<&'a Node>,
-    ) -> Result<()> {
+    ) -> Result<&'a Node> {
         self.set_node_timeout(TIMEOUT_OF_VOTERS)?;
-        order(self.cluster()?)?;
-        Ok(())
+        Ok(order(self.cluster()?)?)
+    }
+
+    /// Everybody may run scripts.
+    pub(crate) fn let_scripts_run(node: &Node) -> cluster_testenv::Result<()> {
+        node.acl_set_user("default", &["+eval", "+evalsha"])
+    }
+
+    /// No node of the cluster hears of another, until [`Field::heal`] or [`Field::join_nodes`].
+    pub(crate) fn part_nodes(&self) {
+        self.nodes().iter().for_each(|node| node.bus_proxy().freeze());
+    }
+
+    /// They hear of each other again, and of what has happened.
+    pub(crate) fn join_nodes(&self) {
+        self.nodes().iter().for_each(|node| node.bus_proxy().heal());
+    }
+
+    /// Waits until all nodes that run call this one a primary.
+    pub(crate) fn wait_until_known(&self, primary: &Node) -> Result<()> {
+        let address = format!(":{}@", primary.proxy().port());
+        let knows = |node: &Node| {
+            let nodes = node.command(&["CLUSTER", "NODES"])?.into_result()?;
+            let nodes = nodes.text().unwrap_or_default();
+            Ok::<_, cluster_testenv::Error>(
+                nodes.lines().any(|line| line.contains(&address) && line.contains("master")),
+            )
+        };
+        let running = self.nodes().iter().filter(|node| node.is_running());
+        Ok(wait_for("news of a failover", ANSWERING, || {
+            running.clone().all(|node| knows(node).unwrap_or(false)).then_some(())
+        })?)
     }
 
     fn set_node_timeout(&self, timeout: Duration) -> Result<()> {
@@ -103,9 +133,11 @@ impl Field {
             if !node.is_running() {
                 node.restart()?;
             }
-            wait_for(format!("{} answering", node.addr()), ANSWERING, || node.set_memory_limit(0).ok())?;
+            let obeys = || node.set_memory_limit(0).and_then(|()| Self::let_scripts_run(node)).ok();
+            wait_for(format!("{} answering", node.addr()), ANSWERING, obeys)?;
         }
         if let Self::Cluster(cluster) = self {
+            self.join_nodes();
             self.set_node_timeout(NODE_TIMEOUT)?;
             cluster.wait_ok()?;
         }

@@ -35,6 +35,18 @@ pub(crate) enum Gift {
     Converted,
 }
 
+impl Gift {
+    const ALL: [Self; 3] = [Self::Released, Self::Dropped, Self::Converted];
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Released => "r",
+            Self::Dropped => "d",
+            Self::Converted => "c",
+        }
+    }
+}
+
 /// Writes the history of one process.
 #[derive(Debug)]
 pub(crate) struct Journal {
@@ -94,12 +106,12 @@ impl Journal {
 
     /// Its user is about to give it back.
     pub(crate) fn ends(&self, id: u64, gift: Gift) {
-        let gift = match gift {
-            Gift::Released => 'r',
-            Gift::Dropped => 'd',
-            Gift::Converted => 'c',
-        };
-        self.tell(format_args!("E {id} {} {gift}", now()));
+        self.tell(format_args!("E {id} {} {}", now(), gift.word()));
+    }
+
+    /// What its user could not give back stays at the server until then.
+    pub(crate) fn kept(&self, lock: usize, until: Moment) {
+        self.tell(format_args!("K {lock} {} {until}", now()));
     }
 
     /// It is told to stop: whatever its tasks are at ends now.
@@ -141,6 +153,8 @@ pub(crate) struct Use {
     pub(crate) told: Option<Moment>,
     /// When its user began to give it back, or was killed.
     pub(crate) ended: Option<Moment>,
+    /// How its user gave it back.
+    pub(crate) gift: Option<Gift>,
 }
 
 impl Use {
@@ -158,6 +172,14 @@ pub(crate) struct Wait {
     pub(crate) gave_up: Moment,
 }
 
+/// A hold that nobody uses and nobody could give back: its lease ends it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Kept {
+    pub(crate) lock: usize,
+    pub(crate) from: Moment,
+    pub(crate) until: Moment,
+}
+
 /// All that one process told.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct History {
@@ -165,6 +187,7 @@ pub(crate) struct History {
     pub(crate) stopped: Option<Moment>,
     pub(crate) uses: Vec<Use>,
     pub(crate) waits: Vec<Wait>,
+    pub(crate) kept: Vec<Kept>,
     /// When it stood still.
     pub(crate) stalls: Vec<(Moment, Moment)>,
     /// When it had so many KiB.
@@ -199,10 +222,16 @@ impl History {
                 break;
             }
         }
+        let killed = history.stopped.is_none();
         let ended = history.stopped.map_or(ended, |stopped| stopped.min(ended));
         for (_, open) in open {
             match open.place {
-                Some(place) => history.uses[place].ended = Some(ended),
+                Some(place) => {
+                    let used = &mut history.uses[place];
+                    used.ended = Some(ended);
+                    let kept = Kept { lock: used.lock, from: ended, until: used.until };
+                    history.kept.extend(killed.then_some(kept));
+                }
                 None => history.waits.push(Wait { lock: open.lock, asked: open.asked, gave_up: ended }),
             }
         }
@@ -230,11 +259,30 @@ impl History {
                 let (granted, token, until) = (number(2)?, number(3)?, number(4)?);
                 let Open { lock, mode, origin, asked: at, .. } = *asked;
                 asked.place = Some(self.uses.len());
-                self.uses.push(Use { lock, mode, origin, token, asked: at, granted, until, told: None, ended: None });
+                self.uses.push(Use {
+                    lock,
+                    mode,
+                    origin,
+                    token,
+                    asked: at,
+                    granted,
+                    until,
+                    told: None,
+                    ended: None,
+                    gift: None,
+                });
             }
             "V" => self.uses[open.get(&number(1)?)?.place?].until = number(2)?,
             "L" => self.uses[open.remove(&number(1)?)?.place?].told = number(2),
-            "E" => self.uses[open.remove(&number(1)?)?.place?].ended = number(2),
+            "E" => {
+                let used = &mut self.uses[open.remove(&number(1)?)?.place?];
+                used.ended = number(2);
+                used.gift = words.get(3).and_then(|word| Gift::ALL.into_iter().find(|gift| gift.word() == *word));
+            }
+            "K" => {
+                let (from, until) = (number(2)?, number(3)?);
+                self.kept.push(Kept { lock: words.get(1)?.parse().ok()?, from, until });
+            }
             "S" => self.stalls.push((number(1)?, number(2)?)),
             "M" => self.memory.push((number(1)?, number(2)?)),
             _ => return None,
@@ -258,5 +306,7 @@ mod tests {
         let gave_up: Vec<_> = history.waits.iter().map(|wait| (wait.lock, wait.gave_up)).collect();
         assert_eq!(gave_up, [(3, 30), (1, 200)]);
         assert_eq!(history.reasons["it was taken"], 1);
+        // It was killed.
+        assert_eq!(history.kept, [Kept { lock: 1, from: 200, until: 300 }]);
     }
 }

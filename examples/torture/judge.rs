@@ -18,6 +18,8 @@ use crate::register::{Kind, Ledger};
 const TOLD_WITHIN: Duration = Duration::from_millis(100);
 /// A heartbeat and a try.
 const WORTH_TELLING: Duration = Duration::from_millis(1500);
+/// The server keeps a hold for so long after it can be trusted, at most: the margin for clocks, and 1 % of the longest lease.
+const LEASE_IS_OVER: Duration = Duration::from_millis(100 + 80 + 20);
 /// How soon each worker has a grant when all is well again.
 const PROGRESS: Duration = Duration::from_secs(3);
 
@@ -54,7 +56,8 @@ pub(crate) struct Row {
     /// Holds that were lost, and how long after the fault's begin their users were told, at most.
     pub(crate) losses: usize,
     pub(crate) loss_told_after: Duration,
-    /// The longest time in which a lock was free, somebody waited for it, and nobody got it.
+    /// The longest time in which a lock was free, somebody waited for it, and nobody got it. What was not given back is not
+    /// free until its lease is over.
     pub(crate) stall: Duration,
     /// The same, counted from the moment when all was well again.
     pub(crate) stall_when_well: Duration,
@@ -243,6 +246,10 @@ impl Judge<'_> {
             changes.push((used.granted, -1, 1));
             changes.push((used.end().max(used.granted), 0, -1));
         }
+        for kept in told.iter().flat_map(|told| &told.history.kept).filter(|kept| kept.lock == lock) {
+            changes.push((kept.from, 0, 1));
+            changes.push((kept.until.max(kept.from) + nanos(LEASE_IS_OVER), 0, -1));
+        }
         for wait in told.iter().flat_map(|told| &told.history.waits).filter(|wait| wait.lock == lock) {
             changes.push((wait.asked, 1, 0));
             changes.push((wait.gave_up, -1, 0));
@@ -254,7 +261,7 @@ impl Judge<'_> {
             match (waiting > 0 && inside == 0, since) {
                 (true, None) => since = Some(at),
                 (false, Some(from)) => {
-                    self.stalled(lock, from, at);
+                    self.stalled(uses, from, at);
                     since = None;
                 }
                 _ => {}
@@ -262,14 +269,20 @@ impl Judge<'_> {
         }
     }
 
-    fn stalled(&mut self, lock: usize, from: Moment, to: Moment) {
+    fn stalled(&mut self, uses: &[Seen<'_>], from: Moment, to: Moment) {
+        let (since, until) = (from, to);
         // It counts for what had begun when it was over.
         let well = self.cycle(to).map_or(from, |cycle| cycle.healed.max(from));
         let began = self.began;
         let row = self.row(to);
         if to.saturating_sub(well) > nanos(WORTH_TELLING.max(row.stall_when_well)) {
             let [from, well, to] = [from, well, to].map(|at| format!("{:.3}", seconds(at, began)));
-            let what = format!("stall: lock {lock} was free from {from} to {to} s, all was well from {well} s on");
+            let before = uses.iter().filter(|seen| seen.used.end() <= since).max_by_key(|seen| seen.used.end());
+            let after = uses.iter().find(|seen| seen.used.granted >= until);
+            let [before, after] =
+                [before, after].map(|seen| seen.map_or("nobody".to_owned(), |seen| describe(*seen, began)));
+            let what =
+                format!("stall from {from} to {to} s, all was well from {well} s on, after {before}, until {after}");
             row.examples.insert("stall", what);
         }
         row.stall = row.stall.max(Duration::from_nanos(to - from));
@@ -315,11 +328,14 @@ fn seconds(at: Moment, began: Moment) -> f64 {
 }
 
 fn describe(seen: Seen<'_>, began: Moment) -> String {
-    let Use { lock, mode, token, asked, granted, until, told, ended, .. } = seen.used;
+    let Use { lock, mode, token, asked, granted, until, told, ended, gift, .. } = seen.used;
     let at = |moment: &Moment| format!("{:.3}", seconds(*moment, began));
     let end = match (told, ended) {
         (Some(told), _) => format!("told at {}", at(told)),
-        (None, Some(ended)) => format!("gave back at {}", at(ended)),
+        (None, Some(ended)) => match gift {
+            Some(gift) => format!("{gift:?} at {}", at(ended)).to_lowercase(),
+            None => format!("killed or stopped at {}", at(ended)),
+        },
         (None, None) => "never ended".to_owned(),
     };
     let (asked, granted, until) = (at(asked), at(granted), at(until));
@@ -344,6 +360,7 @@ mod tests {
                 b'A' | b'B' | b'W' | b'E' | b'L' | b'V' => &[2],
                 b'G' => &[2, 4],
                 b'S' => &[1, 2],
+                b'K' => &[2, 3],
                 _ => &[1],
             };
             let word = |(place, word): (usize, &str)| {
@@ -436,6 +453,10 @@ mod tests {
         let row = beside(&["A 1 30 0 w", "G 1 350 8 900", "E 1 400 r"]);
         assert_eq!(row.stall, Duration::from_millis(250));
         assert_eq!(row.stall_when_well, Duration::from_millis(1));
+        // The first one's release was refused: its lease ends 200 ms after its validity.
+        let kept = told(0, &[WRITER, &["K 0 100 140"]].concat());
+        let waits = told(1, &["A 1 30 0 w", "G 1 350 8 900", "E 1 400 r"]);
+        assert_eq!(row_with(&[kept, waits], &Ledger::default()).stall, Duration::from_millis(10));
     }
 
     #[test]

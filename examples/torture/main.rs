@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     };
     match args.asks {
         Asks::Help => println!("{HELP}"),
-        Asks::List => print!("{}", faults::list(args.level)),
+        Asks::List => print!("{}", faults::list(&args)),
         Asks::Run => return end(run::run(&args)),
     }
     ExitCode::SUCCESS

@@ -110,26 +110,27 @@ fn order(args: &Args, field: &Field, registers: &Registers, dir: &Path) -> Order
 #[derive(Debug)]
 struct Plan {
     rng: Rng,
-    faults: Vec<Fault>,
-    ahead: Vec<Fault>,
+    picks: Vec<Vec<Fault>>,
+    ahead: Vec<Vec<Fault>>,
     picked: usize,
 }
 
 impl Plan {
-    fn new(faults: Vec<Fault>, seed: u64) -> Self {
-        Self { rng: Rng::with_seed(seed), faults, ahead: Vec::new(), picked: 0 }
+    fn new(picks: Vec<Vec<Fault>>, seed: u64) -> Self {
+        Self { rng: Rng::with_seed(seed), picks, ahead: Vec::new(), picked: 0 }
     }
 
     /// One, or two at once.
     fn next(&mut self) -> Vec<Fault> {
         if self.ahead.is_empty() {
-            self.ahead = self.faults.clone();
+            self.ahead = self.picks.clone();
             self.rng.shuffle(&mut self.ahead);
         }
         self.picked += 1;
-        let mut pick: Vec<_> = self.ahead.pop().into_iter().collect();
-        let others: Vec<_> = self.faults.iter().filter(|fault| fault.mixes == Mixes::Yes).collect();
-        if self.picked.is_multiple_of(PAIR_EVERY) && self.faults.len() > 1 && !others.is_empty() {
+        let mut pick = self.ahead.pop().unwrap_or_default();
+        let mixes = |fault: &&Fault| fault.mixes == Mixes::Yes;
+        let others: Vec<_> = self.picks.iter().filter(|pick| pick.len() == 1).flatten().filter(mixes).collect();
+        if self.picked.is_multiple_of(PAIR_EVERY) && pick.len() == 1 && self.picks.len() > 1 && !others.is_empty() {
             let other = *others[self.rng.usize(..others.len())];
             pick.extend((pick[0].name != other.name).then_some(other));
         }
@@ -223,4 +224,32 @@ fn left_over(level: Level, field: &Field) -> Result<usize> {
         }
         Ok(left)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(faults: &str) -> Plan {
+        let words = ["--faults".to_owned(), faults.to_owned()];
+        Plan::new(faults::chosen(&Args::parse(words).unwrap()).unwrap(), 1)
+    }
+
+    #[test]
+    fn faults_named_together_always_happen_together() {
+        let mut plan = plan("restart+acl,cut+delay");
+        let mut seen: Vec<_> = (0..8).map(|_| names(&plan.next())).collect();
+        seen.sort();
+        assert_eq!(seen, [["cut + delay"; 4], ["restart + acl"; 4]].concat());
+    }
+
+    #[test]
+    fn every_fourth_time_two_happen_of_which_one_mixes() {
+        let mut plan = plan("all");
+        for number in 1..200 {
+            let pick = plan.next();
+            assert!(pick.len() <= if number % PAIR_EVERY == 0 { 2 } else { 1 });
+            assert!(pick[1..].iter().all(|fault| fault.mixes == Mixes::Yes && fault.name != pick[0].name));
+        }
+    }
 }

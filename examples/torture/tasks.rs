@@ -337,8 +337,10 @@ impl Task {
             drop(held);
         } else {
             self.journal.ends(id, Gift::Released);
-            // The lease ends it if the server cannot be told.
-            held.release().await.unwrap_or_default();
+            let until = held.until().unwrap_or(0);
+            if held.release().await.is_err() {
+                self.journal.kept(lock, until);
+            }
         }
         Ok(())
     }

@@ -28,6 +28,8 @@ const PULSE: Duration = Duration::from_millis(10);
 const BETWEEN_LOOKS_AT_MEMORY: Duration = Duration::from_secs(1);
 /// A replica may take so long to answer; of each primary there is one.
 const ACKNOWLEDGED: Duration = Duration::from_millis(200);
+/// Longer than most faults.
+const CONNECTING: Duration = Duration::from_secs(10);
 const CLOSING: Duration = Duration::from_secs(10);
 
 /// What a worker process is to do.
@@ -110,11 +112,13 @@ async fn work(order: &Order, journal: Arc<Journal>, stopped: watch::Receiver<boo
 pub(crate) async fn connect(order: &Order) -> Result<Arc<dyn RwLockManager>> {
     async fn finish<M: Build>(builder: Builder<M>) -> Result<Arc<dyn RwLockManager>> {
         let builder = builder.key_prefix(PREFIX).lease(LEASE);
-        // It may be started while servers are hurt.
+        // It may be started while servers are hurt, or have no replicas.
+        let began = Instant::now();
         loop {
             match builder.clone().connect().await {
                 Ok(manager) => return Ok(Arc::new(manager)),
-                Err(error) => eprintln!("a worker connects: {error}"),
+                Err(error) if began.elapsed() > CONNECTING => eprintln!("a worker connects: {error}"),
+                Err(_) => {}
             }
             sleep(Duration::from_millis(100)).await;
         }

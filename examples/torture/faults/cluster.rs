@@ -3,7 +3,7 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cluster_testenv::{Node, Server};
+use cluster_testenv::{Cluster, Node, Reply, Server, SlotMigration, wait_for};
 use fastrand::Rng;
 
 use super::network::{any, millis};
@@ -36,7 +36,7 @@ const LOST_WRITES: &[Fault] = &[
     right(
         "woken-primary",
         woken,
-        "a primary is paused, its replica takes over, and it wakes up with requests in its sockets",
+        "a primary is paused, its replica takes over, and it wakes up and does not hear of that for 1 to 2 s",
     ),
 ];
 
@@ -49,14 +49,30 @@ const NOT_SURVIVED: &[Fault] = &[
 
 /// Between a replica's last word from its primary and its turn: longer than a client takes to connect anew.
 const BEHIND: (u64, u64) = (900, 1400);
+/// Longer than any fault that may happen at the same time.
+const MOVING: Duration = Duration::from_secs(15);
+/// How long an old primary does not hear of its successor: shorter than the timeout of voters, after which it would serve nobody.
+const CUT_OFF: (u64, u64) = (1000, 2000);
 
-pub(super) fn at_primary() -> Vec<Fault> {
-    [SURVIVED, LOST_WRITES, NOT_SURVIVED].concat()
+/// Replicas of Valkey know which slots are on their way.
+const HALF_WAY: Fault = right(
+    "migrate-failover",
+    migrate_failover,
+    "a replica takes over in agreement with its primary, when the keys of a slot are at another one already",
+);
+
+pub(super) fn at_primary(server: Server) -> Vec<Fault> {
+    [SURVIVED, LOST_WRITES, NOT_SURVIVED, &[half_way(server)]].concat()
 }
 
-pub(super) fn at_replicated() -> Vec<Fault> {
+pub(super) fn at_replicated(server: Server) -> Vec<Fault> {
     let now_survived = LOST_WRITES.iter().map(|fault| Fault { column: Column::Left, ..*fault }).collect();
-    [SURVIVED.to_vec(), now_survived, NOT_SURVIVED.to_vec()].concat()
+    [SURVIVED.to_vec(), now_survived, NOT_SURVIVED.to_vec(), vec![half_way(server)]].concat()
+}
+
+fn half_way(server: Server) -> Fault {
+    let column = if server == Server::Valkey91 { Column::Left } else { Column::Right };
+    Fault { column, ..HALF_WAY }
 }
 
 /// The primary of most locks that are held for long.
@@ -89,7 +105,8 @@ fn long_pause(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
 
 fn failover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     let primary = any(scene, rng);
-    scene.field.with_votes(|cluster| cluster.failover(primary))
+    scene.field.with_votes(|cluster| cluster.failover(primary))?;
+    Ok(())
 }
 
 fn lag(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
@@ -98,25 +115,80 @@ fn lag(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     let behind = Duration::from_secs(2);
     replicas.first().ok_or("no replica")?.pause_clients(behind)?;
     sleep(behind);
-    scene.field.with_votes(|cluster| cluster.failover(primary))
+    scene.field.with_votes(|cluster| cluster.failover(primary))?;
+    Ok(())
 }
 
 fn migrate(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     let cluster = scene.field.cluster()?;
     let slot = cluster.keyslot(lock_name(rng.usize(..LOCKS)));
-    let from = cluster.primary_of_slot(slot);
-    let others: Vec<_> = cluster.primaries().into_iter().filter(|node| node.port() != from.port()).collect();
-    let to = others[rng.usize(..others.len())];
+    let (from, to) = ends(cluster, slot, rng);
     for to in [to, from] {
-        if from.server() == Server::Valkey91 && rng.bool() {
-            cluster.migrate_slot_atomically(slot, to)?;
-        } else {
-            cluster.migrate_slot(slot, to)?;
-        }
+        move_slot(cluster, slot, to, rng)?;
         sleep(millis(rng, 0, 500));
-        cluster.wait_ok()?;
     }
     Ok(())
+}
+
+fn migrate_failover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
+    let cluster = scene.field.cluster()?;
+    let slot = cluster.keyslot(lock_name(rng.usize(SLOW)));
+    let (from, to) = ends(cluster, slot, rng);
+    // Another fault may keep them for a while.
+    let move_keys = || SlotMigration::begin(cluster, slot, to).and_then(|migration| migration.move_keys()).ok();
+    wait_for(format!("the keys of slot {slot} moving"), MOVING, move_keys)?;
+    let successor = scene.field.with_votes(|cluster| cluster.failover(from))?;
+    if from.server() == Server::Valkey91 {
+        sleep(LEASE / 2);
+        move_slot(cluster, slot, to, rng)?;
+        return move_slot(cluster, slot, successor, rng);
+    }
+    scene.field.wait_until_known(successor)?;
+    // Who imports a slot does not hear who has it: without this it would serve nobody.
+    let id = successor.command(&["CLUSTER", "MYID"])?.into_result()?;
+    let id = id.text().unwrap_or_default();
+    to.command(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &id])?.into_result()?;
+    sleep(LEASE / 2);
+    forget_slot(to, slot)
+}
+
+/// The owner of a slot, and another primary.
+fn ends<'a>(cluster: &'a Cluster, slot: u16, rng: &mut Rng) -> (&'a Node, &'a Node) {
+    let from = cluster.primary_of_slot(slot);
+    let others: Vec<_> = cluster.primaries().into_iter().filter(|node| node.port() != from.port()).collect();
+    (from, others[rng.usize(..others.len())])
+}
+
+/// Of a migration that its source does not know of any more.
+fn forget_slot(to: &Node, slot: u16) -> Result<()> {
+    let (mut client, slot) = (to.client()?, slot.to_string());
+    let keys = client.command(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"])?.into_result()?;
+    for key in keys.array().unwrap_or_default().iter().filter_map(Reply::bytes) {
+        client.command(&["ASKING"])?.into_result()?;
+        client.command(&[b"DEL".as_slice(), key])?.into_result()?;
+    }
+    client.command(&["CLUSTER", "SETSLOT", &slot, "STABLE"])?.into_result()?;
+    Ok(())
+}
+
+/// Another fault may keep it from moving: whoever orders it tries again, as an operator would.
+fn move_slot(cluster: &Cluster, slot: u16, to: &Node, rng: &mut Rng) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        let moved = if cluster.primary_of_slot(slot).port() == to.port() {
+            Ok(())
+        } else if to.server() == Server::Valkey91 && rng.bool() {
+            cluster.migrate_slot_atomically(slot, to)
+        } else {
+            cluster.migrate_slot(slot, to)
+        };
+        match moved.and_then(|()| cluster.wait_ok()) {
+            Ok(()) => return Ok(()),
+            Err(error) if began.elapsed() > MOVING => return Err(error.into()),
+            Err(_) => {}
+        }
+        sleep(Duration::from_millis(100));
+    }
 }
 
 /// The replica does not know, nor does the primary, that nothing comes through any more. Clients find out, and connect anew.
@@ -152,17 +224,20 @@ fn takeover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     Ok(())
 }
 
-/// It wakes before its clients give it up, and after others have come who were told of its successor.
+/// It wakes before its clients give it up, and nobody tells it of its successor: clients who come now are told of that one, the
+/// others stay with it.
 fn woken(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     let primary = scene.field.grantors(COLD.start)[0];
-    let mut paused = Instant::now();
-    scene.field.with_votes(|cluster| {
+    let successor = scene.field.with_votes(|cluster| {
+        primary.bus_proxy().freeze();
         primary.pause();
-        paused = Instant::now();
         cluster.failover_force(primary)
     })?;
-    sleep(millis(rng, 300, 450).saturating_sub(paused.elapsed()));
+    scene.field.wait_until_known(successor)?;
+    scene.field.part_nodes();
     primary.resume();
+    sleep(millis(rng, CUT_OFF.0, CUT_OFF.1));
+    scene.field.join_nodes();
     sleep(LEASE / 2);
     Ok(())
 }

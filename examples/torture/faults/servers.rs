@@ -3,12 +3,13 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use cluster_testenv::Node;
+use cluster_testenv::{Node, wait_for};
 use fastrand::Rng;
 
 use super::network::any;
 use super::{Fault, Mixes, Scene, left};
 use crate::Result;
+use crate::field::Field;
 
 pub(super) const ALL: &[Fault] = &[
     left("script-flush", Mixes::Yes, script_flush, "all servers forget all scripts, ten times"),
@@ -17,10 +18,24 @@ pub(super) const ALL: &[Fault] = &[
 ];
 
 const WHILE: Duration = Duration::from_secs(1);
+/// One that another fault has killed comes back sooner.
+const OBEYING: Duration = Duration::from_secs(15);
+
+/// Orders something, or waits until the server is there to be ordered.
+fn order(node: &Node, what: impl Fn(&Node) -> cluster_testenv::Result<()>) -> Result<()> {
+    let mut answer = String::new();
+    let obeyed = wait_for("", OBEYING, || what(node).map_err(|error| answer = error.to_string()).ok());
+    obeyed.map_err(|_| format!("{} does not obey: {answer}", node.addr()).into())
+}
+
+/// As [`order`], but one that was killed has forgotten what it was told, and needs no such order.
+fn order_if_there(node: &Node, what: impl Fn(&Node) -> cluster_testenv::Result<()>) -> Result<()> {
+    order(node, |node| if node.is_running() { what(node) } else { Ok(()) })
+}
 
 fn script_flush(scene: &Scene<'_>, _: &mut Rng) -> Result<()> {
     for _ in 0..10 {
-        scene.field.nodes().iter().filter(|node| node.is_running()).try_for_each(Node::script_flush)?;
+        scene.field.nodes().iter().try_for_each(|node| order_if_there(node, Node::script_flush))?;
         sleep(WHILE / 10);
     }
     Ok(())
@@ -28,14 +43,14 @@ fn script_flush(scene: &Scene<'_>, _: &mut Rng) -> Result<()> {
 
 fn out_of_memory(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     let node = any(scene, rng);
-    node.set_memory_limit(1)?;
+    order(node, |node| node.set_memory_limit(1))?;
     sleep(WHILE);
-    Ok(node.set_memory_limit(0)?)
+    order_if_there(node, |node| node.set_memory_limit(0))
 }
 
 fn acl(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     let node = any(scene, rng);
-    node.acl_set_user("default", &["-eval", "-evalsha"])?;
+    order(node, |node| node.acl_set_user("default", &["-eval", "-evalsha"]))?;
     sleep(WHILE);
-    Ok(node.acl_set_user("default", &["+eval", "+evalsha"])?)
+    order_if_there(node, Field::let_scripts_run)
 }
