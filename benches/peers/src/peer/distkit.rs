@@ -1,0 +1,64 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use distkit::DistkitRedisKey;
+use distkit::lock::{LockOptions, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
+use redis::aio::ConnectionManager;
+
+use super::{Held, Mode, Peer};
+
+/// It has an object for each lock, and whoever shares one shares its owner: two tasks were both given `write` by it. Each
+/// acquisition has one of its own for that reason, but where a name is used by one task alone.
+struct Distkit {
+    connection: ConnectionManager,
+    own: Mutex<HashMap<String, Arc<RwLock>>>,
+}
+
+pub(super) async fn connect(url: &str) -> Box<dyn Peer> {
+    let client = redis::Client::open(url).expect("a URL");
+    let connection = client.get_connection_manager().await.expect("a server");
+    Box::new(Distkit { connection, own: Mutex::default() })
+}
+
+impl Distkit {
+    fn lock(&self, name: &str) -> Arc<RwLock> {
+        let make = || {
+            let key = DistkitRedisKey::try_from(name.to_owned()).expect("a name");
+            RwLock::new(LockOptions::new(key, self.connection.clone()))
+        };
+        if !name.starts_with("own") {
+            return make();
+        }
+        Arc::clone(self.own.lock().entry(name.to_owned()).or_insert_with(make))
+    }
+}
+
+impl Peer for Distkit {
+    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Box<dyn Held>> {
+        Box::pin(async move {
+            let lock = self.lock(name);
+            match mode {
+                Mode::Read => Box::new(lock.read().await.expect("granted")) as Box<dyn Held>,
+                Mode::Write => Box::new(lock.write().await.expect("granted")),
+            }
+        })
+    }
+}
+
+impl Held for RwLockReadGuard {
+    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            self.release().await.expect("released");
+        })
+    }
+}
+
+impl Held for RwLockWriteGuard {
+    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            self.release().await.expect("released");
+        })
+    }
+}

@@ -1,0 +1,66 @@
+//! The hash scheme as it was published, driven as the articles do: asked again and again.
+
+use std::time::{Duration, SystemTime};
+
+use futures_util::future::BoxFuture;
+use redis::Script;
+use redis::aio::MultiplexedConnection;
+
+use super::{Held, Mode, Peer};
+use crate::figures::bare_connection;
+
+const PAUSE: Duration = Duration::from_millis(10);
+
+struct Published {
+    connection: MultiplexedConnection,
+    scripts: [Script; 4],
+}
+
+pub(super) async fn connect(url: &str) -> Box<dyn Peer> {
+    let scripts = [
+        include_str!("../../../../tests/lua/published/read_lock.lua"),
+        include_str!("../../../../tests/lua/published/write_lock.lua"),
+        include_str!("../../../../tests/lua/published/read_unlock.lua"),
+        include_str!("../../../../tests/lua/published/write_unlock.lua"),
+    ];
+    Box::new(Published { connection: bare_connection(url).await, scripts: scripts.map(Script::new) })
+}
+
+impl Peer for Published {
+    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Box<dyn Held>> {
+        Box::pin(async move {
+            let (lock, unlock) = match mode {
+                Mode::Read => (&self.scripts[0], &self.scripts[2]),
+                Mode::Write => (&self.scripts[1], &self.scripts[3]),
+            };
+            let mut connection = self.connection.clone();
+            loop {
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+                let now_ms = u64::try_from(now.as_millis()).expect("not so late");
+                let mut ask = lock.key(name);
+                ask.arg(10_000).arg(1_000).arg(3_000).arg(now_ms);
+                if ask.invoke_async::<bool>(&mut connection).await.expect("an answer") {
+                    let unlock = unlock.clone();
+                    return Box::new(Hold { connection, unlock, name: name.to_owned(), now_ms }) as Box<dyn Held>;
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        })
+    }
+}
+
+struct Hold {
+    connection: MultiplexedConnection,
+    unlock: Script,
+    name: String,
+    now_ms: u64,
+}
+
+impl Held for Hold {
+    fn leave(mut self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            let mut ask = self.unlock.key(&self.name);
+            ask.arg(self.now_ms).invoke_async::<()>(&mut self.connection).await.expect("an answer");
+        })
+    }
+}
