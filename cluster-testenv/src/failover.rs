@@ -9,7 +9,10 @@ const GIVEN_UP_AFTER: Duration = Duration::from_secs(6);
 const BOUND: Duration = Duration::from_secs(30);
 /// Each node tells another one about itself every second, and all within half a node timeout.
 const NEWS_BOUND: Duration = Duration::from_secs(30);
+const FORCE: &[&str] = &["FORCE"];
 const TAKEOVER: &[&str] = &["TAKEOVER"];
+/// For so many node timeouts, and no less than of a second each, Redis remembers the votes of an election.
+const VOTES_LAST: u32 = 4;
 
 impl Cluster {
     /// Lets a replica of `primary` take its place in agreement with it: the primary stops answering, waits until the replica
@@ -29,11 +32,14 @@ impl Cluster {
     /// Lets a replica of `primary` take its place without asking it, by a vote of the other primaries. Works for a primary
     /// that is dead or paused, at once. Returns the new primary when it has its slots.
     ///
+    /// A replica that was voted for within the last four node timeouts takes over without a vote, as [`Cluster::takeover`] has
+    /// it: Redis 7.0 counts the old votes again, and the replica calls itself the primary with an epoch that nobody believes.
+    ///
     /// # Errors
     ///
     /// [`Error::Unsupported`] when no replica runs, [`Error::NotInTime`] when it did not get a majority.
     pub fn failover_force(&self, primary: &Node) -> Result<&Node> {
-        self.fail_over(primary, &["FORCE"])
+        self.fail_over(primary, FORCE)
     }
 
     /// Lets a replica of `primary` take its place without asking anybody: needs no majority. Returns the new primary when it
@@ -49,6 +55,7 @@ impl Cluster {
     fn fail_over(&self, primary: &Node, how: &[&str]) -> Result<&Node> {
         let replica = self.replicas_of(primary).into_iter().find(|node| node.is_running());
         let replica = replica.ok_or_else(|| Error::Unsupported(format!("no replica of {} runs", primary.addr())))?;
+        let how = if how == FORCE && !replica.votes_left()?.is_zero() { TAKEOVER } else { how };
         self.take_over(replica, primary, how)?;
         Ok(replica)
     }
@@ -60,6 +67,7 @@ impl Cluster {
 
     fn take_over(&self, replica: &Node, primary: &Node, how: &[&str]) -> Result<()> {
         if how != TAKEOVER {
+            std::thread::sleep(replica.votes_left()?);
             self.wait_until_voters_know(replica, primary)?;
         }
         let what = format!("{} becoming the primary instead of {}", replica.addr(), primary.addr());
@@ -73,6 +81,7 @@ impl Cluster {
                 return None;
             }
             ordered = Some(Instant::now());
+            replica.stands_for_election();
             let order = replica.command(&[&["CLUSTER", "FAILOVER"], how].concat());
             // Refused to a server that has become the primary meanwhile.
             order.and_then(Reply::into_result).err().filter(|_| !is_primary()).map(Err)
@@ -88,6 +97,21 @@ impl Cluster {
 }
 
 impl Node {
+    /// For how long it still remembers the votes of an election that was ordered here.
+    fn votes_left(&self) -> Result<Duration> {
+        let Some(age) = self.age_of_election() else {
+            return Ok(Duration::ZERO);
+        };
+        let node_timeout = self.node_timeout()?.max(Duration::from_secs(1));
+        Ok((node_timeout * VOTES_LAST).saturating_sub(age))
+    }
+
+    fn node_timeout(&self) -> Result<Duration> {
+        let reply = self.command(&["CONFIG", "GET", "cluster-node-timeout"])?.into_result()?;
+        let millis = reply.array().and_then(<[Reply]>::last).and_then(Reply::text).and_then(|text| text.parse().ok());
+        millis.map(Duration::from_millis).ok_or_else(|| Error::Unexpected(format!("{reply:?}")))
+    }
+
     /// `master` or `slave`, by its own word.
     pub(crate) fn role(&self) -> Result<String> {
         let reply = self.command(&["ROLE"])?.into_result()?;

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -38,6 +38,8 @@ pub struct Node {
     proxy: Option<Proxy>,
     bus_proxy: Option<Proxy>,
     clock: Option<NodeClock>,
+    /// When it was last told to have itself elected.
+    stood_for_election: Mutex<Option<Instant>>,
     /// Last: the fields above are dropped first, so that the guardian finds nothing more to end.
     _guardian: Arc<Guardian>,
 }
@@ -160,6 +162,18 @@ impl Node {
     pub fn certificates_dir(&self) -> &Path {
         assert!(self.tls.is_some(), "the node was started with TLS");
         &self.dir
+    }
+
+    pub(crate) fn stands_for_election(&self) {
+        *self.election() = Some(Instant::now());
+    }
+
+    pub(crate) fn age_of_election(&self) -> Option<Duration> {
+        self.election().map(|at| at.elapsed())
+    }
+
+    fn election(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.stood_for_election.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The port for the other nodes of a cluster.
@@ -497,6 +511,7 @@ impl NodeBuilder {
             proxy,
             bus_proxy,
             clock,
+            stood_for_election: Mutex::default(),
             _guardian: Arc::clone(guardian),
         };
         node.wait_until_ready()?;

@@ -6,6 +6,8 @@ use cluster_testenv::{Cluster, Error, Node, Reply, Server, SlotMigration};
 
 /// Longer than anything stands still here, so that nothing fails over by itself.
 const NO_FAILOVER: Duration = Duration::from_secs(10);
+/// All have heard of a failover long before.
+const BELIEVED_WITHIN: Duration = Duration::from_secs(10);
 const SUPPORTED: [Server; 2] = [Server::Redis70, Server::Valkey91];
 
 fn start(server: Server) -> Cluster {
@@ -58,6 +60,28 @@ fn primary_that_is_paused_or_dead_is_replaced_by_force_and_by_takeover() {
         assert!(newest.command(&["SET", "a", "2"]).unwrap().is_ok());
         let error = cluster.failover(newest).unwrap_err();
         assert!(matches!(error, Error::Unsupported(_)), "the only replica is dead: {error}");
+    }
+}
+
+/// There and back faster than votes are forgotten, and the one that was replaced cannot hear of it.
+#[test]
+fn replica_that_was_elected_a_moment_ago_is_believed_by_all() {
+    for server in SUPPORTED {
+        let cluster = start(server);
+        let slot = cluster.keyslot("a");
+        for round in 0..4 {
+            let old = cluster.primary_of_slot(slot);
+            let other = other_primary(&cluster, slot);
+            old.pause();
+            let new = cluster.failover_force(old).unwrap();
+            let moved = format!("MOVED {slot} {}", new.proxy().addr());
+            let began = Instant::now();
+            while other.command(&["GET", "a"]).unwrap().error() != Some(moved.as_str()) {
+                assert!(began.elapsed() < BELIEVED_WITHIN, "{server}, round {round}: nobody believes the new primary");
+            }
+            old.resume();
+            cluster.wait_ok().unwrap();
+        }
     }
 }
 
