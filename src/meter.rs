@@ -9,12 +9,12 @@ mod off;
 #[cfg(feature = "metrics")]
 mod on;
 #[cfg(all(test, feature = "metrics"))]
-mod tests;
+pub(crate) mod tests;
 
 #[cfg(not(feature = "metrics"))]
-pub(crate) use off::{Counted, Meter, Tally};
+pub(crate) use off::{Counted, Meter, Tally, UnusableNodes};
 #[cfg(feature = "metrics")]
-pub(crate) use on::{Counted, Meter, Tally};
+pub(crate) use on::{Counted, Meter, Tally, UnusableNodes};
 
 /// Whether there is anything to count for.
 pub(crate) const IS_ON: bool = cfg!(feature = "metrics");

@@ -52,3 +52,12 @@ impl Tally {
 
     pub(crate) fn add_one(self) {}
 }
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct UnusableNodes;
+
+impl UnusableNodes {
+    pub(crate) fn one_more(self) {}
+
+    pub(crate) fn fewer(self, _: usize) {}
+}

@@ -113,6 +113,7 @@ fn describe() {
     metrics::describe_counter!("rwlock_losses_total", "Holds that were over before they were released, and why");
     metrics::describe_gauge!("rwlock_holds", "Holds that this process has");
     metrics::describe_gauge!("rwlock_waiters", "Acquisitions that wait");
+    metrics::describe_gauge!("rwlock_unusable_nodes", "Nodes that do not answer, or refuse connections");
     metrics::describe_counter!("rwlock_reconnects_total", "Connections in place of one that broke or went silent");
     metrics::describe_counter!("rwlock_map_refreshes_total", "Questions who owns which slots");
 }
@@ -225,5 +226,25 @@ impl Tally {
 
     pub(crate) fn add_one(&self) {
         self.0.increment(1);
+    }
+}
+
+/// The nodes of one fleet that cannot be used; those of several add up.
+#[derive(Debug)]
+pub(crate) struct UnusableNodes(Gauge);
+
+impl Default for UnusableNodes {
+    fn default() -> Self {
+        Self(metrics::gauge!("rwlock_unusable_nodes"))
+    }
+}
+
+impl UnusableNodes {
+    pub(crate) fn one_more(&self) {
+        self.0.increment(1.0);
+    }
+
+    pub(crate) fn fewer(&self, nodes: usize) {
+        self.0.decrement(nodes as f64);
     }
 }

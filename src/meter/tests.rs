@@ -16,7 +16,7 @@ type Told = BTreeMap<String, (usize, f64)>;
 type Labels = BTreeMap<String, BTreeSet<String>>;
 
 #[derive(Default)]
-struct Recording {
+pub(crate) struct Recording {
     told: Arc<Mutex<Told>>,
     /// By name: its kind and its labels.
     registered: Mutex<BTreeMap<String, (&'static str, Labels)>>,
@@ -82,7 +82,8 @@ impl Recording {
         self.described.lock().insert(key.as_str().to_owned());
     }
 
-    fn told(&self, name: &str) -> (usize, f64) {
+    /// How often a metric was told, and what that adds up to.
+    pub(crate) fn told(&self, name: &str) -> (usize, f64) {
         self.told.lock().get(name).copied().unwrap_or_default()
     }
 }

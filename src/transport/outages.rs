@@ -1,4 +1,4 @@
-//! Which nodes cannot be used, and since when: for the log, which tells each change once.
+//! Which nodes cannot be used, and since when: for the log, which tells each change once, and for a gauge.
 //!
 //! By address: a fleet forgets a node that owns nothing and meets it again, and then knows nothing of what was before.
 
@@ -7,9 +7,14 @@ use std::collections::HashMap;
 use parking_lot::Mutex;
 
 use crate::lease::Moment;
+use crate::meter::UnusableNodes;
 
+/// The gauge changes outside of the mutex: whoever counts is not ours.
 #[derive(Debug, Default)]
-pub(super) struct Outages(Mutex<HashMap<String, (Trouble, Moment)>>);
+pub(super) struct Outages {
+    nodes: Mutex<HashMap<String, (Trouble, Moment)>>,
+    count: UnusableNodes,
+}
 
 /// What is wrong with a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,23 +28,68 @@ pub(super) enum Trouble {
 impl Outages {
     /// Something is wrong with a node, since then if nothing was before. Whether that is news.
     pub(super) fn begins(&self, node: &str, trouble: Trouble, since: Moment) -> bool {
-        let mut outages = self.0.lock();
-        let known = outages.get(node).copied();
+        let mut nodes = self.nodes.lock();
+        let known = nodes.get(node).copied();
         let is_news = known.is_none_or(|(known, _)| known != trouble);
         if is_news {
             let since = known.map_or(since, |(_, since)| since);
-            outages.insert(node.to_owned(), (trouble, since));
+            nodes.insert(node.to_owned(), (trouble, since));
+        }
+        drop(nodes);
+        if known.is_none() {
+            self.count.one_more();
         }
         is_news
     }
 
     /// It does what it is asked. Since when it has not, if that is news.
     pub(super) fn ends(&self, node: &str) -> Option<Moment> {
-        self.0.lock().remove(node).map(|(_, since)| since)
+        let (_, since) = self.nodes.lock().remove(node)?;
+        self.count.fewer(1);
+        Some(since)
     }
 
     /// Nobody will ask those again that are no members any more.
     pub(super) fn retain(&self, is_member: impl Fn(&str) -> bool) {
-        self.0.lock().retain(|node, _| is_member(node));
+        let mut nodes = self.nodes.lock();
+        let before = nodes.len();
+        nodes.retain(|node, _| is_member(node));
+        let gone = before - nodes.len();
+        drop(nodes);
+        self.count.fewer(gone);
+    }
+}
+
+impl Drop for Outages {
+    fn drop(&mut self) {
+        self.count.fewer(self.nodes.get_mut().len());
+    }
+}
+
+#[cfg(all(test, feature = "metrics"))]
+mod tests {
+    use super::*;
+    use crate::meter::tests::Recording;
+
+    #[test]
+    fn gauge_has_each_node_once_until_it_is_back_or_forgotten() {
+        let recording = Recording::default();
+        let outages = metrics::with_local_recorder(&recording, Outages::default);
+        let gauge = || recording.told("rwlock_unusable_nodes").1;
+        let now = Moment::from_nanos(1);
+        assert!(outages.begins("a:1", Trouble::Silent, now));
+        assert!(!outages.begins("a:1", Trouble::Silent, now));
+        assert!(outages.begins("a:1", Trouble::Refuses, now), "news, and still one node");
+        assert_eq!(gauge(), 1.0);
+        outages.begins("b:1", Trouble::Refuses, now);
+        outages.begins("c:1", Trouble::Silent, now);
+        assert_eq!(gauge(), 3.0);
+        assert_eq!(outages.ends("a:1"), Some(now));
+        assert_eq!(outages.ends("a:1"), None);
+        assert_eq!(gauge(), 2.0);
+        outages.retain(|node| node == "b:1");
+        assert_eq!(gauge(), 1.0);
+        drop(outages);
+        assert_eq!(gauge(), 0.0, "nobody asks it any more");
     }
 }
