@@ -1,5 +1,5 @@
 //! The examples run on real servers and print what a user is told that they print. `cargo test` builds them first; with
-//! `--test users` alone say `cargo build --examples` before.
+//! `--test users` alone say `cargo build --examples` before, with the same features.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -9,10 +9,10 @@ use std::time::{Duration, SystemTime};
 
 use cluster_testenv::{Node, Sentinels, Server, TlsClients, wait_for};
 
-const BOUND: Duration = Duration::from_secs(60);
+pub(crate) const BOUND: Duration = Duration::from_secs(60);
 
 /// The program of an example.
-fn example(name: &str) -> Command {
+pub(crate) fn example(name: &str) -> Command {
     let tests = std::env::current_exe().expect("this program has a path");
     let folder = tests.ancestors().nth(2).expect("target/debug/deps").join("examples");
     let program = folder.join(name);
@@ -96,7 +96,7 @@ fn blocking_and_reentrancy_nest_and_exclude() {
 }
 
 /// Answers one request, as a client that closes after it would see it.
-fn http(port: u16, request: &str) -> String {
+pub(crate) fn http(port: u16, request: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
     stream.set_read_timeout(Some(BOUND)).expect("a timeout");
     write!(stream, "{request} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").expect("sent");
@@ -127,7 +127,7 @@ fn service_answers_is_ready_and_closes_what_it_holds() {
 }
 
 /// Does not outlive a test that fails.
-struct Running(Child);
+pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {

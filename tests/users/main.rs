@@ -4,6 +4,8 @@
 mod documents;
 mod examples;
 mod items;
+#[cfg(feature = "metrics")]
+mod metrics;
 /// Its own tests. As `test = true` it would be built for them only, and not to be run.
 #[allow(dead_code, unused_imports)]
 #[path = "../../examples/service.rs"]

@@ -1,0 +1,203 @@
+//! The service of the example `metrics` in an outage: what docs/alerts.yml and docs/dashboard.json ask for is exported, and the
+//! rules on it tell of the outage, as `promtool` sees them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use cluster_testenv::{Node, Server, wait_for};
+use redis_rwlock::blocking;
+
+use crate::examples::{BOUND, Running, example, http};
+
+/// Longer than the rule for long waits allows.
+const LONG_WAIT: Duration = Duration::from_millis(10_100);
+
+/// What a service exports at one time: by series, with its labels.
+#[derive(Clone, Debug)]
+struct Scrape(BTreeMap<String, f64>);
+
+impl Scrape {
+    fn of(port: u16) -> Self {
+        let answer = http(port, "GET /metrics");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+        assert!(head.contains("200 OK"), "{head}");
+        let lines = body.lines().filter(|line| line.starts_with("rwlock_"));
+        let series = lines.map(|line| {
+            let (series, value) = line.rsplit_once(' ').expect("a value");
+            (series.to_owned(), value.parse().expect("a number"))
+        });
+        Self(series.collect())
+    }
+
+    fn has(&self, series: &str, value: f64) -> bool {
+        self.0.get(series).is_some_and(|now| *now >= value)
+    }
+}
+
+/// A metric that an expression asks for, and what it asks of its labels.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Selector {
+    metric: String,
+    /// Each with the values that it may have.
+    labels: Vec<(String, Vec<String>)>,
+}
+
+/// Those of a file of rules, or of a dashboard.
+fn selectors(text: &str) -> BTreeSet<Selector> {
+    let text = text.replace("\\\"", "\"");
+    let mut found = BTreeSet::new();
+    for rest in text.split("rwlock_").skip(1) {
+        let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap_or(rest.len());
+        let inner = rest[end..].strip_prefix('{').and_then(|rest| rest.split_once('}')).map_or("", |(inner, _)| inner);
+        let matchers = inner.split(',').filter_map(|matcher| {
+            let (label, values) = matcher.trim().split_once('=')?;
+            let values = values.trim_start_matches('~').trim_matches('"').split('|').map(str::to_owned);
+            Some((label.to_owned(), values.collect::<Vec<_>>()))
+        });
+        // Prometheus gives the job itself.
+        let labels = matchers.filter(|(label, _)| label != "job").collect();
+        found.insert(Selector { metric: format!("rwlock_{}", &rest[..end]), labels });
+    }
+    found
+}
+
+/// The labels by which expressions on a metric are added up, those of Prometheus left out.
+fn groupings(text: &str) -> BTreeSet<(String, String)> {
+    let mut found = BTreeSet::new();
+    for rest in text.split(" by (").skip(1) {
+        let (labels, behind) = rest.split_once(')').expect("its end");
+        let (_, metric) = behind.split_once("rwlock_").expect("a metric");
+        let end = metric.find(|c: char| !c.is_ascii_lowercase() && c != '_').expect("more behind it");
+        let labels = labels.split(", ").filter(|label| *label != "job");
+        found.extend(labels.map(|label| (format!("rwlock_{}", &metric[..end]), label.to_owned())));
+    }
+    found
+}
+
+fn document(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(name)).expect("it is there")
+}
+
+/// Whatever a rule or a panel selects is there, under the names that it uses.
+fn assert_exports_what_is_asked_for(scrape: &Scrape) {
+    for name in ["alerts.yml", "dashboard.json"] {
+        let text = document(name);
+        let mut selectors = selectors(&text);
+        // Of one node nobody asks who owns what.
+        selectors.retain(|selector| selector.metric != "rwlock_map_refreshes_total");
+        assert!(selectors.len() >= 8, "{name}: {selectors:?}");
+        for Selector { metric, labels } in &selectors {
+            let of_metric = |series: &&String| series.split('{').next() == Some(metric);
+            assert!(scrape.0.keys().any(|series| of_metric(&series)), "{name} asks for {metric}: {scrape:#?}");
+            for (label, values) in labels {
+                for value in values {
+                    let pair = format!("{label}=\"{value}\"");
+                    let is_there = scrape.0.keys().filter(of_metric).any(|series| series.contains(&pair));
+                    assert!(is_there, "{name} asks for {metric} with {pair}: {scrape:#?}");
+                }
+            }
+        }
+        for (metric, label) in groupings(&text) {
+            let mut series = scrape.0.keys().filter(|series| series.split('{').next() == Some(&metric));
+            assert!(series.all(|series| series.contains(&format!("{label}=\""))), "{name}: {metric} has no {label}");
+        }
+    }
+}
+
+/// What to see for five minutes, and the rules that are true meanwhile, if that is looked at.
+type Phase<'a> = (&'a Scrape, Option<&'a [&'a str]>);
+
+/// A test for promtool.
+fn promtool_test(phases: &[Phase<'_>]) -> String {
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/alerts.yml");
+    let mut text = format!("rule_files: [{}]\nevaluation_interval: 30s\ntests:\n  - interval: 30s\n", rules.display());
+    text += "    input_series:\n";
+    let all: BTreeSet<&String> = phases.iter().flat_map(|(scrape, _)| scrape.0.keys()).collect();
+    for series in all {
+        let with_job = match series.split_once('{') {
+            Some((metric, labels)) => format!("{metric}{{job=\"shop\",{labels}"),
+            None => format!("{series}{{job=\"shop\"}}"),
+        };
+        let values = phases.iter().map(|(scrape, _)| match scrape.0.get(series) {
+            Some(value) => format!("{value}x9"),
+            None => "_x10".to_owned(),
+        });
+        let values = values.collect::<Vec<_>>().join(" ");
+        writeln!(text, "      - {{series: '{with_job}', values: '{values}'}}").expect("a String takes all");
+    }
+    text += "    promql_expr_test:\n";
+    for (number, (_, alerts)) in phases.iter().enumerate() {
+        let Some(alerts) = alerts else { continue };
+        let minutes = number * 5 + 3;
+        writeln!(text, "      - eval_time: {minutes}m\n        expr: count by (alertname) (ALERTS)")
+            .expect("a String takes all");
+        let samples = alerts.iter().map(|alert| format!("{{labels: '{{alertname=\"{alert}\"}}', value: 1}}"));
+        writeln!(text, "        exp_samples: [{}]", samples.collect::<Vec<_>>().join(", "))
+            .expect("a String takes all");
+    }
+    text
+}
+
+#[test]
+fn alerts_tell_of_an_outage_by_what_a_service_exports() {
+    let node = Node::start(Server::Redis70).expect("the server starts");
+    let elsewhere = blocking::RedisManager::connect(node.url()).expect("connected");
+    let leader = elsewhere.write("leader").wait().expect("granted");
+    let mut command = example("metrics");
+    let mut service = Running(command.env("REDIS_URL", node.url()).env("PORT", "0").spawn().expect("it starts"));
+    let mut lines = BufReader::new(service.0.stdout.take().expect("piped")).lines();
+    let first = lines.next().expect("a line").expect("text");
+    let port = first.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).expect("listens on an address");
+    let until = |what: &str, series: &[(&str, f64)]| {
+        wait_for(what, BOUND, || {
+            let scrape = Scrape::of(port);
+            series.iter().all(|(series, value)| scrape.has(series, *value)).then_some(scrape)
+        })
+        .unwrap_or_else(|error| panic!("{error}: {:#?}", Scrape::of(port)))
+    };
+
+    let waits = until("it waits", &[("rwlock_waiters{mode=\"write\"}", 1.0)]);
+    thread::sleep(LONG_WAIT);
+    leader.release().expect("released");
+    let leads = until("it leads", &[("rwlock_holds{mode=\"write\"}", 1.0)]);
+    node.kill();
+    let outage = [
+        ("rwlock_renewals_total{outcome=\"unanswered\"}", 1.0),
+        ("rwlock_losses_total{mode=\"write\",reason=\"expired\"}", 1.0),
+        ("rwlock_acquisitions_total{mode=\"write\",outcome=\"unreachable\"}", 1.0),
+        ("rwlock_unusable_nodes", 1.0),
+    ];
+    let lost = until("it is told as lost", &outage);
+    node.restart().expect("it starts again");
+    let back = until("it leads again", &[("rwlock_holds{mode=\"write\"}", 1.0)]);
+    assert_eq!(back.0.get("rwlock_unusable_nodes"), Some(&0.0));
+
+    assert_exports_what_is_asked_for(&lost);
+    let during = [
+        "RwLockHoldsLost",
+        "RwLockNodeUnusable",
+        "RwLockRenewalsUnanswered",
+        "RwLockServerUnreachable",
+        "RwLockWaitsTooLong",
+    ];
+    let phases: [Phase<'_>; 5] = [
+        (&waits, Some(&[])),
+        (&leads, Some(&["RwLockWaitsTooLong"])),
+        (&lost, Some(&during)),
+        // The rules look back as far as ten minutes.
+        (&back, None),
+        (&back, Some(&[])),
+    ];
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("alerts-{}.yml", std::process::id()));
+    fs::write(&file, promtool_test(&phases)).expect("it can be written");
+    let promtool = Command::new(".ci/alerts").arg(&file).output().expect("it starts");
+    let said = [promtool.stdout, promtool.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    assert!(promtool.status.success(), "{}:\n{said}", file.display());
+    fs::remove_file(&file).expect("it is ours");
+}
