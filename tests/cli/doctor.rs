@@ -1,9 +1,11 @@
 //! `doctor` finds what is wrong, all of it, and says what to do.
 
 use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
-use cluster_testenv::{Cluster, Node, Server};
+use cluster_testenv::{Cluster, Node, Sentinels, Server, TlsClients};
 use serde_json::Value;
 
 use crate::program::{SERVER, at, program, said};
@@ -51,7 +53,7 @@ impl Found {
 }
 
 /// Problems and warnings; notes are for people.
-fn doctor(mut command: std::process::Command) -> Found {
+fn doctor(mut command: Command) -> Found {
     command.args(["--json", "doctor"]);
     let said = said(command);
     assert!(!said.out.contains("s3cret") && !said.err.contains("s3cret"), "{said:?}");
@@ -186,4 +188,71 @@ fn what_is_wrong_with_a_cluster_is_found() {
         node.command(&["CLUSTER", "DELSLOTS", "77"]).expect("answered").into_result().expect("it is gone");
     }
     of_cluster(&[]).only("slots", "nobody owns slots 77");
+}
+
+fn with_certificates(mut command: Command, folder: &Path) -> Command {
+    let files = [("CA", "ca.pem"), ("CLIENT_CERTIFICATE", "client.pem"), ("CLIENT_KEY", "client.key")];
+    for (name, file) in files {
+        command.env(format!("RWLOCK_TLS_{name}"), folder.join(file));
+    }
+    command
+}
+
+#[test]
+fn server_with_tls_is_looked_at_like_another() {
+    let node = Node::builder(Server::Redis70).tls(TlsClients::Required).password("s3cret").start().expect("it starts");
+    let (url, certificates) = (node.url(), node.certificates_dir());
+    let with_them = |url: &str| with_certificates(at(url, &[]), certificates);
+    let found = doctor(with_them(&url));
+    assert!(found.code == Some(0) && found.findings.is_empty(), "{}", found.text);
+
+    doctor(at(&url, &[])).only("unreachable", "certificate");
+    let mut stranger = with_them(&url);
+    stranger.env_remove("RWLOCK_TLS_CLIENT_CERTIFICATE").env_remove("RWLOCK_TLS_CLIENT_KEY");
+    doctor(stranger).only("unreachable", "");
+    doctor(at(&url.replace("rediss://", "redis://"), &[])).only("unreachable", "");
+    doctor(with_them(&url.replace("s3cret", "s3cret2"))).only("login", "");
+
+    node.command(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]).expect("answered").into_result().expect("set");
+    doctor(with_them(&url)).only("memory-policy", "volatile-ttl");
+}
+
+#[test]
+fn what_is_wrong_behind_sentinels_is_found() {
+    let sentinels =
+        Sentinels::builder(Server::Redis70).password("s3cret").tls(TlsClients::Required).start().expect("they start");
+    // User and password of the first URL are those of primary and replicas.
+    let urls = sentinels.urls().join(",").replacen("rediss://", "rediss://:s3cret@", 1);
+    let of_primary = |name: &str, args: &[&str]| {
+        let mut command = program(args);
+        command.env_remove("RWLOCK_NODE").env("RWLOCK_SENTINEL_PRIMARY", name).env("RWLOCK_SENTINEL_URLS", &urls);
+        with_certificates(command, sentinels.sentinels()[0].certificates_dir())
+    };
+    let of_sentinels = |args: &[&str]| doctor(of_primary(sentinels.primary_name(), args));
+    let found = of_sentinels(&[]);
+    assert!(found.code == Some(0) && found.findings.is_empty(), "{}", found.text);
+    let mut wants_replicas = of_primary(sentinels.primary_name(), &[]);
+    wants_replicas.env("RWLOCK_DURABILITY_REPLICAS", "3").env("RWLOCK_DURABILITY_TIMEOUT", "100ms");
+    doctor(wants_replicas).only("replicas", "2 of the 3");
+
+    let [replica, ..] = sentinels.replicas()[..] else { panic!("it has replicas") };
+    let policy = |policy: &str| {
+        replica.command(&["CONFIG", "SET", "maxmemory-policy", policy]).expect("answered").into_result().expect("set");
+    };
+    policy("volatile-lru");
+    // It may be the primary tomorrow.
+    of_sentinels(&[]).only("memory-policy", "volatile-lru");
+    policy("noeviction");
+
+    let found = doctor(of_primary("nobody", &[]));
+    assert!(
+        found.has("primary", "no server") && found.has("unreachable", "knows no primary \"nobody\""),
+        "{}",
+        found.text
+    );
+    let sentinel = with_certificates(at(&sentinels.urls()[0], &[]), sentinels.sentinels()[0].certificates_dir());
+    doctor(sentinel).only("topology", "Sentinel");
+
+    sentinels.sentinels()[2].kill();
+    of_sentinels(&[]).only("unreachable", "");
 }

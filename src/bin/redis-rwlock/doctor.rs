@@ -44,7 +44,15 @@ pub(crate) async fn doctor(replicas: Option<NonZeroU8>, settings: &Settings, out
     let health = manager.health().await?;
     let asked = replicas.or_else(|| settings.text("DURABILITY_REPLICAS")?.parse().ok());
     let mut findings = Findings::default();
-    let surveys = survey_all(&health, settings, asked.is_some(), &mut findings).await;
+    let found = health.nodes.iter().filter(|node| node.role != NodeRole::Sentinel);
+    let found = found.map(|node| (node.address.clone(), node.role)).collect();
+    let mut surveys = survey_all(found, settings, asked.is_some(), &mut findings).await;
+    if let Place::Sentinel(_) = settings.place() {
+        // The library learns of replicas when one of them is the primary.
+        let replicas =
+            surveys.values().flat_map(Survey::replicas).map(|address| (address, NodeRole::Replica)).collect();
+        surveys.extend(survey_all(replicas, settings, asked.is_some(), &mut findings).await);
+    }
     for (node, survey) in &surveys {
         survey.tell(node, &settings.place(), asked, &mut findings);
     }
@@ -63,24 +71,25 @@ pub(crate) async fn doctor(replicas: Option<NonZeroU8>, settings: &Settings, out
     Ok(if ok { Code::OK } else { Code::NO })
 }
 
-/// Asks each server but the Sentinels, by address.
+/// Asks each of these servers, by address.
 async fn survey_all(
-    health: &Health,
+    nodes: Vec<(String, NodeRole)>,
     settings: &Settings,
     wants_replicas: bool,
     findings: &mut Findings,
 ) -> BTreeMap<String, Survey> {
-    let nodes: Vec<&NodeHealth> = health.nodes.iter().filter(|node| node.role != NodeRole::Sentinel).collect();
-    let asking =
-        nodes.into_iter().map(|node| async move { (node, Survey::ask(&node.address, settings, wants_replicas).await) });
+    let asking = nodes.into_iter().map(|(address, role)| async move {
+        let survey = Survey::ask(&address, settings, wants_replicas).await;
+        (address, role, survey)
+    });
     let asked: Vec<_> = stream::iter(asking).buffer_unordered(AT_ONCE).collect().await;
     let mut surveys = BTreeMap::new();
-    for (node, survey) in asked {
+    for (address, role, survey) in asked {
         match survey {
-            Ok(survey) => drop(surveys.insert(node.address.clone(), survey)),
+            Ok(survey) => drop(surveys.insert(address, survey)),
             Err(failure) => {
-                let level = if node.role == NodeRole::Replica { Level::Warning } else { Level::Problem };
-                findings.add(failure.finding(level, &node.address));
+                let level = if role == NodeRole::Replica { Level::Warning } else { Level::Problem };
+                findings.add(failure.finding(level, &address));
             }
         }
     }

@@ -28,7 +28,8 @@ impl Survey {
         let mut link = Link::open(address, settings).await?;
         let hello = pairs(&link.ask(&["HELLO"]).await?);
         let mut survey = Self { hello, ..Self::default() };
-        if survey.is_too_old() {
+        // Whatever else it says is a consequence.
+        if survey.is_too_old() || survey.is_sentinel() {
             return Ok(survey);
         }
         survey.memory = link.ask(&["INFO", "memory"]).await.ok().map(|info| fields(&info));
@@ -46,6 +47,10 @@ impl Survey {
 
     fn is_in_cluster(&self) -> bool {
         self.said("mode") == "cluster"
+    }
+
+    fn is_sentinel(&self) -> bool {
+        self.said("mode") == "sentinel"
     }
 
     fn is_primary(&self) -> bool {
@@ -68,6 +73,9 @@ impl Survey {
             let message = format!("{} {} is too old", self.said("server"), self.said("version"));
             return problem("version", message, "use Redis 7.0, Valkey 7.2 or newer");
         }
+        if self.is_sentinel() {
+            return problem("topology", "it is a Sentinel".to_owned(), "name it with --sentinel");
+        }
         match (place, self.said("mode")) {
             (Place::Node(_) | Place::Sentinel(_), "cluster") => {
                 problem(
@@ -79,7 +87,6 @@ impl Survey {
             (Place::Cluster(_), "standalone") => {
                 problem("topology", "it is part of no cluster".to_owned(), "name it with --url or RWLOCK_NODE");
             }
-            (_, "sentinel") => problem("topology", "it is a Sentinel".to_owned(), "name it with --sentinel"),
             _ => {}
         }
         if matches!(place, Place::Node(_)) && !self.is_primary() {
@@ -111,11 +118,23 @@ impl Survey {
     }
 
     fn online_replicas(&self) -> Option<usize> {
-        let is_online = |(field, value): &(&String, &String)| {
-            field.strip_prefix("slave").is_some_and(|n| n.parse::<u32>().is_ok()) && value.contains("state=online")
-        };
-        Some(self.replication.as_ref()?.iter().filter(is_online).count())
+        Some(replicas(self.replication.as_ref()?).filter(|said| said.contains("state=online")).count())
     }
+
+    /// The addresses of those that follow it.
+    pub(super) fn replicas(&self) -> Vec<String> {
+        let address = |said: &str| {
+            let value = |name: &str| said.split(',').find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+            Some(format!("{}:{}", value("ip")?, value("port")?))
+        };
+        self.replication.iter().flat_map(replicas).filter_map(address).collect()
+    }
+}
+
+/// What INFO says of each replica: `ip=10.0.0.2,port=6379,state=online,…`.
+fn replicas(replication: &BTreeMap<String, String>) -> impl Iterator<Item = &str> {
+    let numbered = |field: &str| field.strip_prefix("slave").is_some_and(|number| number.parse::<u32>().is_ok());
+    replication.iter().filter(move |(field, _)| numbered(field)).map(|(_, said)| &**said)
 }
 
 /// By the map of the first primary that shows one.
