@@ -18,6 +18,9 @@ fn locks_are_shown_to_people_and_programs() {
     assert!(people.code == Some(0) && people.out.contains("write") && people.out.contains(&shown), "{people:?}");
     let json: Value = serde_json::from_str(&said(program(&["inspect", "--json", &held])).out).expect("JSON");
     assert_eq!((json["name"].as_str(), json["holders"][0]["mode"].as_str()), (Some(&*held), Some("write")));
+    let holder = &json["holders"][0];
+    let times = ["age", "remaining"].map(|field| holder[field].as_str().unwrap_or_default());
+    assert!(times.iter().all(|time| time.ends_with('s')), "as people write them: {holder}");
     assert_eq!(said(program(&["inspect", &free])).code, Some(1));
 
     let list = said(program(&["list"]));
