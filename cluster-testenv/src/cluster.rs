@@ -110,8 +110,8 @@ impl Cluster {
     }
 
     /// Waits until all is well again, at most 30 s: every running node says that the cluster is ok, knows all nodes and
-    /// agrees with the others on who owns which slot; every running replica's link is up; every running primary with
-    /// running replicas gets all their acknowledgements.
+    /// agrees with the others on who owns which slot; every running replica's link is up, and it has what its primary had
+    /// written when that was asked.
     ///
     /// # Errors
     ///

@@ -38,6 +38,7 @@ mod node;
 mod port;
 mod process;
 mod proxy;
+mod replication;
 mod reply;
 mod sentinel;
 mod server;

@@ -7,7 +7,7 @@ use crate::{
     guardian::Guardian,
     node::{quoted, start_all},
     port::{self, PortReservation},
-    wait_for,
+    replication, wait_for,
 };
 
 /// The name that most documentation gives.
@@ -143,8 +143,8 @@ impl Sentinels {
     }
 
     /// Waits until all is well, at most 30 s: the running Sentinels agree on a primary that runs and is called nothing
-    /// worse, know all nodes and each other and could order a failover; all running replicas follow the primary and
-    /// acknowledge its writes.
+    /// worse, know all nodes and each other and could order a failover; all running replicas follow the primary and have
+    /// what it had written when it was asked.
     ///
     /// # Errors
     ///
@@ -190,17 +190,15 @@ impl Sentinels {
         let Some(primary) = primary else { return Ok(Some("the primary does not run".to_owned())) };
         let running = self.nodes.iter().filter(|node| node.is_running() && node.port() != primary.port());
         let link = format!("master_port:{}\r\nmaster_link_status:up", primary.migration_port());
-        let mut followers = 0;
+        let mut replicas = Vec::new();
         for replica in running {
             let info = replica.command(&["INFO", "replication"])?.into_result()?;
             if !info.text().unwrap_or_default().contains(&link) {
                 return Ok(Some(format!("replica {} has no link to the primary", replica.port())));
             }
-            followers += 1;
+            replicas.push(replica);
         }
-        let acknowledged = primary.command(&["WAIT", &followers.to_string(), "200"])?.into_result()?;
-        let is_acknowledged = acknowledged.int() == Some(followers);
-        Ok((!is_acknowledged).then(|| "the primary is not acknowledged by its replicas".to_owned()))
+        replication::complaint(primary, &replicas)
     }
 
     fn running_sentinels(&self) -> impl Iterator<Item = &Node> {

@@ -2,15 +2,13 @@
 
 use std::{collections::BTreeSet, ops::RangeInclusive, time::Duration};
 
-use crate::{Error, Node, Result};
+use crate::{Error, Node, Result, replication};
 
 /// How many slots a cluster has.
 pub(crate) const SLOTS: usize = 16_384;
 
 /// A running node answers in a millisecond; a partitioned or blocked one must not hold up the others' word for long.
 const ANSWER_BOUND: Duration = Duration::from_secs(1);
-/// A replica acknowledges as soon as it is asked.
-const WAIT_MS: &str = "200";
 
 /// What every running node said, asked once.
 #[derive(Debug)]
@@ -128,15 +126,13 @@ impl<'a> Topology<'a> {
     /// What is wrong with the replication from the node of `view` to its running replicas.
     fn replication_complaint(&self, view: &View) -> Option<String> {
         let myself = view.myself()?;
-        let running = self.views.iter().filter_map(View::myself);
-        let expected = running.filter(|member| member.primary_id == myself.id).count();
-        if expected == 0 {
+        let follows = |view: &&View| view.myself().is_some_and(|member| member.primary_id == myself.id);
+        let node = |view: &View| self.nodes.iter().find(|node| node.listed_port() == view.port);
+        let replicas: Vec<&Node> = self.views.iter().filter(follows).filter_map(node).collect();
+        if replicas.is_empty() {
             return None;
         }
-        let node = self.nodes.iter().find(|node| node.listed_port() == view.port)?;
-        let acknowledged = node.command(&["WAIT", &expected.to_string(), WAIT_MS]);
-        let enough = acknowledged.is_ok_and(|reply| reply.int() == i64::try_from(expected).ok());
-        (!enough).then(|| format!("primary {} is not acknowledged by {expected} replicas", view.port))
+        replication::complaint(node(view)?, &replicas).unwrap_or_else(|error| Some(error.to_string()))
     }
 }
 
