@@ -9,8 +9,14 @@ use redis_rwlock::{Durability, Error, HoldState, LossReason, RedisManager, RwLoc
 
 use crate::fixture::{Fixture, Kind, ServerFixture, Settings, on_one_replica};
 use crate::servers::Pair;
-use crate::wait::{bounded, soon, until};
+use crate::wait::{soon, until};
 
+mod demoted;
+mod lost;
+mod migration;
+mod sentinels;
+#[cfg(feature = "tls")]
+mod tls;
 mod writes;
 
 /// How long a primary waits for a replica that stands still, in cases that wait for that.
@@ -26,24 +32,25 @@ macro_rules! on_a_pair {
         mod $case {
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn hash_on_redis_7_0() {
-                let field = super::Field::start(super::Kind::HashNode, super::Server::Redis70);
-                super::bounded(super::$case(&field)).await;
+                let field = $crate::durability::Field::start($crate::fixture::Kind::HashNode, cluster_testenv::Server::Redis70);
+                $crate::wait::bounded(super::$case(&field)).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn two_key_on_valkey_9_1() {
-                let field = super::Field::start(super::Kind::TwoKey, super::Server::Valkey91);
-                super::bounded(super::$case(&field)).await;
+                let field = $crate::durability::Field::start($crate::fixture::Kind::TwoKey, cluster_testenv::Server::Valkey91);
+                $crate::wait::bounded(super::$case(&field)).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn hash_on_valkey_9_1() {
-                let field = super::Field::start(super::Kind::HashNode, super::Server::Valkey91);
-                super::bounded(super::$case(&field)).await;
+                let field = $crate::durability::Field::start($crate::fixture::Kind::HashNode, cluster_testenv::Server::Valkey91);
+                $crate::wait::bounded(super::$case(&field)).await;
             }
         }
     )+};
 }
+use on_a_pair;
 
 on_a_pair![
     grant_that_no_replica_has_is_void_and_given_back,
@@ -63,7 +70,7 @@ struct Field {
 
 impl Field {
     fn start(kind: Kind, server: Server) -> Self {
-        let pair = Pair::start(server);
+        let pair = Pair::proxied(server);
         let fixture = Self::at(kind, &pair.primary);
         Self { pair, fixture }
     }
@@ -77,6 +84,11 @@ impl Field {
 
     async fn manager(&self, timeout: Duration) -> crate::fixture::Manager {
         self.fixture.manager_with(settings(timeout)).await
+    }
+
+    /// The next call of a script is carried out at the first try, and the first `WAIT` is the one behind it.
+    async fn loads_all_scripts(&self, manager: &crate::fixture::Manager) {
+        manager.write(&self.fixture.name()).await.expect("granted").release().await.expect("ours to the end");
     }
 }
 

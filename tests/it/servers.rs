@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use cluster_testenv::{Cluster, Masters, Node, Reply, Server};
+use cluster_testenv::{Cluster, Masters, Node, NodeBuilder, Reply, Server};
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Longer than any stall of a busy machine, so that no replica takes over where no case asks for it.
@@ -79,7 +79,17 @@ impl Pair {
     }
 
     pub(crate) fn start(server: Server) -> Self {
-        let node = || Node::builder(server).arg("--repl-diskless-sync-delay", "0").start().expect("the server starts");
+        Self::of(Node::builder(server))
+    }
+
+    /// With a proxy before each. The replica follows past that of the primary.
+    pub(crate) fn proxied(server: Server) -> Self {
+        Self::of(Node::builder(server).proxied())
+    }
+
+    fn of(builder: NodeBuilder) -> Self {
+        let builder = builder.arg("--repl-diskless-sync-delay", "0");
+        let node = || builder.start().expect("the server starts");
         let pair = Self { primary: node(), replica: node() };
         let (host, port) = (pair.primary.addr().ip().to_string(), pair.primary.port().to_string());
         ask(&pair.replica, &["REPLICAOF", &host, &port]);
@@ -102,10 +112,15 @@ impl Pair {
 
     /// So many wait for the replica at this moment.
     pub(crate) fn waiting(&self) -> usize {
-        let info = ask(&self.primary, &["INFO", "clients"]).text().expect("a text").into_owned();
-        let blocked = info.lines().find_map(|line| line.strip_prefix("blocked_clients:"));
-        blocked.and_then(|count| count.parse().ok()).expect("a number")
+        waiting_at(&self.primary)
     }
+}
+
+/// So many clients wait for the replicas of a primary at this moment.
+pub(crate) fn waiting_at(primary: &Node) -> usize {
+    let info = ask(primary, &["INFO", "clients"]).text().expect("a text").into_owned();
+    let blocked = info.lines().find_map(|line| line.strip_prefix("blocked_clients:"));
+    blocked.and_then(|count| count.parse().ok()).expect("a number")
 }
 
 /// How many of five independent masters live.

@@ -1,0 +1,49 @@
+//! A slot that moves: what is granted where it goes counts when replicas of that node have it.
+
+use cluster_testenv::{Matcher, Node, Server, SlotMigration};
+use redis_rwlock::{Error, HoldState};
+
+use super::{LEASE, SHORT_WAIT, settings};
+use crate::fixture::Settings;
+use crate::router::field::{Field, name_of, on_both_servers};
+use crate::servers::ask;
+use crate::wait::until;
+
+on_both_servers![grant_behind_asking_counts_when_a_replica_of_the_importing_node_has_it];
+
+/// Whether a node has a key, also of a slot that is not its own.
+fn has(node: &Node, key: &str) -> bool {
+    ask(node, &["KEYS", key]).array().is_some_and(|found| !found.is_empty())
+}
+
+async fn grant_behind_asking_counts_when_a_replica_of_the_importing_node_has_it(server: Server) {
+    let f = Field::with_replicas(server);
+    let manager = f.manager_with(Settings { lease: LEASE, ..settings(SHORT_WAIT) }).await;
+    let [from, to] = [&f.cluster.nodes()[0], &f.cluster.nodes()[1]];
+    let replica = f.cluster.replicas_of(to)[0];
+    let tag = f.tag_at(from);
+    let (slot, name) = (f.cluster.keyslot(&tag), name_of(&tag, 0));
+    let key = f.hash_key(&name);
+    let migration = SlotMigration::begin(&f.cluster, slot, to).expect("the migration begins");
+
+    replica.pause();
+    let error = manager.write(&name).await.map(drop).expect_err("no replica of that node has it");
+    let Error::NotEnoughReplicas { asked: 1, acknowledged: 0, node: Some(node), .. } = &error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(**node, to.proxy().addr().to_string(), "it was granted there");
+    assert!(to.proxy().requests_seen(Matcher::command("ASKING")) >= 1, "the slot is not its own yet");
+    f.becomes_free(&name).await;
+
+    replica.resume();
+    let guard = manager.write(&name).await.expect("granted");
+    assert!(has(to, &key) && has(replica, &key) && !has(from, &key), "where it goes, and on a replica");
+    let left = guard.remaining();
+    until("a renewal behind ASKING", async || guard.remaining() > left).await;
+    migration.finish().expect("the migration ends");
+    let left = guard.remaining();
+    until("a renewal at the new owner", async || guard.remaining() > left).await;
+    assert_eq!(guard.state(), HoldState::Held);
+    guard.release().await.expect("ours to the end");
+    f.becomes_free(&name).await;
+}

@@ -1,0 +1,59 @@
+//! Behind Sentinels: after a failover it is the replicas of the new primary that count.
+
+use std::num::NonZeroU8;
+use std::time::Duration;
+
+use cluster_testenv::{Node, Sentinels, Server};
+use redis_rwlock::{Durability, Error, HoldState, Topology};
+use tokio::task::block_in_place;
+
+use super::settings;
+use crate::fixture::{Fixture, Settings};
+use crate::router::field::on_both_servers;
+use crate::wait::{BOUND, soon, until};
+
+on_both_servers![replicas_of_the_new_primary_are_counted_after_a_failover];
+
+/// How long a primary waits for its replicas.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+fn of(replicas: u8) -> Settings {
+    let replicas = NonZeroU8::new(replicas).expect("not zero");
+    let durability = Durability::Replicated { replicas, timeout: TIMEOUT };
+    Settings { durability, unreachable_after: BOUND, lease: BOUND, ..settings(TIMEOUT) }
+}
+
+fn assert_one_of_two<T>(result: Result<T, Error>, primary: &Node) {
+    let error = result.map(drop).expect_err("one is not enough");
+    let Error::NotEnoughReplicas { asked: 2, acknowledged: 1, node: Some(node), .. } = &error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(**node, primary.addr().to_string());
+}
+
+async fn replicas_of_the_new_primary_are_counted_after_a_failover(server: Server) {
+    let servers = Sentinels::start(server).expect("they start");
+    let fixture = Fixture::hash(Topology::sentinel(servers.primary_name(), servers.urls()));
+    let too_many = fixture.connect(of(3)).await.map(drop).expect_err("there are two");
+    assert!(matches!(too_many, Error::NotEnoughReplicas { asked: 3, acknowledged: 2, .. }), "{too_many:?}");
+    let (one, two) = (fixture.manager_with(of(1)).await, fixture.manager_with(of(2)).await);
+    let [kept, other] = [fixture.name(), fixture.name()];
+    let guard = two.write(&kept).await.expect("granted");
+
+    let old = servers.primary();
+    old.kill();
+    let new = block_in_place(|| servers.wait_for_failover_from(old)).expect("another primary");
+    block_in_place(|| servers.wait_ok()).expect("the replica that is left follows");
+    let granted = soon("the grant of the new primary", one.write(&other).into_future()).await;
+    granted.expect("one replica is left").release().await.expect("ours to the end");
+    assert!(one.try_write(&kept).await.expect("answered").is_none(), "whichever was promoted knows of it");
+    assert_one_of_two(two.write(&other).await, new);
+    assert_one_of_two(fixture.connect(of(2)).await, new);
+    fixture.becomes_free(&other).await;
+
+    old.restart().expect("it starts");
+    block_in_place(|| servers.wait_ok()).expect("both follow");
+    two.write(&other).await.expect("two replicas again").release().await.expect("ours to the end");
+    until("its renewals count again", async || guard.state() == HoldState::Held).await;
+    guard.release().await.expect("ours to the end");
+}
