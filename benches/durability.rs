@@ -7,6 +7,7 @@ use std::num::NonZeroU8;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Node, Reply};
+use figures::process::{sleeps_of, time_of};
 use figures::{Effort, Target, quantile, server, tell};
 use redis_rwlock::{Durability, RedisManager, RwLockManager};
 use tokio::runtime::Runtime;
@@ -26,6 +27,44 @@ fn pair() -> (Node, Node) {
         assert_eq!(client.command(&["WAIT", "1", "20000"]).ok().as_ref().and_then(Reply::int), Some(1));
     }
     (primary, replica)
+}
+
+/// What a primary and its replica have done.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    /// How often each has read from a connection.
+    reads: [u64; 2],
+    /// How often each was woken.
+    wakes: [u64; 2],
+    /// Of a processor, each.
+    time: [Duration; 2],
+}
+
+impl Work {
+    fn of(primary: &Node, replica: &Node) -> Self {
+        let both = [primary, replica];
+        Self {
+            reads: both.map(|node| info(node, "stats", "total_reads_processed:")),
+            wakes: both.map(|node| sleeps_of(node.pid())),
+            time: both.map(|node| time_of(node.pid())),
+        }
+    }
+
+    /// For each of so many pairs of an acquisition and a release.
+    fn tell_since(self, before: Self, what: &str, pairs: usize) {
+        let each = |now: [u64; 2], then: [u64; 2]| [0, 1].map(|n| (now[n] - then[n]) as f64 / pairs as f64);
+        let ([read, reads], [wake, wakes]) = (each(self.reads, before.reads), each(self.wakes, before.wakes));
+        let [time, times] = [0, 1].map(|n| (self.time[n] - before.time[n]).as_secs_f64() * 1e6 / pairs as f64);
+        println!(
+            "count: {what}: primary and replica read {read:.2}, {reads:.2} times, were woken {wake:.2}, {wakes:.2} times, \
+             used {time:.0}, {times:.0} us"
+        );
+    }
+}
+
+fn info(node: &Node, section: &str, name: &str) -> u64 {
+    let text = node.command(&["INFO", section]).expect("an answer").text().expect("a text").into_owned();
+    text.lines().find_map(|line| line.strip_prefix(name)?.parse().ok()).expect("it counts them")
 }
 
 async fn manager(primary: &Node, durability: Durability) -> RedisManager {
@@ -71,7 +110,7 @@ async fn beside(other: &RedisManager, busy: &RedisManager, turns: usize) -> Vec<
 fn main() {
     let effort = Effort::asked_for();
     let (turns, rounds) = (effort.of(4000, 1000, 20), effort.of(10, 4, 1));
-    let (primary, _replica) = pair();
+    let (primary, replica) = pair();
     Runtime::new().expect("a runtime").block_on(async {
         let fast = manager(&primary, Durability::Primary).await;
         let safe = manager(&primary, replicated()).await;
@@ -87,6 +126,14 @@ fn main() {
         let ratio = with.as_secs_f64() / without.as_secs_f64();
         let sides = format!("{with:?} of {without:?}");
         tell(effort, "acquire and release, WAIT 1 of without, p50", &sides, ratio, Target::AtMost(2.5));
+
+        for (manager, what) in [(&fast, "a pair"), (&safe, "a pair with WAIT 1")] {
+            let before = Work::of(&primary, &replica);
+            for _ in 0..turns {
+                acquire_and_release(manager, "counted").await;
+            }
+            Work::of(&primary, &replica).tell_since(before, what, turns);
+        }
 
         let (mut beside_fast, mut beside_safe) = (Vec::new(), Vec::new());
         let busy = manager(&primary, Durability::Primary).await;

@@ -43,6 +43,19 @@ pub(crate) fn wake_ups(name: &str) -> u64 {
     threads().filter(|thread| thread.name.starts_with(name)).map(|thread| thread.sleeps).sum()
 }
 
+/// How often the main thread of a process went to sleep because it had nothing to do, which is how often it was woken.
+pub(crate) fn sleeps_of(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+    let line =
+        status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).expect("a line of its own");
+    line.trim().parse().expect("a number")
+}
+
+/// The processor time that the main thread of a process has used.
+pub(crate) fn time_of(pid: u32) -> Duration {
+    ran(Path::new(&format!("/proc/{pid}"))).expect("it lives")
+}
+
 /// How long the thread with this folder has run, if it lives.
 pub(super) fn ran(task: &Path) -> Option<Duration> {
     let text = fs::read_to_string(task.join("schedstat")).ok()?;

@@ -5,10 +5,15 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, Value};
 
 use super::wire::Wire;
+use crate::attempt::BoxFuture;
 use crate::digits::Digits;
 use crate::lease::ServerTime;
 use crate::transport::encode::{head, part};
 use crate::transport::{Call, Expiry};
+
+/// The answers to a pipeline, and that to what was sent with it.
+pub(super) type AllAndLast<'a> =
+    (BoxFuture<'a, Result<Vec<Value>, RedisError>>, BoxFuture<'a, Result<Value, RedisError>>);
 
 pub(super) enum Connection {
     Wire(Wire),
@@ -47,14 +52,40 @@ impl Connection {
                 wire.ask_all(requests.len(), encode).await
             }
             Self::Library(connection) => {
-                let mut pipeline = Pipeline::with_capacity(requests.len());
-                for request in requests {
-                    pipeline.add_command(request.command());
-                }
+                let pipeline = pipeline(requests);
                 connection.clone().send_packed_commands(&pipeline, 0, pipeline.len()).await
             }
         }
     }
+
+    /// Asks in one piece, and one thing more with it: two pieces would wake the server twice, and its replicas. The answers to
+    /// the others do not wait for the last one.
+    pub(super) fn ask_all_then<'a>(&'a self, requests: &[Request<'_>], last: &'a Cmd) -> AllAndLast<'a> {
+        match self {
+            Self::Wire(wire) => {
+                let encode = |bytes: &mut Vec<u8>| {
+                    requests.iter().for_each(|request| request.encode(bytes));
+                    Request::Command(last).encode(bytes);
+                };
+                wire.ask_all_then(requests.len(), encode)
+            }
+            Self::Library(connection) => {
+                let (mut first, mut second) = (connection.clone(), connection.clone());
+                let pipeline = pipeline(requests);
+                let answers = async move { first.send_packed_commands(&pipeline, 0, pipeline.len()).await };
+                // Polled second, it is sent second.
+                (Box::pin(answers), Box::pin(async move { second.send_packed_command(last).await }))
+            }
+        }
+    }
+}
+
+fn pipeline(requests: &[Request<'_>]) -> Pipeline {
+    let mut pipeline = Pipeline::with_capacity(requests.len());
+    for request in requests {
+        pipeline.add_command(request.command());
+    }
+    pipeline
 }
 
 impl Request<'_> {

@@ -8,7 +8,7 @@
 //! What gives no hold, such as a place in the queue, is told at once, and only its connection waits for the replicas.
 
 use std::collections::VecDeque;
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::future::join;
@@ -205,16 +205,14 @@ impl Depot {
                 requests.push(Request::Call { call, load, not_after });
             }
         }
-        let scripts = pin!(live.connection.ask_all(&requests));
-        let wait = pin!(live.connection.ask(Request::Command(&self.wait)));
+        let (mut scripts, mut wait) = live.connection.ask_all_then(&requests, &self.wait);
         let answered = async {
-            match self.lines.in_time(live, sent, scripts).await {
+            match self.lines.in_time(live, sent, Pin::new(&mut scripts)).await {
                 Ok(values) => Ok(self.hand_out(live, &batches, waiting, sent, values)),
                 Err(fault) => Err((fault, waiting)),
             }
         };
-        // Sent in this order, one right behind the other.
-        let (answered, waited) = join(answered, self.lines.in_time(live, sent, wait)).await;
+        let (answered, waited) = join(answered, self.lines.in_time(live, sent, Pin::new(&mut wait))).await;
         let waited = waited.and_then(|reply| acknowledged(reply, sent));
         let is_well = answered.is_ok() && waited.is_ok();
         match answered {

@@ -22,6 +22,7 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use self::stream::{Reader, Writer};
+use super::connection::AllAndLast;
 
 mod frames;
 mod stream;
@@ -154,7 +155,7 @@ impl Wire {
     /// nobody's.
     pub(super) async fn ask(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
         let (sender, answer) = oneshot::channel();
-        self.shared.send(encode, Asker::One(sender))?;
+        self.shared.send(encode, [Asker::One(sender)])?;
         answer.await.map_err(|_| self.shared.why())
     }
 
@@ -168,22 +169,38 @@ impl Wire {
             // It would wait for an answer, and that would be somebody else's.
             return Ok(Vec::new());
         }
-        let (sender, answers) = oneshot::channel();
-        let pipeline = Pipeline { count, answers: Vec::with_capacity(count), sender };
-        self.shared.send(encode, Asker::All(Box::new(pipeline)))?;
+        let (pipeline, answers) = Pipeline::of(count);
+        self.shared.send(encode, [pipeline])?;
         answers.await.map_err(|_| self.shared.why())
+    }
+
+    /// Sends so many requests and one more in one piece, at once. The answers to the others do not wait for the last one.
+    pub(super) fn ask_all_then(&self, count: usize, encode: impl FnOnce(&mut Vec<u8>)) -> AllAndLast<'_> {
+        debug_assert!(count > 0, "the others' answer would be that of the last one");
+        let ((pipeline, answers), (sender, last)) = (Pipeline::of(count), oneshot::channel());
+        // Without a connection nobody is kept who would answer.
+        drop(self.shared.send(encode, [pipeline, Asker::One(sender)]));
+        let answers = async { answers.await.map_err(|_| self.shared.why()) };
+        (Box::pin(answers), Box::pin(async { last.await.map_err(|_| self.shared.why()) }))
+    }
+}
+
+impl Pipeline {
+    fn of(count: usize) -> (Asker, oneshot::Receiver<Vec<Value>>) {
+        let (sender, receiver) = oneshot::channel();
+        (Asker::All(Box::new(Self { count, answers: Vec::with_capacity(count), sender })), receiver)
     }
 }
 
 impl Shared {
-    fn send(&self, encode: impl FnOnce(&mut Vec<u8>), asker: Asker) -> Result<(), RedisError> {
+    fn send<const N: usize>(&self, encode: impl FnOnce(&mut Vec<u8>), askers: [Asker; N]) -> Result<(), RedisError> {
         let mut state = self.state.lock();
         if let Some(end) = &state.end {
             return Err(end.clone());
         }
         let goes_alone = state.waiting.is_empty() && !state.is_writing;
         encode(&mut state.next);
-        state.waiting.push_back(asker);
+        state.waiting.extend(askers);
         if goes_alone {
             // A full socket, and one that is broken, is the driver's business.
             Self::write_once(&mut state).unwrap_or_default();

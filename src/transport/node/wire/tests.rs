@@ -172,6 +172,26 @@ async fn pipeline_stays_in_one_piece() {
     assert_eq!(both.expect("answered"), ["1", "2"].map(text));
 }
 
+/// In two pieces they would wake the server twice.
+#[tokio::test]
+async fn pipeline_and_what_follows_it_go_out_together_and_are_answered_apart() {
+    let (wire, mut server, _) = connected().await;
+    let (all, mut last) = wire.ask_all_then(2, |bytes| (0..3).for_each(|number| request(bytes, number)));
+    assert_eq!(wire.shared.state.lock().writes, 1);
+    for _ in 0..2 {
+        let words = server.hear().await;
+        server.say(&echo(&words)).await;
+    }
+    assert_eq!(all.await.expect("answered"), ["0", "1"].map(text));
+    assert!(poll_immediate(&mut last).await.is_none(), "it was not answered yet");
+    let words = server.hear().await;
+    server.say(&echo(&words)).await;
+    assert_eq!(last.await.expect("answered"), text("2"));
+    drop(server);
+    let (all, last) = wire.ask_all_then(1, |bytes| (3..5).for_each(|number| request(bytes, number)));
+    assert!(all.await.is_err() && last.await.is_err());
+}
+
 #[tokio::test]
 async fn answers_to_a_pipeline_that_nobody_waits_for_are_nobody_elses() {
     let (wire, mut server, _) = connected().await;
