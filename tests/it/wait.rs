@@ -13,6 +13,9 @@ pub(crate) const BOUND: Duration = Duration::from_secs(20);
 /// Between two looks at a condition.
 const LOOK: Duration = Duration::from_millis(5);
 
+/// Far less than any renewal adds.
+const MORE: Duration = Duration::from_millis(100);
+
 /// Runs a case, which must not hang.
 pub(crate) async fn bounded(case: impl Future<Output = ()>) {
     tokio::time::timeout(BOUND * 2, case).await.expect("the case ends within its bound");
@@ -25,6 +28,13 @@ pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) 
         assert!(started.elapsed() < BOUND, "{what} did not come true within {BOUND:?}");
         tokio::time::sleep(LOOK).await;
     }
+}
+
+/// Waits until a hold is renewed: what is left of it then is for longer than what is left now, whenever one looks.
+pub(crate) async fn until_renewed(what: &str, remaining: impl Fn() -> Duration + Send + Sync) {
+    let end = || Instant::now() + remaining();
+    let before = end() + MORE;
+    until(what, async || end() > before).await;
 }
 
 /// Waits for a future that must come to its end.

@@ -7,7 +7,7 @@ use super::{LEASE, SHORT_WAIT, settings};
 use crate::fixture::Settings;
 use crate::router::field::{Field, name_of, on_both_servers};
 use crate::servers::ask;
-use crate::wait::until;
+use crate::wait::until_renewed;
 
 on_both_servers![grant_behind_asking_counts_when_a_replica_of_the_importing_node_has_it];
 
@@ -38,11 +38,9 @@ async fn grant_behind_asking_counts_when_a_replica_of_the_importing_node_has_it(
     replica.resume();
     let guard = manager.write(&name).await.expect("granted");
     assert!(has(to, &key) && has(replica, &key) && !has(from, &key), "where it goes, and on a replica");
-    let left = guard.remaining();
-    until("a renewal behind ASKING", async || guard.remaining() > left).await;
+    until_renewed("a renewal behind ASKING", || guard.remaining()).await;
     migration.finish().expect("the migration ends");
-    let left = guard.remaining();
-    until("a renewal at the new owner", async || guard.remaining() > left).await;
+    until_renewed("a renewal at the new owner", || guard.remaining()).await;
     assert_eq!(guard.state(), HoldState::Held);
     guard.release().await.expect("ours to the end");
     f.becomes_free(&name).await;

@@ -16,6 +16,8 @@ async fn full() -> (Node, Manager, JoinSet<Result<WriteGuard, Error>>) {
     limit(node.proxy(), 100);
     let burst = acquire_at_once(&manager, 1_000);
     until("the connection is full", async || node.proxy().scripts_waiting() > 8).await;
+    // Who comes now comes behind these.
+    until("most of them wait for room", async || manager.stats().in_flight > 500).await;
     (node, manager, burst)
 }
 

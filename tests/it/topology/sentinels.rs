@@ -10,7 +10,7 @@ use tokio::sync::Barrier;
 use super::{FOR_EVER, finds_nobody, patient, refused, works};
 use crate::fixture::Manager;
 use crate::servers::ask;
-use crate::wait::{soon, until};
+use crate::wait::{soon, until, until_renewed};
 
 /// Long enough for a failover whose first election fails, from any moment between two renewals on: the next one comes 5 s later.
 const LEASE: Duration = Duration::from_secs(20);
@@ -101,8 +101,7 @@ async fn hold_survives(scheme: Scheme, servers: &Sentinels, failover: &Barrier) 
     failover.wait().await; // begins
     failover.wait().await; // is over
 
-    let left = guard.remaining();
-    until("a renewal at the new primary", async || guard.remaining() > left).await;
+    until_renewed("a renewal at the new primary", || guard.remaining()).await;
     assert_eq!(guard.state(), HoldState::Held, "{scheme:?}");
     assert!(!waiting.is_finished(), "{scheme:?}: nobody enters beside it");
     let token = guard.fencing_token();

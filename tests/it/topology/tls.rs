@@ -9,7 +9,7 @@ use rustls::crypto::{CryptoProvider, ring};
 
 use super::{finds_nobody, names_on_every_primary, option_of, patient, shown, works};
 use crate::servers::ask;
-use crate::wait::{bounded, soon, until};
+use crate::wait::{bounded, soon, until_renewed};
 
 /// Longer than a case may take.
 const LONG: Duration = Duration::from_secs(120);
@@ -38,10 +38,7 @@ async fn locks_as_always<M: Build>(builder: impl Fn() -> Builder<M> + Send + Syn
     assert!(other.try_read("cfg").await.expect("answered").is_none(), "it is written");
     let waiting = other.read("cfg").into_future();
     let waiting = tokio::spawn(waiting);
-    let first_lease = writer.remaining();
-    tokio::time::sleep(first_lease / 2).await;
-    let left = writer.remaining();
-    until("a renewal", async || writer.remaining() > left).await;
+    until_renewed("a renewal", || writer.remaining()).await;
     writer.release().await.expect("ours to the end");
     let reader = soon("the reader's grant", waiting).await.expect("no panic").expect("granted");
     reader.release().await.expect("ours to the end");
