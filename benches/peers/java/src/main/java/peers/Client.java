@@ -1,0 +1,37 @@
+package peers;
+
+import java.util.concurrent.TimeUnit;
+import org.redisson.Redisson;
+import org.redisson.api.RLock;
+import org.redisson.api.RReadWriteLock;
+import org.redisson.api.RedissonClient;
+import org.redisson.config.Config;
+
+/** One client, with the settings that it comes with but for the lease, which its watchdog renews. */
+final class Client {
+  private final RedissonClient redisson;
+
+  Client(String url, long leaseMs) {
+    Config config = new Config();
+    config.setLockWatchdogTimeout(leaseMs);
+    config.useSingleServer().setAddress(url);
+    redisson = Redisson.create(config);
+  }
+
+  private RLock lock(boolean writes, String name) {
+    RReadWriteLock lock = redisson.getReadWriteLock(name);
+    return writes ? lock.writeLock() : lock.readLock();
+  }
+
+  RLock enter(boolean writes, String name) {
+    RLock lock = lock(writes, name);
+    lock.lock();
+    return lock;
+  }
+
+  /** Null when the time is over. */
+  RLock enterWithin(boolean writes, String name, long ns) throws InterruptedException {
+    RLock lock = lock(writes, name);
+    return lock.tryLock(ns, TimeUnit.NANOSECONDS) ? lock : null;
+  }
+}
