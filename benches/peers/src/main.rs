@@ -1,26 +1,49 @@
 //! Locks side by side, in one run, on one machine: `cargo run --release -- [SCENARIO…]`. Without a scenario all are run.
 //!
-//! Each scenario takes the peers in turns, several times, and tells medians. Peers have the settings that they come with,
-//! and are left out of what they cannot do: a dash says so. Floors are no locks: they show what the scripts and the
-//! connection cost alone.
+//! Each scenario takes the peers in turns, several times, and tells medians. Each turn has servers and processes of its own.
+//! Peers have the settings that they come with, and are left out of what they cannot do: a dash and a line say so. Floors are no
+//! locks: they show what the scripts and the connection cost alone.
 
 #[path = "../../figures/mod.rs"]
 mod figures;
+mod load;
 mod measure;
 mod peer;
-mod report;
+mod place;
+mod print;
+mod process;
+mod program;
 mod scenario;
+mod table;
+mod worker;
 
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{Parser, Subcommand, ValueEnum};
 use cluster_testenv::Server;
 use peer::Kind;
-use scenario::{Scenario, Setting};
+use program::Program;
+use scenario::{Lessened, Scenario, Setting};
 
 /// Compares redis-rwlock with other locks, and with what they are made of.
 #[derive(Parser)]
+#[command(args_conflicts_with_subcommands = true)]
 struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    run: Run,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Carries a load: what this program starts itself for each turn.
+    #[command(hide = true)]
+    Worker(worker::Arguments),
+}
+
+#[derive(clap::Args)]
+struct Run {
     /// What to run; all of it if nothing is named.
     #[arg(value_enum)]
     scenarios: Vec<Scenario>,
@@ -39,23 +62,45 @@ struct Arguments {
     /// How long a market is open, in seconds.
     #[arg(long, default_value_t = 60)]
     market_s: u64,
+    /// With 20 where there should be more tasks, clients or locks: to see that all of it runs.
+    #[arg(long)]
+    lessened: bool,
 }
 
 fn main() {
     let arguments = Arguments::parse();
-    let server: Server = arguments.server.parse().expect("a server of cluster-testenv");
-    let is_asked =
-        |kind: &Kind| arguments.only.is_empty() || arguments.only.iter().any(|part| kind.name().contains(part));
+    match &arguments.command {
+        Some(Command::Worker(load)) => worker::run(load),
+        None => run(&arguments.run),
+    }
+}
+
+fn run(run: &Run) {
+    let server: Server = run.server.parse().expect("a server of cluster-testenv");
+    let is_asked = |kind: &Kind| run.only.is_empty() || run.only.iter().any(|part| kind.name().contains(part));
+    let peers: Vec<_> = Kind::all().iter().copied().filter(is_asked).collect();
+    let absent = build(&peers);
+    for (program, why) in &absent {
+        eprintln!("{program:?} is left out: {why}");
+    }
     let setting = Setting {
         server,
-        peers: Kind::ALL.iter().copied().filter(is_asked).collect(),
-        rounds: arguments.rounds,
-        span: Duration::from_millis(arguments.span_ms),
-        market: Duration::from_secs(arguments.market_s),
+        peers,
+        rounds: run.rounds,
+        span: Duration::from_millis(run.span_ms),
+        market: Duration::from_secs(run.market_s),
+        lessened: if run.lessened { Lessened::Yes } else { Lessened::No },
+        absent,
     };
-    report::machine(server);
-    let named = &arguments.scenarios;
-    for scenario in Scenario::ALL.iter().filter(|scenario| named.is_empty() || named.contains(scenario)) {
+    let named = &run.scenarios;
+    for scenario in Scenario::value_variants().iter().filter(|scenario| named.is_empty() || named.contains(scenario)) {
         scenario.run(&setting);
     }
+}
+
+/// Builds what the peers are in, and tells what is not to be had and why.
+fn build(peers: &[Kind]) -> Vec<(Program, String)> {
+    let is_asked = |program: &Program| peers.iter().any(|kind| kind.facts().program == *program);
+    let asked = Program::FOREIGN.into_iter().filter(is_asked);
+    asked.filter_map(|program| program.build().err().map(|why| (program, why))).collect()
 }

@@ -1,98 +1,127 @@
 //! What a turn has cost.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cluster_testenv::Node;
 
-use crate::figures::process::processor_time;
-use crate::figures::{median, quantile};
+use crate::figures::CommandStats;
+use crate::place::Servers;
 
 /// How many of what there were in a turn, how long each took, and what the processors did meanwhile.
 pub(crate) struct Turn {
-    pub(crate) latencies: Vec<Duration>,
-    pub(crate) elapsed: Duration,
-    pub(crate) client: Duration,
-    pub(crate) server: Duration,
-    /// How many commands the server carried out, those within scripts too.
-    pub(crate) commands: u64,
+    /// Sorted, in nanoseconds.
+    latencies: Vec<u64>,
+    elapsed: Duration,
+    client: Duration,
+    used: Used,
+    served: Vec<u64>,
+    pub(crate) versions: String,
+}
+
+/// By all servers.
+#[derive(Clone, Copy)]
+pub(crate) struct Used {
+    time: Duration,
+    /// How many commands the primaries carried out, those within scripts too.
+    commands: u64,
+    /// How many of them were scripts.
+    scripts: u64,
 }
 
 /// From here on until [`Meter::stop`].
 pub(crate) struct Meter<'a> {
-    node: &'a Node,
-    began: Instant,
-    client: Duration,
-    server: Duration,
-    commands: u64,
+    servers: &'a Servers,
+    before: Used,
 }
 
 impl<'a> Meter<'a> {
-    pub(crate) fn start(node: &'a Node) -> Self {
-        let (server, commands) = (server_time(node), commands(node));
-        Self { node, began: Instant::now(), client: processor_time(), server, commands }
+    pub(crate) fn start(servers: &'a Servers) -> Self {
+        Self { servers, before: Used::by(servers) }
     }
 
-    pub(crate) fn stop(self, latencies: Vec<Duration>) -> Turn {
-        Turn {
-            latencies,
-            elapsed: self.began.elapsed(),
-            client: processor_time().saturating_sub(self.client),
-            server: server_time(self.node).saturating_sub(self.server),
-            commands: commands(self.node) - self.commands,
+    pub(crate) fn stop(self) -> Used {
+        let now = Used::by(self.servers);
+        Used {
+            time: now.time.saturating_sub(self.before.time),
+            commands: now.commands.saturating_sub(self.before.commands),
+            scripts: now.scripts.saturating_sub(self.before.scripts),
         }
     }
 }
 
-/// Medians over the turns of one peer.
-#[derive(Clone, Debug)]
-pub(crate) struct Medians {
-    pub(crate) rate: f64,
-    /// The lowest and the highest of the turns.
-    pub(crate) rates: (f64, f64),
-    pub(crate) p50_us: f64,
-    pub(crate) p99_us: f64,
-    /// Of a core, for each.
-    pub(crate) client_us: f64,
-    pub(crate) server_us: f64,
-    pub(crate) commands: f64,
-}
-
-impl Medians {
-    pub(crate) fn of(turns: &mut [Turn]) -> Self {
-        let mut rates: Vec<_> = turns.iter().map(|turn| turn.count() / turn.elapsed.as_secs_f64()).collect();
-        let mut of = |figure: &dyn Fn(&mut Turn) -> f64| {
-            let mut figures: Vec<_> = turns.iter_mut().map(figure).collect();
-            median(&mut figures)
+impl Used {
+    fn by(servers: &Servers) -> Self {
+        let time = |node: &Node| info(node, "CPU", "used_cpu_user:") + info(node, "CPU", "used_cpu_sys:");
+        let commands = |node: &Node| info(node, "STATS", "total_commands_processed:") as u64;
+        let scripts = |node: &Node| {
+            let stats = CommandStats::of(node);
+            ["eval", "evalsha", "fcall"].map(|command| stats.calls(command)).iter().sum::<u64>()
         };
         Self {
-            p50_us: of(&|turn| micros(quantile(&mut turn.latencies, 0.5))),
-            p99_us: of(&|turn| micros(quantile(&mut turn.latencies, 0.99))),
-            client_us: of(&|turn| micros(turn.client) / turn.count()),
-            server_us: of(&|turn| micros(turn.server) / turn.count()),
-            commands: of(&|turn| turn.commands as f64 / turn.count()),
-            rate: median(&mut rates),
-            rates: (rates[0], rates[rates.len() - 1]),
+            scripts: servers.primaries().iter().map(scripts).sum(),
+            time: Duration::from_secs_f64(servers.nodes().iter().map(time).sum()),
+            commands: servers.primaries().iter().map(commands).sum(),
         }
     }
 }
 
 impl Turn {
+    pub(crate) fn new(
+        mut latencies: Vec<u64>,
+        elapsed: Duration,
+        client: Duration,
+        used: Used,
+        served: Vec<u64>,
+        versions: String,
+    ) -> Self {
+        latencies.sort_unstable();
+        Self { latencies, elapsed, client, used, served, versions }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.latencies.is_empty()
+    }
+
     fn count(&self) -> f64 {
         self.latencies.len() as f64
+    }
+
+    pub(crate) fn rate(&self) -> f64 {
+        self.count() / self.elapsed.as_secs_f64()
+    }
+
+    /// The latency below which this share of all lies.
+    pub(crate) fn quantile_us(&self, share: f64) -> f64 {
+        let last = self.latencies.len().saturating_sub(1) as f64;
+        self.latencies.get((last * share).round() as usize).map_or(f64::NAN, |ns| *ns as f64 / 1e3)
+    }
+
+    /// Of the clients' processors, for each.
+    pub(crate) fn client_us(&self) -> f64 {
+        micros(self.client) / self.count()
+    }
+
+    pub(crate) fn server_us(&self) -> f64 {
+        micros(self.used.time) / self.count()
+    }
+
+    pub(crate) fn commands(&self) -> f64 {
+        self.used.commands as f64 / self.count()
+    }
+
+    pub(crate) fn scripts(&self) -> f64 {
+        self.used.scripts as f64 / self.count()
+    }
+
+    /// How often who was served least was served, and who was served most.
+    pub(crate) fn served(&self) -> (f64, f64) {
+        let count = |of: Option<&u64>| of.map_or(0.0, |count| *count as f64);
+        (count(self.served.iter().min()), count(self.served.iter().max()))
     }
 }
 
 pub(crate) fn micros(span: Duration) -> f64 {
     span.as_secs_f64() * 1e6
-}
-
-/// The processor time that the server has used.
-fn server_time(node: &Node) -> Duration {
-    Duration::from_secs_f64(info(node, "CPU", "used_cpu_user:") + info(node, "CPU", "used_cpu_sys:"))
-}
-
-fn commands(node: &Node) -> u64 {
-    info(node, "STATS", "total_commands_processed:") as u64
 }
 
 fn info(node: &Node, section: &str, field: &str) -> f64 {

@@ -3,6 +3,8 @@
 mod bare;
 mod deadpool;
 mod distkit;
+mod hand_over;
+mod local;
 mod ours;
 mod published;
 mod rlock;
@@ -10,10 +12,17 @@ mod rslock;
 
 use std::time::Duration;
 
+use clap::ValueEnum;
 use futures_util::future::BoxFuture;
 
+use crate::place::Place;
+use crate::program::Program;
+
 /// So long that nobody's lease ends in a turn.
-const LEASE: Duration = Duration::from_secs(30);
+pub(crate) const LEASE: Duration = Duration::from_secs(30);
+
+/// What the names of all our settings begin with.
+pub(crate) const OURS: &str = "redis-rwlock";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mode {
@@ -33,84 +42,168 @@ pub(crate) trait Held: Send {
     fn leave(self: Box<Self>) -> BoxFuture<'static, ()>;
 }
 
-/// Which lock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Which lock. The names in kebab case are those that workers are called with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Kind {
+    // A row for idle holds belongs behind this one, once there are idle holds.
     Ours,
     OursTwoKeys,
     OursInMemory,
+    OursOnCluster,
+    OursReplicated,
+    OursQuorum,
+    OursBlocking,
     Rlock,
     Rslock,
     Distkit,
+    Redisson,
+    Redsync,
+    RedisSemaphore,
+    RedisPy,
     Published,
+    /// tokio's own lock, which no other process knows of.
+    Tokio,
     /// Our scripts, with a connection of a pool for each command.
     Deadpool,
+    /// Our scripts over the cluster connection of the redis crate.
+    ClusterConnection,
     /// Our scripts and nothing around.
     Floor1,
     /// What a lock's script cannot do without, twice.
     FloorLockShaped,
     /// Two scripts that do nothing.
     Floor0,
+    /// A message of a script that publishes goes from task to task.
+    BarePush,
+    /// The same with a script that does the commands of our release.
+    BareRelease,
+}
+
+/// What it is good for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Role {
+    /// Keeps others out, in other processes too.
+    Lock,
+    /// Keeps others out, of this process alone.
+    LocalLock,
+    /// Costs what a pair of scripts costs, and keeps nobody out.
+    Floor,
+    /// Passes a turn on from client to client, of which all but the first wait.
+    HandOver,
+}
+
+pub(crate) struct Facts {
+    pub(crate) name: &'static str,
+    pub(crate) role: Role,
+    pub(crate) program: Program,
+    pub(crate) place: Place,
+    pub(crate) reads: bool,
+    /// Whether holds are renewed by themselves.
+    pub(crate) renews: bool,
+}
+
+impl Facts {
+    const fn new(name: &'static str, role: Role) -> Self {
+        Self { name, role, program: Program::Own, place: Place::Node, reads: true, renews: false }
+    }
+
+    const fn ours(name: &'static str, place: Place) -> Self {
+        Self { place, renews: true, ..Self::new(name, Role::Lock) }
+    }
+
+    const fn foreign(name: &'static str, program: Program) -> Self {
+        Self { program, reads: false, ..Self::new(name, Role::Lock) }
+    }
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 11] = [
-        Self::Ours,
-        Self::OursTwoKeys,
-        Self::OursInMemory,
-        Self::Rlock,
-        Self::Rslock,
-        Self::Distkit,
-        Self::Published,
-        Self::Deadpool,
-        Self::Floor1,
-        Self::FloorLockShaped,
-        Self::Floor0,
-    ];
+    pub(crate) fn all() -> &'static [Self] {
+        Self::value_variants()
+    }
 
-    pub(crate) fn name(self) -> &'static str {
+    pub(crate) fn facts(self) -> Facts {
         match self {
-            Self::Ours => "redis-rwlock, hash",
-            Self::OursTwoKeys => "redis-rwlock, two keys",
-            Self::OursInMemory => "redis-rwlock, memory",
-            Self::Rlock => "rlock 0.2.0",
-            Self::Rslock => "rslock 0.10.0",
-            Self::Distkit => "distkit 0.7.1",
-            Self::Published => "published hash scheme, asked every 10 ms",
-            Self::Deadpool => "floor: our scripts, deadpool per command",
-            Self::Floor1 => "floor: our scripts, bare",
-            Self::FloorLockShaped => "floor: lock-shaped scripts, bare",
-            Self::Floor0 => "floor: no-op scripts, bare",
+            Self::Ours => Facts::ours("redis-rwlock, hash", Place::Node),
+            Self::OursTwoKeys => Facts::ours("redis-rwlock, two keys", Place::Node),
+            Self::OursInMemory => Facts { role: Role::LocalLock, ..Facts::ours("redis-rwlock, memory", Place::Node) },
+            Self::OursOnCluster => Facts::ours("redis-rwlock, hash on a cluster", Place::Cluster(3)),
+            Self::OursReplicated => Facts::ours("redis-rwlock, hash, replicated to 1", Place::Pair),
+            Self::OursQuorum => Facts::ours("redis-rwlock, quorum of 5", Place::Masters),
+            Self::OursBlocking => Facts::ours("redis-rwlock, hash, blocking", Place::Node),
+            Self::Rlock => Facts { renews: true, ..Facts::new("rlock", Role::Lock) },
+            Self::Rslock => Facts { reads: false, ..Facts::new("rslock", Role::Lock) },
+            Self::Distkit => Facts { renews: true, ..Facts::new("distkit", Role::Lock) },
+            Self::Redisson => Facts { reads: true, renews: true, ..Facts::foreign("Redisson", Program::Java) },
+            Self::Redsync => Facts::foreign("redsync", Program::Go),
+            Self::RedisSemaphore => Facts { renews: true, ..Facts::foreign("redis-semaphore", Program::Node) },
+            Self::RedisPy => Facts::foreign("redis-py Lock", Program::Python),
+            Self::Published => Facts::new("published hash scheme, asked every 10 ms", Role::Lock),
+            Self::Tokio => Facts { renews: true, ..Facts::new("tokio RwLock", Role::LocalLock) },
+            Self::Deadpool => Facts::new("floor: our scripts, deadpool per command", Role::Floor),
+            Self::ClusterConnection => {
+                Facts { place: Place::Cluster(3), ..Facts::new("floor: our scripts, ClusterConnection", Role::Floor) }
+            }
+            Self::Floor1 => Facts::new("floor: our scripts, bare", Role::Floor),
+            Self::FloorLockShaped => Facts::new("floor: lock-shaped scripts, bare", Role::Floor),
+            Self::Floor0 => Facts::new("floor: no-op scripts, bare", Role::Floor),
+            Self::BarePush => Facts::new("floor: a bare push", Role::HandOver),
+            Self::BareRelease => Facts::new("floor: a bare client, commands of the release", Role::HandOver),
         }
     }
 
-    pub(crate) fn has(self, mode: Mode) -> bool {
-        self != Self::Rslock || mode == Mode::Write
+    pub(crate) fn name(self) -> &'static str {
+        self.facts().name
     }
 
-    /// Whether it keeps anybody out.
-    pub(crate) fn is_lock(self) -> bool {
-        !matches!(self, Self::Deadpool | Self::Floor1 | Self::FloorLockShaped | Self::Floor0)
+    /// Whether it is a setting of this repository's lock.
+    pub(crate) fn is_ours(self) -> bool {
+        self.name().starts_with(OURS)
     }
 
-    /// Whether clients in different processes see one another.
-    pub(crate) fn is_distributed(self) -> bool {
-        self.is_lock() && self != Self::OursInMemory
+    pub(crate) fn role(self) -> Role {
+        self.facts().role
     }
 
-    pub(crate) async fn connect(self, url: &str) -> Box<dyn Peer> {
+    /// What workers are called with.
+    pub(crate) fn key(self) -> String {
+        self.to_possible_value().expect("none is hidden").get_name().to_owned()
+    }
+
+    /// A client of a lock of this program. Not of [`Kind::OursBlocking`], which has no tasks.
+    pub(crate) async fn connect(self, urls: &[String], lease: Duration) -> Box<dyn Peer> {
+        let url = urls[0].as_str();
         match self {
-            Self::Ours => ours::hash(url).await,
-            Self::OursTwoKeys => ours::two_keys(url).await,
+            Self::Ours => ours::hash(url, lease).await,
+            Self::OursTwoKeys => ours::two_keys(url, lease).await,
             Self::OursInMemory => ours::memory(),
+            Self::OursOnCluster => ours::cluster(urls, lease).await,
+            Self::OursReplicated => ours::replicated(url, lease).await,
+            Self::OursQuorum => ours::quorum(urls, lease).await,
             Self::Rlock => rlock::connect(url).await,
             Self::Rslock => rslock::connect(url),
-            Self::Distkit => distkit::connect(url).await,
+            Self::Distkit => distkit::connect(url, lease).await,
             Self::Published => published::connect(url).await,
+            Self::Tokio => local::connect(),
             Self::Deadpool => deadpool::connect(url).await,
+            Self::ClusterConnection => bare::connect_to_cluster(urls).await,
             Self::Floor1 => bare::connect(url, bare::Pair::Ours).await,
             Self::FloorLockShaped => bare::connect(url, bare::Pair::LockShaped).await,
             Self::Floor0 => bare::connect(url, bare::Pair::NoOp).await,
+            Self::BarePush => hand_over::connect(url, hand_over::Script::Push).await,
+            Self::BareRelease => hand_over::connect(url, hand_over::Script::Release).await,
+            Self::OursBlocking | Self::Redisson | Self::Redsync | Self::RedisSemaphore | Self::RedisPy => {
+                unreachable!("{} is no lock for tasks of this program", self.name())
+            }
         }
+    }
+}
+
+/// What their lock files have of the locks that live in this program.
+pub(crate) fn version(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Rlock => "rlock 0.2.0",
+        Kind::Rslock => "rslock 0.10.0",
+        Kind::Distkit => "distkit 0.7.1",
+        _ => "",
     }
 }

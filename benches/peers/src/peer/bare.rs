@@ -1,7 +1,8 @@
 //! Scripts on a connection and nothing around.
 
 use futures_util::future::BoxFuture;
-use redis::aio::MultiplexedConnection;
+use redis::aio::ConnectionLike;
+use redis::cluster::ClusterClient;
 
 use super::{Held, Mode, Peer};
 use crate::figures::{Bare, bare_connection, foreign_id};
@@ -14,8 +15,8 @@ pub(super) enum Pair {
     NoOp,
 }
 
-struct Floor {
-    bare: Bare<MultiplexedConnection>,
+struct Floor<C> {
+    bare: Bare<C>,
     pair: Pair,
 }
 
@@ -25,7 +26,17 @@ pub(super) async fn connect(url: &str, pair: Pair) -> Box<dyn Peer> {
     Box::new(Floor { bare, pair })
 }
 
-impl Peer for Floor {
+pub(super) async fn connect_to_cluster(urls: &[String]) -> Box<dyn Peer> {
+    let client = ClusterClient::new(urls.to_vec()).expect("URLs");
+    let connection = client.get_async_connection().await.expect("a cluster");
+    let mut loaders = Vec::new();
+    for url in urls {
+        loaders.push(bare_connection(url).await);
+    }
+    Box::new(Floor { bare: Bare::new(connection, &mut loaders).await, pair: Pair::Ours })
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Peer for Floor<C> {
     fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Box<dyn Held>> {
         Box::pin(async move {
             let (mut bare, pair, name) = (self.bare.clone(), self.pair, name.to_owned());
@@ -40,14 +51,14 @@ impl Peer for Floor {
     }
 }
 
-struct Hold {
-    bare: Bare<MultiplexedConnection>,
+struct Hold<C> {
+    bare: Bare<C>,
     pair: Pair,
     name: String,
     id: String,
 }
 
-impl Held for Hold {
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Held for Hold<C> {
     fn leave(mut self: Box<Self>) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             match self.pair {

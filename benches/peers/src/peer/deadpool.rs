@@ -29,7 +29,7 @@ impl Peer for Pooled {
             let mut command = redis::cmd("EVALSHA");
             command.arg(&self.acquire).arg(1).arg(name).arg(9_000_000_000_000_u64).arg(&id);
             command.arg(if mode == Mode::Write { "w" } else { "r" }).arg(LONG_LEASE.as_millis() as u64);
-            command.arg(0).arg(1).arg(1000).arg(3000);
+            command.arg(0).arg(1).arg("1000 3000");
             let mut connection = self.pool.get().await.expect("a connection");
             command.query_async::<redis::Value>(&mut connection).await.expect("an answer");
             let (pool, leave) = (self.pool.clone(), self.leave.clone());
@@ -49,7 +49,7 @@ impl Held for Hold {
     fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let mut command = redis::cmd("EVALSHA");
-            command.arg(&self.leave).arg(1).arg(&self.name).arg(&self.id).arg(1000).arg(3000);
+            command.arg(&self.leave).arg(1).arg(&self.name).arg(&self.id).arg("1000 3000");
             let mut connection = self.pool.get().await.expect("a connection");
             command.query_async::<redis::Value>(&mut connection).await.expect("an answer");
         })

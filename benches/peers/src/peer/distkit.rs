@@ -1,5 +1,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use distkit::DistkitRedisKey;
 use distkit::lock::{LockOptions, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -13,20 +14,23 @@ use super::{Held, Mode, Peer};
 /// acquisition has one of its own for that reason, but where a name is used by one task alone.
 struct Distkit {
     connection: ConnectionManager,
+    lease: Duration,
     own: Mutex<HashMap<String, Arc<RwLock>>>,
 }
 
-pub(super) async fn connect(url: &str) -> Box<dyn Peer> {
+pub(super) async fn connect(url: &str, lease: Duration) -> Box<dyn Peer> {
     let client = redis::Client::open(url).expect("a URL");
     let connection = client.get_connection_manager().await.expect("a server");
-    Box::new(Distkit { connection, own: Mutex::default() })
+    Box::new(Distkit { connection, lease, own: Mutex::default() })
 }
 
 impl Distkit {
     fn lock(&self, name: &str) -> Arc<RwLock> {
         let make = || {
             let key = DistkitRedisKey::try_from(name.to_owned()).expect("a name");
-            RwLock::new(LockOptions::new(key, self.connection.clone()))
+            let mut options = LockOptions::new(key, self.connection.clone());
+            options.ttl = self.lease;
+            RwLock::new(options)
         };
         if !name.starts_with("own") {
             return make();

@@ -1,20 +1,46 @@
-use futures_util::future::BoxFuture;
-use redis_rwlock::{MemoryManager, ReadGuard, RedisManager, RwLockManager, Topology, TwoKeyManager, WriteGuard};
+use std::num::NonZeroU8;
+use std::time::Duration;
 
-use super::{Held, LEASE, Mode, Peer};
+use futures_util::future::BoxFuture;
+use redis_rwlock::{
+    Durability, MemoryManager, QuorumManager, ReadGuard, RedisManager, RwLockManager, Topology, TwoKeyManager,
+    WriteGuard,
+};
+
+use super::{Held, Mode, Peer};
+
+/// With so many tasks a replica's word may take its time on a machine with two cores.
+const REPLICATED_WITHIN: Duration = Duration::from_secs(2);
 
 struct Ours<M>(M);
 
-pub(super) async fn hash(url: &str) -> Box<dyn Peer> {
-    Box::new(Ours(RedisManager::builder(Topology::node(url)).lease(LEASE).connect().await.expect("a server")))
+pub(super) async fn hash(url: &str, lease: Duration) -> Box<dyn Peer> {
+    Box::new(Ours(RedisManager::builder(Topology::node(url)).lease(lease).connect().await.expect("a server")))
 }
 
-pub(super) async fn two_keys(url: &str) -> Box<dyn Peer> {
-    Box::new(Ours(TwoKeyManager::builder(Topology::node(url)).lease(LEASE).connect().await.expect("a server")))
+pub(super) async fn two_keys(url: &str, lease: Duration) -> Box<dyn Peer> {
+    Box::new(Ours(TwoKeyManager::builder(Topology::node(url)).lease(lease).connect().await.expect("a server")))
 }
 
 pub(super) fn memory() -> Box<dyn Peer> {
     Box::new(Ours(MemoryManager::new()))
+}
+
+pub(super) async fn cluster(urls: &[String], lease: Duration) -> Box<dyn Peer> {
+    let topology = Topology::cluster(urls.to_vec());
+    Box::new(Ours(RedisManager::builder(topology).lease(lease).connect().await.expect("a cluster")))
+}
+
+pub(super) async fn replicated(url: &str, lease: Duration) -> Box<dyn Peer> {
+    let durability = Durability::Replicated { replicas: NonZeroU8::MIN, timeout: REPLICATED_WITHIN };
+    let builder = RedisManager::builder(Topology::node(url)).lease(lease).durability(durability);
+    Box::new(Ours(builder.response_timeout(2 * REPLICATED_WITHIN).connect().await.expect("a server")))
+}
+
+pub(super) async fn quorum(urls: &[String], lease: Duration) -> Box<dyn Peer> {
+    // Servers that have just started have no vote else.
+    let builder = QuorumManager::builder(urls.to_vec()).lease(lease).restarts_are_delayed();
+    Box::new(Ours(builder.connect().await.expect("a majority")))
 }
 
 impl<M: RwLockManager> Peer for Ours<M> {

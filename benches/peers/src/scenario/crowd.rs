@@ -1,103 +1,101 @@
 //! Everybody wants the same lock.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use super::{About, Figures, Setting};
+use crate::load::{ALL_WRITE, Load, Shape};
+use crate::peer::{Kind, Role};
+use crate::place::Place;
+use crate::table::{Better, Table};
 
-use cluster_testenv::Node;
-use tokio::task::JoinSet;
+const NOTE: &str = "A latency is that of an acquisition. `commands` are all that the primaries carried out for one hold, those within scripts \
+     too; `scripts` are those of them that are scripts. `served` is of one client, or of one task if there is one client only, in one turn";
+const COLUMNS: [&str; 10] = [
+    "holds/s",
+    "p50 us",
+    "p99 us",
+    "client us",
+    "server us",
+    "commands",
+    "scripts",
+    "served least",
+    "most",
+    "most/least",
+];
 
-use super::{Setting, clients, runtime};
-use crate::measure::{Medians, Meter, Turn};
-use crate::peer::{Kind, Mode};
-use crate::report::{columns, heading, no_row, number, row};
-
-/// Who is there: so many tasks of so many clients.
+/// Who is there: so many processes, each with so many clients, and all tasks together.
 #[derive(Clone, Copy)]
 struct Crowd {
+    processes: usize,
     clients: usize,
     tasks: usize,
-    /// Of a hundred.
-    writes: usize,
 }
 
-pub(super) fn write(setting: &Setting) {
-    for (clients, tasks) in [(1, 2), (1, 16), (1, 100), (1, 1000), (4, 100), (100, 100)] {
-        tell(setting, Crowd { clients, tasks, writes: 100 });
+impl Crowd {
+    const fn new(processes: usize, clients: usize, tasks: usize) -> Self {
+        Self { processes, clients, tasks }
+    }
+
+    fn title(self) -> String {
+        let Self { processes, clients, tasks } = self;
+        match (processes, clients) {
+            (1, 1) => format!("{tasks} tasks of one client"),
+            (1, _) => format!("{tasks} tasks, {clients} independent clients"),
+            _ => format!("{tasks} tasks, {processes} processes with a client each"),
+        }
     }
 }
 
-pub(super) fn read(setting: &Setting) {
-    for (clients, tasks) in [(1, 1), (1, 16), (1, 100), (1, 1000), (16, 16), (100, 100)] {
-        tell(setting, Crowd { clients, tasks, writes: 1 });
-    }
+pub(super) fn write(setting: &Setting) -> Vec<Table> {
+    let own = [2, 16, 100, 1000].map(|tasks| ("Hot write lock, one client", Crowd::new(1, 1, setting.count(tasks))));
+    let processes = ("Hot write lock, 4 processes", Crowd::new(4, 1, setting.count(100)));
+    let clients = setting.count(100);
+    let independent = ("Hot write lock, independent clients", Crowd::new(1, clients, clients));
+    let all = own.into_iter().chain([processes, independent]);
+    all.map(|(group, crowd)| compare(setting, group, crowd, ALL_WRITE)).collect()
 }
 
-fn tell(setting: &Setting, crowd: Crowd) {
-    let Crowd { clients, tasks, writes } = crowd;
-    heading(&format!("One lock, {tasks} tasks of {clients} clients, {writes} % writes"));
-    columns(&["", "holds/s", "p50 us", "p99 us", "client us", "server us", "commands", "served least to most"]);
-    let node = setting.start_node();
-    let can = |kind: Kind| {
-        kind.is_lock() && (clients == 1 || kind.is_distributed()) && (writes == 100 || kind.has(Mode::Read))
+pub(super) fn read(setting: &Setting) -> Vec<Table> {
+    let counts = [1, 10, 100, 1000].map(|count| setting.count(count));
+    let tasks = counts.map(|tasks| ("99 % reads, tasks of one client", Crowd::new(1, 1, tasks)));
+    let clients = counts.map(|clients| ("99 % reads, one task for each client", Crowd::new(1, clients, clients)));
+    tasks.into_iter().chain(clients).map(|(group, crowd)| compare(setting, group, crowd, 1)).collect()
+}
+
+fn compare(setting: &Setting, group: &str, crowd: Crowd, writes: usize) -> Table {
+    let about = About {
+        group,
+        title: format!("One lock, {writes} % writes, {}", crowd.title()),
+        at: Some((crowd.tasks as f64, "tasks")),
+        better: Better::More,
+        columns: &COLUMNS,
+        notes: &[NOTE],
     };
-    let served = parking_lot::Mutex::new(Vec::new());
-    let all = setting.turns(&node, |kind| {
-        can(kind).then(|| {
-            let (turn, counts) = turn(setting, &node, kind, crowd);
-            served.lock().push((kind, counts));
-            turn
-        })
-    });
-    let served = served.into_inner();
-    for (kind, mut turns) in all.into_iter().filter(|(kind, _)| kind.is_lock()) {
-        if turns.iter().all(|turn| turn.latencies.is_empty()) {
-            no_row(kind.name(), 7);
-            continue;
-        }
-        turns.retain(|turn| !turn.latencies.is_empty());
-        let medians = Medians::of(&mut turns);
-        let Medians { rate, p50_us, p99_us, client_us, server_us, commands, .. } = medians;
-        let of_kind = || served.iter().filter(|(of, _)| *of == kind).flat_map(|(_, counts)| counts);
-        let (least, most) = (of_kind().min().copied().unwrap_or(0), of_kind().max().copied().unwrap_or(0));
-        let cells = [rate, p50_us, p99_us, client_us, server_us, commands].map(number);
-        row(kind.name(), &cells.into_iter().chain([format!("{least} to {most}")]).collect::<Vec<_>>());
-    }
+    let load = Load { writes, ..setting.load(Shape::Hot, crowd.clients, crowd.tasks) };
+    let is_ring = crowd.processes == 1 && crowd.clients == crowd.tasks && crowd.tasks > 1 && writes == ALL_WRITE;
+    let is_asked = |kind: Kind| match kind.role() {
+        Role::Lock => true,
+        Role::LocalLock => kind == Kind::OursInMemory,
+        // Who has turns in a ring waits for them alone.
+        Role::HandOver => is_ring,
+        Role::Floor => false,
+    };
+    setting.compare(&about, is_asked, |kind| holds(setting, kind, &load, crowd.processes))
 }
 
-/// The turn, and how often each task was served.
-fn turn(setting: &Setting, node: &Node, kind: Kind, crowd: Crowd) -> (Turn, Vec<usize>) {
-    runtime().block_on(async {
-        let clients = clients(kind, &node.url(), crowd.clients).await;
-        // What a peer left behind in its last turn is not this turn's.
-        static TURNS: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("hot {}", TURNS.fetch_add(1, Ordering::Relaxed));
-        let meter = Meter::start(node);
-        let until = Instant::now() + setting.span;
-        let mut running = JoinSet::new();
-        for task in 0..crowd.tasks {
-            let (client, name) = (Arc::clone(&clients[task % crowd.clients]), name.clone());
-            running.spawn(async move {
-                let mut latencies = Vec::new();
-                loop {
-                    let asked = Instant::now();
-                    if asked >= until {
-                        return latencies;
-                    }
-                    let is_write = fastrand::usize(0..100) < crowd.writes;
-                    let entering = client.enter(if is_write { Mode::Write } else { Mode::Read }, &name);
-                    // Who is not served before the turn is over counts as not served, and may leave something behind.
-                    let left = until.saturating_duration_since(asked) + Duration::from_millis(100);
-                    let Ok(held) = tokio::time::timeout(left, entering).await else {
-                        return latencies;
-                    };
-                    latencies.push(asked.elapsed());
-                    held.leave().await;
-                }
-            });
-        }
-        let latencies = running.join_all().await;
-        let counts = latencies.iter().map(Vec::len).collect();
-        (meter.stop(latencies.concat()), counts)
-    })
+fn holds(setting: &Setting, kind: Kind, load: &Load, processes: usize) -> Result<Figures, String> {
+    let clients = load.clients * processes;
+    if clients > 1 && kind.role() == Role::LocalLock {
+        return Err("it lives in one process".to_owned());
+    }
+    if clients > 1 && kind == Kind::OursBlocking {
+        return Err("each manager has a thread of its own: measured with one".to_owned());
+    }
+    if clients > 100 && kind.facts().place == Place::Masters {
+        return Err("with five connections each, so many clients are not measured".to_owned());
+    }
+    let turn = setting.turn(kind, load, processes)?;
+    let (least, most) = turn.served();
+    let figures = [turn.rate(), turn.quantile_us(0.5), turn.quantile_us(0.99), turn.client_us(), turn.server_us()];
+    // Nobody is left out of a ratio: who was never served makes it as great as it can be.
+    let served = [turn.commands(), turn.scripts(), least, most, most / least.max(1.0)];
+    Ok((figures.into_iter().chain(served).collect(), turn.versions))
 }

@@ -1,63 +1,39 @@
 //! Each task has a lock of its own, which it takes and gives back.
 
-use std::sync::Arc;
-use std::time::Instant;
+use super::{About, Setting};
+use crate::load::{ALL_WRITE, Load, Shape};
+use crate::peer::{Kind, Role};
+use crate::table::{Better, Table};
 
-use cluster_testenv::Node;
-use tokio::task::JoinSet;
+const NOTE: &str =
+    "`client us` and `server us` are processor time for one pair of acquisition and release, of all servers together";
+const COLUMNS: [&str; 5] = ["pairs/s", "p50 us", "p99 us", "client us", "server us"];
 
-use super::{Setting, clients, runtime};
-use crate::measure::{Medians, Meter, Turn};
-use crate::peer::{Kind, Mode};
-use crate::report::{columns, heading, no_row, number, row};
-
-pub(super) fn run(setting: &Setting) {
-    let node = setting.start_node();
-    for mode in [Mode::Write, Mode::Read] {
+pub(super) fn run(setting: &Setting) -> Vec<Table> {
+    let mut tables = Vec::new();
+    for (group, writes) in [("Uncontended writes", ALL_WRITE), ("Uncontended reads", 0)] {
         for tasks in [1, 16, 256] {
-            heading(&format!("Uncontended {mode:?}, {tasks} tasks, a lock for each, one client"));
-            columns(&["", "pairs/s", "lowest to highest", "p50 us", "p99 us", "client us", "server us"]);
-            let all = setting.turns(&node, |kind| kind.has(mode).then(|| turn(setting, &node, kind, mode, tasks)));
-            for (kind, mut turns) in all {
-                tell(kind, &mut turns);
-            }
+            let about = About {
+                group,
+                title: format!("{group}, {tasks} tasks, a lock for each, one client"),
+                at: Some((tasks as f64, "tasks")),
+                better: Better::More,
+                columns: &COLUMNS,
+                notes: &[NOTE],
+            };
+            let load = Load { writes, ..setting.load(Shape::Own, 1, tasks) };
+            tables.push(setting.compare(&about, is_asked, |kind| pairs(setting, kind, &load)));
         }
     }
+    tables
 }
 
-fn tell(kind: Kind, turns: &mut [Turn]) {
-    if turns.is_empty() {
-        return no_row(kind.name(), 6);
-    }
-    let Medians { rate, rates: (low, high), p50_us, p99_us, client_us, server_us, .. } = Medians::of(turns);
-    let spread = format!("{} to {}", number(low), number(high));
-    let cells = [number(rate), spread].into_iter().chain([p50_us, p99_us, client_us, server_us].map(number));
-    row(kind.name(), &cells.collect::<Vec<_>>());
+fn is_asked(kind: Kind) -> bool {
+    kind.role() != Role::HandOver && kind != Kind::Tokio
 }
 
-fn turn(setting: &Setting, node: &Node, kind: Kind, mode: Mode, tasks: usize) -> Turn {
-    runtime().block_on(async {
-        let client = clients(kind, &node.url(), 1).await.remove(0);
-        // Connections, scripts and memory are there when it counts.
-        client.enter(mode, "own warm").await.leave().await;
-        let meter = Meter::start(node);
-        let until = Instant::now() + setting.span;
-        let mut running = JoinSet::new();
-        for task in 0..tasks {
-            let client = Arc::clone(&client);
-            running.spawn(async move {
-                let name = format!("own {task}");
-                let mut latencies = Vec::with_capacity(16_384);
-                loop {
-                    let asked = Instant::now();
-                    if asked >= until {
-                        return latencies;
-                    }
-                    client.enter(mode, &name).await.leave().await;
-                    latencies.push(asked.elapsed());
-                }
-            });
-        }
-        meter.stop(running.join_all().await.concat())
-    })
+fn pairs(setting: &Setting, kind: Kind, load: &Load) -> Result<super::Figures, String> {
+    let turn = setting.turn(kind, load, 1)?;
+    let figures = vec![turn.rate(), turn.quantile_us(0.5), turn.quantile_us(0.99), turn.client_us(), turn.server_us()];
+    Ok((figures, turn.versions))
 }

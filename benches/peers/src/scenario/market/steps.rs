@@ -7,7 +7,7 @@ use redis::{AsyncCommands, Pipeline, pipe};
 
 use super::goods::{PRICE, buyer_name, seller_name};
 use crate::figures::bare_connection;
-use crate::peer::{Kind, Mode, Peer};
+use crate::peer::{Kind, LEASE, Mode, Peer};
 
 /// How steps are kept apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,7 +29,7 @@ impl Steps {
     pub(super) async fn connect(url: &str, way: Way) -> Self {
         let peer = match way {
             Way::Watch | Way::ArticleLock => None,
-            Way::OneLock(kind) | Way::LockPerItem(kind) => Some(kind.connect(url).await),
+            Way::OneLock(kind) | Way::LockPerItem(kind) => Some(kind.connect(&[url.to_owned()], LEASE).await),
         };
         Self { way, connection: bare_connection(url).await, peer }
     }

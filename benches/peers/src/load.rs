@@ -1,0 +1,125 @@
+//! What a worker is told to do, and what it answers: the one protocol between the driver and all workers, those in other
+//! languages too. README.md describes it.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+/// Writes that nobody else knows of.
+pub(crate) const ALL_WRITE: usize = 100;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Shape {
+    /// Each task has a lock of its own.
+    Own,
+    /// All tasks want one lock.
+    Hot,
+    /// One waits, the other leaves, and so on in turns.
+    Wake,
+    /// Locks are held, and that is all.
+    Held,
+}
+
+/// The arguments of a worker, but for which lock it is and where the server is.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Load {
+    #[arg(long, value_enum)]
+    pub(crate) shape: Shape,
+    /// Of a hundred acquisitions.
+    #[arg(long)]
+    pub(crate) writes: usize,
+    /// Objects with connections of their own, as so many processes would have them.
+    #[arg(long)]
+    pub(crate) clients: usize,
+    /// Tasks, or threads where there are none; how many locks, if they are held.
+    #[arg(long)]
+    pub(crate) tasks: usize,
+    /// How long one waits before the other leaves.
+    #[arg(long)]
+    pub(crate) pause_ms: u64,
+    /// How long it takes and gives back locks of its own before it is ready.
+    #[arg(long)]
+    pub(crate) warm_ms: u64,
+    #[arg(long)]
+    pub(crate) span_ms: u64,
+    #[arg(long)]
+    pub(crate) lease_ms: u64,
+}
+
+impl Load {
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        let shape = self.shape.to_possible_value().expect("none is hidden").get_name().to_owned();
+        let numbers = [
+            ("writes", self.writes as u64),
+            ("clients", self.clients as u64),
+            ("tasks", self.tasks as u64),
+            ("pause-ms", self.pause_ms),
+            ("warm-ms", self.warm_ms),
+            ("span-ms", self.span_ms),
+            ("lease-ms", self.lease_ms),
+        ];
+        let numbers = numbers.into_iter().flat_map(|(name, value)| [format!("--{name}"), value.to_string()]);
+        ["--shape".to_owned(), shape].into_iter().chain(numbers).collect()
+    }
+
+    pub(crate) fn span(&self) -> Duration {
+        Duration::from_millis(self.span_ms)
+    }
+
+    pub(crate) fn warm(&self) -> Duration {
+        Duration::from_millis(self.warm_ms)
+    }
+
+    pub(crate) fn lease(&self) -> Duration {
+        Duration::from_millis(self.lease_ms)
+    }
+}
+
+/// The first line of a worker: it is connected and warm, and begins when a line comes.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Ready {
+    /// Of the lock and of what carries it.
+    pub(crate) ready: String,
+}
+
+/// The second and last line of a worker.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Outcome {
+    /// Of each acquisition with its release, or from the beginning of a release to the waiter's entry.
+    pub(crate) latencies_ns: Vec<u64>,
+    /// How often each task was served.
+    pub(crate) served: Vec<u64>,
+    pub(crate) elapsed_ns: u64,
+    /// The processor time of the whole process, user and system.
+    pub(crate) cpu_ns: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Worker {
+        #[command(flatten)]
+        load: Load,
+    }
+
+    #[test]
+    fn a_worker_understands_what_the_driver_says() {
+        let load = Load {
+            shape: Shape::Wake,
+            writes: 1,
+            clients: 2,
+            tasks: 3,
+            pause_ms: 4,
+            warm_ms: 5,
+            span_ms: 6,
+            lease_ms: 7,
+        };
+        let arguments = ["worker".to_owned()].into_iter().chain(load.arguments());
+        let heard = Worker::try_parse_from(arguments).map(|worker| worker.load);
+        assert_eq!(format!("{:?}", heard.ok()), format!("{:?}", Some(load)));
+    }
+}

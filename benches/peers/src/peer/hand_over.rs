@@ -1,0 +1,147 @@
+//! Turns that go from task to task by a message that a script publishes: the least that a hand-over can cost. Who is next is known
+//! in this process, so nobody asks the server for that, and whoever waits reads what is pushed itself.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+
+use futures_util::future::BoxFuture;
+use redis::aio::MultiplexedConnection;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::Mutex;
+
+use super::{Held, Mode, Peer};
+use crate::figures::{bare_connection, digest};
+
+const PUSH: &str = "#!lua\nreturn redis.call('SPUBLISH', KEYS[1] .. ARGV[1], ARGV[1])";
+/// The commands of a release that hands on, with fields as long as those, and nothing decided.
+const RELEASE: &str = include_str!("hand_over/release.lua");
+/// Makes the fields that the release takes away.
+const SETS: &str = include_str!("hand_over/sets.lua");
+/// The lock, and what channels begin with. One slot for all of it.
+const KEY: &str = "{hand-over}";
+
+/// Whoever leaves a lock of its own tells nobody, and pays for it.
+const NOBODY: usize = usize::MAX;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Script {
+    Push,
+    Release,
+}
+
+#[derive(Default)]
+struct Turns {
+    taken: bool,
+    waiting: VecDeque<usize>,
+}
+
+static TURNS: LazyLock<parking_lot::Mutex<Turns>> = LazyLock::new(parking_lot::Mutex::default);
+static CLIENTS: AtomicUsize = AtomicUsize::new(0);
+
+#[derive(Clone)]
+struct HandOver {
+    connection: MultiplexedConnection,
+    number: usize,
+    script: Script,
+    digest: String,
+    sets: String,
+    /// Of this client alone, which waits for one turn at a time.
+    pushed: Arc<Mutex<TcpStream>>,
+}
+
+pub(super) async fn connect(url: &str, script: Script) -> Box<dyn Peer> {
+    let mut connection = bare_connection(url).await;
+    let text = if script == Script::Push { PUSH } else { RELEASE };
+    for text in [text, SETS] {
+        redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async::<()>(&mut connection).await.expect("a script loads");
+    }
+    let number = CLIENTS.fetch_add(1, Ordering::Relaxed);
+    let pushed = Arc::new(Mutex::new(subscribe(url, number).await));
+    let [digest, sets] = [text, SETS].map(digest);
+    Box::new(HandOver { connection, number, script, digest, sets, pushed })
+}
+
+async fn subscribe(url: &str, number: usize) -> TcpStream {
+    let address = url.trim_start_matches("redis://").trim_end_matches('/');
+    let mut stream = TcpStream::connect(address).await.expect("a connection");
+    stream.set_nodelay(true).expect("a live socket");
+    stream.write_all(format!("SSUBSCRIBE {KEY}{number}\r\n").as_bytes()).await.expect("sent");
+    // The confirmation: one push, which fits.
+    assert!(stream.read(&mut [0; 256]).await.expect("confirmed") > 0);
+    stream
+}
+
+impl HandOver {
+    /// A lock that is not handed over.
+    fn is_own(name: &str) -> bool {
+        name.starts_with("own")
+    }
+
+    async fn publish(&mut self, next: usize) {
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(&self.digest).arg(1).arg(KEY).arg(next);
+        command.query_async::<redis::Value>(&mut self.connection).await.expect("published");
+    }
+
+    async fn set(&mut self) {
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(&self.sets).arg(1).arg(KEY);
+        command.query_async::<()>(&mut self.connection).await.expect("written");
+    }
+}
+
+impl Peer for HandOver {
+    fn enter<'a>(&'a self, _: Mode, name: &'a str) -> BoxFuture<'a, Box<dyn Held>> {
+        Box::pin(async move {
+            let mut own = self.clone();
+            let waits = {
+                let mut turns = TURNS.lock();
+                let waits = turns.taken && !Self::is_own(name);
+                if waits {
+                    turns.waiting.push_back(self.number);
+                } else {
+                    turns.taken |= !Self::is_own(name);
+                }
+                waits
+            };
+            if waits {
+                if self.script == Script::Release {
+                    own.set().await;
+                }
+                let read = self.pushed.lock().await.read(&mut [0; 512]).await;
+                assert!(read.expect("a live socket") > 0);
+            }
+            Box::new(Hold { own, is_own: Self::is_own(name) }) as Box<dyn Held>
+        })
+    }
+}
+
+struct Hold {
+    own: HandOver,
+    is_own: bool,
+}
+
+impl Held for Hold {
+    fn leave(mut self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            if self.is_own {
+                return self.own.publish(NOBODY).await;
+            }
+            loop {
+                let next = TURNS.lock().waiting.pop_front();
+                // Who leaves an empty queue pays for it too, or it would be in again for nothing.
+                self.own.publish(next.unwrap_or(NOBODY)).await;
+                let mut turns = TURNS.lock();
+                if next.is_some() {
+                    return;
+                }
+                if turns.waiting.is_empty() {
+                    turns.taken = false;
+                    return;
+                }
+            }
+        })
+    }
+}

@@ -1,0 +1,108 @@
+//! Workers: processes that carry a load, together and at once.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+
+use crate::load::{Load, Outcome, Ready};
+use crate::measure::{Meter, Turn};
+use crate::peer::Kind;
+use crate::place::Servers;
+
+/// Whoever has not answered by then never will.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) struct Worker {
+    process: Child,
+    orders: ChildStdin,
+    lines: Receiver<String>,
+    /// Which versions it is made of.
+    pub(crate) versions: String,
+}
+
+impl Worker {
+    /// Starts one, and waits until it is connected and warm.
+    pub(crate) fn start(kind: Kind, servers: &Servers, load: &Load) -> Result<Self, String> {
+        let mut command = kind.facts().program.command();
+        command.arg("--lock").arg(kind.key()).arg("--urls").arg(servers.urls().join(",")).args(load.arguments());
+        let mut worker = Self::spawn(&mut command)?;
+        worker.versions = worker.line::<Ready>(PATIENCE)?.ready;
+        Ok(worker)
+    }
+
+    fn spawn(command: &mut Command) -> Result<Self, String> {
+        let process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut process = process.map_err(|error| format!("it does not start: {error}"))?;
+        let orders = process.stdin.take().expect("piped");
+        let answers = BufReader::new(process.stdout.take().expect("piped"));
+        let (sender, lines) = mpsc::channel();
+        // It ends with the process, whose end closes the pipe.
+        std::thread::spawn(move || answers.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Ok(Self { process, orders, lines, versions: String::new() })
+    }
+
+    fn line<T: DeserializeOwned>(&self, patience: Duration) -> Result<T, String> {
+        let line = self.lines.recv_timeout(patience).map_err(|error| match error {
+            mpsc::RecvTimeoutError::Timeout => "it does not answer".to_owned(),
+            mpsc::RecvTimeoutError::Disconnected => "it ended before its answer".to_owned(),
+        })?;
+        serde_json::from_str(&line).map_err(|error| format!("its answer is not understood: {error}"))
+    }
+
+    pub(crate) fn begin(&mut self) -> Result<(), String> {
+        writeln!(self.orders, "go").map_err(|error| format!("it does not listen: {error}"))
+    }
+
+    pub(crate) fn outcome(&self, load: &Load) -> Result<Outcome, String> {
+        self.line(load.span() + PATIENCE)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // What it holds goes with it: so does its server.
+        if let Err(error) = self.process.kill().and_then(|()| self.process.wait()) {
+            eprintln!("a worker could not be ended: {error}");
+        }
+    }
+}
+
+/// What so many processes did at the same time, each with its part of the tasks.
+pub(crate) fn carry(kind: Kind, servers: &Servers, load: &Load, processes: usize) -> Result<Turn, String> {
+    let mut part = load.clone();
+    part.tasks = load.tasks / processes;
+    let mut workers = Vec::new();
+    for _ in 0..processes {
+        workers.push(Worker::start(kind, servers, &part)?);
+    }
+    let versions = workers[0].versions.clone();
+    let meter = Meter::start(servers);
+    let began = Instant::now();
+    for worker in &mut workers {
+        worker.begin()?;
+    }
+    let mut outcomes = Vec::new();
+    for worker in &workers {
+        outcomes.push(worker.outcome(&part)?);
+    }
+    // Until the slowest was done; what the answers took on their way is no part of it.
+    let longest = outcomes.iter().map(|outcome| outcome.elapsed_ns).max().unwrap_or(0);
+    let elapsed = Duration::from_nanos(longest).min(began.elapsed());
+    let used = meter.stop();
+    let served = outcomes.iter().flat_map(|outcome| per_client(outcome, &part, processes)).collect();
+    let client = outcomes.iter().map(|outcome| Duration::from_nanos(outcome.cpu_ns)).sum();
+    let latencies = outcomes.into_iter().flat_map(|outcome| outcome.latencies_ns).collect();
+    Ok(Turn::new(latencies, elapsed, client, used, served, versions))
+}
+
+/// How often each client was served, or each task if there is one client only.
+fn per_client(outcome: &Outcome, load: &Load, processes: usize) -> Vec<u64> {
+    if load.clients * processes == 1 {
+        return outcome.served.clone();
+    }
+    let of = |client: usize| outcome.served.iter().skip(client).step_by(load.clients).sum();
+    (0..load.clients).map(of).collect()
+}

@@ -1,0 +1,122 @@
+//! The programs that know locks: this one, and one for each other language whose toolchain is there.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Program {
+    Own,
+    Go,
+    Java,
+    Node,
+    Python,
+}
+
+impl Program {
+    pub(crate) const FOREIGN: [Self; 4] = [Self::Go, Self::Java, Self::Node, Self::Python];
+
+    /// The folder, and what has to be on the PATH.
+    fn needs(self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Self::Own => ("", &[]),
+            Self::Go => ("go", &["go"]),
+            Self::Java => ("java", &["java", "mvn"]),
+            Self::Node => ("node", &["node", "npm"]),
+            Self::Python => ("python", &["python3"]),
+        }
+    }
+
+    /// A virtual machine that compiles as it goes has more to do before it is what it will be.
+    pub(crate) fn warm_ms(self) -> u64 {
+        match self {
+            Self::Java => 3000,
+            Self::Node => 1000,
+            Self::Own | Self::Go | Self::Python => 300,
+        }
+    }
+
+    /// Brings what lock files name and builds it, or tells why that cannot be had.
+    pub(crate) fn build(self) -> Result<(), String> {
+        let (folder, tools) = self.needs();
+        for tool in tools {
+            if !on_path(tool) {
+                return Err(format!("`{tool}` is not installed"));
+            }
+        }
+        let built = target().join(folder);
+        std::fs::create_dir_all(&built).map_err(|error| error.to_string())?;
+        let built = built.display().to_string();
+        let folder = own_folder().join(folder);
+        let run = |program: &str, arguments: &[&str]| run(&folder, program, arguments);
+        match self {
+            Self::Own => Ok(()),
+            Self::Go => run("go", &["build", "-o", &format!("{built}/peer"), "."]),
+            Self::Java => {
+                let out = format!("-Dpeers.target={built}");
+                run("mvn", &["--batch-mode", "--quiet", &out, "package"])
+            }
+            Self::Node => run("npm", &["ci", "--no-audit", "--no-fund", "--loglevel=error"]),
+            Self::Python => {
+                let pip = format!("{built}/bin/pip");
+                run("python3", &["-m", "venv", &built])?;
+                run(&pip, &["install", "--quiet", "--require-hashes", "--requirement", "requirements.txt"])
+            }
+        }
+    }
+
+    /// A worker, without its arguments.
+    pub(crate) fn command(self) -> Command {
+        let (folder, _) = self.needs();
+        let (folder, built) = (own_folder().join(folder), target().join(folder));
+        match self {
+            Self::Own => {
+                let mut command = Command::new(std::env::current_exe().expect("this program"));
+                command.arg("worker");
+                command
+            }
+            Self::Go => Command::new(built.join("peer")),
+            Self::Java => {
+                let mut command = Command::new("java");
+                command.arg("-cp").arg(format!("{0}/classes:{0}/lib/*", built.display())).arg("peers.Main");
+                command
+            }
+            Self::Node => {
+                let mut command = Command::new("node");
+                command.arg(folder.join("main.js"));
+                command
+            }
+            Self::Python => {
+                let mut command = Command::new(built.join("bin/python"));
+                command.arg(folder.join("main.py"));
+                command
+            }
+        }
+    }
+}
+
+fn own_folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Where the others are built: with this program, so that `cargo clean` takes it away.
+pub(crate) fn target() -> PathBuf {
+    let exe = std::env::current_exe().expect("this program");
+    exe.parent().and_then(Path::parent).expect("target/release/peers").join("programs")
+}
+
+fn on_path(tool: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(tool).is_file())
+}
+
+fn run(folder: &Path, program: &str, arguments: &[&str]) -> Result<(), String> {
+    let output = Command::new(program).args(arguments).current_dir(folder).output();
+    let output = output.map_err(|error| format!("`{program}` does not start: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = [output.stderr, output.stdout].concat();
+    let said = String::from_utf8_lossy(&said);
+    let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it says nothing");
+    Err(format!("`{program} {}` fails: {}", arguments[0], last.trim()))
+}

@@ -1,0 +1,63 @@
+//! 10,000 locks are held and renewed: what it costs who holds them, and what others feel of it.
+
+use std::thread;
+use std::time::Duration;
+
+use super::{About, Figures, Setting};
+use crate::load::{Load, Shape};
+use crate::measure::Turn;
+use crate::peer::{Kind, Role};
+use crate::place::Servers;
+use crate::process::{Worker, carry};
+use crate::table::{Better, Table};
+
+const LOCKS: usize = 10_000;
+const LEASE_MS: u64 = 10_000;
+
+pub(super) fn run(setting: &Setting) -> Vec<Table> {
+    let about = About {
+        group: "Held locks",
+        title: format!(
+            "{} locks held by one client, and another client's pairs of scripts beside it",
+            setting.count(LOCKS)
+        ),
+        at: None,
+        better: Better::Less,
+        columns: &["others' p99, with / without", "with us", "without us", "holder's % of a core"],
+        notes: &[
+            "Lease 10 s where it can be set. The others are one task with lock-shaped scripts and nothing around. `rlock` has the \
+     lease that it comes with, which is as long",
+        ],
+    };
+    // Who keeps its locks in its own memory is felt by nobody.
+    vec![setting.compare(&about, is_asked, |kind| beside_others(setting, kind))]
+}
+
+/// Our other settings renew as that on one node does.
+fn is_asked(kind: Kind) -> bool {
+    kind.role() == Role::Lock && (!kind.is_ours() || matches!(kind, Kind::Ours | Kind::OursTwoKeys))
+}
+
+fn beside_others(setting: &Setting, kind: Kind) -> Result<Figures, String> {
+    let facts = kind.facts();
+    if !facts.renews {
+        return Err("it renews nothing by itself".to_owned());
+    }
+    let servers = Servers::start(facts.place, setting.server);
+    // So long that all are renewed in it.
+    let span_ms = setting.load(Shape::Own, 1, 1).span_ms.max(LEASE_MS / 2);
+    // A neighbour that is the same for all: what others feel is the server's and the machine's.
+    let other = Load { warm_ms: 300, span_ms, ..setting.load(Shape::Own, 1, 1) };
+    let others = || carry(Kind::FloorLockShaped, &servers, &other, 1);
+    let without = others()?;
+    let held = Load { lease_ms: LEASE_MS, span_ms, ..setting.load(Shape::Held, 1, setting.count(LOCKS)) };
+    let mut holder = Worker::start(kind, &servers, &held)?;
+    // Until the first renewals are under way; there are none for the first third of a lease.
+    thread::sleep(Duration::from_millis(LEASE_MS * 4 / 10));
+    holder.begin()?;
+    let with = others()?;
+    let outcome = holder.outcome(&held)?;
+    let share = 100.0 * outcome.cpu_ns as f64 / outcome.elapsed_ns.max(1) as f64;
+    let p99 = |turn: &Turn| turn.quantile_us(0.99);
+    Ok((vec![p99(&with) / p99(&without), p99(&with), p99(&without), share], holder.versions.clone()))
+}

@@ -1,0 +1,24 @@
+//! One task reads one name again and again, and nobody else wants it.
+
+use super::{About, Setting};
+use crate::load::{Load, Shape};
+use crate::peer::{Kind, Role};
+use crate::table::{Better, Table};
+
+pub(super) fn run(setting: &Setting) -> Vec<Table> {
+    let about = About {
+        group: "One reader of one name",
+        title: "One task that reads one name again and again".to_owned(),
+        at: None,
+        better: Better::More,
+        columns: &["reads/s", "p50 us", "p99 us", "client us", "server us", "commands"],
+        notes: &["tokio's lock asks nobody: it is `RwLock::read_owned` with its drop"],
+    };
+    let load = Load { writes: 0, ..setting.load(Shape::Hot, 1, 1) };
+    let is_asked = |kind: Kind| kind.role() != Role::HandOver;
+    vec![setting.compare(&about, is_asked, |kind| {
+        let turn = setting.turn(kind, &load, 1)?;
+        let figures = [turn.rate(), turn.quantile_us(0.5), turn.quantile_us(0.99), turn.client_us(), turn.server_us()];
+        Ok((figures.into_iter().chain([turn.commands()]).collect(), turn.versions))
+    })]
+}

@@ -1,0 +1,159 @@
+//! A worker of this program: carries a load with a lock of the Rust world, and tells what it took. Workers in other languages do
+//! the same.
+
+mod blocking;
+mod wake;
+
+use std::io::{BufRead, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use redis_rwlock::blocking::RedisManager;
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+use crate::figures::process::processor_time;
+use crate::load::{Load, Outcome, Shape};
+use crate::peer::{Kind, Mode, Peer, version};
+
+/// Who wants a lock when a turn is over may wait so much longer for it: then it counts as not served.
+const GRACE: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[arg(long, value_enum)]
+    lock: Kind,
+    #[arg(long, value_delimiter = ',')]
+    urls: Vec<String>,
+    #[command(flatten)]
+    load: Load,
+}
+
+/// What one task did: how long each took, in nanoseconds.
+type Latencies = Vec<u64>;
+
+pub(crate) fn run(arguments: &Arguments) {
+    let Arguments { lock, urls, load } = arguments;
+    if *lock == Kind::OursBlocking {
+        let builder = redis_rwlock::RedisManager::builder(urls[0].as_str()).lease(load.lease());
+        let manager = RedisManager::build(builder).expect("a manager");
+        return tell(|| blocking::carry(&manager, load, true), || blocking::carry(&manager, load, false), *lock);
+    }
+    let runtime = Runtime::new().expect("a runtime");
+    let clients = runtime.block_on(async {
+        let mut clients: Vec<Arc<dyn Peer>> = Vec::with_capacity(load.clients);
+        for _ in 0..load.clients {
+            clients.push(Arc::from(lock.connect(urls, load.lease()).await));
+        }
+        clients
+    });
+    if load.shape == Shape::Held {
+        let mut held = Vec::new();
+        let mut take = || held.extend(runtime.block_on(take_all(&clients[0], load.tasks)));
+        return tell(
+            &mut take,
+            || {
+                std::thread::sleep(load.span());
+                Vec::new()
+            },
+            *lock,
+        );
+    }
+    tell(|| runtime.block_on(warm_up(&clients, load)), || runtime.block_on(carry(&clients, load)), *lock);
+}
+
+/// The protocol: ready, a line, the outcome.
+fn tell<T>(prepare: impl FnOnce() -> T, carry: impl FnOnce() -> Vec<Latencies>, lock: Kind) {
+    prepare();
+    println!("{}", serde_json::json!({ "ready": version(lock) }));
+    std::io::stdin().lock().read_line(&mut String::new()).expect("a line");
+    let (began, used) = (Instant::now(), processor_time());
+    let latencies = carry();
+    let (elapsed, used) = (began.elapsed(), processor_time().saturating_sub(used));
+    let outcome = Outcome {
+        served: latencies.iter().map(|of_task| of_task.len() as u64).collect(),
+        latencies_ns: latencies.concat(),
+        elapsed_ns: nanos(elapsed),
+        cpu_ns: nanos(used),
+    };
+    println!("{}", serde_json::to_string(&outcome).expect("it is text"));
+    std::io::stdout().flush().expect("somebody reads");
+    // What a peer still does in the background ends here, and with its server.
+    std::process::exit(0);
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+async fn warm_up(clients: &[Arc<dyn Peer>], load: &Load) {
+    let warm = Load { shape: Shape::Own, tasks: load.tasks.max(load.clients), span_ms: load.warm_ms, ..load.clone() };
+    carry(clients, &warm).await;
+}
+
+async fn carry(clients: &[Arc<dyn Peer>], load: &Load) -> Vec<Latencies> {
+    if load.shape == Shape::Wake {
+        return vec![wake::carry(clients, load).await];
+    }
+    let until = Instant::now() + load.span();
+    let mut running = JoinSet::new();
+    for task in 0..load.tasks {
+        let client = Arc::clone(&clients[task % clients.len()]);
+        let (shape, writes) = (load.shape, load.writes);
+        // Distkit's adapter knows by the first letters that nobody else wants the lock.
+        let name = if shape == Shape::Own { format!("own {task}") } else { "hot".to_owned() };
+        running.spawn(async move {
+            let mut latencies = Vec::with_capacity(16_384);
+            while let Some(took) = once(&*client, shape, mode(writes), &name, until).await {
+                latencies.push(nanos(took));
+            }
+            (task, latencies)
+        });
+    }
+    let mut of_tasks = running.join_all().await;
+    of_tasks.sort_unstable_by_key(|(task, _)| *task);
+    of_tasks.into_iter().map(|(_, latencies)| latencies).collect()
+}
+
+/// How long it took, with the release if the lock is its own, unless the turn is over.
+async fn once(client: &dyn Peer, shape: Shape, mode: Mode, name: &str, until: Instant) -> Option<Duration> {
+    let asked = Instant::now();
+    if asked >= until {
+        return None;
+    }
+    if shape == Shape::Own {
+        client.enter(mode, name).await.leave().await;
+        return Some(asked.elapsed());
+    }
+    let left = until.saturating_duration_since(asked) + GRACE;
+    let held = tokio::time::timeout(left, client.enter(mode, name)).await.ok()?;
+    let entered = asked.elapsed();
+    held.leave().await;
+    Some(entered)
+}
+
+fn mode(writes: usize) -> Mode {
+    let is_write = match writes {
+        0 => false,
+        100.. => true,
+        some => fastrand::usize(0..100) < some,
+    };
+    if is_write { Mode::Write } else { Mode::Read }
+}
+
+/// Few at a time: what is measured is the holding.
+async fn take_all(client: &Arc<dyn Peer>, count: usize) -> Vec<Box<dyn crate::peer::Held>> {
+    let (mut held, mut taking) = (Vec::with_capacity(count), JoinSet::new());
+    for lock in 0..count {
+        if taking.len() >= 16
+            && let Some(taken) = taking.join_next().await
+        {
+            held.push(taken.expect("it runs"));
+        }
+        let client = Arc::clone(client);
+        taking.spawn(async move { client.enter(Mode::Write, &format!("held {lock}")).await });
+    }
+    held.extend(taking.join_all().await);
+    held
+}

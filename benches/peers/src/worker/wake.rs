@@ -1,0 +1,37 @@
+//! Somebody waits, and is let in: how long after the other began to leave.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Latencies, nanos};
+use crate::load::Load;
+use crate::peer::{Mode, Peer};
+
+pub(super) async fn carry(clients: &[Arc<dyn Peer>], load: &Load) -> Latencies {
+    let pause = Duration::from_millis(load.pause_ms);
+    let until = Instant::now() + load.span();
+    let mut latencies = Vec::new();
+    for (leaves, waits) in [(0, 1), (1, 0)].into_iter().cycle() {
+        if Instant::now() >= until {
+            break;
+        }
+        let held = clients[leaves].enter(Mode::Write, "door").await;
+        let client = Arc::clone(&clients[waits]);
+        let waiter = tokio::spawn(async move {
+            let held = client.enter(Mode::Write, "door").await;
+            let entered = Instant::now();
+            held.leave().await;
+            entered
+        });
+        tokio::time::sleep(pause).await;
+        // Of a task of its own, like the waiter: the thread that runs this one is woken differently.
+        let leaving = tokio::spawn(async move {
+            let left = Instant::now();
+            held.leave().await;
+            left
+        });
+        let left = leaving.await.expect("it runs");
+        latencies.push(nanos(waiter.await.expect("it runs").saturating_duration_since(left)));
+    }
+    latencies
+}
