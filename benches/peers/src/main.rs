@@ -7,16 +7,19 @@
 #[path = "../../figures/mod.rs"]
 mod figures;
 mod load;
+mod machine;
 mod measure;
 mod peer;
 mod place;
 mod print;
 mod process;
 mod program;
+mod report;
 mod scenario;
 mod table;
 mod worker;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -24,6 +27,7 @@ use cluster_testenv::Server;
 use peer::Kind;
 use program::Program;
 use scenario::{Lessened, Scenario, Setting};
+use table::{Chapter, Table};
 
 /// Compares redis-rwlock with other locks, and with what they are made of.
 #[derive(Parser)]
@@ -40,6 +44,8 @@ enum Command {
     /// Carries a load: what this program starts itself for each turn.
     #[command(hide = true)]
     Worker(worker::Arguments),
+    /// Writes what was seen as a page with pictures.
+    Report(report::Arguments),
 }
 
 #[derive(clap::Args)]
@@ -62,6 +68,9 @@ struct Run {
     /// How long a market is open, in seconds.
     #[arg(long, default_value_t = 60)]
     market_s: u64,
+    /// Where what was seen is kept for the report: a file for each scenario, which its next run replaces.
+    #[arg(long, default_value = report::FIGURES)]
+    figures: PathBuf,
     /// With 20 where there should be more tasks, clients or locks: to see that all of it runs.
     #[arg(long)]
     lessened: bool,
@@ -71,6 +80,7 @@ fn main() {
     let arguments = Arguments::parse();
     match &arguments.command {
         Some(Command::Worker(load)) => worker::run(load),
+        Some(Command::Report(report)) => report::write(report),
         None => run(&arguments.run),
     }
 }
@@ -94,7 +104,25 @@ fn run(run: &Run) {
     };
     let named = &run.scenarios;
     for scenario in Scenario::value_variants().iter().filter(|scenario| named.is_empty() || named.contains(scenario)) {
-        scenario.run(&setting);
+        let tables = scenario.run(&setting);
+        let file = run.figures.join(format!("{}.json", scenario.name()));
+        report::keep(&file, &chapter(&setting, *scenario, tables));
+    }
+}
+
+fn chapter(setting: &Setting, scenario: Scenario, tables: Vec<Table>) -> Chapter {
+    let Setting { server, rounds, span, market, .. } = setting;
+    let (rounds, span) = if scenario == Scenario::Market { (1, market) } else { (*rounds, span) };
+    Chapter {
+        scenario: scenario.name(),
+        about: scenario.about(),
+        date: machine::date(),
+        machine: machine::description(),
+        server: server.to_string(),
+        commit: machine::commit(),
+        rounds,
+        span_ms: u64::try_from(span.as_millis()).expect("short"),
+        tables,
     }
 }
 

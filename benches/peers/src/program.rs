@@ -3,6 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// What is not measured at all, and why. The report names it.
+pub(crate) const ABSENT: [(&str, &str); 3] = [
+    ("redis-rwlock with idle holds", "there are no idle holds yet"),
+    ("rueidislock (Go)", "the module proxy has no version of `github.com/redis/rueidis/rueidislock`"),
+    (
+        "github.com/mmdalix/redis-rwlock/clients/go (Go)",
+        "the module proxy has no version of it, and its client for Node is not on npm (its package is private)",
+    ),
+];
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Program {
     Own,

@@ -60,6 +60,15 @@ impl Scenario {
             Self::Recovery => recovery::run(setting),
         }
     }
+
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().expect("none is hidden").get_name().to_owned()
+    }
+
+    pub(crate) fn about(self) -> String {
+        let value = self.to_possible_value().expect("none is hidden");
+        value.get_help().map(ToString::to_string).unwrap_or_default()
+    }
 }
 
 /// How it is done.

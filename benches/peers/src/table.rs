@@ -62,3 +62,18 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Row>,
     pub(crate) notes: Vec<String>,
 }
+
+/// All tables of a scenario, and how they came about.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Chapter {
+    pub(crate) scenario: String,
+    pub(crate) about: String,
+    pub(crate) date: String,
+    pub(crate) machine: String,
+    pub(crate) server: String,
+    pub(crate) commit: String,
+    pub(crate) rounds: usize,
+    /// Of one turn.
+    pub(crate) span_ms: u64,
+    pub(crate) tables: Vec<Table>,
+}

@@ -1,0 +1,27 @@
+//! On what and of what all this was measured.
+
+use std::process::Command;
+
+pub(crate) fn description() -> String {
+    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
+    let model = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = model.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let model = model.map_or("an unknown processor", |(_, model)| model.trim());
+    format!("{cores} cores of {model}, Linux {}", said("uname", &["-r"]))
+}
+
+pub(crate) fn date() -> String {
+    said("date", &["-u", "+%F"])
+}
+
+/// Of this repository, and whether that is all.
+pub(crate) fn commit() -> String {
+    let commit = said("git", &["rev-parse", "--short", "HEAD"]);
+    let changes = said("git", &["status", "--porcelain", "--untracked-files=no"]);
+    if changes.is_empty() { commit } else { format!("{commit} with changes") }
+}
+
+fn said(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output();
+    output.map_or_else(|_| "unknown".to_owned(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
