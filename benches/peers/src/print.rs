@@ -20,7 +20,7 @@ pub(crate) fn table(table: &Table) -> String {
         text += &format!("\n{note}.\n");
     }
     if !reasons.is_empty() {
-        text += "\nA dash:\n\n";
+        text += "\nA dash, or a turn that failed:\n\n";
     }
     let mut told: Vec<&str> = Vec::new();
     for (why, _) in &reasons {

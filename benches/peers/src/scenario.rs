@@ -195,12 +195,14 @@ impl Turns {
         Self { kind, rounds: Vec::new(), versions: String::new(), why: None }
     }
 
+    /// Turns before one that failed count, and that it failed is told.
     fn row(self) -> Row {
-        let name = self.kind.name();
+        let (name, turns) = (self.kind.name(), self.rounds.len());
         let mut row = match &self.why {
-            Some(why) => Row::dash(name, why),
-            None => Row::of(name, &self.rounds),
+            Some(why) if turns == 0 => Row::dash(name, why),
+            _ => Row::of(name, &self.rounds),
         };
+        row.why = self.why.map(|why| if turns == 0 { why } else { format!("it failed after {turns} turns: {why}") });
         row.versions = self.versions;
         row
     }

@@ -24,6 +24,7 @@ pub(crate) struct Row {
     pub(crate) name: String,
     /// Empty if there is nothing to tell but why.
     pub(crate) figures: Vec<Figure>,
+    /// Why there is nothing, or not as much as of others.
     pub(crate) why: Option<String>,
     pub(crate) versions: String,
 }

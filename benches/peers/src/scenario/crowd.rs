@@ -3,11 +3,11 @@
 use super::{About, Figures, Setting};
 use crate::load::{ALL_WRITE, Load, Shape};
 use crate::peer::{Kind, Role};
-use crate::place::Place;
 use crate::table::{Better, Table};
 
-const NOTE: &str = "A latency is that of an acquisition. `commands` are all that the primaries carried out for one hold, those within scripts \
-     too; `scripts` are those of them that are scripts. `served` is of one client, or of one task if there is one client only, in one turn";
+const NOTE: &str = "A latency is that of an acquisition. `commands` are all that the primaries carried out for one hold, those \
+     within scripts too; `scripts` are those of them that are scripts. `served` is of one client, or of one task if there is one \
+     client only, in one turn. A turn lasts at least 5 ms for each task";
 const COLUMNS: [&str; 10] = [
     "holds/s",
     "p50 us",
@@ -20,6 +20,11 @@ const COLUMNS: [&str; 10] = [
     "most",
     "most/least",
 ];
+
+/// A turn is at least so long for each task, or most of a thousand would not be served once.
+const TASK_MS: u64 = 5;
+/// With more clients than these, some peers need more than a process has.
+const MANY: usize = 100;
 
 /// Who is there: so many processes, each with so many clients, and all tasks together.
 #[derive(Clone, Copy)]
@@ -69,7 +74,8 @@ fn compare(setting: &Setting, group: &str, crowd: Crowd, writes: usize) -> Table
         columns: &COLUMNS,
         notes: &[NOTE],
     };
-    let load = Load { writes, ..setting.load(Shape::Hot, crowd.clients, crowd.tasks) };
+    let mut load = Load { writes, ..setting.load(Shape::Hot, crowd.clients, crowd.tasks) };
+    load.span_ms = load.span_ms.max(TASK_MS * crowd.tasks as u64);
     let is_ring = crowd.processes == 1 && crowd.clients == crowd.tasks && crowd.tasks > 1 && writes == ALL_WRITE;
     let is_asked = |kind: Kind| match kind.role() {
         Role::Lock => true,
@@ -89,8 +95,10 @@ fn holds(setting: &Setting, kind: Kind, load: &Load, processes: usize) -> Result
     if clients > 1 && kind == Kind::OursBlocking {
         return Err("each manager has a thread of its own: measured with one".to_owned());
     }
-    if clients > 100 && kind.facts().place == Place::Masters {
-        return Err("with five connections each, so many clients are not measured".to_owned());
+    if clients > MANY && matches!(kind, Kind::OursQuorum | Kind::Redisson) {
+        return Err(
+            "each client has several connections or threads: so many clients do not fit into a process".to_owned()
+        );
     }
     let turn = setting.turn(kind, load, processes)?;
     let (least, most) = turn.served();

@@ -25,8 +25,8 @@ pub(super) fn run(setting: &Setting) -> Vec<Table> {
         better: Better::Less,
         columns: &["others' p99, with / without", "with us", "without us", "holder's % of a core"],
         notes: &[
-            "Lease 10 s where it can be set. The others are one task with lock-shaped scripts and nothing around. `rlock` has the \
-     lease that it comes with, which is as long",
+            "Lease 10 s where it can be set; `rlock` comes with as long a one",
+            "The others are one task with lock-shaped scripts and nothing around",
         ],
     };
     // Who keeps its locks in its own memory is felt by nobody.

@@ -14,9 +14,7 @@ pub(super) fn run(setting: &Setting) -> Vec<Table> {
             at: Some((shards as f64, "shards")),
             better: Better::More,
             columns: &["pairs/s", "p50 us", "p99 us", "client us", "server us"],
-            notes: &[
-                "A machine with few cores has less for the client the more servers there are: who is the limit, client us tells",
-            ],
+            notes: &["A machine with few cores has less for the client the more servers there are: see `client us`"],
         };
         let load = setting.load(Shape::Own, 1, 256);
         setting.compare(&about, is_asked, |kind| {
