@@ -112,10 +112,12 @@ fn run(run: &Run) {
 
 fn chapter(setting: &Setting, scenario: Scenario, tables: Vec<Table>) -> Chapter {
     let Setting { server, rounds, span, market, .. } = setting;
+    // A page of such a run must not pass for one of a full run.
+    let lessened = if setting.lessened == Lessened::Yes { " (lessened: with 20 at most)" } else { "" };
     let (rounds, span) = if scenario == Scenario::Market { (1, market) } else { (*rounds, span) };
     Chapter {
         scenario: scenario.name(),
-        about: scenario.about(),
+        about: scenario.about().trim_end_matches('.').to_owned() + lessened,
         date: machine::date(),
         machine: machine::description(),
         server: server.to_string(),

@@ -39,7 +39,7 @@ pub(crate) fn write(arguments: &Arguments) {
     fs::create_dir_all(&folder).expect("a folder can be made");
     let mut page = intro(&chapters);
     for chapter in &chapters {
-        page += &format!("\n## {}\n\n{}\n\n", chapter.about.trim_end_matches('.'), circumstances(chapter));
+        page += &format!("\n## {}\n\n{}\n\n", chapter.about, circumstances(chapter));
         for (number, group) in groups(&chapter.tables).iter().enumerate() {
             let picture = format!("{}-{}.svg", chapter.scenario, number + 1);
             picture::draw(&folder.join(&picture), group);
