@@ -71,8 +71,8 @@ pub(crate) struct Granted {
     /// How many tokens from `token` on are this hold's.
     pub(crate) tokens: u64,
     pub(crate) remaining: Duration,
-    /// A writer waits in the queue, so no further reader may share this hold.
-    pub(crate) writers_waiting: bool,
+    /// Somebody waits whom this hold keeps out: behind a reader's a writer, so no further reader may share it, behind a writer's anybody.
+    pub(crate) is_waited_for: bool,
 }
 
 /// Why an attempt has no answer.
@@ -147,6 +147,10 @@ pub(crate) enum Notice {
     /// This acquisition was granted while it waited, `at` the server's time. The answer counts from an earlier one of the
     /// same node, its anchor.
     Granted { id: Arc<str>, at: ServerTime, answer: Answered<Granted> },
+    /// Somebody waits for the lock, whose last token this is: holds that begin above it are not meant. A try names its id.
+    Called { token: FencingToken, id: Option<Arc<str>> },
+    /// This acquisition, a try, has called a lock that is used.
+    Used { id: Arc<str> },
 }
 
 /// Notices for one waiter of a lock, as long as it is kept. One that comes while nobody looks is not forgotten.

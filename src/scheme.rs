@@ -47,6 +47,8 @@ pub(crate) struct AcquireRequest {
     /// How many tokens in a row a writer wants at most, one for each writer of its process.
     pub(crate) max_tokens: u64,
     pub(crate) if_taken: IfTaken,
+    /// The process may keep the hold when its last guard is gone: the lock is marked, if it can be.
+    pub(crate) keeps: bool,
 }
 
 /// What a grant's token is not to be below.
@@ -67,6 +69,8 @@ pub(crate) enum IfTaken {
     /// It waits in the queue, and is forgotten when it is not repeated for `patience`. Granted while it waits, it has
     /// `patience` as well (but not more than its lease) to claim the hold by a renewal.
     Queue { patience: Duration },
+    /// It waits likewise, for a word: whoever is called by it is told its id, and answers that it is used or gives up.
+    Try { patience: Duration },
 }
 
 impl AcquireRequest {
@@ -74,7 +78,7 @@ impl AcquireRequest {
     pub(crate) fn claim(&self) -> Duration {
         match self.if_taken {
             IfTaken::Leave => self.lease,
-            IfTaken::Queue { patience } => self.lease.min(patience),
+            IfTaken::Queue { patience } | IfTaken::Try { patience } => self.lease.min(patience),
         }
     }
 }
@@ -91,6 +95,10 @@ pub(crate) enum Acquired {
     },
     /// Others hold the lock or wait for it, and it does not wait; likewise.
     Contended {
+        retry_in: Duration,
+    },
+    /// Likewise, and the lock is marked: perhaps nobody is inside of what is held.
+    Kept {
         retry_in: Duration,
     },
     /// It came after its limit and changed nothing.
@@ -128,8 +136,23 @@ impl Absence {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Renewed {
-    Renewed { remaining: Duration },
-    Lost { forced: Option<FencingToken> },
+    Renewed {
+        remaining: Duration,
+        /// Of a renewal that keeps: as [`Granted::is_waited_for`].
+        is_waited_for: bool,
+        /// The first of the new tokens, and how many there are.
+        tokens: Option<(FencingToken, u64)>,
+    },
+    Lost {
+        forced: Option<FencingToken>,
+    },
+}
+
+impl Renewed {
+    /// One that is not kept.
+    pub(crate) fn of(remaining: Duration) -> Self {
+        Self::Renewed { remaining, is_waited_for: false, tokens: None }
+    }
 }
 
 /// What came of giving one hold up for another of the other side, in one step.
@@ -168,6 +191,8 @@ pub(crate) struct View {
     pub(crate) foreign_read_ms: Option<u64>,
     /// The last token of each server, where a lock is kept by several.
     pub(crate) tokens: Vec<Option<FencingToken>>,
+    /// What is held may be kept by processes that are not inside.
+    pub(crate) is_marked: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -200,6 +225,10 @@ pub(crate) struct Renewal {
     pub(crate) key: Arc<Key>,
     pub(crate) id: AcquisitionId,
     pub(crate) lease: Duration,
+    /// As [`AcquireRequest::keeps`].
+    pub(crate) keeps: bool,
+    /// How many more tokens a write hold that is kept wants at most, [`MAX_TOKENS`] of them.
+    pub(crate) tokens: u64,
 }
 
 /// One hold, or acquisition that is under way, to end.
@@ -210,8 +239,11 @@ pub(crate) struct Leave {
 }
 
 fn no_part_of_a_quorum() -> Failure {
-    let message = "this scheme is no part of a quorum".to_owned();
-    Failure::Refused { refusal: Refusal::Other, node: None, message }
+    not_here("this scheme is no part of a quorum")
+}
+
+fn not_here(why: &str) -> Failure {
+    Failure::Refused { refusal: Refusal::Other, node: None, message: why.to_owned() }
 }
 
 /// One attempt at each operation on a lock.
@@ -285,6 +317,14 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription>;
     /// The same, if it is certain already that none will be missed; never waits, and costs next to nothing if not.
     fn subscribed(&self, key: &Key, manager: &str) -> Option<Subscription>;
+    /// The call-backs of a lock, if the scheme has any; likewise.
+    fn calls(&self, _key: &Key) -> Option<Subscription> {
+        None
+    }
+    /// Answers the call of a try: the lock is used. Its waiter is told so, and nothing else changes.
+    fn tell_used<'a>(&'a self, _key: &'a Key, _id: &'a str) -> BoxFuture<'a, Attempt<()>> {
+        Box::pin(std::future::ready(Err(not_here("nobody is called in this scheme"))))
+    }
     /// The names of the locks in `listing` that the servers know, in order.
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>>;
     /// What each server says of itself. Ends in time whatever they do.

@@ -108,6 +108,7 @@ impl Conversion {
             lease: share.lease.min(share.ends.since(now)),
             max_tokens: engine.options().hand_over_budget,
             if_taken: IfTaken::Leave,
+            keeps: false,
         };
         let unsettled = engine.releases.unsettled();
         Self { engine, old: Arc::clone(held.hold()), request, copies, settled: false, _unsettled: unsettled }
@@ -236,13 +237,13 @@ impl Conversion {
     /// Puts the new hold in the place of the old one.
     fn begin(&self, held: &Held, sent: Moment, granted: Granted, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
         let engine = &self.engine;
-        let Granted { token, tokens, remaining, writers_waiting } = granted;
+        let Granted { token, tokens, remaining, is_waited_for } = granted;
         let granted = hold::Granted {
             granting: Granting { id: self.request.id.clone(), mode: self.request.mode, token, tokens },
             grant: Grant { sent, remaining, asked: self.request.lease },
             share: self.old.share(held.share_id()),
             copies: self.copies,
-            share_until: (!writers_waiting).then(|| sent.after(engine.options().share_window)),
+            share_until: (!is_waited_for).then(|| sent.after(engine.options().share_window)),
             is_claim: false,
         };
         let (converted, due) = self.old.converted_into(granted, now);

@@ -74,7 +74,13 @@ pub(super) struct Due {
 
 impl Due {
     pub(super) fn renewal(&self) -> Renewal {
-        Renewal { key: Arc::clone(self.hold.key()), id: self.hold.id().clone(), lease: self.lease }
+        Renewal {
+            key: Arc::clone(self.hold.key()),
+            id: self.hold.id().clone(),
+            lease: self.lease,
+            keeps: false,
+            tokens: 0,
+        }
     }
 }
 
@@ -183,7 +189,7 @@ impl Renewals {
         let meter = self.table.meter();
         match attempt {
             Ok(answer) => match answer.value {
-                Renewed::Renewed { remaining } => {
+                Renewed::Renewed { remaining, .. } => {
                     meter.renewal(RenewalOutcome::Renewed);
                     let confirmed = hold.renewed(Grant { sent: answer.sent, remaining, asked: *lease }, now);
                     if confirmed.is_claim {

@@ -95,7 +95,9 @@ impl LuaScheme {
         match request.if_taken {
             IfTaken::Leave => call.arg("0"),
             // Not less than one: nothing means that it does not wait.
-            IfTaken::Queue { patience } => call.number(whole_millis(patience.max(Duration::from_millis(1)))),
+            IfTaken::Queue { patience } | IfTaken::Try { patience } => {
+                call.number(whole_millis(patience.max(Duration::from_millis(1))))
+            }
         }
         if let Waiting::InTheLock { limits } = &self.waiting {
             max_tokens_arg(call, request.max_tokens);
@@ -461,7 +463,7 @@ fn granted(fields: &mut Fields<'_>) -> Option<Granted> {
         token: first_token(last, tokens)?,
         tokens,
         remaining: fields.millis()?,
-        writers_waiting: fields.number()? == 1,
+        is_waited_for: fields.number()? == 1,
     })
 }
 
@@ -494,7 +496,7 @@ fn left(code: &str, fields: &mut Fields<'_>) -> Option<ReleaseReply> {
 
 fn renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
     match code {
-        "renewed" => Some(Renewed::Renewed { remaining: fields.millis()? }),
+        "renewed" => Some(Renewed::of(fields.millis()?)),
         "lost" => Some(Renewed::Lost { forced: fields.token()? }),
         _ => None,
     }
@@ -513,6 +515,7 @@ fn view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
         waiters: Vec::new(),
         more_waiters: fields.count()?,
         tokens: Vec::new(),
+        is_marked: false,
     };
     while let Some(mut row) = fields.row() {
         let kind = row.text()?;
@@ -541,7 +544,7 @@ fn read_notice(message: &[u8], anchor: Option<Anchor>) -> Notice {
     anchor.and_then(|anchor| granted_notice(message, anchor)).unwrap_or(Notice::AskAgain)
 }
 
-/// `<id> <last_token> <tokens> <deadline_ms> <server_us> <writers_waiting>`, counted from the anchor: the deadline alone is what
+/// `<id> <last_token> <tokens> <deadline_ms> <server_us> <is_waited_for>`, counted from the anchor: the deadline alone is what
 /// matters, whatever time has passed since.
 fn granted_notice(message: &[u8], anchor: Anchor) -> Option<Notice> {
     let mut words = std::str::from_utf8(message).ok()?.split(' ');
@@ -551,10 +554,10 @@ fn granted_notice(message: &[u8], anchor: Anchor) -> Option<Notice> {
     let token = first_token(last, tokens)?;
     let deadline = ServerTime::from_micros(number()?.checked_mul(1000)?);
     let at = ServerTime::from_micros(number()?);
-    let writers_waiting = number()? == 1;
+    let is_waited_for = number()? == 1;
     let micros = deadline.as_micros().checked_sub(anchor.server.as_micros()).filter(|&micros| micros > 0)?;
     let remaining = Duration::from_micros(micros);
-    let value = Granted { token, tokens, remaining, writers_waiting };
+    let value = Granted { token, tokens, remaining, is_waited_for };
     Some(Notice::Granted { id, at, answer: Answered { sent: anchor.sent, server: anchor.server, value } })
 }
 
@@ -628,12 +631,12 @@ mod tests {
 
     #[test]
     fn granted_reply_is_read() {
-        for (flag, writers_waiting) in [(0, false), (1, true)] {
+        for (flag, is_waited_for) in [(0, false), (1, true)] {
             let words = format!("granted a.1.x 3 7 72 64 500 {flag}");
             let read = read_reply(reply(&words), "a.1.x", acquired).expect("readable");
             assert_eq!(read.server.as_micros(), 3_000_007);
             let (token, remaining) = (token(9), Duration::from_millis(500));
-            assert_eq!(read.value, Acquired::Granted(Granted { token, tokens: 64, remaining, writers_waiting }));
+            assert_eq!(read.value, Acquired::Granted(Granted { token, tokens: 64, remaining, is_waited_for }));
         }
     }
 
@@ -670,7 +673,7 @@ mod tests {
 
     #[test]
     fn notice_of_a_grant_counts_from_the_anchor() {
-        for (flag, writers_waiting) in [("0", false), ("1", true)] {
+        for (flag, is_waited_for) in [("0", false), ("1", true)] {
             let message = format!("m.1.label 9007199254740992 64 6000 5900123 {flag}");
             let Notice::Granted { id, at, answer } = read_notice(message.as_bytes(), Some(ANCHOR)) else {
                 panic!("it is one")
@@ -678,7 +681,7 @@ mod tests {
             assert_eq!((&*id, at.as_micros()), ("m.1.label", 5_900_123));
             assert_eq!((answer.sent, answer.server), (ANCHOR.sent, ANCHOR.server));
             let (token, remaining) = (token((1 << 53) - 63), Duration::from_micros(999_600));
-            assert_eq!(answer.value, Granted { token, tokens: 64, remaining, writers_waiting });
+            assert_eq!(answer.value, Granted { token, tokens: 64, remaining, is_waited_for });
         }
     }
 

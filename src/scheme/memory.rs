@@ -265,7 +265,7 @@ impl Scheme for Memory {
 
     fn renew<'a>(&'a self, _: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
         let renew = |renewal: &Renewal| {
-            let Renewal { key, id, lease } = renewal;
+            let Renewal { key, id, lease, .. } = renewal;
             self.apply(key, |record, now| record.renew(now, id, *lease))
         };
         Box::pin(async move { batch.iter().map(renew).collect() })

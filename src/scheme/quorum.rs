@@ -217,7 +217,7 @@ fn answered<T>(sent: Moment, server: ServerTime, value: T) -> Answered<T> {
 }
 
 fn granted(won: Yes) -> Granted {
-    Granted { token: won.token, tokens: 1, remaining: won.until.since(won.sent), writers_waiting: false }
+    Granted { token: won.token, tokens: 1, remaining: won.until.since(won.sent), is_waited_for: false }
 }
 
 /// Something may have been carried out, though not by a majority.

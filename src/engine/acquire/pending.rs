@@ -65,8 +65,10 @@ impl Acquisition<'_> {
                         Box::pin(self.unanswered(failure)).await?;
                     }
                 },
-                Acquired::Contended { .. } if patience == Patience::AskOnce => return Ok(Pursued::Refused),
-                Acquired::Contended { retry_in } => {
+                Acquired::Contended { .. } | Acquired::Kept { .. } if patience == Patience::AskOnce => {
+                    return Ok(Pursued::Refused);
+                }
+                Acquired::Contended { retry_in } | Acquired::Kept { retry_in } => {
                     self.waits_on(engine.clock.now());
                     Box::pin(self.pause(&mut pause, retry_in)).await;
                 }
@@ -126,6 +128,7 @@ impl Acquisition<'_> {
                     IfTaken::Queue { patience: (self.heartbeat() + engine.options().response_timeout) * 2 }
                 }
             },
+            keeps: false,
         };
         Ok(Some((request, begun.is_waited_for)))
     }
@@ -209,7 +212,7 @@ impl Acquisition<'_> {
             grant: Grant { sent, remaining: granted.remaining, asked: request.lease },
             share: self.wants.from(sent),
             copies: Copies::default(),
-            share_until: (!granted.writers_waiting).then(|| sent.after(self.engine.options().share_window)),
+            share_until: (!granted.is_waited_for).then(|| sent.after(self.engine.options().share_window)),
             is_claim: false,
         };
         let taken = self.take(granted, now);
@@ -230,7 +233,7 @@ impl Acquisition<'_> {
             grant: Grant { sent, remaining, asked: request.claim() },
             share: self.wants.from(now),
             copies: Copies::default(),
-            share_until: (!granted.writers_waiting).then_some(sent),
+            share_until: (!granted.is_waited_for).then_some(sent),
             is_claim: true,
         };
         let taken = self.take(granted, now);
@@ -307,7 +310,7 @@ fn leaves(attempt: &Attempt<Acquired>, pending: &mut Pending) -> Option<KeepsOpe
     match attempt {
         Ok(answer) => match answer.value {
             Acquired::Granted(_) | Acquired::Queued { .. } => pending.is_recorded = true,
-            Acquired::Contended { .. } => pending.is_recorded = false,
+            Acquired::Contended { .. } | Acquired::Kept { .. } => pending.is_recorded = false,
             // Nothing was looked at or changed: an earlier copy may have left a place in the queue.
             Acquired::Late => {}
         },

@@ -65,8 +65,14 @@ impl Acquisition<'_> {
     async fn recheck(&mut self, held: Held, lease: Duration) -> Result<Recheck> {
         let engine = self.engine;
         let hold = &Arc::clone(held.hold());
-        let request =
-            AcquireRequest { id: hold.id().clone(), mode: Mode::Read, lease, max_tokens: 1, if_taken: IfTaken::Leave };
+        let request = AcquireRequest {
+            id: hold.id().clone(),
+            mode: Mode::Read,
+            lease,
+            max_tokens: 1,
+            if_taken: IfTaken::Leave,
+            keeps: false,
+        };
         let first = self.first.take().map(FirstAttempt::begins);
         let repeat = Repeat { engine, hold, is_known: false };
         let attempt = engine.scheme.acquire(&self.key, &request).await;
@@ -83,8 +89,8 @@ impl Acquisition<'_> {
         };
         self.heard(now);
         match value {
-            Acquired::Granted(Granted { token, remaining, writers_waiting, .. }) if token == hold.token() => {
-                let share_until = (!writers_waiting).then(|| sent.after(engine.options().share_window));
+            Acquired::Granted(Granted { token, remaining, is_waited_for, .. }) if token == hold.token() => {
+                let share_until = (!is_waited_for).then(|| sent.after(engine.options().share_window));
                 let ((is_held, claims), due) =
                     hold.rechecked(Grant { sent, remaining, asked: lease }, share_until, now);
                 engine.carry_out(due, now);
@@ -92,7 +98,7 @@ impl Acquisition<'_> {
                     events::claimed(hold.key().name(), hold.mode(), hold.token());
                 }
                 // A writer waits: this one must not be let in, though it has extended the hold of the others.
-                Ok(if is_held && !writers_waiting { Recheck::Joined(held) } else { Recheck::Closed })
+                Ok(if is_held && !is_waited_for { Recheck::Joined(held) } else { Recheck::Closed })
             }
             Acquired::Granted(_) => {
                 // It was lost, and this has begun another one under its id.
@@ -107,7 +113,7 @@ impl Acquisition<'_> {
                 self.tries.backoff.wait().await;
                 Ok(Recheck::Again)
             }
-            Acquired::Queued { .. } | Acquired::Contended { .. } => {
+            Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Kept { .. } => {
                 // The server does not know it: others may be inside.
                 if hold.lose(LossReason::Gone) {
                     engine.release_in_background(hold);

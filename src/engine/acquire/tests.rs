@@ -463,7 +463,7 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
     // As after a jump of the server's clock.
     let remaining = Duration::from_secs(3600);
     let token = FencingToken::from_wire(1).expect("small");
-    let value = Granted { token, tokens: 1, remaining, writers_waiting: false };
+    let value = Granted { token, tokens: 1, remaining, is_waited_for: false };
     let answer = Answered { sent: now, server: ServerTime::default(), value };
     let Taken::Held(held) = acquisition.notified(&request, answer) else { panic!("granted") };
     assert!(held.hold().deadline() <= now.after(request.claim()));

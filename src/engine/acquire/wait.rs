@@ -53,6 +53,8 @@ impl Acquisition<'_> {
                     }
                     // Another one's of this process.
                     Some(Notice::Granted { id: granted, .. }) if *granted != *id.as_str() => {}
+                    // Nobody calls here, and no try waits.
+                    Some(Notice::Called { .. } | Notice::Used { .. }) => {}
                     Some(Notice::Granted { .. } | Notice::AskAgain) => return None,
                     None => break,
                 },

@@ -238,7 +238,7 @@ impl Record {
     }
 
     /// The hold of `id`, as its owner is told.
-    pub(super) fn granted(&self, now_ms: u64, id: &AcquisitionId, writers_waiting: bool) -> Option<Granted> {
+    pub(super) fn granted(&self, now_ms: u64, id: &AcquisitionId, is_waited_for: bool) -> Option<Granted> {
         let (token, tokens, hold) = match &self.writer {
             Some(writer) if writer.id == *id => (writer.token, self.token - writer.token + 1, writer.hold),
             _ => (self.token, 1, self.readers[self.reader(id)?].hold),
@@ -247,13 +247,13 @@ impl Record {
             token: FencingToken::from_wire(token).expect("server time is below 2^53"),
             tokens,
             remaining: hold.remaining(now_ms),
-            writers_waiting,
+            is_waited_for,
         })
     }
 
     fn answer_granted(&mut self, step: &mut Step, id: &AcquisitionId) -> Granted {
-        let writers_waiting = self.writer_waits(step);
-        self.granted(step.now_ms, id, writers_waiting).expect("it holds the lock")
+        let is_waited_for = self.writer_waits(step);
+        self.granted(step.now_ms, id, is_waited_for).expect("it holds the lock")
     }
 
     pub(crate) fn acquire(&mut self, now: ServerTime, not_after_ms: u64, request: &AcquireRequest) -> Acquired {
@@ -409,7 +409,7 @@ impl Record {
         let hold = *hold;
         self.show_renewed(id, hold.deadline_ms);
         self.remember(hold.deadline_ms);
-        Renewed::Renewed { remaining: hold.remaining(now_ms) }
+        Renewed::of(hold.remaining(now_ms))
     }
 
     pub(crate) fn convert(

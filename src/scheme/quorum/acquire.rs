@@ -33,7 +33,7 @@ impl Quorum {
             let attempt = master.scheme.acquire_above(&key, &request, floor).await;
             copy.settle(&attempt, |acquired| match acquired {
                 Acquired::Granted(_) => Some(true),
-                Acquired::Queued { .. } | Acquired::Contended { .. } => Some(false),
+                Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Kept { .. } => Some(false),
                 Acquired::Late => None,
             });
             (place, attempt)
@@ -53,7 +53,7 @@ impl Quorum {
         heard.server = heard.server.max(answer.server);
         match answer.value {
             Acquired::Granted(granted) => self.yes(place, answer.sent, granted, heard),
-            Acquired::Queued { retry_in } | Acquired::Contended { retry_in } => {
+            Acquired::Queued { retry_in } | Acquired::Contended { retry_in } | Acquired::Kept { retry_in } => {
                 heard.retry_in = Some(heard.retry_in.map_or(retry_in, |least| least.min(retry_in)));
                 Vote::No
             }
@@ -85,7 +85,8 @@ impl Quorum {
     /// A new acquisition.
     pub(super) async fn acquire_anew(&self, key: &Key, request: &AcquireRequest) -> Attempt<Acquired> {
         let key = Arc::new(key.clone());
-        let request = Arc::new(AcquireRequest { max_tokens: 1, if_taken: IfTaken::Leave, ..request.clone() });
+        let request =
+            Arc::new(AcquireRequest { max_tokens: 1, if_taken: IfTaken::Leave, keeps: false, ..request.clone() });
         self.traces.begin(&request.id, request.mode, &key, request.lease);
         let (mut ballot, mut heard) = (self.ballot(), Heard::default());
         let mut asked = self.ask_for(&mut ballot, &key, &request);
@@ -159,7 +160,13 @@ impl Quorum {
 
     /// Whether a hold still stands, and for how long: it is renewed, which re-creates nothing.
     pub(super) async fn confirm(&self, key: &Key, request: &AcquireRequest, token: FencingToken) -> Attempt<Acquired> {
-        let renewal = Renewal { key: Arc::new(key.clone()), id: request.id.clone(), lease: request.lease };
+        let renewal = Renewal {
+            key: Arc::new(key.clone()),
+            id: request.id.clone(),
+            lease: request.lease,
+            keeps: false,
+            tokens: 0,
+        };
         let renewed = self.renew_all(&[renewal]).await.into_iter().next();
         let Some(renewed) = renewed else {
             return Err(Failure::NotDone { source: None });
@@ -169,8 +176,8 @@ impl Quorum {
             sent,
             server,
             match value {
-                Renewed::Renewed { remaining } => {
-                    Acquired::Granted(Granted { token, tokens: 1, remaining, writers_waiting: false })
+                Renewed::Renewed { remaining, .. } => {
+                    Acquired::Granted(Granted { token, tokens: 1, remaining, is_waited_for: false })
                 }
                 Renewed::Lost { .. } => Acquired::Contended { retry_in: Duration::from_millis(1) },
             },

@@ -85,9 +85,7 @@ impl Quorum {
             return Ok(answered(self.clock.now(), heard.server, Renewed::Lost { forced }));
         }
         match ballot.verdict() {
-            Verdict::Won(won) => {
-                Ok(answered(won.sent, heard.server, Renewed::Renewed { remaining: won.until.since(won.sent) }))
-            }
+            Verdict::Won(won) => Ok(answered(won.sent, heard.server, Renewed::of(won.until.since(won.sent)))),
             Verdict::Lost => Ok(answered(self.clock.now(), heard.server, Renewed::Lost { forced: heard.forced })),
             Verdict::Open | Verdict::Raise { .. } | Verdict::Undecided => Err(heard.failure(self.masters.len())),
         }
@@ -99,7 +97,7 @@ fn renewal_vote(attempt: Attempt<Renewed>, heard: &mut Heard) -> Vote {
         Ok(Answered { sent, server, value }) => {
             heard.server = heard.server.max(server);
             match value {
-                Renewed::Renewed { remaining } => {
+                Renewed::Renewed { remaining, .. } => {
                     Vote::Yes(Yes { sent, until: sent.after(remaining), token: NO_TOKEN })
                 }
                 Renewed::Lost { forced } => {
@@ -118,7 +116,7 @@ fn renewal_vote(attempt: Attempt<Renewed>, heard: &mut Heard) -> Vote {
 /// Until when a majority keeps a hold that was renewed.
 fn kept_until(attempt: &Attempt<Renewed>) -> Option<Moment> {
     match attempt {
-        Ok(Answered { sent, value: Renewed::Renewed { remaining }, .. }) => Some(sent.after(*remaining)),
+        Ok(Answered { sent, value: Renewed::Renewed { remaining, .. }, .. }) => Some(sent.after(*remaining)),
         Ok(Answered { value: Renewed::Lost { .. }, .. }) | Err(_) => None,
     }
 }
@@ -166,11 +164,18 @@ impl Heal {
     }
 
     /// Whether the master has answered, as far as it was asked.
-    async fn brings(&self, place: usize, Renewal { key, id, lease }: &Renewal, until: Moment) -> bool {
+    async fn brings(&self, place: usize, Renewal { key, id, lease, .. }: &Renewal, until: Moment) -> bool {
         let Some((copy, mode, token)) = self.traces.brings(id, place, *lease, until) else {
             return true;
         };
-        let request = AcquireRequest { id: id.clone(), mode, lease: *lease, max_tokens: 1, if_taken: IfTaken::Leave };
+        let request = AcquireRequest {
+            id: id.clone(),
+            mode,
+            lease: *lease,
+            max_tokens: 1,
+            if_taken: IfTaken::Leave,
+            keeps: false,
+        };
         let attempt = self.traces.master(place).acquire_above(key, &request, Floor::Any(token)).await;
         // A refusal says nothing of what a conversion that is undone has brought meanwhile.
         copy.settle(&attempt, |acquired| matches!(acquired, Acquired::Granted(_)).then_some(true));

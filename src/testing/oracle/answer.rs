@@ -28,10 +28,11 @@ impl Answer {
 
     fn kind(&self) -> &'static str {
         match self {
-            Self::Acquired(Acquired::Granted(granted)) if granted.writers_waiting => "granted, a writer waits",
+            Self::Acquired(Acquired::Granted(granted)) if granted.is_waited_for => "granted, a writer waits",
             Self::Acquired(Acquired::Granted(granted)) if granted.tokens > 1 => "granted, several tokens",
             Self::Acquired(Acquired::Granted(_)) => "granted",
             Self::Acquired(Acquired::Contended { .. }) => "contended",
+            Self::Acquired(Acquired::Kept { .. }) => "kept",
             Self::Acquired(Acquired::Queued { .. }) => "queued",
             Self::Acquired(Acquired::Late) => "late",
             Self::ReleaseReply(ReleaseReply::Held) => "held",

@@ -30,6 +30,7 @@ impl Face {
             lease: Duration::from_millis(lease_ms),
             max_tokens,
             if_taken,
+            keeps: false,
         }
     }
 

@@ -275,6 +275,8 @@ impl<'a> Pair<'a> {
             key: Arc::clone(&self.key),
             id: acquisition(who),
             lease: Duration::from_millis(lease_ms),
+            keeps: false,
+            tokens: 0,
         };
         let batch: Vec<_> = holds.iter().map(renewal).collect();
         let answers = self.real.renew(&self.real.route(&self.key), &batch).await;
@@ -374,7 +376,7 @@ fn message(news: &News, server: ServerTime) -> String {
     let News { id, granted } = news;
     let deadline_ms = u128::from(server.as_micros() / 1000) + granted.remaining.as_millis();
     let (last, server_us) = (granted.token.as_u64() + granted.tokens - 1, server.as_micros());
-    let waiting = u8::from(granted.writers_waiting);
+    let waiting = u8::from(granted.is_waited_for);
     format!("{} {last} {} {deadline_ms} {server_us} {waiting}", id.as_str(), granted.tokens)
 }
 

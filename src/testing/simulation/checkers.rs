@@ -96,7 +96,7 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
         queue::order,
         queue::bypasses,
         queue::claims,
-        answers::writers_waiting,
+        answers::waited_for,
         answers::looks,
         handover::at_once,
         handover::subscribed,

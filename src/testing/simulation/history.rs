@@ -92,7 +92,7 @@ pub(super) enum Reply {
         token: u64,
         tokens: u64,
         remaining_ms: u64,
-        writers_waiting: bool,
+        is_waited_for: bool,
     },
     Queued {
         retry_in_ms: u64,
@@ -137,7 +137,7 @@ pub(super) struct News {
     pub(super) token: u64,
     pub(super) tokens: u64,
     pub(super) deadline_ms: u64,
-    pub(super) writers_waiting: bool,
+    pub(super) is_waited_for: bool,
 }
 
 /// What the server has of a lock.

@@ -253,7 +253,7 @@ impl Link {
     }
 
     async fn renew_one(&self, renewal: &Renewal, fates: Fates) -> Attempt<Renewed> {
-        let Renewal { key, id, lease } = renewal;
+        let Renewal { key, id, lease, .. } = renewal;
         let lease = if self.world.mutant == Some(Mutant::RenewsShort) { &(*lease / 2) } else { lease };
         if self.world.mutant == Some(Mutant::ConvertedUnrenewed) && self.left.lock().contains(id) {
             return Err(Failure::NotDone { source: None });

@@ -247,7 +247,7 @@ impl Wrong {
             }
             Mutant::NoWriterWaits => {
                 for news in &mut news {
-                    news.granted.writers_waiting = false;
+                    news.granted.is_waited_for = false;
                 }
                 return (without_writers(answer), news);
             }
@@ -339,13 +339,13 @@ impl Wrong {
             (Mutant::RenewalShortens, Parcel::Renew { id, lease }) if holds(record, id) => {
                 // Half of what was asked for, from now on.
                 record.set_lease(now, id, *lease / 2);
-                Answer::Renewed(Renewed::Renewed { remaining: *lease / 2 })
+                Answer::Renewed(Renewed::of(*lease / 2))
             }
             (Mutant::RepeatExtendsNothing, Parcel::Acquire { request, .. }) if holds(record, &request.id) => {
                 unextended(record, now, &request.id, |record| operate(record, now, parcel))
             }
             (Mutant::RenewalExtendsNothing, Parcel::Renew { id, lease }) if holds(record, id) => {
-                unextended(record, now, id, |_| Answer::Renewed(Renewed::Renewed { remaining: *lease }))
+                unextended(record, now, id, |_| Answer::Renewed(Renewed::of(*lease)))
             }
             (Mutant::KeepsTheDead, Parcel::Acquire { request, .. }) if record.live_holds(now_ms).is_empty() => {
                 if let Some(dead) = record.last_dead(now_ms).filter(|dead| *dead != request.id.as_str()) {
@@ -443,7 +443,7 @@ impl Wrong {
 }
 
 fn without_writers(answer: Answer) -> Answer {
-    let alone = |granted: Granted| Granted { writers_waiting: false, ..granted };
+    let alone = |granted: Granted| Granted { is_waited_for: false, ..granted };
     match answer {
         Answer::Acquired(Acquired::Granted(granted)) => Answer::Acquired(Acquired::Granted(alone(granted))),
         Answer::Converted(Converted::Granted(granted)) => Answer::Converted(Converted::Granted(alone(granted))),

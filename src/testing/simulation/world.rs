@@ -335,9 +335,9 @@ fn seen(record: &Record, now_ms: u64) -> Seen {
 }
 
 fn news_of(news: &memory::News, now_ms: u64) -> News {
-    let memory::News { id, granted: Granted { token, tokens, remaining, writers_waiting } } = news;
-    let (deadline_ms, writers_waiting) = (now_ms + millis(*remaining), *writers_waiting);
-    News { id: Id::of(id.as_str()), token: token.as_u64(), tokens: *tokens, deadline_ms, writers_waiting }
+    let memory::News { id, granted: Granted { token, tokens, remaining, is_waited_for } } = news;
+    let (deadline_ms, is_waited_for) = (now_ms + millis(*remaining), *is_waited_for);
+    News { id: Id::of(id.as_str()), token: token.as_u64(), tokens: *tokens, deadline_ms, is_waited_for }
 }
 
 /// A virtual process as the world knows it.

@@ -74,7 +74,7 @@ fn two_channels_of(cluster: &Cluster, owner: &Server) -> (String, String) {
 fn read(message: &[u8], anchor: Option<Anchor>) -> Notice {
     let anchor = anchor.unwrap_or(Anchor { sent: Moment::NEVER, server: ServerTime::default() });
     let token = FencingToken::from_wire(1).expect("small");
-    let value = Granted { token, tokens: 1, remaining: Duration::ZERO, writers_waiting: false };
+    let value = Granted { token, tokens: 1, remaining: Duration::ZERO, is_waited_for: false };
     let answer = Answered { sent: anchor.sent, server: anchor.server, value };
     Notice::Granted { id: String::from_utf8_lossy(message).into(), at: anchor.server, answer }
 }

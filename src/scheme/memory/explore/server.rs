@@ -147,7 +147,7 @@ pub(super) struct Grant {
     /// The first token, relative to now, and how many there are.
     pub(super) first: i8,
     pub(super) tokens: u8,
-    pub(super) writers_waiting: bool,
+    pub(super) is_waited_for: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -263,7 +263,14 @@ impl Server {
 
     fn ask(&self, id: Id, side: Side, waits: bool) -> AcquireRequest {
         let if_taken = if waits { IfTaken::Queue { patience: span(PATIENCE) } } else { IfTaken::Leave };
-        AcquireRequest { id: self.id(id), mode: side.mode(), lease: span(LEASE), max_tokens: TOKENS, if_taken }
+        AcquireRequest {
+            id: self.id(id),
+            mode: side.mode(),
+            lease: span(LEASE),
+            max_tokens: TOKENS,
+            if_taken,
+            keeps: false,
+        }
     }
 
     fn unpack(&self, shelf: &Shelf) -> Record {
@@ -379,12 +386,12 @@ impl Server {
             What::Acquire { mode, waits } => match record.acquire(now, not_after_ms, &self.ask(id, mode, waits)) {
                 Acquired::Granted(granted) => Reply::Granted(Self::grant(granted, at_us)),
                 Acquired::Queued { .. } => Reply::Queued,
-                Acquired::Contended { .. } => Reply::Contended,
+                Acquired::Contended { .. } | Acquired::Kept { .. } => Reply::Contended,
                 Acquired::Late => Reply::Late,
             },
             What::Leave => Reply::Left { held: record.leave(now, &own) == ReleaseReply::Held },
             What::Renew => match record.renew(now, &own, span(LEASE)) {
-                Renewed::Renewed { remaining } => Reply::Renewed { remaining: ticks_of(remaining) },
+                Renewed::Renewed { remaining, .. } => Reply::Renewed { remaining: ticks_of(remaining) },
                 Renewed::Lost { .. } => Reply::Lost,
             },
             What::Convert { to } => match record.convert(now, not_after_ms, &self.id(id - 1), &self.ask(id, to, false))
@@ -398,9 +405,9 @@ impl Server {
     }
 
     fn grant(granted: Granted, at_us: u64) -> Grant {
-        let Granted { token, tokens, remaining, writers_waiting } = granted;
+        let Granted { token, tokens, remaining, is_waited_for } = granted;
         let tokens = u8::try_from(tokens).unwrap_or(u8::MAX);
-        Grant { remaining: ticks_of(remaining), first: relative(token.as_u64(), at_us), tokens, writers_waiting }
+        Grant { remaining: ticks_of(remaining), first: relative(token.as_u64(), at_us), tokens, is_waited_for }
     }
 }
 
@@ -537,7 +544,7 @@ impl Server {
                 record.set_lease(now, &news.id, span(LEASE));
                 news.granted.remaining = span(LEASE);
             } else {
-                news.granted.writers_waiting = false;
+                news.granted.is_waited_for = false;
             }
         }
         record.news = news;

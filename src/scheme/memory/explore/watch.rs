@@ -298,7 +298,7 @@ impl Watch {
     fn judge_writers_waiting(&self, grant: Grant, limited: bool) -> Judged {
         let waits = self.first_writer().is_some();
         // A server that may touch few records takes whom it has not reached for alive.
-        hold(grant.writers_waiting == waits || (limited && grant.writers_waiting), Invariant::WritersWaiting)
+        hold(grant.is_waited_for == waits || (limited && grant.is_waited_for), Invariant::WritersWaiting)
     }
 
     fn hold_ends(&mut self, id: Id) {

@@ -39,6 +39,7 @@ impl Record {
             foreign_write_ms: self.shown_write(),
             foreign_read_ms: self.shown_read(),
             tokens: Vec::new(),
+            is_marked: false,
         }
     }
 

@@ -37,7 +37,7 @@ impl Record {
         if self.news.len() > told {
             let waits = self.writer_waits(step);
             for news in &mut self.news[told..] {
-                news.granted.writers_waiting = waits;
+                news.granted.is_waited_for = waits;
             }
         }
         self.call = self.turn_readers.last().map(|next| next.request.id.clone());
@@ -127,11 +127,13 @@ impl Record {
         let retry_in = Duration::from_millis(free_ms.unwrap_or(now_ms).saturating_sub(now_ms).max(1));
         match request.if_taken {
             // An id that holds the lock, of the other side, does not wait for itself.
-            IfTaken::Queue { patience } if self.live_hold_of(now_ms, &request.id).is_none() => {
+            IfTaken::Queue { patience } | IfTaken::Try { patience }
+                if self.live_hold_of(now_ms, &request.id).is_none() =>
+            {
                 self.enqueue(now_ms, request, patience);
                 Acquired::Queued { retry_in }
             }
-            IfTaken::Leave | IfTaken::Queue { .. } => Acquired::Contended { retry_in },
+            IfTaken::Leave | IfTaken::Queue { .. } | IfTaken::Try { .. } => Acquired::Contended { retry_in },
         }
     }
 

@@ -11,8 +11,14 @@ fn indebted(runtime: &tokio::runtime::Runtime) -> (Arc<Master>, [Debt; 2]) {
     let debts = ["one", "two"].map(|name| {
         let (key, id) = (Key::new("quorum", name).expect("a name"), AcquisitionId::new("m", 1, name));
         let lease = Duration::from_secs(60);
-        let request =
-            AcquireRequest { id: id.clone(), mode: Mode::Write, lease, max_tokens: 1, if_taken: IfTaken::Leave };
+        let request = AcquireRequest {
+            id: id.clone(),
+            mode: Mode::Write,
+            lease,
+            max_tokens: 1,
+            if_taken: IfTaken::Leave,
+            keeps: false,
+        };
         let granted = runtime.block_on(master.scheme.acquire(&key, &request)).expect("answered").value;
         assert!(matches!(granted, Acquired::Granted(_)));
         Debt { key: Arc::new(key), id, stray_until: None, until: master.clock.now().after(lease) }
@@ -76,8 +82,14 @@ fn debt_is_told_again_when_no_copy_can_arrive_any_more() {
         tokio::time::sleep(stray / 2).await;
         assert_eq!(holders(&master, &debt).await, 0, "it was told at once");
         let lease = Duration::from_secs(60);
-        let late =
-            AcquireRequest { id: debt.id.clone(), mode: Mode::Write, lease, max_tokens: 1, if_taken: IfTaken::Leave };
+        let late = AcquireRequest {
+            id: debt.id.clone(),
+            mode: Mode::Write,
+            lease,
+            max_tokens: 1,
+            if_taken: IfTaken::Leave,
+            keeps: false,
+        };
         master.scheme.acquire(&debt.key, &late).await.expect("answered");
         assert_eq!(holders(&master, &debt).await, 1);
         tokio::time::sleep(stray).await;

@@ -21,7 +21,7 @@ struct Stage {
 
 fn asks(id: u64, mode: Mode) -> AcquireRequest {
     let id = AcquisitionId::new("m", id, "test");
-    AcquireRequest { id, mode, lease: LEASE, max_tokens: 1, if_taken: IfTaken::Leave }
+    AcquireRequest { id, mode, lease: LEASE, max_tokens: 1, if_taken: IfTaken::Leave, keeps: false }
 }
 
 impl Stage {
@@ -53,7 +53,8 @@ impl Stage {
 
     /// And all that follows.
     async fn is_renewed(&self, request: &AcquireRequest) -> Renewed {
-        let renewal = Renewal { key: Arc::clone(&self.key), id: request.id.clone(), lease: LEASE };
+        let renewal =
+            Renewal { key: Arc::clone(&self.key), id: request.id.clone(), lease: LEASE, keeps: false, tokens: 0 };
         let renewed = self.quorum.renew_all(&[renewal]).await.remove(0).expect("answered").value;
         tokio::time::sleep(Duration::from_millis(1)).await;
         renewed

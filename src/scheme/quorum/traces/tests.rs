@@ -65,7 +65,7 @@ fn token(raw: u64) -> FencingToken {
 }
 
 fn granted() -> Acquired {
-    Acquired::Granted(Granted { token: token(1), tokens: 1, remaining: LEASE, writers_waiting: false })
+    Acquired::Granted(Granted { token: token(1), tokens: 1, remaining: LEASE, is_waited_for: false })
 }
 
 fn gone() -> ReleaseReply {

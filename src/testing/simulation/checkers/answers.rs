@@ -16,7 +16,7 @@ fn leaves(op: Op, id: Id) -> bool {
 }
 
 /// Readers share a hold without a word to the server as long as they were told that no writer waits.
-pub(super) fn writers_waiting(facts: &Facts<'_>) -> Findings {
+pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("6 writers waiting");
     // Writers that were seen in the queue, and neither let in nor taken back since.
     let mut recorded: BTreeMap<(u32, Lock), BTreeSet<Id>> = BTreeMap::new();
@@ -30,8 +30,8 @@ pub(super) fn writers_waiting(facts: &Facts<'_>) -> Findings {
         recorded.retain(|id| !after.held.iter().any(|held| held.id == *id) && !leaves(*op, *id));
         // One request touches few records: it may not reach a dead writer, and then it must not let readers pass.
         let unreached = facts.crowded && !recorded.is_empty();
-        if let Reply::Granted { writers_waiting, .. } = reply {
-            findings.add_unless(*writers_waiting != writers.is_empty() || (*writers_waiting && unreached), at, || {
+        if let Reply::Granted { is_waited_for, .. } = reply {
+            findings.add_unless(*is_waited_for != writers.is_empty() || (*is_waited_for && unreached), at, || {
                 format!("{op:?} is answered {reply:?}, and {writers:?} wait")
             });
         }
@@ -39,7 +39,7 @@ pub(super) fn writers_waiting(facts: &Facts<'_>) -> Findings {
         let before = queued(before, Mode::Write);
         let others = writers.iter().any(|id| Some(*id) != id_of(*op) || before.contains(id));
         for news in news {
-            let right = news.writers_waiting == others || (news.writers_waiting && unreached);
+            let right = news.is_waited_for == others || (news.is_waited_for && unreached);
             findings.add_unless(right, at, || format!("{news:?}, and {writers:?} wait"));
         }
     }

@@ -24,7 +24,7 @@ pub(super) fn answered(facts: &Facts<'_>) -> Findings {
         let word = own.filter_map(|request| request.answered.as_ref()).max_by_key(|(at, _)| *at);
         // A reader that wants to join is told so by the word that a writer waits.
         let denies = word.is_none_or(|(_, reply)| {
-            let writers = matches!(reply, Reply::Granted { writers_waiting: true, .. });
+            let writers = matches!(reply, Reply::Granted { is_waited_for: true, .. });
             writers || matches!(reply, Reply::Contended { .. } | Reply::Queued { .. })
         });
         findings.add_unless(denies && (wanted || is_told(facts, attempt, ended)), index, || {

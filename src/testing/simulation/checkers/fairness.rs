@@ -91,18 +91,18 @@ pub(super) fn sharing(facts: &Facts<'_>) -> Findings {
     for guard in facts.guards.values().filter(|guard| joins(facts, guard)) {
         let asked = facts.attempts[&guard.attempt].asked;
         let words = by_id[&guard.id].iter().filter_map(|request| match (&request.op, &request.answered) {
-            (Op::Acquire { .. } | Op::Conversion { .. }, Some((at, Reply::Granted { writers_waiting, .. })))
+            (Op::Acquire { .. } | Op::Conversion { .. }, Some((at, Reply::Granted { is_waited_for, .. })))
                 if *at <= guard.granted =>
             {
-                Some((*at, request.sent, *writers_waiting))
+                Some((*at, request.sent, *is_waited_for))
             }
             _ => None,
         });
         let last = words.max();
         let window = facts.process(guard.process).share_window;
-        let right = last.is_some_and(|(at, sent, writers_waiting)| {
+        let right = last.is_some_and(|(at, sent, is_waited_for)| {
             // It waited when the server was asked, or the server said so lately.
-            asked <= at || (!writers_waiting && guard.granted < sent + window)
+            asked <= at || (!is_waited_for && guard.granted < sent + window)
         });
         findings.add_unless(right, guard.index, || {
             format!("attempt {} joins, and the last word was {last:?}", guard.attempt)

@@ -205,7 +205,7 @@ impl Link {
         Ok(answer)
     }
 
-    async fn renew_at(&self, Renewal { key, id, lease }: &Renewal) -> Attempt<Renewed> {
+    async fn renew_at(&self, Renewal { key, id, lease, .. }: &Renewal) -> Attempt<Renewed> {
         let (key, asked, lease) = (Arc::clone(key), id.clone(), *lease);
         let sent = self.field.clock.now();
         let what = format!("renews {id:?}");
@@ -223,14 +223,14 @@ impl Link {
             && let Some(renewed) = last.get(id.as_str())
             && sent.since(*renewed) < RESPONSE_TIMEOUT
         {
-            return self.lie(Renewed::Renewed { remaining: lease });
+            return self.lie(Renewed::of(lease));
         }
         answer
     }
 }
 
 fn granted(token: FencingToken, remaining: Duration) -> Granted {
-    Granted { token, tokens: 1, remaining, writers_waiting: false }
+    Granted { token, tokens: 1, remaining, is_waited_for: false }
 }
 
 impl Scheme for Link {

@@ -66,7 +66,7 @@ impl Parcel {
                 not_after_ms: *not_after_ms,
                 patience_ms: match request.if_taken {
                     IfTaken::Leave => None,
-                    IfTaken::Queue { patience } => Some(millis(patience)),
+                    IfTaken::Queue { patience } | IfTaken::Try { patience } => Some(millis(patience)),
                 },
             },
             Self::Conversion { old, request, not_after_ms } => Op::Conversion {
@@ -107,17 +107,19 @@ impl Answer {
                     token: granted.token.as_u64(),
                     tokens: granted.tokens,
                     remaining_ms: millis(granted.remaining),
-                    writers_waiting: granted.writers_waiting,
+                    is_waited_for: granted.is_waited_for,
                 }
             }
             Self::Acquired(Acquired::Queued { retry_in }) => Reply::Queued { retry_in_ms: millis(*retry_in) },
-            Self::Acquired(Acquired::Contended { retry_in }) => Reply::Contended { retry_in_ms: millis(*retry_in) },
+            Self::Acquired(Acquired::Contended { retry_in } | Acquired::Kept { retry_in }) => {
+                Reply::Contended { retry_in_ms: millis(*retry_in) }
+            }
             Self::Acquired(Acquired::Late) | Self::Converted(Converted::Late) => Reply::Late,
             Self::Converted(Converted::Refused) => Reply::Refused,
             Self::ReleaseReply(ReleaseReply::Held) => Reply::Held,
             Self::ReleaseReply(ReleaseReply::Queued) => Reply::Waited,
             Self::ReleaseReply(ReleaseReply::None(Absence { forced, .. })) => Reply::None { forced: raw(*forced) },
-            Self::Renewed(Renewed::Renewed { remaining }) => Reply::Renewed { remaining_ms: millis(*remaining) },
+            Self::Renewed(Renewed::Renewed { remaining, .. }) => Reply::Renewed { remaining_ms: millis(*remaining) },
             Self::Renewed(Renewed::Lost { forced }) | Self::Converted(Converted::Lost { forced }) => {
                 Reply::Lost { forced: raw(*forced) }
             }
