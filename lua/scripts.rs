@@ -63,6 +63,7 @@ pub(crate) mod hash {
     pub(crate) const RENEW: &str = include_str!("hash/renew.lua");
     pub(crate) const INSPECT: &str = include_str!("hash/inspect.lua");
     pub(crate) const FORCE: &str = with_queue!(include_str!("hash/force.lua"), QUEUE);
+    pub(crate) const USED: &str = include_str!("hash/used.lua");
 }
 
 pub(crate) mod two_key {

@@ -149,6 +149,8 @@ pub struct FencingToken(u64);
 impl FencingToken {
     /// The greatest token: integers up to here are exact in a double.
     const MAX: u64 = 1 << 53;
+    /// Below every one that is granted.
+    pub(crate) const LOWEST: Self = Self(0);
     /// Below every token that a server grants.
     pub(crate) const ZERO: Self = Self(0);
 

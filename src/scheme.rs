@@ -70,6 +70,7 @@ pub(crate) enum IfTaken {
     /// `patience` as well (but not more than its lease) to claim the hold by a renewal.
     Queue { patience: Duration },
     /// It waits likewise, for a word: whoever is called by it is told its id, and answers that it is used or gives up.
+    #[allow(dead_code)] // until processes keep holds
     Try { patience: Duration },
 }
 
@@ -239,10 +240,14 @@ pub(crate) struct Leave {
 }
 
 fn no_part_of_a_quorum() -> Failure {
-    not_here("this scheme is no part of a quorum")
+    refused("this scheme is no part of a quorum")
 }
 
-fn not_here(why: &str) -> Failure {
+pub(crate) fn nobody_calls() -> Failure {
+    refused("nobody is called in this scheme")
+}
+
+pub(crate) fn refused(why: &str) -> Failure {
     Failure::Refused { refusal: Refusal::Other, node: None, message: why.to_owned() }
 }
 
@@ -318,12 +323,14 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     /// The same, if it is certain already that none will be missed; never waits, and costs next to nothing if not.
     fn subscribed(&self, key: &Key, manager: &str) -> Option<Subscription>;
     /// The call-backs of a lock, if the scheme has any; likewise.
+    #[allow(dead_code)] // until processes keep holds
     fn calls(&self, _key: &Key) -> Option<Subscription> {
         None
     }
     /// Answers the call of a try: the lock is used. Its waiter is told so, and nothing else changes.
+    #[allow(dead_code)] // until processes keep holds
     fn tell_used<'a>(&'a self, _key: &'a Key, _id: &'a str) -> BoxFuture<'a, Attempt<()>> {
-        Box::pin(std::future::ready(Err(not_here("nobody is called in this scheme"))))
+        Box::pin(std::future::ready(Err(nobody_calls())))
     }
     /// The names of the locks in `listing` that the servers know, in order.
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>>;

@@ -3,11 +3,13 @@
 -- extends it, one with the id of a live waiter keeps it alive.
 -- KEYS: the lock
 -- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms, patience_ms (0: does not wait), turns (how many tokens a writer wants at most),
---   published limits ('<read_limit_ms> <write_limit_ms>')
--- Returns 'granted id <time> last_token turns remaining_ms writers_waiting' (its tokens; 0 or 1) | 'queued id <time> retry_in_ms'
---   | 'contended id <time> retry_in_ms' | 'late id <time>' | 'version id <time>'; the time in two words, seconds and microseconds
+--   published limits ('<read_limit_ms> <write_limit_ms>'), letters (may be missing: 'k' for who may keep the hold, 't' for a try, or 'kt')
+-- Returns 'granted id <time> last_token turns remaining_ms waited_for' (its tokens; 0 or 1) | 'queued id <time> retry_in_ms'
+--   | 'contended id <time> retry_in_ms' | 'kept id <time> retry_in_ms' | 'late id <time>' | 'version id <time>'; the time in two words,
+--   seconds and microseconds
 local call, key, id, mode, lease_ms = redis.call, KEYS[1], ARGV[2], ARGV[3], ARGV[4]
 local RETENTION_MS, MOST_TURNS, format, sub = 60000, 64, string.format, string.sub
+local CALL_MS = 500 -- those who wait call no more often
 
 local time = call('TIME')
 local seconds, micros = time[1], time[2]
@@ -15,13 +17,23 @@ local server_us = seconds * 1000000 + micros
 local now_ms = (server_us - server_us % 1000) / 1000
 if now_ms > ARGV[1] + 0 then return 'late ' .. id .. ' ' .. seconds .. ' ' .. micros end
 
-local fields
-if mode == 'w' then
+local fields, own, mark
+if ARGV[5] == '0' then -- a refusal tells of the mark
+  if mode == 'w' then
+    fields = call('HMGET', key, 't', 'h', 'u', 'write', 'read', 'k')
+  else
+    fields = call('HMGET', key, 't', 'h', 'u', 'write', 'read', 'k', 'R' .. id)
+  end
+  mark, own = fields[6], fields[7]
+elseif mode == 'w' then
   fields = call('HMGET', key, 't', 'h', 'u', 'write', 'read')
 else
   fields = call('HMGET', key, 't', 'h', 'u', 'write', 'read', 'R' .. id)
+  own = fields[6]
 end
-local last, holder, queue, write, read, own = fields[1], fields[2], fields[3], fields[4], fields[5], fields[6]
+local last, holder, queue, write, read = fields[1], fields[2], fields[3], fields[4], fields[5]
+local letters = ARGV[8]
+local keeps = letters and letters ~= 't'
 local deadline_ms = now_ms + lease_ms
 -- The ways that are gone most often are straight lines. Numbers become texts once and where it is cheap, and a text of the server's
 -- time is put together from its two words: each format costs as much as two more fields to read.
@@ -46,6 +58,7 @@ if not (holder or queue or write or read) then -- free, and nothing foreign
     call('HSET', key, 't', token, 'h', '2 s ' .. ends .. ' ' .. since .. ' ' .. id, 'read', ends .. '.0')
   end
   if not last then call('HSET', key, 'b', token) end -- since when the lock is known
+  if keeps then call('HSET', key, 'k', token) end
   call('PEXPIREAT', key, format('%d', deadline_ms + RETENTION_MS))
   return 'granted ' .. id .. ' ' .. seconds .. ' ' .. micros .. ' ' .. token .. ' ' .. turns .. ' ' .. lease_ms .. ' 0'
 end
@@ -58,13 +71,16 @@ if who and who ~= id and tonumber(ends) > now_ms then -- a writer is inside
   if patience_ms == 0 then
     local free_ms = tonumber(ends)
     call('PEXPIREAT', key, string.format('%d', free_ms + RETENTION_MS), 'NX') -- only a key that lost its ttl gets one here
-    return string.format('contended %s %s %s %d', id, seconds, micros, free_ms - now_ms)
+    local code = mark and string.match(mark, '^%d+') == last and 'kept' or 'contended'
+    return string.format('%s %s %s %s %d', code, id, seconds, micros, free_ms - now_ms)
   end
-  local about = call('HGET', key, 'U' .. id)
+  local about
+  about, mark = unpack(call('HMGET', key, 'U' .. id, 'k'))
   local heard, turn, in_turn, waiting, writers, head, tail =
     string.match(queue or '2 0 x 0 0 0 - -', '^2 (%d+) (%a) (%d+) (%d+) (%d+) (%S+) (%S+)$')
   local until_ms, since = string.match(about or '', '^(%d+) %d+ (%d+)')
-  if heard and not own and (not about or tonumber(until_ms) > now_ms) then
+  local is_marked = mark and string.match(mark, '^%d+') == last -- then it is called, which the long way does
+  if heard and not own and not is_marked and (not about or tonumber(until_ms) > now_ms) then
     local free_ms, lives_ms = tonumber(ends), math.max(until_ms or 0, now_ms + patience_ms)
     heard = math.max(heard, lives_ms)
     about = string.format('%d %d %s %s', lives_ms, math.min(lease_ms, patience_ms), since or now_ms, ARGV[6])
@@ -103,6 +119,7 @@ elseif mode == 'r' and read and not (queue or write) then
       sole_ends = stamp_ms
     end
     call('PEXPIREAT', key, string.format('%d', math.max(deadline_ms, sole_ends) + RETENTION_MS))
+    if keeps then call('HSET', key, 'k', last) end
     return string.format('granted %s %s %s %s 1 %d 0', id, seconds, micros, last, deadline_ms - now_ms)
   elseif stamp == read and tonumber(stamp) > now_ms then
     stamp = math.max(stamp, deadline_ms)
@@ -112,6 +129,7 @@ elseif mode == 'r' and read and not (queue or write) then
       deadline_ms = math.max(deadline_ms, own_ms)
       call('HSET', key, 'R' .. id, string.format('%d %s', deadline_ms, own_since), 'h', '2 r ' .. slots .. ' ' .. text .. ' 0 0', 'read', text)
       call('PEXPIREAT', key, string.format('%d', stamp + RETENTION_MS))
+      if keeps then call('HSET', key, 'k', last) end
       return string.format('granted %s %s %s %s 1 %d 0', id, seconds, micros, last, deadline_ms - now_ms)
     elseif not own then
       -- The newcomer takes any slot and sends its reader to the end: sooner or later each dead one is looked at.
@@ -123,6 +141,7 @@ elseif mode == 'r' and read and not (queue or write) then
         call('HSET', key, 'h', '2 r ' .. slots .. ' ' .. text .. ' 0 0', 'r' .. slots, ends[2], 's' .. ends[2], slots, 'r' .. pick, id,
           's' .. id, pick, 'R' .. id, string.format('%d %d', deadline_ms, now_ms), 'read', text)
         call('PEXPIREAT', key, string.format('%d', stamp + RETENTION_MS))
+        if keeps then call('HSET', key, 'k', last) end
         return string.format('granted %s %s %s %s 1 %s 0', id, seconds, micros, last, lease_ms)
       end
     end
@@ -133,9 +152,11 @@ local turns, limits = ARGV[6], ARGV[7]
 --@queue
 
 local function granted(turns)
-  local writers_waiting = next_writer() and 1 or 0
+  local waited_for = (next_writer() or writer and in_turn + waiting > 0 and heard_ms > now_ms) and 1 or 0
+  -- Where somebody waits, a mark that is there stays, and when it was called for.
+  if keeps and (waited_for == 0 or tonumber(string.match(redis.call('HGET', key, 'k') or '', '^%d+')) ~= last) then set('k', last) end
   finish()
-  return string.format('granted %s %s %s %.0f %d %.0f %d', id, seconds, micros, last, turns, deadline_ms - now_ms, writers_waiting)
+  return string.format('granted %s %s %s %.0f %d %.0f %d', id, seconds, micros, last, turns, deadline_ms - now_ms, waited_for)
 end
 
 local own_ms, own_since = string.match(own or '', '^(%d+) (%d+)$')
@@ -203,7 +224,8 @@ local answer, about, place, next, prev = 'contended', nil, nil, nil, nil
 local queues = patience_ms > 0 and writer ~= id and not (own_ms > now_ms and not ended)
 if queues then
   local reads
-  about, place, next, prev, reads = unpack(redis.call('HMGET', key, 'U' .. id, 'Q' .. id, 'N' .. id, 'P' .. id, 'R' .. id))
+  about, place, next, prev, reads, mark =
+    unpack(redis.call('HMGET', key, 'U' .. id, 'Q' .. id, 'N' .. id, 'P' .. id, 'R' .. id, 'k'))
   -- An id that reads does not wait to write. Whoever wants to read has looked before.
   queues = mode == 'r' or ended or tonumber(string.match(reads or '0', '^%d+')) <= now_ms
 end
@@ -234,4 +256,17 @@ if queues then
   heard_ms = math.max(heard_ms, until_ms)
 end
 finish(free_ms)
+-- Whom only a waiting writer keeps out calls nobody: that one does.
+local marked, called_ms = string.match(mark or '', '^(%d+) ?(%d*)$')
+if tonumber(marked) == last and (mode == 'w' or writer) then
+  local passed_ms = now_ms - (tonumber(called_ms) or 0)
+  if patience_ms == 0 then
+    answer = 'kept'
+  elseif queues and letters and letters ~= 'k' then -- a try is always heard, and names itself
+    redis.pcall('SPUBLISH', channel_of(':call'), marked .. ' ' .. id)
+  elseif queues and (passed_ms < 0 or passed_ms >= CALL_MS) then
+    redis.call('HSET', key, 'k', string.format('%s %.0f', marked, now_ms))
+    redis.pcall('SPUBLISH', channel_of(':call'), marked)
+  end
+end
 return string.format('%s %s %s %s %.0f', answer, id, seconds, micros, math.max(1, free_ms - now_ms))

@@ -3,8 +3,8 @@
 -- only reader's for a write hold, unless a writer waits or it is the turn of readers. A repeat with the new id of a live hold extends it.
 -- KEYS: the lock
 -- ARGV: not_after_ms, old id, new id, new mode ('r' or 'w'), lease_ms, turns (how many tokens a writer wants at most), published limits
---   ('<read_limit_ms> <write_limit_ms>')
--- Returns 'granted new-id <time> last_token turns remaining_ms writers_waiting' (its tokens; 0 or 1) | 'refused new-id <time>'
+--   ('<read_limit_ms> <write_limit_ms>'), 'k' for who may keep the new hold (may be missing)
+-- Returns 'granted new-id <time> last_token turns remaining_ms waited_for' (its tokens; 0 or 1) | 'refused new-id <time>'
 --   | 'lost new-id <time> forced_token' | 'late new-id <time>' | 'version new-id <time>'
 local key, old, id, mode = KEYS[1], ARGV[2], ARGV[3], ARGV[4]
 local turns, limits = ARGV[6], ARGV[7]
@@ -22,9 +22,11 @@ local deadline_ms = now_ms + ARGV[5]
 --@queue
 
 local function granted(turns)
-  local writers_waiting = next_writer() and 1 or 0
+  local waited_for = (next_writer() or writer and in_turn + waiting > 0 and heard_ms > now_ms) and 1 or 0
+  -- As in `acquire`.
+  if ARGV[8] and (waited_for == 0 or tonumber(string.match(redis.call('HGET', key, 'k') or '', '^%d+')) ~= last) then set('k', last) end
   finish()
-  return string.format('granted %s %s %s %.0f %d %.0f %d', id, time[1], time[2], last, turns, deadline_ms - now_ms, writers_waiting)
+  return string.format('granted %s %s %s %.0f %d %.0f %d', id, time[1], time[2], last, turns, deadline_ms - now_ms, waited_for)
 end
 
 -- A new hold has no place in the queue.

@@ -1,22 +1,27 @@
 #!lua flags=allow-oom
--- Ends every hold that `inspect` showed, foreign stamps too, and nothing newer. The last token stays, and marks all holds up to it as
--- ended by force. All end at once, but one call removes a bounded number of records: until none is left nobody enters, and the same
+-- Ends every hold that `inspect` showed, foreign stamps too, and nothing newer, and calls who may keep them. The last token stays, and
+-- marks all holds up to it as ended by force. All end at once, but one call removes a bounded number of records: until none is left nobody enters, and the same
 -- call again goes on. Whoever waits is next.
 -- KEYS: the lock
 -- ARGV: last_token, foreign_write_stamp_ms, foreign_read_stamp_ms, as `inspect` answered them; published limits
---   ('<read_limit_ms> <write_limit_ms>')
+--   ('<read_limit_ms> <write_limit_ms>'), the ids of the holds that it answered, with a blank between them (may be missing)
 -- Returns {'forced - <time> more' (0 or 1), id, …}: the holds that were live until now, and whether to call again | 'version - <time>'
 local key, id, seen, seen_write, seen_read = KEYS[1], '', tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local limits = ARGV[4]
+local limits, seen_ids = ARGV[4], ' ' .. (ARGV[5] or '') .. ' '
 local RETENTION_MS, MOST_TURNS = 60000, 64
 
 local time = redis.call('TIME')
 local server_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(server_us / 1000)
-local last, holder, queue, write, read = unpack(redis.call('HMGET', key, 't', 'h', 'u', 'write', 'read'))
+local last, holder, queue, write, read, mark = unpack(redis.call('HMGET', key, 't', 'h', 'u', 'write', 'read', 'k'))
 local own
 local reply = {'forced - ' .. time[1] .. ' ' .. time[2] .. ' 0'}
-if tonumber(last or 0) > seen then return reply end -- what was seen is over: this copy is late
+if tonumber(last or 0) > seen then
+  -- What was seen is over, and this copy late; but for a writer whose renewal brought it new tokens since.
+  local held = string.match(holder or '', '^2 w %d+ %d+ %d+ (.*)$')
+  if not (held and string.find(seen_ids, ' ' .. held .. ' ', 1, true)) then return reply end
+end
+local marked = mark and string.match(mark, '^%d+') == last and last
 --@queue
 
 touched = true
@@ -66,5 +71,6 @@ end
 
 admit()
 finish()
+if marked then redis.pcall('SPUBLISH', channel_of(':call'), marked) end
 if ended and slots > 0 then reply[1] = 'forced - ' .. time[1] .. ' ' .. time[2] .. ' 1' end
 return reply

@@ -2,7 +2,8 @@
 -- Shows who holds the lock and who waits for it: of many the first, and how many more are recorded.
 -- KEYS: the lock
 -- ARGV: none
--- Returns {'view - <time> last_token foreign_write_stamp_ms foreign_read_stamp_ms more_holders more_waiters', row, …}; a row is
+-- Returns {'view - <time> last_token foreign_write_stamp_ms foreign_read_stamp_ms more_holders more_waiters
+--   marked' (0 or 1), row, …}; a row is
 --   'hold id mode since_ms remaining_ms' | 'wait id mode since_ms': live holds, and live waiters, writers first, in their order.
 --   A stamp of 0 is none, and whether it still counts is for the caller to judge | 'version - <time>'
 local key = KEYS[1]
@@ -10,8 +11,8 @@ local MOST_RECORDS = 96 -- the holders and waiters that are looked at, live or d
 
 local time = redis.call('TIME')
 local now_ms = math.floor((time[1] * 1000000 + time[2]) / 1000)
-local last, holder, queue, write, read, old_writer, old_readers =
-  unpack(redis.call('HMGET', key, 't', 'h', 'u', 'write', 'read', 'W', 'a'))
+local last, holder, queue, write, read, old_writer, old_readers, mark =
+  unpack(redis.call('HMGET', key, 't', 'h', 'u', 'write', 'read', 'W', 'a', 'k'))
 if old_writer or old_readers or string.sub(holder or '2 ', 1, 2) ~= '2 ' or string.sub(queue or '2 ', 1, 2) ~= '2 ' then
   return 'version - ' .. time[1] .. ' ' .. time[2]
 end
@@ -71,5 +72,6 @@ local function stamp_of(text)
 end
 if write == ends then write = nil end
 if read == stamp then read = covered end
-return {string.format('view - %s %s %s %.0f %.0f %d %d', time[1], time[2], last or 0, stamp_of(write), stamp_of(read or covered),
-  holders - holders_seen, waiters - waiters_seen), unpack(rows)}
+local marked = mark and string.match(mark, '^%d+') == last and 1 or 0
+return {string.format('view - %s %s %s %.0f %.0f %d %d %d', time[1], time[2], last or 0, stamp_of(write), stamp_of(read or covered),
+  holders - holders_seen, waiters - waiters_seen, marked), unpack(rows)}

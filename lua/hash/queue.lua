@@ -266,16 +266,14 @@ local function admit()
     enter_writer(who, deadline_ms, turns)
     news[#news + 1] = {id = who, token = last, turns = block, deadline_ms = deadline_ms}
   end
-  local writers_waiting = #news > told and next_writer() and 1 or 0
-  for n = told + 1, #news do news[n].writers_waiting = writers_waiting end
+  local waited_for = #news > told and (next_writer() or writer and in_turn + waiting > 0 and heard_ms > now_ms) and 1 or 0
+  for n = told + 1, #news do news[n].waited_for = waited_for end
   -- The others of the turn come in one after the other's question.
   call = in_turn > 0 and redis.call('HGET', key, turn .. in_turn)
 end
 
 -- It lies in the key's slot: a key without a hash tag becomes one.
-local function channel_of(who)
-  return (string.find(key, '^[^{]*{[^}]+}') and key or '{' .. key .. '}') .. ':wake:' .. string.sub(who, 1, 32)
-end
+local function channel_of(rest) return (string.find(key, '^[^{]*{[^}]+}') and key or '{' .. key .. '}') .. rest end
 
 -- Ends the script, but for its answer: the headers, the ttl, and last the notices. `free_ms` is when the lock may be free if nothing was
 -- changed.
@@ -323,11 +321,11 @@ local function finish(free_ms)
   for _, one in ipairs(news) do
     if one.id ~= id then
       -- %.0f: concatenation would round a microsecond number to 14 digits.
-      redis.pcall('SPUBLISH', channel_of(one.id), string.format('%s %.0f %.0f %.0f %.0f %d', one.id, one.token, one.turns, one.deadline_ms,
-        server_us, one.writers_waiting))
+      redis.pcall('SPUBLISH', channel_of(':wake:' .. string.sub(one.id, 1, 32)), string.format('%s %.0f %.0f %.0f %.0f %d', one.id, one.token,
+        one.turns, one.deadline_ms, server_us, one.waited_for))
     end
   end
-  if call and call ~= id then redis.pcall('SPUBLISH', channel_of(call), call) end
+  if call and call ~= id then redis.pcall('SPUBLISH', channel_of(':wake:' .. string.sub(call, 1, 32)), call) end
 end
 
 if writer and writer_ms <= now_ms then -- dead, and its own stamp with it

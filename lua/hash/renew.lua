@@ -1,21 +1,41 @@
 #!lua flags=allow-oom
 -- Extends the live hold of one acquisition. Never shortens it, never brings back what is lost. Lets nobody in: whoever is next asks.
 -- KEYS: the lock
--- ARGV: id, lease_ms
--- Returns 'renewed id <time> remaining_ms' | 'lost id <time> forced_token' | 'version id <time>'
+-- ARGV: id, lease_ms; for who may keep the hold: 'k', and how many more tokens a writer wants at most (may be missing)
+-- Returns 'renewed id <time> remaining_ms' | with 'k' 'renewed id <time> remaining_ms waited_for first_token turns' (0 or 1; its new tokens,
+--   '0 0' for none) | 'lost id <time> forced_token' | 'version id <time>'
 local key, id = KEYS[1], ARGV[1]
-local RETENTION_MS = 60000
+local RETENTION_MS, MOST_TURNS = 60000, 64
 
 local time = redis.call('TIME')
 local now_ms = math.floor((time[1] * 1000000 + time[2]) / 1000)
-local holder, queue, write, read, own = unpack(redis.call('HMGET', key, 'h', 'u', 'write', 'read', 'R' .. id))
+local keeps, holder, queue, write, read, own, last, mark = ARGV[3]
+if keeps then
+  holder, queue, write, read, own, last, mark = unpack(redis.call('HMGET', key, 'h', 'u', 'write', 'read', 'R' .. id, 't', 'k'))
+else
+  holder, queue, write, read, own = unpack(redis.call('HMGET', key, 'h', 'u', 'write', 'read', 'R' .. id))
+end
 local deadline_ms = now_ms + ARGV[2]
 local heard_ms = queue and string.match(queue, '^2 (%d+)') or 0
+local writers_wait = keeps and queue and not string.find(queue, '^2 %d+ %a %d+ %d+ 0 ')
 
 -- Somebody who does not know us is inside beside a live hold: nothing is known any more of the tokens up to now. Else a release whose
 -- first reply was lost would take the end of the hold for its own doing.
 local function disown()
   redis.call('HSET', key, 'b', string.format('%.0f', (redis.call('HGET', key, 't') or 0) + 1))
+end
+
+-- Sets the mark, and answers. `turns` is how many tokens this brings, `ahead` by how many the last one moves on.
+local kept = keeps and function(deadline_ms, is_waited_for, turns, ahead)
+  local marked, rest = string.match(mark or '', '^(%d+)(.*)$')
+  local token = string.format('%.0f', last + ahead)
+  if not is_waited_for or marked ~= last then
+    redis.call('HSET', key, 'k', token)
+  elseif ahead > 0 then -- and when it was called for
+    redis.call('HSET', key, 'k', token .. rest)
+  end
+  return string.format('renewed %s %s %s %d %d %.0f %d', id, time[1], time[2], deadline_ms - now_ms, is_waited_for and 1 or 0,
+    turns > 0 and last + ahead - turns + 1 or 0, turns)
 end
 
 local ends, since, block, who = string.match(holder or '', '^2 w (%d+) (%d+) (%d+) (.*)$')
@@ -24,8 +44,16 @@ local kind, slots, stamp, covered, overrun = string.match(holder or '', '^2 ([rx
 if who == id then
   if write == ends and tonumber(ends) > now_ms then
     deadline_ms = math.max(deadline_ms, ends)
+    local turns, ahead = 0, 0
+    if keeps and tonumber(ARGV[4] or 0) > 0 then -- up to the clock, as those of a grant
+      ahead = math.max(1, time[1] * 1000000 + time[2] - last)
+      turns = math.min(ARGV[4], MOST_TURNS, ahead)
+      block = string.format('%02d', turns)
+      redis.call('HSET', key, 't', string.format('%.0f', last + ahead))
+    end
     redis.call('HSET', key, 'h', string.format('2 w %d %s %s %s', deadline_ms, since, block, id), 'write', string.format('%d', deadline_ms))
     redis.call('PEXPIREAT', key, string.format('%d', math.max(deadline_ms, heard_ms) + RETENTION_MS))
+    if keeps then return kept(deadline_ms, tonumber(heard_ms) > now_ms, turns, ahead) end
     return string.format('renewed %s %s %s %d', id, time[1], time[2], deadline_ms - now_ms)
   end
   -- Dead from now on, and replaced like any dead writer, after whom the readers have their turn.
@@ -46,6 +74,7 @@ elseif sole == id then
     local ends = string.format('%d', deadline_ms)
     redis.call('HSET', key, 'h', '2 s ' .. ends .. ' ' .. sole_since .. ' ' .. id, 'read', ends .. '.0')
     redis.call('PEXPIREAT', key, string.format('%d', math.max(deadline_ms, heard_ms) + RETENTION_MS))
+    if keeps then return kept(deadline_ms, tonumber(heard_ms) > now_ms and writers_wait, 0, 0) end
     return string.format('renewed %s %s %s %d', id, time[1], time[2], deadline_ms - now_ms)
   end
 end
@@ -62,6 +91,7 @@ if own and kind then
     redis.call('HSET', key, 'R' .. id, string.format('%d %s', deadline_ms, own_since),
       'h', string.format('2 r %s %d.0 %d %s', slots, stamp_ms, covered, overrun), 'read', string.format('%d.0', stamp_ms))
     redis.call('PEXPIREAT', key, string.format('%d', math.max(stamp_ms, heard_ms) + RETENTION_MS))
+    if keeps then return kept(deadline_ms, tonumber(heard_ms) > now_ms and writers_wait, 0, 0) end
     return string.format('renewed %s %s %s %d', id, time[1], time[2], deadline_ms - now_ms)
   end
   -- Dead, or an intruder's `write` stands or stood beside it: dead from now on, and removed like any dead reader.

@@ -14,6 +14,7 @@ static SCRIPTS: Scripts = Scripts {
     renew: Script::new(hash::RENEW),
     inspect: Script::new(hash::INSPECT),
     force: Script::new(hash::FORCE),
+    used: Some(Script::new(hash::USED)),
     key_parts: &["lock"],
 };
 

@@ -20,7 +20,7 @@ use crate::lease::{Anchor, FencingToken, Moment, ServerTime};
 use crate::scheme::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
     Granted, Hearing, Holder, IfTaken, Leave, Mode, Notice, ReleaseReply, Renewal, Renewed, Route, Scheme,
-    Subscription, View, Waiter, scripts,
+    Subscription, View, Waiter, nobody_calls, refused, scripts,
 };
 use crate::transport::{Call, Expiry, NO_ID, Script, Transport, Words};
 
@@ -32,6 +32,8 @@ pub(crate) struct Scripts {
     pub(crate) renew: Script,
     pub(crate) inspect: Script,
     pub(crate) force: Script,
+    /// Answers a try, in a scheme that calls.
+    pub(crate) used: Option<Script>,
     /// The last parts of the keys that each script is called with, in order.
     pub(crate) key_parts: &'static [&'static str],
 }
@@ -67,8 +69,8 @@ impl LuaScheme {
 
     /// Commands without which it cannot do its work.
     fn commands(&self) -> BTreeSet<&'static str> {
-        let Scripts { acquire, leave, convert, renew, inspect, force, key_parts: _ } = self.scripts;
-        [acquire, leave, convert, renew, inspect, force].into_iter().flat_map(Script::commands).collect()
+        let Scripts { acquire, leave, convert, renew, inspect, force, used, key_parts: _ } = self.scripts;
+        [acquire, leave, convert, renew, inspect, force].into_iter().chain(used).flat_map(Script::commands).collect()
     }
 
     fn rights_call(&self, key: &Key, more: &[&str]) -> Call {
@@ -102,6 +104,12 @@ impl LuaScheme {
         if let Waiting::InTheLock { limits } = &self.waiting {
             max_tokens_arg(call, request.max_tokens);
             call.arg(limits);
+            match (request.keeps, matches!(request.if_taken, IfTaken::Try { .. })) {
+                (true, false) => call.arg(KEEP),
+                (false, true) => call.arg("t"),
+                (true, true) => call.arg("kt"),
+                (false, false) => {}
+            }
         }
     }
 
@@ -143,6 +151,9 @@ impl LuaScheme {
             max_tokens_arg(call, request.max_tokens);
         }
         self.surroundings(call);
+        if request.keeps && self.calls_back() {
+            call.arg(KEEP);
+        }
     }
 
     fn convert_call(&self, key: &Key, old: &AcquisitionId, request: &AcquireRequest) -> Call {
@@ -157,6 +168,12 @@ impl LuaScheme {
         let mut call = self.call(&self.scripts.renew, &renewal.key);
         call.echoed_arg(renewal.id.as_str());
         call.number(whole_millis(renewal.lease));
+        if renewal.keeps && self.calls_back() {
+            call.arg(KEEP);
+            if renewal.tokens > 0 {
+                call.number(renewal.tokens);
+            }
+        }
         call.grants = true;
         call
     }
@@ -168,6 +185,15 @@ impl LuaScheme {
             call.number(number);
         }
         self.surroundings(&mut call);
+        if self.calls_back() {
+            call.arg(&ids(seen));
+        }
+        call
+    }
+
+    fn used_call(&self, script: &'static Script, key: &Key, id: &str) -> Call {
+        let mut call = self.call(script, key);
+        call.echoed_arg(id);
         call
     }
 
@@ -175,8 +201,7 @@ impl LuaScheme {
     fn force_shown_call(&self, key: &Key, token: Option<FencingToken>, seen: &View) -> Call {
         let mut call = self.force_call(key, &View { token, ..View::default() });
         call.number(seen.token.map_or(0, FencingToken::as_u64));
-        let ids: Vec<_> = seen.holders.iter().map(|holder| &*holder.id).collect();
-        call.arg(&ids.join(" "));
+        call.arg(&ids(seen));
         call
     }
 
@@ -185,6 +210,11 @@ impl LuaScheme {
         if let Waiting::InTheLock { limits } = &self.waiting {
             call.arg(limits);
         }
+    }
+
+    /// Whether holds may be kept, and whoever waits calls.
+    fn calls_back(&self) -> bool {
+        matches!(self.waiting, Waiting::InTheLock { .. })
     }
 
     /// Each manager has its own.
@@ -227,6 +257,10 @@ impl LuaScheme {
 
 /// What channels have behind the key, or in place of its last part.
 const WAKE: &str = "wake";
+/// Likewise, where all hear who may keep a hold.
+const CALL: &str = "call";
+/// Says that a hold may be kept.
+const KEEP: &str = "k";
 
 /// What a server says that was asked for rights.
 fn refused_commands(reply: &Value) -> Option<Vec<String>> {
@@ -236,6 +270,11 @@ fn refused_commands(reply: &Value) -> Option<Vec<String>> {
     words.time()?;
     let refused = std::iter::from_fn(|| words.word()).filter(|word| !word.is_empty());
     Some(refused.map(|word| String::from_utf8_lossy(word).into_owned()).collect())
+}
+
+/// Those of all holds that a look has shown.
+fn ids(seen: &View) -> String {
+    seen.holders.iter().map(|holder| &*holder.id).collect::<Vec<_>>().join(" ")
 }
 
 fn letter(mode: Mode) -> &'static str {
@@ -386,6 +425,25 @@ impl Scheme for LuaScheme {
         self.transport.subscribed(key.slot(), &self.channel(key, manager), read_notice)
     }
 
+    fn calls(&self, key: &Key) -> Option<Subscription> {
+        if !self.calls_back() {
+            return None;
+        }
+        let channel = [&key.channels(self.scripts.key_parts[0]), ":", CALL].concat();
+        self.transport.subscribe(key.slot(), &channel, read_call)
+    }
+
+    fn tell_used<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
+        Box::pin(async move {
+            let script = self.scripts.used.as_ref().ok_or_else(nobody_calls)?;
+            if !AcquisitionId::is_one(id) {
+                return Err(refused("this is no id"));
+            }
+            let reply = self.transport.call_ahead(self.used_call(script, key, id)).await?;
+            read_reply(reply, id, |code, _| (code == "told").then_some(()))
+        })
+    }
+
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
         Box::pin(async move {
             let mut names = BTreeSet::new();
@@ -452,6 +510,7 @@ fn acquired(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
         "granted" => Some(Acquired::Granted(granted(fields)?)),
         "queued" => Some(Acquired::Queued { retry_in: fields.millis()? }),
         "contended" => Some(Acquired::Contended { retry_in: fields.millis()? }),
+        "kept" => Some(Acquired::Kept { retry_in: fields.millis()? }),
         "late" => Some(Acquired::Late),
         _ => None,
     }
@@ -496,10 +555,21 @@ fn left(code: &str, fields: &mut Fields<'_>) -> Option<ReleaseReply> {
 
 fn renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
     match code {
-        "renewed" => Some(Renewed::of(fields.millis()?)),
+        "renewed" => renewed_hold(fields),
         "lost" => Some(Renewed::Lost { forced: fields.token()? }),
         _ => None,
     }
+}
+
+fn renewed_hold(fields: &mut Fields<'_>) -> Option<Renewed> {
+    let remaining = fields.millis()?;
+    // More is told to who may keep it only.
+    let Some(waited_for) = fields.number() else {
+        return Some(Renewed::of(remaining));
+    };
+    let (first, count) = (fields.token()?, fields.number()?);
+    let tokens = first.filter(|_| count > 0).map(|first| (first, count));
+    Some(Renewed::Renewed { remaining, is_waited_for: waited_for == 1, tokens })
 }
 
 fn view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
@@ -515,7 +585,8 @@ fn view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
         waiters: Vec::new(),
         more_waiters: fields.count()?,
         tokens: Vec::new(),
-        is_marked: false,
+        // Only one of the schemes tells it.
+        is_marked: fields.number() == Some(1),
     };
     while let Some(mut row) = fields.row() {
         let kind = row.text()?;
@@ -541,7 +612,29 @@ fn forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
 
 /// Reads what a lock publishes. A grant names who was granted; anything else says that the lock can be taken.
 fn read_notice(message: &[u8], anchor: Option<Anchor>) -> Notice {
+    if let Some(id) = message.strip_prefix(b"used ").and_then(id_of) {
+        return Notice::Used { id };
+    }
     anchor.and_then(|anchor| granted_notice(message, anchor)).unwrap_or(Notice::AskAgain)
+}
+
+fn id_of(text: &[u8]) -> Option<Arc<str>> {
+    str::from_utf8(text).ok().filter(|id| AcquisitionId::is_one(id)).map(Arc::from)
+}
+
+/// Reads a call: `<last_token>`, or `<last_token> <id>` of a try. What is none calls nobody: it names a token below all.
+fn read_call(message: &[u8], _: Option<Anchor>) -> Notice {
+    call(message).unwrap_or(Notice::Called { token: FencingToken::LOWEST, id: None })
+}
+
+fn call(message: &[u8]) -> Option<Notice> {
+    let mut words = message.splitn(2, |byte| *byte == b' ');
+    let token = FencingToken::from_wire(str::from_utf8(words.next()?).ok()?.parse().ok()?)?;
+    let id = match words.next() {
+        Some(id) => Some(id_of(id)?),
+        None => None,
+    };
+    Some(Notice::Called { token, id })
 }
 
 /// `<id> <last_token> <tokens> <deadline_ms> <server_us> <is_waited_for>`, counted from the anchor: the deadline alone is what

@@ -18,9 +18,9 @@ mod record;
 #[cfg(test)]
 pub(crate) mod replica;
 
+pub(crate) use self::record::{CallBack, News, Record};
 #[cfg(test)]
 pub(crate) use self::record::{Limits, PublishedLimitsMs};
-pub(crate) use self::record::{News, Record};
 
 use crate::clock::Clock;
 use crate::health::{NodeHealth, NodeRole, Traffic};
@@ -74,9 +74,14 @@ struct Lock {
     subscribers: Vec<Subscriber>,
 }
 
-/// Waiters of one manager.
+/// What is told on a channel: to the waiters of one manager, or to all who may keep a hold.
+enum Channel {
+    Wake { manager: Box<str> },
+    Call,
+}
+
 struct Subscriber {
-    manager: Box<str>,
+    channel: Channel,
     wire: Arc<Wire>,
     notices: mpsc::UnboundedSender<Notice>,
 }
@@ -111,16 +116,25 @@ impl Lock {
     fn publish(&mut self, sent: Moment, server: ServerTime) {
         for News { id, granted } in self.record.take_news() {
             let answer = Answered { sent, server, value: granted };
-            self.tell(&id, &Notice::Granted { id: id.shared(), at: server, answer });
+            self.tell(id.as_str(), &Notice::Granted { id: id.shared(), at: server, answer });
         }
         if let Some(id) = self.record.take_call() {
-            self.tell(&id, &Notice::AskAgain);
+            self.tell(id.as_str(), &Notice::AskAgain);
+        }
+        if let Some(CallBack { token, id }) = self.record.take_call_back() {
+            let notice = Notice::Called { token, id: id.map(|id| id.shared()) };
+            self.tell_those(|channel| matches!(channel, Channel::Call), &notice);
         }
     }
 
-    fn tell(&mut self, id: &AcquisitionId, notice: &Notice) {
-        self.subscribers.retain(|Subscriber { manager, wire, notices }| {
-            wire.is_cut() || !id.as_str().starts_with(&**manager) || notices.send(notice.clone()).is_ok()
+    /// The manager of this acquisition.
+    fn tell(&mut self, id: &str, notice: &Notice) {
+        self.tell_those(|channel| matches!(channel, Channel::Wake { manager } if id.starts_with(&**manager)), notice);
+    }
+
+    fn tell_those(&mut self, hears: impl Fn(&Channel) -> bool, notice: &Notice) {
+        self.subscribers.retain(|Subscriber { channel, wire, notices }| {
+            wire.is_cut() || !hears(channel) || notices.send(notice.clone()).is_ok()
         });
     }
 }
@@ -155,7 +169,7 @@ impl Store {
         Answered { sent, server, value }
     }
 
-    fn subscribe(&self, key: &Key, manager: &str, wire: &Arc<Wire>) -> mpsc::UnboundedReceiver<Notice> {
+    fn subscribe(&self, key: &Key, channel: Channel, wire: &Arc<Wire>) -> Subscription {
         let (sender, notices) = mpsc::unbounded_channel();
         if !wire.is_cut() {
             // The receiver is here: it cannot be closed.
@@ -164,8 +178,16 @@ impl Store {
         let mut locks = self.locks.lock();
         let lock = locks.get(key, self.server_time());
         lock.subscribers.retain(|subscriber| !subscriber.notices.is_closed());
-        lock.subscribers.push(Subscriber { manager: manager.into(), wire: Arc::clone(wire), notices: sender });
-        notices
+        lock.subscribers.push(Subscriber { channel, wire: Arc::clone(wire), notices: sender });
+        Subscription { notices, _end: Box::new(()) }
+    }
+
+    fn tell_used(&self, key: &Key, id: &str) -> Answered<()> {
+        let sent = self.clock.now();
+        let mut locks = self.locks.lock();
+        let server = self.server_time();
+        locks.get(key, server).tell(id, &Notice::Used { id: id.into() });
+        Answered { sent, server, value: () }
     }
 
     /// Cuts a manager off.
@@ -265,8 +287,10 @@ impl Scheme for Memory {
 
     fn renew<'a>(&'a self, _: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
         let renew = |renewal: &Renewal| {
-            let Renewal { key, id, lease, .. } = renewal;
-            self.apply(key, |record, now| record.renew(now, id, *lease))
+            let Renewal { key, id, lease, keeps, tokens } = renewal;
+            self.apply(key, |record, now| {
+                if *keeps { record.renew_kept(now, id, *lease, *tokens) } else { record.renew(now, id, *lease) }
+            })
         };
         Box::pin(async move { batch.iter().map(renew).collect() })
     }
@@ -301,7 +325,18 @@ impl Scheme for Memory {
     }
 
     fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription> {
-        Some(Subscription { notices: self.store.subscribe(key, manager, &self.wire), _end: Box::new(()) })
+        Some(self.store.subscribe(key, Channel::Wake { manager: manager.into() }, &self.wire))
+    }
+
+    fn calls(&self, key: &Key) -> Option<Subscription> {
+        Some(self.store.subscribe(key, Channel::Call, &self.wire))
+    }
+
+    fn tell_used<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
+        Box::pin(async move {
+            self.wire.check()?;
+            Ok(self.store.tell_used(key, id))
+        })
     }
 
     fn subscribed(&self, _: &Key, _: &str) -> Option<Subscription> {

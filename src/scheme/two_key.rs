@@ -13,6 +13,7 @@ static SCRIPTS: Scripts = Scripts {
     renew: Script::new(two_key::RENEW),
     inspect: Script::new(two_key::INSPECT),
     force: Script::new(two_key::FORCE),
+    used: None,
     key_parts: &["read", "write"],
 };
 

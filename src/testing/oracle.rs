@@ -217,7 +217,7 @@ fn altered(changes: &[(&str, &str)]) -> &'static Scripts {
     }
     let alter = |text: &str| changes.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
     let [acquire, leave, convert, renew, inspect, force] = texts.map(|text| Script::new(alter(text).leak()));
-    Box::leak(Box::new(Scripts { acquire, leave, convert, renew, inspect, force, key_parts: &["lock"] }))
+    Box::leak(Box::new(Scripts { acquire, leave, convert, renew, inspect, force, used: None, key_parts: &["lock"] }))
 }
 
 /// One that touches at most two records. Its hashes become tables early, too.
@@ -275,6 +275,53 @@ fn broken_stamps_are_noticed() {
 }
 
 #[test]
+fn broken_marks_are_noticed() {
+    let node = Node::start(Server::Valkey91).expect("the server starts");
+    let changes = [
+        // A mark is not set: by a grant, a reader that joins, a conversion, a renewal.
+        ("if keeps then call('HSET', key, 'k', token) end", ""),
+        ("    if keeps then call('HSET', key, 'k', last) end", ""),
+        ("if ARGV[8] and (waited_for", "if false and (waited_for"),
+        ("    redis.call('HSET', key, 'k', token)\n", ""),
+        // It does not go along with new tokens, or counts for a later phase.
+        ("redis.call('HSET', key, 'k', token .. rest)", ""),
+        ("if tonumber(marked) == last and", "if marked and"),
+        // That it was called is forgotten, or never.
+        ("if keeps and (waited_for == 0 or", "if keeps and (true or"),
+        ("passed_ms < 0 or passed_ms >= CALL_MS", "true"),
+        (
+            "called_ms = string.match(mark or '', '^(%d+) ?(%d*)$')",
+            "called_ms = string.match(mark or '', '^(%d+)'), '0'",
+        ),
+        ("if keeps and (waited_for == 0 or", "if keeps and (false or"),
+        // Somebody calls whom a waiting writer keeps out; a try does not say who it is; a refusal calls.
+        ("and (mode == 'w' or writer) then", "then"),
+        ("marked .. ' ' .. id)", "marked)"),
+        ("elseif queues and letters and letters ~= 'k' then", "elseif false then"),
+        ("string.match(mark, '^%d+') == last and 'kept' or 'contended'", "'contended'"),
+        ("    answer = 'kept'", ""),
+        // A renewal tells of nobody or of the dead; a grant tells a writer of no readers.
+        ("is_waited_for and 1 or 0,", "0,"),
+        ("kept(deadline_ms, tonumber(heard_ms) > now_ms, turns", "kept(deadline_ms, queue, turns"),
+        ("(next_writer() or writer and in_turn + waiting > 0 and heard_ms > now_ms)", "next_writer()"),
+        // Tokens run ahead of the clock, come twice, or are not the repeat's.
+        ("turns = math.min(ARGV[4], MOST_TURNS, ahead)", "turns = math.min(ARGV[4], MOST_TURNS)"),
+        ("turns = math.min(ARGV[4], MOST_TURNS, ahead)", "turns = math.min(ARGV[4], ahead)"),
+        ("      redis.call('HSET', key, 't', string.format('%.0f', last + ahead))\n", ""),
+        ("      block = string.format('%02d', turns)\n", ""),
+        // A force calls nobody, lets a renewal escape, or ends what is newer.
+        ("if marked then redis.pcall('SPUBLISH', channel_of(':call'), marked) end", ""),
+        ("if not (held and string.find(seen_ids, ' ' .. held .. ' ', 1, true)) then return reply end", "return reply"),
+        ("if not (held and string.find(seen_ids, ' ' .. held .. ' ', 1, true)) then return reply end", ""),
+        // A look shows no mark.
+        ("== last and 1 or 0\nreturn", "== last and 0 or 0\nreturn"),
+    ];
+    for (from, to) in changes {
+        notices(Setting::new(Topology::node(node.url()), Face::Hash, 0).told_by(vec![&node]), from, to);
+    }
+}
+
+#[test]
 fn broken_limits_are_noticed() {
     let node = Node::start(Server::Valkey91).expect("the server starts");
     let changes = [
@@ -284,6 +331,11 @@ fn broken_limits_are_noticed() {
         ("if call and call ~= id then", "if false then"),
         // More is looked at than may be.
         ("if records == 0 then\n      crowded = true", "if false then\n      crowded = true"),
+        // A reader that keeps its hold is told of readers who are not in yet.
+        (
+            "tonumber(heard_ms) > now_ms and writers_wait, 0, 0) end\n    return",
+            "tonumber(heard_ms) > now_ms, 0, 0) end\n    return",
+        ),
     ];
     for (from, to) in changes {
         let setting = Setting::new(Topology::node(node.url()), Face::Hash, 0).told_by(vec![&node]);

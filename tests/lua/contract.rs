@@ -443,7 +443,16 @@ fn force_ends_all_and_is_remembered(mut lock: Lock) {
 /// A look at a free lock with this last token.
 fn view_of(token: i64) -> View {
     let (holders, waiters) = (Vec::new(), Vec::new());
-    View { token, foreign_write_ms: 0, foreign_read_ms: 0, holders, more_holders: 0, waiters, more_waiters: 0 }
+    View {
+        token,
+        foreign_write_ms: 0,
+        foreign_read_ms: 0,
+        holders,
+        more_holders: 0,
+        waiters,
+        more_waiters: 0,
+        is_marked: false,
+    }
 }
 
 fn late_force_ends_nothing_newer(mut lock: Lock) {

@@ -62,6 +62,10 @@ fn check_hash(fields: &BTreeMap<String, String>, now_ms: i64) {
     assert!(!has("W") || number("T") <= number("t"), "{fields:?}");
     assert!(has("a") == has("m") && (has("a") || !(has("v") || has("o"))), "{fields:?}");
     assert!(has("t") || !(has("W") || has("a")), "{fields:?}");
+    if let Some(mark) = fields.get("k") {
+        let words: Vec<i64> = mark.split(' ').map(|word| word.parse().expect("a number, written out")).collect();
+        assert!(words.len() <= 2 && words[0] <= number("t"), "a mark of its time: {fields:?}");
+    }
     assert!(!has("b") || number("b") <= number("t") + 1, "the next is known: {fields:?}");
 
     let slots = if has("a") { number("a") } else { 0 };

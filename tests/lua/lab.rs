@@ -58,9 +58,10 @@ impl Mode {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    Granted { token: i64, turns: i64, remaining_ms: i64, writers_waiting: bool },
+    Granted { token: i64, turns: i64, remaining_ms: i64, waited_for: bool },
     Queued { retry_in_ms: i64 },
     Contended { retry_in_ms: i64 },
+    Kept { retry_in_ms: i64 },
     Late,
 }
 
@@ -77,9 +78,18 @@ pub(crate) enum Renewed {
     Lost { forced: i64 },
 }
 
+/// What a renewal tells who may keep the hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    pub(crate) remaining_ms: i64,
+    pub(crate) waited_for: bool,
+    pub(crate) first: i64,
+    pub(crate) turns: i64,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turned {
-    Granted { token: i64, turns: i64, remaining_ms: i64, writers_waiting: bool },
+    Granted { token: i64, turns: i64, remaining_ms: i64, waited_for: bool },
     Refused,
     Lost { forced: i64 },
     Late,
@@ -94,6 +104,7 @@ pub(crate) struct View {
     pub(crate) more_holders: i64,
     pub(crate) waiters: Vec<Waiter>,
     pub(crate) more_waiters: i64,
+    pub(crate) is_marked: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,13 +143,14 @@ pub(crate) struct Lab {
     shas: BTreeMap<(&'static str, &'static str), String>,
 }
 
-const SCRIPTS: [(&str, &str, &str); 12] = [
+const SCRIPTS: [(&str, &str, &str); 13] = [
     ("hash", "acquire", scripts::hash::ACQUIRE),
     ("hash", "leave", scripts::hash::LEAVE),
     ("hash", "convert", scripts::hash::CONVERT),
     ("hash", "renew", scripts::hash::RENEW),
     ("hash", "inspect", scripts::hash::INSPECT),
     ("hash", "force", scripts::hash::FORCE),
+    ("hash", "used", scripts::hash::USED),
     ("two_key", "acquire", scripts::two_key::ACQUIRE),
     ("two_key", "leave", scripts::two_key::LEAVE),
     ("two_key", "convert", scripts::two_key::CONVERT),
@@ -155,15 +167,20 @@ pub(crate) struct Wish {
     pub(crate) patience_ms: i64,
     pub(crate) turns: i64,
     pub(crate) not_after_ms: i64,
+    /// What it says of itself: `k`, `t`, both or nothing.
+    pub(crate) letters: &'static str,
 }
 
 impl Default for Wish {
     fn default() -> Self {
-        Self { lease_ms: LEASE_MS, patience_ms: 0, turns: 1, not_after_ms: NEVER_LATE }
+        Self::AT_ONCE
     }
 }
 
 impl Wish {
+    pub(crate) const AT_ONCE: Self =
+        Self { lease_ms: LEASE_MS, patience_ms: 0, turns: 1, not_after_ms: NEVER_LATE, letters: "" };
+
     /// Waits if it must.
     pub(crate) fn patient() -> Self {
         Self { patience_ms: PATIENCE_MS, ..Self::default() }
@@ -320,7 +337,9 @@ impl Lock {
         if self.scheme == Scheme::Hash {
             args.push(turns);
         }
-        self.with_surroundings(&args)
+        let mut args = self.with_surroundings(&args);
+        args.extend(wish.letters.contains('k').then(|| "k".to_owned()));
+        args
     }
 
     pub(crate) fn wish_args(&self, id: &str, mode: Mode, wish: Wish) -> Vec<String> {
@@ -329,6 +348,7 @@ impl Lock {
         let mut args = vec![not_after_ms, id.to_owned(), mode.letter().to_owned(), lease_ms, patience_ms];
         if self.scheme == Scheme::Hash {
             args.extend([turns, format!("{READ_LIMIT_MS} {WRITE_LIMIT_MS}")]);
+            args.extend((!wish.letters.is_empty()).then(|| wish.letters.to_owned()));
         }
         args
     }
@@ -343,11 +363,12 @@ impl Lock {
         let mut reply = self.run("acquire", id, &args);
         let acquired = match reply.code.as_str() {
             "granted" => {
-                let (token, turns, remaining_ms, writers_waiting) = reply.granted();
-                Acquired::Granted { token, turns, remaining_ms, writers_waiting }
+                let (token, turns, remaining_ms, waited_for) = reply.granted();
+                Acquired::Granted { token, turns, remaining_ms, waited_for }
             }
             "queued" => Acquired::Queued { retry_in_ms: reply.int() },
             "contended" => Acquired::Contended { retry_in_ms: reply.int() },
+            "kept" => Acquired::Kept { retry_in_ms: reply.int() },
             "late" => Acquired::Late,
             code => panic!("acquire answered {code}"),
         };
@@ -363,7 +384,7 @@ impl Lock {
                 assert!(retry_in_ms >= 1);
                 self.assert_covered_until(reply.server_us / 1000 + wish.patience_ms);
             }
-            Acquired::Contended { retry_in_ms } => assert!(retry_in_ms >= 1),
+            Acquired::Contended { retry_in_ms } | Acquired::Kept { retry_in_ms } => assert!(retry_in_ms >= 1),
             Acquired::Late => {}
         }
         acquired
@@ -385,8 +406,8 @@ impl Lock {
         let mut reply = self.run("convert", new, &args);
         let turned = match reply.code.as_str() {
             "granted" => {
-                let (token, turns, remaining_ms, writers_waiting) = reply.granted();
-                Turned::Granted { token, turns, remaining_ms, writers_waiting }
+                let (token, turns, remaining_ms, waited_for) = reply.granted();
+                Turned::Granted { token, turns, remaining_ms, waited_for }
             }
             "refused" => Turned::Refused,
             "lost" => Turned::Lost { forced: reply.int() },
@@ -469,6 +490,17 @@ impl Lock {
         renewed
     }
 
+    /// Renews a hold that may be kept, and wants so many more tokens.
+    pub(crate) fn renew_kept(&mut self, id: &str, turns: i64) -> Kept {
+        let mut reply = self.run("renew", id, &[id, &LEASE_MS.to_string(), "k", &turns.to_string()]);
+        assert_eq!(reply.code, "renewed");
+        let (remaining_ms, waited_for) = (reply.int(), reply.int() == 1);
+        let kept = Kept { remaining_ms, waited_for, first: reply.int(), turns: reply.int() };
+        reply.end();
+        self.assert_covered_until(reply.server_us / 1000 + remaining_ms);
+        kept
+    }
+
     /// Renews and returns the remaining time.
     pub(crate) fn renewed(&mut self, id: &str, lease_ms: i64) -> i64 {
         match self.renew(id, lease_ms) {
@@ -482,6 +514,7 @@ impl Lock {
         assert_eq!(reply.code, "view");
         let (token, foreign_write_ms, foreign_read_ms) = (reply.int(), reply.int(), reply.int());
         let (more_holders, more_waiters) = (reply.int(), reply.int());
+        let is_marked = self.scheme == Scheme::Hash && reply.int() == 1;
         let (mut holders, mut waiters) = (Vec::new(), Vec::new());
         while let Some(mut row) = reply.row() {
             let (kind, id, mode, since_ms) = (row.text(), row.text(), row.mode(), row.int());
@@ -493,7 +526,7 @@ impl Lock {
             row.end();
         }
         reply.end();
-        View { token, foreign_write_ms, foreign_read_ms, holders, more_holders, waiters, more_waiters }
+        View { token, foreign_write_ms, foreign_read_ms, holders, more_holders, waiters, more_waiters, is_marked }
     }
 
     /// Ends whatever is there. The ids that were ended, in order of their names.
@@ -504,8 +537,10 @@ impl Lock {
 
     /// For `try_run`.
     pub(crate) fn force_args(&self, seen: &View) -> Vec<String> {
-        let seen = [seen.token, seen.foreign_write_ms, seen.foreign_read_ms].map(|number| number.to_string());
-        self.with_surroundings(&seen.each_ref().map(String::as_str))
+        let numbers = [seen.token, seen.foreign_write_ms, seen.foreign_read_ms].map(|number| number.to_string());
+        let mut args = self.with_surroundings(&numbers.each_ref().map(String::as_str));
+        args.extend((self.scheme == Scheme::Hash).then(|| seen.ids().join(" ")));
+        args
     }
 
     /// The same with what an earlier look has shown, until there is no more.
@@ -530,6 +565,13 @@ impl Lock {
         let ids = std::iter::from_fn(|| reply.row().map(|mut row| row.text())).collect();
         reply.end();
         (ids, more)
+    }
+
+    /// Answers the call of a try.
+    pub(crate) fn used(&mut self, id: &str) {
+        let reply = self.run("used", id, &[id]);
+        assert_eq!(reply.code, "told");
+        reply.end();
     }
 
     /// Any command, on this lock's connection.

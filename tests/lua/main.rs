@@ -8,6 +8,7 @@ mod costs;
 mod invariants;
 mod lab;
 mod layout;
+mod marks;
 mod model;
 mod published;
 mod queue;

@@ -97,7 +97,7 @@ fn waiting_writer_stops_new_readers_but_not_those_inside(mut lock: Lock) {
     lock.queued("w", Write);
     for _ in 0..2 {
         let again = lock.acquire("a", Read, LEASE_MS);
-        assert!(matches!(again, Acquired::Granted { token: same, writers_waiting: true, .. } if same == token));
+        assert!(matches!(again, Acquired::Granted { token: same, waited_for: true, .. } if same == token));
         assert!((LEASE_MS / 2..=LEASE_MS).contains(&lock.queued("b", Read)));
         lock.contended("c", Read);
         lock.contended("v", Write);
@@ -117,7 +117,7 @@ fn after_a_writer_all_waiting_readers_enter(mut lock: Lock) {
     let token = lock.inspect().token;
     for id in ["a", "b", "c"] {
         let claim = lock.acquire(id, Read, LEASE_MS);
-        assert!(matches!(claim, Acquired::Granted { token: same, writers_waiting: true, .. } if same == token));
+        assert!(matches!(claim, Acquired::Granted { token: same, waited_for: true, .. } if same == token));
     }
     lock.queued("d", Read);
     for id in ["a", "b", "c"] {
@@ -407,7 +407,7 @@ fn blocks_of_tokens_do_not_overlap(mut lock: Lock) {
 
 impl Lock {
     /// Waits until the server's clock is so far ahead of the last token.
-    fn pass_us(&mut self, us: i64) {
+    pub(crate) fn pass_us(&mut self, us: i64) {
         let last: i64 = self.field("t").expect("a token").parse().expect("a number");
         while self.server_us() <= last + us {}
     }
@@ -701,7 +701,7 @@ fn own(n: usize) -> String {
 }
 
 impl Lock {
-    fn wake_channel(&self, manager: &str) -> String {
+    pub(crate) fn wake_channel(&self, manager: &str) -> String {
         format!("{}:wake:{manager}", self.key())
     }
 }

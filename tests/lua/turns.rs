@@ -163,7 +163,7 @@ fn downgrade_lets_all_waiting_readers_in(mut lock: Lock) {
         lock.queued(id, mode);
     }
     let turned = lock.turn("w", "r", Read, Wish::default());
-    let Turned::Granted { token, writers_waiting: true, .. } = turned else { panic!("{turned:?}") };
+    let Turned::Granted { token, waited_for: true, .. } = turned else { panic!("{turned:?}") };
     assert_eq!(lock.holders(), ["a", "b", "r"]);
     assert_eq!(lock.granted("a", Read), token, "they share the phase");
     assert_eq!(lock.inspect().waiting(), ["v"]);

@@ -182,7 +182,7 @@ fn waiting_writer_stops_new_readers(mut lock: Lock) {
     lock.queued("a", Write);
     assert!(lock.contended("n", Read) > LEASE_MS / 2);
     let repeats = lock.acquire("r", Read, LEASE_MS);
-    assert!(matches!(repeats, Acquired::Granted { writers_waiting: true, .. }), "{repeats:?}");
+    assert!(matches!(repeats, Acquired::Granted { waited_for: true, .. }), "{repeats:?}");
     let mut ears = lock.ears(["a", "n"]);
     lock.queued("n", Read);
     lock.leave("r");
@@ -193,7 +193,7 @@ fn waiting_writer_stops_new_readers(mut lock: Lock) {
     lock.leave("a");
     assert_eq!(lock.told(&mut ears), ["n"]);
     let enters = lock.ask("n", Read, Wish::patient());
-    assert!(matches!(enters, Acquired::Granted { writers_waiting: false, .. }), "{enters:?}");
+    assert!(matches!(enters, Acquired::Granted { waited_for: false, .. }), "{enters:?}");
     lock.granted("m", Read);
 }
 
@@ -479,7 +479,7 @@ fn downgrade_tells_waiting_readers(mut lock: Lock) {
     lock.queued("a", Write);
     lock.queued("p", Read);
     let turned = lock.turn("w", "r", Read, Wish::default());
-    let Turned::Granted { token, writers_waiting: true, .. } = turned else { panic!("{turned:?}") };
+    let Turned::Granted { token, waited_for: true, .. } = turned else { panic!("{turned:?}") };
     assert_eq!(lock.told(&mut ears), ["p"]);
     lock.turned("w", "r", Read);
     assert_eq!(lock.told(&mut ears), [""; 0], "a repeat");

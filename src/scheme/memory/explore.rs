@@ -166,7 +166,7 @@ fn each_fault_of_the_server_is_found() {
             Fault::ReleaseByLock => (scene(2, 1, NOTHING), Invariant::HoldStands, 4),
             Fault::CancelLeavesPlace => (scene(2, 1, NOTHING), Invariant::Leftovers, 3),
             Fault::NoticeForAnother => (scene(3, 1, NOTHING), Invariant::WritersInOrder, 4),
-            Fault::WritersWaitingUntold => (scene(3, 1, NOTHING), Invariant::WritersWaiting, 4),
+            Fault::WritersWaitingUntold => (scene(3, 1, NOTHING), Invariant::WaitedFor, 4),
             Fault::TokensAhead => (scene(2, 2, WIPE), Invariant::Tokens, 3),
             Fault::TokensReused => (scene(2, 2, WIPE), Invariant::Tokens, 3),
             Fault::RepeatBeginsAnew => (scene(2, 1, NOTHING), Invariant::Tokens, 5),

@@ -3,6 +3,7 @@
 //! It is pure: the server's time comes in as an argument, so that the oracle can feed it the times that a real server reported
 //! and compare answer by answer.
 
+mod marks;
 mod operate;
 mod published;
 mod queue;
@@ -12,6 +13,8 @@ mod tests;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+pub(crate) use self::marks::CallBack;
+pub(super) use self::marks::Mark;
 #[cfg(test)]
 pub(crate) use self::published::PublishedLimitsMs;
 use self::queue::Look;
@@ -86,6 +89,12 @@ pub(crate) struct Record {
     pub(super) turn_readers: Vec<Waiting>,
     /// Readers that have come since.
     pub(super) waiting_readers: Vec<Waiting>,
+    /// The latest moment until which anybody was believed who waited since somebody does.
+    pub(super) heard_ms: u64,
+    /// Who holds may stay when nobody is inside. It counts while its token is the last.
+    pub(super) mark: Option<Mark>,
+    /// Who is to hear that somebody waits.
+    pub(super) call_back: Option<CallBack>,
     /// Who was granted since [`Record::take_news`].
     pub(super) news: Vec<News>,
     /// Who is next of a turn that was too long for the last operation.
@@ -251,9 +260,12 @@ impl Record {
         })
     }
 
-    fn answer_granted(&mut self, step: &mut Step, id: &AcquisitionId) -> Granted {
-        let is_waited_for = self.writer_waits(step);
-        self.granted(step.now_ms, id, is_waited_for).expect("it holds the lock")
+    fn answer_granted(&mut self, step: &mut Step, request: &AcquireRequest) -> Granted {
+        let is_waited_for = self.is_waited_for(step);
+        if request.keeps {
+            self.set_mark(is_waited_for);
+        }
+        self.granted(step.now_ms, &request.id, is_waited_for).expect("it holds the lock")
     }
 
     pub(crate) fn acquire(&mut self, now: ServerTime, not_after_ms: u64, request: &AcquireRequest) -> Acquired {
@@ -261,6 +273,7 @@ impl Record {
         if step.now_ms > not_after_ms {
             return Acquired::Late;
         }
+        self.forget_heard();
         self.drop_unsound(step.now_us, request);
         self.settle(&mut step);
         if self.holds(step.now_ms, request) {
@@ -270,7 +283,7 @@ impl Record {
             self.uncover();
             return refused;
         }
-        Acquired::Granted(self.answer_granted(&mut step, &request.id))
+        Acquired::Granted(self.answer_granted(&mut step, request))
     }
 
     /// The same, where the last token is not to be below a floor. Then it is one.
@@ -432,7 +445,7 @@ impl Record {
     fn turn_settled(&mut self, step: &mut Step, old: &AcquisitionId, request: &AcquireRequest) -> Converted {
         if self.holds(step.now_ms, request) && self.is_sound(step.now_ms, &request.id) {
             self.extend(step, request);
-            return Converted::Granted(self.answer_granted(step, &request.id));
+            return Converted::Granted(self.answer_granted(step, request));
         }
         match request.mode {
             Mode::Read if self.sound_writer(step.now_ms).is_some_and(|writer| writer.id == *old) => {
@@ -452,7 +465,7 @@ impl Record {
             }
             Mode::Read | Mode::Write => return Converted::Lost { forced: self.forced() },
         }
-        Converted::Granted(self.answer_granted(step, &request.id))
+        Converted::Granted(self.answer_granted(step, request))
     }
 
     /// Whether nobody but `old` reads, no writer waits, and nobody of the readers' turn. Dead readers leave on the way.

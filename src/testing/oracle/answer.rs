@@ -21,6 +21,7 @@ impl Answer {
         if let Self::View(view) = self {
             kinds.extend(view.foreign_read_ms.map(|_| "view with their read"));
             kinds.extend(view.foreign_write_ms.map(|_| "view with their write"));
+            kinds.extend(view.is_marked.then_some("view of a marked lock"));
             kinds.extend((view.more_holders + view.more_waiters > 0).then_some("view of some"));
         }
         kinds
@@ -28,7 +29,7 @@ impl Answer {
 
     fn kind(&self) -> &'static str {
         match self {
-            Self::Acquired(Acquired::Granted(granted)) if granted.is_waited_for => "granted, a writer waits",
+            Self::Acquired(Acquired::Granted(granted)) if granted.is_waited_for => "granted, and waited for",
             Self::Acquired(Acquired::Granted(granted)) if granted.tokens > 1 => "granted, several tokens",
             Self::Acquired(Acquired::Granted(_)) => "granted",
             Self::Acquired(Acquired::Contended { .. }) => "contended",
@@ -45,6 +46,8 @@ impl Answer {
             Self::Converted(_, Converted::Lost { forced: None }) => "turn lost",
             Self::Converted(_, Converted::Lost { forced: Some(_) }) => "turn lost, by force",
             Self::Converted(_, Converted::Late) => "turn late",
+            Self::Renewed(Renewed::Renewed { tokens: Some(_), .. }) => "renewed with tokens",
+            Self::Renewed(Renewed::Renewed { is_waited_for: true, .. }) => "renewed, and waited for",
             Self::Renewed(Renewed::Renewed { .. }) => "renewed",
             Self::Renewed(Renewed::Lost { forced: None }) => "lost",
             Self::Renewed(Renewed::Lost { forced: Some(_) }) => "lost, by force",
@@ -63,6 +66,7 @@ impl Answer {
     pub(super) fn agrees_with(&self, specified: &Self, now_ms: u64, live: &[u64]) -> bool {
         match (self, specified) {
             (Self::Acquired(Acquired::Contended { retry_in }), Self::Acquired(Acquired::Contended { .. }))
+            | (Self::Acquired(Acquired::Kept { retry_in }), Self::Acquired(Acquired::Kept { .. }))
             | (Self::Acquired(Acquired::Queued { retry_in }), Self::Acquired(Acquired::Queued { .. })) => {
                 self == specified || live.iter().any(|ends_ms| Duration::from_millis(ends_ms - now_ms) == *retry_in)
             }

@@ -18,10 +18,12 @@ pub(super) enum Face {
 
 impl Face {
     pub(super) fn ask(self, who: usize, wish: Wish) -> AcquireRequest {
-        let Wish { lease_ms, max_tokens, patience_ms } = wish;
-        let (max_tokens, if_taken) = match (self, patience_ms) {
-            (Self::Hash, Some(ms)) => (max_tokens, IfTaken::Queue { patience: Duration::from_millis(ms) }),
-            (Self::Hash, None) => (max_tokens, IfTaken::Leave),
+        let Wish { lease_ms, max_tokens, patience, keeps } = wish;
+        let span = Duration::from_millis;
+        let (max_tokens, if_taken) = match (self, patience) {
+            (Self::Hash, Patience::Waits { ms }) => (max_tokens, IfTaken::Queue { patience: span(ms) }),
+            (Self::Hash, Patience::Tries { ms }) => (max_tokens, IfTaken::Try { patience: span(ms) }),
+            (Self::Hash, Patience::None) => (max_tokens, IfTaken::Leave),
             (Self::TwoKey, _) => (1, IfTaken::Leave),
         };
         AcquireRequest {
@@ -30,7 +32,7 @@ impl Face {
             lease: Duration::from_millis(lease_ms),
             max_tokens,
             if_taken,
-            keeps: false,
+            keeps: self == Self::Hash && keeps,
         }
     }
 
@@ -55,7 +57,19 @@ impl Face {
             "turn lost, by force",
             "turn late",
         ];
-        let hash = ["granted, a writer waits", "granted, several tokens", "queued", "dequeued", "view with waiters"];
+        let hash = [
+            "granted, and waited for",
+            "granted, several tokens",
+            "kept",
+            "queued",
+            "dequeued",
+            "renewed, and waited for",
+            "renewed with tokens",
+            "view with waiters",
+            "view of a marked lock",
+            "called",
+            "called by a try",
+        ];
         both.into_iter().chain(hash.into_iter().filter(|_| self == Self::Hash)).collect()
     }
 }
@@ -74,8 +88,25 @@ pub(super) fn acquisition(who: usize) -> AcquisitionId {
 pub(super) struct Wish {
     pub(super) lease_ms: u64,
     pub(super) max_tokens: u64,
-    /// It waits in the queue.
-    pub(super) patience_ms: Option<u64>,
+    pub(super) patience: Patience,
+    /// It may keep the hold.
+    pub(super) keeps: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Patience {
+    None,
+    Waits { ms: u64 },
+    Tries { ms: u64 },
+}
+
+/// A hold that is to be renewed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Renews {
+    pub(super) who: usize,
+    pub(super) lease_ms: u64,
+    /// It may be kept, and wants so many more tokens.
+    pub(super) keeps: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -105,7 +136,7 @@ pub(super) enum Operation {
         limit_ms: i64,
     },
     /// In one batch.
-    Renew(Vec<(usize, u64)>),
+    Renew(Vec<Renews>),
     Inspect,
     /// A look, then a force.
     Force,
@@ -135,13 +166,21 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
     let who = || 0..MODES.len();
     // Some are over before the next operation or the one after, some while several follow, some never.
     let time_ms = || prop_oneof![4 => 1..=5_u64, 1 => 6..=30_u64, 3 => Just(10_000_u64)];
-    let patience_ms = || prop_oneof![1 => Just(None), 3 => time_ms().prop_map(Some)];
+    let patience = || {
+        prop_oneof![
+            2 => Just(Patience::None),
+            5 => time_ms().prop_map(|ms| Patience::Waits { ms }),
+            1 => time_ms().prop_map(|ms| Patience::Tries { ms }),
+        ]
+    };
     let max_tokens = || prop_oneof![Just(1_u64), 2..=64_u64, Just(1000_u64)];
     let wish = || {
-        let parts = (time_ms(), max_tokens(), patience_ms());
-        parts.prop_map(|(lease_ms, max_tokens, patience_ms)| Wish { lease_ms, max_tokens, patience_ms })
+        let parts = (time_ms(), max_tokens(), patience(), any::<bool>());
+        parts.prop_map(|(lease_ms, max_tokens, patience, keeps)| Wish { lease_ms, max_tokens, patience, keeps })
     };
     let limit_ms = || -2..=3_i64;
+    let keeps = || prop_oneof![2 => Just(None), 1 => Just(Some(0_u64)), 1 => max_tokens().prop_map(Some)];
+    let renews = || (who(), time_ms(), keeps()).prop_map(|(who, lease_ms, keeps)| Renews { who, lease_ms, keeps });
     prop_oneof![
         14 => (who(), wish()).prop_map(|(who, wish)| Operation::Acquire { who, wish }),
         3 => (who(), wish(), limit_ms())
@@ -150,7 +189,7 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
         6 => (who(), who(), wish()).prop_map(|(old, new, wish)| Operation::Conversion { old, new, wish }),
         1 => (who(), who(), wish(), limit_ms())
             .prop_map(|(old, new, wish, limit_ms)| Operation::ConvertUntil { old, new, wish, limit_ms }),
-        5 => vec((who(), time_ms()), 1..4).prop_map(Operation::Renew),
+        5 => vec(renews(), 1..4).prop_map(Operation::Renew),
         3 => Just(Operation::Inspect),
         1 => Just(Operation::Force),
         1 => Just(Operation::ForceLate),

@@ -11,14 +11,14 @@ use tokio::runtime::Runtime;
 
 use super::answer::Answer;
 use super::listener::Listener;
-use super::operation::{Face, Operation, Wish, acquisition};
+use super::operation::{Face, Operation, Renews, Wish, acquisition};
 use super::{PUBLISHED, Setting};
 use crate::key::Key;
-use crate::lease::ServerTime;
+use crate::lease::{FencingToken, ServerTime};
 use crate::scheme::lua::LuaScheme;
-use crate::scheme::memory::{News, PublishedLimitsMs, Record};
+use crate::scheme::memory::{CallBack, News, PublishedLimitsMs, Record};
 use crate::scheme::{
-    Acquired, AcquisitionId, Answered, Attempt, Converted, Forced, Granted, Mode, Renewal, Scheme, View,
+    Acquired, AcquisitionId, Answered, Attempt, Converted, Forced, Mode, Renewal, Renewed, Scheme, View,
 };
 
 /// Far enough.
@@ -262,7 +262,9 @@ impl<'a> Pair<'a> {
 
     async fn force(&mut self) -> TestCaseResult {
         let real = self.real.force(&self.key, &self.seen).await;
-        let seen = self.seen.clone();
+        // Tokens come by renewal in one of the schemes only: elsewhere a force needs no ids.
+        let holders = if self.face == Face::Hash { self.seen.holders.clone() } else { Vec::new() };
+        let seen = View { holders, ..self.seen.clone() };
         let in_order = |mut forced: Forced| {
             forced.ids.sort();
             Answer::Forced(forced)
@@ -270,19 +272,22 @@ impl<'a> Pair<'a> {
         self.compare(None, real, in_order, |record, now| record.force_seen(now, &seen))
     }
 
-    async fn renew(&mut self, holds: &[(usize, u64)]) -> TestCaseResult {
-        let renewal = |&(who, lease_ms): &(usize, u64)| Renewal {
+    async fn renew(&mut self, holds: &[Renews]) -> TestCaseResult {
+        let keeps = |keeps: Option<u64>| keeps.filter(|_| self.face == Face::Hash);
+        let renewal = |&Renews { who, lease_ms, keeps: asked }: &Renews| Renewal {
             key: Arc::clone(&self.key),
             id: acquisition(who),
             lease: Duration::from_millis(lease_ms),
-            keeps: false,
-            tokens: 0,
+            keeps: keeps(asked).is_some(),
+            tokens: keeps(asked).unwrap_or(0),
         };
         let batch: Vec<_> = holds.iter().map(renewal).collect();
         let answers = self.real.renew(&self.real.route(&self.key), &batch).await;
         prop_assert_eq!(answers.len(), batch.len());
-        for (real, Renewal { id, lease, .. }) in answers.into_iter().zip(&batch) {
-            self.compare(None, real, Answer::Renewed, |record, now| record.renew(now, id, *lease))?;
+        for (real, Renewal { id, lease, keeps, tokens, .. }) in answers.into_iter().zip(&batch) {
+            self.compare(None, real, Answer::Renewed, |record, now| {
+                if *keeps { record.renew_kept(now, id, *lease, *tokens) } else { record.renew(now, id, *lease) }
+            })?;
         }
         Ok(())
     }
@@ -320,11 +325,14 @@ impl<'a> Pair<'a> {
         let specified = answer(operation(&mut self.record, server));
         let news = self.record.take_news();
         for News { granted, .. } in &news {
-            self.outgrows(granted)?;
+            self.outgrows(granted.token, granted.tokens)?;
         }
         if let Answer::Acquired(Acquired::Granted(granted)) | Answer::Converted(_, Converted::Granted(granted)) = &real
         {
-            self.outgrows(granted)?;
+            self.outgrows(granted.token, granted.tokens)?;
+        }
+        if let Answer::Renewed(Renewed::Renewed { tokens: Some((first, count)), .. }) = &real {
+            self.outgrows(*first, *count)?;
         }
         let is_other = |id: &AcquisitionId| asks.is_none_or(|who| *id != acquisition(who));
         let others = news.into_iter().filter(|news| is_other(&news.id));
@@ -332,6 +340,11 @@ impl<'a> Pair<'a> {
         if let Some(next) = self.record.take_call() {
             self.seen_kinds.insert("a turn goes on");
             self.news.extend(is_other(&next).then(|| next.as_str().to_owned()));
+        }
+        if let Some(CallBack { token, id }) = self.record.take_call_back() {
+            self.seen_kinds.insert(if id.is_some() { "called by a try" } else { "called" });
+            let by = id.map_or_else(String::new, |id| format!(" {}", id.as_str()));
+            self.news.push(format!("call {}{by}", token.as_u64()));
         }
         self.agree(server, real, specified)
     }
@@ -345,10 +358,10 @@ impl<'a> Pair<'a> {
     }
 
     /// Across a loss of the key, too, tokens grow, as long as the clock does.
-    fn outgrows(&mut self, granted: &Granted) -> TestCaseResult {
-        let token = granted.token.as_u64();
+    fn outgrows(&mut self, first: FencingToken, count: u64) -> TestCaseResult {
+        let token = first.as_u64();
         prop_assert!(token > self.highest_lost, "a token not above one that was lost; so far:{}", self.history);
-        self.highest = self.highest.max(token + granted.tokens - 1);
+        self.highest = self.highest.max(token + count - 1);
         Ok(())
     }
 

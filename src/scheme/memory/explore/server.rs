@@ -173,6 +173,8 @@ pub(super) struct Outcome {
     pub(super) news: Vec<(Id, Option<Grant>)>,
     /// The record is kept for long enough.
     pub(super) remembered: bool,
+    /// Live or dead, somebody is in the queue.
+    pub(super) anybody_recorded: bool,
 }
 
 /// What a wrong server does.
@@ -285,6 +287,7 @@ impl Server {
         };
         let lists = [&shelf.readers, &shelf.waiting_writers, &shelf.turn_readers, &shelf.waiting_readers];
         let all = lists.into_iter().flat_map(List::iter).chain(shelf.writer.as_ref().map(|writer| &writer.hold));
+        let waiters = lists[1..].iter().copied().flat_map(List::iter);
         // No shorter than it must be.
         let forget_ms = all.map(|until| deadline_ms(until) + RETENTION_MS).max().unwrap_or(0);
         let token = shelf.token.map_or(0, |token| (NOW_MS * 1000).saturating_add_signed(token.into()));
@@ -304,6 +307,11 @@ impl Server {
             waiting_writers: shelf.waiting_writers.iter().map(waiting(Side::Write)).collect(),
             turn_readers: shelf.turn_readers.iter().map(waiting(Side::Read)).collect(),
             waiting_readers: shelf.waiting_readers.iter().map(waiting(Side::Read)).collect(),
+            // No later than it must be.
+            heard_ms: waiters.map(deadline_ms).max().unwrap_or(0),
+            // Nobody keeps a hold here.
+            mark: None,
+            call_back: None,
             news: Vec::new(),
             call: None,
             // No clients of the published scheme.
@@ -325,6 +333,9 @@ impl Server {
             waiting_writers,
             turn_readers,
             waiting_readers,
+            heard_ms: _,
+            mark,
+            call_back,
             news,
             call,
             stamps,
@@ -335,6 +346,7 @@ impl Server {
             *forced.max(barred) == 0 && news.is_empty() && call.is_none(),
             "nobody forces, and who is told is told"
         );
+        assert!(mark.is_none() && call_back.is_none(), "nobody keeps a hold");
         let hold = |id, hold: &Hold| Until { id: Self::number(id), ticks: ticks_until(hold.deadline_ms) };
         let place =
             |waiting: &Waiting| Until { id: Self::number(&waiting.request.id), ticks: ticks_until(waiting.until_ms) };
@@ -373,7 +385,9 @@ impl Server {
         let longest = shelf_longest(shelf);
         let remembered =
             longest.is_none_or(|ticks| record.forget_ms >= NOW_MS + u64::from(ticks) * TICK_MS + RETENTION_MS);
-        Outcome { reply, news, remembered }
+        let queues = [&shelf.waiting_writers, &shelf.turn_readers, &shelf.waiting_readers];
+        let anybody_recorded = queues.iter().any(|queue| queue.len() > 0);
+        Outcome { reply, news, remembered, anybody_recorded }
     }
 
     fn operate(&self, record: &mut Record, now: ServerTime, at_us: u64, request: &Request) -> Reply {

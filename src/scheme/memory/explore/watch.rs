@@ -21,7 +21,7 @@ pub(super) enum Invariant {
     /// A hold that stands is neither denied nor cut, and one that is over is not brought back.
     HoldStands,
     /// Whoever is granted is told whether a writer waits.
-    WritersWaiting,
+    WaitedFor,
     /// What comes after its limit is not carried out.
     Limit,
     /// The key outlives what is recorded.
@@ -66,6 +66,15 @@ type Judged = Result<(), Invariant>;
 
 fn hold(when: bool, invariant: Invariant) -> Judged {
     if when { Ok(()) } else { Err(invariant) }
+}
+
+/// Where somebody who is recorded and dead may be taken for alive.
+#[derive(Clone, Copy)]
+struct Unsure {
+    /// A server that may touch few records does not reach all.
+    behind_readers: bool,
+    /// Readers in the queue are not looked at for a writer's answer.
+    behind_writer: bool,
 }
 
 impl Watch {
@@ -131,6 +140,7 @@ impl Watch {
     }
 
     fn judge_outcome(&mut self, request: Request, outcome: &Outcome, limited: bool) -> Judged {
+        let unsure = Unsure { behind_readers: limited, behind_writer: limited || outcome.anybody_recorded };
         hold(outcome.remembered, Invariant::Remembered)?;
         let Request { id, what, limit } = request;
         let has_limit = !matches!(what, What::Leave | What::Renew);
@@ -162,12 +172,12 @@ impl Watch {
         // Its own place goes only when it is let in: its order counts.
         for (id, grant) in &outcome.news {
             if let Some(grant) = grant {
-                self.judge_hand_over(*id, *grant, limited)?;
+                self.judge_hand_over(*id, *grant, unsure)?;
             }
         }
         match what {
-            What::Acquire { mode, waits } => self.judge_acquire(id, mode, waits, outcome.reply, limited),
-            What::Convert { to } => self.judge_conversion(id, to, outcome.reply, limited),
+            What::Acquire { mode, waits } => self.judge_acquire(id, mode, waits, outcome.reply, unsure),
+            What::Convert { to } => self.judge_conversion(id, to, outcome.reply, unsure),
             What::Leave | What::Renew => Ok(()),
         }
     }
@@ -184,7 +194,7 @@ impl Watch {
         }
     }
 
-    fn judge_acquire(&mut self, id: Id, side: Side, waits: bool, reply: Reply, limited: bool) -> Judged {
+    fn judge_acquire(&mut self, id: Id, side: Side, waits: bool, reply: Reply, unsure: Unsure) -> Judged {
         match reply {
             Reply::Granted(grant) => {
                 hold(grant.remaining == LEASE, Invariant::HoldStands)?;
@@ -193,7 +203,7 @@ impl Watch {
                 } else {
                     self.enters(id, side, grant, false)?;
                 }
-                self.judge_writers_waiting(grant, limited)
+                self.judge_waited_for(grant, unsure)
             }
             _ if self.holds(id).is_some() => hold(self.wiped, Invariant::HoldStands),
             Reply::Queued if waits => {
@@ -210,7 +220,7 @@ impl Watch {
         }
     }
 
-    fn judge_conversion(&mut self, id: Id, to: Side, reply: Reply, limited: bool) -> Judged {
+    fn judge_conversion(&mut self, id: Id, to: Side, reply: Reply, unsure: Unsure) -> Judged {
         let old = self.holds(id - 1).is_some();
         match reply {
             Reply::Granted(grant) if self.holds(id).is_some() => self.judge_repeat(id, grant),
@@ -219,7 +229,7 @@ impl Watch {
                 hold(grant.remaining == LEASE, Invariant::HoldStands)?;
                 self.hold_ends(id - 1);
                 self.enters(id, to, grant, true)?;
-                self.judge_writers_waiting(grant, limited)
+                self.judge_waited_for(grant, unsure)
             }
             Reply::Refused => hold(old && to == Side::Write, Invariant::HoldStands),
             // A conversion ends what it gives up, whoever asks for it again.
@@ -227,7 +237,7 @@ impl Watch {
         }
     }
 
-    fn judge_hand_over(&mut self, id: Id, grant: Grant, limited: bool) -> Judged {
+    fn judge_hand_over(&mut self, id: Id, grant: Grant, unsure: Unsure) -> Judged {
         hold(grant.remaining == CLAIM, Invariant::Claim)?;
         let place = self.queue.iter().find(|place| place.until.id == id).copied();
         // Nobody who does not wait is let in.
@@ -235,7 +245,7 @@ impl Watch {
             return hold(self.wiped, Invariant::Claim);
         };
         self.enters(id, side, grant, false)?;
-        self.judge_writers_waiting(grant, limited)
+        self.judge_waited_for(grant, unsure)
     }
 
     /// The same hold, extended: the same tokens.
@@ -295,10 +305,12 @@ impl Watch {
         Ok(())
     }
 
-    fn judge_writers_waiting(&self, grant: Grant, limited: bool) -> Judged {
-        let waits = self.first_writer().is_some();
-        // A server that may touch few records takes whom it has not reached for alive.
-        hold(grant.is_waited_for == waits || (limited && grant.is_waited_for), Invariant::WritersWaiting)
+    fn judge_waited_for(&self, grant: Grant, unsure: Unsure) -> Judged {
+        let (waits, unsure) = match self.writer {
+            Some(_) => (!self.queue.is_empty(), unsure.behind_writer),
+            None => (self.first_writer().is_some(), unsure.behind_readers),
+        };
+        hold(grant.is_waited_for == waits || (unsure && grant.is_waited_for), Invariant::WaitedFor)
     }
 
     fn hold_ends(&mut self, id: Id) {

@@ -39,7 +39,7 @@ impl Record {
             foreign_write_ms: self.shown_write(),
             foreign_read_ms: self.shown_read(),
             tokens: Vec::new(),
-            is_marked: false,
+            is_marked: self.is_marked(),
         }
     }
 
@@ -53,9 +53,13 @@ impl Record {
     /// but only so many records are removed: until there are none, nobody enters, and the same call again removes more. Whoever
     /// waits is next.
     pub(crate) fn force_seen(&mut self, now: ServerTime, seen: &View) -> Forced {
-        if self.token > seen.token.map_or(0, FencingToken::as_u64) {
+        // But a writer's renewal may have brought it new tokens since.
+        let is_seen = |id: &AcquisitionId| seen.holders.iter().any(|holder| holder.id == id.as_str());
+        let is_there = self.writer.as_ref().is_some_and(|writer| is_seen(&writer.id));
+        if !is_there && self.token > seen.token.map_or(0, FencingToken::as_u64) {
             return Forced::default();
         }
+        self.call_forced();
         let mut step = Step::new(now, self.limits);
         let writer = self.sound_writer(step.now_ms).map(|writer| (writer.id.clone(), writer.hold));
         let mut ended = Vec::from_iter(writer);

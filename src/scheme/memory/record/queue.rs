@@ -35,7 +35,7 @@ impl Record {
         let told = self.news.len();
         self.admit_next(step);
         if self.news.len() > told {
-            let waits = self.writer_waits(step);
+            let waits = self.is_waited_for(step);
             for news in &mut self.news[told..] {
                 news.granted.is_waited_for = waits;
             }
@@ -125,14 +125,19 @@ impl Record {
         let free_ms = writer_ms.or_else(|| self.foreign_write_until(now_ms)).or(foreign_read_ms);
         let free_ms = free_ms.or_else(|| readers.map(|reader| reader.hold.deadline_ms).min());
         let retry_in = Duration::from_millis(free_ms.unwrap_or(now_ms).saturating_sub(now_ms).max(1));
+        let is_kept = self.is_kept_from(now_ms, request.mode);
         match request.if_taken {
             // An id that holds the lock, of the other side, does not wait for itself.
             IfTaken::Queue { patience } | IfTaken::Try { patience }
                 if self.live_hold_of(now_ms, &request.id).is_none() =>
             {
                 self.enqueue(now_ms, request, patience);
+                if is_kept {
+                    self.call_for(now_ms, request);
+                }
                 Acquired::Queued { retry_in }
             }
+            IfTaken::Leave if is_kept => Acquired::Kept { retry_in },
             IfTaken::Leave | IfTaken::Queue { .. } | IfTaken::Try { .. } => Acquired::Contended { retry_in },
         }
     }
@@ -145,11 +150,13 @@ impl Record {
         let mut live = waiting.filter(|place| place.until_ms > now_ms);
         if let Some(place) = live.find(|place| place.request.id == request.id) {
             place.until_ms = place.until_ms.max(until_ms);
+            self.heard_ms = self.heard_ms.max(place.until_ms);
             // It waits for what it asked for first.
             place.request = AcquireRequest { mode: place.request.mode, ..request.clone() };
             return;
         }
         self.cancel(now_ms, &request.id);
+        self.heard_ms = self.heard_ms.max(until_ms);
         let waiting = Waiting { request: request.clone(), since_ms: now_ms, until_ms };
         match request.mode {
             Mode::Read => {
