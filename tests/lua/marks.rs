@@ -225,24 +225,31 @@ fn try_at_once_is_told_that_the_hold_is_kept(mut lock: Lock) {
 }
 
 fn keeping_anew_is_called_for_at_once(mut lock: Lock) {
-    let token = lock.keeps("k", Read).to_string();
+    for mode in [Read, Write] {
+        keeping_anew_in(mode, &mut lock);
+        lock.leave("k");
+    }
+}
+
+fn keeping_anew_in(mode: Mode, lock: &mut Lock) {
+    let token = lock.keeps("k", mode).to_string();
     let mut calls = lock.calls();
     lock.queued("w", Write);
     let called = lock.field("k");
-    lock.ask("k", Read, KEEP);
+    lock.ask("k", mode, KEEP);
     assert!(lock.renew_kept("k", 0).waited_for);
     assert_eq!(lock.field("k"), called, "somebody waits: when it was called is remembered");
     lock.queued("w", Write);
-    assert_eq!(calls.heard(&mut lock), [token.clone()]);
+    assert_eq!(calls.heard(lock), [token.clone()]);
     lock.leave("w");
     for renews in [true, false] {
         if renews {
             lock.renew_kept("k", 0);
         } else {
-            lock.keeps("k", Read);
+            lock.keeps("k", mode);
         }
         lock.queued("w", Write);
-        assert_eq!(calls.heard(&mut lock), [token.clone()], "nobody waited: at once");
+        assert_eq!(calls.heard(lock), [token.clone()], "nobody waited: at once");
         lock.leave("w");
     }
 }

@@ -142,6 +142,8 @@ pub(super) enum Operation {
     Force,
     /// A force by the last look there was, whatever has happened since.
     ForceLate,
+    /// A look, a renewal that may bring tokens, then a force by the look.
+    ForceRenewed(Renews),
     Pause {
         ms: u64,
     },
@@ -181,6 +183,11 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
     let limit_ms = || -2..=3_i64;
     let keeps = || prop_oneof![2 => Just(None), 1 => Just(Some(0_u64)), 1 => max_tokens().prop_map(Some)];
     let renews = || (who(), time_ms(), keeps()).prop_map(|(who, lease_ms, keeps)| Renews { who, lease_ms, keeps });
+    let writer = || (0..MODES.len()).prop_filter("one that writes", |who| MODES[*who] == Mode::Write);
+    let renews_writer = || {
+        let parts = (writer(), time_ms(), max_tokens());
+        parts.prop_map(|(who, lease_ms, tokens)| Renews { who, lease_ms, keeps: Some(tokens) })
+    };
     prop_oneof![
         14 => (who(), wish()).prop_map(|(who, wish)| Operation::Acquire { who, wish }),
         3 => (who(), wish(), limit_ms())
@@ -193,6 +200,7 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
         3 => Just(Operation::Inspect),
         1 => Just(Operation::Force),
         1 => Just(Operation::ForceLate),
+        2 => renews_writer().prop_map(Operation::ForceRenewed),
         3 => (1..=3_u64).prop_map(|ms| Operation::Pause { ms }),
     ]
 }

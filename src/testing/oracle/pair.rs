@@ -121,6 +121,11 @@ impl<'a> Pair<'a> {
                 self.force().await
             }
             Operation::ForceLate => self.force().await,
+            Operation::ForceRenewed(renews) => {
+                self.look().await?;
+                self.renew(&[renews]).await?;
+                self.force().await
+            }
             Operation::Pause { ms } => {
                 tokio::time::sleep(Duration::from_millis(ms)).await;
                 Ok(())
