@@ -607,7 +607,7 @@ mutants! {
     shares_for_ever: SharesForEver is caught by "6 sharing";
     over_budget: OverBudget is caught by "6 budget";
     renews_short: RenewsShort is caught by "3 leases of guards";
-    no_writer_waits: NoWriterWaits is caught by "6 writers waiting";
+    no_writer_waits: NoWriterWaits is caught by "6 waited for";
     loss_is_silence: LossIsSilence is caught by "3 answered losses";
     force_not_told: ForceNotTold is caught by "3 forced";
     repeat_extends_nothing: RepeatExtendsNothing is caught by "3 ends of holds";

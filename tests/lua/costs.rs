@@ -9,7 +9,11 @@ all_cases!(alone: paths_cost_what_the_readme_says, release_costs_the_same_beside
 mod in_the_hash {
     use super::*;
 
-    crate::lab::hash_cases!(alone: waiting_costs_what_the_readme_says, waiting_costs_the_same_beside_many_others);
+    crate::lab::hash_cases!(alone:
+        waiting_costs_what_the_readme_says,
+        keeping_costs_what_the_readme_says,
+        waiting_costs_the_same_beside_many_others,
+    );
 }
 
 mod in_two_keys {
@@ -209,6 +213,28 @@ fn waiting_costs_what_the_readme_says(mut lock: Lock) {
     lock.granted("w", Write);
     assert_eq!(lock.turn_cost("w", "r", Read), 5, "downgrade");
     assert_eq!(lock.turn_cost("r", "w", Write), 5, "upgrade");
+}
+
+fn keeping_costs_what_the_readme_says(mut lock: Lock) {
+    let keep = Wish { letters: "k", ..Wish::AT_ONCE };
+    let tries = Wish { letters: "t", ..Wish::patient() };
+    let cost = |lock: &mut Lock, id: &str, mode: Mode, wish: Wish| {
+        let args = lock.wish_args(id, mode, wish);
+        lock.cost("acquire", &args)
+    };
+    lock.granted("w", Write);
+    lock.leave("w");
+    assert_eq!(cost(&mut lock, "w", Write, keep), 5, "writer");
+    assert_eq!(cost(&mut lock, "w", Write, keep), 4, "writer repeats");
+    assert_eq!(lock.cost("renew", &["w", "1000", "k"]), 5, "writer renews");
+    assert_eq!(lock.cost("renew", &["w", "1000", "k", "64"]), 6, "and wants tokens");
+    assert_eq!(cost(&mut lock, "a", Write, Wish::AT_ONCE), 3, "kept");
+    assert_eq!(cost(&mut lock, "a", Write, Wish::patient()), 8, "the first calls");
+    assert_eq!(cost(&mut lock, "a", Write, Wish::patient()), 6, "called already");
+    assert_eq!(cost(&mut lock, "b", Write, tries), 7, "a try");
+    assert_eq!(cost(&mut lock, "w", Write, keep), 6, "writer repeats before waiting ones");
+    assert_eq!(lock.cost("renew", &["w", "1000", "k"]), 4, "writer renews before waiting ones");
+    assert_eq!(lock.cost("used", &["b"]), 2, "a try is answered");
 }
 
 fn waiting_costs_the_same_beside_many_others(lock: Lock) {

@@ -146,6 +146,8 @@ pub(super) struct Seen {
     pub(super) held: Vec<Held>,
     /// The writers first, each side in its order.
     pub(super) queue: Vec<Held>,
+    /// Somebody is recorded there, live or dead.
+    pub(super) anybody_recorded: bool,
     /// The last token, and up to which holds were ended by force.
     pub(super) token: u64,
     pub(super) forced: u64,

@@ -331,7 +331,7 @@ fn seen(record: &Record, now_ms: u64) -> Seen {
     held.sort_unstable_by_key(|held| held.id);
     let queue = record.live_waiters(now_ms).into_iter().map(known).collect();
     let (token, forced) = record.marks();
-    Seen { held, queue, token, forced }
+    Seen { held, queue, anybody_recorded: record.somebody_waits(), token, forced }
 }
 
 fn news_of(news: &memory::News, now_ms: u64) -> News {

@@ -52,7 +52,8 @@ impl Record {
         somebody_waits && self.heard_ms > now_ms
     }
 
-    fn somebody_waits(&self) -> bool {
+    /// Somebody is recorded who waits, live or dead.
+    pub(crate) fn somebody_waits(&self) -> bool {
         let queues = [&self.turn_readers, &self.waiting_readers];
         !self.waiting_writers.is_empty() || queues.into_iter().any(|queue| !queue.is_empty())
     }

@@ -15,32 +15,51 @@ fn leaves(op: Op, id: Id) -> bool {
     matches!(op, Op::Leave { id: left } if left == id)
 }
 
+/// Those of `queue` whom a hold of this mode keeps out: a reader's the writers, a writer's everybody.
+fn kept_out(queue: &BTreeMap<Id, Mode>, holds: Mode) -> Vec<Id> {
+    queue.iter().filter(|(_, waits)| holds == Mode::Write || **waits == Mode::Write).map(|(id, _)| *id).collect()
+}
+
+fn by_id(seen: &Seen) -> BTreeMap<Id, Mode> {
+    seen.queue.iter().map(|held| (held.id, held.mode)).collect()
+}
+
 /// Readers share a hold without a word to the server as long as they were told that no writer waits.
 pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
-    let mut findings = Findings::of("6 writers waiting");
-    // Writers that were seen in the queue, and neither let in nor taken back since.
-    let mut recorded: BTreeMap<(u32, Lock), BTreeSet<Id>> = BTreeMap::new();
+    let mut findings = Findings::of("6 waited for");
+    // Waiters that were seen in the queue, and neither let in nor taken back since.
+    let mut recorded: BTreeMap<(u32, Lock), BTreeMap<Id, Mode>> = BTreeMap::new();
     for (at, _, what) in facts.each() {
         let What::Applied { op, reply, primary, lock, before, after, news, .. } = what else {
             continue;
         };
-        let writers = queued(after, Mode::Write);
+        let waiting = by_id(after);
         let recorded = recorded.entry((*primary, *lock)).or_default();
-        recorded.extend(queued(before, Mode::Write).into_iter().chain(writers.iter().copied()));
-        recorded.retain(|id| !after.held.iter().any(|held| held.id == *id) && !leaves(*op, *id));
-        // One request touches few records: it may not reach a dead writer, and then it must not let readers pass.
-        let unreached = facts.crowded && !recorded.is_empty();
-        if let Reply::Granted { is_waited_for, .. } = reply {
-            findings.add_unless(*is_waited_for != writers.is_empty() || (*is_waited_for && unreached), at, || {
-                format!("{op:?} is answered {reply:?}, and {writers:?} wait")
+        recorded.extend(by_id(before).into_iter().chain(by_id(after)));
+        recorded.retain(|id, _| !after.held.iter().any(|held| held.id == *id) && !leaves(*op, *id));
+        // One request touches few records: it may not reach a dead writer, and then it must not let readers pass. For a writer nobody
+        // looks at readers.
+        let unsure = |holds| match holds {
+            Mode::Read => facts.crowded && !kept_out(recorded, Mode::Read).is_empty(),
+            Mode::Write => after.anybody_recorded,
+        };
+        let right = |told: bool, waits: bool, holds| told == waits || (told && unsure(holds));
+        if let Reply::Granted { is_waited_for, .. } = reply
+            && let Op::Acquire { mode, .. } | Op::Conversion { mode, .. } = op
+        {
+            let waits = kept_out(&waiting, *mode);
+            findings.add_unless(right(*is_waited_for, !waits.is_empty(), *mode), at, || {
+                format!("{op:?} is answered {reply:?}, and {waits:?} wait")
             });
         }
         // Whoever comes with this request comes after them.
-        let before = queued(before, Mode::Write);
-        let others = writers.iter().any(|id| Some(*id) != id_of(*op) || before.contains(id));
+        let before = by_id(before);
         for news in news {
-            let right = news.is_waited_for == others || (news.is_waited_for && unreached);
-            findings.add_unless(right, at, || format!("{news:?}, and {writers:?} wait"));
+            let mode = before.get(&news.id).copied().unwrap_or(Mode::Read);
+            let waits = kept_out(&waiting, mode);
+            let others = waits.iter().any(|id| Some(*id) != id_of(*op) || before.contains_key(id));
+            findings
+                .add_unless(right(news.is_waited_for, others, mode), at, || format!("{news:?}, and {waits:?} wait"));
         }
     }
     findings
