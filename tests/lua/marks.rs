@@ -126,7 +126,7 @@ fn waiters_call_twice_a_second(mut lock: Lock) {
         let token = lock.keeps("k", mode).to_string();
         let mut calls = lock.calls();
         lock.queued("a", waiter);
-        assert_eq!(calls.heard(&mut lock), [token.clone()], "{waiter:?} behind {mode:?}, at once");
+        assert_eq!(calls.heard(&mut lock), [token.as_str()], "{waiter:?} behind {mode:?}, at once");
         lock.called_ago(300);
         for id in ["a", "b"] {
             lock.queued(id, waiter);
@@ -136,7 +136,7 @@ fn waiters_call_twice_a_second(mut lock: Lock) {
         for id in ["b", "a"] {
             lock.queued(id, waiter);
         }
-        assert_eq!(calls.heard(&mut lock), [token.clone()], "a heartbeat calls again");
+        assert_eq!(calls.heard(&mut lock), [token.as_str()], "a heartbeat calls again");
         // The clock was set back since.
         lock.called_ago(-60_000);
         lock.queued("a", waiter);
@@ -240,7 +240,7 @@ fn keeping_anew_in(mode: Mode, lock: &mut Lock) {
     assert!(lock.renew_kept("k", 0).waited_for);
     assert_eq!(lock.field("k"), called, "somebody waits: when it was called is remembered");
     lock.queued("w", Write);
-    assert_eq!(calls.heard(lock), [token.clone()]);
+    assert_eq!(calls.heard(lock), [token.as_str()]);
     lock.leave("w");
     for renews in [true, false] {
         if renews {
@@ -249,7 +249,7 @@ fn keeping_anew_in(mode: Mode, lock: &mut Lock) {
             lock.keeps("k", mode);
         }
         lock.queued("w", Write);
-        assert_eq!(calls.heard(lock), [token.clone()], "nobody waited: at once");
+        assert_eq!(calls.heard(lock), [token.as_str()], "nobody waited: at once");
         lock.leave("w");
     }
 }

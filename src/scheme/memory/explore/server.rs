@@ -386,7 +386,7 @@ impl Server {
         let remembered =
             longest.is_none_or(|ticks| record.forget_ms >= NOW_MS + u64::from(ticks) * TICK_MS + RETENTION_MS);
         let queues = [&shelf.waiting_writers, &shelf.turn_readers, &shelf.waiting_readers];
-        let anybody_recorded = queues.iter().any(|queue| queue.len() > 0);
+        let anybody_recorded = queues.iter().any(|queue| !queue.is_empty());
         Outcome { reply, news, remembered, anybody_recorded }
     }
 
