@@ -135,6 +135,13 @@ impl<G: Guard> Acquire<G> {
         self
     }
 
+    /// For how long the hold stays when its last guard has gone: shorter than the manager's
+    /// [`idle_hold`](crate::Builder::idle_hold), which bounds it; zero gives it back at once. The last acquisition decides.
+    pub fn idle_hold(mut self, idle_hold: Duration) -> Self {
+        self.overrides.idle_hold = Some(idle_hold);
+        self
+    }
+
     /// Counts as nested if this task (outside of tasks: this thread) holds the lock already; see [`Reentry`].
     pub fn reentrant(self) -> Self {
         self.reentry(Reentry::PerTask)
@@ -246,11 +253,11 @@ impl<G: Guard> Acquire<G> {
 
     /// A share of a hold that this process has already, if it is to be had without a word to the server.
     fn join(&self) -> Option<(Arc<Hold>, ShareId)> {
-        if G::MODE != Mode::Read {
+        if G::MODE == Mode::Write && !self.engine.options().may_hold_idle() {
             return None;
         }
         let terms = Terms::new(self.engine.options(), self.overrides).ok()?;
-        acquire::join(&self.engine, &self.name, &terms)
+        acquire::join(&self.engine, &self.name, G::MODE, &terms)
     }
 
     fn take_observed(self, patience: Patience) -> BoxFuture<'static, Result<Option<G>>> {

@@ -1,6 +1,7 @@
 //! What one attempt is about, and what may come of it: the words that schemes and transport have in common.
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,11 +59,25 @@ impl AcquisitionId {
     }
 }
 
+/// Names a node, by its address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct NodeId(u64);
+
+impl NodeId {
+    pub(crate) fn of(address: &str) -> Self {
+        let mut hasher = DefaultHasher::new();
+        address.hash(&mut hasher);
+        Self(hasher.finish())
+    }
+}
+
 /// An answer, and when the copy of the request that was answered had been sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Answered<T> {
     pub(crate) sent: Moment,
     pub(crate) server: ServerTime,
+    /// Who has answered.
+    pub(crate) node: NodeId,
     pub(crate) value: T,
 }
 
@@ -153,10 +168,8 @@ pub(crate) enum Notice {
     /// same node, its anchor.
     Granted { id: Arc<str>, at: ServerTime, answer: Answered<Granted> },
     /// Somebody waits for the lock, whose last token this is: holds that begin above it are not meant. A try names its id.
-    #[allow(dead_code)] // until processes keep holds
     Called { token: FencingToken, id: Option<Arc<str>> },
     /// This acquisition, a try, has called a lock that is used.
-    #[allow(dead_code)] // until processes keep holds
     Used { id: Arc<str> },
 }
 

@@ -25,11 +25,11 @@ use crate::topology::{Tls, Topology};
 /// |---|---|
 /// | `topology` | `{"node": url}`, `{"cluster": [url, …]}` or `{"sentinel": {"primary": name, "urls": [url, …]}}` |
 /// | `tls` | `{"ca": path, "client_certificate": path, "client_key": path}`, each of them optional; PEM files, read by `build` |
-/// | `lease`, `max_hold`, `wait_timeout`, `unreachable_after`, `response_timeout`, `clock_margin`, `share_window` | a span of time |
+/// | `lease`, `max_hold`, `wait_timeout`, `unreachable_after`, `response_timeout`, `clock_margin`, `share_window`, `idle_hold` | a span of time |
 /// | `reentry` | `"off"` or `"per_task"` |
 /// | `key_prefix`, `label`, `published_keys` | a text |
 /// | `published_limits` | `{"read": span, "write": span, "key_ttl": span}`, each of them optional |
-/// | `hand_over_budget` | a number |
+/// | `hand_over_budget`, `idle_holds_max` | a number |
 /// | `durability` | `{"replicas": number, "timeout": span}`, both of them needed |
 ///
 /// `Debug` shows no passwords.
@@ -73,6 +73,8 @@ pub struct Config {
     published_keys: Option<String>,
     published_limits: Option<Limits>,
     hand_over_budget: Option<u64>,
+    idle_hold: Option<Period>,
+    idle_holds_max: Option<usize>,
     durability: Option<Acknowledged>,
 }
 
@@ -124,6 +126,8 @@ impl Config {
             published_keys: None,
             published_limits: None,
             hand_over_budget: None,
+            idle_hold: None,
+            idle_holds_max: None,
             durability: None,
         }
     }
@@ -260,6 +264,11 @@ impl Config {
                 let number = value.parse().map_err(|_| invalid("hand_over_budget", format!("{name} is no number")))?;
                 self.hand_over_budget = Some(number);
             }
+            "IDLE_HOLD" => self.idle_hold = span("idle_hold")?,
+            "IDLE_HOLDS_MAX" => {
+                let number = value.parse().map_err(|_| invalid("idle_holds_max", format!("{name} is no number")))?;
+                self.idle_holds_max = Some(number);
+            }
             _ => return Err(invalid("environment", format!("{name} is no option: correct its name or remove it"))),
         }
         Ok(())
@@ -284,6 +293,7 @@ impl Config {
         set(self.response_timeout, Builder::response_timeout);
         set(self.clock_margin, Builder::clock_margin);
         set(self.share_window, Builder::share_window);
+        set(self.idle_hold, Builder::idle_hold);
         if let Some(nesting) = self.reentry {
             builder = builder.reentry(match nesting {
                 Nesting::Off => Reentry::Off,
@@ -304,6 +314,9 @@ impl Config {
         }
         if let Some(hand_overs) = self.hand_over_budget {
             builder = builder.hand_over_budget(hand_overs);
+        }
+        if let Some(most) = self.idle_holds_max {
+            builder = builder.idle_holds_max(most);
         }
         if let Some(Acknowledged { replicas, timeout: Period(timeout) }) = self.durability {
             builder = builder.durability(Durability::Replicated { replicas, timeout });
@@ -363,10 +376,10 @@ mod tests {
         "lease": "11s", "max_hold": "max", "wait_timeout": "1.5s", "unreachable_after": "2m",
         "response_timeout": "250ms", "clock_margin": "50ms", "share_window": "0ms",
         "reentry": "per_task", "key_prefix": "shop", "label": "billing-1", "published_keys": "lock:*",
-        "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "hand_over_budget": 7,
+        "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "hand_over_budget": 7, "idle_hold": "30s", "idle_holds_max": 9,
         "durability": {"replicas": 2, "timeout": "90ms"}
     }"#;
-    const ENVIRONMENT: [(&str, &str); 22] = [
+    const ENVIRONMENT: [(&str, &str); 24] = [
         ("L_SENTINEL_PRIMARY", "main"),
         ("L_SENTINEL_URLS", "rediss://:s3cret@a, rediss://b"),
         ("L_TLS_CA", "/ca.pem"),
@@ -387,6 +400,8 @@ mod tests {
         ("L_PUBLISHED_LIMITS_WRITE", "4s"),
         ("L_PUBLISHED_LIMITS_KEY_TTL", "12s"),
         ("L_HAND_OVER_BUDGET", "7"),
+        ("L_IDLE_HOLD", "30s"),
+        ("L_IDLE_HOLDS_MAX", "9"),
         ("L_DURABILITY_REPLICAS", "2"),
         ("L_DURABILITY_TIMEOUT", "90ms"),
     ];
@@ -421,6 +436,8 @@ mod tests {
             .published_keys("lock:*")
             .published_limits(PublishedLimits::new(span(2_000), span(4_000)).key_ttl(span(12_000)))
             .hand_over_budget(7)
+            .idle_hold(span(30_000))
+            .idle_holds_max(9)
             .durability(Durability::Replicated { replicas: NonZeroU8::MIN.saturating_add(1), timeout: span(90) });
         assert_eq!(format!("{:?}", config.builder()), format!("{built:?}"));
         assert!(!format!("{config:?} {built:?}").contains("s3cret"));

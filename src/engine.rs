@@ -5,6 +5,7 @@
 pub(crate) mod acquire;
 pub(crate) mod convert;
 pub(crate) mod handles;
+mod keep;
 mod operate;
 mod outbox;
 mod recent;
@@ -12,6 +13,7 @@ mod release;
 pub(crate) mod releases;
 mod renewals;
 mod tries;
+mod uses;
 mod wake;
 
 use std::ops::Deref;
@@ -28,6 +30,7 @@ use crate::engine::outbox::Outbox;
 use crate::engine::releases::Releases;
 use crate::engine::renewals::Renewals;
 use crate::engine::tries::Tries;
+use crate::engine::uses::Uses;
 use crate::engine::wake::Wake;
 use crate::error::{Error, LossReason, Refusal, Result};
 use crate::events::Limiter;
@@ -69,6 +72,8 @@ pub(crate) struct Core {
     pub(crate) table: Arc<Table>,
     pub(crate) releases: Arc<Releases>,
     pub(crate) renewals: Arc<Renewals>,
+    /// Which names come back, if holds may stay at all.
+    uses: Option<Arc<Uses>>,
     outbox: Outbox,
     pub(crate) closing: Closing,
     /// Of lines about attempts that were not answered, and about long waits.
@@ -195,7 +200,9 @@ impl Engine {
         let wake = Arc::new(Wake::default());
         let table = Arc::new(Table::new(rules(&options, scheme.clock())));
         let releases = Arc::new(Releases::new(Arc::clone(&scheme), Arc::clone(&table), Arc::clone(&wake)));
-        let renewals = Arc::new(Renewals::new(Arc::clone(&table), Arc::clone(&releases), Arc::clone(&wake)));
+        let uses = options.may_hold_idle().then(|| Uses::of(options.idle_holds_max));
+        let renewals =
+            Arc::new(Renewals::new(Arc::clone(&table), Arc::clone(&releases), Arc::clone(&wake), uses.clone()));
         let outbox = Outbox::new(Arc::clone(&scheme), home, Arc::clone(&renewals), Arc::clone(&releases), wake);
         let core = Core {
             clock: scheme.clock(),
@@ -206,6 +213,7 @@ impl Engine {
             table,
             releases,
             renewals,
+            uses,
             outbox,
             closing: Closing::default(),
             attempt_lines: Limiter::default(),
@@ -363,6 +371,12 @@ impl Engine {
 
 impl Drop for Core {
     fn drop(&mut self) {
+        // Without a guard nobody is left who could use them.
+        for (_, hold) in self.table.idle_holds() {
+            hold.lose(LossReason::Closed);
+            self.renewals.forget(&hold);
+            self.releases.give_back(&hold, None, self.clock.now());
+        }
         self.outbox.stop();
     }
 }

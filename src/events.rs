@@ -217,6 +217,21 @@ pub(crate) fn lost(lock: &str, loss: &Loss) {
     }
 }
 
+/// The same, and nobody was inside: nothing was interrupted.
+pub(crate) fn idle_lost(lock: &str, loss: &Loss) {
+    let Loss { mode, token, reason, held } = *loss;
+    let (token, held_ms, word) = (token.as_u64(), millis(held), word_for(reason));
+    tracing::debug!(
+        target: LOCK, lock, %mode, token, held_ms, reason = word,
+        "lost the idle {mode} hold of lock {lock:?} after {}: {reason}", Time(held)
+    );
+}
+
+/// Somebody elsewhere waits for a lock whose hold stays here.
+pub(crate) fn called(lock: &str, token: FencingToken, is_used: bool) {
+    tracing::trace!(target: LOCK, lock, token = token.as_u64(), is_used, "somebody calls for lock {lock:?}");
+}
+
 /// The server broke a conversion off half way.
 pub(crate) fn conversion_broke_off(lock: &str, error: &Error) {
     tracing::warn!(target: LOCK, lock, error = error.to_string(), "a conversion of lock {lock:?} broke off half way");

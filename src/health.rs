@@ -28,6 +28,8 @@ pub struct Stats {
     pub holds: usize,
     /// Guards that share them: those of tasks, nested ones each, and those on their way to a waiter.
     pub guards: usize,
+    /// Those of the holds that nobody uses: they [stay](crate::Builder::idle_hold) for whoever comes next.
+    pub idle_holds: usize,
     /// Acquisitions that wait for their turn in this process or for a server.
     pub waiters: usize,
     /// Holds that are [`Unconfirmed`](crate::HoldState::Unconfirmed): their last renewal has no answer, and is being repeated.

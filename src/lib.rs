@@ -39,6 +39,7 @@ mod acquire;
 mod attempt;
 mod backoff;
 pub mod blocking;
+mod calls;
 mod clock;
 #[cfg(feature = "serde")]
 mod config;

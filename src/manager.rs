@@ -572,6 +572,8 @@ impl FromPlace for TwoKeyManager {
     fn from_place(place: Place, options: Options) -> Result<Self> {
         let topology = place.servers();
         topology.check_single()?;
+        options
+            .check_not_idle("the two-key scheme has no queue, so nobody would be told who waits: use `RedisManager`")?;
         let home = options.home(Clock::System);
         let transport = transport::open(&topology, &options, &home)?;
         let scheme: Arc<dyn Scheme> = Arc::new(two_key::scheme(transport));
@@ -850,6 +852,51 @@ impl<M: Build> Builder<M> {
     /// More saves requests under contention; waiters elsewhere wait so much longer.
     pub fn hand_over_budget(mut self, hand_overs: u64) -> Self {
         self.options.hand_over_budget = hand_overs;
+        self
+    }
+
+    /// For how long a hold stays in this process when its last guard has gone, counted from that. Defaults to zero: it is given back
+    /// at once.
+    ///
+    /// While it stays, the next acquisition of this process in the same mode sends nothing. Whoever waits elsewhere calls for the
+    /// lock, and gets it one round trip later than if it had been free. A hold stays for names only that are used again and
+    /// again, and that others do not want each time before they are. Holds that stay are renewed.
+    ///
+    /// What changes with it stands in `docs/GUARANTEES.md`. Above all: a process that dies, stands still or ends without
+    /// [`close`](RwLockManager::close) keeps others out for what is left of its lease, also where no guard was left. Choose the
+    /// lease by how long others may wait for that, and this by how long it takes until the name is used again; below a lease and a
+    /// half it brings little.
+    ///
+    /// # Errors
+    ///
+    /// `build` answers [`InvalidOption`](Error::InvalidOption) on [`published_keys`](Builder::published_keys), whose other clients
+    /// cannot call; and for [`TwoKeyManager`] and [`QuorumManager`](crate::QuorumManager), where nobody is told who waits.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use redis_rwlock::{MemoryManager, RwLockManager};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::builder().idle_hold(Duration::from_secs(30)).build()?;
+    /// for _ in 0..1000 {
+    ///     let guard = manager.read("cfg").await?; // asks the server twice, not a thousand times
+    ///     guard.release().await?;
+    /// }
+    /// manager.close().await
+    /// # }
+    /// ```
+    pub fn idle_hold(mut self, idle_hold: Duration) -> Self {
+        self.options.idle_hold = idle_hold;
+        self
+    }
+
+    /// How many holds may [stay](Builder::idle_hold) when nobody uses them any more. Defaults to 10,000. With more, those that were
+    /// used longest ago are given back first.
+    pub fn idle_holds_max(mut self, idle_holds_max: usize) -> Self {
+        self.options.idle_holds_max = idle_holds_max;
         self
     }
 

@@ -23,6 +23,9 @@ const RESPONSE_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 /// The longest published limit: the retention of the scripts.
 const PUBLISHED_LIMIT_MAX: Duration = Duration::from_secs(60);
 
+/// The longest time for which a hold stays that nobody uses.
+const IDLE_HOLD_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// How long a client of the published hash scheme may hold a lock, judged from its timestamp;
 /// [`published_keys`](crate::Builder::published_keys) has an example.
 ///
@@ -79,6 +82,10 @@ pub(crate) struct Options {
     pub(crate) published_keys: Option<KeyTemplate>,
     pub(crate) share_window: Duration,
     pub(crate) hand_over_budget: u64,
+    /// For how long a hold stays when nobody uses it any more.
+    pub(crate) idle_hold: Duration,
+    /// How many may.
+    pub(crate) idle_holds_max: usize,
     pub(crate) durability: Durability,
     /// Where background work runs, if not where it belongs by the manager's clock.
     pub(crate) background: Option<Handle>,
@@ -107,6 +114,8 @@ impl Default for Options {
             published_keys: None,
             share_window: Duration::from_millis(50),
             hand_over_budget: MAX_TOKENS,
+            idle_hold: Duration::ZERO,
+            idle_holds_max: 10_000,
             durability: Durability::default(),
             background: None,
         }
@@ -127,7 +136,23 @@ impl Options {
         at_least("response_timeout", self.response_timeout, Duration::from_millis(10))?;
         at_most("response_timeout", self.response_timeout, RESPONSE_TIMEOUT_MAX)?;
         check_durability(self.durability, self.response_timeout)?;
+        if self.published_keys.is_some() {
+            self.check_not_idle(
+                "clients of the published scheme cannot call for a hold that stays: they would starve",
+            )?;
+        }
+        at_most("idle_hold", self.idle_hold, IDLE_HOLD_MAX)?;
         at_least("unreachable_after", self.unreachable_after, Duration::from_millis(10))
+    }
+
+    /// Refuses holds that stay where nobody could call for them.
+    pub(crate) fn check_not_idle(&self, reason: &str) -> Result<()> {
+        if self.may_hold_idle() { invalid("idle_hold", reason.to_owned()) } else { Ok(()) }
+    }
+
+    /// Whether any hold may stay when nobody uses it any more.
+    pub(crate) fn may_hold_idle(&self) -> bool {
+        !self.idle_hold.is_zero()
     }
 
     /// Checks a name and derives its keys.
@@ -170,6 +195,7 @@ pub(crate) struct Overrides {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) wait_timeout: Option<Duration>,
     pub(crate) reentry: Option<Reentry>,
+    pub(crate) idle_hold: Option<Duration>,
 }
 
 impl Overrides {
@@ -191,6 +217,8 @@ pub(crate) struct Terms {
     pub(crate) max_hold: Duration,
     pub(crate) wait_timeout: Option<Duration>,
     pub(crate) reentry: Reentry,
+    /// For how long the hold may stay when nobody uses it any more.
+    pub(crate) idle_hold: Duration,
 }
 
 impl Terms {
@@ -205,6 +233,8 @@ impl Terms {
             max_hold: overrides.max_hold.unwrap_or(options.max_hold),
             wait_timeout: overrides.wait_timeout.or(options.wait_timeout),
             reentry: overrides.reentry.unwrap_or(options.reentry),
+            // Shorter, not longer: what is bounded by the manager's is bounded for all.
+            idle_hold: overrides.idle_hold.map_or(options.idle_hold, |idle_hold| idle_hold.min(options.idle_hold)),
         })
     }
 }

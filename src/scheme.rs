@@ -23,6 +23,7 @@ use futures_util::stream::BoxStream;
 pub(crate) use crate::attempt::{
     AcquisitionId, Answered, Attempt, BoxFuture, Failure, Granted, Hearing, Notice, Route, Subscription,
 };
+use crate::calls::Calls;
 use crate::clock::Clock;
 use crate::error::{LossReason, Refusal};
 use crate::health::{NodeHealth, Traffic};
@@ -70,7 +71,6 @@ pub(crate) enum IfTaken {
     /// `patience` as well (but not more than its lease) to claim the hold by a renewal.
     Queue { patience: Duration },
     /// It waits likewise, for a word: whoever is called by it is told its id, and answers that it is used or gives up.
-    #[allow(dead_code)] // until processes keep holds
     Try { patience: Duration },
 }
 
@@ -163,6 +163,8 @@ pub(crate) enum Converted {
     Granted(Granted),
     /// Others hold the lock too, or a writer waits: the old hold stands.
     Refused,
+    /// Likewise, and the lock is marked: perhaps nobody is inside of what others hold. They have been called.
+    Kept,
     /// The old hold is not there, nor the new one.
     Lost { forced: Option<FencingToken> },
     /// It came after its limit and changed nothing.
@@ -322,13 +324,12 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription>;
     /// The same, if it is certain already that none will be missed; never waits, and costs next to nothing if not.
     fn subscribed(&self, key: &Key, manager: &str) -> Option<Subscription>;
-    /// The call-backs of a lock, if the scheme has any; likewise.
-    #[allow(dead_code)] // until processes keep holds
-    fn calls(&self, _key: &Key) -> Option<Subscription> {
+    /// Tells `calls` who calls for the lock, and whether it would hear that, as long as what it answers is kept. `None` if nobody can
+    /// call.
+    fn listen(&self, _key: &Key, _calls: &Arc<Calls>) -> Option<Box<dyn Send + Sync>> {
         None
     }
     /// Answers the call of a try: the lock is used. Its waiter is told so, and nothing else changes.
-    #[allow(dead_code)] // until processes keep holds
     fn tell_used<'a>(&'a self, _key: &'a Key, _id: &'a str) -> BoxFuture<'a, Attempt<()>> {
         Box::pin(std::future::ready(Err(nobody_calls())))
     }

@@ -7,6 +7,7 @@ use futures_util::stream::BoxStream;
 use redis::Value;
 
 use crate::attempt::{Answered, BoxFuture, Failure, Hearing, Notice, Route, Subscription};
+use crate::calls::Calls;
 use crate::clock::Clock;
 use crate::digits::Digits;
 use crate::error::Result;
@@ -192,6 +193,8 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
     /// The same, if it is certain already that none will be missed: then no [`Notice::AskAgain`] comes first. Never waits.
     fn subscribed(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
+    /// Tells `calls` what is published, and whether it would be, from the home. `None` if there is none. Never waits.
+    fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Calls>) -> Option<Box<dyn Send + Sync>>;
     /// Whether any channel is subscribed: if not, there is no need to put the name of one together.
     fn is_subscribing(&self) -> bool;
     /// Names every key on every primary that `pattern` matches to `found`; one may come twice.

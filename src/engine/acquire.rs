@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use crate::engine::keep::Keeping;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held, in_runtime};
 use crate::error::{Error, LossReason, Result, Source};
@@ -40,6 +41,9 @@ use self::pending::Pursued;
 
 /// A waiter in the server's queue is heard of at least so often.
 const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// For so long whoever tries waits for the word of those who keep the lock, and may be inside or not.
+pub(crate) const WORD: Duration = Duration::from_millis(50);
 
 /// How an acquisition treats a lock that others hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,12 +95,20 @@ impl FirstAttempt {
 }
 
 /// A share of a hold that this process has, if it may be joined without a word to the server.
-pub(crate) fn join(engine: &Engine, name: &LockName, terms: &Terms) -> Option<(Arc<Hold>, ShareId)> {
+pub(crate) fn join(engine: &Engine, name: &LockName, mode: Mode, terms: &Terms) -> Option<(Arc<Hold>, ShareId)> {
     if terms.reentry != Reentry::Off || engine.closing.is_closed() {
         return None;
     }
-    let wants = ShareRequest { owner: OwnerId::current(), lease: terms.lease, max_hold: terms.max_hold };
-    engine.table.join(name.hashed(), wants, engine.clock.now())
+    let wants = ShareRequest {
+        owner: OwnerId::current(),
+        lease: terms.lease,
+        max_hold: terms.max_hold,
+        idle_hold: terms.idle_hold,
+    };
+    match mode {
+        Mode::Read => engine.table.join(name.hashed(), wants, engine.clock.now()),
+        Mode::Write => engine.table.take_idle(name.hashed(), wants, engine.clock.now()),
+    }
 }
 
 /// Takes the lock. `None` only if the caller wants one answer and that was no.
@@ -115,6 +127,7 @@ pub(crate) async fn acquire(
         owner: terms.reentry.owner().unwrap_or_else(OwnerId::current),
         lease: terms.lease,
         max_hold: terms.max_hold,
+        idle_hold: terms.idle_hold,
     };
     if terms.reentry.owner().is_some()
         && let Some(held) = join_own(engine, &key, wants, mode, began)?
@@ -127,13 +140,14 @@ pub(crate) async fn acquire(
         return Ok(Some(Held::new(engine, hold, share_id)));
     }
     let grace = grace(engine);
-    let entry = match patience {
+    let (entry, due) = match patience {
         Patience::Wait => engine.table.enter(&key, mode, wants, grace, began),
         Patience::AskOnce => match engine.table.try_enter(&key, mode, wants, grace, began) {
             Some(entry) => entry,
             None => return Ok(None),
         },
     };
+    engine.carry_out(due, began);
     let limit = terms.wait_timeout.map(|limit| began.after(limit));
     let mut acquisition = Acquisition::new(engine, key, mode, wants, terms.reentry, entry, began);
     acquisition.until_its_end(limit, patience).await
@@ -241,6 +255,12 @@ struct Acquisition<'a> {
     first: Option<Arc<FirstAttempt>>,
     /// Present when it has waited long, and that is to be told.
     holder: Option<Arc<OnceLock<String>>>,
+    /// Whether the hold may stay. Known when the server is asked.
+    may_stay: Option<bool>,
+    /// What the last attempt has said of that.
+    keeping: Option<Box<Keeping>>,
+    /// It tries, and somebody has the lock who may not be inside: until then it waits for the word.
+    calls_until: Option<Moment>,
 }
 
 impl<'a> Acquisition<'a> {
@@ -268,6 +288,9 @@ impl<'a> Acquisition<'a> {
             last_failure: None,
             first: None,
             holder: None,
+            may_stay: None,
+            keeping: None,
+            calls_until: None,
         }
     }
 
@@ -356,10 +379,15 @@ impl<'a> Acquisition<'a> {
     fn wait_again(&mut self) {
         self.notices = Notices::Unwanted;
         let (table, now) = (&self.engine.table, self.engine.clock.now());
-        if let Some(entry) = &mut self.entry
-            && !entry.waits_again(now)
-        {
-            *entry = table.enter(&self.key, self.mode, self.wants, grace(self.engine), now);
+        let Some(entry) = &mut self.entry else {
+            return;
+        };
+        let (is_here, due) = entry.waits_again(now);
+        self.engine.carry_out(due, now);
+        if !is_here {
+            let (anew, due) = table.enter(&self.key, self.mode, self.wants, grace(self.engine), now);
+            *entry = anew;
+            self.engine.carry_out(due, now);
         }
     }
 

@@ -12,7 +12,9 @@
 mod tests;
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use crate::engine::acquire::WORD;
 use crate::engine::releases::Unsettled;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held};
@@ -94,6 +96,25 @@ enum Outcome {
     Lost(LossReason),
 }
 
+/// How long an upgrade waits for those to give their holds up who may not be inside.
+#[derive(Default)]
+struct Word {
+    until: Option<Moment>,
+    pause: Duration,
+}
+
+impl Word {
+    /// Waits a little longer each time. `false` when it has been long enough.
+    async fn is_awaited(&mut self, engine: &Engine, now: Moment) -> bool {
+        if now >= *self.until.get_or_insert(now.after(WORD)) {
+            return false;
+        }
+        self.pause = (self.pause * 2).max(Duration::from_millis(2));
+        engine.clock.sleep_until(now.after(self.pause)).await;
+        true
+    }
+}
+
 impl Conversion {
     fn new(held: &Held, mode: Mode) -> Self {
         let engine = Arc::clone(held.engine());
@@ -171,6 +192,7 @@ impl Conversion {
     async fn ask(&mut self) -> Outcome {
         let engine = Arc::clone(&self.engine);
         let mut tries = Tries::new(engine.clock.now(), engine.options().unreachable_after);
+        let mut word = Word::default();
         loop {
             let now = engine.clock.now();
             // Should this future die at the next await, a copy is under way.
@@ -182,7 +204,10 @@ impl Conversion {
             let failure = match attempt {
                 Ok(Answered { sent, value, .. }) => match value {
                     Converted::Granted(granted) => return Outcome::Granted { sent, granted },
-                    Converted::Refused => match self.copies.stray_until() {
+                    Converted::Kept if self.copies.stray_until().is_none() && word.is_awaited(&engine, now).await => {
+                        continue;
+                    }
+                    Converted::Refused | Converted::Kept => match self.copies.stray_until() {
                         // An earlier copy may yet find the others gone: then the old hold would be gone too.
                         Some(until) => {
                             self.old.stood_at(sent);
@@ -243,6 +268,7 @@ impl Conversion {
             grant: Grant { sent, remaining, asked: self.request.lease },
             share: self.old.share(held.share_id()),
             copies: self.copies,
+            keep: None,
             share_until: (!is_waited_for).then(|| sent.after(engine.options().share_window)),
             is_claim: false,
         };

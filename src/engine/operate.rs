@@ -49,9 +49,9 @@ impl Engine {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        let Counts { holds, guards, late, waiters } = self.table.counts();
+        let Counts { holds, guards, idle, late, waiters } = self.table.counts();
         let Traffic { in_flight, reconnects, map_refreshes } = self.scheme.traffic();
-        Stats { holds, guards, waiters, renewals_late: late, in_flight, reconnects, map_refreshes }
+        Stats { holds, guards, idle_holds: idle, waiters, renewals_late: late, in_flight, reconnects, map_refreshes }
     }
 
     /// How many guards of this manager share a hold; `None` for the hold of another one.

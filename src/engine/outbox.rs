@@ -307,7 +307,7 @@ impl Work {
                 continue;
             }
             match shielded(|| hold.begin_renewal(now, now.after(COMPANY))).flatten() {
-                Some(lease) => chunk.push(Due { hold, lease }),
+                Some(lease) => chunk.push(Due::new(hold, lease)),
                 // Over: it has changed while it was in the queue.
                 None => self.renewals.schedule(&hold, now),
             }

@@ -30,8 +30,11 @@ impl Engine {
             return;
         }
         match self.remove_share(hold, share_id, self.clock.now()) {
-            ShareRemoved::Shared | ShareRemoved::HandedOver(_) | ShareRemoved::Lost(_) => {}
-            ShareRemoved::Last | ShareRemoved::LastLate(_) => self.release_in_background(hold),
+            ShareRemoved::Shared | ShareRemoved::HandedOver(_) | ShareRemoved::Kept | ShareRemoved::Lost(_) => {}
+            ShareRemoved::Last | ShareRemoved::LastLate(_) => {
+                self.note_stay(hold);
+                self.release_in_background(hold);
+            }
         }
     }
 
@@ -41,7 +44,7 @@ impl Engine {
         in_runtime().inspect_err(|_| self.guard_dropped(hold, share_id))?;
         let began = self.clock.now();
         match self.remove_share(hold, share_id, began) {
-            ShareRemoved::Shared | ShareRemoved::HandedOver(_) => return Ok(()),
+            ShareRemoved::Shared | ShareRemoved::HandedOver(_) | ShareRemoved::Kept => return Ok(()),
             ShareRemoved::Lost(reason) => return Err(lost(reason)),
             ShareRemoved::LastLate(reason) => {
                 self.release_in_background(hold);
@@ -49,6 +52,7 @@ impl Engine {
             }
             ShareRemoved::Last => {}
         }
+        self.note_stay(hold);
         self.renewals.forget(hold);
         let _unsettled = self.releases.unsettled();
         let (release, conversion) = Release::all_of(hold, began);

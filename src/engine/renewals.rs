@@ -13,7 +13,10 @@ use parking_lot::Mutex;
 use tokio::sync::futures::Notified;
 
 use crate::attempt::Attempt;
+use crate::calls::Standing;
+use crate::engine::keep;
 use crate::engine::releases::Releases;
+use crate::engine::uses::Uses;
 use crate::engine::wake::Wake;
 use crate::events::{self, Limiter};
 use crate::lease::Moment;
@@ -34,6 +37,8 @@ pub(crate) struct Renewals {
     releases: Arc<Releases>,
     agenda: Mutex<Agenda>,
     wake: Arc<Wake>,
+    /// What becomes of holds that stay.
+    uses: Option<Arc<Uses>>,
     /// Of lines about renewals that were not answered.
     lines: Limiter,
 }
@@ -70,23 +75,35 @@ fn taken(hold: &Hold) {
 pub(super) struct Due {
     pub(super) hold: Arc<Hold>,
     pub(super) lease: Duration,
+    /// It says that the hold may stay.
+    said: Option<Standing>,
 }
 
 impl Due {
+    pub(super) fn new(hold: Arc<Hold>, lease: Duration) -> Self {
+        let said = hold.keeps_by();
+        Self { hold, lease, said }
+    }
+
     pub(super) fn renewal(&self) -> Renewal {
+        let tokens = if self.said.is_some() { self.hold.wants_tokens() } else { 0 };
         Renewal {
             key: Arc::clone(self.hold.key()),
             id: self.hold.id().clone(),
             lease: self.lease,
-            keeps: false,
-            tokens: 0,
+            keeps: self.said.is_some(),
+            tokens,
         }
     }
 }
 
 impl Renewals {
-    pub(crate) fn new(table: Arc<Table>, releases: Arc<Releases>, wake: Arc<Wake>) -> Self {
-        Self { table, releases, agenda: Mutex::default(), wake, lines: Limiter::default() }
+    pub(crate) fn new(table: Arc<Table>, releases: Arc<Releases>, wake: Arc<Wake>, uses: Option<Arc<Uses>>) -> Self {
+        Self { table, releases, agenda: Mutex::default(), wake, uses, lines: Limiter::default() }
+    }
+
+    pub(super) fn now(&self) -> Moment {
+        self.table.clock().now()
     }
 
     /// Looks at a hold when something is due for it, by what it says now. To be called whenever that may have become earlier,
@@ -99,7 +116,7 @@ impl Renewals {
             Next::At(at) => at,
             // Found by a driver, which reports it.
             Next::Lost(_) => now,
-            Next::Released => return,
+            Next::Released | Next::GivenUp => return,
         };
         if hold.is_retired() {
             return;
@@ -153,6 +170,10 @@ impl Renewals {
                 self.clear_away(hold, now);
                 false
             }
+            Next::GivenUp => {
+                self.give_up(hold, now);
+                false
+            }
             Next::Released => false,
         });
         due
@@ -185,12 +206,17 @@ impl Renewals {
     }
 
     /// What an answer, or its absence, does to a hold, and what is told of it. Answers what it shows not to be there.
-    fn is_answered(&self, Due { hold, lease }: &Due, attempt: Attempt<Renewed>, now: Moment) -> Option<Release> {
+    fn is_answered(&self, Due { hold, lease, said }: &Due, attempt: Attempt<Renewed>, now: Moment) -> Option<Release> {
         let meter = self.table.meter();
         match attempt {
             Ok(answer) => match answer.value {
-                Renewed::Renewed { remaining, .. } => {
+                Renewed::Renewed { remaining, is_waited_for, tokens } => {
                     meter.renewal(RenewalOutcome::Renewed);
+                    if let Some(standing) = said {
+                        let word = keep::word(Some(standing.clone()), answer.sent, answer.node, is_waited_for);
+                        // Whoever has it in hand puts it back on the agenda.
+                        drop(hold.hears(word, tokens, now));
+                    }
                     let confirmed = hold.renewed(Grant { sent: answer.sent, remaining, asked: *lease }, now);
                     if confirmed.is_claim {
                         events::claimed(hold.key().name(), hold.mode(), hold.token());
@@ -209,6 +235,15 @@ impl Renewals {
             }
         }
         None
+    }
+
+    /// An idle hold is to be given back. Local waiters ask when the server has been told.
+    fn give_up(&self, hold: &Arc<Hold>, now: Moment) {
+        self.forget(hold);
+        if let (Some(uses), Some(stay)) = (&self.uses, hold.stay()) {
+            uses.ended(hold.key().name_hash(), stay);
+        }
+        self.releases.give_back(hold, Some(Arc::clone(hold)), now);
     }
 
     /// A hold was lost: local waiters may ask the server, and the server is told, should it still know the hold.

@@ -38,6 +38,8 @@ enum Signal {
     End(Arc<End>),
     /// A hold is over before it was released.
     Lost(Box<Loss>),
+    /// The same, and nobody was inside.
+    IdleLost(Box<Loss>),
 }
 
 impl Signals {
@@ -54,6 +56,11 @@ impl Signals {
     /// The log has a line for each hold that is lost, however it came about.
     pub(super) fn lost(&mut self, loss: Loss) {
         self.0.push(Signal::Lost(Box::new(loss)));
+    }
+
+    /// Nobody was inside.
+    pub(super) fn idle_lost(&mut self, loss: Loss) {
+        self.0.push(Signal::IdleLost(Box::new(loss)));
     }
 
     /// The end of a share is known.
@@ -77,6 +84,10 @@ impl Signal {
             Self::Lost(loss) => {
                 rules.meter.lost(loss.mode, loss.reason);
                 events::lost(key.name(), loss);
+            }
+            Self::IdleLost(loss) => {
+                rules.meter.idle_lost();
+                events::idle_lost(key.name(), loss);
             }
         }
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::attempt::{AcquisitionId, Attempt};
+use crate::calls::Standing;
 use crate::clock::Clock;
 use crate::error::LossReason;
 use crate::events::{self, HoldSpan};
@@ -22,7 +23,8 @@ use crate::shield::shielded;
 
 pub(crate) use crate::lock::end::{Ended, HoldState};
 pub(crate) use crate::lock::record::{
-    Accepted, Confirmed, Grant, Granted, Granting, LeftOpen, Next, OpenConversion, ShareRemoved,
+    Accepted, Confirmed, CountsKept, Grant, Granted, Granting, Keep, Kept, LeftOpen, Next, OpenConversion,
+    ShareRemoved, Stay, Word,
 };
 pub(crate) use crate::lock::shares::{Share, ShareId};
 
@@ -248,7 +250,7 @@ impl Hold {
         if self.span.has_begun() {
             let how = match self.due() {
                 Next::Lost(reason) => events::word_for(reason),
-                Next::At(_) | Next::Released => "released",
+                Next::At(_) | Next::Released | Next::GivenUp => "released",
             };
             shielded(|| self.span.end(how));
         }
@@ -277,6 +279,42 @@ impl Hold {
     /// A renewal was answered. Comes too late if the local deadline was reached meanwhile.
     pub(crate) fn renewed(&self, grant: Grant, now: Moment) -> Confirmed {
         self.event(|record, rules, signals| record.renewed(grant, now, rules, signals))
+    }
+
+    // What lets it stay.
+
+    /// The subscription that stands now, for a request that says that the hold may stay.
+    pub(crate) fn keeps_by(&self) -> Option<Standing> {
+        self.event(|record, _, _| record.keeps_by())
+    }
+
+    /// How many tokens to ask for.
+    pub(crate) fn wants_tokens(&self) -> u64 {
+        self.event(|record, _, _| record.wants_tokens())
+    }
+
+    /// What an answer says to those who keep the hold, and the tokens that it brought.
+    pub(crate) fn hears(&self, word: Word, tokens: Option<(FencingToken, u64)>, now: Moment) -> Due {
+        let hear = |record: &mut HoldRecord| {
+            record.hears(word, now);
+            tokens.into_iter().for_each(|(first, count)| record.has_tokens(first, count));
+        };
+        self.change(|record, _, _| hear(record)).1
+    }
+
+    /// Whether no guard is inside.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.event(|record, _, _| record.is_idle())
+    }
+
+    /// It is to be given up, if it is idle, or behind its last guard.
+    pub(crate) fn is_wanted(&self, now: Moment) -> Due {
+        self.change(|record, _, _| record.is_wanted(now)).1
+    }
+
+    /// What has come of letting it stay. `None` if it was not to.
+    pub(crate) fn stay(&self) -> Option<Stay> {
+        self.event(|record, _, _| record.stay())
     }
 
     /// A renewal was not answered; it is tried again after a pause.

@@ -8,6 +8,7 @@
 //! passes the hold to the next one of its process, with the next of the tokens that the grant reserved.
 
 mod conversion;
+mod keep;
 mod renewal;
 
 use std::sync::Arc;
@@ -22,13 +23,14 @@ use crate::events::Loss;
 use crate::lease::{self, FencingToken, Moment};
 use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::{End, Ended, HoldState};
-use crate::lock::shares::{Share, ShareId, Shares};
+use crate::lock::shares::{Share, ShareId, ShareRequest, Shares};
 use crate::lock::stray::Copies;
 use crate::mode::Mode;
 use crate::reentry::OwnerId;
 
 use conversion::InDoubt;
 pub(crate) use conversion::{LeftOpen, OpenConversion};
+pub(crate) use keep::{CountsKept, Keep, Kept, Stay, Word};
 pub(crate) use renewal::Confirmed;
 
 /// A hold that no further reader may join: a writer waits.
@@ -53,6 +55,8 @@ pub(crate) enum Next {
     Lost(LossReason),
     /// It was released.
     Released,
+    /// It was idle, and is to be released.
+    GivenUp,
 }
 
 /// What a guard finds when it lets go.
@@ -62,6 +66,8 @@ pub(crate) enum ShareRemoved {
     Shared,
     /// The next writer of this process has it.
     HandedOver(ShareId),
+    /// It was the last guard, and the hold stays for the next.
+    Kept,
     /// It was the last guard: the server is to be told.
     Last,
     /// The same, but this guard's own time was over before.
@@ -109,6 +115,8 @@ pub(crate) struct Granted {
     pub(crate) share_until: Option<Moment>,
     /// It came by a notification: until the next answer the server grants it no more than the claim.
     pub(crate) is_claim: bool,
+    /// It may stay when its last guard has left, and what was said of that.
+    pub(crate) keep: Option<(Box<Keep>, Option<Word>)>,
 }
 
 impl Granted {
@@ -161,6 +169,8 @@ pub(super) struct HoldRecord {
     hand_overs: u64,
     /// It was granted by a notification, and the server has not answered it since.
     is_claim: bool,
+    /// What lets it stay when its last guard has left.
+    keep: Option<Box<Keep>>,
 }
 
 /// The answer to a renewal, for waiters whose shares are offers until then.
@@ -198,7 +208,7 @@ impl Phase {
 impl HoldRecord {
     /// A hold with its first guard.
     pub(super) fn new(granted: Granted, now: Moment, rules: &Rules) -> (Self, ShareId) {
-        let Granted { granting, grant, share, copies, share_until, is_claim } = granted;
+        let Granted { granting, grant, share, copies, share_until, is_claim, keep } = granted;
         let mut shares = Shares::new();
         let share_id = ShareId { slot: shares.add(share), token: granting.token };
         let mut record = Self {
@@ -224,7 +234,12 @@ impl HoldRecord {
             began: now,
             hand_overs: 0,
             is_claim,
+            keep: None,
         };
+        if let Some((keep, word)) = keep {
+            record.keep = Some(keep);
+            word.into_iter().for_each(|word| record.hears(word, now));
+        }
         record.apply(grant, rules);
         (record, share_id)
     }
@@ -238,7 +253,7 @@ impl HoldRecord {
         self.answered = self.answered.max(sent);
         let covers = lease::surely_over(remaining, rules.clock_margin);
         self.server_until = self.server_until.max(sent.after(covers));
-        self.renewal = if self.needs_renewal() {
+        self.renewal = if self.needs_renewal() || self.is_idle() {
             Renewal::Due(sent.after(renewal_interval(remaining.min(asked))))
         } else {
             Renewal::Needless
@@ -257,7 +272,7 @@ impl HoldRecord {
 
     /// The token that its guards have now.
     pub(super) fn current_token(&self) -> FencingToken {
-        self.token.plus(self.hand_overs)
+        self.keep.as_ref().and_then(|keep| keep.last_token()).unwrap_or_else(|| self.token.plus(self.hand_overs))
     }
 
     pub(super) fn began(&self) -> Moment {
@@ -265,7 +280,7 @@ impl HoldRecord {
     }
 
     pub(super) fn guards(&self) -> usize {
-        self.shares.len()
+        self.shares.len() - usize::from(self.is_idle())
     }
 
     /// Whether this process may go on with it.
@@ -338,9 +353,12 @@ impl HoldRecord {
 
     fn ends(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
         self.phase = Phase::Lost(reason);
-        if let Next::Lost(reason) = self.due() {
-            let held = now.since(self.began);
-            signals.lost(Loss { mode: self.mode, token: self.current_token(), reason, held });
+        let was_idle = self.leaves_idle();
+        let (mode, token, held) = (self.mode, self.current_token(), now.since(self.began));
+        if was_idle {
+            signals.idle_lost(Loss { mode, token, reason, held });
+        } else if let Next::Lost(reason) = self.due() {
+            signals.lost(Loss { mode, token, reason, held });
         }
         self.tell_awaiting(signals);
         for (share, end) in self.shares.watched() {
@@ -386,16 +404,22 @@ impl HoldRecord {
     }
 
     fn admit(&mut self, share: Share) -> ShareId {
-        ShareId { slot: self.shares.add(share), token: self.current_token() }
+        let slot = self.take_idle_place(share).unwrap_or_else(|| self.shares.add(share));
+        ShareId { slot, token: self.current_token() }
     }
 
-    /// A reader joins, if the server has said lately that no writer waits.
-    pub(super) fn join(&mut self, share: Share, now: Moment) -> Option<ShareId> {
+    /// A reader joins, if the server has said lately that no writer waits, or would say so by itself.
+    pub(super) fn join(&mut self, wants: ShareRequest, now: Moment) -> Option<ShareId> {
+        let share = wants.from(now);
         // By the clock it may be over. Then somebody else finds that, who tells those who watch.
         let may = self.mode == Mode::Read
-            && now < self.share_until.min(self.deadline())
+            && (now < self.share_until || self.is_kept_open(now))
+            && now < self.deadline()
             && self.lasts(&share, share.lease, now);
-        may.then(|| self.admit(share))
+        may.then(|| {
+            self.stays_for(wants.idle_hold);
+            self.admit(share)
+        })
     }
 
     /// A reader joins that waited when this was granted, and so enters with it.
@@ -456,18 +480,21 @@ impl HoldRecord {
         {
             return ShareRemoved::HandedOver(share_id);
         }
+        if lost.is_none() && self.rests(share.lease, now) {
+            return ShareRemoved::Kept;
+        }
         self.phase = Phase::Released;
         lost.map_or(ShareRemoved::Last, ShareRemoved::LastLate)
     }
 
     /// The next writer of this process has the hold, with a token of its own.
     fn hand_over(&mut self, next: Share, now: Moment, rules: &Rules) -> Option<ShareId> {
-        let (hand_overs, most) = (self.hand_overs + 1, self.tokens.min(rules.hand_overs));
-        let may_go_on = hand_overs < most && now.since(self.began) < rules.hand_over_span;
+        let is_within_budget = self.hand_overs + 1 < rules.hand_overs && now.since(self.began) < rules.hand_over_span;
+        let may_go_on = (is_within_budget || self.is_kept_open(now)) && self.next_token().is_some();
         if self.mode != Mode::Write || !may_go_on || !self.suits_next(&next, now) {
             return None;
         }
-        self.hand_overs = hand_overs;
+        self.take_token();
         Some(self.admit(next.offered(now)))
     }
 

@@ -46,6 +46,8 @@ pub(crate) struct ShareRequest {
     pub(crate) owner: OwnerId,
     pub(crate) lease: Duration,
     pub(crate) max_hold: Duration,
+    /// For how long the hold may stay behind it.
+    pub(crate) idle_hold: Duration,
 }
 
 impl ShareRequest {

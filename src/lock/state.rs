@@ -10,10 +10,12 @@
 mod crowd;
 mod holding;
 mod holds;
+mod idle;
 mod waiting;
 
 use std::sync::Arc;
 
+use crate::calls::CallSubscription;
 use crate::lease::Moment;
 use crate::lock::effects::{Effects, OnAgenda};
 use crate::lock::record::{HoldRecord, Next};
@@ -35,6 +37,8 @@ pub(super) struct State<H> {
     crowd: Option<Box<Crowd<H>>>,
     /// When the agenda of askers looks. None: never.
     looks_at: Option<Moment>,
+    /// Who calls for a hold that stays, while one may.
+    pub(super) calls: Option<Box<CallSubscription>>,
 }
 
 /// A hold, for as long as anybody has it.
@@ -81,7 +85,15 @@ pub(crate) enum Wake<H> {
 
 impl<H> Default for State<H> {
     fn default() -> Self {
-        Self { is_gone: false, last_waiter: 0, last_hold: 0, holds: Holds::default(), crowd: None, looks_at: None }
+        Self {
+            is_gone: false,
+            last_waiter: 0,
+            last_hold: 0,
+            holds: Holds::default(),
+            crowd: None,
+            looks_at: None,
+            calls: None,
+        }
     }
 }
 
@@ -98,7 +110,7 @@ impl<H: OnAgenda> Entry<H> {
         let at = match self.record.due() {
             Next::At(at) => at,
             Next::Lost(_) => Moment::from_nanos(0),
-            Next::Released => return None,
+            Next::Released | Next::GivenUp => return None,
         };
         self.handle.as_ref().filter(|hold| !hold.is_looked_at_by(at))
     }
@@ -128,6 +140,11 @@ impl<H: OnAgenda> State<H> {
 
     fn listed(&self) -> impl Iterator<Item = &Entry<H>> {
         self.holds.iter().filter(|entry| entry.is_listed)
+    }
+
+    /// Those that somebody has a guard of.
+    fn used(&self) -> impl Iterator<Item = &Entry<H>> {
+        self.listed().filter(|entry| !entry.record.is_idle())
     }
 
     fn holds_write(&self) -> bool {

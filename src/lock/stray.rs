@@ -84,7 +84,7 @@ impl Copies {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attempt::Answered;
+    use crate::attempt::{Answered, NodeId};
     use crate::lease::ServerTime;
 
     fn at(nanos: u64) -> Moment {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     fn answer(sent: Moment) -> Attempt<()> {
-        Ok(Answered { sent, server: ServerTime::default(), value: () })
+        Ok(Answered { sent, server: ServerTime::default(), node: NodeId::default(), value: () })
     }
 
     fn unknown(until: Moment) -> Attempt<()> {

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::clock::Clock;
 use crate::key::Key;
 use crate::lease::Moment;
 use crate::lock::cell::{Cell, Surroundings};
 use crate::lock::effects::Rules;
-use crate::lock::hold::Hold;
+use crate::lock::hold::{Due, Hold};
 use crate::lock::overdue::Overdue;
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::wait::WaitEntry;
@@ -122,6 +123,8 @@ impl Hasher for AsItIs {
 pub(crate) struct Counts {
     pub(crate) holds: usize,
     pub(crate) guards: usize,
+    /// Holds that nobody has a guard of.
+    pub(crate) idle: usize,
     /// Holds with a renewal that went unanswered.
     pub(crate) late: usize,
     pub(crate) waiters: usize,
@@ -135,6 +138,10 @@ impl Table {
 
     pub(crate) fn meter(&self) -> &Meter {
         &self.rules.meter
+    }
+
+    pub(crate) fn clock(&self) -> Clock {
+        self.rules.clock
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Cells> {
@@ -175,6 +182,19 @@ impl Table {
         cell.ask(|state| state.join(wants, now))
     }
 
+    /// A writer takes an idle hold of this process, if it has one that has enough for it and nobody waits here.
+    pub(crate) fn take_idle(
+        &self,
+        name: (u64, &[u8]),
+        wants: ShareRequest,
+        now: Moment,
+    ) -> Option<(Arc<Hold>, ShareId)> {
+        let shard = self.shard(name.0);
+        let cell = Arc::clone(shard.get(&name as &dyn Name)?);
+        drop(shard);
+        cell.ask(|state| state.take_idle(wants, now))
+    }
+
     /// Waits for one side of `key`, or may ask at once. One that asks is seen again within `grace`.
     pub(crate) fn enter(
         self: &Arc<Self>,
@@ -183,13 +203,14 @@ impl Table {
         wants: ShareRequest,
         grace: Duration,
         now: Moment,
-    ) -> WaitEntry {
+    ) -> (WaitEntry, Due) {
         loop {
             let cell = self.cell(key);
-            let (entered, _) =
-                cell.event(now, |state, _, _| (!state.is_gone).then(|| state.enter(mode, None, wants, grace, now)));
+            let (entered, due) = cell.event(now, |state, _, effects| {
+                (!state.is_gone).then(|| state.enter(mode, None, wants, grace, now, effects))
+            });
             if let Some((waiter_id, signal)) = entered {
-                return WaitEntry::new(cell, mode, waiter_id, signal, wants, grace);
+                return (WaitEntry::new(cell, mode, waiter_id, signal, wants, grace), due);
             }
         }
     }
@@ -203,13 +224,15 @@ impl Table {
         wants: ShareRequest,
         grace: Duration,
         now: Moment,
-    ) -> Option<WaitEntry> {
+    ) -> Option<(WaitEntry, Due)> {
         loop {
             let cell = self.cell(key);
-            let (entered, _) =
-                cell.event(now, |state, _, _| (!state.is_gone).then(|| state.try_enter(mode, grace, now)));
+            let (entered, due) = cell.event(now, |state, _, effects| {
+                (!state.is_gone).then(|| state.try_enter(mode, wants, grace, now, effects))
+            });
             if let Some(entered) = entered {
-                return entered.map(|waiter_id| WaitEntry::new(cell, mode, waiter_id, None, wants, grace));
+                let (waiter_id, signal) = entered?;
+                return Some((WaitEntry::new(cell, mode, waiter_id, signal, wants, grace), due));
             }
         }
     }
@@ -243,6 +266,7 @@ impl Table {
         for hold in self.all_holds() {
             let (guards, is_late) = hold.usage();
             counts.holds += 1;
+            counts.idle += usize::from(hold.is_idle());
             counts.guards += guards;
             counts.late += usize::from(is_late);
         }
@@ -263,6 +287,16 @@ impl Table {
         }
         holds.sort_by(|a: &Arc<Hold>, b| (a.token(), a.key().name()).cmp(&(b.token(), b.key().name())));
         holds
+    }
+
+    /// The holds that nobody has a guard of, and until when each may stay.
+    pub(crate) fn idle_holds(&self) -> Vec<(Moment, Arc<Hold>)> {
+        let mut idle = Vec::new();
+        for shard in &self.shards {
+            let cells: Vec<_> = shard.0.lock().values().cloned().collect();
+            idle.extend(cells.iter().flat_map(|cell| cell.quietly(|state, _, _| state.idle().collect::<Vec<_>>())));
+        }
+        idle
     }
 
     #[cfg(test)]

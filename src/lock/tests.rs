@@ -1,5 +1,7 @@
 //! Events in, effects out: no runtime, no clock.
 
+mod idle;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
@@ -53,15 +55,15 @@ fn key() -> Arc<Key> {
 }
 
 fn want() -> ShareRequest {
-    ShareRequest { owner: OwnerId::new(), lease: LEASE, max_hold: secs(3600) }
+    ShareRequest { owner: OwnerId::new(), lease: LEASE, max_hold: secs(3600), idle_hold: Duration::ZERO }
 }
 
 fn enter(table: &Arc<Table>, mode: Mode) -> WaitEntry {
-    table.enter(&key(), mode, want(), GRACE, now())
+    table.enter(&key(), mode, want(), GRACE, now()).0
 }
 
 fn try_enter(table: &Arc<Table>, mode: Mode) -> Option<WaitEntry> {
-    table.try_enter(&key(), mode, want(), GRACE, now())
+    table.try_enter(&key(), mode, want(), GRACE, now()).map(|(entry, _)| entry)
 }
 
 fn id(n: u64) -> AcquisitionId {
@@ -92,6 +94,7 @@ fn granted(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> In
     let now = now();
     sends(entry, n);
     let granted = Granted {
+        keep: None,
         granting: Granting { id: id(n), mode, token: FencingToken::from_wire(token).expect("small"), tokens },
         grant: Grant { sent: now, remaining: LEASE, asked: LEASE },
         share: want().from(now),
@@ -206,7 +209,7 @@ fn asker_that_is_not_seen_loses_the_right_to_ask_and_waits_again() {
     assert_eq!(sends(&second, 2), Some(id(1)), "with what it had under way");
     assert_eq!(sends(&first, 3), None);
     assert!(matches!(granted(&first, 3, Mode::Write, 1000, 1), Installed::NotMine), "nor is its late answer taken");
-    assert!(first.waits_again(later));
+    assert!(first.waits_again(later).0);
     assert!(called(&mut first).is_none());
     // What the first one had sent may yet arrive.
     assert!(leave(second).pending.is_none());
@@ -239,7 +242,7 @@ fn waiter_that_was_passed_by_keeps_its_place() {
     let mut third = enter(&table, Mode::Write);
     drop(table.overdue.look(now().after(GRACE)));
     assert!(asks(&mut second));
-    assert!(first.waits_again(now()));
+    assert!(first.waits_again(now()).0);
     leave(second);
     assert!(asks(&mut first));
     assert!(called(&mut third).is_none());
@@ -324,6 +327,7 @@ fn grant_that_is_over_when_it_comes_is_no_hold() {
     sends(&entry, 1);
     let sent = now();
     let granted = Granted {
+        keep: None,
         granting: Granting {
             id: id(1),
             mode: Mode::Write,
@@ -417,7 +421,7 @@ fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
 fn handed_with_little_left(table: &Arc<Table>) -> (Arc<Hold>, ShareId, ShareRequest) {
     let long = ShareRequest { lease: LEASE * 6, ..want() };
     let first = enter(table, Mode::Write);
-    let mut second = table.enter(&key(), Mode::Write, long, GRACE, now());
+    let mut second = table.enter(&key(), Mode::Write, long, GRACE, now()).0;
     let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
     assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
     let Some(Wake::Handed(_, share_id)) = called(&mut second) else { panic!("it has the lock") };
@@ -609,6 +613,7 @@ fn cell_goes_with_a_hold_that_was_converted() {
     let cell = Arc::downgrade(old.cell());
     assert!(old.begin_conversion(now()));
     let granted = Granted {
+        keep: None,
         granting: Granting {
             id: id(2),
             mode: Mode::Read,
@@ -642,7 +647,7 @@ fn one_who_waits_again_when_the_lock_is_forgotten_enters_anew() {
     remove(&hold, share_id);
     table.ended(&hold);
     assert!(table.is_idle());
-    assert!(!second.waits_again(now()), "nobody would call it here");
+    assert!(!second.waits_again(now()).0, "nobody would call it here");
 }
 
 /// What this costs the thread, in the best of three runs.

@@ -1,17 +1,18 @@
 //! A place among those who wait for one side of a lock here, or the right to ask the server for it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use crate::attempt::{AcquisitionId, Attempt};
+use crate::calls::{Call, CallSubscription, Calls};
 use crate::lease::Moment;
 use crate::lock::cell::Cell;
 use crate::lock::hold::{Due, Granted, Hold};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{Asking, KeepsOpen, Pending, WaiterId};
-use crate::lock::state;
+use crate::lock::state::{self, State};
 use crate::mode::Mode;
 
 /// What a waiter is called for.
@@ -20,6 +21,26 @@ pub(crate) type Wake = state::Wake<Hold>;
 pub(crate) type Installed = state::Installed<Hold>;
 /// What somebody finds that gives up its entry.
 pub(crate) type Leaving = state::Leaving<Hold>;
+
+/// A lock that is kept, for whoever hears of those who call for it. Without the cell nobody keeps it.
+#[derive(Debug)]
+pub(crate) struct KeptCell(Weak<Cell<Hold>>);
+
+impl KeptCell {
+    /// Somebody calls. Whether a guard is inside that it may want to know of.
+    pub(crate) fn called(&self, call: &Call) -> Option<(bool, Due)> {
+        let cell = self.0.upgrade()?;
+        let now = cell.rules().clock.now();
+        Some(cell.event(now, |state, _, effects| state.called(call, now, effects)))
+    }
+
+    /// Calls may have been missed.
+    pub(crate) fn broken(&self) -> Option<Due> {
+        let cell = self.0.upgrade()?;
+        let now = cell.rules().clock.now();
+        Some(cell.event(now, |state, _, effects| state.calls_are_broken(effects)).1)
+    }
+}
 
 /// To be [left](WaitEntry::leave), unless it has become a guard.
 #[derive(Debug)]
@@ -119,15 +140,32 @@ impl WaitEntry {
     }
 
     /// Waits again, where it was in the queue. `false` if the lock was idle meanwhile: then it is to enter anew.
-    pub(crate) fn waits_again(&mut self, now: Moment) -> bool {
+    pub(crate) fn waits_again(&mut self, now: Moment) -> (bool, Due) {
         let (mode, waiter_id, wants, grace) = (self.mode, self.waiter_id, self.wants, self.grace);
-        let (entered, due) = self
-            .cell
-            .event(now, |state, _, _| (!state.is_gone).then(|| state.enter(mode, Some(waiter_id), wants, grace, now)));
-        drop(due);
+        let (entered, due) = self.cell.event(now, |state, _, effects| {
+            (!state.is_gone).then(|| state.enter(mode, Some(waiter_id), wants, grace, now, effects))
+        });
         let is_here = entered.is_some();
         self.signal = entered.and_then(|(_, signal)| signal);
-        is_here
+        (is_here, due)
+    }
+
+    /// Who calls for a hold of this lock that stays: as others have found out here, or `listen` does.
+    pub(crate) fn calls(&self, listen: impl FnOnce(KeptCell) -> Option<CallSubscription>) -> Option<Arc<Calls>> {
+        let known = |state: &State<Hold>| state.calls.as_ref().map(|known| Arc::clone(&known.calls));
+        if let Some(calls) = self.cell.ask(|state| known(state)) {
+            return Some(calls);
+        }
+        // With no mutex held: it may be told at once that somebody calls.
+        let mut new = Some(Box::new(listen(KeptCell(Arc::downgrade(&self.cell)))?));
+        let calls = self.cell.ask(|state| {
+            if state.calls.is_none() {
+                state.calls = new.take();
+            }
+            known(state)
+        });
+        drop(new);
+        calls
     }
 
     /// A reader joins a hold of this process, if it has one that may be joined now and no writer waits here.

@@ -162,6 +162,7 @@ impl FromPlace for QuorumManager {
     fn from_place(place: Place, options: Options) -> Result<Self> {
         let Place::Masters(masters) = place else { unreachable!("only its own builders build a quorum") };
         masters.check()?;
+        options.check_not_idle("no single master knows who waits: use `RedisManager`, or keep a guard")?;
         let home = options.home(Clock::System);
         let open = |url: &String| -> Result<Arc<dyn Scheme>> {
             let transport = transport::open_voter(url, &masters.tls, &options, &home)?;

@@ -17,6 +17,8 @@ impl Meter {
 
     pub(crate) fn lost(self, _: Mode, _: LossReason) {}
 
+    pub(crate) fn idle_lost(self) {}
+
     pub(crate) fn renewal(self, _: RenewalOutcome) {}
 }
 

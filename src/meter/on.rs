@@ -66,6 +66,7 @@ struct Handles {
     acquire_seconds: PerMode<Histogram>,
     hold_seconds: PerMode<Histogram>,
     losses: PerMode<[Counter; REASONS.len()]>,
+    idle_losses: Counter,
     renewed: Counter,
     unanswered: Counter,
     lost: Counter,
@@ -91,6 +92,7 @@ impl Default for Meter {
                     |reason| metrics::counter!("rwlock_losses_total", "mode" => mode, "reason" => word_for(reason)),
                 )
             }),
+            idle_losses: metrics::counter!("rwlock_idle_losses_total"),
             renewed: renewals("renewed"),
             unanswered: renewals("unanswered"),
             lost: renewals("lost"),
@@ -111,6 +113,7 @@ fn describe() {
     metrics::describe_counter!("rwlock_acquisitions_total", "What came of acquisitions");
     metrics::describe_counter!("rwlock_renewals_total", "What came of renewals");
     metrics::describe_counter!("rwlock_losses_total", "Holds that were over before they were released, and why");
+    metrics::describe_counter!("rwlock_idle_losses_total", "Holds that were over while nobody used them");
     metrics::describe_gauge!("rwlock_holds", "Holds that this process has");
     metrics::describe_gauge!("rwlock_waiters", "Acquisitions that wait");
     metrics::describe_gauge!("rwlock_unusable_nodes", "Nodes that do not answer, or refuse connections");
@@ -140,6 +143,11 @@ impl Meter {
         if let Some(place) = REASONS.iter().position(|known| *known == reason) {
             self.0.losses.of(mode)[place].increment(1);
         }
+    }
+
+    /// An idle hold was lost.
+    pub(crate) fn idle_lost(&self) {
+        self.0.idle_losses.increment(1);
     }
 
     pub(crate) fn renewal(&self, outcome: RenewalOutcome) {

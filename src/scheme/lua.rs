@@ -12,6 +12,8 @@ use std::time::Duration;
 use futures_util::stream::BoxStream;
 use redis::Value;
 
+use crate::attempt::NodeId;
+use crate::calls::Calls;
 use crate::clock::Clock;
 use crate::error::{Refusal, UnreachableSource};
 use crate::health::{NodeHealth, Traffic};
@@ -210,6 +212,11 @@ impl LuaScheme {
         if let Waiting::InTheLock { limits } = &self.waiting {
             call.arg(limits);
         }
+    }
+
+    /// Where those hear of waiters who keep the lock.
+    fn call_channel(&self, key: &Key) -> String {
+        [&key.channels(self.scripts.key_parts[0]), ":", CALL].concat()
     }
 
     /// Whether holds may be kept, and whoever waits calls.
@@ -425,12 +432,11 @@ impl Scheme for LuaScheme {
         self.transport.subscribed(key.slot(), &self.channel(key, manager), read_notice)
     }
 
-    fn calls(&self, key: &Key) -> Option<Subscription> {
+    fn listen(&self, key: &Key, calls: &Arc<Calls>) -> Option<Box<dyn Send + Sync>> {
         if !self.calls_back() {
             return None;
         }
-        let channel = [&key.channels(self.scripts.key_parts[0]), ":", CALL].concat();
-        self.transport.subscribe(key.slot(), &channel, read_call)
+        self.transport.listen(key.slot(), &self.call_channel(key), read_call, calls)
     }
 
     fn tell_used<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
@@ -478,7 +484,7 @@ fn read_reply<T>(
     id: &str,
     parse: impl FnOnce(&str, &mut Fields<'_>) -> Option<T>,
 ) -> Attempt<T> {
-    let Answered { sent, value, .. } = reply;
+    let Answered { sent, node, value, .. } = reply;
     let read = Fields::of(&value).and_then(|mut fields| {
         let code = fields.text()?;
         if fields.words.word()? != if id.is_empty() { NO_ID } else { id.as_bytes() } {
@@ -489,7 +495,7 @@ fn read_reply<T>(
             return Some(Err(other_version()));
         }
         let value = parse(code, &mut fields)?;
-        Some(Ok(Answered { sent, server, value }))
+        Some(Ok(Answered { sent, server, node, value }))
     });
     read.unwrap_or_else(|| {
         Err(Failure::Unknown {
@@ -536,6 +542,7 @@ fn converted(code: &str, fields: &mut Fields<'_>) -> Option<Converted> {
     match code {
         "granted" => Some(Converted::Granted(granted(fields)?)),
         "refused" => Some(Converted::Refused),
+        "kept" => Some(Converted::Kept),
         "lost" => Some(Converted::Lost { forced: fields.token()? }),
         "late" => Some(Converted::Late),
         _ => None,
@@ -651,7 +658,11 @@ fn granted_notice(message: &[u8], anchor: Anchor) -> Option<Notice> {
     let micros = deadline.as_micros().checked_sub(anchor.server.as_micros()).filter(|&micros| micros > 0)?;
     let remaining = Duration::from_micros(micros);
     let value = Granted { token, tokens, remaining, is_waited_for };
-    Some(Notice::Granted { id, at, answer: Answered { sent: anchor.sent, server: anchor.server, value } })
+    Some(Notice::Granted {
+        id,
+        at,
+        answer: Answered { sent: anchor.sent, server: anchor.server, node: NodeId::default(), value },
+    })
 }
 
 /// The words of a reply, and the rows behind them.
@@ -715,7 +726,7 @@ mod tests {
 
     fn reply(words: &str) -> Answered<Value> {
         let value = Value::BulkString(words.as_bytes().to_vec());
-        Answered { sent: Moment::from_nanos(5), server: ServerTime::default(), value }
+        Answered { sent: Moment::from_nanos(5), server: ServerTime::default(), node: NodeId::default(), value }
     }
 
     fn token(raw: u64) -> FencingToken {

@@ -4,8 +4,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::stream::BoxStream;
@@ -22,6 +22,8 @@ pub(crate) use self::record::{CallBack, News, Record};
 #[cfg(test)]
 pub(crate) use self::record::{Limits, PublishedLimitsMs};
 
+use crate::attempt::NodeId;
+use crate::calls::{Call, Calls, Fresh, Standing};
 use crate::clock::Clock;
 use crate::health::{NodeHealth, NodeRole, Traffic};
 use crate::key::{Key, Listing};
@@ -42,6 +44,8 @@ pub(crate) struct Store {
     origin: Moment,
     /// By how many microseconds each loss of all locks has set the clock forward.
     skipped_us: AtomicU64,
+    /// How many subscriptions to calls have stood.
+    epochs: AtomicU64,
     locks: Mutex<Locks>,
 }
 
@@ -72,16 +76,18 @@ impl Locks {
 struct Lock {
     record: Record,
     subscribers: Vec<Subscriber>,
+    keepers: Vec<Keeper>,
 }
 
-/// What is told on a channel: to the waiters of one manager, or to all who may keep a hold.
-enum Channel {
-    Wake { manager: Box<str> },
-    Call,
+/// Somebody who keeps the lock.
+struct Keeper {
+    wire: Arc<Wire>,
+    calls: Weak<Calls>,
 }
 
+/// Waiters of one manager.
 struct Subscriber {
-    channel: Channel,
+    manager: Box<str>,
     wire: Arc<Wire>,
     notices: mpsc::UnboundedSender<Notice>,
 }
@@ -110,31 +116,36 @@ impl Wire {
 impl Lock {
     fn is_watched(&self) -> bool {
         self.subscribers.iter().any(|subscriber| !subscriber.notices.is_closed())
+            || self.keepers.iter().any(|keeper| keeper.calls.strong_count() > 0)
     }
 
-    /// Tells the managers whom it concerns.
-    fn publish(&mut self, sent: Moment, server: ServerTime) {
+    /// Those who keep the lock and hear of it.
+    fn keepers(&mut self) -> Vec<Arc<Calls>> {
+        self.keepers.retain(|keeper| keeper.calls.strong_count() > 0);
+        let heard = self.keepers.iter().filter(|keeper| !keeper.wire.is_cut());
+        heard.filter_map(|keeper| keeper.calls.upgrade()).collect()
+    }
+
+    /// Tells the managers whom it concerns. Answers who is to be told that somebody calls, when the store is not locked.
+    fn publish(&mut self, sent: Moment, server: ServerTime) -> Vec<(Arc<Calls>, Call)> {
         for News { id, granted } in self.record.take_news() {
-            let answer = Answered { sent, server, value: granted };
+            let answer = Answered { sent, server, node: NodeId::default(), value: granted };
             self.tell(id.as_str(), &Notice::Granted { id: id.shared(), at: server, answer });
         }
         if let Some(id) = self.record.take_call() {
             self.tell(id.as_str(), &Notice::AskAgain);
         }
-        if let Some(CallBack { token, id }) = self.record.take_call_back() {
-            let notice = Notice::Called { token, id: id.map(|id| id.shared()) };
-            self.tell_those(|channel| matches!(channel, Channel::Call), &notice);
-        }
+        let Some(CallBack { token, id }) = self.record.take_call_back() else {
+            return Vec::new();
+        };
+        let call = Call { token, tries: id.map(|id| id.shared()) };
+        self.keepers().into_iter().map(|calls| (calls, call.clone())).collect()
     }
 
     /// The manager of this acquisition.
     fn tell(&mut self, id: &str, notice: &Notice) {
-        self.tell_those(|channel| matches!(channel, Channel::Wake { manager } if id.starts_with(&**manager)), notice);
-    }
-
-    fn tell_those(&mut self, hears: impl Fn(&Channel) -> bool, notice: &Notice) {
-        self.subscribers.retain(|Subscriber { channel, wire, notices }| {
-            wire.is_cut() || !hears(channel) || notices.send(notice.clone()).is_ok()
+        self.subscribers.retain(|Subscriber { manager, wire, notices }| {
+            wire.is_cut() || !id.starts_with(&**manager) || notices.send(notice.clone()).is_ok()
         });
     }
 }
@@ -148,6 +159,7 @@ impl Store {
             epoch: ServerTime::default().after(epoch),
             origin: clock.now(),
             skipped_us: AtomicU64::new(0),
+            epochs: AtomicU64::new(0),
             locks: Mutex::default(),
         }
     }
@@ -165,11 +177,13 @@ impl Store {
         let server = self.server_time();
         let lock = locks.get(key, server);
         let value = operation(&mut lock.record, server);
-        lock.publish(sent, server);
-        Answered { sent, server, value }
+        let calls = lock.publish(sent, server);
+        drop(locks);
+        calls.into_iter().for_each(|(keeper, call)| keeper.called(&call, self.clock.now()));
+        Answered { sent, server, node: NodeId::default(), value }
     }
 
-    fn subscribe(&self, key: &Key, channel: Channel, wire: &Arc<Wire>) -> Subscription {
+    fn subscribe(&self, key: &Key, manager: &str, wire: &Arc<Wire>) -> Subscription {
         let (sender, notices) = mpsc::unbounded_channel();
         if !wire.is_cut() {
             // The receiver is here: it cannot be closed.
@@ -178,7 +192,7 @@ impl Store {
         let mut locks = self.locks.lock();
         let lock = locks.get(key, self.server_time());
         lock.subscribers.retain(|subscriber| !subscriber.notices.is_closed());
-        lock.subscribers.push(Subscriber { channel, wire: Arc::clone(wire), notices: sender });
+        lock.subscribers.push(Subscriber { manager: manager.into(), wire: Arc::clone(wire), notices: sender });
         Subscription { notices, _end: Box::new(()) }
     }
 
@@ -187,20 +201,46 @@ impl Store {
         let mut locks = self.locks.lock();
         let server = self.server_time();
         locks.get(key, server).tell(id, &Notice::Used { id: id.into() });
-        Answered { sent, server, value: () }
+        Answered { sent, server, node: NodeId::default(), value: () }
+    }
+
+    /// Tells `calls` who calls for the lock, unless the manager is cut off.
+    fn listen(&self, key: &Key, calls: &Arc<Calls>, wire: &Arc<Wire>) {
+        let mut locks = self.locks.lock();
+        let lock = locks.get(key, self.server_time());
+        lock.keepers.push(Keeper { wire: Arc::clone(wire), calls: Arc::downgrade(calls) });
+        if !wire.is_cut() {
+            calls.stands(self.standing());
+        }
+    }
+
+    /// A subscription that stands from now on.
+    fn standing(&self) -> Standing {
+        let epoch = self.epochs.fetch_add(1, Ordering::Relaxed);
+        Standing { epoch, node: NodeId::default(), fresh: Arc::new(Fresh::until(Moment::NEVER)) }
+    }
+
+    /// All who keep a lock over this wire.
+    fn keepers_of(locks: &Locks, wire: &Wire) -> Vec<Arc<Calls>> {
+        let keepers = locks.by_base.values().flat_map(|lock| &lock.keepers);
+        keepers.filter(|keeper| std::ptr::eq(&*keeper.wire, wire)).filter_map(|keeper| keeper.calls.upgrade()).collect()
     }
 
     /// Cuts a manager off.
     pub(crate) fn cut(&self, wire: &Wire) {
         // Under the lock: what is being published gets through as a whole or not at all.
-        let _locks = self.locks.lock();
+        let locks = self.locks.lock();
         wire.is_cut.store(true, Ordering::SeqCst);
+        let keepers = Self::keepers_of(&locks, wire);
+        drop(locks);
+        keepers.iter().filter(|calls| calls.breaks()).for_each(|calls| calls.tell_broken());
     }
 
     /// Connects it again. Its waiters may have missed something.
     pub(crate) fn mend(&self, wire: &Arc<Wire>) {
         let mut locks = self.locks.lock();
         wire.is_cut.store(false, Ordering::SeqCst);
+        Self::keepers_of(&locks, wire).iter().for_each(|calls| calls.stands(self.standing()));
         for lock in locks.by_base.values_mut() {
             lock.subscribers.retain(|subscriber| {
                 !Arc::ptr_eq(&subscriber.wire, wire) || subscriber.notices.send(Notice::AskAgain).is_ok()
@@ -325,11 +365,7 @@ impl Scheme for Memory {
     }
 
     fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription> {
-        Some(self.store.subscribe(key, Channel::Wake { manager: manager.into() }, &self.wire))
-    }
-
-    fn calls(&self, key: &Key) -> Option<Subscription> {
-        Some(self.store.subscribe(key, Channel::Call, &self.wire))
+        Some(self.store.subscribe(key, manager, &self.wire))
     }
 
     fn tell_used<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
@@ -341,6 +377,11 @@ impl Scheme for Memory {
 
     fn subscribed(&self, _: &Key, _: &str) -> Option<Subscription> {
         None
+    }
+
+    fn listen(&self, key: &Key, calls: &Arc<Calls>) -> Option<Box<dyn Send + Sync>> {
+        self.store.listen(key, calls, &self.wire);
+        Some(Box::new(()))
     }
 
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {

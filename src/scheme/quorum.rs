@@ -23,6 +23,7 @@ use futures_util::stream::{BoxStream, FuturesUnordered};
 use self::master::Master;
 use self::traces::Traces;
 use self::votes::{Ballot, Verdict, Vote, Yes, majority};
+use crate::attempt::NodeId;
 use crate::clock::Clock;
 use crate::error::NoMajority;
 use crate::health::{NodeHealth, Traffic};
@@ -213,7 +214,8 @@ fn nanos(span: Duration) -> u64 {
 }
 
 fn answered<T>(sent: Moment, server: ServerTime, value: T) -> Answered<T> {
-    Answered { sent, server, value }
+    // Of several nodes.
+    Answered { sent, server, node: NodeId::default(), value }
 }
 
 fn granted(won: Yes) -> Granted {

@@ -6,6 +6,7 @@
 mod checkers;
 mod gate;
 mod history;
+mod kept;
 mod known;
 mod link;
 mod machine;

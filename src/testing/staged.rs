@@ -8,6 +8,7 @@ use futures_util::stream::BoxStream;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use crate::attempt::NodeId;
 use crate::clock::Clock;
 use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
@@ -137,7 +138,12 @@ impl Scheme for Staged {
         let fate = self.acquires.lock().pop_front();
         if let Some(Fate::Late) = fate {
             let clock = self.memory.clock();
-            let late = Answered { sent: clock.now(), server: ServerTime::default(), value: Acquired::Late };
+            let late = Answered {
+                sent: clock.now(),
+                server: ServerTime::default(),
+                node: NodeId::default(),
+                value: Acquired::Late,
+            };
             return Box::pin(std::future::ready(Ok(late)));
         }
         Box::pin(self.meet(fate, self.memory.acquire(key, request)))

@@ -18,7 +18,7 @@ use redis::{Client, Cmd, ConnectionInfo, ProtocolVersion, RedisError, Value};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
-use crate::attempt::{Answered, Hearing, Route};
+use crate::attempt::{Answered, Hearing, NodeId, Route};
 use crate::clock::Clock;
 use crate::durability::Durability;
 use crate::error::{Error, Result};
@@ -136,6 +136,10 @@ impl Node {
 
     pub(super) fn address(&self) -> &str {
         &self.lines.address
+    }
+
+    pub(super) fn id(&self) -> NodeId {
+        self.lines.id
     }
 
     /// How to connect to it.
@@ -471,7 +475,7 @@ impl Lines {
         if server != ServerTime::default() {
             *live.anchor.lock() = Anchor { sent, server };
         }
-        Ok(Answered { sent, server, value })
+        Ok(Answered { sent, server, node: self.id, value })
     }
 
     /// Now, and the server's time after which a call that is sent now must not be carried out any more.

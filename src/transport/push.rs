@@ -25,6 +25,12 @@
 //! newer than the last answer on the link: the message might come from a server that has been replaced since.
 //!
 //! Waiters are told, and let go, with no lock of ours: their wakers are the user's, and may do anything.
+//!
+//! # Calls
+//!
+//! A process that keeps a lock hears on another channel who waits for it ([`Calls`]). These channels are served in the
+//! [home](crate::home), whatever the callers' runtimes do. What is kept may be relied on only while it would be heard, so a link
+//! with such channels pings its node, and each break of a subscription is told.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -41,8 +47,10 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::attempt::{Notice, Subscription};
+use crate::calls::{Call, Calls, FRESH, Fresh, Standing};
 use crate::clock::Clock;
-use crate::lease::Anchor;
+use crate::home::Home;
+use crate::lease::{Anchor, Moment};
 use crate::transport::ReadNotice;
 use crate::transport::node::Node;
 use crate::transport::slot_owners::SlotOwners;
@@ -66,6 +74,8 @@ pub(super) struct Pace {
     pub(super) anchor_age_most: Duration,
     /// How long a node may take to answer.
     pub(super) response_timeout: Duration,
+    /// How often a node is pinged at which calls are listened for.
+    pub(super) ping: Duration,
 }
 
 impl Pace {
@@ -76,6 +86,7 @@ impl Pace {
             lingering_most: 1024,
             anchor_age_most: Duration::from_secs(2),
             response_timeout,
+            ping: FRESH / 2,
         }
     }
 }
@@ -91,6 +102,8 @@ pub(super) struct Push {
 struct Common {
     slot_owners: SlotOwners,
     clock: Clock,
+    /// Where calls are listened for.
+    home: Home,
     pace: Pace,
     /// How many channels there are: mostly none, which is then all that there is to know.
     count: AtomicUsize,
@@ -127,12 +140,14 @@ struct Subscriptions {
     /// Runs as long as there are channels.
     keeper: Option<AbortHandle>,
     last_number: u64,
+    /// Whoever is to be told that its subscription has broken, when no lock is held.
+    broken: Vec<Arc<Calls>>,
 }
 
 struct Channel {
     slot: u16,
     read: ReadNotice,
-    waiters: Vec<(u64, mpsc::UnboundedSender<Notice>)>,
+    listeners: Vec<(u64, Listener)>,
     lingers: Option<Lingers>,
     /// The link to the owner of its slot.
     home: Option<u64>,
@@ -141,6 +156,24 @@ struct Channel {
     /// How often it was refused since it was confirmed, and until when it is not asked for again.
     refusals: u32,
     not_before: Option<Instant>,
+}
+
+/// Whoever wants to know what is published.
+#[derive(Clone)]
+enum Listener {
+    /// Waits for the lock.
+    Waiter(mpsc::UnboundedSender<Notice>),
+    /// Keeps the lock.
+    Keeper(Weak<Calls>),
+}
+
+impl Listener {
+    fn keeper(&self) -> Option<Arc<Calls>> {
+        match self {
+            Self::Waiter(_) => None,
+            Self::Keeper(calls) => calls.upgrade(),
+        }
+    }
 }
 
 struct Lingers {
@@ -160,6 +193,10 @@ struct Link {
     subscribed: HashSet<Arc<str>>,
     /// Channels at which the task shall look.
     todo: VecDeque<Arc<str>>,
+    /// Until when what this connection has subscribed is heard.
+    fresh: Arc<Fresh>,
+    /// Somebody may rely on that.
+    is_kept: bool,
     /// The main connection before the last commands were sent.
     asked: Option<u64>,
     /// The main connection before commands were sent of which one was answered.
@@ -171,6 +208,17 @@ impl Link {
     /// Its runtime has, most likely.
     fn has_ended(&self) -> bool {
         self.task.is_finished()
+    }
+
+    fn standing(&self, epoch: u64) -> Standing {
+        Standing { epoch, node: self.node.id(), fresh: Arc::clone(&self.fresh) }
+    }
+
+    /// Somebody may rely on it.
+    fn is_pinged_from_now_on(&mut self) {
+        if !std::mem::replace(&mut self.is_kept, true) {
+            self.wake.notify_one();
+        }
     }
 
     fn look_at(&mut self, name: &Arc<str>) {
@@ -208,9 +256,9 @@ impl Drop for Unsubscribe {
 }
 
 impl Push {
-    pub(super) fn new(slot_owners: SlotOwners, clock: Clock, pace: Pace) -> Self {
-        let common =
-            Common { slot_owners, clock, pace, count: AtomicUsize::new(0), is_refusal_told: AtomicBool::new(false) };
+    pub(super) fn new(slot_owners: SlotOwners, clock: Clock, home: Home, pace: Pace) -> Self {
+        let (count, is_refusal_told) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let common = Common { slot_owners, clock, home, pace, count, is_refusal_told };
         Self { common: Arc::new(common), of: Mutex::default() }
     }
 
@@ -221,8 +269,27 @@ impl Push {
     /// The first notice is [`Notice::AskAgain`], as soon as the channel is confirmed at its home. It is served by this runtime,
     /// and ends with it.
     pub(super) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Subscription {
+        let (sender, notices) = mpsc::unbounded_channel();
         // Outside of a runtime it panics here and not under the lock, which the subscription needs to be dropped.
-        let runtime = Handle::current();
+        let end = self.add(&Handle::current(), slot, channel, read, Listener::Waiter(sender));
+        Subscription { notices, _end: Box::new(end) }
+    }
+
+    /// Tells `calls` what is published, from the home. `None` if there is none. Never waits.
+    pub(super) fn listen(
+        &self,
+        slot: u16,
+        channel: &str,
+        read: ReadNotice,
+        calls: &Arc<Calls>,
+    ) -> Option<impl Send + Sync + use<>> {
+        let home = self.common.home.runtime()?;
+        // The task of a link is spawned within.
+        let _in_home = home.enter();
+        Some(self.add(&home, slot, channel, read, Listener::Keeper(Arc::downgrade(calls))))
+    }
+
+    fn add(&self, runtime: &Handle, slot: u16, channel: &str, read: ReadNotice, listener: Listener) -> Unsubscribe {
         let mut of = self.of.lock();
         let id = runtime.id();
         let known = of.iter().find(|(of, shared)| *of == id && !shared.has_ended.load(Ordering::Acquire));
@@ -236,14 +303,15 @@ impl Push {
             }
         };
         // Under this lock: what is in use is not taken for what is not.
-        let (subscription, is_kept) = shared.subscribe(slot, channel, read);
+        let (unsubscribe, is_kept) = shared.subscribe(slot, channel, read, listener);
         drop(of);
+        shared.tell_broken();
         if !is_kept {
             // With no lock held: a runtime that is shutting down drops the task within this call, and what it leaves needs them.
             let keeper = runtime.spawn(Arc::clone(&shared).keep()).abort_handle();
             shared.subscriptions.lock().keeper = Some(keeper);
         }
-        subscription
+        unsubscribe
     }
 
     /// Only if the channel is confirmed at its home now, which is not in doubt.
@@ -275,21 +343,27 @@ impl Shared {
     }
 
     /// And whether there is somebody who keeps it in order.
-    fn subscribe(self: &Arc<Self>, slot: u16, channel: &str, read: ReadNotice) -> (Subscription, bool) {
+    fn subscribe(
+        self: &Arc<Self>,
+        slot: u16,
+        channel: &str,
+        read: ReadNotice,
+        listener: Listener,
+    ) -> (Unsubscribe, bool) {
         let mut subscriptions = self.subscriptions.lock();
         subscriptions.bury();
         let name = subscriptions.name(channel, || Channel::new(slot, read));
         self.counts(subscriptions.channels.len());
         let (is_confirmed, home) =
             subscriptions.channels.get(&name).map_or((false, None), |it| (it.is_confirmed, it.home));
-        let subscription = self.add_waiter(&mut subscriptions, &name);
+        let unsubscribe = self.add_listener(&mut subscriptions, &name, listener);
         if is_confirmed {
-            subscriptions.tell_newest(&name, Notice::AskAgain);
+            subscriptions.tell_newest(&name);
         } else if home.is_none() && !self.place(&mut subscriptions, &name) {
             self.strayed.notify_one();
         }
         let is_kept = subscriptions.keeper.as_ref().is_some_and(|keeper| !keeper.is_finished());
-        (subscription, is_kept)
+        (unsubscribe, is_kept)
     }
 
     fn subscribed(self: &Arc<Self>, channel: &str) -> Option<Subscription> {
@@ -300,31 +374,43 @@ impl Shared {
         if home.has_ended() || !slot_owners.leaves(entry.slot, &home.node) || slot_owners.suspects(&home.node) {
             return None;
         }
-        let name = Arc::clone(name);
-        Some(self.add_waiter(&mut subscriptions, &name))
+        let (name, (sender, notices)) = (Arc::clone(name), mpsc::unbounded_channel());
+        let end = self.add_listener(&mut subscriptions, &name, Listener::Waiter(sender));
+        Some(Subscription { notices, _end: Box::new(end) })
     }
 
-    fn add_waiter(self: &Arc<Self>, subscriptions: &mut Subscriptions, name: &Arc<str>) -> Subscription {
-        let (sender, notices) = mpsc::unbounded_channel();
+    fn add_listener(
+        self: &Arc<Self>,
+        subscriptions: &mut Subscriptions,
+        name: &Arc<str>,
+        listener: Listener,
+    ) -> Unsubscribe {
         let number = subscriptions.next_number();
         if let Some(channel) = subscriptions.channels.get_mut(name) {
-            channel.waiters.push((number, sender));
+            channel.listeners.push((number, listener));
             if let Some(lingers) = channel.lingers.take() {
                 subscriptions.lingering.remove(&lingers.number);
             }
         }
-        let unsubscribe = Unsubscribe { shared: Arc::downgrade(self), channel: Arc::clone(name), number };
-        Subscription { notices, _end: Box::new(unsubscribe) }
+        Unsubscribe { shared: Arc::downgrade(self), channel: Arc::clone(name), number }
     }
 }
 
 impl Shared {
     /// Ends all of them. Whoever waits learns that nothing will come.
     fn end(&self) {
-        let subscriptions = std::mem::take(&mut *self.subscriptions.lock());
+        let mut subscriptions = std::mem::take(&mut *self.subscriptions.lock());
         self.counts(0);
         let links = subscriptions.links.values().map(|link| &link.task);
         subscriptions.keeper.iter().chain(links).for_each(AbortHandle::abort);
+        subscriptions.unconfirm_all();
+        subscriptions.broken.into_iter().for_each(|calls| calls.tell_broken());
+    }
+
+    /// Whoever relied on what has broken by now is told.
+    fn tell_broken(&self) {
+        let broken = std::mem::take(&mut self.subscriptions.lock().broken);
+        broken.into_iter().for_each(|calls| calls.tell_broken());
     }
 }
 
@@ -340,7 +426,7 @@ impl Channel {
         Self {
             slot,
             read,
-            waiters: Vec::new(),
+            listeners: Vec::new(),
             lingers: None,
             home: None,
             is_confirmed: false,
@@ -350,21 +436,39 @@ impl Channel {
     }
 
     fn news(&self, notice: Notice) -> News {
-        News { notice, waiters: self.waiters.iter().map(|(_, waiter)| waiter.clone()).collect() }
+        News { notice, listeners: self.listeners.iter().map(|(_, listener)| listener.clone()).collect() }
+    }
+
+    fn keepers(&self) -> impl Iterator<Item = Arc<Calls>> {
+        self.listeners.iter().filter_map(|(_, listener)| listener.keeper())
+    }
+
+    /// From now on nothing that is published is certain to be heard. Whoever relied on it is to be told.
+    fn unconfirm(&mut self, broken: &mut Vec<Arc<Calls>>) {
+        self.is_confirmed = false;
+        broken.extend(self.keepers().filter(|calls| calls.breaks()));
     }
 }
 
-/// What the waiters of a channel are to be told, when no lock is held.
+/// What the listeners of a channel are to be told, when no lock is held.
 struct News {
     notice: Notice,
-    waiters: Vec<mpsc::UnboundedSender<Notice>>,
+    listeners: Vec<Listener>,
 }
 
 impl News {
-    fn tell(self) {
-        for waiter in self.waiters {
-            // One that has gone has no use for it.
-            drop(waiter.send(self.notice.clone()));
+    fn tell(self, now: Moment) {
+        for listener in self.listeners {
+            match (&listener, &self.notice) {
+                // One that has gone has no use for it.
+                (Listener::Waiter(waiter), notice) => drop(waiter.send(notice.clone())),
+                (Listener::Keeper(_), Notice::Called { token, id }) => {
+                    if let Some(calls) = listener.keeper() {
+                        calls.called(&Call { token: *token, tries: id.clone() }, now);
+                    }
+                }
+                (Listener::Keeper(_), _) => {}
+            }
         }
     }
 }
@@ -385,11 +489,28 @@ impl Subscriptions {
         name
     }
 
-    fn tell_newest(&self, name: &str, notice: Notice) {
-        if let Some((_, waiter)) = self.channels.get(name).and_then(|channel| channel.waiters.last()) {
+    /// The last one to come has a channel that is confirmed.
+    fn tell_newest(&mut self, name: &str) {
+        let epoch = self.next_number();
+        let Some(channel) = self.channels.get(name) else {
+            return;
+        };
+        match channel.listeners.last() {
             // It was made just now.
-            drop(waiter.send(notice));
+            Some((_, Listener::Waiter(waiter))) => drop(waiter.send(Notice::AskAgain)),
+            Some((_, listener)) => {
+                let link = channel.home.and_then(|home| self.links.get_mut(&home));
+                if let (Some(calls), Some(link)) = (listener.keeper(), link) {
+                    calls.stands(link.standing(epoch));
+                    link.is_pinged_from_now_on();
+                }
+            }
+            None => {}
         }
+    }
+
+    fn unconfirm_all(&mut self) {
+        self.channels.values_mut().for_each(|channel| channel.unconfirm(&mut self.broken));
     }
 
     /// Nobody waits for it any more.
@@ -419,11 +540,12 @@ impl Subscriptions {
             self.channels.values_mut().filter(|channel| channel.home.is_some_and(|home| dead.contains(&home)))
         {
             channel.home = None;
-            channel.is_confirmed = false;
+            channel.unconfirm(&mut self.broken);
         }
     }
 
     fn confirm(&mut self, from: Origin, channel: &str) -> Option<News> {
+        let epoch = self.next_number();
         let link = self.links.get_mut(&from.link).filter(|link| link.connection == from.connection)?;
         let known = self.channels.get_key_value(channel).map(|(name, _)| Arc::clone(name));
         let name = known.unwrap_or_else(|| channel.into());
@@ -435,7 +557,12 @@ impl Subscriptions {
             link.look_at(&name);
             return None;
         };
-        channel.is_confirmed = true;
+        // Of what was confirmed all the while nothing has been missed.
+        if !std::mem::replace(&mut channel.is_confirmed, true) {
+            if channel.keepers().map(|calls| calls.stands(link.standing(epoch))).count() > 0 {
+                link.is_pinged_from_now_on();
+            }
+        }
         channel.refusals = 0;
         channel.not_before = None;
         Some(channel.news(Notice::AskAgain))
@@ -444,8 +571,17 @@ impl Subscriptions {
     /// Nothing is confirmed at this link any more.
     fn unconfirm(&mut self, link: u64) {
         for channel in self.channels.values_mut().filter(|channel| channel.home == Some(link)) {
-            channel.is_confirmed = false;
+            channel.unconfirm(&mut self.broken);
         }
+    }
+
+    /// Whether somebody relies on this link; looks at all its channels.
+    fn is_kept(&mut self, link: u64) -> bool {
+        let is_kept = self.channels.values().any(|channel| channel.home == Some(link) && channel.keepers().count() > 0);
+        if let Some(link) = self.links.get_mut(&link) {
+            link.is_kept = is_kept;
+        }
+        is_kept
     }
 }
 
@@ -456,9 +592,9 @@ impl Shared {
         let Some(channel) = subscriptions.channels.get_mut(name) else {
             return;
         };
-        let left = channel.waiters.iter().position(|(waiter, _)| *waiter == number);
-        let left = left.map(|place| channel.waiters.remove(place));
-        if channel.waiters.is_empty() && channel.lingers.is_none() {
+        let left = channel.listeners.iter().position(|(listener, _)| *listener == number);
+        let left = left.map(|place| channel.listeners.remove(place));
+        if channel.listeners.is_empty() && channel.lingers.is_none() {
             channel.lingers = Some(Lingers { number: linger, since: Instant::now() });
             subscriptions.lingering.insert(linger, Arc::clone(name));
         }
@@ -493,7 +629,7 @@ impl Shared {
         }
         if let Some(channel) = subscriptions.channels.get_mut(name) {
             channel.home = Some(new);
-            channel.is_confirmed = false;
+            channel.unconfirm(&mut subscriptions.broken);
         }
         true
     }
@@ -515,6 +651,8 @@ impl Shared {
             is_lost: false,
             subscribed: HashSet::new(),
             todo: VecDeque::new(),
+            fresh: Arc::new(Fresh::until(Moment::from_nanos(0))),
+            is_kept: false,
             asked: None,
             proven: None,
             must_prove: false,
@@ -542,12 +680,12 @@ impl Shared {
     fn deliver(&self, from: Origin, name: &str, message: &[u8]) {
         let news = self.read(&mut self.subscriptions.lock(), from, name, message);
         if let Some(news) = news {
-            news.tell();
+            news.tell(self.clock.now());
         }
     }
 
     fn read(&self, subscriptions: &mut Subscriptions, from: Origin, name: &str, message: &[u8]) -> Option<News> {
-        let channel = subscriptions.channels.get(name).filter(|channel| !channel.waiters.is_empty())?;
+        let channel = subscriptions.channels.get(name).filter(|channel| !channel.listeners.is_empty())?;
         let is_at_home = channel.home == Some(from.link);
         // What a connection says that was given up is lost; the next confirmation makes up for it.
         let link = subscriptions.links.get_mut(&from.link).filter(|link| link.connection == from.connection)?;
@@ -569,7 +707,7 @@ impl Shared {
     fn confirm(&self, from: Origin, channel: &str) {
         let news = self.subscriptions.lock().confirm(from, channel);
         if let Some(news) = news {
-            news.tell();
+            news.tell(self.clock.now());
         }
     }
 
@@ -583,11 +721,13 @@ impl Shared {
         else {
             return;
         };
-        entry.is_confirmed = false;
+        let mut broken = Vec::new();
+        entry.unconfirm(&mut broken);
         if let Some(link) = subscriptions.current(from) {
             link.look_at(&name);
         }
         drop(subscriptions);
+        broken.into_iter().for_each(|calls| calls.tell_broken());
         self.slot_owners.look_for_news();
     }
 
@@ -598,6 +738,8 @@ impl Shared {
             link.wake.notify_one();
             subscriptions.unconfirm(from.link);
         }
+        drop(subscriptions);
+        self.tell_broken();
     }
 }
 

@@ -16,6 +16,7 @@ use redis::Value;
 use tokio::sync::watch;
 
 use crate::attempt::{Answered, BoxFuture, Failure, Hearing, Route, Subscription};
+use crate::calls::Calls;
 use crate::clock::Clock;
 use crate::durability::Durability;
 use crate::error::{Refusal, Result, Source};
@@ -73,19 +74,19 @@ impl Router {
                 SlotOwners::Many(Fleet::behind_sentinels(primary, infos, options, clock, home.clone())?)
             }
         };
-        Ok(Self::of(slot_owners, options))
+        Ok(Self::of(slot_owners, options, home))
     }
 
     /// One of several servers that know nothing of each other.
     pub(super) fn voter(url: &str, tls: &Tls, options: &Options, home: &Home) -> Result<Self> {
         let (info, limits) = (parse_one(url, tls)?, Limits::new(options, Role::Voter));
         let node = Node::new(&address_of(info.addr()), info, limits, Clock::System, home.clone(), Reports::default())?;
-        Ok(Self::of(SlotOwners::Single { node: Arc::new(node) }, options))
+        Ok(Self::of(SlotOwners::Single { node: Arc::new(node) }, options, home))
     }
 
-    fn of(slot_owners: SlotOwners, options: &Options) -> Self {
+    fn of(slot_owners: SlotOwners, options: &Options, home: &Home) -> Self {
         let clock = Clock::System;
-        let push = Push::new(slot_owners.clone(), clock, Pace::new(options.response_timeout));
+        let push = Push::new(slot_owners.clone(), clock, home.clone(), Pace::new(options.response_timeout));
         Self {
             slot_owners,
             push,
@@ -412,6 +413,11 @@ impl Transport for Router {
 
     fn subscribed(&self, _: u16, channel: &str, _: ReadNotice) -> Option<Subscription> {
         self.push.subscribed(channel)
+    }
+
+    fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Calls>) -> Option<Box<dyn Send + Sync>> {
+        let end = self.push.listen(slot, channel, read, calls)?;
+        Some(Box::new(end))
     }
 
     fn is_subscribing(&self) -> bool {

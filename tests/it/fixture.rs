@@ -39,12 +39,16 @@ pub(crate) struct Settings {
     /// The locks have these keys. For the hash scheme only.
     pub(crate) published_keys: Option<String>,
     pub(crate) share_window: Duration,
+    pub(crate) idle_hold: Duration,
     pub(crate) hand_over_budget: u64,
     /// For managers of servers; that of the fixture's place, if it has one.
     pub(crate) durability: Durability,
     /// Where background work runs, if not in the process's own thread.
     pub(crate) background: Option<Handle>,
 }
+
+/// For how long holds stay, where they do: longer than any case.
+const IDLE: Duration = Duration::from_secs(300);
 
 impl Default for Settings {
     /// The crate's own defaults, but for a margin that suits servers on one machine.
@@ -58,6 +62,7 @@ impl Default for Settings {
             unreachable_after: Duration::from_secs(5),
             reentry: Reentry::Off,
             label: "case".to_owned(),
+            idle_hold: Duration::ZERO,
             share_window: Duration::from_millis(50),
             hand_over_budget: 64,
             durability: Durability::Primary,
@@ -127,7 +132,10 @@ impl Home {
             })
         }
         match self {
-            Self::Memory(store) => finish(settings.apply(store.peer_builder()).key_prefix(prefix), connects).await,
+            Self::Memory(store) => {
+                let idle = settings.idle_hold;
+                finish(settings.apply(store.peer_builder()).idle_hold(idle).key_prefix(prefix), connects).await
+            }
             Self::TwoKey(topology) => {
                 let builder = TwoKeyManager::builder(topology.clone()).durability(settings.durability);
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
@@ -137,7 +145,7 @@ impl Home {
                 let is_default = settings.response_timeout == Settings::default().response_timeout;
                 let response_timeout = if is_default { Duration::from_secs(4) } else { settings.response_timeout };
                 let level = on_one_replica(response_timeout / 2);
-                let builder = RedisManager::builder(topology.clone()).durability(level);
+                let builder = RedisManager::builder(topology.clone()).durability(level).idle_hold(settings.idle_hold);
                 let settings = Settings { response_timeout, ..settings };
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
@@ -148,9 +156,10 @@ impl Home {
             }
             Self::Hash(topology) => {
                 let mut builder = RedisManager::builder(topology.clone()).durability(settings.durability);
-                if let Some(template) = &settings.published_keys {
-                    builder = builder.published_keys(template);
-                }
+                builder = match &settings.published_keys {
+                    Some(template) => builder.published_keys(template),
+                    None => builder.idle_hold(settings.idle_hold),
+                };
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
         }
@@ -167,11 +176,18 @@ pub(crate) struct Fixture {
     home: Home,
     prefix: String,
     names: AtomicU64,
+    /// For how long holds stay when nobody uses them, unless a case says so.
+    idle_hold: Duration,
 }
 
 impl Fixture {
     pub(crate) fn memory() -> Self {
         Self::at(Home::Memory(MemoryManager::new()))
+    }
+
+    /// In memory, where holds stay when nobody uses them.
+    pub(crate) fn kept_in_memory() -> Self {
+        Self { idle_hold: IDLE, ..Self::memory() }
     }
 
     /// The hash scheme on servers of the case's own.
@@ -202,7 +218,7 @@ impl Fixture {
     fn at(home: Home) -> Self {
         static CASES: AtomicU64 = AtomicU64::new(0);
         let prefix = format!("case{}", CASES.fetch_add(1, Ordering::Relaxed));
-        Self { home, prefix, names: AtomicU64::new(0) }
+        Self { home, prefix, names: AtomicU64::new(0), idle_hold: Duration::ZERO }
     }
 
     /// A name that no other lock has.
@@ -240,6 +256,7 @@ impl Fixture {
     }
 
     pub(crate) async fn connect(&self, settings: Settings) -> Result<Manager, Error> {
+        let settings = self.with_idle_hold(settings);
         self.home.manager(&self.prefix, settings, Connects::Now).await
     }
 
@@ -255,6 +272,7 @@ impl Fixture {
 
     /// A manager that has not connected yet.
     pub(crate) async fn lazy_manager(&self, settings: Settings) -> Manager {
+        let settings = self.with_idle_hold(settings);
         self.home.manager(&self.prefix, settings, Connects::AtFirstUse).await.expect("the manager is built")
     }
 
@@ -263,7 +281,7 @@ impl Fixture {
         &self,
         settings: Settings,
     ) -> impl Future<Output = Result<Manager, Error>> + Send + 'static {
-        let (home, prefix) = (self.home.clone(), self.prefix.clone());
+        let (home, prefix, settings) = (self.home.clone(), self.prefix.clone(), self.with_idle_hold(settings));
         async move { home.manager(&prefix, settings, Connects::Now).await }
     }
 
@@ -284,6 +302,10 @@ impl Fixture {
         Process { runtime: Some(runtime), manager }
     }
 
+    fn with_idle_hold(&self, settings: Settings) -> Settings {
+        Settings { idle_hold: settings.idle_hold.max(self.idle_hold), ..settings }
+    }
+
     pub(crate) fn is_quorum(&self) -> bool {
         matches!(self.home, Home::Quorum(_))
     }
@@ -296,6 +318,11 @@ impl Fixture {
     /// Waits until nobody holds the lock, and shows that it can be taken.
     pub(crate) async fn becomes_free(&self, name: &str) {
         let other = self.manager().await;
+        if !self.idle_hold.is_zero() {
+            // What stays is given up for whoever wants it.
+            let guard = crate::wait::soon("what nobody uses", other.write(name).into_future()).await.expect("granted");
+            guard.release().await.expect("released");
+        }
         until("the lock is free", async || {
             let view = other.inspect(name).await.expect("inspected");
             view.is_free() && view.waiters.is_empty()
@@ -372,6 +399,12 @@ impl ServerFixture {
                 Kind::HashCluster => Servers::shared_cluster(server),
             },
         )
+    }
+
+    /// The same, where holds stay when nobody uses them.
+    pub(crate) fn kept(kind: Kind, server: Server) -> Self {
+        let shared = Self::shared(kind, server);
+        Self { fixture: Fixture { idle_hold: IDLE, ..shared.fixture }, ..shared }
     }
 
     /// On servers behind proxies, which other cases use at the same time.
@@ -535,6 +568,14 @@ macro_rules! on_every_fixture {
             }
 
             $crate::fixture::on_six!($case, shared);
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn kept_in_memory() {
+                let fixture = $crate::fixture::Fixture::kept_in_memory();
+                $crate::wait::bounded(super::$case(&fixture)).await;
+            }
+
+            $crate::fixture::on_one!($case, kept_on_valkey_9_1, HashNode, Valkey91, kept);
         }
     )+};
 }

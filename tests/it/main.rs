@@ -25,6 +25,7 @@ mod durability;
 mod faults;
 mod health;
 mod identity;
+mod idle;
 mod load;
 mod logs;
 mod memory;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::wait::Pause;
-use super::{Acquisition, FirstAttempt, HEARTBEAT, Patience, grace};
+use super::wait::{Pause, Word};
+use super::{Acquisition, FirstAttempt, HEARTBEAT, Patience, WORD, grace};
 use crate::engine::Held;
 use crate::error::{Result, Source};
 use crate::events;
@@ -13,7 +13,10 @@ use crate::lock::hold::{self, Grant, Granting};
 use crate::lock::side::{KeepsOpen, Notices, Pending};
 use crate::lock::stray::Copies;
 use crate::lock::wait::{Installed, WaitEntry};
-use crate::scheme::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken};
+use crate::scheme::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken, MAX_TOKENS};
+
+/// So long a place in the queue stays that it has for that: longer than its claim is on its way.
+const TRY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What came of asking.
 pub(super) enum Pursued {
@@ -57,7 +60,7 @@ impl Acquisition<'_> {
                 self.begin_anew();
             }
             match answer.value {
-                Acquired::Granted(granted) => match self.granted(&request, answer.sent, granted, now) {
+                Acquired::Granted(granted) => match self.granted(&request, &answer, granted, now) {
                     Taken::Held(held) => return Ok(Pursued::Granted(held)),
                     Taken::PassedBy => return Ok(Pursued::PassedBy),
                     Taken::Over => {
@@ -65,9 +68,8 @@ impl Acquisition<'_> {
                         Box::pin(self.unanswered(failure)).await?;
                     }
                 },
-                Acquired::Contended { .. } | Acquired::Kept { .. } if patience == Patience::AskOnce => {
-                    return Ok(Pursued::Refused);
-                }
+                Acquired::Contended { .. } if patience == Patience::AskOnce => return Ok(Pursued::Refused),
+                Acquired::Kept { .. } if patience == Patience::AskOnce => self.calls_until = Some(now.after(WORD)),
                 Acquired::Contended { retry_in } | Acquired::Kept { retry_in } => {
                     self.waits_on(engine.clock.now());
                     Box::pin(self.pause(&mut pause, retry_in)).await;
@@ -77,7 +79,15 @@ impl Acquisition<'_> {
                     if !std::mem::replace(&mut queued, true) {
                         events::queued(self.key.name(), self.mode);
                     }
-                    if let Some(answer) = Box::pin(self.notice(&request.id, retry_in)).await {
+                    let noticed = match self.calls_until {
+                        Some(until) => match Box::pin(self.word(&request.id, until)).await {
+                            Word::Granted(answer) => Some(answer),
+                            Word::AskAgain => None,
+                            Word::Refused => return Ok(Pursued::Refused),
+                        },
+                        None => Box::pin(self.notice(&request.id, retry_in)).await,
+                    };
+                    if let Some(answer) = noticed {
                         match self.notified(&request, answer) {
                             Taken::Held(held) => return Ok(Pursued::Granted(held)),
                             Taken::PassedBy => return Ok(Pursued::PassedBy),
@@ -116,19 +126,26 @@ impl Acquisition<'_> {
             let warm = engine.scheme.subscribed(&self.key, &engine.manager_id);
             self.notices = warm.map_or(Notices::Unwanted, Notices::Subscribed);
         }
+        let now = engine.clock.now();
+        let may_stay = *self.may_stay.get_or_insert_with(|| engine.may_stay(&self.key, self.wants.idle_hold, now));
+        self.keeping =
+            if may_stay { engine.keeping(&self.key, entry, self.wants.idle_hold).map(Box::new) } else { None };
+        let keeps = self.keeping.as_ref().is_some_and(|keeping| keeping.is_said());
         let request = AcquireRequest {
+            keeps,
             id: begun.id,
             mode: self.mode,
             lease: self.wants.lease.min(self.wants.max_hold),
-            max_tokens: engine.options().hand_over_budget,
+            // Who keeps a hold passes it on for as long as nobody calls.
+            max_tokens: if keeps { MAX_TOKENS } else { engine.options().hand_over_budget },
             if_taken: match patience {
+                Patience::AskOnce if self.calls_until.is_some() => IfTaken::Try { patience: TRY_PATIENCE },
                 Patience::AskOnce => IfTaken::Leave,
                 // Two heartbeats may be lost.
                 Patience::Wait => {
                     IfTaken::Queue { patience: (self.heartbeat() + engine.options().response_timeout) * 2 }
                 }
             },
-            keeps: false,
         };
         Ok(Some((request, begun.is_waited_for)))
     }
@@ -206,8 +223,14 @@ impl Acquisition<'_> {
     }
 
     /// Makes a grant a hold, if there is enough left of it.
-    fn granted(&mut self, request: &AcquireRequest, sent: Moment, granted: Granted, now: Moment) -> Taken {
+    fn granted<T>(&mut self, request: &AcquireRequest, answer: &Answered<T>, granted: Granted, now: Moment) -> Taken {
+        let sent = answer.sent;
+        let keep = self.keeping.take().map(|keeping| {
+            let word = keeping.word(answer, granted.is_waited_for);
+            (keeping.of_grant(), Some(word))
+        });
         let granted = hold::Granted {
+            keep,
             granting: self.granting(request, granted),
             grant: Grant { sent, remaining: granted.remaining, asked: request.lease },
             share: self.wants.from(sent),
@@ -228,7 +251,10 @@ impl Acquisition<'_> {
         let now = self.engine.clock.now();
         // Counted from an earlier answer; should the server's clock have jumped since, a claim from now on is the most.
         let remaining = granted.remaining.min(now.since(sent) + request.claim());
+        // It answers no request: what answers the claim says whether it may stay.
+        let keep = self.keeping.take().map(|keeping| (keeping.of_grant(), None));
         let granted = hold::Granted {
+            keep,
             granting: self.granting(request, granted),
             grant: Grant { sent, remaining, asked: request.claim() },
             share: self.wants.from(now),
@@ -249,6 +275,7 @@ impl Acquisition<'_> {
 
     fn take(&mut self, granted: hold::Granted, now: Moment) -> Taken {
         let engine = self.engine;
+        let may_stay = granted.keep.is_some();
         let Some(entry) = &self.entry else {
             return Taken::PassedBy;
         };
@@ -258,6 +285,9 @@ impl Acquisition<'_> {
         match installed {
             Installed::Hold(hold, share_id) => {
                 hold.count();
+                if may_stay {
+                    engine.bound_idle(now);
+                }
                 // With too little to start with it keeps its place.
                 if has_enough {
                     self.entry = None;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Acquisition, FirstAttempt};
-use crate::engine::{Engine, Held};
+use crate::engine::{Engine, Held, keep};
 use crate::error::{LossReason, Result};
 use crate::events;
 use crate::lock::hold::{Grant, Hold};
@@ -65,13 +65,14 @@ impl Acquisition<'_> {
     async fn recheck(&mut self, held: Held, lease: Duration) -> Result<Recheck> {
         let engine = self.engine;
         let hold = &Arc::clone(held.hold());
+        let standing = hold.keeps_by();
         let request = AcquireRequest {
             id: hold.id().clone(),
             mode: Mode::Read,
             lease,
             max_tokens: 1,
             if_taken: IfTaken::Leave,
-            keeps: false,
+            keeps: standing.is_some(),
         };
         let first = self.first.take().map(FirstAttempt::begins);
         let repeat = Repeat { engine, hold, is_known: false };
@@ -79,7 +80,7 @@ impl Acquisition<'_> {
         repeat.settled(&attempt);
         drop(first);
         let now = engine.clock.now();
-        let Answered { sent, value, .. } = match attempt {
+        let Answered { sent, node, value, .. } = match attempt {
             Ok(answer) => answer,
             Err(failure) => {
                 drop(held);
@@ -90,6 +91,10 @@ impl Acquisition<'_> {
         self.heard(now);
         match value {
             Acquired::Granted(Granted { token, remaining, is_waited_for, .. }) if token == hold.token() => {
+                if standing.is_some() {
+                    let word = keep::word(standing, sent, node, is_waited_for);
+                    engine.carry_out(hold.hears(word, None, now), now);
+                }
                 let share_until = (!is_waited_for).then(|| sent.after(engine.options().share_window));
                 let ((is_held, claims), due) =
                     hold.rechecked(Grant { sent, remaining, asked: lease }, share_until, now);

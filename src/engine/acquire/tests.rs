@@ -2,6 +2,7 @@ use tokio::sync::oneshot;
 
 use super::pending::Taken;
 use super::*;
+use crate::attempt::NodeId;
 use crate::key::LockName;
 use crate::lease::FencingToken;
 use crate::lock::hold::{Grant, HoldState, Next};
@@ -245,8 +246,13 @@ async fn request_of_a_future_that_died_is_taken_back_by_a_reader_that_joins() {
     assert_eq!(stage.there().await, (0, 0));
 }
 
-const LONG: Overrides =
-    Overrides { lease: Some(Duration::from_secs(600)), wait_timeout: None, max_hold: None, reentry: None };
+const LONG: Overrides = Overrides {
+    lease: Some(Duration::from_secs(600)),
+    wait_timeout: None,
+    max_hold: None,
+    reentry: None,
+    idle_hold: None,
+};
 
 #[tokio::test(start_paused = true)]
 async fn what_was_handed_to_a_future_that_nobody_polls_is_soon_free_for_others() {
@@ -378,7 +384,7 @@ struct Joins {
 impl std::task::Wake for Joins {
     fn wake(self: Arc<Self>) {
         let terms = Terms::new(self.engine.options(), Overrides::default()).expect("valid");
-        let joined = join(&self.engine, &LockName::new("another"), &terms);
+        let joined = join(&self.engine, &LockName::new("another"), Mode::Read, &terms);
         self.joined.store(joined.is_some(), Ordering::SeqCst);
         drop(joined.map(|(hold, share_id)| Held::new(&self.engine, hold, share_id)));
     }
@@ -454,9 +460,13 @@ async fn hold_that_is_passed_on_while_its_renewal_is_out_goes_on_being_renewed()
 async fn notified_grant_lasts_no_longer_than_a_claim() {
     let stage = Stage::new();
     let (engine, key) = (&stage.engine, Arc::clone(&stage.key));
-    let wants =
-        ShareRequest { owner: OwnerId::new(), lease: Duration::from_secs(10), max_hold: Duration::from_secs(3600) };
-    let entry = engine.table.enter(&key, Mode::Write, wants, grace(engine), engine.clock.now());
+    let wants = ShareRequest {
+        owner: OwnerId::new(),
+        lease: Duration::from_secs(10),
+        max_hold: Duration::from_secs(3600),
+        idle_hold: Duration::ZERO,
+    };
+    let (entry, _) = engine.table.enter(&key, Mode::Write, wants, grace(engine), engine.clock.now());
     let now = engine.clock.now();
     let mut acquisition = Acquisition::new(engine, key, Mode::Write, wants, Reentry::Off, entry, now);
     let (request, _) = acquisition.begin_attempt(Patience::Wait).expect("open").expect("it asks");
@@ -464,7 +474,7 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
     let remaining = Duration::from_secs(3600);
     let token = FencingToken::from_wire(1).expect("small");
     let value = Granted { token, tokens: 1, remaining, is_waited_for: false };
-    let answer = Answered { sent: now, server: ServerTime::default(), value };
+    let answer = Answered { sent: now, server: ServerTime::default(), node: NodeId::default(), value };
     let Taken::Held(held) = acquisition.notified(&request, answer) else { panic!("granted") };
     assert!(held.hold().deadline() <= now.after(request.claim()));
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::Acquisition;
 use crate::durability::Durability;
+use crate::lease::Moment;
 use crate::lock::side::Notices;
 use crate::scheme::{AcquisitionId, Answered, Granted, Notice};
 
@@ -27,6 +28,15 @@ impl Pause {
         self.0 = (self.0 * 2).min(longest * 2 / 3);
         jittered
     }
+}
+
+/// What those say who have a lock and may not be inside.
+pub(super) enum Word {
+    Granted(Answered<Granted>),
+    /// It may have been granted meanwhile.
+    AskAgain,
+    /// One of them is inside, or none has said anything.
+    Refused,
 }
 
 impl Acquisition<'_> {
@@ -53,8 +63,8 @@ impl Acquisition<'_> {
                     }
                     // Another one's of this process.
                     Some(Notice::Granted { id: granted, .. }) if *granted != *id.as_str() => {}
-                    // Nobody calls here, and no try waits.
-                    Some(Notice::Called { .. } | Notice::Used { .. }) => {}
+                    // Of others, who try.
+                    Some(Notice::Used { .. } | Notice::Called { .. }) => {}
                     Some(Notice::Granted { .. } | Notice::AskAgain) => return None,
                     None => break,
                 },
@@ -65,6 +75,34 @@ impl Acquisition<'_> {
         self.notices = Notices::Unwanted;
         clock.sleep_until(asks_again).await;
         None
+    }
+
+    /// Waits for the word of those who have the lock and may not be inside.
+    pub(super) async fn word(&mut self, id: &AcquisitionId, until: Moment) -> Word {
+        let answered_at = self.answered_at;
+        self.subscribe();
+        let Notices::Subscribed(subscription) = &mut self.notices else {
+            return Word::Refused;
+        };
+        let clock = self.engine.clock;
+        loop {
+            tokio::select! {
+                biased;
+                notice = subscription.notices.recv() => match notice {
+                    Some(Notice::Granted { id: granted, at, answer }) if *granted == *id.as_str() && at >= answered_at => {
+                        // What replicas have to know of counts when the server has said so.
+                        let counts = self.engine.options().durability == Durability::Primary;
+                        return if counts { Word::Granted(answer) } else { Word::AskAgain };
+                    }
+                    Some(Notice::Used { id: refused }) if *refused == *id.as_str() => return Word::Refused,
+                    // What was said before the subscription stood has woken nobody.
+                    Some(Notice::AskAgain) => return Word::AskAgain,
+                    Some(_) => {}
+                    None => return Word::Refused,
+                },
+                () = clock.sleep_until(until) => return Word::Refused,
+            }
+        }
     }
 
     /// Waits where there is no queue.

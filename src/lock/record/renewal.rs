@@ -41,7 +41,7 @@ impl HoldRecord {
         match self.phase {
             Phase::Held | Phase::Unconfirmed => {
                 let ends = self.shares.first_watched_end().unwrap_or(Moment::NEVER).min(self.last_end());
-                let over = self.deadline().min(ends);
+                let over = self.deadline().min(ends).min(self.idle_until().unwrap_or(Moment::NEVER));
                 Next::At(match self.renewal {
                     Renewal::Due(at) => at.min(over),
                     Renewal::InLine | Renewal::Underway | Renewal::Needless => over,
@@ -61,6 +61,9 @@ impl HoldRecord {
         if self.phase.is_live() {
             for end in self.shares.take_over(now) {
                 signals.ended(end, Ended::Lost(LossReason::MaxHold));
+            }
+            if self.gives_up(now) {
+                return self.give_up(signals);
             }
             if self.last_end() <= now {
                 self.ends(LossReason::MaxHold, now, signals);
@@ -96,6 +99,11 @@ impl HoldRecord {
     ) -> Option<Duration> {
         let in_line = self.phase.is_live() && self.renewal == Renewal::InLine;
         if !in_line && !self.is_renewal_due(by) {
+            return None;
+        }
+        if self.is_idle() && !self.needs_renewal() {
+            // Whoever comes may need one.
+            self.renewal = Renewal::Due(now.after(renewal_interval(self.asked)));
             return None;
         }
         let lease = self.shares.lease_at(now);
@@ -240,8 +248,10 @@ impl HoldRecord {
         signals: &mut Signals,
     ) -> (bool, bool) {
         let claims = self.renewed(grant, now, rules, signals).is_claim;
-        self.share_until = share_until.unwrap_or(CLOSED);
-        (self.phase == Phase::Held, claims)
+        // Somebody has called since it was asked: whoever has asked enters behind that one.
+        let is_called = self.was_called_since(grant.sent);
+        self.share_until = share_until.filter(|_| !is_called).unwrap_or(CLOSED);
+        (self.phase == Phase::Held && !is_called, claims)
     }
 
     /// The server did not know it: the next renewal, which is due now, tells why.

@@ -20,7 +20,7 @@ impl<H: OnAgenda> State<H> {
         }
         self.holds.find_map(|entry| {
             let handle = entry.handle.as_ref().filter(|_| entry.is_listed)?;
-            let share_id = entry.record.join(wants.from(now), now)?;
+            let share_id = entry.record.join(wants, now)?;
             Some((Arc::clone(handle), share_id))
         })
     }

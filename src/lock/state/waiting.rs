@@ -27,8 +27,15 @@ impl<H: OnAgenda> State<H> {
         wants: ShareRequest,
         grace: Duration,
         now: Moment,
+        effects: &mut Effects<H>,
     ) -> (WaiterId, Option<Arc<Notify>>) {
         let waiter_id = again.unwrap_or_else(|| self.waiter_id());
+        if mode == Mode::Write
+            && let Some(signal) = self.hand_idle(waiter_id, wants, now, effects)
+        {
+            return (waiter_id, Some(signal));
+        }
+        self.want_idle(mode, now, effects);
         let may_ask = self.may_ask(mode);
         let crowd = self.crowd();
         crowd.guests.remove(&waiter_id);
@@ -44,24 +51,37 @@ impl<H: OnAgenda> State<H> {
 
     /// The right to ask the server once, unless somebody here holds the lock or waits for it. Somebody else who only asks
     /// is in nobody's way: then both do, this one as a guest.
-    pub(in crate::lock) fn try_enter(&mut self, mode: Mode, grace: Duration, now: Moment) -> Option<WaiterId> {
+    pub(in crate::lock) fn try_enter(
+        &mut self,
+        mode: Mode,
+        wants: ShareRequest,
+        grace: Duration,
+        now: Moment,
+        effects: &mut Effects<H>,
+    ) -> Option<(WaiterId, Option<Arc<Notify>>)> {
         let has_waiters =
             || self.crowd.as_deref().is_some_and(|crowd| crowd.reads.has_waiters() || crowd.writes.has_waiters());
         let is_in_the_way = match mode {
-            Mode::Read => self.holds_write() || self.writer_waits(),
-            Mode::Write => self.listed().next().is_some() || has_waiters(),
+            Mode::Read => self.used().any(|entry| entry.record.mode() == Mode::Write) || self.writer_waits(),
+            Mode::Write => self.used().next().is_some() || has_waiters(),
         };
         if is_in_the_way {
             return None;
         }
         let waiter_id = self.waiter_id();
+        if mode == Mode::Write
+            && let Some(signal) = self.hand_idle(waiter_id, wants, now, effects)
+        {
+            return Some((waiter_id, Some(signal)));
+        }
+        self.want_idle(mode, now, effects);
         let crowd = self.crowd();
         if crowd.side(mode).has_asker() {
             crowd.guests.insert(waiter_id, Guest { pending: None, has_lost_right: false });
         } else {
             crowd.side(mode).ask(waiter_id, now.after(grace));
         }
-        Some(waiter_id)
+        Some((waiter_id, None))
     }
 
     /// What a waiter is called for, if it is.

@@ -457,7 +457,7 @@ impl Record {
             }
             Mode::Write if self.sound_reader(step.now_ms, old).is_some() => {
                 if !self.may_upgrade(step, old) {
-                    return Converted::Refused;
+                    return self.refuse_upgrade(&request.id);
                 }
                 self.readers.clear();
                 self.cancel(step.now_ms, &request.id);

@@ -115,7 +115,7 @@ impl Store {
     /// A server with this content.
     pub(crate) fn with(image: Image) -> Self {
         let store = Self::new();
-        let lock = |(base, record)| (base, super::Lock { record, subscribers: Vec::new() });
+        let lock = |(base, record)| (base, super::Lock { record, subscribers: Vec::new(), keepers: Vec::new() });
         store.locks.lock().by_base.extend(image.into_iter().map(lock));
         store
     }

@@ -171,7 +171,7 @@ impl Quorum {
         let Some(renewed) = renewed else {
             return Err(Failure::NotDone { source: None });
         };
-        let Answered { sent, server, value } = renewed?;
+        let Answered { sent, server, value, .. } = renewed?;
         Ok(answered(
             sent,
             server,

@@ -111,7 +111,7 @@ impl Quorum {
             let attempt = scheme.convert(&key, &old, &request).await;
             let has = |converted: &Converted| match converted {
                 Converted::Granted(_) => Some(true),
-                Converted::Refused | Converted::Lost { .. } => Some(false),
+                Converted::Refused | Converted::Kept | Converted::Lost { .. } => Some(false),
                 Converted::Late => None,
             };
             if let Some(answer) = attempt.as_ref().ok().filter(|answer| has(&answer.value) == Some(true)) {
@@ -128,7 +128,7 @@ impl Quorum {
             Answer::Converted(said) => said,
         };
         let heard = &mut conversion.heard;
-        let Answered { sent, server, value } = match attempt {
+        let Answered { sent, server, value, .. } = match attempt {
             Ok(answer) => answer,
             Err(failure) => {
                 heard.failures.push(failure);
@@ -138,7 +138,7 @@ impl Quorum {
         heard.server = heard.server.max(server);
         let (said, vote) = match value {
             Converted::Granted(granted) => (At::Converted, self.yes(place, sent, granted, heard)),
-            Converted::Refused => (At::Stands, Vote::No),
+            Converted::Refused | Converted::Kept => (At::Stands, Vote::No),
             Converted::Lost { forced } => {
                 heard.forced = heard.forced.max(forced);
                 (At::Lost, Vote::No)

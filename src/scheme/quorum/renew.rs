@@ -94,7 +94,7 @@ impl Quorum {
 
 fn renewal_vote(attempt: Attempt<Renewed>, heard: &mut Heard) -> Vote {
     match attempt {
-        Ok(Answered { sent, server, value }) => {
+        Ok(Answered { sent, server, value, .. }) => {
             heard.server = heard.server.max(server);
             match value {
                 Renewed::Renewed { remaining, .. } => {

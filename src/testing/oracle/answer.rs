@@ -43,6 +43,7 @@ impl Answer {
             Self::Converted(Mode::Read, Converted::Granted(_)) => "turned to read",
             Self::Converted(Mode::Write, Converted::Granted(_)) => "turned to write",
             Self::Converted(_, Converted::Refused) => "not turned",
+            Self::Converted(_, Converted::Kept) => "not turned, and called",
             Self::Converted(_, Converted::Lost { forced: None }) => "turn lost",
             Self::Converted(_, Converted::Lost { forced: Some(_) }) => "turn lost, by force",
             Self::Converted(_, Converted::Late) => "turn late",

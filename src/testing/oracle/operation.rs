@@ -61,6 +61,7 @@ impl Face {
             "granted, and waited for",
             "granted, several tokens",
             "kept",
+            "not turned, and called",
             "queued",
             "dequeued",
             "renewed, and waited for",

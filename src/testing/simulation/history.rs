@@ -112,6 +112,8 @@ pub(super) enum Reply {
     },
     Renewed {
         remaining_ms: u64,
+        /// The first of the tokens that it brought, and how many.
+        tokens: Option<(u64, u64)>,
     },
     Lost {
         forced: u64,
@@ -346,6 +348,12 @@ pub(super) enum What {
     Crowded,
     /// What counts is on a replica: no hold is lost with a primary.
     Replicated,
+    /// A process has heard that somebody waits for a lock that it keeps.
+    Called {
+        process: Process,
+        lock: Lock,
+        token: u64,
+    },
     // Faults.
     /// It takes long, there or back.
     Slow {

@@ -14,6 +14,8 @@ use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use super::history::{Lock, What};
 use super::mutants::Mutant;
 use super::world::{Address, Answer, Delivery, Fates, Parcel, Unsubscribe, World, lock_of};
+use crate::attempt::NodeId;
+use crate::calls::Calls;
 use crate::clock::Clock;
 use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
@@ -88,7 +90,7 @@ impl Link {
         let (world, gate) = (&self.world, &self.address.gate);
         self.goes_with_a_runtime(&parcel).await;
         gate.pass().await;
-        let sent = world.clock.now();
+        let (sent, node) = (world.clock.now(), world.answering(self.address.process));
         let (request, answered) = world.post(self.address.process, key, &parcel, fates);
         let delivery = self.await_delivery(sent, &parcel, answered).await;
         gate.pass().await;
@@ -111,7 +113,7 @@ impl Link {
                     }
                     _ => sent,
                 };
-                Ok(Answered { sent, server, value: answer })
+                Ok(Answered { sent, server, node, value: answer })
             }
             Some(Delivery::Refused) => {
                 world.record(What::NotDone { request });
@@ -192,7 +194,7 @@ impl Link {
             _ => None,
         };
         match wrong {
-            Some(value) => Ok(Answered { sent, server: ServerTime::default(), value }),
+            Some(value) => Ok(Answered { sent, server: ServerTime::default(), node: NodeId::default(), value }),
             None => Err(Failure::Unknown { stray_until, source: None }),
         }
     }
@@ -243,7 +245,7 @@ impl Link {
     async fn leave_at_once(&self, key: &Key, id: &AcquisitionId) -> Attempt<ReleaseReply> {
         if self.world.mutant == Some(Mutant::LeavesOnce) && !self.left.lock().insert(id.clone()) {
             let (sent, value) = (self.world.clock.now(), ReleaseReply::None(Absence::default()));
-            return Ok(Answered { sent, server: ServerTime::default(), value });
+            return Ok(Answered { sent, server: ServerTime::default(), node: NodeId::default(), value });
         }
         let answer = self.carry(&owned(key), Parcel::Leave { id: id.clone() }).await?;
         Ok(map(answer, |answer| match answer {
@@ -265,8 +267,14 @@ impl Link {
             Some(Mutant::RenewsInTurn) => self.room().await,
             _ => None,
         };
-        let answer = self.carry_on(key, Parcel::Renew { id: id.clone(), lease: *lease }, fates).await?;
+        let keeps = renewal.keeps.then_some(renewal.tokens);
+        let answer = self.carry_on(key, Parcel::Renew { id: id.clone(), lease: *lease, keeps }, fates).await?;
         Ok(map(answer, |answer| match answer {
+            Answer::Renewed(Renewed::Renewed { remaining, is_waited_for, tokens: Some((first, count)) })
+                if self.world.mutant == Some(Mutant::TokensOfNobody) =>
+            {
+                Renewed::Renewed { remaining, is_waited_for, tokens: Some((first.plus(1_000), count)) }
+            }
             Answer::Renewed(renewed) => renewed,
             other => unreachable!("a renewal is answered by {other:?}"),
         }))
@@ -304,7 +312,7 @@ impl Link {
         drop(tokio::spawn(async move {
             for _ in 0..20 {
                 tokio::time::sleep(renewal.lease / 3).await;
-                let parcel = Parcel::Renew { id: renewal.id.clone(), lease: renewal.lease };
+                let parcel = Parcel::Renew { id: renewal.id.clone(), lease: renewal.lease, keeps: None };
                 let fates = world.fates(&parcel);
                 drop(world.post(process, &renewal.key, &parcel, fates));
             }
@@ -313,7 +321,7 @@ impl Link {
 }
 
 fn map<T, U>(answer: Answered<T>, map: impl FnOnce(T) -> U) -> Answered<U> {
-    Answered { sent: answer.sent, server: answer.server, value: map(answer.value) }
+    Answered { sent: answer.sent, server: answer.server, node: answer.node, value: map(answer.value) }
 }
 
 /// Requests outlive their senders, so they own their keys.
@@ -381,7 +389,7 @@ impl Scheme for Link {
         let Some(first) = batch.first() else {
             return Box::pin(std::future::ready(Vec::new()));
         };
-        let fates = self.world.fates(&Parcel::Renew { id: first.id.clone(), lease: first.lease });
+        let fates = self.world.fates(&Parcel::Renew { id: first.id.clone(), lease: first.lease, keeps: None });
         Box::pin(join_all(batch.iter().map(move |renewal| self.renew_one(renewal, fates))))
     }
 
@@ -408,7 +416,7 @@ impl Scheme for Link {
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move {
             let _room = self.room().await;
-            let answer = self.carry(&owned(key), Parcel::Force { seen: seen.token }).await?;
+            let answer = self.carry(&owned(key), Parcel::Force { seen: seen.clone() }).await?;
             Ok(map(answer, |answer| match answer {
                 Answer::Forced(forced) => forced,
                 other => unreachable!("a force is answered by {other:?}"),
@@ -418,6 +426,16 @@ impl Scheme for Link {
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
         Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn listen(&self, key: &Key, calls: &Arc<Calls>) -> Option<Box<dyn Send + Sync>> {
+        Some(Box::new(self.world.listen_for_calls(self.address.process, key, calls)))
+    }
+
+    fn tell_used<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
+        self.world.tell_used(lock_of(key), id);
+        let (sent, node) = (self.world.clock.now(), self.world.answering(self.address.process));
+        Box::pin(std::future::ready(Ok(Answered { sent, server: ServerTime::default(), node, value: () })))
     }
 
     fn subscribe(&self, key: &Key, _: &str) -> Option<Subscription> {

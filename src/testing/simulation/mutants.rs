@@ -96,6 +96,8 @@ pub(super) enum Mutant {
     RenewalExtendsNothing,
     /// Notices arrive, and nobody is told.
     DeafToNotices,
+    /// A renewal brings tokens that the server has not given.
+    TokensOfNobody,
     /// No process has notices.
     NeverSubscribes,
     /// A look shows no waiters.
@@ -144,6 +146,9 @@ pub(super) enum Mutant {
 /// Those of the level where a replica has to know.
 pub(super) const REPLICATED: [Mutant; 3] =
     [Mutant::WaitsBeforeTheGrant, Mutant::ClaimsUnacknowledged, Mutant::RenewalsUnacknowledged];
+
+/// Those of holds that stay.
+pub(super) const KEPT: [Mutant; 1] = [Mutant::TokensOfNobody];
 
 #[cfg(test)]
 pub(super) const ALL: [Mutant; 60] = [
@@ -329,14 +334,14 @@ impl Wrong {
             {
                 self.upgrade_beside(record, now, (old, parcel))
             }
-            (Mutant::RenewalRecreates, Parcel::Renew { id, lease }) => match record.renew(now, id, *lease) {
+            (Mutant::RenewalRecreates, Parcel::Renew { id, lease, .. }) => match record.renew(now, id, *lease) {
                 Renewed::Lost { .. } if self.asked.contains_key(id) => {
                     record.let_in(now, &AcquireRequest { lease: *lease, ..self.asked[id].clone() });
                     Answer::Renewed(record.renew(now, id, *lease))
                 }
                 renewed => Answer::Renewed(renewed),
             },
-            (Mutant::RenewalShortens, Parcel::Renew { id, lease }) if holds(record, id) => {
+            (Mutant::RenewalShortens, Parcel::Renew { id, lease, .. }) if holds(record, id) => {
                 // Half of what was asked for, from now on.
                 record.set_lease(now, id, *lease / 2);
                 Answer::Renewed(Renewed::of(*lease / 2))
@@ -344,7 +349,7 @@ impl Wrong {
             (Mutant::RepeatExtendsNothing, Parcel::Acquire { request, .. }) if holds(record, &request.id) => {
                 unextended(record, now, &request.id, |record| operate(record, now, parcel))
             }
-            (Mutant::RenewalExtendsNothing, Parcel::Renew { id, lease }) if holds(record, id) => {
+            (Mutant::RenewalExtendsNothing, Parcel::Renew { id, lease, .. }) if holds(record, id) => {
                 unextended(record, now, id, |_| Answer::Renewed(Renewed::of(*lease)))
             }
             (Mutant::KeepsTheDead, Parcel::Acquire { request, .. }) if record.live_holds(now_ms).is_empty() => {

@@ -55,6 +55,8 @@ pub(super) struct Profile {
     pub(super) story: Story,
     /// No message takes time.
     pub(super) hot: bool,
+    /// Holds stay when their last guard has left.
+    pub(super) keeps: bool,
 }
 
 const CALM: Profile = Profile {
@@ -84,6 +86,7 @@ const CALM: Profile = Profile {
     records: None,
     story: Story::Chance,
     hot: false,
+    keeps: false,
 };
 
 pub(super) const LOSSY: Profile = Profile {
@@ -175,6 +178,11 @@ impl Profile {
         let name = std::env::var("PROFILE").unwrap_or_default();
         let all = PROFILES.into_iter().chain([RUNTIMES, BURST, REPLICATED]);
         all.into_iter().find(|profile| profile.name == name).unwrap_or_else(|| Self::of_seed(seed))
+    }
+
+    /// That of the seed, where holds stay.
+    pub(super) fn kept(seed: u64) -> Self {
+        Self { keeps: true, ..Self::of_seed(seed) }
     }
 
     pub(super) fn of_seed(seed: u64) -> Self {

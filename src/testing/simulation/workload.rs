@@ -46,7 +46,7 @@ impl SimManager {
             hand_over_budget: [1, 2, 5, 64][rng.usize(0..4)],
             ..Options::default()
         });
-        let options = Options { durability: durability(world), ..options };
+        let options = Options { durability: durability(world), idle_hold: idle_hold(world), ..options };
         Self::with(world, address, options)
     }
 
@@ -77,6 +77,14 @@ fn durability(world: &World) -> Durability {
         return Durability::Primary;
     }
     Durability::Replicated { replicas: NonZeroU8::MIN, timeout: Duration::from_millis(world.profile.wait_ms) }
+}
+
+/// Not all processes keep what they have.
+fn idle_hold(world: &World) -> Duration {
+    if !world.profile.keeps {
+        return Duration::ZERO;
+    }
+    Duration::from_millis(world.draw(|rng| [0, 300, 3_000, 10_000][rng.usize(0..4)]))
 }
 
 /// A guard of either side.

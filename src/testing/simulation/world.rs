@@ -1,6 +1,7 @@
 //! The world of a run: one server, its network, its clock, and everything that goes wrong there. All of it is drawn from
 //! one seed.
 
+mod calls;
 mod network;
 mod notices;
 mod parcel;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use calls::Keeper;
 pub(super) use notices::Unsubscribe;
 use notices::{Ear, Message, Subscriber};
 pub(super) use parcel::{Answer, Delivery, Fates, Parcel, operate};
@@ -52,6 +54,8 @@ struct State {
     /// Channels of which it is certain that the server has them subscribed.
     confirmed: BTreeSet<(Process, Lock)>,
     ears: BTreeMap<Process, Ear>,
+    /// Who listens for calls.
+    keepers: BTreeMap<u32, Keeper>,
     server: Server,
     live: Vec<Live>,
     /// The highest token that the fenced resource of each lock has seen.
@@ -158,6 +162,7 @@ impl World {
                 subscribers: BTreeMap::new(),
                 confirmed: BTreeSet::new(),
                 ears: BTreeMap::new(),
+                keepers: BTreeMap::new(),
                 server,
                 live: Vec::new(),
                 fences: BTreeMap::new(),
@@ -235,7 +240,7 @@ impl World {
         let now = self.time_of(&state.server);
         let now_ms = now.as_micros() / 1000;
         let wrong = &mut state.wrong;
-        let (before, answer, told, after, forget_ms) = store.operate(key, now, |record| {
+        let (before, answer, told, call, after, forget_ms) = store.operate(key, now, |record| {
             if let Some(records) = self.profile.records {
                 record.set_limits(Limits { records });
             }
@@ -244,7 +249,7 @@ impl World {
                 Some(mutant) => wrong.operate(mutant, key, record, now, parcel),
                 None => (operate(record, now, parcel), record.take_news()),
             };
-            (before, answer, told, seen(record, now_ms), record.forget_ms())
+            (before, answer, told, record.take_call_back(), seen(record, now_ms), record.forget_ms())
         });
         let news = told.iter().map(|news| news_of(news, now_ms)).collect();
         let lock = lock_of(key);
@@ -268,6 +273,9 @@ impl World {
         drop(state);
         for memory::News { id, granted } in told {
             self.publish(Message { key: Arc::clone(key), id, granted, at: now, server: number });
+        }
+        if let Some(call) = call {
+            self.publish_call(lock, call, number);
         }
         (answer, now)
     }

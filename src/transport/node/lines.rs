@@ -22,6 +22,7 @@ use super::room::Space;
 use super::silence::Silence;
 use super::wire::{self, Wire};
 use super::{OnLoss, Reports, Role};
+use crate::attempt::NodeId;
 use crate::clock::Clock;
 use crate::error::{Refusal, Source};
 use crate::home::Home;
@@ -38,6 +39,7 @@ const DIAL_PAUSE: Duration = Duration::from_millis(50);
 /// What can be done with one node without knowing any call.
 pub(super) struct Lines {
     pub(super) address: Arc<str>,
+    pub(super) id: NodeId,
     client: Client,
     on_loss: Option<OnLoss>,
     pub(super) limits: Limits,
@@ -147,10 +149,11 @@ impl Lines {
         home: Home,
         reports: Reports,
     ) -> Self {
-        let address = address.into();
+        let (id, address) = (NodeId::of(address), address.into());
         let silence = Silence::new(&address, reports.outages);
         Self {
             address,
+            id,
             client,
             on_loss: reports.on_loss,
             limits,

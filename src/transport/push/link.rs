@@ -17,7 +17,9 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::{Origin, Shared, text};
+use crate::calls::Fresh;
 use crate::events;
+use crate::lease::Moment;
 use crate::transport::fault::{self, Fault};
 use crate::transport::node::Node;
 use crate::transport::slots::complete;
@@ -76,6 +78,7 @@ type Command = (Verb, Arc<str>);
 /// What the task has to do later.
 struct Agenda {
     refresh_at: Instant,
+    ping_at: Instant,
     /// Channels to be confirmed once more.
     again: Vec<Arc<str>>,
     /// Channels that were refused.
@@ -97,6 +100,7 @@ impl Running {
                 Err(lost) => lost,
             };
             self.shared.unconfirm(self.link);
+            self.shared.tell_broken();
             events::link_lost(self.node.address(), &lost);
             match lost {
                 Lost::Unused => return,
@@ -116,21 +120,59 @@ impl Running {
     async fn serve(&self) -> Result<std::convert::Infallible, Lost> {
         let origin = self.begin()?;
         let mut connection = self.dial(origin).await?;
-        let refresh = self.shared.pace.refresh;
-        let mut agenda = Agenda { refresh_at: Instant::now() + refresh, again: Vec::new(), refused: BTreeSet::new() };
+        let refresh_at = Instant::now() + self.shared.pace.refresh;
+        let mut agenda = Agenda { refresh_at, ping_at: Instant::now(), again: Vec::new(), refused: BTreeSet::new() };
+        let fresh = self.fresh()?;
         loop {
+            let is_kept = self.ping(&mut connection, &mut agenda, &fresh).await?;
             let batch = self.next_batch(&mut agenda)?;
             if batch.is_empty() {
                 let next = agenda.refused.first().map_or(agenda.refresh_at, |(at, _)| agenda.refresh_at.min(*at));
+                let next = if is_kept { next.min(agenda.ping_at) } else { next };
                 tokio::select! {
                     () = self.wake.notified() => {}
                     () = tokio::time::sleep_until(next) => {}
                 }
                 continue;
             }
+            let sent = self.shared.clock.now();
             let replies = self.send(&mut connection, &batch).await?;
+            fresh.answered(sent);
             self.settle(origin, &batch, replies)?;
         }
+    }
+
+    fn fresh(&self) -> Result<Arc<Fresh>, Lost> {
+        let subscriptions = self.shared.subscriptions.lock();
+        subscriptions.links.get(&self.link).map(|link| Arc::clone(&link.fresh)).ok_or(Lost::Unused)
+    }
+
+    /// Asks the node, if it is time, whether it is there for those who rely on what it says. Whether there may be any.
+    async fn ping(
+        &self,
+        connection: &mut MultiplexedConnection,
+        agenda: &mut Agenda,
+        fresh: &Fresh,
+    ) -> Result<bool, Lost> {
+        let (now, is_due) = (Instant::now(), |at| at <= Instant::now());
+        {
+            let subscriptions = &mut *self.shared.subscriptions.lock();
+            let link = subscriptions.links.get(&self.link).ok_or(Lost::Unused)?;
+            if !link.is_kept || is_due(agenda.ping_at) && !subscriptions.is_kept(self.link) {
+                return Ok(false);
+            }
+        }
+        if is_due(agenda.ping_at) {
+            agenda.ping_at = now + self.shared.pace.ping;
+            let (sent, ping) = (self.shared.clock.now(), redis::cmd("PING"));
+            let pong = tokio::time::timeout(self.shared.pace.ping, connection.send_packed_command(&ping)).await;
+            match pong.map_err(|_| Lost::NoAnswer)? {
+                Ok(_) => fresh.answered(sent),
+                Err(error) if error.is_timeout() => return Err(Lost::Silent(error)),
+                Err(_) => return Err(Lost::Closed),
+            }
+        }
+        Ok(true)
     }
 
     /// A new connection: nothing is subscribed on it, everything that belongs here is to be.
@@ -141,6 +183,8 @@ impl Running {
         link.connection = connection;
         link.is_lost = false;
         link.must_prove = false;
+        // What the connection before had is relied on no more.
+        link.fresh = Arc::new(Fresh::until(Moment::from_nanos(0)));
         link.asked = None;
         link.proven = None;
         link.subscribed.clear();
@@ -180,7 +224,12 @@ impl Running {
         }
         if now >= agenda.refresh_at {
             agenda.refresh_at = now + self.shared.pace.refresh;
-            agenda.again = link.subscribed.iter().cloned().collect();
+            let is_kept = |name: &&Arc<str>| {
+                let channel = subscriptions.channels.get(&**name);
+                channel.is_some_and(|channel| channel.home == Some(self.link) && channel.keepers().count() > 0)
+            };
+            // What calls come by is pinged instead: it may be much.
+            agenda.again = link.subscribed.iter().filter(|name| !is_kept(name)).cloned().collect();
             // A replica confirms too. In a cluster waiters are told that it is one when they ask the same node, once a second.
             self.shared.slot_owners.look_from_time_to_time();
         } else if std::mem::take(&mut link.must_prove) {

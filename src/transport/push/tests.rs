@@ -5,7 +5,7 @@ use std::task::{Context, Wake, Waker};
 use cluster_testenv::{Cluster, Matcher, Node as Server, Sentinels, Server as Version, SlotMigration};
 
 use super::*;
-use crate::attempt::{Answered, Granted};
+use crate::attempt::{Answered, Granted, NodeId};
 use crate::home::Home;
 use crate::lease::{FencingToken, Moment, ServerTime};
 use crate::options::Options;
@@ -38,7 +38,7 @@ fn single_at(url: &str, pace: Pace) -> (Push, Arc<Node>) {
     let node =
         Node::new(&address_of(info.addr()), info, limits, Clock::System, home(), Reports::default()).expect("a node");
     let node = Arc::new(node);
-    (Push::new(SlotOwners::Single { node: Arc::clone(&node) }, Clock::System, pace), node)
+    (Push::new(SlotOwners::Single { node: Arc::clone(&node) }, Clock::System, home(), pace), node)
 }
 
 fn infos(urls: &[String]) -> Vec<redis::ConnectionInfo> {
@@ -54,7 +54,7 @@ async fn in_cluster(cluster: &Cluster, pace: Pace) -> (Push, Arc<Fleet>) {
         let node = fleet.node(&primary.addr().to_string()).expect("an address");
         assert!(node.ready().await.is_ok(), "it answers");
     }
-    (Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, pace), fleet)
+    (Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, home(), pace), fleet)
 }
 
 /// A channel whose slot this node owns.
@@ -75,7 +75,7 @@ fn read(message: &[u8], anchor: Option<Anchor>) -> Notice {
     let anchor = anchor.unwrap_or(Anchor { sent: Moment::NEVER, server: ServerTime::default() });
     let token = FencingToken::from_wire(1).expect("small");
     let value = Granted { token, tokens: 1, remaining: Duration::ZERO, is_waited_for: false };
-    let answer = Answered { sent: anchor.sent, server: anchor.server, value };
+    let answer = Answered { sent: anchor.sent, server: anchor.server, node: NodeId::default(), value };
     Notice::Granted { id: String::from_utf8_lossy(message).into(), at: anchor.server, answer }
 }
 
@@ -323,7 +323,7 @@ async fn a_channel_follows_the_primary_behind_sentinels() {
         Fleet::behind_sentinels(sentinels.primary_name(), infos(&sentinels.urls()), &options, Clock::System, home());
     let fleet = Arc::new(fleet.expect("Sentinels"));
     let pace = Pace { refresh: Duration::from_secs(1), ..pace() };
-    let push = Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, pace);
+    let push = Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, home(), pace);
     let old = sentinels.primary();
     // Nobody has asked who the primary is.
     let mut subscription = push.subscribe(5, "channel", read);

@@ -411,7 +411,7 @@ impl Server {
             What::Convert { to } => match record.convert(now, not_after_ms, &self.id(id - 1), &self.ask(id, to, false))
             {
                 Converted::Granted(granted) => Reply::Granted(Self::grant(granted, at_us)),
-                Converted::Refused => Reply::Refused,
+                Converted::Refused | Converted::Kept => Reply::Refused,
                 Converted::Lost { .. } => Reply::Lost,
                 Converted::Late => Reply::Late,
             },

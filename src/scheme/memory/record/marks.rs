@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Record, Step};
 use crate::lease::{FencingToken, ServerTime};
-use crate::scheme::{AcquireRequest, AcquisitionId, IfTaken, Mode, Renewed};
+use crate::scheme::{AcquireRequest, AcquisitionId, Converted, IfTaken, Mode, Renewed};
 
 /// Those who wait call no more often.
 const CALL_MS: u64 = 500;
@@ -82,6 +82,15 @@ impl Record {
             mark.called_ms = Some(now_ms);
         }
         self.call_back = Some(CallBack { token: self.last_token(), id });
+    }
+
+    /// An upgrade is refused; whoever may keep what is in its way is called, as by a try.
+    pub(super) fn refuse_upgrade(&mut self, id: &AcquisitionId) -> Converted {
+        if !self.is_marked() {
+            return Converted::Refused;
+        }
+        self.call_back = Some(CallBack { token: self.last_token(), id: Some(id.clone()) });
+        Converted::Kept
     }
 
     /// Whoever may keep a hold that is ended by force is told so.

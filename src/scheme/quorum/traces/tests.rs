@@ -1,5 +1,5 @@
 use super::*;
-use crate::attempt::{Answered, Granted};
+use crate::attempt::{Answered, Granted, NodeId};
 use crate::home::Home;
 use crate::lease::ServerTime;
 use crate::scheme::Acquired;
@@ -44,7 +44,7 @@ impl Stage {
     }
 
     fn answered<T>(&self, value: T) -> Attempt<T> {
-        Ok(Answered { sent: self.traces.clock.now(), server: ServerTime::default(), value })
+        Ok(Answered { sent: self.traces.clock.now(), server: ServerTime::default(), node: NodeId::default(), value })
     }
 
     fn is_granted(&self, copy: Copy) {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::attempt::NodeId;
 use crate::lease::{FencingToken, Moment};
 use crate::mode::Mode;
 
@@ -13,7 +14,12 @@ fn holder(id: &str, since_ms: u64, remaining_ms: u64) -> Holder {
 /// What a master shows whose clock is so far.
 fn shown(server_ms: u64, last: Option<u64>, holders: Vec<Holder>) -> Answered<View> {
     let value = View { token: last.map(token), holders, ..View::default() };
-    Answered { sent: Moment::from_nanos(0), server: ServerTime::from_micros(server_ms * 1000), value }
+    Answered {
+        sent: Moment::from_nanos(0),
+        server: ServerTime::from_micros(server_ms * 1000),
+        node: NodeId::default(),
+        value,
+    }
 }
 
 #[test]

@@ -15,51 +15,42 @@ fn leaves(op: Op, id: Id) -> bool {
     matches!(op, Op::Leave { id: left } if left == id)
 }
 
-/// Those of `queue` whom a hold of this mode keeps out: a reader's the writers, a writer's everybody.
-fn kept_out(queue: &BTreeMap<Id, Mode>, holds: Mode) -> Vec<Id> {
-    queue.iter().filter(|(_, waits)| holds == Mode::Write || **waits == Mode::Write).map(|(id, _)| *id).collect()
-}
-
-fn by_id(seen: &Seen) -> BTreeMap<Id, Mode> {
-    seen.queue.iter().map(|held| (held.id, held.mode)).collect()
-}
-
-/// Readers share a hold without a word to the server as long as they were told that no writer waits.
+/// Readers share a hold without a word to the server as long as they were told that no writer waits; a writer keeps its hold as long
+/// as nobody does.
 pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("6 waited for");
-    // Waiters that were seen in the queue, and neither let in nor taken back since.
+    // Those that were seen in the queue, and neither let in nor taken back since.
     let mut recorded: BTreeMap<(u32, Lock), BTreeMap<Id, Mode>> = BTreeMap::new();
     for (at, _, what) in facts.each() {
         let What::Applied { op, reply, primary, lock, before, after, news, .. } = what else {
             continue;
         };
-        let waiting = by_id(after);
         let recorded = recorded.entry((*primary, *lock)).or_default();
-        recorded.extend(by_id(before).into_iter().chain(by_id(after)));
+        recorded.extend(before.queue.iter().chain(&after.queue).map(|waiting| (waiting.id, waiting.mode)));
         recorded.retain(|id, _| !after.held.iter().any(|held| held.id == *id) && !leaves(*op, *id));
-        // One request touches few records: it may not reach a dead writer, and then it must not let readers pass. For a writer nobody
-        // looks at readers.
-        let unsure = |holds| match holds {
-            Mode::Read => facts.crowded && !kept_out(recorded, Mode::Read).is_empty(),
-            Mode::Write => after.anybody_recorded,
+        let mode_of = |id: Id| after.held.iter().find(|held| held.id == id).map_or(Mode::Read, |held| held.mode);
+        // Whom a hold of this mode keeps out.
+        let concerns = |held: Mode, waiting: Mode| held == Mode::Write || waiting == Mode::Write;
+        // One request touches few records: it may not reach a dead writer, and then it must not let readers pass. Behind a writer dead
+        // readers count, too: nobody looks for them, and all that comes of it is that its hold does not stay.
+        let unreached = |mode| match mode {
+            Mode::Read => facts.crowded && recorded.values().any(|waiting| *waiting == Mode::Write),
+            Mode::Write => true,
         };
-        let right = |told: bool, waits: bool, holds| told == waits || (told && unsure(holds));
-        if let Reply::Granted { is_waited_for, .. } = reply
-            && let Op::Acquire { mode, .. } | Op::Conversion { mode, .. } = op
-        {
-            let waits = kept_out(&waiting, *mode);
-            findings.add_unless(right(*is_waited_for, !waits.is_empty(), *mode), at, || {
-                format!("{op:?} is answered {reply:?}, and {waits:?} wait")
+        let waiting = |mode| after.queue.iter().filter(move |waiting| concerns(mode, waiting.mode));
+        if let (Reply::Granted { is_waited_for, .. }, Some(id)) = (reply, id_of(*op)) {
+            let (mode, waits) = (mode_of(id), waiting(mode_of(id)).count() > 0);
+            findings.add_unless(*is_waited_for == waits || (*is_waited_for && unreached(mode)), at, || {
+                format!("{op:?} is answered {reply:?}, and {:?} wait", after.queue)
             });
         }
-        // Whoever comes with this request comes after them.
-        let before = by_id(before);
         for news in news {
-            let mode = before.get(&news.id).copied().unwrap_or(Mode::Read);
-            let waits = kept_out(&waiting, mode);
-            let others = waits.iter().any(|id| Some(*id) != id_of(*op) || before.contains_key(id));
-            findings
-                .add_unless(right(news.is_waited_for, others, mode), at, || format!("{news:?}, and {waits:?} wait"));
+            let mode = mode_of(news.id);
+            // Whoever comes with this request comes after them.
+            let is_before = |id: Id| Some(id) != id_of(*op) || before.queue.iter().any(|other| other.id == id);
+            let others = waiting(mode).any(|waiting| is_before(waiting.id));
+            let right = news.is_waited_for == others || (news.is_waited_for && unreached(mode));
+            findings.add_unless(right, at, || format!("{news:?}, and {:?} wait", after.queue));
         }
     }
     findings

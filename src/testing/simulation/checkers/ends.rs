@@ -105,7 +105,7 @@ fn of_request(
 /// What an answer says is left.
 fn left(reply: &Reply) -> u64 {
     match reply {
-        Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms } => *remaining_ms,
+        Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms, .. } => *remaining_ms,
         _ => 0,
     }
 }

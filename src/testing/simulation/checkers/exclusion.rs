@@ -75,7 +75,7 @@ pub(super) fn covered(facts: &Facts<'_>) -> Findings {
         match what {
             What::Answered {
                 request,
-                reply: Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms },
+                reply: Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms, .. },
             } => {
                 let request = &facts.requests[request];
                 let id = super::facts::id_of(request.op).expect("a grant has an id");

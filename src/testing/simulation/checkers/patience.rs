@@ -244,7 +244,7 @@ pub(super) fn expired_rightly(
     let process = facts.process(held.process);
     let until = facts.vouched(held.id, requests, now).min(facts.in_doubt_until(held, requests, now));
     let confirmed = requests.iter().filter_map(|request| match &request.answered {
-        Some((when, Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms })) if *when < until => {
+        Some((when, Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms, .. })) if *when < until => {
             Some((request.sent, *remaining_ms))
         }
         _ => None,

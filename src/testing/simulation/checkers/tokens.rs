@@ -5,19 +5,27 @@ use std::collections::BTreeMap;
 use super::Findings;
 use super::facts::{Facts, Given};
 use crate::scheme::Mode;
-use crate::testing::simulation::history::{Id, Lock, Micros, Op, Seen, What};
+use crate::testing::simulation::history::{Guard, Id, Lock, Micros, Op, Reply, Seen, What};
 
 pub(super) fn grow(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("2 tokens");
     let mut highest: BTreeMap<Lock, u64> = BTreeMap::new();
     let mut given: BTreeMap<Id, (u64, u64)> = BTreeMap::new();
     let mut given_by_deposed: BTreeMap<Id, (u64, u64)> = BTreeMap::new();
+    // The blocks that a hold has had before the last, and those that a deposed primary has brought.
+    let mut earlier: BTreeMap<Id, Vec<(u64, u64)>> = BTreeMap::new();
     let mut began: BTreeMap<u64, Micros> = BTreeMap::new();
     let mut passed: BTreeMap<Id, u64> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {
-            What::Applied { deposed, lock, op, before, after, .. } => {
+            What::Applied { deposed, lock, op, before, after, reply, .. } => {
                 let highest = highest.entry(*lock).or_default();
+                if let (Op::Renew { id, .. }, Reply::Renewed { tokens: Some(block), .. }) = (op, reply) {
+                    // What a deposed primary brings is no matter of its successor's.
+                    let before = if *deposed { Some(*block) } else { given.insert(*id, *block) };
+                    earlier.entry(*id).or_default().extend(before);
+                    brings(block, *deposed, highest, at, &mut findings);
+                }
                 let grants = Given::by(what);
                 if *deposed {
                     let blocks = grants.iter().map(|grant| (grant.id, (grant.token, grant.tokens)));
@@ -46,7 +54,8 @@ pub(super) fn grow(facts: &Facts<'_>) -> Findings {
                 let held = &facts.guards[guard];
                 let blocks = [given.get(id), given_by_deposed.get(id)];
                 let within = |(first, tokens): &(u64, u64)| (*first..first + tokens).contains(token);
-                findings.add_unless(blocks.into_iter().flatten().any(within), at, || {
+                let is_earlier = earlier.get(id).is_some_and(|blocks| blocks.iter().any(within));
+                findings.add_unless(is_earlier || blocks.into_iter().flatten().any(within), at, || {
                     format!("guard {guard} has token {token}, the servers gave {blocks:?}")
                 });
                 if held.mode == Mode::Write && held.wish.within.is_none() {
@@ -61,14 +70,8 @@ pub(super) fn grow(facts: &Facts<'_>) -> Findings {
                 }
             }
             What::Fenced { guard, valid: true, token, accepted: false } => {
-                let facts_of = &facts.guards[guard];
-                // A replica that is behind may bring a read phase back that others have overtaken, for readers to join.
                 let began = began.range(..=*token).next_back().map(|(_, began)| *began).unwrap_or_default();
-                let overtaken = facts.losses.iter().any(|loss| began <= *loss && *loss <= now);
-                // One that knows nothing of the new primary goes on, with the later token.
-                let passed = facts.deposed.get(&facts_of.wish.lock).is_some_and(|deposed| token <= deposed);
-                let excused = overtaken || passed || facts.excused(facts_of.id, now);
-                findings.add_unless(excused, at, || {
+                findings.add_unless(may_be_rejected(facts, *guard, *token, began, now), at, || {
                     format!("the resource rejects token {token} of guard {guard}, which is valid")
                 });
             }
@@ -76,6 +79,25 @@ pub(super) fn grow(facts: &Facts<'_>) -> Findings {
         }
     }
     findings
+}
+
+/// Whether the resource may reject a token of a phase that began then.
+fn may_be_rejected(facts: &Facts<'_>, guard: Guard, token: u64, began: Micros, now: Micros) -> bool {
+    let guard = &facts.guards[&guard];
+    // A replica that is behind may bring a read phase back that others have overtaken, for readers to join.
+    let overtaken = facts.losses.iter().any(|loss| began <= *loss && *loss <= now);
+    // One that knows nothing of the new primary goes on, with the later token.
+    let passed = facts.deposed.get(&guard.wish.lock).is_some_and(|deposed| token <= *deposed);
+    overtaken || passed || facts.excused(guard.id, now)
+}
+
+/// A renewal brings a block of tokens, above all before, unless a deposed primary does.
+fn brings((first, count): &(u64, u64), deposed: bool, highest: &mut u64, at: usize, findings: &mut Findings) {
+    if deposed {
+        return;
+    }
+    findings.add_unless(*first > *highest, at, || format!("a renewal brings token {first} after {highest}"));
+    *highest = first + count - 1;
 }
 
 /// The token that a grant must have; without one it must be higher than all before.

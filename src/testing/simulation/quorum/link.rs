@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use super::super::history::Process;
 use super::Wrong;
 use super::masters::{Delivery, Field, Master, Place};
+use crate::attempt::NodeId;
 use crate::clock::Clock;
 use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
@@ -138,11 +139,11 @@ impl Link {
         let now = self.field.clock.now();
         let mut known = self.known.lock();
         (known.anchor, known.served) = (Some(Anchor { sent, server }), Some(now));
-        Ok(Answered { sent, server, value })
+        Ok(Answered { sent, server, node: NodeId::default(), value })
     }
 
     fn lie<T>(&self, value: T) -> Attempt<T> {
-        Ok(Answered { sent: self.field.clock.now(), server: ServerTime::default(), value })
+        Ok(Answered { sent: self.field.clock.now(), server: ServerTime::default(), node: NodeId::default(), value })
     }
 
     async fn acquire_at(&self, key: &Key, request: &AcquireRequest, floor: Floor) -> Attempt<Acquired> {
@@ -180,8 +181,8 @@ impl Link {
             leaves.iter().map(|leave| master.lock(&leave.key).leave(now, &leave.id)).collect()
         };
         match self.carry(&what, act).await {
-            Ok(Answered { sent, server, value }) => {
-                value.into_iter().map(|value| Ok(Answered { sent, server, value })).collect()
+            Ok(Answered { sent, server, node, value }) => {
+                value.into_iter().map(|value| Ok(Answered { sent, server, node, value })).collect()
             }
             Err(failure) => batch.iter().map(|_| Err(failure.clone())).collect(),
         }

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::{Address, World, lock_of, millis};
+use crate::attempt::NodeId;
 use crate::key::Key;
 use crate::lease::{Anchor, ServerTime};
 use crate::scheme::{AcquisitionId, Answered, Granted, Notice};
@@ -166,7 +167,7 @@ impl World {
             None => Notice::AskAgain,
             Some((anchor, remaining)) => {
                 let value = Granted { remaining, ..message.granted };
-                let answer = Answered { sent: anchor.sent, server: anchor.server, value };
+                let answer = Answered { sent: anchor.sent, server: anchor.server, node: NodeId::default(), value };
                 Notice::Granted { id: message.id.shared(), at: message.at, answer }
             }
         };
@@ -174,7 +175,7 @@ impl World {
     }
 
     /// Whether a process has a connection to that server.
-    fn hears(&self, process: Process, server: u32) -> bool {
+    pub(super) fn hears(&self, process: Process, server: u32) -> bool {
         let state = self.state.lock();
         match &state.old {
             Some(old) if state.behind.contains(&process) => old.number == server && !old.frozen,
@@ -182,7 +183,7 @@ impl World {
         }
     }
 
-    fn tell(&self, process: Process, lock: Lock, notice: &Notice) {
+    pub(super) fn tell(&self, process: Process, lock: Lock, notice: &Notice) {
         let state = self.state.lock();
         let to = state.subscribers.values().filter(|to| (to.process, to.lock) == (process, lock));
         for subscriber in to {

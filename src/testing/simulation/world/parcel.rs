@@ -13,12 +13,28 @@ use crate::testing::simulation::history::{Id, Op, Reply, Shown};
 /// A request as it lies on the wire.
 #[derive(Clone, Debug)]
 pub(in crate::testing::simulation) enum Parcel {
-    Acquire { request: AcquireRequest, not_after_ms: u64 },
-    Conversion { old: AcquisitionId, request: AcquireRequest, not_after_ms: u64 },
-    Leave { id: AcquisitionId },
-    Renew { id: AcquisitionId, lease: Duration },
+    Acquire {
+        request: AcquireRequest,
+        not_after_ms: u64,
+    },
+    Conversion {
+        old: AcquisitionId,
+        request: AcquireRequest,
+        not_after_ms: u64,
+    },
+    Leave {
+        id: AcquisitionId,
+    },
+    /// With so many tokens, if the hold may stay.
+    Renew {
+        id: AcquisitionId,
+        lease: Duration,
+        keeps: Option<u64>,
+    },
     Inspect,
-    Force { seen: Option<FencingToken> },
+    Force {
+        seen: View,
+    },
     Time,
 }
 
@@ -77,9 +93,9 @@ impl Parcel {
                 not_after_ms: *not_after_ms,
             },
             Self::Leave { id } => Op::Leave { id: Id::of(id.as_str()) },
-            Self::Renew { id, lease } => Op::Renew { id: Id::of(id.as_str()), lease_ms: millis(*lease) },
+            Self::Renew { id, lease, .. } => Op::Renew { id: Id::of(id.as_str()), lease_ms: millis(*lease) },
             Self::Inspect => Op::Inspect,
-            Self::Force { seen } => Op::Force { seen: seen.map_or(0, FencingToken::as_u64) },
+            Self::Force { seen } => Op::Force { seen: raw(seen.token) },
             Self::Time => Op::Time,
         }
     }
@@ -115,11 +131,14 @@ impl Answer {
                 Reply::Contended { retry_in_ms: millis(*retry_in) }
             }
             Self::Acquired(Acquired::Late) | Self::Converted(Converted::Late) => Reply::Late,
-            Self::Converted(Converted::Refused) => Reply::Refused,
+            Self::Converted(Converted::Refused | Converted::Kept) => Reply::Refused,
             Self::ReleaseReply(ReleaseReply::Held) => Reply::Held,
             Self::ReleaseReply(ReleaseReply::Queued) => Reply::Waited,
             Self::ReleaseReply(ReleaseReply::None(Absence { forced, .. })) => Reply::None { forced: raw(*forced) },
-            Self::Renewed(Renewed::Renewed { remaining, .. }) => Reply::Renewed { remaining_ms: millis(*remaining) },
+            Self::Renewed(Renewed::Renewed { remaining, tokens, .. }) => Reply::Renewed {
+                remaining_ms: millis(*remaining),
+                tokens: tokens.map(|(first, count)| (first.as_u64(), count)),
+            },
             Self::Renewed(Renewed::Lost { forced }) | Self::Converted(Converted::Lost { forced }) => {
                 Reply::Lost { forced: raw(*forced) }
             }
@@ -151,9 +170,12 @@ pub(in crate::testing::simulation) fn operate(record: &mut Record, now: ServerTi
             Answer::Converted(record.convert(now, *not_after_ms, old, request))
         }
         Parcel::Leave { id } => Answer::ReleaseReply(record.leave(now, id)),
-        Parcel::Renew { id, lease } => Answer::Renewed(record.renew(now, id, *lease)),
+        Parcel::Renew { id, lease, keeps: None } => Answer::Renewed(record.renew(now, id, *lease)),
+        Parcel::Renew { id, lease, keeps: Some(tokens) } => {
+            Answer::Renewed(record.renew_kept(now, id, *lease, *tokens))
+        }
         Parcel::Inspect => Answer::View(record.inspect(now)),
-        Parcel::Force { seen } => Answer::Forced(record.force(now, *seen)),
+        Parcel::Force { seen } => Answer::Forced(record.force_seen(now, seen)),
         Parcel::Time => Answer::Time,
     }
 }

@@ -102,7 +102,7 @@ impl Facts<'_> {
         let mut answers: Vec<_> = requests
             .iter()
             .filter_map(|request| match &request.answered {
-                Some((at, Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms })) if *at <= now => {
+                Some((at, Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms, .. })) if *at <= now => {
                     Some((*at, request.sent + self.process(request.process).usable(remaining_ms * MS)))
                 }
                 _ => None,

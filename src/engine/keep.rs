@@ -1,0 +1,144 @@
+//! Holds that stay when their last guard has left: which names are worth it, who hears of those who call for them, and what is
+//! given up when they become too many.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::attempt::NodeId;
+use crate::calls::{Call, CallSubscription, Calls, OnCall, Standing};
+use crate::engine::Engine;
+use crate::engine::renewals::Renewals;
+use crate::engine::uses::Uses;
+use crate::events;
+use crate::home::Home;
+use crate::key::Key;
+use crate::lease::Moment;
+use crate::lock::hold::{Due, Hold, Keep, Kept, Word};
+use crate::lock::wait::{KeptCell, WaitEntry};
+use crate::scheme::{Answered, Scheme};
+
+/// What a request says of the hold that it wants.
+#[derive(Clone, Debug)]
+pub(super) struct Keeping {
+    calls: Arc<Calls>,
+    idle_hold: Duration,
+    uses: Arc<Uses>,
+    /// It says that the hold may stay, and this is the subscription that stands.
+    standing: Option<Standing>,
+}
+
+impl Keeping {
+    /// Whether the request says that the hold may stay.
+    pub(super) fn is_said(&self) -> bool {
+        self.standing.is_some()
+    }
+
+    /// For the hold that was granted. A notification answers no request: its claim does.
+    pub(super) fn of_grant(self) -> Box<Keep> {
+        self.uses.one_more();
+        Box::new(Keep::new(self.calls, self.idle_hold, Kept(self.uses)))
+    }
+
+    /// What the answer to the request says of it.
+    pub(super) fn word<T>(&self, answer: &Answered<T>, is_waited_for: bool) -> Word {
+        word(self.standing.clone(), answer.sent, answer.node, is_waited_for)
+    }
+}
+
+/// What an answer says to those who keep the hold.
+pub(super) fn word(said: Option<Standing>, sent: Moment, node: NodeId, is_waited_for: bool) -> Word {
+    Word { said, sent, node, is_waited_for }
+}
+
+/// Hears who calls for one lock.
+struct Ear {
+    cell: KeptCell,
+    key: Arc<Key>,
+    /// This one's: what it calls for itself, it need not be told.
+    manager: String,
+    scheme: Weak<dyn Scheme>,
+    home: Home,
+    renewals: Weak<Renewals>,
+}
+
+impl Ear {
+    fn carry_out(&self, due: Due) {
+        if let Some(renewals) = self.renewals.upgrade() {
+            let now = renewals.now();
+            renewals.schedule_all(due, now);
+        }
+    }
+}
+
+impl OnCall for Ear {
+    fn called(&self, call: &Call) {
+        let Some((is_used, due)) = self.cell.called(call) else {
+            return;
+        };
+        self.carry_out(due);
+        events::called(self.key.name(), call.token, is_used);
+        let tries = call.tries.clone().filter(|id| !id.starts_with(&*self.manager));
+        if let (true, Some(id), Some(scheme)) = (is_used, tries, self.scheme.upgrade()) {
+            let key = Arc::clone(&self.key);
+            // Whoever tries waits for no longer than it can: lost, it is not told.
+            self.home.spawn(async move { drop(scheme.tell_used(&key, &id).await) });
+        }
+    }
+
+    fn broken(&self) {
+        if let Some(due) = self.cell.broken() {
+            self.carry_out(due);
+        }
+    }
+}
+
+impl Engine {
+    /// The server is to be asked for a lock: whether its hold may stay.
+    pub(super) fn may_stay(&self, key: &Key, idle_hold: Duration, now: Moment) -> bool {
+        !idle_hold.is_zero() && self.uses.as_ref().is_some_and(|uses| uses.begins(key.name_hash(), now))
+    }
+
+    /// What an attempt says of keeping its hold.
+    pub(super) fn keeping(&self, key: &Arc<Key>, entry: &WaitEntry, idle_hold: Duration) -> Option<Keeping> {
+        let uses = Arc::clone(self.uses.as_ref()?);
+        let calls = entry.calls(|cell| self.listen(key, cell))?;
+        let standing = calls.standing();
+        Some(Keeping { calls, idle_hold, uses, standing })
+    }
+
+    /// One more hold may stay: if these are too many by now, those that were used longest ago are given up.
+    pub(super) fn bound_idle(&self, now: Moment) {
+        let Some(excess) = self.uses.as_ref().map_or(0, |uses| uses.excess()).checked_sub(1) else {
+            return;
+        };
+        let mut idle = self.table.idle_holds();
+        idle.sort_unstable_by_key(|(until, _)| *until);
+        // Some more at once: each look takes as long as there are holds.
+        for (_, hold) in idle.iter().take(excess + idle.len() / 16 + 1) {
+            self.carry_out(hold.is_wanted(now), now);
+        }
+    }
+
+    /// The last guard of a hold has gone.
+    pub(super) fn note_stay(&self, hold: &Hold) {
+        if let Some(uses) = &self.uses
+            && let Some(stay) = hold.stay()
+        {
+            uses.ended(hold.key().name_hash(), stay);
+        }
+    }
+
+    fn listen(&self, key: &Arc<Key>, cell: KeptCell) -> Option<CallSubscription> {
+        let ear = Ear {
+            cell,
+            key: Arc::clone(key),
+            manager: self.manager_id.clone(),
+            scheme: Arc::downgrade(&self.scheme),
+            home: self.options().home(self.clock),
+            renewals: Arc::downgrade(&self.renewals),
+        };
+        let calls = Arc::new(Calls::new(Box::new(ear)));
+        let end = self.scheme.listen(key, &calls)?;
+        Some(CallSubscription { calls, _end: end })
+    }
+}

@@ -1,0 +1,317 @@
+//! A hold that may stay when its last guard has left: *idle* until the next one comes, somebody elsewhere calls for it, or nobody
+//! has used it for long.
+//!
+//! An idle hold has one share, which is nobody's: it is renewed, and ends, as any hold does. The rules are those of
+//! `docs/IDLE.md`; the numbers behind them are its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{CLOSED, HoldRecord, Next, Phase, Renewal, renewal_interval};
+use crate::attempt::NodeId;
+use crate::calls::{Call, Calls, Standing};
+use crate::lease::{FencingToken, Moment};
+use crate::lock::effects::Signals;
+use crate::lock::shares::{Share, ShareId};
+use crate::mode::Mode;
+use crate::reentry::OwnerId;
+
+/// What an answer says to those who keep the hold.
+#[derive(Clone, Debug)]
+pub(crate) struct Word {
+    /// The request said that the hold may stay, and this was the subscription then.
+    pub(crate) said: Option<Standing>,
+    pub(crate) sent: Moment,
+    pub(crate) node: NodeId,
+    pub(crate) is_waited_for: bool,
+}
+
+/// What came of letting a hold stay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stay {
+    /// It was used again.
+    OfUse,
+    /// Somebody called for it before it was.
+    ForNothing,
+    /// Neither.
+    Unused,
+}
+
+/// As long as it is there, one more hold may stay.
+pub(crate) trait CountsKept: std::fmt::Debug + Send + Sync {
+    fn one_less(&self);
+}
+
+/// Counts a hold that may stay.
+#[derive(Debug)]
+pub(crate) struct Kept(pub(crate) Arc<dyn CountsKept>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.0.one_less();
+    }
+}
+
+/// What lets a hold stay.
+#[derive(Debug)]
+pub(crate) struct Keep {
+    calls: Arc<Calls>,
+    /// For so long after the last use, as that one has said.
+    idle_hold: Duration,
+    /// Every call for it would be heard.
+    relied: Option<Standing>,
+    /// When it was learnt that somebody waits. Whoever asks later, and is told that nobody does, ends it.
+    called_at: Option<Moment>,
+    /// The place of the share that is nobody's, while no guard is inside.
+    idle: Option<usize>,
+    owner: OwnerId,
+    /// It was used by somebody else than who asked for it.
+    is_used_again: bool,
+    /// Tokens for the writers to come: the next one, and how many are left.
+    block: Option<(FencingToken, u64)>,
+    /// The last one that was handed out of them.
+    last_token: Option<FencingToken>,
+    _kept: Kept,
+}
+
+impl Keep {
+    pub(crate) fn new(calls: Arc<Calls>, idle_hold: Duration, kept: Kept) -> Self {
+        Self {
+            _kept: kept,
+            calls,
+            idle_hold,
+            relied: None,
+            called_at: None,
+            idle: None,
+            owner: OwnerId::new(),
+            is_used_again: false,
+            block: None,
+            last_token: None,
+        }
+    }
+
+    /// An answer about the hold whose first token is `first`.
+    pub(super) fn hears(&mut self, word: Word, first: FencingToken, now: Moment) {
+        let Word { said, sent, node, is_waited_for } = word;
+        if is_waited_for {
+            self.called_at = Some(now);
+            return;
+        }
+        let heard = self.calls.last().filter(|(token, _)| *token >= first).map(|(_, at)| at);
+        self.called_at = self.called_at.into_iter().chain(heard).max().filter(|at| *at >= sent);
+        if let Some(standing) = said
+            && standing.node == node
+            && self.calls.still_stands(&standing)
+        {
+            self.relied = Some(standing);
+        }
+    }
+
+    /// The token that guards have now, if it is one that a renewal brought.
+    pub(super) fn last_token(&self) -> Option<FencingToken> {
+        self.last_token
+    }
+
+    /// Whether guards may come without asking.
+    fn is_open(&self, now: Moment) -> bool {
+        self.called_at.is_none() && self.relied.as_ref().is_some_and(|standing| standing.is_fresh(now))
+    }
+}
+
+impl HoldRecord {
+    /// Whether no guard is inside, and the hold is there all the same.
+    pub(in crate::lock) fn is_idle(&self) -> bool {
+        self.keep.as_ref().is_some_and(|keep| keep.idle.is_some())
+    }
+
+    /// Whether guards may come without asking, whatever the share window says.
+    pub(super) fn is_kept_open(&self, now: Moment) -> bool {
+        self.keep.as_ref().is_some_and(|keep| keep.is_open(now))
+    }
+
+    /// The subscription that stands now, for a request that says that the hold may stay.
+    pub(in crate::lock) fn keeps_by(&self) -> Option<Standing> {
+        self.keep.as_ref()?.calls.standing()
+    }
+
+    /// Takes the place of the share that is nobody's, if the hold is idle.
+    pub(super) fn take_idle_place(&mut self, share: Share) -> Option<usize> {
+        let keep = self.keep.as_mut()?;
+        keep.is_used_again = true;
+        let slot = keep.idle.take()?;
+        self.shares.replace(slot, share);
+        Some(slot)
+    }
+
+    /// For how long it may stay after a use from now on.
+    pub(super) fn stays_for(&mut self, idle_hold: Duration) {
+        if let Some(keep) = &mut self.keep {
+            keep.idle_hold = idle_hold;
+        }
+    }
+
+    /// An answer about it.
+    pub(in crate::lock) fn hears(&mut self, word: Word, now: Moment) {
+        let first = self.token;
+        if let Some(keep) = &mut self.keep {
+            keep.hears(word, first, now);
+        }
+    }
+
+    /// Whether it was learnt after that moment that somebody waits.
+    pub(super) fn was_called_since(&self, moment: Moment) -> bool {
+        self.keep.as_ref().and_then(|keep| keep.called_at).is_some_and(|at| at >= moment)
+    }
+
+    // Tokens.
+
+    /// The next one for a writer, if there is one left.
+    pub(super) fn next_token(&self) -> Option<FencingToken> {
+        if let Some((next, left)) = self.keep.as_ref().and_then(|keep| keep.block) {
+            return (left > 0).then_some(next);
+        }
+        (self.hand_overs + 1 < self.tokens).then(|| self.token.plus(self.hand_overs + 1))
+    }
+
+    /// Hands it out.
+    pub(super) fn take_token(&mut self) {
+        if let Some(next) = self.next_token() {
+            self.hand_overs += 1;
+            if let Some(keep) = &mut self.keep
+                && let Some((_, left)) = keep.block
+            {
+                keep.block = Some((next.plus(1), left.saturating_sub(1)));
+                keep.last_token = Some(next);
+            }
+        }
+    }
+
+    /// How many more tokens to ask for: a block before the one that is there is used up.
+    pub(in crate::lock) fn wants_tokens(&self) -> u64 {
+        const MOST: u64 = crate::scheme::MAX_TOKENS;
+        let left = match self.keep.as_ref() {
+            Some(keep) => keep.block.map_or(self.tokens.saturating_sub(self.hand_overs + 1), |(_, left)| left),
+            None => return 0,
+        };
+        if self.mode == Mode::Write && left <= MOST / 2 { MOST } else { 0 }
+    }
+
+    /// A renewal has brought tokens. Those below one that was handed out are not used: the answers to two renewals may cross.
+    pub(in crate::lock) fn has_tokens(&mut self, first: FencingToken, count: u64) {
+        let last = self.current_token();
+        if let Some(keep) = self.keep.as_mut().filter(|_| first > last) {
+            keep.block = Some((first, count));
+            keep.last_token = Some(last);
+        }
+    }
+
+    // Comes and goes.
+
+    /// A writer of this process takes an idle hold, with the next token.
+    pub(in crate::lock) fn take_idle(&mut self, share: Share, idle_hold: Duration, now: Moment) -> Option<ShareId> {
+        let may = self.is_idle() && self.is_open() && self.is_kept_open(now) && now < self.deadline();
+        if !may || self.mode != Mode::Write || self.next_token().is_none() {
+            return None;
+        }
+        self.take_token();
+        self.stays_for(idle_hold);
+        Some(self.admit(share))
+    }
+
+    /// The same for one that needs no more than is left of it.
+    pub(in crate::lock) fn take_idle_at_once(
+        &mut self,
+        share: Share,
+        idle_hold: Duration,
+        now: Moment,
+    ) -> Option<ShareId> {
+        self.lasts(&share, share.lease, now).then(|| self.take_idle(share, idle_hold, now)).flatten()
+    }
+
+    /// Stays when its last guard has left, if it may. A writer's needs a token for the next one.
+    pub(super) fn rests(&mut self, lease: Duration, now: Moment) -> bool {
+        let is_usable = self.mode == Mode::Read || self.next_token().is_some();
+        let may = is_usable && self.is_open() && self.in_doubt.is_none() && self.is_kept_open(now);
+        let Some(keep) = self.keep.as_mut().filter(|keep| may && !keep.idle_hold.is_zero()) else {
+            return false;
+        };
+        let share = Share { owner: keep.owner, lease, ends: now.after(keep.idle_hold) };
+        keep.idle = Some(self.shares.add(share));
+        if self.renewal == Renewal::Needless {
+            self.renewal = Renewal::Due(self.answered.after(renewal_interval(self.asked)).max(now));
+        }
+        true
+    }
+
+    /// Whether it is to be given up: nobody is inside, and somebody waits, or might without being heard, or nobody has used it for
+    /// long.
+    pub(super) fn gives_up(&self, now: Moment) -> bool {
+        self.idle_until().is_some_and(|until| until <= now)
+    }
+
+    /// When it is to be given up, if no guard comes before.
+    pub(in crate::lock) fn idle_until(&self) -> Option<Moment> {
+        let keep = self.keep.as_ref()?;
+        let ends = self.shares.get(keep.idle?).ends;
+        let is_called = keep.called_at.is_some() || keep.relied.is_none();
+        Some(if is_called { Moment::from_nanos(0) } else { ends })
+    }
+
+    /// It is over, and its share that is nobody's with it. Whether there was one.
+    pub(super) fn leaves_idle(&mut self) -> bool {
+        let idle = self.keep.as_mut().and_then(|keep| keep.idle.take());
+        if let Some(slot) = idle {
+            self.shares.remove(slot);
+        }
+        idle.is_some()
+    }
+
+    /// It is given up, as by its last guard.
+    pub(super) fn give_up(&mut self, signals: &mut Signals) -> Next {
+        self.leaves_idle();
+        self.tell_awaiting(signals);
+        self.phase = Phase::Released;
+        Next::GivenUp
+    }
+
+    /// What has come of letting it stay. `None` if it was not to.
+    pub(in crate::lock) fn stay(&self) -> Option<Stay> {
+        let keep = self.keep.as_ref()?;
+        Some(match (keep.is_used_again, keep.called_at) {
+            (true, _) => Stay::OfUse,
+            (false, Some(_)) => Stay::ForNothing,
+            (false, None) => Stay::Unused,
+        })
+    }
+
+    // What others say.
+
+    /// Somebody waits for it elsewhere. Whether a guard is inside that somebody may want to know of.
+    pub(in crate::lock) fn called(&mut self, call: &Call, now: Moment) -> bool {
+        if call.token < self.token || !self.phase.is_live() || self.keep.is_none() {
+            return false;
+        }
+        if call.tries.is_some() && !self.is_idle() {
+            return true;
+        }
+        self.is_wanted(now);
+        false
+    }
+
+    /// Somebody waits whom it excludes, here or elsewhere.
+    pub(in crate::lock) fn is_wanted(&mut self, now: Moment) {
+        if let Some(keep) = &mut self.keep {
+            keep.called_at = Some(now);
+            if self.mode == Mode::Read {
+                self.share_until = CLOSED;
+            }
+        }
+    }
+
+    /// Calls for it may have been missed: it is not relied on any more.
+    pub(in crate::lock) fn is_not_heard_of(&mut self) {
+        if let Some(keep) = &mut self.keep {
+            keep.relied = None;
+        }
+    }
+}

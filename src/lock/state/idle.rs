@@ -1,0 +1,83 @@
+//! Holds that stay when their last guard has left: who takes them, and who has them given up.
+
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+
+use super::State;
+use crate::calls::Call;
+use crate::lease::Moment;
+use crate::lock::effects::{Effects, OnAgenda};
+use crate::lock::shares::{ShareId, ShareRequest};
+use crate::lock::side::WaiterId;
+use crate::mode::Mode;
+
+impl<H: OnAgenda> State<H> {
+    /// A writer takes an idle hold, if there is one that has enough for it and nobody here is before it.
+    pub(in crate::lock) fn take_idle(&mut self, wants: ShareRequest, now: Moment) -> Option<(Arc<H>, ShareId)> {
+        if self.crowd.is_some() {
+            return None;
+        }
+        self.holds.find_map(|entry| {
+            let handle = entry.handle.as_ref().filter(|_| entry.is_listed)?;
+            let share_id = entry.record.take_idle_at_once(wants.from(now), wants.idle_hold, now)?;
+            Some((Arc::clone(handle), share_id))
+        })
+    }
+
+    /// The same, whatever is left of it: the writer that comes waits for the answer to a renewal then, as others do that go on with
+    /// a hold. Answers what is notified.
+    pub(super) fn hand_idle(
+        &mut self,
+        waiter_id: WaiterId,
+        wants: ShareRequest,
+        now: Moment,
+        effects: &mut Effects<H>,
+    ) -> Option<Arc<Notify>> {
+        if self.crowd.as_deref().is_some_and(|crowd| !crowd.writes.is_idle()) {
+            return None;
+        }
+        let handed = self.holds.find_map(|entry| {
+            let handle = Arc::clone(entry.handle.as_ref().filter(|_| entry.is_listed)?);
+            let share_id = entry.record.take_idle(wants.from(now).offered(now), wants.idle_hold, now)?;
+            entry.due_if_sooner(effects);
+            Some((handle, share_id))
+        })?;
+        self.crowd().handed.insert(waiter_id, handed);
+        Some(Arc::default())
+    }
+
+    /// Somebody here wants the other side, or more of this one than there is: idle holds that are in the way are given up.
+    pub(super) fn want_idle(&mut self, mode: Mode, now: Moment, effects: &mut Effects<H>) {
+        for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
+            let is_in_the_way = mode == Mode::Write || entry.record.mode() == Mode::Write;
+            if is_in_the_way && entry.record.is_idle() {
+                entry.record.is_wanted(now);
+                entry.due_if_sooner(effects);
+            }
+        }
+    }
+
+    /// Somebody elsewhere calls. Whether a guard is inside that it may want to know of.
+    pub(in crate::lock) fn called(&mut self, call: &Call, now: Moment, effects: &mut Effects<H>) -> bool {
+        let mut is_used = false;
+        for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
+            is_used |= entry.record.called(call, now);
+            entry.due_if_sooner(effects);
+        }
+        is_used
+    }
+
+    /// Calls may have been missed.
+    pub(in crate::lock) fn calls_are_broken(&mut self, effects: &mut Effects<H>) {
+        for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
+            entry.record.is_not_heard_of();
+            entry.due_if_sooner(effects);
+        }
+    }
+
+    /// The idle holds, and until when each may stay.
+    pub(in crate::lock) fn idle(&self) -> impl Iterator<Item = (Moment, Arc<H>)> {
+        self.listed().filter_map(|entry| Some((entry.record.idle_until()?, entry.handle.clone()?)))
+    }
+}

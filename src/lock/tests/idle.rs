@@ -1,0 +1,318 @@
+//! Holds that stay when their last guard has left.
+
+use super::*;
+use crate::attempt::NodeId;
+use crate::calls::{Call, CallSubscription, Calls, Fresh, OnCall, Standing};
+use crate::lock::hold::{CountsKept, Keep, Kept, Next, Stay, Word};
+use crate::lock::wait::KeptCell;
+
+const IDLE: Duration = Duration::from_secs(30);
+
+/// Passes calls on to the cell, as the engine does.
+struct Ear(KeptCell);
+
+impl OnCall for Ear {
+    fn called(&self, call: &Call) {
+        drop(self.0.called(call));
+    }
+
+    fn broken(&self) {
+        drop(self.0.broken());
+    }
+}
+
+#[derive(Debug)]
+struct Uncounted;
+
+impl CountsKept for Uncounted {
+    fn one_less(&self) {}
+}
+
+fn node() -> NodeId {
+    NodeId::of("a")
+}
+
+fn standing(epoch: u64) -> Standing {
+    Standing { epoch, node: node(), fresh: Arc::new(Fresh::until(Moment::NEVER)) }
+}
+
+fn token(n: u64) -> FencingToken {
+    FencingToken::from_wire(n).expect("small")
+}
+
+/// A process that keeps one lock.
+struct Keeper {
+    table: Arc<Table>,
+    calls: Arc<Calls>,
+    hold: Arc<Hold>,
+    share_id: ShareId,
+}
+
+fn wants() -> ShareRequest {
+    ShareRequest { idle_hold: IDLE, ..want() }
+}
+
+/// What the answer to a request says that was sent then, while the subscription stood, and said that the hold may stay.
+fn word(calls: &Calls, sent: Moment) -> Word {
+    Word { said: calls.standing(), sent, node: node(), is_waited_for: false }
+}
+
+/// It is granted the lock. `tell` makes the word that comes with the grant.
+fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Calls, Moment) -> Option<Word>) -> Keeper {
+    let (table, sent) = (table(), now());
+    let entry = table.enter(&key(), mode, wants(), GRACE, sent).0;
+    let calls = entry.calls(|cell| {
+        let calls = Arc::new(Calls::new(Box::new(Ear(cell))));
+        Some(CallSubscription { calls, _end: Box::new(()) })
+    });
+    let calls = calls.expect("somebody listens");
+    calls.stands(standing(1));
+    assert!(sends(&entry, 1).is_some());
+    let told = tell(&calls, sent);
+    let keep = Keep::new(Arc::clone(&calls), IDLE, Kept(Arc::new(Uncounted)));
+    let granted = Granted {
+        keep: Some((Box::new(keep), told)),
+        granting: Granting { id: id(1), mode, token: token(FIRST), tokens },
+        grant: Grant { sent, remaining: LEASE, asked: LEASE },
+        share: wants().from(sent),
+        copies: Copies::default(),
+        share_until: None,
+        is_claim: false,
+    };
+    let Installed::Hold(hold, share_id) = entry.granted(granted, now()).0 else {
+        panic!("there is something left of it")
+    };
+    Keeper { table, calls, hold, share_id }
+}
+
+const FIRST: u64 = 5;
+
+/// The same, and nothing stands against its staying.
+fn kept(mode: Mode, tokens: u64) -> Keeper {
+    granted_with(mode, tokens, |calls, sent| Some(word(calls, sent)))
+}
+
+/// One that nobody is inside of.
+fn idle(mode: Mode, tokens: u64) -> Keeper {
+    let keeper = kept(mode, tokens);
+    assert_eq!(remove(&keeper.hold, keeper.share_id), ShareRemoved::Kept);
+    keeper
+}
+
+impl Keeper {
+    fn join(&self) -> Option<ShareId> {
+        let (hold, share_id) = self.table.join(key().hashed_name(), wants(), now())?;
+        assert!(Arc::ptr_eq(&hold, &self.hold));
+        Some(share_id)
+    }
+
+    fn take(&self) -> Option<ShareId> {
+        let (hold, share_id) = self.table.take_idle(key().hashed_name(), wants(), now())?;
+        assert!(Arc::ptr_eq(&hold, &self.hold));
+        Some(share_id)
+    }
+
+    fn leaves(&self) -> ShareRemoved {
+        remove(&self.hold, self.share_id)
+    }
+
+    fn called(&self, n: u64) {
+        self.calls.called(&Call { token: token(n), tries: None }, now());
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.hold.next(now()) == Next::GivenUp
+    }
+}
+
+#[test]
+fn idle_hold_is_joined_without_a_word() {
+    let keeper = idle(Mode::Read, 1);
+    assert!(keeper.hold.is_idle() && !keeper.is_given_up());
+    let share_id = keeper.join().expect("it may be joined");
+    assert!(share_id.token == token(FIRST) && !keeper.hold.is_idle());
+    assert_eq!(remove(&keeper.hold, share_id), ShareRemoved::Kept);
+    assert_eq!(keeper.hold.stay(), Some(Stay::OfUse));
+}
+
+#[test]
+fn idle_write_hold_serves_the_next_writers_each_with_a_token_of_its_own() {
+    let keeper = idle(Mode::Write, 3);
+    assert!(keeper.join().is_none(), "no reader enters a write hold");
+    for expected in [FIRST + 1, FIRST + 2] {
+        let share_id = keeper.take().expect("there is a token");
+        assert_eq!(share_id.token, token(expected));
+        assert!(keeper.take().is_none(), "one at a time");
+        let last = expected == FIRST + 2;
+        assert_eq!(remove(&keeper.hold, share_id), if last { ShareRemoved::Last } else { ShareRemoved::Kept });
+    }
+}
+
+#[test]
+fn tokens_of_a_renewal_are_used_if_they_are_newer_than_those_that_were_handed_out() {
+    let keeper = idle(Mode::Write, 8);
+    let told = word(&keeper.calls, now());
+    drop(keeper.hold.hears(told.clone(), Some((token(90), 64)), now()));
+    let share_id = keeper.take().expect("there is a token");
+    assert_eq!(share_id.token, token(90));
+    // The answer to an earlier renewal crosses it.
+    drop(keeper.hold.hears(told, Some((token(40), 64)), now()));
+    assert_eq!(remove(&keeper.hold, share_id), ShareRemoved::Kept);
+    assert_eq!(keeper.take().expect("there is a token").token, token(91));
+}
+
+#[test]
+fn who_is_called_gives_an_idle_hold_up_and_lets_nobody_in() {
+    for mode in [Mode::Read, Mode::Write] {
+        let keeper = idle(mode, 8);
+        keeper.called(FIRST);
+        assert!(keeper.join().is_none() && keeper.take().is_none());
+        assert!(keeper.is_given_up());
+        assert_eq!(keeper.hold.stay(), Some(Stay::ForNothing));
+        assert_eq!(keeper.hold.usage().0, 0, "nobody is inside");
+    }
+}
+
+#[test]
+fn call_for_an_earlier_hold_does_no_harm() {
+    let keeper = idle(Mode::Read, 1);
+    keeper.called(FIRST - 1);
+    assert!(!keeper.is_given_up() && keeper.join().is_some());
+}
+
+#[test]
+fn used_hold_stays_until_its_last_guard_leaves_and_lets_nobody_in_beside_it() {
+    let keeper = kept(Mode::Read, 1);
+    keeper.called(FIRST);
+    assert!(!keeper.is_given_up() && keeper.join().is_none());
+    assert_eq!(keeper.hold.state_of(keeper.share_id), HoldState::Held);
+    assert_eq!(keeper.leaves(), ShareRemoved::Last);
+}
+
+#[test]
+fn who_tries_closes_nothing_where_a_guard_is_inside() {
+    let keeper = kept(Mode::Read, 1);
+    keeper.calls.called(&Call { token: token(FIRST), tries: Some("m.7.l".into()) }, now());
+    assert!(keeper.join().is_some(), "the door is open");
+    assert!(!keeper.is_given_up());
+}
+
+#[test]
+fn who_tries_has_an_idle_hold_given_up() {
+    let keeper = idle(Mode::Write, 8);
+    keeper.calls.called(&Call { token: token(FIRST), tries: Some("m.7.l".into()) }, now());
+    assert!(keeper.is_given_up());
+}
+
+#[test]
+fn hold_stays_only_on_a_word_that_is_to_be_relied_on() {
+    let leaves = |tell: &dyn Fn(&Calls, Moment) -> Option<Word>| granted_with(Mode::Read, 1, tell).leaves();
+    assert_eq!(leaves(&|calls, sent| Some(word(calls, sent))), ShareRemoved::Kept);
+    assert_eq!(leaves(&|_, _| None), ShareRemoved::Last, "a notification says nothing of it");
+    let unsaid = |calls: &Calls, sent| Some(Word { said: None, ..word(calls, sent) });
+    assert_eq!(leaves(&unsaid), ShareRemoved::Last, "the lock is not marked, or was before the subscription stood");
+    let elsewhere = |calls: &Calls, sent| Some(Word { node: NodeId::of("b"), ..word(calls, sent) });
+    assert_eq!(leaves(&elsewhere), ShareRemoved::Last, "calls would be published elsewhere");
+    let waited_for = |calls: &Calls, sent| Some(Word { is_waited_for: true, ..word(calls, sent) });
+    assert_eq!(leaves(&waited_for), ShareRemoved::Last, "somebody waits");
+    let broken = |calls: &Calls, sent| {
+        let word = word(calls, sent);
+        calls.breaks();
+        calls.stands(standing(2));
+        Some(word)
+    };
+    assert_eq!(leaves(&broken), ShareRemoved::Last, "a call may have been missed in between");
+    let called = |calls: &Calls, sent| {
+        calls.called(&Call { token: token(FIRST), tries: None }, now());
+        Some(word(calls, sent))
+    };
+    assert_eq!(leaves(&called), ShareRemoved::Last, "the call came before the grant");
+}
+
+#[test]
+fn only_an_answer_to_what_was_sent_later_ends_a_call() {
+    let keeper = kept(Mode::Read, 1);
+    let early = word(&keeper.calls, now());
+    keeper.called(FIRST);
+    drop(keeper.hold.hears(early, None, now()));
+    assert!(keeper.join().is_none());
+    drop(keeper.hold.hears(word(&keeper.calls, now()), None, now()));
+    assert!(keeper.join().is_some(), "whoever called has gone");
+}
+
+#[test]
+fn break_of_the_subscription_has_an_idle_hold_given_up_and_a_used_one_left_with_its_last_guard() {
+    let (unused, used) = (idle(Mode::Read, 1), kept(Mode::Read, 1));
+    for keeper in [&unused, &used] {
+        assert!(keeper.calls.breaks());
+        keeper.calls.tell_broken();
+        assert!(keeper.join().is_none());
+    }
+    assert!(unused.is_given_up() && !used.is_given_up());
+    assert_eq!(used.leaves(), ShareRemoved::Last);
+}
+
+#[test]
+fn nobody_enters_when_the_node_was_not_heard_of_for_long() {
+    let keeper = granted_with(Mode::Read, 1, |calls, sent| {
+        calls.stands(Standing { fresh: Arc::new(Fresh::until(now())), ..standing(2) });
+        Some(word(calls, sent))
+    });
+    assert!(keeper.join().is_none());
+    assert_eq!(keeper.leaves(), ShareRemoved::Last);
+}
+
+#[test]
+fn idle_hold_is_renewed_for_no_longer_than_it_may_stay_and_then_given_up() {
+    let keeper = idle(Mode::Read, 1);
+    let began = now();
+    for (after, asked) in [(9, LEASE), (18, LEASE), (27, secs(3))] {
+        let at = began.after(secs(after));
+        let lease = keeper.hold.begin_renewal(at, at).expect("it is due");
+        assert!(lease <= asked && lease >= asked - secs(1), "{lease:?} after {after} s");
+        keeper.hold.renewed(Grant { sent: at, remaining: LEASE, asked: lease }, at);
+        assert!(matches!(keeper.hold.next(at), Next::At(_)));
+    }
+    let late = began.after(secs(29));
+    assert!(keeper.hold.begin_renewal(late, late.after(LEASE)).is_none(), "its end is covered");
+    assert!(matches!(keeper.hold.next(late), Next::At(_)));
+    assert_eq!(keeper.hold.next(began.after(IDLE + secs(1))), Next::GivenUp);
+    assert_eq!(keeper.hold.stay(), Some(Stay::Unused));
+}
+
+#[test]
+fn idle_hold_is_not_handed_out_after_its_deadline() {
+    let keeper = idle(Mode::Write, 8);
+    let late = now().after(LEASE);
+    assert!(keeper.table.take_idle(key().hashed_name(), wants(), late).is_none());
+    assert!(matches!(keeper.hold.next(late), Next::Lost(_)));
+    assert!(keeper.take().is_none());
+}
+
+#[test]
+fn writer_here_has_idle_read_holds_given_up_and_reader_idle_write_holds() {
+    for (held, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read)] {
+        let keeper = idle(held, 8);
+        let mut entry = keeper.table.enter(&key(), wanted, wants(), GRACE, now()).0;
+        assert!(keeper.is_given_up());
+        assert!(asks(&mut entry), "others may be before it");
+    }
+}
+
+#[test]
+fn writer_for_whom_too_little_is_left_is_handed_an_idle_hold_and_waits_for_its_renewal() {
+    let keeper = idle(Mode::Write, 8);
+    let long = ShareRequest { lease: LEASE * 6, ..wants() };
+    assert!(keeper.table.take_idle(key().hashed_name(), long, now()).is_none());
+    let mut entry = keeper.table.enter(&key(), Mode::Write, long, GRACE, now()).0;
+    let Some(Wake::Handed(hold, share_id)) = called(&mut entry) else { panic!("it has the lock") };
+    let (accepted, _) = hold.accept(share_id, long.from(now()), now(), now());
+    assert!(matches!(accepted, Accepted::Short { .. }), "{accepted:?}");
+}
+
+#[test]
+fn zero_of_the_last_user_gives_the_hold_back_at_once() {
+    let keeper = idle(Mode::Read, 1);
+    let (hold, share_id) = keeper.table.join(key().hashed_name(), want(), now()).expect("it may be joined");
+    assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
+}

@@ -1,0 +1,198 @@
+//! Holds that stay when their last guard has left, and those who call for them.
+
+use std::time::{Duration, Instant};
+
+use redis_rwlock::{Error, HoldState, MemoryManager, Mode, QuorumManager, RedisManager, TwoKeyManager};
+
+use crate::either::take;
+use crate::fixture::{Fixture, Manager, Settings};
+use crate::wait::{soon, until};
+
+/// Each case in memory and on the four server fixtures of the hash scheme.
+macro_rules! where_holds_stay {
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn memory() {
+                let fixture = $crate::fixture::Fixture::memory();
+                $crate::wait::bounded(super::$case(&fixture)).await;
+            }
+
+            $crate::fixture::on_hash!($case, shared);
+        }
+    )+};
+}
+
+where_holds_stay![
+    name_that_is_used_again_stays,
+    writer_elsewhere_is_not_kept_waiting,
+    reader_elsewhere_is_not_kept_waiting_by_an_idle_writer,
+    who_tries_gets_what_nobody_uses,
+    who_tries_is_refused_by_a_guard_and_disturbs_nobody,
+    other_side_in_the_same_process_is_not_kept_waiting,
+    tokens_grow_from_writer_to_writer,
+    what_nobody_uses_for_long_is_given_back,
+    close_gives_idle_holds_back,
+    last_handle_gives_idle_holds_back,
+    force_ends_idle_holds_and_lets_nobody_in_again,
+];
+
+const IDLE: Duration = Duration::from_secs(60);
+/// Before the first heartbeat of a waiter: whoever is served by then was called, or heard.
+const BEFORE_A_HEARTBEAT: Duration = Duration::from_millis(900);
+
+fn keeps() -> Settings {
+    Settings { idle_hold: IDLE, ..Settings::default() }
+}
+
+/// Uses the lock until its hold stays.
+async fn idle(manager: &Manager, name: &str, mode: Mode) {
+    until("the hold stays", async || {
+        take(manager, name, mode).await.release_unharmed().await;
+        manager.stats().idle_holds == 1
+    })
+    .await;
+}
+
+async fn name_that_is_used_again_stays(f: &Fixture) {
+    let (manager, name) = (f.manager_with(keeps()).await, f.name());
+    let once = manager.read(&f.name()).await.expect("granted");
+    once.release().await.expect("released");
+    assert_eq!(manager.stats().holds, 0, "a name that does not come back is given back");
+    for mode in [Mode::Read, Mode::Write] {
+        let name = format!("{name}-{mode}");
+        idle(&manager, &name, mode).await;
+        let view = f.view(&name).await;
+        assert_eq!(view.holders.len(), 1, "it is held: {view:?}");
+        for _ in 0..20 {
+            take(&manager, &name, mode).await.release_unharmed().await;
+            assert!(f.view(&name).await.holders[0].age >= view.holders[0].age, "by the same hold");
+        }
+        manager.write(&name).idle_hold(Duration::ZERO).await.expect("granted").release().await.expect("released");
+        f.becomes_free(&name).await;
+    }
+}
+
+async fn not_kept_waiting(f: &Fixture, idle_side: Mode, wanted: Mode) {
+    let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager().await, f.name());
+    for _ in 0..3 {
+        idle(&keeper, &name, idle_side).await;
+        let began = Instant::now();
+        let guard = take(&other, &name, wanted).await;
+        assert!(began.elapsed() < BEFORE_A_HEARTBEAT, "after {:?}", began.elapsed());
+        until("it has been given up", async || keeper.stats().holds == 0).await;
+        guard.release_unharmed().await;
+        // It has been called before it was used again: for a while it does not stay.
+        for _ in 0..20 {
+            take(&keeper, &name, idle_side).await.release_unharmed().await;
+        }
+    }
+}
+
+async fn writer_elsewhere_is_not_kept_waiting(f: &Fixture) {
+    not_kept_waiting(f, Mode::Read, Mode::Write).await;
+    not_kept_waiting(f, Mode::Write, Mode::Write).await;
+}
+
+async fn reader_elsewhere_is_not_kept_waiting_by_an_idle_writer(f: &Fixture) {
+    not_kept_waiting(f, Mode::Write, Mode::Read).await;
+}
+
+async fn who_tries_gets_what_nobody_uses(f: &Fixture) {
+    let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager().await, f.name());
+    idle(&keeper, &name, Mode::Read).await;
+    let guard = other.try_write(&name).await.expect("answered").expect("nobody is inside");
+    until("it has been given up", async || keeper.stats().holds == 0).await;
+    guard.release().await.expect("released");
+}
+
+async fn who_tries_is_refused_by_a_guard_and_disturbs_nobody(f: &Fixture) {
+    let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager().await, f.name());
+    idle(&keeper, &name, Mode::Read).await;
+    let guard = keeper.read(&name).await.expect("granted");
+    for _ in 0..5 {
+        assert!(other.try_write(&name).await.expect("answered").is_none(), "a guard is inside");
+    }
+    until("nobody waits", async || f.view(&name).await.waiters.is_empty()).await;
+    let second = keeper.read(&name).await.expect("the door is open");
+    assert_eq!(f.view(&name).await.holders.len(), 1, "it shares the hold");
+    assert_eq!(guard.state(), HoldState::Held);
+    second.release().await.expect("released");
+    guard.release().await.expect("released");
+    assert_eq!(keeper.stats().idle_holds, 1);
+}
+
+async fn other_side_in_the_same_process_is_not_kept_waiting(f: &Fixture) {
+    let (manager, name) = (f.manager_with(keeps()).await, f.name());
+    for (idle_side, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read)] {
+        idle(&manager, &name, idle_side).await;
+        let began = Instant::now();
+        take(&manager, &name, wanted).await.release_unharmed().await;
+        assert!(began.elapsed() < BEFORE_A_HEARTBEAT, "after {:?}", began.elapsed());
+    }
+}
+
+async fn tokens_grow_from_writer_to_writer(f: &Fixture) {
+    let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager().await, f.name());
+    let mut last = keeper.write(&name).await.expect("granted").fencing_token();
+    // Beyond several blocks, and with others in between.
+    for n in 0..300 {
+        let manager = if n % 100 == 99 { &other } else { &keeper };
+        let guard = manager.write(&name).await.expect("granted");
+        assert!(guard.fencing_token() > last, "{n}: {:?} after {last:?}", guard.fencing_token());
+        last = guard.fencing_token();
+        guard.release().await.expect("released");
+    }
+}
+
+async fn what_nobody_uses_for_long_is_given_back(f: &Fixture) {
+    let settings = Settings { idle_hold: Duration::from_millis(700), ..Settings::default() };
+    let (manager, name) = (f.manager_with(settings).await, f.name());
+    idle(&manager, &name, Mode::Write).await;
+    f.becomes_free(&name).await;
+    assert_eq!(manager.stats().holds, 0);
+}
+
+async fn close_gives_idle_holds_back(f: &Fixture) {
+    let (manager, name) = (f.manager_with(keeps()).await, f.name());
+    idle(&manager, &name, Mode::Write).await;
+    manager.close().await.expect("all are given back");
+    let other = f.manager().await;
+    assert!(other.try_write(&name).await.expect("answered").is_some());
+}
+
+async fn last_handle_gives_idle_holds_back(f: &Fixture) {
+    let (manager, name) = (f.manager_with(keeps()).await, f.name());
+    idle(&manager, &name, Mode::Write).await;
+    drop(manager);
+    f.becomes_free(&name).await;
+}
+
+async fn force_ends_idle_holds_and_lets_nobody_in_again(f: &Fixture) {
+    let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager().await, f.name());
+    for mode in [Mode::Read, Mode::Write] {
+        idle(&keeper, &name, mode).await;
+        other.force_release(&name).await.expect("forced");
+        until("it is given up", async || keeper.stats().idle_holds == 0).await;
+        soon("the next one", async { take(&keeper, &name, mode).await.release_unharmed().await }).await;
+    }
+}
+
+#[test]
+fn where_nobody_can_call_the_option_is_refused() {
+    let refused = |built: Result<(), Error>| match built {
+        Err(Error::InvalidOption { option, reason, .. }) => assert_eq!(option, "idle_hold", "{reason}"),
+        other => panic!("{other:?}"),
+    };
+    let url = "redis://127.0.0.1:1";
+    refused(TwoKeyManager::builder(redis_rwlock::Topology::node(url)).idle_hold(IDLE).build().map(drop));
+    refused(
+        QuorumManager::builder([1, 2, 3].map(|port| format!("redis://127.0.0.1:{port}")))
+            .idle_hold(IDLE)
+            .build()
+            .map(drop),
+    );
+    let adopted = RedisManager::builder(redis_rwlock::Topology::node(url)).published_keys("lock:*");
+    refused(adopted.idle_hold(IDLE).build().map(drop));
+    MemoryManager::builder().idle_hold(IDLE).build().map(drop).expect("it may");
+}
