@@ -5,6 +5,7 @@
 -- ARGV: not_after_ms, old id, new id, new mode ('r' or 'w'), lease_ms, turns (how many tokens a writer wants at most), published limits
 --   ('<read_limit_ms> <write_limit_ms>'), 'k' for who may keep the new hold (may be missing)
 -- Returns 'granted new-id <time> last_token turns remaining_ms waited_for' (its tokens; 0 or 1) | 'refused new-id <time>'
+--   | 'kept new-id <time>'
 --   | 'lost new-id <time> forced_token' | 'late new-id <time>' | 'version new-id <time>'
 local key, old, id, mode = KEYS[1], ARGV[2], ARGV[3], ARGV[4]
 local turns, limits = ARGV[6], ARGV[7]
@@ -15,8 +16,8 @@ local server_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(server_us / 1000)
 if now_ms > tonumber(ARGV[1]) then return 'late ' .. id .. ' ' .. time[1] .. ' ' .. time[2] end
 
-local last, holder, queue, write, read, own, old_own, forced =
-  unpack(redis.call('HMGET', key, 't', 'h', 'u', 'write', 'read', 'R' .. id, 'R' .. old, 'F'))
+local last, holder, queue, write, read, own, old_own, forced, mark =
+  unpack(redis.call('HMGET', key, 't', 'h', 'u', 'write', 'read', 'R' .. id, 'R' .. old, 'F', 'k'))
 local deadline_ms = now_ms + ARGV[5]
 
 --@queue
@@ -91,6 +92,11 @@ elseif mode == 'w' and old_ms then
     return granted(block)
   end
   finish()
+  local marked = string.match(mark or '', '^%d+')
+  if tonumber(marked) == last then -- perhaps nobody is inside of what is in the way: it is called, as by a try
+    redis.pcall('SPUBLISH', channel_of(':call'), marked .. ' ' .. id)
+    return 'kept ' .. id .. ' ' .. time[1] .. ' ' .. time[2]
+  end
   return 'refused ' .. id .. ' ' .. time[1] .. ' ' .. time[2]
 end
 finish()
