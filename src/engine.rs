@@ -375,6 +375,8 @@ impl Drop for Core {
         for (_, hold) in self.table.idle_holds() {
             hold.lose(LossReason::Closed);
             self.renewals.forget(&hold);
+            // Its cell lets go of it, too.
+            self.releases.unblock(&hold);
             self.releases.give_back(&hold, None, self.clock.now());
         }
         self.outbox.stop();

@@ -188,7 +188,7 @@ impl Releases {
     }
 
     /// Local waiters need not wait for a server that does not answer.
-    pub(super) fn unblock(&self, hold: &Hold) {
+    pub(crate) fn unblock(&self, hold: &Hold) {
         shielded(|| self.table.ended(hold));
     }
 

@@ -558,10 +558,10 @@ impl Subscriptions {
             return None;
         };
         // Of what was confirmed all the while nothing has been missed.
-        if !std::mem::replace(&mut channel.is_confirmed, true) {
-            if channel.keepers().map(|calls| calls.stands(link.standing(epoch))).count() > 0 {
-                link.is_pinged_from_now_on();
-            }
+        let was_confirmed = std::mem::replace(&mut channel.is_confirmed, true);
+        let heard = channel.keepers().filter(|_| !was_confirmed);
+        if heard.map(|calls| calls.stands(link.standing(epoch))).count() > 0 {
+            link.is_pinged_from_now_on();
         }
         channel.refusals = 0;
         channel.not_before = None;

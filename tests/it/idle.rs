@@ -32,6 +32,7 @@ where_holds_stay![
     other_side_in_the_same_process_is_not_kept_waiting,
     tokens_grow_from_writer_to_writer,
     what_nobody_uses_for_long_is_given_back,
+    hold_stays_while_its_node_answers,
     close_gives_idle_holds_back,
     last_handle_gives_idle_holds_back,
     force_ends_idle_holds_and_lets_nobody_in_again,
@@ -151,6 +152,20 @@ async fn what_nobody_uses_for_long_is_given_back(f: &Fixture) {
     idle(&manager, &name, Mode::Write).await;
     f.becomes_free(&name).await;
     assert_eq!(manager.stats().holds, 0);
+}
+
+/// Beyond the second for which the last word of the node counts.
+async fn hold_stays_while_its_node_answers(f: &Fixture) {
+    let (manager, name) = (f.manager_with(keeps()).await, f.name());
+    idle(&manager, &name, Mode::Read).await;
+    let age = async || f.view(&name).await.holders[0].age;
+    for _ in 0..3 {
+        let before = age().await;
+        tokio::time::sleep(Duration::from_millis(900)).await;
+        take(&manager, &name, Mode::Read).await.release_unharmed().await;
+        assert!(age().await > before, "it is the same hold");
+        assert_eq!(manager.stats().idle_holds, 1);
+    }
 }
 
 async fn close_gives_idle_holds_back(f: &Fixture) {
