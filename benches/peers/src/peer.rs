@@ -45,8 +45,9 @@ pub(crate) trait Held: Send {
 /// Which lock. The names in kebab case are those that workers are called with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Kind {
-    // A row for idle holds belongs behind this one, once there are idle holds.
     Ours,
+    /// The same, where holds stay when nobody uses them.
+    OursIdle,
     OursTwoKeys,
     OursInMemory,
     OursOnCluster,
@@ -124,6 +125,7 @@ impl Kind {
     pub(crate) fn facts(self) -> Facts {
         match self {
             Self::Ours => Facts::ours("redis-rwlock, hash", Place::Node),
+            Self::OursIdle => Facts::ours("redis-rwlock, hash, idle holds", Place::Node),
             Self::OursTwoKeys => Facts::ours("redis-rwlock, two keys", Place::Node),
             Self::OursInMemory => Facts { role: Role::LocalLock, ..Facts::ours("redis-rwlock, memory", Place::Node) },
             Self::OursOnCluster => Facts::ours("redis-rwlock, hash on a cluster", Place::Cluster(3)),
@@ -174,6 +176,7 @@ impl Kind {
         let url = urls[0].as_str();
         match self {
             Self::Ours => ours::hash(url, lease).await,
+            Self::OursIdle => ours::idle(url, lease).await,
             Self::OursTwoKeys => ours::two_keys(url, lease).await,
             Self::OursInMemory => ours::memory(),
             Self::OursOnCluster => ours::cluster(urls, lease).await,

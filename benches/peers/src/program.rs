@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What is not measured at all, and why. The report names it.
-pub(crate) const ABSENT: [(&str, &str); 3] = [
-    ("redis-rwlock with idle holds", "there are no idle holds yet"),
+pub(crate) const ABSENT: [(&str, &str); 2] = [
     ("rueidislock (Go)", "the module proxy has no version of `github.com/redis/rueidis/rueidislock`"),
     (
         "github.com/mmdalix/redis-rwlock/clients/go (Go)",

@@ -18,6 +18,11 @@ pub(super) async fn hash(url: &str, lease: Duration) -> Box<dyn Peer> {
     Box::new(Ours(RedisManager::builder(Topology::node(url)).lease(lease).connect().await.expect("a server")))
 }
 
+pub(super) async fn idle(url: &str, lease: Duration) -> Box<dyn Peer> {
+    let builder = RedisManager::builder(Topology::node(url)).lease(lease).idle_hold(lease);
+    Box::new(Ours(builder.connect().await.expect("a server")))
+}
+
 pub(super) async fn two_keys(url: &str, lease: Duration) -> Box<dyn Peer> {
     Box::new(Ours(TwoKeyManager::builder(Topology::node(url)).lease(lease).connect().await.expect("a server")))
 }
