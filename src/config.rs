@@ -25,7 +25,7 @@ use crate::topology::{Tls, Topology};
 /// |---|---|
 /// | `topology` | `{"node": url}`, `{"cluster": [url, …]}` or `{"sentinel": {"primary": name, "urls": [url, …]}}` |
 /// | `tls` | `{"ca": path, "client_certificate": path, "client_key": path}`, each of them optional; PEM files, read by `build` |
-/// | `lease`, `max_hold`, `wait_timeout`, `unreachable_after`, `response_timeout`, `clock_margin`, `share_window`, `idle_hold` | a span of time |
+/// | `lease`, `max_hold`, `wait_timeout`, `unreachable_after`, `response_timeout`, `clock_margin`, `share_window`, `idle_hold`, `try_wait` | a span of time |
 /// | `reentry` | `"off"` or `"per_task"` |
 /// | `key_prefix`, `label`, `published_keys` | a text |
 /// | `published_limits` | `{"read": span, "write": span, "key_ttl": span}`, each of them optional |
@@ -75,6 +75,7 @@ pub struct Config {
     hand_over_budget: Option<u64>,
     idle_hold: Option<Period>,
     idle_holds_max: Option<usize>,
+    try_wait: Option<Period>,
     durability: Option<Acknowledged>,
 }
 
@@ -128,6 +129,7 @@ impl Config {
             hand_over_budget: None,
             idle_hold: None,
             idle_holds_max: None,
+            try_wait: None,
             durability: None,
         }
     }
@@ -265,6 +267,7 @@ impl Config {
                 self.hand_over_budget = Some(number);
             }
             "IDLE_HOLD" => self.idle_hold = span("idle_hold")?,
+            "TRY_WAIT" => self.try_wait = span("try_wait")?,
             "IDLE_HOLDS_MAX" => {
                 let number = value.parse().map_err(|_| invalid("idle_holds_max", format!("{name} is no number")))?;
                 self.idle_holds_max = Some(number);
@@ -294,6 +297,7 @@ impl Config {
         set(self.clock_margin, Builder::clock_margin);
         set(self.share_window, Builder::share_window);
         set(self.idle_hold, Builder::idle_hold);
+        set(self.try_wait, Builder::try_wait);
         if let Some(nesting) = self.reentry {
             builder = builder.reentry(match nesting {
                 Nesting::Off => Reentry::Off,
@@ -376,10 +380,10 @@ mod tests {
         "lease": "11s", "max_hold": "max", "wait_timeout": "1.5s", "unreachable_after": "2m",
         "response_timeout": "250ms", "clock_margin": "50ms", "share_window": "0ms",
         "reentry": "per_task", "key_prefix": "shop", "label": "billing-1", "published_keys": "lock:*",
-        "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "hand_over_budget": 7, "idle_hold": "30s", "idle_holds_max": 9,
+        "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "hand_over_budget": 7, "idle_hold": "30s", "idle_holds_max": 9, "try_wait": "70ms",
         "durability": {"replicas": 2, "timeout": "90ms"}
     }"#;
-    const ENVIRONMENT: [(&str, &str); 24] = [
+    const ENVIRONMENT: [(&str, &str); 25] = [
         ("L_SENTINEL_PRIMARY", "main"),
         ("L_SENTINEL_URLS", "rediss://:s3cret@a, rediss://b"),
         ("L_TLS_CA", "/ca.pem"),
@@ -402,6 +406,7 @@ mod tests {
         ("L_HAND_OVER_BUDGET", "7"),
         ("L_IDLE_HOLD", "30s"),
         ("L_IDLE_HOLDS_MAX", "9"),
+        ("L_TRY_WAIT", "70ms"),
         ("L_DURABILITY_REPLICAS", "2"),
         ("L_DURABILITY_TIMEOUT", "90ms"),
     ];
@@ -438,6 +443,7 @@ mod tests {
             .hand_over_budget(7)
             .idle_hold(span(30_000))
             .idle_holds_max(9)
+            .try_wait(span(70))
             .durability(Durability::Replicated { replicas: NonZeroU8::MIN.saturating_add(1), timeout: span(90) });
         assert_eq!(format!("{:?}", config.builder()), format!("{built:?}"));
         assert!(!format!("{config:?} {built:?}").contains("s3cret"));

@@ -900,6 +900,14 @@ impl<M: Build> Builder<M> {
         self
     }
 
+    /// How long `try_read`, `try_write` and `try_upgrade` wait for the word of a process elsewhere whose hold [stays](Builder::idle_hold):
+    /// it gives the hold up, or says that a guard is inside. Defaults to 50 ms, a minute at most. Without such a hold they wait for
+    /// nobody.
+    pub fn try_wait(mut self, try_wait: Duration) -> Self {
+        self.options.try_wait = try_wait;
+        self
+    }
+
     /// For tests that let a process die without ending one: background work runs on this runtime and ends with it, instead of
     /// as long as the process runs.
     #[doc(hidden)]

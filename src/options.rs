@@ -86,6 +86,8 @@ pub(crate) struct Options {
     pub(crate) idle_hold: Duration,
     /// How many may.
     pub(crate) idle_holds_max: usize,
+    /// How long whoever tries waits for the word of those who keep the lock.
+    pub(crate) try_wait: Duration,
     pub(crate) durability: Durability,
     /// Where background work runs, if not where it belongs by the manager's clock.
     pub(crate) background: Option<Handle>,
@@ -116,6 +118,7 @@ impl Default for Options {
             hand_over_budget: MAX_TOKENS,
             idle_hold: Duration::ZERO,
             idle_holds_max: 10_000,
+            try_wait: Duration::from_millis(50),
             durability: Durability::default(),
             background: None,
         }
@@ -142,6 +145,7 @@ impl Options {
             )?;
         }
         at_most("idle_hold", self.idle_hold, IDLE_HOLD_MAX)?;
+        at_most("try_wait", self.try_wait, RESPONSE_TIMEOUT_MAX)?;
         at_least("unreachable_after", self.unreachable_after, Duration::from_millis(10))
     }
 

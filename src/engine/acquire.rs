@@ -42,9 +42,6 @@ use self::pending::Pursued;
 /// A waiter in the server's queue is heard of at least so often.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// For so long whoever tries waits for the word of those who keep the lock, and may be inside or not.
-pub(crate) const WORD: Duration = Duration::from_millis(50);
-
 /// How an acquisition treats a lock that others hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Patience {

@@ -14,7 +14,6 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::acquire::WORD;
 use crate::engine::releases::Unsettled;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held};
@@ -106,7 +105,7 @@ struct Word {
 impl Word {
     /// Waits a little longer each time. `false` when it has been long enough.
     async fn is_awaited(&mut self, engine: &Engine, now: Moment) -> bool {
-        if now >= *self.until.get_or_insert(now.after(WORD)) {
+        if now >= *self.until.get_or_insert(now.after(engine.options().try_wait)) {
             return false;
         }
         self.pause = (self.pause * 2).max(Duration::from_millis(2));

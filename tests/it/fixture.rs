@@ -92,6 +92,8 @@ impl Settings {
             .reentry(self.reentry)
             .label(self.label)
             .share_window(self.share_window)
+            // A busy machine gives up late what it does not use.
+            .try_wait(Duration::from_secs(2))
             .hand_over_budget(self.hand_over_budget)
             .published_limits(self.published_limits);
         let builder = match self.background {

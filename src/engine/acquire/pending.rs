@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::wait::{Pause, Word};
-use super::{Acquisition, FirstAttempt, HEARTBEAT, Patience, WORD, grace};
+use super::{Acquisition, FirstAttempt, HEARTBEAT, Patience, grace};
 use crate::engine::Held;
 use crate::error::{Result, Source};
 use crate::events;
@@ -15,8 +15,9 @@ use crate::lock::stray::Copies;
 use crate::lock::wait::{Installed, WaitEntry};
 use crate::scheme::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken, MAX_TOKENS};
 
-/// So long a place in the queue stays that it has for that: longer than its claim is on its way.
-const TRY_PATIENCE: Duration = Duration::from_secs(1);
+/// By so much longer than it waits for the word of those who keep the lock, whoever tries has a place in the queue: its claim is on
+/// its way.
+const CLAIM_OF_A_TRY: Duration = Duration::from_secs(1);
 
 /// What came of asking.
 pub(super) enum Pursued {
@@ -69,7 +70,9 @@ impl Acquisition<'_> {
                     }
                 },
                 Acquired::Contended { .. } if patience == Patience::AskOnce => return Ok(Pursued::Refused),
-                Acquired::Kept { .. } if patience == Patience::AskOnce => self.calls_until = Some(now.after(WORD)),
+                Acquired::Kept { .. } if patience == Patience::AskOnce => {
+                    self.calls_until = Some(now.after(engine.options().try_wait))
+                }
                 Acquired::Contended { retry_in } | Acquired::Kept { retry_in } => {
                     self.waits_on(engine.clock.now());
                     Box::pin(self.pause(&mut pause, retry_in)).await;
@@ -139,7 +142,9 @@ impl Acquisition<'_> {
             // Who keeps a hold passes it on for as long as nobody calls.
             max_tokens: if keeps { MAX_TOKENS } else { engine.options().hand_over_budget },
             if_taken: match patience {
-                Patience::AskOnce if self.calls_until.is_some() => IfTaken::Try { patience: TRY_PATIENCE },
+                Patience::AskOnce if self.calls_until.is_some() => {
+                    IfTaken::Try { patience: engine.options().try_wait + CLAIM_OF_A_TRY }
+                }
                 Patience::AskOnce => IfTaken::Leave,
                 // Two heartbeats may be lost.
                 Patience::Wait => {
