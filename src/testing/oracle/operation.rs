@@ -136,6 +136,13 @@ pub(super) enum Operation {
         wish: Wish,
         limit_ms: i64,
     },
+    /// One of two that read asks to write.
+    UpgradeBeside {
+        old: usize,
+        beside: usize,
+        new: usize,
+        wish: Wish,
+    },
     /// In one batch.
     Renew(Vec<Renews>),
     Inspect,
@@ -184,7 +191,8 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
     let limit_ms = || -2..=3_i64;
     let keeps = || prop_oneof![2 => Just(None), 1 => Just(Some(0_u64)), 1 => max_tokens().prop_map(Some)];
     let renews = || (who(), time_ms(), keeps()).prop_map(|(who, lease_ms, keeps)| Renews { who, lease_ms, keeps });
-    let writer = || (0..MODES.len()).prop_filter("one that writes", |who| MODES[*who] == Mode::Write);
+    let of = |mode| (0..MODES.len()).prop_filter("of that mode", move |who| MODES[*who] == mode);
+    let (reader, writer) = (|| of(Mode::Read), || of(Mode::Write));
     let renews_writer = || {
         let parts = (writer(), time_ms(), max_tokens());
         parts.prop_map(|(who, lease_ms, tokens)| Renews { who, lease_ms, keeps: Some(tokens) })
@@ -197,6 +205,8 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
         6 => (who(), who(), wish()).prop_map(|(old, new, wish)| Operation::Conversion { old, new, wish }),
         1 => (who(), who(), wish(), limit_ms())
             .prop_map(|(old, new, wish, limit_ms)| Operation::ConvertUntil { old, new, wish, limit_ms }),
+        1 => (reader(), reader(), writer(), wish())
+            .prop_map(|(old, beside, new, wish)| Operation::UpgradeBeside { old, beside, new, wish }),
         5 => vec(renews(), 1..4).prop_map(Operation::Renew),
         3 => Just(Operation::Inspect),
         1 => Just(Operation::Force),

@@ -11,7 +11,7 @@ use tokio::runtime::Runtime;
 
 use super::answer::Answer;
 use super::listener::Listener;
-use super::operation::{Face, Operation, Renews, Wish, acquisition};
+use super::operation::{Face, Operation, Patience, Renews, Wish, acquisition};
 use super::{PUBLISHED, Setting};
 use crate::key::Key;
 use crate::lease::{FencingToken, ServerTime};
@@ -100,6 +100,13 @@ impl<'a> Pair<'a> {
                 let request = self.face.ask(who, wish);
                 let real = self.real.acquire(&self.key, &request).await;
                 self.compare(Some(who), real, Answer::Acquired, |record, now| record.acquire(now, u64::MAX, &request))
+            }
+            Operation::UpgradeBeside { old, beside, new, wish } => {
+                let stays = Wish { lease_ms: 10_000, max_tokens: 1, patience: Patience::None, keeps: false };
+                for who in [old, beside] {
+                    Box::pin(self.apply(Operation::Acquire { who, wish: stays })).await?;
+                }
+                Box::pin(self.apply(Operation::Conversion { old, new, wish })).await
             }
             Operation::AcquireUntil { who, wish, limit_ms } => self.acquire_until(who, wish, limit_ms).await,
             Operation::Leave { who } => {
