@@ -1,13 +1,13 @@
 //! What the crate says by `tracing`, as text.
 
 use std::fmt::{Debug, Write};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::subscriber::DefaultGuard;
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::subscriber::{DefaultGuard, NoSubscriber};
+use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
 /// All events of this thread and, where all levels are asked for, all spans, as long as it is there. A test whose runtime has one
 /// thread sees everything.
@@ -24,6 +24,7 @@ impl Recorder {
     /// What somebody sees who asked for this level.
     pub(crate) fn at(level: Level) -> Self {
         let lines = Arc::<Mutex<Vec<String>>>::default();
+        asks_all_subscribers();
         let guard = tracing::subscriber::set_default(Lines { level, lines: Arc::clone(&lines) });
         Self { lines, _guard: guard }
     }
@@ -31,6 +32,13 @@ impl Recorder {
     pub(crate) fn lines(&self) -> Vec<String> {
         self.lines.lock().clone()
     }
+}
+
+/// `tracing` asks once what becomes of an event. While there is one subscriber it asks that of the thread which comes to the event first,
+/// which may be one of another test that has none. Two more that want nothing, as long as the process lives, have it ask all.
+pub(crate) fn asks_all_subscribers() {
+    static OTHERS: OnceLock<[Dispatch; 2]> = OnceLock::new();
+    OTHERS.get_or_init(|| [(); 2].map(|()| Dispatch::new(NoSubscriber::new())));
 }
 
 struct Lines {

@@ -1,10 +1,12 @@
 //! What panics, ends or looks closely while the outbox works.
 
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
 use std::task::{Context, Wake as Waking, Waker};
 
 use tokio::runtime::Runtime;
-use tracing::span;
+use tracing::subscriber::NoSubscriber;
+use tracing::{Dispatch, span};
 
 use super::*;
 use crate::engine::acquire::{Patience, acquire};
@@ -33,6 +35,13 @@ async fn take(engine: &Arc<Engine>, name: &str, max_hold: Duration) -> Held {
 }
 
 const LONG: Duration = Duration::from_secs(3600);
+
+/// `tracing` asks once what becomes of an event. While there is one subscriber it asks that of the thread which comes to the event first,
+/// which may be one of another test that has none. Two more that want nothing, as long as the process lives, have it ask all.
+fn asks_all_subscribers() {
+    static OTHERS: OnceLock<[Dispatch; 2]> = OnceLock::new();
+    OTHERS.get_or_init(|| [(); 2].map(|()| Dispatch::new(NoSubscriber::new())));
+}
 
 /// A subscriber that cannot bear to be told of anything.
 struct Panics(Arc<AtomicUsize>);
@@ -69,6 +78,7 @@ async fn subscriber_that_panics_keeps_nobody_from_being_renewed() {
     let view = scheme.memory.inspect(&key).await.expect("memory answers").value;
     scheme.memory.force(&key, &view).await.expect("memory answers");
     let told = Arc::<AtomicUsize>::default();
+    asks_all_subscribers();
     let panics = tracing::subscriber::set_default(Panics(Arc::clone(&told)));
     tokio::time::sleep(LEASE * 3).await;
     drop(panics);

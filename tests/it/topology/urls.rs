@@ -276,6 +276,7 @@ async fn words_of(topology: Topology) -> String {
 async fn nothing_tells_a_password() {
     let secret = "hunter2";
     let log = Log::default();
+    crate::record::asks_all_subscribers();
     let _subscriber = tracing::subscriber::set_default(log.clone());
     let node = Node::builder(Server::Redis70).password("another").start().expect("the server starts");
     let at = node.addr();

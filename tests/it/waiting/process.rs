@@ -48,6 +48,7 @@ impl Told {
 impl Process {
     pub(super) async fn start(f: &Fixture, number: usize, settings: Settings) -> Self {
         let told = Arc::<Mutex<Vec<Told>>>::default();
+        crate::record::asks_all_subscribers();
         let dispatch = Dispatch::new(Listener { process: number, told: Arc::clone(&told) });
         let mut builder = Builder::new_multi_thread();
         builder.worker_threads(1).enable_all();
