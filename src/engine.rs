@@ -35,7 +35,7 @@ use crate::engine::wake::Wake;
 use crate::error::{Error, LossReason, Refusal, Result};
 use crate::events::Limiter;
 use crate::key::Key;
-use crate::lease::{self, Moment};
+use crate::lease::{self, FencingToken, Moment};
 use crate::lock::effects::Rules;
 use crate::lock::hold::{Due, Ended, Hold, HoldState, ShareId};
 use crate::lock::table::Table;
@@ -157,6 +157,13 @@ impl Held {
     pub(crate) async fn release(self) -> Result<()> {
         let (engine, hold, share_id) = self.into_parts();
         engine.release(&hold, share_id).await
+    }
+
+    /// The same with a token of its own.
+    fn with_token(self, token: FencingToken) -> Self {
+        let (engine, hold, mut share_id) = self.into_parts();
+        share_id.token = token;
+        Self::of(engine, hold, share_id)
     }
 
     pub(crate) fn state(&self) -> HoldState {

@@ -7,6 +7,7 @@
 //! leaves what it has under way to the next waiter of its process; without one it is taken back in the background.
 
 mod local;
+mod own;
 mod patience;
 mod pending;
 mod recheck;
@@ -349,6 +350,11 @@ impl<'a> Acquisition<'a> {
                 if let Some(held) = Box::pin(self.called()).await? {
                     return Ok(Some(held));
                 }
+            }
+            if self.engine.holds_may_stay()
+                && let Some(held) = Box::pin(self.turn_own()).await?
+            {
+                return Ok(Some(held));
             }
             if self.mode == Mode::Read
                 && let Some(held) = Box::pin(self.recheck_own()).await?

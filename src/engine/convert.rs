@@ -14,6 +14,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::engine::keep::Keeping;
 use crate::engine::releases::Unsettled;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held};
@@ -23,7 +24,7 @@ use crate::lease::Moment;
 use crate::lock::hold::{self, Grant, Granting, Hold, HoldState, LeftOpen, OpenConversion, ShareId};
 use crate::lock::release::Release;
 use crate::lock::stray::Copies;
-use crate::scheme::{AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, Mode, loss_reason};
+use crate::scheme::{AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, MAX_TOKENS, Mode, loss_reason};
 
 /// Why a guard could not be converted, and the guard.
 pub(crate) struct NotConverted {
@@ -43,7 +44,7 @@ pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
             None => Ok(held),
         };
     }
-    Conversion::new(&held, Mode::Read).run(held).await
+    Conversion::new(&held, Mode::Read, Word::default()).run(held).await.inspect(|held| held.hold().begin_span())
 }
 
 /// Makes a read hold a write hold, if nobody else reads and no writer waits.
@@ -61,7 +62,13 @@ pub(crate) async fn upgrade(held: Held) -> Result<Held, NotConverted> {
         let error = lost(&held).unwrap_or_else(conflict);
         return Err(NotConverted { held, error });
     }
-    Conversion::new(&held, Mode::Write).run(held).await
+    Conversion::new(&held, Mode::Write, Word::default()).run(held).await.inspect(|held| held.hold().begin_span())
+}
+
+/// The same for somebody of this process who has no guard yet, and has taken an idle hold of the other side: one answer is enough.
+pub(super) async fn turn(held: Held, mode: Mode) -> Result<Held, NotConverted> {
+    let word = Word { until: Some(held.engine().clock.now()), ..Word::default() };
+    Conversion::new(&held, mode, word).run(held).await
 }
 
 fn lost(held: &Held) -> Option<Error> {
@@ -76,6 +83,9 @@ struct Conversion {
     engine: Arc<Engine>,
     old: Arc<Hold>,
     request: AcquireRequest,
+    /// Whether the new hold may stay, as the old one may.
+    keeping: Option<Keeping>,
+    word: Word,
     copies: Copies,
     settled: bool,
     _unsettled: Unsettled,
@@ -83,7 +93,7 @@ struct Conversion {
 
 enum Outcome {
     Granted {
-        sent: Moment,
+        answer: Answered<()>,
         granted: Granted,
     },
     /// The old hold stands, and no copy is on its way that might end it.
@@ -103,19 +113,19 @@ struct Word {
 }
 
 impl Word {
-    /// Waits a little longer each time. `false` when it has been long enough.
-    async fn is_awaited(&mut self, engine: &Engine, now: Moment) -> bool {
-        if now >= *self.until.get_or_insert(now.after(engine.options().try_wait)) {
-            return false;
-        }
+    fn is_awaited(&mut self, engine: &Engine, now: Moment) -> bool {
+        now < *self.until.get_or_insert(now.after(engine.options().try_wait))
+    }
+
+    /// Waits a little longer each time.
+    async fn pause(&mut self, engine: &Engine, now: Moment) {
         self.pause = (self.pause * 2).max(Duration::from_millis(2));
         engine.clock.sleep_until(now.after(self.pause)).await;
-        true
     }
 }
 
 impl Conversion {
-    fn new(held: &Held, mode: Mode) -> Self {
+    fn new(held: &Held, mode: Mode, word: Word) -> Self {
         let engine = Arc::clone(held.engine());
         let share = held.hold().share(held.share_id());
         let now = engine.clock.now();
@@ -130,15 +140,16 @@ impl Conversion {
             if_taken: IfTaken::Leave,
             keeps: false,
         };
+        let (old, keeping) = (Arc::clone(held.hold()), engine.keeping_on(held.hold()));
         let unsettled = engine.releases.unsettled();
-        Self { engine, old: Arc::clone(held.hold()), request, copies, settled: false, _unsettled: unsettled }
+        Self { engine, old, request, keeping, word, copies, settled: false, _unsettled: unsettled }
     }
 
     async fn run(mut self, held: Held) -> Result<Held, NotConverted> {
         let outcome = self.ask().await;
         let now = self.engine.clock.now();
         let error = match outcome {
-            Outcome::Granted { sent, granted } => match self.begin(&held, sent, granted, now) {
+            Outcome::Granted { answer, granted } => match self.begin(&held, &answer, granted, now) {
                 Some((hold, share_id)) => {
                     self.settled = true;
                     let (engine, _, _) = held.into_parts();
@@ -191,9 +202,9 @@ impl Conversion {
     async fn ask(&mut self) -> Outcome {
         let engine = Arc::clone(&self.engine);
         let mut tries = Tries::new(engine.clock.now(), engine.options().unreachable_after);
-        let mut word = Word::default();
         loop {
             let now = engine.clock.now();
+            self.says_whether_it_stays();
             // Should this future die at the next await, a copy is under way.
             self.copies.begin();
             engine.carry_out(self.old.conversion_begins(now, self.request.lease), now);
@@ -201,9 +212,14 @@ impl Conversion {
             let now = engine.clock.now();
             self.copies.settle(&attempt);
             let failure = match attempt {
-                Ok(Answered { sent, value, .. }) => match value {
-                    Converted::Granted(granted) => return Outcome::Granted { sent, granted },
-                    Converted::Kept if self.copies.stray_until().is_none() && word.is_awaited(&engine, now).await => {
+                Ok(Answered { sent, server, node, value }) => match value {
+                    Converted::Granted(granted) => {
+                        return Outcome::Granted { answer: Answered { sent, server, node, value: () }, granted };
+                    }
+                    Converted::Kept if self.copies.stray_until().is_none() && self.word.is_awaited(&engine, now) => {
+                        // It stands: what is asked next begins a doubt of its own.
+                        self.old.conversion_was_not_done();
+                        self.word.pause(&engine, now).await;
                         continue;
                     }
                     Converted::Refused | Converted::Kept => match self.copies.stray_until() {
@@ -250,6 +266,16 @@ impl Conversion {
         }
     }
 
+    /// Each copy says what is true when it is sent.
+    fn says_whether_it_stays(&mut self) {
+        if let Some(keeping) = &mut self.keeping {
+            keeping.says();
+            self.request.keeps = keeping.is_said();
+            self.request.max_tokens =
+                if keeping.is_said() { MAX_TOKENS } else { self.engine.options().hand_over_budget };
+        }
+    }
+
     /// Where what was refused has been given back, whatever is asked next has an id of its own: a release of the one before may
     /// yet be on its way.
     fn begin_anew(&mut self) {
@@ -259,15 +285,25 @@ impl Conversion {
     }
 
     /// Puts the new hold in the place of the old one.
-    fn begin(&self, held: &Held, sent: Moment, granted: Granted, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
-        let engine = &self.engine;
+    fn begin(
+        &mut self,
+        held: &Held,
+        answer: &Answered<()>,
+        granted: Granted,
+        now: Moment,
+    ) -> Option<(Arc<Hold>, ShareId)> {
+        let (engine, sent) = (&self.engine, answer.sent);
         let Granted { token, tokens, remaining, is_waited_for } = granted;
+        let keep = self.keeping.take().map(|keeping| {
+            let word = keeping.word(answer, is_waited_for);
+            (keeping.of_grant(), Some(word))
+        });
         let granted = hold::Granted {
             granting: Granting { id: self.request.id.clone(), mode: self.request.mode, token, tokens },
             grant: Grant { sent, remaining, asked: self.request.lease },
             share: self.old.share(held.share_id()),
             copies: self.copies,
-            keep: None,
+            keep,
             share_until: (!is_waited_for).then(|| sent.after(engine.options().share_window)),
             is_claim: false,
         };
@@ -282,6 +318,7 @@ impl Conversion {
             return None;
         }
         self.old.share_was_converted(held.share_id());
+        engine.note_stay(&self.old);
         engine.renewals.forget(&self.old);
         let release = Release::of(&self.old, now);
         if release.stray_after(sent).is_some() {
@@ -289,7 +326,6 @@ impl Conversion {
         }
         events::converted(hold.key().name(), hold.mode(), hold.token());
         hold.count();
-        hold.begin_span();
         Some((hold, share_id))
     }
 }

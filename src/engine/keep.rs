@@ -28,6 +28,11 @@ pub(super) struct Keeping {
 }
 
 impl Keeping {
+    /// What is said now.
+    pub(super) fn says(&mut self) {
+        self.standing = self.calls.standing();
+    }
+
     /// Whether the request says that the hold may stay.
     pub(super) fn is_said(&self) -> bool {
         self.standing.is_some()
@@ -93,6 +98,11 @@ impl OnCall for Ear {
 }
 
 impl Engine {
+    /// Whether any may.
+    pub(super) fn holds_may_stay(&self) -> bool {
+        self.uses.is_some()
+    }
+
     /// The server is to be asked for a lock: whether its hold may stay.
     pub(super) fn may_stay(&self, key: &Key, idle_hold: Duration, now: Moment) -> bool {
         !idle_hold.is_zero() && self.uses.as_ref().is_some_and(|uses| uses.begins(key.name_hash(), now))
@@ -104,6 +114,12 @@ impl Engine {
         let calls = entry.calls(|cell| self.listen(key, cell))?;
         let standing = calls.standing();
         Some(Keeping { calls, idle_hold, uses, standing })
+    }
+
+    /// What a conversion says of keeping its hold: the same as of the one before.
+    pub(super) fn keeping_on(&self, hold: &Hold) -> Option<Keeping> {
+        let (calls, idle_hold) = hold.terms_of_keep()?;
+        Some(Keeping { calls, idle_hold, uses: Arc::clone(self.uses.as_ref()?), standing: None })
     }
 
     /// One more hold may stay: if these are too many by now, those that were used longest ago are given up.

@@ -79,8 +79,10 @@ pub(crate) enum ShareRemoved {
 /// What a waiter finds that takes what it has.
 #[derive(Debug)]
 pub(crate) enum Accepted {
-    /// It is its own.
-    Taken,
+    /// It is its own, with this token.
+    Taken(FencingToken),
+    /// There is no token left for it: whoever has it is to ask for more.
+    Tokenless,
     /// There is too little left to start with. It looks again when this is notified, and at that moment.
     Short {
         answer: Arc<Notify>,
@@ -480,7 +482,8 @@ impl HoldRecord {
         {
             return ShareRemoved::HandedOver(share_id);
         }
-        if lost.is_none() && self.rests(share.lease, now) {
+        // Whoever waits here and cannot have it as it is asks the server.
+        if lost.is_none() && next.is_none() && self.rests(share.lease, now) {
             return ShareRemoved::Kept;
         }
         self.phase = Phase::Released;
@@ -490,12 +493,11 @@ impl HoldRecord {
     /// The next writer of this process has the hold, with a token of its own.
     fn hand_over(&mut self, next: Share, now: Moment, rules: &Rules) -> Option<ShareId> {
         let is_within_budget = self.hand_overs + 1 < rules.hand_overs && now.since(self.began) < rules.hand_over_span;
-        let may_go_on = (is_within_budget || self.is_kept_open(now)) && self.next_token().is_some();
+        let may_go_on = is_within_budget && self.next_token().is_some() || self.is_kept_open(now);
         if self.mode != Mode::Write || !may_go_on || !self.suits_next(&next, now) {
             return None;
         }
-        self.take_token();
-        Some(self.admit(next.offered(now)))
+        Some(self.admit_writer(next.offered(now)))
     }
 
     /// A waiter takes what it was handed or granted. With too little left of it to start with, it waits for the answer to a
@@ -518,12 +520,15 @@ impl HoldRecord {
         if self.deadline().since(now) < lease::start(wants, rules.clock_margin) && !was_renewed {
             return self.await_renewal(share_id, share, since, now);
         }
+        if !self.has_token(now) {
+            return Accepted::Tokenless;
+        }
         self.shares.replace(share_id.slot, share);
         // What was renewed meanwhile was renewed for the offer.
         if self.renewal == Renewal::Needless && self.needs_renewal() {
             self.renewal = Renewal::Due(self.answered.after(renewal_interval(self.asked)).max(now));
         }
-        Accepted::Taken
+        Accepted::Taken(if self.mode == Mode::Write { self.current_token() } else { share_id.token })
     }
 }
 

@@ -412,7 +412,7 @@ fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
     let (hold, share_id) = grant(&first, 1, Mode::Write, 1000, 3);
     let over = now();
     let (accepted, _) = hold.accept(share_id, Share { ends: over, ..want().from(over) }, over, over);
-    assert!(matches!(accepted, Accepted::Taken), "{accepted:?}");
+    assert!(matches!(accepted, Accepted::Taken(_)), "{accepted:?}");
     assert_eq!(remove(&hold, share_id), ShareRemoved::LastLate(LossReason::MaxHold));
     assert!(called(&mut second).is_none());
 }
@@ -442,7 +442,7 @@ fn guard_that_would_start_with_less_than_half_of_its_lease_waits_for_a_renewal()
     let sent = now();
     assert!(matches!(hold.accept(share_id, long.from(sent), since, sent).0, Accepted::Short { .. }), "not yet");
     hold.renewed(Grant { sent, remaining: LEASE * 6, asked: LEASE * 6 }, sent);
-    assert!(matches!(hold.accept(share_id, long.from(sent), since, sent).0, Accepted::Taken));
+    assert!(matches!(hold.accept(share_id, long.from(sent), since, sent).0, Accepted::Taken(_)));
     assert!(hold.remaining(share_id) > LEASE * 5);
     assert!(
         hold.begin_renewal(sent, sent.after(LEASE)).is_none(),
@@ -460,7 +460,7 @@ fn guard_starts_with_what_an_answer_leaves_that_was_long_on_its_way() {
     assert!(hold.begin_renewal(since, since).is_some());
     hold.renewed(Grant { sent: since, remaining: LEASE, asked: LEASE * 6 }, since);
     assert!(
-        matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Taken),
+        matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Taken(_)),
         "no renewal brings more"
     );
 }
@@ -532,7 +532,7 @@ fn hold_ends_with_those_who_are_left_when_the_last_one_leaves_early() {
     let (soon, later) = (now().after(secs(1)), now().after(LEASE / 4));
     let (_, lasts) = table.join(key().hashed_name(), want(), now()).expect("it is open");
     let share = Share { ends: soon, ..want().from(now()) };
-    assert!(matches!(hold.accept(first, share, now(), now()).0, Accepted::Taken));
+    assert!(matches!(hold.accept(first, share, now(), now()).0, Accepted::Taken(_)));
     hold.agenda_moment.store(later.as_nanos(), Ordering::Relaxed);
     let due = hold.leave_others(lasts).expect("another one has it");
     assert_eq!(due.0.len(), 1, "the agenda looks when the other one's time is over");

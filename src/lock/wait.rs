@@ -178,6 +178,13 @@ impl WaitEntry {
         self.cell.quietly(|state, _, _| state.to_recheck())
     }
 
+    /// Whoever asks takes an idle hold of the other side, to have it turned into one of this side. If that cannot be, idle holds
+    /// that are in the way are given up.
+    pub(crate) fn take_to_turn(&self, now: Moment) -> (Option<(Arc<Hold>, ShareId)>, Due) {
+        let (mode, waiter_id, wants) = (self.mode, self.waiter_id, self.wants);
+        self.cell.event(now, |state, _, effects| state.take_to_turn(mode, waiter_id, wants, now, effects))
+    }
+
     /// Whether it waits for a guard of its own owner.
     pub(crate) fn waits_for_itself(&self, now: Moment) -> bool {
         self.cell.quietly(|state, _, effects| state.held_by(self.wants.owner, now, effects)).is_some()

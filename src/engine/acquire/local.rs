@@ -97,12 +97,20 @@ impl Acquisition<'_> {
             let (accepted, due) = held.hold().accept(held.share_id(), self.wants.from(now), since, now);
             self.engine.carry_out(due, now);
             match accepted {
-                Accepted::Taken => {
+                Accepted::Taken(token) => {
                     if was_late {
                         self.heard(now);
                     }
                     self.entry = None;
-                    return Ok(Some(held));
+                    return Ok(Some(held.with_token(token)));
+                }
+                Accepted::Tokenless => {
+                    first = first.or_else(|| self.first.take().map(FirstAttempt::begins));
+                    if !self.refill(&held).await? {
+                        self.give_up_own(held);
+                        self.wait_again();
+                        return Ok(None);
+                    }
                 }
                 Accepted::Over => {
                     self.wait_again();

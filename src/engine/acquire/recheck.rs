@@ -49,7 +49,7 @@ impl Acquisition<'_> {
     }
 
     /// It has a share of a hold that was granted before: whoever waits here to read may have one too.
-    fn joined(&mut self, held: Held) -> Held {
+    pub(super) fn joined(&mut self, held: Held) -> Held {
         if let Some(entry) = self.entry.take() {
             let now = self.engine.clock.now();
             let (pending, due) = entry.joined(held.hold(), now);

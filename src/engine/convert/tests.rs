@@ -123,7 +123,7 @@ async fn guard_is_valid_for_no_longer_than_the_hold_that_it_may_have_been_turned
     short.lease = Duration::from_millis(600);
     let now = stage.engine.clock.now();
     let (accepted, due) = long.hold().accept(long.share_id(), short, now, now);
-    assert!(matches!(accepted, Accepted::Taken), "as one that it was handed to");
+    assert!(matches!(accepted, Accepted::Taken(_)), "as one that it was handed to");
     stage.engine.carry_out(due, now);
     let hold = Arc::clone(long.hold());
     // Carried out, but for all that is heard here.

@@ -67,6 +67,10 @@ pub(crate) struct Keep {
     owner: OwnerId,
     /// It was used by somebody else than who asked for it.
     is_used_again: bool,
+    /// Its one share is that of somebody who has no guard yet: it was idle, and is to be turned into one of the other side.
+    is_turned: bool,
+    /// Its one share is that of a writer who has no token yet.
+    lacks_token: bool,
     /// Tokens for the writers to come: the next one, and how many are left.
     block: Option<(FencingToken, u64)>,
     /// The last one that was handed out of them.
@@ -85,6 +89,8 @@ impl Keep {
             idle: None,
             owner: OwnerId::new(),
             is_used_again: false,
+            is_turned: false,
+            lacks_token: false,
             block: None,
             last_token: None,
         }
@@ -173,17 +179,19 @@ impl HoldRecord {
         (self.hand_overs + 1 < self.tokens).then(|| self.token.plus(self.hand_overs + 1))
     }
 
-    /// Hands it out.
-    pub(super) fn take_token(&mut self) {
-        if let Some(next) = self.next_token() {
-            self.hand_overs += 1;
-            if let Some(keep) = &mut self.keep
-                && let Some((_, left)) = keep.block
-            {
-                keep.block = Some((next.plus(1), left.saturating_sub(1)));
-                keep.last_token = Some(next);
-            }
+    /// Hands it out. `false` if there is none left.
+    pub(super) fn take_token(&mut self) -> bool {
+        let Some(next) = self.next_token() else {
+            return false;
+        };
+        self.hand_overs += 1;
+        if let Some(keep) = &mut self.keep
+            && let Some((_, left)) = keep.block
+        {
+            keep.block = Some((next.plus(1), left.saturating_sub(1)));
+            keep.last_token = Some(next);
         }
+        true
     }
 
     /// How many more tokens to ask for: a block before the one that is there is used up.
@@ -207,31 +215,75 @@ impl HoldRecord {
 
     // Comes and goes.
 
-    /// A writer of this process takes an idle hold, with the next token.
-    pub(in crate::lock) fn take_idle(&mut self, share: Share, idle_hold: Duration, now: Moment) -> Option<ShareId> {
-        let may = self.is_idle() && self.is_open() && self.is_kept_open(now) && now < self.deadline();
-        if !may || self.mode != Mode::Write || self.next_token().is_none() {
-            return None;
-        }
-        self.take_token();
-        self.stays_for(idle_hold);
-        Some(self.admit(share))
+    /// Whether somebody of this process may go on with it.
+    fn may_be_taken(&self, now: Moment) -> bool {
+        self.is_idle() && self.is_open() && self.is_kept_open(now) && now < self.deadline()
     }
 
-    /// The same for one that needs no more than is left of it.
+    /// A writer of this process takes an idle hold, with the next token; if there is none left, it is to ask for more.
+    pub(in crate::lock) fn take_idle(&mut self, share: Share, idle_hold: Duration, now: Moment) -> Option<ShareId> {
+        if self.mode != Mode::Write || !self.may_be_taken(now) {
+            return None;
+        }
+        self.stays_for(idle_hold);
+        Some(self.admit_writer(share))
+    }
+
+    /// The same for one that needs nothing more than is left of it.
     pub(in crate::lock) fn take_idle_at_once(
         &mut self,
         share: Share,
         idle_hold: Duration,
         now: Moment,
     ) -> Option<ShareId> {
-        self.lasts(&share, share.lease, now).then(|| self.take_idle(share, idle_hold, now)).flatten()
+        let has_enough = self.next_token().is_some() && self.lasts(&share, share.lease, now);
+        has_enough.then(|| self.take_idle(share, idle_hold, now)).flatten()
     }
 
-    /// Stays when its last guard has left, if it may. A writer's needs a token for the next one.
+    /// The next writer has it, with the next token or, for the time being, none.
+    pub(super) fn admit_writer(&mut self, share: Share) -> ShareId {
+        let has_token = self.take_token();
+        if let Some(keep) = &mut self.keep {
+            keep.lacks_token = !has_token;
+        }
+        self.admit(share)
+    }
+
+    /// Whether the writer inside has its token. If it had none until now, the next one is its own, unless somebody waits elsewhere.
+    pub(super) fn has_token(&mut self, now: Moment) -> bool {
+        if !self.keep.as_ref().is_some_and(|keep| keep.lacks_token) {
+            return true;
+        }
+        let has_token = self.is_kept_open(now) && self.take_token();
+        if let Some(keep) = &mut self.keep {
+            keep.lacks_token = !has_token;
+        }
+        has_token
+    }
+
+    /// Whether this process goes on with an idle hold of the other side by having it turned.
+    pub(in crate::lock) fn may_turn(&self, mode: Mode, now: Moment) -> bool {
+        self.mode != mode && self.in_doubt.is_none() && self.may_be_taken(now)
+    }
+
+    /// Somebody who has no guard yet takes an idle hold, to have it turned into one of the other side. Nobody else enters.
+    pub(in crate::lock) fn take_to_turn(&mut self, share: Share) -> ShareId {
+        let share_id = self.admit(share);
+        self.is_converting = true;
+        if let Some(keep) = &mut self.keep {
+            keep.is_turned = true;
+        }
+        share_id
+    }
+
+    /// What the hold needs that takes its place: who hears of calls, and for how long it may stay.
+    pub(in crate::lock) fn terms_of_keep(&self) -> Option<(Arc<Calls>, Duration)> {
+        self.keep.as_ref().map(|keep| (Arc::clone(&keep.calls), keep.idle_hold))
+    }
+
+    /// Stays when its last guard has left, if it may.
     pub(super) fn rests(&mut self, lease: Duration, now: Moment) -> bool {
-        let is_usable = self.mode == Mode::Read || self.next_token().is_some();
-        let may = is_usable && self.is_open() && self.in_doubt.is_none() && self.is_kept_open(now);
+        let may = self.is_open() && self.in_doubt.is_none() && self.is_kept_open(now);
         let Some(keep) = self.keep.as_mut().filter(|keep| may && !keep.idle_hold.is_zero()) else {
             return false;
         };
@@ -257,13 +309,13 @@ impl HoldRecord {
         Some(if is_called { Moment::from_nanos(0) } else { ends })
     }
 
-    /// It is over, and its share that is nobody's with it. Whether there was one.
+    /// It is over, and its share that is nobody's with it. Whether nobody had a guard of it.
     pub(super) fn leaves_idle(&mut self) -> bool {
         let idle = self.keep.as_mut().and_then(|keep| keep.idle.take());
         if let Some(slot) = idle {
             self.shares.remove(slot);
         }
-        idle.is_some()
+        idle.is_some() || self.keep.as_ref().is_some_and(|keep| keep.is_turned || keep.lacks_token)
     }
 
     /// It is given up, as by its last guard.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::{Accepted, CLOSED, Grant, HoldRecord, Next, OpenConversion, Phase, Renewal, renewal_interval};
+use crate::calls::Standing;
 use crate::error::LossReason;
 use crate::lease::{self, Moment};
 use crate::lock::effects::{Rules, Signals};
@@ -115,6 +116,21 @@ impl HoldRecord {
         self.renewal = Renewal::Underway;
         self.begin_request(now, lease, rules);
         Some(lease)
+    }
+
+    /// A writer who has no token yet asks for more: with this lease.
+    pub(in crate::lock) fn begin_refill(
+        &mut self,
+        share: Share,
+        now: Moment,
+        rules: &Rules,
+        signals: &mut Signals,
+    ) -> Option<(Standing, Duration)> {
+        self.look(now, signals);
+        let standing = self.keeps_by().filter(|_| self.phase.is_live() && self.is_kept_open(now))?;
+        let lease = self.shares.lease_at(now).max(share.lease_at(now));
+        self.begin_request(now, lease, rules);
+        Some((standing, lease))
     }
 
     fn begin_request(&mut self, now: Moment, lease: Duration, rules: &Rules) {

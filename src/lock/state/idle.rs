@@ -47,6 +47,29 @@ impl<H: OnAgenda> State<H> {
         Some(Arc::default())
     }
 
+    /// Whoever asks for one side, and has nothing under way, takes an idle hold of the other side to have it turned. If that cannot
+    /// be, idle holds that are in the way are given up.
+    pub(in crate::lock) fn take_to_turn(
+        &mut self,
+        mode: Mode,
+        waiter_id: WaiterId,
+        wants: ShareRequest,
+        now: Moment,
+        effects: &mut Effects<H>,
+    ) -> Option<(Arc<H>, ShareId)> {
+        let asks_anew = matches!(self.pending(mode, waiter_id), Some(None));
+        let may = asks_anew && self.listed().take(2).count() == 1;
+        let taken = self.holds.find_map(|entry| {
+            let is_to_turn = may && entry.is_listed && entry.record.may_turn(mode, now);
+            let handle = entry.handle.clone().filter(|_| is_to_turn)?;
+            Some((handle, entry.record.take_to_turn(wants.from(now))))
+        });
+        if taken.is_none() {
+            self.want_idle(mode, now, effects);
+        }
+        taken
+    }
+
     /// Somebody here wants the other side, or more of this one than there is: idle holds that are in the way are given up.
     pub(super) fn want_idle(&mut self, mode: Mode, now: Moment, effects: &mut Effects<H>) {
         for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {

@@ -35,15 +35,17 @@ impl<H: OnAgenda> State<H> {
         {
             return (waiter_id, Some(signal));
         }
-        self.want_idle(mode, now, effects);
         let may_ask = self.may_ask(mode);
         let crowd = self.crowd();
         crowd.guests.remove(&waiter_id);
         let side = crowd.side(mode);
         if may_ask && side.is_idle() {
+            // It goes on with an idle hold, if it can, before it asks.
             side.ask(waiter_id, now.after(grace));
             return (waiter_id, None);
         }
+        self.want_idle(mode, now, effects);
+        let side = self.crowd().side(mode);
         let signal = Arc::<Notify>::default();
         side.wait(waiter_id, Waiter { wants, grace, signal: Arc::clone(&signal) });
         (waiter_id, Some(signal))
@@ -74,7 +76,6 @@ impl<H: OnAgenda> State<H> {
         {
             return Some((waiter_id, Some(signal)));
         }
-        self.want_idle(mode, now, effects);
         let crowd = self.crowd();
         if crowd.side(mode).has_asker() {
             crowd.guests.insert(waiter_id, Guest { pending: None, has_lost_right: false });

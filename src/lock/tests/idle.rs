@@ -143,9 +143,104 @@ fn idle_write_hold_serves_the_next_writers_each_with_a_token_of_its_own() {
         let share_id = keeper.take().expect("there is a token");
         assert_eq!(share_id.token, token(expected));
         assert!(keeper.take().is_none(), "one at a time");
-        let last = expected == FIRST + 2;
-        assert_eq!(remove(&keeper.hold, share_id), if last { ShareRemoved::Last } else { ShareRemoved::Kept });
+        assert_eq!(remove(&keeper.hold, share_id), ShareRemoved::Kept);
     }
+    assert!(keeper.take().is_none(), "there is no token left");
+}
+
+/// The next writer, who finds no token left in a hold that is idle.
+fn tokenless() -> (Keeper, ShareId) {
+    let keeper = idle(Mode::Write, 1);
+    let mut entry = keeper.table.enter(&key(), Mode::Write, wants(), GRACE, now()).0;
+    let Some(Wake::Handed(hold, share_id)) = called(&mut entry) else { panic!("it has the hold") };
+    assert!(Arc::ptr_eq(&hold, &keeper.hold));
+    assert!(matches!(accept(&keeper, share_id), Accepted::Tokenless));
+    (keeper, share_id)
+}
+
+fn accept(keeper: &Keeper, share_id: ShareId) -> Accepted {
+    keeper.hold.accept(share_id, wants().from(now()), now(), now()).0
+}
+
+#[test]
+fn writer_for_whom_no_token_is_left_enters_with_the_first_of_a_new_block() {
+    let (keeper, share_id) = tokenless();
+    let (standing, lease) = keeper.hold.begin_refill(wants().from(now()), now()).expect("it may ask for more");
+    assert!(standing.epoch == 1 && lease > LEASE - secs(1) && keeper.hold.wants_tokens() == 64);
+    let told = word(&keeper.calls, now());
+    drop(keeper.hold.hears(told, Some((token(90), 64)), now()));
+    assert!(matches!(accept(&keeper, share_id), Accepted::Taken(first) if first == token(90)));
+    assert!(matches!(accept(&keeper, share_id), Accepted::Taken(first) if first == token(90)), "it has it");
+    assert_eq!(remove(&keeper.hold, share_id), ShareRemoved::Kept);
+    assert_eq!(keeper.take().expect("there is a token").token, token(91));
+}
+
+#[test]
+fn writer_for_whom_no_token_is_left_does_not_enter_before_who_waits_elsewhere() {
+    let (keeper, share_id) = tokenless();
+    let told = word(&keeper.calls, now());
+    keeper.called(FIRST);
+    drop(keeper.hold.hears(told, Some((token(90), 64)), now()));
+    assert!(matches!(accept(&keeper, share_id), Accepted::Tokenless));
+    assert!(keeper.hold.begin_refill(wants().from(now()), now()).is_none(), "it asks for no more");
+    assert_eq!(remove(&keeper.hold, share_id), ShareRemoved::Last);
+}
+
+#[test]
+fn hold_without_a_token_left_is_handed_on_as_long_as_nobody_calls() {
+    for is_called in [false, true] {
+        let keeper = kept(Mode::Write, 1);
+        let mut entry = keeper.table.enter(&key(), Mode::Write, wants(), GRACE, now()).0;
+        assert!(called(&mut entry).is_none());
+        if is_called {
+            keeper.called(FIRST);
+        }
+        let left = keeper.leaves();
+        assert_eq!(matches!(left, ShareRemoved::HandedOver(_)), !is_called, "{left:?}");
+        assert!(is_called || matches!(called(&mut entry), Some(Wake::Handed(..))));
+    }
+}
+
+/// Whoever asks for the other side finds a hold that is idle.
+fn turned(mode: Mode) -> (Keeper, ShareId) {
+    let keeper = idle(other(mode), 8);
+    let mut entry = keeper.table.enter(&key(), mode, wants(), GRACE, now()).0;
+    assert!(asks(&mut entry));
+    let (Some((hold, share_id)), _) = entry.take_to_turn(now()) else { panic!("it may have it turned") };
+    assert!(Arc::ptr_eq(&hold, &keeper.hold) && !keeper.is_given_up());
+    (keeper, share_id)
+}
+
+fn other(mode: Mode) -> Mode {
+    if mode == Mode::Read { Mode::Write } else { Mode::Read }
+}
+
+#[test]
+fn who_asks_for_the_other_side_has_an_idle_hold_to_itself() {
+    for mode in [Mode::Read, Mode::Write] {
+        let (keeper, share_id) = turned(mode);
+        assert!(keeper.join().is_none() && keeper.take().is_none(), "it is to be turned");
+        drop(keeper.hold.conversion_refused(now()));
+        drop(keeper.hold.is_wanted(now()));
+        assert_eq!(remove(&keeper.hold, share_id), ShareRemoved::Last, "it is given up");
+    }
+}
+
+#[test]
+fn idle_hold_that_somebody_calls_for_is_not_turned() {
+    let keeper = idle(Mode::Read, 1);
+    let mut entry = keeper.table.enter(&key(), Mode::Write, wants(), GRACE, now()).0;
+    assert!(asks(&mut entry));
+    keeper.called(FIRST);
+    assert!(entry.take_to_turn(now()).0.is_none() && keeper.is_given_up());
+}
+
+#[test]
+fn who_has_something_under_way_has_idle_holds_given_up() {
+    let keeper = idle(Mode::Read, 1);
+    let mut entry = keeper.table.enter(&key(), Mode::Write, wants(), GRACE, now()).0;
+    assert!(asks(&mut entry) && sends(&entry, 2).is_some());
+    assert!(entry.take_to_turn(now()).0.is_none() && keeper.is_given_up());
 }
 
 #[test]
@@ -287,16 +382,6 @@ fn idle_hold_is_not_handed_out_after_its_deadline() {
     assert!(keeper.table.take_idle(key().hashed_name(), wants(), late).is_none());
     assert!(matches!(keeper.hold.next(late), Next::Lost(_)));
     assert!(keeper.take().is_none());
-}
-
-#[test]
-fn writer_here_has_idle_read_holds_given_up_and_reader_idle_write_holds() {
-    for (held, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read)] {
-        let keeper = idle(held, 8);
-        let mut entry = keeper.table.enter(&key(), wanted, wants(), GRACE, now()).0;
-        assert!(keeper.is_given_up());
-        assert!(asks(&mut entry), "others may be before it");
-    }
 }
 
 #[test]

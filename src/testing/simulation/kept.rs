@@ -34,3 +34,16 @@ fn wrong_tokens_and_validity_are_noticed_where_holds_stay() {
         assert!(noticed.is_some(), "{mutant:?} is not noticed");
     }
 }
+
+#[test]
+#[ignore = "replays one seed: SEED=123 cargo test --lib simulation::kept::replay -- --nocapture --ignored"]
+fn replay() {
+    let seed = std::env::var("SEED").expect("SEED says which one").parse().expect("a number");
+    let (history, violations) = broken(seed, None);
+    if std::env::var("WHOLE").is_ok() {
+        println!("{}", history.text());
+    }
+    if let Some(report) = report((seed, Profile::kept(seed)), &history, &violations) {
+        panic!("{report}");
+    }
+}

@@ -32,10 +32,13 @@ pub(super) fn asks(facts: &Facts<'_>) -> Findings {
 pub(super) fn losses(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("10 losses");
     let mut hindered: Vec<Micros> = Vec::new();
+    // A hold may have more of a lease than its last guard asked for, and the server may have been gone for longer than that.
+    let mut is_away = false;
     let mut hindered_requests: BTreeSet<Request> = BTreeSet::new();
     for (at, now, what) in facts.each() {
         match what {
             What::Down { .. } | What::Up | What::Frozen | What::Promoted { .. } | What::Woken | What::Demoted => {
+                is_away = matches!(what, What::Down { .. } | What::Frozen);
                 hindered.push(now);
             }
             What::RequestLost { request, .. } | What::ReplyLost { request, .. } | What::Slow { request } => {
@@ -53,7 +56,8 @@ pub(super) fn losses(facts: &Facts<'_>) -> Findings {
                     many += 1;
                     reached &= request.answered.is_none() && !hindered_requests.contains(&number);
                 }
-                let excused = hindered.iter().any(|at| *at >= longest) || process.paused_within(longest, now) > 0;
+                let excused =
+                    is_away || hindered.iter().any(|at| *at >= longest) || process.paused_within(longest, now) > 0;
                 // One that came to little that was left was not to be renewed yet.
                 let is_new = many == 0 && held.granted + held.wish.lease_ms * MS / 2 > now;
                 findings.add_unless(excused || is_new || !reached, at, || {

@@ -125,7 +125,10 @@ impl Facts<'_> {
         now: Micros,
     ) -> Micros {
         let conversions = self.requests.values().filter_map(|request| match request.op {
-            Op::Conversion { old, lease_ms, .. } if old == held.id && request.sent <= now => Some((request, lease_ms)),
+            // One that was surely not carried out leaves nothing open.
+            Op::Conversion { old, lease_ms, .. } if old == held.id && request.sent <= now && !request.not_done => {
+                Some((request, lease_ms))
+            }
             _ => None,
         });
         let conversions: Vec<_> = conversions.collect();

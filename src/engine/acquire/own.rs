@@ -1,0 +1,80 @@
+//! An acquisition goes on with a hold that stays in its process and is not what it needs: of the other side, or without a token for
+//! it. One script makes it that.
+
+use crate::engine::convert::{self, NotConverted};
+use crate::engine::{Held, keep};
+use crate::error::{Error, Result};
+use crate::lock::hold::Grant;
+use crate::scheme::{Attempt, Failure, Renewal, Renewed, loss_reason};
+
+use super::{Acquisition, FirstAttempt};
+
+impl Acquisition<'_> {
+    /// Has an idle hold of the other side turned into one of this side. `None` if there is none, or others are in the way: then it
+    /// was given up, and the server is to be asked.
+    pub(super) async fn turn_own(&mut self) -> Result<Option<Held>> {
+        let (engine, now) = (self.engine, self.engine.clock.now());
+        let Some(entry) = &self.entry else {
+            return Ok(None);
+        };
+        let (taken, due) = entry.take_to_turn(now);
+        engine.carry_out(due, now);
+        let Some((hold, share_id)) = taken else {
+            return Ok(None);
+        };
+        let first = self.first.take().map(FirstAttempt::begins);
+        let turned = convert::turn(Held::new(engine, hold, share_id), self.mode).await;
+        drop(first);
+        match turned {
+            Ok(held) => Ok(Some(self.joined(held))),
+            Err(NotConverted { held, error }) => {
+                self.give_up_own(held);
+                match error {
+                    Error::UpgradeConflict { .. } | Error::Lost { .. } => Ok(None),
+                    error => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Asks for more tokens, since there is none for this writer. `false` if there are none to be had.
+    pub(super) async fn refill(&mut self, held: &Held) -> Result<bool> {
+        let (engine, hold) = (self.engine, held.hold());
+        let now = engine.clock.now();
+        let Some((standing, lease)) = hold.begin_refill(self.wants.from(now), now) else {
+            return Ok(false);
+        };
+        let renewal =
+            Renewal { key: self.key.clone(), id: hold.id().clone(), lease, keeps: true, tokens: hold.wants_tokens() };
+        let route = engine.scheme.route(&self.key);
+        let attempt = engine.scheme.renew(&route, &[renewal]).await.pop();
+        let attempt: Attempt<Renewed> = attempt.unwrap_or(Err(Failure::NotDone { source: None }));
+        let now = engine.clock.now();
+        let answer = match attempt {
+            Ok(answer) => answer,
+            Err(failure) => {
+                self.unanswered(failure).await?;
+                return Ok(true);
+            }
+        };
+        self.heard(now);
+        match answer.value {
+            Renewed::Renewed { remaining, is_waited_for, tokens } => {
+                hold.renewed(Grant { sent: answer.sent, remaining, asked: lease }, now);
+                let word = keep::word(Some(standing), answer.sent, answer.node, is_waited_for);
+                engine.carry_out(hold.hears(word, tokens, now), now);
+                Ok(tokens.is_some() && !is_waited_for)
+            }
+            Renewed::Lost { forced } => {
+                hold.unknown_to_server(loss_reason(hold.token(), forced));
+                Ok(false)
+            }
+        }
+    }
+
+    /// Nobody here goes on with it.
+    pub(super) fn give_up_own(&self, held: Held) {
+        let now = self.engine.clock.now();
+        self.engine.carry_out(held.hold().is_wanted(now), now);
+    }
+}
