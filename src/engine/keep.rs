@@ -1,6 +1,9 @@
 //! Holds that stay when their last guard has left: which names are worth it, who hears of those who call for them, and what is
 //! given up when they become too many.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 

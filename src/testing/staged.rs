@@ -1,7 +1,8 @@
 //! A memory between which and its clients a test stands: copies of requests are lost, or their answers wait.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::stream::BoxStream;
@@ -9,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::attempt::NodeId;
+use crate::calls::Calls;
 use crate::clock::Clock;
 use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
@@ -54,6 +56,7 @@ pub(crate) struct Staged {
     chunks: Mutex<Vec<(Moment, Vec<AcquisitionId>)>>,
     /// The next of them is none that anybody expects.
     panics: AtomicBool,
+    scripts: AtomicUsize,
 }
 
 impl Staged {
@@ -66,6 +69,7 @@ impl Staged {
             asked: Mutex::default(),
             words: Mutex::default(),
             chunks: Mutex::default(),
+            scripts: AtomicUsize::new(0),
             panics: AtomicBool::new(false),
         }
     }
@@ -91,6 +95,11 @@ impl Staged {
         self.asked.lock().len()
     }
 
+    /// How many scripts there were: acquisitions, releases, conversions and renewals.
+    pub(crate) fn scripts(&self) -> usize {
+        self.scripts.load(Ordering::SeqCst)
+    }
+
     /// The next renewals are carried out, and their answers wait for a word.
     pub(crate) fn next_renewals(&self, word: oneshot::Receiver<()>) {
         self.words.lock().push_back(word);
@@ -102,6 +111,10 @@ impl Staged {
 
     pub(crate) fn chunks(&self) -> Vec<(Moment, Vec<AcquisitionId>)> {
         self.chunks.lock().clone()
+    }
+
+    fn counts(&self, many: usize) {
+        self.scripts.fetch_add(many, Ordering::SeqCst);
     }
 
     async fn meet<T>(
@@ -134,6 +147,7 @@ impl Staged {
 
 impl Scheme for Staged {
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
+        self.counts(1);
         self.asked.lock().push(request.clone());
         let fate = self.acquires.lock().pop_front();
         if let Some(Fate::Late) = fate {
@@ -150,6 +164,7 @@ impl Scheme for Staged {
     }
 
     fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+        self.counts(1);
         let fate = self.leaves.lock().pop_front();
         Box::pin(self.meet(fate, self.memory.leave(key, id)))
     }
@@ -160,12 +175,14 @@ impl Scheme for Staged {
         old: &'a AcquisitionId,
         request: &'a AcquireRequest,
     ) -> BoxFuture<'a, Attempt<Converted>> {
+        self.counts(1);
         self.asked.lock().push(request.clone());
         let fate = self.conversions.lock().pop_front();
         Box::pin(self.meet(fate, self.memory.convert(key, old, request)))
     }
 
     fn renew<'a>(&'a self, route: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
+        self.counts(batch.len());
         let ids = batch.iter().map(|renewal| renewal.id.clone()).collect();
         self.chunks.lock().push((self.memory.clock().now(), ids));
         assert!(!self.panics.swap(false, Ordering::SeqCst), "as the test wants it");
@@ -205,6 +222,14 @@ impl Scheme for Staged {
 
     fn subscribed(&self, key: &Key, manager: &str) -> Option<Subscription> {
         self.memory.subscribed(key, manager)
+    }
+
+    fn listen(&self, key: &Key, calls: &Arc<Calls>) -> Option<Box<dyn Send + Sync>> {
+        self.memory.listen(key, calls)
+    }
+
+    fn tell_used<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
+        self.memory.tell_used(key, id)
     }
 
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {

@@ -1,6 +1,8 @@
 //! An acquisition goes on with a hold that stays in its process and is not what it needs: of the other side, or without a token for
 //! it. One script makes it that.
 
+use std::sync::Arc;
+
 use crate::engine::convert::{self, NotConverted};
 use crate::engine::{Held, keep};
 use crate::error::{Error, Result};
@@ -44,8 +46,13 @@ impl Acquisition<'_> {
         let Some((standing, lease)) = hold.begin_refill(self.wants.from(now), now) else {
             return Ok(false);
         };
-        let renewal =
-            Renewal { key: self.key.clone(), id: hold.id().clone(), lease, keeps: true, tokens: hold.wants_tokens() };
+        let renewal = Renewal {
+            key: Arc::clone(&self.key),
+            id: hold.id().clone(),
+            lease,
+            keeps: true,
+            tokens: hold.wants_tokens(),
+        };
         let route = engine.scheme.route(&self.key);
         let attempt = engine.scheme.renew(&route, &[renewal]).await.pop();
         let attempt: Attempt<Renewed> = attempt.unwrap_or(Err(Failure::NotDone { source: None }));

@@ -267,7 +267,8 @@ impl HoldRecord {
     }
 
     /// Somebody who has no guard yet takes an idle hold, to have it turned into one of the other side. Nobody else enters.
-    pub(in crate::lock) fn take_to_turn(&mut self, share: Share) -> ShareId {
+    pub(in crate::lock) fn take_to_turn(&mut self, share: Share, idle_hold: Duration) -> ShareId {
+        self.stays_for(idle_hold);
         let share_id = self.admit(share);
         self.is_converting = true;
         if let Some(keep) = &mut self.keep {
@@ -278,7 +279,8 @@ impl HoldRecord {
 
     /// What the hold needs that takes its place: who hears of calls, and for how long it may stay.
     pub(in crate::lock) fn terms_of_keep(&self) -> Option<(Arc<Calls>, Duration)> {
-        self.keep.as_ref().map(|keep| (Arc::clone(&keep.calls), keep.idle_hold))
+        let keep = self.keep.as_ref().filter(|keep| !keep.idle_hold.is_zero())?;
+        Some((Arc::clone(&keep.calls), keep.idle_hold))
     }
 
     /// Stays when its last guard has left, if it may.

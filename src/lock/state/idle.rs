@@ -62,7 +62,7 @@ impl<H: OnAgenda> State<H> {
         let taken = self.holds.find_map(|entry| {
             let is_to_turn = may && entry.is_listed && entry.record.may_turn(mode, now);
             let handle = entry.handle.clone().filter(|_| is_to_turn)?;
-            Some((handle, entry.record.take_to_turn(wants.from(now))))
+            Some((handle, entry.record.take_to_turn(wants.from(now), wants.idle_hold)))
         });
         if taken.is_none() {
             self.want_idle(mode, now, effects);

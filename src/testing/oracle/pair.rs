@@ -101,13 +101,7 @@ impl<'a> Pair<'a> {
                 let real = self.real.acquire(&self.key, &request).await;
                 self.compare(Some(who), real, Answer::Acquired, |record, now| record.acquire(now, u64::MAX, &request))
             }
-            Operation::UpgradeBeside { old, beside, new, wish } => {
-                let stays = Wish { lease_ms: 10_000, max_tokens: 1, patience: Patience::None, keeps: false };
-                for who in [old, beside] {
-                    Box::pin(self.apply(Operation::Acquire { who, wish: stays })).await?;
-                }
-                Box::pin(self.apply(Operation::Conversion { old, new, wish })).await
-            }
+            Operation::UpgradeBeside { old, beside, new, wish } => self.upgrade_beside(old, beside, new, wish).await,
             Operation::AcquireUntil { who, wish, limit_ms } => self.acquire_until(who, wish, limit_ms).await,
             Operation::Leave { who } => {
                 let id = acquisition(who);
@@ -160,6 +154,14 @@ impl<'a> Pair<'a> {
                 Ok(())
             }
         }
+    }
+
+    async fn upgrade_beside(&mut self, old: usize, beside: usize, new: usize, wish: Wish) -> TestCaseResult {
+        let stays = Wish { lease_ms: 10_000, max_tokens: 1, patience: Patience::None, keeps: false };
+        for who in [old, beside] {
+            Box::pin(self.apply(Operation::Acquire { who, wish: stays })).await?;
+        }
+        Box::pin(self.apply(Operation::Conversion { old, new, wish })).await
     }
 
     /// Dead records of the two-key scheme go with the next grant, or before. Here they go before the clock can make them live

@@ -1,0 +1,243 @@
+use std::future::poll_fn;
+use std::task::Poll;
+
+use tokio::sync::oneshot;
+
+use super::*;
+use crate::BoxFuture;
+use crate::engine::Held;
+use crate::engine::acquire::{Patience, acquire, join};
+use crate::error::Result;
+use crate::key::LockName;
+use crate::mode::Mode;
+use crate::options::{Options, Overrides, Terms};
+use crate::scheme::MAX_TOKENS;
+use crate::scheme::memory::{Memory, Store};
+use crate::testing::staged::{Fate, STRAY, Staged};
+
+/// A process that keeps its holds, whose requests a test counts and decides about.
+struct Stage {
+    scheme: Arc<Staged>,
+    engine: Arc<Engine>,
+    key: Arc<Key>,
+}
+
+impl Stage {
+    fn new() -> Self {
+        Self::on(Memory::new(Arc::new(Store::new())))
+    }
+
+    fn on(memory: Memory) -> Self {
+        let scheme = Arc::new(Staged::new(memory));
+        let options = Options { idle_hold: Duration::from_secs(600), ..Options::default() };
+        let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
+        let key = engine.key("cfg").expect("valid");
+        Self { scheme, engine, key }
+    }
+
+    /// Another process.
+    fn other(&self) -> Self {
+        Self::on(self.scheme.memory.clone())
+    }
+
+    fn terms(&self) -> Terms {
+        let overrides = Overrides { lease: Some(Duration::from_secs(300)), ..Overrides::default() };
+        Terms::new(self.engine.options(), overrides).expect("valid")
+    }
+
+    fn asks(&self, mode: Mode, patience: Patience) -> BoxFuture<'_, Result<Option<Held>>> {
+        Box::pin(acquire(&self.engine, Arc::clone(&self.key), mode, self.terms(), patience))
+    }
+
+    /// As a manager does: what needs no word to the server goes first.
+    async fn take(&self, mode: Mode) -> Held {
+        let joined = join(&self.engine, &LockName::new("cfg"), mode, &self.terms());
+        if let Some((hold, share_id)) = joined {
+            return Held::new(&self.engine, hold, share_id);
+        }
+        self.asks(mode, Patience::Wait).await.expect("answered").expect("granted")
+    }
+
+    async fn uses(&self, mode: Mode) -> u64 {
+        let held = self.take(mode).await;
+        let token = held.share_id().token.as_u64();
+        held.release().await.expect("released");
+        token
+    }
+
+    /// Uses it until its hold stays.
+    async fn idles(&self, mode: Mode) {
+        while self.idle() != Some(mode) {
+            self.uses(mode).await;
+        }
+    }
+
+    /// The side of which it has an idle hold.
+    fn idle(&self) -> Option<Mode> {
+        self.engine.table.idle_holds().first().map(|(_, hold)| hold.mode())
+    }
+
+    /// Holders and waiters on the server.
+    async fn there(&self) -> (usize, usize) {
+        let view = self.scheme.memory.inspect(&self.key).await.expect("memory answers").value;
+        (view.holders.len(), view.waiters.len())
+    }
+
+    async fn settles(&self) {
+        tokio::time::sleep(STRAY * 4).await;
+    }
+}
+
+async fn polled_once<T>(future: &mut BoxFuture<'_, T>) {
+    poll_fn(|context| {
+        assert!(future.as_mut().poll(context).is_pending(), "it waits");
+        Poll::Ready(())
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn writer_between_readers_takes_two_scripts_and_readers_none() {
+    let stage = Stage::new();
+    stage.idles(Mode::Read).await;
+    let (before, mut last) = (stage.scheme.scripts(), 0);
+    for writes in 1..=20 {
+        let token = stage.uses(Mode::Write).await;
+        assert!(token > last, "{token} after {last}");
+        last = token;
+        for _ in 0..5 {
+            assert!(stage.uses(Mode::Read).await >= last);
+        }
+        assert_eq!(stage.scheme.scripts() - before, 2 * writes);
+    }
+    assert_eq!((stage.idle(), stage.there().await), (Some(Mode::Read), (1, 0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn writers_take_one_script_for_as_many_as_a_block_has_tokens() {
+    let stage = Stage::new();
+    stage.idles(Mode::Write).await;
+    let (before, mut last) = (stage.scheme.scripts(), 0);
+    for _ in 0..20 * MAX_TOKENS {
+        // Blocks come from the past.
+        tokio::time::sleep(Duration::from_micros(10)).await;
+        let token = stage.uses(Mode::Write).await;
+        assert!(token > last, "{token} after {last}");
+        last = token;
+    }
+    let scripts = stage.scheme.scripts() - before;
+    assert!((19..=20).contains(&scripts), "{scripts} scripts");
+}
+
+#[tokio::test(start_paused = true)]
+async fn writers_that_wait_for_one_another_take_no_more() {
+    let stage = Stage::new();
+    stage.idles(Mode::Write).await;
+    let before = stage.scheme.scripts();
+    let mut held = stage.take(Mode::Write).await;
+    for _ in 0..5 * MAX_TOKENS {
+        let mut next = stage.asks(Mode::Write, Patience::Wait);
+        polled_once(&mut next).await;
+        // Blocks come from the past.
+        tokio::time::sleep(Duration::from_micros(10)).await;
+        held.release().await.expect("released");
+        let after = next.await.expect("answered").expect("granted");
+        held = after;
+    }
+    let scripts = stage.scheme.scripts() - before;
+    assert!((4..=6).contains(&scripts), "{scripts} scripts");
+}
+
+#[tokio::test(start_paused = true)]
+async fn writer_that_finds_readers_elsewhere_gives_its_idle_hold_up_and_waits_for_them() {
+    let (stage, other) = {
+        let stage = Stage::new();
+        let other = stage.other();
+        (stage, other)
+    };
+    stage.idles(Mode::Read).await;
+    let reader = other.take(Mode::Read).await;
+    let mut writer = stage.asks(Mode::Write, Patience::Wait);
+    tokio::select! {
+        biased;
+        _ = &mut writer => panic!("somebody reads"),
+        () = stage.settles() => {}
+    }
+    assert_eq!((stage.idle(), stage.there().await), (None, (1, 1)));
+    reader.release().await.expect("released");
+    let held = writer.await.expect("answered").expect("granted");
+    assert_eq!(stage.there().await, (1, 0));
+    held.release().await.expect("released");
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_that_finds_readers_elsewhere_is_refused() {
+    let (stage, other) = {
+        let stage = Stage::new();
+        let other = stage.other();
+        (stage, other)
+    };
+    stage.idles(Mode::Read).await;
+    let reader = other.take(Mode::Read).await;
+    assert!(stage.asks(Mode::Write, Patience::AskOnce).await.expect("answered").is_none());
+    stage.settles().await;
+    assert_eq!(stage.there().await, (1, 0), "nothing is left of it");
+    reader.release().await.expect("released");
+    assert!(stage.asks(Mode::Write, Patience::AskOnce).await.expect("answered").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_that_is_lost_is_asked_for_again() {
+    for (idle, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read)] {
+        let stage = Stage::new();
+        stage.idles(idle).await;
+        stage.scheme.next_conversion(Fate::Unheard);
+        let held = stage.take(wanted).await;
+        assert_eq!(stage.there().await, (1, 0));
+        held.release().await.expect("released");
+        assert_eq!(stage.idle(), Some(wanted));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_is_dropped_while_its_hold_is_turned_leaves_nothing() {
+    for (idle, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read)] {
+        let stage = Stage::new();
+        stage.idles(idle).await;
+        let (_word, answer) = oneshot::channel();
+        stage.scheme.next_conversion(Fate::Answered(answer));
+        let mut asks = stage.asks(wanted, Patience::Wait);
+        polled_once(&mut asks).await;
+        drop(asks);
+        stage.settles().await;
+        assert_eq!(stage.there().await, (0, 0));
+        assert!(stage.engine.is_idle());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_is_dropped_while_it_asks_for_tokens_leaves_the_hold_to_the_next() {
+    let stage = Stage::new();
+    stage.idles(Mode::Write).await;
+    let mut last = 0;
+    while stage.engine.table.idle_holds()[0].1.wants_tokens() == 0 || join_takes(&stage) {
+        last = stage.uses(Mode::Write).await;
+    }
+    let (_word, answer) = oneshot::channel();
+    stage.scheme.next_renewals(answer);
+    let mut asks = stage.asks(Mode::Write, Patience::Wait);
+    polled_once(&mut asks).await;
+    drop(asks);
+    assert_eq!(stage.idle(), Some(Mode::Write));
+    let token = stage.uses(Mode::Write).await;
+    assert!(token > last, "{token} after {last}");
+    assert_eq!((stage.idle(), stage.there().await), (Some(Mode::Write), (1, 0)));
+}
+
+/// Whether the next writer finds a token.
+fn join_takes(stage: &Stage) -> bool {
+    let joined = join(&stage.engine, &LockName::new("cfg"), Mode::Write, &stage.terms());
+    let takes = joined.is_some();
+    drop(joined.map(|(hold, share_id)| Held::new(&stage.engine, hold, share_id)));
+    takes
+}
