@@ -859,7 +859,7 @@ impl<M: Build> Builder<M> {
     /// at once.
     ///
     /// While it stays, the next acquisition of this process in the same mode sends nothing. Whoever waits elsewhere calls for the
-    /// lock, and gets it one round trip later than if it had been free. A hold stays for names only that are used again and
+    /// lock, and gets it two round trips later than if it had been free. A hold stays for names only that are used again and
     /// again, and that others do not want each time before they are. Holds that stay are renewed.
     ///
     /// What changes with it stands in `docs/GUARANTEES.md`. Above all: a process that dies, stands still or ends without

@@ -60,6 +60,10 @@ pub struct HolderView {
     /// How many guards of that manager share the hold, nested ones each. 0 for the holds of others, of which only they know,
     /// and for one of ours that nobody has any more and that is being given back.
     pub guards: usize,
+    /// Whether its process may not be inside, and keeps the hold until somebody wants it
+    /// ([`idle_hold`](crate::Builder::idle_hold)). Of a hold of ours this is exact. Of the others it says that one of them may
+    /// be such a hold: which one, only their processes know.
+    pub kept: bool,
     /// How long it has held the lock, by the server's clock.
     #[cfg_attr(feature = "serde", serde(serialize_with = "crate::span::serialize"))]
     pub age: Duration,
@@ -82,6 +86,14 @@ pub struct WaiterView {
     pub waiting: Duration,
 }
 
+/// Who of one manager shares a hold.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Guards {
+    pub(crate) many: usize,
+    /// Nobody, and it stays until somebody does.
+    pub(crate) is_idle: bool,
+}
+
 impl LockView {
     /// Whether nobody held the lock, when [`inspect`](crate::RwLockManager::inspect) looked.
     #[must_use]
@@ -89,12 +101,12 @@ impl LockView {
         self.holders.is_empty() && self.more_holders == 0
     }
 
-    /// `guards` tells of an id how many guards of this manager share its hold, and `None` if it is not this manager's.
+    /// `guards` tells of an id who of this manager shares its hold, and `None` if it is not this manager's.
     pub(crate) fn new(
         name: &str,
         answer: &Answered<View>,
         limits: PublishedLimits,
-        guards: impl Fn(&str) -> Option<usize>,
+        guards: impl Fn(&str) -> Option<Guards>,
     ) -> Self {
         let now_ms = answer.server.as_micros() / 1000;
         let view = &answer.value;
@@ -119,16 +131,18 @@ impl HolderView {
     pub(crate) fn all(
         answer: &Answered<View>,
         limits: PublishedLimits,
-        guards: impl Fn(&str) -> Option<usize>,
+        guards: impl Fn(&str) -> Option<Guards>,
     ) -> Vec<(Option<&str>, Self)> {
         let now_ms = answer.server.as_micros() / 1000;
         let view = &answer.value;
         let ours = view.holders.iter().map(|holder| {
+            let guards = guards(&holder.id);
             let shown = Self {
                 mode: holder.mode,
+                kept: guards.map_or(view.is_marked, |guards| guards.is_idle),
                 age: Duration::from_millis(now_ms.saturating_sub(holder.since_ms)),
                 remaining: holder.remaining,
-                ..Self::unseen_reader(&holder.id, guards(&holder.id))
+                ..Self::unseen_reader(&holder.id, guards)
             };
             (Some(&*holder.id), shown)
         });
@@ -139,12 +153,13 @@ impl HolderView {
     }
 
     /// A reader of which only the id is known.
-    pub(crate) fn unseen_reader(id: &str, guards: Option<usize>) -> Self {
+    pub(crate) fn unseen_reader(id: &str, guards: Option<Guards>) -> Self {
         Self {
             label: AcquisitionId::label_of(id).to_owned(),
             mode: Mode::Read,
             is_ours: guards.is_some(),
-            guards: guards.unwrap_or(0),
+            guards: guards.unwrap_or_default().many,
+            kept: guards.is_some_and(|guards| guards.is_idle),
             age: Duration::ZERO,
             remaining: Duration::ZERO,
         }
@@ -162,6 +177,7 @@ fn foreign(mode: Mode, stamp_ms: Option<u64>, limit: Duration, now_ms: u64) -> O
         mode,
         is_ours: false,
         guards: 0,
+        kept: false,
         age: Duration::from_millis(now_ms.saturating_sub(stamp_ms)),
         remaining: Duration::from_millis(left_ms),
     })

@@ -8,7 +8,7 @@ use crate::health::{Health, Stats, Traffic};
 use crate::key::Key;
 use crate::lock::table::Counts;
 use crate::scheme::{Answered, Forced, View};
-use crate::view::{HolderView, LockView};
+use crate::view::{Guards, HolderView, LockView};
 
 /// So many holders are named where one line is to be enough.
 const MAX_NAMED: usize = 3;
@@ -54,12 +54,13 @@ impl Engine {
         Stats { holds, guards, idle_holds: idle, waiters, renewals_late: late, in_flight, reconnects, map_refreshes }
     }
 
-    /// How many guards of this manager share a hold; `None` for the hold of another one.
-    fn guards_of(&self, key: &Key, id: &str) -> Option<usize> {
+    /// Who of this manager shares a hold; `None` for the hold of another one.
+    fn guards_of(&self, key: &Key, id: &str) -> Option<Guards> {
         let rest = id.strip_prefix(&*self.manager_id)?;
         rest.starts_with('.').then(|| {
             let holds = self.table.holds(key);
-            holds.iter().find(|hold| hold.id().as_str() == id).map_or(0, |hold| hold.usage().0)
+            let hold = holds.iter().find(|hold| hold.id().as_str() == id);
+            hold.map_or(Guards::default(), |hold| Guards { many: hold.usage().0, is_idle: hold.is_idle() })
         })
     }
 

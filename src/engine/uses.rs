@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use crate::lease::Moment;
 use crate::lock::hold::{CountsKept, Stay};
+use crate::meter::Meter;
 
 /// A name that was used longer ago is a new one.
 const REMEMBERED: Duration = Duration::from_secs(10);
@@ -27,6 +28,7 @@ pub(crate) struct Uses {
     /// How many holds may stay, and how many at most.
     kept: AtomicUsize,
     most: usize,
+    meter: Meter,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -45,11 +47,12 @@ impl Uses {
     pub(crate) fn of(names: usize) -> Arc<Self> {
         let places = names.saturating_mul(2).clamp(64, MAX_PLACES).next_power_of_two();
         let places = std::iter::repeat_with(Mutex::default).take(places).collect();
-        Arc::new(Self { places, kept: AtomicUsize::new(0), most: names })
+        Arc::new(Self { places, kept: AtomicUsize::new(0), most: names, meter: Meter::default() })
     }
 
     pub(crate) fn one_more(&self) {
         self.kept.fetch_add(1, Ordering::Relaxed);
+        self.meter.kept();
     }
 
     /// How many too many there are.
@@ -100,6 +103,7 @@ impl Uses {
 impl CountsKept for Uses {
     fn one_less(&self) {
         self.kept.fetch_sub(1, Ordering::Relaxed);
+        self.meter.kept_no_more();
     }
 }
 

@@ -17,6 +17,10 @@ impl Meter {
 
     pub(crate) fn lost(self, _: Mode, _: LossReason) {}
 
+    pub(crate) fn kept(self) {}
+
+    pub(crate) fn kept_no_more(self) {}
+
     pub(crate) fn idle_lost(self) {}
 
     pub(crate) fn renewal(self, _: RenewalOutcome) {}

@@ -71,6 +71,7 @@ struct Handles {
     unanswered: Counter,
     lost: Counter,
     holds: PerMode<Gauge>,
+    kept: Gauge,
     waiters: PerMode<Gauge>,
 }
 
@@ -97,6 +98,7 @@ impl Default for Meter {
             unanswered: renewals("unanswered"),
             lost: renewals("lost"),
             holds: PerMode::new(|mode| metrics::gauge!("rwlock_holds", "mode" => mode)),
+            kept: metrics::gauge!("rwlock_kept_holds"),
             waiters: PerMode::new(|mode| metrics::gauge!("rwlock_waiters", "mode" => mode)),
         }))
     }
@@ -115,6 +117,7 @@ fn describe() {
     metrics::describe_counter!("rwlock_losses_total", "Holds that were over before they were released, and why");
     metrics::describe_counter!("rwlock_idle_losses_total", "Holds that were over while nobody used them");
     metrics::describe_gauge!("rwlock_holds", "Holds that this process has");
+    metrics::describe_gauge!("rwlock_kept_holds", "Holds that stay when nobody uses them, used or not");
     metrics::describe_gauge!("rwlock_waiters", "Acquisitions that wait");
     metrics::describe_gauge!("rwlock_unusable_nodes", "Nodes that do not answer, or refuse connections");
     metrics::describe_counter!("rwlock_reconnects_total", "Connections in place of one that broke or went silent");
@@ -143,6 +146,16 @@ impl Meter {
         if let Some(place) = REASONS.iter().position(|known| *known == reason) {
             self.0.losses.of(mode)[place].increment(1);
         }
+    }
+
+    /// One more hold stays when nobody uses it.
+    pub(crate) fn kept(&self) {
+        self.0.kept.increment(1.0);
+    }
+
+    /// One such hold is over.
+    pub(crate) fn kept_no_more(&self) {
+        self.0.kept.decrement(1.0);
     }
 
     /// An idle hold was lost.
