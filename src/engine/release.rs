@@ -21,12 +21,29 @@ impl Engine {
         removed
     }
 
+    /// The last guard lets go of a hold that is valid, and that stays. `false` if there is more to it.
+    fn rests(&self, hold: &Hold, share_id: ShareId) -> bool {
+        if !self.holds_may_stay() {
+            return false;
+        }
+        let now = self.clock.now();
+        let rests = hold.rests(share_id, now);
+        let is_over = rests.is_some();
+        if let Some(due) = rests.filter(|due| !due.0.is_empty()) {
+            self.carry_out(due, now);
+        }
+        is_over
+    }
+
     /// A guard was dropped.
     pub(super) fn guard_dropped(&self, hold: &Arc<Hold>, share_id: ShareId) {
         if let Some(due) = hold.leave_others(share_id) {
             if !due.0.is_empty() {
                 self.carry_out(due, self.clock.now());
             }
+            return;
+        }
+        if self.rests(hold, share_id) {
             return;
         }
         match self.remove_share(hold, share_id, self.clock.now()) {
@@ -41,6 +58,9 @@ impl Engine {
     /// A guard lets go and waits for the server's word.
     pub(super) async fn release(&self, hold: &Arc<Hold>, share_id: ShareId) -> Result<()> {
         let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
+        if self.rests(hold, share_id) {
+            return Ok(());
+        }
         in_runtime().inspect_err(|_| self.guard_dropped(hold, share_id))?;
         let began = self.clock.now();
         match self.remove_share(hold, share_id, began) {

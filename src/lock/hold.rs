@@ -171,6 +171,12 @@ impl Hold {
         Some(effects::Due(due.map_or(Few::None, Few::One)))
     }
 
+    /// The last guard lets go of a hold that stays, while nobody waits here. `None` if there is more to it.
+    pub(crate) fn rests(&self, share_id: ShareId, now: Moment) -> Option<Due> {
+        let due = self.cell.ask(|state| state.rests(self.number, share_id, now))?;
+        Some(effects::Due(due.map_or(Few::None, Few::One)))
+    }
+
     /// A guard lets go, and the next writer of this process has the hold then, if it may.
     pub(crate) fn remove_share(&self, share_id: ShareId, now: Moment) -> (ShareRemoved, Due) {
         self.cell.event(now, |state, rules, effects| state.remove_share(self.number, share_id, now, rules, effects))

@@ -285,16 +285,43 @@ impl HoldRecord {
 
     /// Stays when its last guard has left, if it may.
     pub(super) fn rests(&mut self, lease: Duration, now: Moment) -> bool {
-        let may = self.is_open() && self.in_doubt.is_none() && self.is_kept_open(now);
-        let Some(keep) = self.keep.as_mut().filter(|keep| may && !keep.idle_hold.is_zero()) else {
+        let Some(share) = self.share_of_nobody(lease, now) else {
             return false;
         };
-        let share = Share { owner: keep.owner, lease, ends: now.after(keep.idle_hold) };
-        keep.idle = Some(self.shares.add(share));
+        let slot = self.shares.add(share);
+        self.is_idle_from(slot, now);
+        true
+    }
+
+    /// The last guard lets go of a hold that stays, which nobody else need know. `false` if there is more to it.
+    pub(in crate::lock) fn rests_at_once(&mut self, share_id: ShareId, now: Moment) -> bool {
+        let is_last = self.shares.len() == 1 && !self.shares.is_watched(share_id.slot);
+        if !is_last || now >= self.deadline() {
+            return false;
+        }
+        let share = self.shares.get(share_id.slot);
+        let Some(idle) = self.share_of_nobody(share.lease, now).filter(|_| now < share.ends) else {
+            return false;
+        };
+        self.shares.replace(share_id.slot, idle);
+        self.is_idle_from(share_id.slot, now);
+        true
+    }
+
+    /// The share that is nobody's, if the hold may stay.
+    fn share_of_nobody(&self, lease: Duration, now: Moment) -> Option<Share> {
+        let keep = self.keep.as_ref().filter(|keep| !keep.idle_hold.is_zero() && keep.is_open(now))?;
+        let may = self.is_open() && self.in_doubt.is_none();
+        may.then(|| Share { owner: keep.owner, lease, ends: now.after(keep.idle_hold) })
+    }
+
+    fn is_idle_from(&mut self, slot: usize, now: Moment) {
+        if let Some(keep) = &mut self.keep {
+            keep.idle = Some(slot);
+        }
         if self.renewal == Renewal::Needless {
             self.renewal = Renewal::Due(self.answered.after(renewal_interval(self.asked)).max(now));
         }
-        true
     }
 
     /// Whether it is to be given up: nobody is inside, and somebody waits, or might without being heard, or nobody has used it for

@@ -25,7 +25,18 @@ impl<H: OnAgenda> State<H> {
         })
     }
 
-    /// The same, whatever is left of it: the writer that comes waits for the answer to a renewal then, as others do that go on with
+    /// The last guard of a hold lets go, and the hold stays. Answers the hold, if something is due for it earlier. `None`: there is
+    /// more to it.
+    pub(in crate::lock) fn rests(&mut self, number: u64, share_id: ShareId, now: Moment) -> Option<Option<Arc<H>>> {
+        if self.crowd.is_some() {
+            return None;
+        }
+        let entry = self.entry(number);
+        let rests = entry.is_listed && entry.record.rests_at_once(share_id, now);
+        rests.then(|| entry.due_sooner().cloned())
+    }
+
+    /// The same as [`take_idle`](Self::take_idle), whatever is left of it: the writer that comes waits for the answer to a renewal then, as others do that go on with
     /// a hold. Answers what is notified.
     pub(super) fn hand_idle(
         &mut self,
