@@ -99,6 +99,10 @@ impl Keep {
     /// An answer about the hold whose first token is `first`.
     pub(super) fn hears(&mut self, word: Word, first: FencingToken, now: Moment) {
         let Word { said, sent, node, is_waited_for } = word;
+        if said.as_ref().is_some_and(|standing| standing.node != node) {
+            // That is where who waits calls, as in a migration.
+            self.relied = None;
+        }
         if is_waited_for {
             self.called_at = Some(now);
             return;

@@ -348,6 +348,16 @@ fn break_of_the_subscription_has_an_idle_hold_given_up_and_a_used_one_left_with_
 }
 
 #[test]
+fn idle_hold_is_given_up_when_another_node_answers_than_the_one_where_calls_are_heard() {
+    let keeper = idle(Mode::Read, 1);
+    drop(keeper.hold.hears(word(&keeper.calls, now()), None, now()));
+    assert!(!keeper.is_given_up());
+    let elsewhere = Word { node: NodeId::of("b"), ..word(&keeper.calls, now()) };
+    drop(keeper.hold.hears(elsewhere, None, now()));
+    assert!(keeper.is_given_up() && keeper.join().is_none());
+}
+
+#[test]
 fn nobody_enters_when_the_node_was_not_heard_of_for_long() {
     let keeper = granted_with(Mode::Read, 1, |calls, sent| {
         calls.stands(Standing { fresh: Arc::new(Fresh::until(now())), ..standing(2) });
