@@ -20,6 +20,7 @@ mod flow;
 mod held;
 mod limit;
 mod matcher;
+mod messages;
 mod pending;
 mod rules;
 mod wire;
@@ -153,6 +154,19 @@ impl Proxy {
     /// Keeps the next matching request, with all that follows on that connection, from the server until told otherwise.
     pub fn hold_request(&self, matcher: impl Into<Matcher>) -> HeldRequest {
         HeldRequest::new(self.remote(), self.arm(matcher, Action::HoldRequest))
+    }
+
+    /// Loses the next `count` messages that a server publishes on channels whose name contains `channel`, on whichever connections,
+    /// and nothing else. For clients that speak version 3 of the protocol.
+    pub fn lose_messages(&self, channel: impl Into<Vec<u8>>, count: usize) {
+        let channel = channel.into();
+        self.order(move |state| state.rules.messages.lose(channel, count));
+    }
+
+    /// How many messages have been lost by [`lose_messages`](Self::lose_messages) for this `channel`.
+    pub fn messages_lost(&self, channel: impl Into<Vec<u8>>) -> usize {
+        let channel = channel.into();
+        self.order(move |state| state.rules.messages.count(&channel))
     }
 
     /// How many matching requests have come to the proxy, from its start or from [`Proxy::forget_requests`] on. It keeps a

@@ -92,7 +92,7 @@ impl Connection {
                 flow.unparsed.extend_from_slice(&bytes[..count]);
                 match peer {
                     Peer::Client => self.take_requests(rules, due),
-                    Peer::Server => self.take_replies(due),
+                    Peer::Server => self.take_replies(rules, due),
                 }
             }
             Ok(_) => {}
@@ -216,7 +216,7 @@ impl Connection {
         self.up.is_raw = awaited == Awaited::Stream;
     }
 
-    fn take_replies(&mut self, due: Instant) {
+    fn take_replies(&mut self, rules: &mut Rules, due: Instant) {
         let mut bytes = std::mem::take(&mut self.down.unparsed);
         let mut at = 0;
         while at < bytes.len() && self.down.end.is_none() {
@@ -227,7 +227,9 @@ impl Connection {
             match wire::frame_length(&bytes[at..]) {
                 Ok(None) => break,
                 Ok(Some(length)) => {
-                    self.take_reply(&bytes[at..at + length], due);
+                    if !rules.messages.takes(&bytes[at..at + length]) {
+                        self.take_reply(&bytes[at..at + length], due);
+                    }
                     at += length;
                 }
                 Err(wire::NotResp) => self.down.is_raw = true,

@@ -9,6 +9,7 @@ use std::{
 use super::{
     limit::ScriptLimit,
     matcher::{Matcher, Request},
+    messages::LostMessages,
 };
 use crate::{Error, Result};
 
@@ -84,6 +85,7 @@ pub(super) struct Rules {
     armed_ever: u64,
     seen: Vec<Request>,
     pub(super) limit: ScriptLimit,
+    pub(super) messages: LostMessages,
     /// By the address of a matcher, how many it has matched, and of how many.
     counted: HashMap<usize, Counted>,
 }

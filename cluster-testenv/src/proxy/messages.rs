@@ -1,0 +1,65 @@
+//! Messages that servers publish, and which of them are lost.
+
+use super::wire;
+
+/// Which messages are still to be lost.
+#[derive(Debug, Default)]
+pub(super) struct LostMessages {
+    of: Vec<Loss>,
+}
+
+#[derive(Debug)]
+struct Loss {
+    /// What the channel's name contains.
+    channel: Vec<u8>,
+    left: usize,
+    lost: usize,
+}
+
+impl LostMessages {
+    pub(super) fn lose(&mut self, channel: Vec<u8>, count: usize) {
+        self.of.push(Loss { channel, left: count, lost: 0 });
+    }
+
+    pub(super) fn count(&self, channel: &[u8]) -> usize {
+        self.of.iter().filter(|loss| loss.channel == channel).map(|loss| loss.lost).sum()
+    }
+
+    /// Whether this, which a server has sent, is lost. Only a push of version 3 is surely a message.
+    pub(super) fn takes(&mut self, frame: &[u8]) -> bool {
+        let (kind, [word, channel]) = wire::head(frame);
+        if kind != b'>' || !matches!(word, b"message" | b"smessage") {
+            return false;
+        }
+        let is_in = |part: &[u8]| part.is_empty() || channel.windows(part.len()).any(|window| window == part);
+        let Some(loss) = self.of.iter_mut().find(|loss| loss.left > 0 && is_in(&loss.channel)) else {
+            return false;
+        };
+        loss.left -= 1;
+        loss.lost += 1;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_messages_as_asked_for_are_lost_on_the_channels_that_were_named() {
+        let mut messages = LostMessages::default();
+        messages.lose(b"call".to_vec(), 2);
+        let frame = |kind: char, word: &str, channel: &str| {
+            let texts = [word, channel, "text"].map(|text| format!("${}\r\n{text}\r\n", text.len()));
+            format!("{kind}3\r\n{}", texts.concat())
+        };
+        for other in
+            [frame('>', "smessage", "wake"), frame('>', "ssubscribe", "a:call"), frame('*', "smessage", "a:call")]
+        {
+            assert!(!messages.takes(other.as_bytes()), "{other:?}");
+        }
+        let call = frame('>', "smessage", "a:call");
+        let taken: Vec<_> = (0..3).map(|_| messages.takes(call.as_bytes())).collect();
+        assert_eq!((taken, messages.count(b"call")), (vec![true, true, false], 2));
+    }
+}
