@@ -6,6 +6,6 @@ mod durations;
 mod messages;
 mod processes;
 mod reentry;
-mod runtimes;
+pub(crate) mod runtimes;
 mod table;
 mod troubles;

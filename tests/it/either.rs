@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use redis_rwlock::{FencingToken, HoldState, LossReason, Mode, ReadGuard, Result, RwLockManager, WriteGuard};
+use redis_rwlock::{
+    FencingToken, HoldState, HoldWatch, LossReason, Mode, ReadGuard, Result, RwLockManager, WriteGuard,
+};
 
 use crate::fixture::Manager;
 use crate::wait::soon;
@@ -19,6 +21,13 @@ impl AnyGuard {
         match self {
             Self::Read(guard) => guard.state(),
             Self::Write(guard) => guard.state(),
+        }
+    }
+
+    pub(crate) fn watch(&self) -> HoldWatch {
+        match self {
+            Self::Read(guard) => guard.watch(),
+            Self::Write(guard) => guard.watch(),
         }
     }
 

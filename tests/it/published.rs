@@ -14,6 +14,7 @@ use crate::fixture::{Manager, RENEWED, SHORT, ServerFixture, Settings, hash_on_e
 use crate::wait::{soon, stays_pending, until};
 
 mod adopted;
+mod kept;
 mod unprotected;
 
 hash_on_every_server![

@@ -22,7 +22,7 @@ on_every_queue![
 ];
 
 /// A thread with a runtime, on which one thing is done; then nobody drives it until the end.
-struct Elsewhere {
+pub(crate) struct Elsewhere {
     /// Dropped, it lets the runtime end.
     end: Option<std::sync::mpsc::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -30,7 +30,7 @@ struct Elsewhere {
 
 /// What a runtime does when its work is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Then {
+pub(crate) enum Then {
     /// Nothing: nobody drives it.
     Stands,
     /// A computation keeps its only thread.
@@ -39,7 +39,10 @@ enum Then {
 
 impl Elsewhere {
     /// Returns what came of the work.
-    async fn after<T: Send + 'static>(then: Then, work: impl Future<Output = T> + Send + 'static) -> (Self, T) {
+    pub(crate) async fn after<T: Send + 'static>(
+        then: Then,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> (Self, T) {
         let (end, ends) = std::sync::mpsc::channel::<()>();
         let (tell, told) = tokio::sync::oneshot::channel();
         let thread = std::thread::spawn(move || {

@@ -1,0 +1,188 @@
+//! Faults of calls, connections and runtimes while holds stay: what whoever waits elsewhere loses by them, and that nothing is
+//! relied on that would not be heard of.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cluster_testenv::{Matcher, Node, Proxy, Server};
+use redis_rwlock::{Mode, Topology};
+use tokio::task::block_in_place;
+
+use super::{idle, keeps};
+use crate::callers::runtimes::{Elsewhere, Then};
+use crate::either::take;
+use crate::fixture::{Fixture, Manager, ServerFixture, Settings, hash_on_every_server};
+use crate::router::field::on_both_servers;
+use crate::wait::{BOUND, soon, until};
+use crate::waiting::{HEARTBEAT, MACHINE};
+
+macro_rules! proxied_on_every_hash {
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
+            $crate::fixture::on_hash!($case, proxied);
+        }
+    )+};
+}
+
+proxied_on_every_hash![lost_call_costs_a_heartbeat, calls_that_are_all_lost_cost_a_renewal];
+
+hash_on_every_server![hold_of_a_runtime_that_ends_or_is_blocked_is_given_up];
+
+on_both_servers![
+    silent_link_costs_no_more_than_its_next_ping,
+    nothing_is_relied_on_a_second_after_the_last_word,
+    killed_subscription_is_not_relied_on,
+];
+
+const MODES: [Mode; 2] = [Mode::Read, Mode::Write];
+/// Its holds end, and are renewed, when a case has long been over.
+const LONG: Duration = Duration::from_secs(30);
+/// A heartbeat, and some.
+pub(super) const SOON: Duration = HEARTBEAT.saturating_add(MACHINE).saturating_add(Duration::from_millis(500));
+/// The lease where a renewal is waited for.
+pub(super) const LEASE: Duration = Duration::from_secs(6);
+/// 0.375 of it, a response timeout, and some. It ends sooner than the lease.
+pub(super) const RENEWAL: Duration = Duration::from_millis(2250 + 500).saturating_add(MACHINE);
+/// For so long the last answer of a node counts.
+const FRESH: Duration = Duration::from_secs(1);
+
+pub(super) fn keeps_for(lease: Duration) -> Settings {
+    Settings { lease, ..keeps() }
+}
+
+/// A writer elsewhere is inside within this.
+pub(super) async fn writer_is_in_within(bound: Duration, other: &Manager, name: &str) {
+    let began = Instant::now();
+    take(other, name, Mode::Write).await.release_unharmed().await;
+    assert!(began.elapsed() < bound, "after {:?}", began.elapsed());
+}
+
+fn proxy_of<'a>(f: &'a ServerFixture, name: &str) -> &'a Proxy {
+    f.servers.owner_of(&f.hash_key(name)).proxy()
+}
+
+fn calls_of(f: &ServerFixture, name: &str) -> String {
+    f.hash_key(name) + ":call"
+}
+
+async fn lost_call_costs_a_heartbeat(f: &ServerFixture) {
+    for mode in MODES {
+        let (keeper, other, name) = (f.manager_with(keeps_for(LONG)).await, f.manager().await, f.name());
+        idle(&keeper, &name, mode).await;
+        proxy_of(f, &name).lose_messages(calls_of(f, &name), 1);
+        writer_is_in_within(SOON, &other, &name).await;
+        assert_eq!(proxy_of(f, &name).messages_lost(calls_of(f, &name)), 1);
+    }
+}
+
+async fn calls_that_are_all_lost_cost_a_renewal(f: &ServerFixture) {
+    for mode in MODES {
+        let (keeper, other, name) = (f.manager_with(keeps_for(LEASE)).await, f.manager().await, f.name());
+        idle(&keeper, &name, mode).await;
+        proxy_of(f, &name).lose_messages(calls_of(f, &name), usize::MAX);
+        writer_is_in_within(RENEWAL, &other, &name).await;
+        assert!(proxy_of(f, &name).messages_lost(calls_of(f, &name)) >= 1, "it has called");
+    }
+}
+
+/// A node behind a proxy, which the case has to itself. Some go past the proxy.
+struct Alone {
+    fixture: Fixture,
+    node: Node,
+}
+
+impl Deref for Alone {
+    type Target = Fixture;
+
+    fn deref(&self) -> &Fixture {
+        &self.fixture
+    }
+}
+
+impl Alone {
+    fn start(server: Server) -> Self {
+        let node = Node::builder(server).proxied().start().expect("the server starts");
+        Self { fixture: Fixture::hash(Topology::node(node.url())), node }
+    }
+
+    async fn past_the_proxy(&self) -> Manager {
+        self.manager_elsewhere(Topology::node(format!("redis://{}", self.node.addr()))).await
+    }
+}
+
+/// The main connection works.
+async fn silent_link_costs_no_more_than_its_next_ping(server: Server) {
+    let f = Alone::start(server);
+    for mode in MODES {
+        let (keeper, other, name) = (f.manager_with(keeps_for(LONG)).await, f.past_the_proxy().await, f.name());
+        idle(&keeper, &name, mode).await;
+        let subscriptions = Matcher::command("SSUBSCRIBE").and(f.hash_key(&name) + ":call");
+        let subscribed = f.node.proxy().requests_seen(subscriptions.clone());
+        let silence = f.node.proxy().hold_reply(Matcher::command("PING"));
+        block_in_place(|| silence.wait_applied(BOUND)).expect("the link asks whether its node is there");
+        writer_is_in_within(SOON, &other, &name).await;
+        idle(&keeper, &name, mode).await;
+        assert!(f.node.proxy().requests_seen(subscriptions) > subscribed, "it was the link that fell silent");
+    }
+}
+
+async fn nothing_is_relied_on_a_second_after_the_last_word(server: Server) {
+    let f = Alone::start(server);
+    for mode in MODES {
+        let (keeper, other, name) = (f.manager_with(keeps_for(LEASE)).await, f.past_the_proxy().await, f.name());
+        idle(&keeper, &name, mode).await;
+        f.node.proxy().black_hole();
+        let silent = Instant::now();
+        let waiting = tokio::spawn(other.write(&name).into_future());
+        while silent.elapsed() < FRESH * 2 {
+            let asked = silent.elapsed();
+            let is_in = tokio::time::timeout(Duration::from_millis(50), take(&keeper, &name, mode)).await.is_ok();
+            assert!(!is_in || asked < FRESH, "a guard that was asked for {asked:?} after the last word");
+        }
+        let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
+        assert!(silent.elapsed() < LEASE + HEARTBEAT + MACHINE, "after {:?}", silent.elapsed());
+        guard.release().await.expect("ours to the end");
+        f.node.proxy().heal();
+        until("holds stay again", async || {
+            let guard = soon("an answer", keeper.read(&name).into_future()).await;
+            drop(guard);
+            keeper.stats().idle_holds == 1
+        })
+        .await;
+    }
+}
+
+async fn killed_subscription_is_not_relied_on(server: Server) {
+    let f = Alone::start(server);
+    for mode in MODES {
+        let (keeper, other, name) = (f.manager_with(keeps_for(LONG)).await, f.manager().await, f.name());
+        idle(&keeper, &name, mode).await;
+        assert!(f.node.kill_subscribers().expect("killed") >= 1);
+        until("it is given up, though nobody calls", async || keeper.stats().holds == 0).await;
+        idle(&keeper, &name, mode).await;
+        assert!(f.node.kill_subscribers().expect("killed") >= 1);
+        writer_is_in_within(SOON, &other, &name).await;
+    }
+}
+
+async fn hold_of_a_runtime_that_ends_or_is_blocked_is_given_up(f: &ServerFixture) {
+    let other = f.manager().await;
+    for mode in MODES {
+        let (mut ends, name) = (f.elsewhere(keeps_for(LONG)).await, f.name());
+        let used = name.clone();
+        ends.run(|manager| Box::pin(async move { idle(&manager, &used, mode).await })).await;
+        ends.die().await;
+        writer_is_in_within(SOON, &other, &name).await;
+        for then in [Then::Stands, Then::IsBlocked] {
+            let (manager, name) = (f.manager_with(keeps_for(LONG)).await, f.name());
+            let (keeper, used) = (Arc::clone(&manager), name.clone());
+            let (runtime, ()) = Elsewhere::after(then, async move { idle(&keeper, &used, mode).await }).await;
+            writer_is_in_within(SOON, &other, &name).await;
+            // Also where it was used again since.
+            idle(&manager, &name, mode).await;
+            drop(runtime);
+            writer_is_in_within(SOON, &other, &name).await;
+        }
+    }
+}
