@@ -127,6 +127,11 @@ impl Journal {
     pub(crate) fn memory(&self, kib: u64) {
         self.tell(format_args!("M {} {kib}", now()));
     }
+
+    /// So many holds stay here at this moment, and nobody uses them.
+    pub(crate) fn idle_holds(&self, count: usize) {
+        self.tell(format_args!("H {} {count}", now()));
+    }
 }
 
 /// Where a use has its hold from.
@@ -192,6 +197,8 @@ pub(crate) struct History {
     pub(crate) stalls: Vec<(Moment, Moment)>,
     /// When it had so many KiB.
     pub(crate) memory: Vec<(Moment, u64)>,
+    /// How many holds stayed in it that nobody used, look by look.
+    pub(crate) idle_holds: Vec<u64>,
     /// Why acquisitions came to nothing.
     pub(crate) reasons: std::collections::BTreeMap<String, usize>,
 }
@@ -285,6 +292,7 @@ impl History {
             }
             "S" => self.stalls.push((number(1)?, number(2)?)),
             "M" => self.memory.push((number(1)?, number(2)?)),
+            "H" => self.idle_holds.push(number(2)?),
             _ => return None,
         }
         Some(())

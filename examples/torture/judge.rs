@@ -20,6 +20,8 @@ const TOLD_WITHIN: Duration = Duration::from_millis(100);
 const WORTH_TELLING: Duration = Duration::from_millis(1500);
 /// The server keeps a hold for so long after it can be trusted, at most: the margin for clocks, and 1 % of the longest lease.
 const LEASE_IS_OVER: Duration = Duration::from_millis(100 + 80 + 20);
+/// No server on this machine answers sooner.
+const AT_ONCE: Duration = Duration::from_micros(60);
 /// How soon each worker has a grant when all is well again.
 const PROGRESS: Duration = Duration::from_secs(3);
 
@@ -100,6 +102,10 @@ pub(crate) struct Findings {
     pub(crate) rows: BTreeMap<String, Row>,
     /// What a worker's memory grew from the first third of the run on, in KiB, and to: that of the worker where it grew most.
     pub(crate) memory: Option<(u64, u64)>,
+    /// How many holds stayed in a worker that nobody used, on average.
+    pub(crate) idle_holds: f64,
+    /// Grants for which nobody can have been asked.
+    pub(crate) at_once: usize,
 }
 
 /// What stands for the time before the first fault.
@@ -151,7 +157,7 @@ pub(crate) fn judge(told: &[Told], ledger: &Ledger, cycles: &[Cycle], began: Mom
     }
     judge.progress(told);
     let memory = memory(told, began, cycles.last().map_or(began, |cycle| cycle.over));
-    Findings { rows: judge.rows, memory }
+    Findings { rows: judge.rows, memory, idle_holds: idle_holds(told), at_once: at_once(told) }
 }
 
 impl Judge<'_> {
@@ -321,6 +327,19 @@ fn memory(told: &[Told], began: Moment, over: Moment) -> Option<(u64, u64)> {
         is_old.then_some((first.1, last.1))
     });
     grown.max_by_key(|(first, last)| last.saturating_sub(*first))
+}
+
+fn at_once(told: &[Told]) -> usize {
+    let uses = told.iter().flat_map(|told| &told.history.uses).filter(|used| used.origin == Origin::Granted);
+    uses.filter(|used| used.granted.saturating_sub(used.asked) < nanos(AT_ONCE)).count()
+}
+
+/// Of all looks at all workers.
+fn idle_holds(told: &[Told]) -> f64 {
+    let looks = || told.iter().flat_map(|told| &told.history.idle_holds);
+    #[expect(clippy::cast_precision_loss, reason = "fewer than there are bits")]
+    let [sum, count] = [looks().sum::<u64>(), looks().count() as u64].map(|number| number as f64);
+    if count > 0.0 { sum / count } else { 0.0 }
 }
 
 fn seconds(at: Moment, began: Moment) -> f64 {

@@ -92,9 +92,10 @@ pub(crate) fn report(args: &Args, findings: &Findings, aftermath: &Aftermath) ->
     println!("\n{}", table(args.style, findings));
     println!("* not survived at this level: what happens is counted");
     println!(
-        "level {}, {}, {} workers, seed {}, {:.1} min: {grants} grants, {faults} faults, {} updates, {refused} old tokens refused",
+        "level {}, {}, {}{} workers, seed {}, {:.1} min: {grants} grants, {faults} faults, {} updates, {refused} old tokens refused",
         args.level.name(),
         aftermath.version,
+        idle_setting(args, findings),
         args.workers,
         args.seed,
         aftermath.lasted.as_secs_f64() / 60.0,
@@ -118,6 +119,17 @@ pub(crate) fn report(args: &Args, findings: &Findings, aftermath: &Aftermath) ->
     complaints.is_empty()
 }
 
+/// The setting, and whether it came to anything.
+fn idle_setting(args: &Args, findings: &Findings) -> String {
+    match args.idle_hold.as_millis() {
+        0 => String::new(),
+        millis => format!(
+            "idle holds for {millis} ms ({:.2} in a worker on average, {} grants at once), ",
+            findings.idle_holds, findings.at_once
+        ),
+    }
+}
+
 fn complaints(args: &Args, findings: &Findings, aftermath: &Aftermath) -> Vec<String> {
     let mut complaints = Vec::new();
     let survived = || findings.rows.values().filter(|row| row.column == Column::Left);
@@ -138,6 +150,9 @@ fn complaints(args: &Args, findings: &Findings, aftermath: &Aftermath) -> Vec<St
     }
     if idle > 0 {
         complaints.push(format!("{idle} times a worker had no grant within 3 s after all was well"));
+    }
+    if !args.idle_hold.is_zero() && findings.idle_holds == 0.0 {
+        complaints.push("no hold ever stayed".to_owned());
     }
     if aftermath.left > 0 {
         complaints.push(format!("{} things left on the servers", aftermath.left));

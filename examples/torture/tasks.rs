@@ -61,7 +61,14 @@ impl Role {
         }
     }
 
-    fn lock(self, rng: &mut Rng) -> usize {
+    fn lock(self, rng: &mut Rng, order: &Order) -> usize {
+        match (self, own_lock(order)) {
+            (Self::Cold, Some((own, _))) if rng.u8(..20) != 0 => own,
+            _ => self.any_lock(rng),
+        }
+    }
+
+    fn any_lock(self, rng: &mut Rng) -> usize {
         match self {
             Self::Hot => rng.usize(HOT),
             Self::Slow => rng.usize(SLOW),
@@ -224,9 +231,19 @@ impl Task {
     }
 
     async fn use_some_lock(&mut self) -> Result<()> {
-        let lock = self.role.lock(&mut self.rng);
+        let lock = self.role.lock(&mut self.rng, &self.order);
         let name = lock_name(lock);
-        match self.rng.u8(..100) {
+        let what = match own_lock(&self.order) {
+            Some((own, mode)) if own == lock && self.rng.u8(..20) != 0 => {
+                if mode == Mode::Write {
+                    0
+                } else {
+                    35
+                }
+            }
+            _ => self.rng.u8(..100),
+        };
+        match what {
             0..35 => self.acquire(lock, self.locks.write(name)).await?,
             35..60 => self.acquire(lock, self.locks.read(name)).await?,
             60..75 => self.try_now(lock, self.locks.write(name)).await?,
@@ -407,6 +424,14 @@ impl Task {
         }
         Ok(())
     }
+}
+
+/// Where holds stay, each worker has a cold lock that it nearly always uses in one mode, and others want at times: there they are
+/// of use.
+fn own_lock(order: &Order) -> Option<(usize, Mode)> {
+    let number = usize::try_from(order.seed).unwrap_or(0);
+    let mode = if number % 2 == 0 { Mode::Write } else { Mode::Read };
+    (!order.idle_hold.is_zero()).then(|| (COLD.start + number % COLD.len(), mode))
 }
 
 fn mode_of<G: Guard>() -> Mode {

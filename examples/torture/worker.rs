@@ -25,7 +25,7 @@ pub(crate) const ORDER: &str = "TORTURE_WORKER";
 /// A pause of this process that may have kept it from noticing something.
 const STALL: Duration = Duration::from_millis(40);
 const PULSE: Duration = Duration::from_millis(10);
-const BETWEEN_LOOKS_AT_MEMORY: Duration = Duration::from_secs(1);
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 /// A replica may take so long to answer; of each primary there is one.
 const ACKNOWLEDGED: Duration = Duration::from_millis(200);
 /// Longer than most faults.
@@ -37,6 +37,8 @@ const CLOSING: Duration = Duration::from_secs(10);
 pub(crate) struct Order {
     pub(crate) level: Level,
     pub(crate) plant: Option<Plant>,
+    /// For how long its holds stay when nobody uses them.
+    pub(crate) idle_hold: Duration,
     pub(crate) seed: u64,
     pub(crate) journal: PathBuf,
     pub(crate) registers: PathBuf,
@@ -48,7 +50,8 @@ impl Order {
         let plant = self.plant.map_or("-", Plant::name);
         let paths = [&self.journal, &self.registers].map(|path| path.display().to_string());
         let [journal, registers] = &paths;
-        format!("{} {plant} {} {journal} {registers} {}", self.level.name(), self.seed, self.urls.join(" "))
+        let (level, idle_ms, urls) = (self.level.name(), self.idle_hold.as_millis(), self.urls.join(" "));
+        format!("{level} {plant} {idle_ms} {} {journal} {registers} {urls}", self.seed)
     }
 
     /// Of this process, if it is a worker.
@@ -59,9 +62,10 @@ impl Order {
             let mut next = || words.next().ok_or("an order with too few words");
             let level = next()?.parse()?;
             let plant = Some(next()?).filter(|word| *word != "-").map(str::parse).transpose()?;
+            let idle_hold = Duration::from_millis(next()?.parse()?);
             let seed = next()?.parse()?;
             let (journal, registers) = (next()?.into(), next()?.into());
-            Ok(Self { level, plant, seed, journal, registers, urls: words.map(str::to_owned).collect() })
+            Ok(Self { level, plant, idle_hold, seed, journal, registers, urls: words.map(str::to_owned).collect() })
         };
         Some(read())
     }
@@ -85,9 +89,9 @@ pub(crate) fn run(order: &Order) -> Result<()> {
 }
 
 async fn work(order: &Order, journal: Arc<Journal>, stopped: watch::Receiver<bool>) -> Result<()> {
-    tokio::spawn(pulse(Arc::clone(&journal)));
     let order = Arc::new(order.clone());
     let locks = connect(&order).await?;
+    tokio::spawn(pulse(Arc::clone(&journal), Arc::clone(&locks)));
     let mut rng = Rng::with_seed(order.seed);
     let mut tasks = Vec::new();
     for role in Role::of(order.level) {
@@ -125,20 +129,21 @@ pub(crate) async fn connect(order: &Order) -> Result<Arc<dyn RwLockManager>> {
     }
     let urls = order.urls.clone();
     match order.level {
-        Level::Primary => finish(RedisManager::builder(Topology::cluster(urls))).await,
+        Level::Primary => finish(RedisManager::builder(Topology::cluster(urls)).idle_hold(order.idle_hold)).await,
         Level::Replicated => {
             let level = match order.plant {
                 Some(Plant::SkippedWait) => Durability::Primary,
                 _ => Durability::Replicated { replicas: NonZeroU8::MIN, timeout: ACKNOWLEDGED },
             };
-            finish(RedisManager::builder(Topology::cluster(urls)).durability(level)).await
+            let builder = RedisManager::builder(Topology::cluster(urls)).durability(level);
+            finish(builder.idle_hold(order.idle_hold)).await
         }
         Level::Quorum => finish(QuorumManager::builder(urls)).await,
     }
 }
 
-/// Tells when this process stood still, and what memory it has.
-async fn pulse(journal: Arc<Journal>) {
+/// Tells when this process stood still, what memory it has, and how many holds stay in it.
+async fn pulse(journal: Arc<Journal>, locks: Arc<dyn RwLockManager>) {
     let (mut last, mut looked) = (now(), Instant::now());
     loop {
         sleep(PULSE).await;
@@ -147,9 +152,10 @@ async fn pulse(journal: Arc<Journal>) {
             journal.stalled(last, this);
         }
         last = this;
-        if looked.elapsed() >= BETWEEN_LOOKS_AT_MEMORY {
+        if looked.elapsed() >= BETWEEN_LOOKS {
             looked = Instant::now();
             journal.memory(resident_kib());
+            journal.idle_holds(locks.stats().idle_holds);
         }
     }
 }
