@@ -211,21 +211,24 @@ impl Conversion {
             let attempt = engine.scheme.convert(self.old.key(), self.old.id(), &self.request).await;
             let now = engine.clock.now();
             self.copies.settle(&attempt);
+            if let Ok(Answered { sent, value: Converted::Refused | Converted::Kept, .. }) = &attempt {
+                match self.copies.stray_until() {
+                    None => self.old.conversion_was_not_done(),
+                    Some(_) => self.old.stood_at(*sent),
+                }
+            }
             let failure = match attempt {
                 Ok(Answered { sent, server, node, value }) => match value {
                     Converted::Granted(granted) => {
                         return Outcome::Granted { answer: Answered { sent, server, node, value: () }, granted };
                     }
                     Converted::Kept if self.copies.stray_until().is_none() && self.word.is_awaited(&engine, now) => {
-                        // It stands: what is asked next begins a doubt of its own.
-                        self.old.conversion_was_not_done();
                         self.word.pause(&engine, now).await;
                         continue;
                     }
                     Converted::Refused | Converted::Kept => match self.copies.stray_until() {
                         // An earlier copy may yet find the others gone: then the old hold would be gone too.
                         Some(until) => {
-                            self.old.stood_at(sent);
                             engine.clock.sleep_until(until).await;
                             self.begin_anew();
                             continue;

@@ -189,6 +189,29 @@ async fn turn_that_crosses_with_close_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn guard_is_not_lost_while_its_upgrade_waits_for_those_who_keep_their_holds() {
+    let stage = Stage::with(Options { try_wait: Duration::from_secs(4), ..Options::default() });
+    let keeps = Options { idle_hold: Duration::from_secs(60), ..Options::default() };
+    let keeper = Arc::new(Engine::new(Arc::new(stage.scheme.memory.clone()), keeps));
+    // From its second use on a name stays.
+    stage.take(&keeper, Mode::Read).await.release().await.expect("released");
+    let inside = stage.take(&keeper, Mode::Read).await;
+    let longer = stage.take(&stage.engine, Mode::Read).await;
+    let overrides = Overrides { lease: Some(Duration::from_secs(1)), ..Overrides::default() };
+    let terms = Terms::new(stage.engine.options(), overrides).expect("valid");
+    let read = acquire(&stage.engine, Arc::clone(&stage.key), Mode::Read, terms, Patience::Wait).await;
+    longer.release().await.expect("released");
+    let (_word, never) = oneshot::channel();
+    stage.scheme.next_renewals(never);
+    let asked = tokio::time::Instant::now();
+    let Err(refused) = upgrade(read.expect("answered").expect("joined")).await else { panic!("another one reads") };
+    assert!(matches!(refused.error, Error::UpgradeConflict { .. }), "{:?}", refused.error);
+    assert!(asked.elapsed() >= Duration::from_secs(4), "nobody waited: nobody keeps the lock");
+    assert_eq!(refused.held.state(), HoldState::Held);
+    inside.release().await.expect("released");
+}
+
+#[tokio::test(start_paused = true)]
 async fn guard_that_is_over_is_not_turned() {
     let stage = Stage::new();
     let longer = stage.take(&stage.engine, Mode::Read).await;
