@@ -163,8 +163,11 @@ impl HoldRecord {
     /// An answer about it.
     pub(in crate::lock) fn hears(&mut self, word: Word, now: Moment) {
         let first = self.token;
-        if let Some(keep) = &mut self.keep {
-            keep.hears(word, first, now);
+        let Some(keep) = &mut self.keep else { return };
+        keep.hears(word, first, now);
+        // What was said before lets nobody in any more.
+        if keep.called_at.is_some() && self.mode == Mode::Read {
+            self.share_until = CLOSED;
         }
     }
 

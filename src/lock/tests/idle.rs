@@ -336,6 +336,19 @@ fn only_an_answer_to_what_was_sent_later_ends_a_call() {
 }
 
 #[test]
+fn word_that_somebody_waits_closes_the_share_window() {
+    let keeper = kept(Mode::Read, 1);
+    let grant = Grant { sent: now(), remaining: LEASE, asked: LEASE };
+    drop(keeper.hold.rechecked(grant, Some(now().after(LEASE)), now()));
+    keeper.calls.breaks();
+    keeper.calls.tell_broken();
+    assert!(keeper.join().is_some(), "the window is open");
+    let waited_for = Word { is_waited_for: true, ..word(&keeper.calls, now()) };
+    drop(keeper.hold.hears(waited_for, None, now()));
+    assert!(keeper.join().is_none());
+}
+
+#[test]
 fn break_of_the_subscription_has_an_idle_hold_given_up_and_a_used_one_left_with_its_last_guard() {
     let (unused, used) = (idle(Mode::Read, 1), kept(Mode::Read, 1));
     for keeper in [&unused, &used] {
