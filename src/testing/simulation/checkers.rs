@@ -11,6 +11,7 @@ mod fairness;
 mod ghosts;
 mod handover;
 mod idempotence;
+mod kept;
 mod leftovers;
 mod load;
 mod losses;
@@ -113,6 +114,11 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
         load::asks,
         load::failures,
         load::losses,
+        kept::calls,
+        kept::forced,
+        kept::tokens,
+        kept::in_time,
+        kept::given_up,
     ];
     let mut found: Vec<_> = checkers.into_iter().flat_map(|checker| checker(&facts).found).collect();
     found.sort_by_key(|violation| violation.at);

@@ -61,6 +61,10 @@ pub(super) enum Op {
         not_after_ms: u64,
         /// How long it waits in the queue without being heard of.
         patience_ms: Option<u64>,
+        /// It waits for a word only.
+        tries: bool,
+        /// Its hold may stay.
+        keeps: bool,
     },
     Conversion {
         old: Id,
@@ -68,6 +72,7 @@ pub(super) enum Op {
         mode: Mode,
         lease_ms: u64,
         not_after_ms: u64,
+        keeps: bool,
     },
     Leave {
         id: Id,
@@ -75,11 +80,13 @@ pub(super) enum Op {
     Renew {
         id: Id,
         lease_ms: u64,
+        keeps: bool,
     },
     Inspect,
-    /// Up to this token.
+    /// Up to this token, and the writer that was seen.
     Force {
         seen: u64,
+        writer: Option<Id>,
     },
     /// What its clock says.
     Time,
@@ -112,6 +119,7 @@ pub(super) enum Reply {
     },
     Renewed {
         remaining_ms: u64,
+        is_waited_for: bool,
         /// The first of the tokens that it brought, and how many.
         tokens: Option<(u64, u64)>,
     },
@@ -140,6 +148,28 @@ pub(super) struct News {
     pub(super) tokens: u64,
     pub(super) deadline_ms: u64,
     pub(super) is_waited_for: bool,
+}
+
+/// That somebody waits for a lock that may be kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Called {
+    pub(super) token: u64,
+    /// Who only tries names itself.
+    pub(super) tries: Option<Id>,
+}
+
+/// What a process hears of those who call, or does not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Heard {
+    Call(Called),
+    /// A call was lost, or takes long.
+    Missed,
+    /// It has subscribed at this server.
+    Subscribed(u32),
+    /// That server has answered what was sent then.
+    Ping(Micros),
+    /// It is not subscribed any more.
+    Broken,
 }
 
 /// What the server has of a lock.
@@ -234,6 +264,7 @@ pub(super) enum What {
         clock_margin_ms: u64,
         share_window_ms: u64,
         hand_over_budget: u64,
+        idle_hold_ms: u64,
     },
     // What users do and see.
     Asked {
@@ -307,6 +338,8 @@ pub(super) enum What {
         op: Op,
         /// Whose future sent it.
         attempt: Option<Attempt>,
+        /// Which of the servers, one after the other, its process asks.
+        server: u32,
     },
     Applied {
         request: Request,
@@ -323,6 +356,7 @@ pub(super) enum What {
         before: Seen,
         after: Seen,
         news: Vec<News>,
+        called: Option<Called>,
     },
     /// A notice of a grant reached its process, which has counted from an anchor or had none to trust.
     Noticed {
@@ -348,11 +382,11 @@ pub(super) enum What {
     Crowded,
     /// What counts is on a replica: no hold is lost with a primary.
     Replicated,
-    /// A process has heard that somebody waits for a lock that it keeps.
-    Called {
+    /// What a process hears of a lock that it keeps.
+    Hears {
         process: Process,
         lock: Lock,
-        token: u64,
+        heard: Heard,
     },
     // Faults.
     /// It takes long, there or back.

@@ -171,6 +171,9 @@ impl Link {
             (Some(Mutant::LateIsDenial), Answer::Acquired(Acquired::Late)) => {
                 Answer::Acquired(Acquired::Contended { retry_in: Duration::from_millis(100) })
             }
+            (Some(Mutant::DeafToCalls), Answer::Renewed(Renewed::Renewed { remaining, tokens, .. })) => {
+                Answer::Renewed(Renewed::Renewed { remaining, is_waited_for: false, tokens })
+            }
             (Some(Mutant::NoPause), Answer::Acquired(Acquired::Queued { .. })) => {
                 Answer::Acquired(Acquired::Queued { retry_in: Duration::from_millis(1) })
             }
@@ -268,6 +271,11 @@ impl Link {
             _ => None,
         };
         let keeps = renewal.keeps.then_some(renewal.tokens);
+        if self.believes_renewed(renewal) {
+            let (sent, node) = (self.world.clock.now(), self.world.answering(self.address.process));
+            let value = Renewed::of(*lease);
+            return Ok(Answered { sent, server: ServerTime::default(), node, value });
+        }
         let answer = self.carry_on(key, Parcel::Renew { id: id.clone(), lease: *lease, keeps }, fates).await?;
         Ok(map(answer, |answer| match answer {
             Answer::Renewed(Renewed::Renewed { remaining, is_waited_for, tokens: Some((first, count)) })
@@ -278,6 +286,12 @@ impl Link {
             Answer::Renewed(renewed) => renewed,
             other => unreachable!("a renewal is answered by {other:?}"),
         }))
+    }
+
+    /// Whether a wrong process counts on it that an idle hold is renewed.
+    fn believes_renewed(&self, renewal: &Renewal) -> bool {
+        let is_idle = || !self.world.is_inside(self.address.process, lock_of(&renewal.key));
+        self.world.mutant == Some(Mutant::IdleUnrenewed) && renewal.keeps && is_idle()
     }
 
     fn listening(&self, key: &Key, (notices, end): (mpsc::UnboundedReceiver<Notice>, Unsubscribe)) -> Subscription {

@@ -1,13 +1,13 @@
 //! Locks that are wrong on purpose, to see that a checker says so. They live in the fault layer: the product has none.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::world::{Answer, Parcel, operate};
 use crate::key::Key;
 use crate::lease::{FencingToken, ServerTime};
-use crate::scheme::memory::{News, Record};
+use crate::scheme::memory::{CallBack, News, Record};
 use crate::scheme::{
-    AcquireRequest, Acquired, AcquisitionId, Converted, Granted, MAX_TOKENS, Mode, ReleaseReply, Renewed,
+    AcquireRequest, Acquired, AcquisitionId, Converted, Granted, IfTaken, MAX_TOKENS, Mode, ReleaseReply, Renewed,
 };
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,8 +96,6 @@ pub(super) enum Mutant {
     RenewalExtendsNothing,
     /// Notices arrive, and nobody is told.
     DeafToNotices,
-    /// A renewal brings tokens that the server has not given.
-    TokensOfNobody,
     /// No process has notices.
     NeverSubscribes,
     /// A look shows no waiters.
@@ -141,14 +139,48 @@ pub(super) enum Mutant {
     ClaimsUnacknowledged,
     /// A renewal counts that no replica has.
     RenewalsUnacknowledged,
+    // Where holds stay:
+    /// A renewal brings tokens that the server has not given.
+    TokensOfNobody,
+    /// The server forgets the tokens that a renewal has brought.
+    ForgetsTokens,
+    /// A call is heard, and counts a while later.
+    JoinsAfterCall,
+    /// Neither calls nor renewals tell a process that somebody waits.
+    DeafToCalls,
+    /// A subscription counts before it is confirmed, and whether it breaks or not.
+    KeepsUnconfirmed,
+    /// One that broke counts as confirmed again at once.
+    StandsAgainAtOnce,
+    /// Nobody is told that one broke.
+    IgnoresBreak,
+    /// A connection that says nothing is relied on for ever.
+    NoAge,
+    /// Which node has answered is all the same.
+    OtherNode,
+    /// A call ends the hold though a guard is inside.
+    LeavesUnderGuard,
+    /// An idle hold counts as renewed, and the server is not asked.
+    IdleUnrenewed,
+    /// The server does not mark locks that may be kept.
+    NoMark,
+    /// Somebody calls once for a phase.
+    CallsOnce,
+    /// Each who waits calls each time.
+    CallPerWaiter,
+    /// A renewal never says that somebody waits.
+    RenewalMute,
+    /// Nobody is called whose hold is ended by force.
+    ForceUncalled,
+    /// A writer that has new tokens since it was seen is not ended by force.
+    ForceMissesTokens,
+    /// Who tries stays in the queue.
+    TryStays,
 }
 
 /// Those of the level where a replica has to know.
 pub(super) const REPLICATED: [Mutant; 3] =
     [Mutant::WaitsBeforeTheGrant, Mutant::ClaimsUnacknowledged, Mutant::RenewalsUnacknowledged];
-
-/// Those of holds that stay.
-pub(super) const KEPT: [Mutant; 1] = [Mutant::TokensOfNobody];
 
 #[cfg(test)]
 pub(super) const ALL: [Mutant; 60] = [
@@ -220,6 +252,8 @@ pub(super) struct Wrong {
     /// The last token of each lock, and which right ones stand for which.
     tokens: HashMap<String, (u64, HashMap<u64, u64>)>,
     asked: HashMap<AcquisitionId, AcquireRequest>,
+    /// The last token for which somebody has called.
+    called: HashSet<u64>,
 }
 
 impl Wrong {
@@ -277,6 +311,26 @@ impl Wrong {
             _ => {}
         }
         (answer, news)
+    }
+
+    /// Who is called by the wrong server.
+    pub(super) fn calls(
+        &mut self,
+        mutant: Mutant,
+        parcel: &Parcel,
+        (answer, token): (&Answer, u64),
+        call: Option<CallBack>,
+    ) -> Option<CallBack> {
+        let is_first = call.is_none() || self.called.insert(token);
+        let waits = matches!(answer, Answer::Acquired(Acquired::Queued { .. }));
+        match mutant {
+            Mutant::ForceUncalled if matches!(parcel, Parcel::Force { .. }) => None,
+            Mutant::CallsOnce if !is_first => None,
+            Mutant::CallPerWaiter if call.is_none() && waits && self.called.contains(&token) => {
+                Some(CallBack { token: FencingToken::from_wire(token)?, id: None })
+            }
+            _ => call,
+        }
     }
 
     #[allow(clippy::too_many_lines)] // one arm for each mutant
@@ -373,6 +427,31 @@ impl Wrong {
             }
             (Mutant::ForceEndsNewer, Parcel::Force { .. }) => {
                 Answer::Forced(record.force(now, FencingToken::from_wire(1 << 53)))
+            }
+            (Mutant::ForceMissesTokens, Parcel::Force { seen }) => Answer::Forced(record.force(now, seen.token)),
+            (Mutant::NoMark, Parcel::Acquire { request, not_after_ms }) => {
+                let request = AcquireRequest { keeps: false, ..request.clone() };
+                Answer::Acquired(record.acquire(now, *not_after_ms, &request))
+            }
+            (Mutant::NoMark, Parcel::Renew { id, lease, .. }) => Answer::Renewed(record.renew(now, id, *lease)),
+            (Mutant::RenewalMute, Parcel::Renew { .. }) => match operate(record, now, parcel) {
+                Answer::Renewed(Renewed::Renewed { remaining, tokens, .. }) => {
+                    Answer::Renewed(Renewed::Renewed { remaining, is_waited_for: false, tokens })
+                }
+                other => other,
+            },
+            (Mutant::ForgetsTokens, Parcel::Renew { id, lease, .. }) => {
+                let before = record.clone();
+                let answer = operate(record, now, parcel);
+                *record = before;
+                record.renew(now, id, *lease);
+                answer
+            }
+            (Mutant::TryStays, Parcel::Leave { id })
+                if record.live_waiters(now_ms).iter().any(|(waiting, _, _)| waiting == id.as_str())
+                    && self.asked.get(id).is_some_and(|asked| matches!(asked.if_taken, IfTaken::Try { .. })) =>
+            {
+                Answer::ReleaseReply(ReleaseReply::Queued)
             }
             (Mutant::NeverForgets, Parcel::Acquire { .. }) => {
                 let answer = operate(record, now, parcel);
@@ -473,7 +552,7 @@ fn unextended(
     answer
 }
 
-fn parse(id: &str) -> AcquisitionId {
+pub(super) fn parse(id: &str) -> AcquisitionId {
     let mut parts = id.splitn(3, '.');
     let mut next = || parts.next().expect("an id");
     let (manager, n, label) = (next(), next(), next());

@@ -164,6 +164,9 @@ pub(super) const HOT: Profile = Profile { name: "hot lock", hot: true, ..Profile
 /// few dozen is that.
 pub(super) const BURST: Profile = Profile { name: "burst", service_ms: 30, room: 4, ..Profile::of_scene(Scene::Burst) };
 
+/// Operators are at work all the time, and messages are slow.
+pub(super) const FORCED: Profile = Profile { name: "forced", slow: 300, forces: 250, keeps: true, ..CALM };
+
 /// Server clocks far beyond the margin: exclusion is expected to break.
 pub(super) const WILD_CLOCKS: Profile = Profile { name: "wild clocks", steps: 30, step_band_ms: 8_000, ..CALM };
 
@@ -176,8 +179,19 @@ impl Profile {
     /// The one that is asked for by name in the environment, or that of the seed.
     pub(super) fn chosen(seed: u64) -> Self {
         let name = std::env::var("PROFILE").unwrap_or_default();
+        match name.as_str() {
+            "kept" => return Self::kept(seed),
+            "forced" => return FORCED,
+            "kept alone" => return Self::of_kept(Scene::UsedAlone),
+            _ => {}
+        }
         let all = PROFILES.into_iter().chain([RUNTIMES, BURST, REPLICATED]);
         all.into_iter().find(|profile| profile.name == name).unwrap_or_else(|| Self::of_seed(seed))
+    }
+
+    /// A scene where holds stay.
+    pub(super) const fn of_kept(scene: Scene) -> Self {
+        Self { keeps: true, ..Self::of_scene(scene) }
     }
 
     /// That of the seed, where holds stay.

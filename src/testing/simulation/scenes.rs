@@ -1,5 +1,7 @@
 //! Short stories that chance would not tell, or not soon: each shows one thing that is known to be wrong.
 
+mod kept;
+
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -37,6 +39,8 @@ pub(super) enum Scene {
     Burst,
     /// One lock is taken very often in no time; then the server starts again without its data, and with the same clock.
     HotLock,
+    /// Holds stay in a process that nobody calls, and the server is away and replaced.
+    UsedAlone,
 }
 
 /// A process whose user does as the scene says.
@@ -64,6 +68,11 @@ impl Player {
     fn enters(world: &Arc<World>, leaked: &Leaked, process: Process) -> Self {
         let address = Address::new(process);
         let options = Options { unreachable_after: Duration::from_secs(2), ..Options::default() };
+        let options = if world.profile.keeps {
+            Options { idle_hold: Duration::from_secs(10), response_timeout: Duration::from_millis(200), ..options }
+        } else {
+            options
+        };
         let manager = SimManager::with(world, &address, options);
         let rng = world.draw(fastrand::Rng::fork);
         let owner = OwnerId::new();
@@ -158,6 +167,7 @@ pub(super) async fn play(world: &Arc<World>, leaked: &Leaked, scene: Scene) {
         Scene::NestedLimit => nested_limit(world, leaked).await,
         Scene::Burst => burst(world, leaked).await,
         Scene::HotLock => hot_lock(world, leaked).await,
+        Scene::UsedAlone => kept::used_alone(world, leaked).await,
     }
 }
 

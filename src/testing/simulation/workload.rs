@@ -59,6 +59,7 @@ impl SimManager {
             clock_margin_ms: millis(options.clock_margin),
             share_window_ms: millis(options.share_window),
             hand_over_budget: options.hand_over_budget,
+            idle_hold_ms: millis(options.idle_hold),
         });
         let options = match world.mutant {
             Some(Mutant::GivesUpSoon) => Options { unreachable_after: options.unreachable_after / 4, ..options },

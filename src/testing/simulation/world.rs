@@ -20,7 +20,9 @@ use notices::{Ear, Message, Subscriber};
 pub(super) use parcel::{Answer, Delivery, Fates, Parcel, operate};
 
 use super::gate::Gate;
-use super::history::{Attempt, Event, Guard, Held, History, Id, Lock, Micros, News, Process, Request, Seen, What};
+use super::history::{
+    Attempt, Called, Event, Guard, Held, History, Id, Lock, Micros, News, Process, Request, Seen, What,
+};
 use super::mutants::{Mutant, Wrong};
 use super::profile::Profile;
 use super::runtime::Runtime;
@@ -31,7 +33,7 @@ use crate::lease::{FencingToken, Moment, ServerTime};
 use crate::lock::hold::HoldState;
 use crate::scheme::Granted;
 use crate::scheme::memory::replica::Image;
-use crate::scheme::memory::{self, Limits, Record, Store};
+use crate::scheme::memory::{self, CallBack, Limits, Record, Store};
 
 /// When the server's clock stood at the start, in microseconds since the Unix epoch.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
@@ -249,7 +251,11 @@ impl World {
                 Some(mutant) => wrong.operate(mutant, key, record, now, parcel),
                 None => (operate(record, now, parcel), record.take_news()),
             };
-            (before, answer, told, record.take_call_back(), seen(record, now_ms), record.forget_ms())
+            let mut call = record.take_call_back();
+            if let Some(mutant) = self.mutant {
+                call = wrong.calls(mutant, parcel, (&answer, record.marks().0), call);
+            }
+            (before, answer, told, call, seen(record, now_ms), record.forget_ms())
         });
         let news = told.iter().map(|news| news_of(news, now_ms)).collect();
         let lock = lock_of(key);
@@ -267,6 +273,7 @@ impl World {
             before,
             after,
             news,
+            called: call.as_ref().map(called_of),
         };
         let at = self.now();
         state.history.events.push(Event { at, what });
@@ -340,6 +347,10 @@ fn seen(record: &Record, now_ms: u64) -> Seen {
     let queue = record.live_waiters(now_ms).into_iter().map(known).collect();
     let (token, forced) = record.marks();
     Seen { held, queue, anybody_recorded: record.somebody_waits(), token, forced }
+}
+
+fn called_of(call: &CallBack) -> Called {
+    Called { token: call.token.as_u64(), tries: call.id.as_ref().map(|id| Id::of(id.as_str())) }
 }
 
 fn news_of(news: &memory::News, now_ms: u64) -> News {

@@ -44,6 +44,13 @@ pub(super) fn waited_for(facts: &Facts<'_>) -> Findings {
                 format!("{op:?} is answered {reply:?}, and {:?} wait", after.queue)
             });
         }
+        // A renewal looks at nobody: those whom it tells of may be dead by then.
+        if let (Op::Renew { keeps: true, .. }, Reply::Renewed { is_waited_for: false, .. }, Some(id)) =
+            (op, reply, id_of(*op))
+        {
+            let waits = waiting(mode_of(id)).count() > 0;
+            findings.add_unless(!waits, at, || format!("{op:?} is answered {reply:?}, and {:?} wait", after.queue));
+        }
         for news in news {
             let mode = mode_of(news.id);
             // Whoever comes with this request comes after them.

@@ -1,8 +1,11 @@
 //! The history by request, guard, attempt and process.
 
+mod listening;
 mod standing;
 
 use std::collections::BTreeMap;
+
+use listening::Listening;
 
 use crate::scheme::Mode;
 use crate::testing::simulation::history::{
@@ -33,6 +36,10 @@ pub(super) struct Facts<'h> {
     by_id: BTreeMap<Id, Vec<Request>>,
     /// Those that were to give a hold up for another one.
     conversions: BTreeMap<Id, Vec<Request>>,
+    /// What each process hears of each lock that it keeps.
+    listening: BTreeMap<(Process, Lock), Listening>,
+    /// When the server was away, another one came, or its clock stepped.
+    troubles: Vec<Micros>,
     /// A crowd takes several requests.
     pub(super) crowded: bool,
     replicated: bool,
@@ -47,6 +54,7 @@ pub(super) struct ProcessFacts {
     pub(super) clock_margin: Micros,
     pub(super) share_window: Micros,
     pub(super) hand_over_budget: u64,
+    pub(super) idle_hold: Micros,
     pub(super) crashed: Option<Micros>,
     pub(super) closing: Option<Micros>,
     /// When it stood still, from and to.
@@ -130,6 +138,8 @@ pub(super) struct RequestFacts {
     pub(super) op: Op,
     /// Whose future sent it.
     pub(super) attempt: Option<Attempt>,
+    /// Which server its process asks.
+    pub(super) server: u32,
     pub(super) sent: Micros,
     pub(super) index: usize,
     pub(super) answered: Option<(Micros, Reply)>,
@@ -171,6 +181,8 @@ impl<'h> Facts<'h> {
             deposed: BTreeMap::new(),
             by_id: BTreeMap::new(),
             conversions: BTreeMap::new(),
+            listening: BTreeMap::new(),
+            troubles: Vec::new(),
             crowded: false,
             replicated: false,
             healed: 0,
@@ -180,12 +192,18 @@ impl<'h> Facts<'h> {
             facts.of_world(event);
             facts.of_users(index, event);
             facts.of_requests(index, event);
+            facts.of_calls(event);
         }
         facts
     }
 
     fn of_world(&mut self, event: &Event) {
         let at = event.at;
+        let (down, other) =
+            (matches!(event.what, What::Down { .. } | What::Up), matches!(event.what, What::Stepped { .. }));
+        if down || other || matches!(event.what, What::Frozen | What::Promoted { .. } | What::Rerouted { .. }) {
+            self.troubles.push(at);
+        }
         match event.what {
             What::Started {
                 process,
@@ -194,6 +212,7 @@ impl<'h> Facts<'h> {
                 clock_margin_ms,
                 share_window_ms,
                 hand_over_budget,
+                idle_hold_ms,
             } => {
                 let facts = ProcessFacts {
                     response_timeout: response_timeout_ms * MS,
@@ -201,6 +220,7 @@ impl<'h> Facts<'h> {
                     clock_margin: clock_margin_ms * MS,
                     share_window: share_window_ms * MS,
                     hand_over_budget,
+                    idle_hold: idle_hold_ms * MS,
                     ..ProcessFacts::default()
                 };
                 self.processes.insert(process, facts);
@@ -308,13 +328,24 @@ impl<'h> Facts<'h> {
     fn of_requests(&mut self, index: usize, event: &Event) {
         let at = event.at;
         match &event.what {
-            What::Sent { request, process, lock, op, attempt } => {
+            What::Sent { request, process, lock, op, attempt, server } => {
                 let (process, lock, op) = (*process, *lock, *op);
-                let attempt = *attempt;
+                let (attempt, server) = (*attempt, *server);
                 let (answered, applied, failed) = (None, None, None);
                 let (sent, not_done) = (at, false);
-                let facts =
-                    RequestFacts { process, lock, op, attempt, sent, index, answered, applied, failed, not_done };
+                let facts = RequestFacts {
+                    process,
+                    lock,
+                    op,
+                    attempt,
+                    server,
+                    sent,
+                    index,
+                    answered,
+                    applied,
+                    failed,
+                    not_done,
+                };
                 self.requests.insert(*request, facts);
                 if let Some(id) = id_of(op) {
                     self.by_id.entry(id).or_default().push(*request);
@@ -331,7 +362,7 @@ impl<'h> Facts<'h> {
                 if *copy == 1 {
                     self.request_mut(*request).applied = Some((at, *primary));
                 }
-                if let (Op::Force { seen }, Reply::Forced(ended)) = (op, reply) {
+                if let (Op::Force { seen, .. }, Reply::Forced(ended)) = (op, reply) {
                     // All end at once, however few of them one call removes.
                     let all = before.held.iter().filter(|_| before.token <= *seen).map(|held| held.id);
                     for id in ended.iter().copied().chain(all) {
@@ -375,6 +406,12 @@ impl<'h> Facts<'h> {
 
     pub(super) fn process(&self, process: Process) -> &ProcessFacts {
         &self.processes[&process]
+    }
+
+    /// Whether something was wrong with the server in a span.
+    pub(super) fn is_troubled(&self, from: Micros, to: Micros) -> bool {
+        let troubles = self.troubles.iter().chain(&self.losses);
+        troubles.filter(|at| (from..=to).contains(*at)).count() > 0
     }
 
     /// Two primaries may both grant it: the first moment counts, and the older one.

@@ -100,11 +100,13 @@ pub(super) fn sharing(facts: &Facts<'_>) -> Findings {
         });
         let last = words.max();
         let window = facts.process(guard.process).share_window;
+        let called = facts.called_at(guard.id, guard.wish.lock, guard.granted);
         let right = last.is_some_and(|(at, sent, is_waited_for)| {
-            // It waited when the server was asked, or the server said so lately.
-            asked <= at || (!is_waited_for && guard.granted < sent + window)
+            // It waited when the server was asked, or the server said so lately, and nobody has called since.
+            asked <= at || (!is_waited_for && guard.granted < sent + window && called <= sent)
         });
-        findings.add_unless(right, guard.index, || {
+        let stays = || facts.is_door_open(guard.id, guard.wish.lock, guard.granted);
+        findings.add_unless(right || stays(), guard.index, || {
             format!("attempt {} joins, and the last word was {last:?}", guard.attempt)
         });
     }
@@ -121,13 +123,19 @@ pub(super) fn budget(facts: &Facts<'_>) -> Findings {
         let (began, turns) = began.entry(guard.id).or_insert((guard.granted, 0));
         *turns += 1;
         let process = facts.process(guard.process);
+        // A hold that may stay is passed on as long as nobody waits elsewhere.
+        let handed_over = handed_over(facts, guard);
+        let is_open = |at| facts.is_door_open(guard.id, guard.wish.lock, at);
+        if *turns > 1 && (is_open(guard.granted) || is_open(handed_over)) {
+            continue;
+        }
         findings.add_unless(*turns <= process.hand_over_budget, guard.index, || {
             format!("{:?} has {turns} turns", guard.id)
         });
         let most = *began + TURN_SPAN + facts.asleep_with(guard, *began, guard.granted);
         // It was its own when the one before let go, and it waited for the answer to a renewal.
         let has_waited = answered_when_it_starts(facts, guard).is_some();
-        let passed_on = if has_waited { handed_over(facts, guard) } else { guard.granted };
+        let passed_on = if has_waited { handed_over } else { guard.granted };
         findings.add_unless(passed_on <= most, guard.index, || format!("{:?} is passed on too late", guard.id));
     }
     findings
@@ -144,7 +152,7 @@ pub(super) fn leases(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("3 leases of guards");
     let guards = facts.guards_by_id();
     for request in facts.requests.values() {
-        let Op::Renew { id, lease_ms } = request.op else { continue };
+        let Op::Renew { id, lease_ms, .. } = request.op else { continue };
         let live = |guard: &&&GuardFacts| {
             let gone = [guard.over, guard.lost].into_iter().flatten().min();
             guard.index < request.index && gone.is_none_or(|gone| gone > request.sent)

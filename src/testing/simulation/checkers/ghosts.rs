@@ -38,7 +38,8 @@ fn is_ghost(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts], n
     };
     let asked = requests.iter().filter(|request| matches!(request.op, Op::Acquire { .. } | Op::Conversion { .. }));
     let stray = asked.filter(|request| request.sent <= now).map(|request| request.sent + process.stray_span()).max();
-    let due = driven.max(stray.unwrap_or_default());
+    let lock = requests.first().map_or(0, |request| request.lock);
+    let due = facts.stays_until(id, lock, driven).max(stray.unwrap_or_default());
     let unheard = |request: &&RequestFacts| {
         let failed = request.failed.or(request.answered.is_none().then_some(now));
         matches!(request.op, Op::Leave { .. })
@@ -69,7 +70,9 @@ fn driven_until(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts
         let gone = guard.over.map(|over| guard.lost.map_or(over, |lost| lost.min(over)))?;
         until = until.max(gone);
     }
-    let drivers = requests.iter().filter(|request| request.sent <= now).filter_map(|request| request.attempt);
+    // Whoever has it turned drives it, too.
+    let sent = requests.iter().copied().chain(facts.conversions_of(id)).filter(|request| request.sent <= now);
+    let drivers = sent.filter_map(|request| request.attempt);
     for driver in drivers {
         until = until.max(end_of(facts, driver)?);
     }

@@ -29,7 +29,7 @@ pub(super) fn copies(facts: &Facts<'_>) -> Findings {
                     let token = tokens.entry(given.id).or_insert(given.token);
                     *token = given.token.min(*token);
                 }
-                if let (Op::Force { seen }, Reply::Forced(ended)) = (op, reply) {
+                if let (Op::Force { seen, .. }, Reply::Forced(ended)) = (op, reply) {
                     let newer = ended.iter().any(|id| tokens.get(id).is_some_and(|token| token > seen));
                     findings
                         .add_unless(!newer, at, || format!("a force that saw {seen} ends what came later: {ended:?}"));

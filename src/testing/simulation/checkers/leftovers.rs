@@ -20,13 +20,18 @@ pub(super) fn none(facts: &Facts<'_>) -> Findings {
     let mut last_asked: BTreeMap<Id, Micros> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {
-            What::Sent { process, op, .. } => {
+            What::Sent { process, lock, op, .. } => {
                 let crashed = facts.process(*process).crashed;
                 findings.add_unless(crashed.is_none_or(|crashed| now <= crashed), at, || {
                     format!("{process} sends {op:?} after its death")
                 });
                 if let Op::Acquire { id, .. } | Op::Renew { id, .. } = op {
                     let until = guards.get(id).and_then(|guards| over(guards));
+                    let stays = |until| {
+                        let until = facts.stays_until(*id, *lock, until);
+                        until + facts.process(id.process).paused_within(until, now)
+                    };
+                    let until = until.map(stays);
                     findings.add_unless(until.is_none_or(|until| now <= until + OFFER), at, || {
                         format!("{op:?} though its guard is gone")
                     });
@@ -39,9 +44,11 @@ pub(super) fn none(facts: &Facts<'_>) -> Findings {
                 for held in &before.held {
                     let asked = last_asked.get(&held.id).copied().unwrap_or_default();
                     let guards = guards.get(&held.id).map(Vec::as_slice).unwrap_or_default();
+                    // Without a guard it may stay for a while more.
+                    let idle = facts.process(held.id.process).idle_hold;
                     let ends = |guard: &&GuardFacts| {
                         let longest = guard.wish.max_hold_ms * MS;
-                        guard.root_granted + longest + longest / 100 + TRANSIT
+                        guard.root_granted + longest + longest / 100 + TRANSIT + idle
                     };
                     // Or for one lease of somebody who gave up.
                     if let Some(ends) =
@@ -121,6 +128,7 @@ fn is_wanted(facts: &Facts<'_>, guards: &[&GuardFacts], id: Id, asked: Micros, n
     }
     let has = guards.iter().any(|guard| guard.letting == Some(Letting::Leak));
     let gone = over(guards).filter(|_| !guards.is_empty());
+    let gone = gone.zip(guards.first()).map(|(gone, guard)| facts.stays_until(id, guard.wish.lock, gone));
     match gone {
         Some(gone) => now <= gone + OFFER + SOON,
         // Granted while it waited, it is for others to have when its claim is over.

@@ -127,7 +127,7 @@ pub(super) fn forced(facts: &Facts<'_>) -> Findings {
     let mut shown: BTreeMap<Process, Vec<Id>> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {
-            What::Applied { op: Op::Force { seen }, primary, lock, before, after, .. } if before.token <= *seen => {
+            What::Applied { op: Op::Force { seen, .. }, primary, lock, before, after, .. } if before.token <= *seen => {
                 // Up to the last token of before: whoever waits is let in by it, with a later one.
                 ended.insert((*primary, *lock), before.token);
                 findings.add_unless(after.forced == before.token, at, || format!("{after:?} after a force"));

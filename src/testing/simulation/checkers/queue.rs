@@ -32,7 +32,7 @@ fn of(mode: Mode, all: &[Held]) -> Vec<Id> {
 impl Step<'_> {
     fn changes_nothing(&self) -> bool {
         // A force that comes late does nothing at all.
-        let late = matches!(self.op, Op::Force { seen } if self.before.token > seen);
+        let late = matches!(self.op, Op::Force { seen, .. } if self.before.token > seen);
         late || matches!(self.op, Op::Inspect | Op::Time | Op::Renew { .. }) || *self.reply == Reply::Late
     }
 

@@ -47,11 +47,15 @@ pub(super) fn releases(facts: &Facts<'_>) -> Findings {
         let ended = process.crashed.is_some() || process.closing.is_some();
         // A conversion is told by what it asks; a loss by what buries the hold.
         let converted = facts.conversions_of(id).next().is_some();
-        let lost = guards.iter().any(|guard| guard.lost.is_some());
+        // What an operator has ended without a guard is over by itself.
+        let lost = guards.iter().any(|guard| guard.lost.is_some()) || facts.forced_at(id, facts.over).is_some();
         let Some(over) = last.over.filter(|_| !leaked && !ended && !converted && !lost) else { continue };
         // Handed to the next of its process, it is known to be over when that has not taken it.
-        let handed = if waits_for(facts, last, over) { OFFER } else { 0 };
-        let by = over + handed + TOLD + process.paused_within(over, over + handed + TOLD);
+        let stays = facts.stays_until(id, last.wish.lock, over);
+        let is_asked_for = stays > over && facts.is_wanted_here(id.process, last.wish.lock, over, stays + TOLD);
+        let handed = if is_asked_for || waits_for(facts, last, over) { OFFER } else { 0 };
+        let by = stays + handed + TOLD;
+        let by = by + process.paused_within(over, by);
         let told = facts.about(id).any(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= by);
         // Its end comes by itself in the meantime.
         let expires = facts.vouched(id, &facts.about(id).collect::<Vec<_>>(), by) <= by;

@@ -113,7 +113,7 @@ fn expected(grant: &Given, before: &Seen, given: &BTreeMap<Id, (u64, u64)>, phas
 /// The token of the read phase that is there and goes on.
 fn phase_of((before, after): (&Seen, &Seen), op: Op, given: &BTreeMap<Id, (u64, u64)>) -> Option<u64> {
     let ends = match op {
-        Op::Force { seen } if before.token <= seen => return None,
+        Op::Force { seen, .. } if before.token <= seen => return None,
         Op::Leave { id } => Some(id),
         Op::Conversion { old, .. } => Some(old).filter(|old| after.held.iter().all(|held| held.id != *old)),
         _ => None,

@@ -4,13 +4,15 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::{World, lock_of};
+use super::{Parcel, World, lock_of};
 use crate::attempt::NodeId;
 use crate::calls::{Call, Calls, Fresh, Standing};
 use crate::key::Key;
+use crate::lease::Moment;
 use crate::scheme::Notice;
 use crate::scheme::memory::CallBack;
-use crate::testing::simulation::history::{Id, Lock, Process, What};
+use crate::testing::simulation::history::{Called, Heard, Id, Lock, Process, What};
+use crate::testing::simulation::mutants::{Mutant, parse};
 
 /// As the transport has it.
 const PING: Duration = Duration::from_millis(500);
@@ -22,6 +24,8 @@ pub(super) struct Keeper {
     calls: Weak<Calls>,
     /// The server at which it is subscribed, and until when that is heard.
     stands: Option<(u32, Arc<Fresh>)>,
+    /// What it is told of that by a wrong one.
+    told: Arc<Fresh>,
 }
 
 /// Ends it when it is dropped.
@@ -36,12 +40,17 @@ impl Drop for StopListening {
     }
 }
 
-/// Names the server that a process is connected to.
-fn node(server: u32) -> NodeId {
-    NodeId::of(&server.to_string())
-}
-
 impl World {
+    /// Names the server that a process is connected to.
+    fn name_of(&self, server: u32) -> NodeId {
+        let server = if self.mutant == Some(Mutant::OtherNode) { 0 } else { server };
+        NodeId::of(&server.to_string())
+    }
+
+    fn hears_of(&self, process: Process, lock: Lock, heard: Heard) {
+        self.record(What::Hears { process, lock, heard });
+    }
+
     pub(in crate::testing::simulation) fn listen_for_calls(
         self: &Arc<Self>,
         process: Process,
@@ -49,18 +58,22 @@ impl World {
         calls: &Arc<Calls>,
     ) -> StopListening {
         let (number, lock) = (self.number(3), lock_of(key));
-        let keeper = Keeper { process, lock, calls: Arc::downgrade(calls), stands: None };
+        let told = Arc::new(Fresh::until(self.first_fresh()));
+        let keeper = Keeper { process, lock, calls: Arc::downgrade(calls), stands: None, told };
         self.state.lock().keepers.insert(number, keeper);
+        if self.mutant == Some(Mutant::KeepsUnconfirmed) {
+            self.tell_stands(calls, self.server_of(process), &Arc::new(Fresh::until(Moment::NEVER)));
+        }
         drop(tokio::spawn(Arc::clone(self).keeps_listening(number, process)));
         StopListening { world: Arc::clone(self), number }
     }
 
     /// Who has answered a process.
     pub(in crate::testing::simulation) fn answering(&self, process: Process) -> NodeId {
-        node(self.server_of(process))
+        self.name_of(self.server_of(process))
     }
 
-    fn server_of(&self, process: Process) -> u32 {
+    pub(super) fn server_of(&self, process: Process) -> u32 {
         let state = self.state.lock();
         let old = state.old.as_ref().filter(|_| state.behind.contains(&process));
         old.map_or(state.server.number, |old| old.number)
@@ -84,6 +97,8 @@ impl World {
                 return;
             }
             let lost = match (answers && is_in_time).then(|| self.confirms(number, server)) {
+                // A connection that says nothing.
+                None if self.mutant == Some(Mutant::NoAge) => self.breaks(number).and(None),
                 None => self.breaks(number),
                 Some(None) => None,
                 // On another connection: what the one before had is lost.
@@ -91,11 +106,15 @@ impl World {
                     let lost = self.breaks_unless(number, server);
                     fresh.answered(sent);
                     self.stands(number, server, &fresh);
+                    self.pinged(number, sent);
                     lost
                 }
             };
             if let Some(calls) = lost {
                 calls.tell_broken();
+                if self.mutant == Some(Mutant::StandsAgainAtOnce) {
+                    self.tell_stands(&calls, server, &Arc::new(Fresh::until(sent.after(PING * 2))));
+                }
             }
             tokio::time::sleep(PING).await;
         }
@@ -115,8 +134,21 @@ impl World {
         let keeper = state.keepers.get(&number)?;
         Some(match &keeper.stands {
             Some((at, fresh)) if *at == server => Arc::clone(fresh),
-            _ => Arc::new(Fresh::until(crate::lease::Moment::from_nanos(0))),
+            _ if self.mutant == Some(Mutant::IgnoresBreak) => Arc::clone(&keeper.told),
+            _ => Arc::new(Fresh::until(self.first_fresh())),
         })
+    }
+
+    fn pinged(&self, number: u32, sent: Moment) {
+        let keeper = self.state.lock().keepers.get(&number).map(|keeper| (keeper.process, keeper.lock));
+        let sent = u64::try_from(sent.since(self.origin).as_micros()).expect("runs are short");
+        if let Some((process, lock)) = keeper {
+            self.hears_of(process, lock, Heard::Ping(sent));
+        }
+    }
+
+    fn first_fresh(&self) -> Moment {
+        if self.mutant == Some(Mutant::NoAge) { Moment::NEVER } else { Moment::from_nanos(0) }
     }
 
     fn breaks_unless(&self, number: u32, server: u32) -> Option<Arc<Calls>> {
@@ -124,27 +156,39 @@ impl World {
         if stands == Some(server) { None } else { self.breaks(number) }
     }
 
+    /// Whom to tell.
     fn breaks(&self, number: u32) -> Option<Arc<Calls>> {
         let mut state = self.state.lock();
         let keeper = state.keepers.get_mut(&number)?;
-        keeper.stands = None;
-        let calls = keeper.calls.upgrade()?;
+        let stood = keeper.stands.take().is_some();
+        let (process, lock, calls) = (keeper.process, keeper.lock, keeper.calls.upgrade()?);
         drop(state);
+        if stood {
+            self.hears_of(process, lock, Heard::Broken);
+        }
+        if self.mutant == Some(Mutant::IgnoresBreak) {
+            return None;
+        }
         calls.breaks().then_some(calls)
     }
 
     fn stands(&self, number: u32, server: u32, fresh: &Arc<Fresh>) {
-        let epoch = u64::from(self.number(3));
         let mut state = self.state.lock();
         let Some(keeper) = state.keepers.get_mut(&number).filter(|keeper| keeper.stands.is_none()) else {
             return;
         };
         keeper.stands = Some((server, Arc::clone(fresh)));
-        let calls = keeper.calls.upgrade();
+        let (process, lock, calls) = (keeper.process, keeper.lock, keeper.calls.upgrade());
         drop(state);
+        self.hears_of(process, lock, Heard::Subscribed(server));
         if let Some(calls) = calls {
-            calls.stands(Standing { epoch, node: node(server), fresh: Arc::clone(fresh) });
+            self.tell_stands(&calls, server, fresh);
         }
+    }
+
+    fn tell_stands(&self, calls: &Calls, server: u32, fresh: &Arc<Fresh>) {
+        let epoch = u64::from(self.number(3));
+        calls.stands(Standing { epoch, node: self.name_of(server), fresh: Arc::clone(fresh) });
     }
 
     /// Passes a call on to all who are subscribed at that server.
@@ -164,10 +208,10 @@ impl World {
                 let profile = &self.profile;
                 (chance(profile.notice_lost), chance(profile.notice_late), chance(profile.copied))
             };
-            if lost {
-                continue;
+            if lost || late {
+                self.hears_of(process, lock, Heard::Missed);
             }
-            for _ in 0..=u32::from(twice) {
+            for _ in 0..if lost { 0 } else { 1 + u32::from(twice) } {
                 let by_ms = self.draw(|rng| if late { rng.u64(5..2_500) } else { rng.u64(0..4) });
                 let (world, call, calls) = (Arc::clone(self), call.clone(), Arc::clone(&calls));
                 drop(tokio::spawn(async move {
@@ -176,12 +220,50 @@ impl World {
                     let Some(gate) = gate else { return };
                     gate.pass().await;
                     if world.hears(process, server) {
-                        world.record(What::Called { process, lock, token: call.token.as_u64() });
-                        calls.called(&call, world.clock.now());
+                        world.is_called((process, lock), &call, &calls).await;
+                    } else {
+                        world.hears_of(process, lock, Heard::Missed);
                     }
                 }));
             }
         }
+    }
+
+    /// A call has come to a process.
+    async fn is_called(self: &Arc<Self>, (process, lock): (Process, Lock), call: &Call, calls: &Calls) {
+        let called = Called { token: call.token.as_u64(), tries: call.tries.as_deref().map(Id::of) };
+        self.hears_of(process, lock, Heard::Call(called));
+        match self.mutant {
+            Some(Mutant::DeafToCalls) => return,
+            Some(Mutant::JoinsAfterCall) => tokio::time::sleep(Duration::from_millis(300)).await,
+            Some(Mutant::LeavesUnderGuard) => self.leaves_at_once(process, lock),
+            _ => {}
+        }
+        calls.called(call, self.clock.now());
+    }
+
+    /// Gives back what a process has, whoever is inside.
+    fn leaves_at_once(self: &Arc<Self>, process: Process, lock: Lock) {
+        let inside = self
+            .state
+            .lock()
+            .live
+            .iter()
+            .find(|live| (live.process, live.lock) == (process, lock))
+            .map(|live| Arc::clone(&live.key));
+        let Some(key) = inside else { return };
+        let now_ms = self.server_time().as_micros() / 1000;
+        for (id, _, _) in self.store.record(&key).live_holds(now_ms) {
+            if Id::of(&id).process == process {
+                let leave = Parcel::Leave { id: parse(&id) };
+                drop(self.post(process, &key, &leave, self.fates(&leave)));
+            }
+        }
+    }
+
+    /// Whether somebody of a process is inside.
+    pub(in crate::testing::simulation) fn is_inside(&self, process: Process, lock: Lock) -> bool {
+        self.state.lock().live.iter().any(|live| (live.process, live.lock) == (process, lock))
     }
 
     /// Whoever tries is told that a guard is inside.

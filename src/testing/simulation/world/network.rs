@@ -38,7 +38,8 @@ impl World {
         if let Op::Conversion { old, id, .. } = parcel.op() {
             self.state.lock().converted.insert(id, old);
         }
-        self.record(What::Sent { request, process, lock: lock_of(key), op: parcel.op(), attempt });
+        let (lock, server) = (lock_of(key), self.server_of(process));
+        self.record(What::Sent { request, process, lock, op: parcel.op(), attempt, server });
         let node = self.node_of(process);
         if first.there.max(first.back) >= MIN_SLOW {
             self.record(What::Slow { request });

@@ -6,7 +6,7 @@ use super::millis;
 use crate::lease::{FencingToken, ServerTime};
 use crate::scheme::memory::Record;
 use crate::scheme::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Forced, IfTaken, ReleaseReply, Renewed, View,
+    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Forced, IfTaken, Mode, ReleaseReply, Renewed, View,
 };
 use crate::testing::simulation::history::{Id, Op, Reply, Shown};
 
@@ -84,6 +84,8 @@ impl Parcel {
                     IfTaken::Leave => None,
                     IfTaken::Queue { patience } | IfTaken::Try { patience } => Some(millis(patience)),
                 },
+                tries: matches!(request.if_taken, IfTaken::Try { .. }),
+                keeps: request.keeps,
             },
             Self::Conversion { old, request, not_after_ms } => Op::Conversion {
                 old: Id::of(old.as_str()),
@@ -91,11 +93,17 @@ impl Parcel {
                 mode: request.mode,
                 lease_ms: millis(request.lease),
                 not_after_ms: *not_after_ms,
+                keeps: request.keeps,
             },
             Self::Leave { id } => Op::Leave { id: Id::of(id.as_str()) },
-            Self::Renew { id, lease, .. } => Op::Renew { id: Id::of(id.as_str()), lease_ms: millis(*lease) },
+            Self::Renew { id, lease, keeps } => {
+                Op::Renew { id: Id::of(id.as_str()), lease_ms: millis(*lease), keeps: keeps.is_some() }
+            }
             Self::Inspect => Op::Inspect,
-            Self::Force { seen } => Op::Force { seen: raw(seen.token) },
+            Self::Force { seen } => {
+                let writer = seen.holders.iter().find(|holder| holder.mode == Mode::Write);
+                Op::Force { seen: raw(seen.token), writer: writer.map(|holder| Id::of(&holder.id)) }
+            }
             Self::Time => Op::Time,
         }
     }
@@ -135,8 +143,9 @@ impl Answer {
             Self::ReleaseReply(ReleaseReply::Held) => Reply::Held,
             Self::ReleaseReply(ReleaseReply::Queued) => Reply::Waited,
             Self::ReleaseReply(ReleaseReply::None(Absence { forced, .. })) => Reply::None { forced: raw(*forced) },
-            Self::Renewed(Renewed::Renewed { remaining, tokens, .. }) => Reply::Renewed {
+            Self::Renewed(Renewed::Renewed { remaining, is_waited_for, tokens }) => Reply::Renewed {
                 remaining_ms: millis(*remaining),
+                is_waited_for: *is_waited_for,
                 tokens: tokens.map(|(first, count)| (first.as_u64(), count)),
             },
             Self::Renewed(Renewed::Lost { forced }) | Self::Converted(Converted::Lost { forced }) => {

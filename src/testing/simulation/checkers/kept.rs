@@ -1,0 +1,220 @@
+//! Holds that stay when their last guard has left: who waits is heard of, what is called is given up in time, and nobody enters
+//! after that. `docs/IDLE.md` has the times.
+
+use std::collections::BTreeMap;
+
+use super::Findings;
+use super::facts::{Facts, Given, MS, SECOND};
+use crate::scheme::Mode;
+use crate::testing::simulation::history::{Called, Held, Id, Lock, Micros, Op, Reply, Seen, What};
+
+/// From a call to the server's word that a hold is over, if nothing goes wrong.
+const HOP: Micros = 100 * MS;
+/// Who waits asks again within this, and calls.
+const HEARTBEAT: Micros = 1_010 * MS;
+/// Those who wait for one lock call no more often.
+const PACE_MS: u64 = 500;
+/// A renewal comes by then: three eighths of the longest lease.
+const RENEWAL: Micros = 10 * SECOND * 3 / 8;
+
+/// Whether a hold keeps out whoever waits.
+fn keeps_out(held: &Held, waiting: &Held) -> bool {
+    held.mode == Mode::Write || waiting.mode == Mode::Write
+}
+
+/// A lock that may be kept, as long as this is its last token, and when somebody has called last.
+#[derive(Clone, Copy, Default)]
+struct Mark {
+    token: u64,
+    called_ms: Option<u64>,
+}
+
+/// Who is refused by a lock that may be kept calls, but all together no more often than twice a second; who only tries always does.
+pub(super) fn calls(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("kept: calls");
+    // What a replica has of it that takes over is not known.
+    let mut marks: BTreeMap<(u32, Lock), Option<Mark>> = BTreeMap::new();
+    for (at, _, what) in facts.each() {
+        let What::Applied { primary, lock, op, reply, server_us, before, after, called, deposed: false, .. } = what
+        else {
+            continue;
+        };
+        let now_ms = server_us / 1000;
+        let mark = marks.entry((*primary, *lock)).or_insert_with(|| (*primary == 0).then(Mark::default));
+        let since = mark.and_then(|mark| now_ms.checked_sub(mark.called_ms?));
+        let is_early = since.is_some_and(|since| since < PACE_MS);
+        let is_marked = |seen: &Seen| mark.is_some_and(|mark| mark.token == seen.token);
+        match (op, reply) {
+            (Op::Acquire { id, tries, mode, .. }, Reply::Queued { .. }) if is_marked(after) => {
+                let inside = after.held.iter().any(|held| *mode == Mode::Write || held.mode == Mode::Write);
+                let named = called.is_some_and(|called| called.tries == tries.then_some(*id));
+                let right = if *tries || !is_early { named || !inside } else { called.is_none() };
+                findings
+                    .add_unless(right, at, || format!("{op:?} is refused and calls {called:?}, {since:?} ms later"));
+            }
+            (Op::Acquire { .. }, _) => {
+                findings.add_unless(called.is_none() || mark.is_none(), at, || {
+                    format!("{op:?} is answered {reply:?} and calls {called:?}")
+                });
+            }
+            (Op::Force { .. }, Reply::Forced(ended)) if is_marked(before) => {
+                let right = ended.is_empty() || called.is_some_and(|called| called.tries.is_none());
+                findings.add_unless(right, at, || format!("{ended:?} end by force, and nobody is called"));
+            }
+            _ => {}
+        }
+        if let (Some(mark), Some(Called { tries: None, .. }), Op::Acquire { .. }) = (mark.as_mut(), called, op) {
+            mark.called_ms = Some(now_ms);
+        }
+        marks_it(mark, *op, reply, (before, after));
+    }
+    findings
+}
+
+/// Whoever may keep its hold marks the lock. The mark counts for those that have the same token, and goes on with new tokens.
+fn marks_it(mark: &mut Option<Mark>, op: Op, reply: &Reply, (before, after): (&Seen, &Seen)) {
+    let is_waited_for = match (op, reply) {
+        (
+            Op::Acquire { keeps: true, .. } | Op::Conversion { keeps: true, .. } | Op::Renew { keeps: true, .. },
+            Reply::Granted { is_waited_for, .. } | Reply::Renewed { is_waited_for, .. },
+        ) => *is_waited_for,
+        _ => return,
+    };
+    if mark.is_none() && is_waited_for {
+        // When somebody has called for it before is not known either.
+        return;
+    }
+    let renews = matches!(op, Op::Renew { .. });
+    let was_marked = mark.filter(|mark| mark.token == if renews { before.token } else { after.token });
+    let called_ms = was_marked.filter(|_| is_waited_for).and_then(|mark| mark.called_ms);
+    *mark = Some(Mark { token: after.token, called_ms });
+}
+
+/// An operator ends the writer that was seen, whatever tokens it has by now.
+pub(super) fn forced(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("kept: force");
+    for (at, _, what) in facts.each() {
+        let What::Applied { op: Op::Force { writer: Some(writer), .. }, after, .. } = what else { continue };
+        let is_there = after.held.iter().any(|held| held.id == *writer);
+        findings.add_unless(!is_there, at, || format!("{writer:?} was seen, and stays"));
+    }
+    findings
+}
+
+/// The tokens that a renewal brings are the last that the server has given; and each writer's is above those of all guards before
+/// it, whichever hold of whichever process they had.
+pub(super) fn tokens(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("kept: tokens");
+    let mut highest: BTreeMap<Lock, u64> = BTreeMap::new();
+    let mut began: BTreeMap<u64, Micros> = BTreeMap::new();
+    for (at, now, what) in facts.each() {
+        for given in Given::by(what) {
+            began.entry(given.token).or_insert(now);
+        }
+        match what {
+            What::Applied { reply: Reply::Renewed { tokens: Some((first, count)), .. }, after, .. } => {
+                let last = first + count - 1;
+                findings.add_unless(after.token == last, at, || format!("{last} is given, and {after:?} known"));
+            }
+            What::Granted { guard, id, token, .. } => {
+                let held = &facts.guards[guard];
+                let highest = highest.entry(held.wish.lock).or_default();
+                let turn = held.mode == Mode::Write && held.wish.within.is_none();
+                let rises = if turn { *token > *highest } else { *token >= *highest };
+                // Until it hears of that, a process goes on with what the server has lost, or what an operator has ended.
+                let began = began.range(..=*token).next_back().map(|(_, began)| *began).unwrap_or_default();
+                let is_lost = facts.losses.iter().any(|loss| began <= *loss && *loss <= now);
+                let passed = facts.deposed.get(&held.wish.lock).is_some_and(|deposed| *highest <= *deposed);
+                let excused = held.wish.within.is_some() || is_lost || passed || facts.excused(*id, now);
+                findings
+                    .add_unless(rises || excused, at, || format!("guard {guard} has token {token} after {highest}"));
+                *highest = (*highest).max(*token);
+            }
+            _ => {}
+        }
+    }
+    findings
+}
+
+/// No guard enters after the local end of what was answered.
+pub(super) fn in_time(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("kept: validity");
+    for (number, guard) in facts.guards.iter().filter(|(_, guard)| guard.wish.converts.is_none()) {
+        if facts.process(guard.process).idle_hold == 0 {
+            continue;
+        }
+        let until = facts.vouched(guard.id, &facts.about(guard.id).collect::<Vec<_>>(), guard.granted);
+        findings.add_unless(guard.granted <= until, guard.index, || {
+            format!("guard {number} enters, and its hold is over at {until} us")
+        });
+    }
+    findings
+}
+
+/// One that waits, and an idle hold that keeps it out.
+struct Wait {
+    from: Micros,
+    lock: Lock,
+    held: Held,
+}
+
+/// A hold that nobody uses and that somebody waits for is given up: in a hop, in a heartbeat if a call is missed, in any case with the
+/// next renewal.
+pub(super) fn given_up(facts: &Facts<'_>) -> Findings {
+    let mut findings = Findings::of("kept: given up");
+    let mut waits: BTreeMap<(Id, Id), Wait> = BTreeMap::new();
+    for (at, now, what) in facts.each() {
+        let What::Applied { lock, before, after, server_us, .. } = what else { continue };
+        for ((held, waiting), wait) in waits.iter().filter(|(_, wait)| wait.lock == *lock) {
+            let still = before.held.iter().any(|other| other.id == *held);
+            let waits = before.queue.iter().any(|other| other.id == *waiting);
+            let by = if still && waits { due(facts, wait, now) } else { None };
+            findings.add_unless(by.is_none_or(|by| now <= by), at, || {
+                format!("{waiting:?} waits for {:?} since {} us, and nobody uses that", wait.held, wait.from)
+            });
+        }
+        waits.retain(|(held, waiting), wait| {
+            let is_there = after.held.iter().any(|other| other.id == *held);
+            wait.lock != *lock || is_there && after.queue.iter().any(|other| other.id == *waiting)
+        });
+        let live = |held: &&Held| held.deadline_ms > server_us / 1000;
+        for held in after.held.iter().filter(live) {
+            for waiting in
+                after.queue.iter().filter(|waiting| keeps_out(held, waiting) && waiting.id.process != held.id.process)
+            {
+                let wait = Wait { from: now, lock: *lock, held: *held };
+                waits.entry((held.id, waiting.id)).or_insert(wait);
+            }
+        }
+    }
+    findings
+}
+
+/// By when a hold is to be given up that nobody uses. `None` if that cannot be said: somebody uses it, or it is not in its process's
+/// hands.
+fn due(facts: &Facts<'_>, wait: &Wait, now: Micros) -> Option<Micros> {
+    let (id, lock) = (wait.held.id, wait.lock);
+    let process = facts.process(id.process);
+    let listening = facts.listening(id.process, lock)?;
+    let over = facts.guards.values().filter(|guard| guard.id == id).map(|guard| guard.over).max()??;
+    let from = wait.from.max(over);
+    let is_used = facts.guards.values().any(|guard| guard.id == id && guard.over.is_none_or(|over| over > from));
+    let is_told = facts.about(id).any(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= now);
+    let is_away = process.crashed.is_some_and(|crashed| crashed <= now) || process.paused_within(from, now) > 0;
+    let is_wanted = facts.is_wanted_here(id.process, lock, from.saturating_sub(SECOND), now);
+    if is_used || is_told || is_away || is_wanted || from >= now || facts.is_troubled(from.saturating_sub(RENEWAL), now)
+    {
+        return None;
+    }
+    let missed = Micros::try_from(listening.missed(from.saturating_sub(HEARTBEAT), now)).expect("few");
+    let is_heard = listening.stood(from.saturating_sub(HEARTBEAT), now);
+    let heard = from + missed * HEARTBEAT + HOP;
+    let renewed = from + RENEWAL + process.response_timeout + HOP;
+    let unheard =
+        facts.about(id).any(|request| request.failed.is_some_and(|failed| failed >= from.saturating_sub(RENEWAL)));
+    match (is_heard, unheard) {
+        (true, _) => Some(heard),
+        (false, false) => Some(renewed),
+        (false, true) => None,
+    }
+}

@@ -1,0 +1,77 @@
+//! Holds that stay in a process that is nearly alone, while the server is away for a while and then replaced.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Player, wish};
+use crate::scheme::Mode;
+use crate::testing::simulation::history::Wish;
+use crate::testing::simulation::workload::Leaked;
+use crate::testing::simulation::world::{Down, World};
+
+/// When the server goes away, and when a replica has taken over and the processes hear of it.
+struct Plan {
+    away: Instant,
+    rerouted: Instant,
+}
+
+pub(super) async fn used_alone(world: &Arc<World>, leaked: &Leaked) {
+    let (user, other) = (Player::enters(world, leaked, 0), Player::enters(world, leaked, 1));
+    let writes = user.uses(wish(b'b', Mode::Write), 30, 150);
+    // Before and after a ping.
+    let at = |ms| Instant::now() + Duration::from_millis(ms + world.draw(|rng| rng.u64(0..500)));
+    let plan = Plan { away: at(2_000), rerouted: at(7_400) };
+    tokio::join!(reads(&user), writes, waits(&user, &other, &plan), troubles(world, &plan));
+}
+
+/// One reader is inside while the server is away, and others come and go.
+async fn reads(user: &Player) {
+    let long = Wish { lease_ms: 10_000, ..wish(b'a', Mode::Read) };
+    user.uses(long, 0, 2).await;
+    let inside = user.takes(long).await;
+    tokio::join!(user.keeps_and_releases(inside, b'a', 6_000), user.uses(long, 70, 100));
+}
+
+impl Player {
+    /// Takes a lock so many times, with pauses.
+    async fn uses(&self, wish: Wish, pause_ms: u64, times: u32) {
+        for _ in 0..times {
+            let held = self.takes(wish).await;
+            self.keeps_and_releases(held, wish.lock, 0).await;
+            tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+        }
+    }
+}
+
+/// Waits for a lock that is free just when another primary has taken over, and goes on with it.
+async fn waits(user: &Player, other: &Player, plan: &Plan) {
+    user.uses(wish(b'c', Mode::Write), 0, 1).await;
+    // Pings are half a second apart, and the first one comes with the question: none falls into the change.
+    tokio::time::sleep_until(plan.rerouted - Duration::from_millis(1_750)).await;
+    let inside = other.takes(wish(b'c', Mode::Write)).await;
+    let leaves = async {
+        tokio::time::sleep_until(plan.rerouted - Duration::from_millis(20)).await;
+        other.keeps_and_releases(inside, b'c', 0).await;
+    };
+    tokio::join!(leaves, user.uses(wish(b'c', Mode::Write), 30, 20));
+}
+
+async fn troubles(world: &Arc<World>, plan: &Plan) {
+    tokio::time::sleep_until(plan.away).await;
+    world.goes_down(Down::Silent);
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    world.comes_up();
+    tokio::time::sleep_until(plan.rerouted - Duration::from_millis(40)).await;
+    world.freezes();
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    world.promotes();
+    // Who releases hears of it first: the one that waits is not told then, and asks.
+    world.reroutes(1);
+    tokio::time::sleep_until(plan.rerouted).await;
+    world.reroutes(0);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    world.wakes();
+    world.demotes();
+}
