@@ -239,7 +239,16 @@ impl World {
             Some(Mutant::LeavesUnderGuard) => self.leaves_at_once(process, lock),
             _ => {}
         }
+        // Whoever of the process listens: it comes on one channel.
+        let all: Vec<_> = {
+            let state = self.state.lock();
+            let here = state.keepers.values().filter(|keeper| (keeper.process, keeper.lock) == (process, lock));
+            here.filter_map(|keeper| keeper.calls.upgrade()).collect()
+        };
         calls.called(call, self.clock.now());
+        for other in all.iter().filter(|other| !std::ptr::eq(Arc::as_ptr(other), calls)) {
+            other.called(call, self.clock.now());
+        }
     }
 
     /// Gives back what a process has, whoever is inside.
