@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use cluster_testenv::{Matcher, Node, Proxy, Server};
+use cluster_testenv::{Matcher, Node, Proxy, Request, Server};
 use redis::Script;
 use redis_rwlock::{Topology, WriteGuard};
 use tokio::task::JoinSet;
@@ -33,28 +33,30 @@ fn limit(proxy: &Proxy, per_second: u32) {
 
 /// The calls of one script, by its digest or with its text.
 fn calls_of(text: &'static str) -> Matcher {
-    let digest = Script::new(text).get_hash().to_owned();
-    Matcher::new(move |request| {
-        let script = request.args().get(1).filter(|_| request.is_script());
-        script.is_some_and(|script| [digest.as_bytes(), text.as_bytes()].contains(&&script[..]))
-    })
+    let is_call = is_call_of(text);
+    Matcher::new(is_call)
 }
 
-/// Calls of scripts.
-struct Calls {
-    all: Matcher,
-    renewals: Matcher,
+fn is_call_of(text: &'static str) -> impl Fn(&Request) -> bool {
+    let digest = Script::new(text).get_hash().to_owned();
+    move |request| {
+        let script = request.args().get(1).filter(|_| request.is_script());
+        script.is_some_and(|script| [digest.as_bytes(), text.as_bytes()].contains(&&script[..]))
+    }
 }
+
+/// Calls of scripts that renew nothing.
+struct Calls(Matcher);
 
 impl Calls {
     fn new() -> Self {
-        Self { all: Matcher::new(|request| request.is_script()), renewals: calls_of(scripts::hash::RENEW) }
+        let renews = is_call_of(scripts::hash::RENEW);
+        Self(Matcher::new(move |request| request.is_script() && !renews(request)))
     }
 
-    /// How many have come to the proxy that renew nothing.
+    /// How many have come to the proxy: one count, so that a renewal which comes meanwhile is in none.
     fn without_renewals(&self, proxy: &Proxy) -> usize {
-        let renewals = proxy.requests_seen(self.renewals.clone());
-        proxy.requests_seen(self.all.clone()) - renewals
+        proxy.requests_seen(self.0.clone())
     }
 }
 
