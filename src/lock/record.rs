@@ -444,7 +444,7 @@ impl HoldRecord {
     /// Whether this owner has a guard of it.
     pub(super) fn is_held_by(&mut self, owner: OwnerId, now: Moment, signals: &mut Signals) -> bool {
         self.look(now, signals);
-        self.phase.is_live() && !self.is_converting && self.shares.has_owner(owner, now)
+        self.phase.is_live() && !self.is_converting && !self.lacks_token() && self.shares.has_owner(owner, now)
     }
 
     /// One guard is gone, and others are not; `false` if it is the last one, or somebody watches it.

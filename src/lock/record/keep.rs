@@ -256,9 +256,14 @@ impl HoldRecord {
         self.admit(share)
     }
 
+    /// Whether whoever is inside has no token yet: then nobody is beside it, be it the same owner.
+    pub(super) fn lacks_token(&self) -> bool {
+        self.keep.as_ref().is_some_and(|keep| keep.lacks_token)
+    }
+
     /// Whether the writer inside has its token. If it had none until now, the next one is its own, unless somebody waits elsewhere.
     pub(super) fn has_token(&mut self, now: Moment) -> bool {
-        if !self.keep.as_ref().is_some_and(|keep| keep.lacks_token) {
+        if !self.lacks_token() {
             return true;
         }
         let has_token = self.is_kept_open(now) && self.take_token();

@@ -165,6 +165,8 @@ fn accept(keeper: &Keeper, share_id: ShareId) -> Accepted {
 #[test]
 fn writer_for_whom_no_token_is_left_enters_with_the_first_of_a_new_block() {
     let (keeper, share_id) = tokenless();
+    let own = keeper.hold.share(share_id);
+    assert!(keeper.hold.join_own(own, now()).0.is_none(), "there is no token to share");
     let (standing, lease) = keeper.hold.begin_refill(wants().from(now()), now()).expect("it may ask for more");
     assert!(standing.epoch == 1 && lease > LEASE - secs(1) && keeper.hold.wants_tokens() == 64);
     let told = word(&keeper.calls, now());
