@@ -142,9 +142,9 @@ impl<H: OnAgenda> State<H> {
         self.holds.iter().filter(|entry| entry.is_listed)
     }
 
-    /// Those that somebody has a guard of.
+    /// Those that somebody has a guard of, or is about to. What is on its way back is nobody's: the server has it, or not.
     fn used(&self) -> impl Iterator<Item = &Entry<H>> {
-        self.listed().filter(|entry| !entry.record.is_idle())
+        self.listed().filter(|entry| entry.record.is_live() && !entry.record.is_idle())
     }
 
     fn holds_write(&self) -> bool {

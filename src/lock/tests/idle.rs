@@ -302,6 +302,18 @@ fn who_tries_has_an_idle_hold_given_up() {
 }
 
 #[test]
+fn who_tries_is_not_kept_out_by_a_hold_on_its_way_back() {
+    for mode in [Mode::Read, Mode::Write] {
+        let keeper = idle(mode, 8);
+        keeper.called(FIRST);
+        assert!(keeper.is_given_up());
+        assert!(try_enter(&keeper.table, Mode::Write).is_some_and(|entry| entry.asks()));
+    }
+    let keeper = kept(Mode::Write, 8);
+    assert!(try_enter(&keeper.table, Mode::Read).is_none(), "a guard is inside");
+}
+
+#[test]
 fn hold_stays_only_on_a_word_that_is_to_be_relied_on() {
     let leaves = |tell: &dyn Fn(&Calls, Moment) -> Option<Word>| granted_with(Mode::Read, 1, tell).leaves();
     assert_eq!(leaves(&|calls, sent| Some(word(calls, sent))), ShareRemoved::Kept);
