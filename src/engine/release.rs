@@ -36,14 +36,12 @@ impl Engine {
     }
 
     /// A guard was dropped.
+    #[inline]
     pub(super) fn guard_dropped(&self, hold: &Arc<Hold>, share_id: ShareId) {
-        if let Some(due) = hold.leave_others(share_id) {
+        if let Some(due) = hold.leave_quietly(share_id) {
             if !due.0.is_empty() {
                 self.carry_out(due, self.clock.now());
             }
-            return;
-        }
-        if self.rests(hold, share_id) {
             return;
         }
         match self.remove_share(hold, share_id, self.clock.now()) {

@@ -165,9 +165,14 @@ impl Hold {
         self.change(|record, rules, signals| record.accept(share_id, share, since, now, rules, signals))
     }
 
-    /// A guard lets go while others share the hold, which needs no clock. `None` if there is more to it.
-    pub(crate) fn leave_others(&self, share_id: ShareId) -> Option<Due> {
-        let due = self.cell.ask(|state| state.leave_others(self.number, share_id))?;
+    /// A guard is dropped, and nobody need be told: others share the hold, which needs no clock, or it [rests](Self::rests). `None` if
+    /// there is more to it.
+    #[inline]
+    pub(crate) fn leave_quietly(&self, share_id: ShareId) -> Option<Due> {
+        let due = self.cell.ask(|state| {
+            let others = state.leave_others(self.number, share_id);
+            others.or_else(|| state.rests(self.number, share_id, self.clock().now()))
+        })?;
         Some(effects::Due(due.map_or(Few::None, Few::One)))
     }
 

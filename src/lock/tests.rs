@@ -516,12 +516,12 @@ fn what_others_share_is_left_without_a_clock() {
     let (hold, first) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
     hold.agenda_moment.store(0, Ordering::Relaxed);
     let join = || table.join(key().hashed_name(), want(), now()).expect("it is open").1;
-    assert!(hold.leave_others(join()).is_some_and(|due| due.0.is_empty()));
+    assert!(hold.leave_quietly(join()).is_some_and(|due| due.0.is_empty()));
     let watched = join();
     let _watch = Watch::of(&hold, watched);
-    assert!(hold.leave_others(watched).is_none(), "whoever watches is to be told");
+    assert!(hold.leave_quietly(watched).is_none(), "whoever watches is to be told");
     assert_eq!(remove(&hold, watched), ShareRemoved::Shared);
-    assert!(hold.leave_others(first).is_none(), "nobody else has it");
+    assert!(hold.leave_quietly(first).is_none(), "nobody else has it");
     assert_eq!(hold.usage().0, 1);
 }
 
@@ -534,7 +534,7 @@ fn hold_ends_with_those_who_are_left_when_the_last_one_leaves_early() {
     let share = Share { ends: soon, ..want().from(now()) };
     assert!(matches!(hold.accept(first, share, now(), now()).0, Accepted::Taken(_)));
     hold.agenda_moment.store(later.as_nanos(), Ordering::Relaxed);
-    let due = hold.leave_others(lasts).expect("another one has it");
+    let due = hold.leave_quietly(lasts).expect("another one has it");
     assert_eq!(due.0.len(), 1, "the agenda looks when the other one's time is over");
 }
 
