@@ -73,14 +73,19 @@ use crate::scheme::{BoxFuture, Mode};
 #[must_use = "an acquisition does nothing unless it is awaited"]
 pub struct Acquire<G: Guard> {
     engine: Arc<Engine>,
+    request: Request,
+    guard: PhantomData<fn() -> G>,
+}
+
+/// What is to be taken, and how.
+struct Request {
     name: LockName,
     overrides: Overrides,
-    guard: PhantomData<fn() -> G>,
 }
 
 impl<G: Guard> Acquire<G> {
     pub(crate) fn new(engine: Arc<Engine>, name: LockName) -> Self {
-        Self { engine, name, overrides: Overrides::default(), guard: PhantomData }
+        Self { engine, request: Request { name, overrides: Overrides::default() }, guard: PhantomData }
     }
 
     /// How long the server keeps the hold without hearing from us. Defaults to the manager's, 10 s.
@@ -93,14 +98,14 @@ impl<G: Guard> Acquire<G> {
     /// was granted the lock while it waited, which is 3 s or the lease at first; a nested guard; and one for which an answer
     /// with all of its lease was long on its way, which `try_read` and `try_write` take as it comes.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.overrides.lease = Some(lease);
+        self.request.overrides.lease = Some(lease);
         self
     }
 
     /// When the hold is over whatever happens. Defaults to the manager's, 1 h. Up to the lease it is a fixed lease,
     /// which is never renewed.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.overrides.max_hold = Some(max_hold);
+        self.request.overrides.max_hold = Some(max_hold);
         self
     }
 
@@ -131,14 +136,14 @@ impl<G: Guard> Acquire<G> {
     /// The server is asked at least once, and its first answer is waited for as long as an answer is believed: zero asks
     /// once.
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
-        self.overrides.wait_timeout = Some(wait_timeout);
+        self.request.overrides.wait_timeout = Some(wait_timeout);
         self
     }
 
     /// For how long the hold stays when its last guard has gone: shorter than the manager's
     /// [`idle_hold`](crate::Builder::idle_hold), which bounds it; zero gives it back at once. The last acquisition decides.
     pub fn idle_hold(mut self, idle_hold: Duration) -> Self {
-        self.overrides.idle_hold = Some(idle_hold);
+        self.request.overrides.idle_hold = Some(idle_hold);
         self
     }
 
@@ -169,7 +174,7 @@ impl<G: Guard> Acquire<G> {
     /// # }
     /// ```
     pub fn reentry(mut self, reentry: Reentry) -> Self {
-        self.overrides.reentry = Some(reentry);
+        self.request.overrides.reentry = Some(reentry);
         self
     }
 
@@ -184,9 +189,9 @@ impl<G: Guard> Acquire<G> {
     /// As for the acquisition itself.
     pub async fn try_now(self) -> Result<Option<G>> {
         if is_observed() {
-            return self.take_observed(Patience::AskOnce).await;
+            return self.request.take_observed(self.engine, Patience::AskOnce).await;
         }
-        self.take(Patience::AskOnce)?.await
+        self.request.take(self.engine, Patience::AskOnce)?.await
     }
 
     /// Takes the lock, does the work, and gives the lock back.
@@ -250,26 +255,32 @@ impl<G: Guard> Acquire<G> {
             Err(reason) => Err(Error::Lost { lock, reason }),
         }
     }
+}
 
+impl Request {
     /// A share of a hold that this process has already, if it is to be had without a word to the server.
-    fn join(&self) -> Option<(Arc<Hold>, ShareId)> {
-        if G::MODE == Mode::Write && !self.engine.options().may_hold_idle() {
+    #[inline]
+    fn join(&self, engine: &Engine, mode: Mode) -> Option<(Arc<Hold>, ShareId)> {
+        if mode == Mode::Write && !engine.options().may_hold_idle() {
             return None;
         }
-        let terms = Terms::new(self.engine.options(), self.overrides).ok()?;
-        acquire::join(&self.engine, &self.name, G::MODE, &terms)
+        let terms = Terms::new(engine.options(), self.overrides).ok()?;
+        acquire::join(engine, &self.name, mode, &terms)
     }
 
-    fn take_observed(self, patience: Patience) -> BoxFuture<'static, Result<Option<G>>> {
-        let (name, engine) = (self.name.as_str().to_owned(), Arc::clone(&self.engine));
-        Box::pin(async move { observed(&engine, &name, async move { self.take(patience)?.await }).await })
+    fn take_observed<G: Guard>(self, engine: Arc<Engine>, patience: Patience) -> BoxFuture<'static, Result<Option<G>>> {
+        let (name, observer) = (self.name.as_str().to_owned(), Arc::clone(&engine));
+        Box::pin(async move { observed(&observer, &name, async move { self.take(engine, patience)?.await }).await })
     }
 
     /// The way to the lock. What was needed to set out stays behind: many may wait, each with the room of its future.
-    fn take(self, patience: Patience) -> Result<impl Future<Output = Result<Option<G>>> + Send + 'static> {
-        let key = self.engine.key(self.name.as_str())?;
-        let terms = Terms::new(self.engine.options(), self.overrides)?;
-        let engine = self.engine;
+    fn take<G: Guard>(
+        self,
+        engine: Arc<Engine>,
+        patience: Patience,
+    ) -> Result<impl Future<Output = Result<Option<G>>> + Send + 'static> {
+        let key = engine.key(self.name.as_str())?;
+        let terms = Terms::new(engine.options(), self.overrides)?;
         Ok(async move { Ok(acquire::acquire(&engine, key, G::MODE, terms, patience).await?.map(G::new)) })
     }
 }
@@ -300,51 +311,66 @@ impl<G: Guard> IntoFuture for Acquire<G> {
     type Output = Result<G>;
     type IntoFuture = Acquiring<G>;
 
+    #[inline]
     fn into_future(self) -> Acquiring<G> {
-        Acquiring(Step::New(self))
+        Acquiring { engine: Some(self.engine), step: Step::New(self.request) }
     }
 }
 
 impl<G: Guard> fmt::Debug for Acquire<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Acquire")
-            .field("lock", &self.name.as_str())
+            .field("lock", &self.request.name.as_str())
             .field("mode", &G::MODE)
-            .field("options", &self.overrides)
+            .field("options", &self.request.overrides)
             .finish_non_exhaustive()
     }
 }
 
 /// The future of an acquisition; see [`Acquire`].
 #[must_use = "futures do nothing unless they are polled"]
-pub struct Acquiring<G: Guard>(Step<G>);
+pub struct Acquiring<G: Guard> {
+    /// Absent once it is under way, or over.
+    engine: Option<Arc<Engine>>,
+    step: Step<G>,
+}
 
 enum Step<G: Guard> {
     /// Not polled yet: a reader that joins a hold of its process is done at once, and needs no allocation for it.
-    New(Acquire<G>),
+    New(Request),
     Underway(BoxFuture<'static, Result<Option<G>>>),
     Done,
+}
+
+impl<G: Guard> Acquiring<G> {
+    /// It is not to be had at once.
+    fn set_out(&mut self, engine: Arc<Engine>) -> Result<()> {
+        if let Step::New(request) = std::mem::replace(&mut self.step, Step::Done) {
+            self.step = Step::Underway(match is_observed() {
+                true => request.take_observed(engine, Patience::Wait),
+                false => Box::pin(request.take(engine, Patience::Wait)?),
+            });
+        }
+        Ok(())
+    }
 }
 
 impl<G: Guard> Future for Acquiring<G> {
     type Output = Result<G>;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Step::New(acquire) = &self.0 {
-            let joined = acquire.join();
-            let Step::New(acquire) = std::mem::replace(&mut self.0, Step::Done) else {
-                unreachable!("looked at just now");
-            };
-            match joined {
-                Some((hold, share_id)) => {
-                    acquire.engine.table.meter().joined();
-                    return Poll::Ready(Ok(G::new(Held::of(acquire.engine, hold, share_id))));
-                }
-                None if is_observed() => self.0 = Step::Underway(acquire.take_observed(Patience::Wait)),
-                None => self.0 = Step::Underway(Box::pin(acquire.take(Patience::Wait)?)),
+        if let Some(engine) = self.engine.take()
+            && let Step::New(request) = &self.step
+        {
+            // Here what is asked for stays where it is.
+            if let Some((hold, share_id)) = request.join(&engine, G::MODE) {
+                engine.table.meter().joined();
+                return Poll::Ready(Ok(G::new(Held::of(engine, hold, share_id))));
             }
+            self.set_out(engine)?;
         }
-        match &mut self.0 {
+        match &mut self.step {
             Step::Underway(future) => future.as_mut().poll(cx).map_ok(|guard| match guard {
                 Some(guard) => guard,
                 None => unreachable!("only a caller that asks once is told no"),

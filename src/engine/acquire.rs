@@ -93,6 +93,7 @@ impl FirstAttempt {
 }
 
 /// A share of a hold that this process has, if it may be joined without a word to the server.
+#[inline]
 pub(crate) fn join(engine: &Engine, name: &LockName, mode: Mode, terms: &Terms) -> Option<(Arc<Hold>, ShareId)> {
     if terms.reentry != Reentry::Off || engine.closing.is_closed() {
         return None;

@@ -5,37 +5,38 @@ use std::str;
 use super::hash_of;
 
 /// As long as a short one may be.
-const SHORT: usize = 22;
+const SHORT: usize = 24;
 
 /// A name as the user wrote it, and its hash. A short one needs no memory of its own: whoever joins a hold of its process is
 /// done before anything else would need any.
+///
+/// No enum: it is moved several times before it is looked at, and a variant's bytes would be moved one by one.
 pub(crate) struct LockName {
-    text: Text,
     hash: u64,
-}
-
-enum Text {
-    Short { bytes: [u8; SHORT], len: u8 },
-    Long(Box<str>),
+    short: [u8; SHORT],
+    len: u8,
+    /// A long one.
+    long: Option<Box<str>>,
 }
 
 impl LockName {
+    #[inline]
     pub(crate) fn new(name: &str) -> Self {
-        let mut bytes = [0; SHORT];
-        let text = match (bytes.get_mut(..name.len()), u8::try_from(name.len())) {
+        let mut short = [0; SHORT];
+        let (len, long) = match (short.get_mut(..name.len()), u8::try_from(name.len())) {
             (Some(room), Ok(len)) => {
                 room.copy_from_slice(name.as_bytes());
-                Text::Short { bytes, len }
+                (len, None)
             }
-            _ => Text::Long(name.into()),
+            _ => (0, Some(name.into())),
         };
-        Self { text, hash: hash_of(name) }
+        Self { hash: hash_of(name), short, len, long }
     }
 
     fn bytes(&self) -> &[u8] {
-        match &self.text {
-            Text::Short { bytes, len } => &bytes[..usize::from(*len)],
-            Text::Long(name) => name.as_bytes(),
+        match &self.long {
+            None => &self.short[..usize::from(self.len)],
+            Some(name) => name.as_bytes(),
         }
     }
 

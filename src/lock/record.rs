@@ -393,6 +393,7 @@ impl HoldRecord {
 
     /// Whether a guard that comes now gets what it wants until the next renewal: half of `lease`, and that renewal is under way
     /// or due, or not needed.
+    #[inline]
     fn lasts(&self, share: &Share, lease: Duration, now: Moment) -> bool {
         let wanted_until = now.after(lease).min(share.ends);
         self.is_open()
@@ -405,12 +406,14 @@ impl HoldRecord {
         self.lasts(share, share.lease.min(self.asked), now)
     }
 
+    #[inline]
     fn admit(&mut self, share: Share) -> ShareId {
         let slot = self.take_idle_place(share).unwrap_or_else(|| self.shares.add(share));
         ShareId { slot, token: self.current_token() }
     }
 
     /// A reader joins, if the server has said lately that no writer waits, or would say so by itself.
+    #[inline]
     pub(super) fn join(&mut self, wants: ShareRequest, now: Moment) -> Option<ShareId> {
         let share = wants.from(now);
         // By the clock it may be over. Then somebody else finds that, who tells those who watch.
@@ -448,6 +451,7 @@ impl HoldRecord {
     }
 
     /// One guard is gone, and others are not; `false` if it is the last one, or somebody watches it.
+    #[inline]
     pub(super) fn leave_others(&mut self, share_id: ShareId) -> bool {
         let may = self.shares.len() > 1 && !self.shares.is_watched(share_id.slot);
         if may {

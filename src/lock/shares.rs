@@ -134,6 +134,7 @@ impl Shares {
         Self { all: Slab::with_capacity(1), order: None, watched: BTreeSet::new() }
     }
 
+    #[inline]
     pub(super) fn add(&mut self, share: Share) -> usize {
         let slot = self.all.insert(Shared { share, end: None });
         match &mut self.order {
@@ -162,6 +163,7 @@ impl Shares {
         (share, end)
     }
 
+    #[inline]
     pub(super) fn replace(&mut self, slot: usize, share: Share) {
         let old = std::mem::replace(&mut self.all[slot].share, share);
         if let Some(order) = &mut self.order {

@@ -170,6 +170,7 @@ impl Table {
 
     /// A reader joins a hold of this process, if it has one that may be joined now and no writer waits here. The name is with its
     /// hash.
+    #[inline]
     pub(crate) fn join(&self, name: (u64, &[u8]), wants: ShareRequest, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
         let shard = self.shard(name.0);
         let cell = shard.get(&name as &dyn Name)?;

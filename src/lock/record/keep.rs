@@ -145,6 +145,7 @@ impl HoldRecord {
     }
 
     /// Takes the place of the share that is nobody's, if the hold is idle.
+    #[inline]
     pub(super) fn take_idle_place(&mut self, share: Share) -> Option<usize> {
         let keep = self.keep.as_mut()?;
         keep.is_used_again = true;
@@ -306,6 +307,7 @@ impl HoldRecord {
     }
 
     /// The last guard lets go of a hold that stays, which nobody else need know. `false` if there is more to it.
+    #[inline]
     pub(in crate::lock) fn rests_at_once(&mut self, share_id: ShareId, now: Moment) -> bool {
         let is_last = self.shares.len() == 1 && !self.shares.is_watched(share_id.slot);
         if !is_last || now >= self.deadline() {
@@ -321,6 +323,7 @@ impl HoldRecord {
     }
 
     /// The share that is nobody's, if the hold may stay.
+    #[inline]
     fn share_of_nobody(&self, lease: Duration, now: Moment) -> Option<Share> {
         let keep = self.keep.as_ref().filter(|keep| !keep.idle_hold.is_zero() && keep.is_open(now))?;
         let may = self.is_open() && self.in_doubt.is_none();

@@ -14,6 +14,7 @@ use crate::reentry::OwnerId;
 
 impl<H: OnAgenda> State<H> {
     /// A reader joins a hold, if there is one that may be joined now and no writer waits here.
+    #[inline]
     pub(in crate::lock) fn join(&mut self, wants: ShareRequest, now: Moment) -> Option<(Arc<H>, ShareId)> {
         if self.writer_waits() {
             return None;
@@ -27,6 +28,7 @@ impl<H: OnAgenda> State<H> {
 
     /// A guard lets go of a hold that others share, which nobody else need know. Answers the hold, if something is due for it
     /// earlier. `None`: there is more to it.
+    #[inline]
     pub(in crate::lock) fn leave_others(&mut self, number: u64, share_id: ShareId) -> Option<Option<Arc<H>>> {
         let entry = self.entry(number);
         entry.record.leave_others(share_id).then(|| entry.ends_sooner().cloned())

@@ -24,6 +24,7 @@ impl<H> Holds<H> {
     }
 
     /// What is found for the first of them for which anything is. As a chain of iterators it would take joins longer.
+    #[inline]
     pub(super) fn find_map<T>(&mut self, mut find: impl FnMut(&mut Entry<H>) -> Option<T>) -> Option<T> {
         let found = self.first.as_mut().and_then(&mut find);
         found.or_else(|| self.others.iter_mut().find_map(find))

@@ -27,6 +27,7 @@ impl<H: OnAgenda> State<H> {
 
     /// The last guard of a hold lets go, and the hold stays. Answers the hold, if something is due for it earlier. `None`: there is
     /// more to it.
+    #[inline]
     pub(in crate::lock) fn rests(&mut self, number: u64, share_id: ShareId, now: Moment) -> Option<Option<Arc<H>>> {
         if self.crowd.is_some() {
             return None;
