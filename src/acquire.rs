@@ -135,6 +135,9 @@ impl<G: Guard> Acquire<G> {
     ///
     /// The server is asked at least once, and its first answer is waited for as long as an answer is believed: zero asks
     /// once.
+    ///
+    /// At a lock whose holder elsewhere may keep it without being inside ([`idle_hold`](crate::Builder::idle_hold)), it counts as
+    /// [`try_wait`](crate::Builder::try_wait) at least, from the answer that tells so: time to give the lock up.
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
         self.request.overrides.wait_timeout = Some(wait_timeout);
         self

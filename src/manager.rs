@@ -780,7 +780,8 @@ impl<M: Build> Builder<M> {
         self
     }
 
-    /// How long acquisitions wait for others. Defaults to no limit.
+    /// How long acquisitions wait for others. Defaults to no limit. For a hold that [stays](Builder::idle_hold) elsewhere they wait for
+    /// [`try_wait`](Builder::try_wait) at least.
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
         self.options.wait_timeout = Some(wait_timeout);
         self
@@ -903,6 +904,10 @@ impl<M: Build> Builder<M> {
     /// How long `try_read`, `try_write` and `try_upgrade` wait for the word of a process elsewhere whose hold [stays](Builder::idle_hold):
     /// it gives the hold up, or says that a guard is inside. Defaults to 50 ms, a minute at most. Without such a hold they wait for
     /// nobody.
+    ///
+    /// A shorter [`wait_timeout`](crate::Acquire::wait_timeout) counts as this at a lock that such a process has, from the answer
+    /// that tells so. Whoever waits is not told that a guard is inside: beside one, it ends with
+    /// [`WaitTimeout`](crate::Error::WaitTimeout) when this time is over.
     pub fn try_wait(mut self, try_wait: Duration) -> Self {
         self.options.try_wait = try_wait;
         self

@@ -93,6 +93,8 @@ pub(crate) enum Acquired {
     /// It waits in the queue. The first deadline that might free the lock is so far away.
     Queued {
         retry_in: Duration,
+        /// The lock is marked, and was called for: perhaps nobody is inside of what is held.
+        is_kept: bool,
     },
     /// Others hold the lock or wait for it, and it does not wait; likewise.
     Contended {

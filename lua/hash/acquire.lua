@@ -5,7 +5,7 @@
 -- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms, patience_ms (0: does not wait), turns (how many tokens a writer wants at most),
 --   published limits ('<read_limit_ms> <write_limit_ms>'), letters (may be missing: 'k' for who may keep the hold, 't' for a try, or 'kt')
 -- Returns 'granted id <time> last_token turns remaining_ms waited_for' (its tokens; 0 or 1) | 'queued id <time> retry_in_ms'
---   | 'contended id <time> retry_in_ms' | 'kept id <time> retry_in_ms' | 'late id <time>' | 'version id <time>'; the time in two words,
+--   (and ' 1' where it calls or others have) | 'contended id <time> retry_in_ms' | 'kept id <time> retry_in_ms' | 'late id <time>' | 'version id <time>'; the time in two words,
 --   seconds and microseconds
 local call, key, id, mode, lease_ms = redis.call, KEYS[1], ARGV[2], ARGV[3], ARGV[4]
 local RETENTION_MS, MOST_TURNS, format, sub = 60000, 64, string.format, string.sub
@@ -258,15 +258,19 @@ end
 finish(free_ms)
 -- Whom only a waiting writer keeps out calls nobody: that one does.
 local marked, called_ms = string.match(mark or '', '^(%d+) ?(%d*)$')
+local is_kept = ''
 if tonumber(marked) == last and (mode == 'w' or writer) then
   local passed_ms = now_ms - (tonumber(called_ms) or 0)
   if patience_ms == 0 then
     answer = 'kept'
-  elseif queues and letters and letters ~= 'k' then -- a try is always heard, and names itself
-    redis.pcall('SPUBLISH', channel_of(':call'), marked .. ' ' .. id)
-  elseif queues and (passed_ms < 0 or passed_ms >= CALL_MS) then
-    redis.call('HSET', key, 'k', string.format('%s %.0f', marked, now_ms))
-    redis.pcall('SPUBLISH', channel_of(':call'), marked)
+  elseif queues then
+    is_kept = ' 1'
+    if letters and letters ~= 'k' then -- a try is always heard, and names itself
+      redis.pcall('SPUBLISH', channel_of(':call'), marked .. ' ' .. id)
+    elseif passed_ms < 0 or passed_ms >= CALL_MS then
+      redis.call('HSET', key, 'k', string.format('%s %.0f', marked, now_ms))
+      redis.pcall('SPUBLISH', channel_of(':call'), marked)
+    end
   end
 end
-return string.format('%s %s %s %s %.0f', answer, id, seconds, micros, math.max(1, free_ms - now_ms))
+return string.format('%s %s %s %s %.0f%s', answer, id, seconds, micros, math.max(1, free_ms - now_ms), is_kept)

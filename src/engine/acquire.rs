@@ -173,7 +173,8 @@ fn join_own(engine: &Arc<Engine>, key: &Key, wants: ShareRequest, mode: Mode, no
 
 /// Returns when the wait is over: at the limit, but not before the first attempt has shown what there is to wait for, its own or
 /// that of whoever asks for this side of the lock before it. These may wait for room behind many others: then it is over when
-/// it takes longer than two answers, and it is no silence if the node answers others.
+/// it takes longer than two answers, and it is no silence if the node answers others. Nobody is refused by a hold that nobody is
+/// inside of: whoever keeps the lock elsewhere has time to give it up.
 async fn limit_of(
     engine: &Engine,
     key: &Key,
@@ -190,12 +191,16 @@ async fn limit_of(
     };
     tokio::select! {
         biased;
-        () = Box::pin(shown) => WaitEnd::Limit,
+        () = Box::pin(shown) => {}
         () = at(engine, limit.after(engine.options().response_timeout * 2)) => match engine.scheme.hearing(key) {
-            Hearing { served: Some(served), is_silent: false } if served >= limit => WaitEnd::Limit,
-            _ => WaitEnd::Silence,
+            Hearing { served: Some(served), is_silent: false } if served >= limit => {}
+            _ => return WaitEnd::Silence,
         },
     }
+    if let Some(until) = listening.called_until() {
+        at(engine, until).await;
+    }
+    WaitEnd::Limit
 }
 
 /// Returns when the node has answered nobody for as long as it takes to ask twice, from `began` on.

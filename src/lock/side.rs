@@ -95,6 +95,8 @@ pub(super) struct Side {
     pub(super) pending: Option<Pending>,
     /// Since when the server has not answered whoever asked.
     pub(super) silent_since: Option<Moment>,
+    /// Until when those who keep the lock, and may not be inside, have time to give it up.
+    called_until: Option<Moment>,
     /// Whoever asks has had an answer, or none in time.
     is_heard: bool,
     /// Wait for that.
@@ -205,6 +207,16 @@ impl Side {
             self.is_heard = true;
             self.tell_heard(signals);
         }
+    }
+
+    /// Those who keep the lock and may not be inside have been called, and have this time. To be said before the answer is
+    /// heard by those who wait.
+    pub(super) fn has_called(&mut self, until: Moment) {
+        self.called_until = self.called_until.max(Some(until));
+    }
+
+    pub(super) fn called_until(&self) -> Option<Moment> {
+        self.called_until
     }
 
     pub(super) fn tell_heard(&mut self, signals: &mut Signals) {

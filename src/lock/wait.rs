@@ -95,6 +95,11 @@ impl Listening {
     pub(crate) fn silent_since(&self) -> Option<Moment> {
         self.cell.quietly(|state, _, _| state.silent_since(self.mode))
     }
+
+    /// Until when those have time who keep the lock elsewhere and may not be inside, if any were called for this side of it.
+    pub(crate) fn called_until(&self) -> Option<Moment> {
+        self.cell.quietly(|state, _, _| state.called_until(self.mode))
+    }
 }
 
 impl WaitEntry {
@@ -234,6 +239,11 @@ impl WaitEntry {
     /// The server has not answered this one since that moment, or has again.
     pub(crate) fn hears(&self, silent_since: Option<Moment>) {
         self.cell.quietly(|state, _, effects| state.hears(self.mode, self.waiter_id, silent_since, effects));
+    }
+
+    /// Those who keep the lock elsewhere and may not be inside have been called, and have until then to give it up.
+    pub(crate) fn has_called(&self, until: Moment) {
+        self.cell.quietly(|state, _, _| state.has_called(self.mode, until));
     }
 
     /// What is under way is to be taken back.

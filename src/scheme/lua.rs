@@ -514,7 +514,7 @@ fn other_version() -> Failure {
 fn acquired(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
     match code {
         "granted" => Some(Acquired::Granted(granted(fields)?)),
-        "queued" => Some(Acquired::Queued { retry_in: fields.millis()? }),
+        "queued" => Some(Acquired::Queued { retry_in: fields.millis()?, is_kept: fields.number() == Some(1) }),
         "contended" => Some(Acquired::Contended { retry_in: fields.millis()? }),
         "kept" => Some(Acquired::Kept { retry_in: fields.millis()? }),
         "late" => Some(Acquired::Late),

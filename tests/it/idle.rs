@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use redis_rwlock::{Error, HoldState, MemoryManager, Mode, QuorumManager, RedisManager, TwoKeyManager};
 
-use crate::either::take;
+use crate::either::{AnyGuard, take};
 use crate::fixture::{Fixture, Manager, Settings};
 use crate::wait::{BOUND, soon, until};
 
@@ -32,6 +32,8 @@ where_holds_stay![
     reader_elsewhere_is_not_kept_waiting_by_an_idle_writer,
     who_tries_gets_what_nobody_uses,
     who_tries_is_refused_by_a_guard_and_disturbs_nobody,
+    short_wait_gets_what_nobody_uses,
+    short_wait_beside_a_guard_ends_and_leaves_nothing,
     other_side_in_the_same_process_is_not_kept_waiting,
     tokens_grow_from_writer_to_writer,
     what_nobody_uses_for_long_is_given_back,
@@ -134,6 +136,38 @@ async fn who_tries_is_refused_by_a_guard_and_disturbs_nobody(f: &Fixture) {
     second.release().await.expect("released");
     guard.release().await.expect("released");
     assert_eq!(keeper.stats().idle_holds, 1);
+}
+
+/// Shorter than a call and a release take.
+const SHORT: [Duration; 2] = [Duration::ZERO, Duration::from_millis(1)];
+
+async fn short_wait_gets_what_nobody_uses(f: &Fixture) {
+    for wait in SHORT {
+        for (idle_side, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Write), (Mode::Write, Mode::Read)] {
+            let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager().await, f.name());
+            idle(&keeper, &name, idle_side).await;
+            let granted = match wanted {
+                Mode::Read => other.read(&name).wait_timeout(wait).await.map(AnyGuard::Read),
+                Mode::Write => other.write(&name).wait_timeout(wait).await.map(AnyGuard::Write),
+            };
+            let guard = granted.unwrap_or_else(|error| panic!("{wanted} beside an idle {idle_side}: {error}"));
+            until("it has been given up", async || keeper.stats().holds == 0).await;
+            guard.release_unharmed().await;
+        }
+    }
+}
+
+async fn short_wait_beside_a_guard_ends_and_leaves_nothing(f: &Fixture) {
+    for wait in SHORT {
+        let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager().await, f.name());
+        idle(&keeper, &name, Mode::Read).await;
+        let guard = keeper.read(&name).await.expect("granted");
+        let error = soon("the end", other.write(&name).wait_timeout(wait).into_future()).await;
+        assert!(matches!(error, Err(Error::WaitTimeout { .. })), "a guard is inside: {error:?}");
+        until("nobody waits", async || f.view(&name).await.waiters.is_empty()).await;
+        assert_eq!(guard.state(), HoldState::Held);
+        guard.release().await.expect("released");
+    }
 }
 
 async fn other_side_in_the_same_process_is_not_kept_waiting(f: &Fixture) {

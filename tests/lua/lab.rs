@@ -59,7 +59,7 @@ impl Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
     Granted { token: i64, turns: i64, remaining_ms: i64, waited_for: bool },
-    Queued { retry_in_ms: i64 },
+    Queued { retry_in_ms: i64, is_kept: bool },
     Contended { retry_in_ms: i64 },
     Kept { retry_in_ms: i64 },
     Late,
@@ -366,7 +366,7 @@ impl Lock {
                 let (token, turns, remaining_ms, waited_for) = reply.granted();
                 Acquired::Granted { token, turns, remaining_ms, waited_for }
             }
-            "queued" => Acquired::Queued { retry_in_ms: reply.int() },
+            "queued" => Acquired::Queued { retry_in_ms: reply.int(), is_kept: reply.flag_if_there() },
             "contended" => Acquired::Contended { retry_in_ms: reply.int() },
             "kept" => Acquired::Kept { retry_in_ms: reply.int() },
             "late" => Acquired::Late,
@@ -380,7 +380,7 @@ impl Lock {
                 assert!(remaining_ms >= wish.lease_ms, "at least what was asked for");
                 self.assert_covered_until(reply.server_us / 1000 + remaining_ms);
             }
-            Acquired::Queued { retry_in_ms } => {
+            Acquired::Queued { retry_in_ms, .. } => {
                 assert!(retry_in_ms >= 1);
                 self.assert_covered_until(reply.server_us / 1000 + wish.patience_ms);
             }
@@ -397,7 +397,9 @@ impl Lock {
     /// Is queued, and returns when to ask again.
     pub(crate) fn queued(&mut self, id: &str, mode: Mode) -> i64 {
         let acquired = self.ask(id, mode, Wish::patient());
-        let Acquired::Queued { retry_in_ms } = acquired else { panic!("{id} was not queued {mode:?}: {acquired:?}") };
+        let Acquired::Queued { retry_in_ms, .. } = acquired else {
+            panic!("{id} was not queued {mode:?}: {acquired:?}")
+        };
         retry_in_ms
     }
 
@@ -772,6 +774,13 @@ impl Fields {
         let word = self.text();
         assert!(!word.starts_with('-'), "no number of ours is below nothing: {word}");
         word.parse().unwrap_or_else(|_| panic!("not a number, written out: {word}"))
+    }
+
+    /// A last word that is there only if it is so.
+    fn flag_if_there(&mut self) -> bool {
+        let is_there = !self.words.as_slice().is_empty();
+        assert!(!is_there || self.int() == 1);
+        is_there
     }
 
     fn mode(&mut self) -> Mode {

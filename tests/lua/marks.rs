@@ -55,7 +55,14 @@ impl Lock {
 
     fn tries(&mut self, id: &str, mode: Mode) {
         let asked = self.ask(id, mode, TRY);
-        assert!(matches!(asked, Acquired::Queued { .. }), "{asked:?}");
+        assert!(matches!(asked, Acquired::Queued { is_kept: true, .. }), "{asked:?}");
+    }
+
+    /// Is queued, and returns whether it is told that somebody may keep the lock who is not inside.
+    fn waits_for_a_kept_one(&mut self, id: &str, mode: Mode) -> bool {
+        let asked = self.ask(id, mode, Wish::patient());
+        let Acquired::Queued { is_kept, .. } = asked else { panic!("{asked:?}") };
+        is_kept
     }
 }
 
@@ -125,11 +132,11 @@ fn waiters_call_twice_a_second(mut lock: Lock) {
     for (mode, waiter) in [(Write, Write), (Write, Read), (Read, Write)] {
         let token = lock.keeps("k", mode).to_string();
         let mut calls = lock.calls();
-        lock.queued("a", waiter);
+        assert!(lock.waits_for_a_kept_one("a", waiter));
         assert_eq!(calls.heard(&mut lock), [token.as_str()], "{waiter:?} behind {mode:?}, at once");
         lock.called_ago(300);
         for id in ["a", "b"] {
-            lock.queued(id, waiter);
+            assert!(lock.waits_for_a_kept_one(id, waiter), "whoever has called");
         }
         assert_eq!(calls.heard(&mut lock), [""; 0], "called already");
         lock.called_ago(500);
@@ -151,8 +158,8 @@ fn nobody_calls_without_need(mut lock: Lock) {
     let mut calls = lock.calls();
     for (holder, waiter) in [(Write, Write), (Write, Read), (Read, Write)] {
         lock.granted("h", holder);
-        lock.queued("a", waiter);
-        lock.queued("a", waiter);
+        assert!(!lock.waits_for_a_kept_one("a", waiter));
+        assert!(!lock.waits_for_a_kept_one("a", waiter), "nor a heartbeat");
         lock.leave("a");
         lock.leave("h");
     }
@@ -161,8 +168,8 @@ fn nobody_calls_without_need(mut lock: Lock) {
     lock.queued("w", Write);
     calls.heard(&mut lock);
     lock.called_ago(60_000);
-    lock.queued("r", Read);
-    lock.queued("r", Read);
+    assert!(!lock.waits_for_a_kept_one("r", Read));
+    assert!(!lock.waits_for_a_kept_one("r", Read));
     assert_eq!(calls.heard(&mut lock), [""; 0], "the writer calls, not who waits for it");
     assert!(matches!(lock.ask("s", Read, Wish::default()), Acquired::Contended { .. }), "the same");
 }

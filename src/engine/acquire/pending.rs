@@ -77,7 +77,7 @@ impl Acquisition<'_> {
                     self.waits_on(engine.clock.now());
                     Box::pin(self.pause(&mut pause, retry_in)).await;
                 }
-                Acquired::Queued { retry_in } => {
+                Acquired::Queued { retry_in, .. } => {
                     self.waits_on(engine.clock.now());
                     if !std::mem::replace(&mut queued, true) {
                         events::queued(self.key.name(), self.mode);
@@ -185,6 +185,9 @@ impl Acquisition<'_> {
         let entry = self.entry.as_ref()?;
         drop(entry.attempt_over(&attempt, now, |pending| leaves(&attempt, pending))?);
         if let Ok(answer) = &attempt {
+            if let Acquired::Queued { is_kept: true, .. } | Acquired::Kept { .. } = answer.value {
+                entry.has_called(now.after(engine.options().try_wait));
+            }
             self.answered_at = answer.server;
             self.heard(now);
             self.last_failure = None;

@@ -7,7 +7,7 @@ use super::*;
 use crate::BoxFuture;
 use crate::engine::Held;
 use crate::engine::acquire::{Patience, acquire, join};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::key::LockName;
 use crate::mode::Mode;
 use crate::options::{Options, Overrides, Terms};
@@ -47,6 +47,12 @@ impl Stage {
 
     fn asks(&self, mode: Mode, patience: Patience) -> BoxFuture<'_, Result<Option<Held>>> {
         Box::pin(acquire(&self.engine, Arc::clone(&self.key), mode, self.terms(), patience))
+    }
+
+    /// For no longer than this.
+    fn asks_within(&self, mode: Mode, limit: Duration) -> BoxFuture<'_, Result<Option<Held>>> {
+        let terms = Terms { wait_timeout: Some(limit), ..self.terms() };
+        Box::pin(acquire(&self.engine, Arc::clone(&self.key), mode, terms, Patience::Wait))
     }
 
     /// As a manager does: what needs no word to the server goes first.
@@ -184,6 +190,56 @@ async fn try_that_finds_readers_elsewhere_is_refused() {
     assert_eq!(stage.there().await, (1, 0), "nothing is left of it");
     reader.release().await.expect("released");
     assert!(stage.asks(Mode::Write, Patience::AskOnce).await.expect("answered").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_briefly_is_not_refused_by_an_idle_hold_elsewhere() {
+    for (idle, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Write), (Mode::Write, Mode::Read)] {
+        let stage = Stage::new();
+        let other = stage.other();
+        stage.idles(idle).await;
+        let held = other.asks_within(wanted, Duration::ZERO).await.expect("nobody is inside").expect("granted");
+        held.release().await.expect("released");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nor_are_those_behind_it_in_its_process() {
+    let stage = Stage::new();
+    let other = stage.other();
+    stage.idles(Mode::Write).await;
+    let asks = || other.asks_within(Mode::Read, Duration::ZERO);
+    let (first, second) = tokio::join!(asks(), asks());
+    assert!([first, second].into_iter().all(|read| read.expect("nobody is inside").is_some()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_briefly_beside_a_guard_has_waited_for_the_word_and_leaves_nothing() {
+    for limit in [0, 1, 70].map(Duration::from_millis) {
+        let stage = Stage::new();
+        let other = stage.other();
+        stage.idles(Mode::Write).await;
+        let guard = stage.take(Mode::Write).await;
+        let refused = other.asks_within(Mode::Write, limit).await.expect_err("a guard is inside");
+        let Error::WaitTimeout { waited, .. } = refused else { panic!("{refused:?}") };
+        let most = limit.max(other.engine.options().try_wait);
+        assert!((most..most + STRAY).contains(&waited), "{waited:?} where {limit:?} was the limit");
+        stage.settles().await;
+        assert_eq!(stage.there().await, (1, 0));
+        guard.release().await.expect("released");
+        assert_eq!(stage.idle(), None, "it was called");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn limit_counts_as_it_is_where_nobody_keeps_the_lock() {
+    let stage = Stage::new();
+    let other = stage.other();
+    let guard = stage.take(Mode::Write).await;
+    let refused = other.asks_within(Mode::Write, Duration::ZERO).await.expect_err("a guard is inside");
+    let Error::WaitTimeout { waited, .. } = refused else { panic!("{refused:?}") };
+    assert!(waited < Duration::from_millis(5), "{waited:?}");
+    guard.release().await.expect("released");
 }
 
 #[tokio::test(start_paused = true)]

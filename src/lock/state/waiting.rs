@@ -169,6 +169,14 @@ impl<H: OnAgenda> State<H> {
         side.hears(silent_since, asks, &mut effects.signals);
     }
 
+    pub(in crate::lock) fn has_called(&mut self, mode: Mode, until: Moment) {
+        self.crowd().side(mode).has_called(until);
+    }
+
+    pub(in crate::lock) fn called_until(&mut self, mode: Mode) -> Option<Moment> {
+        self.crowd().side(mode).called_until()
+    }
+
     pub(in crate::lock) fn silent_since(&mut self, mode: Mode) -> Option<Moment> {
         self.crowd().side(mode).silent_since
     }

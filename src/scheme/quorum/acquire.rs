@@ -53,7 +53,7 @@ impl Quorum {
         heard.server = heard.server.max(answer.server);
         match answer.value {
             Acquired::Granted(granted) => self.yes(place, answer.sent, granted, heard),
-            Acquired::Queued { retry_in } | Acquired::Contended { retry_in } | Acquired::Kept { retry_in } => {
+            Acquired::Queued { retry_in, .. } | Acquired::Contended { retry_in } | Acquired::Kept { retry_in } => {
                 heard.retry_in = Some(heard.retry_in.map_or(retry_in, |least| least.min(retry_in)));
                 Vote::No
             }

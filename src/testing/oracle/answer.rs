@@ -34,6 +34,7 @@ impl Answer {
             Self::Acquired(Acquired::Granted(_)) => "granted",
             Self::Acquired(Acquired::Contended { .. }) => "contended",
             Self::Acquired(Acquired::Kept { .. }) => "kept",
+            Self::Acquired(Acquired::Queued { is_kept: true, .. }) => "queued at a marked lock",
             Self::Acquired(Acquired::Queued { .. }) => "queued",
             Self::Acquired(Acquired::Late) => "late",
             Self::ReleaseReply(ReleaseReply::Held) => "held",
@@ -65,12 +66,16 @@ impl Answer {
 
     /// `live` are the deadlines of those who hold the lock now that this was answered.
     pub(super) fn agrees_with(&self, specified: &Self, now_ms: u64, live: &[u64]) -> bool {
+        let ends_in = |retry_in| live.iter().any(|ends_ms| Duration::from_millis(ends_ms - now_ms) == retry_in);
         match (self, specified) {
             (Self::Acquired(Acquired::Contended { retry_in }), Self::Acquired(Acquired::Contended { .. }))
-            | (Self::Acquired(Acquired::Kept { retry_in }), Self::Acquired(Acquired::Kept { .. }))
-            | (Self::Acquired(Acquired::Queued { retry_in }), Self::Acquired(Acquired::Queued { .. })) => {
-                self == specified || live.iter().any(|ends_ms| Duration::from_millis(ends_ms - now_ms) == *retry_in)
+            | (Self::Acquired(Acquired::Kept { retry_in }), Self::Acquired(Acquired::Kept { .. })) => {
+                self == specified || ends_in(*retry_in)
             }
+            (
+                Self::Acquired(Acquired::Queued { retry_in, is_kept }),
+                Self::Acquired(Acquired::Queued { is_kept: specified_kept, .. }),
+            ) => self == specified || is_kept == specified_kept && ends_in(*retry_in),
             _ => self == specified,
         }
     }

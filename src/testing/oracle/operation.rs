@@ -63,6 +63,7 @@ impl Face {
             "kept",
             "not turned, and called",
             "queued",
+            "queued at a marked lock",
             "dequeued",
             "renewed, and waited for",
             "renewed with tokens",

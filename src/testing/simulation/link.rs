@@ -174,8 +174,8 @@ impl Link {
             (Some(Mutant::DeafToCalls), Answer::Renewed(Renewed::Renewed { remaining, tokens, .. })) => {
                 Answer::Renewed(Renewed::Renewed { remaining, is_waited_for: false, tokens })
             }
-            (Some(Mutant::NoPause), Answer::Acquired(Acquired::Queued { .. })) => {
-                Answer::Acquired(Acquired::Queued { retry_in: Duration::from_millis(1) })
+            (Some(Mutant::NoPause), Answer::Acquired(Acquired::Queued { is_kept, .. })) => {
+                Answer::Acquired(Acquired::Queued { retry_in: Duration::from_millis(1), is_kept })
             }
             (_, answer) => answer,
         })

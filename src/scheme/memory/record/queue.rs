@@ -135,7 +135,7 @@ impl Record {
                 if is_kept {
                     self.call_for(now_ms, request);
                 }
-                Acquired::Queued { retry_in }
+                Acquired::Queued { retry_in, is_kept }
             }
             IfTaken::Leave if is_kept => Acquired::Kept { retry_in },
             IfTaken::Leave | IfTaken::Queue { .. } | IfTaken::Try { .. } => Acquired::Contended { retry_in },

@@ -134,7 +134,7 @@ impl Answer {
                     is_waited_for: granted.is_waited_for,
                 }
             }
-            Self::Acquired(Acquired::Queued { retry_in }) => Reply::Queued { retry_in_ms: millis(*retry_in) },
+            Self::Acquired(Acquired::Queued { retry_in, .. }) => Reply::Queued { retry_in_ms: millis(*retry_in) },
             Self::Acquired(Acquired::Contended { retry_in } | Acquired::Kept { retry_in }) => {
                 Reply::Contended { retry_in_ms: millis(*retry_in) }
             }
