@@ -353,7 +353,7 @@ impl<'a> Acquisition<'a> {
     async fn run(&mut self, patience: Patience) -> Result<Option<Held>> {
         loop {
             while !self.entry.as_ref().is_none_or(WaitEntry::asks) {
-                if let Some(held) = Box::pin(self.called()).await? {
+                if let Some(held) = Box::pin(self.called(patience)).await? {
                     return Ok(Some(held));
                 }
             }
@@ -374,7 +374,7 @@ impl<'a> Acquisition<'a> {
                     return Ok(Some(held));
                 }
                 (Pursued::Granted(held), _) => {
-                    if let Some(held) = Box::pin(self.accepted(held)).await? {
+                    if let Some(held) = Box::pin(self.accepted(held, patience)).await? {
                         return Ok(Some(held));
                     }
                 }

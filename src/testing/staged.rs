@@ -52,6 +52,10 @@ pub(crate) struct Staged {
     asked: Mutex<Vec<AcquireRequest>>,
     /// Answers to renewals wait for these.
     words: Mutex<VecDeque<oneshot::Receiver<()>>>,
+    /// Renewals are carried out at these.
+    starts: Mutex<VecDeque<oneshot::Receiver<()>>>,
+    /// So many times more the answers to renewals are lost.
+    unheard: AtomicUsize,
     /// Which renewals came together, and when.
     chunks: Mutex<Vec<(Moment, Vec<AcquisitionId>)>>,
     /// The next of them is none that anybody expects.
@@ -70,6 +74,8 @@ impl Staged {
             words: Mutex::default(),
             chunks: Mutex::default(),
             scripts: AtomicUsize::new(0),
+            starts: Mutex::default(),
+            unheard: AtomicUsize::new(0),
             panics: AtomicBool::new(false),
         }
     }
@@ -103,6 +109,16 @@ impl Staged {
     /// The next renewals are carried out, and their answers wait for a word.
     pub(crate) fn next_renewals(&self, word: oneshot::Receiver<()>) {
         self.words.lock().push_back(word);
+    }
+
+    /// The next renewals are carried out at a word.
+    pub(crate) fn next_renewals_come_late(&self, word: oneshot::Receiver<()>) {
+        self.starts.lock().push_back(word);
+    }
+
+    /// So many times renewals are carried out, and nobody hears of it.
+    pub(crate) fn renewals_go_unheard(&self, times: usize) {
+        self.unheard.store(times, Ordering::SeqCst);
     }
 
     pub(crate) fn next_renewals_panic(&self) {
@@ -186,9 +202,18 @@ impl Scheme for Staged {
         let ids = batch.iter().map(|renewal| renewal.id.clone()).collect();
         self.chunks.lock().push((self.memory.clock().now(), ids));
         assert!(!self.panics.swap(false, Ordering::SeqCst), "as the test wants it");
-        let word = self.words.lock().pop_front();
+        let (start, word) = (self.starts.lock().pop_front(), self.words.lock().pop_front());
+        let is_unheard = self.unheard.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
         Box::pin(async move {
+            if let Some(start) = start {
+                drop(start.await);
+            }
             let answers = self.memory.renew(route, batch).await;
+            if is_unheard.is_ok() {
+                tokio::time::sleep(STRAY).await;
+                let stray_until = self.memory.clock().now();
+                return answers.iter().map(|_| Err(Failure::Unknown { stray_until, source: None })).collect();
+            }
             if let Some(word) = word {
                 drop(word.await);
             }

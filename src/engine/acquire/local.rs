@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Acquisition, FirstAttempt, grace};
+use super::own::Refilled;
+use super::{Acquisition, FirstAttempt, Patience, grace};
 use crate::engine::Held;
 use crate::error::{Error, Result};
 use crate::events;
@@ -17,7 +18,7 @@ const SELF_WAIT_WARNING: Duration = Duration::from_secs(3);
 impl Acquisition<'_> {
     /// Waits in this process until it is called: to ask, or with a share that it has. Ends early when the server is
     /// silent to those before.
-    pub(super) async fn called(&mut self) -> Result<Option<Held>> {
+    pub(super) async fn called(&mut self, patience: Patience) -> Result<Option<Held>> {
         let mut next_look = self.next_look(self.silent_since(), self.engine.clock.now());
         loop {
             let Some(entry) = &mut self.entry else {
@@ -37,7 +38,7 @@ impl Acquisition<'_> {
                         Wake::Ask => None,
                         Wake::Handed(hold, share_id) => {
                             let held = Held::new(self.engine, hold, share_id);
-                            Box::pin(self.accepted(held)).await?
+                            Box::pin(self.accepted(held, patience)).await?
                         }
                     });
                 }
@@ -88,8 +89,8 @@ impl Acquisition<'_> {
     }
 
     /// Takes a share that it was handed or granted. With too little left of that to start with, it waits for the answer to a
-    /// renewal first. If it is over before, it waits as others do. Dropped, it gives the share back.
-    pub(super) async fn accepted(&mut self, held: Held) -> Result<Option<Held>> {
+    /// renewal first. If it is over before, it waits as others do, and who only tries asks. Dropped, it gives the share back.
+    pub(super) async fn accepted(&mut self, held: Held, patience: Patience) -> Result<Option<Held>> {
         let clock = self.engine.clock;
         let (since, mut first, mut was_late) = (clock.now(), None, false);
         loop {
@@ -106,14 +107,22 @@ impl Acquisition<'_> {
                 }
                 Accepted::Tokenless => {
                     first = first.or_else(|| self.first.take().map(FirstAttempt::begins));
-                    if !self.refill(&held).await? {
+                    let refilled = self.refill(&held).await?;
+                    if !matches!(refilled, Refilled::Perhaps) {
                         self.give_up_own(held);
-                        self.wait_again();
+                        self.gets_no_token(refilled, patience);
                         return Ok(None);
                     }
                 }
                 Accepted::Over => {
-                    self.wait_again();
+                    match patience {
+                        Patience::Wait => self.wait_again(),
+                        Patience::AskOnce => {
+                            // It is in its own way no more.
+                            drop(held);
+                            self.try_again();
+                        }
+                    }
                     return Ok(None);
                 }
                 Accepted::Short { answer, until, is_late } => {
@@ -131,6 +140,27 @@ impl Acquisition<'_> {
                 }
             }
         }
+    }
+
+    /// The hold that it was handed is given up, for it has no token for it.
+    fn gets_no_token(&mut self, refilled: Refilled, patience: Patience) {
+        match (patience, refilled) {
+            (Patience::Wait, _) => self.wait_again(),
+            // That was the one answer.
+            (Patience::AskOnce, Refilled::WaitedFor) => self.entry = None,
+            (Patience::AskOnce, Refilled::InVain | Refilled::Perhaps) => self.try_again(),
+        }
+    }
+
+    /// Nothing came of the share that it was handed. Who only tries does not wait until that is given back: it asks at once, unless
+    /// somebody here is before it.
+    fn try_again(&mut self) {
+        let (engine, now) = (self.engine, self.engine.clock.now());
+        let entered = engine.table.try_enter(&self.key, self.mode, self.wants, grace(engine), now);
+        self.entry = entered.map(|(entry, due)| {
+            engine.carry_out(due, now);
+            entry
+        });
     }
 
     /// The renewal for which it waits goes unanswered.

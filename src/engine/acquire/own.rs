@@ -11,6 +11,16 @@ use crate::scheme::{Attempt, Failure, Renewal, Renewed, loss_reason};
 
 use super::{Acquisition, FirstAttempt};
 
+/// What came of asking for more tokens.
+pub(super) enum Refilled {
+    /// There may be one now.
+    Perhaps,
+    /// Somebody waits elsewhere, who is before this one.
+    WaitedFor,
+    /// There are none to be had.
+    InVain,
+}
+
 impl Acquisition<'_> {
     /// Has an idle hold of the other side turned into one of this side. `None` if there is none, or others are in the way: then it
     /// was given up, and the server is to be asked.
@@ -39,12 +49,12 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Asks for more tokens, since there is none for this writer. `false` if there are none to be had.
-    pub(super) async fn refill(&mut self, held: &Held) -> Result<bool> {
+    /// Asks for more tokens, since there is none for this writer.
+    pub(super) async fn refill(&mut self, held: &Held) -> Result<Refilled> {
         let (engine, hold) = (self.engine, held.hold());
         let now = engine.clock.now();
         let Some((standing, lease)) = hold.begin_refill(self.wants.from(now), now) else {
-            return Ok(false);
+            return Ok(Refilled::InVain);
         };
         let renewal = Renewal {
             key: Arc::clone(&self.key),
@@ -61,7 +71,7 @@ impl Acquisition<'_> {
             Ok(answer) => answer,
             Err(failure) => {
                 self.unanswered(failure).await?;
-                return Ok(true);
+                return Ok(Refilled::Perhaps);
             }
         };
         self.heard(now);
@@ -70,11 +80,15 @@ impl Acquisition<'_> {
                 hold.renewed(Grant { sent: answer.sent, remaining, asked: lease }, now);
                 let word = keep::word(Some(standing), answer.sent, answer.node, is_waited_for);
                 engine.carry_out(hold.hears(word, tokens, now), now);
-                Ok(tokens.is_some() && !is_waited_for)
+                Ok(match (is_waited_for, tokens) {
+                    (true, _) => Refilled::WaitedFor,
+                    (false, Some(_)) => Refilled::Perhaps,
+                    (false, None) => Refilled::InVain,
+                })
             }
             Renewed::Lost { forced } => {
                 hold.unknown_to_server(loss_reason(hold.token(), forced));
-                Ok(false)
+                Ok(Refilled::InVain)
             }
         }
     }

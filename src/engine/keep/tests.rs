@@ -17,6 +17,7 @@ use crate::testing::staged::{Fate, STRAY, Staged};
 
 /// A process that keeps its holds, whose requests a test counts and decides about.
 struct Stage {
+    store: Arc<Store>,
     scheme: Arc<Staged>,
     engine: Arc<Engine>,
     key: Arc<Key>,
@@ -24,20 +25,20 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
-        Self::on(Memory::new(Arc::new(Store::new())))
+        Self::on(Arc::new(Store::new()), Options::default())
     }
 
-    fn on(memory: Memory) -> Self {
-        let scheme = Arc::new(Staged::new(memory));
-        let options = Options { idle_hold: Duration::from_secs(600), ..Options::default() };
+    fn on(store: Arc<Store>, options: Options) -> Self {
+        let scheme = Arc::new(Staged::new(Memory::new(Arc::clone(&store))));
+        let options = Options { idle_hold: Duration::from_secs(600), ..options };
         let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
         let key = engine.key("cfg").expect("valid");
-        Self { scheme, engine, key }
+        Self { store, scheme, engine, key }
     }
 
     /// Another process.
     fn other(&self) -> Self {
-        Self::on(self.scheme.memory.clone())
+        Self::on(Arc::clone(&self.store), Options::default())
     }
 
     fn terms(&self) -> Terms {
@@ -57,11 +58,16 @@ impl Stage {
 
     /// As a manager does: what needs no word to the server goes first.
     async fn take(&self, mode: Mode) -> Held {
-        let joined = join(&self.engine, &LockName::new("cfg"), mode, &self.terms());
-        if let Some((hold, share_id)) = joined {
-            return Held::new(&self.engine, hold, share_id);
+        match self.joins(mode) {
+            Some(held) => held,
+            None => self.asks(mode, Patience::Wait).await.expect("answered").expect("granted"),
         }
-        self.asks(mode, Patience::Wait).await.expect("answered").expect("granted")
+    }
+
+    /// What needs no word to the server.
+    fn joins(&self, mode: Mode) -> Option<Held> {
+        let (hold, share_id) = join(&self.engine, &LockName::new("cfg"), mode, &self.terms())?;
+        Some(Held::new(&self.engine, hold, share_id))
     }
 
     async fn uses(&self, mode: Mode) -> u64 {
@@ -154,15 +160,17 @@ async fn writers_that_wait_for_one_another_take_no_more() {
     assert!((4..=6).contains(&scripts), "{scripts} scripts");
 }
 
+/// One that has an idle read hold, and somebody elsewhere who reads.
+async fn stage_beside_a_reader() -> (Stage, Held) {
+    let stage = Stage::new();
+    stage.idles(Mode::Read).await;
+    let reader = stage.other().take(Mode::Read).await;
+    (stage, reader)
+}
+
 #[tokio::test(start_paused = true)]
 async fn writer_that_finds_readers_elsewhere_gives_its_idle_hold_up_and_waits_for_them() {
-    let (stage, other) = {
-        let stage = Stage::new();
-        let other = stage.other();
-        (stage, other)
-    };
-    stage.idles(Mode::Read).await;
-    let reader = other.take(Mode::Read).await;
+    let (stage, reader) = stage_beside_a_reader().await;
     let mut writer = stage.asks(Mode::Write, Patience::Wait);
     tokio::select! {
         biased;
@@ -178,13 +186,7 @@ async fn writer_that_finds_readers_elsewhere_gives_its_idle_hold_up_and_waits_fo
 
 #[tokio::test(start_paused = true)]
 async fn try_that_finds_readers_elsewhere_is_refused() {
-    let (stage, other) = {
-        let stage = Stage::new();
-        let other = stage.other();
-        (stage, other)
-    };
-    stage.idles(Mode::Read).await;
-    let reader = other.take(Mode::Read).await;
+    let (stage, reader) = stage_beside_a_reader().await;
     assert!(stage.asks(Mode::Write, Patience::AskOnce).await.expect("answered").is_none());
     stage.settles().await;
     assert_eq!(stage.there().await, (1, 0), "nothing is left of it");
@@ -271,14 +273,26 @@ async fn whoever_is_dropped_while_its_hold_is_turned_leaves_nothing() {
     }
 }
 
+/// One of which the next writer finds no token left in its idle hold, and the last token.
+async fn stage_without_tokens() -> (Stage, u64) {
+    without_tokens(Stage::new()).await
+}
+
+async fn without_tokens(stage: Stage) -> (Stage, u64) {
+    stage.idles(Mode::Write).await;
+    let mut last = stage.uses(Mode::Write).await;
+    while let Some(held) = stage.joins(Mode::Write) {
+        last = held.share_id().token.as_u64();
+    }
+    assert_eq!(stage.idle(), Some(Mode::Write));
+    // The next grant has another time.
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    (stage, last)
+}
+
 #[tokio::test(start_paused = true)]
 async fn whoever_is_dropped_while_it_asks_for_tokens_leaves_the_hold_to_the_next() {
-    let stage = Stage::new();
-    stage.idles(Mode::Write).await;
-    let mut last = 0;
-    while stage.engine.table.idle_holds()[0].1.wants_tokens() == 0 || join_takes(&stage) {
-        last = stage.uses(Mode::Write).await;
-    }
+    let (stage, last) = stage_without_tokens().await;
     let (_word, answer) = oneshot::channel();
     stage.scheme.next_renewals(answer);
     let mut asks = stage.asks(Mode::Write, Patience::Wait);
@@ -290,10 +304,58 @@ async fn whoever_is_dropped_while_it_asks_for_tokens_leaves_the_hold_to_the_next
     assert_eq!((stage.idle(), stage.there().await), (Some(Mode::Write), (1, 0)));
 }
 
-/// Whether the next writer finds a token.
-fn join_takes(stage: &Stage) -> bool {
-    let joined = join(&stage.engine, &LockName::new("cfg"), Mode::Write, &stage.terms());
-    let takes = joined.is_some();
-    drop(joined.map(|(hold, share_id)| Held::new(&stage.engine, hold, share_id)));
-    takes
+/// What somebody who tries and finds no token left hears when somebody else begins to wait meanwhile.
+async fn tries_while_another_waits(begins: impl FnOnce(&Staged, oneshot::Receiver<()>)) {
+    let (stage, _) = stage_without_tokens().await;
+    let other = stage.other();
+    let (word, waits_for_a_word) = oneshot::channel();
+    begins(&stage.scheme, waits_for_a_word);
+    let mut tries = stage.asks(Mode::Write, Patience::AskOnce);
+    polled_once(&mut tries).await;
+    let mut waits = other.asks(Mode::Write, Patience::Wait);
+    polled_once(&mut waits).await;
+    tokio::select! {
+        biased;
+        _ = &mut tries => panic!("it has no answer"),
+        _ = &mut waits => panic!("the hold is not given back"),
+        () = tokio::time::sleep(Duration::from_millis(1)) => {}
+    }
+    // That it was given back is never heard.
+    let (_never, heard) = oneshot::channel();
+    stage.scheme.next_leave(Fate::Answered(heard));
+    word.send(()).expect("it asks");
+    let began = stage.engine.clock.now();
+    assert!(tries.await.expect("answered").is_none(), "somebody else is before it");
+    let waited = stage.engine.clock.now().since(began);
+    assert!(waited <= stage.engine.options().try_wait, "{waited:?}");
+    let held = waits.await.expect("answered").expect("granted");
+    stage.settles().await;
+    assert_eq!(stage.there().await, (1, 0), "nothing is left of it");
+    held.release().await.expect("ours");
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_that_asks_for_tokens_is_refused_by_the_answer_that_somebody_waits() {
+    tries_while_another_waits(|scheme, word| scheme.next_renewals_come_late(word)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_that_asks_for_tokens_is_refused_where_somebody_calls_meanwhile() {
+    tries_while_another_waits(|scheme, word| scheme.next_renewals(word)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_that_asks_for_tokens_for_too_long_waits_for_nobody_of_its_process() {
+    let (response_timeout, unreachable_after) = (Duration::from_secs(20), Duration::from_secs(60));
+    let patient = Options { response_timeout, unreachable_after, ..Options::default() };
+    let (stage, _) = without_tokens(Stage::on(Arc::new(Store::new()), patient)).await;
+    stage.scheme.renewals_go_unheard(usize::MAX);
+    let mut tries = stage.asks(Mode::Write, Patience::AskOnce);
+    polled_once(&mut tries).await;
+    let mut waits = stage.asks(Mode::Write, Patience::Wait);
+    polled_once(&mut waits).await;
+    let (refused, granted) = tokio::join!(tokio::time::timeout(Duration::from_secs(10), tries), waits);
+    assert!(refused.expect("it ends though the other one goes on").expect("answered").is_none(), "one is before it");
+    stage.scheme.renewals_go_unheard(0);
+    granted.expect("answered").expect("granted").release().await.expect("ours");
 }
