@@ -304,6 +304,76 @@ async fn whoever_is_dropped_while_it_asks_for_tokens_leaves_the_hold_to_the_next
     assert_eq!((stage.idle(), stage.there().await), (Some(Mode::Write), (1, 0)));
 }
 
+#[tokio::test(start_paused = true)]
+async fn writer_whose_hold_the_server_has_lost_gets_another_one_at_once() {
+    for patience in [Patience::Wait, Patience::AskOnce] {
+        let (stage, last) = stage_without_tokens().await;
+        stage.store.lose_all();
+        // The server is told all the same, should it still know the hold. Nobody waits for that.
+        let (_never, heard) = oneshot::channel();
+        stage.scheme.next_leave(Fate::Silent(heard));
+        let asks = tokio::time::timeout(Duration::from_millis(1), stage.asks(Mode::Write, patience));
+        let held = asks.await.expect("at once").expect("answered").expect("nobody is inside");
+        let token = held.share_id().token.as_u64();
+        assert!(token > last, "{token} after {last}");
+        stage.settles().await;
+        assert_eq!(stage.there().await, (1, 0));
+        held.release().await.expect("ours");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_of_which_nobody_hears_are_asked_for_again() {
+    let (stage, last) = stage_without_tokens().await;
+    stage.scheme.renewals_go_unheard(1);
+    let token = stage.uses(Mode::Write).await;
+    assert!(token > last, "{token} after {last}");
+    assert_eq!((stage.idle(), stage.there().await), (Some(Mode::Write), (1, 0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn writer_whose_question_for_tokens_is_never_answered_asks_for_another_hold() {
+    let (stage, last) = stage_without_tokens().await;
+    stage.scheme.renewals_go_unheard(usize::MAX);
+    let held = stage.asks(Mode::Write, Patience::Wait).await.expect("answered").expect("nobody is inside");
+    let token = held.share_id().token.as_u64();
+    assert!(token > last, "{token} after {last}");
+    stage.settles().await;
+    assert_eq!(stage.there().await, (1, 0), "the one before is given back");
+    stage.scheme.renewals_go_unheard(0);
+    held.release().await.expect("ours");
+}
+
+#[tokio::test(start_paused = true)]
+async fn writer_whom_nobody_answers_any_more_is_told_so() {
+    let (stage, _) = stage_without_tokens().await;
+    let (began, unreachable_after) = (stage.engine.clock.now(), stage.engine.options().unreachable_after);
+    stage.scheme.renewals_go_unheard(usize::MAX);
+    (0..200).for_each(|_| stage.scheme.next_acquire(Fate::Cut));
+    let unreachable = stage.asks(Mode::Write, Patience::Wait).await.expect_err("nobody answers");
+    assert!(matches!(unreachable, Error::Unreachable { .. }), "{unreachable:?}");
+    let waited = stage.engine.clock.now().since(began);
+    assert!((unreachable_after..unreachable_after + STRAY * 2).contains(&waited), "{waited:?}");
+    stage.settles().await;
+    assert_eq!(stage.there().await, (0, 0), "nothing is left of it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_whose_question_for_tokens_is_never_answered_is_told_so_and_leaves_the_hold_to_the_next() {
+    let (stage, last) = stage_without_tokens().await;
+    let began = stage.engine.clock.now();
+    stage.scheme.renewals_go_unheard(usize::MAX);
+    let unreachable = stage.asks(Mode::Write, Patience::AskOnce).await.expect_err("nobody answers");
+    assert!(matches!(unreachable, Error::Unreachable { .. }), "{unreachable:?}");
+    let waited = stage.engine.clock.now().since(began);
+    assert!(waited <= stage.engine.options().response_timeout * 2, "{waited:?}");
+    assert_eq!(stage.idle(), Some(Mode::Write));
+    stage.scheme.renewals_go_unheard(0);
+    let token = stage.uses(Mode::Write).await;
+    assert!(token > last, "{token} after {last}");
+    assert_eq!((stage.idle(), stage.there().await), (Some(Mode::Write), (1, 0)));
+}
+
 /// What somebody who tries and finds no token left hears when somebody else begins to wait meanwhile.
 async fn tries_while_another_waits(begins: impl FnOnce(&Staged, oneshot::Receiver<()>)) {
     let (stage, _) = stage_without_tokens().await;
