@@ -268,8 +268,10 @@ if tonumber(marked) == last and (mode == 'w' or writer) then
     if letters and letters ~= 'k' then -- a try is always heard, and names itself
       redis.pcall('SPUBLISH', channel_of(':call'), marked .. ' ' .. id)
     elseif passed_ms < 0 or passed_ms >= CALL_MS then
-      redis.call('HSET', key, 'k', string.format('%s %.0f', marked, now_ms))
-      redis.pcall('SPUBLISH', channel_of(':call'), marked)
+      -- Who may not publish has not called: others do.
+      if type(redis.pcall('SPUBLISH', channel_of(':call'), marked)) == 'number' then
+        redis.call('HSET', key, 'k', string.format('%s %.0f', marked, now_ms))
+      end
     end
   end
 end

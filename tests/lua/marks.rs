@@ -439,8 +439,9 @@ fn calls_without_the_right_do_not_undo(mut lock: Lock) {
     let rights = ["on", ">pw", "~*", "+@all", "resetchannels"];
     lock.command(&[&["ACL", "SETUSER", &user][..], &rights].concat());
     lock.command(&["AUTH", &user, "pw"]);
-    lock.keeps("k", Write);
-    lock.queued("a", Write);
+    let token = lock.keeps("k", Write).to_string();
+    assert!(lock.waits_for_a_kept_one("a", Write));
+    assert_eq!(lock.field("k"), Some(token), "what was not called is not noted: others call");
     lock.tries("b", Write);
     lock.used("b");
     assert_eq!(lock.force(), ["k"]);

@@ -33,6 +33,8 @@ on_both_servers![
     silent_link_costs_no_more_than_its_next_ping,
     nothing_is_relied_on_a_second_after_the_last_word,
     killed_subscription_is_not_relied_on,
+    waiter_that_may_not_publish_costs_a_renewal,
+    waiter_that_may_not_publish_keeps_nobody_else_from_calling,
 ];
 
 const MODES: [Mode; 2] = [Mode::Read, Mode::Write];
@@ -109,6 +111,14 @@ impl Alone {
     async fn past_the_proxy(&self) -> Manager {
         self.manager_elsewhere(Topology::node(format!("redis://{}", self.node.addr()))).await
     }
+
+    /// A manager of a user who may do everything but publish: for want of the command, or of any channel.
+    async fn without_publishing(&self, without: &str) -> Manager {
+        let rights = ["on", ">secret", "~*", "&*", "+@all", without];
+        self.node.acl_set_user("mute", &["reset"]).expect("a user");
+        self.node.acl_set_user("mute", &rights).expect("the server knows all rights");
+        self.manager_elsewhere(Topology::node(format!("redis://mute:secret@{}", self.node.addr()))).await
+    }
 }
 
 /// The main connection works.
@@ -163,6 +173,38 @@ async fn killed_subscription_is_not_relied_on(server: Server) {
         idle(&keeper, &name, mode).await;
         assert!(f.node.kill_subscribers().expect("killed") >= 1);
         writer_is_in_within(SOON, &other, &name).await;
+    }
+}
+
+/// What takes the right to publish from a user.
+const MUTE: [&str; 2] = ["-spublish", "resetchannels"];
+
+async fn waiter_that_may_not_publish_costs_a_renewal(server: Server) {
+    let f = Alone::start(server);
+    for (mode, without) in MODES.into_iter().flat_map(|mode| MUTE.map(|without| (mode, without))) {
+        let (keeper, mute, name) =
+            (f.manager_with(keeps_for(LEASE)).await, f.without_publishing(without).await, f.name());
+        idle(&keeper, &name, mode).await;
+        let calls = f.hash_key(&name) + ":call";
+        f.node.proxy().lose_messages(calls.clone(), usize::MAX);
+        writer_is_in_within(RENEWAL, &mute, &name).await;
+        assert_eq!(f.node.proxy().messages_lost(calls), 0, "it may not call");
+    }
+}
+
+/// A call that was not made is in no other one's place.
+async fn waiter_that_may_not_publish_keeps_nobody_else_from_calling(server: Server) {
+    let f = Alone::start(server);
+    for (mode, without) in MODES.into_iter().zip(MUTE) {
+        let (keeper, mute, name) =
+            (f.manager_with(keeps_for(LONG)).await, f.without_publishing(without).await, f.name());
+        let other = f.past_the_proxy().await;
+        idle(&keeper, &name, mode).await;
+        let waits = name.clone();
+        let waiting = tokio::spawn(async move { take(&mute, &waits, Mode::Write).await.release_unharmed().await });
+        until("it waits", async || !f.view(&name).await.waiters.is_empty()).await;
+        writer_is_in_within(SOON, &other, &name).await;
+        soon("the end of the one before", waiting).await.expect("no panic");
     }
 }
 
