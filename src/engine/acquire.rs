@@ -357,10 +357,14 @@ impl<'a> Acquisition<'a> {
                     return Ok(Some(held));
                 }
             }
-            if self.engine.holds_may_stay()
-                && let Some(held) = Box::pin(self.turn_own()).await?
-            {
-                return Ok(Some(held));
+            if self.engine.holds_may_stay() {
+                if let Some(held) = Box::pin(self.turn_own(patience)).await? {
+                    return Ok(Some(held));
+                }
+                // What was turned was over before anybody could begin with it: it waits again.
+                if !self.entry.as_ref().is_none_or(WaitEntry::asks) {
+                    continue;
+                }
             }
             if self.mode == Mode::Read
                 && let Some(held) = Box::pin(self.recheck_own()).await?

@@ -23,6 +23,7 @@ use crate::events;
 use crate::lease::Moment;
 use crate::lock::hold::{self, Grant, Granting, Hold, HoldState, LeftOpen, OpenConversion, ShareId};
 use crate::lock::release::Release;
+use crate::lock::shares::ShareRequest;
 use crate::lock::stray::Copies;
 use crate::scheme::{AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, MAX_TOKENS, Mode, loss_reason};
 
@@ -66,9 +67,12 @@ pub(crate) async fn upgrade(held: Held) -> Result<Held, NotConverted> {
 }
 
 /// The same for somebody of this process who has no guard yet, and has taken an idle hold of the other side: one answer is enough.
-pub(super) async fn turn(held: Held, mode: Mode) -> Result<Held, NotConverted> {
+/// Its guard begins with the new hold.
+pub(super) async fn turn(held: Held, mode: Mode, wants: ShareRequest) -> Result<Held, NotConverted> {
     let word = Word { until: Some(held.engine().clock.now()), ..Word::default() };
-    Conversion::new(&held, mode, word).run(held).await
+    let mut conversion = Conversion::new(&held, mode, word);
+    conversion.begins = Some(wants);
+    conversion.run(held).await
 }
 
 fn lost(held: &Held) -> Option<Error> {
@@ -83,6 +87,8 @@ struct Conversion {
     engine: Arc<Engine>,
     old: Arc<Hold>,
     request: AcquireRequest,
+    /// What its guard wants, which begins with the new hold. Without that it goes on.
+    begins: Option<ShareRequest>,
     /// Whether the new hold may stay, as the old one may.
     keeping: Option<Keeping>,
     word: Word,
@@ -142,7 +148,7 @@ impl Conversion {
         };
         let (old, keeping) = (Arc::clone(held.hold()), engine.keeping_on(held.hold()));
         let unsettled = engine.releases.unsettled();
-        Self { engine, old, request, keeping, word, copies, settled: false, _unsettled: unsettled }
+        Self { engine, old, request, begins: None, keeping, word, copies, settled: false, _unsettled: unsettled }
     }
 
     async fn run(mut self, held: Held) -> Result<Held, NotConverted> {
@@ -304,7 +310,7 @@ impl Conversion {
         let granted = hold::Granted {
             granting: Granting { id: self.request.id.clone(), mode: self.request.mode, token, tokens },
             grant: Grant { sent, remaining, asked: self.request.lease },
-            share: self.old.share(held.share_id()),
+            share: self.begins.map_or_else(|| self.old.share(held.share_id()), |wants| wants.from(sent)),
             copies: self.copies,
             keep,
             share_until: (!is_waited_for).then(|| sent.after(engine.options().share_window)),

@@ -315,7 +315,7 @@ fn hold_that_is_over_does_not_come_back() {
     let (hold, _) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 1000, 1);
     hold.lose(LossReason::Forced);
     table.ended(&hold);
-    let (pending, _) = reader.joined(&hold, now());
+    let (pending, _) = reader.seated(&hold, now());
     assert!(pending.is_none());
     assert!(table.holds(&key()).is_empty() && table.is_idle());
 }

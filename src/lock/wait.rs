@@ -261,7 +261,7 @@ impl WaitEntry {
     }
 
     /// It has a share of a hold that the server has granted or confirmed before. What it has under way is to be taken back.
-    pub(crate) fn joined(self, hold: &Hold, now: Moment) -> (Option<Pending>, Due) {
+    pub(crate) fn seated(&self, hold: &Hold, now: Moment) -> (Option<Pending>, Due) {
         self.cell.event(now, |state, _, effects| state.seated(self.mode, self.waiter_id, hold.number(), now, effects))
     }
 

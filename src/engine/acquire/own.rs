@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::lock::hold::Grant;
 use crate::scheme::{Attempt, Failure, Renewal, Renewed, loss_reason};
 
-use super::{Acquisition, FirstAttempt};
+use super::{Acquisition, FirstAttempt, Patience};
 
 /// What came of asking for more tokens.
 pub(super) enum Refilled {
@@ -24,7 +24,7 @@ pub(super) enum Refilled {
 impl Acquisition<'_> {
     /// Has an idle hold of the other side turned into one of this side. `None` if there is none, or others are in the way: then it
     /// was given up, and the server is to be asked.
-    pub(super) async fn turn_own(&mut self) -> Result<Option<Held>> {
+    pub(super) async fn turn_own(&mut self, patience: Patience) -> Result<Option<Held>> {
         let (engine, now) = (self.engine, self.engine.clock.now());
         let Some(entry) = &self.entry else {
             return Ok(None);
@@ -35,10 +35,15 @@ impl Acquisition<'_> {
             return Ok(None);
         };
         let first = self.first.take().map(FirstAttempt::begins);
-        let turned = convert::turn(Held::new(engine, hold, share_id), self.mode).await;
+        let turned = convert::turn(Held::new(engine, hold, share_id), self.mode, self.wants).await;
         drop(first);
         match turned {
-            Ok(held) => Ok(Some(self.joined(held))),
+            // One answer is enough, also for a guard that starts with little.
+            Ok(held) if patience == Patience::AskOnce => Ok(Some(self.joined(held))),
+            Ok(held) => {
+                self.seated(&held);
+                self.accepted(held, patience).await
+            }
             Err(NotConverted { held, error }) => {
                 self.give_up_own(held);
                 match error {

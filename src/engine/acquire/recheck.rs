@@ -50,16 +50,22 @@ impl Acquisition<'_> {
 
     /// It has a share of a hold that was granted before: whoever waits here to read may have one too.
     pub(super) fn joined(&mut self, held: Held) -> Held {
-        if let Some(entry) = self.entry.take() {
+        self.seated(&held);
+        self.entry = None;
+        held
+    }
+
+    /// The same for one that keeps its place until it knows that it has enough.
+    pub(super) fn seated(&self, held: &Held) {
+        if let Some(entry) = &self.entry {
             let now = self.engine.clock.now();
-            let (pending, due) = entry.joined(held.hold(), now);
+            let (pending, due) = entry.seated(held.hold(), now);
             self.engine.carry_out(due, now);
             // It needs nothing of its own.
             if let Some(pending) = pending {
                 self.cancel(pending);
             }
         }
-        held
     }
 
     async fn recheck(&mut self, held: Held, lease: Duration) -> Result<Recheck> {

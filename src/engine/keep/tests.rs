@@ -258,6 +258,29 @@ async fn answer_that_is_lost_is_asked_for_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn guard_of_a_hold_that_was_turned_begins_with_enough_however_long_that_took() {
+    const LEASE: Duration = Duration::from_secs(60);
+    for max_hold in [LEASE, LEASE * 10] {
+        let stage = Stage::new();
+        stage.idles(Mode::Write).await;
+        let (word, answer) = oneshot::channel();
+        stage.scheme.next_conversion(Fate::Answered(answer));
+        let overrides = Overrides { lease: Some(LEASE), max_hold: Some(max_hold), ..Overrides::default() };
+        let terms = Terms::new(stage.engine.options(), overrides).expect("valid");
+        let asks = acquire(&stage.engine, Arc::clone(&stage.key), Mode::Read, terms, Patience::Wait);
+        let answers = async {
+            tokio::time::sleep(LEASE * 2 / 3).await;
+            word.send(()).expect("it is waited for");
+        };
+        let (held, ()) = tokio::join!(asks, answers);
+        let held = held.expect("answered").expect("granted");
+        let left = held.hold().remaining(held.share_id());
+        assert!(left >= LEASE / 2, "{left:?} are left");
+        held.release().await.expect("released");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn whoever_is_dropped_while_its_hold_is_turned_leaves_nothing() {
     for (idle, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read)] {
         let stage = Stage::new();
