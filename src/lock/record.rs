@@ -24,6 +24,7 @@ use crate::lease::{self, FencingToken, Moment};
 use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::{End, Ended, HoldState};
 use crate::lock::shares::{Share, ShareId, ShareRequest, Shares};
+use crate::lock::side::First;
 use crate::lock::stray::Copies;
 use crate::mode::Mode;
 use crate::reentry::OwnerId;
@@ -460,12 +461,12 @@ impl HoldRecord {
         may
     }
 
-    /// One guard is gone. The last one ends the hold, unless it is a writer's and `next` is to have it.
+    /// One guard is gone. The last one ends the hold, unless it is a writer's and the next writer here, who waits, is to have it.
     pub(super) fn remove_share(
         &mut self,
         share_id: ShareId,
         now: Moment,
-        next: Option<Share>,
+        next: First,
         rules: &Rules,
         signals: &mut Signals,
     ) -> ShareRemoved {
@@ -481,14 +482,15 @@ impl HoldRecord {
         if !self.shares.is_empty() || !self.phase.is_live() {
             return lost.map_or(ShareRemoved::Shared, ShareRemoved::Lost);
         }
-        if let (None, Some(next)) = (lost, next)
-            && let Some(share_id) = self.hand_over(next, now, rules)
-        {
-            return ShareRemoved::HandedOver(share_id);
-        }
-        // Whoever waits here and cannot have it as it is asks the server.
-        if lost.is_none() && next.is_none() && self.rests(share.lease, now) {
-            return ShareRemoved::Kept;
+        match next {
+            First::Waits(wants) if lost.is_none() => {
+                if let Some(share_id) = self.hand_over(wants.from(now), now, rules) {
+                    return ShareRemoved::HandedOver(share_id);
+                }
+            }
+            First::Nobody if lost.is_none() && self.rests(share.lease, now) => return ShareRemoved::Kept,
+            // Whoever waits here and cannot have it as it is asks the server; whoever asks already is passed by nobody.
+            _ => {}
         }
         self.phase = Phase::Released;
         lost.map_or(ShareRemoved::Last, ShareRemoved::LastLate)

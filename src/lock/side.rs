@@ -103,6 +103,16 @@ pub(super) struct Side {
     heard: Option<Arc<Notify>>,
 }
 
+/// Who comes next on a side.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum First {
+    Nobody,
+    /// It waits here, for this.
+    Waits(ShareRequest),
+    /// It came before all that wait, and has its place at the server.
+    Asks,
+}
+
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) wants: ShareRequest,
@@ -137,9 +147,15 @@ impl Side {
         self.asker.is_some()
     }
 
-    /// What the first one that waits wants.
-    pub(super) fn first_wants(&self) -> Option<ShareRequest> {
-        self.waiters.first_key_value().map(|(_, waiter)| waiter.wants)
+    /// Who comes next, of those who wait and whoever asks.
+    pub(super) fn first(&self) -> First {
+        let waiter = self.waiters.first_key_value();
+        let asker = self.asker.as_ref().map(|asker| asker.waiter_id);
+        match (asker, waiter) {
+            (Some(asker), waiter) if waiter.is_none_or(|(waiter_id, _)| asker < *waiter_id) => First::Asks,
+            (_, Some((_, waiter))) => First::Waits(waiter.wants),
+            (_, None) => First::Nobody,
+        }
     }
 
     pub(super) fn wait(&mut self, waiter_id: WaiterId, waiter: Waiter) {

@@ -405,6 +405,20 @@ fn offer_to_a_future_that_nobody_polls_is_due_before_the_hold() {
 }
 
 #[test]
+fn hold_is_handed_past_no_writer_that_asks_and_came_before() {
+    let table = table();
+    let (mut first, tries) = (enter(&table, Mode::Write), try_enter(&table, Mode::Write));
+    assert!(asks(&mut first));
+    // Both ask, and who tries is the first to be heard.
+    let (hold, share_id) = grant(&tries.expect("nobody waits"), 1, Mode::Write, 5, 64);
+    let mut later = enter(&table, Mode::Write);
+    assert!(called(&mut later).is_none());
+    assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
+    table.ended(&hold);
+    assert!(called(&mut later).is_none() && sends(&first, 2).is_some(), "it is the turn of the first");
+}
+
+#[test]
 fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
     let table = table();
     let first = enter(&table, Mode::Write);

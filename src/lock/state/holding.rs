@@ -8,7 +8,7 @@ use crate::lease::Moment;
 use crate::lock::effects::{Effects, OnAgenda, Rules, Signals};
 use crate::lock::record::{Granted, Granting, HoldRecord, Next, ShareRemoved};
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::{Pending, WaiterId};
+use crate::lock::side::{First, Pending, WaiterId};
 use crate::mode::Mode;
 use crate::reentry::OwnerId;
 
@@ -174,7 +174,7 @@ impl<H: OnAgenda> State<H> {
         rules: &Rules,
         effects: &mut Effects<H>,
     ) -> ShareRemoved {
-        let next = self.crowd.as_deref().and_then(|crowd| crowd.writes.first_wants()).map(|wants| wants.from(now));
+        let next = self.crowd.as_deref().map_or(First::Nobody, |crowd| crowd.writes.first());
         let entry = self.entry(number);
         let removed = entry.record.remove_share(share_id, now, next, rules, &mut effects.signals);
         entry.due_if_sooner(effects);

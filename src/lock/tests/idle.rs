@@ -302,6 +302,14 @@ fn who_tries_has_an_idle_hold_given_up() {
 }
 
 #[test]
+fn hold_does_not_stay_where_a_writer_asks_for_it() {
+    let keeper = kept(Mode::Read, 1);
+    let mut writer = keeper.table.enter(&key(), Mode::Write, wants(), GRACE, now()).0;
+    assert!(asks(&mut writer) && sends(&writer, 2).is_some());
+    assert_eq!(keeper.leaves(), ShareRemoved::Last);
+}
+
+#[test]
 fn who_tries_is_not_kept_out_by_a_hold_on_its_way_back() {
     for mode in [Mode::Read, Mode::Write] {
         let keeper = idle(mode, 8);
