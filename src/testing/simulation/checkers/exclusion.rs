@@ -19,8 +19,7 @@ fn conflict(facts: &Facts<'_>, a: Guard, b: Guard, now: Micros) -> bool {
 
 /// A guard that is to become a reader counts as one until the answer is known.
 fn writes(guard: &GuardFacts, now: Micros) -> bool {
-    let converting = guard.converting.is_some_and(|(from, until)| from <= now && now <= until);
-    guard.mode == Mode::Write && !converting
+    guard.mode == Mode::Write && !guard.is_converting(now)
 }
 
 /// Validity begins with a grant and has one end, so two overlap only if the older is valid when the younger is granted.
@@ -96,7 +95,7 @@ pub(super) fn covered(facts: &Facts<'_>) -> Findings {
                     continue;
                 }
                 // While it is converted, its hold may be another one already.
-                if guard.converting.is_some_and(|(from, until)| from <= now && now <= until) {
+                if guard.is_converting(now) {
                     continue;
                 }
                 match server_ms {

@@ -73,6 +73,18 @@ impl ProcessFacts {
         within(&self.paused, from, to)
     }
 
+    /// The end of a span, if it has to run for as long as that is.
+    pub(super) fn runs_until(&self, from: Micros, until: Micros) -> Micros {
+        let mut end = until;
+        loop {
+            let later = until.saturating_add(self.paused_within(from, end));
+            if later == end {
+                return end;
+            }
+            end = later;
+        }
+    }
+
     /// How long it may take until another one asks in place of one that is not polled.
     pub(super) fn handing_on(&self, from: Micros, to: Micros) -> Micros {
         if self.was_a_runtime_stopped(from, to) { RUNTIME_NOTICED } else { 0 }
@@ -119,8 +131,8 @@ pub(super) struct GuardFacts {
     pub(super) root: Guard,
     pub(super) root_asked: Micros,
     pub(super) root_granted: Micros,
-    /// When it was to become a reader, and until when that was open.
-    pub(super) converting: Option<(Micros, Micros)>,
+    /// When it was to become a reader, and until when that was open: each time that somebody wanted that.
+    pub(super) converting: Vec<(Micros, Micros)>,
     pub(super) wish: Wish,
     pub(super) id: Id,
     pub(super) granted: Micros,
@@ -130,6 +142,13 @@ pub(super) struct GuardFacts {
     pub(super) over: Option<Micros>,
     pub(super) lost: Option<Micros>,
     pub(super) letting: Option<Letting>,
+}
+
+impl GuardFacts {
+    /// Whether it is to become a reader, and the answer is not known.
+    pub(super) fn is_converting(&self, now: Micros) -> bool {
+        self.converting.iter().any(|(from, until)| (*from..=*until).contains(&now))
+    }
 }
 
 pub(super) struct RequestFacts {
@@ -152,6 +171,10 @@ pub(super) struct RequestFacts {
 }
 
 impl RequestFacts {
+    pub(super) fn is_answered(&self, now: Micros) -> bool {
+        self.answered.as_ref().is_some_and(|(at, _)| *at <= now)
+    }
+
     /// Whether its sender gave up, and cannot know what came of it.
     pub(super) fn is_unanswered(&self) -> bool {
         self.failed.is_some() && !self.not_done
@@ -275,7 +298,7 @@ impl<'h> Facts<'h> {
                     AttemptFacts { process, runtime, wish, asked: at, index, ended: None, end: None, guard: None };
                 self.attempts.insert(attempt, facts);
                 if let (Some(guard), Mode::Read) = (wish.converts, wish.mode) {
-                    self.guard_mut(guard).converting = Some((at, Micros::MAX));
+                    self.guard_mut(guard).converting.push((at, Micros::MAX));
                 }
             }
             What::Granted { attempt, guard, id, token, remaining_us } => {
@@ -294,7 +317,7 @@ impl<'h> Facts<'h> {
                     root: outer.map_or(guard, |outer| outer.root),
                     root_asked: outer.map_or(asked, |outer| outer.root_asked),
                     root_granted: outer.map_or(at, |outer| outer.root_granted),
-                    converting: None,
+                    converting: Vec::new(),
                     wish,
                     id,
                     granted: at,
@@ -309,8 +332,8 @@ impl<'h> Facts<'h> {
                 let facts = self.attempts.get_mut(&attempt).expect("asked before");
                 facts.ended = Some((at, index));
                 facts.end = Some(end);
-                if let Some(converting) =
-                    facts.wish.converts.and_then(|guard| self.guard_mut(guard).converting.as_mut())
+                if let (Some(guard), Mode::Read) = (facts.wish.converts, facts.wish.mode)
+                    && let Some(converting) = self.guard_mut(guard).converting.last_mut()
                 {
                     converting.1 = at;
                 }

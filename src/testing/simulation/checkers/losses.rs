@@ -65,7 +65,12 @@ pub(super) fn unconfirmed(facts: &Facts<'_>) -> Findings {
     for (at, now, what) in facts.each() {
         match what {
             What::Unanswered { request } | What::NotDone { request } => {
-                if let Op::Renew { id, .. } = facts.requests[request].op {
+                let request = &facts.requests[request];
+                // What was sent later, by whoever needed more tokens, may have been answered before.
+                let is_last = |id| !facts.about(id).any(|later| later.index > request.index && later.is_answered(now));
+                if let Op::Renew { id, .. } = request.op
+                    && is_last(id)
+                {
                     failed.entry(id).or_insert(now);
                 }
             }
@@ -108,7 +113,7 @@ pub(super) fn own_newer_grant(facts: &Facts<'_>) -> Findings {
                 let conflict = old.root != new.root && (old.mode == Mode::Write || new.mode == Mode::Write);
                 let same = old.process == new.process && old.wish.lock == new.wish.lock;
                 let older = facts.granted.get(&old.id) < facts.granted.get(&new.id);
-                findings.add_unless(!(same && conflict && older) || old.converting.is_some(), at, || {
+                findings.add_unless(!(same && conflict && older && old.converting.is_empty()), at, || {
                     format!("guard {guard} is still valid beside {:?}, which its process was granted later", new.id)
                 });
             }

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use super::Findings;
-use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RUNTIME_NOTICED as ASKED, SECOND};
+use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RUNTIME_NOTICED as ASKED, RequestFacts, SECOND};
 use super::patience::expired_rightly;
 use crate::error::LossReason;
 use crate::mode::Mode;
@@ -16,6 +16,8 @@ use crate::testing::simulation::history::{Letting, Lock, Micros, Op, Process, Re
 const OFFER: Micros = 3_100 * MS;
 /// A release is told within this once a hold has no guard.
 const TOLD: Micros = 100 * MS;
+/// Whose answers others wait for, however few each of them tells.
+const MOST_RELEASES: usize = 2;
 
 /// A hold is not lost because a runtime stands still or has ended: it was renewed as if nothing were.
 pub(super) fn holds(facts: &Facts<'_>) -> Findings {
@@ -54,8 +56,8 @@ pub(super) fn releases(facts: &Facts<'_>) -> Findings {
         let stays = facts.stays_until(id, last.wish.lock, over);
         let is_asked_for = stays > over && facts.is_wanted_here(id.process, last.wish.lock, over, stays + TOLD);
         let handed = if is_asked_for || waits_for(facts, last, over) { OFFER } else { 0 };
-        let by = stays + handed + TOLD;
-        let by = by + process.paused_within(over, by);
+        let by = process.runs_until(over, stays + handed + TOLD);
+        let by = by.max(room_for_releases(facts, id.process, stays) + TOLD);
         let told = facts.about(id).any(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= by);
         // Its end comes by itself in the meantime.
         let expires = facts.vouched(id, &facts.about(id).collect::<Vec<_>>(), by) <= by;
@@ -64,6 +66,16 @@ pub(super) fn releases(facts: &Facts<'_>) -> Findings {
         });
     }
     findings
+}
+
+/// When a process may send the next releases, if so many are under way that others wait for their answers.
+fn room_for_releases(facts: &Facts<'_>, process: Process, now: Micros) -> Micros {
+    let told = facts.requests.values().filter(|request| request.process == process);
+    let told = told.filter(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= now);
+    let ends = |request: &RequestFacts| request.answered.as_ref().map(|(at, _)| *at).or(request.failed);
+    let mut open: Vec<_> = told.filter_map(ends).filter(|end| *end > now).collect();
+    open.sort_unstable();
+    if open.len() < MOST_RELEASES { 0 } else { open[open.len() - MOST_RELEASES] }
 }
 
 /// Whether somebody of its process waited for a hold when it was let go of.
