@@ -80,7 +80,9 @@ fn driven_until(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts
     // The next one in its process goes on with it.
     for (number, attempt) in &facts.attempts {
         let next = attempt.process == id.process && attempt.wish.lock == lock && attempt.wish.mode == mode;
-        if next && attempt.asked <= until + MS && attempt.wish.converts.is_none() {
+        // It may have stayed until then.
+        let there = until.max(facts.stays_until(id, lock, until)) + MS;
+        if next && attempt.asked <= there && attempt.wish.converts.is_none() {
             until = until.max(end_of(facts, *number)?);
         }
     }

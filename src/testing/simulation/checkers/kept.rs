@@ -208,7 +208,8 @@ fn due(facts: &Facts<'_>, wait: &Wait, now: Micros) -> Option<Micros> {
     }
     let missed = Micros::try_from(listening.missed(from.saturating_sub(HEARTBEAT), now)).expect("few");
     let is_heard = listening.stood(from.saturating_sub(HEARTBEAT), now);
-    let heard = from + missed * HEARTBEAT + HOP;
+    // Who asked again just after a call was lost has called nobody, and is heard of a heartbeat later.
+    let heard = from + missed * (HEARTBEAT + PACE_MS * MS) + HOP;
     let renewed = from + RENEWAL + process.response_timeout + HOP;
     let unheard =
         facts.about(id).any(|request| request.failed.is_some_and(|failed| failed >= from.saturating_sub(RENEWAL)));

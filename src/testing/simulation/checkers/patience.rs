@@ -6,7 +6,7 @@ use super::Findings;
 use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, SECOND};
 use crate::error::LossReason;
 use crate::scheme::Mode;
-use crate::testing::simulation::history::{Attempt, End, Lock, Micros, Op, Process, Reply, What};
+use crate::testing::simulation::history::{Attempt, End, Guard, Lock, Micros, Op, Process, Reply, What};
 
 /// What timers and a full agenda may add to a pause.
 const GRAIN: Micros = 5 * MS;
@@ -193,11 +193,19 @@ pub(super) fn renewals(facts: &Facts<'_>) -> Findings {
             let requests = &by_id[&held.id];
             let until = expired_rightly(facts, &mut findings, at, now, held, requests);
             let busy = 35 * MS; // in the middle of its work a user does not look
+            // Nor does one who waits for the answer to a conversion.
+            let until = converted_until(facts, *guard, until).unwrap_or(until);
             let noticed = until + busy + facts.asleep_with(held, until, now);
             findings.add_unless(now <= noticed, at, || format!("the end at {until} us is noticed late"));
         }
     }
     findings
+}
+
+/// When somebody knew what came of the conversion of a guard who asked for it at that moment.
+fn converted_until(facts: &Facts<'_>, guard: Guard, now: Micros) -> Option<Micros> {
+    let asks = facts.attempts.values().filter(|attempt| attempt.wish.converts == Some(guard) && attempt.asked <= now);
+    asks.filter_map(|attempt| attempt.ended).map(|(ended, _)| ended).filter(|ended| *ended >= now).max()
 }
 
 /// A renewal that failed is repeated soon, and the more of them have failed, the later; unless another answer has confirmed the

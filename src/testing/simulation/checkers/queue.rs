@@ -95,13 +95,16 @@ pub(super) fn bypasses(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("6 bypass");
     let mut passed: BTreeMap<Id, usize> = BTreeMap::new();
     let mut lock_of: BTreeMap<Id, Lock> = BTreeMap::new();
-    // Who waited when a writer left, and whether one was there when last looked.
+    // Who waited when the last writer left, or waited for none, and whether one was there when last looked.
     let mut phases: BTreeMap<Lock, (BTreeSet<Id>, bool)> = BTreeMap::new();
     for (at, _, what) in facts.each() {
         if let What::Applied { lock, before, after, deposed: false, .. } = what {
             let writes = |seen: &Seen| !of(Mode::Write, &seen.held).is_empty();
             let (turn, written) = phases.entry(*lock).or_default();
-            if (*written || writes(before)) && !(writes(before) && before.held == after.held) {
+            let left = (*written || writes(before)) && !(writes(before) && before.held == after.held);
+            // Or one that waited has died: nobody keeps readers out, and they enter with the next request.
+            let died = !writes(before) && of(Mode::Write, &before.queue).is_empty();
+            if left || died {
                 turn.extend(of(Mode::Read, &before.queue));
             }
             *written = writes(after);
