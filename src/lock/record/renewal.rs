@@ -15,6 +15,9 @@ use crate::lock::shares::{Share, ShareId};
 use crate::lock::stray::Copies;
 use crate::mode::Mode;
 
+/// With less left nobody joins without a word: half of the shortest lease that can be asked for.
+const LEAST: Duration = Duration::from_millis(5);
+
 /// What the answer to a renewal shows.
 #[derive(Debug, Default)]
 pub(crate) struct Confirmed {
@@ -103,8 +106,7 @@ impl HoldRecord {
             return None;
         }
         if self.is_idle() && !self.needs_renewal() {
-            // Whoever comes may need one.
-            self.renewal = Renewal::Due(now.after(renewal_interval(self.asked)));
+            self.renewal = self.renewal_of_whoever_comes(now);
             return None;
         }
         let lease = self.shares.lease_at(now);
@@ -116,6 +118,14 @@ impl HoldRecord {
         self.renewal = Renewal::Underway;
         self.begin_request(now, lease, rules);
         Some(lease)
+    }
+
+    /// Nobody needs one now. Whoever comes without a word may, and has at least half of what is left now for it.
+    fn renewal_of_whoever_comes(&self, now: Moment) -> Renewal {
+        if self.deadline().since(now) < LEAST {
+            return Renewal::Needless;
+        }
+        Renewal::Due(now.after(renewal_interval(self.asked)).min(now.halfway_to(self.deadline())))
     }
 
     /// A writer who has no token yet asks for more: with this lease.

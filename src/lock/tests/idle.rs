@@ -421,6 +421,29 @@ fn idle_hold_is_renewed_for_no_longer_than_it_may_stay_and_then_given_up() {
 }
 
 #[test]
+fn whoever_joins_what_was_not_to_be_renewed_has_a_renewal_in_time() {
+    let keeper = kept(Mode::Read, 1);
+    let began = now();
+    let brief = ShareRequest { idle_hold: LEASE * 9 / 10, ..wants() };
+    let (hold, last) = keeper.table.join(key().hashed_name(), brief, began).expect("it is open");
+    assert_eq!((keeper.leaves(), remove(&hold, last)), (ShareRemoved::Shared, ShareRemoved::Kept));
+    // Its lease outlasts its stay: nothing is asked of the server, however often the agenda looks.
+    let mut at = began;
+    while at < began.after(LEASE * 7 / 10) {
+        let Next::At(due) = hold.next(at) else { panic!("it stays") };
+        at = due;
+        assert_eq!(hold.begin_renewal(at, at), None);
+    }
+    let short = ShareRequest { lease: secs(1), ..wants() };
+    let (_, share_id) = keeper.table.join(key().hashed_name(), short, at).expect("enough is left for it");
+    let Next::At(due) = hold.next(at) else { panic!("somebody is inside") };
+    let left = hold.deadline().since(due);
+    assert!(left >= secs(1) / 4, "{left:?} are left for the renewal");
+    assert!(hold.begin_renewal(due, due).is_some());
+    assert_eq!(remove(&hold, share_id), ShareRemoved::Kept);
+}
+
+#[test]
 fn idle_hold_is_not_handed_out_after_its_deadline() {
     let keeper = idle(Mode::Write, 8);
     let late = now().after(LEASE);
