@@ -46,12 +46,19 @@ impl World {
         let applied = self.now();
         let lineage = self.state.lock().server.lineage;
         while self.now() <= applied + self.profile.wait_ms * 1000 {
-            if self.state.lock().healed || !deposed && self.acknowledges(applied, lineage) {
+            // A primary that was replaced has no replica any more, though nothing goes wrong from now on.
+            if !deposed && (self.has_healed(lineage) || self.acknowledges(applied, lineage)) {
                 return true;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         false
+    }
+
+    /// Whether replicas lag no more behind this line of primaries.
+    fn has_healed(&self, lineage: u32) -> bool {
+        let state = self.state.lock();
+        state.healed && state.server.lineage == lineage
     }
 
     /// Whether a replica has what was written then. A primary that was replaced has none any more.
