@@ -1,8 +1,10 @@
 //! A connection of our own, for the scripts of everybody on a runtime: requests go out in the order in which they came, and
 //! their answers come back so.
 //!
-//! Whoever asks puts its request into the buffer that is written next. If nothing is under way it writes itself; else the driver
-//! does, a turn later, so that what others ask meanwhile goes along. Nobody writes or wakes with the mutex held.
+//! Whoever asks puts its request into the buffer that is written next. If that makes half of all requests that wait for an answer it
+//! writes them itself, so one that is alone goes at once; else the driver does, a turn later, so that what others ask meanwhile
+//! goes along. Pieces that are each as large as all before them are few, and the server works on one while the next is asked: with
+//! one piece for all, the two would wait for each other. Nobody writes or wakes with the mutex held.
 //!
 //! The library greets the server, on a stream that is lent to it ([`stream`]), and reads all answers but those of scripts.
 
@@ -58,8 +60,9 @@ struct Shared {
 struct State {
     /// Until it ends: then the socket goes, however long somebody keeps the connection.
     writer: Option<Arc<Writer>>,
-    /// What is to be written next.
+    /// What is to be written next, and for how many who wait.
     next: Vec<u8>,
+    unsent: usize,
     /// What is being written, and how much of it was.
     current: Vec<u8>,
     written: usize,
@@ -123,6 +126,11 @@ impl State {
 
     fn has_something_to_write(&self) -> bool {
         !self.current.is_empty() || !self.next.is_empty()
+    }
+
+    /// Whether what is to be written next should not wait for more.
+    fn is_worth_a_piece(&self) -> bool {
+        !self.is_writing && self.current.is_empty() && self.unsent * 2 >= self.waiting.len()
     }
 
     fn writer(&self) -> io::Result<Arc<Writer>> {
@@ -198,10 +206,10 @@ impl Shared {
         if let Some(end) = &state.end {
             return Err(end.clone());
         }
-        let goes_alone = state.waiting.is_empty() && !state.is_writing;
         encode(&mut state.next);
         state.waiting.extend(askers);
-        if goes_alone {
+        state.unsent += N;
+        if state.is_worth_a_piece() {
             // A full socket, and one that is broken, is the driver's business.
             Self::write_once(&mut state).unwrap_or_default();
         }
@@ -219,6 +227,7 @@ impl Shared {
         if state.current.is_empty() {
             let state = &mut **state;
             std::mem::swap(&mut state.current, &mut state.next);
+            state.unsent = 0;
         }
         let (mut bytes, written) = (std::mem::take(&mut state.current), state.written);
         state.is_writing = true;
