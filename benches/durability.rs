@@ -6,28 +6,15 @@ mod figures;
 use std::num::NonZeroU8;
 use std::time::{Duration, Instant};
 
-use cluster_testenv::{Node, Reply};
+use cluster_testenv::Node;
 use figures::process::{sleeps_of, time_of};
-use figures::{Effort, Target, quantile, server, tell};
+use figures::{Effort, Target, quantile, start_pair, tell};
 use redis_rwlock::{Durability, RedisManager, RwLockManager};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 /// Tasks that take locks all the time, beside whoever is measured.
 const BUSY: usize = 4;
-
-fn pair() -> (Node, Node) {
-    let node = || Node::builder(server()).arg("--repl-diskless-sync-delay", "0").start().expect("the server starts");
-    let (primary, replica) = (node(), node());
-    let (host, port) = (primary.addr().ip().to_string(), primary.port().to_string());
-    replica.command(&["REPLICAOF", &host, &port]).expect("it follows");
-    let mut client = primary.client().expect("connected");
-    for _ in 0..3 {
-        client.command(&["SET", "follows", ""]).expect("written");
-        assert_eq!(client.command(&["WAIT", "1", "20000"]).ok().as_ref().and_then(Reply::int), Some(1));
-    }
-    (primary, replica)
-}
 
 /// What a primary and its replica have done.
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +97,7 @@ async fn beside(other: &RedisManager, busy: &RedisManager, turns: usize) -> Vec<
 fn main() {
     let effort = Effort::asked_for();
     let (turns, rounds) = (effort.of(4000, 1000, 20), effort.of(10, 4, 1));
-    let (primary, replica) = pair();
+    let (primary, replica) = start_pair();
     Runtime::new().expect("a runtime").block_on(async {
         let fast = manager(&primary, Durability::Primary).await;
         let safe = manager(&primary, replicated()).await;

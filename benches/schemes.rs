@@ -12,10 +12,10 @@ use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster_testenv::{Cluster, Masters, Node, Reply};
+use cluster_testenv::{Cluster, Masters, Node};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use figures::{LONG_LEASE, server, start_node};
+use figures::{LONG_LEASE, server, start_node, start_pair};
 use redis_rwlock::{Durability, MemoryManager, QuorumManager, RedisManager, RwLockManager, Topology, TwoKeyManager};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
@@ -104,16 +104,7 @@ async fn three_shards() -> Place {
 }
 
 async fn replicated() -> Place {
-    let start = || Node::builder(server()).arg("--repl-diskless-sync-delay", "0").start().expect(STARTS);
-    let (primary, replica) = (start(), start());
-    let (host, port) = (primary.addr().ip().to_string(), primary.port().to_string());
-    replica.command(&["REPLICAOF", &host, &port]).expect("it follows");
-    let mut client = primary.client().expect("connected");
-    // The first may be answered by a replica that is still being filled.
-    for _ in 0..3 {
-        client.command(&["SET", "follows", ""]).expect("written");
-        assert_eq!(client.command(&["WAIT", "1", "20000"]).ok().as_ref().and_then(Reply::int), Some(1));
-    }
+    let (primary, replica) = start_pair();
     let durability = Durability::Replicated { replicas: NonZeroU8::MIN, timeout: REPLICATED_WITHIN };
     let builder = RedisManager::builder(Topology::node(primary.url())).lease(LONG_LEASE).durability(durability);
     let manager = builder.response_timeout(2 * REPLICATED_WITHIN).connect().await.expect("a server");

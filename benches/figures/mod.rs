@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cluster_testenv::{Node, Server};
+use cluster_testenv::{Node, Reply, Server};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, RedisResult, Value};
 
@@ -42,6 +42,21 @@ pub(crate) fn server() -> Server {
 
 pub(crate) fn start_node() -> Node {
     Node::start(server()).expect("a server starts; cluster-testenv/install brings it")
+}
+
+/// A primary and its replica, which follows it.
+pub(crate) fn start_pair() -> (Node, Node) {
+    let start = || Node::builder(server()).arg("--repl-diskless-sync-delay", "0").start().expect("a server starts");
+    let (primary, replica) = (start(), start());
+    let (host, port) = (primary.addr().ip().to_string(), primary.port().to_string());
+    replica.command(&["REPLICAOF", &host, &port]).expect("it follows");
+    let mut client = primary.client().expect("connected");
+    // The first may be answered by a replica that is still being filled.
+    for _ in 0..3 {
+        client.command(&["SET", "follows", ""]).expect("written");
+        assert_eq!(client.command(&["WAIT", "1", "20000"]).ok().as_ref().and_then(Reply::int), Some(1));
+    }
+    (primary, replica)
 }
 
 /// How much is measured.
