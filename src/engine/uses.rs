@@ -21,10 +21,15 @@ const MAX_STRIKES: u8 = 4;
 /// More names than this are known by those that come again soon.
 const MAX_PLACES: usize = 1 << 16;
 
-/// What is known of the names of a manager. Two that fall on one place push each other out: then neither stays.
+/// So many names whose hashes end alike are known side by side.
+const WAYS: usize = 8;
+
+/// What is known of the names of a manager. Of more than eight whose hashes end alike one is forgotten, any of them: were it the one
+/// used longest ago, then nine that are used in turn would all be forgotten each time. Those that stay come no more, and so all do
+/// in the end.
 #[derive(Debug)]
 pub(crate) struct Uses {
-    places: Box<[Mutex<Place>]>,
+    places: Box<[Mutex<[Place; WAYS]>]>,
     /// How many holds may stay, and how many at most.
     kept: AtomicUsize,
     most: usize,
@@ -45,7 +50,7 @@ struct Place {
 impl Uses {
     /// For about so many names.
     pub(crate) fn of(names: usize) -> Arc<Self> {
-        let places = names.saturating_mul(2).clamp(64, MAX_PLACES).next_power_of_two();
+        let places = names.saturating_mul(2).clamp(64, MAX_PLACES).next_power_of_two() / WAYS;
         let places = std::iter::repeat_with(Mutex::default).take(places).collect();
         Arc::new(Self { places, kept: AtomicUsize::new(0), most: names, meter: Meter::default() })
     }
@@ -60,22 +65,26 @@ impl Uses {
         self.kept.load(Ordering::Relaxed).saturating_sub(self.most)
     }
 
-    fn place(&self, hash: u64) -> (&Mutex<Place>, u32) {
-        let place = &self.places[hash as usize & (self.places.len() - 1)];
-        (place, (hash >> 32) as u32 | 1)
+    /// Where what is known of a name is, and what it goes by there.
+    fn place(&self, hash: u64) -> (&Mutex<[Place; WAYS]>, u32) {
+        let places = &self.places[hash as usize & (self.places.len() - 1)];
+        (places, (hash >> 32) as u32 | 1)
     }
 
     /// The server is to be asked for this name. Whether the hold may stay: the name was used before, and has not been called back in
     /// vain of late.
     pub(crate) fn begins(&self, hash: u64, now: Moment) -> bool {
-        let (place, name) = self.place(hash);
+        let (places, name) = self.place(hash);
         let now_ms = (now.as_nanos() / 1_000_000) as u32;
-        let mut place = place.lock();
-        let is_known = place.name == name && now_ms.wrapping_sub(place.used_ms) <= REMEMBERED.as_millis() as u32;
-        if !is_known {
-            *place = Place { name, used_ms: now_ms, strikes: 0, skips: 0 };
+        let mut places = places.lock();
+        let Some(place) = places.iter_mut().find(|place| place.name == name && place.is_known(now_ms)) else {
+            let same = places.iter().position(|place| place.name == name);
+            let forgotten = same.or_else(|| places.iter().position(|place| !place.is_known(now_ms)));
+            // The nanoseconds of the clock are as good as any other number.
+            let forgotten = forgotten.unwrap_or(now.as_nanos() as usize / 16 % WAYS);
+            places[forgotten] = Place { name, used_ms: now_ms, strikes: 0, skips: 0 };
             return false;
-        }
+        };
         place.used_ms = now_ms;
         let stays = place.skips == 0;
         place.skips = place.skips.saturating_sub(1);
@@ -84,11 +93,11 @@ impl Uses {
 
     /// A hold that stayed is over: called for before it was used again, or of use.
     pub(crate) fn ended(&self, hash: u64, stay: Stay) {
-        let (place, name) = self.place(hash);
-        let mut place = place.lock();
-        if place.name != name {
+        let (places, name) = self.place(hash);
+        let mut places = places.lock();
+        let Some(place) = places.iter_mut().find(|place| place.name == name) else {
             return;
-        }
+        };
         match stay {
             Stay::ForNothing => {
                 place.strikes = (place.strikes + 1).min(MAX_STRIKES);
@@ -97,6 +106,13 @@ impl Uses {
             Stay::OfUse => (place.strikes, place.skips) = (0, 0),
             Stay::Unused => {}
         }
+    }
+}
+
+impl Place {
+    /// Whether it is a name that was used not long ago.
+    fn is_known(self, now_ms: u32) -> bool {
+        self.name != 0 && now_ms.wrapping_sub(self.used_ms) <= REMEMBERED.as_millis() as u32
     }
 }
 
@@ -144,12 +160,32 @@ mod tests {
     }
 
     #[test]
-    fn names_of_one_place_push_each_other_out() {
+    fn names_that_end_alike_know_nothing_of_each_other() {
         let (uses, other) = (Uses::of(8), NAME + (1 << 33));
         uses.begins(NAME, at(0));
         assert!(!uses.begins(other, at(0)));
-        assert!(!uses.begins(NAME, at(0)));
         uses.ended(other, Stay::ForNothing);
         assert!(uses.begins(NAME, at(0)), "the other one's calls are no matter of it");
+        assert!(!uses.begins(other, at(0)), "it was called for in vain");
+    }
+
+    #[test]
+    fn as_many_names_as_may_stay_all_do_though_they_are_used_in_turn() {
+        let uses = Uses::of(10_000);
+        // Any hash will do whose bits are as good as random ones (splitmix64).
+        let hash = |name: u64| {
+            let hash = (name.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            hash ^ (hash >> 29)
+        };
+        let mut left: Vec<u64> = (0..10_000).map(hash).collect();
+        let mut now = at(0);
+        for round in 0..4 {
+            left.retain(|name| {
+                now = now.after(Duration::from_nanos(12_345));
+                !uses.begins(*name, now)
+            });
+            assert!(round == 0 || left.len() < 100, "{} names do not stay at use {}", left.len(), round + 1);
+        }
+        assert_eq!(left.len(), 0, "names that do not stay");
     }
 }

@@ -51,6 +51,7 @@ use crate::calls::{Call, Calls, FRESH, Fresh, Standing};
 use crate::clock::Clock;
 use crate::home::Home;
 use crate::lease::{Anchor, Moment};
+use crate::options::Options;
 use crate::transport::ReadNotice;
 use crate::transport::node::Node;
 use crate::transport::slot_owners::SlotOwners;
@@ -79,13 +80,16 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    pub(super) fn new(response_timeout: Duration) -> Self {
+    pub(super) fn of(options: &Options) -> Self {
+        // A hold stays if its lock's calls are heard when it is asked for: as many must linger as may stay, or locks that are used in
+        // turn push each other's out.
+        let kept = if options.may_hold_idle() { options.idle_holds_max } else { 0 };
         Self {
             refresh: Duration::from_secs(5),
             linger: Duration::from_secs(10),
-            lingering_most: 1024,
+            lingering_most: kept.max(1024),
             anchor_age_most: Duration::from_secs(2),
-            response_timeout,
+            response_timeout: options.response_timeout,
             ping: FRESH / 2,
         }
     }
@@ -147,6 +151,8 @@ struct Subscriptions {
 struct Channel {
     slot: u16,
     read: ReadNotice,
+    /// Calls for a lock come by it.
+    is_for_calls: bool,
     listeners: Vec<(u64, Listener)>,
     lingers: Option<Lingers>,
     /// The link to the owner of its slot.
@@ -352,7 +358,7 @@ impl Shared {
     ) -> (Unsubscribe, bool) {
         let mut subscriptions = self.subscriptions.lock();
         subscriptions.bury();
-        let name = subscriptions.name(channel, || Channel::new(slot, read));
+        let name = subscriptions.name(channel, || Channel::new(slot, read, &listener));
         self.counts(subscriptions.channels.len());
         let (is_confirmed, home) =
             subscriptions.channels.get(&name).map_or((false, None), |it| (it.is_confirmed, it.home));
@@ -422,10 +428,11 @@ impl Drop for Push {
 }
 
 impl Channel {
-    fn new(slot: u16, read: ReadNotice) -> Self {
+    fn new(slot: u16, read: ReadNotice, first: &Listener) -> Self {
         Self {
             slot,
             read,
+            is_for_calls: matches!(first, Listener::Keeper(_)),
             listeners: Vec::new(),
             lingers: None,
             home: None,

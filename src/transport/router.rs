@@ -86,7 +86,7 @@ impl Router {
 
     fn of(slot_owners: SlotOwners, options: &Options, home: &Home) -> Self {
         let clock = Clock::System;
-        let push = Push::new(slot_owners.clone(), clock, home.clone(), Pace::new(options.response_timeout));
+        let push = Push::new(slot_owners.clone(), clock, home.clone(), Pace::of(options));
         Self {
             slot_owners,
             push,

@@ -224,12 +224,10 @@ impl Running {
         }
         if now >= agenda.refresh_at {
             agenda.refresh_at = now + self.shared.pace.refresh;
-            let is_kept = |name: &&Arc<str>| {
-                let channel = subscriptions.channels.get(&**name);
-                channel.is_some_and(|channel| channel.home == Some(self.link) && channel.keepers().count() > 0)
-            };
-            // What calls come by is pinged instead: it may be much.
-            agenda.again = link.subscribed.iter().filter(|name| !is_kept(name)).cloned().collect();
+            let channels = &subscriptions.channels;
+            let is_for_calls = |name: &&Arc<str>| channels.get(&**name).is_some_and(|channel| channel.is_for_calls);
+            // What calls come by is pinged instead, before anybody relies on it: it may be much.
+            agenda.again = link.subscribed.iter().filter(|name| !is_for_calls(name)).cloned().collect();
             // A replica confirms too. In a cluster waiters are told that it is one when they ask the same node, once a second.
             self.shared.slot_owners.look_from_time_to_time();
         } else if std::mem::take(&mut link.must_prove) {

@@ -6,6 +6,7 @@ use cluster_testenv::{Cluster, Matcher, Node as Server, Sentinels, Server as Ver
 
 use super::*;
 use crate::attempt::{Answered, Granted, NodeId};
+use crate::calls::OnCall;
 use crate::home::Home;
 use crate::lease::{FencingToken, Moment, ServerTime};
 use crate::options::Options;
@@ -20,7 +21,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 /// What is kept for ever unless a test is about it.
 fn pace() -> Pace {
-    Pace { refresh: HOUR, linger: HOUR, anchor_age_most: HOUR, ..Pace::new(Options::default().response_timeout) }
+    Pace { refresh: HOUR, linger: HOUR, anchor_age_most: HOUR, ..Pace::of(&Options::default()) }
 }
 
 /// Ends with the test.
@@ -537,6 +538,31 @@ async fn everything_is_confirmed_again_at_times() {
     while subscription.notices.try_recv().is_ok() {}
     server.proxy().heal();
     told_to_ask(&mut subscription).await;
+}
+
+#[tokio::test]
+async fn what_calls_come_by_is_subscribed_once() {
+    struct Deaf;
+    impl OnCall for Deaf {
+        fn called(&self, _: &Call) {}
+        fn broken(&self) {}
+    }
+    let server = Server::builder(Version::Redis70).proxied().start().expect("the server starts");
+    let (push, _node) = single_at(&server.proxy().url(), Pace { refresh: Duration::from_millis(50), ..pace() });
+    let calls = Arc::new(Calls::new(Box::new(Deaf)));
+    let kept = push.listen(0, "kept", read, &calls).expect("a home");
+    let left = push.listen(0, "left", read, &calls).expect("a home");
+    until("both are confirmed", || shard_channels(&server) == ["kept", "left"]).await;
+    drop(left);
+    let mut subscription = push.subscribe(0, "a", read);
+    for _ in 0..5 {
+        told_to_ask(&mut subscription).await;
+    }
+    for channel in ["kept", "left"] {
+        let asked = server.proxy().requests_seen(Matcher::command("SSUBSCRIBE").and(Matcher::containing(channel)));
+        assert_eq!(asked, 1, "{channel}");
+    }
+    drop(kept);
 }
 
 #[tokio::test]
