@@ -70,7 +70,8 @@ pub(crate) enum IfTaken {
     /// It waits in the queue, and is forgotten when it is not repeated for `patience`. Granted while it waits, it has
     /// `patience` as well (but not more than its lease) to claim the hold by a renewal.
     Queue { patience: Duration },
-    /// It waits likewise, for a word: whoever is called by it is told its id, and answers that it is used or gives up.
+    /// It waits likewise, for a word: whoever is called by it is told its id, and answers that it is used or gives up. Where nobody
+    /// is called, it is told so and forgotten.
     Try { patience: Duration },
 }
 

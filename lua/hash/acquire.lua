@@ -3,7 +3,8 @@
 -- extends it, one with the id of a live waiter keeps it alive.
 -- KEYS: the lock
 -- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms, patience_ms (0: does not wait), turns (how many tokens a writer wants at most),
---   published limits ('<read_limit_ms> <write_limit_ms>'), letters (may be missing: 'k' for who may keep the hold, 't' for a try, or 'kt')
+--   published limits ('<read_limit_ms> <write_limit_ms>'), letters (may be missing: 'k' for who may keep the hold, 't' for a try, which
+--   waits only where it calls, or 'kt')
 -- Returns 'granted id <time> last_token turns remaining_ms waited_for' (its tokens; 0 or 1) | 'queued id <time> retry_in_ms'
 --   (and ' 1' where it calls or others have) | 'contended id <time> retry_in_ms' | 'kept id <time> retry_in_ms' | 'late id <time>' | 'version id <time>'; the time in two words,
 --   seconds and microseconds
@@ -17,8 +18,10 @@ local server_us = seconds * 1000000 + micros
 local now_ms = (server_us - server_us % 1000) / 1000
 if now_ms > ARGV[1] + 0 then return 'late ' .. id .. ' ' .. seconds .. ' ' .. micros end
 
+local letters = ARGV[8]
+local keeps, tries = letters and letters ~= 't', letters and letters ~= 'k'
 local fields, own, mark
-if ARGV[5] == '0' then -- a refusal tells of the mark
+if ARGV[5] == '0' or tries then -- a refusal tells of the mark
   if mode == 'w' then
     fields = call('HMGET', key, 't', 'h', 'u', 'write', 'read', 'k')
   else
@@ -32,8 +35,6 @@ else
   own = fields[6]
 end
 local last, holder, queue, write, read = fields[1], fields[2], fields[3], fields[4], fields[5]
-local letters = ARGV[8]
-local keeps = letters and letters ~= 't'
 local deadline_ms = now_ms + lease_ms
 -- The ways that are gone most often are straight lines. Numbers become texts once and where it is cheap, and a text of the server's
 -- time is put together from its two words: each format costs as much as two more fields to read.
@@ -64,6 +65,10 @@ if not (holder or queue or write or read) then -- free, and nothing foreign
 end
 
 local patience_ms = tonumber(ARGV[5])
+if tries and not (mark and string.match(mark, '^%d+') == last)
+  and tonumber(string.match(call('HGET', key, 'U' .. id) or '0', '^%d+')) <= now_ms then
+  patience_ms = 0 -- nobody would answer it; a place that it has stays
+end
 
 -- Short ways, which come to what the long way below does.
 local ends, who = string.match(holder or '', '^2 w (%d+) %d+ %d+ (.*)$')
@@ -229,6 +234,12 @@ if queues then
   -- An id that reads does not wait to write. Whoever wants to read has looked before.
   queues = mode == 'r' or ended or tonumber(string.match(reads or '0', '^%d+')) <= now_ms
 end
+-- Whom only a waiting writer keeps out calls nobody: that one does.
+local marked, called_ms = string.match(mark or '', '^(%d+) ?(%d*)$')
+local is_kept = tonumber(marked) == last and (mode == 'w' or writer)
+if queues and tries and not is_kept then
+  queues = tonumber(string.match(about or '0', '^%d+')) > now_ms
+end
 if queues then
   answer, touched = 'queued', true
   local until_ms, claim_ms = now_ms + patience_ms, math.min(lease_ms, patience_ms)
@@ -256,16 +267,14 @@ if queues then
   heard_ms = math.max(heard_ms, until_ms)
 end
 finish(free_ms)
--- Whom only a waiting writer keeps out calls nobody: that one does.
-local marked, called_ms = string.match(mark or '', '^(%d+) ?(%d*)$')
-local is_kept = ''
-if tonumber(marked) == last and (mode == 'w' or writer) then
+local calls = ''
+if is_kept then
   local passed_ms = now_ms - (tonumber(called_ms) or 0)
   if patience_ms == 0 then
     answer = 'kept'
   elseif queues then
-    is_kept = ' 1'
-    if letters and letters ~= 'k' then -- a try is always heard, and names itself
+    calls = ' 1'
+    if tries then -- a try is always heard, and names itself
       redis.pcall('SPUBLISH', channel_of(':call'), marked .. ' ' .. id)
     elseif passed_ms < 0 or passed_ms >= CALL_MS then
       -- Who may not publish has not called: others do.
@@ -275,4 +284,4 @@ if tonumber(marked) == last and (mode == 'w' or writer) then
     end
   end
 end
-return string.format('%s %s %s %s %.0f%s', answer, id, seconds, micros, math.max(1, free_ms - now_ms), is_kept)
+return string.format('%s %s %s %s %.0f%s', answer, id, seconds, micros, math.max(1, free_ms - now_ms), calls)

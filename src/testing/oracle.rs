@@ -286,7 +286,7 @@ fn broken_marks_are_noticed() {
         ("    redis.call('HSET', key, 'k', token)\n", ""),
         // It does not go along with new tokens, or counts for a later phase.
         ("redis.call('HSET', key, 'k', token .. rest)", ""),
-        ("if tonumber(marked) == last and", "if marked and"),
+        ("local is_kept = tonumber(marked) == last and", "local is_kept = marked and"),
         // That it was called is forgotten.
         ("if keeps and (waited_for == 0 or", "if keeps and (true or"),
         ("passed_ms < 0 or passed_ms >= CALL_MS", "true"),
@@ -295,11 +295,15 @@ fn broken_marks_are_noticed() {
             "called_ms = string.match(mark or '', '^(%d+)'), '0'",
         ),
         // Somebody calls whom a waiting writer keeps out; a try does not say who it is; a refusal calls.
-        ("and (mode == 'w' or writer) then", "then"),
+        ("== last and (mode == 'w' or writer)\n", "== last\n"),
         ("marked .. ' ' .. id)", "marked)"),
-        ("if letters and letters ~= 'k' then", "if false then"),
+        ("    if tries then", "    if false then"),
+        // A try takes a place where it calls nobody, or forgets one that it has.
+        ("  patience_ms = 0 -- nobody", "  -- nobody"),
+        ("if queues and tries and not is_kept then", "if false then"),
+        ("  queues = tonumber(string.match(about or '0', '^%d+')) > now_ms\n", "  queues = false\n"),
         // Who waits is not told of the mark.
-        ("    is_kept = ' 1'\n", ""),
+        ("    calls = ' 1'\n", ""),
         ("string.match(mark, '^%d+') == last and 'kept' or 'contended'", "'contended'"),
         ("    answer = 'kept'", ""),
         // A renewal tells of nobody or of the dead; a grant tells a writer of no readers.

@@ -11,6 +11,7 @@ hash_cases!(shared:
     nobody_calls_without_need,
     try_names_itself_and_does_not_count,
     try_at_once_is_told_that_the_hold_is_kept,
+    try_takes_no_place_where_it_calls_nobody,
     keeping_anew_is_called_for_at_once,
     renewal_tells_whether_somebody_waits,
     grant_tells_a_writer_of_waiting_readers,
@@ -229,6 +230,32 @@ fn try_at_once_is_told_that_the_hold_is_kept(mut lock: Lock) {
             lock.leave("l");
         }
     }
+}
+
+fn try_takes_no_place_where_it_calls_nobody(mut lock: Lock) {
+    for inside in [&[Write][..], &[Read], &[Read, Read]] {
+        for (reader, mode) in ["k", "l"].into_iter().zip(inside) {
+            lock.granted(reader, *mode);
+        }
+        let before = lock.snapshot();
+        let asked = lock.ask("t", Write, TRY);
+        assert!(matches!(asked, Acquired::Contended { .. }), "beside {inside:?}: {asked:?}");
+        assert_eq!(lock.snapshot(), before, "it leaves nothing behind");
+        // One that it has stays: it is to be given back.
+        lock.keeps("k", inside[0]);
+        lock.tries("t", Write);
+        lock.delete_field("k");
+        let asked = lock.ask("t", Write, TRY);
+        assert!(matches!(asked, Acquired::Queued { is_kept: false, .. }), "beside {inside:?}: {asked:?}");
+        for id in ["t", "k", "l"] {
+            lock.leave(id);
+        }
+    }
+    // A reader that only a waiting writer keeps out calls nobody either.
+    lock.keeps("k", Read);
+    lock.queued("w", Write);
+    let asked = lock.ask("t", Read, TRY);
+    assert!(matches!(asked, Acquired::Contended { .. }), "{asked:?}");
 }
 
 fn keeping_anew_is_called_for_at_once(mut lock: Lock) {

@@ -69,10 +69,11 @@ impl Acquisition<'_> {
                         Box::pin(self.unanswered(failure)).await?;
                     }
                 },
-                Acquired::Contended { .. } if patience == Patience::AskOnce => return Ok(Pursued::Refused),
-                Acquired::Kept { .. } if patience == Patience::AskOnce => {
-                    self.calls_until = Some(now.after(engine.options().try_wait))
+                // Nobody would answer.
+                Acquired::Contended { .. } | Acquired::Queued { is_kept: false, .. } if patience == Patience::AskOnce => {
+                    return Ok(Pursued::Refused);
                 }
+                Acquired::Kept { .. } if patience == Patience::AskOnce => self.calls_from(now),
                 Acquired::Contended { retry_in } | Acquired::Kept { retry_in } => {
                     self.waits_on(engine.clock.now());
                     Box::pin(self.pause(&mut pause, retry_in)).await;
@@ -81,6 +82,9 @@ impl Acquisition<'_> {
                     self.waits_on(engine.clock.now());
                     if !std::mem::replace(&mut queued, true) {
                         events::queued(self.key.name(), self.mode);
+                    }
+                    if patience == Patience::AskOnce {
+                        self.calls_from(now);
                     }
                     let noticed = match self.calls_until {
                         Some(until) => match Box::pin(self.word(&request.id, until)).await {
@@ -125,7 +129,9 @@ impl Acquisition<'_> {
         if let Some(left) = begun.left {
             (self.notices, self.tries.backoff) = (left.notices, left.backoff);
         }
-        if is_new && patience == Patience::Wait && matches!(self.notices, Notices::Unwanted) {
+        // A process that keeps holds knows that others may, too. It asks and calls at once.
+        let tries = patience == Patience::AskOnce && (self.calls_until.is_some() || engine.holds_may_stay());
+        if (is_new && patience == Patience::Wait || tries) && matches!(self.notices, Notices::Unwanted) {
             let warm = engine.scheme.subscribed(&self.key, &engine.manager_id);
             self.notices = warm.map_or(Notices::Unwanted, Notices::Subscribed);
         }
@@ -142,7 +148,7 @@ impl Acquisition<'_> {
             // Who keeps a hold passes it on for as long as nobody calls.
             max_tokens: if keeps { MAX_TOKENS } else { engine.options().hand_over_budget },
             if_taken: match patience {
-                Patience::AskOnce if self.calls_until.is_some() => {
+                Patience::AskOnce if tries => {
                     IfTaken::Try { patience: engine.options().try_wait + CLAIM_OF_A_TRY }
                 }
                 Patience::AskOnce => IfTaken::Leave,
@@ -153,6 +159,11 @@ impl Acquisition<'_> {
             },
         };
         Ok(Some((request, begun.is_waited_for)))
+    }
+
+    /// It tries, and those who keep the lock have been called, or are to be.
+    fn calls_from(&mut self, now: Moment) {
+        self.calls_until.get_or_insert(now.after(self.engine.options().try_wait));
     }
 
     /// A waiter with a short lease is granted for no longer than that, and has to learn of it in time.

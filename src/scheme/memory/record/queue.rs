@@ -129,7 +129,8 @@ impl Record {
         match request.if_taken {
             // An id that holds the lock, of the other side, does not wait for itself.
             IfTaken::Queue { patience } | IfTaken::Try { patience }
-                if self.live_hold_of(now_ms, &request.id).is_none() =>
+                if self.live_hold_of(now_ms, &request.id).is_none()
+                    && (is_kept || self.waits_where_nobody_is_called(now_ms, request)) =>
             {
                 self.enqueue(now_ms, request, patience);
                 if is_kept {
@@ -140,6 +141,13 @@ impl Record {
             IfTaken::Leave if is_kept => Acquired::Kept { retry_in },
             IfTaken::Leave | IfTaken::Queue { .. } | IfTaken::Try { .. } => Acquired::Contended { retry_in },
         }
+    }
+
+    /// A try takes no place where it calls nobody; one that it has stays.
+    fn waits_where_nobody_is_called(&self, now_ms: u64, request: &AcquireRequest) -> bool {
+        let waiting = self.waiting_writers.iter().chain(&self.turn_readers).chain(&self.waiting_readers);
+        let mut live = waiting.filter(|place| place.until_ms > now_ms);
+        !matches!(request.if_taken, IfTaken::Try { .. }) || live.any(|place| place.request.id == request.id)
     }
 
     /// Takes a place in the queue, or is heard of again and keeps it. One that was given up begins anew at the end.
