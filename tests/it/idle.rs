@@ -9,6 +9,7 @@ use crate::fixture::{Fixture, Manager, Settings};
 use crate::wait::{BOUND, soon, until};
 
 mod cluster;
+mod costs;
 mod faults;
 
 /// Each case in memory and on the four server fixtures of the hash scheme.
@@ -115,27 +116,32 @@ async fn reader_elsewhere_is_not_kept_waiting_by_an_idle_writer(f: &Fixture) {
 }
 
 async fn who_tries_gets_what_nobody_uses(f: &Fixture) {
-    let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager().await, f.name());
-    idle(&keeper, &name, Mode::Read).await;
-    let guard = other.try_write(&name).await.expect("answered").expect("nobody is inside");
-    until("it has been given up", async || keeper.stats().holds == 0).await;
-    guard.release().await.expect("released");
+    // Who keeps holds calls at once, who does not when it is told that others may.
+    for settings in [Settings::default(), keeps()] {
+        let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager_with(settings).await, f.name());
+        idle(&keeper, &name, Mode::Read).await;
+        let guard = other.try_write(&name).await.expect("answered").expect("nobody is inside");
+        until("it has been given up", async || keeper.stats().holds == 0).await;
+        guard.release().await.expect("released");
+    }
 }
 
 async fn who_tries_is_refused_by_a_guard_and_disturbs_nobody(f: &Fixture) {
-    let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager().await, f.name());
-    idle(&keeper, &name, Mode::Read).await;
-    let guard = keeper.read(&name).await.expect("granted");
-    for _ in 0..5 {
-        assert!(other.try_write(&name).await.expect("answered").is_none(), "a guard is inside");
+    for settings in [Settings::default(), keeps()] {
+        let (keeper, other, name) = (f.manager_with(keeps()).await, f.manager_with(settings).await, f.name());
+        idle(&keeper, &name, Mode::Read).await;
+        let guard = keeper.read(&name).await.expect("granted");
+        for _ in 0..5 {
+            assert!(other.try_write(&name).await.expect("answered").is_none(), "a guard is inside");
+        }
+        until("nobody waits", async || f.view(&name).await.waiters.is_empty()).await;
+        let second = keeper.read(&name).await.expect("the door is open");
+        assert_eq!(f.view(&name).await.holders.len(), 1, "it shares the hold");
+        assert_eq!(guard.state(), HoldState::Held);
+        second.release().await.expect("released");
+        guard.release().await.expect("released");
+        assert_eq!(keeper.stats().idle_holds, 1);
     }
-    until("nobody waits", async || f.view(&name).await.waiters.is_empty()).await;
-    let second = keeper.read(&name).await.expect("the door is open");
-    assert_eq!(f.view(&name).await.holders.len(), 1, "it shares the hold");
-    assert_eq!(guard.state(), HoldState::Held);
-    second.release().await.expect("released");
-    guard.release().await.expect("released");
-    assert_eq!(keeper.stats().idle_holds, 1);
 }
 
 /// Shorter than a call and a release take.

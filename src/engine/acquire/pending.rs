@@ -70,7 +70,9 @@ impl Acquisition<'_> {
                     }
                 },
                 // Nobody would answer.
-                Acquired::Contended { .. } | Acquired::Queued { is_kept: false, .. } if patience == Patience::AskOnce => {
+                Acquired::Contended { .. } | Acquired::Queued { is_kept: false, .. }
+                    if patience == Patience::AskOnce =>
+                {
                     return Ok(Pursued::Refused);
                 }
                 Acquired::Kept { .. } if patience == Patience::AskOnce => self.calls_from(now),
@@ -148,9 +150,7 @@ impl Acquisition<'_> {
             // Who keeps a hold passes it on for as long as nobody calls.
             max_tokens: if keeps { MAX_TOKENS } else { engine.options().hand_over_budget },
             if_taken: match patience {
-                Patience::AskOnce if tries => {
-                    IfTaken::Try { patience: engine.options().try_wait + CLAIM_OF_A_TRY }
-                }
+                Patience::AskOnce if tries => IfTaken::Try { patience: engine.options().try_wait + CLAIM_OF_A_TRY },
                 Patience::AskOnce => IfTaken::Leave,
                 // Two heartbeats may be lost.
                 Patience::Wait => {

@@ -1,0 +1,62 @@
+//! What holds that stay cost, counted at the server.
+
+use std::time::Duration;
+
+use cluster_testenv::{Matcher, Node, Server};
+use futures_util::future::join_all;
+use redis_rwlock::{Mode, Topology};
+
+use super::{idle, keeps};
+use crate::fixture::{Fixture, Settings};
+use crate::router::field::on_both_servers;
+use crate::wait::until;
+
+on_both_servers![try_asks_and_calls_at_once, as_many_stay_as_may_though_they_are_used_in_turn];
+
+fn scripts_of(node: &Node) -> usize {
+    node.proxy().requests_seen(Matcher::new(|request| request.is_script()))
+}
+
+async fn try_asks_and_calls_at_once(server: Server) {
+    let node = Node::builder(server).proxied().start().expect("the server starts");
+    let f = Fixture::hash(Topology::node(node.url()));
+    // A busy machine answers late; what is asked again then would be counted too.
+    let patient = Settings { response_timeout: Duration::from_secs(5), lease: Duration::from_secs(60), ..keeps() };
+    let (keeper, other, name) = (f.manager_with(patient.clone()).await, f.manager_with(patient).await, f.name());
+    let beside = f.manager_elsewhere(Topology::node(format!("redis://{}", node.addr()))).await;
+    for is_first in [true, false] {
+        idle(&keeper, &name, Mode::Read).await;
+        let inside = keeper.read(&name).await.expect("granted");
+        node.proxy().forget_requests();
+        assert!(other.try_write(&name).await.expect("answered").is_none(), "a guard is inside");
+        let nobody_waits = async || beside.inspect(&name).await.expect("answered").waiters.is_empty();
+        until("its place is given back", nobody_waits).await;
+        // The first time it is not subscribed yet.
+        assert!(is_first || scripts_of(&node) == 3, "the try, the word that it is used, the end of its place");
+        inside.release().await.expect("released");
+        node.proxy().forget_requests();
+        let guard = other.write(&name).idle_hold(Duration::ZERO).try_now().await.expect("answered");
+        let asked = scripts_of(&node);
+        assert!(asked <= 3, "the try, the release, and perhaps its claim by now: {asked}");
+        guard.expect("nobody is inside").release().await.expect("released");
+    }
+}
+
+async fn as_many_stay_as_may_though_they_are_used_in_turn(server: Server) {
+    const NAMES: usize = 2_000;
+    let node = Node::start(server).expect("the server starts");
+    let f = Fixture::hash(Topology::node(node.url()));
+    let manager = f.manager_with(Settings { lease: Duration::from_secs(60), ..keeps() }).await;
+    let names: Vec<String> = (0..NAMES).map(|_| f.name()).collect();
+    // The first use is noted, with the second its calls are listened for, and what is asked for then stays.
+    until("all stay", async || {
+        for some in names.chunks(100) {
+            let uses = some.iter().map(async |name| manager.read(name).await.expect("granted").release().await);
+            for released in join_all(uses).await {
+                released.expect("released");
+            }
+        }
+        manager.stats().idle_holds == NAMES
+    })
+    .await;
+}
