@@ -26,6 +26,7 @@ use tokio::sync::Notify;
 
 use crate::clock::Clock;
 use crate::durability::Durability;
+use crate::engine::keep::Ears;
 use crate::engine::outbox::Outbox;
 use crate::engine::releases::Releases;
 use crate::engine::renewals::Renewals;
@@ -74,6 +75,7 @@ pub(crate) struct Core {
     pub(crate) renewals: Arc<Renewals>,
     /// Which names come back, if holds may stay at all.
     uses: Option<Arc<Uses>>,
+    ears: Arc<Ears>,
     outbox: Outbox,
     pub(crate) closing: Closing,
     /// Of lines about attempts that were not answered, and about long waits.
@@ -203,24 +205,27 @@ impl std::fmt::Debug for Held {
 
 impl Engine {
     pub(crate) fn new(scheme: Arc<dyn Scheme>, options: Options) -> Self {
-        let home = options.home(scheme.clock());
+        let (clock, manager_id) = (scheme.clock(), random_id());
+        let home = options.home(clock);
         let wake = Arc::new(Wake::default());
-        let table = Arc::new(Table::new(rules(&options, scheme.clock())));
+        let table = Arc::new(Table::new(rules(&options, clock)));
         let releases = Arc::new(Releases::new(Arc::clone(&scheme), Arc::clone(&table), Arc::clone(&wake)));
         let uses = options.may_hold_idle().then(|| Uses::of(options.idle_holds_max));
         let renewals =
             Arc::new(Renewals::new(Arc::clone(&table), Arc::clone(&releases), Arc::clone(&wake), uses.clone()));
+        let ears = Ears::new(&manager_id, &scheme, home.clone(), &renewals);
         let outbox = Outbox::new(Arc::clone(&scheme), home, Arc::clone(&renewals), Arc::clone(&releases), wake);
         let core = Core {
-            clock: scheme.clock(),
+            clock,
             scheme,
             options,
-            manager_id: random_id(),
+            manager_id,
             next_acquisition: AtomicU64::new(1),
             table,
             releases,
             renewals,
             uses,
+            ears,
             outbox,
             closing: Closing::default(),
             attempt_lines: Limiter::default(),

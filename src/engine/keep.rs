@@ -58,10 +58,8 @@ pub(super) fn word(said: Option<Standing>, sent: Moment, node: NodeId, is_waited
     Word { said, sent, node, is_waited_for }
 }
 
-/// Hears who calls for one lock.
-struct Ear {
-    cell: KeptCell,
-    key: Arc<Key>,
+/// What hears of all locks of a manager have in common.
+pub(super) struct Ears {
     /// This one's: what it calls for itself, it need not be told.
     manager: String,
     scheme: Weak<dyn Scheme>,
@@ -69,9 +67,22 @@ struct Ear {
     renewals: Weak<Renewals>,
 }
 
+impl Ears {
+    pub(super) fn new(manager: &str, scheme: &Arc<dyn Scheme>, home: Home, renewals: &Arc<Renewals>) -> Arc<Self> {
+        let (scheme, renewals) = (Arc::downgrade(scheme), Arc::downgrade(renewals));
+        Arc::new(Self { manager: manager.to_owned(), scheme, home, renewals })
+    }
+}
+
+/// Hears who calls for one lock.
+struct Ear {
+    cell: KeptCell,
+    common: Arc<Ears>,
+}
+
 impl Ear {
     fn carry_out(&self, due: Due) {
-        if let Some(renewals) = self.renewals.upgrade() {
+        if let Some(renewals) = self.common.renewals.upgrade() {
             let now = renewals.now();
             renewals.schedule_all(due, now);
         }
@@ -80,16 +91,16 @@ impl Ear {
 
 impl OnCall for Ear {
     fn called(&self, call: &Call) {
-        let Some((is_used, due)) = self.cell.called(call) else {
+        let Some((key, is_used, due)) = self.cell.called(call) else {
             return;
         };
         self.carry_out(due);
-        events::called(self.key.name(), call.token, is_used);
-        let tries = call.tries.clone().filter(|id| !id.starts_with(&*self.manager));
-        if let (true, Some(id), Some(scheme)) = (is_used, tries, self.scheme.upgrade()) {
-            let key = Arc::clone(&self.key);
+        events::called(key.name(), call.token, is_used);
+        let common = &*self.common;
+        let tries = call.tries.clone().filter(|id| !id.starts_with(&*common.manager));
+        if let (true, Some(id), Some(scheme)) = (is_used, tries, common.scheme.upgrade()) {
             // Whoever tries waits for no longer than it can: lost, it is not told.
-            self.home.spawn(async move { drop(scheme.tell_used(&key, &id).await) });
+            common.home.spawn(async move { drop(scheme.tell_used(&key, &id).await) });
         }
     }
 
@@ -148,14 +159,7 @@ impl Engine {
     }
 
     fn listen(&self, key: &Arc<Key>, cell: KeptCell) -> Option<CallSubscription> {
-        let ear = Ear {
-            cell,
-            key: Arc::clone(key),
-            manager: self.manager_id.clone(),
-            scheme: Arc::downgrade(&self.scheme),
-            home: self.options().home(self.clock),
-            renewals: Arc::downgrade(&self.renewals),
-        };
+        let ear = Ear { cell, common: Arc::clone(&self.ears) };
         let calls = Arc::new(Calls::new(Box::new(ear)));
         let end = self.scheme.listen(key, &calls)?;
         Some(CallSubscription { calls, _end: end })

@@ -7,6 +7,7 @@ use tokio::sync::Notify;
 
 use crate::attempt::{AcquisitionId, Attempt};
 use crate::calls::{Call, CallSubscription, Calls};
+use crate::key::Key;
 use crate::lease::Moment;
 use crate::lock::cell::Cell;
 use crate::lock::hold::{Due, Granted, Hold};
@@ -27,11 +28,12 @@ pub(crate) type Leaving = state::Leaving<Hold>;
 pub(crate) struct KeptCell(Weak<Cell<Hold>>);
 
 impl KeptCell {
-    /// Somebody calls. Whether a guard is inside that it may want to know of.
-    pub(crate) fn called(&self, call: &Call) -> Option<(bool, Due)> {
+    /// Somebody calls. For which lock, and whether a guard is inside that it may want to know of.
+    pub(crate) fn called(&self, call: &Call) -> Option<(Arc<Key>, bool, Due)> {
         let cell = self.0.upgrade()?;
         let now = cell.rules().clock.now();
-        Some(cell.event(now, |state, _, effects| state.called(call, now, effects)))
+        let (is_used, due) = cell.event(now, |state, _, effects| state.called(call, now, effects));
+        Some((Arc::clone(cell.key()), is_used, due))
     }
 
     /// Calls may have been missed.

@@ -139,8 +139,8 @@ impl Deref for Shared {
 struct Subscriptions {
     channels: HashMap<Arc<str>, Channel>,
     links: HashMap<u64, Link>,
-    /// Channels without a waiter, in the order in which they lost their last.
-    lingering: BTreeMap<u64, Arc<str>>,
+    /// Channels without a waiter, in the order in which they lost their last, and when that was.
+    lingering: BTreeMap<u64, (Arc<str>, Instant)>,
     /// Runs as long as there are channels.
     keeper: Option<AbortHandle>,
     last_number: u64,
@@ -154,7 +154,8 @@ struct Channel {
     /// Calls for a lock come by it.
     is_for_calls: bool,
     listeners: Vec<(u64, Listener)>,
-    lingers: Option<Lingers>,
+    /// Its number among those that linger.
+    lingers: Option<u64>,
     /// The link to the owner of its slot.
     home: Option<u64>,
     /// The server at home has it subscribed, on the link's connection.
@@ -180,11 +181,6 @@ impl Listener {
             Self::Keeper(calls) => calls.upgrade(),
         }
     }
-}
-
-struct Lingers {
-    number: u64,
-    since: Instant,
 }
 
 /// What is known of a link by those who are not its task.
@@ -393,9 +389,11 @@ impl Shared {
     ) -> Unsubscribe {
         let number = subscriptions.next_number();
         if let Some(channel) = subscriptions.channels.get_mut(name) {
+            // Mostly it stays the only one, and there may be many channels.
+            channel.listeners.reserve_exact(1);
             channel.listeners.push((number, listener));
             if let Some(lingers) = channel.lingers.take() {
-                subscriptions.lingering.remove(&lingers.number);
+                subscriptions.lingering.remove(&lingers);
             }
         }
         Unsubscribe { shared: Arc::downgrade(self), channel: Arc::clone(name), number }
@@ -602,11 +600,11 @@ impl Shared {
         let left = channel.listeners.iter().position(|(listener, _)| *listener == number);
         let left = left.map(|place| channel.listeners.remove(place));
         if channel.listeners.is_empty() && channel.lingers.is_none() {
-            channel.lingers = Some(Lingers { number: linger, since: Instant::now() });
-            subscriptions.lingering.insert(linger, Arc::clone(name));
+            channel.lingers = Some(linger);
+            subscriptions.lingering.insert(linger, (Arc::clone(name), Instant::now()));
         }
         if subscriptions.lingering.len() > self.pace.lingering_most
-            && let Some((_, oldest)) = subscriptions.lingering.pop_first()
+            && let Some((_, (oldest, _))) = subscriptions.lingering.pop_first()
         {
             subscriptions.forget(&oldest);
             self.counts(subscriptions.channels.len());

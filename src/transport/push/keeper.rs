@@ -113,11 +113,12 @@ impl Shared {
 impl Subscriptions {
     fn forget_lingering_since(&mut self, moment: Option<Instant>) {
         while let Some(oldest) = self.lingering.first_entry() {
-            let lingers = self.channels.get(oldest.get()).and_then(|channel| channel.lingers.as_ref());
-            if lingers.is_some_and(|lingers| moment.is_none_or(|moment| lingers.since > moment)) {
+            let (name, since) = oldest.get();
+            let lingers = self.channels.get(name).is_some_and(|channel| channel.lingers == Some(*oldest.key()));
+            if lingers && moment.is_none_or(|moment| *since > moment) {
                 return;
             }
-            let name = oldest.remove();
+            let (name, _) = oldest.remove();
             self.forget(&name);
         }
     }
