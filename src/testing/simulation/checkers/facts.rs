@@ -1,11 +1,13 @@
 //! The history by request, guard, attempt and process.
 
 mod listening;
+mod noticed;
 mod standing;
 
 use std::collections::BTreeMap;
 
 use listening::Listening;
+use noticed::Notice;
 
 use crate::scheme::Mode;
 use crate::testing::simulation::history::{
@@ -25,8 +27,8 @@ pub(super) struct Facts<'h> {
     pub(super) requests: BTreeMap<Request, RequestFacts>,
     /// When each hold was granted by a server for the first time, and how many there had been before that one.
     pub(super) granted: BTreeMap<Id, (Micros, u32)>,
-    /// What notices let their readers count on: when each came, and until when.
-    pub(super) noticed: BTreeMap<Id, Vec<(Micros, Micros)>>,
+    /// What notices let their readers count on.
+    noticed: BTreeMap<Id, Vec<Notice>>,
     /// When the server lost data.
     pub(super) losses: Vec<Micros>,
     /// When each hold was ended by force.
@@ -378,8 +380,8 @@ impl<'h> Facts<'h> {
                 }
             }
             What::Noticed { process, id, anchor: Some((sent, remaining_us)), .. } => {
-                let until = sent + self.process(*process).usable(*remaining_us);
-                self.noticed.entry(*id).or_default().push((at, until));
+                let (process, sent, left) = (*process, *sent, *remaining_us);
+                self.noticed.entry(*id).or_default().push(Notice { process, at, sent, left });
             }
             What::Applied { request, copy, primary, deposed, lock, op, reply, news, before, .. } => {
                 if *copy == 1 {

@@ -37,7 +37,7 @@ pub(super) fn local_order(facts: &Facts<'_>) -> Findings {
             // What was handed to it was over when it looked: it begins again.
             let stood_still = facts.asleep(other, other.asked, now) > 0;
             let waits = queues(other) && waits_at(other, at) && !stood_still;
-            if same && before && waits && !offer_was_lost(facts, other, now) {
+            if same && before && waits && !offer_was_lost(facts, other, at) {
                 findings.add(at, format!("attempt {number} is served before attempt {other_number}, which came first"));
             }
         }
@@ -46,15 +46,32 @@ pub(super) fn local_order(facts: &Facts<'_>) -> Findings {
 }
 
 /// Whether a hold was lost while it waited for more of it: a renewal that nobody needs but who was offered that hold, and that was
-/// never answered. Somebody else has the right to ask by then, and the first grant is for whoever asks.
-fn offer_was_lost(facts: &Facts<'_>, attempt: &AttemptFacts, now: Micros) -> bool {
+/// never answered, or by a server that does not know it. Somebody else has the right to ask by then, and the first grant is for
+/// whoever asks.
+fn offer_was_lost(facts: &Facts<'_>, attempt: &AttemptFacts, served: usize) -> bool {
     let its_own = |request: &&RequestFacts| request.process == attempt.process && request.lock == attempt.wish.lock;
-    let since = |request: &&RequestFacts| attempt.asked < request.sent && request.sent < now;
+    let since = |request: &&RequestFacts| attempt.index < request.index && request.index < served;
     facts.requests.values().filter(its_own).filter(since).any(|request| {
         let Op::Renew { id, .. } = request.op else { return false };
         let is_needed =
             facts.guards.values().any(|guard| guard.id == id && guard.over.is_none_or(|over| over > request.sent));
-        request.is_unanswered() && !is_needed
+        let ended = match &request.answered {
+            Some((at, Reply::Lost { .. })) => Some(*at),
+            Some(_) => None,
+            None => request.failed.filter(|_| request.is_unanswered()),
+        };
+        !is_needed && ended.is_some_and(|ended| !was_served(facts, attempt, ended, served))
+    })
+}
+
+/// Whether another one that takes its place among the writers of that process was granted the lock after that moment, and before
+/// that event.
+fn was_served(facts: &Facts<'_>, waiter: &AttemptFacts, after: Micros, before: usize) -> bool {
+    facts.guards.values().any(|guard| {
+        let attempt = &facts.attempts[&guard.attempt];
+        let same = attempt.process == waiter.process && attempt.wish.lock == waiter.wish.lock;
+        let writes = attempt.wish.mode == Mode::Write && queues(attempt);
+        same && writes && after < guard.granted && guard.index < before
     })
 }
 

@@ -40,7 +40,8 @@ pub(super) fn heartbeat(facts: &Facts<'_>) -> Findings {
             let waiting = waiting.filter(|attempt| attempt.ended.is_none_or(|(ended, _)| from <= ended));
             let asleep = waiting.map(|attempt| facts.asleep(attempt, from, later.sent)).max().unwrap_or_default();
             let asleep = asleep.max(process.paused_within(from, later.sent));
-            let excuse = asleep + process.handing_on(from, later.sent) + clock_readings(facts, later, from);
+            let others = clock_readings(facts, later, from) + joins(facts, later, from);
+            let excuse = asleep + process.handing_on(from, later.sent) + others;
             findings.add_unless(waited <= most + GRAIN + excuse, later.index, || {
                 format!("asked again after {waited} us, {most} us would have been in time")
             });
@@ -64,13 +65,28 @@ fn clock_readings(facts: &Facts<'_>, before: &RequestFacts, from: Micros) -> Mic
             && from <= request.sent
             && request.sent <= before.sent
     });
-    let cost = |reading: &RequestFacts| match (&reading.answered, reading.failed) {
-        (Some((at, _)), _) => at - reading.sent,
-        (None, Some(at)) => at - reading.sent + RETRY,
+    readings.map(|reading| cost(reading, before)).sum()
+}
+
+/// What asking whether it may join a hold of its process has cost a reader, who has taken the place of another at the server and
+/// asks for that first.
+fn joins(facts: &Facts<'_>, before: &RequestFacts, from: Micros) -> Micros {
+    let own = facts.requests.values().filter(|request| {
+        let repeats = matches!(request.op, Op::Acquire { .. }) && facts.is_had(request);
+        let same = request.lock == before.lock && request.attempt.is_some() && request.attempt == before.attempt;
+        repeats && same && from <= request.sent && request.sent <= before.sent
+    });
+    own.map(|request| cost(request, before)).sum()
+}
+
+/// How long one that was sent before has kept its sender from the next. A try that fails costs a response timeout.
+fn cost(request: &RequestFacts, before: &RequestFacts) -> Micros {
+    match (&request.answered, request.failed) {
+        (Some((at, _)), _) => at - request.sent,
+        (None, Some(at)) => at - request.sent + RETRY,
         // Its future was dropped.
-        (None, None) => before.sent - reading.sent,
-    };
-    readings.map(cost).sum()
+        (None, None) => before.sent - request.sent,
+    }
 }
 
 /// Promise 8: waiting ends with `Unreachable` when the server was silent for `unreachable_after`, and not before.
@@ -250,7 +266,10 @@ pub(super) fn expired_rightly(
     requests: &[&RequestFacts],
 ) -> Micros {
     let process = facts.process(held.process);
-    let until = facts.vouched(held.id, requests, now).min(facts.in_doubt_until(held, requests, now));
+    let vouched = facts.vouched(held.id, requests, now);
+    let until = vouched.min(facts.in_doubt_until(held, requests, now));
+    // A writer may not be alone any more if nobody knows what came of its conversion: no renewal puts that off.
+    let left_open = held.mode == Mode::Write && facts.open_since(held, now).is_some_and(|since| since <= vouched);
     let confirmed = requests.iter().filter_map(|request| match &request.answered {
         Some((when, Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms, .. })) if *when < until => {
             Some((request.sent, *remaining_ms))
@@ -266,7 +285,7 @@ pub(super) fn expired_rightly(
     let time_for_two = first_due(lease) + process.response_timeout + RETRY < process.usable(lease);
     let capped = held.wish.max_hold_ms <= held.wish.lease_ms * 2;
     let tries = requests.iter().filter(|request| matches!(request.op, Op::Renew { .. }) && request.sent > confirmed);
-    findings.add_unless(paused || capped || !time_for_two || tries.count() >= 2, at, || {
+    findings.add_unless(paused || capped || left_open || !time_for_two || tries.count() >= 2, at, || {
         format!("lost without a second try to renew since {confirmed} us")
     });
     // A claim is to be renewed, too.

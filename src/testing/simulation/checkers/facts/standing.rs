@@ -94,11 +94,10 @@ impl Facts<'_> {
             let mut grants = answers.filter(|(_, reply)| matches!(reply, Reply::Granted { .. })).map(|(at, _)| *at);
             grants.any(|at| since <= at && begun.is_some_and(|begun| at <= begun))
         };
-        let notices = self.noticed.get(&id).into_iter().flatten();
-        let notices = notices
-            .filter(|(at, until)| *at <= now && begun.is_some_and(|begun| *at <= begun && begun < *until))
-            .filter(|(at, _)| !was_answered(*at))
-            .copied();
+        let notices = begun
+            .into_iter()
+            .flat_map(|begun| self.noticed_by(id, begun).filter(move |(at, until)| *at <= now && begun < *until));
+        let notices = notices.filter(|(at, _)| !was_answered(*at));
         let mut answers: Vec<_> = requests
             .iter()
             .filter_map(|request| match &request.answered {
