@@ -235,6 +235,11 @@ fn keeping_costs_what_the_readme_says(mut lock: Lock) {
     assert_eq!(cost(&mut lock, "w", Write, keep), 6, "writer repeats before waiting ones");
     assert_eq!(lock.cost("renew", &["w", "1000", "k"]), 4, "writer renews before waiting ones");
     assert_eq!(lock.cost("used", &["b"]), 2, "a try is answered");
+    for id in ["b", "a", "w"] {
+        lock.leave(id);
+    }
+    lock.granted("w", Write);
+    assert_eq!(cost(&mut lock, "a", Write, Wish::patient()), 5, "queued beside the mark of an earlier phase");
 }
 
 fn waiting_costs_the_same_beside_many_others(lock: Lock) {

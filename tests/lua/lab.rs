@@ -91,6 +91,7 @@ pub(crate) struct Kept {
 pub(crate) enum Turned {
     Granted { token: i64, turns: i64, remaining_ms: i64, waited_for: bool },
     Refused,
+    Kept,
     Lost { forced: i64 },
     Late,
 }
@@ -412,6 +413,7 @@ impl Lock {
                 Turned::Granted { token, turns, remaining_ms, waited_for }
             }
             "refused" => Turned::Refused,
+            "kept" => Turned::Kept,
             "lost" => Turned::Lost { forced: reply.int() },
             "late" => Turned::Late,
             code => panic!("turn answered {code}"),

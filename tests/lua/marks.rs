@@ -1,26 +1,28 @@
 //! Holds that may be kept when nobody is inside: the mark, who is called, and the tokens that a renewal brings.
 
 use crate::lab::{
-    Acquired, LEASE_MS, Listener, Lock, Mode, PATIENCE_MS, Read, Renewed, Turned, Wish, Write, hash_cases,
+    Acquired, LEASE_MS, Listener, Lock, Mode, PATIENCE_MS, Read, Renewed, Turned, Wish, Write, hash_cases, rows,
 };
+
+mod conversions;
+mod told;
+mod tries;
 
 hash_cases!(shared:
     whoever_may_keep_a_hold_marks_the_lock,
     mark_goes_with_its_phase_and_no_sooner,
+    mark_is_that_of_the_new_phase,
+    mark_of_an_earlier_phase_is_none,
+    plain_requests_leave_the_mark,
     waiters_call_twice_a_second,
     nobody_calls_without_need,
-    try_names_itself_and_does_not_count,
-    try_at_once_is_told_that_the_hold_is_kept,
-    try_takes_no_place_where_it_calls_nobody,
     keeping_anew_is_called_for_at_once,
-    renewal_tells_whether_somebody_waits,
-    grant_tells_a_writer_of_waiting_readers,
+    keeping_anew_forgets_when_it_was_called,
     renewal_brings_tokens_from_the_past,
     tokens_of_a_renewal_are_the_repeats,
     force_calls_always,
     late_force_ends_whose_renewal_moved_the_token,
-    used_is_told_to_the_trys_manager,
-    what_is_no_id_is_told_to_nobody,
+    force_without_ids_ends_nothing_newer,
     keys_without_a_tag_are_marked_and_called_for,
     calls_without_the_right_do_not_undo,
 );
@@ -28,6 +30,8 @@ hash_cases!(shared:
 const KEEP: Wish = Wish { letters: "k", ..Wish::AT_ONCE };
 const KEEP_WAITING: Wish = Wish { patience_ms: PATIENCE_MS, ..KEEP };
 const TRY: Wish = Wish { letters: "t", patience_ms: PATIENCE_MS, ..Wish::AT_ONCE };
+/// The channel of who waits has the first 32 characters of its id.
+const MANAGER: &str = "0123456789abcdef0123456789abcdef";
 
 impl Lock {
     fn keeps(&mut self, id: &str, mode: Mode) -> i64 {
@@ -101,10 +105,16 @@ fn whoever_may_keep_a_hold_marks_the_lock(mut lock: Lock) {
     }
     // By the long way: a writer waits.
     lock.queued("v", Write);
-    lock.ask("r", Read, KEEP);
-    marks(&mut lock, "a repeat before a writer");
-    lock.renew_kept("r", 0);
-    marks(&mut lock, "a renewal before a writer");
+    for is_old in [false, true] {
+        let token = lock.inspect().token;
+        let unmarked = |lock: &mut Lock| if is_old { lock.set_field("k", token - 1) } else { lock.delete_field("k") };
+        unmarked(&mut lock);
+        lock.ask("r", Read, KEEP);
+        marks(&mut lock, "a repeat before a writer");
+        unmarked(&mut lock);
+        lock.renew_kept("r", 0);
+        marks(&mut lock, "a renewal before a writer");
+    }
 }
 
 fn mark_goes_with_its_phase_and_no_sooner(mut lock: Lock) {
@@ -129,6 +139,56 @@ fn mark_goes_with_its_phase_and_no_sooner(mut lock: Lock) {
     assert!(!lock.is_marked(), "handed over");
 }
 
+fn mark_is_that_of_the_new_phase(mut lock: Lock) {
+    for mode in [Read, Write] {
+        lock.granted("dead", Write);
+        lock.expire("dead");
+        lock.keeps("k", mode);
+        assert!(lock.is_marked(), "{mode:?} after a dead writer");
+        lock.leave("k");
+    }
+}
+
+fn mark_of_an_earlier_phase_is_none(mut lock: Lock) {
+    let mut calls = lock.calls();
+    for (holder, waiter) in [(Write, Write), (Write, Read), (Read, Write)] {
+        lock.keeps("k", holder);
+        lock.leave("k");
+        lock.granted("h", holder);
+        assert!(lock.field("k").is_some(), "it is there");
+        assert!(matches!(lock.ask("t", waiter, Wish::default()), Acquired::Contended { .. }));
+        assert!(!lock.waits_for_a_kept_one("a", waiter));
+        lock.leave("a");
+        assert_eq!(lock.force(), ["h"]);
+    }
+    assert_eq!(calls.heard(&mut lock), [""; 0]);
+}
+
+fn plain_requests_leave_the_mark(mut lock: Lock) {
+    lock.keeps("k", Read);
+    lock.renewed("k", LEASE_MS);
+    assert!(lock.is_marked(), "a renewal");
+    lock.granted("k", Read);
+    assert!(lock.is_marked(), "a repeat");
+    lock.granted("a", Read);
+    lock.queued("w", Write);
+    // By the long way.
+    lock.granted("a", Read);
+    assert!(lock.is_marked(), "a repeat before a writer");
+    lock.renewed("a", LEASE_MS);
+    assert!(lock.is_marked(), "a renewal before a writer");
+    lock.leave("a");
+    assert!(lock.is_marked(), "a release before a writer");
+    lock.leave("w");
+    assert!(lock.is_marked(), "a waiter that goes");
+    lock.leave("k");
+    lock.keeps("k", Write);
+    lock.renewed("k", LEASE_MS);
+    assert!(lock.is_marked(), "a writer's renewal");
+    lock.granted("k", Write);
+    assert!(lock.is_marked(), "its repeat");
+}
+
 fn waiters_call_twice_a_second(mut lock: Lock) {
     for (mode, waiter) in [(Write, Write), (Write, Read), (Read, Write)] {
         let token = lock.keeps("k", mode).to_string();
@@ -145,6 +205,10 @@ fn waiters_call_twice_a_second(mut lock: Lock) {
             lock.queued(id, waiter);
         }
         assert_eq!(calls.heard(&mut lock), [token.as_str()], "a heartbeat calls again");
+        lock.ask("b", waiter, KEEP_WAITING);
+        lock.called_ago(500);
+        lock.ask("b", waiter, KEEP_WAITING);
+        assert_eq!(calls.heard(&mut lock), [token.as_str()], "one that keeps what it gets is a waiter as any");
         // The clock was set back since.
         lock.called_ago(-60_000);
         lock.queued("a", waiter);
@@ -173,89 +237,20 @@ fn nobody_calls_without_need(mut lock: Lock) {
     assert!(!lock.waits_for_a_kept_one("r", Read));
     assert_eq!(calls.heard(&mut lock), [""; 0], "the writer calls, not who waits for it");
     assert!(matches!(lock.ask("s", Read, Wish::default()), Acquired::Contended { .. }), "the same");
-}
-
-fn try_names_itself_and_does_not_count(mut lock: Lock) {
-    for (mode, waiter) in [(Write, Write), (Write, Read), (Read, Write)] {
-        let token = lock.keeps("k", mode);
-        let mut calls = lock.calls();
-        for _ in 0..2 {
-            lock.tries("a", waiter);
-            assert_eq!(calls.heard(&mut lock), [format!("{token} a")], "{waiter:?} behind {mode:?}");
+    for id in ["r", "w", "k"] {
+        lock.leave(id);
+    }
+    for (mode, other) in [(Read, Write), (Write, Read)] {
+        lock.keeps("k", mode);
+        if mode == Read {
+            lock.granted("l", mode);
         }
-        lock.queued("b", waiter);
-        assert_eq!(calls.heard(&mut lock), [token.to_string()], "a waiter calls for itself");
-        lock.tries("a", waiter);
-        assert_eq!(calls.heard(&mut lock), [format!("{token} a")], "however soon");
-        lock.leave("b");
-        lock.leave("a");
+        let asked = lock.ask("k", other, Wish::patient());
+        assert!(matches!(asked, Acquired::Contended { .. }), "{asked:?}");
+        assert_eq!(calls.heard(&mut lock), [""; 0], "who holds it does not wait for itself");
         lock.leave("k");
+        lock.leave("l");
     }
-    // One that keeps what it gets is called by its id too, and marks.
-    let token = lock.keeps("k", Write);
-    let mut calls = lock.calls();
-    lock.ask("a", Write, Wish { letters: "kt", ..TRY });
-    assert_eq!(calls.heard(&mut lock), [format!("{token} a")]);
-    lock.leave("k");
-    lock.ask("a", Write, Wish { letters: "kt", ..TRY });
-    assert!(lock.is_marked());
-}
-
-fn try_at_once_is_told_that_the_hold_is_kept(mut lock: Lock) {
-    for (mode, others) in [(Write, [Write, Read].as_slice()), (Read, [Write].as_slice())] {
-        for more in [false, true] {
-            lock.granted("k", mode);
-            if more && mode == Read {
-                lock.granted("l", Read);
-            }
-            for other in others {
-                let asked = lock.ask("t", *other, Wish::default());
-                assert!(
-                    matches!(asked, Acquired::Contended { .. }),
-                    "{other:?} beside an unmarked {mode:?}: {asked:?}"
-                );
-            }
-            lock.keeps("k", mode);
-            let (mut calls, before) = (lock.calls(), lock.snapshot());
-            for other in others {
-                let asked = lock.ask("t", *other, Wish::default());
-                assert!(
-                    matches!(asked, Acquired::Kept { retry_in_ms } if retry_in_ms > LEASE_MS / 2),
-                    "{other:?} beside {mode:?}: {asked:?}"
-                );
-            }
-            assert_eq!(calls.heard(&mut lock), [""; 0]);
-            assert_eq!(lock.snapshot(), before, "it leaves nothing behind");
-            lock.leave("k");
-            lock.leave("l");
-        }
-    }
-}
-
-fn try_takes_no_place_where_it_calls_nobody(mut lock: Lock) {
-    for inside in [&[Write][..], &[Read], &[Read, Read]] {
-        for (reader, mode) in ["k", "l"].into_iter().zip(inside) {
-            lock.granted(reader, *mode);
-        }
-        let before = lock.snapshot();
-        let asked = lock.ask("t", Write, TRY);
-        assert!(matches!(asked, Acquired::Contended { .. }), "beside {inside:?}: {asked:?}");
-        assert_eq!(lock.snapshot(), before, "it leaves nothing behind");
-        // One that it has stays: it is to be given back.
-        lock.keeps("k", inside[0]);
-        lock.tries("t", Write);
-        lock.delete_field("k");
-        let asked = lock.ask("t", Write, TRY);
-        assert!(matches!(asked, Acquired::Queued { is_kept: false, .. }), "beside {inside:?}: {asked:?}");
-        for id in ["t", "k", "l"] {
-            lock.leave(id);
-        }
-    }
-    // A reader that only a waiting writer keeps out calls nobody either.
-    lock.keeps("k", Read);
-    lock.queued("w", Write);
-    let asked = lock.ask("t", Read, TRY);
-    assert!(matches!(asked, Acquired::Contended { .. }), "{asked:?}");
 }
 
 fn keeping_anew_is_called_for_at_once(mut lock: Lock) {
@@ -288,48 +283,19 @@ fn keeping_anew_in(mode: Mode, lock: &mut Lock) {
     }
 }
 
-fn renewal_tells_whether_somebody_waits(mut lock: Lock) {
-    for more in [false, true] {
-        lock.keeps("k", Read);
-        if more {
-            lock.granted("l", Read);
-        }
-        assert!(!lock.renew_kept("k", 0).waited_for);
-        lock.queued("w", Write);
-        assert!(lock.renew_kept("k", 0).waited_for);
-        lock.leave("w");
-        assert!(!lock.renew_kept("k", 0).waited_for);
-        // Waiting readers of a lock that is read are behind a writer that died: nothing keeps them out but that they ask.
-        lock.queued("w", Write);
-        lock.queued("r", Read);
-        lock.leave("w");
-        lock.leave("l");
-        lock.leave("r");
-        lock.leave("k");
+/// By each way in which nobody waits.
+fn keeping_anew_forgets_when_it_was_called(mut lock: Lock) {
+    lock.granted("dead", Write);
+    lock.expire("dead");
+    let token = lock.keeps("a", Read);
+    for id in ["a", "b", "a", "c", "b"] {
+        lock.called_ago(0);
+        lock.keeps(id, Read);
+        assert_eq!(lock.field("k"), Some(token.to_string()), "{id} keeps it");
+        lock.called_ago(0);
+        lock.renew_kept(id, 0);
+        assert_eq!(lock.field("k"), Some(token.to_string()), "{id} renews it");
     }
-    lock.keeps("k", Write);
-    for mode in [Read, Write] {
-        assert!(!lock.renew_kept("k", 0).waited_for);
-        lock.queued("a", mode);
-        assert!(lock.renew_kept("k", 0).waited_for, "{mode:?}");
-        lock.leave("a");
-    }
-    lock.queued("a", Read);
-    lock.expire("a");
-    let past_ms = lock.field_ms("Ua");
-    lock.set_field("u", past_ms);
-    assert!(!lock.renew_kept("k", 0).waited_for, "nobody was heard of for long");
-    assert_eq!(lock.renewed("k", LEASE_MS), LEASE_MS, "who does not keep it is told nothing more");
-}
-
-fn grant_tells_a_writer_of_waiting_readers(mut lock: Lock) {
-    lock.keeps("k", Write);
-    lock.queued("r", Read);
-    let repeated = lock.ask("k", Write, KEEP_WAITING);
-    assert!(matches!(repeated, Acquired::Granted { waited_for: true, .. }), "{repeated:?}");
-    lock.leave("r");
-    let repeated = lock.ask("k", Write, KEEP_WAITING);
-    assert!(matches!(repeated, Acquired::Granted { waited_for: false, .. }), "{repeated:?}");
 }
 
 fn renewal_brings_tokens_from_the_past(mut lock: Lock) {
@@ -401,7 +367,7 @@ fn late_force_ends_whose_renewal_moved_the_token(mut lock: Lock) {
     assert_eq!(lock.force_seen(&seen), ["w2"]);
     assert_eq!(lock.renew("w2", LEASE_MS), Renewed::Lost { forced: kept.first });
     // Nothing newer, whatever it is, though its id is a part of the other's.
-    for (newer, mode) in [("v", Write), ("w", Write), ("w2", Read)] {
+    for (newer, mode) in [("v", Write), ("w", Write), ("2", Write), ("w.", Write), ("w2", Read)] {
         lock.granted(newer, mode);
         assert_eq!(lock.force_seen(&seen), [""; 0], "{newer}");
         assert_eq!(lock.holders(), [newer]);
@@ -416,28 +382,18 @@ fn late_force_ends_whose_renewal_moved_the_token(mut lock: Lock) {
     assert_eq!(lock.holders(), ["s"]);
 }
 
-/// Its channel has the first 32 characters of the id.
-const MANAGER: &str = "0123456789abcdef0123456789abcdef";
-
-fn used_is_told_to_the_trys_manager(mut lock: Lock) {
-    let id = format!("{MANAGER}.7.label");
-    lock.keeps("k", Write);
-    lock.tries(&id, Write);
-    let mut hears = Listener::new(&lock, &lock.wake_channel(MANAGER));
-    let before = lock.snapshot();
-    lock.used(&id);
-    assert_eq!(hears.heard(&mut lock), [format!("used {id}")]);
-    assert_eq!(lock.snapshot(), before, "nothing changes");
-}
-
-fn what_is_no_id_is_told_to_nobody(mut lock: Lock) {
-    let mut hears = Listener::new(&lock, &lock.wake_channel(MANAGER));
-    let long = format!("{MANAGER}.7.{}", "l".repeat(100));
-    for other in ["", &format!("{MANAGER}.7.a b"), &format!("{MANAGER}.7.a\r\nb"), &long] {
-        let reply = lock.try_run("used", &[other]);
-        assert!(reply.error().is_some(), "{other:?}: {reply:?}");
+fn force_without_ids_ends_nothing_newer(mut lock: Lock) {
+    lock.keeps("w", Write);
+    let seen = lock.inspect();
+    let mut args = lock.force_args(&seen);
+    args.pop();
+    lock.renew_kept("w", 1);
+    for ended in [0, 1] {
+        let reply = lock.try_run("force", &args);
+        assert_eq!((rows(&reply), reply.error()), (ended, None), "{reply:?}");
+        args[0] = lock.inspect().token.to_string();
     }
-    assert_eq!(hears.heard(&mut lock), [""; 0]);
+    assert_eq!(lock.holders(), [""; 0]);
 }
 
 /// As those of services that run the published scheme are.
@@ -459,6 +415,10 @@ fn keys_without_a_tag_are_marked_and_called_for(mut lock: Lock) {
         let stamp_ms = lock.they_hold(theirs); // the mark is no stamp
         lock.they_leave(theirs, stamp_ms);
     }
+    let mut hears = Listener::new(&lock, &format!("{{{key}}}:wake:{MANAGER}"));
+    let id = format!("{MANAGER}.7.label");
+    lock.used(&id);
+    assert_eq!(hears.heard(&mut lock), [format!("used {id}")]);
 }
 
 fn calls_without_the_right_do_not_undo(mut lock: Lock) {
@@ -473,4 +433,11 @@ fn calls_without_the_right_do_not_undo(mut lock: Lock) {
     lock.used("b");
     assert_eq!(lock.force(), ["k"]);
     assert_eq!(lock.holders(), ["a"]);
+    for id in ["b", "a"] {
+        lock.leave(id);
+    }
+    lock.keeps("k", Read);
+    lock.granted("a", Read);
+    assert_eq!(lock.turn("a", "w", Write, Wish::default()), Turned::Kept);
+    assert_eq!(lock.holders(), ["a", "k"]);
 }

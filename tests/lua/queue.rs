@@ -8,7 +8,7 @@ use fastrand::Rng;
 use crate::invariants;
 use crate::lab::{
     Acquired, LEASE_MS, LONG_MS, Left, Listener, Lock, MOST_RECORDS, Mode, PATIENCE_MS, READ_LIMIT_MS, Read, Renewed,
-    WRITE_LIMIT_MS, Wish, Write, hash_cases,
+    Turned, WRITE_LIMIT_MS, Wish, Write, hash_cases,
 };
 
 hash_cases!(shared:
@@ -403,6 +403,13 @@ fn blocks_of_tokens_do_not_overlap(mut lock: Lock) {
     }
     lock.leave("e");
     assert!(lock.granted("r", Read) > last);
+
+    // The same where a stamp of theirs is left.
+    lock.command(&["DEL", &lock.key()]);
+    let past_ms = lock.now_ms() - WRITE_LIMIT_MS - 1;
+    lock.set_field("write", past_ms);
+    let Acquired::Granted { turns, .. } = lock.ask("first", Write, wish(64)) else { panic!("granted") };
+    assert_eq!(turns, 1, "a key that remembers nothing gives one");
 }
 
 impl Lock {
@@ -451,6 +458,20 @@ fn blocks_do_not_run_ahead_of_the_clock(mut lock: Lock) {
     lock.leave("a");
     let granted = lock.ask("b", Write, wish);
     assert!(matches!(granted, Acquired::Granted { token, turns: 1, .. } if token == ahead + 2), "{granted:?}");
+    // And by the long way: of two who wait, after a death, by a conversion.
+    for id in ["c", "d"] {
+        lock.ask(id, Write, wish);
+    }
+    lock.leave("b");
+    let granted = lock.ask("c", Write, wish);
+    assert!(matches!(granted, Acquired::Granted { token, turns: 1, .. } if token == ahead + 3), "{granted:?}");
+    lock.leave("d");
+    lock.expire("c");
+    let granted = lock.ask("e", Write, wish);
+    assert!(matches!(granted, Acquired::Granted { token, turns: 1, .. } if token == ahead + 4), "{granted:?}");
+    lock.turned("e", "r", Read);
+    let turned = lock.turn("r", "w", Write, wish);
+    assert!(matches!(turned, Turned::Granted { token, turns: 1, .. } if token == ahead + 6), "{turned:?}");
 }
 
 fn queue_leaves_nothing_behind(mut lock: Lock) {
