@@ -8,6 +8,7 @@ use crate::either::{AnyGuard, take};
 use crate::fixture::{Fixture, Manager, Settings};
 use crate::wait::{BOUND, soon, until};
 
+mod calls;
 mod cluster;
 mod costs;
 mod faults;

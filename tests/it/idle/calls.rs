@@ -1,0 +1,87 @@
+//! How often those who wait call, many as they are.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cluster_testenv::{Client, Reply};
+use futures_util::future::join_all;
+use redis_rwlock::Mode;
+use tokio::task::{JoinSet, block_in_place};
+
+use super::{idle, keeps};
+use crate::either::take;
+use crate::fixture::{ServerFixture, hash_on_every_server};
+use crate::wait::{soon, until};
+
+hash_on_every_server![waiters_of_many_processes_call_twice_a_second];
+
+/// Processes that keep a hold without a guard, and processes that wait: all of them have a heartbeat each second.
+const PROCESSES: usize = 50;
+const TASKS: usize = 3;
+/// How many calls are timed.
+const CALLS: u32 = 7;
+/// The server counts whole milliseconds.
+const BETWEEN_CALLS: Duration = Duration::from_millis(499);
+
+/// Hears who calls for a lock.
+struct Calls {
+    hears: Client,
+    channel: String,
+}
+
+impl Calls {
+    fn of(f: &ServerFixture, name: &str) -> Self {
+        let key = f.hash_key(name);
+        let (mut hears, channel) = (f.servers.owner_of(&key).client().expect("connected"), key + ":call");
+        hears.command(&["SSUBSCRIBE", &channel]).expect("answered").into_result().expect("subscribed");
+        Self { hears, channel }
+    }
+
+    fn next(&mut self) -> String {
+        let message = block_in_place(|| self.hears.receive()).expect("a message");
+        let text = message.array().expect("kind, channel, text").last().and_then(Reply::text);
+        text.expect("a text").into_owned()
+    }
+
+    /// What comes after this was published after it.
+    fn skip_the_past(&mut self, f: &ServerFixture) {
+        const NOW: &str = "now";
+        let mut tells = f.servers.owner_of(&self.channel).client().expect("connected");
+        tells.command(&["SPUBLISH", &self.channel, NOW]).expect("answered").into_result().expect("published");
+        while self.next() != NOW {}
+    }
+}
+
+async fn waiters_of_many_processes_call_twice_a_second(f: &ServerFixture) {
+    let (user, name) = (f.manager_with(keeps()).await, f.name());
+    idle(&user, &name, Mode::Read).await;
+    let guard = user.read(&name).await.expect("granted");
+    let keepers = join_all((0..PROCESSES).map(|_| f.manager_with(keeps()))).await;
+    for keeper in &keepers {
+        idle(keeper, &name, Mode::Read).await;
+    }
+    let mut calls = Calls::of(f, &name);
+    let mut waiting = JoinSet::new();
+    for other in join_all((0..PROCESSES).map(|_| f.manager())).await {
+        for _ in 0..TASKS {
+            let (other, name) = (Arc::clone(&other), name.clone());
+            waiting.spawn(async move { take(&other, &name, Mode::Write).await.release_unharmed().await });
+        }
+    }
+    until("they all wait", async || f.view(&name).await.waiters.len() >= PROCESSES).await;
+    until("who is not inside has left", async || keepers.iter().all(|keeper| keeper.stats().holds == 0)).await;
+    let view = f.view(&name).await;
+    assert_eq!((view.holders.len(), view.holders[0].kept), (1, true), "who is inside has not: {view:?}");
+
+    let began = Instant::now();
+    calls.skip_the_past(f);
+    for _ in 0..CALLS {
+        calls.next();
+    }
+    let took = began.elapsed();
+    assert!(took >= BETWEEN_CALLS * (CALLS - 1), "{CALLS} calls in {took:?}");
+    guard.release().await.expect("released");
+    while let Some(ended) = soon("the next writer", waiting.join_next()).await {
+        ended.expect("no panic");
+    }
+}
