@@ -179,7 +179,7 @@ fn tell_call_backs(effort: Effort, mut all: Samples) {
     let trip = median(&mut all.round_trip);
     for (what, samples) in [("an idle", &mut all.try_idle), ("a used", &mut all.try_used)] {
         let took = median(samples);
-        let sides = format!("p50 {took:.0} us against {trip:.0} us");
+        let sides = format!("p50 {took:.0} us against {trip:.0} us, two bare hops {hops:.0} us");
         tell(
             effort,
             &format!("try_write beside {what} reader / a round trip"),

@@ -45,21 +45,29 @@ pub(super) fn local_order(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// Whether a hold was lost while it waited for more of it: a renewal that nobody needs but who was offered that hold, and that was
-/// never answered, or by a server that does not know it. Somebody else has the right to ask by then, and the first grant is for
-/// whoever asks.
+/// Whether a hold was lost while it waited for more of it: a renewal that nobody needs but who was offered that hold was never
+/// answered, or by a server that does not know it; or somebody of its process has ended the hold by force meanwhile. Somebody else
+/// has the right to ask by then, and the first grant is for whoever asks.
 fn offer_was_lost(facts: &Facts<'_>, attempt: &AttemptFacts, served: usize) -> bool {
     let its_own = |request: &&RequestFacts| request.process == attempt.process && request.lock == attempt.wish.lock;
     let since = |request: &&RequestFacts| attempt.index < request.index && request.index < served;
-    facts.requests.values().filter(its_own).filter(since).any(|request| {
-        let Op::Renew { id, .. } = request.op else { return false };
+    let requests = || facts.requests.values().filter(its_own);
+    let forced = |id: &Id, sent: Micros| {
+        requests().find_map(|request| match &request.answered {
+            Some((at, Reply::Forced(ended))) if *at > sent && ended.contains(id) => Some(*at),
+            _ => None,
+        })
+    };
+    requests().filter(since).any(|request| {
+        let Op::Renew { id, .. } = &request.op else { return false };
         let is_needed =
-            facts.guards.values().any(|guard| guard.id == id && guard.over.is_none_or(|over| over > request.sent));
+            facts.guards.values().any(|guard| guard.id == *id && guard.over.is_none_or(|over| over > request.sent));
         let ended = match &request.answered {
             Some((at, Reply::Lost { .. })) => Some(*at),
             Some(_) => None,
             None => request.failed.filter(|_| request.is_unanswered()),
         };
+        let ended = ended.or_else(|| forced(id, request.sent));
         !is_needed && ended.is_some_and(|ended| !was_served(facts, attempt, ended, served))
     })
 }
