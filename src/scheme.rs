@@ -71,7 +71,7 @@ pub(crate) enum IfTaken {
     /// `patience` as well (but not more than its lease) to claim the hold by a renewal.
     Queue { patience: Duration },
     /// It waits likewise, for a word: whoever is called by it is told its id, and answers that it is used or gives up. Where nobody
-    /// is called, it is told so and forgotten.
+    /// is called, it is told so and forgotten, unless it waits already.
     Try { patience: Duration },
 }
 

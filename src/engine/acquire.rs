@@ -203,8 +203,9 @@ async fn limit_of(
     WaitEnd::Limit
 }
 
-/// Returns when the node has answered nobody for as long as it takes to ask twice, from `began` on.
-async fn silence_of(engine: &Engine, key: &Key, began: Moment) -> WaitEnd {
+/// Returns when the node has answered nobody for as long as it takes to ask twice, from `began` on, or since whoever was called had
+/// time to say a word.
+async fn silence_of(engine: &Engine, key: &Key, listening: &Listening, began: Moment) -> WaitEnd {
     let patience = engine.options().response_timeout * 2;
     let mut until = began.after(patience);
     loop {
@@ -213,7 +214,10 @@ async fn silence_of(engine: &Engine, key: &Key, began: Moment) -> WaitEnd {
             Hearing { served: Some(served), is_silent: false } if served.after(patience) > until => {
                 until = served.after(patience);
             }
-            _ => return WaitEnd::Silence,
+            _ => match listening.called_until() {
+                Some(called) if called.after(patience) > until => until = called.after(patience),
+                _ => return WaitEnd::Silence,
+            },
         }
     }
 }
@@ -265,6 +269,8 @@ struct Acquisition<'a> {
     keeping: Option<Box<Keeping>>,
     /// It tries, and somebody has the lock who may not be inside: until then it waits for the word.
     calls_until: Option<Moment>,
+    /// Until then, and asks for the last time.
+    has_heard_nothing: bool,
 }
 
 impl<'a> Acquisition<'a> {
@@ -295,6 +301,7 @@ impl<'a> Acquisition<'a> {
             may_stay: None,
             keeping: None,
             calls_until: None,
+            has_heard_nothing: false,
         }
     }
 
@@ -310,13 +317,13 @@ impl<'a> Acquisition<'a> {
             match (limit, patience) {
                 // As most do.
                 (None, Patience::Wait) => std::future::pending().await,
-                (None, Patience::AskOnce) => Box::pin(silence_of(engine, &key, began)).await,
+                (None, Patience::AskOnce) => Box::pin(silence_of(engine, &key, &listening, began)).await,
                 (Some(limit), Patience::Wait) => Box::pin(limit_of(engine, &key, &listening, limit, first)).await,
                 (Some(limit), Patience::AskOnce) => {
                     Box::pin(async {
                         tokio::select! {
                             biased;
-                            end = silence_of(engine, &key, began) => end,
+                            end = silence_of(engine, &key, &listening, began) => end,
                             end = limit_of(engine, &key, &listening, limit, first) => end,
                         }
                     })

@@ -80,8 +80,8 @@ impl Uses {
         let Some(place) = places.iter_mut().find(|place| place.name == name && place.is_known(now_ms)) else {
             let same = places.iter().position(|place| place.name == name);
             let forgotten = same.or_else(|| places.iter().position(|place| !place.is_known(now_ms)));
-            // The nanoseconds of the clock are as good as any other number.
-            let forgotten = forgotten.unwrap_or(now.as_nanos() as usize / 16 % WAYS);
+            // Any number will do. Clocks tick in round ones, so by a prime.
+            let forgotten = forgotten.unwrap_or(now.as_nanos() as usize % 1009 % WAYS);
             places[forgotten] = Place { name, used_ms: now_ms, strikes: 0, skips: 0 };
             return false;
         };
@@ -110,9 +110,10 @@ impl Uses {
 }
 
 impl Place {
-    /// Whether it is a name that was used not long ago.
+    /// Whether it is a name that was used not long ago. Another thread may have looked at the clock later, and been here before.
     fn is_known(self, now_ms: u32) -> bool {
-        self.name != 0 && now_ms.wrapping_sub(self.used_ms) <= REMEMBERED.as_millis() as u32
+        let passed_ms = now_ms.wrapping_sub(self.used_ms) as i32;
+        self.name != 0 && passed_ms <= REMEMBERED.as_millis() as i32
     }
 }
 

@@ -69,8 +69,10 @@ pub(super) struct Pace {
     pub(super) refresh: Duration,
     /// How long a channel stays after its last waiter: the next contention is likely to come soon.
     pub(super) linger: Duration,
-    /// The most channels that stay without a waiter; those that have been so the longest go first.
+    /// The most channels of waiters that stay without one; those that have been so the longest go first.
     pub(super) lingering_most: usize,
+    /// The same of channels by which calls come. These are not subscribed again and again.
+    pub(super) lingering_calls_most: usize,
     /// An older anchor is not trusted: two heartbeats of a waiter.
     pub(super) anchor_age_most: Duration,
     /// How long a node may take to answer.
@@ -81,13 +83,13 @@ pub(super) struct Pace {
 
 impl Pace {
     pub(super) fn of(options: &Options) -> Self {
-        // A hold stays if its lock's calls are heard when it is asked for: as many must linger as may stay, or locks that are used in
-        // turn push each other's out.
-        let kept = if options.may_hold_idle() { options.idle_holds_max } else { 0 };
         Self {
             refresh: Duration::from_secs(5),
             linger: Duration::from_secs(10),
-            lingering_most: kept.max(1024),
+            lingering_most: 1024,
+            // A hold stays if its lock's calls are heard when it is asked for: as many must linger as may stay, or locks that are
+            // used in turn push each other's out.
+            lingering_calls_most: options.idle_holds_max,
             anchor_age_most: Duration::from_secs(2),
             response_timeout: options.response_timeout,
             ping: FRESH / 2,
@@ -140,13 +142,17 @@ struct Subscriptions {
     channels: HashMap<Arc<str>, Channel>,
     links: HashMap<u64, Link>,
     /// Channels without a waiter, in the order in which they lost their last, and when that was.
-    lingering: BTreeMap<u64, (Arc<str>, Instant)>,
+    lingering: Lingering,
+    /// The same of those by which calls come.
+    lingering_calls: Lingering,
     /// Runs as long as there are channels.
     keeper: Option<AbortHandle>,
     last_number: u64,
     /// Whoever is to be told that its subscription has broken, when no lock is held.
     broken: Vec<Arc<Calls>>,
 }
+
+type Lingering = BTreeMap<u64, (Arc<str>, Instant)>;
 
 struct Channel {
     slot: u16,
@@ -390,10 +396,13 @@ impl Shared {
         let number = subscriptions.next_number();
         if let Some(channel) = subscriptions.channels.get_mut(name) {
             // Mostly it stays the only one, and there may be many channels.
-            channel.listeners.reserve_exact(1);
+            if channel.listeners.is_empty() {
+                channel.listeners.reserve_exact(1);
+            }
             channel.listeners.push((number, listener));
-            if let Some(lingers) = channel.lingers.take() {
-                subscriptions.lingering.remove(&lingers);
+            let (lingers, is_for_calls) = (channel.lingers.take(), channel.is_for_calls);
+            if let Some(number) = lingers {
+                subscriptions.lingering_of(is_for_calls).remove(&number);
             }
         }
         Unsubscribe { shared: Arc::downgrade(self), channel: Arc::clone(name), number }
@@ -518,6 +527,10 @@ impl Subscriptions {
         self.channels.values_mut().for_each(|channel| channel.unconfirm(&mut self.broken));
     }
 
+    fn lingering_of(&mut self, is_for_calls: bool) -> &mut Lingering {
+        if is_for_calls { &mut self.lingering_calls } else { &mut self.lingering }
+    }
+
     /// Nobody waits for it any more.
     fn forget(&mut self, name: &Arc<str>) {
         let Some(channel) = self.channels.remove(name) else {
@@ -599,12 +612,18 @@ impl Shared {
         };
         let left = channel.listeners.iter().position(|(listener, _)| *listener == number);
         let left = left.map(|place| channel.listeners.remove(place));
-        if channel.listeners.is_empty() && channel.lingers.is_none() {
+        let is_for_calls = channel.is_for_calls;
+        let most = if is_for_calls { self.pace.lingering_calls_most } else { self.pace.lingering_most };
+        let begins = channel.listeners.is_empty() && channel.lingers.is_none();
+        if begins {
             channel.lingers = Some(linger);
-            subscriptions.lingering.insert(linger, (Arc::clone(name), Instant::now()));
         }
-        if subscriptions.lingering.len() > self.pace.lingering_most
-            && let Some((_, (oldest, _))) = subscriptions.lingering.pop_first()
+        let lingering = subscriptions.lingering_of(is_for_calls);
+        if begins {
+            lingering.insert(linger, (Arc::clone(name), Instant::now()));
+        }
+        if lingering.len() > most
+            && let Some((_, (oldest, _))) = lingering.pop_first()
         {
             subscriptions.forget(&oldest);
             self.counts(subscriptions.channels.len());

@@ -34,6 +34,7 @@ where_holds_stay![
     reader_elsewhere_is_not_kept_waiting_by_an_idle_writer,
     who_tries_gets_what_nobody_uses,
     who_tries_is_refused_by_a_guard_and_disturbs_nobody,
+    who_tries_is_refused_where_nobody_says_a_word,
     short_wait_gets_what_nobody_uses,
     short_wait_beside_a_guard_ends_and_leaves_nothing,
     other_side_in_the_same_process_is_not_kept_waiting,
@@ -143,6 +144,18 @@ async fn who_tries_is_refused_by_a_guard_and_disturbs_nobody(f: &Fixture) {
         guard.release().await.expect("released");
         assert_eq!(keeper.stats().idle_holds, 1);
     }
+}
+
+/// The wait for a word is longer than a node may be silent here.
+async fn who_tries_is_refused_where_nobody_says_a_word(f: &Fixture) {
+    let (keeper, plain, other, name) =
+        (f.manager_with(keeps()).await, f.manager().await, f.manager_with(keeps()).await, f.name());
+    idle(&keeper, &name, Mode::Read).await;
+    // It joins the phase, and whose hold may not stay does not listen to calls.
+    let guard = plain.read(&name).await.expect("granted");
+    assert!(other.try_write(&name).await.expect("the server answers").is_none(), "a guard is inside");
+    guard.release().await.expect("released");
+    other.try_write(&name).await.expect("answered").expect("nobody is inside").release().await.expect("released");
 }
 
 /// Shorter than a call and a release take.

@@ -75,7 +75,7 @@ impl Acquisition<'_> {
                 {
                     return Ok(Pursued::Refused);
                 }
-                Acquired::Kept { .. } if patience == Patience::AskOnce => self.calls_from(now),
+                Acquired::Kept { .. } if patience == Patience::AskOnce => drop(self.calls_from(now)),
                 Acquired::Contended { retry_in } | Acquired::Kept { retry_in } => {
                     self.waits_on(engine.clock.now());
                     Box::pin(self.pause(&mut pause, retry_in)).await;
@@ -85,23 +85,14 @@ impl Acquisition<'_> {
                     if !std::mem::replace(&mut queued, true) {
                         events::queued(self.key.name(), self.mode);
                     }
-                    if patience == Patience::AskOnce {
-                        self.calls_from(now);
-                    }
-                    let noticed = match self.calls_until {
-                        Some(until) => match Box::pin(self.word(&request.id, until)).await {
-                            Word::Granted(answer) => Some(answer),
-                            Word::AskAgain => None,
-                            Word::Refused => return Ok(Pursued::Refused),
-                        },
-                        None => Box::pin(self.notice(&request.id, retry_in)).await,
-                    };
-                    if let Some(answer) = noticed {
-                        match self.notified(&request, answer) {
+                    match Box::pin(self.told(&request, retry_in, patience, now)).await {
+                        Word::Granted(answer) => match self.notified(&request, answer) {
                             Taken::Held(held) => return Ok(Pursued::Granted(held)),
                             Taken::PassedBy => return Ok(Pursued::PassedBy),
                             Taken::Over => {}
-                        }
+                        },
+                        Word::AskAgain => {}
+                        Word::Refused | Word::Silence => return Ok(Pursued::Refused),
                     }
                 }
                 // The answer brought the server's time along: the next one has a better limit.
@@ -161,9 +152,22 @@ impl Acquisition<'_> {
         Ok(Some((request, begun.is_waited_for)))
     }
 
-    /// It tries, and those who keep the lock have been called, or are to be.
-    fn calls_from(&mut self, now: Moment) {
-        self.calls_until.get_or_insert(now.after(self.engine.options().try_wait));
+    /// It is queued, and is told what there is to be told. Who tries, and hears nothing in time, asks once more: the word may have
+    /// been lost.
+    async fn told(&mut self, request: &AcquireRequest, retry_in: Duration, patience: Patience, now: Moment) -> Word {
+        if patience == Patience::Wait {
+            return self.notice(&request.id, retry_in).await.map_or(Word::AskAgain, Word::Granted);
+        }
+        let until = self.calls_from(now);
+        match self.word(&request.id, until).await {
+            Word::Silence if !std::mem::replace(&mut self.has_heard_nothing, true) => Word::AskAgain,
+            word => word,
+        }
+    }
+
+    /// It tries, and those who keep the lock have been called, or are to be: until then they have time to say a word.
+    fn calls_from(&mut self, now: Moment) -> Moment {
+        *self.calls_until.get_or_insert(now.after(self.engine.options().try_wait))
     }
 
     /// A waiter with a short lease is granted for no longer than that, and has to learn of it in time.

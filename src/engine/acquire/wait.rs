@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Acquisition;
+use super::{Acquisition, grace};
 use crate::durability::Durability;
 use crate::lease::Moment;
 use crate::lock::side::Notices;
@@ -35,8 +35,10 @@ pub(super) enum Word {
     Granted(Answered<Granted>),
     /// It may have been granted meanwhile.
     AskAgain,
-    /// One of them is inside, or none has said anything.
+    /// One of them is inside.
     Refused,
+    /// None has said anything that was heard.
+    Silence,
 }
 
 impl Acquisition<'_> {
@@ -82,10 +84,11 @@ impl Acquisition<'_> {
         let answered_at = self.answered_at;
         self.subscribe();
         let Notices::Subscribed(subscription) = &mut self.notices else {
-            return Word::Refused;
+            return Word::Silence;
         };
-        let clock = self.engine.clock;
+        let (clock, grace) = (self.engine.clock, grace(self.engine));
         loop {
+            let restates = clock.now().after(grace / 2);
             tokio::select! {
                 biased;
                 notice = subscription.notices.recv() => match notice {
@@ -98,9 +101,14 @@ impl Acquisition<'_> {
                     // What was said before the subscription stood has woken nobody.
                     Some(Notice::AskAgain) => return Word::AskAgain,
                     Some(_) => {}
-                    None => return Word::Refused,
+                    None => return Word::Silence,
                 },
-                () = clock.sleep_until(until) => return Word::Refused,
+                () = clock.sleep_until(until) => return Word::Silence,
+                () = clock.timer(restates) => {
+                    if let Some(entry) = &self.entry {
+                        entry.seen(clock.now());
+                    }
+                }
             }
         }
     }

@@ -112,14 +112,15 @@ impl Shared {
 
 impl Subscriptions {
     fn forget_lingering_since(&mut self, moment: Option<Instant>) {
-        while let Some(oldest) = self.lingering.first_entry() {
-            let (name, since) = oldest.get();
-            let lingers = self.channels.get(name).is_some_and(|channel| channel.lingers == Some(*oldest.key()));
-            if lingers && moment.is_none_or(|moment| *since > moment) {
-                return;
+        for is_for_calls in [false, true] {
+            while let Some(oldest) = self.lingering_of(is_for_calls).first_entry() {
+                let (_, since) = oldest.get();
+                if moment.is_none_or(|moment| *since > moment) {
+                    break;
+                }
+                let (name, _) = oldest.remove();
+                self.forget(&name);
             }
-            let (name, _) = oldest.remove();
-            self.forget(&name);
         }
     }
 }

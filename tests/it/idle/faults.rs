@@ -25,7 +25,11 @@ macro_rules! proxied_on_every_hash {
     )+};
 }
 
-proxied_on_every_hash![lost_call_costs_a_heartbeat, calls_that_are_all_lost_cost_a_renewal];
+proxied_on_every_hash![
+    lost_call_costs_a_heartbeat,
+    calls_that_are_all_lost_cost_a_renewal,
+    lost_word_costs_a_try_its_wait,
+];
 
 hash_on_every_server![hold_of_a_runtime_that_ends_or_is_blocked_is_given_up];
 
@@ -85,6 +89,21 @@ async fn calls_that_are_all_lost_cost_a_renewal(f: &ServerFixture) {
         proxy_of(f, &name).lose_messages(calls_of(f, &name), usize::MAX);
         writer_is_in_within(RENEWAL, &other, &name).await;
         assert!(proxy_of(f, &name).messages_lost(calls_of(f, &name)) >= 1, "it has called");
+    }
+}
+
+async fn lost_word_costs_a_try_its_wait(f: &ServerFixture) {
+    for settings in [Settings::default(), keeps()] {
+        let (keeper, other, name) = (f.manager_with(keeps_for(LONG)).await, f.manager_with(settings).await, f.name());
+        let words = f.hash_key(&name) + ":wake:";
+        // The first one subscribes.
+        for lost in [0, usize::MAX] {
+            idle(&keeper, &name, Mode::Read).await;
+            proxy_of(f, &name).lose_messages(words.clone(), lost);
+            let guard = other.write(&name).idle_hold(Duration::ZERO).try_now().await.expect("answered");
+            guard.expect("nobody is inside").release().await.expect("released");
+        }
+        assert!(proxy_of(f, &name).messages_lost(words) >= 1, "it was told");
     }
 }
 
