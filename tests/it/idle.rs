@@ -154,6 +154,8 @@ async fn who_tries_is_refused_where_nobody_says_a_word(f: &Fixture) {
     // It joins the phase, and whose hold may not stay does not listen to calls.
     let guard = plain.read(&name).await.expect("granted");
     assert!(other.try_write(&name).await.expect("the server answers").is_none(), "a guard is inside");
+    // Its place is given back in the background; a release that comes before would grant the lock to it.
+    until("nobody waits", async || f.view(&name).await.waiters.is_empty()).await;
     guard.release().await.expect("released");
     other.try_write(&name).await.expect("answered").expect("nobody is inside").release().await.expect("released");
 }
