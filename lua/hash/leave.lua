@@ -73,6 +73,29 @@ elseif read and not (queue or write) then
   end
 end
 
+-- A reader leaves others, and a writer is next: nobody comes in yet. It is the turn of no waiting readers, if there are any.
+local slots, stamp = string.match(read and queue and not write and holder or '', '^2 r (%d+) (%d+%.0) 0 0$')
+local next = slots and slots ~= '1' and stamp == read and tonumber(stamp) > now_ms and string.match(queue, '^2 %d+ %a 0 %d+ %d+ (%S+) ')
+if next then
+  local end_slot = string.format('%d', slots - 1) -- of those who stay
+  local own, slot, other, before, waits = unpack(call('HMGET', key, 'R' .. id, 's' .. id, 'r' .. slots, 'r' .. end_slot, 'U' .. next))
+  if own and tonumber(string.match(own, '^%d+')) > now_ms and waits and tonumber(string.match(waits, '^%d+')) > now_ms then
+    -- Whoever is at the end then is where the long way would look for a live one, who keeps the writer out.
+    local witness = slot == end_slot and other or before
+    if tonumber(string.match(call('HGET', key, 'R' .. witness), '^%d+')) > now_ms then
+      local header = '2 r ' .. end_slot .. ' ' .. stamp .. ' 0 0'
+      if slot == slots then
+        call('HSET', key, 'h', header)
+      else
+        call('HSET', key, 'h', header, 'r' .. slot, other, 's' .. other, slot)
+      end
+      call('HDEL', key, 'r' .. slots, 's' .. id, 'R' .. id)
+      call('PEXPIREAT', key, string.format('%d', math.max(stamp, string.match(queue, '^2 (%d+)')) + RETENTION_MS))
+      return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
+    end
+  end
+end
+
 local limits = ARGV[2]
 local last, own, slot, forced, born, about, place, next, prev =
   unpack(call('HMGET', key, 't', 'R' .. id, 's' .. id, 'F', 'b', 'U' .. id, 'Q' .. id, 'N' .. id, 'P' .. id))

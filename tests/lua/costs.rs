@@ -198,6 +198,18 @@ fn waiting_costs_what_the_readme_says(mut lock: Lock) {
     assert_eq!(lock.leave_cost("a"), 11, "writer lets one reader in");
     assert_eq!(lock.leave_cost("b"), 4, "nobody waits");
 
+    for id in ["a", "b", "c"] {
+        lock.granted(id, Read);
+    }
+    lock.queued("w", Write);
+    assert_eq!(lock.leave_cost("a"), 7, "a reader of several, a writer waits");
+    lock.queued("r", Read);
+    assert_eq!(lock.leave_cost("b"), 7, "a reader waits behind it");
+    assert_eq!(lock.leave_cost("c"), 9, "the last reader hands over");
+    for id in ["w", "r"] {
+        lock.leave(id);
+    }
+
     for readers in [1_u64, 10, 50, 96] {
         lock.granted("w", Write);
         for n in 0..readers {

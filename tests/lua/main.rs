@@ -20,3 +20,4 @@ mod stamps;
 mod turns;
 mod two_key;
 mod versions;
+mod ways;
