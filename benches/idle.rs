@@ -2,6 +2,8 @@
 //! holds cost beside 10,000 that are held.
 
 mod figures;
+#[path = "idle/smallest.rs"]
+mod smallest;
 
 use std::env;
 use std::io::{BufRead, stdin};
@@ -17,6 +19,7 @@ use figures::{Bare, CommandStats, Effort, Target, bare_connection, digest, forei
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use redis_rwlock::{ReadGuard, RedisManager, RwLockManager, Topology};
+use smallest::CallBacks;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
@@ -104,6 +107,7 @@ struct Samples {
     round_trip: Vec<f64>,
     many: Vec<f64>,
     releases: Vec<f64>,
+    smallest: Vec<f64>,
 }
 
 /// As many bare readers leave at once, each by a connection of its own.
@@ -126,7 +130,7 @@ async fn call_backs(effort: Effort, node: &Node) -> Samples {
         let connection = bare_connection(&node.url()).await;
         readers.push(Bare::new(connection.clone(), &mut [connection]).await);
     }
-    let mut hops = TwoHops::new(node).await;
+    let (mut hops, mut smallest) = (TwoHops::new(node).await, CallBacks::new(node, MANY).await);
     let mut all = Samples::default();
     for round in 0..=effort.of(200, 60, 2) {
         if round == 1 {
@@ -162,6 +166,7 @@ async fn call_backs(effort: Effort, node: &Node) -> Samples {
             all.many.push(micros(began));
             guard.release().await.expect("released");
             all.releases.push(bare_releases(&mut readers).await);
+            all.smallest.push(smallest.go().await);
         }
     }
     all
@@ -176,6 +181,11 @@ fn tell_call_backs(effort: Effort, mut all: Samples) {
     let floor = 1.8 * hops + releases;
     let sides = format!("p50 {many:.0} us against 1.8 x {hops:.0} us and {releases:.0} us for {MANY} bare releases");
     tell(effort, "a writer beside 100 idle readers / what that may take", &sides, many / floor, Target::AtMost(1.0));
+    let smallest = median(&mut all.smallest);
+    println!(
+        "row: of 100 bare clients who leave when they are called the writer waits {smallest:.0} us: ours {:.2}",
+        many / smallest
+    );
     let trip = median(&mut all.round_trip);
     for (what, samples) in [("an idle", &mut all.try_idle), ("a used", &mut all.try_used)] {
         let took = median(samples);

@@ -25,6 +25,7 @@ mod scripts;
 pub(crate) const HASH_ACQUIRE: &str = scripts::hash::ACQUIRE;
 pub(crate) const HASH_LEAVE: &str = scripts::hash::LEAVE;
 pub(crate) const HASH_RENEW: &str = scripts::hash::RENEW;
+const PUBLISHED_LIMITS: &str = "1000 3000";
 const NOTHING: &str = "#!lua\nreturn 1";
 /// What a lock script cannot do without.
 const LOCK_SHAPE: &str = "#!lua
@@ -147,17 +148,35 @@ impl<C: ConnectionLike + Clone + Send> Bare<C> {
     }
 
     pub(crate) async fn acquire(&mut self, key: &str, id: &str, mode: &str) {
+        self.ask(key, id, mode, Duration::ZERO, "").await;
+    }
+
+    /// Takes a read hold that may stay, so that who waits for the lock calls.
+    pub(crate) async fn keep(&mut self, key: &str, id: &str) {
+        self.ask(key, id, "r", Duration::ZERO, "k").await;
+    }
+
+    /// A writer takes a place in the queue.
+    pub(crate) async fn wait(&mut self, key: &str, id: &str) {
+        self.ask(key, id, "w", LONG_LEASE, "").await;
+    }
+
+    async fn ask(&mut self, key: &str, id: &str, mode: &str, patience: Duration, letters: &str) {
         let mut command = redis::cmd("EVALSHA");
         command.arg(&self.acquire).arg(1).arg(key);
         command.arg(9_000_000_000_000_u64).arg(id).arg(mode).arg(LONG_LEASE.as_millis() as u64);
-        command.arg(0).arg(1).arg(1000).arg(3000); // does not wait, one turn, published limits
+        command.arg(patience.as_millis() as u64).arg(1).arg(PUBLISHED_LIMITS);
+        if !letters.is_empty() {
+            command.arg(letters);
+        }
         let reply = self.call(&command).await;
-        assert!(begins_with(&reply, b"granted"), "{reply:?}");
+        let expected: &[u8] = if patience.is_zero() { b"granted" } else { b"queued" };
+        assert!(begins_with(&reply, expected), "{reply:?}");
     }
 
     pub(crate) async fn leave(&mut self, key: &str, id: &str) {
         let mut command = redis::cmd("EVALSHA");
-        command.arg(&self.leave).arg(1).arg(key).arg(id).arg(1000).arg(3000);
+        command.arg(&self.leave).arg(1).arg(key).arg(id).arg(PUBLISHED_LIMITS);
         let reply = self.call(&command).await;
         assert!(begins_with(&reply, b"held"), "{reply:?}");
     }
