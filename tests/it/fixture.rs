@@ -73,6 +73,9 @@ impl Default for Settings {
     }
 }
 
+/// A busy machine gives up late what it does not use.
+pub(crate) const TRY_WAIT: Duration = Duration::from_secs(2);
+
 impl Settings {
     pub(crate) fn lease(lease: Duration) -> Self {
         Self { lease, ..Self::default() }
@@ -92,8 +95,7 @@ impl Settings {
             .reentry(self.reentry)
             .label(self.label)
             .share_window(self.share_window)
-            // A busy machine gives up late what it does not use.
-            .try_wait(Duration::from_secs(2))
+            .try_wait(TRY_WAIT)
             .hand_over_budget(self.hand_over_budget)
             .published_limits(self.published_limits);
         let builder = match self.background {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redis_rwlock::{Error, HoldState, MemoryManager, Mode, QuorumManager, RedisManager, TwoKeyManager};
 
 use crate::either::{AnyGuard, take};
-use crate::fixture::{Fixture, Manager, Settings};
+use crate::fixture::{Fixture, Manager, Settings, TRY_WAIT};
 use crate::wait::{BOUND, soon, until};
 
 mod calls;
@@ -35,6 +35,7 @@ where_holds_stay![
     who_tries_gets_what_nobody_uses,
     who_tries_is_refused_by_a_guard_and_disturbs_nobody,
     who_tries_is_refused_where_nobody_says_a_word,
+    of_two_who_try_in_a_process_one_is_refused_at_once,
     short_wait_gets_what_nobody_uses,
     short_wait_beside_a_guard_ends_and_leaves_nothing,
     other_side_in_the_same_process_is_not_kept_waiting,
@@ -158,6 +159,21 @@ async fn who_tries_is_refused_where_nobody_says_a_word(f: &Fixture) {
     until("nobody waits", async || f.view(&name).await.waiters.is_empty()).await;
     guard.release().await.expect("released");
     other.try_write(&name).await.expect("answered").expect("nobody is inside").release().await.expect("released");
+}
+
+/// The first has the process's idle hold turned. The second finds that hold at the server, on its way, and its own process says the
+/// word.
+async fn of_two_who_try_in_a_process_one_is_refused_at_once(f: &Fixture) {
+    let (keeper, name) = (f.manager_with(keeps()).await, f.name());
+    idle(&keeper, &name, Mode::Read).await;
+    let began = Instant::now();
+    let (first, second) = tokio::join!(keeper.try_write(&name), keeper.try_write(&name));
+    assert!(began.elapsed() < TRY_WAIT, "nobody had to wait for a word that does not come");
+    let guards: Vec<_> = [first, second].into_iter().filter_map(|guard| guard.expect("answered")).collect();
+    assert_eq!(guards.len(), 1, "one is inside");
+    for guard in guards {
+        guard.release().await.expect("released");
+    }
 }
 
 /// Shorter than a call and a release take.

@@ -75,7 +75,9 @@ impl Acquisition<'_> {
                 {
                     return Ok(Pursued::Refused);
                 }
-                Acquired::Kept { .. } if patience == Patience::AskOnce => drop(self.calls_from(now)),
+                Acquired::Kept { .. } if patience == Patience::AskOnce => {
+                    self.calls_from(now);
+                }
                 Acquired::Contended { retry_in } | Acquired::Kept { retry_in } => {
                     self.waits_on(engine.clock.now());
                     Box::pin(self.pause(&mut pause, retry_in)).await;
