@@ -4,18 +4,57 @@
 -- ARGV: id, lease_ms; for who may keep the hold: 'k', and how many more tokens a writer wants at most (may be missing)
 -- Returns 'renewed id <time> remaining_ms' | with 'k' 'renewed id <time> remaining_ms waited_for first_token turns' (0 or 1; its new tokens,
 --   '0 0' for none) | 'lost id <time> forced_token' | 'version id <time>'
-local key, id = KEYS[1], ARGV[1]
-local RETENTION_MS, MOST_TURNS = 60000, 64
+local call, key, id, lease_ms, keeps, more = redis.call, KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local RETENTION_MS, MOST_TURNS, sub = 60000, 64, string.sub
 
-local time = redis.call('TIME')
-local now_ms = math.floor((time[1] * 1000000 + time[2]) / 1000)
-local keeps, holder, queue, write, read, own, last, mark = ARGV[3]
+local time = call('TIME')
+local seconds, micros = time[1], time[2]
+local now_ms = seconds * 1000 + (micros - micros % 1000) / 1000
+local fields
 if keeps then
-  holder, queue, write, read, own, last, mark = unpack(redis.call('HMGET', key, 'h', 'u', 'write', 'read', 'R' .. id, 't', 'k'))
+  fields = call('HMGET', key, 'h', 'u', 'write', 'read', 'R' .. id, 't', 'k')
 else
-  holder, queue, write, read, own = unpack(redis.call('HMGET', key, 'h', 'u', 'write', 'read', 'R' .. id))
+  fields = call('HMGET', key, 'h', 'u', 'write', 'read', 'R' .. id)
 end
-local deadline_ms = now_ms + ARGV[2]
+local holder, queue, write, read, own, last, mark = fields[1], fields[2], fields[3], fields[4], fields[5], fields[6], fields[7]
+local deadline_ms = now_ms + lease_ms
+
+-- Short ways, which come to what the long way below does: nobody waits, nothing is foreign, and no tokens are wanted. Headers are cut
+-- where they usually end; what is cut wrongly is no stamp and no id.
+if holder and not queue and (not more or more == '0') then
+  local start, done = sub(holder, 1, 17), false
+  if write then
+    if start == '2 w ' .. write and sub(holder, 36) == id and write + 0 > now_ms then
+      deadline_ms, done = math.max(deadline_ms, write), true
+      local ends = string.format('%d', deadline_ms)
+      call('HSET', key, 'h', '2 w ' .. ends .. sub(holder, 18), 'write', ends)
+      call('PEXPIREAT', key, string.format('%d', deadline_ms + RETENTION_MS))
+    end
+  elseif read and start .. '.0' == '2 s ' .. read then
+    local alone_ms = tonumber(sub(start, 5))
+    if sub(holder, 33) == id and alone_ms > now_ms then -- the only reader
+      deadline_ms, done = math.max(deadline_ms, alone_ms), true
+      local ends = string.format('%d', deadline_ms)
+      call('HSET', key, 'h', '2 s ' .. ends .. sub(holder, 18), 'read', ends .. '.0')
+      call('PEXPIREAT', key, string.format('%d', deadline_ms + RETENTION_MS))
+    end
+  elseif read and own then
+    local slots, stamp = string.match(holder, '^2 r (%d+) (%d+%.0) 0 0$')
+    local own_ms, own_since = string.match(own, '^(%d+) (%d+)$')
+    if stamp == read and tonumber(own_ms) > now_ms then -- one of several
+      deadline_ms, done = math.max(deadline_ms, own_ms), true
+      local stamp_ms = math.max(deadline_ms, stamp)
+      local text = string.format('%d.0', stamp_ms)
+      call('HSET', key, 'R' .. id, string.format('%d %s', deadline_ms, own_since), 'h', '2 r ' .. slots .. ' ' .. text .. ' 0 0', 'read', text)
+      call('PEXPIREAT', key, string.format('%d', stamp_ms + RETENTION_MS))
+    end
+  end
+  if done then
+    if keeps and mark ~= last then call('HSET', key, 'k', last) end
+    return 'renewed ' .. id .. ' ' .. seconds .. ' ' .. micros .. ' ' .. (deadline_ms - now_ms) .. (keeps and ' 0 0 0' or '')
+  end
+end
+
 local heard_ms = queue and string.match(queue, '^2 (%d+)') or 0
 local writers_wait = keeps and queue and not string.find(queue, '^2 %d+ %a %d+ %d+ 0 ')
 
@@ -45,9 +84,9 @@ if who == id then
   if write == ends and tonumber(ends) > now_ms then
     deadline_ms = math.max(deadline_ms, ends)
     local turns, ahead = 0, 0
-    if keeps and tonumber(ARGV[4] or 0) > 0 then -- up to the clock, as those of a grant
+    if keeps and tonumber(more or 0) > 0 then -- up to the clock, as those of a grant
       ahead = math.max(1, time[1] * 1000000 + time[2] - last)
-      turns = math.min(ARGV[4], MOST_TURNS, ahead)
+      turns = math.min(more, MOST_TURNS, ahead)
       block = string.format('%02d', turns)
       redis.call('HSET', key, 't', string.format('%.0f', last + ahead))
     end

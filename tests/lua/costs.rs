@@ -238,7 +238,10 @@ fn keeping_costs_what_the_readme_says(mut lock: Lock) {
     lock.leave("w");
     assert_eq!(cost(&mut lock, "w", Write, keep), 5, "writer");
     assert_eq!(cost(&mut lock, "w", Write, keep), 4, "writer repeats");
-    assert_eq!(lock.cost("renew", &["w", "1000", "k"]), 5, "writer renews");
+    assert_eq!(lock.cost("renew", &["w", "1000", "k"]), 4, "writer renews, the mark stands");
+    lock.renew("w", LEASE_MS);
+    lock.delete_field("k");
+    assert_eq!(lock.cost("renew", &["w", "1000", "k"]), 5, "and marks it");
     assert_eq!(lock.cost("renew", &["w", "1000", "k", "64"]), 6, "and wants tokens");
     assert_eq!(cost(&mut lock, "a", Write, Wish::AT_ONCE), 3, "kept");
     assert_eq!(cost(&mut lock, "a", Write, Wish::patient()), 8, "the first calls");

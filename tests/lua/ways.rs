@@ -1,4 +1,4 @@
-//! The short ways of `acquire` and `leave` come to what the long way does: answers, fields, notices, and a ttl that is no shorter.
+//! The short ways of `acquire`, `leave` and `renew` come to what the long way does: answers, fields, notices, and a ttl that is no shorter.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,6 +12,7 @@ use crate::scripts;
 hash_cases!(shared:
     short_ways_of_acquire_come_to_what_the_long_way_does,
     short_ways_of_leave_come_to_what_the_long_way_does,
+    short_ways_of_renew_come_to_what_the_long_way_does,
 );
 
 /// So much longer than the retention a key may live that is not used any more.
@@ -124,6 +125,11 @@ fn acquire() -> Script {
     Script { short: short(text, begins), long: without(&long, SHORT, begins) }
 }
 
+fn renew() -> Script {
+    let (text, begins) = (scripts::hash::RENEW, "local heard_ms = queue");
+    Script { short: short(text, begins), long: without(text, SHORT, begins) }
+}
+
 fn leave() -> Script {
     let (text, begins) = (scripts::hash::LEAVE, "local limits = ARGV[2]");
     Script { short: short(text, begins), long: without(text, SHORT, begins) }
@@ -230,4 +236,19 @@ fn short_ways_of_acquire_come_to_what_the_long_way_does(lock: Lock) {
 fn short_ways_of_leave_come_to_what_the_long_way_does(lock: Lock) {
     let ways = compare(lock, &leave(), |lock, (id, _), _| lock.leave_args(&id));
     assert_gone(&ways, &["r alone held", "r waited for held", "s alone held", "w alone held", "w waited for held"]);
+}
+
+fn short_ways_of_renew_come_to_what_the_long_way_does(lock: Lock) {
+    let ways = compare(lock, &renew(), |_, (id, _), rng| {
+        let lease_ms = rng.choice([1, 1_000, 300_000]).expect("one of them");
+        let mut args = vec![id, lease_ms.to_string()];
+        args.extend(
+            rng.choice([&[][..], &["k"], &["k", "0"], &["k", "9"]])
+                .expect("one of them")
+                .iter()
+                .map(|&word| word.to_owned()),
+        );
+        args
+    });
+    assert_gone(&ways, &["r alone renewed", "s alone renewed", "w alone renewed"]);
 }
