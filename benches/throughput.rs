@@ -2,8 +2,10 @@
 //! less and less that carries scripts to a server.
 //!
 //! `BENCH_BEFORE` names another build of the worker (`benches/before REVISION` makes one): then its processor time for each
-//! pair is told too, from processes that take turns.
+//! pair is told too, and how often a hundred clients hand one lock over, from processes that take turns.
 
+#[path = "instructions/src/clients.rs"]
+mod clients;
 mod figures;
 #[path = "instructions/src/pairs.rs"]
 mod pairs;
@@ -26,8 +28,10 @@ use redis_rwlock::RedisManager;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
-/// Set for a process that takes and gives back locks when it is told to.
+/// Set for a process that takes and gives back locks when it is told to, to the server's URL.
 const WORKER: &str = "THROUGHPUT_WORKER";
+/// The same for one whose hundred clients want one lock.
+const CLIENTS: &str = "THROUGHPUT_CLIENTS";
 
 /// All tasks together do something so often.
 async fn all_tasks<F: Future<Output = ()> + Send + 'static>(each: usize, task: impl Fn(usize, usize) -> F) {
@@ -182,9 +186,41 @@ fn beside_before(effort: Effort, node: &Node, before: &str) {
     tell(effort, "client CPU of a pair, 256 tasks, now / before", &sides, median(&mut ratios), Target::AtMost(0.75));
 }
 
+/// How often 100 clients hand one lock over, beside those of another build, in processes that take turns.
+fn clients_beside_before(effort: Effort, node: &Node, before: &str) {
+    let (rounds, span) =
+        effort.of((15, Duration::from_secs(2)), (5, Duration::from_secs(2)), (1, Duration::from_millis(20)));
+    let mut workers = [
+        Worker::start(Command::new(env::current_exe().expect("this program")).env(CLIENTS, node.url())),
+        Worker::start(Command::new(before).args(["clients", &node.url()])),
+    ];
+    let (mut rates, mut spreads) = ([Vec::new(), Vec::new()], Vec::new());
+    for round in 0..=rounds {
+        for (is_ours, (worker, rates)) in [true, false].into_iter().zip(workers.iter_mut().zip(&mut rates)) {
+            let answer = worker.order(&span.as_millis().to_string());
+            let counts: Vec<f64> = answer.split_whitespace().map(|count| count.parse().expect("a number")).collect();
+            if round > 0 {
+                rates.push(counts[0] / span.as_secs_f64());
+            }
+            if round > 0 && is_ours {
+                spreads.push(counts[1] / counts[2].max(1.0));
+            }
+        }
+    }
+    let [now, before] = &mut rates;
+    let mut ratios = ratios(now, before);
+    let sides = format!("{:.0}/s against {:.0}/s", median(now), median(before));
+    tell(effort, "hand-overs of 100 clients, now / before", &sides, median(&mut ratios), Target::AtLeast(1.4));
+    tell(effort, "100 clients, most served / least served", "", median(&mut spreads), Target::AtMost(1.1));
+}
+
 fn bench(criterion: &mut Criterion) {
     if let Ok(url) = env::var(WORKER) {
         pairs::serve(&url);
+        return;
+    }
+    if let Ok(url) = env::var(CLIENTS) {
+        clients::serve(&url);
         return;
     }
     let effort = Effort::asked_for();
@@ -193,7 +229,10 @@ fn bench(criterion: &mut Criterion) {
     let carriers = runtime.block_on(Carriers::new(&node));
     measure(effort, &runtime, &carriers);
     match env::var("BENCH_BEFORE") {
-        Ok(before) => beside_before(effort, &node, &before),
+        Ok(before) => {
+            beside_before(effort, &node, &before);
+            clients_beside_before(effort, &node, &before);
+        }
         Err(_) => println!("row: nothing to compare with: BENCH_BEFORE names no other build"),
     }
 

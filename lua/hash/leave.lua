@@ -25,21 +25,30 @@ if write and start == '2 w ' .. write then
       if write - now_ms > MORE_MS then call('PEXPIREAT', key, string.format('%d', now_ms + RETENTION_MS)) end
       return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
     end
-    local next = string.match(queue, '^2 %d+ %a 0 0 1 (%S+)')
-    if next and not read then -- or to the only one who waits, a writer
+    local heard, turn, writers, next, tail = string.match(queue, '^2 (%d+) (%a) 0 0 (%d+) (%S+) (%S+)$')
+    if next and not read then -- or to the first who waits, where only writers do
       server_us = seconds * 1000000 + micros
-      local last, about = unpack(call('HMGET', key, 't', 'U' .. next))
-      local heard, claim_ms, turns = string.match(about, '^(%d+) (%d+) %d+ (%d+)$')
-      if tonumber(heard) > now_ms then
+      local last, about, second = unpack(call('HMGET', key, 't', 'U' .. next, 'N' .. next))
+      local until_ms, claim_ms, turns = string.match(about, '^(%d+) (%d+) %d+ (%d+)$')
+      local is_last = second == '-'
+      if tonumber(until_ms) > now_ms and (is_last or tonumber(string.match(call('HGET', key, 'U' .. second), '^%d+')) > now_ms) then
         local deadline_ms, passed = now_ms + claim_ms, math.max(1, server_us - last)
         local token, block = string.format('%d', last + passed), string.format('%02d', math.max(1, math.min(turns, MOST_TURNS, passed)))
         local ends = string.format('%d', deadline_ms)
-        call('HSET', key, 't', token, 'h', string.format('2 w %s %d %s %s', ends, now_ms, block, next), 'write', ends)
-        call('HDEL', key, 'U' .. next, 'N' .. next, 'P' .. next, 'u')
-        call('PEXPIREAT', key, string.format('%d', deadline_ms + RETENTION_MS))
+        local header = string.format('2 w %s %d %s %s', ends, now_ms, block, next)
+        if is_last then
+          call('HSET', key, 't', token, 'h', header, 'write', ends)
+          call('HDEL', key, 'U' .. next, 'N' .. next, 'P' .. next, 'u')
+          heard = 0
+        else
+          call('HSET', key, 't', token, 'h', header, 'write', ends, 'P' .. second, '-',
+            'u', '2 ' .. heard .. ' ' .. turn .. ' 0 0 ' .. (writers - 1) .. ' ' .. second .. ' ' .. tail)
+          call('HDEL', key, 'U' .. next, 'N' .. next, 'P' .. next)
+        end
+        call('PEXPIREAT', key, string.format('%d', math.max(deadline_ms, heard) + RETENTION_MS))
         local tagged = string.find(key, '^[^{]*{[^}]+}')
-        redis.pcall('SPUBLISH', (tagged and key or '{' .. key .. '}') .. ':wake:' .. string.sub(next, 1, 32),
-          string.format('%s %s %d %s %d 0', next, token, block, ends, server_us))
+        redis.pcall('SPUBLISH', (tagged and key or '{' .. key .. '}') .. ':wake:' .. sub(next, 1, 32),
+          next .. ' ' .. token .. ' ' .. (block + 0) .. ' ' .. ends .. ' ' .. string.format('%d', server_us) .. (is_last and ' 0' or ' 1'))
         return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
       end
     end

@@ -185,7 +185,7 @@ fn waiting_costs_what_the_readme_says(mut lock: Lock) {
     assert_eq!(lock.acquire_cost("w", Write), 5, "writer repeats before waiting ones");
     assert_eq!(lock.renew_cost("w"), 4, "writer renews before waiting ones");
     lock.queued("b", Write);
-    assert_eq!(lock.leave_cost("w"), 10, "hand-over to a writer, another waits");
+    assert_eq!(lock.leave_cost("w"), 8, "hand-over to a writer, another waits");
     assert_eq!(lock.leave_cost("a"), 7, "hand-over to a writer");
     assert_eq!(lock.leave_cost("b"), 3, "nobody waits");
 

@@ -5,8 +5,10 @@
 //!
 //! Of `server_hold` and `server_waiter` it is the memory that counts, which is in use at the end.
 //!
-//! `instructions pairs URL` is the worker of `benches/throughput.rs`, for builds of other revisions (`benches/before`).
+//! `instructions pairs URL` and `instructions clients URL` are the workers of `benches/throughput.rs`, for builds of other revisions
+//! (`benches/before`).
 
+mod clients;
 mod pairs;
 
 use std::hint::black_box;
@@ -87,6 +89,10 @@ fn main() -> ExitCode {
     let (what, count, url) = match &arguments[..] {
         [what, url] if what == "pairs" => {
             pairs::serve(url);
+            return ExitCode::SUCCESS;
+        }
+        [what, url] if what == "clients" => {
+            clients::serve(url);
             return ExitCode::SUCCESS;
         }
         [what, count] => (what, count, ""),
