@@ -18,73 +18,77 @@ local server_us
 -- Short ways, which come to what the long way below does. Headers are cut where they usually end; what is cut wrongly is no stamp and
 -- no id.
 local start = sub(holder or '', 1, 17)
-if write and start == '2 w ' .. write then
-  if sub(holder, 36) == id and write + 0 > now_ms then
-    if not queue then -- a writer leaves an empty queue
-      call('HDEL', key, 'h', 'write')
-      if write - now_ms > MORE_MS then call('PEXPIREAT', key, string.format('%d', now_ms + RETENTION_MS)) end
-      return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
-    end
-    local heard, turn, writers, next, tail = string.match(queue, '^2 (%d+) (%a) 0 0 (%d+) (%S+) (%S+)$')
-    if next and not read then -- or to the first who waits, where only writers do
-      server_us = seconds * 1000000 + micros
-      local last, about, second = unpack(call('HMGET', key, 't', 'U' .. next, 'N' .. next))
-      local until_ms, claim_ms, turns = string.match(about, '^(%d+) (%d+) %d+ (%d+)$')
-      local is_last = second == '-'
-      if tonumber(until_ms) > now_ms and (is_last or tonumber(string.match(call('HGET', key, 'U' .. second), '^%d+')) > now_ms) then
-        local deadline_ms, passed = now_ms + claim_ms, math.max(1, server_us - last)
-        local token, block = string.format('%d', last + passed), string.format('%02d', math.max(1, math.min(turns, MOST_TURNS, passed)))
-        local ends = string.format('%d', deadline_ms)
-        local header = string.format('2 w %s %d %s %s', ends, now_ms, block, next)
-        if is_last then
-          call('HSET', key, 't', token, 'h', header, 'write', ends)
-          call('HDEL', key, 'U' .. next, 'N' .. next, 'P' .. next, 'u')
-          heard = 0
-        else
-          call('HSET', key, 't', token, 'h', header, 'write', ends, 'P' .. second, '-',
-            'u', '2 ' .. heard .. ' ' .. turn .. ' 0 0 ' .. (writers - 1) .. ' ' .. second .. ' ' .. tail)
-          call('HDEL', key, 'U' .. next, 'N' .. next, 'P' .. next)
-        end
-        call('PEXPIREAT', key, string.format('%d', math.max(deadline_ms, heard) + RETENTION_MS))
-        local tagged = string.find(key, '^[^{]*{[^}]+}')
-        redis.pcall('SPUBLISH', (tagged and key or '{' .. key .. '}') .. ':wake:' .. sub(next, 1, 32),
-          next .. ' ' .. token .. ' ' .. (block + 0) .. ' ' .. ends .. ' ' .. string.format('%d', server_us) .. (is_last and ' 0' or ' 1'))
-        return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
+local held, goes -- it holds the lock alone, and what is removed with it, but for the header
+if write then
+  held = start == '2 w ' .. write and sub(holder, 36) == id and write + 0 > now_ms and write
+  goes = 'write'
+elseif read and start .. '.0' == '2 s ' .. read then
+  held = sub(holder, 33) == id and sub(start, 5) + 0 > now_ms and sub(start, 5)
+  goes = 'read'
+end
+
+if held and not queue then -- nobody waits
+  call('HDEL', key, 'h', goes)
+  if held - now_ms > MORE_MS then call('PEXPIREAT', key, string.format('%d', now_ms + RETENTION_MS)) end
+  return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
+end
+
+if held and not (write and read) then -- or it goes to the first who waits, a writer: readers come before it behind a writer only
+  local heard, turn, readers, writers, next, tail = string.match(queue, '^2 (%d+) (%a) 0 (%d+) (%d+) (%S+) (%S+)$')
+  if next and next ~= '-' and not (write and readers ~= '0') then
+    server_us = seconds * 1000000 + micros
+    local last, about, second = unpack(call('HMGET', key, 't', 'U' .. next, 'N' .. next))
+    local until_ms, claim_ms, turns = string.match(about, '^(%d+) (%d+) %d+ (%d+)$')
+    local others = second ~= '-'
+    if tonumber(until_ms) > now_ms and not (others and tonumber(string.match(call('HGET', key, 'U' .. second), '^%d+')) <= now_ms) then
+      local deadline_ms, passed = now_ms + claim_ms, math.max(1, server_us - last)
+      local token, block = string.format('%d', last + passed), string.format('%02d', math.max(1, math.min(turns, MOST_TURNS, passed)))
+      local ends = string.format('%d', deadline_ms)
+      local waited_for = (others or readers ~= '0' and tonumber(heard) > now_ms) and ' 1' or ' 0'
+      local sets = {'t', token, 'h', string.format('2 w %s %d %s %s', ends, now_ms, block, next), 'write', ends}
+      local gone = {'U' .. next, 'N' .. next, 'P' .. next}
+      if read then gone[4] = 'read' end
+      if others then sets[7], sets[8] = 'P' .. second, '-' else tail = '-' end
+      if others or readers ~= '0' then
+        local rest = (writers - 1) .. ' ' .. second .. ' ' .. tail
+        sets[#sets + 1], sets[#sets + 2] = 'u', '2 ' .. heard .. ' ' .. turn .. ' 0 ' .. readers .. ' ' .. rest
+      else
+        gone[#gone + 1], heard = 'u', 0
       end
-    end
-  end
-elseif read and not (queue or write) and start .. '.0' == '2 s ' .. read then
-  if sub(holder, 33) == id and read + 0 > now_ms then -- the only reader
-    call('HDEL', key, 'h', 'read')
-    if read - now_ms > MORE_MS then call('PEXPIREAT', key, string.format('%d', now_ms + RETENTION_MS)) end
-    return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
-  end
-elseif read and not (queue or write) then
-  local slots, stamp = string.match(holder or '', '^2 r (%d+) (%d+%.0) 0 0$')
-  if stamp == read and tonumber(stamp) > now_ms then
-    local own, slot, other = unpack(call('HMGET', key, 'R' .. id, 's' .. id, 'r' .. slots))
-    if own and tonumber(string.match(own, '^%d+')) > now_ms then
-      if slots == '1' then -- the last reader
-        call('HDEL', key, 'h', 'r1', 's' .. id, 'R' .. id, 'read')
-        if stamp - now_ms > MORE_MS then call('PEXPIREAT', key, string.format('%d', now_ms + RETENTION_MS)) end
-      else -- the reader at the end moves into the gap
-        local header = '2 r ' .. (slots - 1) .. ' ' .. stamp .. ' 0 0'
-        if slot == slots then
-          call('HSET', key, 'h', header)
-        else
-          call('HSET', key, 'h', header, 'r' .. slot, other, 's' .. other, slot)
-        end
-        call('HDEL', key, 'r' .. slots, 's' .. id, 'R' .. id)
-        call('PEXPIREAT', key, string.format('%d', stamp + RETENTION_MS))
-      end
+      call('HSET', key, unpack(sets))
+      call('HDEL', key, unpack(gone))
+      call('PEXPIREAT', key, string.format('%d', math.max(deadline_ms, heard) + RETENTION_MS))
+      local tagged = string.find(key, '^[^{]*{[^}]+}')
+      redis.pcall('SPUBLISH', (tagged and key or '{' .. key .. '}') .. ':wake:' .. sub(next, 1, 32),
+        next .. ' ' .. token .. ' ' .. (block + 0) .. ' ' .. ends .. ' ' .. string.format('%d', server_us) .. waited_for)
       return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
     end
   end
 end
 
+local slots, stamp = string.match(not held and read and not write and holder or '', '^2 r (%d+) (%d+%.0) 0 0$')
+if stamp == read and not queue and tonumber(stamp) > now_ms then -- a reader of several, and nobody waits
+  local own, slot, other = unpack(call('HMGET', key, 'R' .. id, 's' .. id, 'r' .. slots))
+  if own and tonumber(string.match(own, '^%d+')) > now_ms then
+    if slots == '1' then -- the last reader
+      call('HDEL', key, 'h', 'r1', 's' .. id, 'R' .. id, 'read')
+      if stamp - now_ms > MORE_MS then call('PEXPIREAT', key, string.format('%d', now_ms + RETENTION_MS)) end
+    else -- the reader at the end moves into the gap
+      local header = '2 r ' .. (slots - 1) .. ' ' .. stamp .. ' 0 0'
+      if slot == slots then
+        call('HSET', key, 'h', header)
+      else
+        call('HSET', key, 'h', header, 'r' .. slot, other, 's' .. other, slot)
+      end
+      call('HDEL', key, 'r' .. slots, 's' .. id, 'R' .. id)
+      call('PEXPIREAT', key, string.format('%d', stamp + RETENTION_MS))
+    end
+    return 'held ' .. id .. ' ' .. seconds .. ' ' .. micros
+  end
+end
+
 -- A reader leaves others, and a writer is next: nobody comes in yet. It is the turn of no waiting readers, if there are any.
-local slots, stamp = string.match(read and queue and not write and holder or '', '^2 r (%d+) (%d+%.0) 0 0$')
-local next = slots and slots ~= '1' and stamp == read and tonumber(stamp) > now_ms and string.match(queue, '^2 %d+ %a 0 %d+ %d+ (%S+) ')
+local next = queue and slots and slots ~= '1' and stamp == read and tonumber(stamp) > now_ms and string.match(queue, '^2 %d+ %a 0 %d+ %d+ (%S+) ')
 if next then
   local end_slot = string.format('%d', slots - 1) -- of those who stay
   local own, slot, other, before, waits = unpack(call('HMGET', key, 'R' .. id, 's' .. id, 'r' .. slots, 'r' .. end_slot, 'U' .. next))
