@@ -5,12 +5,15 @@
 //! that answers are judged by, `search` the way through all of it, `words` a way told. Faults of the server and slips of
 //! clients are made on purpose, to see that each is found, and by what.
 //!
+//! `keeping` has the scenes in which holds may stay when nobody is inside.
+//!
 //! Unoptimised builds explore small scenes. The others are for optimised ones: `.ci/run` makes one.
 
 use std::time::Instant;
 
 use super::Limits;
 
+mod keeping;
 mod search;
 mod server;
 mod small;
@@ -21,7 +24,7 @@ mod world;
 use search::{Explored, explore};
 use server::{Fault, LEASE, PATIENCE, Server};
 use watch::Invariant;
-use world::{Budget, Rules, Slip};
+use world::{Budget, Keeping, Rules, Slip};
 
 /// Who takes part, and what may go wrong.
 #[derive(Clone, Copy, Debug)]
@@ -34,9 +37,13 @@ struct Scene {
     /// How many records an operation of the server may touch, if not as many as ever.
     records: Option<usize>,
     budget: Budget,
+    keeping: Keeping,
+    /// Nobody may publish calls.
+    mute: bool,
 }
 
-const NOTHING: Budget = Budget { losses: 0, copies: 0, delays: 0, deaths: 0, conversions: 0, lapses: 0, wipes: 0 };
+const NOTHING: Budget =
+    Budget { losses: 0, copies: 0, delays: 0, deaths: 0, conversions: 0, lapses: 0, wipes: 0, breaks: 0 };
 const LOSS: Budget = Budget { losses: 1, ..NOTHING };
 const COPY: Budget = Budget { copies: 1, ..NOTHING };
 const DELAY: Budget = Budget { delays: 1, ..NOTHING };
@@ -51,12 +58,20 @@ const fn dying_and_converting(budget: Budget) -> Budget {
 }
 
 const fn scene(clients: usize, each: usize, budget: Budget) -> Scene {
-    Scene { clients, each, tries: false, records: None, budget }
+    Scene { clients, each, tries: false, records: None, budget, keeping: Keeping::Nothing, mute: false }
 }
 
 impl Scene {
     const fn limited(self, records: usize) -> Self {
         Self { records: Some(records), ..self }
+    }
+
+    const fn keeping(self, keeping: Keeping) -> Self {
+        Self { keeping, ..self }
+    }
+
+    const fn mute(self) -> Self {
+        Self { mute: true, ..self }
     }
 
     const fn trying(self) -> Self {
@@ -75,7 +90,9 @@ impl Scene {
 
     fn explored(&self, fault: Option<Fault>, slip: Option<Slip>) -> Explored {
         let limits = self.records.map_or_else(Limits::default, |records| Limits { records });
-        explore(&Rules { scene: self, server: Server::new(limits, fault), slip })
+        let server = Server::new(limits, fault);
+        let server = if self.keeping == Keeping::Nothing { server } else { server.with_calling_tries() };
+        explore(&Rules { scene: self, server, slip })
     }
 
     /// All of it is as it must be, and it is no smaller than it was.
@@ -176,6 +193,7 @@ fn each_fault_of_the_server_is_found() {
             Fault::UpgradeBesideReaders => (scene(2, 2, CONVERSION), Invariant::Exclusion, 3),
             Fault::DeadReaderStays => (scene(2, 1, DEATH), Invariant::Progress, 2),
             Fault::KeyForgotten => (scene(2, 1, NOTHING), Invariant::Remembered, 2),
+            _ => unreachable!("see `keeping`"),
         };
         scene.finds(Some(fault), None, invariant, steps);
     }
@@ -195,6 +213,7 @@ fn each_slip_of_a_client_is_found() {
             Slip::NeverAsksAgain => (scene(2, 1, LOSS), Invariant::Progress, 2),
             Slip::BelievesRefusalBeforeStrays => (scene(2, 2, converting_late), Invariant::Leftovers, 7),
             Slip::KeepsWhatItConverted => (scene(2, 2, CONVERSION), Invariant::Exclusion, 2),
+            _ => unreachable!("see `keeping`"),
         };
         scene.finds(None, Some(slip), invariant, steps);
     }

@@ -13,6 +13,8 @@ mod tests;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+#[cfg(test)]
+pub(super) use self::marks::CALL_MS;
 pub(crate) use self::marks::CallBack;
 pub(super) use self::marks::Mark;
 #[cfg(test)]

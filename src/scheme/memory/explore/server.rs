@@ -1,12 +1,14 @@
 //! The server: a [`Record`] between operations, in a form that is small and equal for equal situations, and what it may do
 //! wrong.
 
-use std::collections::VecDeque;
+mod kept;
+mod wrong;
+
 use std::time::Duration;
 
 use super::small::List;
-use crate::lease::ServerTime;
-use crate::scheme::memory::record::{Hold, Limits, RETENTION_MS, Reader, Record, Waiting, Writer};
+use crate::lease::{FencingToken, ServerTime};
+use crate::scheme::memory::record::{CALL_MS, Hold, Limits, Mark, RETENTION_MS, Reader, Record, Waiting, Writer};
 use crate::scheme::{
     AcquireRequest, Acquired, AcquisitionId, Converted, Granted, IfTaken, Mode, ReleaseReply, Renewed,
 };
@@ -16,8 +18,8 @@ pub(super) type Id = u8;
 /// No more of them at a time.
 pub(super) const IDS: usize = 6;
 
-/// Long against the margins of a lease, so that validity ends with a tick.
-pub(super) const TICK_MS: u64 = 10;
+/// Long against the margins of a lease, so that validity ends with a tick, and those who wait call once in each.
+pub(super) const TICK_MS: u64 = CALL_MS;
 /// Times are relative: whatever the server does it does now. Divisible by every number of readers.
 const NOW_MS: u64 = 12_000_000;
 
@@ -28,7 +30,7 @@ pub(super) const CLAIM: u8 = if PATIENCE < LEASE { PATIENCE } else { LEASE };
 /// A request with a limit is carried out so many ticks after it was sent at most.
 pub(super) const LIMIT: i8 = 1;
 /// Tokens of a write grant.
-const TOKENS: u64 = 2;
+pub(super) const TOKENS: u64 = 2;
 /// How far behind the clock the last token may lie before it makes no difference: an operation later it is farther.
 pub(super) const TOKEN_GAP: i8 = 1;
 
@@ -60,10 +62,13 @@ pub(super) struct Shelf {
     waiting_writers: List<Until, IDS>,
     turn_readers: List<Until, IDS>,
     waiting_readers: List<Until, IDS>,
+    /// Somebody may keep its hold: whether a waiter has called in this tick.
+    mark: Option<bool>,
 }
 
 impl Shelf {
     pub(super) fn tick(&mut self) {
+        self.mark = self.mark.map(|_| false);
         self.token = self.token.map(|_| -TOKEN_GAP);
         let lists = [&mut self.readers, &mut self.waiting_writers, &mut self.turn_readers, &mut self.waiting_readers];
         let untils = lists.into_iter().flat_map(List::as_mut_slice);
@@ -139,6 +144,8 @@ pub(super) struct Request {
     pub(super) what: What,
     /// Ticks until its limit; below zero it is over.
     pub(super) limit: i8,
+    /// The hold may stay. A renewal brings so many more tokens.
+    pub(super) keeps: Option<u8>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -148,6 +155,28 @@ pub(super) struct Grant {
     pub(super) first: i8,
     pub(super) tokens: u8,
     pub(super) is_waited_for: bool,
+}
+
+/// Tokens in a row: the first, and how many there are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub(super) struct Block {
+    pub(super) first: i8,
+    pub(super) count: u8,
+}
+
+/// Somebody waits for a lock that may be kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Call {
+    /// The last one, relative to now.
+    pub(super) token: i8,
+    /// Who only tries.
+    pub(super) tries: Option<Id>,
+}
+
+impl Grant {
+    pub(super) fn block(self) -> Block {
+        Block { first: self.first, count: self.tokens }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -162,6 +191,8 @@ pub(super) enum Reply {
     },
     Renewed {
         remaining: u8,
+        is_waited_for: bool,
+        tokens: Option<Block>,
     },
     Lost,
     Refused,
@@ -171,6 +202,7 @@ pub(super) struct Outcome {
     pub(super) reply: Reply,
     /// Who is told what: of a grant, or to ask again.
     pub(super) news: Vec<(Id, Option<Grant>)>,
+    pub(super) call: Option<Call>,
     /// The record is kept for long enough.
     pub(super) remembered: bool,
     /// Live or dead, somebody is in the queue.
@@ -214,6 +246,26 @@ pub(super) enum Fault {
     DeadReaderStays,
     /// The key lives for the last lease that was given, not for the longest.
     KeyForgotten,
+    /// The mark goes over to later phases.
+    MarkOutlives,
+    /// A new mark is that of the token before.
+    MarkTooLate,
+    /// Nobody who waits calls.
+    NobodyCalls,
+    /// A heartbeat does not call.
+    CallsOnce,
+    /// A call has the token of the phase before.
+    CallsByOlderToken,
+    /// A try calls as those who wait do, without its name.
+    TriesCallUnnamed,
+    /// A try stays outside where it could call.
+    TriesAreRefused,
+    /// A renewal does not tell that somebody waits.
+    RenewalTellsNothing,
+    /// A renewal brings the tokens again that there are.
+    RenewalBringsOldTokens,
+    /// Renewed tokens run ahead of the clock.
+    RenewedTokensAhead,
 }
 
 impl Fault {
@@ -240,6 +292,19 @@ impl Fault {
         Self::DeadReaderStays,
         Self::KeyForgotten,
     ];
+    /// Where holds may stay.
+    pub(super) const KEEPING: [Self; 10] = [
+        Self::MarkOutlives,
+        Self::MarkTooLate,
+        Self::NobodyCalls,
+        Self::CallsOnce,
+        Self::CallsByOlderToken,
+        Self::TriesCallUnnamed,
+        Self::TriesAreRefused,
+        Self::RenewalTellsNothing,
+        Self::RenewalBringsOldTokens,
+        Self::RenewedTokensAhead,
+    ];
 }
 
 /// Carries operations out.
@@ -247,12 +312,19 @@ pub(super) struct Server {
     ids: Vec<AcquisitionId>,
     limits: Limits,
     pub(super) fault: Option<Fault>,
+    /// What becomes of who does not wait.
+    if_tried: IfTaken,
 }
 
 impl Server {
     pub(super) fn new(limits: Limits, fault: Option<Fault>) -> Self {
         let ids = (0..IDS).map(|n| AcquisitionId::new("", u64::try_from(n).expect("small"), "")).collect();
-        Self { ids, limits, fault }
+        Self { ids, limits, fault, if_tried: IfTaken::Leave }
+    }
+
+    /// Who tries takes a place where it calls.
+    pub(super) fn with_calling_tries(self) -> Self {
+        Self { if_tried: IfTaken::Try { patience: span(PATIENCE) }, ..self }
     }
 
     fn id(&self, id: Id) -> AcquisitionId {
@@ -264,7 +336,7 @@ impl Server {
     }
 
     fn ask(&self, id: Id, side: Side, waits: bool) -> AcquireRequest {
-        let if_taken = if waits { IfTaken::Queue { patience: span(PATIENCE) } } else { IfTaken::Leave };
+        let if_taken = if waits { IfTaken::Queue { patience: span(PATIENCE) } } else { self.if_tried };
         AcquireRequest {
             id: self.id(id),
             mode: side.mode(),
@@ -309,8 +381,7 @@ impl Server {
             waiting_readers: shelf.waiting_readers.iter().map(waiting(Side::Read)).collect(),
             // No later than it must be.
             heard_ms: waiters.map(deadline_ms).max().unwrap_or(0),
-            // Nobody keeps a hold here.
-            mark: None,
+            mark: shelf.mark.map(|called| Mark { token, called_ms: called.then_some(NOW_MS) }),
             call_back: None,
             news: Vec::new(),
             call: None,
@@ -346,7 +417,7 @@ impl Server {
             *forced.max(barred) == 0 && news.is_empty() && call.is_none(),
             "nobody forces, and who is told is told"
         );
-        assert!(mark.is_none() && call_back.is_none(), "nobody keeps a hold");
+        assert!(call_back.is_none(), "who is called is called");
         let hold = |id, hold: &Hold| Until { id: Self::number(id), ticks: ticks_until(hold.deadline_ms) };
         let place =
             |waiting: &Waiting| Until { id: Self::number(&waiting.request.id), ticks: ticks_until(waiting.until_ms) };
@@ -360,6 +431,8 @@ impl Server {
             waiting_writers: waiting_writers.iter().map(place).collect(),
             turn_readers: turn_readers.iter().map(place).collect(),
             waiting_readers: waiting_readers.iter().map(place).collect(),
+            // Of a phase before it means nothing.
+            mark: mark.filter(|mark| mark.token == *token).map(|mark| mark.called_ms == Some(NOW_MS)),
         }
     }
 
@@ -374,12 +447,18 @@ impl Server {
         let mut reply = self.operate(&mut record, now, at_us, &request);
         if let Some(before) = &before {
             self.go_wrong_after(before, &mut record, now, &request, &mut reply);
+            self.keep_wrongly(before, &mut record, &mut reply);
         }
         let grant = |granted: Granted| Self::grant(granted, at_us);
         let granted =
             record.take_news().into_iter().map(|news| (news.id, Some(grant(news.granted)))).collect::<Vec<_>>();
         let called = record.take_call().map(|id| (id, None));
         let told = granted.into_iter().chain(called);
+        let call = record.take_call_back().map(|call| Call {
+            token: relative(call.token.as_u64(), at_us),
+            tries: call.id.as_ref().map(Self::number),
+        });
+        let call = self.call_wrongly(call, &request, shelf);
         let news = self.distort(told.map(|(id, grant)| (Self::number(&id), grant)).collect(), &record);
         *shelf = Self::pack(&record, at_us);
         let longest = shelf_longest(shelf);
@@ -387,35 +466,44 @@ impl Server {
             longest.is_none_or(|ticks| record.forget_ms >= NOW_MS + u64::from(ticks) * TICK_MS + RETENTION_MS);
         let queues = [&shelf.waiting_writers, &shelf.turn_readers, &shelf.waiting_readers];
         let anybody_recorded = queues.iter().any(|queue| !queue.is_empty());
-        Outcome { reply, news, remembered, anybody_recorded }
+        Outcome { reply, news, call, remembered, anybody_recorded }
     }
 
     fn operate(&self, record: &mut Record, now: ServerTime, at_us: u64, request: &Request) -> Reply {
-        let Request { id, what, limit } = *request;
+        let Request { id, what, limit, keeps } = *request;
         let late_ms = if self.fault == Some(Fault::LateIsCarriedOut) { u64::MAX } else { 0 };
         let not_after_ms =
             NOW_MS.saturating_add_signed(i64::from(limit) * i64::try_from(TICK_MS).expect("small")).max(late_ms);
         let own = self.id(id);
+        let ask = |id, side, waits| AcquireRequest { keeps: keeps.is_some(), ..self.ask(id, side, waits) };
         match what {
-            What::Acquire { mode, waits } => match record.acquire(now, not_after_ms, &self.ask(id, mode, waits)) {
+            What::Acquire { mode, waits } => match record.acquire(now, not_after_ms, &ask(id, mode, waits)) {
                 Acquired::Granted(granted) => Reply::Granted(Self::grant(granted, at_us)),
                 Acquired::Queued { .. } => Reply::Queued,
                 Acquired::Contended { .. } | Acquired::Kept { .. } => Reply::Contended,
                 Acquired::Late => Reply::Late,
             },
             What::Leave => Reply::Left { held: record.leave(now, &own) == ReleaseReply::Held },
-            What::Renew => match record.renew(now, &own, span(LEASE)) {
-                Renewed::Renewed { remaining, .. } => Reply::Renewed { remaining: ticks_of(remaining) },
-                Renewed::Lost { .. } => Reply::Lost,
+            What::Renew => match keeps {
+                Some(tokens) => Self::renewed(record.renew_kept(now, &own, span(LEASE), tokens.into()), at_us),
+                None => Self::renewed(record.renew(now, &own, span(LEASE)), at_us),
             },
-            What::Convert { to } => match record.convert(now, not_after_ms, &self.id(id - 1), &self.ask(id, to, false))
-            {
+            What::Convert { to } => match record.convert(now, not_after_ms, &self.id(id - 1), &ask(id, to, false)) {
                 Converted::Granted(granted) => Reply::Granted(Self::grant(granted, at_us)),
                 Converted::Refused | Converted::Kept => Reply::Refused,
                 Converted::Lost { .. } => Reply::Lost,
                 Converted::Late => Reply::Late,
             },
         }
+    }
+
+    fn renewed(renewed: Renewed, at_us: u64) -> Reply {
+        let Renewed::Renewed { remaining, is_waited_for, tokens } = renewed else { return Reply::Lost };
+        let block = |(first, count): (FencingToken, u64)| Block {
+            first: relative(first.as_u64(), at_us),
+            count: u8::try_from(count).unwrap_or(u8::MAX),
+        };
+        Reply::Renewed { remaining: ticks_of(remaining), is_waited_for, tokens: tokens.map(block) }
     }
 
     fn grant(granted: Granted, at_us: u64) -> Grant {
@@ -442,150 +530,4 @@ fn shelf_longest(shelf: &Shelf) -> Option<u8> {
     let lists = [&shelf.readers, &shelf.waiting_writers, &shelf.turn_readers, &shelf.waiting_readers];
     let all = lists.into_iter().flat_map(List::iter).chain(shelf.writer.as_ref().map(|writer| &writer.hold));
     all.map(|until| until.ticks).filter(|ticks| *ticks > 0).max()
-}
-
-// What a wrong server does, around what a right one does.
-impl Server {
-    fn go_wrong_before(&self, record: &mut Record, now: ServerTime, request: &Request) {
-        let now_ms = now.as_micros() / 1000;
-        match (self.fault, request.what) {
-            (Some(Fault::LastWriterForgotten), What::Leave) => {
-                // The writer is gone, and nobody knows that it was one.
-                let own = self.id(request.id);
-                record.writer.take_if(|writer| writer.id == own);
-            }
-            (Some(Fault::LastWriterForgotten), What::Acquire { .. }) => {
-                record.writer.take_if(|writer| writer.hold.deadline_ms <= now_ms);
-            }
-            (Some(Fault::ReleaseByLock), What::Leave) => {
-                let own = self.id(request.id);
-                if record.hold_of(&own).is_none() {
-                    record.writer = None;
-                }
-            }
-            (Some(Fault::RepeatBeginsAnew), What::Acquire { .. }) => {
-                record.end(&self.id(request.id));
-            }
-            (Some(Fault::HeartbeatLosesPlace), What::Acquire { .. }) => {
-                record.cancel(now_ms, &self.id(request.id));
-            }
-            (Some(Fault::WriterTurnForgotten), _) if record.writer.is_none() && !record.readers.is_empty() => {
-                // Readers go on beside readers, whoever waits.
-                let waiting = std::mem::take(&mut record.waiting_readers);
-                record.turn_readers.extend(waiting);
-            }
-            (Some(Fault::DeadReaderStays), _) => {
-                for reader in &mut record.readers {
-                    reader.hold.deadline_ms = reader.hold.deadline_ms.max(now_ms + TICK_MS);
-                }
-            }
-            (Some(Fault::NewestWriterFirst), _) => {
-                let mut waiting = std::mem::take(&mut record.waiting_writers).into_iter().collect::<Vec<_>>();
-                let by = waiting.len().min(1);
-                waiting.rotate_right(by);
-                record.waiting_writers = VecDeque::from(waiting);
-            }
-            _ => {}
-        }
-    }
-
-    fn go_wrong_after(
-        &self,
-        before: &Record,
-        record: &mut Record,
-        now: ServerTime,
-        request: &Request,
-        reply: &mut Reply,
-    ) {
-        let at_us = now.as_micros();
-        let own = self.id(request.id);
-        match (self.fault, request.what, *reply) {
-            (
-                Some(Fault::WriterBesideReaders),
-                What::Acquire { mode: Side::Write, waits },
-                Reply::Queued | Reply::Contended,
-            ) if record.writer.is_none() => {
-                record.let_in(now, &self.ask(request.id, Side::Write, waits));
-                *reply = self.granted_to(record, &own, at_us);
-            }
-            (Some(Fault::UpgradeBesideReaders), What::Convert { to: to @ Side::Write }, Reply::Refused) => {
-                record.end(&self.id(request.id - 1));
-                record.let_in(now, &self.ask(request.id, to, false));
-                *reply = self.granted_to(record, &own, at_us);
-            }
-            (Some(Fault::ReaderPassesWaitingWriter), What::Acquire { mode: Side::Read, waits }, Reply::Queued)
-                if record.writer.is_none() =>
-            {
-                record.let_in(now, &self.ask(request.id, Side::Read, waits));
-                *reply = self.granted_to(record, &own, at_us);
-            }
-            (Some(Fault::RenewalRecreates), What::Renew, Reply::Lost) if record.writer.is_none() => {
-                record.let_in(now, &self.ask(request.id, Side::Read, false));
-                *reply = Reply::Renewed { remaining: LEASE };
-            }
-            (Some(Fault::RenewalShortens), What::Renew, Reply::Renewed { remaining }) => {
-                record.set_lease(now, &own, span(remaining - 1));
-            }
-            (Some(Fault::CancelLeavesPlace), What::Leave, Reply::Left { held: false }) => {
-                record.waiting_writers = before.waiting_writers.clone();
-            }
-            (
-                Some(Fault::TokensAhead | Fault::TokensReused),
-                What::Acquire { mode: Side::Write, .. },
-                Reply::Granted(_),
-            ) if before.writer.is_none() && record.news.is_empty() => {
-                self.reserve_wrongly(record);
-                *reply = self.granted_to(record, &own, at_us);
-            }
-            (Some(Fault::LastWriterForgotten), What::Leave, _) => {
-                let held = before.clone().live_hold_of(at_us / 1000, &own).is_some();
-                *reply = Reply::Left { held };
-            }
-            (Some(Fault::KeyForgotten), _, Reply::Queued) => record.forget_ms = at_us / 1000 + TICK_MS + RETENTION_MS,
-            (Some(Fault::TurnForgotten), ..) => {
-                let turn = std::mem::take(&mut record.turn_readers);
-                record.waiting_readers.extend(turn);
-            }
-            (Some(Fault::WaiterGetsWholeLease | Fault::WritersWaitingUntold), ..) => self.tell_wrongly(record, now),
-            _ => {}
-        }
-    }
-
-    fn tell_wrongly(&self, record: &mut Record, now: ServerTime) {
-        let mut news = record.take_news();
-        for news in &mut news {
-            if self.fault == Some(Fault::WaiterGetsWholeLease) {
-                record.set_lease(now, &news.id, span(LEASE));
-                news.granted.remaining = span(LEASE);
-            } else {
-                news.granted.is_waited_for = false;
-            }
-        }
-        record.news = news;
-    }
-
-    fn reserve_wrongly(&self, record: &mut Record) {
-        if self.fault == Some(Fault::TokensAhead) {
-            record.token += TOKENS - 1;
-        }
-        if let Some(writer) = &mut record.writer {
-            writer.token = record.token - (TOKENS - 1);
-        }
-    }
-
-    fn granted_to(&self, record: &mut Record, id: &AcquisitionId, at_us: u64) -> Reply {
-        let now_ms = at_us / 1000;
-        let waits = !record.waiting_writers.is_empty();
-        Reply::Granted(Self::grant(record.granted(now_ms, id, waits).expect("it was let in"), at_us))
-    }
-
-    fn distort(&self, news: Vec<(Id, Option<Grant>)>, record: &Record) -> Vec<(Id, Option<Grant>)> {
-        match self.fault {
-            Some(Fault::NoticeForAnother) => {
-                let another = record.waiting_writers.front().map(|waiting| Self::number(&waiting.request.id));
-                news.into_iter().map(|(id, grant)| (another.unwrap_or(id), grant)).collect()
-            }
-            _ => news,
-        }
-    }
 }

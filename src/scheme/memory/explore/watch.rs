@@ -1,5 +1,7 @@
 //! Who was promised what: a second, simpler account of the lock, kept from answers and notices alone, and judged by it.
 
+mod kept;
+
 use super::server::{CLAIM, Grant, IDS, Id, LEASE, Outcome, PATIENCE, Reply, Request, Side, TOKEN_GAP, Until, What};
 use super::small::List;
 
@@ -30,6 +32,12 @@ pub(super) enum Invariant {
     Progress,
     /// Whoever is through leaves nothing, and nothing is left when all are.
     Leftovers,
+    /// Whom a hold that may stay keeps out calls for it, by its token, and nobody else does.
+    Call,
+    /// A hold that may stay goes when somebody waits, as soon as nobody is inside.
+    StandsAside,
+    /// A try is told that somebody is inside only if that is so.
+    Used,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -58,8 +66,22 @@ pub(super) struct Watch {
     turn: u8,
     /// Who waits to read since before a writer came, likewise.
     earlier: u8,
+    /// Somebody of this phase may keep its hold: whether a waiter has called in this tick.
+    marked: Option<bool>,
+    /// The last token that a guard was given, counted from the highest, and whether it reads.
+    handed: Option<(i8, Side)>,
+    /// One was not above those before.
+    pub(super) disorder: bool,
     /// The record was lost: what came before is not promised any more, but for tokens.
     pub(super) wiped: bool,
+}
+
+/// The highest token.
+#[derive(Clone, Copy)]
+pub(super) struct Moved {
+    /// Relative to now.
+    pub(super) top: i8,
+    pub(super) grown: i8,
 }
 
 type Judged = Result<(), Invariant>;
@@ -80,6 +102,7 @@ struct Unsure {
 impl Watch {
     pub(super) fn tick(&mut self) {
         self.top = self.top.map(|(_, side)| (-TOKEN_GAP, side));
+        self.marked = self.marked.map(|_| false);
         if let Some(writer) = &mut self.writer {
             writer.until.ticks = writer.until.ticks.saturating_sub(1);
         }
@@ -121,7 +144,7 @@ impl Watch {
 
     /// The record is gone.
     pub(super) fn wipe(&mut self) {
-        *self = Self { top: self.top, wiped: true, ..Self::default() };
+        *self = Self { top: self.top, handed: self.handed, wiped: true, ..Self::default() };
     }
 
     fn holds(&mut self, id: Id) -> Option<&mut Until> {
@@ -129,27 +152,37 @@ impl Watch {
         writer.into_iter().chain(self.readers.as_mut_slice()).find(|until| until.id == id)
     }
 
-    /// Takes an operation in, and judges what was answered and told.
-    pub(super) fn judge(&mut self, request: Request, draw: u8, outcome: &Outcome, limited: bool) -> Judged {
+    /// Takes an operation in, and judges what was answered and told. What has become of the highest token.
+    pub(super) fn judge(
+        &mut self,
+        request: Request,
+        draw: u8,
+        outcome: &Outcome,
+        limited: bool,
+    ) -> Result<Moved, Invariant> {
         // Time has gone on since the one before.
         let by = 1 + i8::try_from(draw).expect("small");
         self.top = self.top.map(|(top, side)| (top - by, side));
-        let judged = self.judge_outcome(request, outcome, limited);
+        let before = self.top;
+        self.judge_outcome(request, outcome, limited)?;
+        self.judge_call(request, outcome)?;
+        let top = self.top.map_or(0, |(top, _)| top);
+        let grown = before.map_or(0, |(before, _)| top - before);
         self.top = self.top.map(|(top, side)| (top.max(-TOKEN_GAP), side));
-        judged
+        Ok(Moved { top, grown })
     }
 
     fn judge_outcome(&mut self, request: Request, outcome: &Outcome, limited: bool) -> Judged {
         let unsure = Unsure { behind_readers: limited, behind_writer: limited || outcome.anybody_recorded };
         hold(outcome.remembered, Invariant::Remembered)?;
-        let Request { id, what, limit } = request;
+        let Request { id, what, limit, .. } = request;
         let has_limit = !matches!(what, What::Leave | What::Renew);
         hold(!has_limit || (limit < 0) == (outcome.reply == Reply::Late), Invariant::Limit)?;
         if outcome.reply == Reply::Late {
             return Ok(());
         }
         if what == What::Renew {
-            return self.judge_renewal(id, outcome.reply);
+            return self.judge_renewal(request, outcome);
         }
         if self.writer.is_some_and(|writer| writer.until.ticks == 0) {
             self.writer_ends();
@@ -182,12 +215,13 @@ impl Watch {
         }
     }
 
-    fn judge_renewal(&mut self, id: Id, reply: Reply) -> Judged {
+    fn judge_renewal(&mut self, request: Request, outcome: &Outcome) -> Judged {
         let wiped = self.wiped;
-        match (self.holds(id), reply) {
-            (Some(until), Reply::Renewed { remaining }) => {
+        match (self.holds(request.id), outcome.reply) {
+            (Some(until), Reply::Renewed { remaining, .. }) => {
                 until.ticks = LEASE;
-                hold(remaining == LEASE, Invariant::HoldStands)
+                hold(remaining == LEASE, Invariant::HoldStands)?;
+                self.judge_what_a_renewal_tells(request, outcome)
             }
             (None, Reply::Lost) => Ok(()),
             _ => hold(wiped, Invariant::HoldStands),
@@ -206,7 +240,7 @@ impl Watch {
                 self.judge_waited_for(grant, unsure)
             }
             _ if self.holds(id).is_some() => hold(self.wiped, Invariant::HoldStands),
-            Reply::Queued if waits => {
+            Reply::Queued if waits || self.takes_a_place(id, side) => {
                 let place = self.queue.as_mut_slice().iter_mut().find(|place| place.until.id == id);
                 if let Some(place) = place {
                     place.until.ticks = PATIENCE;
@@ -215,7 +249,7 @@ impl Watch {
                 }
                 Ok(())
             }
-            Reply::Contended if !waits => Ok(()),
+            Reply::Contended if !waits && !self.takes_a_place(id, side) => Ok(()),
             _ => Err(Invariant::HoldStands),
         }
     }
@@ -263,6 +297,9 @@ impl Watch {
     fn enters(&mut self, id: Id, side: Side, grant: Grant, converts: bool) -> Judged {
         self.queue_lets_in(id, side, converts)?;
         let until = Until { id, ticks: grant.remaining };
+        if side == Side::Write || self.readers.is_empty() {
+            self.marked = None;
+        }
         let last = grant.first.saturating_add(i8::try_from(grant.tokens).unwrap_or(i8::MAX) - 1);
         let above = self.top.is_none_or(|(top, _)| grant.first > top);
         match side {

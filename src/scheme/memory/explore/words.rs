@@ -1,7 +1,7 @@
 //! Steps in words.
 
 use super::server::{Id, Reply, Request, Side, What};
-use super::world::{Act, Body, CLIENTS, Deed, Fate, Rules, Stage, State, Stepped};
+use super::world::{Act, Body, CLIENTS, Deed, Fate, Line, Rules, Stage, State, Stepped};
 
 /// What a step is, and what comes of it.
 pub(super) fn told(rules: &Rules<'_>, state: &State, act: Act, names: &[u8; CLIENTS]) -> (String, Stepped) {
@@ -9,6 +9,11 @@ pub(super) fn told(rules: &Rules<'_>, state: &State, act: Act, names: &[u8; CLIE
     let name = |id: Id| {
         let client = char::from(b'A' + names[rules.client(id)]);
         format!("{client}{}", usize::from(id) % rules.scene.each + 1)
+    };
+    let whom = |body| match body {
+        Body::Request { request, .. } => name(request.id),
+        Body::Answer { id, .. } | Body::Notice { id, .. } | Body::Used { id } => name(id),
+        Body::Call { client, .. } => char::from(b'A' + names[usize::from(client)]).to_string(),
     };
     let line = match act {
         Act::Do { id, deed, fate, .. } => {
@@ -30,26 +35,33 @@ pub(super) fn told(rules: &Rules<'_>, state: &State, act: Act, names: &[u8; CLIE
             let answer = next.as_ref().map(|next| answers(state, next, &name)).unwrap_or_default();
             match body {
                 Body::Request { request, .. } => format!("late: the server is told {}{answer}", asked(request, &name)),
-                _ => format!("{} hears {}", name(addressee(body)), heard(body)),
+                _ => format!("{} hears {}", whom(body), heard(body)),
             }
         }
         Act::Lose { at } => {
             let body = state.bag.as_slice()[usize::from(at)].body;
-            format!("lost: that {} hears {}", name(addressee(body)), heard(body))
+            format!("lost: that {} hears {}", whom(body), heard(body))
         }
         Act::GiveUp { id } => format!("{} gives its request up", name(id)),
         Act::Die { client } => format!("{} dies", char::from(b'A' + names[usize::from(client)])),
         Act::Tick => "a tick".to_owned(),
         Act::Wipe => "the record is lost".to_owned(),
+        Act::Rest { id } => format!("the guard of {} leaves, and it stays", name(id)),
+        Act::Enter { id } => format!("a guard enters {}", name(id)),
+        Act::Turns { client, to } => {
+            let client = char::from(b'A' + names[usize::from(client)]);
+            match to {
+                Line::Stands => format!("{client} subscribes to calls"),
+                Line::Broken => format!("the subscription of {client} breaks"),
+                Line::Down => format!("{client} finds its subscription broken"),
+            }
+        }
+        Act::HearTwice { at } => {
+            let body = state.bag.as_slice()[usize::from(at)].body;
+            format!("{} hears {}, and is to hear it again", whom(body), heard(body))
+        }
     };
     (line, next)
-}
-
-fn addressee(body: Body) -> Id {
-    match body {
-        Body::Request { request, .. } => request.id,
-        Body::Answer { id, .. } | Body::Notice { id, .. } => id,
-    }
 }
 
 fn side(side: Side) -> &'static str {
@@ -92,6 +104,8 @@ fn answers(state: &State, next: &State, name: &impl Fn(Id) -> String) -> String 
         Body::Answer { reply, .. } => Some(format!(", {}", replied(reply))),
         Body::Notice { id, grant: Some(_), .. } => Some(format!(", {} is let in", name(id))),
         Body::Notice { id, grant: None, .. } => Some(format!(", {} is next", name(id))),
+        Body::Call { .. } => Some(", a call".to_owned()),
+        Body::Used { id } => Some(format!(", {} is told that it is used", name(id))),
         Body::Request { .. } => None,
     });
     told.collect()
@@ -100,7 +114,8 @@ fn answers(state: &State, next: &State, name: &impl Fn(Id) -> String) -> String 
 fn replied(reply: Reply) -> String {
     match reply {
         Reply::Granted(grant) => format!("granted for {} ticks", grant.remaining),
-        Reply::Renewed { remaining } => format!("renewed for {remaining} ticks"),
+        Reply::Renewed { remaining, is_waited_for: true, .. } => format!("renewed for {remaining} ticks, waited for"),
+        Reply::Renewed { remaining, .. } => format!("renewed for {remaining} ticks"),
         Reply::Left { held: true } => "it held".to_owned(),
         Reply::Left { held: false } => "it did not hold".to_owned(),
         Reply::Queued | Reply::Contended | Reply::Late | Reply::Lost | Reply::Refused => {
@@ -114,6 +129,9 @@ fn heard(body: Body) -> String {
         Body::Answer { reply, .. } => format!("the answer: {}", replied(reply)),
         Body::Notice { grant: Some(ticks), .. } => format!("that it was let in, for {ticks} more ticks"),
         Body::Notice { grant: None, .. } => "that it is to ask again".to_owned(),
+        Body::Call { tries: None, .. } => "that somebody waits".to_owned(),
+        Body::Call { tries: Some(_), .. } => "that somebody tries".to_owned(),
+        Body::Used { .. } => "that somebody is inside".to_owned(),
         Body::Request { .. } => "a request".to_owned(),
     }
 }

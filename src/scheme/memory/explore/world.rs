@@ -7,17 +7,21 @@
 //! done what it does without delay: ask again as a heartbeat, tell the server that it leaves.
 //!
 //! Here is what a state is made of, and one step from it. `choices` has what may happen next, `clients` what clients do and
-//! make of answers, `time` what a tick does, `judge` what must hold in each state.
+//! make of answers, `keeping` what those do who let holds stay, `time` what a tick does, `judge` what must hold in each state.
 
+mod aside;
 mod choices;
 mod clients;
 mod judge;
+mod keeping;
 mod time;
 
 use std::time::Duration;
 
+use self::keeping::Keep;
+pub(super) use self::keeping::{Keeping, Line};
 use super::Scene;
-use super::server::{IDS, Id, Reply, Request, Server, Shelf, Side, TICK_MS};
+use super::server::{Block, IDS, Id, Reply, Request, Server, Shelf, Side, TICK_MS};
 use super::small::List;
 use super::watch::{Invariant, Watch};
 use crate::lease::{Moment, valid_until};
@@ -47,6 +51,8 @@ pub(super) struct Budget {
     pub(super) lapses: u8,
     /// Losses of the record.
     pub(super) wipes: u8,
+    /// Subscriptions that break.
+    pub(super) breaks: u8,
 }
 
 /// A request that is not answered yet: for how many ticks.
@@ -64,6 +70,11 @@ pub(super) enum Stage {
     },
     /// Valid for so many ticks.
     Holds {
+        ticks: u8,
+        call: Call,
+    },
+    /// Nobody is inside, and it stays.
+    Idle {
         ticks: u8,
         call: Call,
     },
@@ -98,6 +109,7 @@ pub(super) struct Pass {
     covered: bool,
     /// The server may have it on record.
     recorded: bool,
+    pub(super) keep: Keep,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -115,6 +127,17 @@ pub(super) enum Body {
     Notice {
         id: Id,
         grant: Option<u8>,
+        tokens: Block,
+    },
+    /// Somebody waits for what has this token, counted from the highest.
+    Call {
+        client: u8,
+        token: i8,
+        tries: Option<Id>,
+    },
+    /// The answer to a try: somebody is inside.
+    Used {
+        id: Id,
     },
 }
 
@@ -191,6 +214,23 @@ pub(super) enum Act {
     },
     Tick,
     Wipe,
+    /// A guard leaves, and the hold stays.
+    Rest {
+        id: Id,
+    },
+    /// The next acquisition enters what has stayed.
+    Enter {
+        id: Id,
+    },
+    /// What becomes of a client's subscription.
+    Turns {
+        client: u8,
+        to: Line,
+    },
+    /// A call that comes again.
+    HearTwice {
+        at: u8,
+    },
 }
 
 /// What a wrong client does.
@@ -214,6 +254,32 @@ pub(super) enum Slip {
     BelievesRefusalBeforeStrays,
     /// Keeps the hold that it has converted.
     KeepsWhatItConverted,
+    /// A called hold stays.
+    StaysWhenCalled,
+    /// Says that a hold may stay, and believes it, while nobody has confirmed its subscription.
+    ReliesUnconfirmed,
+    /// Relies on the answer to a request from before its subscription stood.
+    ReliesOnWhatItAskedBefore,
+    /// Relies on an answer although its subscription broke while it was under way.
+    ReliesAcrossBreak,
+    /// Keeps its hold when its subscription has broken.
+    KeepsUnheard,
+    /// Forgets a call that came before the grant.
+    ForgetsEarlyCall,
+    /// Ends "called" by an answer to what it sent before the call.
+    BelievesOlderAnswer,
+    /// Makes nothing of an answer that says that somebody waits.
+    IgnoresWhatARenewalTells,
+    /// Gives a called hold up while somebody is inside.
+    GivesUpUnderGuard,
+    /// Hands a hold out that is over.
+    EntersWhatIsOver,
+    /// Two writers have the same token.
+    ReusesToken,
+    /// Answers a try by "used" while nobody is inside.
+    AnswersUsedWhenIdle,
+    /// A try that was answered stays in the queue.
+    TryStays,
 }
 
 impl Slip {
@@ -227,6 +293,22 @@ impl Slip {
         Self::NeverAsksAgain,
         Self::BelievesRefusalBeforeStrays,
         Self::KeepsWhatItConverted,
+    ];
+    /// Of those who let holds stay.
+    pub(super) const KEEPING: [Self; 13] = [
+        Self::StaysWhenCalled,
+        Self::ReliesUnconfirmed,
+        Self::ReliesOnWhatItAskedBefore,
+        Self::ReliesAcrossBreak,
+        Self::KeepsUnheard,
+        Self::ForgetsEarlyCall,
+        Self::BelievesOlderAnswer,
+        Self::IgnoresWhatARenewalTells,
+        Self::GivesUpUnderGuard,
+        Self::EntersWhatIsOver,
+        Self::ReusesToken,
+        Self::AnswersUsedWhenIdle,
+        Self::TryStays,
     ];
 }
 
@@ -252,6 +334,7 @@ pub(super) struct State {
     pub(super) shelf: Shelf,
     pub(super) passes: [Pass; IDS],
     pub(super) dead: [bool; CLIENTS],
+    pub(super) lines: [Line; CLIENTS],
     pub(super) bag: List<Message, MESSAGES>,
     pub(super) budget: Budget,
     pub(super) watch: Watch,
@@ -274,6 +357,7 @@ impl Pass {
             Stage::Asks { call: None, queued, due } => !queued || due && !rules.slips(Slip::NeverAsksAgain),
             Stage::Converts { call: None, refused, .. } => !refused || self.copies == 0,
             Stage::Leaves { call: None, told, .. } => !told || self.stray == 0,
+            Stage::Idle { .. } => self.keep.is_over(),
             _ => false,
         }
     }
@@ -285,6 +369,7 @@ impl State {
             shelf: Shelf::default(),
             passes: [Pass::default(); IDS],
             dead: [false; CLIENTS],
+            lines: [scene.keeping.line(); CLIENTS],
             bag: List::default(),
             budget: scene.budget,
             watch: Watch::default(),
@@ -327,8 +412,18 @@ impl State {
                 next.shelf = Shelf::default();
                 next.watch.wipe();
             }
+            Act::Rest { id } => next.rest(id),
+            Act::Enter { id } => next.enter(rules, id),
+            Act::Turns { client, to } => next.line_turns(rules, client, to),
+            Act::HearTwice { at } => {
+                next.budget.copies -= 1;
+                let message = &mut next.bag.as_mut_slice()[usize::from(at)];
+                message.late = true;
+                let message = *message;
+                next.deliver(rules, message, 0)?;
+            }
         }
-        next.tidy();
+        next.tidy(rules);
         Ok(next)
     }
 
@@ -338,7 +433,7 @@ impl State {
         let mut order = [0, 1, 2, 3];
         let own = |client: u8| {
             let first = usize::from(client) * each;
-            (self.dead[usize::from(client)], &self.passes[first..first + each])
+            (self.dead[usize::from(client)], self.lines[usize::from(client)], &self.passes[first..first + each])
         };
         order[..clients].sort_by(|a, b| own(*a).cmp(&own(*b)));
         if order[..clients].is_sorted() {
@@ -346,9 +441,12 @@ impl State {
         }
         let before = *self;
         let mut names = [0; IDS];
+        let mut clients_now = [0; CLIENTS];
         for (new, old) in order[..clients].iter().enumerate() {
             let old = usize::from(*old);
             self.dead[new] = before.dead[old];
+            self.lines[new] = before.lines[old];
+            clients_now[old] = u8::try_from(new).expect("small");
             for nth in 0..each {
                 self.passes[new * each + nth] = before.passes[old * each + nth];
                 names[old * each + nth] = Id::try_from(new * each + nth).expect("small");
@@ -360,7 +458,11 @@ impl State {
         for message in self.bag.as_mut_slice() {
             match &mut message.body {
                 Body::Request { request, .. } => request.id = name(request.id),
-                Body::Answer { id, .. } | Body::Notice { id, .. } => *id = name(*id),
+                Body::Answer { id, .. } | Body::Notice { id, .. } | Body::Used { id } => *id = name(*id),
+                Body::Call { client, tries, .. } => {
+                    *client = clients_now[usize::from(*client)];
+                    *tries = tries.map(name);
+                }
             }
         }
         self.bag.as_mut_slice().sort_unstable();

@@ -7,14 +7,14 @@ use crate::lease::{FencingToken, ServerTime};
 use crate::scheme::{AcquireRequest, AcquisitionId, Converted, IfTaken, Mode, Renewed};
 
 /// Those who wait call no more often.
-const CALL_MS: u64 = 500;
+pub(in crate::scheme::memory) const CALL_MS: u64 = 500;
 
 /// Set by who may keep its hold. A later phase has another token, so nobody has to take it away.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(in crate::scheme::memory) struct Mark {
-    token: u64,
+    pub(in crate::scheme::memory) token: u64,
     /// When a waiter called last.
-    called_ms: Option<u64>,
+    pub(in crate::scheme::memory) called_ms: Option<u64>,
 }
 
 /// Somebody waits for a lock that may be kept.

@@ -17,6 +17,7 @@ impl State {
                 }
             }
         }
+        self.lines_turn(rules, acts);
         for (at, message) in self.bag.iter().enumerate() {
             let at = u8::try_from(at).expect("small");
             if self.is_heard(message) {
@@ -25,6 +26,9 @@ impl State {
                 }
                 if self.budget.losses > 0 && !message.late && !matches!(message.body, Body::Request { .. }) {
                     acts.push(Act::Lose { at });
+                }
+                if self.budget.copies > 0 && !message.late && matches!(message.body, Body::Call { .. }) {
+                    acts.push(Act::HearTwice { at });
                 }
             }
         }
@@ -58,8 +62,10 @@ impl State {
     /// Whoever it is for takes it.
     pub(super) fn is_heard(&self, message: &Message) -> bool {
         match message.body {
-            Body::Request { .. } | Body::Answer { .. } => true,
-            Body::Notice { id, .. } => matches!(self.stage(id), Stage::Asks { call: None, queued: true, .. }),
+            Body::Request { .. } | Body::Answer { .. } | Body::Call { .. } => true,
+            Body::Notice { id, .. } | Body::Used { id } => {
+                matches!(self.stage(id), Stage::Asks { call: None, queued: true, .. })
+            }
         }
     }
 
@@ -102,7 +108,7 @@ impl State {
                     self.leaves(id, call, acts);
                 }
                 Stage::Holds { ticks, call } => {
-                    if call.is_none() && ticks < LEASE {
+                    if call.is_none() && (ticks < LEASE || self.wants_word(rules, id)) {
                         self.fated(id, Deed::Renew, acts);
                     }
                     if call.is_none()
@@ -112,9 +118,14 @@ impl State {
                     {
                         self.fated(id, Deed::Convert, acts);
                     }
-                    self.fated(id, Deed::Leave, acts);
+                    if self.passes[at].keep.stays(rules) {
+                        acts.push(Act::Rest { id });
+                    } else {
+                        self.fated(id, Deed::Leave, acts);
+                    }
                     Self::gives_up(id, call, acts);
                 }
+                Stage::Idle { ticks, call } => self.idle_deeds(rules, id, ticks, call, acts),
                 Stage::Converts { call, .. } => {
                     if self.passes[at].is_due(rules) {
                         self.fated(id, Deed::ConvertAgain, acts);
@@ -144,13 +155,13 @@ impl State {
         Self::gives_up(id, call, acts);
     }
 
-    fn gives_up(id: Id, call: Call, acts: &mut Vec<Act>) {
+    pub(super) fn gives_up(id: Id, call: Call, acts: &mut Vec<Act>) {
         if call.is_some() {
             acts.push(Act::GiveUp { id });
         }
     }
 
-    fn fated(&self, id: Id, deed: Deed, acts: &mut Vec<Act>) {
+    pub(super) fn fated(&self, id: Id, deed: Deed, acts: &mut Vec<Act>) {
         let Budget { losses, copies, delays, .. } = self.budget;
         for fate in FATES {
             let may = match fate {

@@ -1,8 +1,9 @@
 //! What clients do, and what they make of the answers.
 
-use super::super::server::{Id, LIMIT, Reply, Request, Side, What};
+use super::super::server::{Grant, Id, LIMIT, Reply, Request, Side, What};
 use super::super::watch::Invariant;
-use super::{Body, Deed, Fate, LEAVING, Message, Pass, Rules, STRAY, Slip, Stage, State, ticks_left};
+use super::keeping::count_from_the_highest;
+use super::{Body, Deed, Fate, LEAVING, Line, Message, Pass, Rules, STRAY, Slip, Stage, State, ticks_left};
 
 impl State {
     pub(super) fn act(&mut self, rules: &Rules<'_>, id: Id, deed: Deed, fate: Fate, draw: u8) -> Result<(), Invariant> {
@@ -20,8 +21,10 @@ impl State {
                 What::Acquire { mode: side, waits }
             }
             Deed::Renew => {
-                if let Stage::Holds { ticks, .. } = self.stage(id) {
-                    self.set(id, Stage::Holds { ticks, call });
+                match self.stage(id) {
+                    Stage::Holds { ticks, .. } => self.set(id, Stage::Holds { ticks, call }),
+                    Stage::Idle { ticks, .. } => self.set(id, Stage::Idle { ticks, call }),
+                    _ => {}
                 }
                 What::Renew
             }
@@ -37,7 +40,12 @@ impl State {
             Deed::Convert => {
                 self.budget.conversions -= 1;
                 let Pass { side, stage, .. } = *self.pass(id);
-                let Stage::Holds { ticks, .. } = stage else { unreachable!("only a hold converts") };
+                let (ticks, nobody_inside) = match stage {
+                    Stage::Holds { ticks, .. } => (ticks, false),
+                    Stage::Idle { ticks, .. } => (ticks, true),
+                    _ => unreachable!("only a hold converts"),
+                };
+                self.pass(id).keep.is_turned = nobody_inside;
                 let to = if side == Side::Read { Side::Write } else { Side::Read };
                 self.set(id, Stage::Converts { ticks, call, refused: false });
                 self.pass(id).covered = self.pass(id).stray == 0;
@@ -82,7 +90,8 @@ impl State {
 
     fn send(&mut self, rules: &Rules<'_>, id: Id, what: What, fate: Fate, draw: u8) -> Result<(), Invariant> {
         self.pass(id).covered = self.pass(id).stray == 0;
-        let request = Request { id, what, limit: LIMIT };
+        let keeps = self.says_that_it_may_stay(rules, id, what);
+        let request = Request { id, what, limit: LIMIT, keeps };
         let under_way = |body| Message { body, late: true };
         match fate {
             Fate::Answered => {
@@ -118,14 +127,20 @@ impl State {
         Ok(())
     }
 
-    fn carry_out(&mut self, rules: &Rules<'_>, request: Request, draw: u8) -> Result<Reply, Invariant> {
-        let outcome = rules.server.carry_out(&mut self.shelf, request, draw);
-        self.watch.judge(request, draw, &outcome, rules.scene.is_limited())?;
+    pub(super) fn carry_out(&mut self, rules: &Rules<'_>, request: Request, draw: u8) -> Result<Reply, Invariant> {
+        let mut outcome = rules.server.carry_out(&mut self.shelf, request, draw);
+        let moved = self.watch.judge(request, draw, &outcome, rules.scene.is_limited())?;
+        if rules.keeps() {
+            self.tokens_move_on(moved);
+            count_from_the_highest(&mut outcome, moved);
+            self.call(rules, &outcome);
+        }
         for (id, grant) in outcome.news {
             // Whoever asks is told by the answer.
             if id != request.id {
+                let tokens = grant.filter(|_| rules.keeps()).map(Grant::block).unwrap_or_default();
                 let grant = grant.map(|grant| grant.remaining);
-                self.bag.push(Message { body: Body::Notice { id, grant }, late: false });
+                self.bag.push(Message { body: Body::Notice { id, grant, tokens }, late: false });
             }
         }
         Ok(outcome.reply)
@@ -140,10 +155,15 @@ impl State {
                 }
             }
             Body::Answer { id, reply } => self.answered(rules, id, reply),
-            Body::Notice { id, grant } => {
-                let Pass { waits: true, stage: Stage::Asks { .. }, .. } = *self.pass(id) else {
+            Body::Call { client, token, tries } => self.hears_call(rules, client, token, tries)?,
+            Body::Used { id } => self.hears_used(rules, id),
+            Body::Notice { id, grant, tokens } => {
+                let Pass { waits, stage: Stage::Asks { .. }, .. } = *self.pass(id) else {
                     return Ok(());
                 };
+                if !waits && !rules.keeps() {
+                    return Ok(());
+                }
                 let least = u8::from(rules.slips(Slip::TakesGrantsThatAreOver));
                 let believed = grant.map(|ticks| ticks.max(least)).filter(|ticks| *ticks > 0);
                 self.set(
@@ -153,6 +173,9 @@ impl State {
                         None => Stage::Asks { call: None, queued: true, due: true },
                     },
                 );
+                if believed.is_some() && rules.keeps() {
+                    self.is_let_in(id, tokens);
+                }
             }
         }
         Ok(())
@@ -170,11 +193,17 @@ impl State {
                 };
                 self.asked(rules, id, reply, age, queued);
             }
-            (Stage::Holds { ticks, call: Some(age) }, Reply::Renewed { remaining }) => {
+            (Stage::Holds { ticks, call: Some(age) }, Reply::Renewed { remaining, is_waited_for, tokens }) => {
                 let ticks = ticks.max(ticks_left(remaining, age));
                 self.set(id, Stage::Holds { ticks, call: None });
+                self.is_renewed(rules, id, is_waited_for, tokens);
             }
-            (Stage::Holds { call: Some(_), .. }, _) => {
+            (Stage::Idle { ticks, call: Some(age) }, Reply::Renewed { remaining, is_waited_for, tokens }) => {
+                let ticks = ticks.max(ticks_left(remaining, age));
+                self.set(id, Stage::Idle { ticks, call: None });
+                self.is_renewed(rules, id, is_waited_for, tokens);
+            }
+            (Stage::Holds { call: Some(_), .. } | Stage::Idle { call: Some(_), .. }, _) => {
                 self.orphan(id);
                 self.set(id, LEAVING);
             }
@@ -192,6 +221,9 @@ impl State {
                 let ticks = ticks_left(grant.remaining, age);
                 // The answer was too long on its way: it is given back.
                 self.set(id, if ticks > 0 { Stage::Holds { ticks, call: None } } else { LEAVING });
+                if ticks > 0 {
+                    self.is_granted(rules, id, grant);
+                }
             }
             Reply::Queued => self.set(id, Stage::Asks { call: None, queued: true, due: false }),
             Reply::Late => self.set(id, Stage::Asks { call: None, queued, due: true }),
@@ -216,6 +248,7 @@ impl State {
                     return self.drop_conversion(old);
                 }
                 self.set(old + 1, Stage::Holds { ticks: left, call: None });
+                self.is_granted(rules, old + 1, grant);
                 if rules.slips(Slip::KeepsWhatItConverted) {
                     return self.set(old, Stage::Holds { ticks, call: None });
                 }
@@ -229,7 +262,8 @@ impl State {
             }
             Reply::Refused => {
                 self.set(old + 1, Stage::Over);
-                self.set(old, if ticks > 0 { Stage::Holds { ticks, call: None } } else { LEAVING });
+                let stands = ticks > 0 && !self.pass(old).keep.is_turned;
+                self.set(old, if stands { Stage::Holds { ticks, call: None } } else { LEAVING });
             }
             Reply::Late => self.set(old, Stage::Converts { ticks, call: None, refused: false }),
             _ => self.drop_conversion(old),
@@ -270,6 +304,7 @@ impl State {
                 self.set(id, Stage::Asks { call: None, queued, due: true });
             }
             Stage::Holds { ticks, .. } => self.set(id, Stage::Holds { ticks, call: None }),
+            Stage::Idle { ticks, .. } => self.set(id, Stage::Idle { ticks, call: None }),
             Stage::Converts { ticks, call: Some(age), .. } => {
                 strays(self.pass(id + 1), age);
                 self.set(id, Stage::Converts { ticks, call: None, refused: false });
@@ -285,6 +320,7 @@ impl State {
     pub(super) fn die(&mut self, rules: &Rules<'_>, client: usize) {
         self.budget.deaths -= 1;
         self.dead[client] = true;
+        self.lines[client] = Line::default();
         for at in client * rules.scene.each..(client + 1) * rules.scene.each {
             let id = Id::try_from(at).expect("small");
             self.orphan(id);

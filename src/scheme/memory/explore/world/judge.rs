@@ -11,7 +11,7 @@ impl State {
             self.judge_exclusion()?;
             self.judge_leftovers(rules)?;
         }
-        Ok(())
+        if self.watch.disorder { Err(Invariant::Tokens) } else { Ok(()) }
     }
 
     fn judge_exclusion(&self) -> Result<(), Invariant> {
@@ -50,6 +50,7 @@ impl State {
 
     /// From a moment when nothing is under way but what is late: the holders do nothing, the waiters ask again once a tick.
     pub(in super::super) fn judge_progress(&self, rules: &Rules<'_>) -> Result<(), Invariant> {
+        self.judge_what_stays(rules)?;
         let waits = |pass: &Pass| pass.waits && matches!(pass.stage, Stage::Asks { call: None, .. });
         if self.watch.wiped || !self.passes.iter().any(waits) || self.prompt().next().is_some() {
             return Ok(());
@@ -70,21 +71,25 @@ impl State {
     }
 
     /// A tick, heartbeats, and what is heard of them.
-    fn tick_by(&mut self, rules: &Rules<'_>) -> Result<(), Invariant> {
+    pub(super) fn tick_by(&mut self, rules: &Rules<'_>) -> Result<(), Invariant> {
         self.tick(rules);
-        self.tidy();
+        self.tidy(rules);
         for id in (0..IDS).map(|at| Id::try_from(at).expect("small")) {
             let asks = matches!(self.stage(id), Stage::Asks { .. }) && self.passes[usize::from(id)].is_due(rules);
             if asks {
                 self.act(rules, id, Deed::AskAgain, Fate::Answered, 0)?;
             }
-            loop {
-                let next = self.prompt().next();
-                let Some(at) = next else { break };
-                let message = self.bag.remove(at);
-                self.deliver(rules, message, 0)?;
-            }
+            self.hear_all(rules)?;
         }
         Ok(())
+    }
+
+    pub(super) fn hear_all(&mut self, rules: &Rules<'_>) -> Result<(), Invariant> {
+        loop {
+            let next = self.prompt().next();
+            let Some(at) = next else { return Ok(()) };
+            let message = self.bag.remove(at);
+            self.deliver(rules, message, 0)?;
+        }
     }
 }

@@ -17,9 +17,10 @@ impl State {
             match &mut message.body {
                 Body::Request { request, .. } => request.limit = (request.limit - 1).max(FORGET),
                 Body::Notice { grant, .. } => *grant = grant.map(|ticks| ticks.saturating_sub(1)),
-                Body::Answer { .. } => {}
+                Body::Answer { .. } | Body::Call { .. } | Body::Used { .. } => {}
             }
         }
+        self.lines_are_found_broken(rules);
         for id in 0..IDS {
             self.age(rules, Id::try_from(id).expect("small"));
         }
@@ -33,6 +34,15 @@ impl State {
         let call = match self.stage(id) {
             Stage::Asks { call, queued, .. } => {
                 self.set(id, Stage::Asks { call: older(call), queued, due: true });
+                call
+            }
+            Stage::Idle { ticks: 1, .. } if !rules.slips(Slip::EntersWhatIsOver) => {
+                self.orphan(id);
+                self.set(id, LEAVING);
+                None
+            }
+            Stage::Idle { ticks, call } => {
+                self.set(id, Stage::Idle { ticks: (ticks - 1).max(1), call: older(call) });
                 call
             }
             Stage::Holds { ticks: 1, .. } if !rules.slips(Slip::OutlivesItsLease) => {
@@ -60,23 +70,24 @@ impl State {
     }
 
     /// Forgets what makes no difference any more.
-    pub(super) fn tidy(&mut self) {
+    pub(super) fn tidy(&mut self, rules: &Rules<'_>) {
         for pass in &mut self.passes {
             match &mut pass.stage {
                 Stage::Asks { call: Some(_), due, .. } => *due = false,
-                Stage::Holds { .. } => pass.recorded = false,
+                Stage::Holds { .. } | Stage::Idle { .. } => pass.recorded = false,
                 Stage::Leaves { .. } => (pass.recorded, pass.side, pass.waits) = (false, Side::Read, false),
                 _ => {}
             }
         }
+        self.forget_what_was_kept(rules);
         let Self { passes, shelf, bag, .. } = self;
         let all = *bag;
         let asked = |id| {
             all.iter().any(|message| matches!(message.body, Body::Request { request: Request { id: of, what: What::Acquire { .. } | What::Convert { .. }, .. }, .. } if of == id))
         };
         bag.retain(|message| match message.body {
-            Body::Notice { id, .. } => matches!(passes[usize::from(id)].stage, Stage::Asks { .. }),
-            Body::Answer { .. } => true,
+            Body::Notice { id, .. } | Body::Used { id } => matches!(passes[usize::from(id)].stage, Stage::Asks { .. }),
+            Body::Answer { .. } | Body::Call { .. } => true,
             // It would find nothing, now or later.
             Body::Request { request: Request { id, what: What::Leave | What::Renew, .. }, .. } => {
                 passes[usize::from(id)].stage != Stage::Over || shelf.knows(id) || asked(id)

@@ -1,0 +1,76 @@
+//! Scenes in which holds may stay when nobody is inside.
+
+use super::server::Fault;
+use super::watch::Invariant;
+use super::world::{Budget, Keeping, Slip};
+use super::{CONVERSION, COPY, DEATH, DELAY, LOSS, NOTHING, Scene, WIPE, scene};
+
+const BREAK: Budget = Budget { breaks: 1, ..NOTHING };
+
+/// All are subscribed to calls.
+const fn kept(clients: usize, each: usize, budget: Budget) -> Scene {
+    scene(clients, each, budget).keeping(Keeping::Subscribed)
+}
+
+/// Each subscribes when it likes.
+const fn subscribing(clients: usize, each: usize, budget: Budget) -> Scene {
+    scene(clients, each, budget).keeping(Keeping::Subscribing)
+}
+
+#[test]
+fn small_scenes_with_holds_that_stay_hold() {
+    kept(2, 2, NOTHING).trying().holds(41_000);
+    kept(2, 2, NOTHING).mute().holds(5_000);
+    kept(2, 2, CONVERSION).holds(12_000);
+    kept(2, 1, LOSS).trying().holds(30_000);
+    kept(2, 1, COPY).trying().holds(23_000);
+    kept(2, 1, DELAY).trying().holds(57_000);
+    kept(2, 1, WIPE).holds(2_900);
+    kept(2, 1, DEATH).holds(1_100);
+    kept(3, 1, NOTHING).holds(4_900);
+    subscribing(2, 2, NOTHING).holds(19_000);
+    subscribing(2, 1, BREAK).trying().holds(24_000);
+}
+
+#[test]
+fn each_slip_of_those_who_keep_holds_is_found() {
+    for slip in Slip::KEEPING {
+        let (scene, invariant, steps) = match slip {
+            Slip::StaysWhenCalled => (kept(2, 1, NOTHING), Invariant::StandsAside, 3),
+            Slip::ReliesUnconfirmed => (subscribing(2, 1, NOTHING), Invariant::StandsAside, 2),
+            Slip::ReliesOnWhatItAskedBefore => (subscribing(2, 1, DELAY), Invariant::StandsAside, 4),
+            Slip::ReliesAcrossBreak => (kept(2, 1, Budget { delays: 1, ..BREAK }), Invariant::StandsAside, 6),
+            Slip::KeepsUnheard => (kept(2, 1, BREAK), Invariant::StandsAside, 3),
+            Slip::ForgetsEarlyCall => (kept(2, 1, DELAY), Invariant::StandsAside, 4),
+            Slip::BelievesOlderAnswer => (kept(2, 1, DELAY), Invariant::StandsAside, 5),
+            Slip::IgnoresWhatARenewalTells => (kept(2, 1, NOTHING).mute(), Invariant::StandsAside, 2),
+            Slip::GivesUpUnderGuard => (kept(2, 1, NOTHING), Invariant::Exclusion, 4),
+            Slip::EntersWhatIsOver => (kept(2, 2, NOTHING), Invariant::Tokens, 7),
+            Slip::ReusesToken => (kept(1, 3, NOTHING), Invariant::Tokens, 6),
+            Slip::AnswersUsedWhenIdle => (kept(2, 1, NOTHING).trying(), Invariant::Used, 4),
+            Slip::TryStays => (kept(2, 1, NOTHING).trying(), Invariant::Leftovers, 4),
+            _ => unreachable!("it is of those who keep"),
+        };
+        scene.finds(None, Some(slip), invariant, steps);
+    }
+}
+
+#[test]
+fn each_fault_of_a_server_where_holds_stay_is_found() {
+    for fault in Fault::KEEPING {
+        let (scene, invariant, steps) = match fault {
+            Fault::MarkOutlives => (subscribing(2, 2, NOTHING), Invariant::Call, 6),
+            Fault::MarkTooLate => (kept(2, 2, NOTHING), Invariant::Call, 2),
+            Fault::NobodyCalls => (kept(2, 1, NOTHING), Invariant::Call, 2),
+            Fault::CallsOnce => (kept(2, 1, NOTHING), Invariant::Call, 5),
+            Fault::CallsByOlderToken => (kept(2, 1, NOTHING), Invariant::Call, 2),
+            Fault::TriesCallUnnamed => (kept(2, 1, NOTHING).trying(), Invariant::Call, 2),
+            Fault::TriesAreRefused => (kept(2, 1, NOTHING).trying(), Invariant::HoldStands, 2),
+            Fault::RenewalTellsNothing => (kept(2, 1, NOTHING), Invariant::WaitedFor, 3),
+            Fault::RenewalBringsOldTokens => (kept(1, 1, NOTHING), Invariant::Tokens, 2),
+            Fault::RenewedTokensAhead => (kept(1, 1, NOTHING), Invariant::Tokens, 2),
+            _ => unreachable!("it is of those where holds stay"),
+        };
+        scene.finds(Some(fault), None, invariant, steps);
+    }
+}

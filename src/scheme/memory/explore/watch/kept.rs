@@ -1,0 +1,83 @@
+//! The account of holds that may stay.
+
+use super::super::server::{Block, Call, Id, Outcome, Reply, Request, Side, What};
+use super::{Invariant, Judged, Watch, hold};
+
+impl Watch {
+    /// Whether what keeps this one out may be kept. A writer that waits calls for itself and for readers behind it.
+    fn is_kept_from(&self, side: Side) -> bool {
+        self.marked.is_some() && (side == Side::Write || self.writer.is_some())
+    }
+
+    /// Whether a try is in the queue: where it calls, or if it is there.
+    pub(super) fn takes_a_place(&self, id: Id, side: Side) -> bool {
+        self.is_kept_from(side) || self.queue.iter().any(|place| place.until.id == id)
+    }
+
+    /// Who is called, and whether the lock is marked from now on.
+    pub(super) fn judge_call(&mut self, request: Request, outcome: &Outcome) -> Judged {
+        let token = self.top.map_or(0, |(top, _)| top);
+        let by_all = Call { token, tries: None };
+        let by_one = Call { tries: Some(request.id), ..by_all };
+        let call = match (request.what, outcome.reply) {
+            (What::Acquire { mode, waits: false }, Reply::Queued) if self.is_kept_from(mode) => Some(by_one),
+            (What::Acquire { mode, waits: true }, Reply::Queued) if self.is_kept_from(mode) => {
+                let has_called = self.marked.replace(true);
+                (has_called == Some(false)).then_some(by_all)
+            }
+            (What::Convert { .. }, Reply::Refused) if self.marked.is_some() => Some(by_one),
+            _ => None,
+        };
+        hold(outcome.call == call, Invariant::Call)?;
+        let told = match outcome.reply {
+            Reply::Granted(grant) => Some(grant.is_waited_for),
+            Reply::Renewed { is_waited_for, .. } => Some(is_waited_for),
+            _ => None,
+        };
+        if let Some(is_waited_for) = told.filter(|_| request.keeps.is_some()) {
+            self.marked = Some(self.marked.filter(|_| is_waited_for).unwrap_or(false));
+        }
+        Ok(())
+    }
+
+    /// New tokens are above all and not ahead of the clock, and come if they were asked for; who waits is told of.
+    pub(super) fn judge_what_a_renewal_tells(&mut self, request: Request, outcome: &Outcome) -> Judged {
+        let Reply::Renewed { is_waited_for, tokens, .. } = outcome.reply else { return Ok(()) };
+        let waits = match self.writer {
+            Some(_) => !self.queue.is_empty(),
+            None => self.first_writer().is_some(),
+        };
+        let told = request.keeps.is_some();
+        let may_be_dead = outcome.anybody_recorded && is_waited_for && told;
+        hold(is_waited_for == (waits && told) || may_be_dead, Invariant::WaitedFor)?;
+        let (top, side) = self.top.unwrap_or_default();
+        let asked = request.keeps.filter(|count| *count > 0 && self.writer.is_some());
+        match (asked, tokens, &mut self.writer) {
+            (Some(most), Some(Block { first, count }), Some(writer)) => {
+                let last = first + i8::try_from(count).unwrap_or(i8::MAX) - 1;
+                hold(first > top && (1..=most).contains(&count) && last <= 0, Invariant::Tokens)?;
+                writer.back = last - first;
+                self.top = Some((last, side));
+                Ok(())
+            }
+            (None, None, _) => Ok(()),
+            _ => Err(Invariant::Tokens),
+        }
+    }
+
+    /// A guard has this token, counted from the highest: a writer's is above all before, a reader's above all writers'.
+    pub(in super::super) fn is_handed(&mut self, token: i8, side: Side) {
+        let is_above = self
+            .handed
+            .is_none_or(|(last, of)| token > last || token == last && (of, side) == (Side::Read, Side::Read));
+        self.disorder |= !is_above && !self.wiped;
+        self.handed = Some((token, side));
+    }
+
+    /// The highest token has grown.
+    pub(in super::super) fn move_on(&mut self, moved: impl Fn(&mut i8)) {
+        if let Some((token, _)) = &mut self.handed {
+            moved(token);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Who keeps a hold stands aside for who waits.
+
+use super::super::watch::Invariant;
+use super::keeping::Line;
+use super::{Budget, Deed, Fate, IDS, Id, Pass, Rules, Stage, State};
+
+impl State {
+    /// Nothing is under way: when all guards leave, somebody who waits is in. If a call was lost, or a subscription is that
+    /// nobody misses yet, after a tick and a heartbeat; where nobody may call, after a renewal.
+    pub(super) fn judge_what_stays(&self, rules: &Rules<'_>) -> Result<(), Invariant> {
+        let waits = |id: &Id| {
+            let queued = matches!(self.stage(*id), Stage::Asks { call: None, queued: true, .. });
+            queued && self.shelf.live().any(|live| live == *id)
+        };
+        let ids = || (0..IDS).map(|at| Id::try_from(at).expect("small"));
+        if !rules.keeps() || self.watch.wiped || !ids().any(|id| waits(&id)) || !self.is_quiet() {
+            return Ok(());
+        }
+        let given = rules.scene.budget;
+        // A try's call changes nothing for a grant that is still on its way: it asks once more.
+        let only_tried = !ids().any(|id| waits(&id) && self.passes[usize::from(id)].waits);
+        let lost = self.budget.losses < given.losses
+            || self.lines.contains(&Line::Broken)
+            || only_tried && self.budget.delays < given.delays;
+        let mut later = *self;
+        later.budget = Budget::default();
+        // What breaks on the way breaks in the steps of the search, too, and is told from there.
+        if later.all_leave(rules, lost).is_err() {
+            return Ok(());
+        }
+        // Who waits is in, who only tries is in or knows that somebody is inside.
+        let is_answered = |id: Id| waits(&id) && !matches!(later.stage(id), Stage::Asks { .. });
+        if ids().any(is_answered) { Ok(()) } else { Err(Invariant::StandsAside) }
+    }
+
+    /// Nothing is on its way, or may be, nobody is dead, and nothing is held that nobody knows of.
+    fn is_quiet(&self) -> bool {
+        let is_answered = |stage| {
+            !matches!(
+                stage,
+                Stage::Asks { call: Some(_), .. }
+                    | Stage::Holds { call: Some(_), .. }
+                    | Stage::Idle { call: Some(_), .. }
+                    | Stage::Converts { call: Some(_), .. }
+                    | Stage::Leaves { call: Some(_), .. }
+            )
+        };
+        let is_quiet = |pass: &Pass| is_answered(pass.stage) && pass.stray == 0 && pass.copies == 0;
+        let all_known = self.shelf.live().all(|id| self.stage(id) != Stage::Over);
+        all_known && self.bag.is_empty() && !self.dead.contains(&true) && self.passes.iter().all(is_quiet)
+    }
+
+    fn all_leave(&mut self, rules: &Rules<'_>, lost: bool) -> Result<(), Invariant> {
+        if lost || rules.scene.mute {
+            self.tick_by(rules)?;
+        }
+        for id in (0..IDS).map(|at| Id::try_from(at).expect("small")) {
+            let renews = rules.scene.mute && matches!(self.stage(id), Stage::Holds { .. } | Stage::Idle { .. });
+            if renews {
+                self.act(rules, id, Deed::Renew, Fate::Answered, 0)?;
+            }
+            if matches!(self.stage(id), Stage::Converts { .. }) {
+                self.drop_without_a_word(id);
+            }
+            if matches!(self.stage(id), Stage::Holds { .. }) && self.pass(id).keep.stays(rules) {
+                self.rest(id);
+            }
+            let leaves = match self.stage(id) {
+                Stage::Holds { .. } => true,
+                Stage::Idle { .. } => !self.pass(id).keep.stays(rules),
+                Stage::Leaves { call: None, told, .. } => !told,
+                _ => false,
+            };
+            if leaves {
+                self.act(rules, id, Deed::Leave, Fate::Answered, 0)?;
+            }
+        }
+        self.hear_all(rules)
+    }
+}
