@@ -43,7 +43,7 @@ struct Scene {
 }
 
 const NOTHING: Budget =
-    Budget { losses: 0, copies: 0, delays: 0, deaths: 0, conversions: 0, lapses: 0, wipes: 0, breaks: 0 };
+    Budget { losses: 0, copies: 0, delays: 0, deaths: 0, conversions: 0, lapses: 0, wipes: 0, breaks: 0, forces: 0 };
 const LOSS: Budget = Budget { losses: 1, ..NOTHING };
 const COPY: Budget = Budget { copies: 1, ..NOTHING };
 const DELAY: Budget = Budget { delays: 1, ..NOTHING };

@@ -3,9 +3,10 @@
 use super::server::Fault;
 use super::watch::Invariant;
 use super::world::{Budget, Keeping, Slip};
-use super::{CONVERSION, COPY, DEATH, DELAY, LOSS, NOTHING, Scene, WIPE, scene};
+use super::{CONVERSION, COPY, DEATH, DELAY, LOSS, NOTHING, Scene, WIPE, dying_and_converting, scene};
 
 const BREAK: Budget = Budget { breaks: 1, ..NOTHING };
+const FORCE: Budget = Budget { forces: 1, ..NOTHING };
 
 /// All are subscribed to calls.
 const fn kept(clients: usize, each: usize, budget: Budget) -> Scene {
@@ -23,13 +24,56 @@ fn small_scenes_with_holds_that_stay_hold() {
     kept(2, 2, NOTHING).mute().holds(5_000);
     kept(2, 2, CONVERSION).holds(12_000);
     kept(2, 1, LOSS).trying().holds(30_000);
-    kept(2, 1, COPY).trying().holds(23_000);
-    kept(2, 1, DELAY).trying().holds(57_000);
+    kept(2, 1, COPY).holds(7_100);
+    kept(2, 1, DELAY).holds(16_900);
     kept(2, 1, WIPE).holds(2_900);
     kept(2, 1, DEATH).holds(1_100);
+    kept(2, 1, FORCE).holds(5_100);
     kept(3, 1, NOTHING).holds(4_900);
     subscribing(2, 2, NOTHING).holds(19_000);
-    subscribing(2, 1, BREAK).trying().holds(24_000);
+    subscribing(2, 1, BREAK).holds(7_500);
+}
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+fn several_acquisitions_of_those_who_keep_holds_hold() {
+    kept(2, 3, NOTHING).trying().holds(560_000);
+    kept(3, 2, CONVERSION).holds(1_040_000);
+    kept(3, 2, NOTHING).mute().holds(149_000);
+    kept(3, 1, NOTHING).limited(1).trying().holds(32_000);
+    subscribing(2, 3, NOTHING).holds(92_000);
+}
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+fn calls_that_are_lost_or_doubled_hold() {
+    kept(3, 1, LOSS).trying().holds(780_000);
+    kept(3, 1, COPY).trying().holds(550_000);
+    kept(2, 1, Budget { losses: 2, ..NOTHING }).holds(68_000);
+    kept(2, 2, dying_and_converting(LOSS)).holds(520_000);
+    kept(2, 1, Budget { losses: 1, delays: 1, ..NOTHING }).holds(230_000);
+    kept(2, 1, Budget { copies: 1, delays: 1, ..NOTHING }).holds(180_000);
+}
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+fn calls_that_are_late_hold() {
+    kept(2, 2, DELAY).trying().holds(2_500_000);
+    kept(3, 1, DELAY).trying().holds(1_450_000);
+    kept(2, 2, dying_and_converting(DELAY)).holds(1_140_000);
+}
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/run`")]
+fn subscriptions_that_break_and_holds_that_are_forced_hold() {
+    subscribing(2, 2, BREAK).trying().holds(540_000);
+    subscribing(2, 1, Budget { delays: 1, ..BREAK }).trying().holds(940_000);
+    kept(2, 1, Budget { losses: 1, ..BREAK }).trying().holds(230_000);
+    kept(2, 2, FORCE).trying().holds(540_000);
+    kept(2, 2, Budget { conversions: 1, ..FORCE }).holds(178_000);
+    kept(3, 1, FORCE).holds(98_000);
+    kept(2, 2, WIPE).holds(55_000);
+    kept(2, 2, Budget { lapses: 1, ..NOTHING }).trying().holds(90_000);
 }
 
 #[test]
@@ -49,6 +93,7 @@ fn each_slip_of_those_who_keep_holds_is_found() {
             Slip::ReusesToken => (kept(1, 3, NOTHING), Invariant::Tokens, 6),
             Slip::AnswersUsedWhenIdle => (kept(2, 1, NOTHING).trying(), Invariant::Used, 4),
             Slip::TryStays => (kept(2, 1, NOTHING).trying(), Invariant::Leftovers, 4),
+            Slip::TakesGrantFromBefore => (kept(2, 2, FORCE), Invariant::Tokens, 12),
             _ => unreachable!("it is of those who keep"),
         };
         scene.finds(None, Some(slip), invariant, steps);
@@ -69,6 +114,10 @@ fn each_fault_of_a_server_where_holds_stay_is_found() {
             Fault::RenewalTellsNothing => (kept(2, 1, NOTHING), Invariant::WaitedFor, 3),
             Fault::RenewalBringsOldTokens => (kept(1, 1, NOTHING), Invariant::Tokens, 2),
             Fault::RenewedTokensAhead => (kept(1, 1, NOTHING), Invariant::Tokens, 2),
+            Fault::ForceMissesNewBlock => (kept(1, 1, FORCE), Invariant::Forced, 4),
+            Fault::ForceCallsNobody => (kept(1, 1, FORCE), Invariant::Call, 3),
+            Fault::ConversionUnmarks => (kept(2, 2, CONVERSION), Invariant::Call, 3),
+            Fault::ConversionCallsNobody => (kept(2, 2, CONVERSION), Invariant::Call, 3),
             _ => unreachable!("it is of those where holds stay"),
         };
         scene.finds(Some(fault), None, invariant, steps);

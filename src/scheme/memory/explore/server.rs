@@ -10,13 +10,15 @@ use super::small::List;
 use crate::lease::{FencingToken, ServerTime};
 use crate::scheme::memory::record::{CALL_MS, Hold, Limits, Mark, RETENTION_MS, Reader, Record, Waiting, Writer};
 use crate::scheme::{
-    AcquireRequest, Acquired, AcquisitionId, Converted, Granted, IfTaken, Mode, ReleaseReply, Renewed,
+    AcquireRequest, Acquired, AcquisitionId, Converted, Granted, Holder, IfTaken, Mode, ReleaseReply, Renewed, View,
 };
 
 /// Acquisitions, numbered across clients.
 pub(super) type Id = u8;
 /// No more of them at a time.
 pub(super) const IDS: usize = 6;
+/// Who is no acquisition.
+pub(super) const OPERATOR: Id = 6;
 
 /// Long against the margins of a lease, so that validity ends with a tick, and those who wait call once in each.
 pub(super) const TICK_MS: u64 = CALL_MS;
@@ -100,6 +102,12 @@ impl Shelf {
         all.into_iter().any(|until| until.id == id)
     }
 
+    /// Live holds.
+    pub(super) fn holders(&self) -> impl Iterator<Item = Id> {
+        let all = self.readers.iter().chain(self.writer.as_ref().map(|writer| &writer.hold));
+        all.filter(|until| until.ticks > 0).map(|until| until.id)
+    }
+
     pub(super) fn readers(&self) -> usize {
         self.readers.len()
     }
@@ -118,6 +126,11 @@ pub(super) enum What {
     /// To this side; gives up the acquisition before this one.
     Convert {
         to: Side,
+    },
+    /// An operator ends what it has seen: these, a bit each, when the last token was so far back.
+    Force {
+        seen: u8,
+        back: u8,
     },
 }
 
@@ -196,6 +209,10 @@ pub(super) enum Reply {
     },
     Lost,
     Refused,
+    /// Whose holds it has ended, a bit each.
+    Forced {
+        ended: u8,
+    },
 }
 
 pub(super) struct Outcome {
@@ -266,6 +283,14 @@ pub(super) enum Fault {
     RenewalBringsOldTokens,
     /// Renewed tokens run ahead of the clock.
     RenewedTokensAhead,
+    /// A force finds newer tokens, and nothing to end.
+    ForceMissesNewBlock,
+    /// Whose hold is forced is not called.
+    ForceCallsNobody,
+    /// A conversion forgets that the hold may stay.
+    ConversionUnmarks,
+    /// Whoever is in the way of a conversion is not called.
+    ConversionCallsNobody,
 }
 
 impl Fault {
@@ -293,7 +318,7 @@ impl Fault {
         Self::KeyForgotten,
     ];
     /// Where holds may stay.
-    pub(super) const KEEPING: [Self; 10] = [
+    pub(super) const KEEPING: [Self; 14] = [
         Self::MarkOutlives,
         Self::MarkTooLate,
         Self::NobodyCalls,
@@ -304,6 +329,10 @@ impl Fault {
         Self::RenewalTellsNothing,
         Self::RenewalBringsOldTokens,
         Self::RenewedTokensAhead,
+        Self::ForceMissesNewBlock,
+        Self::ForceCallsNobody,
+        Self::ConversionUnmarks,
+        Self::ConversionCallsNobody,
     ];
 }
 
@@ -318,7 +347,7 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn new(limits: Limits, fault: Option<Fault>) -> Self {
-        let ids = (0..IDS).map(|n| AcquisitionId::new("", u64::try_from(n).expect("small"), "")).collect();
+        let ids = (0..=IDS).map(|n| AcquisitionId::new("", u64::try_from(n).expect("small"), "")).collect();
         Self { ids, limits, fault, if_tried: IfTaken::Leave }
     }
 
@@ -413,11 +442,9 @@ impl Server {
             forget_ms: _,
         } = record;
         assert!(stamps.is_none());
-        assert!(
-            *forced.max(barred) == 0 && news.is_empty() && call.is_none(),
-            "nobody forces, and who is told is told"
-        );
+        assert!(*barred == 0 && news.is_empty() && call.is_none(), "it is one of one server, and who is told is told");
         assert!(call_back.is_none(), "who is called is called");
+        assert!(forced < token || writer.is_none() && readers.is_empty(), "one force removes all");
         let hold = |id, hold: &Hold| Until { id: Self::number(id), ticks: ticks_until(hold.deadline_ms) };
         let place =
             |waiting: &Waiting| Until { id: Self::number(&waiting.request.id), ticks: ticks_until(waiting.until_ms) };
@@ -447,7 +474,7 @@ impl Server {
         let mut reply = self.operate(&mut record, now, at_us, &request);
         if let Some(before) = &before {
             self.go_wrong_after(before, &mut record, now, &request, &mut reply);
-            self.keep_wrongly(before, &mut record, &mut reply);
+            self.keep_wrongly(before, &mut record, &request, &mut reply);
         }
         let grant = |granted: Granted| Self::grant(granted, at_us);
         let granted =
@@ -494,7 +521,23 @@ impl Server {
                 Converted::Lost { .. } => Reply::Lost,
                 Converted::Late => Reply::Late,
             },
+            What::Force { seen, back } => self.force(record, now, seen, back),
         }
+    }
+
+    fn force(&self, record: &mut Record, now: ServerTime, seen: u8, back: u8) -> Reply {
+        let token = FencingToken::from_wire(record.token - u64::from(back));
+        let seen = if self.fault == Some(Fault::ForceMissesNewBlock) { 0 } else { seen };
+        let holder = |id| Holder {
+            id: self.id(id).as_str().to_owned(),
+            mode: Mode::Write,
+            since_ms: NOW_MS,
+            remaining: span(LEASE),
+        };
+        let holders = (0..OPERATOR).filter(|id| seen & (1 << id) != 0).map(holder).collect();
+        let forced = record.force_seen(now, &View { token, holders, ..View::default() });
+        let number = |id: &String| id.as_bytes()[1] - b'0';
+        Reply::Forced { ended: forced.ids.iter().fold(0, |ended, id| ended | 1 << number(id)) }
     }
 
     fn renewed(renewed: Renewed, at_us: u64) -> Reply {

@@ -38,6 +38,8 @@ pub(super) enum Invariant {
     StandsAside,
     /// A try is told that somebody is inside only if that is so.
     Used,
+    /// An operator ends what it has seen, and nothing that came later.
+    Forced,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -176,13 +178,16 @@ impl Watch {
         let unsure = Unsure { behind_readers: limited, behind_writer: limited || outcome.anybody_recorded };
         hold(outcome.remembered, Invariant::Remembered)?;
         let Request { id, what, limit, .. } = request;
-        let has_limit = !matches!(what, What::Leave | What::Renew);
+        let has_limit = matches!(what, What::Acquire { .. } | What::Convert { .. });
         hold(!has_limit || (limit < 0) == (outcome.reply == Reply::Late), Invariant::Limit)?;
         if outcome.reply == Reply::Late {
             return Ok(());
         }
         if what == What::Renew {
             return self.judge_renewal(request, outcome);
+        }
+        if let What::Force { seen, back } = what {
+            self.judge_force(seen, back, outcome)?;
         }
         if self.writer.is_some_and(|writer| writer.until.ticks == 0) {
             self.writer_ends();
@@ -211,7 +216,7 @@ impl Watch {
         match what {
             What::Acquire { mode, waits } => self.judge_acquire(id, mode, waits, outcome.reply, unsure),
             What::Convert { to } => self.judge_conversion(id, to, outcome.reply, unsure),
-            What::Leave | What::Renew => Ok(()),
+            What::Leave | What::Renew | What::Force { .. } => Ok(()),
         }
     }
 

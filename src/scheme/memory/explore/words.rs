@@ -46,6 +46,11 @@ pub(super) fn told(rules: &Rules<'_>, state: &State, act: Act, names: &[u8; CLIE
         Act::Die { client } => format!("{} dies", char::from(b'A' + names[usize::from(client)])),
         Act::Tick => "a tick".to_owned(),
         Act::Wipe => "the record is lost".to_owned(),
+        Act::Look => "an operator looks at the lock".to_owned(),
+        Act::Force => {
+            let answer = next.as_ref().map(|next| answers(state, next, &name)).unwrap_or_default();
+            format!("the operator ends what it has seen{answer}")
+        }
         Act::Rest { id } => format!("the guard of {} leaves, and it stays", name(id)),
         Act::Enter { id } => format!("a guard enters {}", name(id)),
         Act::Turns { client, to } => {
@@ -91,6 +96,7 @@ fn asked(request: Request, name: &impl Fn(Id) -> String) -> String {
     let own = name(request.id);
     match request.what {
         What::Leave => format!("that {own} leaves"),
+        What::Force { .. } => "to end what was seen".to_owned(),
         What::Renew => format!("to renew {own}"),
         What::Acquire { mode, .. } => format!("that {own} asks to {}", side(mode)),
         What::Convert { to } => format!("to convert {} to {own}, to {}", name(request.id - 1), side(to)),
@@ -116,6 +122,7 @@ fn replied(reply: Reply) -> String {
         Reply::Granted(grant) => format!("granted for {} ticks", grant.remaining),
         Reply::Renewed { remaining, is_waited_for: true, .. } => format!("renewed for {remaining} ticks, waited for"),
         Reply::Renewed { remaining, .. } => format!("renewed for {remaining} ticks"),
+        Reply::Forced { .. } => "forced".to_owned(),
         Reply::Left { held: true } => "it held".to_owned(),
         Reply::Left { held: false } => "it did not hold".to_owned(),
         Reply::Queued | Reply::Contended | Reply::Late | Reply::Lost | Reply::Refused => {

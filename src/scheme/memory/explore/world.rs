@@ -7,17 +7,20 @@
 //! done what it does without delay: ask again as a heartbeat, tell the server that it leaves.
 //!
 //! Here is what a state is made of, and one step from it. `choices` has what may happen next, `clients` what clients do and
-//! make of answers, `keeping` what those do who let holds stay, `time` what a tick does, `judge` what must hold in each state.
+//! make of answers, `keeping` what those do who let holds stay, `force` what an operator does, `time` what a tick does,
+//! `judge` what must hold in each state, and `aside` that who keeps a hold stands aside.
 
 mod aside;
 mod choices;
 mod clients;
+mod force;
 mod judge;
 mod keeping;
 mod time;
 
 use std::time::Duration;
 
+use self::force::Seen;
 use self::keeping::Keep;
 pub(super) use self::keeping::{Keeping, Line};
 use super::Scene;
@@ -53,6 +56,8 @@ pub(super) struct Budget {
     pub(super) wipes: u8,
     /// Subscriptions that break.
     pub(super) breaks: u8,
+    /// Operators who look at the lock, and end what they have seen.
+    pub(super) forces: u8,
 }
 
 /// A request that is not answered yet: for how many ticks.
@@ -109,6 +114,8 @@ pub(super) struct Pass {
     covered: bool,
     /// The server may have it on record.
     recorded: bool,
+    /// An operator has ended it, and it does not know.
+    forced: bool,
     pub(super) keep: Keep,
 }
 
@@ -231,6 +238,9 @@ pub(super) enum Act {
     HearTwice {
         at: u8,
     },
+    /// An operator looks at the lock.
+    Look,
+    Force,
 }
 
 /// What a wrong client does.
@@ -280,6 +290,8 @@ pub(super) enum Slip {
     AnswersUsedWhenIdle,
     /// A try that was answered stays in the queue.
     TryStays,
+    /// Believes that it was let in before it was queued again.
+    TakesGrantFromBefore,
 }
 
 impl Slip {
@@ -295,7 +307,7 @@ impl Slip {
         Self::KeepsWhatItConverted,
     ];
     /// Of those who let holds stay.
-    pub(super) const KEEPING: [Self; 13] = [
+    pub(super) const KEEPING: [Self; 14] = [
         Self::StaysWhenCalled,
         Self::ReliesUnconfirmed,
         Self::ReliesOnWhatItAskedBefore,
@@ -309,6 +321,7 @@ impl Slip {
         Self::ReusesToken,
         Self::AnswersUsedWhenIdle,
         Self::TryStays,
+        Self::TakesGrantFromBefore,
     ];
 }
 
@@ -335,6 +348,7 @@ pub(super) struct State {
     pub(super) passes: [Pass; IDS],
     pub(super) dead: [bool; CLIENTS],
     pub(super) lines: [Line; CLIENTS],
+    pub(super) seen: Option<Seen>,
     pub(super) bag: List<Message, MESSAGES>,
     pub(super) budget: Budget,
     pub(super) watch: Watch,
@@ -370,6 +384,7 @@ impl State {
             passes: [Pass::default(); IDS],
             dead: [false; CLIENTS],
             lines: [scene.keeping.line(); CLIENTS],
+            seen: None,
             bag: List::default(),
             budget: scene.budget,
             watch: Watch::default(),
@@ -412,6 +427,8 @@ impl State {
                 next.shelf = Shelf::default();
                 next.watch.wipe();
             }
+            Act::Look => next.look(),
+            Act::Force => next.force(rules)?,
             Act::Rest { id } => next.rest(id),
             Act::Enter { id } => next.enter(rules, id),
             Act::Turns { client, to } => next.line_turns(rules, client, to),
@@ -455,6 +472,7 @@ impl State {
         let name = |id: Id| names[usize::from(id)];
         self.shelf.rename(name);
         self.watch.rename(name);
+        self.seen.iter_mut().for_each(|seen| seen.rename(name));
         for message in self.bag.as_mut_slice() {
             match &mut message.body {
                 Body::Request { request, .. } => request.id = name(request.id),

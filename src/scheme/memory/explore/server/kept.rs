@@ -3,13 +3,16 @@
 use super::{Block, Call, Fault, Mark, Record, Reply, Request, Server, Shelf, What};
 
 impl Server {
-    pub(super) fn keep_wrongly(&self, before: &Record, record: &mut Record, reply: &mut Reply) {
+    pub(super) fn keep_wrongly(&self, before: &Record, record: &mut Record, request: &Request, reply: &mut Reply) {
         let was_marked = before.mark.is_some_and(|mark| mark.token == before.token);
         let marked_at = |token| move |mark: Mark| Mark { token, ..mark };
         match (self.fault, &mut *reply) {
             (Some(Fault::MarkOutlives), _) if was_marked => record.mark = record.mark.map(marked_at(record.token)),
             (Some(Fault::MarkTooLate), _) if record.token > before.token => {
                 record.mark = record.mark.map(marked_at(before.token));
+            }
+            (Some(Fault::ConversionUnmarks), Reply::Granted(_)) if matches!(request.what, What::Convert { .. }) => {
+                record.mark = None;
             }
             (Some(Fault::TriesAreRefused), Reply::Queued)
                 if record.call_back.as_ref().is_some_and(|call| call.id.is_some()) =>
@@ -37,6 +40,8 @@ impl Server {
         let asks = matches!(request.what, What::Acquire { .. });
         call.and_then(|call| match self.fault {
             Some(Fault::NobodyCalls) => None,
+            Some(Fault::ForceCallsNobody) if matches!(request.what, What::Force { .. }) => None,
+            Some(Fault::ConversionCallsNobody) if matches!(request.what, What::Convert { .. }) => None,
             Some(Fault::CallsOnce) if asks && waited => None,
             Some(Fault::CallsByOlderToken) => Some(Call { token: call.token - 1, ..call }),
             Some(Fault::TriesCallUnnamed) => Some(Call { tries: None, ..call }),

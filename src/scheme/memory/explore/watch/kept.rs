@@ -1,7 +1,7 @@
 //! The account of holds that may stay.
 
 use super::super::server::{Block, Call, Id, Outcome, Reply, Request, Side, What};
-use super::{Invariant, Judged, Watch, hold};
+use super::{Invariant, Judged, List, Watch, hold};
 
 impl Watch {
     /// Whether what keeps this one out may be kept. A writer that waits calls for itself and for readers behind it.
@@ -26,6 +26,8 @@ impl Watch {
                 (has_called == Some(false)).then_some(by_all)
             }
             (What::Convert { .. }, Reply::Refused) if self.marked.is_some() => Some(by_one),
+            // Judged before anybody was let in.
+            (What::Force { .. }, _) => outcome.call,
             _ => None,
         };
         hold(outcome.call == call, Invariant::Call)?;
@@ -36,6 +38,26 @@ impl Watch {
         };
         if let Some(is_waited_for) = told.filter(|_| request.keeps.is_some()) {
             self.marked = Some(self.marked.filter(|_| is_waited_for).unwrap_or(false));
+        }
+        Ok(())
+    }
+
+    /// What was seen is ended, also if it has newer tokens since, and whoever may keep it is called.
+    pub(super) fn judge_force(&mut self, seen: u8, back: u8, outcome: &Outcome) -> Judged {
+        let is_there = self.writer.is_some_and(|writer| seen & (1 << writer.until.id) != 0);
+        let is_carried_out = is_there || back == 0;
+        let writer = self.writer.map(|writer| writer.until).filter(|until| until.ticks > 0);
+        let live = writer.iter().chain(self.readers.iter()).fold(0, |live, until| live | 1 << until.id);
+        let ended = if is_carried_out { live } else { 0 };
+        hold(outcome.reply == Reply::Forced { ended }, Invariant::Forced)?;
+        let token = self.top.map_or(0, |(top, _)| top);
+        let call = (is_carried_out && self.marked.is_some()).then_some(Call { token, tries: None });
+        hold(outcome.call == call, Invariant::Call)?;
+        if is_carried_out {
+            if self.writer.is_some() {
+                self.writer_ends();
+            }
+            self.readers = List::default();
         }
         Ok(())
     }

@@ -13,15 +13,20 @@ impl State {
             queued && self.shelf.live().any(|live| live == *id)
         };
         let ids = || (0..IDS).map(|at| Id::try_from(at).expect("small"));
-        if !rules.keeps() || self.watch.wiped || !ids().any(|id| waits(&id)) || !self.is_quiet() {
+        if !rules.keeps() || self.watch.wiped || !self.is_quiet() {
+            return Ok(());
+        }
+        self.judge_what_is_over(rules)?;
+        // Whoever waits for nobody asks again.
+        if self.shelf.holders().next().is_none() || !ids().any(|id| waits(&id)) {
             return Ok(());
         }
         let given = rules.scene.budget;
         // A try's call changes nothing for a grant that is still on its way: it asks once more.
-        let only_tried = !ids().any(|id| waits(&id) && self.passes[usize::from(id)].waits);
+        let is_tried = ids().any(|id| waits(&id) && !self.passes[usize::from(id)].waits);
         let lost = self.budget.losses < given.losses
             || self.lines.contains(&Line::Broken)
-            || only_tried && self.budget.delays < given.delays;
+            || is_tried && self.budget.delays < given.delays;
         let mut later = *self;
         later.budget = Budget::default();
         // What breaks on the way breaks in the steps of the search, too, and is told from there.
@@ -31,6 +36,20 @@ impl State {
         // Who waits is in, who only tries is in or knows that somebody is inside.
         let is_answered = |id: Id| waits(&id) && !matches!(later.stage(id), Stage::Asks { .. });
         if ids().any(is_answered) { Ok(()) } else { Err(Invariant::StandsAside) }
+    }
+
+    /// Whose hold an operator has ended was called, and hands it on no more.
+    fn judge_what_is_over(&self, rules: &Rules<'_>) -> Result<(), Invariant> {
+        let may_be_lost = self.budget.losses < rules.scene.budget.losses || self.lines.contains(&Line::Broken);
+        let hands_on = |id: Id| {
+            let pass = &self.passes[usize::from(id)];
+            let is_held = matches!(pass.stage, Stage::Holds { .. } | Stage::Idle { .. });
+            let is_over = pass.forced && !self.shelf.holders().any(|live| live == id);
+            is_held && is_over && pass.keep.stays(rules)
+        };
+        let mut ids = (0..IDS).map(|at| Id::try_from(at).expect("small"));
+        let stays = !may_be_lost && !rules.scene.mute && ids.any(hands_on);
+        if stays { Err(Invariant::StandsAside) } else { Ok(()) }
     }
 
     /// Nothing is on its way, or may be, nobody is dead, and nothing is held that nobody knows of.

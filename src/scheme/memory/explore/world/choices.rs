@@ -18,6 +18,7 @@ impl State {
             }
         }
         self.lines_turn(rules, acts);
+        self.operators_act(acts);
         for (at, message) in self.bag.iter().enumerate() {
             let at = u8::try_from(at).expect("small");
             if self.is_heard(message) {

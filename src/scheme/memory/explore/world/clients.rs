@@ -135,6 +135,7 @@ impl State {
             count_from_the_highest(&mut outcome, moved);
             self.call(rules, &outcome);
         }
+        self.begins_anew(request, &outcome);
         for (id, grant) in outcome.news {
             // Whoever asks is told by the answer.
             if id != request.id {
@@ -225,7 +226,10 @@ impl State {
                     self.is_granted(rules, id, grant);
                 }
             }
-            Reply::Queued => self.set(id, Stage::Asks { call: None, queued: true, due: false }),
+            Reply::Queued => {
+                self.drops_older_grants(rules, id);
+                self.set(id, Stage::Asks { call: None, queued: true, due: false });
+            }
             Reply::Late => self.set(id, Stage::Asks { call: None, queued, due: true }),
             // The server does not know it; copies may yet arrive.
             _ => {

@@ -17,6 +17,7 @@ impl State {
     fn judge_exclusion(&self) -> Result<(), Invariant> {
         let valid = |side| {
             let counts = move |pass: &&Pass| match pass.stage {
+                _ if pass.forced => false,
                 Stage::Holds { .. } => pass.side == side,
                 // It may come back as what it was, and nobody has written in between.
                 Stage::Converts { ticks, .. } => ticks > 0 && side == Side::Read,

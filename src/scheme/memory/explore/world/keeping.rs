@@ -137,13 +137,15 @@ impl State {
             self.set(next, Stage::Over);
         }
         let pass = self.pass(id);
-        let (side, first) = (pass.side, pass.keep.first);
+        let (side, first, pass_is_forced) = (pass.side, pass.keep.first, pass.forced);
         let next = &mut pass.keep.next;
         let token = if side == Side::Write { next.first } else { first };
         if side == Side::Write && !rules.slips(Slip::ReusesToken) {
             *next = Block { first: next.first + 1, count: next.count - 1 };
         }
-        self.watch.is_handed(token, side);
+        if !pass_is_forced {
+            self.watch.is_handed(token, side);
+        }
     }
 
     pub(super) fn says_that_it_may_stay(&mut self, rules: &Rules<'_>, id: Id, what: What) -> Option<u8> {
@@ -198,7 +200,9 @@ impl State {
             Side::Write => Block { first: tokens.first + 1, count: tokens.count - 1 },
             Side::Read => Block::default(),
         };
-        self.watch.is_handed(tokens.first, side);
+        if !pass.forced {
+            self.watch.is_handed(tokens.first, side);
+        }
     }
 
     pub(super) fn is_renewed(&mut self, rules: &Rules<'_>, id: Id, is_waited_for: bool, tokens: Option<Block>) {
@@ -353,6 +357,7 @@ impl State {
                 _ => {}
             }
         }
+        self.seen.iter_mut().for_each(|seen| moved(&mut seen.token, grown));
         self.watch.move_on(|token| moved(token, grown));
     }
 
