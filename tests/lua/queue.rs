@@ -47,6 +47,7 @@ hash_cases!(shared:
     notices_without_the_right_do_not_undo,
     their_writer_keeps_all_waiters_out,
     their_reader_keeps_a_waiting_writer_out_and_those_behind_it,
+    their_reader_beside_our_writer_keeps_the_next_one_out,
     their_covered_reader_counts_until_its_limit,
     their_covered_reader_outlives_our_dead_ones,
     their_reader_beside_waiting_readers_is_covered,
@@ -861,6 +862,19 @@ fn their_reader_keeps_a_waiting_writer_out_and_those_behind_it(mut lock: Lock) {
     lock.they_leave(Read, stamp_ms);
     lock.queued("r", Read);
     assert_eq!(lock.holders(), ["w"]);
+}
+
+/// It came in by a clock that is far ahead.
+fn their_reader_beside_our_writer_keeps_the_next_one_out(mut lock: Lock) {
+    lock.granted("w", Write);
+    lock.queued("a", Write);
+    let stamp_ms = lock.now_ms();
+    lock.set_field("read", stamp_ms);
+    assert_eq!(lock.leave("w"), Left::Held);
+    assert_eq!((lock.holders(), lock.waiters()), (vec![], vec!["a".to_owned()]));
+    lock.they_leave(Read, stamp_ms);
+    lock.leave("stranger");
+    assert_eq!(lock.holders(), ["a"]);
 }
 
 fn their_covered_reader_counts_until_its_limit(mut lock: Lock) {
