@@ -23,21 +23,24 @@ pub(crate) const FRESH: Duration = Duration::from_secs(1);
 
 /// Until when what a connection has subscribed is heard, as far as its node has answered on it.
 #[derive(Debug)]
-pub(crate) struct Fresh(AtomicU64);
+pub(crate) struct Fresh {
+    node: NodeId,
+    until: AtomicU64,
+}
 
 impl Fresh {
     /// Until this moment.
-    pub(crate) fn until(moment: Moment) -> Self {
-        Self(AtomicU64::new(moment.as_nanos()))
+    pub(crate) fn until(node: NodeId, moment: Moment) -> Self {
+        Self { node, until: AtomicU64::new(moment.as_nanos()) }
     }
 
     /// The node has answered what was sent then.
     pub(crate) fn answered(&self, sent: Moment) {
-        self.0.fetch_max(sent.after(FRESH).as_nanos(), Ordering::Release);
+        self.until.fetch_max(sent.after(FRESH).as_nanos(), Ordering::Release);
     }
 
     fn is_at(&self, now: Moment) -> bool {
-        now.as_nanos() < self.0.load(Ordering::Acquire)
+        now.as_nanos() < self.until.load(Ordering::Acquire)
     }
 }
 
@@ -46,11 +49,15 @@ impl Fresh {
 pub(crate) struct Standing {
     /// Never used again: after a break it is another one.
     pub(crate) epoch: u64,
-    pub(crate) node: NodeId,
     pub(crate) fresh: Arc<Fresh>,
 }
 
 impl Standing {
+    /// Where it is.
+    pub(crate) fn node(&self) -> NodeId {
+        self.fresh.node
+    }
+
     /// Whether the node has been heard of of late.
     pub(crate) fn is_fresh(&self, now: Moment) -> bool {
         self.fresh.is_at(now)
@@ -78,16 +85,17 @@ pub(crate) struct Calls {
     on_call: Box<dyn OnCall>,
 }
 
-#[derive(Default)]
 struct Heard {
     standing: Option<Standing>,
-    /// The highest token of those who wait, and when that was heard last.
-    last: Option<(FencingToken, Moment)>,
+    /// The highest token of those who wait, and when that was heard last. [`FencingToken::ZERO`]: nobody has called.
+    token: FencingToken,
+    at: Moment,
 }
 
 impl Calls {
     pub(crate) fn new(on_call: Box<dyn OnCall>) -> Self {
-        Self { heard: Mutex::default(), on_call }
+        let heard = Heard { standing: None, token: FencingToken::ZERO, at: Moment::from_nanos(0) };
+        Self { heard: Mutex::new(heard), on_call }
     }
 
     /// The subscription, if it stands.
@@ -100,9 +108,10 @@ impl Calls {
         self.heard.lock().standing.as_ref().is_some_and(|now| now.epoch == standing.epoch)
     }
 
-    /// The highest token that somebody has called for, and when the last such call came.
-    pub(crate) fn last(&self) -> Option<(FencingToken, Moment)> {
-        self.heard.lock().last
+    /// When somebody has called last, if it was for a hold with this token or with a later one.
+    pub(crate) fn last_for(&self, token: FencingToken) -> Option<Moment> {
+        let heard = self.heard.lock();
+        (heard.token != FencingToken::ZERO && heard.token >= token).then_some(heard.at)
     }
 
     /// It is confirmed.
@@ -123,9 +132,9 @@ impl Calls {
     pub(crate) fn called(&self, call: &Call, now: Moment) {
         // Who does not wait is told, and changes nothing for those who come.
         if call.tries.is_none() {
-            let last = &mut self.heard.lock().last;
-            let token = last.map_or(call.token, |(token, _)| token.max(call.token));
-            *last = Some((token, now));
+            let heard = &mut *self.heard.lock();
+            heard.token = heard.token.max(call.token);
+            heard.at = now;
         }
         self.on_call.called(call);
     }
@@ -147,5 +156,16 @@ pub(crate) struct CallSubscription {
 impl fmt::Debug for CallSubscription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("CallSubscription")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_for_one_lock_are_small() {
+        // There is one for each lock that stays.
+        assert!(size_of::<Calls>() <= 56, "{} bytes", size_of::<Calls>());
     }
 }

@@ -30,6 +30,7 @@ enum Owner {
     Task(tokio::task::Id),
     Thread(NonZeroU64),
     Named(NonZeroU64),
+    Nobody,
 }
 
 /// A number that nobody else in this process has.
@@ -39,6 +40,9 @@ fn next() -> NonZeroU64 {
 }
 
 impl OwnerId {
+    /// Of the share of a hold that nobody has a guard of. No owner is this one.
+    pub(crate) const NOBODY: Self = Self(Owner::Nobody);
+
     /// A new owner, different from all others in this process.
     #[must_use]
     #[allow(clippy::new_without_default)] // two defaults would not be equal, which nobody expects of a default

@@ -11,12 +11,11 @@ use crate::attempt::NodeId;
 use crate::calls::{Call, CallSubscription, Calls, OnCall, Standing};
 use crate::engine::Engine;
 use crate::engine::renewals::Renewals;
-use crate::engine::uses::Uses;
 use crate::events;
 use crate::home::Home;
 use crate::key::Key;
 use crate::lease::Moment;
-use crate::lock::hold::{Due, Hold, Keep, Kept, Word};
+use crate::lock::hold::{Due, Hold, Keep, Kept, KeptCount, Word};
 use crate::lock::wait::{KeptCell, WaitEntry};
 use crate::scheme::{Answered, Scheme};
 
@@ -25,7 +24,7 @@ use crate::scheme::{Answered, Scheme};
 pub(super) struct Keeping {
     calls: Arc<Calls>,
     idle_hold: Duration,
-    uses: Arc<Uses>,
+    kept: Arc<KeptCount>,
     /// It says that the hold may stay, and this is the subscription that stands.
     standing: Option<Standing>,
 }
@@ -43,8 +42,7 @@ impl Keeping {
 
     /// For the hold that was granted. A notification answers no request: its claim does.
     pub(super) fn of_grant(self) -> Box<Keep> {
-        self.uses.one_more();
-        Box::new(Keep::new(self.calls, self.idle_hold, Kept(self.uses)))
+        Box::new(Keep::new(self.calls, self.idle_hold, Kept::among(&self.kept)))
     }
 
     /// What the answer to the request says of it.
@@ -124,16 +122,16 @@ impl Engine {
 
     /// What an attempt says of keeping its hold.
     pub(super) fn keeping(&self, key: &Arc<Key>, entry: &WaitEntry, idle_hold: Duration) -> Option<Keeping> {
-        let uses = Arc::clone(self.uses.as_ref()?);
+        let kept = Arc::clone(self.uses.as_ref()?.kept());
         let calls = entry.calls(|cell| self.listen(key, cell))?;
         let standing = calls.standing();
-        Some(Keeping { calls, idle_hold, uses, standing })
+        Some(Keeping { calls, idle_hold, kept, standing })
     }
 
     /// What a conversion says of keeping its hold: the same as of the one before.
     pub(super) fn keeping_on(&self, hold: &Hold) -> Option<Keeping> {
         let (calls, idle_hold) = hold.terms_of_keep()?;
-        Some(Keeping { calls, idle_hold, uses: Arc::clone(self.uses.as_ref()?), standing: None })
+        Some(Keeping { calls, idle_hold, kept: Arc::clone(self.uses.as_ref()?.kept()), standing: None })
     }
 
     /// One more hold may stay: if these are too many by now, those that were used longest ago are given up.

@@ -5,14 +5,12 @@
 //! hold that was called for before it was used again does not stay at the next 1, 3, 7 and then 15 uses.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::lease::Moment;
-use crate::lock::hold::{CountsKept, Stay};
-use crate::meter::Meter;
+use crate::lock::hold::{KeptCount, Stay};
 
 /// A name that was used longer ago is a new one.
 const REMEMBERED: Duration = Duration::from_secs(10);
@@ -31,9 +29,8 @@ const WAYS: usize = 8;
 pub(crate) struct Uses {
     places: Box<[Mutex<[Place; WAYS]>]>,
     /// How many holds may stay, and how many at most.
-    kept: AtomicUsize,
+    kept: Arc<KeptCount>,
     most: usize,
-    meter: Meter,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,17 +49,16 @@ impl Uses {
     pub(crate) fn of(names: usize) -> Arc<Self> {
         let places = names.saturating_mul(2).clamp(64, MAX_PLACES).next_power_of_two() / WAYS;
         let places = std::iter::repeat_with(Mutex::default).take(places).collect();
-        Arc::new(Self { places, kept: AtomicUsize::new(0), most: names, meter: Meter::default() })
+        Arc::new(Self { places, kept: Arc::default(), most: names })
     }
 
-    pub(crate) fn one_more(&self) {
-        self.kept.fetch_add(1, Ordering::Relaxed);
-        self.meter.kept();
+    pub(crate) fn kept(&self) -> &Arc<KeptCount> {
+        &self.kept
     }
 
     /// How many too many there are.
     pub(crate) fn excess(&self) -> usize {
-        self.kept.load(Ordering::Relaxed).saturating_sub(self.most)
+        self.kept.get().saturating_sub(self.most)
     }
 
     /// Where what is known of a name is, and what it goes by there.
@@ -114,13 +110,6 @@ impl Place {
     fn is_known(self, now_ms: u32) -> bool {
         let passed_ms = now_ms.wrapping_sub(self.used_ms) as i32;
         self.name != 0 && passed_ms <= REMEMBERED.as_millis() as i32
-    }
-}
-
-impl CountsKept for Uses {
-    fn one_less(&self) {
-        self.kept.fetch_sub(1, Ordering::Relaxed);
-        self.meter.kept_no_more();
     }
 }
 

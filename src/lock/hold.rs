@@ -23,8 +23,8 @@ use crate::shield::shielded;
 
 pub(crate) use crate::lock::end::{Ended, HoldState};
 pub(crate) use crate::lock::record::{
-    Accepted, Confirmed, CountsKept, Grant, Granted, Granting, Keep, Kept, LeftOpen, Next, OpenConversion,
-    ShareRemoved, Stay, Word,
+    Accepted, Confirmed, Grant, Granted, Granting, Keep, Kept, KeptCount, LeftOpen, Next, OpenConversion, ShareRemoved,
+    Stay, Word,
 };
 pub(crate) use crate::lock::shares::{Share, ShareId};
 

@@ -31,7 +31,7 @@ use crate::reentry::OwnerId;
 
 use conversion::InDoubt;
 pub(crate) use conversion::{LeftOpen, OpenConversion};
-pub(crate) use keep::{CountsKept, Keep, Kept, Stay, Word};
+pub(crate) use keep::{Keep, Kept, KeptCount, Stay, Word};
 pub(crate) use renewal::Confirmed;
 
 /// A hold that no further reader may join: a writer waits.

@@ -217,7 +217,7 @@ impl Store {
     /// A subscription that stands from now on.
     fn standing(&self) -> Standing {
         let epoch = self.epochs.fetch_add(1, Ordering::Relaxed);
-        Standing { epoch, node: NodeId::default(), fresh: Arc::new(Fresh::until(Moment::NEVER)) }
+        Standing { epoch, fresh: Arc::new(Fresh::until(NodeId::default(), Moment::NEVER)) }
     }
 
     /// All who keep a lock over this wire.

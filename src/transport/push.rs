@@ -219,7 +219,7 @@ impl Link {
     }
 
     fn standing(&self, epoch: u64) -> Standing {
-        Standing { epoch, node: self.node.id(), fresh: Arc::clone(&self.fresh) }
+        Standing { epoch, fresh: Arc::clone(&self.fresh) }
     }
 
     /// Somebody may rely on it.
@@ -675,7 +675,7 @@ impl Shared {
             is_lost: false,
             subscribed: HashSet::new(),
             todo: VecDeque::new(),
-            fresh: Arc::new(Fresh::until(Moment::from_nanos(0))),
+            fresh: Arc::new(Fresh::until(node.id(), Moment::from_nanos(0))),
             is_kept: false,
             asked: None,
             proven: None,

@@ -5,6 +5,7 @@
 //! `docs/IDLE.md`; the numbers behind them are its own.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::{CLOSED, HoldRecord, Next, Phase, Renewal, renewal_interval};
@@ -13,6 +14,7 @@ use crate::calls::{Call, Calls, Standing};
 use crate::lease::{FencingToken, Moment};
 use crate::lock::effects::Signals;
 use crate::lock::shares::{Share, ShareId};
+use crate::meter::Meter;
 use crate::mode::Mode;
 use crate::reentry::OwnerId;
 
@@ -37,19 +39,45 @@ pub(crate) enum Stay {
     Unused,
 }
 
-/// As long as it is there, one more hold may stay.
-pub(crate) trait CountsKept: std::fmt::Debug + Send + Sync {
-    fn one_less(&self);
+/// How many holds of a manager may stay.
+#[derive(Debug, Default)]
+pub(crate) struct KeptCount {
+    holds: AtomicUsize,
+    meter: Meter,
 }
 
-/// Counts a hold that may stay.
+impl KeptCount {
+    pub(crate) fn get(&self) -> usize {
+        self.holds.load(Ordering::Relaxed)
+    }
+}
+
+/// A hold that is counted among those that may stay, as long as this is there.
 #[derive(Debug)]
-pub(crate) struct Kept(pub(crate) Arc<dyn CountsKept>);
+pub(crate) struct Kept(Arc<KeptCount>);
+
+impl Kept {
+    pub(crate) fn among(count: &Arc<KeptCount>) -> Self {
+        count.holds.fetch_add(1, Ordering::Relaxed);
+        count.meter.kept();
+        Self(Arc::clone(count))
+    }
+}
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        self.0.one_less();
+        self.0.holds.fetch_sub(1, Ordering::Relaxed);
+        self.0.meter.kept_no_more();
     }
+}
+
+/// Tokens that a renewal has brought, for the writers to come.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    next: FencingToken,
+    left: u64,
+    /// The one before: that of the writer inside, or of the last that was.
+    last: FencingToken,
 }
 
 /// What lets a hold stay.
@@ -62,19 +90,16 @@ pub(crate) struct Keep {
     relied: Option<Standing>,
     /// When it was learnt that somebody waits. Whoever asks later, and is told that nobody does, ends it.
     called_at: Option<Moment>,
-    /// The place of the share that is nobody's, while no guard is inside.
-    idle: Option<usize>,
-    owner: OwnerId,
+    /// The place of the share that is nobody's, while no guard is inside. Few holds have as many guards as this can count.
+    idle: Option<u32>,
     /// It was used by somebody else than who asked for it.
     is_used_again: bool,
     /// Its one share is that of somebody who has no guard yet: it was idle, and is to be turned into one of the other side.
     is_turned: bool,
     /// Its one share is that of a writer who has no token yet.
     lacks_token: bool,
-    /// Tokens for the writers to come: the next one, and how many are left.
-    block: Option<(FencingToken, u64)>,
-    /// The last one that was handed out of them.
-    last_token: Option<FencingToken>,
+    /// Boxed, since readers have none: there may be many idle holds.
+    block: Option<Box<Block>>,
     _kept: Kept,
 }
 
@@ -87,19 +112,17 @@ impl Keep {
             relied: None,
             called_at: None,
             idle: None,
-            owner: OwnerId::new(),
             is_used_again: false,
             is_turned: false,
             lacks_token: false,
             block: None,
-            last_token: None,
         }
     }
 
     /// An answer about the hold whose first token is `first`.
     pub(super) fn hears(&mut self, word: Word, first: FencingToken, now: Moment) {
         let Word { said, sent, node, is_waited_for } = word;
-        if said.as_ref().is_some_and(|standing| standing.node != node) {
+        if said.as_ref().is_some_and(|standing| standing.node() != node) {
             // That is where who waits calls, as in a migration.
             self.relied = None;
         }
@@ -107,10 +130,10 @@ impl Keep {
             self.called_at = Some(now);
             return;
         }
-        let heard = self.calls.last().filter(|(token, _)| *token >= first).map(|(_, at)| at);
+        let heard = self.calls.last_for(first);
         self.called_at = self.called_at.into_iter().chain(heard).max().filter(|at| *at >= sent);
         if let Some(standing) = said
-            && standing.node == node
+            && standing.node() == node
             && self.calls.still_stands(&standing)
         {
             self.relied = Some(standing);
@@ -119,7 +142,7 @@ impl Keep {
 
     /// The token that guards have now, if it is one that a renewal brought.
     pub(super) fn last_token(&self) -> Option<FencingToken> {
-        self.last_token
+        self.block.as_ref().map(|block| block.last)
     }
 
     /// Whether guards may come without asking.
@@ -149,7 +172,7 @@ impl HoldRecord {
     pub(super) fn take_idle_place(&mut self, share: Share) -> Option<usize> {
         let keep = self.keep.as_mut()?;
         keep.is_used_again = true;
-        let slot = keep.idle.take()?;
+        let slot = keep.idle.take()? as usize;
         self.shares.replace(slot, share);
         Some(slot)
     }
@@ -181,8 +204,8 @@ impl HoldRecord {
 
     /// The next one for a writer, if there is one left.
     pub(super) fn next_token(&self) -> Option<FencingToken> {
-        if let Some((next, left)) = self.keep.as_ref().and_then(|keep| keep.block) {
-            return (left > 0).then_some(next);
+        if let Some(block) = self.keep.as_ref().and_then(|keep| keep.block.as_ref()) {
+            return (block.left > 0).then_some(block.next);
         }
         (self.hand_overs + 1 < self.tokens).then(|| self.token.plus(self.hand_overs + 1))
     }
@@ -193,11 +216,8 @@ impl HoldRecord {
             return false;
         };
         self.hand_overs += 1;
-        if let Some(keep) = &mut self.keep
-            && let Some((_, left)) = keep.block
-        {
-            keep.block = Some((next.plus(1), left.saturating_sub(1)));
-            keep.last_token = Some(next);
+        if let Some(block) = self.keep.as_mut().and_then(|keep| keep.block.as_mut()) {
+            **block = Block { next: next.plus(1), left: block.left.saturating_sub(1), last: next };
         }
         true
     }
@@ -205,10 +225,11 @@ impl HoldRecord {
     /// How many more tokens to ask for: a block before the one that is there is used up.
     pub(in crate::lock) fn wants_tokens(&self) -> u64 {
         const MOST: u64 = crate::scheme::MAX_TOKENS;
-        let left = match self.keep.as_ref() {
-            Some(keep) => keep.block.map_or(self.tokens.saturating_sub(self.hand_overs + 1), |(_, left)| left),
-            None => return 0,
+        let Some(keep) = &self.keep else {
+            return 0;
         };
+        let of_grant = || self.tokens.saturating_sub(self.hand_overs + 1);
+        let left = keep.block.as_ref().map_or_else(of_grant, |block| block.left);
         if self.mode == Mode::Write && left <= MOST / 2 { MOST } else { 0 }
     }
 
@@ -216,8 +237,7 @@ impl HoldRecord {
     pub(in crate::lock) fn has_tokens(&mut self, first: FencingToken, count: u64) {
         let last = self.current_token();
         if let Some(keep) = self.keep.as_mut().filter(|_| first > last) {
-            keep.block = Some((first, count));
-            keep.last_token = Some(last);
+            keep.block = Some(Box::new(Block { next: first, left: count, last }));
         }
     }
 
@@ -327,12 +347,12 @@ impl HoldRecord {
     fn share_of_nobody(&self, lease: Duration, now: Moment) -> Option<Share> {
         let keep = self.keep.as_ref().filter(|keep| !keep.idle_hold.is_zero() && keep.is_open(now))?;
         let may = self.is_open() && self.in_doubt.is_none();
-        may.then(|| Share { owner: keep.owner, lease, ends: now.after(keep.idle_hold) })
+        may.then(|| Share { owner: OwnerId::NOBODY, lease, ends: now.after(keep.idle_hold) })
     }
 
     fn is_idle_from(&mut self, slot: usize, now: Moment) {
         if let Some(keep) = &mut self.keep {
-            keep.idle = Some(slot);
+            keep.idle = Some(slot as u32);
         }
         if self.renewal == Renewal::Needless {
             self.renewal = Renewal::Due(self.answered.after(renewal_interval(self.asked)).max(now));
@@ -348,7 +368,7 @@ impl HoldRecord {
     /// When it is to be given up, if no guard comes before.
     pub(in crate::lock) fn idle_until(&self) -> Option<Moment> {
         let keep = self.keep.as_ref()?;
-        let ends = self.shares.get(keep.idle?).ends;
+        let ends = self.shares.get(keep.idle? as usize).ends;
         let is_called = keep.called_at.is_some() || keep.relied.is_none();
         Some(if is_called { Moment::from_nanos(0) } else { ends })
     }
@@ -357,7 +377,7 @@ impl HoldRecord {
     pub(super) fn leaves_idle(&mut self) -> bool {
         let idle = self.keep.as_mut().and_then(|keep| keep.idle.take());
         if let Some(slot) = idle {
-            self.shares.remove(slot);
+            self.shares.remove(slot as usize);
         }
         idle.is_some() || self.keep.as_ref().is_some_and(|keep| keep.is_turned || keep.lacks_token)
     }
@@ -409,5 +429,16 @@ impl HoldRecord {
         if let Some(keep) = &mut self.keep {
             keep.relied = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lets_a_hold_stay_is_small() {
+        // There is one for each idle hold.
+        assert!(size_of::<Keep>() <= 88, "{} bytes", size_of::<Keep>());
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::attempt::NodeId;
 use crate::calls::{Call, CallSubscription, Calls, Fresh, OnCall, Standing};
-use crate::lock::hold::{CountsKept, Keep, Kept, Next, Stay, Word};
+use crate::lock::hold::{Keep, Kept, Next, Stay, Word};
 use crate::lock::wait::KeptCell;
 
 const IDLE: Duration = Duration::from_secs(30);
@@ -21,19 +21,12 @@ impl OnCall for Ear {
     }
 }
 
-#[derive(Debug)]
-struct Uncounted;
-
-impl CountsKept for Uncounted {
-    fn one_less(&self) {}
-}
-
 fn node() -> NodeId {
     NodeId::of("a")
 }
 
 fn standing(epoch: u64) -> Standing {
-    Standing { epoch, node: node(), fresh: Arc::new(Fresh::until(Moment::NEVER)) }
+    Standing { epoch, fresh: Arc::new(Fresh::until(node(), Moment::NEVER)) }
 }
 
 fn token(n: u64) -> FencingToken {
@@ -69,7 +62,7 @@ fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Calls, Moment) -> Op
     calls.stands(standing(1));
     assert!(sends(&entry, 1).is_some());
     let told = tell(&calls, sent);
-    let keep = Keep::new(Arc::clone(&calls), IDLE, Kept(Arc::new(Uncounted)));
+    let keep = Keep::new(Arc::clone(&calls), IDLE, Kept::among(&Arc::default()));
     let granted = Granted {
         keep: Some((Box::new(keep), told)),
         granting: Granting { id: id(1), mode, token: token(FIRST), tokens },
@@ -395,7 +388,7 @@ fn idle_hold_is_given_up_when_another_node_answers_than_the_one_where_calls_are_
 #[test]
 fn nobody_enters_when_the_node_was_not_heard_of_for_long() {
     let keeper = granted_with(Mode::Read, 1, |calls, sent| {
-        calls.stands(Standing { fresh: Arc::new(Fresh::until(now())), ..standing(2) });
+        calls.stands(Standing { fresh: Arc::new(Fresh::until(node(), now())), ..standing(2) });
         Some(word(calls, sent))
     });
     assert!(keeper.join().is_none());

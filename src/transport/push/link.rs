@@ -184,7 +184,7 @@ impl Running {
         link.is_lost = false;
         link.must_prove = false;
         // What the connection before had is relied on no more.
-        link.fresh = Arc::new(Fresh::until(Moment::from_nanos(0)));
+        link.fresh = Arc::new(Fresh::until(link.node.id(), Moment::from_nanos(0)));
         link.asked = None;
         link.proven = None;
         link.subscribed.clear();

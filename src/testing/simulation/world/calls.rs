@@ -24,8 +24,8 @@ pub(super) struct Keeper {
     calls: Weak<Calls>,
     /// The server at which it is subscribed, and until when that is heard.
     stands: Option<(u32, Arc<Fresh>)>,
-    /// What it is told of that by a wrong one.
-    told: Arc<Fresh>,
+    /// What a wrong one is told of that: by each server, and whichever it hears counts for all.
+    told: Vec<(u32, Arc<Fresh>)>,
 }
 
 /// Ends it when it is dropped.
@@ -58,11 +58,10 @@ impl World {
         calls: &Arc<Calls>,
     ) -> StopListening {
         let (number, lock) = (self.number(3), lock_of(key));
-        let told = Arc::new(Fresh::until(self.first_fresh()));
-        let keeper = Keeper { process, lock, calls: Arc::downgrade(calls), stands: None, told };
+        let keeper = Keeper { process, lock, calls: Arc::downgrade(calls), stands: None, told: Vec::new() };
         self.state.lock().keepers.insert(number, keeper);
         if self.mutant == Some(Mutant::KeepsUnconfirmed) {
-            self.tell_stands(calls, self.server_of(process), &Arc::new(Fresh::until(Moment::NEVER)));
+            self.tell_stands(calls, &self.fresh_until(self.server_of(process), Moment::NEVER));
         }
         drop(tokio::spawn(Arc::clone(self).keeps_listening(number, process)));
         StopListening { world: Arc::clone(self), number }
@@ -104,7 +103,7 @@ impl World {
                 // On another connection: what the one before had is lost.
                 Some(Some(fresh)) => {
                     let lost = self.breaks_unless(number, server);
-                    fresh.answered(sent);
+                    self.answered(number, &fresh, sent);
                     self.stands(number, server, &fresh);
                     self.pinged(number, sent);
                     lost
@@ -113,7 +112,7 @@ impl World {
             if let Some(calls) = lost {
                 calls.tell_broken();
                 if self.mutant == Some(Mutant::StandsAgainAtOnce) {
-                    self.tell_stands(&calls, server, &Arc::new(Fresh::until(sent.after(PING * 2))));
+                    self.tell_stands(&calls, &self.fresh_until(server, sent.after(PING * 2)));
                 }
             }
             tokio::time::sleep(PING).await;
@@ -130,13 +129,32 @@ impl World {
 
     /// Until when that server is heard, of a subscription that is there.
     fn confirms(&self, number: u32, server: u32) -> Option<Arc<Fresh>> {
-        let state = self.state.lock();
-        let keeper = state.keepers.get(&number)?;
-        Some(match &keeper.stands {
-            Some((at, fresh)) if *at == server => Arc::clone(fresh),
-            _ if self.mutant == Some(Mutant::IgnoresBreak) => Arc::clone(&keeper.told),
-            _ => Arc::new(Fresh::until(self.first_fresh())),
-        })
+        let new = self.fresh_until(server, self.first_fresh());
+        let mut state = self.state.lock();
+        let keeper = state.keepers.get_mut(&number)?;
+        if let Some((_, fresh)) = keeper.stands.as_ref().filter(|(at, _)| *at == server) {
+            return Some(Arc::clone(fresh));
+        }
+        if self.mutant == Some(Mutant::IgnoresBreak) {
+            let told = keeper.told.iter().find(|(at, _)| *at == server).map(|(_, fresh)| Arc::clone(fresh));
+            return Some(told.unwrap_or_else(|| {
+                keeper.told.push((server, Arc::clone(&new)));
+                new
+            }));
+        }
+        Some(new)
+    }
+
+    fn fresh_until(&self, server: u32, until: Moment) -> Arc<Fresh> {
+        Arc::new(Fresh::until(self.name_of(server), until))
+    }
+
+    /// What a keeper is told by some answer to what was sent then.
+    fn answered(&self, number: u32, fresh: &Fresh, sent: Moment) {
+        fresh.answered(sent);
+        if let Some(keeper) = self.state.lock().keepers.get(&number) {
+            keeper.told.iter().for_each(|(_, told)| told.answered(sent));
+        }
     }
 
     fn pinged(&self, number: u32, sent: Moment) {
@@ -182,13 +200,13 @@ impl World {
         drop(state);
         self.hears_of(process, lock, Heard::Subscribed(server));
         if let Some(calls) = calls {
-            self.tell_stands(&calls, server, fresh);
+            self.tell_stands(&calls, fresh);
         }
     }
 
-    fn tell_stands(&self, calls: &Calls, server: u32, fresh: &Arc<Fresh>) {
+    fn tell_stands(&self, calls: &Calls, fresh: &Arc<Fresh>) {
         let epoch = u64::from(self.number(3));
-        calls.stands(Standing { epoch, node: self.name_of(server), fresh: Arc::clone(fresh) });
+        calls.stands(Standing { epoch, fresh: Arc::clone(fresh) });
     }
 
     /// Passes a call on to all who are subscribed at that server.
