@@ -79,7 +79,7 @@ pub(crate) trait OnCall: Send + Sync + 'static {
     fn broken(&self);
 }
 
-/// The calls for one lock.
+/// The calls for one lock. They are listened for as long as somebody has this.
 pub(crate) struct Calls {
     heard: Mutex<Heard>,
     on_call: Box<dyn OnCall>,
@@ -143,19 +143,6 @@ impl Calls {
 impl fmt::Debug for Calls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Calls")
-    }
-}
-
-/// The calls for one lock, as long as it is kept.
-pub(crate) struct CallSubscription {
-    pub(crate) calls: Arc<Calls>,
-    /// Ends the subscription when it is dropped.
-    pub(crate) _end: Box<dyn Send + Sync>,
-}
-
-impl fmt::Debug for CallSubscription {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("CallSubscription")
     }
 }
 

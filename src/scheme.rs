@@ -327,10 +327,10 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription>;
     /// The same, if it is certain already that none will be missed; never waits, and costs next to nothing if not.
     fn subscribed(&self, key: &Key, manager: &str) -> Option<Subscription>;
-    /// Tells `calls` who calls for the lock, and whether it would hear that, as long as what it answers is kept. `None` if nobody can
+    /// Tells `calls` who calls for the lock, and whether it would hear that, as long as somebody has `calls`. `false` if nobody can
     /// call.
-    fn listen(&self, _key: &Key, _calls: &Arc<Calls>) -> Option<Box<dyn Send + Sync>> {
-        None
+    fn listen(&self, _key: &Key, _calls: &Arc<Calls>) -> bool {
+        false
     }
     /// Answers the call of a try: the lock is used. Its waiter is told so, and nothing else changes.
     fn tell_used<'a>(&'a self, _key: &'a Key, _id: &'a str) -> BoxFuture<'a, Attempt<()>> {

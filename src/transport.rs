@@ -193,8 +193,9 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
     /// The same, if it is certain already that none will be missed: then no [`Notice::AskAgain`] comes first. Never waits.
     fn subscribed(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
-    /// Tells `calls` what is published, and whether it would be, from the home. `None` if there is none. Never waits.
-    fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Calls>) -> Option<Box<dyn Send + Sync>>;
+    /// Tells `calls` what is published, and whether it would be, from the home, as long as somebody has it. `false` if there is no home.
+    /// Never waits.
+    fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Calls>) -> bool;
     /// Whether any channel is subscribed: if not, there is no need to put the name of one together.
     fn is_subscribing(&self) -> bool;
     /// Names every key on every primary that `pattern` matches to `found`; one may come twice.

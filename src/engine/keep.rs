@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::attempt::NodeId;
-use crate::calls::{Call, CallSubscription, Calls, OnCall, Standing};
+use crate::calls::{Call, Calls, OnCall, Standing};
 use crate::engine::Engine;
 use crate::engine::renewals::Renewals;
 use crate::events;
@@ -156,10 +156,9 @@ impl Engine {
         }
     }
 
-    fn listen(&self, key: &Arc<Key>, cell: KeptCell) -> Option<CallSubscription> {
+    fn listen(&self, key: &Arc<Key>, cell: KeptCell) -> Option<Arc<Calls>> {
         let ear = Ear { cell, common: Arc::clone(&self.ears) };
         let calls = Arc::new(Calls::new(Box::new(ear)));
-        let end = self.scheme.listen(key, &calls)?;
-        Some(CallSubscription { calls, _end: end })
+        self.scheme.listen(key, &calls).then_some(calls)
     }
 }

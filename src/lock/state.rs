@@ -15,7 +15,7 @@ mod waiting;
 
 use std::sync::Arc;
 
-use crate::calls::CallSubscription;
+use crate::calls::Calls;
 use crate::lease::Moment;
 use crate::lock::effects::{Effects, OnAgenda};
 use crate::lock::record::{HoldRecord, Next};
@@ -38,7 +38,7 @@ pub(super) struct State<H> {
     /// When the agenda of askers looks. None: never.
     looks_at: Option<Moment>,
     /// Who calls for a hold that stays, while one may.
-    pub(super) calls: Option<Box<CallSubscription>>,
+    pub(super) calls: Option<Arc<Calls>>,
 }
 
 /// A hold, for as long as anybody has it.

@@ -6,14 +6,14 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::attempt::{AcquisitionId, Attempt};
-use crate::calls::{Call, CallSubscription, Calls};
+use crate::calls::{Call, Calls};
 use crate::key::Key;
 use crate::lease::Moment;
 use crate::lock::cell::Cell;
 use crate::lock::hold::{Due, Granted, Hold};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{Asking, KeepsOpen, Pending, WaiterId};
-use crate::lock::state::{self, State};
+use crate::lock::state;
 use crate::mode::Mode;
 
 /// What a waiter is called for.
@@ -158,21 +158,13 @@ impl WaitEntry {
     }
 
     /// Who calls for a hold of this lock that stays: as others have found out here, or `listen` does.
-    pub(crate) fn calls(&self, listen: impl FnOnce(KeptCell) -> Option<CallSubscription>) -> Option<Arc<Calls>> {
-        let known = |state: &State<Hold>| state.calls.as_ref().map(|known| Arc::clone(&known.calls));
-        if let Some(calls) = self.cell.ask(|state| known(state)) {
+    pub(crate) fn calls(&self, listen: impl FnOnce(KeptCell) -> Option<Arc<Calls>>) -> Option<Arc<Calls>> {
+        if let Some(calls) = self.cell.ask(|state| state.calls.clone()) {
             return Some(calls);
         }
         // With no mutex held: it may be told at once that somebody calls.
-        let mut new = Some(Box::new(listen(KeptCell(Arc::downgrade(&self.cell)))?));
-        let calls = self.cell.ask(|state| {
-            if state.calls.is_none() {
-                state.calls = new.take();
-            }
-            known(state)
-        });
-        drop(new);
-        calls
+        let new = listen(KeptCell(Arc::downgrade(&self.cell)))?;
+        Some(self.cell.ask(|state| Arc::clone(state.calls.get_or_insert_with(|| Arc::clone(&new)))))
     }
 
     /// A reader joins a hold of this process, if it has one that may be joined now and no writer waits here.

@@ -432,11 +432,8 @@ impl Scheme for LuaScheme {
         self.transport.subscribed(key.slot(), &self.channel(key, manager), read_notice)
     }
 
-    fn listen(&self, key: &Key, calls: &Arc<Calls>) -> Option<Box<dyn Send + Sync>> {
-        if !self.calls_back() {
-            return None;
-        }
-        self.transport.listen(key.slot(), &self.call_channel(key), read_call, calls)
+    fn listen(&self, key: &Key, calls: &Arc<Calls>) -> bool {
+        self.calls_back() && self.transport.listen(key.slot(), &self.call_channel(key), read_call, calls)
     }
 
     fn tell_used<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {

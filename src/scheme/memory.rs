@@ -379,9 +379,9 @@ impl Scheme for Memory {
         None
     }
 
-    fn listen(&self, key: &Key, calls: &Arc<Calls>) -> Option<Box<dyn Send + Sync>> {
+    fn listen(&self, key: &Key, calls: &Arc<Calls>) -> bool {
         self.store.listen(key, calls, &self.wire);
-        Some(Box::new(()))
+        true
     }
 
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {

@@ -249,7 +249,7 @@ impl Scheme for Staged {
         self.memory.subscribed(key, manager)
     }
 
-    fn listen(&self, key: &Key, calls: &Arc<Calls>) -> Option<Box<dyn Send + Sync>> {
+    fn listen(&self, key: &Key, calls: &Arc<Calls>) -> bool {
         self.memory.listen(key, calls)
     }
 

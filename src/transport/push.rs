@@ -29,11 +29,13 @@
 //! # Calls
 //!
 //! A process that keeps a lock hears on another channel who waits for it ([`Calls`]). These channels are served in the
-//! [home](crate::home), whatever the callers' runtimes do. What is kept may be relied on only while it would be heard, so a link
+//! [home](crate::home), whatever the callers' runtimes do. There may be one for each lock, so they are small, and whoever keeps a
+//! lock need not say that it does so no more: the keeper finds it out. What is kept may be relied on only while it would be heard, so a link
 //! with such channels pings its node, and each break of a subscription is told.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
+use std::num::NonZeroU64;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -47,7 +49,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::attempt::{Notice, Subscription};
-use crate::calls::{Call, Calls, FRESH, Fresh, Standing};
+use crate::calls::{Calls, FRESH, Fresh, Standing};
 use crate::clock::Clock;
 use crate::home::Home;
 use crate::lease::{Anchor, Moment};
@@ -55,8 +57,10 @@ use crate::options::Options;
 use crate::transport::ReadNotice;
 use crate::transport::node::Node;
 use crate::transport::slot_owners::SlotOwners;
+use channel::{Channel, Listener, News};
 use link::Running;
 
+mod channel;
 mod keeper;
 mod link;
 #[cfg(test)]
@@ -139,11 +143,12 @@ impl Deref for Shared {
 
 #[derive(Default)]
 struct Subscriptions {
-    channels: HashMap<Arc<str>, Channel>,
-    links: HashMap<u64, Link>,
+    /// Boxed, since a map has room for up to twice as many, and there may be one for each lock.
+    channels: HashMap<Arc<str>, Box<Channel>>,
+    links: HashMap<NonZeroU64, Link>,
     /// Channels without a waiter, in the order in which they lost their last, and when that was.
     lingering: Lingering,
-    /// The same of those by which calls come.
+    /// The same of those by which calls come, once it was found.
     lingering_calls: Lingering,
     /// Runs as long as there are channels.
     keeper: Option<AbortHandle>,
@@ -152,42 +157,7 @@ struct Subscriptions {
     broken: Vec<Arc<Calls>>,
 }
 
-type Lingering = BTreeMap<u64, (Arc<str>, Instant)>;
-
-struct Channel {
-    slot: u16,
-    read: ReadNotice,
-    /// Calls for a lock come by it.
-    is_for_calls: bool,
-    listeners: Vec<(u64, Listener)>,
-    /// Its number among those that linger.
-    lingers: Option<u64>,
-    /// The link to the owner of its slot.
-    home: Option<u64>,
-    /// The server at home has it subscribed, on the link's connection.
-    is_confirmed: bool,
-    /// How often it was refused since it was confirmed, and until when it is not asked for again.
-    refusals: u32,
-    not_before: Option<Instant>,
-}
-
-/// Whoever wants to know what is published.
-#[derive(Clone)]
-enum Listener {
-    /// Waits for the lock.
-    Waiter(mpsc::UnboundedSender<Notice>),
-    /// Keeps the lock.
-    Keeper(Weak<Calls>),
-}
-
-impl Listener {
-    fn keeper(&self) -> Option<Arc<Calls>> {
-        match self {
-            Self::Waiter(_) => None,
-            Self::Keeper(calls) => calls.upgrade(),
-        }
-    }
-}
+type Lingering = BTreeMap<NonZeroU64, (Arc<str>, Instant)>;
 
 /// What is known of a link by those who are not its task.
 struct Link {
@@ -238,7 +208,7 @@ impl Link {
 /// Where a push comes from.
 #[derive(Clone, Copy)]
 struct Origin {
-    link: u64,
+    link: NonZeroU64,
     connection: u64,
 }
 
@@ -248,17 +218,28 @@ impl fmt::Debug for Push {
     }
 }
 
+/// A listener of a channel.
+struct Place {
+    channel: Arc<str>,
+    number: NonZeroU64,
+}
+
 /// Ends one waiter's subscription.
 struct Unsubscribe {
     shared: Weak<Shared>,
-    channel: Arc<str>,
-    number: u64,
+    place: Place,
+}
+
+impl Unsubscribe {
+    fn new(shared: &Arc<Shared>, place: Place) -> Self {
+        Self { shared: Arc::downgrade(shared), place }
+    }
 }
 
 impl Drop for Unsubscribe {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
-            shared.leave(&self.channel, self.number);
+            shared.leave(&self.place);
         }
     }
 }
@@ -279,25 +260,30 @@ impl Push {
     pub(super) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Subscription {
         let (sender, notices) = mpsc::unbounded_channel();
         // Outside of a runtime it panics here and not under the lock, which the subscription needs to be dropped.
-        let end = self.add(&Handle::current(), slot, channel, read, Listener::Waiter(sender));
-        Subscription { notices, _end: Box::new(end) }
+        let (shared, place) = self.add(&Handle::current(), slot, channel, read, Listener::Waiter(sender));
+        Subscription { notices, _end: Box::new(Unsubscribe::new(&shared, place)) }
     }
 
-    /// Tells `calls` what is published, from the home. `None` if there is none. Never waits.
-    pub(super) fn listen(
+    /// Tells `calls` what is published, from the home, as long as somebody has it. `false` if there is no home. Never waits.
+    pub(super) fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Calls>) -> bool {
+        let Some(home) = self.common.home.runtime() else {
+            return false;
+        };
+        // The task of a link is spawned within.
+        let _in_home = home.enter();
+        self.add(&home, slot, channel, read, Listener::Keeper(Arc::downgrade(calls)));
+        true
+    }
+
+    /// Answers what the listener is known by there.
+    fn add(
         &self,
+        runtime: &Handle,
         slot: u16,
         channel: &str,
         read: ReadNotice,
-        calls: &Arc<Calls>,
-    ) -> Option<impl Send + Sync + use<>> {
-        let home = self.common.home.runtime()?;
-        // The task of a link is spawned within.
-        let _in_home = home.enter();
-        Some(self.add(&home, slot, channel, read, Listener::Keeper(Arc::downgrade(calls))))
-    }
-
-    fn add(&self, runtime: &Handle, slot: u16, channel: &str, read: ReadNotice, listener: Listener) -> Unsubscribe {
+        listener: Listener,
+    ) -> (Arc<Shared>, Place) {
         let mut of = self.of.lock();
         let id = runtime.id();
         let known = of.iter().find(|(of, shared)| *of == id && !shared.has_ended.load(Ordering::Acquire));
@@ -311,7 +297,7 @@ impl Push {
             }
         };
         // Under this lock: what is in use is not taken for what is not.
-        let (unsubscribe, is_kept) = shared.subscribe(slot, channel, read, listener);
+        let (place, is_kept) = shared.subscribe(slot, channel, read, listener);
         drop(of);
         shared.tell_broken();
         if !is_kept {
@@ -319,7 +305,7 @@ impl Push {
             let keeper = runtime.spawn(Arc::clone(&shared).keep()).abort_handle();
             shared.subscriptions.lock().keeper = Some(keeper);
         }
-        unsubscribe
+        (shared, place)
     }
 
     /// Only if the channel is confirmed at its home now, which is not in doubt.
@@ -351,27 +337,21 @@ impl Shared {
     }
 
     /// And whether there is somebody who keeps it in order.
-    fn subscribe(
-        self: &Arc<Self>,
-        slot: u16,
-        channel: &str,
-        read: ReadNotice,
-        listener: Listener,
-    ) -> (Unsubscribe, bool) {
+    fn subscribe(self: &Arc<Self>, slot: u16, channel: &str, read: ReadNotice, listener: Listener) -> (Place, bool) {
         let mut subscriptions = self.subscriptions.lock();
         subscriptions.bury();
         let name = subscriptions.name(channel, || Channel::new(slot, read, &listener));
         self.counts(subscriptions.channels.len());
         let (is_confirmed, home) =
             subscriptions.channels.get(&name).map_or((false, None), |it| (it.is_confirmed, it.home));
-        let unsubscribe = self.add_listener(&mut subscriptions, &name, listener);
+        let place = subscriptions.add_listener(&name, listener);
         if is_confirmed {
             subscriptions.tell_newest(&name);
         } else if home.is_none() && !self.place(&mut subscriptions, &name) {
             self.strayed.notify_one();
         }
         let is_kept = subscriptions.keeper.as_ref().is_some_and(|keeper| !keeper.is_finished());
-        (unsubscribe, is_kept)
+        (place, is_kept)
     }
 
     fn subscribed(self: &Arc<Self>, channel: &str) -> Option<Subscription> {
@@ -383,29 +363,8 @@ impl Shared {
             return None;
         }
         let (name, (sender, notices)) = (Arc::clone(name), mpsc::unbounded_channel());
-        let end = self.add_listener(&mut subscriptions, &name, Listener::Waiter(sender));
-        Some(Subscription { notices, _end: Box::new(end) })
-    }
-
-    fn add_listener(
-        self: &Arc<Self>,
-        subscriptions: &mut Subscriptions,
-        name: &Arc<str>,
-        listener: Listener,
-    ) -> Unsubscribe {
-        let number = subscriptions.next_number();
-        if let Some(channel) = subscriptions.channels.get_mut(name) {
-            // Mostly it stays the only one, and there may be many channels.
-            if channel.listeners.is_empty() {
-                channel.listeners.reserve_exact(1);
-            }
-            channel.listeners.push((number, listener));
-            let (lingers, is_for_calls) = (channel.lingers.take(), channel.is_for_calls);
-            if let Some(number) = lingers {
-                subscriptions.lingering_of(is_for_calls).remove(&number);
-            }
-        }
-        Unsubscribe { shared: Arc::downgrade(self), channel: Arc::clone(name), number }
+        let place = subscriptions.add_listener(&name, Listener::Waiter(sender));
+        Some(Subscription { notices, _end: Box::new(Unsubscribe::new(self, place)) })
     }
 }
 
@@ -434,63 +393,43 @@ impl Drop for Push {
     }
 }
 
-impl Channel {
-    fn new(slot: u16, read: ReadNotice, first: &Listener) -> Self {
-        Self {
-            slot,
-            read,
-            is_for_calls: matches!(first, Listener::Keeper(_)),
-            listeners: Vec::new(),
-            lingers: None,
-            home: None,
-            is_confirmed: false,
-            refusals: 0,
-            not_before: None,
-        }
+impl Subscriptions {
+    fn next_number(&mut self) -> NonZeroU64 {
+        self.last_number += 1;
+        NonZeroU64::MIN.saturating_add(self.last_number)
     }
 
-    fn news(&self, notice: Notice) -> News {
-        News { notice, listeners: self.listeners.iter().map(|(_, listener)| listener.clone()).collect() }
-    }
-
-    fn keepers(&self) -> impl Iterator<Item = Arc<Calls>> {
-        self.listeners.iter().filter_map(|(_, listener)| listener.keeper())
-    }
-
-    /// From now on nothing that is published is certain to be heard. Whoever relied on it is to be told.
-    fn unconfirm(&mut self, broken: &mut Vec<Arc<Calls>>) {
-        self.is_confirmed = false;
-        broken.extend(self.keepers().filter(|calls| calls.breaks()));
-    }
-}
-
-/// What the listeners of a channel are to be told, when no lock is held.
-struct News {
-    notice: Notice,
-    listeners: Vec<Listener>,
-}
-
-impl News {
-    fn tell(self, now: Moment) {
-        for listener in self.listeners {
-            match (&listener, &self.notice) {
-                // One that has gone has no use for it.
-                (Listener::Waiter(waiter), notice) => drop(waiter.send(notice.clone())),
-                (Listener::Keeper(_), Notice::Called { token, id }) => {
-                    if let Some(calls) = listener.keeper() {
-                        calls.called(&Call { token: *token, tries: id.clone() }, now);
-                    }
-                }
-                (Listener::Keeper(_), _) => {}
+    fn add_listener(&mut self, name: &Arc<str>, listener: Listener) -> Place {
+        let number = self.next_number();
+        if let Some(channel) = self.channels.get_mut(name) {
+            channel.add(number, listener);
+            let (lingers, is_for_calls) = (channel.lingers.take(), channel.is_for_calls);
+            if let Some(number) = lingers {
+                self.lingering_of(is_for_calls).remove(&number);
             }
         }
+        Place { channel: Arc::clone(name), number }
     }
-}
 
-impl Subscriptions {
-    fn next_number(&mut self) -> u64 {
-        self.last_number += 1;
-        self.last_number
+    /// Nobody listens to a channel any more.
+    fn begin_to_linger(&mut self, name: &Arc<str>) {
+        let number = self.next_number();
+        if let Some(channel) = self.channels.get_mut(name).filter(|channel| channel.lingers.is_none()) {
+            channel.lingers = Some(number);
+            let is_for_calls = channel.is_for_calls;
+            self.lingering_of(is_for_calls).insert(number, (Arc::clone(name), Instant::now()));
+        }
+    }
+
+    /// Those go that linger the longest, if there are too many.
+    fn bound_lingering(&mut self, pace: &Pace) {
+        for (is_for_calls, most) in [(false, pace.lingering_most), (true, pace.lingering_calls_most)] {
+            while self.lingering_of(is_for_calls).len() > most
+                && let Some((_, (oldest, _))) = self.lingering_of(is_for_calls).pop_first()
+            {
+                self.forget(&oldest);
+            }
+        }
     }
 
     /// The shared name of a channel, which is there afterwards.
@@ -499,13 +438,13 @@ impl Subscriptions {
             return Arc::clone(name);
         }
         let name: Arc<str> = channel.into();
-        self.channels.insert(Arc::clone(&name), new());
+        self.channels.insert(Arc::clone(&name), Box::new(new()));
         name
     }
 
     /// The last one to come has a channel that is confirmed.
     fn tell_newest(&mut self, name: &str) {
-        let epoch = self.next_number();
+        let epoch = self.next_number().get();
         let Some(channel) = self.channels.get(name) else {
             return;
         };
@@ -549,7 +488,7 @@ impl Subscriptions {
     /// Links whose task has ended are no home. They are found here, because a task that did this itself when it is dropped
     /// would wait for ever for the lock: a runtime that is shutting down drops it within the call that spawns it.
     fn bury(&mut self) {
-        let dead: Vec<u64> = self.links.extract_if(|_, link| link.has_ended()).map(|(number, _)| number).collect();
+        let dead: Vec<_> = self.links.extract_if(|_, link| link.has_ended()).map(|(number, _)| number).collect();
         // Mostly none is: then nobody looks at all the channels.
         if dead.is_empty() {
             return;
@@ -563,7 +502,7 @@ impl Subscriptions {
     }
 
     fn confirm(&mut self, from: Origin, channel: &str) -> Option<News> {
-        let epoch = self.next_number();
+        let epoch = self.next_number().get();
         let link = self.links.get_mut(&from.link).filter(|link| link.connection == from.connection)?;
         let known = self.channels.get_key_value(channel).map(|(name, _)| Arc::clone(name));
         let name = known.unwrap_or_else(|| channel.into());
@@ -581,21 +520,20 @@ impl Subscriptions {
         if heard.map(|calls| calls.stands(link.standing(epoch))).count() > 0 {
             link.is_pinged_from_now_on();
         }
-        channel.refusals = 0;
-        channel.not_before = None;
+        channel.refused = None;
         Some(channel.news(Notice::AskAgain))
     }
 
     /// Nothing is confirmed at this link any more.
-    fn unconfirm(&mut self, link: u64) {
+    fn unconfirm(&mut self, link: NonZeroU64) {
         for channel in self.channels.values_mut().filter(|channel| channel.home == Some(link)) {
             channel.unconfirm(&mut self.broken);
         }
     }
 
     /// Whether somebody relies on this link; looks at all its channels.
-    fn is_kept(&mut self, link: u64) -> bool {
-        let is_kept = self.channels.values().any(|channel| channel.home == Some(link) && channel.keepers().count() > 0);
+    fn is_kept(&mut self, link: NonZeroU64) -> bool {
+        let is_kept = self.channels.values().any(|channel| channel.home == Some(link) && channel.is_kept());
         if let Some(link) = self.links.get_mut(&link) {
             link.is_kept = is_kept;
         }
@@ -604,32 +542,18 @@ impl Subscriptions {
 }
 
 impl Shared {
-    fn leave(&self, name: &Arc<str>, number: u64) {
+    fn leave(&self, Place { channel: name, number }: &Place) {
         let mut subscriptions = self.subscriptions.lock();
-        let linger = subscriptions.next_number();
         let Some(channel) = subscriptions.channels.get_mut(name) else {
             return;
         };
-        let left = channel.listeners.iter().position(|(listener, _)| *listener == number);
-        let left = left.map(|place| channel.listeners.remove(place));
-        let is_for_calls = channel.is_for_calls;
-        let most = if is_for_calls { self.pace.lingering_calls_most } else { self.pace.lingering_most };
-        let begins = channel.listeners.is_empty() && channel.lingers.is_none();
-        if begins {
-            channel.lingers = Some(linger);
-        }
-        let lingering = subscriptions.lingering_of(is_for_calls);
-        if begins {
-            lingering.insert(linger, (Arc::clone(name), Instant::now()));
-        }
-        if lingering.len() > most
-            && let Some((_, (oldest, _))) = lingering.pop_first()
-        {
-            subscriptions.forget(&oldest);
+        let left = channel.remove(*number);
+        if channel.listeners.is_empty() {
+            subscriptions.begin_to_linger(name);
+            subscriptions.bound_lingering(&self.pace);
             self.counts(subscriptions.channels.len());
         }
         drop(subscriptions);
-        // The last sender wakes its receiver.
         drop(left);
     }
 
@@ -659,7 +583,7 @@ impl Shared {
     }
 
     /// The link to a node, which is there afterwards.
-    fn link_to(self: &Arc<Self>, subscriptions: &mut Subscriptions, node: &Arc<Node>) -> u64 {
+    fn link_to(self: &Arc<Self>, subscriptions: &mut Subscriptions, node: &Arc<Node>) -> NonZeroU64 {
         let mut known = subscriptions.links.iter().filter(|(_, link)| link.node.address() == node.address());
         if let Some((number, _)) = known.next() {
             return *number;

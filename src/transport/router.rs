@@ -415,9 +415,8 @@ impl Transport for Router {
         self.push.subscribed(channel)
     }
 
-    fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Calls>) -> Option<Box<dyn Send + Sync>> {
-        let end = self.push.listen(slot, channel, read, calls)?;
-        Some(Box::new(end))
+    fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Calls>) -> bool {
+        self.push.listen(slot, channel, read, calls)
     }
 
     fn is_subscribing(&self) -> bool {

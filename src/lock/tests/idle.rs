@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::attempt::NodeId;
-use crate::calls::{Call, CallSubscription, Calls, Fresh, OnCall, Standing};
+use crate::calls::{Call, Calls, Fresh, OnCall, Standing};
 use crate::lock::hold::{Keep, Kept, Next, Stay, Word};
 use crate::lock::wait::KeptCell;
 
@@ -54,10 +54,7 @@ fn word(calls: &Calls, sent: Moment) -> Word {
 fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Calls, Moment) -> Option<Word>) -> Keeper {
     let (table, sent) = (table(), now());
     let entry = table.enter(&key(), mode, wants(), GRACE, sent).0;
-    let calls = entry.calls(|cell| {
-        let calls = Arc::new(Calls::new(Box::new(Ear(cell))));
-        Some(CallSubscription { calls, _end: Box::new(()) })
-    });
+    let calls = entry.calls(|cell| Some(Arc::new(Calls::new(Box::new(Ear(cell))))));
     let calls = calls.expect("somebody listens");
     calls.stands(standing(1));
     assert!(sends(&entry, 1).is_some());

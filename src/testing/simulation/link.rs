@@ -442,8 +442,9 @@ impl Scheme for Link {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn listen(&self, key: &Key, calls: &Arc<Calls>) -> Option<Box<dyn Send + Sync>> {
-        Some(Box::new(self.world.listen_for_calls(self.address.process, key, calls)))
+    fn listen(&self, key: &Key, calls: &Arc<Calls>) -> bool {
+        self.world.listen_for_calls(self.address.process, key, calls);
+        true
     }
 
     fn tell_used<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {

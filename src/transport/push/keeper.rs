@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::channel::Channel;
 use super::{Shared, Subscriptions};
 use crate::transport::slots::SlotMap;
 
@@ -84,9 +85,11 @@ impl Shared {
     fn tend(self: &Arc<Self>) -> Found {
         let mut subscriptions = self.subscriptions.lock();
         subscriptions.bury();
+        subscriptions.note_kept_no_more();
+        subscriptions.bound_lingering(&self.pace);
         subscriptions.forget_lingering_since(Instant::now().checked_sub(self.pace.linger));
         self.counts(subscriptions.channels.len());
-        let is_astray = |channel: &super::Channel| {
+        let is_astray = |channel: &Channel| {
             let home = channel.home.and_then(|home| subscriptions.links.get(&home));
             home.is_none_or(|home| !self.slot_owners.leaves(channel.slot, &home.node))
         };
@@ -111,6 +114,19 @@ impl Shared {
 }
 
 impl Subscriptions {
+    /// Whoever kept a lock does not say that it does so no more.
+    fn note_kept_no_more(&mut self) {
+        let is_left = |channel: &Channel| channel.is_for_calls && channel.lingers.is_none() && !channel.is_kept();
+        let left = self.channels.iter().filter(|(_, channel)| is_left(channel));
+        let left: Vec<_> = left.map(|(name, _)| Arc::clone(name)).collect();
+        for name in left {
+            if let Some(channel) = self.channels.get_mut(&name) {
+                channel.listeners = Box::default();
+            }
+            self.begin_to_linger(&name);
+        }
+    }
+
     fn forget_lingering_since(&mut self, moment: Option<Instant>) {
         for is_for_calls in [false, true] {
             while let Some(oldest) = self.lingering_of(is_for_calls).first_entry() {

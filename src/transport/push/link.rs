@@ -7,6 +7,7 @@
 //! connection is replaced.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -39,7 +40,7 @@ const MAX_REFUSED: Duration = Duration::from_secs(5);
 /// The task of a link.
 pub(super) struct Running {
     shared: Arc<Shared>,
-    link: u64,
+    link: NonZeroU64,
     node: Arc<Node>,
     wake: Arc<Notify>,
 }
@@ -86,7 +87,7 @@ struct Agenda {
 }
 
 impl Running {
-    pub(super) fn new(shared: Arc<Shared>, link: u64, node: Arc<Node>, wake: Arc<Notify>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, link: NonZeroU64, node: Arc<Node>, wake: Arc<Notify>) -> Self {
         Self { shared, link, node, wake }
     }
 
@@ -178,7 +179,7 @@ impl Running {
     /// A new connection: nothing is subscribed on it, everything that belongs here is to be.
     fn begin(&self) -> Result<Origin, Lost> {
         let subscriptions = &mut *self.shared.subscriptions.lock();
-        let connection = subscriptions.next_number();
+        let connection = subscriptions.next_number().get();
         let link = subscriptions.links.get_mut(&self.link).ok_or(Lost::Unused)?;
         link.connection = connection;
         link.is_lost = false;
@@ -244,9 +245,11 @@ impl Running {
             let Some((name, look)) = todo.or_else(|| agenda.again.pop().map(|name| (name, Look::Again))) else {
                 break;
             };
-            match subscriptions.channels.get(&name).filter(|channel| channel.home == Some(self.link)) {
-                Some(channel) if channel.not_before.is_some_and(|at| at > now) => {
-                    agenda.refused.insert((channel.not_before.unwrap_or(now), name));
+            let channel = subscriptions.channels.get(&name).filter(|channel| channel.home == Some(self.link));
+            let not_before = channel.and_then(|channel| channel.refused.as_ref()?.not_before);
+            match channel {
+                Some(_) if not_before.is_some_and(|at| at > now) => {
+                    agenda.refused.insert((not_before.unwrap_or(now), name));
                 }
                 Some(channel) if look == Look::Again || !channel.is_confirmed => commands.push((Verb::Subscribe, name)),
                 None if link.subscribed.contains(&name) => commands.push((Verb::Unsubscribe, name)),
@@ -307,10 +310,11 @@ impl Running {
             return Err(Lost::Surprise);
         }
         // The first redirect is followed at once. Two nodes that name each other are not.
-        let doublings = if is_redirect { channel.refusals.checked_sub(1) } else { Some(channel.refusals) };
+        let refused = channel.refused.get_or_insert_default();
+        let doublings = if is_redirect { refused.times.checked_sub(1) } else { Some(refused.times) };
         let pause = doublings.map(|doublings| first.saturating_mul(1 << doublings.min(16)).min(longest));
-        channel.refusals = channel.refusals.saturating_add(1);
-        channel.not_before = pause.map(|pause| Instant::now() + pause);
+        refused.times = refused.times.saturating_add(1);
+        refused.not_before = pause.map(|pause| Instant::now() + pause);
         drop(subscriptions);
         match fault {
             Fault::Moved { address } => self.shared.slot_owners.moved(slot, &complete(&address, self.node.address())),
@@ -356,7 +360,7 @@ impl Verb {
 }
 
 impl Shared {
-    fn unconfirm(&self, link: u64) {
+    fn unconfirm(&self, link: NonZeroU64) {
         self.subscriptions.lock().unconfirm(link);
     }
 

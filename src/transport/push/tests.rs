@@ -6,7 +6,7 @@ use cluster_testenv::{Cluster, Matcher, Node as Server, Sentinels, Server as Ver
 
 use super::*;
 use crate::attempt::{Answered, Granted, NodeId};
-use crate::calls::OnCall;
+use crate::calls::{Call, OnCall};
 use crate::home::Home;
 use crate::lease::{FencingToken, Moment, ServerTime};
 use crate::options::Options;
@@ -540,18 +540,52 @@ async fn everything_is_confirmed_again_at_times() {
     told_to_ask(&mut subscription).await;
 }
 
+struct Deaf;
+
+impl OnCall for Deaf {
+    fn called(&self, _: &Call) {}
+    fn broken(&self) {}
+}
+
+/// Keeps the lock of a channel, as long as it is there.
+fn keeper(push: &Push, channel: &str) -> Arc<Calls> {
+    let calls = Arc::new(Calls::new(Box::new(Deaf)));
+    assert!(push.listen(0, channel, read, &calls), "there is a home");
+    calls
+}
+
+#[tokio::test]
+async fn what_calls_come_by_goes_when_nobody_keeps_the_lock() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single_at(&server.url(), Pace { linger: Duration::from_millis(100), ..pace() });
+    let (kept, left) = (keeper(&push, "kept"), keeper(&push, "left"));
+    until("both are confirmed", || kept.standing().is_some() && left.standing().is_some()).await;
+    assert_eq!(shard_channels(&server), ["kept", "left"]);
+    drop(left);
+    until("one is gone", || shard_channels(&server) == ["kept"]).await;
+    assert!(kept.standing().is_some());
+    drop(kept);
+    until("both are gone", || !push.is_in_use()).await;
+}
+
+#[tokio::test]
+async fn no_more_linger_for_calls_than_may() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single_at(&server.url(), Pace { lingering_calls_most: 1, ..pace() });
+    let keepers = ["a", "b", "c"].map(|channel| keeper(&push, channel));
+    until("all are confirmed", || keepers.iter().all(|calls| calls.standing().is_some())).await;
+    drop(keepers);
+    until("one is left", || shard_channels(&server).len() == 1).await;
+    // It stands for whoever keeps the lock next, at once.
+    let left = shard_channels(&server).remove(0);
+    assert!(keeper(&push, &left).standing().is_some());
+}
+
 #[tokio::test]
 async fn what_calls_come_by_is_subscribed_once() {
-    struct Deaf;
-    impl OnCall for Deaf {
-        fn called(&self, _: &Call) {}
-        fn broken(&self) {}
-    }
     let server = Server::builder(Version::Redis70).proxied().start().expect("the server starts");
     let (push, _node) = single_at(&server.proxy().url(), Pace { refresh: Duration::from_millis(50), ..pace() });
-    let calls = Arc::new(Calls::new(Box::new(Deaf)));
-    let kept = push.listen(0, "kept", read, &calls).expect("a home");
-    let left = push.listen(0, "left", read, &calls).expect("a home");
+    let (kept, left) = (keeper(&push, "kept"), keeper(&push, "left"));
     until("both are confirmed", || shard_channels(&server) == ["kept", "left"]).await;
     drop(left);
     let mut subscription = push.subscribe(0, "a", read);

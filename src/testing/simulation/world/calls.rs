@@ -28,18 +28,6 @@ pub(super) struct Keeper {
     told: Vec<(u32, Arc<Fresh>)>,
 }
 
-/// Ends it when it is dropped.
-pub(in crate::testing::simulation) struct StopListening {
-    world: Arc<World>,
-    number: u32,
-}
-
-impl Drop for StopListening {
-    fn drop(&mut self) {
-        self.world.state.lock().keepers.remove(&self.number);
-    }
-}
-
 impl World {
     /// Names the server that a process is connected to.
     fn name_of(&self, server: u32) -> NodeId {
@@ -56,7 +44,7 @@ impl World {
         process: Process,
         key: &Key,
         calls: &Arc<Calls>,
-    ) -> StopListening {
+    ) {
         let (number, lock) = (self.number(3), lock_of(key));
         let keeper = Keeper { process, lock, calls: Arc::downgrade(calls), stands: None, told: Vec::new() };
         self.state.lock().keepers.insert(number, keeper);
@@ -64,7 +52,16 @@ impl World {
             self.tell_stands(calls, &self.fresh_until(self.server_of(process), Moment::NEVER));
         }
         drop(tokio::spawn(Arc::clone(self).keeps_listening(number, process)));
-        StopListening { world: Arc::clone(self), number }
+    }
+
+    /// Whether the lock is still kept. If not, nothing is left of who kept it.
+    fn is_listening(&self, number: u32) -> bool {
+        let mut state = self.state.lock();
+        let is_kept = state.keepers.get(&number).is_some_and(|keeper| keeper.calls.strong_count() > 0);
+        if !is_kept {
+            state.keepers.remove(&number);
+        }
+        is_kept
     }
 
     /// Who has answered a process.
@@ -92,7 +89,7 @@ impl World {
             tokio::time::sleep(trip).await;
             gate.pass().await;
             let is_in_time = self.clock.now().since(sent) <= PING;
-            if !self.state.lock().keepers.contains_key(&number) {
+            if !self.is_listening(number) {
                 return;
             }
             let lost = match (answers && is_in_time).then(|| self.confirms(number, server)) {
