@@ -208,6 +208,8 @@ impl Store {
     fn listen(&self, key: &Key, calls: &Arc<Calls>, wire: &Arc<Wire>) {
         let mut locks = self.locks.lock();
         let lock = locks.get(key, self.server_time());
+        // Whoever keeps it no more does not say so.
+        lock.keepers.retain(|keeper| keeper.calls.strong_count() > 0);
         lock.keepers.push(Keeper { wire: Arc::clone(wire), calls: Arc::downgrade(calls) });
         if !wire.is_cut() {
             calls.stands(self.standing());

@@ -66,6 +66,9 @@ mod link;
 #[cfg(test)]
 mod tests;
 
+/// So many channels more than at the last look are reason for another one.
+const BURST: usize = 1024;
+
 /// How long things are kept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
@@ -152,6 +155,8 @@ struct Subscriptions {
     lingering_calls: Lingering,
     /// Runs as long as there are channels.
     keeper: Option<AbortHandle>,
+    /// How many channels were left when somebody looked for those that nobody keeps any more.
+    looked_at: usize,
     last_number: u64,
     /// Whoever is to be told that its subscription has broken, when no lock is held.
     broken: Vec<Arc<Calls>>,
@@ -340,6 +345,10 @@ impl Shared {
     fn subscribe(self: &Arc<Self>, slot: u16, channel: &str, read: ReadNotice, listener: Listener) -> (Place, bool) {
         let mut subscriptions = self.subscriptions.lock();
         subscriptions.bury();
+        // The keeper looks once a second only. Names that are never used again may be many by then.
+        if subscriptions.channels.len() > subscriptions.looked_at + self.pace.lingering_calls_most.max(BURST) {
+            subscriptions.tidy(&self.pace);
+        }
         let name = subscriptions.name(channel, || Channel::new(slot, read, &listener));
         self.counts(subscriptions.channels.len());
         let (is_confirmed, home) =
@@ -419,6 +428,13 @@ impl Subscriptions {
             let is_for_calls = channel.is_for_calls;
             self.lingering_of(is_for_calls).insert(number, (Arc::clone(name), Instant::now()));
         }
+    }
+
+    /// Channels that nobody keeps any more begin to linger, and of these those go that are too many.
+    fn tidy(&mut self, pace: &Pace) {
+        self.note_kept_no_more();
+        self.bound_lingering(pace);
+        self.looked_at = self.channels.len();
     }
 
     /// Those go that linger the longest, if there are too many.

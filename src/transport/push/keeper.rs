@@ -85,8 +85,7 @@ impl Shared {
     fn tend(self: &Arc<Self>) -> Found {
         let mut subscriptions = self.subscriptions.lock();
         subscriptions.bury();
-        subscriptions.note_kept_no_more();
-        subscriptions.bound_lingering(&self.pace);
+        subscriptions.tidy(&self.pace);
         subscriptions.forget_lingering_since(Instant::now().checked_sub(self.pace.linger));
         self.counts(subscriptions.channels.len());
         let is_astray = |channel: &Channel| {
@@ -115,7 +114,7 @@ impl Shared {
 
 impl Subscriptions {
     /// Whoever kept a lock does not say that it does so no more.
-    fn note_kept_no_more(&mut self) {
+    pub(super) fn note_kept_no_more(&mut self) {
         let is_left = |channel: &Channel| channel.is_for_calls && channel.lingers.is_none() && !channel.is_kept();
         let left = self.channels.iter().filter(|(_, channel)| is_left(channel));
         let left: Vec<_> = left.map(|(name, _)| Arc::clone(name)).collect();

@@ -582,6 +582,17 @@ async fn no_more_linger_for_calls_than_may() {
 }
 
 #[tokio::test]
+async fn names_that_never_come_back_do_not_pile_up_between_two_looks() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single_at(&server.url(), Pace { lingering_calls_most: 1, ..pace() });
+    for n in 0..5 * BURST {
+        drop(keeper(&push, &format!("once-{n}")));
+    }
+    let channels = push.common.count.load(Ordering::Acquire);
+    assert!(channels <= BURST + 2, "{channels}");
+}
+
+#[tokio::test]
 async fn what_calls_come_by_is_subscribed_once() {
     let server = Server::builder(Version::Redis70).proxied().start().expect("the server starts");
     let (push, _node) = single_at(&server.proxy().url(), Pace { refresh: Duration::from_millis(50), ..pace() });

@@ -80,10 +80,20 @@ fn asked_without_guard(facts: &Facts<'_>, guards: &[&GuardFacts]) -> Micros {
         let attempt = request.attempt.map(|attempt| &facts.attempts[&attempt]);
         attempt.is_some_and(|attempt| attempt.guard.is_none_or(|guard| facts.guards[&guard].id != first.id))
     };
+    // Whoever joins with a longer lease waits for the answer to a renewal that asks for it, and may die before.
+    let joins_in_vain = |at: Micros| {
+        let wish = &first.wish;
+        facts.attempts.values().any(|attempt| {
+            let is_beside = attempt.process == first.id.process && attempt.wish.lock == wish.lock;
+            let waits = attempt.asked <= at && attempt.ended.is_none_or(|(ended, _)| at <= ended);
+            is_beside && attempt.wish.mode == wish.mode && attempt.guard.is_none() && waits
+        })
+    };
     let lasts = |request: &RequestFacts| match request.op {
         Op::Acquire { lease_ms, .. } if request.index < first.index || in_vain(request) => {
             request.sent + lease_ms * MS * 101 / 100 + TRANSIT
         }
+        Op::Renew { lease_ms, .. } if joins_in_vain(request.sent) => request.sent + lease_ms * MS * 101 / 100 + TRANSIT,
         _ => 0,
     };
     facts.about(first.id).map(lasts).max().unwrap_or_default()

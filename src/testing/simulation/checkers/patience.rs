@@ -15,6 +15,9 @@ const RETRY: Micros = 250 * MS;
 /// The same after the first. Each further pause is twice as long.
 const FIRST_RETRY: Micros = 20 * MS;
 
+/// For so long whoever tries waits for the word of those who keep the lock.
+const TRY_WAIT: Micros = 50 * MS;
+
 /// Promise 7: a waiter asks again within `min(1 s, time to the next deadline)` of an answer or of a failed try.
 pub(super) fn heartbeat(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("7 heartbeat");
@@ -27,7 +30,10 @@ pub(super) fn heartbeat(facts: &Facts<'_>) -> Findings {
             let (from, most) = match (&earlier.answered, earlier.failed) {
                 (Some((at, Reply::Contended { retry_in_ms } | Reply::Queued { retry_in_ms })), _) => {
                     // The server's clock may run slower by a hundredth.
-                    (*at, SECOND.min(retry_in_ms * MS * 101 / 100 + MS))
+                    let most = SECOND.min(retry_in_ms * MS * 101 / 100 + MS);
+                    // Who tries waits for the word, and asks once more.
+                    let is_try = matches!(earlier.op, Op::Acquire { tries: true, .. });
+                    (*at, if is_try { most.max(TRY_WAIT) } else { most })
                 }
                 (Some((at, _)), _) => (*at, RETRY),
                 (None, Some(at)) => (at, RETRY),
