@@ -265,7 +265,7 @@ fn broken_stamps_are_noticed() {
         // The header of one reader says nothing of what was beside it.
         ("or covered + overrun_ms > 0", ""),
         ("if write or foreign or tonumber(sole_ends)", "if write or tonumber(sole_ends)"),
-        ("not (queue or write) and start ..", "not queue and start .."),
+        ("if write then\n  held = start", "if write and not read then\n  held = start"),
         // A number that is no time is one.
         ("number <= 9007199254740000 and math.floor(number) or 0", "math.floor(number) or 0"),
     ];
@@ -284,6 +284,7 @@ fn broken_marks_are_noticed() {
         ("    if keeps then call('HSET', key, 'k', last) end", ""),
         ("if ARGV[8] and (waited_for", "if false and (waited_for"),
         ("    redis.call('HSET', key, 'k', token)\n", ""),
+        ("if keeps and mark ~= last then call('HSET', key, 'k', last) end", ""),
         // It does not go along with new tokens, or counts for a later phase.
         ("redis.call('HSET', key, 'k', token .. rest)", ""),
         ("local is_kept = tonumber(marked) == last and", "local is_kept = marked and"),
@@ -311,7 +312,7 @@ fn broken_marks_are_noticed() {
         ("kept(deadline_ms, tonumber(heard_ms) > now_ms, turns", "kept(deadline_ms, queue, turns"),
         ("(next_writer() or writer and in_turn + waiting > 0 and heard_ms > now_ms)", "next_writer()"),
         // Tokens are too many, come twice, or are not the repeat's.
-        ("turns = math.min(ARGV[4], MOST_TURNS, ahead)", "turns = math.min(ARGV[4], ahead)"),
+        ("turns = math.min(more, MOST_TURNS, ahead)", "turns = math.min(more, ahead)"),
         ("      redis.call('HSET', key, 't', string.format('%.0f', last + ahead))\n", ""),
         ("      block = string.format('%02d', turns)\n", ""),
         // A force calls nobody, lets a renewal escape, or ends what is newer.

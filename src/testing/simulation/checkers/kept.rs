@@ -200,10 +200,15 @@ fn due(facts: &Facts<'_>, wait: &Wait, now: Micros) -> Option<Micros> {
     let from = wait.from.max(over);
     let is_used = facts.guards.values().any(|guard| guard.id == id && guard.over.is_none_or(|over| over > from));
     let is_told = facts.about(id).any(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= now);
+    // It was turned into another one. If the primary that turned it is lost, it may be there again, and nobody has it.
+    let is_turned = facts.requests.values().any(|request| {
+        let is_granted = matches!(request.answered, Some((at, Reply::Granted { .. })) if at <= now);
+        is_granted && matches!(request.op, Op::Conversion { old, .. } if old == id)
+    });
     let is_away = process.crashed.is_some_and(|crashed| crashed <= now) || process.paused_within(from, now) > 0;
     let is_wanted = facts.is_wanted_here(id.process, lock, from.saturating_sub(SECOND), now);
-    if is_used || is_told || is_away || is_wanted || from >= now || facts.is_troubled(from.saturating_sub(RENEWAL), now)
-    {
+    let is_elsewhere = is_told || is_turned || is_away;
+    if is_used || is_elsewhere || is_wanted || from >= now || facts.is_troubled(from.saturating_sub(RENEWAL), now) {
         return None;
     }
     let missed = Micros::try_from(listening.missed(from.saturating_sub(HEARTBEAT), now)).expect("few");
