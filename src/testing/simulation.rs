@@ -298,13 +298,21 @@ fn first_failure(seeds: std::ops::Range<u64>, profile_of: impl Fn(u64) -> Profil
     found.into_inner().map(|(_, report)| report)
 }
 
+/// Those that `SEEDS` asks for: `2000` are the first so many, `2000..4000` others. The first `many` if it says nothing.
+fn seeds_or(many: u64) -> std::ops::Range<u64> {
+    let Ok(asked) = std::env::var("SEEDS") else {
+        return 0..many;
+    };
+    let number = |text: &str| text.parse().expect("SEEDS is `2000` or `2000..4000`");
+    asked.split_once("..").map_or_else(|| 0..number(&asked), |(first, end)| number(first)..number(end))
+}
+
 /// A seed takes eight times as long in a build that is not optimised. CI runs both.
 const SEEDS: u64 = if cfg!(debug_assertions) { 500 } else { 2_000 };
 
 #[test]
 fn promises_hold() {
-    let many = std::env::var("SEEDS").ok().and_then(|many| many.parse().ok()).unwrap_or(SEEDS);
-    if let Some(report) = first_failure(0..many, Profile::of_seed) {
+    if let Some(report) = first_failure(seeds_or(SEEDS), Profile::of_seed) {
         panic!("{report}");
     }
 }
@@ -436,7 +444,7 @@ fn exclusion_needs_clocks_within_the_margin() {
 #[ignore = "tells what each checker says over many seeds"]
 fn census() {
     let mut seen = std::collections::BTreeMap::<_, (usize, u64, String)>::new();
-    for seed in 0..std::env::var("SEEDS").ok().and_then(|many| many.parse().ok()).unwrap_or(200) {
+    for seed in seeds_or(200) {
         let history = run(seed, Profile::chosen(seed), None);
         for violation in checkers::check(&history) {
             if std::env::var("TELL").is_ok_and(|tell| violation.promise.starts_with(&tell)) {

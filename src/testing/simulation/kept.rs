@@ -5,7 +5,7 @@ use super::checkers::{self, Violation};
 use super::mutants::Mutant;
 use super::profile::{FORCED, Profile};
 use super::scenes::Scene;
-use super::{first_failure, run};
+use super::{first_failure, run, seeds_or};
 
 /// One process uses holds that nobody calls, the server is away for a while, and is replaced.
 fn alone(_: u64) -> Profile {
@@ -16,13 +16,9 @@ fn violations(seed: u64, profile: Profile, mutant: Option<Mutant>) -> Vec<Violat
     checkers::check(&run(seed, profile, mutant))
 }
 
-fn many(or: u64) -> u64 {
-    std::env::var("SEEDS").ok().and_then(|many| many.parse().ok()).unwrap_or(or)
-}
-
 #[test]
 fn promises_are_kept_where_holds_stay() {
-    if let Some(report) = first_failure(0..many(150), Profile::kept) {
+    if let Some(report) = first_failure(seeds_or(150), Profile::kept) {
         panic!("{report}");
     }
 }
@@ -38,7 +34,7 @@ fn promises_are_kept_where_one_process_is_alone() {
 #[ignore = "tells what each checker says over many seeds where holds stay"]
 fn census() {
     let mut seen = std::collections::BTreeMap::<_, (usize, u64, String)>::new();
-    for seed in 0..many(200) {
+    for seed in seeds_or(200) {
         let profile = Profile::kept(seed);
         for violation in violations(seed, profile, None) {
             println!("{seed} {} {violation}", profile.name);

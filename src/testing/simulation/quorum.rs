@@ -18,6 +18,7 @@ use profile::{Kind, Profile};
 use users::{Judge, User};
 
 use super::history::{Id, Process};
+use super::seeds_or;
 use super::workload::SimManager;
 use crate::engine::Engine;
 use crate::home::Home;
@@ -248,14 +249,10 @@ async fn cut(field: Arc<Field>, process: Process) {
     field.mends(process);
 }
 
-fn seeds() -> u64 {
-    std::env::var("SEEDS").ok().and_then(|many| many.parse().ok()).unwrap_or(SEEDS)
-}
-
 #[test]
 fn promises_hold_at_a_quorum() {
     let mut happened = BTreeMap::<_, u32>::new();
-    for seed in 0..seeds() {
+    for seed in seeds_or(SEEDS) {
         let profile = Profile::of_seed(seed);
         let outcome = run(seed, profile, None);
         let replay = format!("TELL=1 SEED={seed} cargo test --lib simulation::quorum::replay -- --nocapture --ignored");

@@ -3,7 +3,7 @@
 use super::checkers::{self, Violation};
 use super::mutants::{self, Mutant};
 use super::profile::REPLICATED;
-use super::{report, run};
+use super::{report, run, seeds_or};
 
 /// What the level adds, and what must not break by it. The rest is judged where the primary's word is enough.
 const JUDGED: [&str; 2] = ["1 exclusion", "1 validity"];
@@ -17,8 +17,7 @@ fn broken(seed: u64, mutant: Option<Mutant>) -> (super::History, Vec<Violation>)
 
 #[test]
 fn no_failover_makes_two_holders() {
-    let many = std::env::var("SEEDS").ok().and_then(|many| many.parse().ok()).unwrap_or(100);
-    for seed in 0..many {
+    for seed in seeds_or(100) {
         let (history, violations) = broken(seed, None);
         if let Some(report) = report((seed, REPLICATED), &history, &violations) {
             panic!("{report}");
