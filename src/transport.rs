@@ -27,6 +27,7 @@ mod members;
 mod node;
 mod outages;
 mod push;
+mod pushed;
 mod router;
 mod sentinels;
 mod slot_owners;

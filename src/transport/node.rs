@@ -28,8 +28,11 @@ use crate::options::Options;
 use crate::transport::address::invalid_url;
 use crate::transport::fault::{self, Answer, Fault};
 use crate::transport::outages::Outages;
+use crate::transport::pushed::Hear;
 use crate::transport::{Call, Expiry, is_reply_to, server_time};
-use connection::{Connection, Load, Request};
+use connection::Load;
+pub(super) use connection::{Connection, Request};
+use ears::Ears;
 use greeting::unreadable;
 pub(super) use greeting::{hello_field, parse_time};
 use lanes::{Calls, Lanes};
@@ -38,6 +41,7 @@ use lines::{Lines, Live, config};
 pub(super) use room::Precedence;
 
 mod connection;
+mod ears;
 mod greeting;
 mod lanes;
 mod lines;
@@ -142,9 +146,9 @@ impl Node {
         self.lines.id
     }
 
-    /// How to connect to it.
-    pub(super) fn connection_info(&self) -> ConnectionInfo {
-        self.info.clone()
+    /// A connection of its own for what is subscribed, within the response timeout. Both are told within the task that reads it.
+    pub(super) async fn dial_link(&self, on_loss: OnLoss, hear: Hear) -> Result<Connection, DialFault> {
+        self.lines.open(Ears::of_link(on_loss, hear)).await
     }
 
     /// The number of this runtime's connection, and what is known by it of the server's clock; `None` without one.

@@ -42,7 +42,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::{PushInfo, PushKind, Value};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
@@ -56,6 +55,7 @@ use crate::lease::{Anchor, Moment};
 use crate::options::Options;
 use crate::transport::ReadNotice;
 use crate::transport::node::Node;
+use crate::transport::pushed::Pushed;
 use crate::transport::slot_owners::SlotOwners;
 use channel::{Channel, Listener, News};
 use link::Running;
@@ -626,18 +626,11 @@ impl Shared {
     }
 
     /// Handles what a server says of its own accord, within the task that reads the connection.
-    fn take(&self, from: Origin, push: &PushInfo) {
-        if push.kind == PushKind::Disconnection {
-            return self.lose(from);
-        }
-        let Some(channel) = text(push.data.first()) else {
-            return;
-        };
-        match push.kind {
-            PushKind::SMessage => self.deliver(from, channel, bytes(push.data.get(1)).unwrap_or_default()),
-            PushKind::SSubscribe => self.confirm(from, channel),
-            PushKind::SUnsubscribe => self.unsubscribed(from, channel),
-            _ => {}
+    fn take(&self, from: Origin, pushed: Pushed<'_>) {
+        match pushed {
+            Pushed::Message { channel, message } => self.deliver(from, channel, message),
+            Pushed::Subscribed { channel } => self.confirm(from, channel),
+            Pushed::Unsubscribed { channel } => self.unsubscribed(from, channel),
         }
     }
 
@@ -705,15 +698,4 @@ impl Shared {
         drop(subscriptions);
         self.tell_broken();
     }
-}
-
-fn bytes(value: Option<&Value>) -> Option<&[u8]> {
-    match value {
-        Some(Value::BulkString(bytes)) => Some(bytes),
-        _ => None,
-    }
-}
-
-fn text(value: Option<&Value>) -> Option<&str> {
-    bytes(value).and_then(|bytes| std::str::from_utf8(bytes).ok())
 }

@@ -15,26 +15,26 @@ use crate::transport::{Call, Expiry};
 pub(super) type AllAndLast<'a> =
     (BoxFuture<'a, Result<Vec<Value>, RedisError>>, BoxFuture<'a, Result<Value, RedisError>>);
 
-pub(super) enum Connection {
+pub(in crate::transport) enum Connection {
     Wire(Wire),
     Library(MultiplexedConnection),
 }
 
 /// One thing that a server is asked.
-pub(super) enum Request<'a> {
+pub(in crate::transport) enum Request<'a> {
     Call { call: &'a Call, load: Load, not_after: ServerTime },
     Command(&'a Cmd),
 }
 
 /// How a script is named in a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Load {
+pub(in crate::transport) enum Load {
     Digest,
     Text,
 }
 
 impl Connection {
-    pub(super) async fn ask(&self, request: Request<'_>) -> Result<Value, RedisError> {
+    pub(in crate::transport) async fn ask(&self, request: Request<'_>) -> Result<Value, RedisError> {
         match self {
             Self::Wire(wire) => wire.ask(|bytes| request.encode(bytes)).await,
             Self::Library(connection) => {
@@ -54,6 +54,22 @@ impl Connection {
             Self::Library(connection) => {
                 let pipeline = pipeline(requests);
                 connection.clone().send_packed_commands(&pipeline, 0, pipeline.len()).await
+            }
+        }
+    }
+
+    /// Subscribes, or ends that, in one piece; for each a confirmation or a refusal, in order.
+    pub(in crate::transport) async fn subscribe_all(&self, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
+        match self {
+            Self::Wire(wire) => {
+                let encode = |bytes: &mut Vec<u8>| {
+                    commands.iter().for_each(|command| bytes.extend_from_slice(&command.get_packed_command()));
+                };
+                wire.subscribe_all(commands.len(), encode).await
+            }
+            Self::Library(_) => {
+                let requests: Vec<_> = commands.iter().map(Request::Command).collect();
+                self.ask_all(&requests).await
             }
         }
     }

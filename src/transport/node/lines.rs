@@ -13,10 +13,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::{AsyncConnectionConfig, Client, ConnectionAddr, PushInfo, PushKind, RedisError, Value};
+use redis::{AsyncConnectionConfig, Client, ConnectionAddr, PushInfo, RedisError, Value};
 use tokio::runtime::{Handle, Id};
 
 use super::connection::{Connection, Request};
+use super::ears::Ears;
 use super::greeting::{check_server, parse_time, parse_uptime, unreadable};
 use super::room::Space;
 use super::silence::Silence;
@@ -85,9 +86,11 @@ pub(super) struct Live {
 }
 
 /// A fault that can be told more than once.
-#[derive(Clone)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub(in crate::transport) enum DialFault {
+    #[error("{}", .0.as_ref().map_or_else(|| "no connection".to_owned(), ToString::to_string))]
     NotSent(Option<Source>),
+    #[error("{1}")]
     Refused(Refusal, String),
 }
 
@@ -128,15 +131,6 @@ impl Live {
     /// Whether any reply has come since that moment.
     pub(super) fn has_answered_since(&self, moment: Moment) -> bool {
         self.answered.load(Ordering::Relaxed) >= moment.as_nanos()
-    }
-}
-
-/// Marks a connection as closed when its driver goes, be it with its runtime.
-struct ClosedWithDriver(Arc<AtomicBool>);
-
-impl Drop for ClosedWithDriver {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
     }
 }
 
@@ -307,7 +301,7 @@ impl Lines {
     /// Connects, and asks the server what it is and what its clock says.
     pub(super) async fn dial(&self) -> Result<Arc<Live>, DialFault> {
         let is_closed = Arc::<AtomicBool>::default();
-        let connection = self.open(&is_closed).await?;
+        let connection = self.open(Ears::new(Arc::clone(&is_closed), self.on_loss.clone())).await?;
         let (hello, time, mut info) = (redis::cmd("HELLO"), redis::cmd("TIME"), redis::cmd("INFO"));
         info.arg("server");
         let mut greeting = vec![Request::Command(&hello), Request::Command(&time)];
@@ -340,10 +334,10 @@ impl Lines {
         Ok(Arc::new(Live::new(number, connection, anchor, is_closed, self.limits.response_timeout)))
     }
 
-    async fn open(&self, is_closed: &Arc<AtomicBool>) -> Result<Connection, DialFault> {
+    /// Within the response timeout.
+    pub(super) async fn open(&self, ears: Ears) -> Result<Connection, DialFault> {
         let is_ours = wire::is_possible(self.client.get_connection_info().addr());
-        let opening =
-            async { if is_ours { self.open_wire(is_closed).await } else { self.open_library(is_closed).await } };
+        let opening = async { if is_ours { self.open_wire(ears).await } else { self.open_library(ears).await } };
         let fault = match tokio::time::timeout(self.limits.response_timeout, opening).await {
             Ok(Ok(connection)) => return Ok(connection),
             // The library's own timer has the same length.
@@ -354,21 +348,13 @@ impl Lines {
         Err(not_sent(if is_secure { fault::without_tls(fault) } else { fault }))
     }
 
-    async fn open_wire(&self, is_closed: &Arc<AtomicBool>) -> Result<Connection, RedisError> {
-        let on_loss = self.on_loss.clone().map(|on_loss| -> wire::OnLoss { Box::new(move || on_loss()) });
-        let wire = Wire::dial(self.client.get_connection_info(), Arc::clone(is_closed), on_loss).await?;
-        Ok(Connection::Wire(wire))
+    async fn open_wire(&self, ears: Ears) -> Result<Connection, RedisError> {
+        Wire::dial(self.client.get_connection_info(), ears).await.map(Connection::Wire)
     }
 
-    async fn open_library(&self, is_closed: &Arc<AtomicBool>) -> Result<Connection, RedisError> {
-        let (closed, on_loss) = (ClosedWithDriver(Arc::clone(is_closed)), self.on_loss.clone());
+    async fn open_library(&self, ears: Ears) -> Result<Connection, RedisError> {
         let hear = move |push: PushInfo| {
-            if push.kind == PushKind::Disconnection {
-                closed.0.store(true, Ordering::Release);
-                if let Some(on_loss) = &on_loss {
-                    on_loss();
-                }
-            }
+            ears.hear_library(&push);
             Ok::<_, std::convert::Infallible>(())
         };
         let config = config(self.limits.response_timeout).set_push_sender(hear);

@@ -13,7 +13,6 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
 use futures_util::task::AtomicWaker;
@@ -23,8 +22,10 @@ use tokio::io::ReadBuf;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
+use self::frames::Frame;
 use self::stream::{Reader, Writer};
 use super::connection::AllAndLast;
+use super::ears::Ears;
 
 mod frames;
 mod stream;
@@ -35,11 +36,8 @@ const READ_BYTES: usize = 16 << 10;
 /// Buffers that a burst has made larger are not kept.
 const MAX_KEPT_BYTES: usize = 64 << 10;
 
-/// Called when the other side has ended a connection.
-pub(super) type OnLoss = Box<dyn FnOnce() + Send>;
-
 /// The connection. It ends when this is dropped, and with the runtime that dialled it.
-pub(super) struct Wire {
+pub(in crate::transport) struct Wire {
     shared: Arc<Shared>,
     driver: AbortHandle,
 }
@@ -88,6 +86,15 @@ struct Pipeline {
     count: usize,
     answers: Vec<Value>,
     sender: oneshot::Sender<Vec<Value>>,
+    kind: Kind,
+}
+
+/// What a pipeline is answered by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Answers,
+    /// Refusals are answers. All else is pushed.
+    Confirmations,
 }
 
 /// What whoever asked is handed.
@@ -107,6 +114,14 @@ impl Ready {
 }
 
 impl State {
+    /// What is pushed may be a confirmation that somebody waits for.
+    fn take_pushed(&mut self, pushed: Value) -> io::Result<Option<Ready>> {
+        match self.waiting.front() {
+            Some(Asker::All(pipeline)) if pipeline.kind == Kind::Confirmations => self.take_answer(pushed),
+            _ => Ok(None),
+        }
+    }
+
     /// The next answer is for the first that waits. If that one has all it waits for, it is what is handed over. `Err` if nobody
     /// waits.
     fn take_answer(&mut self, answer: Value) -> io::Result<Option<Ready>> {
@@ -139,12 +154,8 @@ impl State {
 }
 
 impl Wire {
-    /// Connects, and lets the library greet the server. `is_closed` is set when it ends, before anybody else learns of it.
-    pub(super) async fn dial(
-        info: &ConnectionInfo,
-        is_closed: Arc<AtomicBool>,
-        on_loss: Option<OnLoss>,
-    ) -> Result<Self, RedisError> {
+    /// Connects, and lets the library greet the server.
+    pub(super) async fn dial(info: &ConnectionInfo, ears: Ears) -> Result<Self, RedisError> {
         let (reader, writer) = stream::greeted(info).await?;
         let state = State { writer: Some(Arc::new(writer)), ..State::default() };
         let shared = Arc::new(Shared { state: Mutex::new(state), driver: AtomicWaker::new() });
@@ -154,9 +165,9 @@ impl Wire {
             answers: Vec::new(),
             ready: Vec::new(),
             has_let_others_go_along: false,
-            is_closed,
+            ears,
         };
-        Ok(Self { shared, driver: tokio::spawn(driver.run(on_loss)).abort_handle() })
+        Ok(Self { shared, driver: tokio::spawn(driver.run()).abort_handle() })
     }
 
     /// Sends one request, which `encode` appends, and waits for its answer. Sent at the first poll; dropped later, the answer is
@@ -173,11 +184,29 @@ impl Wire {
         count: usize,
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Vec<Value>, RedisError> {
+        self.ask_all_of(Kind::Answers, count, encode).await
+    }
+
+    /// The same of commands that subscribe. An answer to them is pushed, unless they are refused.
+    pub(super) async fn subscribe_all(
+        &self,
+        count: usize,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Vec<Value>, RedisError> {
+        self.ask_all_of(Kind::Confirmations, count, encode).await
+    }
+
+    async fn ask_all_of(
+        &self,
+        kind: Kind,
+        count: usize,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Vec<Value>, RedisError> {
         if count == 0 {
             // It would wait for an answer, and that would be somebody else's.
             return Ok(Vec::new());
         }
-        let (pipeline, answers) = Pipeline::of(count);
+        let (pipeline, answers) = Pipeline::of(kind, count);
         self.shared.send(encode, [pipeline])?;
         answers.await.map_err(|_| self.shared.why())
     }
@@ -185,7 +214,7 @@ impl Wire {
     /// Sends so many requests and one more in one piece, at once. The answers to the others do not wait for the last one.
     pub(super) fn ask_all_then(&self, count: usize, encode: impl FnOnce(&mut Vec<u8>)) -> AllAndLast<'_> {
         debug_assert!(count > 0, "the others' answer would be that of the last one");
-        let ((pipeline, answers), (sender, last)) = (Pipeline::of(count), oneshot::channel());
+        let ((pipeline, answers), (sender, last)) = (Pipeline::of(Kind::Answers, count), oneshot::channel());
         // Without a connection nobody is kept who would answer.
         drop(self.shared.send(encode, [pipeline, Asker::One(sender)]));
         let answers = async { answers.await.map_err(|_| self.shared.why()) };
@@ -194,9 +223,9 @@ impl Wire {
 }
 
 impl Pipeline {
-    fn of(count: usize) -> (Asker, oneshot::Receiver<Vec<Value>>) {
+    fn of(kind: Kind, count: usize) -> (Asker, oneshot::Receiver<Vec<Value>>) {
         let (sender, receiver) = oneshot::channel();
-        (Asker::All(Box::new(Self { count, answers: Vec::with_capacity(count), sender })), receiver)
+        (Asker::All(Box::new(Self { count, answers: Vec::with_capacity(count), sender, kind })), receiver)
     }
 }
 
@@ -274,24 +303,22 @@ struct Driver {
     ready: Vec<Ready>,
     /// Since it was called to write.
     has_let_others_go_along: bool,
-    is_closed: Arc<AtomicBool>,
+    ears: Ears,
 }
 
 impl Driver {
-    async fn run(mut self, on_loss: Option<OnLoss>) {
+    async fn run(mut self) {
         let error = poll_fn(|cx| match self.go_on(cx) {
             Ok(()) => Poll::Pending,
             Err(error) => Poll::Ready(error),
         });
         let error = error.await;
         self.end(error.into());
-        if let Some(on_loss) = on_loss {
-            on_loss();
-        }
+        self.ears.lose();
     }
 
     fn end(&self, reason: RedisError) {
-        self.is_closed.store(true, Ordering::Release);
+        self.ears.close();
         self.shared.end(reason);
     }
 
@@ -337,7 +364,7 @@ impl Driver {
 
     fn read(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         while self.inbox.poll_fill(cx)?.is_ready() {
-            self.inbox.take_answers(&mut self.answers)?;
+            self.inbox.take_answers(&mut self.answers, &self.ears)?;
             self.hand_out()?;
         }
         Ok(())
@@ -347,7 +374,8 @@ impl Driver {
     fn hand_out(&mut self) -> io::Result<()> {
         let mut state = self.shared.state.lock();
         for answer in self.answers.drain(..) {
-            self.ready.extend(state.take_answer(answer)?);
+            let is_pushed = matches!(answer, Value::Push { .. });
+            self.ready.extend(if is_pushed { state.take_pushed(answer) } else { state.take_answer(answer) }?);
         }
         drop(state);
         self.ready.drain(..).for_each(Ready::hand_over);
@@ -382,13 +410,19 @@ impl Inbox {
         Poll::Ready(if count == 0 { Err(end()) } else { Ok(()) })
     }
 
-    fn take_answers(&mut self, answers: &mut Vec<Value>) -> io::Result<()> {
+    /// Messages are told at once, and so is what they are told by: the order counts.
+    fn take_answers(&mut self, answers: &mut Vec<Value>, ears: &Ears) -> io::Result<()> {
         let mut begin = 0;
-        while let Some((value, length)) = frames::first(&self.bytes[begin..self.filled])? {
+        while let Some((frame, length)) = frames::first(&self.bytes[begin..self.filled])? {
             begin += length;
-            // Pushed without being asked for.
-            if !matches!(value, Value::Push { .. }) {
-                answers.push(value);
+            match frame {
+                Frame::Answer(value) => answers.push(value),
+                Frame::Pushed(pushed, value) => {
+                    ears.hear(pushed);
+                    answers.extend(value);
+                }
+                // Pushed without being asked for.
+                Frame::Other => {}
             }
         }
         self.bytes.copy_within(begin..self.filled, 0);

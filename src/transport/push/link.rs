@@ -2,9 +2,8 @@
 //! wanted there.
 //!
 //! Commands go out in batches, one channel each, one batch at a time. That a channel is subscribed is told by pushes, so
-//! replies matter for refusals alone, which name no channel: they are told apart by their place in the batch. The library
-//! takes an unsolicited `sunsubscribe` for a reply too. When anything in a batch is not the reply to its own command, the
-//! connection is replaced.
+//! replies matter for refusals alone, which name no channel: they are told apart by their place in the batch. An unsolicited
+//! `sunsubscribe` looks like a reply. When anything in a batch is not the reply to its own command, the connection is replaced.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
@@ -12,17 +11,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Pipeline, ProtocolVersion, PushInfo, PushKind, RedisError, Value};
+use redis::{RedisError, Value};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::{Origin, Shared, text};
+use super::{Origin, Shared};
 use crate::calls::Fresh;
 use crate::events;
 use crate::lease::Moment;
 use crate::transport::fault::{self, Fault};
-use crate::transport::node::Node;
+use crate::transport::node::{Connection, DialFault, Node, Request};
+use crate::transport::pushed::Pushed;
 use crate::transport::slots::complete;
 
 /// Commands of one batch.
@@ -55,7 +54,7 @@ enum Lost {
     #[error("nobody needs it")]
     Unused,
     #[error(transparent)]
-    Silent(#[from] RedisError),
+    NotMade(#[from] DialFault),
     #[error("no answer in time")]
     NoAnswer,
 }
@@ -106,7 +105,7 @@ impl Running {
             match lost {
                 Lost::Unused => return,
                 // Waiters notice as well, but these may be few.
-                Lost::Silent(_) | Lost::NoAnswer => self.shared.slot_owners.suspect(&self.node),
+                Lost::NotMade(_) | Lost::NoAnswer => self.shared.slot_owners.suspect(&self.node),
                 Lost::Closed | Lost::Surprise => self.shared.slot_owners.look(),
             }
             if began.elapsed() >= MAX_REDIAL {
@@ -120,12 +119,12 @@ impl Running {
     /// One connection, until it is lost.
     async fn serve(&self) -> Result<std::convert::Infallible, Lost> {
         let origin = self.begin()?;
-        let mut connection = self.dial(origin).await?;
+        let connection = self.dial(origin).await?;
         let refresh_at = Instant::now() + self.shared.pace.refresh;
         let mut agenda = Agenda { refresh_at, ping_at: Instant::now(), again: Vec::new(), refused: BTreeSet::new() };
         let fresh = self.fresh()?;
         loop {
-            let is_kept = self.ping(&mut connection, &mut agenda, &fresh).await?;
+            let is_kept = self.ping(&connection, &mut agenda, &fresh).await?;
             let batch = self.next_batch(&mut agenda)?;
             if batch.is_empty() {
                 let next = agenda.refused.first().map_or(agenda.refresh_at, |(at, _)| agenda.refresh_at.min(*at));
@@ -137,7 +136,7 @@ impl Running {
                 continue;
             }
             let sent = self.shared.clock.now();
-            let replies = self.send(&mut connection, &batch).await?;
+            let replies = self.send(&connection, &batch).await?;
             fresh.answered(sent);
             self.settle(origin, &batch, replies)?;
         }
@@ -149,12 +148,7 @@ impl Running {
     }
 
     /// Asks the node, if it is time, whether it is there for those who rely on what it says. Whether there may be any.
-    async fn ping(
-        &self,
-        connection: &mut MultiplexedConnection,
-        agenda: &mut Agenda,
-        fresh: &Fresh,
-    ) -> Result<bool, Lost> {
+    async fn ping(&self, connection: &Connection, agenda: &mut Agenda, fresh: &Fresh) -> Result<bool, Lost> {
         let (now, is_due) = (Instant::now(), |at| at <= Instant::now());
         {
             let subscriptions = &mut *self.shared.subscriptions.lock();
@@ -166,12 +160,8 @@ impl Running {
         if is_due(agenda.ping_at) {
             agenda.ping_at = now + self.shared.pace.ping;
             let (sent, ping) = (self.shared.clock.now(), redis::cmd("PING"));
-            let pong = tokio::time::timeout(self.shared.pace.ping, connection.send_packed_command(&ping)).await;
-            match pong.map_err(|_| Lost::NoAnswer)? {
-                Ok(_) => fresh.answered(sent),
-                Err(error) if error.is_timeout() => return Err(Lost::Silent(error)),
-                Err(_) => return Err(Lost::Closed),
-            }
+            in_time(self.shared.pace.ping, connection.ask(Request::Command(&ping))).await?;
+            fresh.answered(sent);
         }
         Ok(true)
     }
@@ -194,25 +184,12 @@ impl Running {
         Ok(Origin { link: self.link, connection })
     }
 
-    async fn dial(&self, origin: Origin) -> Result<MultiplexedConnection, Lost> {
-        let timeout = self.shared.pace.response_timeout;
+    async fn dial(&self, origin: Origin) -> Result<Connection, Lost> {
         // Weak, since the connection lives within the task.
-        let shared = Arc::downgrade(&self.shared);
-        let take = move |push: PushInfo| {
-            if let Some(shared) = shared.upgrade() {
-                shared.take(origin, &push);
-            }
-            Ok::<_, std::convert::Infallible>(())
-        };
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(timeout))
-            .set_response_timeout(Some(timeout))
-            .set_push_sender(take);
-        let info = self.node.connection_info();
-        let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-        let client = Client::open(info.set_redis_settings(redis))?;
-        let dialed = client.get_multiplexed_async_connection_with_config(&config);
-        Ok(tokio::time::timeout(timeout, dialed).await.map_err(|_| Lost::NoAnswer)??)
+        let (loses, hears) = (Arc::downgrade(&self.shared), Arc::downgrade(&self.shared));
+        let lose = move || loses.upgrade().into_iter().for_each(|shared| shared.lose(origin));
+        let hear = move |pushed: Pushed<'_>| hears.upgrade().into_iter().for_each(|shared| shared.take(origin, pushed));
+        Ok(self.node.dial_link(Arc::new(lose), Box::new(hear)).await?)
     }
 
     fn next_batch(&self, agenda: &mut Agenda) -> Result<Vec<Command>, Lost> {
@@ -259,13 +236,10 @@ impl Running {
         Ok(commands)
     }
 
-    async fn send(&self, connection: &mut MultiplexedConnection, batch: &[Command]) -> Result<Vec<Value>, Lost> {
-        let mut pipeline = Pipeline::with_capacity(batch.len());
-        for (verb, channel) in batch {
-            pipeline.cmd(verb.command()).arg(&**channel);
-        }
-        let replies = connection.send_packed_commands(&pipeline, 0, pipeline.len()).await;
-        replies.map_err(|error| if error.is_timeout() { Lost::Silent(error) } else { Lost::Closed })
+    async fn send(&self, connection: &Connection, batch: &[Command]) -> Result<Vec<Value>, Lost> {
+        let command = |(verb, channel): &Command| redis::cmd(verb.command()).arg(&**channel).take();
+        let commands: Vec<_> = batch.iter().map(command).collect();
+        in_time(self.shared.pace.response_timeout, connection.subscribe_all(&commands)).await
     }
 
     fn settle(&self, origin: Origin, batch: &[Command], replies: Vec<Value>) -> Result<(), Lost> {
@@ -275,7 +249,7 @@ impl Running {
         let mut refusals = Vec::new();
         for ((verb, channel), reply) in batch.iter().zip(replies) {
             match reply {
-                Value::Push { kind, data } if kind == verb.confirmation() && text(data.first()) == Some(channel) => {}
+                Value::Push { kind, data } if Pushed::of_library(&kind, &data) == Some(verb.confirmation(channel)) => {}
                 Value::ServerError(error) => refusals.push((*verb, channel, error)),
                 _ => return Err(Lost::Surprise),
             }
@@ -343,6 +317,14 @@ impl Running {
     }
 }
 
+async fn in_time<T>(most: Duration, answer: impl Future<Output = Result<T, RedisError>>) -> Result<T, Lost> {
+    match tokio::time::timeout(most, answer).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) if !error.is_timeout() => Err(Lost::Closed),
+        Ok(Err(_)) | Err(_) => Err(Lost::NoAnswer),
+    }
+}
+
 impl Verb {
     fn command(self) -> &'static str {
         match self {
@@ -351,10 +333,10 @@ impl Verb {
         }
     }
 
-    fn confirmation(self) -> PushKind {
+    fn confirmation(self, channel: &str) -> Pushed<'_> {
         match self {
-            Self::Subscribe => PushKind::SSubscribe,
-            Self::Unsubscribe => PushKind::SUnsubscribe,
+            Self::Subscribe => Pushed::Subscribed { channel },
+            Self::Unsubscribe => Pushed::Unsubscribed { channel },
         }
     }
 }

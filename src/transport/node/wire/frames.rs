@@ -1,25 +1,70 @@
 //! Where one answer ends and the next begins.
 //!
-//! Scripts answer with one text, which is read here. Everything else is measured here and read by the library.
+//! Scripts answer with one text, which is read here, and so is what comes by a channel. Everything else is measured here and
+//! read by the library.
 //! Source: the specification of RESP3.
 
 use std::io;
 
 use redis::Value;
 
+use crate::transport::pushed::Pushed;
+
 /// Answers to what we ask are far less deep.
 const MAX_DEPTH: usize = 32;
 
-/// The answer that the bytes begin with, and its length. `None` if it is not there to its end.
-pub(super) fn first(bytes: &[u8]) -> io::Result<Option<(Value, usize)>> {
+/// What a server says at one time.
+#[derive(PartialEq, Debug)]
+pub(super) enum Frame<'a> {
+    Answer(Value),
+    /// And the whole of it, unless it is a message: it may be what somebody waits for.
+    Pushed(Pushed<'a>, Option<Value>),
+    /// Pushed, and nothing that we know.
+    Other,
+}
+
+/// What the bytes begin with, and its length. `None` if it is not there to its end.
+pub(super) fn first(bytes: &[u8]) -> io::Result<Option<(Frame<'_>, usize)>> {
     let Some(end) = end_of(bytes, 0, 0)? else {
         return Ok(None);
     };
-    let value = match text(&bytes[..end]) {
-        Some(text) => Value::BulkString(text.to_vec()),
-        None => redis::parse_redis_value(&bytes[..end]).map_err(|error| garbage(&error.to_string()))?,
+    let bytes = &bytes[..end];
+    let frame = match (bytes.first(), text(bytes)) {
+        (_, Some(text)) => Frame::Answer(Value::BulkString(text.to_vec())),
+        (Some(b'>'), None) => match pushed(bytes)? {
+            Some(message @ Pushed::Message { .. }) => Frame::Pushed(message, None),
+            Some(pushed) => Frame::Pushed(pushed, Some(read(bytes)?)),
+            None => Frame::Other,
+        },
+        (_, None) => Frame::Answer(read(bytes)?),
     };
-    Ok(Some((value, end)))
+    Ok(Some((frame, end)))
+}
+
+fn read(frame: &[u8]) -> io::Result<Value> {
+    redis::parse_redis_value(frame).map_err(|error| garbage(&error.to_string()))
+}
+
+/// What is pushed of a channel. The frame is there to its end.
+fn pushed(frame: &[u8]) -> io::Result<Option<Pushed<'_>>> {
+    let mut begin = 1 + frame.iter().position(|&byte| byte == b'\n').unwrap_or(0);
+    let mut texts = [None; 3];
+    for part in &mut texts {
+        let Some(end) = end_of_part(frame, begin)? else {
+            break;
+        };
+        *part = text(&frame[begin..end]);
+        begin = end;
+    }
+    let [Some(kind), Some(channel), message] = texts else {
+        return Ok(None);
+    };
+    Ok(Pushed::of(kind, channel, message))
+}
+
+/// `None` behind the last one.
+fn end_of_part(frame: &[u8], begin: usize) -> io::Result<Option<usize>> {
+    if begin < frame.len() { end_of(frame, begin, 1) } else { Ok(None) }
 }
 
 /// What a text says that is there to its end.
@@ -119,9 +164,38 @@ mod tests {
     fn answers_are_what_the_library_reads_in_them() {
         for answer in ANSWERS {
             let bytes = [answer.as_bytes(), b"+behind it\r\n"].concat();
-            let (value, length) = first(&bytes).expect(answer).expect(answer);
+            let (frame, length) = first(&bytes).expect(answer).expect(answer);
             assert_eq!(length, answer.len(), "{answer}");
-            assert_eq!(value, redis::parse_redis_value(answer.as_bytes()).expect(answer), "{answer}");
+            let value = redis::parse_redis_value(answer.as_bytes()).expect(answer);
+            let is_pushed = matches!(value, Value::Push { .. });
+            assert_eq!(frame, if is_pushed { Frame::Other } else { Frame::Answer(value) }, "{answer}");
+        }
+    }
+
+    #[test]
+    fn what_is_pushed_of_a_channel_is_read_here() {
+        let message = ">3\r\n$8\r\nsmessage\r\n$1\r\na\r\n$4\r\nx\r\ny\r\n";
+        let pushed = Pushed::Message { channel: "a", message: b"x\r\ny" };
+        assert_eq!(first(message.as_bytes()).expect("whole"), Some((Frame::Pushed(pushed, None), message.len())));
+        for (kind, pushed) in [
+            ("ssubscribe", Pushed::Subscribed { channel: "a" }),
+            ("sunsubscribe", Pushed::Unsubscribed { channel: "a" }),
+        ] {
+            let frame = format!(">3\r\n${}\r\n{kind}\r\n$1\r\na\r\n:1\r\n", kind.len());
+            let whole = Some(redis::parse_redis_value(frame.as_bytes()).expect("a push"));
+            assert_eq!(first(frame.as_bytes()).expect("whole"), Some((Frame::Pushed(pushed, whole), frame.len())));
+        }
+        let others = [
+            &b">3\r\n$7\r\nmessage\r\n$1\r\na\r\n$1\r\nx\r\n"[..],
+            // A channel that is no text, no message, no channel.
+            b">3\r\n$8\r\nsmessage\r\n$1\r\n\xfe\r\n$1\r\nx\r\n",
+            b">2\r\n$8\r\nsmessage\r\n$1\r\na\r\n",
+            b">3\r\n$8\r\nsmessage\r\n$-1\r\n$1\r\nx\r\n",
+            b">1\r\n$8\r\nsmessage\r\n",
+        ];
+        for other in others {
+            let text = other.escape_ascii();
+            assert_eq!(first(other).expect("whole"), Some((Frame::Other, other.len())), "{text}");
         }
     }
 

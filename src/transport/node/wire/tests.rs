@@ -1,5 +1,5 @@
 use std::pin::pin;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::transport::fake;
+use crate::transport::pushed::Pushed;
 
 /// How long is waited for what has to come.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -18,9 +19,23 @@ const PATIENCE: Duration = Duration::from_secs(20);
 struct Ends {
     is_closed: Arc<AtomicBool>,
     losses: Arc<AtomicUsize>,
+    heard: Arc<Mutex<Vec<String>>>,
 }
 
 impl Ends {
+    fn ears(&self) -> Ears {
+        let (losses, heard) = (Arc::clone(&self.losses), Arc::clone(&self.heard));
+        let on_loss = move || {
+            losses.fetch_add(1, Ordering::SeqCst);
+        };
+        let hear = move |pushed: Pushed<'_>| heard.lock().push(format!("{pushed:?}"));
+        Ears { is_closed: Arc::clone(&self.is_closed), on_loss: Some(Arc::new(on_loss)), hear: Some(Box::new(hear)) }
+    }
+
+    fn heard(&self) -> Vec<String> {
+        std::mem::take(&mut *self.heard.lock())
+    }
+
     fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }
@@ -38,10 +53,6 @@ async fn connected() -> (Wire, Server, Ends) {
     let settings = info.redis_settings().clone().set_protocol(redis::ProtocolVersion::RESP3);
     let info = info.set_redis_settings(settings);
     let ends = Ends::default();
-    let losses = Arc::clone(&ends.losses);
-    let on_loss = move || {
-        losses.fetch_add(1, Ordering::SeqCst);
-    };
     let accept = async {
         let (stream, _) = listener.accept().await.expect("a connection");
         let mut server = Server { stream, said: Vec::new() };
@@ -53,7 +64,7 @@ async fn connected() -> (Wire, Server, Ends) {
         }
         server
     };
-    let (wire, server) = join(Wire::dial(&info, Arc::clone(&ends.is_closed), Some(Box::new(on_loss))), accept).await;
+    let (wire, server) = join(Wire::dial(&info, ends.ears()), accept).await;
     (wire.expect("greeted"), server, ends)
 }
 
@@ -286,6 +297,85 @@ async fn what_nobody_can_read_ends_it() {
         assert!(server.is_over().await, "{answer}");
         assert!(ends.is_closed() && ask(&wire, 1).await.is_err());
     }
+}
+
+fn pushed(kind: &str, channel: &str, last: &str) -> String {
+    format!(">3\r\n${}\r\n{kind}\r\n${}\r\n{channel}\r\n{last}", kind.len(), channel.len())
+}
+
+fn subscribe(bytes: &mut Vec<u8>, channel: &str) {
+    bytes.extend_from_slice(&redis::cmd("SSUBSCRIBE").arg(channel).get_packed_command());
+}
+
+fn is_confirmation(answer: &Value) -> bool {
+    matches!(answer, Value::Push { kind: redis::PushKind::SSubscribe, .. })
+}
+
+#[tokio::test]
+async fn messages_are_heard_in_order_and_answer_nobody() {
+    let (wire, mut server, ends) = connected().await;
+    let answers = async {
+        server.hear().await;
+        // The last one in two pieces, and two that nobody knows.
+        let message = |text: &str| pushed("smessage", "a", &format!("$1\r\n{text}\r\n"));
+        let all = [message("1"), "$1\r\n0\r\n".into(), ">1\r\n$5\r\nhello\r\n".into(), ">0\r\n".into(), message("2")];
+        let all = all.concat();
+        let (first, second) = all.split_at(all.len() - 3);
+        server.say(first).await;
+        tokio::task::yield_now().await;
+        server.say(second).await;
+        // Behind it.
+        server.hear().await;
+        server.say("$1\r\n1\r\n").await;
+    };
+    let asking = async { (ask(&wire, 0).await, ask(&wire, 1).await) };
+    let ((first, second), ()) = join(asking, answers).await;
+    assert_eq!((first.expect("answered"), second.expect("answered")), (text("0"), text("1")));
+    let message = |text: &str| format!("{:?}", Pushed::Message { channel: "a", message: text.as_bytes() });
+    assert_eq!(ends.heard(), [message("1"), message("2")]);
+}
+
+#[tokio::test]
+async fn commands_that_subscribe_are_answered_by_what_is_pushed_or_refused() {
+    let (wire, mut server, ends) = connected().await;
+    let channels = ["a", "b", "c"];
+    let asking = wire.subscribe_all(3, |bytes| channels.iter().for_each(|channel| subscribe(bytes, channel)));
+    let answers = async {
+        for _ in channels {
+            server.hear().await;
+        }
+        server.say(&pushed("ssubscribe", "a", ":1\r\n")).await;
+        server.say(&pushed("smessage", "a", "$1\r\nx\r\n")).await;
+        server.say("-MOVED 7 127.0.0.1:1\r\n").await;
+        server.say(&pushed("ssubscribe", "c", ":2\r\n")).await;
+    };
+    let (answers, ()) = join(asking, answers).await;
+    let answers = answers.expect("answered");
+    assert!(is_confirmation(&answers[0]) && is_confirmation(&answers[2]), "{answers:?}");
+    assert!(matches!(answers[1], Value::ServerError(_)), "{answers:?}");
+    let heard = [
+        Pushed::Subscribed { channel: "a" },
+        Pushed::Message { channel: "a", message: b"x" },
+        Pushed::Subscribed { channel: "c" },
+    ];
+    assert_eq!(ends.heard(), heard.map(|pushed| format!("{pushed:?}")));
+}
+
+/// A slot leaves while the node is pinged: the answer to that is its own.
+#[tokio::test]
+async fn what_ends_unasked_answers_no_other_question() {
+    let (wire, mut server, ends) = connected().await;
+    server.say(&pushed("sunsubscribe", "a", ":0\r\n")).await;
+    let answers = async {
+        server.hear().await;
+        server.say(&pushed("sunsubscribe", "b", ":0\r\n")).await;
+        server.say("$1\r\n0\r\n").await;
+    };
+    let (answer, ()) = join(ask(&wire, 0), answers).await;
+    assert_eq!(answer.expect("answered"), text("0"));
+    let ended = |channel| format!("{:?}", Pushed::Unsubscribed { channel });
+    assert_eq!(ends.heard(), [ended("a"), ended("b")]);
+    assert!(!ends.is_closed());
 }
 
 #[tokio::test]

@@ -1,0 +1,62 @@
+//! Who hears what a connection says without being asked.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use redis::{PushInfo, PushKind};
+
+use super::OnLoss;
+use crate::transport::pushed::{Hear, Pushed};
+
+/// Kept by what drives the connection. It ends with this, with its runtime, too.
+#[derive(Default)]
+pub(super) struct Ears {
+    /// Set when the connection ends, before anybody else learns of it.
+    pub(super) is_closed: Arc<AtomicBool>,
+    pub(super) on_loss: Option<OnLoss>,
+    pub(super) hear: Option<Hear>,
+}
+
+impl Ears {
+    pub(super) fn new(is_closed: Arc<AtomicBool>, on_loss: Option<OnLoss>) -> Self {
+        Self { is_closed, on_loss, hear: None }
+    }
+
+    /// For a connection that subscribes.
+    pub(super) fn of_link(on_loss: OnLoss, hear: Hear) -> Self {
+        Self { is_closed: Arc::default(), on_loss: Some(on_loss), hear: Some(hear) }
+    }
+
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    /// The other side has ended it.
+    pub(super) fn lose(&self) {
+        if let Some(on_loss) = &self.on_loss {
+            on_loss();
+        }
+    }
+
+    pub(super) fn hear(&self, pushed: Pushed<'_>) {
+        if let Some(hear) = &self.hear {
+            hear(pushed);
+        }
+    }
+
+    /// What the library says of a connection of its own.
+    pub(super) fn hear_library(&self, push: &PushInfo) {
+        if push.kind == PushKind::Disconnection {
+            self.close();
+            self.lose();
+        } else if let Some(pushed) = Pushed::of_library(&push.kind, &push.data) {
+            self.hear(pushed);
+        }
+    }
+}
+
+impl Drop for Ears {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
