@@ -51,16 +51,16 @@ use crate::attempt::{Notice, Subscription};
 use crate::calls::{Calls, FRESH, Fresh, Standing};
 use crate::clock::Clock;
 use crate::home::Home;
-use crate::lease::{Anchor, Moment};
+use crate::lease::Moment;
 use crate::options::Options;
 use crate::transport::ReadNotice;
 use crate::transport::node::Node;
-use crate::transport::pushed::Pushed;
 use crate::transport::slot_owners::SlotOwners;
-use channel::{Channel, Listener, News};
+use channel::{Channel, Listener};
 use link::Running;
 
 mod channel;
+mod hearing;
 mod keeper;
 mod link;
 #[cfg(test)]
@@ -496,11 +496,6 @@ impl Subscriptions {
         }
     }
 
-    /// The link that a push comes from, unless its connection was given up.
-    fn current(&mut self, from: Origin) -> Option<&mut Link> {
-        self.links.get_mut(&from.link).filter(|link| link.connection == from.connection)
-    }
-
     /// Links whose task has ended are no home. They are found here, because a task that did this itself when it is dropped
     /// would wait for ever for the lock: a runtime that is shutting down drops it within the call that spawns it.
     fn bury(&mut self) {
@@ -515,29 +510,6 @@ impl Subscriptions {
             channel.home = None;
             channel.unconfirm(&mut self.broken);
         }
-    }
-
-    fn confirm(&mut self, from: Origin, channel: &str) -> Option<News> {
-        let epoch = self.next_number().get();
-        let link = self.links.get_mut(&from.link).filter(|link| link.connection == from.connection)?;
-        let known = self.channels.get_key_value(channel).map(|(name, _)| Arc::clone(name));
-        let name = known.unwrap_or_else(|| channel.into());
-        link.subscribed.insert(Arc::clone(&name));
-        // Here already, since a message may be next. No command but the last is under way.
-        link.proven = link.asked;
-        let Some(channel) = self.channels.get_mut(channel).filter(|channel| channel.home == Some(from.link)) else {
-            // Not wanted here any more.
-            link.look_at(&name);
-            return None;
-        };
-        // Of what was confirmed all the while nothing has been missed.
-        let was_confirmed = std::mem::replace(&mut channel.is_confirmed, true);
-        let heard = channel.keepers().filter(|_| !was_confirmed);
-        if heard.map(|calls| calls.stands(link.standing(epoch))).count() > 0 {
-            link.is_pinged_from_now_on();
-        }
-        channel.refused = None;
-        Some(channel.news(Notice::AskAgain))
     }
 
     /// Nothing is confirmed at this link any more.
@@ -623,79 +595,5 @@ impl Shared {
         };
         subscriptions.links.insert(number, link);
         number
-    }
-
-    /// Handles what a server says of its own accord, within the task that reads the connection.
-    fn take(&self, from: Origin, pushed: Pushed<'_>) {
-        match pushed {
-            Pushed::Message { channel, message } => self.deliver(from, channel, message),
-            Pushed::Subscribed { channel } => self.confirm(from, channel),
-            Pushed::Unsubscribed { channel } => self.unsubscribed(from, channel),
-        }
-    }
-
-    fn deliver(&self, from: Origin, name: &str, message: &[u8]) {
-        let news = self.read(&mut self.subscriptions.lock(), from, name, message);
-        if let Some(news) = news {
-            news.tell(self.clock.now());
-        }
-    }
-
-    fn read(&self, subscriptions: &mut Subscriptions, from: Origin, name: &str, message: &[u8]) -> Option<News> {
-        let channel = subscriptions.channels.get(name).filter(|channel| !channel.listeners.is_empty())?;
-        let is_at_home = channel.home == Some(from.link);
-        // What a connection says that was given up is lost; the next confirmation makes up for it.
-        let link = subscriptions.links.get_mut(&from.link).filter(|link| link.connection == from.connection)?;
-        let anchor = if is_at_home { self.anchor(link) } else { None };
-        Some(channel.news((channel.read)(message, anchor)))
-    }
-
-    fn anchor(&self, link: &mut Link) -> Option<Anchor> {
-        let (connection, anchor) = link.node.anchor()?;
-        if link.proven != Some(connection) {
-            link.must_prove = true;
-            link.wake.notify_one();
-            return None;
-        }
-        let is_fresh = anchor.age_at(self.clock.now()) <= self.pace.anchor_age_most;
-        (is_fresh && !self.slot_owners.suspects(&link.node)).then_some(anchor)
-    }
-
-    fn confirm(&self, from: Origin, channel: &str) {
-        let news = self.subscriptions.lock().confirm(from, channel);
-        if let Some(news) = news {
-            news.tell(self.clock.now());
-        }
-    }
-
-    /// Asked for by us, or not: then the slot has left, most likely.
-    fn unsubscribed(&self, from: Origin, channel: &str) {
-        let mut subscriptions = self.subscriptions.lock();
-        let Some(name) = subscriptions.current(from).and_then(|link| link.subscribed.take(channel)) else {
-            return;
-        };
-        let Some(entry) = subscriptions.channels.get_mut(channel).filter(|channel| channel.home == Some(from.link))
-        else {
-            return;
-        };
-        let mut broken = Vec::new();
-        entry.unconfirm(&mut broken);
-        if let Some(link) = subscriptions.current(from) {
-            link.look_at(&name);
-        }
-        drop(subscriptions);
-        broken.into_iter().for_each(|calls| calls.tell_broken());
-        self.slot_owners.look_for_news();
-    }
-
-    fn lose(&self, from: Origin) {
-        let mut subscriptions = self.subscriptions.lock();
-        if let Some(link) = subscriptions.current(from) {
-            link.is_lost = true;
-            link.wake.notify_one();
-            subscriptions.unconfirm(from.link);
-        }
-        drop(subscriptions);
-        self.tell_broken();
     }
 }

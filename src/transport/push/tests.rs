@@ -8,7 +8,7 @@ use super::*;
 use crate::attempt::{Answered, Granted, NodeId};
 use crate::calls::{Call, OnCall};
 use crate::home::Home;
-use crate::lease::{FencingToken, Moment, ServerTime};
+use crate::lease::{Anchor, FencingToken, Moment, ServerTime};
 use crate::options::Options;
 use crate::topology::Topology;
 use crate::transport::address::{address_of, parse_all, parse_one};
