@@ -243,13 +243,20 @@ impl HoldRecord {
             record.keep = Some(keep);
             word.into_iter().for_each(|word| record.hears(word, now));
         }
-        record.apply(grant, rules);
+        record.apply(grant, now, rules);
         (record, share_id)
     }
 
-    /// Takes over what the server granted: the deadline moves, never back.
-    fn apply(&mut self, grant: Grant, rules: &Rules) {
+    /// Takes over what the server granted at some moment before now. The deadline does not move back, unless the server has lost
+    /// what it had granted before.
+    fn apply(&mut self, grant: Grant, now: Moment, rules: &Rules) {
         let Grant { sent, remaining, asked } = grant;
+        // What is left on the server is less than what this process counts on: as after a failover, where the new primary does
+        // not know the last renewal.
+        if self.granted_until > now.after(remaining) && self.answered <= sent {
+            self.granted_until = sent;
+            self.asked_until = sent;
+        }
         self.granted_until = self.granted_until.max(lease::valid_until(sent, remaining, rules.clock_margin));
         self.asked_until = self.asked_until.max(sent.after(asked));
         self.asked = asked;

@@ -479,6 +479,25 @@ fn guard_starts_with_what_an_answer_leaves_that_was_long_on_its_way() {
     );
 }
 
+/// A new primary may not know the last renewal. What it says to a shorter one is what is left then.
+#[test]
+fn deadline_moves_back_only_if_the_server_has_lost_a_renewal() {
+    let table = table();
+    let entry = enter(&table, Mode::Read);
+    let (hold, _share_id) = grant(&entry, 1, Mode::Read, 5, 1);
+    let at = |passed| now().after(Duration::from_millis(passed));
+    let (first, second, third) = (at(0), at(10), at(20));
+    hold.renewed(Grant { sent: second, remaining: LEASE * 6, asked: LEASE * 6 }, second);
+    let long = hold.deadline();
+    assert!(long > second.after(LEASE * 5));
+    hold.renewed(Grant { sent: first, remaining: LEASE, asked: LEASE }, third);
+    assert_eq!(hold.deadline(), long, "the answer to an earlier request");
+    hold.renewed(Grant { sent: third, remaining: LEASE * 6, asked: LEASE }, third.after(secs(1)));
+    assert!(hold.deadline() >= long, "it knows all of it");
+    hold.renewed(Grant { sent: third, remaining: LEASE, asked: LEASE }, third);
+    assert!(hold.deadline() <= third.after(LEASE), "a guard counts on nothing that the server does not know");
+}
+
 #[test]
 fn waiter_whose_renewal_goes_unanswered_hears_of_it_and_of_the_end() {
     let table = table();

@@ -164,7 +164,7 @@ impl HoldRecord {
         self.phase = Phase::Held;
         self.backoff.reset();
         self.stood_at(grant.sent, rules);
-        self.apply(grant, rules);
+        self.apply(grant, now, rules);
         let not_converted = self.settle_open_conversion(grant.sent);
         self.renew_in_doubt(grant.sent);
         self.tell_awaiting(signals);
