@@ -6,6 +6,7 @@
 //! Source: the drift allowance of Redlock, and Gray and Cheriton, "Leases" (1989).
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 /// What timers and millisecond truncation may cost.
@@ -15,19 +16,27 @@ const RATE_PARTS: u32 = 100;
 const NANOS_PER_SEC: u64 = 1_000_000_000;
 
 /// A moment of the local clock, in nanoseconds since the clock's own origin.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
-pub(crate) struct Moment(u64);
+///
+/// One more than these, so that a moment that may be missing takes no more room than one that may not.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Moment(NonZeroU64);
+
+impl fmt::Debug for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Moment").field(&self.as_nanos()).finish()
+    }
+}
 
 impl Moment {
     /// Later than any moment that is reached.
-    pub(crate) const NEVER: Self = Self(u64::MAX);
+    pub(crate) const NEVER: Self = Self(NonZeroU64::MAX);
 
     pub(crate) const fn from_nanos(nanos: u64) -> Self {
-        Self(nanos)
+        Self(NonZeroU64::MIN.saturating_add(nanos))
     }
 
-    pub(crate) fn as_nanos(self) -> u64 {
-        self.0
+    pub(crate) const fn as_nanos(self) -> u64 {
+        self.0.get() - 1
     }
 
     /// The moment `d` later; [`Moment::NEVER`] when that is out of range.
@@ -38,12 +47,13 @@ impl Moment {
 
     /// The moment in the middle of this one and `later`.
     pub(crate) fn halfway_to(self, later: Self) -> Self {
-        Self(self.0 + later.0.saturating_sub(self.0) / 2)
+        let (from, to) = (self.as_nanos(), later.as_nanos());
+        Self::from_nanos(from + to.saturating_sub(from) / 2)
     }
 
     /// The time from `earlier` to this moment, zero if it is not earlier.
     pub(crate) fn since(self, earlier: Self) -> Duration {
-        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+        Duration::from_nanos(self.as_nanos().saturating_sub(earlier.as_nanos()))
     }
 }
 

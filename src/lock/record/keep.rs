@@ -4,6 +4,7 @@
 //! An idle hold has one share, which is nobody's: it is renewed, and ends, as any hold does. The rules are those of
 //! `docs/IDLE.md`; the numbers behind them are its own.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -80,6 +81,20 @@ struct Block {
     last: FencingToken,
 }
 
+/// A place among the shares of a hold. One more than its number is kept, so that a place that is missing takes no room.
+#[derive(Clone, Copy, Debug)]
+struct Place(NonZeroU32);
+
+impl Place {
+    fn of(slot: usize) -> Self {
+        Self(NonZeroU32::MIN.saturating_add(slot as u32))
+    }
+
+    fn slot(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
 /// What lets a hold stay.
 #[derive(Debug)]
 pub(crate) struct Keep {
@@ -91,7 +106,7 @@ pub(crate) struct Keep {
     /// When it was learnt that somebody waits. Whoever asks later, and is told that nobody does, ends it.
     called_at: Option<Moment>,
     /// The place of the share that is nobody's, while no guard is inside. Few holds have as many guards as this can count.
-    idle: Option<u32>,
+    idle: Option<Place>,
     /// It was used by somebody else than who asked for it.
     is_used_again: bool,
     /// Its one share is that of somebody who has no guard yet: it was idle, and is to be turned into one of the other side.
@@ -172,7 +187,7 @@ impl HoldRecord {
     pub(super) fn take_idle_place(&mut self, share: Share) -> Option<usize> {
         let keep = self.keep.as_mut()?;
         keep.is_used_again = true;
-        let slot = keep.idle.take()? as usize;
+        let slot = keep.idle.take()?.slot();
         self.shares.replace(slot, share);
         Some(slot)
     }
@@ -352,7 +367,7 @@ impl HoldRecord {
 
     fn is_idle_from(&mut self, slot: usize, now: Moment) {
         if let Some(keep) = &mut self.keep {
-            keep.idle = Some(slot as u32);
+            keep.idle = Some(Place::of(slot));
         }
         if self.renewal == Renewal::Needless {
             self.renewal = Renewal::Due(self.answered.after(renewal_interval(self.asked)).max(now));
@@ -368,7 +383,7 @@ impl HoldRecord {
     /// When it is to be given up, if no guard comes before.
     pub(in crate::lock) fn idle_until(&self) -> Option<Moment> {
         let keep = self.keep.as_ref()?;
-        let ends = self.shares.get(keep.idle? as usize).ends;
+        let ends = self.shares.get(keep.idle?.slot()).ends;
         let is_called = keep.called_at.is_some() || keep.relied.is_none();
         Some(if is_called { Moment::from_nanos(0) } else { ends })
     }
@@ -376,8 +391,8 @@ impl HoldRecord {
     /// It is over, and its share that is nobody's with it. Whether nobody had a guard of it.
     pub(super) fn leaves_idle(&mut self) -> bool {
         let idle = self.keep.as_mut().and_then(|keep| keep.idle.take());
-        if let Some(slot) = idle {
-            self.shares.remove(slot as usize);
+        if let Some(place) = idle {
+            self.shares.remove(place.slot());
         }
         idle.is_some() || self.keep.as_ref().is_some_and(|keep| keep.is_turned || keep.lacks_token)
     }
