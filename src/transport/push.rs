@@ -56,7 +56,7 @@ use crate::options::Options;
 use crate::transport::ReadNotice;
 use crate::transport::node::Node;
 use crate::transport::slot_owners::SlotOwners;
-use channel::{Channel, Listener};
+use channel::{Channel, LinkId, Listener};
 use link::Running;
 
 mod channel;
@@ -148,7 +148,7 @@ impl Deref for Shared {
 struct Subscriptions {
     /// Boxed, since a map has room for up to twice as many, and there may be one for each lock.
     channels: HashMap<Arc<str>, Box<Channel>>,
-    links: HashMap<NonZeroU64, Link>,
+    links: HashMap<LinkId, Link>,
     /// Channels without a waiter, in the order in which they lost their last, and when that was.
     lingering: Lingering,
     /// The same of those by which calls come, once it was found.
@@ -158,6 +158,7 @@ struct Subscriptions {
     /// How many channels were left when somebody looked for those that nobody keeps any more.
     looked_at: usize,
     last_number: u64,
+    last_link: Option<LinkId>,
     /// Whoever is to be told that its subscription has broken, when no lock is held.
     broken: Vec<Arc<Calls>>,
 }
@@ -172,8 +173,8 @@ struct Link {
     /// Pushes of an earlier connection count for nothing.
     connection: u64,
     is_lost: bool,
-    /// What the server has subscribed on this connection.
-    subscribed: HashSet<Arc<str>>,
+    /// What the server has subscribed on this connection beside the channels that are confirmed here: it is to be ended.
+    leftovers: HashSet<Arc<str>>,
     /// Channels at which the task shall look.
     todo: VecDeque<Arc<str>>,
     /// Until when what this connection has subscribed is heard.
@@ -204,6 +205,14 @@ impl Link {
         }
     }
 
+    /// A channel that was at home here is so no more.
+    fn lets_go(&mut self, name: &Arc<str>, channel: &Channel) {
+        if channel.is_confirmed {
+            self.leftovers.insert(Arc::clone(name));
+        }
+        self.look_at(name);
+    }
+
     fn look_at(&mut self, name: &Arc<str>) {
         self.todo.push_back(Arc::clone(name));
         self.wake.notify_one();
@@ -213,7 +222,7 @@ impl Link {
 /// Where a push comes from.
 #[derive(Clone, Copy)]
 struct Origin {
-    link: NonZeroU64,
+    link: LinkId,
     connection: u64,
 }
 
@@ -408,6 +417,10 @@ impl Subscriptions {
         NonZeroU64::MIN.saturating_add(self.last_number)
     }
 
+    fn next_link(&mut self) -> LinkId {
+        *self.last_link.insert(self.last_link.map_or(LinkId::FIRST, LinkId::next))
+    }
+
     fn add_listener(&mut self, name: &Arc<str>, listener: Listener) -> Place {
         let number = self.next_number();
         if let Some(channel) = self.channels.get_mut(name) {
@@ -492,7 +505,7 @@ impl Subscriptions {
             return;
         };
         if let Some(home) = channel.home.and_then(|home| self.links.get_mut(&home)) {
-            home.look_at(name);
+            home.lets_go(name, &channel);
         }
     }
 
@@ -513,14 +526,14 @@ impl Subscriptions {
     }
 
     /// Nothing is confirmed at this link any more.
-    fn unconfirm(&mut self, link: NonZeroU64) {
+    fn unconfirm(&mut self, link: LinkId) {
         for channel in self.channels.values_mut().filter(|channel| channel.home == Some(link)) {
             channel.unconfirm(&mut self.broken);
         }
     }
 
     /// Whether somebody relies on this link; looks at all its channels.
-    fn is_kept(&mut self, link: NonZeroU64) -> bool {
+    fn is_kept(&mut self, link: LinkId) -> bool {
         let is_kept = self.channels.values().any(|channel| channel.home == Some(link) && channel.is_kept());
         if let Some(link) = self.links.get_mut(&link) {
             link.is_kept = is_kept;
@@ -558,10 +571,12 @@ impl Shared {
         if old == Some(new) {
             return true;
         }
-        for link in old.into_iter().chain([new]) {
-            if let Some(link) = subscriptions.links.get_mut(&link) {
-                link.look_at(name);
-            }
+        let channel = subscriptions.channels.get(name);
+        if let (Some(link), Some(channel)) = (old.and_then(|old| subscriptions.links.get_mut(&old)), channel) {
+            link.lets_go(name, channel);
+        }
+        if let Some(link) = subscriptions.links.get_mut(&new) {
+            link.look_at(name);
         }
         if let Some(channel) = subscriptions.channels.get_mut(name) {
             channel.home = Some(new);
@@ -571,12 +586,12 @@ impl Shared {
     }
 
     /// The link to a node, which is there afterwards.
-    fn link_to(self: &Arc<Self>, subscriptions: &mut Subscriptions, node: &Arc<Node>) -> NonZeroU64 {
+    fn link_to(self: &Arc<Self>, subscriptions: &mut Subscriptions, node: &Arc<Node>) -> LinkId {
         let mut known = subscriptions.links.iter().filter(|(_, link)| link.node.address() == node.address());
         if let Some((number, _)) = known.next() {
             return *number;
         }
-        let number = subscriptions.next_number();
+        let number = subscriptions.next_link();
         let wake = Arc::new(Notify::new());
         let running = Running::new(Arc::clone(self), number, Arc::clone(node), Arc::clone(&wake));
         let link = Link {
@@ -585,7 +600,7 @@ impl Shared {
             task: tokio::spawn(running.run()).abort_handle(),
             connection: 0,
             is_lost: false,
-            subscribed: HashSet::new(),
+            leftovers: HashSet::new(),
             todo: VecDeque::new(),
             fresh: Arc::new(Fresh::until(node.id(), Moment::from_nanos(0))),
             is_kept: false,

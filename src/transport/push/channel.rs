@@ -1,6 +1,7 @@
 //! A channel, and whoever listens to it.
 
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
+use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 use tokio::sync::mpsc;
@@ -11,6 +12,19 @@ use crate::calls::{Call, Calls};
 use crate::lease::Moment;
 use crate::transport::ReadNotice;
 
+/// Which link. Small, since each channel says where it is at home.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct LinkId(NonZeroU32);
+
+impl LinkId {
+    pub(super) const FIRST: Self = Self(NonZeroU32::MIN);
+
+    /// A node that is home to channels needs one, and each runtime at it; there are not as many in the life of a process.
+    pub(super) fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+}
+
 pub(super) struct Channel {
     pub(super) slot: u16,
     pub(super) read: ReadNotice,
@@ -18,14 +32,54 @@ pub(super) struct Channel {
     pub(super) is_for_calls: bool,
     /// The server at home has it subscribed, on the link's connection.
     pub(super) is_confirmed: bool,
-    /// Few, and mostly one.
-    pub(super) listeners: Box<[(NonZeroU64, Listener)]>,
+    pub(super) listeners: Listeners,
     /// Its number among those that linger.
     pub(super) lingers: Option<NonZeroU64>,
     /// The link to the owner of its slot.
-    pub(super) home: Option<NonZeroU64>,
+    pub(super) home: Option<LinkId>,
     /// It was, since it was confirmed.
     pub(super) refused: Option<Box<Refused>>,
+}
+
+/// Few, and mostly one, which needs no memory of its own then.
+pub(super) enum Listeners {
+    Nobody,
+    One((NonZeroU64, Listener)),
+    #[expect(clippy::box_collection, reason = "a pointer leaves the channel as small as with one listener")]
+    Many(Box<Vec<(NonZeroU64, Listener)>>),
+}
+
+impl Listeners {
+    fn take(&mut self) -> Vec<(NonZeroU64, Listener)> {
+        match std::mem::replace(self, Self::Nobody) {
+            Self::Nobody => Vec::new(),
+            Self::One(listener) => vec![listener],
+            Self::Many(listeners) => *listeners,
+        }
+    }
+}
+
+impl Deref for Listeners {
+    type Target = [(NonZeroU64, Listener)];
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Nobody => &[],
+            Self::One(listener) => std::slice::from_ref(listener),
+            Self::Many(listeners) => listeners,
+        }
+    }
+}
+
+impl FromIterator<(NonZeroU64, Listener)> for Listeners {
+    fn from_iter<I: IntoIterator<Item = (NonZeroU64, Listener)>>(listeners: I) -> Self {
+        let mut listeners = listeners.into_iter().fuse();
+        match (listeners.next(), listeners.next()) {
+            (None, _) => Self::Nobody,
+            (Some(one), None) => Self::One(one),
+            (Some(first), Some(second)) => Self::Many(Box::new([first, second].into_iter().chain(listeners).collect())),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -69,25 +123,28 @@ impl Channel {
             read,
             is_for_calls: matches!(first, Listener::Keeper(_)),
             is_confirmed: false,
-            listeners: Box::default(),
+            listeners: Listeners::Nobody,
             lingers: None,
             home: None,
             refused: None,
         }
     }
 
+    pub(super) fn is_confirmed_at(&self, link: LinkId) -> bool {
+        self.home == Some(link) && self.is_confirmed
+    }
+
     pub(super) fn add(&mut self, number: NonZeroU64, listener: Listener) {
-        let listeners = std::mem::take(&mut self.listeners).into_iter();
-        let there = listeners.filter(|(_, listener)| !listener.has_left());
+        let there = self.listeners.take().into_iter().filter(|(_, listener)| !listener.has_left());
         self.listeners = there.chain([(number, listener)]).collect();
     }
 
     /// Whoever left is to be dropped when no lock is held: the last sender wakes its receiver.
     pub(super) fn remove(&mut self, number: NonZeroU64) -> Option<Listener> {
         let place = self.listeners.iter().position(|(of, _)| *of == number)?;
-        let mut listeners = std::mem::take(&mut self.listeners).into_vec();
+        let mut listeners = self.listeners.take();
         let (_, left) = listeners.remove(place);
-        self.listeners = listeners.into();
+        self.listeners = listeners.into_iter().collect();
         Some(left)
     }
 

@@ -55,11 +55,15 @@ impl Shared {
     /// Asked for by us, or not: then the slot has left, most likely.
     fn unsubscribed(&self, from: Origin, channel: &str) {
         let mut subscriptions = self.subscriptions.lock();
-        let Some(name) = subscriptions.current(from).and_then(|link| link.subscribed.take(channel)) else {
+        let Some(link) = subscriptions.current(from) else {
             return;
         };
-        let Some(entry) = subscriptions.channels.get_mut(channel).filter(|channel| channel.home == Some(from.link))
-        else {
+        let was_left_over = link.leftovers.remove(channel);
+        let Some(name) = subscriptions.at_home(from, channel) else {
+            return;
+        };
+        let entry = subscriptions.channels.get_mut(&name).filter(|entry| was_left_over || entry.is_confirmed);
+        let Some(entry) = entry else {
             return;
         };
         let mut broken = Vec::new();
@@ -85,24 +89,30 @@ impl Shared {
 }
 
 impl Subscriptions {
+    /// The shared name of a channel that is at home there.
+    fn at_home(&self, from: Origin, channel: &str) -> Option<Arc<str>> {
+        let (name, channel) = self.channels.get_key_value(channel)?;
+        (channel.home == Some(from.link)).then(|| Arc::clone(name))
+    }
+
     /// The link that a push comes from, unless its connection was given up.
     pub(super) fn current(&mut self, from: Origin) -> Option<&mut Link> {
         self.links.get_mut(&from.link).filter(|link| link.connection == from.connection)
     }
 
-    fn confirm(&mut self, from: Origin, channel: &str) -> Option<News> {
+    fn confirm(&mut self, from: Origin, name: &str) -> Option<News> {
         let epoch = self.next_number().get();
         let link = self.links.get_mut(&from.link).filter(|link| link.connection == from.connection)?;
-        let known = self.channels.get_key_value(channel).map(|(name, _)| Arc::clone(name));
-        let name = known.unwrap_or_else(|| channel.into());
-        link.subscribed.insert(Arc::clone(&name));
         // Here already, since a message may be next. No command but the last is under way.
         link.proven = link.asked;
-        let Some(channel) = self.channels.get_mut(channel).filter(|channel| channel.home == Some(from.link)) else {
+        let Some(channel) = self.channels.get_mut(name).filter(|channel| channel.home == Some(from.link)) else {
             // Not wanted here any more.
+            let name = name.into();
             link.look_at(&name);
+            link.leftovers.insert(name);
             return None;
         };
+        link.leftovers.remove(name);
         // Of what was confirmed all the while nothing has been missed.
         let was_confirmed = std::mem::replace(&mut channel.is_confirmed, true);
         let heard = channel.keepers().filter(|_| !was_confirmed);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::channel::Channel;
+use super::channel::{Channel, Listeners};
 use super::{Shared, Subscriptions};
 use crate::transport::slots::SlotMap;
 
@@ -120,7 +120,7 @@ impl Subscriptions {
         let left: Vec<_> = left.map(|(name, _)| Arc::clone(name)).collect();
         for name in left {
             if let Some(channel) = self.channels.get_mut(&name) {
-                channel.listeners = Box::default();
+                channel.listeners = Listeners::Nobody;
             }
             self.begin_to_linger(&name);
         }

@@ -6,7 +6,6 @@
 //! `sunsubscribe` looks like a reply. When anything in a batch is not the reply to its own command, the connection is replaced.
 
 use std::collections::BTreeSet;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,6 +14,7 @@ use redis::{RedisError, Value};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::channel::LinkId;
 use super::{Origin, Shared};
 use crate::calls::Fresh;
 use crate::events;
@@ -39,7 +39,7 @@ const MAX_REFUSED: Duration = Duration::from_secs(5);
 /// The task of a link.
 pub(super) struct Running {
     shared: Arc<Shared>,
-    link: NonZeroU64,
+    link: LinkId,
     node: Arc<Node>,
     wake: Arc<Notify>,
 }
@@ -86,7 +86,7 @@ struct Agenda {
 }
 
 impl Running {
-    pub(super) fn new(shared: Arc<Shared>, link: NonZeroU64, node: Arc<Node>, wake: Arc<Notify>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, link: LinkId, node: Arc<Node>, wake: Arc<Notify>) -> Self {
         Self { shared, link, node, wake }
     }
 
@@ -178,7 +178,7 @@ impl Running {
         link.fresh = Arc::new(Fresh::until(link.node.id(), Moment::from_nanos(0)));
         link.asked = None;
         link.proven = None;
-        link.subscribed.clear();
+        link.leftovers.clear();
         let ours = subscriptions.channels.iter().filter(|(_, channel)| channel.home == Some(self.link));
         link.todo = ours.map(|(name, _)| Arc::clone(name)).collect();
         Ok(Origin { link: self.link, connection })
@@ -202,15 +202,16 @@ impl Running {
         }
         if now >= agenda.refresh_at {
             agenda.refresh_at = now + self.shared.pace.refresh;
-            let channels = &subscriptions.channels;
-            let is_for_calls = |name: &&Arc<str>| channels.get(&**name).is_some_and(|channel| channel.is_for_calls);
             // What calls come by is pinged instead, before anybody relies on it: it may be much.
-            agenda.again = link.subscribed.iter().filter(|name| !is_for_calls(name)).cloned().collect();
+            let here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
+            let of_waiters = here.filter(|(_, channel)| !channel.is_for_calls).map(|(name, _)| name);
+            agenda.again = of_waiters.chain(&link.leftovers).cloned().collect();
             // A replica confirms too. In a cluster waiters are told that it is one when they ask the same node, once a second.
             self.shared.slot_owners.look_from_time_to_time();
         } else if std::mem::take(&mut link.must_prove) {
             // Any answer will do.
-            agenda.again.extend(link.subscribed.iter().next().cloned());
+            let mut here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
+            agenda.again.extend(here.next().map(|(name, _)| Arc::clone(name)));
         }
         while agenda.refused.first().is_some_and(|(at, _)| *at <= now) {
             link.todo.extend(agenda.refused.pop_first().map(|(_, name)| name));
@@ -229,7 +230,7 @@ impl Running {
                     agenda.refused.insert((not_before.unwrap_or(now), name));
                 }
                 Some(channel) if look == Look::Again || !channel.is_confirmed => commands.push((Verb::Subscribe, name)),
-                None if link.subscribed.contains(&name) => commands.push((Verb::Unsubscribe, name)),
+                None if link.leftovers.contains(&name) => commands.push((Verb::Unsubscribe, name)),
                 Some(_) | None => {}
             }
         }
@@ -342,13 +343,13 @@ impl Verb {
 }
 
 impl Shared {
-    fn unconfirm(&self, link: NonZeroU64) {
+    fn unconfirm(&self, link: LinkId) {
         self.subscriptions.lock().unconfirm(link);
     }
 
     fn forget_subscribed(&self, from: Origin, channel: &str) {
         if let Some(link) = self.subscriptions.lock().current(from) {
-            link.subscribed.remove(channel);
+            link.leftovers.remove(channel);
         }
     }
 }
