@@ -230,7 +230,7 @@ async fn take(manager: &RedisManager, count: usize, is_idle: bool) -> Vec<ReadGu
         if tasks.len() >= 16
             && let Some(done) = tasks.join_next().await
         {
-            guards.push(done.expect("it runs"));
+            guards.extend(done.expect("it runs"));
         }
         let manager = manager.clone();
         tasks.spawn(async move {
@@ -242,8 +242,8 @@ async fn take(manager: &RedisManager, count: usize, is_idle: bool) -> Vec<ReadGu
             None
         });
     }
-    guards.extend(tasks.join_all().await);
-    guards.into_iter().flatten().collect()
+    guards.extend(tasks.join_all().await.into_iter().flatten());
+    guards
 }
 
 /// What each process used, and how much its memory has grown.

@@ -130,6 +130,16 @@ pub(crate) struct Counts {
     pub(crate) waiters: usize,
 }
 
+impl Counts {
+    fn add(&mut self, hold: &Hold) {
+        let (guards, is_late) = hold.usage();
+        self.holds += 1;
+        self.idle += usize::from(hold.is_idle());
+        self.guards += guards;
+        self.late += usize::from(is_late);
+    }
+}
+
 impl Table {
     pub(crate) fn new(rules: Rules) -> Self {
         let shards = std::iter::repeat_with(Shard::default).take(SHARDS).collect();
@@ -261,15 +271,11 @@ impl Table {
         for shard in &self.shards {
             let cells: Vec<_> = shard.0.lock().values().cloned().collect();
             for cell in cells {
-                counts.waiters += cell.quietly(|state, _, _| state.waiting());
+                let (waiters, holds): (_, Vec<_>) =
+                    cell.quietly(|state, _, _| (state.waiting(), state.handles().collect()));
+                counts.waiters += waiters;
+                holds.iter().for_each(|hold| counts.add(hold));
             }
-        }
-        for hold in self.all_holds() {
-            let (guards, is_late) = hold.usage();
-            counts.holds += 1;
-            counts.idle += usize::from(hold.is_idle());
-            counts.guards += guards;
-            counts.late += usize::from(is_late);
         }
         counts
     }
