@@ -215,8 +215,12 @@ impl Facts<'_> {
         self.guards.values().any(|guard| Some(guard.id) == id && guard.index < request.index)
     }
 
-    /// Whether somebody waits for the answer to its turn.
+    /// Whether somebody waits for the answer to its turn. Whoever does need not know whether a request has gone out, as while the
+    /// node is silent.
     pub(in crate::testing::simulation::checkers) fn is_being_converted(&self, id: Id, now: Micros) -> bool {
+        if self.guards.values().any(|guard| guard.id == id && guard.is_converting(now)) {
+            return true;
+        }
         let is_open = |turn: &AttemptFacts| turn.ended.is_none_or(|(ended, _)| ended >= now);
         let mut conversions = self
             .conversions_of(id)
