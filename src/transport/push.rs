@@ -56,7 +56,7 @@ use crate::options::Options;
 use crate::transport::ReadNotice;
 use crate::transport::node::Node;
 use crate::transport::slot_owners::SlotOwners;
-use channel::{Channel, LinkId, Listener};
+use channel::{Channel, LinkId, Listener, Purpose};
 use link::Running;
 
 mod channel;
@@ -425,9 +425,9 @@ impl Subscriptions {
         let number = self.next_number();
         if let Some(channel) = self.channels.get_mut(name) {
             channel.add(number, listener);
-            let (lingers, is_for_calls) = (channel.lingers.take(), channel.is_for_calls);
+            let (lingers, purpose) = (channel.lingers.take(), channel.purpose);
             if let Some(number) = lingers {
-                self.lingering_of(is_for_calls).remove(&number);
+                self.lingering_of(purpose).remove(&number);
             }
         }
         Place { channel: Arc::clone(name), number }
@@ -438,8 +438,8 @@ impl Subscriptions {
         let number = self.next_number();
         if let Some(channel) = self.channels.get_mut(name).filter(|channel| channel.lingers.is_none()) {
             channel.lingers = Some(number);
-            let is_for_calls = channel.is_for_calls;
-            self.lingering_of(is_for_calls).insert(number, (Arc::clone(name), Instant::now()));
+            let purpose = channel.purpose;
+            self.lingering_of(purpose).insert(number, (Arc::clone(name), Instant::now()));
         }
     }
 
@@ -452,9 +452,10 @@ impl Subscriptions {
 
     /// Those go that linger the longest, if there are too many.
     fn bound_lingering(&mut self, pace: &Pace) {
-        for (is_for_calls, most) in [(false, pace.lingering_most), (true, pace.lingering_calls_most)] {
-            while self.lingering_of(is_for_calls).len() > most
-                && let Some((_, (oldest, _))) = self.lingering_of(is_for_calls).pop_first()
+        let bounds = [(Purpose::Turns, pace.lingering_most), (Purpose::Calls, pace.lingering_calls_most)];
+        for (purpose, most) in bounds {
+            while self.lingering_of(purpose).len() > most
+                && let Some((_, (oldest, _))) = self.lingering_of(purpose).pop_first()
             {
                 self.forget(&oldest);
             }
@@ -495,8 +496,11 @@ impl Subscriptions {
         self.channels.values_mut().for_each(|channel| channel.unconfirm(&mut self.broken));
     }
 
-    fn lingering_of(&mut self, is_for_calls: bool) -> &mut Lingering {
-        if is_for_calls { &mut self.lingering_calls } else { &mut self.lingering }
+    fn lingering_of(&mut self, purpose: Purpose) -> &mut Lingering {
+        match purpose {
+            Purpose::Turns => &mut self.lingering,
+            Purpose::Calls => &mut self.lingering_calls,
+        }
     }
 
     /// Nobody waits for it any more.

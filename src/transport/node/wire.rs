@@ -7,6 +7,9 @@
 //! one piece for all, the two would wait for each other. Nobody writes or wakes with the mutex held.
 //!
 //! The library greets the server, on a stream that is lent to it ([`stream`]), and reads all answers but those of scripts.
+//!
+//! A link has one of its own, for what is subscribed: what is pushed is told at once, by the task that reads, and in the order in which it
+//! came ([`Ears`]).
 
 use std::collections::VecDeque;
 use std::future::poll_fn;

@@ -28,8 +28,7 @@ impl LinkId {
 pub(super) struct Channel {
     pub(super) slot: u16,
     pub(super) read: ReadNotice,
-    /// Calls for a lock come by it.
-    pub(super) is_for_calls: bool,
+    pub(super) purpose: Purpose,
     /// The server at home has it subscribed, on the link's connection.
     pub(super) is_confirmed: bool,
     pub(super) listeners: Listeners,
@@ -98,7 +97,23 @@ pub(super) enum Listener {
     Keeper(Weak<Calls>),
 }
 
+/// What a channel is there for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Purpose {
+    /// Who waits is told of its turn.
+    Turns,
+    /// Who keeps a lock is called.
+    Calls,
+}
+
 impl Listener {
+    fn purpose(&self) -> Purpose {
+        match self {
+            Self::Waiter(_) => Purpose::Turns,
+            Self::Keeper(_) => Purpose::Calls,
+        }
+    }
+
     pub(super) fn keeper(&self) -> Option<Arc<Calls>> {
         match self {
             Self::Waiter(_) => None,
@@ -121,7 +136,7 @@ impl Channel {
         Self {
             slot,
             read,
-            is_for_calls: matches!(first, Listener::Keeper(_)),
+            purpose: first.purpose(),
             is_confirmed: false,
             listeners: Listeners::Nobody,
             lingers: None,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::channel::{Channel, Listeners};
+use super::channel::{Channel, Listeners, Purpose};
 use super::{Shared, Subscriptions};
 use crate::transport::slots::SlotMap;
 
@@ -115,7 +115,8 @@ impl Shared {
 impl Subscriptions {
     /// Whoever kept a lock does not say that it does so no more.
     pub(super) fn note_kept_no_more(&mut self) {
-        let is_left = |channel: &Channel| channel.is_for_calls && channel.lingers.is_none() && !channel.is_kept();
+        let is_left =
+            |channel: &Channel| channel.purpose == Purpose::Calls && channel.lingers.is_none() && !channel.is_kept();
         let left = self.channels.iter().filter(|(_, channel)| is_left(channel));
         let left: Vec<_> = left.map(|(name, _)| Arc::clone(name)).collect();
         for name in left {
@@ -127,8 +128,8 @@ impl Subscriptions {
     }
 
     fn forget_lingering_since(&mut self, moment: Option<Instant>) {
-        for is_for_calls in [false, true] {
-            while let Some(oldest) = self.lingering_of(is_for_calls).first_entry() {
+        for purpose in [Purpose::Turns, Purpose::Calls] {
+            while let Some(oldest) = self.lingering_of(purpose).first_entry() {
                 let (_, since) = oldest.get();
                 if moment.is_none_or(|moment| *since > moment) {
                     break;

@@ -14,7 +14,7 @@ use redis::{RedisError, Value};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::channel::LinkId;
+use super::channel::{LinkId, Purpose};
 use super::{Origin, Shared};
 use crate::calls::Fresh;
 use crate::events;
@@ -204,7 +204,7 @@ impl Running {
             agenda.refresh_at = now + self.shared.pace.refresh;
             // What calls come by is pinged instead, before anybody relies on it: it may be much.
             let here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
-            let of_waiters = here.filter(|(_, channel)| !channel.is_for_calls).map(|(name, _)| name);
+            let of_waiters = here.filter(|(_, channel)| channel.purpose == Purpose::Turns).map(|(name, _)| name);
             agenda.again = of_waiters.chain(&link.leftovers).cloned().collect();
             // A replica confirms too. In a cluster waiters are told that it is one when they ask the same node, once a second.
             self.shared.slot_owners.look_from_time_to_time();

@@ -177,6 +177,9 @@ mod tests {
         let message = ">3\r\n$8\r\nsmessage\r\n$1\r\na\r\n$4\r\nx\r\ny\r\n";
         let pushed = Pushed::Message { channel: "a", message: b"x\r\ny" };
         assert_eq!(first(message.as_bytes()).expect("whole"), Some((Frame::Pushed(pushed, None), message.len())));
+        for half in 0..message.len() {
+            assert_eq!(first(&message.as_bytes()[..half]).expect(message), None, "{half} bytes");
+        }
         for (kind, pushed) in [
             ("ssubscribe", Pushed::Subscribed { channel: "a" }),
             ("sunsubscribe", Pushed::Unsubscribed { channel: "a" }),
