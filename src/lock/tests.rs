@@ -495,7 +495,7 @@ fn deadline_moves_back_only_if_the_server_has_lost_a_renewal() {
     hold.renewed(Grant { sent: third, remaining: LEASE * 6, asked: LEASE }, third.after(secs(1)));
     assert!(hold.deadline() >= long, "it knows all of it");
     hold.renewed(Grant { sent: third, remaining: LEASE, asked: LEASE }, third);
-    assert!(hold.deadline() <= third.after(LEASE), "a guard counts on nothing that the server does not know");
+    assert!(hold.deadline() <= third.after(LEASE), "a guard counts on no more than the server has");
 }
 
 #[test]

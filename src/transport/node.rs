@@ -148,7 +148,7 @@ impl Node {
 
     /// A connection of its own for what is subscribed, within the response timeout. Both are told within the task that reads it.
     pub(super) async fn dial_link(&self, on_loss: OnLoss, hear: Hear) -> Result<Connection, DialFault> {
-        self.lines.open(Ears::of_link(on_loss, hear)).await
+        self.lines.open(Ears::new(Arc::default(), Some(on_loss)).hearing(hear)).await
     }
 
     /// The number of this runtime's connection, and what is known by it of the server's clock; `None` without one.

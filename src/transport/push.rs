@@ -529,8 +529,13 @@ impl Subscriptions {
         }
     }
 
-    /// Nothing is confirmed at this link any more.
+    /// Nothing is confirmed at this link any more. Whoever reads its connection may have some of it in hand still: that counts for
+    /// nothing from now on.
     fn unconfirm(&mut self, link: LinkId) {
+        let none = self.next_number().get();
+        if let Some(link) = self.links.get_mut(&link) {
+            link.connection = none;
+        }
         for channel in self.channels.values_mut().filter(|channel| channel.home == Some(link)) {
             channel.unconfirm(&mut self.broken);
         }

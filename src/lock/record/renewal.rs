@@ -164,10 +164,15 @@ impl HoldRecord {
         self.phase = Phase::Held;
         self.backoff.reset();
         self.stood_at(grant.sent, rules);
+        let deadline = self.deadline();
         self.apply(grant, now, rules);
+        if self.deadline() < deadline {
+            self.shares.watched().for_each(|(_, end)| signals.changed(Arc::clone(end)));
+        }
         let not_converted = self.settle_open_conversion(grant.sent);
         self.renew_in_doubt(grant.sent);
         self.tell_awaiting(signals);
+        self.look(now, signals);
         Confirmed { is_claim: std::mem::take(&mut self.is_claim), not_converted }
     }
 

@@ -12,9 +12,9 @@ use crate::transport::pushed::{Hear, Pushed};
 #[derive(Default)]
 pub(super) struct Ears {
     /// Set when the connection ends, before anybody else learns of it.
-    pub(super) is_closed: Arc<AtomicBool>,
-    pub(super) on_loss: Option<OnLoss>,
-    pub(super) hear: Option<Hear>,
+    is_closed: Arc<AtomicBool>,
+    on_loss: Option<OnLoss>,
+    hear: Option<Hear>,
 }
 
 impl Ears {
@@ -23,8 +23,14 @@ impl Ears {
     }
 
     /// For a connection that subscribes.
-    pub(super) fn of_link(on_loss: OnLoss, hear: Hear) -> Self {
-        Self { is_closed: Arc::default(), on_loss: Some(on_loss), hear: Some(hear) }
+    pub(super) fn hearing(mut self, hear: Hear) -> Self {
+        self.hear = Some(hear);
+        self
+    }
+
+    /// Whether it is for a connection that subscribes.
+    pub(super) fn hears(&self) -> bool {
+        self.hear.is_some()
     }
 
     pub(super) fn close(&self) {

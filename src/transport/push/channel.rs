@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::attempt::Notice;
 use crate::calls::{Call, Calls};
 use crate::lease::Moment;
+use crate::shield::shielded;
 use crate::transport::ReadNotice;
 
 /// Which link. Small, since each channel says where it is at home.
@@ -193,7 +194,8 @@ impl News {
         for listener in self.listeners {
             match (&listener, &self.notice) {
                 // One that has gone has no use for it.
-                (Listener::Waiter(waiter), notice) => drop(waiter.send(notice.clone())),
+                // Its waker is a user's, and the link goes on for others.
+                (Listener::Waiter(waiter), notice) => drop(shielded(|| waiter.send(notice.clone()))),
                 (Listener::Keeper(_), Notice::Called { token, id }) => {
                     if let Some(calls) = listener.keeper() {
                         calls.called(&Call { token: *token, tries: id.clone() }, now);

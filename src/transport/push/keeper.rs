@@ -106,6 +106,7 @@ impl Shared {
             subscriptions.keeper = None;
         }
         drop(subscriptions);
+        self.tell_broken();
         // The server forgets what was subscribed there.
         unused.iter().for_each(|(_, link)| link.task.abort());
         found

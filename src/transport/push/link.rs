@@ -160,8 +160,11 @@ impl Running {
         if is_due(agenda.ping_at) {
             agenda.ping_at = now + self.shared.pace.ping;
             let (sent, ping) = (self.shared.clock.now(), redis::cmd("PING"));
-            in_time(self.shared.pace.ping, connection.ask(Request::Command(&ping))).await?;
-            fresh.answered(sent);
+            match in_time(self.shared.pace.ping, connection.ask(Request::Command(&ping))).await? {
+                // Whoever may not ask is answered, too.
+                Value::SimpleString(_) | Value::ServerError(_) => fresh.answered(sent),
+                _ => return Err(Lost::Surprise),
+            }
         }
         Ok(true)
     }
@@ -303,6 +306,8 @@ impl Running {
         if let Some(link) = subscriptions.links.get_mut(&self.link).filter(|_| is_still_ours) {
             link.look_at(name);
         }
+        drop(subscriptions);
+        self.shared.tell_broken();
         Ok(())
     }
 }

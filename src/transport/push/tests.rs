@@ -14,6 +14,7 @@ use crate::topology::Topology;
 use crate::transport::address::{address_of, parse_all, parse_one};
 use crate::transport::fleet::{Doubt, Fleet};
 use crate::transport::node::{Limits, Reports, Role};
+use crate::transport::pushed::Pushed;
 
 /// Far longer than anything takes that a test waits for.
 const BOUND: Duration = Duration::from_secs(30);
@@ -566,6 +567,57 @@ async fn what_calls_come_by_goes_when_nobody_keeps_the_lock() {
     assert!(kept.standing().is_some());
     drop(kept);
     until("both are gone", || !push.is_in_use()).await;
+}
+
+/// The only one that has subscriptions.
+fn shared(push: &Push) -> Arc<Shared> {
+    let of = push.of.lock();
+    Arc::clone(&of.first().expect("somebody subscribes").1)
+}
+
+/// What reads a connection may be at it still when the link gives it up.
+#[tokio::test]
+async fn what_a_connection_says_that_was_given_up_confirms_nothing() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single(&server.url());
+    let kept = keeper(&push, "kept");
+    until("it is confirmed", || kept.standing().is_some()).await;
+    let shared = shared(&push);
+    let from = {
+        let subscriptions = shared.subscriptions.lock();
+        let (number, link) = subscriptions.links.iter().next().expect("a link");
+        Origin { link: *number, connection: link.connection }
+    };
+    shared.subscriptions.lock().unconfirm(from.link);
+    shared.take(from, Pushed::Subscribed { channel: "kept" });
+    assert!(kept.standing().is_none(), "nothing would be heard");
+}
+
+/// Counts how often it is told of a break.
+struct Counts(Arc<AtomicUsize>);
+
+impl OnCall for Counts {
+    fn called(&self, _: &Call) {}
+    fn broken(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn who_keeps_a_lock_is_told_when_its_channel_moves() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single(&server.url());
+    let told = Arc::new(AtomicUsize::new(0));
+    let calls = Arc::new(Calls::new(Box::new(Counts(Arc::clone(&told)))));
+    assert!(push.listen(0, "kept", read, &calls), "there is a home");
+    until("it is confirmed", || calls.standing().is_some()).await;
+    let shared = shared(&push);
+    // As if the owner of its slot were not known any more: it finds a home anew.
+    for channel in shared.subscriptions.lock().channels.values_mut() {
+        channel.home = None;
+    }
+    shared.strayed.notify_one();
+    until("it is told", || told.load(Ordering::SeqCst) == 1).await;
 }
 
 #[tokio::test]

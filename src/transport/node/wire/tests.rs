@@ -24,12 +24,18 @@ struct Ends {
 
 impl Ends {
     fn ears(&self) -> Ears {
-        let (losses, heard) = (Arc::clone(&self.losses), Arc::clone(&self.heard));
+        let losses = Arc::clone(&self.losses);
         let on_loss = move || {
             losses.fetch_add(1, Ordering::SeqCst);
         };
+        Ears::new(Arc::clone(&self.is_closed), Some(Arc::new(on_loss)))
+    }
+
+    /// Those of a connection that subscribes.
+    fn ears_of_link(&self) -> Ears {
+        let heard = Arc::clone(&self.heard);
         let hear = move |pushed: Pushed<'_>| heard.lock().push(format!("{pushed:?}"));
-        Ears { is_closed: Arc::clone(&self.is_closed), on_loss: Some(Arc::new(on_loss)), hear: Some(Box::new(hear)) }
+        self.ears().hearing(Box::new(hear))
     }
 
     fn heard(&self) -> Vec<String> {
@@ -47,12 +53,24 @@ impl Ends {
 
 /// A wire, and its server's end, behind the greeting.
 async fn connected() -> (Wire, Server, Ends) {
+    let ends = Ends::default();
+    let (wire, server) = connected_by(ends.ears()).await;
+    (wire, server, ends)
+}
+
+/// The same of one that subscribes.
+async fn linked() -> (Wire, Server, Ends) {
+    let ends = Ends::default();
+    let (wire, server) = connected_by(ends.ears_of_link()).await;
+    (wire, server, ends)
+}
+
+async fn connected_by(ears: Ears) -> (Wire, Server) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("redis://{}", listener.local_addr().expect("bound"));
     let info = redis::IntoConnectionInfo::into_connection_info(url.as_str()).expect("a URL");
     let settings = info.redis_settings().clone().set_protocol(redis::ProtocolVersion::RESP3);
     let info = info.set_redis_settings(settings);
-    let ends = Ends::default();
     let accept = async {
         let (stream, _) = listener.accept().await.expect("a connection");
         let mut server = Server { stream, said: Vec::new() };
@@ -64,8 +82,8 @@ async fn connected() -> (Wire, Server, Ends) {
         }
         server
     };
-    let (wire, server) = join(Wire::dial(&info, ends.ears()), accept).await;
-    (wire.expect("greeted"), server, ends)
+    let (wire, server) = join(Wire::dial(&info, ears), accept).await;
+    (wire.expect("greeted"), server)
 }
 
 struct Server {
@@ -313,7 +331,7 @@ fn is_confirmation(answer: &Value) -> bool {
 
 #[tokio::test]
 async fn messages_are_heard_in_order_and_answer_nobody() {
-    let (wire, mut server, ends) = connected().await;
+    let (wire, mut server, ends) = linked().await;
     let answers = async {
         server.hear().await;
         // The last one in two pieces, and two that nobody knows.
@@ -337,7 +355,7 @@ async fn messages_are_heard_in_order_and_answer_nobody() {
 
 #[tokio::test]
 async fn commands_that_subscribe_are_answered_by_what_is_pushed_or_refused() {
-    let (wire, mut server, ends) = connected().await;
+    let (wire, mut server, ends) = linked().await;
     let channels = ["a", "b", "c"];
     let asking = wire.subscribe_all(3, |bytes| channels.iter().for_each(|channel| subscribe(bytes, channel)));
     let answers = async {
@@ -364,7 +382,7 @@ async fn commands_that_subscribe_are_answered_by_what_is_pushed_or_refused() {
 /// A slot leaves while the node is pinged: the answer to that is its own.
 #[tokio::test]
 async fn what_ends_unasked_answers_no_other_question() {
-    let (wire, mut server, ends) = connected().await;
+    let (wire, mut server, ends) = linked().await;
     server.say(&pushed("sunsubscribe", "a", ":0\r\n")).await;
     let answers = async {
         server.hear().await;
@@ -375,6 +393,29 @@ async fn what_ends_unasked_answers_no_other_question() {
     assert_eq!(answer.expect("answered"), text("0"));
     let ended = |channel| format!("{:?}", Pushed::Unsubscribed { channel });
     assert_eq!(ends.heard(), [ended("a"), ended("b")]);
+    assert!(!ends.is_closed());
+}
+
+/// A slot leaves as its channel is given up: the server says so once unasked, and refuses.
+#[tokio::test]
+async fn answer_too_many_is_no_end_of_a_link() {
+    let (wire, mut server, ends) = linked().await;
+    let asking = async {
+        let unsubscribe = |bytes: &mut Vec<u8>| {
+            bytes.extend_from_slice(&redis::cmd("SUNSUBSCRIBE").arg("a").get_packed_command());
+        };
+        let ended = wire.subscribe_all(1, unsubscribe).await.expect("answered");
+        (ended, ask(&wire, 0).await.expect("answered"))
+    };
+    let answers = async {
+        server.hear().await;
+        server.say(&[&pushed("sunsubscribe", "a", ":0\r\n"), "-MOVED 7 127.0.0.1:1\r\n"].concat()).await;
+        server.hear().await;
+        server.say("$1\r\n0\r\n").await;
+    };
+    let ((ended, answer), ()) = join(asking, answers).await;
+    assert!(matches!(ended[..], [Value::Push { kind: redis::PushKind::SUnsubscribe, .. }]), "{ended:?}");
+    assert_eq!(answer, text("0"));
     assert!(!ends.is_closed());
 }
 
