@@ -367,25 +367,43 @@ impl Driver {
 
     fn read(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         while self.inbox.poll_fill(cx)?.is_ready() {
-            self.inbox.take_answers(&mut self.answers, &self.ears)?;
-            self.hand_out()?;
+            let Self { inbox, shared, answers, ready, ears, .. } = self;
+            inbox.each_frame(|frame| match frame {
+                Frame::Answer(value) => {
+                    answers.push(value);
+                    Ok(())
+                }
+                Frame::Pushed(pushed, value) => {
+                    answers.extend(value);
+                    // Whoever hears it may ask at once. It is no answer to that.
+                    Self::hand_out(shared, answers, ready, ears)?;
+                    ears.hear(pushed);
+                    Ok(())
+                }
+                // Pushed without being asked for.
+                Frame::Other => Ok(()),
+            })?;
+            Self::hand_out(shared, answers, ready, ears)?;
+            // Behind what was pushed before it.
+            ready.drain(..).for_each(Ready::hand_over);
         }
         Ok(())
     }
 
-    /// More answers than requests: then none that was read with them is believed, but on a link.
-    fn hand_out(&mut self) -> io::Result<()> {
-        let mut state = self.shared.state.lock();
-        for answer in self.answers.drain(..) {
+    /// To whom the answers belong. More of them than requests: then none that was read with them is believed, but on a link.
+    fn hand_out(shared: &Shared, answers: &mut Vec<Value>, ready: &mut Vec<Ready>, ears: &Ears) -> io::Result<()> {
+        if answers.is_empty() {
+            return Ok(());
+        }
+        let mut state = shared.state.lock();
+        for answer in answers.drain(..) {
             // What is ended unasked looks like the answer to whoever ends it, and that one's own is one too many then.
-            if state.waiting.is_empty() && self.ears.hears() {
+            if state.waiting.is_empty() && ears.hears() {
                 continue;
             }
             let is_pushed = matches!(answer, Value::Push { .. });
-            self.ready.extend(if is_pushed { state.take_pushed(answer) } else { state.take_answer(answer) }?);
+            ready.extend(if is_pushed { state.take_pushed(answer) } else { state.take_answer(answer) }?);
         }
-        drop(state);
-        self.ready.drain(..).for_each(Ready::hand_over);
         Ok(())
     }
 }
@@ -417,20 +435,11 @@ impl Inbox {
         Poll::Ready(if count == 0 { Err(end()) } else { Ok(()) })
     }
 
-    /// Messages are told at once, and so is what they are told by: the order counts.
-    fn take_answers(&mut self, answers: &mut Vec<Value>, ears: &Ears) -> io::Result<()> {
+    fn each_frame(&mut self, mut take: impl FnMut(Frame<'_>) -> io::Result<()>) -> io::Result<()> {
         let mut begin = 0;
         while let Some((frame, length)) = frames::first(&self.bytes[begin..self.filled])? {
             begin += length;
-            match frame {
-                Frame::Answer(value) => answers.push(value),
-                Frame::Pushed(pushed, value) => {
-                    ears.hear(pushed);
-                    answers.extend(value);
-                }
-                // Pushed without being asked for.
-                Frame::Other => {}
-            }
+            take(frame)?;
         }
         self.bytes.copy_within(begin..self.filled, 0);
         self.filled -= begin;

@@ -396,6 +396,29 @@ async fn what_ends_unasked_answers_no_other_question() {
     assert!(!ends.is_closed());
 }
 
+/// Whoever hears that a channel has ended may want it again before the reader has gone on.
+#[tokio::test]
+async fn what_is_heard_is_no_answer_to_what_is_asked_for_it() {
+    type Asked = (Arc<Shared>, oneshot::Receiver<Vec<Value>>);
+    let (ends, asked) = (Ends::default(), Arc::new(Mutex::new(None::<Asked>)));
+    let wire = Arc::new(Mutex::new(None::<Wire>));
+    let (asks, by) = (Arc::clone(&asked), Arc::clone(&wire));
+    let hear = move |_: Pushed<'_>| {
+        if let Some(wire) = &*by.lock() {
+            let (pipeline, answers) = Pipeline::of(Kind::Confirmations, 1);
+            wire.shared.send(|bytes| subscribe(bytes, "a"), [pipeline]).expect("it is open");
+            asks.lock().get_or_insert((Arc::clone(&wire.shared), answers));
+        }
+    };
+    let (dialed, mut server) = connected_by(ends.ears().hearing(Box::new(hear))).await;
+    *wire.lock() = Some(dialed);
+    server.say(&pushed("sunsubscribe", "a", ":0\r\n")).await;
+    assert_eq!(server.hear().await, ["SSUBSCRIBE", "a"]);
+    let (_, mut answers) = asked.lock().take().expect("it was heard");
+    assert!(answers.try_recv().is_err(), "nothing was answered");
+    *wire.lock() = None;
+}
+
 /// A slot leaves as its channel is given up: the server says so once unasked, and refuses.
 #[tokio::test]
 async fn answer_too_many_is_no_end_of_a_link() {
