@@ -208,7 +208,8 @@ async fn force_release_dropped_after_each_poll(f: &Fixture) {
             let forcing = Polled::then(polls, dropped, operator.force_release(&name));
             let ended = soon("the next poll", forcing).await.is_some();
             match guard.release().await {
-                Ok(()) => assert!(!ended, "a force that was seen through ends the hold"),
+                // A release into a hold that stays is `Ok` by the local clock, as long as the call has not been heard.
+                Ok(()) => assert!(!ended || f.holds_stay(), "a force that was seen through ends the hold"),
                 Err(error) => assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}"),
             }
             f.becomes_free(&name).await;

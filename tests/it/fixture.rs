@@ -306,6 +306,11 @@ impl Fixture {
         Process { runtime: Some(runtime), manager }
     }
 
+    /// Whether they do when their last guard has left.
+    pub(crate) fn holds_stay(&self) -> bool {
+        !self.idle_hold.is_zero()
+    }
+
     fn with_idle_hold(&self, settings: Settings) -> Settings {
         Settings { idle_hold: settings.idle_hold.max(self.idle_hold), ..settings }
     }
@@ -322,7 +327,7 @@ impl Fixture {
     /// Waits until nobody holds the lock, and shows that it can be taken.
     pub(crate) async fn becomes_free(&self, name: &str) {
         let other = self.manager().await;
-        if !self.idle_hold.is_zero() {
+        if self.holds_stay() {
             // What stays is given up for whoever wants it.
             let guard = crate::wait::soon("what nobody uses", other.write(name).into_future()).await.expect("granted");
             guard.release().await.expect("released");
