@@ -30,7 +30,9 @@ if scores[2] and not writer_left then
   if own_ms > now_ms then left = 'held' end
 end
 if wrote then
-  redis.call('PEXPIREAT', read_key, math.max(others_ms, waits_ms) + RETENTION_MS)
+  local last_ms = math.max(others_ms, waits_ms)
+  if writer and not own_writer then last_ms = math.max(last_ms, redis.call('PEXPIRETIME', write_key)) end -- a dead reader leaves late
+  redis.call('PEXPIREAT', read_key, last_ms + RETENTION_MS)
 end
 
 if scores[3] then

@@ -45,6 +45,7 @@ all_cases!(shared:
     force_that_breaks_off_keeps_nobody_out_for_long,
     key_that_is_left_goes_within_three_minutes,
     longest_lease_is_covered_whatever_neighbours_do,
+    writer_is_covered_when_a_dead_reader_leaves_late,
     keys_of_another_type_stay_untouched,
 );
 
@@ -641,6 +642,18 @@ fn key_that_is_left_goes_within_three_minutes(mut lock: Lock) {
     }
     let key = lock.key();
     assert!((59_000..=180_000).contains(&lock.int(&["PTTL", &key])));
+}
+
+fn writer_is_covered_when_a_dead_reader_leaves_late(mut lock: Lock) {
+    for id in ["dead", "turns"] {
+        lock.granted(id, Read);
+    }
+    lock.expire("dead");
+    let began_ms = lock.now_ms();
+    let turned = lock.turn("turns", "writer", Write, Wish { lease_ms: LONG_MS, ..Wish::default() });
+    assert!(matches!(turned, Turned::Granted { .. }), "{turned:?}");
+    assert_eq!(lock.leave("dead"), Left::None { forced: 0 });
+    lock.assert_covered_until(began_ms + LONG_MS);
 }
 
 fn longest_lease_is_covered_whatever_neighbours_do(mut lock: Lock) {
