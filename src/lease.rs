@@ -17,7 +17,7 @@ const NANOS_PER_SEC: u64 = 1_000_000_000;
 
 /// A moment of the local clock, in nanoseconds since the clock's own origin.
 ///
-/// One more than these, so that a moment that may be missing takes no more room than one that may not.
+/// One more than their number is kept, so that an `Option` of it takes no more room.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Moment(NonZeroU64);
 
@@ -35,7 +35,7 @@ impl Moment {
         Self(NonZeroU64::MIN.saturating_add(nanos))
     }
 
-    pub(crate) const fn as_nanos(self) -> u64 {
+    pub(crate) fn as_nanos(self) -> u64 {
         self.0.get() - 1
     }
 

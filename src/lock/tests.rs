@@ -2,9 +2,9 @@
 
 mod idle;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake as Waking, Waker};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -480,11 +480,11 @@ fn guard_starts_with_what_an_answer_leaves_that_was_long_on_its_way() {
 }
 
 /// A new primary may not know the last renewal. What it says to a shorter one is what is left then.
-#[test]
-fn deadline_moves_back_only_if_the_server_has_lost_a_renewal() {
+#[tokio::test]
+async fn deadline_moves_back_only_if_the_server_has_lost_a_renewal() {
     let table = table();
     let entry = enter(&table, Mode::Read);
-    let (hold, _share_id) = grant(&entry, 1, Mode::Read, 5, 1);
+    let (hold, share_id) = grant(&entry, 1, Mode::Read, 5, 1);
     let at = |passed| now().after(Duration::from_millis(passed));
     let (first, second, third) = (at(0), at(10), at(20));
     hold.renewed(Grant { sent: second, remaining: LEASE * 6, asked: LEASE * 6 }, second);
@@ -494,8 +494,36 @@ fn deadline_moves_back_only_if_the_server_has_lost_a_renewal() {
     assert_eq!(hold.deadline(), long, "the answer to an earlier request");
     hold.renewed(Grant { sent: third, remaining: LEASE * 6, asked: LEASE }, third.after(secs(1)));
     assert!(hold.deadline() >= long, "it knows all of it");
+    let (watch, _) = Watch::of(&hold, share_id);
+    let (mut ended, woken) = (std::pin::pin!(watch.ended()), Arc::new(Woken::default()));
+    assert!(ended.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(&woken)))).is_pending());
     hold.renewed(Grant { sent: third, remaining: LEASE, asked: LEASE }, third);
     assert!(hold.deadline() <= third.after(LEASE), "a guard counts on no more than the server has");
+    assert!(woken.0.load(Ordering::SeqCst), "whoever waits for its end looks again");
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Waking for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn answer_that_is_over_when_it_comes_joins_nobody() {
+    let table = table();
+    let (hold, _) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
+    let sent = now();
+    assert!(hold.begin_recheck(want().from(sent), sent).is_some());
+    // The server has lost what it had granted, and was slow to say what is left.
+    let ((is_held, _), _) = hold.rechecked(
+        Grant { sent, remaining: secs(1), asked: secs(1) },
+        Some(sent.after(LEASE)),
+        sent.after(secs(2)),
+    );
+    assert!(!is_held);
 }
 
 #[test]

@@ -53,6 +53,7 @@ use crate::clock::Clock;
 use crate::home::Home;
 use crate::lease::Moment;
 use crate::options::Options;
+use crate::shield::shielded;
 use crate::transport::ReadNotice;
 use crate::transport::node::Node;
 use crate::transport::slot_owners::SlotOwners;
@@ -400,7 +401,10 @@ impl Shared {
     /// Whoever relied on what has broken by now is told.
     fn tell_broken(&self) {
         let broken = std::mem::take(&mut self.subscriptions.lock().broken);
-        broken.into_iter().for_each(|calls| calls.tell_broken());
+        // What they tell may go to a user's subscriber of `tracing`.
+        for calls in broken {
+            shielded(|| calls.tell_broken());
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, Value};
 
-use super::wire::Wire;
+use super::wire::{Of, Wire};
 use crate::attempt::BoxFuture;
 use crate::digits::Digits;
 use crate::lease::ServerTime;
@@ -49,7 +49,7 @@ impl Connection {
         match self {
             Self::Wire(wire) => {
                 let encode = |bytes: &mut Vec<u8>| requests.iter().for_each(|request| request.encode(bytes));
-                wire.ask_all(requests.len(), encode).await
+                wire.ask_all(Of::Questions, requests.len(), encode).await
             }
             Self::Library(connection) => {
                 let pipeline = pipeline(requests);
@@ -63,9 +63,9 @@ impl Connection {
         match self {
             Self::Wire(wire) => {
                 let encode = |bytes: &mut Vec<u8>| {
-                    commands.iter().for_each(|command| bytes.extend_from_slice(&command.get_packed_command()));
+                    commands.iter().for_each(|command| Request::Command(command).encode(bytes));
                 };
-                wire.subscribe_all(commands.len(), encode).await
+                wire.ask_all(Of::Subscriptions, commands.len(), encode).await
             }
             Self::Library(_) => {
                 let requests: Vec<_> = commands.iter().map(Request::Command).collect();

@@ -8,8 +8,7 @@ use redis::{PushInfo, PushKind};
 use super::OnLoss;
 use crate::transport::pushed::{Hear, Pushed};
 
-/// Kept by what drives the connection. It ends with this, with its runtime, too.
-#[derive(Default)]
+/// Kept by what drives the connection: dropped, that has ended, be it with its runtime.
 pub(super) struct Ears {
     /// Set when the connection ends, before anybody else learns of it.
     is_closed: Arc<AtomicBool>,

@@ -89,15 +89,15 @@ struct Pipeline {
     count: usize,
     answers: Vec<Value>,
     sender: oneshot::Sender<Vec<Value>>,
-    kind: Kind,
+    of: Of,
 }
 
-/// What a pipeline is answered by.
+/// What a pipeline is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
-    Answers,
-    /// Refusals are answers. All else is pushed.
-    Confirmations,
+pub(super) enum Of {
+    Questions,
+    /// Refusals are answered, all else is pushed.
+    Subscriptions,
 }
 
 /// What whoever asked is handed.
@@ -120,7 +120,7 @@ impl State {
     /// What is pushed may be a confirmation that somebody waits for.
     fn take_pushed(&mut self, pushed: Value) -> io::Result<Option<Ready>> {
         match self.waiting.front() {
-            Some(Asker::All(pipeline)) if pipeline.kind == Kind::Confirmations => self.take_answer(pushed),
+            Some(Asker::All(pipeline)) if pipeline.of == Of::Subscriptions => self.take_answer(pushed),
             _ => Ok(None),
         }
     }
@@ -184,24 +184,7 @@ impl Wire {
     /// Sends so many requests in one piece.
     pub(super) async fn ask_all(
         &self,
-        count: usize,
-        encode: impl FnOnce(&mut Vec<u8>),
-    ) -> Result<Vec<Value>, RedisError> {
-        self.ask_all_of(Kind::Answers, count, encode).await
-    }
-
-    /// The same of commands that subscribe. An answer to them is pushed, unless they are refused.
-    pub(super) async fn subscribe_all(
-        &self,
-        count: usize,
-        encode: impl FnOnce(&mut Vec<u8>),
-    ) -> Result<Vec<Value>, RedisError> {
-        self.ask_all_of(Kind::Confirmations, count, encode).await
-    }
-
-    async fn ask_all_of(
-        &self,
-        kind: Kind,
+        of: Of,
         count: usize,
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Vec<Value>, RedisError> {
@@ -209,7 +192,7 @@ impl Wire {
             // It would wait for an answer, and that would be somebody else's.
             return Ok(Vec::new());
         }
-        let (pipeline, answers) = Pipeline::of(kind, count);
+        let (pipeline, answers) = Pipeline::new(of, count);
         self.shared.send(encode, [pipeline])?;
         answers.await.map_err(|_| self.shared.why())
     }
@@ -217,7 +200,7 @@ impl Wire {
     /// Sends so many requests and one more in one piece, at once. The answers to the others do not wait for the last one.
     pub(super) fn ask_all_then(&self, count: usize, encode: impl FnOnce(&mut Vec<u8>)) -> AllAndLast<'_> {
         debug_assert!(count > 0, "the others' answer would be that of the last one");
-        let ((pipeline, answers), (sender, last)) = (Pipeline::of(Kind::Answers, count), oneshot::channel());
+        let ((pipeline, answers), (sender, last)) = (Pipeline::new(Of::Questions, count), oneshot::channel());
         // Without a connection nobody is kept who would answer.
         drop(self.shared.send(encode, [pipeline, Asker::One(sender)]));
         let answers = async { answers.await.map_err(|_| self.shared.why()) };
@@ -226,9 +209,9 @@ impl Wire {
 }
 
 impl Pipeline {
-    fn of(kind: Kind, count: usize) -> (Asker, oneshot::Receiver<Vec<Value>>) {
+    fn new(of: Of, count: usize) -> (Asker, oneshot::Receiver<Vec<Value>>) {
         let (sender, receiver) = oneshot::channel();
-        (Asker::All(Box::new(Self { count, answers: Vec::with_capacity(count), sender, kind })), receiver)
+        (Asker::All(Box::new(Self { count, answers: Vec::with_capacity(count), sender, of })), receiver)
     }
 }
 

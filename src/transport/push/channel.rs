@@ -126,6 +126,19 @@ impl Listener {
         matches!(self, Self::Keeper(calls) if calls.strong_count() > 0)
     }
 
+    fn is_told(self, notice: &Notice, now: Moment) {
+        match (&self, notice) {
+            // One that has gone has no use for it.
+            (Self::Waiter(waiter), notice) => drop(waiter.send(notice.clone())),
+            (Self::Keeper(_), Notice::Called { token, id }) => {
+                if let Some(calls) = self.keeper() {
+                    calls.called(&Call { token: *token, tries: id.clone() }, now);
+                }
+            }
+            (Self::Keeper(_), _) => {}
+        }
+    }
+
     /// Who waits says so itself.
     fn has_left(&self) -> bool {
         matches!(self, Self::Keeper(_)) && !self.keeps()
@@ -192,17 +205,8 @@ pub(super) struct News {
 impl News {
     pub(super) fn tell(self, now: Moment) {
         for listener in self.listeners {
-            match (&listener, &self.notice) {
-                // One that has gone has no use for it.
-                // Its waker is a user's, and the link goes on for others.
-                (Listener::Waiter(waiter), notice) => drop(shielded(|| waiter.send(notice.clone()))),
-                (Listener::Keeper(_), Notice::Called { token, id }) => {
-                    if let Some(calls) = listener.keeper() {
-                        calls.called(&Call { token: *token, tries: id.clone() }, now);
-                    }
-                }
-                (Listener::Keeper(_), _) => {}
-            }
+            // Wakers and subscribers of `tracing` are a user's, and the link goes on for others.
+            shielded(|| listener.is_told(&self.notice, now));
         }
     }
 }

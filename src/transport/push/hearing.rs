@@ -54,26 +54,11 @@ impl Shared {
 
     /// Asked for by us, or not: then the slot has left, most likely.
     fn unsubscribed(&self, from: Origin, channel: &str) {
-        let mut subscriptions = self.subscriptions.lock();
-        let Some(link) = subscriptions.current(from) else {
-            return;
-        };
-        let was_left_over = link.leftovers.remove(channel);
-        let Some(name) = subscriptions.at_home(from, channel) else {
-            return;
-        };
-        let entry = subscriptions.channels.get_mut(&name).filter(|entry| was_left_over || entry.is_confirmed);
-        let Some(entry) = entry else {
-            return;
-        };
-        let mut broken = Vec::new();
-        entry.unconfirm(&mut broken);
-        if let Some(link) = subscriptions.current(from) {
-            link.look_at(&name);
+        let is_wanted = self.subscriptions.lock().unsubscribed(from, channel);
+        if is_wanted {
+            self.tell_broken();
+            self.slot_owners.look_for_news();
         }
-        drop(subscriptions);
-        broken.into_iter().for_each(|calls| calls.tell_broken());
-        self.slot_owners.look_for_news();
     }
 
     pub(super) fn lose(&self, from: Origin) {
@@ -89,15 +74,31 @@ impl Shared {
 }
 
 impl Subscriptions {
-    /// The shared name of a channel that is at home there.
-    fn at_home(&self, from: Origin, channel: &str) -> Option<Arc<str>> {
-        let (name, channel) = self.channels.get_key_value(channel)?;
-        (channel.home == Some(from.link)).then(|| Arc::clone(name))
-    }
-
     /// The link that a push comes from, unless its connection was given up.
     pub(super) fn current(&mut self, from: Origin) -> Option<&mut Link> {
         self.links.get_mut(&from.link).filter(|link| link.connection == from.connection)
+    }
+
+    /// Whether it is wanted there all the same.
+    fn unsubscribed(&mut self, from: Origin, channel: &str) -> bool {
+        let Some(link) = self.current(from) else {
+            return false;
+        };
+        let was_left_over = link.leftovers.remove(channel);
+        let Some((name, entry)) = self.channels.get_key_value(channel) else {
+            return false;
+        };
+        let (name, was_confirmed) = (Arc::clone(name), entry.is_confirmed_at(from.link));
+        let is_wanted = was_confirmed || was_left_over && entry.home == Some(from.link);
+        if is_wanted {
+            if let Some(entry) = self.channels.get_mut(channel) {
+                entry.unconfirm(&mut self.broken);
+            }
+            if let Some(link) = self.current(from) {
+                link.look_at(&name);
+            }
+        }
+        is_wanted
     }
 
     fn confirm(&mut self, from: Origin, name: &str) -> Option<News> {

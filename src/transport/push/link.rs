@@ -160,11 +160,12 @@ impl Running {
         if is_due(agenda.ping_at) {
             agenda.ping_at = now + self.shared.pace.ping;
             let (sent, ping) = (self.shared.clock.now(), redis::cmd("PING"));
-            match in_time(self.shared.pace.ping, connection.ask(Request::Command(&ping))).await? {
-                // Whoever may not ask is answered, too.
-                Value::SimpleString(_) | Value::ServerError(_) => fresh.answered(sent),
-                _ => return Err(Lost::Surprise),
+            let pong = in_time(self.shared.pace.ping, connection.ask(Request::Command(&ping))).await?;
+            // Whoever may not ask is answered, too. Nobody is sent elsewhere: that is the answer to something before it.
+            if let Err(Fault::Moved { .. } | Fault::Ask { .. }) = fault::reply(pong) {
+                return Err(Lost::Surprise);
             }
+            fresh.answered(sent);
         }
         Ok(true)
     }

@@ -3,6 +3,8 @@
 use std::task::{Context, Wake, Waker};
 
 use cluster_testenv::{Cluster, Matcher, Node as Server, Sentinels, Server as Version, SlotMigration};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 
 use super::*;
 use crate::attempt::{Answered, Granted, NodeId};
@@ -12,6 +14,7 @@ use crate::lease::{Anchor, FencingToken, Moment, ServerTime};
 use crate::options::Options;
 use crate::topology::Topology;
 use crate::transport::address::{address_of, parse_all, parse_one};
+use crate::transport::fake;
 use crate::transport::fleet::{Doubt, Fleet};
 use crate::transport::node::{Limits, Reports, Role};
 use crate::transport::pushed::Pushed;
@@ -591,6 +594,73 @@ async fn what_a_connection_says_that_was_given_up_confirms_nothing() {
     shared.subscriptions.lock().unconfirm(from.link);
     shared.take(from, Pushed::Subscribed { channel: "kept" });
     assert!(kept.standing().is_none(), "nothing would be heard");
+}
+
+/// Confirms what is subscribed, and answers the first ping with a redirect.
+async fn redirects_a_ping(listener: TcpListener, pings: Arc<AtomicUsize>) {
+    while let Ok((mut stream, _)) = listener.accept().await {
+        let pings = Arc::clone(&pings);
+        tokio::spawn(async move {
+            let (mut said, mut done) = (Vec::new(), 0);
+            while stream.read_buf(&mut said).await.is_ok_and(|count| count > 0) {
+                while let Some((words, end)) = fake::command(&said, done) {
+                    done = end;
+                    let answer = match words[0].as_str() {
+                        "HELLO" => fake::hello("standalone"),
+                        "SSUBSCRIBE" => {
+                            format!(">3\r\n$10\r\nssubscribe\r\n${}\r\n{}\r\n:1\r\n", words[1].len(), words[1])
+                        }
+                        "PING" if pings.fetch_add(1, Ordering::SeqCst) == 0 => "-MOVED 7 127.0.0.1:1\r\n".to_owned(),
+                        _ => "+OK\r\n".to_owned(),
+                    };
+                    stream.write_all(answer.as_bytes()).await.expect("a live socket");
+                }
+            }
+        });
+    }
+}
+
+/// It is the answer to something before it, and says nothing of when the node was heard of.
+#[tokio::test]
+async fn ping_that_is_answered_by_a_redirect_ends_the_connection() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("redis://{}", listener.local_addr().expect("bound"));
+    let pings = Arc::<AtomicUsize>::default();
+    tokio::spawn(redirects_a_ping(listener, Arc::clone(&pings)));
+    let (push, _node) = single(&url);
+    let told = Arc::new(AtomicUsize::new(0));
+    let calls = Arc::new(Calls::new(Box::new(Counts(Arc::clone(&told)))));
+    assert!(push.listen(0, "kept", read, &calls), "there is a home");
+    until("it is told", || told.load(Ordering::SeqCst) == 1).await;
+    until("it stands again", || calls.standing().is_some() && pings.load(Ordering::SeqCst) > 1).await;
+    assert_eq!(told.load(Ordering::SeqCst), 1);
+}
+
+/// A waker of a user's.
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker that panics");
+    }
+}
+
+#[tokio::test]
+async fn waker_that_panics_keeps_nobody_else_from_being_told() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single(&server.url());
+    let mut panics = push.subscribe(0, "a", read);
+    told_to_ask(&mut panics).await;
+    let mut other = push.subscribe(0, "a", read);
+    told_to_ask(&mut other).await;
+    let connection = subscribers(&server);
+    let waker = Waker::from(Arc::new(Panics));
+    assert!(panics.notices.poll_recv(&mut Context::from_waker(&waker)).is_pending());
+    for text in ["first", "second"] {
+        assert_eq!(publish(&server, "a", text), 1);
+        message(&mut other, text).await;
+    }
+    assert_eq!(subscribers(&server), connection, "the link goes on");
 }
 
 /// Counts how often it is told of a break.

@@ -50,7 +50,8 @@ fn pushed(frame: &[u8]) -> io::Result<Option<Pushed<'_>>> {
     let mut begin = 1 + frame.iter().position(|&byte| byte == b'\n').unwrap_or(0);
     let mut texts = [None; 3];
     for part in &mut texts {
-        let Some(end) = end_of_part(frame, begin)? else {
+        // None behind the last.
+        let Some(end) = end_of(frame, begin, 1)? else {
             break;
         };
         *part = text(&frame[begin..end]);
@@ -60,11 +61,6 @@ fn pushed(frame: &[u8]) -> io::Result<Option<Pushed<'_>>> {
         return Ok(None);
     };
     Ok(Pushed::of(kind, channel, message))
-}
-
-/// `None` behind the last one.
-fn end_of_part(frame: &[u8], begin: usize) -> io::Result<Option<usize>> {
-    if begin < frame.len() { end_of(frame, begin, 1) } else { Ok(None) }
 }
 
 /// What a text says that is there to its end.

@@ -204,7 +204,7 @@ async fn each_piece_is_as_large_as_all_before_it() {
 #[tokio::test]
 async fn pipeline_stays_in_one_piece() {
     let (wire, mut server, _) = connected().await;
-    let both = wire.ask_all(2, |bytes| (1..3).for_each(|number| request(bytes, number)));
+    let both = wire.ask_all(Of::Questions, 2, |bytes| (1..3).for_each(|number| request(bytes, number)));
     let asking = join(join(ask(&wire, 0), both), ask(&wire, 3));
     let answers = async {
         for number in 0..4 {
@@ -240,7 +240,8 @@ async fn pipeline_and_what_follows_it_go_out_together_and_are_answered_apart() {
 #[tokio::test]
 async fn answers_to_a_pipeline_that_nobody_waits_for_are_nobody_elses() {
     let (wire, mut server, _) = connected().await;
-    let mut both = Some(Box::pin(wire.ask_all(2, |bytes| (1..3).for_each(|number| request(bytes, number)))));
+    let mut both =
+        Some(Box::pin(wire.ask_all(Of::Questions, 2, |bytes| (1..3).for_each(|number| request(bytes, number)))));
     let mut behind = pin!(ask(&wire, 3));
     assert!(poll_immediate(both.as_mut().expect("it waits")).await.is_none());
     assert!(poll_immediate(behind.as_mut()).await.is_none());
@@ -257,7 +258,7 @@ async fn answers_to_a_pipeline_that_nobody_waits_for_are_nobody_elses() {
 #[tokio::test]
 async fn pipeline_that_is_answered_in_part_has_failed() {
     let (wire, mut server, _) = connected().await;
-    let mut both = Box::pin(wire.ask_all(2, |bytes| (1..3).for_each(|number| request(bytes, number))));
+    let mut both = Box::pin(wire.ask_all(Of::Questions, 2, |bytes| (1..3).for_each(|number| request(bytes, number))));
     assert!(poll_immediate(&mut both).await.is_none());
     let words = server.hear().await;
     server.say(&echo(&words)).await;
@@ -357,7 +358,8 @@ async fn messages_are_heard_in_order_and_answer_nobody() {
 async fn commands_that_subscribe_are_answered_by_what_is_pushed_or_refused() {
     let (wire, mut server, ends) = linked().await;
     let channels = ["a", "b", "c"];
-    let asking = wire.subscribe_all(3, |bytes| channels.iter().for_each(|channel| subscribe(bytes, channel)));
+    let asking =
+        wire.ask_all(Of::Subscriptions, 3, |bytes| channels.iter().for_each(|channel| subscribe(bytes, channel)));
     let answers = async {
         for _ in channels {
             server.hear().await;
@@ -405,7 +407,7 @@ async fn what_is_heard_is_no_answer_to_what_is_asked_for_it() {
     let (asks, by) = (Arc::clone(&asked), Arc::clone(&wire));
     let hear = move |_: Pushed<'_>| {
         if let Some(wire) = &*by.lock() {
-            let (pipeline, answers) = Pipeline::of(Kind::Confirmations, 1);
+            let (pipeline, answers) = Pipeline::new(Of::Subscriptions, 1);
             wire.shared.send(|bytes| subscribe(bytes, "a"), [pipeline]).expect("it is open");
             asks.lock().get_or_insert((Arc::clone(&wire.shared), answers));
         }
@@ -427,7 +429,7 @@ async fn answer_too_many_is_no_end_of_a_link() {
         let unsubscribe = |bytes: &mut Vec<u8>| {
             bytes.extend_from_slice(&redis::cmd("SUNSUBSCRIBE").arg("a").get_packed_command());
         };
-        let ended = wire.subscribe_all(1, unsubscribe).await.expect("answered");
+        let ended = wire.ask_all(Of::Subscriptions, 1, unsubscribe).await.expect("answered");
         (ended, ask(&wire, 0).await.expect("answered"))
     };
     let answers = async {
