@@ -192,7 +192,7 @@ impl Wire {
             // It would wait for an answer, and that would be somebody else's.
             return Ok(Vec::new());
         }
-        let (pipeline, answers) = Pipeline::new(of, count);
+        let (pipeline, answers) = Asker::of_many(of, count);
         self.shared.send(encode, [pipeline])?;
         answers.await.map_err(|_| self.shared.why())
     }
@@ -200,7 +200,7 @@ impl Wire {
     /// Sends so many requests and one more in one piece, at once. The answers to the others do not wait for the last one.
     pub(super) fn ask_all_then(&self, count: usize, encode: impl FnOnce(&mut Vec<u8>)) -> AllAndLast<'_> {
         debug_assert!(count > 0, "the others' answer would be that of the last one");
-        let ((pipeline, answers), (sender, last)) = (Pipeline::new(Of::Questions, count), oneshot::channel());
+        let ((pipeline, answers), (sender, last)) = (Asker::of_many(Of::Questions, count), oneshot::channel());
         // Without a connection nobody is kept who would answer.
         drop(self.shared.send(encode, [pipeline, Asker::One(sender)]));
         let answers = async { answers.await.map_err(|_| self.shared.why()) };
@@ -208,10 +208,10 @@ impl Wire {
     }
 }
 
-impl Pipeline {
-    fn new(of: Of, count: usize) -> (Asker, oneshot::Receiver<Vec<Value>>) {
+impl Asker {
+    fn of_many(of: Of, count: usize) -> (Self, oneshot::Receiver<Vec<Value>>) {
         let (sender, receiver) = oneshot::channel();
-        (Asker::All(Box::new(Self { count, answers: Vec::with_capacity(count), sender, of })), receiver)
+        (Self::All(Box::new(Pipeline { count, answers: Vec::with_capacity(count), sender, of })), receiver)
     }
 }
 

@@ -126,7 +126,7 @@ impl Listener {
         matches!(self, Self::Keeper(calls) if calls.strong_count() > 0)
     }
 
-    fn is_told(self, notice: &Notice, now: Moment) {
+    fn hear(self, notice: &Notice, now: Moment) {
         match (&self, notice) {
             // One that has gone has no use for it.
             (Self::Waiter(waiter), notice) => drop(waiter.send(notice.clone())),
@@ -206,7 +206,7 @@ impl News {
     pub(super) fn tell(self, now: Moment) {
         for listener in self.listeners {
             // Wakers and subscribers of `tracing` are a user's, and the link goes on for others.
-            shielded(|| listener.is_told(&self.notice, now));
+            shielded(|| listener.hear(&self.notice, now));
         }
     }
 }

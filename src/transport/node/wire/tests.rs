@@ -407,7 +407,7 @@ async fn what_is_heard_is_no_answer_to_what_is_asked_for_it() {
     let (asks, by) = (Arc::clone(&asked), Arc::clone(&wire));
     let hear = move |_: Pushed<'_>| {
         if let Some(wire) = &*by.lock() {
-            let (pipeline, answers) = Pipeline::new(Of::Subscriptions, 1);
+            let (pipeline, answers) = Asker::of_many(Of::Subscriptions, 1);
             wire.shared.send(|bytes| subscribe(bytes, "a"), [pipeline]).expect("it is open");
             asks.lock().get_or_insert((Arc::clone(&wire.shared), answers));
         }
