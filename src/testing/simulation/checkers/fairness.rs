@@ -46,8 +46,9 @@ pub(super) fn local_order(facts: &Facts<'_>) -> Findings {
 }
 
 /// Whether a hold was lost while it waited for more of it: a renewal that nobody needs but who was offered that hold was never
-/// answered, or not before the hold was given up, or by a server that does not know it; or somebody of its process has ended the
-/// hold by force meanwhile. Somebody else has the right to ask by then, and the first grant is for whoever asks.
+/// answered, or not before the hold was over by the local clock and given up, or by a server that does not know it; or somebody of
+/// its process has ended the hold by force meanwhile. Somebody else has the right to ask by then, and the first grant is for whoever
+/// asks.
 fn offer_was_lost(facts: &Facts<'_>, attempt: &AttemptFacts, served: usize) -> bool {
     let its_own = |request: &&RequestFacts| request.process == attempt.process && request.lock == attempt.wish.lock;
     let since = |request: &&RequestFacts| attempt.index < request.index && request.index < served;
@@ -61,7 +62,9 @@ fn offer_was_lost(facts: &Facts<'_>, attempt: &AttemptFacts, served: usize) -> b
     let given_up = |id: &Id, renewal: &RequestFacts| {
         let is_leave = |request: &&RequestFacts| matches!(&request.op, Op::Leave { id: left } if left == id);
         let left = requests().filter(is_leave).map(|request| request.sent).find(|left| *left > renewal.sent)?;
-        renewal.answered.as_ref().is_none_or(|(at, _)| *at > left).then_some(left)
+        let about: Vec<_> = facts.about(*id).collect();
+        let was_over = left >= facts.vouched(*id, &about, left);
+        (was_over && !renewal.is_answered(left)).then_some(left)
     };
     requests().filter(since).any(|request| {
         let Op::Renew { id, .. } = &request.op else { return false };
