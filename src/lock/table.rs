@@ -1,12 +1,10 @@
 //! The locks of a manager that this process has to do with, by their names. Those of different names do not wait for each other,
 //! and idle ones go away.
 
-use std::borrow::Borrow;
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::clock::Clock;
@@ -43,78 +41,28 @@ pub(crate) struct Table {
 #[repr(align(64))]
 struct Shard(Mutex<Cells>);
 
-type Cells = HashMap<Named, Arc<Cell<Hold>>, BuildHasherDefault<AsItIs>>;
-
-/// A lock's name and its hash.
-trait Name {
-    fn name(&self) -> (u64, &[u8]);
-}
-
-impl Hash for dyn Name + '_ {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.name().0);
-    }
-}
-
-impl PartialEq for dyn Name + '_ {
-    fn eq(&self, other: &Self) -> bool {
-        self.name() == other.name()
-    }
-}
-
-impl Eq for dyn Name + '_ {}
-
-impl Name for (u64, &[u8]) {
-    fn name(&self) -> (u64, &[u8]) {
-        *self
-    }
-}
-
-/// A key by its name alone: the manager makes the same key of it each time.
-#[derive(Debug)]
-struct Named(Arc<Key>);
-
-impl Name for Named {
-    fn name(&self) -> (u64, &[u8]) {
-        self.0.hashed_name()
-    }
-}
-
-impl Hash for Named {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        (self as &dyn Name).hash(state);
-    }
-}
-
-impl PartialEq for Named {
-    fn eq(&self, other: &Self) -> bool {
-        self.name() == other.name()
-    }
-}
-
-impl Eq for Named {}
-
-impl<'a> Borrow<dyn Name + 'a> for Named {
-    fn borrow(&self) -> &(dyn Name + 'a) {
-        self
-    }
-}
-
-/// What is hashed is a hash already.
+/// The locks of one shard. Each is found by its name and the hash of that, which its key keeps.
 #[derive(Debug, Default)]
-struct AsItIs(u64);
+struct Cells(HashTable<Arc<Cell<Hold>>>);
 
-impl Hasher for AsItIs {
-    fn finish(&self) -> u64 {
-        self.0
+impl Cells {
+    fn get(&self, name: (u64, &[u8])) -> Option<&Arc<Cell<Hold>>> {
+        self.0.find(name.0, |cell| cell.key().hashed_name() == name)
     }
 
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("only a hash is hashed");
+    fn insert(&mut self, cell: Arc<Cell<Hold>>) {
+        let hash_of = |cell: &Arc<Cell<Hold>>| cell.key().name_hash();
+        self.0.insert_unique(hash_of(&cell), cell, hash_of);
     }
 
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
+    /// Takes this very cell out, if it is here and idle. Whoever comes finds another one.
+    fn remove_if_idle(&mut self, cell: &Arc<Cell<Hold>>) -> Option<Arc<Cell<Hold>>> {
+        let here = self.0.find_entry(cell.key().name_hash(), |here| Arc::ptr_eq(here, cell)).ok()?;
+        cell.leave_if_idle().then(|| here.remove().0)
+    }
+
+    fn all(&self) -> Vec<Arc<Cell<Hold>>> {
+        self.0.iter().cloned().collect()
     }
 }
 
@@ -159,16 +107,16 @@ impl Table {
     }
 
     fn of(&self, key: &Key) -> Option<Arc<Cell<Hold>>> {
-        self.shard(key.name_hash()).get(&key.hashed_name() as &dyn Name).cloned()
+        self.shard(key.name_hash()).get(key.hashed_name()).cloned()
     }
 
     fn cell(self: &Arc<Self>, key: &Arc<Key>) -> Arc<Cell<Hold>> {
         let mut shard = self.shard(key.name_hash());
-        if let Some(cell) = shard.get(&key.hashed_name() as &dyn Name) {
+        if let Some(cell) = shard.get(key.hashed_name()) {
             return Arc::clone(cell);
         }
         let cell = Arc::new(Cell::new(key, &self.rules, self.around()));
-        shard.insert(Named(Arc::clone(key)), Arc::clone(&cell));
+        shard.insert(Arc::clone(&cell));
         cell
     }
 
@@ -183,7 +131,7 @@ impl Table {
     #[inline]
     pub(crate) fn join(&self, name: (u64, &[u8]), wants: ShareRequest, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
         let shard = self.shard(name.0);
-        let cell = shard.get(&name as &dyn Name)?;
+        let cell = shard.get(name)?;
         // Mostly nobody else is at it, and then it need not be counted.
         if let Some(joined) = cell.try_ask(|state| state.join(wants, now)) {
             return joined;
@@ -201,7 +149,7 @@ impl Table {
         now: Moment,
     ) -> Option<(Arc<Hold>, ShareId)> {
         let shard = self.shard(name.0);
-        let cell = Arc::clone(shard.get(&name as &dyn Name)?);
+        let cell = Arc::clone(shard.get(name)?);
         drop(shard);
         cell.ask(|state| state.take_idle(wants, now))
     }
@@ -269,7 +217,7 @@ impl Table {
     pub(crate) fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         for shard in &self.shards {
-            let cells: Vec<_> = shard.0.lock().values().cloned().collect();
+            let cells = shard.0.lock().all();
             for cell in cells {
                 let (waiters, holds): (_, Vec<_>) =
                     cell.quietly(|state, _, _| (state.waiting(), state.handles().collect()));
@@ -289,7 +237,7 @@ impl Table {
     pub(crate) fn all_holds(&self) -> Vec<Arc<Hold>> {
         let mut holds = Vec::new();
         for shard in &self.shards {
-            let cells: Vec<_> = shard.0.lock().values().cloned().collect();
+            let cells = shard.0.lock().all();
             holds.extend(cells.iter().flat_map(|cell| cell.quietly(|state, _, _| state.handles().collect::<Vec<_>>())));
         }
         holds.sort_by(|a: &Arc<Hold>, b| (a.token(), a.key().name()).cmp(&(b.token(), b.key().name())));
@@ -300,7 +248,7 @@ impl Table {
     pub(crate) fn idle_holds(&self) -> Vec<(Moment, Arc<Hold>)> {
         let mut idle = Vec::new();
         for shard in &self.shards {
-            let cells: Vec<_> = shard.0.lock().values().cloned().collect();
+            let cells = shard.0.lock().all();
             idle.extend(cells.iter().flat_map(|cell| cell.quietly(|state, _, _| state.idle().collect::<Vec<_>>())));
         }
         idle
@@ -308,7 +256,7 @@ impl Table {
 
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
-        self.shards.iter().all(|shard| shard.0.lock().is_empty())
+        self.shards.iter().all(|shard| shard.0.lock().0.is_empty())
     }
 }
 
@@ -318,11 +266,8 @@ impl Surroundings<Hold> for Table {
     }
 
     fn forget(&self, cell: &Arc<Cell<Hold>>) {
-        let key = cell.key();
-        let name = key.hashed_name();
-        let mut shard = self.shard(key.name_hash());
-        let is_here = shard.get(&name as &dyn Name).is_some_and(|here| Arc::ptr_eq(here, cell));
-        let removed = if is_here && cell.leave_if_idle() { shard.remove_entry(&name as &dyn Name) } else { None };
+        let mut shard = self.shard(cell.key().name_hash());
+        let removed = shard.remove_if_idle(cell);
         drop(shard);
         drop(removed);
     }
