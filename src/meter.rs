@@ -9,7 +9,9 @@ mod off;
 #[cfg(feature = "metrics")]
 mod on;
 #[cfg(all(test, feature = "metrics"))]
-pub(crate) mod tests;
+pub(crate) mod recording;
+#[cfg(all(test, feature = "metrics"))]
+mod tests;
 
 #[cfg(not(feature = "metrics"))]
 pub(crate) use off::{Counted, Meter, Tally, UnusableNodes};

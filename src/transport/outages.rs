@@ -69,7 +69,7 @@ impl Drop for Outages {
 #[cfg(all(test, feature = "metrics"))]
 mod tests {
     use super::*;
-    use crate::meter::tests::Recording;
+    use crate::meter::recording::Recording;
 
     #[test]
     fn gauge_has_each_node_once_until_it_is_back_or_forgotten() {
