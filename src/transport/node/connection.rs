@@ -4,16 +4,11 @@
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, Value};
 
-use super::wire::{Of, Wire};
-use crate::attempt::BoxFuture;
+use super::wire::{AllAndLast, Of, Wire};
 use crate::digits::Digits;
 use crate::lease::ServerTime;
 use crate::transport::encode::{head, part};
 use crate::transport::{Call, Expiry};
-
-/// The answers to a pipeline, and that to what was sent with it.
-pub(super) type AllAndLast<'a> =
-    (BoxFuture<'a, Result<Vec<Value>, RedisError>>, BoxFuture<'a, Result<Value, RedisError>>);
 
 pub(in crate::transport) enum Connection {
     Wire(Wire),

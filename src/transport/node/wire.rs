@@ -27,8 +27,8 @@ use tokio::task::AbortHandle;
 
 use self::frames::Frame;
 use self::stream::{Reader, Writer};
-use super::connection::AllAndLast;
 use super::ears::Ears;
+use crate::attempt::BoxFuture;
 
 mod frames;
 mod stream;
@@ -38,6 +38,10 @@ pub(super) use stream::is_possible;
 const READ_BYTES: usize = 16 << 10;
 /// Buffers that a burst has made larger are not kept.
 const MAX_KEPT_BYTES: usize = 64 << 10;
+
+/// The answers to a pipeline, and that to what was sent with it.
+pub(super) type AllAndLast<'a> =
+    (BoxFuture<'a, Result<Vec<Value>, RedisError>>, BoxFuture<'a, Result<Value, RedisError>>);
 
 /// The connection. It ends when this is dropped, and with the runtime that dialled it.
 pub(in crate::transport) struct Wire {
