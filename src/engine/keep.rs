@@ -7,7 +7,6 @@ mod tests;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::attempt::NodeId;
 use crate::calls::{Call, Calls, OnCall, Standing};
 use crate::engine::Engine;
 use crate::engine::renewals::Renewals;
@@ -47,13 +46,8 @@ impl Keeping {
 
     /// What the answer to the request says of it.
     pub(super) fn word<T>(&self, answer: &Answered<T>, is_waited_for: bool) -> Word {
-        word(self.standing.clone(), answer.sent, answer.node, is_waited_for)
+        Word { said: self.standing.clone(), sent: answer.sent, node: answer.node, is_waited_for }
     }
-}
-
-/// What an answer says to those who keep the hold.
-pub(super) fn word(said: Option<Standing>, sent: Moment, node: NodeId, is_waited_for: bool) -> Word {
-    Word { said, sent, node, is_waited_for }
 }
 
 /// What hears of all locks of a manager have in common.

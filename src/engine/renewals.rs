@@ -14,13 +14,12 @@ use tokio::sync::futures::Notified;
 
 use crate::attempt::Attempt;
 use crate::calls::Standing;
-use crate::engine::keep;
 use crate::engine::releases::Releases;
 use crate::engine::uses::Uses;
 use crate::engine::wake::Wake;
 use crate::events::{self, Limiter};
 use crate::lease::Moment;
-use crate::lock::hold::{self, Grant, Hold, Next};
+use crate::lock::hold::{self, Grant, Hold, Next, Word};
 use crate::lock::release::Release;
 use crate::lock::table::Table;
 use crate::meter::RenewalOutcome;
@@ -213,7 +212,8 @@ impl Renewals {
                 Renewed::Renewed { remaining, is_waited_for, tokens } => {
                     meter.renewal(RenewalOutcome::Renewed);
                     if let Some(standing) = said {
-                        let word = keep::word(Some(standing.clone()), answer.sent, answer.node, is_waited_for);
+                        let said = Some(standing.clone());
+                        let word = Word { said, sent: answer.sent, node: answer.node, is_waited_for };
                         // Whoever has it in hand puts it back on the agenda.
                         drop(hold.hears(word, tokens, now));
                     }

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
+use crate::engine::Held;
 use crate::engine::convert::{self, NotConverted};
-use crate::engine::{Held, keep};
 use crate::error::{Error, Result};
-use crate::lock::hold::Grant;
+use crate::lock::hold::{Grant, Word};
 use crate::scheme::{Attempt, Failure, Renewal, Renewed, loss_reason};
 
 use super::{Acquisition, FirstAttempt, Patience};
@@ -83,7 +83,7 @@ impl Acquisition<'_> {
         match answer.value {
             Renewed::Renewed { remaining, is_waited_for, tokens } => {
                 hold.renewed(Grant { sent: answer.sent, remaining, asked: lease }, now);
-                let word = keep::word(Some(standing), answer.sent, answer.node, is_waited_for);
+                let word = Word { said: Some(standing), sent: answer.sent, node: answer.node, is_waited_for };
                 engine.carry_out(hold.hears(word, tokens, now), now);
                 Ok(match (is_waited_for, tokens) {
                     (true, _) => Refilled::WaitedFor,

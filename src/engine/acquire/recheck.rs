@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Acquisition, FirstAttempt};
-use crate::engine::{Engine, Held, keep};
+use crate::engine::{Engine, Held};
 use crate::error::{LossReason, Result};
 use crate::events;
-use crate::lock::hold::{Grant, Hold};
+use crate::lock::hold::{Grant, Hold, Word};
 use crate::scheme::{AcquireRequest, Acquired, Answered, Attempt, Granted, IfTaken, Mode};
 
 /// What an attempt at a hold that the process has already came to.
@@ -98,7 +98,7 @@ impl Acquisition<'_> {
         match value {
             Acquired::Granted(Granted { token, remaining, is_waited_for, .. }) if token == hold.token() => {
                 if standing.is_some() {
-                    let word = keep::word(standing, sent, node, is_waited_for);
+                    let word = Word { said: standing, sent, node, is_waited_for };
                     engine.carry_out(hold.hears(word, None, now), now);
                 }
                 let share_until = (!is_waited_for).then(|| sent.after(engine.options().share_window));
