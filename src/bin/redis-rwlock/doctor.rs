@@ -56,7 +56,8 @@ pub(crate) async fn doctor(replicas: Option<NonZeroU8>, settings: &Settings, out
     for (node, survey) in &surveys {
         survey.tell(node, &settings.place(), asked, &mut findings);
     }
-    rights::tell(&surveys, settings, &mut findings);
+    let refused = surveys.iter().flat_map(|(node, survey)| survey.refused.iter().map(move |refused| (node, refused)));
+    rights::tell(refused, settings, &mut findings);
     if let Place::Cluster(_) = settings.place() {
         survey::tell_slots(&surveys, &mut findings);
     }

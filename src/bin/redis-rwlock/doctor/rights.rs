@@ -9,7 +9,6 @@ use redis::RedisError;
 
 use super::finding::{Finding, Findings, Level};
 use super::link::{Failure, Link};
-use super::survey::Survey;
 use crate::settings::Settings;
 
 /// What a right is for.
@@ -177,13 +176,15 @@ impl Refused {
     }
 }
 
-/// Says each of them once, for all servers where it is so.
-pub(super) fn tell(surveys: &BTreeMap<String, Survey>, settings: &Settings, findings: &mut Findings) {
+/// Says each of them once, for all servers where it is so. Each comes with its server.
+pub(super) fn tell<'a>(
+    refused: impl Iterator<Item = (&'a String, &'a Refused)>,
+    settings: &Settings,
+    findings: &mut Findings,
+) {
     let mut everywhere: BTreeMap<&Refused, Vec<&String>> = BTreeMap::new();
-    for (node, survey) in surveys {
-        for refused in &survey.refused {
-            everywhere.entry(refused).or_default().push(node);
-        }
+    for (node, refused) in refused {
+        everywhere.entry(refused).or_default().push(node);
     }
     for (refused, nodes) in everywhere {
         let (message, advice) = match refused {
