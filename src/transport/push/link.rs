@@ -161,11 +161,13 @@ impl Running {
             agenda.ping_at = now + self.shared.pace.ping;
             let (sent, ping) = (self.shared.clock.now(), redis::cmd("PING"));
             let pong = in_time(self.shared.pace.ping, connection.ask(Request::Command(&ping))).await?;
-            // Whoever may not ask is answered, too. Nobody is sent elsewhere: that is the answer to something before it.
-            if let Err(Fault::Moved { .. } | Fault::Ask { .. }) = fault::reply(pong) {
-                return Err(Lost::Surprise);
+            match fault::reply(pong) {
+                // Nobody is sent elsewhere, or told anything else: that is the answer to something before it.
+                Err(Fault::Moved { .. } | Fault::Ask { .. }) => return Err(Lost::Surprise),
+                // Whoever may not ask is answered, too.
+                Ok(Value::SimpleString(_)) | Err(_) => fresh.answered(sent),
+                Ok(_) => return Err(Lost::Surprise),
             }
-            fresh.answered(sent);
         }
         Ok(true)
     }
