@@ -32,6 +32,8 @@ struct Costs {
 
 impl Costs {
     async fn measure(effort: Effort, count: usize, mut cost: impl AsyncFnMut(usize) -> Duration) -> Self {
+        // The first fetches the memory.
+        cost(count).await;
         let (mut all, mut fewer) = (Vec::new(), Vec::new());
         for _ in 0..effort.of(5, 3, 1) {
             all.push(cost(count).await.as_secs_f64() * 1e3);
@@ -160,6 +162,8 @@ async fn waiting(effort: Effort, node: &Node) {
     let (count, span) = effort.of((10_000, 5), (10_000, 3), (100, 1));
     let span = Duration::from_secs(span);
     let (here, elsewhere) = (manager(node).await, manager(node).await);
+    // What earlier parts left to do, thousands of releases, is not the baseline of this one.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     let empty = idle_share(span).await;
     let tell_share = |what: &str, share: f64| {
         let sides = format!("percent of a core, {empty:.2} without them");
