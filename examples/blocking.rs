@@ -10,7 +10,7 @@ use redis_rwlock::blocking::RedisManager;
 
 fn main() -> Result<()> {
     let url = std::env::var("REDIS_URL").unwrap_or("redis://127.0.0.1:6379".into());
-    let locks = RedisManager::connect(&*url)?;
+    let locks = RedisManager::connect(&url)?;
 
     let workers = (1..=3).map(|worker| {
         let locks = locks.clone(); // shares connections and holds

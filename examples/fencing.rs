@@ -29,8 +29,8 @@ async fn visit(
 async fn main() -> Result<(), Box<dyn Error>> {
     let url = std::env::var("REDIS_URL").unwrap_or("redis://127.0.0.1:6379".into());
     let server = Client::open(&*url)?.get_multiplexed_async_connection().await?;
-    let locks = RedisManager::connect(&*url).await?;
-    let others = RedisManager::connect(&*url).await?;
+    let locks = RedisManager::connect(&url).await?;
+    let others = RedisManager::connect(&url).await?;
 
     // A lease that is never renewed stands for a process that stands still: it swaps, or its machine is moved.
     let paused = locks.write("value").fixed_lease(Duration::from_millis(500)).await?;

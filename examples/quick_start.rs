@@ -9,9 +9,9 @@ use redis_rwlock::{Error, RedisManager, RwLockManager};
 #[tokio::main]
 async fn main() -> redis_rwlock::Result<()> {
     let url = std::env::var("REDIS_URL").unwrap_or("redis://127.0.0.1:6379".into());
-    let locks = RedisManager::connect(&*url).await?;
+    let locks = RedisManager::connect(&url).await?;
     // To the server a second manager is what a second process is.
-    let others = RedisManager::connect(&*url).await?;
+    let others = RedisManager::connect(&url).await?;
 
     let (ours, theirs) = (locks.read("cfg").await?, others.read("cfg").await?);
     println!("two read at the same time, with the tokens {} and {}", ours.fencing_token(), theirs.fencing_token());

@@ -9,7 +9,7 @@ use redis_rwlock::{Error, OwnerId, RedisManager, Reentry, RwLockManager};
 #[tokio::main]
 async fn main() -> redis_rwlock::Result<()> {
     let url = std::env::var("REDIS_URL").unwrap_or("redis://127.0.0.1:6379".into());
-    let locks = RedisManager::connect(&*url).await?;
+    let locks = RedisManager::connect(&url).await?;
 
     // By default a task waits for itself, as with tokio's `RwLock`.
     let outer = locks.write("cfg").await?;
@@ -43,7 +43,7 @@ async fn main() -> redis_rwlock::Result<()> {
     drop((outer, inner));
 
     // For a whole manager.
-    let nesting = RedisManager::builder(&*url).reentry(Reentry::PerTask).connect().await?;
+    let nesting = RedisManager::builder(&url).reentry(Reentry::PerTask).connect().await?;
     let (outer, inner) = (nesting.write("cfg").await?, nesting.write("cfg").await?);
     println!("the manager nests: {} and {}", outer.fencing_token(), inner.fencing_token());
     drop((outer, inner));

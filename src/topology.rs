@@ -14,6 +14,8 @@ use crate::error::{Error, Result};
 /// use redis_rwlock::Topology;
 /// let node: Topology = "redis://127.0.0.1:6379".into();
 /// assert_eq!(node, Topology::node("redis://127.0.0.1:6379"));
+/// let from_the_environment = String::from("redis://127.0.0.1:6379");
+/// assert_eq!(node, Topology::from(&from_the_environment));
 /// let cluster: Topology = ["redis://127.0.0.1:7000", "redis://127.0.0.1:7001"].into();
 /// assert_eq!(cluster, Topology::cluster(["redis://127.0.0.1:7000", "redis://127.0.0.1:7001"]));
 /// ```
@@ -133,6 +135,12 @@ impl From<&str> for Topology {
 
 impl From<String> for Topology {
     fn from(url: String) -> Self {
+        Self::node(url)
+    }
+}
+
+impl From<&String> for Topology {
+    fn from(url: &String) -> Self {
         Self::node(url)
     }
 }
