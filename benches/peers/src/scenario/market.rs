@@ -1,5 +1,6 @@
 //! The market of the articles: sellers list items, buyers buy them, and nothing may be lost or sold twice. Four ways: WATCH with
-//! retries, the article's own lock around each step, one lock of a peer for the whole market, and one for each item.
+//! retries, the article's own lock around each step, one lock of a peer for the whole market, and one for each item. Of the last
+//! also with guards that go out of scope, so that nobody waits for the release.
 
 mod goods;
 mod steps;
@@ -37,7 +38,11 @@ fn mix(setting: &Setting, sellers: usize, buyers: usize) -> Table {
         role == Role::Lock && program == Program::Own && place == Place::Node && *kind != Kind::OursBlocking
     };
     let peers = setting.peers.iter().copied();
-    let locks = peers.filter(of_this_program).flat_map(|kind| [Way::OneLock(kind), Way::LockPerItem(kind)]);
+    let locks = peers.filter(of_this_program).flat_map(|kind| {
+        // Of others a guard that is dropped does not always give back: the lock waits for its lease.
+        let dropped = (kind == Kind::Ours).then_some(Way::LockPerItemDropped(kind));
+        [Way::OneLock(kind), Way::LockPerItem(kind)].into_iter().chain(dropped)
+    });
     let ways = [Way::Watch, Way::ArticleLock].into_iter().chain(locks);
     let row = |way: Way| {
         let servers = Servers::start(Place::Node, setting.server);
@@ -135,6 +140,7 @@ impl std::fmt::Display for Way {
             Self::ArticleLock => write!(f, "the article's lock"),
             Self::OneLock(kind) => write!(f, "{}, one lock", of(*kind)),
             Self::LockPerItem(kind) => write!(f, "{}, a lock per item", of(*kind)),
+            Self::LockPerItemDropped(kind) => write!(f, "{}, a lock per item, guards dropped", of(*kind)),
         }
     }
 }

@@ -7,7 +7,7 @@ use redis::{AsyncCommands, Pipeline, pipe};
 
 use super::goods::{PRICE, buyer_name, seller_name};
 use crate::figures::bare_connection;
-use crate::peer::{Kind, LEASE, Mode, Peer};
+use crate::peer::{Held, Kind, LEASE, Mode, Peer};
 
 /// How steps are kept apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,6 +16,8 @@ pub(super) enum Way {
     ArticleLock,
     OneLock(Kind),
     LockPerItem(Kind),
+    /// Guards go out of scope, and nobody waits until the server has them back.
+    LockPerItemDropped(Kind),
 }
 
 /// One seller or buyer, with a connection of its own: WATCH is of a connection.
@@ -29,7 +31,7 @@ impl Steps {
     pub(super) async fn connect(url: &str, way: Way) -> Self {
         let peer = match way {
             Way::Watch | Way::ArticleLock => None,
-            Way::OneLock(kind) | Way::LockPerItem(kind) => Some(kind.connect(&[url.to_owned()], LEASE).await),
+            Way::OneLock(kind) | Way::LockPerItem(kind) | Way::LockPerItemDropped(kind) => Some(kind.connect(&[url.to_owned()], LEASE).await),
         };
         Self { way, connection: bare_connection(url).await, peer }
     }
@@ -47,11 +49,10 @@ impl Steps {
                 self.leave_article_lock(&token).await;
                 again
             }
-            Way::OneLock(_) | Way::LockPerItem(_) => {
-                let name = self.lock_name(item);
-                let held = self.peer.as_ref().expect("a peer").enter(Mode::Write, &name).await;
+            Way::OneLock(_) | Way::LockPerItem(_) | Way::LockPerItemDropped(_) => {
+                let held = self.enter(item).await;
                 self.list_alone(&inventory, item, &offer).await;
-                held.leave().await;
+                self.leave(held).await;
                 0
             }
         }
@@ -68,18 +69,26 @@ impl Steps {
                 self.leave_article_lock(&token).await;
                 (bought, again)
             }
-            Way::OneLock(_) | Way::LockPerItem(_) => {
-                let name = self.lock_name(item);
-                let held = self.peer.as_ref().expect("a peer").enter(Mode::Write, &name).await;
+            Way::OneLock(_) | Way::LockPerItem(_) | Way::LockPerItemDropped(_) => {
+                let held = self.enter(item).await;
                 let bought = self.buy_alone(&deal).await;
-                held.leave().await;
+                self.leave(held).await;
                 (bought, 0)
             }
         }
     }
 
-    fn lock_name(&self, item: &str) -> String {
-        if matches!(self.way, Way::OneLock(_)) { "market".to_owned() } else { item.to_owned() }
+    async fn enter(&self, item: &str) -> Box<dyn Held> {
+        let name = if matches!(self.way, Way::OneLock(_)) { "market" } else { item };
+        self.peer.as_ref().expect("a peer").enter(Mode::Write, name).await
+    }
+
+    async fn leave(&self, held: Box<dyn Held>) {
+        if matches!(self.way, Way::LockPerItemDropped(_)) {
+            drop(held);
+        } else {
+            held.leave().await;
+        }
     }
 
     async fn list_alone(&mut self, inventory: &str, item: &str, offer: &str) {
