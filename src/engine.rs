@@ -209,7 +209,9 @@ impl Engine {
         let home = options.home(clock);
         let wake = Arc::new(Wake::default());
         let table = Arc::new(Table::new(rules(&options, clock)));
-        let releases = Arc::new(Releases::new(Arc::clone(&scheme), Arc::clone(&table), Arc::clone(&wake)));
+        let releases =
+            Releases::new(Arc::clone(&scheme), Arc::clone(&table), Arc::clone(&wake), options.response_timeout);
+        let releases = Arc::new(releases);
         let uses = options.may_hold_idle().then(|| Uses::of(options.idle_holds_max));
         let renewals =
             Arc::new(Renewals::new(Arc::clone(&table), Arc::clone(&releases), Arc::clone(&wake), uses.clone()));

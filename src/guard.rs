@@ -151,8 +151,11 @@ macro_rules! guard {
 guard! {
     /// A shared hold: no writer is inside while it is valid.
     ///
-    /// Owned, so it can be stored, returned and sent to another task. Dropping it hands the release to the background;
-    /// [`release`](ReadGuard::release) waits for the server's word. It keeps what renews it, so it may outlive its manager.
+    /// Owned, so it can be stored, returned and sent to another task. Dropping it tells the server and does not wait for its word;
+    /// [`release`](ReadGuard::release) does. It keeps what renews it, so it may outlive its manager.
+    ///
+    /// The drop sends the release on the runtime where it happens, if that has a connection with room. Where it has none, or has had
+    /// no answer for half a response timeout, a thread of the process tells the server.
     ///
     /// # Examples
     ///
@@ -174,8 +177,11 @@ guard! {
 guard! {
     /// The exclusive hold: nobody else is inside while it is valid.
     ///
-    /// Owned, so it can be stored, returned and sent to another task. Dropping it hands the release to the background;
-    /// [`release`](WriteGuard::release) waits for the server's word. It keeps what renews it, so it may outlive its manager.
+    /// Owned, so it can be stored, returned and sent to another task. Dropping it tells the server and does not wait for its word;
+    /// [`release`](WriteGuard::release) does. It keeps what renews it, so it may outlive its manager.
+    ///
+    /// The drop sends the release on the runtime where it happens, if that has a connection with room. Where it has none, or has had
+    /// no answer for half a response timeout, a thread of the process tells the server.
     ///
     /// # Examples
     ///

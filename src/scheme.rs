@@ -274,6 +274,10 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     }
     /// Ends a hold, or an acquisition that is under way.
     fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>>;
+    /// Whether [`leave`](Scheme::leave) goes out at its first poll on this runtime.
+    fn is_at_hand(&self, _leave: &Leave) -> bool {
+        false
+    }
     /// Ends several of one route; one answer each, in order.
     fn leave_all<'a>(&'a self, _route: &'a Route, batch: &'a [Leave]) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
         Box::pin(join_all(batch.iter().map(|leave| self.leave(&leave.key, &leave.id))))

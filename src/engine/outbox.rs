@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream, FuturesUnordered};
@@ -69,6 +69,8 @@ struct Work {
     queues: Mutex<BTreeMap<Route, RouteQueue>>,
     /// Has a driver, where there is one for all.
     is_driven: AtomicBool,
+    /// Those that have not ended, be they yet to begin.
+    drivers: AtomicUsize,
     stopped: AtomicBool,
 }
 
@@ -145,6 +147,7 @@ impl Outbox {
             wake,
             queues: Mutex::default(),
             is_driven: AtomicBool::new(false),
+            drivers: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
         };
         Self { work: Arc::new(work), home, drivers: Mutex::default() }
@@ -156,7 +159,7 @@ impl Outbox {
             Home::Process | Home::On(_) => {
                 let is_driven = &self.work.is_driven;
                 if !is_driven.load(Ordering::Relaxed) && !is_driven.swap(true, Ordering::AcqRel) {
-                    self.home.spawn(Driven(Arc::clone(&self.work)).run());
+                    self.home.spawn(Driven::new(&self.work).run());
                 }
             }
             Home::Callers => {
@@ -169,23 +172,16 @@ impl Outbox {
                     return;
                 }
                 drivers.retain(|(_, driver)| !driver.is_finished());
-                let driver = runtime.spawn(Driven(Arc::clone(&self.work)).run());
+                let driver = runtime.spawn(Driven::new(&self.work).run());
                 drivers.push((id, driver.abort_handle()));
             }
         }
     }
 
-    fn is_driven(&self) -> bool {
-        match &self.home {
-            Home::Process | Home::On(_) => self.work.is_driven.load(Ordering::Acquire),
-            Home::Callers => self.drivers.lock().iter().any(|(_, driver)| !driver.is_finished()),
-        }
-    }
-
     /// The drivers end when nothing is left to be released, the holds with their leases.
     pub(crate) fn stop(&self) {
-        self.work.stopped.store(true, Ordering::Release);
-        if self.is_driven() {
+        self.work.stopped.store(true, Ordering::SeqCst);
+        if self.work.drivers.load(Ordering::SeqCst) > 0 {
             self.work.wake.all();
         } else {
             // Nobody is left to carry them. They hold on to the releases that have them.
@@ -198,6 +194,11 @@ impl Outbox {
 struct Driven(Arc<Work>);
 
 impl Driven {
+    fn new(work: &Arc<Work>) -> Self {
+        work.drivers.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(work))
+    }
+
     async fn run(self) {
         let mut backoff = Backoff::new();
         // A panic that nothing shields from has ended what was under way, which has been put back.
@@ -209,7 +210,13 @@ impl Driven {
 
 impl Drop for Driven {
     fn drop(&mut self) {
-        self.0.is_driven.store(false, Ordering::Release);
+        let work = &self.0;
+        work.is_driven.store(false, Ordering::Release);
+        let is_last = work.drivers.fetch_sub(1, Ordering::SeqCst) == 1;
+        if is_last && work.stopped.load(Ordering::SeqCst) {
+            // Its runtime has ended before all was told, and nobody starts another one.
+            work.releases.abandon();
+        }
     }
 }
 

@@ -48,7 +48,7 @@ impl Engine {
             ShareRemoved::Shared | ShareRemoved::HandedOver(_) | ShareRemoved::Kept | ShareRemoved::Lost(_) => {}
             ShareRemoved::Last | ShareRemoved::LastLate(_) => {
                 self.note_stay(hold);
-                self.release_in_background(hold);
+                self.release_from_here(hold);
             }
         }
     }
@@ -134,6 +134,13 @@ impl Engine {
         self.renewals.forget(hold);
         self.keep_running();
         self.releases.give_back(hold, Some(Arc::clone(hold)), self.clock.now());
+    }
+
+    /// The same for a guard that is dropped, on this runtime if it can tell the server at once.
+    fn release_from_here(&self, hold: &Arc<Hold>) {
+        self.renewals.forget(hold);
+        self.keep_running();
+        self.releases.give_back_from_here(hold, self.clock.now());
     }
 }
 

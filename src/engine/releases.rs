@@ -3,11 +3,12 @@
 //! A release tells the server until it has an answer or the server's lease is surely over. If a copy of the
 //! acquisition may still be on its way, it tells the server again after that copy's limit: otherwise the copy would
 //! come to life after its own cancellation and last a full lease. In the background the [outbox](crate::engine::outbox)
-//! carries them, so a guard that is dropped is no task and needs no runtime.
+//! carries them, so a guard that is dropped needs no runtime. Where it has one, the first copy may go [from there](at_hand).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -27,6 +28,11 @@ use crate::lock::side::{CountsOpen, KeepsOpen};
 use crate::lock::table::Table;
 use crate::scheme::{Leave, ReleaseReply, Scheme};
 use crate::shield::shielded;
+use at_hand::AtHand;
+
+mod at_hand;
+#[cfg(test)]
+mod tests;
 
 /// Who tells the server about releases, in the background where needed.
 #[derive(Debug)]
@@ -38,6 +44,10 @@ pub(crate) struct Releases {
     recent: Option<Recent>,
     waiting: Mutex<Waiting>,
     wake: Arc<Wake>,
+    /// How long the runtime of a dropped guard has for its release.
+    patience: Duration,
+    /// How many such releases are under way.
+    at_hand: AtomicUsize,
     /// Acquisitions and releases that the server may yet have to be told of.
     unsettled: AtomicUsize,
     /// The releases among them.
@@ -50,11 +60,14 @@ pub(crate) struct Releases {
 struct Waiting {
     now: VecDeque<Job>,
     /// Until a pause is over.
-    later: BTreeMap<(Moment, u64), Job>,
+    later: BTreeMap<Place, Job>,
 }
 
+/// When something is due, and a number of its own.
+type Place = (Moment, u64);
+
 impl Releases {
-    pub(crate) fn new(scheme: Arc<dyn Scheme>, table: Arc<Table>, wake: Arc<Wake>) -> Self {
+    pub(crate) fn new(scheme: Arc<dyn Scheme>, table: Arc<Table>, wake: Arc<Wake>, response_timeout: Duration) -> Self {
         let clock = scheme.clock();
         let recent = scheme.changes().map(|_| Recent::default());
         Self {
@@ -64,6 +77,8 @@ impl Releases {
             recent,
             waiting: Mutex::default(),
             wake,
+            patience: response_timeout / 2,
+            at_hand: AtomicUsize::new(0),
             unsettled: AtomicUsize::new(0),
             departing: AtomicUsize::new(0),
             settled: Notify::new(),
@@ -160,14 +175,19 @@ impl Releases {
         self.later(job, now.after(pause));
     }
 
-    fn later(&self, job: Job, at: Moment) {
-        self.waiting.lock().later.insert((at, self.wake.next_number()), job);
+    fn later(&self, job: Job, at: Moment) -> Place {
+        let place = (at, self.wake.next_number());
+        self.waiting.lock().later.insert(place, job);
         self.wake.at(at);
+        place
     }
 
     /// Takes a release over. Without a driver that still runs, the lease ends it.
     pub(crate) fn in_background(self: &Arc<Self>, release: Release, hold: Option<Arc<Hold>>) {
-        let job = Job::new(self, release, hold);
+        self.carry(Job::new(self, release, hold));
+    }
+
+    fn carry(&self, job: Job) {
         self.waiting.lock().now.push_back(job);
         self.wake.at(Moment::from_nanos(0));
     }
@@ -176,6 +196,20 @@ impl Releases {
     pub(crate) fn give_back(self: &Arc<Self>, hold: &Hold, waited_for: Option<Arc<Hold>>, now: Moment) {
         let (release, conversion) = Release::all_of(hold, now);
         self.in_background(release, waited_for);
+        if let Some(release) = conversion {
+            self.in_background(release, None);
+        }
+    }
+
+    /// The same for a hold whose last guard was dropped here.
+    pub(crate) fn give_back_from_here(self: &Arc<Self>, hold: &Arc<Hold>, now: Moment) {
+        let (release, conversion) = Release::all_of(hold, now);
+        let job = Job::new(self, release, Some(Arc::clone(hold)));
+        let leave = job.leave();
+        match AtHand::of(self, &leave) {
+            Some(at_hand) => at_hand.tell(job, leave, now),
+            None => self.carry(job),
+        }
         if let Some(release) = conversion {
             self.in_background(release, None);
         }

@@ -327,6 +327,10 @@ impl Scheme for LuaScheme {
         })
     }
 
+    fn is_at_hand(&self, leave: &Leave) -> bool {
+        self.transport.is_at_hand(leave.key.slot())
+    }
+
     fn leave_all<'a>(&'a self, route: &'a Route, batch: &'a [Leave]) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
         Box::pin(async move {
             let calls = batch.iter().map(|leave| self.leave_call(&leave.key, &leave.id)).collect();

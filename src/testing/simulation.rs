@@ -489,6 +489,7 @@ fn release_is_not_always_fine() {
 fn what_goes_with_one_runtime_is_noticed() {
     caught_with(|_| RUNTIMES, Mutant::RenewsWithTheFirst, "11 holds");
     caught_with(|_| RUNTIMES, Mutant::ReleasesWithTheFirst, "11 releases");
+    caught_with(|_| RUNTIMES, Mutant::NobodyLooksAfter, "11 releases");
     caught_with(|_| RUNTIMES, Mutant::AsksWithTheFirst, "11 waiters");
 }
 

@@ -17,8 +17,8 @@ use crate::key::{Key, Listing};
 use crate::lease::{Moment, ServerTime};
 use crate::scheme::memory::Memory;
 use crate::scheme::{
-    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, ReleaseReply,
-    Renewal, Renewed, Route, Scheme, Subscription, View,
+    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Leave,
+    ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
 };
 
 /// How long a lost copy may yet arrive.
@@ -61,6 +61,8 @@ pub(crate) struct Staged {
     /// The next of them is none that anybody expects.
     panics: AtomicBool,
     scripts: AtomicUsize,
+    /// Releases go out where guards are dropped.
+    leaves_at_hand: AtomicBool,
 }
 
 impl Staged {
@@ -77,6 +79,7 @@ impl Staged {
             starts: Mutex::default(),
             unheard: AtomicUsize::new(0),
             panics: AtomicBool::new(false),
+            leaves_at_hand: AtomicBool::new(false),
         }
     }
 
@@ -90,6 +93,11 @@ impl Staged {
 
     pub(crate) fn next_leave(&self, fate: Fate) {
         self.leaves.lock().push_back(fate);
+    }
+
+    /// From now on, releases go out where guards are dropped.
+    pub(crate) fn leaves_are_at_hand(&self) {
+        self.leaves_at_hand.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn last_request(&self) -> AcquireRequest {
@@ -183,6 +191,10 @@ impl Scheme for Staged {
         self.counts(1);
         let fate = self.leaves.lock().pop_front();
         Box::pin(self.meet(fate, self.memory.leave(key, id)))
+    }
+
+    fn is_at_hand(&self, _: &Leave) -> bool {
+        self.leaves_at_hand.load(Ordering::SeqCst)
     }
 
     fn convert<'a>(

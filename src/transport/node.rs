@@ -177,6 +177,11 @@ impl Node {
         Hearing { served: self.lines.served(), is_silent: self.lines.silence.is() }
     }
 
+    /// Whether a call of this runtime goes out at once.
+    pub(super) fn is_at_hand(&self) -> bool {
+        !self.lines.silence.is() && self.lines.current().is_some_and(|live| live.space.has_room())
+    }
+
     /// Returns when the node is not silent, or after a response timeout with the reason why it is.
     pub(super) async fn word(&self) -> Result<(), Fault> {
         self.lines.word().await

@@ -374,6 +374,10 @@ impl Transport for Router {
         Some(Box::pin(stream::unfold(maps, next)))
     }
 
+    fn is_at_hand(&self, slot: u16) -> bool {
+        self.slot_owners.known_owner(slot).is_some_and(|node| node.is_at_hand())
+    }
+
     fn hearing(&self, slot: u16) -> Hearing {
         self.slot_owners.known_owner(slot).map_or_else(Hearing::default, |node| node.hearing())
     }

@@ -1,7 +1,7 @@
 //! The fault layer as one process sees it: a scheme whose requests travel through the [`World`]. It treats silence, late
 //! replies and limits as the transport to real servers does.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +13,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 
 use super::history::{Lock, What};
 use super::mutants::Mutant;
+use super::runtime::{self, Runtime};
 use super::world::{Address, Answer, Delivery, Fates, Parcel, Unsubscribe, World, lock_of};
 use crate::attempt::NodeId;
 use crate::calls::Calls;
@@ -40,8 +41,12 @@ pub(super) struct Link {
     room_ahead: Semaphore,
     /// The last acquisition that was sent, for each lock.
     pub(super) asked: Arc<Mutex<BTreeMap<Lock, AcquisitionId>>>,
+    /// Releases that go out on the runtime that drops their guards, if it goes on.
+    at_hand: Mutex<HashMap<AcquisitionId, Arc<Runtime>>>,
     /// Acquisitions that the server has been told to forget, or to turn.
     left: Mutex<HashSet<AcquisitionId>>,
+    /// Releases that nobody tells of but the runtime where their guards were dropped.
+    left_alone: Mutex<HashSet<AcquisitionId>>,
 }
 
 impl fmt::Debug for Link {
@@ -69,7 +74,9 @@ impl Link {
             room,
             room_ahead,
             asked: Arc::default(),
+            at_hand: Mutex::default(),
             left: Mutex::default(),
+            left_alone: Mutex::default(),
         }
     }
 
@@ -247,14 +254,18 @@ impl Link {
 
     async fn leave_at_once(&self, key: &Key, id: &AcquisitionId) -> Attempt<ReleaseReply> {
         if self.world.mutant == Some(Mutant::LeavesOnce) && !self.left.lock().insert(id.clone()) {
-            let (sent, value) = (self.world.clock.now(), ReleaseReply::None(Absence::default()));
-            return Ok(Answered { sent, server: ServerTime::default(), node: NodeId::default(), value });
+            return Ok(self.made_up(ReleaseReply::None(Absence::default())));
         }
         let answer = self.carry(&owned(key), Parcel::Leave { id: id.clone() }).await?;
         Ok(map(answer, |answer| match answer {
             Answer::ReleaseReply(left) => left,
             other => unreachable!("a release is answered by {other:?}"),
         }))
+    }
+
+    /// What a wrong process takes for the server's word.
+    fn made_up(&self, value: ReleaseReply) -> Answered<ReleaseReply> {
+        Answered { sent: self.world.clock.now(), server: ServerTime::default(), node: NodeId::default(), value }
     }
 
     async fn renew_one(&self, renewal: &Renewal, fates: Fates) -> Attempt<Renewed> {
@@ -388,14 +399,37 @@ impl Scheme for Link {
     }
 
     fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+        let runtime = self.at_hand.lock().remove(id);
         Box::pin(async move {
-            let _room = self.room_ahead.acquire().await;
-            self.leave_at_once(key, id).await
+            let Some(runtime) = runtime else {
+                let _room = self.room_ahead.acquire().await;
+                return self.leave_at_once(key, id).await;
+            };
+            if self.world.mutant == Some(Mutant::NobodyLooksAfter) {
+                self.left_alone.lock().insert(id.clone());
+            }
+            runtime.driven().await;
+            let answer = self.leave_at_once(key, id).await;
+            runtime.driven().await;
+            answer
         })
     }
 
+    fn is_at_hand(&self, leave: &Leave) -> bool {
+        let Some(runtime) = runtime::current() else {
+            return false;
+        };
+        self.at_hand.lock().insert(leave.id.clone(), runtime);
+        true
+    }
+
     fn leave_all<'a>(&'a self, _: &'a Route, batch: &'a [Leave]) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
-        Box::pin(join_all(batch.iter().map(|leave| self.leave_at_once(&leave.key, &leave.id))))
+        Box::pin(join_all(batch.iter().map(async |leave: &Leave| {
+            if self.left_alone.lock().contains(&leave.id) {
+                return Ok(self.made_up(ReleaseReply::Held));
+            }
+            self.leave_at_once(&leave.key, &leave.id).await
+        })))
     }
 
     fn renew<'a>(&'a self, _: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {

@@ -115,7 +115,7 @@ impl Machine {
         self.spawn(self.runtimes.len() - 1, things);
     }
 
-    fn ends(&self, runtime: &Runtime, leaks: bool) {
+    fn ends(&self, runtime: &Arc<Runtime>, leaks: bool) {
         let process = self.address.process;
         self.world.record(What::RuntimeEnded { process, runtime: runtime.number, leaks });
         runtime.ends(leaks);

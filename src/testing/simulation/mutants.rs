@@ -126,6 +126,8 @@ pub(super) enum Mutant {
     RenewsWithTheFirst,
     /// The same of releases.
     ReleasesWithTheFirst,
+    /// What goes out where a guard was dropped has nobody else who looks after it.
+    NobodyLooksAfter,
     /// The same of whoever waits.
     AsksWithTheFirst,
     /// All that a process has to ask is under way at once.
@@ -183,7 +185,7 @@ pub(super) const REPLICATED: [Mutant; 3] =
     [Mutant::WaitsBeforeTheGrant, Mutant::ClaimsUnacknowledged, Mutant::RenewalsUnacknowledged];
 
 #[cfg(test)]
-pub(super) const ALL: [Mutant; 60] = [
+pub(super) const ALL: [Mutant; 61] = [
     Mutant::WriterBesideReaders,
     Mutant::ReleaseOfAnybody,
     Mutant::DeadlineFromReply,
@@ -241,6 +243,7 @@ pub(super) const ALL: [Mutant; 60] = [
     Mutant::NoLateConversions,
     Mutant::RenewsWithTheFirst,
     Mutant::ReleasesWithTheFirst,
+    Mutant::NobodyLooksAfter,
     Mutant::AsksWithTheFirst,
     Mutant::RoomForAll,
     Mutant::RenewsInTurn,

@@ -1,6 +1,7 @@
 //! The runtimes of a virtual process. What a runtime drives is polled as long as the runtime goes on, and is dropped when it
 //! ends. All of them share the one clock of the run, and what the engine does in the background belongs to none of them.
 
+use std::cell::RefCell;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -33,19 +34,31 @@ struct Seat {
     waker: Mutex<Option<Waker>>,
 }
 
+thread_local! {
+    static CURRENT: RefCell<Option<Arc<Runtime>>> = const { RefCell::new(None) };
+}
+
+/// The runtime whose task runs now, be it to its end only.
+pub(super) fn current() -> Option<Arc<Runtime>> {
+    CURRENT.with_borrow(Option::clone)
+}
+
 /// Polls the task at a seat; over when there is none.
-pub(super) struct Driven(Arc<Seat>);
+pub(super) struct Driven {
+    seat: Arc<Seat>,
+    runtime: Arc<Runtime>,
+}
 
 impl Future for Driven {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        *self.0.waker.lock() = Some(cx.waker().clone());
-        let mut task = self.0.task.lock();
+        *self.seat.waker.lock() = Some(cx.waker().clone());
+        let mut task = self.seat.task.lock();
         let Some(polled) = task.as_mut() else {
             return Poll::Ready(());
         };
-        std::task::ready!(polled.as_mut().poll(cx));
+        std::task::ready!(self.runtime.within(|| polled.as_mut().poll(cx)));
         *task = None;
         Poll::Ready(())
     }
@@ -57,10 +70,18 @@ impl Runtime {
     }
 
     /// The task as it runs here.
-    pub(super) fn drives(&self, task: impl Future<Output = ()> + Send + 'static) -> Pausable<Driven> {
+    pub(super) fn drives(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) -> Pausable<Driven> {
         let seat = Arc::new(Seat { task: Mutex::new(Some(Box::pin(task))), waker: Mutex::default() });
         self.tasks.lock().push(Arc::downgrade(&seat));
-        Pausable::new(&self.gate, Driven(seat))
+        Pausable::new(&self.gate, Driven { seat, runtime: Arc::clone(self) })
+    }
+
+    /// What `act` does, it does here.
+    fn within<T>(self: &Arc<Self>, act: impl FnOnce() -> T) -> T {
+        let before = CURRENT.replace(Some(Arc::clone(self)));
+        let done = act();
+        CURRENT.set(before);
+        done
     }
 
     /// Nobody drives it from now on.
@@ -89,12 +110,12 @@ impl Runtime {
     }
 
     /// All its tasks are dropped, wherever they are. Their guards are dropped with them, or forgotten.
-    pub(super) fn ends(&self, leaks: bool) {
+    pub(super) fn ends(self: &Arc<Self>, leaks: bool) {
         self.leaks.store(leaks, Ordering::SeqCst);
         self.ended.store(true, Ordering::SeqCst);
         for seat in std::mem::take(&mut *self.tasks.lock()).iter().filter_map(Weak::upgrade) {
             let task = seat.task.lock().take();
-            drop(task);
+            self.within(|| drop(task));
             if let Some(waker) = seat.waker.lock().take() {
                 waker.wake();
             }

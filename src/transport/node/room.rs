@@ -67,6 +67,11 @@ impl Space {
         self.permits.try_acquire().ok().map(|permit| Room { space: self, permit: Some(permit), of: Precedence::InTurn })
     }
 
+    /// Whether somebody who asks now finds room at once.
+    pub(super) fn has_room(&self) -> bool {
+        self.permits.available_permits() > 0
+    }
+
     /// Waits for room, first come, first served. `None` if the connection was given up, or if nobody gave any room back for so
     /// long: futures that nobody polls have it all.
     pub(super) async fn take(&self, of: Precedence, patience: Duration) -> Option<Room<'_>> {

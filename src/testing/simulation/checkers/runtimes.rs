@@ -39,7 +39,8 @@ pub(super) fn holds(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// The server is told of a hold whose last guard is gone, in whatever way, at once.
+/// The server is told of a hold whose last guard is gone, in whatever way, at once; half a response timeout later if the runtime of
+/// that guard had the release at hand and did not go on.
 pub(super) fn releases(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("11 releases");
     for (id, guards) in facts.guards_by_id() {
@@ -56,7 +57,9 @@ pub(super) fn releases(facts: &Facts<'_>) -> Findings {
         let stays = facts.stays_until(id, last.wish.lock, over);
         let is_asked_for = stays > over && facts.is_wanted_here(id.process, last.wish.lock, over, stays + TOLD);
         let handed = if is_asked_for || waits_for(facts, last, over) { OFFER } else { 0 };
-        let by = process.runs_until(over, stays + handed + TOLD);
+        let at_hand =
+            if process.was_a_runtime_stopped(over, stays + handed) { process.response_timeout / 2 } else { 0 };
+        let by = process.runs_until(over, stays + handed + at_hand + TOLD);
         let by = by.max(room_for_releases(facts, id.process, stays) + TOLD);
         let told = facts.about(id).any(|request| matches!(request.op, Op::Leave { .. }) && request.sent <= by);
         // Its end comes by itself in the meantime.
