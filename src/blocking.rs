@@ -475,7 +475,7 @@ impl<G: AsyncGuard> Acquire<G> {
 
 /// A guard that stays in its thread. Gives access to all that the asynchronous guard tells.
 ///
-/// Dropping it hands the release to the background; [`release`](Guard::release) waits for the server's word.
+/// Dropping it releases the lock in the background; [`release`](Guard::release) waits for the server's word.
 ///
 /// # Examples
 ///

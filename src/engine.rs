@@ -117,7 +117,7 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// One guard's share in a hold; dropped, it hands the release to the background.
+/// One guard's share in a hold; dropped, it gives that back and waits for nobody.
 pub(crate) struct Held {
     /// Absent when the share is given back already, or somebody else does it: then this is being dropped.
     parts: Option<(Arc<Engine>, Arc<Hold>, ShareId)>,

@@ -154,8 +154,9 @@ guard! {
     /// Owned, so it can be stored, returned and sent to another task. Dropping it tells the server and does not wait for its word;
     /// [`release`](ReadGuard::release) does. It keeps what renews it, so it may outlive its manager.
     ///
-    /// The drop sends the release on the runtime where it happens, if that has a connection with room. Where it has none, or has had
-    /// no answer for half a response timeout, a thread of the process tells the server.
+    /// The runtime of the drop sends the release, if it has a connection with room; else a thread of the process does. That thread
+    /// also tells the server if the runtime ends meanwhile, or reads no answer for four times the usual answer time (10 ms at
+    /// least, half a response timeout at most). Others may wait so long where a computation follows on the drop.
     ///
     /// # Examples
     ///
@@ -180,8 +181,9 @@ guard! {
     /// Owned, so it can be stored, returned and sent to another task. Dropping it tells the server and does not wait for its word;
     /// [`release`](WriteGuard::release) does. It keeps what renews it, so it may outlive its manager.
     ///
-    /// The drop sends the release on the runtime where it happens, if that has a connection with room. Where it has none, or has had
-    /// no answer for half a response timeout, a thread of the process tells the server.
+    /// The runtime of the drop sends the release, if it has a connection with room; else a thread of the process does. That thread
+    /// also tells the server if the runtime ends meanwhile, or reads no answer for four times the usual answer time (10 ms at
+    /// least, half a response timeout at most). Others may wait so long where a computation follows on the drop.
     ///
     /// # Examples
     ///

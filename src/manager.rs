@@ -925,7 +925,7 @@ impl<M: Build> Builder<M> {
     ///
     /// The manager needs a tokio runtime whenever it is used: what is awaited outside of one is
     /// [`InvalidOption`](Error::InvalidOption). It may be used on several, and goes on when one ends: holds are renewed and
-    /// dropped guards given back by a thread of the process, named `redis-rwlock`. Those of a [`MemoryManager`], whose time is
+    /// dropped guards given back by a thread of the process, named `redis-rwlock`, whatever becomes of the runtimes. Those of a [`MemoryManager`], whose time is
     /// the runtime's, are so as long as one runs on which it was used.
     ///
     /// # Errors

@@ -274,7 +274,7 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     }
     /// Ends a hold, or an acquisition that is under way.
     fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>>;
-    /// Whether [`leave`](Scheme::leave) goes out at its first poll on this runtime.
+    /// Whether this runtime can send [`leave`](Scheme::leave) without waiting for a connection.
     fn is_at_hand(&self, _leave: &Leave) -> bool {
         false
     }

@@ -181,7 +181,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn route(&self, slot: u16) -> Route;
     /// Tells when routes may have changed; `None` where they never do.
     fn changes(&self) -> Option<BoxStream<'static, ()>>;
-    /// Whether a call of this runtime for `slot` goes out at once: there is a connection of the runtime, with room.
+    /// Whether this runtime has a connection with room for a call for `slot`.
     fn is_at_hand(&self, slot: u16) -> bool;
     /// What the owner of `slot` has said of late, as far as it is known.
     fn hearing(&self, slot: u16) -> Hearing;

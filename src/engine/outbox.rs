@@ -4,8 +4,8 @@
 //! due is taken from the agenda of the holds ([`Renewals`]) and from the releases ([`Releases`]) and put into the line of its
 //! route. Renewals stand there by their deadlines, ahead of releases. A chunk is one pipeline; there is a gap between two in
 //! which the node serves others, and only so many are under way. So a node that hangs delays nobody else's, a server that is
-//! slow is asked no faster than it answers, and a dropped guard is no task. The lines belong to all drivers: what one leaves
-//! that ends, or stands still, the next one finds. No panic of a subscriber or a waker ends a driver.
+//! slow is asked no faster than it answers, and many guards that are dropped are no tasks. The lines belong to all drivers: what
+//! one leaves that ends, or stands still, the next one finds. No panic of a subscriber or a waker ends a driver.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -71,7 +71,6 @@ struct Work {
     is_driven: AtomicBool,
     /// Those that have not ended, be they yet to begin.
     drivers: AtomicUsize,
-    stopped: AtomicBool,
 }
 
 /// What waits for its turn at one route. Meanwhile the agenda has each hold at its deadline, at which it is over.
@@ -148,7 +147,6 @@ impl Outbox {
             queues: Mutex::default(),
             is_driven: AtomicBool::new(false),
             drivers: AtomicUsize::new(0),
-            stopped: AtomicBool::new(false),
         };
         Self { work: Arc::new(work), home, drivers: Mutex::default() }
     }
@@ -180,7 +178,7 @@ impl Outbox {
 
     /// The drivers end when nothing is left to be released, the holds with their leases.
     pub(crate) fn stop(&self) {
-        self.work.stopped.store(true, Ordering::SeqCst);
+        self.work.releases.stop();
         if self.work.drivers.load(Ordering::SeqCst) > 0 {
             self.work.wake.all();
         } else {
@@ -213,7 +211,7 @@ impl Drop for Driven {
         let work = &self.0;
         work.is_driven.store(false, Ordering::Release);
         let is_last = work.drivers.fetch_sub(1, Ordering::SeqCst) == 1;
-        if is_last && work.stopped.load(Ordering::SeqCst) {
+        if is_last && work.releases.is_stopped() {
             // Its runtime has ended before all was told, and nobody starts another one.
             work.releases.abandon();
         }
@@ -232,7 +230,7 @@ impl Work {
             // Registered before the look, so nothing that is put in meanwhile is missed.
             woken.as_mut().enable();
             sooner.as_mut().enable();
-            if self.stopped.load(Ordering::Acquire) && !self.releases.is_releasing() {
+            if self.releases.is_stopped() && !self.releases.is_releasing() {
                 return;
             }
             let now = self.clock.now();
@@ -373,6 +371,7 @@ impl Work {
         match (load, answered) {
             (Load::Renewals(chunk), Answered::Renewals(attempts)) => {
                 self.has_answered(&route, attempts.iter().any(Result::is_ok));
+                self.looks_how_long(&attempts, now);
                 for (due, attempt) in chunk.into_iter().zip(attempts) {
                     if matches!(attempt, Err(Failure::NotDone { .. })) && self.scheme.route(due.hold.key()) != route {
                         // The node has said that another owns its slot.
@@ -385,6 +384,7 @@ impl Work {
             }
             (Load::Releases(jobs), Answered::Releases(attempts)) => {
                 self.has_answered(&route, attempts.iter().any(Result::is_ok));
+                self.looks_how_long(&attempts, now);
                 for (job, attempt) in jobs.into_iter().zip(attempts) {
                     self.releases.answered(job, &route, attempt, now);
                 }
@@ -392,6 +392,13 @@ impl Work {
             (Load::Renewals(_), Answered::Releases(_)) | (Load::Releases(_), Answered::Renewals(_)) => {
                 unreachable!("a chunk is answered by its own kind")
             }
+        }
+    }
+
+    /// How long an answer takes shows here: a driver is seldom busy.
+    fn looks_how_long<T>(&self, attempts: &[Attempt<T>], now: Moment) {
+        if let Some(answer) = attempts.iter().flatten().next() {
+            self.releases.answers_take(now.since(answer.sent));
         }
     }
 

@@ -3,11 +3,11 @@
 //! A release tells the server until it has an answer or the server's lease is surely over. If a copy of the
 //! acquisition may still be on its way, it tells the server again after that copy's limit: otherwise the copy would
 //! come to life after its own cancellation and last a full lease. In the background the [outbox](crate::engine::outbox)
-//! carries them, so a guard that is dropped needs no runtime. Where it has one, the first copy may go [from there](at_hand).
+//! carries them, so a guard that is dropped needs no runtime. Where it has one, the first copy may go [there](at_hand).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -44,15 +44,14 @@ pub(crate) struct Releases {
     recent: Option<Recent>,
     waiting: Mutex<Waiting>,
     wake: Arc<Wake>,
-    /// How long the runtime of a dropped guard has for its release.
-    patience: Duration,
-    /// How many such releases are under way.
-    at_hand: AtomicUsize,
+    at_hand: AtHand,
     /// Acquisitions and releases that the server may yet have to be told of.
     unsettled: AtomicUsize,
     /// The releases among them.
     departing: AtomicUsize,
     settled: Notify,
+    /// The manager and all its guards are gone: what is left to be told is the last.
+    stopped: AtomicBool,
 }
 
 /// Releases that nobody carries yet.
@@ -61,6 +60,8 @@ struct Waiting {
     now: VecDeque<Job>,
     /// Until a pause is over.
     later: BTreeMap<Place, Job>,
+    /// Nobody carries anything any more.
+    is_abandoned: bool,
 }
 
 /// When something is due, and a number of its own.
@@ -77,11 +78,11 @@ impl Releases {
             recent,
             waiting: Mutex::default(),
             wake,
-            patience: response_timeout / 2,
-            at_hand: AtomicUsize::new(0),
+            at_hand: AtHand::new(response_timeout),
             unsettled: AtomicUsize::new(0),
             departing: AtomicUsize::new(0),
             settled: Notify::new(),
+            stopped: AtomicBool::new(false),
         }
     }
 
@@ -118,9 +119,9 @@ impl Releases {
             return;
         }
         moved.reverse();
-        let jobs = moved.into_iter().map(|release| Job::new(self, release, None));
-        self.waiting.lock().now.extend(jobs);
-        self.wake.at(Moment::from_nanos(0));
+        for release in moved {
+            self.in_background(release, None);
+        }
     }
 
     /// When there is something to carry.
@@ -131,7 +132,7 @@ impl Releases {
             return Moment::from_nanos(0);
         }
         drop(waiting);
-        later.min(self.recent.as_ref().map_or(Moment::NEVER, |recent| recent.forget(now)))
+        later.min(self.at_hand.next()).min(self.recent.as_ref().map_or(Moment::NEVER, |recent| recent.forget(now)))
     }
 
     /// What is to be carried now.
@@ -141,7 +142,14 @@ impl Releases {
         while let Some(first) = waiting.later.first_entry().filter(|first| first.key().0 <= now) {
             due.push_back(first.remove());
         }
+        drop(waiting);
+        due.extend(self.at_hand.take_due(now));
         due
+    }
+
+    /// The outbox has waited so long for an answer.
+    pub(super) fn answers_take(&self, span: Duration) {
+        self.at_hand.answers_take(span);
     }
 
     /// A copy of a release has come to its end.
@@ -175,11 +183,10 @@ impl Releases {
         self.later(job, now.after(pause));
     }
 
-    fn later(&self, job: Job, at: Moment) -> Place {
+    fn later(&self, job: Job, at: Moment) {
         let place = (at, self.wake.next_number());
-        self.waiting.lock().later.insert(place, job);
+        self.put(job, |waiting, job| drop(waiting.later.insert(place, job)));
         self.wake.at(at);
-        place
     }
 
     /// Takes a release over. Without a driver that still runs, the lease ends it.
@@ -188,8 +195,19 @@ impl Releases {
     }
 
     fn carry(&self, job: Job) {
-        self.waiting.lock().now.push_back(job);
+        self.put(job, |waiting, job| waiting.now.push_back(job));
         self.wake.at(Moment::from_nanos(0));
+    }
+
+    /// Where nobody carries it, it would wait for ever, and keep all this in memory.
+    fn put(&self, job: Job, put: impl FnOnce(&mut Waiting, Job)) {
+        let mut waiting = self.waiting.lock();
+        if waiting.is_abandoned {
+            drop(waiting);
+            drop(job);
+        } else {
+            put(&mut waiting, job);
+        }
     }
 
     /// The same for a hold that is over, and for what it may have been converted into.
@@ -204,21 +222,27 @@ impl Releases {
     /// The same for a hold whose last guard was dropped here.
     pub(crate) fn give_back_from_here(self: &Arc<Self>, hold: &Arc<Hold>, now: Moment) {
         let (release, conversion) = Release::all_of(hold, now);
-        let job = Job::new(self, release, Some(Arc::clone(hold)));
-        let leave = job.leave();
-        match AtHand::of(self, &leave) {
-            Some(at_hand) => at_hand.tell(job, leave, now),
-            None => self.carry(job),
-        }
+        at_hand::tell(self, Job::new(self, release, Some(Arc::clone(hold))), now);
         if let Some(release) = conversion {
             self.in_background(release, None);
         }
     }
 
+    /// Nothing more is given back.
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst)
+    }
+
     /// Nobody carries what waits any more: leases end it.
     pub(super) fn abandon(&self) {
-        let abandoned = std::mem::take(&mut *self.waiting.lock());
+        let abandoned =
+            std::mem::replace(&mut *self.waiting.lock(), Waiting { is_abandoned: true, ..Waiting::default() });
         drop(abandoned);
+        self.at_hand.abandon();
     }
 
     /// Local waiters need not wait for a server that does not answer.
@@ -328,6 +352,9 @@ impl Drop for Underway {
         if let Some(hold) = self.hold.take() {
             releases.unblock(&hold);
         }
-        releases.departing.fetch_sub(1, Ordering::SeqCst);
+        if releases.departing.fetch_sub(1, Ordering::SeqCst) == 1 && releases.is_stopped() {
+            // The drivers end with the last one, and may not be who has told it.
+            releases.wake.all();
+        }
     }
 }

@@ -177,7 +177,7 @@ impl Node {
         Hearing { served: self.lines.served(), is_silent: self.lines.silence.is() }
     }
 
-    /// Whether a call of this runtime goes out at once.
+    /// Whether this runtime has a connection with room.
     pub(super) fn is_at_hand(&self) -> bool {
         !self.lines.silence.is() && self.lines.current().is_some_and(|live| live.space.has_room())
     }

@@ -1,66 +1,181 @@
 //! The first copy of a release, where its guard is dropped.
 //!
-//! On a runtime that has a connection with room, it goes out before the drop is over: it costs what a release costs that somebody
-//! waits for, and wakes no other thread. The outbox has the release all the same, half a response timeout later, and carries it
-//! unless it was answered by then: that runtime may stand still, or end.
+//! On a runtime that has a connection with room, that copy goes out there: it costs what a release costs that somebody waits for,
+//! and no other thread has to send it. But the runtime may end, stand still or be busy with something else, and then nobody reads
+//! the answer, or the copy is not even written. So the outbox tells the release as well, unless it was answered in time: at once
+//! if the runtime ends, else after a multiple of the usual answer time. That time the outbox measures by its own answers, because a
+//! runtime that is late would take its own delay for the server's; an answer that comes sooner shows that the server is fast again.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
 
 use crate::engine::releases::{Job, Place, Releases};
 use crate::lease::Moment;
 use crate::scheme::Leave;
 use crate::shield::shielded;
 
-/// Releases of one manager that go out where guards are dropped, at most. More at once go in chunks, which costs less.
-pub(super) const MOST_AT_HAND: usize = 64;
+/// Releases of one manager that are under way so, at most. More at once go in chunks, which costs less.
+pub(super) const MOST: usize = 64;
+/// In times of what an answer takes.
+const PATIENCE: u32 = 4;
+/// Each look that finds nothing to do wakes a thread.
+pub(super) const LEAST_PATIENCE: Duration = Duration::from_millis(10);
 
-/// The right to tell of one release on this runtime, which has a connection with room.
+/// The releases that are under way where their guards were dropped.
+#[derive(Debug)]
 pub(super) struct AtHand {
-    releases: Arc<Releases>,
-    runtime: Handle,
+    /// By when the outbox tells them.
+    jobs: Mutex<BTreeMap<Place, FirstCopy>>,
+    /// In nanoseconds.
+    patience: AtomicU64,
+    most_patience: Duration,
+}
+
+#[derive(Debug)]
+struct FirstCopy {
+    job: Job,
+    /// Ended when the outbox tells: a runtime that goes on late would take the connection for dead.
+    task: Option<AbortHandle>,
 }
 
 impl AtHand {
-    pub(super) fn of(releases: &Arc<Releases>, leave: &Leave) -> Option<Self> {
-        let runtime = Handle::try_current().ok()?;
-        if !releases.scheme.is_at_hand(leave) {
-            return None;
-        }
-        let others = releases.at_hand.fetch_add(1, Ordering::Relaxed);
-        // Dropped, it counts no more.
-        let at_hand = Self { releases: Arc::clone(releases), runtime };
-        (others < MOST_AT_HAND).then_some(at_hand)
+    pub(super) fn new(response_timeout: Duration) -> Self {
+        let at_hand = Self { jobs: Mutex::default(), patience: AtomicU64::new(0), most_patience: response_timeout / 2 };
+        at_hand.answers_take(Duration::ZERO);
+        at_hand
     }
 
-    pub(super) fn tell(self, job: Job, leave: Leave, now: Moment) {
-        let runtime = self.runtime.clone();
-        let place = self.releases.later(job, now.after(self.releases.patience));
-        let mut telling = Box::pin(self.told(leave, place));
-        // It is sent by the first poll. Whoever drops a guard, a destructor perhaps, has no use for a panic.
-        let polled = shielded(|| telling.as_mut().poll(&mut Context::from_waker(Waker::noop())));
-        if polled.is_some_and(|polled| polled.is_pending()) {
-            drop(runtime.spawn(telling));
+    /// The outbox has waited so long for its last answer.
+    pub(super) fn answers_take(&self, span: Duration) {
+        self.patience.store(self.patience_for(span), Ordering::Relaxed);
+    }
+
+    /// An answer has come that late at most.
+    fn is_answered_within(&self, span: Duration) {
+        let patience = self.patience_for(span);
+        if patience < self.patience.load(Ordering::Relaxed) {
+            self.patience.store(patience, Ordering::Relaxed);
         }
     }
 
-    async fn told(self, leave: Leave, place: Place) {
-        let Self { releases, .. } = &self;
+    fn patience_for(&self, span: Duration) -> u64 {
+        let patience = span.saturating_mul(PATIENCE).max(LEAST_PATIENCE).min(self.most_patience);
+        u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// How long a runtime has for a release.
+    pub(super) fn patience(&self) -> Duration {
+        Duration::from_nanos(self.patience.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn next(&self) -> Moment {
+        self.jobs.lock().first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at)
+    }
+
+    /// What was not answered in time.
+    pub(super) fn take_due(&self, now: Moment) -> Vec<Job> {
+        let mut due = Vec::new();
+        let mut jobs = self.jobs.lock();
+        while let Some(first) = jobs.first_entry().filter(|first| first.key().0 <= now) {
+            due.push(first.remove());
+        }
+        drop(jobs);
+        let ended = due.into_iter().map(|FirstCopy { job, task }| {
+            if let Some(task) = task {
+                task.abort();
+            }
+            job
+        });
+        ended.collect()
+    }
+
+    pub(super) fn abandon(&self) {
+        let abandoned = std::mem::take(&mut *self.jobs.lock());
+        drop(abandoned);
+    }
+
+    /// The job again if there are enough.
+    fn begins(&self, place: Place, job: Job) -> Result<(), Job> {
+        let mut jobs = self.jobs.lock();
+        if jobs.len() >= MOST {
+            return Err(job);
+        }
+        jobs.insert(place, FirstCopy { job, task: None });
+        Ok(())
+    }
+
+    /// The task goes on with it, unless it was answered, or told by the outbox, in the meantime.
+    fn has_task(&self, place: Place, task: AbortHandle) {
+        let mut jobs = self.jobs.lock();
+        if let Some(copy) = jobs.get_mut(&place) {
+            copy.task = Some(task);
+            return;
+        }
+        drop(jobs);
+        task.abort();
+    }
+
+    /// `None` if the outbox has it, or if it was answered.
+    fn take(&self, place: Place) -> Option<Job> {
+        self.jobs.lock().remove(&place).map(|copy| copy.job)
+    }
+}
+
+/// Tells of it on this runtime, if that has a connection with room; else in the background.
+pub(super) fn tell(releases: &Arc<Releases>, job: Job, now: Moment) {
+    let at_hand = &releases.at_hand;
+    let leave = job.leave();
+    let runtime = Handle::try_current().ok();
+    let Some(runtime) = runtime.filter(|_| releases.scheme.is_at_hand(&leave)) else {
+        return releases.carry(job);
+    };
+    let place = (now.after(at_hand.patience()), releases.wake.next_number());
+    if let Err(job) = at_hand.begins(place, job) {
+        return releases.carry(job);
+    }
+    releases.wake.at(place.0);
+    let telling = Telling { releases: Arc::clone(releases), place };
+    let mut told = Box::pin(telling.run(leave, now));
+    // The first poll sends it, or puts it to what the connection sends next. A panic is of no use to whoever drops a guard.
+    let polled = shielded(|| told.as_mut().poll(&mut Context::from_waker(Waker::noop())));
+    if polled.is_some_and(|polled| polled.is_pending()) {
+        at_hand.has_task(place, runtime.spawn(told).abort_handle());
+    }
+}
+
+/// One release that is told where its guard was dropped.
+struct Telling {
+    releases: Arc<Releases>,
+    place: Place,
+}
+
+impl Telling {
+    async fn run(self, leave: Leave, began: Moment) {
+        let releases = &self.releases;
         let route = releases.scheme.route(&leave.key);
         let answer = releases.scheme.leave(&leave.key, &leave.id).await;
-        let job = releases.waiting.lock().later.remove(&place);
-        // Else the outbox has it by now, and waits for an answer of its own.
-        if let Some(job) = job {
-            releases.answered(job, &route, answer, releases.clock.now());
+        let now = releases.clock.now();
+        if answer.is_ok() {
+            releases.at_hand.is_answered_within(now.since(began));
+        }
+        if let Some(job) = releases.at_hand.take(self.place) {
+            releases.answered(job, &route, answer, now);
         }
     }
 }
 
-impl Drop for AtHand {
+impl Drop for Telling {
+    /// If it was not answered, its runtime has ended.
     fn drop(&mut self) {
-        self.releases.at_hand.fetch_sub(1, Ordering::Relaxed);
+        if let Some(job) = self.releases.at_hand.take(self.place) {
+            self.releases.carry(job);
+        }
     }
 }

@@ -2,9 +2,10 @@
 
 use std::thread;
 
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
-use super::at_hand::MOST_AT_HAND;
+use super::at_hand::{LEAST_PATIENCE, MOST};
 use super::*;
 use crate::engine::acquire::{Patience, acquire};
 use crate::engine::{Engine, Held};
@@ -21,9 +22,13 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
+        Self::with(Options::default())
+    }
+
+    fn with(options: Options) -> Self {
         let scheme = Arc::new(Staged::new(Memory::new(Arc::new(Store::new()))));
         scheme.leaves_are_at_hand();
-        let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), Options::default()));
+        let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
         Self { scheme, engine }
     }
 
@@ -39,8 +44,17 @@ impl Stage {
         self.scheme.memory.inspect(&key).await.expect("memory answers").value.holders.len()
     }
 
-    fn patience(&self) -> Duration {
-        self.engine.options().response_timeout / 2
+    /// The next release is answered at a word.
+    fn next_leave_waits(&self) -> oneshot::Sender<()> {
+        let (word, heard) = oneshot::channel();
+        self.scheme.next_leave(Fate::Answered(heard));
+        word
+    }
+
+    /// Says it when that has taken so long.
+    async fn answers(span: Duration, word: oneshot::Sender<()>) {
+        tokio::time::sleep(span).await;
+        word.send(()).expect("it waits for that");
     }
 }
 
@@ -51,6 +65,9 @@ fn lost_with_its_runtime(stage: &Stage) -> oneshot::Sender<()> {
     word
 }
 
+const INSTANT: Duration = Duration::from_millis(1);
+const LONG: Duration = Duration::from_secs(60);
+
 #[tokio::test(start_paused = true)]
 async fn server_knows_when_the_drop_is_over() {
     let stage = Stage::new();
@@ -58,7 +75,7 @@ async fn server_knows_when_the_drop_is_over() {
     let before = stage.scheme.scripts();
     drop(held);
     assert_eq!((stage.scheme.scripts() - before, stage.holders("cfg").await), (1, 0));
-    tokio::time::sleep(stage.patience() * 3).await;
+    tokio::time::sleep(stage.engine.options().response_timeout).await;
     assert_eq!(stage.scheme.scripts() - before, 1, "what was answered is not told again");
 }
 
@@ -73,14 +90,14 @@ async fn drop_outside_a_runtime_is_told_from_elsewhere() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn release_of_a_runtime_that_stands_still_is_told_from_elsewhere_after_half_a_response_timeout() {
+async fn release_of_a_runtime_that_stands_still_is_told_from_elsewhere() {
     let stage = Stage::new();
     let held = stage.take("cfg").await;
     let _never = lost_with_its_runtime(&stage);
     drop(held);
-    tokio::time::sleep(stage.patience() - Duration::from_millis(1)).await;
+    tokio::time::sleep(LEAST_PATIENCE - INSTANT).await;
     assert_eq!(stage.holders("cfg").await, 1);
-    tokio::time::sleep(Duration::from_millis(2)).await;
+    tokio::time::sleep(INSTANT * 2).await;
     assert_eq!(stage.holders("cfg").await, 0);
 }
 
@@ -92,29 +109,99 @@ async fn whoever_waits_in_the_process_waits_no_longer_than_that() {
     let began = stage.engine.clock.now();
     drop(held);
     stage.take("cfg").await.release().await.expect("ours");
-    assert!(stage.engine.clock.now().since(began) <= stage.patience() + Duration::from_millis(1));
+    assert!(stage.engine.clock.now().since(began) <= LEAST_PATIENCE + INSTANT);
 }
 
 #[tokio::test(start_paused = true)]
-async fn release_that_fails_is_told_again_without_that_wait() {
+async fn copy_that_somebody_else_tells_is_not_waited_for() {
     let stage = Stage::new();
     let held = stage.take("cfg").await;
+    let mut never = lost_with_its_runtime(&stage);
+    drop(held);
+    assert!(tokio::time::timeout(LEAST_PATIENCE * 2, never.closed()).await.is_ok(), "its task goes on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn server_that_takes_its_time_is_told_once() {
+    let stage = Stage::new();
+    let slow = LEAST_PATIENCE * 5;
+    let (first, second) = (stage.take("first").await, stage.take("second").await);
+    // Told from elsewhere, where it shows how long an answer takes.
+    let word = stage.next_leave_waits();
+    thread::scope(|scope| drop(scope.spawn(move || drop(first))));
+    Stage::answers(slow, word).await;
+    stage.engine.settled().await;
+    let before = stage.scheme.scripts();
+    let word = stage.next_leave_waits();
+    drop(second);
+    Stage::answers(slow, word).await;
+    stage.engine.settled().await;
+    assert_eq!(stage.scheme.scripts() - before, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_that_fails_is_told_again() {
+    let stage = Stage::new();
+    let held = stage.take("cfg").await;
+    stage.engine.releases.answers_take(LONG);
+    let patience = stage.engine.releases.at_hand.patience();
     stage.scheme.next_leave(Fate::Cut);
+    let (before, began) = (stage.scheme.scripts(), stage.engine.clock.now());
     drop(held);
     assert_eq!(stage.holders("cfg").await, 1);
-    tokio::time::sleep(stage.patience() / 2).await;
-    assert_eq!(stage.holders("cfg").await, 0);
+    stage.engine.settled().await;
+    assert_eq!((stage.scheme.scripts() - before, stage.holders("cfg").await), (2, 0));
+    let took = stage.engine.clock.now().since(began);
+    assert!(took < patience, "{took:?}: that it failed was not noticed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn patience_follows_the_answers_within_its_limits() {
+    let stage = Stage::new();
+    let at_hand = &stage.engine.releases.at_hand;
+    assert_eq!(at_hand.patience(), LEAST_PATIENCE);
+    at_hand.answers_take(LEAST_PATIENCE);
+    assert_eq!(at_hand.patience(), LEAST_PATIENCE * 4);
+    at_hand.answers_take(LONG);
+    assert_eq!(at_hand.patience(), stage.engine.options().response_timeout / 2);
+    // The outbox has no more answers, and the server is fast again.
+    drop(stage.take("cfg").await);
+    assert_eq!(at_hand.patience(), LEAST_PATIENCE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn busy_runtime_is_not_taken_for_a_slow_server() {
+    let stage = Stage::new();
+    let held = stage.take("cfg").await;
+    let word = stage.next_leave_waits();
+    drop(held);
+    Stage::answers(LEAST_PATIENCE - INSTANT, word).await;
+    stage.engine.settled().await;
+    assert_eq!(stage.engine.releases.at_hand.patience(), LEAST_PATIENCE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn driver_ends_with_the_last_answer() {
+    let stage = Stage::new();
+    let held = stage.take("cfg").await;
+    stage.engine.releases.answers_take(LONG);
+    let word = stage.next_leave_waits();
+    drop(held);
+    let releases = Arc::downgrade(&stage.engine.releases);
+    drop(stage);
+    Stage::answers(INSTANT, word).await;
+    tokio::time::sleep(INSTANT).await;
+    assert!(releases.upgrade().is_none(), "a driver goes on");
 }
 
 #[tokio::test(start_paused = true)]
 async fn close_waits_for_the_answer_where_the_guard_was_dropped() {
     let stage = Stage::new();
     let held = stage.take("cfg").await;
-    let (word, heard) = oneshot::channel();
-    stage.scheme.next_leave(Fate::Answered(heard));
+    let word = stage.next_leave_waits();
     drop(held);
     let mut closing = Box::pin(stage.engine.close());
-    let early = tokio::time::timeout(stage.patience() / 2, &mut closing).await;
+    let early = tokio::time::timeout(LEAST_PATIENCE / 2, &mut closing).await;
     assert!(early.is_err(), "it is not answered");
     word.send(()).expect("it waits for that");
     closing.await.expect("closed");
@@ -124,16 +211,15 @@ async fn close_waits_for_the_answer_where_the_guard_was_dropped() {
 #[tokio::test(start_paused = true)]
 async fn of_many_at_once_only_so_many_go_out_one_by_one() {
     let stage = Stage::new();
-    let names: Vec<_> = (0..MOST_AT_HAND + 36).map(|n| format!("cfg-{n}")).collect();
+    let names: Vec<_> = (0..MOST + 36).map(|n| format!("cfg-{n}")).collect();
     let mut held = Vec::new();
     for name in &names {
         held.push(stage.take(name).await);
     }
-    let (words, heard): (Vec<_>, Vec<_>) = (0..MOST_AT_HAND).map(|_| oneshot::channel()).unzip();
-    heard.into_iter().for_each(|heard| stage.scheme.next_leave(Fate::Answered(heard)));
+    let words: Vec<_> = (0..MOST).map(|_| stage.next_leave_waits()).collect();
     let before = stage.scheme.scripts();
     drop(held);
-    assert_eq!(stage.scheme.scripts() - before, MOST_AT_HAND);
+    assert_eq!(stage.scheme.scripts() - before, MOST);
     words.into_iter().for_each(|word| word.send(()).expect("it waits for that"));
     stage.engine.settled().await;
     assert_eq!(stage.scheme.scripts() - before, names.len(), "each is told once");
@@ -143,15 +229,50 @@ async fn of_many_at_once_only_so_many_go_out_one_by_one() {
     assert_eq!(stage.holders("cfg").await, 0);
 }
 
+#[tokio::test(start_paused = true)]
+async fn runtime_that_stands_still_takes_no_room_from_others() {
+    let stage = Stage::new();
+    let mut nevers = Vec::new();
+    for n in 0..MOST {
+        let held = stage.take(&format!("cfg-{n}")).await;
+        nevers.push(lost_with_its_runtime(&stage));
+        drop(held);
+    }
+    stage.engine.settled().await;
+    let held = stage.take("cfg").await;
+    drop(held);
+    assert_eq!(stage.holders("cfg").await, 0);
+}
+
+#[test]
+fn release_of_a_runtime_that_ends_is_told_from_elsewhere_at_once() {
+    let (home, user) = (Runtime::new().expect("a runtime"), Runtime::new().expect("a runtime"));
+    let response_timeout = Duration::from_secs(60);
+    let background = Some(home.handle().clone());
+    let stage = home.block_on(async { Stage::with(Options { background, response_timeout, ..Options::default() }) });
+    stage.engine.releases.answers_take(response_timeout);
+    let _never = user.block_on(async {
+        let held = stage.take("cfg").await;
+        let never = lost_with_its_runtime(&stage);
+        drop(held);
+        never
+    });
+    user.shutdown_background();
+    let told = home.block_on(async { tokio::time::timeout(response_timeout / 4, stage.engine.settled()).await });
+    assert!(told.is_ok(), "it waits for a runtime that has ended");
+    assert_eq!(home.block_on(stage.holders("cfg")), 0);
+}
+
 #[test]
 fn manager_that_is_dropped_at_once_leaves_nothing_in_memory() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let releases = runtime.block_on(async {
+    // It ends the driver first.
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (releases, _never) = runtime.block_on(async {
         let stage = Stage::new();
         let held = stage.take("cfg").await;
-        let _never = lost_with_its_runtime(&stage);
+        let never = lost_with_its_runtime(&stage);
         drop(held);
-        Arc::downgrade(&stage.engine.releases)
+        (Arc::downgrade(&stage.engine.releases), never)
     });
     drop(runtime);
     assert!(releases.upgrade().is_none(), "a release waits for its runtime for ever");

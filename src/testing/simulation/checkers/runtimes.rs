@@ -39,8 +39,8 @@ pub(super) fn holds(facts: &Facts<'_>) -> Findings {
     findings
 }
 
-/// The server is told of a hold whose last guard is gone, in whatever way, at once; half a response timeout later if the runtime of
-/// that guard had the release at hand and did not go on.
+/// The server is told of a hold whose last guard is gone, in whatever way, at once; a little later if the runtime of that guard had
+/// the release at hand and did not go on.
 pub(super) fn releases(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("11 releases");
     for (id, guards) in facts.guards_by_id() {
