@@ -155,7 +155,7 @@ guard! {
     /// [`release`](ReadGuard::release) does. It keeps what renews it, so it may outlive its manager.
     ///
     /// The runtime of the drop sends the release, if it has a connection with room; else a thread of the process does. That thread
-    /// also tells the server if the runtime ends meanwhile, or reads no answer for four times the usual answer time (10 ms at
+    /// also tells the server if the runtime ends meanwhile, or reads no answer for four times the usual answer time (25 ms at
     /// least, half a response timeout at most). Others may wait so long where a computation follows on the drop.
     ///
     /// # Examples
@@ -182,7 +182,7 @@ guard! {
     /// [`release`](WriteGuard::release) does. It keeps what renews it, so it may outlive its manager.
     ///
     /// The runtime of the drop sends the release, if it has a connection with room; else a thread of the process does. That thread
-    /// also tells the server if the runtime ends meanwhile, or reads no answer for four times the usual answer time (10 ms at
+    /// also tells the server if the runtime ends meanwhile, or reads no answer for four times the usual answer time (25 ms at
     /// least, half a response timeout at most). Others may wait so long where a computation follows on the drop.
     ///
     /// # Examples

@@ -21,12 +21,14 @@ use crate::lease::Moment;
 use crate::scheme::Leave;
 use crate::shield::shielded;
 
-/// Releases of one manager that are under way so, at most. More at once go in chunks, which costs less.
-pub(super) const MOST: usize = 64;
+/// Releases of one manager that are under way so, at most. More at once go in chunks, which costs less; and should all of them be
+/// late behind each other, no more than these are told twice.
+pub(super) const MOST: usize = 16;
 /// In times of what an answer takes.
 const PATIENCE: u32 = 4;
-/// Each look that finds nothing to do wakes a thread.
-pub(super) const LEAST_PATIENCE: Duration = Duration::from_millis(10);
+/// Each look that finds nothing to do wakes a thread, and on a machine with more work than processors any thread may stand still for
+/// some milliseconds.
+pub(super) const LEAST_PATIENCE: Duration = Duration::from_millis(25);
 
 /// The releases that are under way where their guards were dropped.
 #[derive(Debug)]
