@@ -238,7 +238,10 @@ fn repeated(facts: &Facts<'_>, findings: &mut Findings, requests: &[&RequestFact
     for pair in renewals.windows(2) {
         let [earlier, later] = pair else { continue };
         let Some(failed) = earlier.failed else {
-            pause = FIRST_RETRY;
+            // One that is not known may have been converted: that is neither a failure nor a word for it.
+            if !matches!(earlier.answered, Some((_, Reply::Lost { .. }))) {
+                pause = FIRST_RETRY;
+            }
             continue;
         };
         let confirmed = requests.iter().filter_map(|request| match &request.answered {
