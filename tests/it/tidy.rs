@@ -142,3 +142,38 @@ fn events_are_told_in_one_file() {
         assert!(may || !text.contains("tracing::"), "{} tells an event", source.display());
     }
 }
+
+/// The figures of the README are those of the last measurement.
+#[test]
+fn ratios_of_the_readme_are_measured() {
+    let text = |name: &str| fs::read_to_string(root().join(name)).expect("a document");
+    let (readme, measured) = (text("README.md"), text("docs/PERFORMANCE.md"));
+    let told = readme.split_once("* [Performance]").expect("the figures").1.split("\n* ").next().expect("one point");
+    let (mut peer, mut ratios) = ("", 0);
+    for word in told.split_whitespace() {
+        let word = word.trim_end_matches([',', '.', ';', ':']);
+        if let Some(name) = word.strip_prefix('`').and_then(|word| word.strip_suffix('`')) {
+            peer = name;
+        } else if word.contains('.') && word.parse::<f64>().is_ok() {
+            let row = |line: &&str| line.starts_with(&format!("| {peer} |")) && line.contains(&format!("| {word} x |"));
+            assert!(measured.lines().any(|line| row(&line)), "no row of PERFORMANCE says {word} x of {peer}");
+            ratios += 1;
+        }
+    }
+    assert!(ratios >= 4, "{ratios} ratios");
+}
+
+/// A sentence that was false once stays away.
+#[test]
+fn documents_claim_no_more_than_there_is() {
+    for (name, claim) in [
+        ("CHANGELOG.md", "nothing of the tests"),
+        ("ARCHITECTURE.md", "Imports point downwards only"),
+        ("ARCHITECTURE.md", "forget to tell the agenda"),
+        ("CONTRIBUTING.md", "no waiting, no tasks"),
+    ] {
+        let text = fs::read_to_string(root().join(name)).expect("a document");
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(!text.contains(claim), "{name} says {claim:?}");
+    }
+}
