@@ -177,3 +177,34 @@ fn documents_claim_no_more_than_there_is() {
         assert!(!text.contains(claim), "{name} says {claim:?}");
     }
 }
+
+/// Chinese text has Chinese punctuation, and what its readers look for is there.
+#[test]
+fn chinese_page_is_chinese() {
+    let text = fs::read_to_string(root().join("docs/zh-CN/README.md")).expect("the page");
+    let is_chinese = |c: char| ('\u{4e00}'..='\u{9fff}').contains(&c);
+    let prose = text.lines().enumerate().filter(|(_, line)| !line.starts_with("    "));
+    for (number, line) in prose {
+        let chars: Vec<char> = line.chars().collect();
+        for pair in chars.windows(2) {
+            let is_ascii = |c: char| ",;:?!()\"".contains(c);
+            let wrong = is_chinese(pair[0]) && is_ascii(pair[1]) || is_ascii(pair[0]) && is_chinese(pair[1]);
+            assert!(!wrong, "line {}: {}{} in {line}", number + 1, pair[0], pair[1]);
+        }
+    }
+    for word in
+        ["SETNX", "误删", "可重入", "看门狗", "三分之一", "红锁", "主从", "hash tag", "idle_hold", "redis-rwlock run"]
+    {
+        assert!(text.contains(word), "nothing of {word}");
+    }
+    let measured = fs::read_to_string(root().join("docs/PERFORMANCE.md")).expect("the figures");
+    let market = measured.split_once("### Market").expect("the market").1;
+    let rows = text.lines().filter(|line| line.starts_with("| 1 与") || line.starts_with("| 5 与"));
+    let cells =
+        rows.flat_map(|row| row.split('|').skip(2)).map(|cell| cell.split('（').next().unwrap_or_default().trim());
+    let figures: Vec<_> = cells.filter(|cell| !cell.is_empty()).collect();
+    assert_eq!(figures.len(), 12);
+    for figure in figures {
+        assert!(market.contains(&format!("| {figure} |")), "the market has no {figure}");
+    }
+}
