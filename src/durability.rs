@@ -1,7 +1,10 @@
 //! How much of what a server says yes to must be on other machines before it counts.
 
+use std::fmt;
 use std::num::NonZeroU8;
 use std::time::Duration;
+
+use crate::span::Span;
 
 /// What a grant of a [`RedisManager`](crate::RedisManager) or [`TwoKeyManager`](crate::TwoKeyManager) has to outlive before it counts;
 /// set by [`Builder::durability`](crate::Builder#method.durability).
@@ -30,6 +33,16 @@ pub enum Durability {
         /// [`response_timeout`](crate::Builder::response_timeout), within which the whole answer has to be there.
         timeout: Duration,
     },
+}
+
+/// The level in one line, for logs.
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Primary => f.write_str("Primary"),
+            Self::Replicated { replicas, timeout } => write!(f, "Replicated ({replicas} within {})", Span(*timeout)),
+        }
+    }
 }
 
 impl Durability {

@@ -14,6 +14,7 @@ use tracing::{Instrument, Level, Span};
 
 use crate::attempt::Failure;
 use crate::error::{Error, LossReason, Refusal, Result};
+use crate::health::{FindingKind, NodeFinding};
 use crate::lease::{FencingToken, Moment};
 use crate::mode::Mode;
 use crate::reentry::Reentry;
@@ -59,6 +60,16 @@ pub(crate) fn node_refuses(node: &str, refusal: Refusal, words: &str) {
 /// The end of both.
 pub(crate) fn node_back(node: &str, away: Duration) {
     tracing::info!(target: NODE, node, unreachable_ms = millis(away), "{node} answers again, after {}", Time(away));
+}
+
+/// A server answers and has a defect.
+pub(crate) fn node_found(node: &str, finding: &NodeFinding) {
+    tracing::warn!(target: NODE, node, finding = finding.kind().word(), "{node} answers, but {finding}");
+}
+
+/// The end of a defect.
+pub(crate) fn node_mended(node: &str, kind: FindingKind) {
+    tracing::info!(target: NODE, node, finding = kind.word(), "{node} is mended: {} is as it should be", kind.word());
 }
 
 /// A connection for notifications broke, and another is made.
@@ -332,6 +343,14 @@ pub(crate) fn release_given_up(lock: &str, failure: &Failure) {
 }
 
 // The manager.
+
+/// The first connection of a manager.
+pub(crate) fn connected(node: &str, servers: &str, version: &str, durability: &str) {
+    tracing::info!(
+        target: MANAGER, node, servers, version, durability,
+        "connected to {node}, {version}, durability {durability}"
+    );
+}
 
 /// The thread for background work cannot be had.
 pub(crate) fn no_thread(error: &std::io::Error) {

@@ -1,6 +1,12 @@
 //! How servers and managers are, for health checks, dashboards and operators.
 
+use std::fmt;
 use std::time::Duration;
+
+use crate::span::Span;
+
+/// A lone server's clock is compared with this machine's, on which no lock depends.
+const MAX_LONE_SKEW: Duration = Duration::from_secs(1);
 
 /// What a manager is doing at one moment, as [`stats`](crate::RwLockManager::stats) tells it.
 ///
@@ -82,13 +88,28 @@ pub struct Health {
 }
 
 impl Health {
-    /// Whether every server that takes locks answers, or as many as are [needed](Health::needed). What a readiness check asks: replicas and Sentinels may be missing.
+    /// Says of each server whether its clock is further from the others' than `max_skew`.
+    pub(crate) fn new(mut nodes: Vec<NodeHealth>, needed: Option<usize>, max_skew: Duration) -> Self {
+        let reading = |node: &NodeHealth| {
+            let ahead_us = node.clock_ahead_ms?.saturating_mul(1000);
+            Some(ClockReading { ahead_us, uncertain_us: micros(node.round_trip.unwrap_or_default()) / 2 + 1000 })
+        };
+        let known: Vec<usize> = (0..nodes.len()).filter(|&n| reading(&nodes[n]).is_some()).collect();
+        let readings: Vec<ClockReading> = known.iter().filter_map(|&n| reading(&nodes[n])).collect();
+        for (n, skew) in known.into_iter().zip(clock_skews(&readings, 0, max_skew)) {
+            nodes[n].findings.extend(skew);
+        }
+        Self { nodes, needed }
+    }
+
+    /// Whether every server that takes locks answers and can grant them, or as many as are [needed](Health::needed). For a
+    /// readiness check: replicas and Sentinels may be missing. A server whose [memory is full](NodeFinding::MemoryFull) grants nothing.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let primaries = self.nodes.iter().filter(|node| matches!(node.role, NodeRole::Primary | NodeRole::Unknown));
-        let (all, reachable) =
-            primaries.fold((0, 0), |(all, reachable), node| (all + 1, reachable + usize::from(node.is_reachable)));
-        all > 0 && reachable >= self.needed.unwrap_or(all)
+        let (all, ready) =
+            primaries.fold((0, 0), |(all, ready), node| (all + 1, ready + usize::from(node.can_grant())));
+        all > 0 && ready >= self.needed.unwrap_or(all)
     }
 
     /// The greatest difference between the clocks of two servers, give or take half of their round trips; `None` with fewer than
@@ -128,6 +149,9 @@ pub struct NodeHealth {
     pub noeviction: Option<bool>,
     /// What stood in the way of an answer.
     pub problem: Option<String>,
+    /// Defects of a server that answers: its memory, its memory policy, its clock. Empty if all is well, and for what the user
+    /// may not ask (the right is `+info`). Each is also a line of the log and a metric.
+    pub findings: Vec<NodeFinding>,
 }
 
 impl NodeHealth {
@@ -143,8 +167,142 @@ impl NodeHealth {
             clock_ahead_ms: None,
             noeviction: None,
             problem: None,
+            findings: Vec::new(),
         }
     }
+
+    fn can_grant(&self) -> bool {
+        self.is_reachable && !self.findings.iter().any(NodeFinding::prevents_grants)
+    }
+}
+
+/// A defect of a server that answers; see [`NodeHealth::findings`]. Its [`Display`](fmt::Display) says what to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum NodeFinding {
+    /// The server is above its `maxmemory` and refuses what needs memory: new grants, not renewals or releases. Without `+info` it
+    /// is known from refusals alone, and counts for a minute after the last one.
+    MemoryFull {
+        /// Bytes in use that count against the limit, if the server may be asked.
+        used: Option<u64>,
+        /// Its `maxmemory` in bytes, if the server may be asked.
+        maxmemory: Option<u64>,
+    },
+    /// The `maxmemory-policy` is not `noeviction`: when memory is short the server removes locks that are held.
+    Evicts {
+        /// The policy.
+        policy: String,
+    },
+    /// The clock differs from those of the other servers: after a failover to or from this server a lock may end too early or
+    /// too late. With one server it is compared with the clock of this machine.
+    ClockSkew {
+        /// By how many milliseconds it is ahead; negative if it is behind.
+        ahead_ms: i64,
+        /// The greatest difference that is no finding: [`clock_margin`](crate::Builder::clock_margin) between servers, 1 s for a
+        /// single one.
+        #[cfg_attr(feature = "serde", serde(serialize_with = "crate::span::serialize"))]
+        limit: Duration,
+    },
+}
+
+impl NodeFinding {
+    /// Whether the server refuses to grant locks because of it.
+    ///
+    /// ```
+    /// use redis_rwlock::NodeFinding;
+    ///
+    /// fn pages_somebody(finding: &NodeFinding) -> bool {
+    ///     finding.prevents_grants() || matches!(finding, NodeFinding::ClockSkew { .. })
+    /// }
+    /// ```
+    #[must_use]
+    pub fn prevents_grants(&self) -> bool {
+        matches!(self, Self::MemoryFull { .. })
+    }
+
+    pub(crate) fn kind(&self) -> FindingKind {
+        match self {
+            Self::MemoryFull { .. } => FindingKind::Memory,
+            Self::Evicts { .. } => FindingKind::Policy,
+            Self::ClockSkew { .. } => FindingKind::Clock,
+        }
+    }
+}
+
+impl fmt::Display for NodeFinding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MemoryFull { used: Some(used), maxmemory: Some(maxmemory) } => write!(
+                f,
+                "memory is full, {used} bytes of maxmemory {maxmemory}: it grants no locks; free memory or raise maxmemory"
+            ),
+            Self::MemoryFull { .. } => {
+                f.write_str("memory is full: it grants no locks; free memory or raise maxmemory")
+            }
+            Self::Evicts { policy } => {
+                write!(f, "maxmemory-policy is {policy}: it removes held locks when memory is short; set noeviction")
+            }
+            Self::ClockSkew { ahead_ms, limit } => {
+                let (by, way) = (
+                    Span(Duration::from_millis(ahead_ms.unsigned_abs())),
+                    if *ahead_ms < 0 { "behind" } else { "ahead" },
+                );
+                write!(f, "its clock is {by} {way}, and at most {} is safe; run NTP on the servers", Span(*limit))
+            }
+        }
+    }
+}
+
+/// Kind of a finding: its word in logs and metrics.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum FindingKind {
+    Memory,
+    Policy,
+    Clock,
+}
+
+impl FindingKind {
+    pub(crate) const ALL: [Self; 3] = [Self::Memory, Self::Policy, Self::Clock];
+
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Policy => "policy",
+            Self::Clock => "clock",
+        }
+    }
+}
+
+/// How far a server's clock is ahead of a base that all readings share.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ClockReading {
+    pub(crate) ahead_us: i64,
+    pub(crate) uncertain_us: i64,
+}
+
+/// Compares clocks with their median; of two middle ones with that which is nearer to this machine's clock, `here_us`.
+pub(crate) fn clock_skews(readings: &[ClockReading], here_us: i64, max_skew: Duration) -> Vec<Option<NodeFinding>> {
+    let mut sorted = readings.to_vec();
+    sorted.sort_by_key(|reading| reading.ahead_us);
+    let from_here = |reading: &ClockReading| reading.ahead_us.saturating_sub(here_us).saturating_abs();
+    let (reference, limit) = match sorted.len() {
+        0 | 1 => (ClockReading { ahead_us: here_us, uncertain_us: 0 }, max_skew.max(MAX_LONE_SKEW)),
+        all => {
+            let middle = [sorted[(all - 1) / 2], sorted[all / 2]];
+            (if from_here(&middle[0]) <= from_here(&middle[1]) { middle[0] } else { middle[1] }, max_skew)
+        }
+    };
+    let skew = |reading: &ClockReading| {
+        let ahead_us = reading.ahead_us.saturating_sub(reference.ahead_us);
+        let allowed = micros(limit).saturating_add(reading.uncertain_us).saturating_add(reference.uncertain_us);
+        (ahead_us.saturating_abs() > allowed).then_some(NodeFinding::ClockSkew { ahead_ms: ahead_us / 1000, limit })
+    };
+    readings.iter().map(skew).collect()
+}
+
+pub(crate) fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// What a server is to the others; see [`Health`].
@@ -183,6 +341,36 @@ mod tests {
         let masters = vec![node(NodeRole::Primary, true, None), node(NodeRole::Unknown, true, None), down.clone()];
         assert!(Health { nodes: masters.clone(), needed: Some(2) }.is_ready());
         assert!(!Health { nodes: [masters, vec![down]].concat(), needed: Some(3) }.is_ready());
+    }
+
+    #[test]
+    fn server_that_is_full_grants_nothing_and_one_that_evicts_does() {
+        let with = |finding| NodeHealth { findings: vec![finding], ..node(NodeRole::Primary, true, None) };
+        let full = with(NodeFinding::MemoryFull { used: None, maxmemory: None });
+        let evicts = with(NodeFinding::Evicts { policy: "volatile-lru".to_owned() });
+        let ready = |nodes: &[&NodeHealth], needed| {
+            Health { nodes: nodes.iter().copied().cloned().collect(), needed }.is_ready()
+        };
+        assert!(!ready(&[&full], None) && ready(&[&evicts], None));
+        assert!(ready(&[&full, &evicts, &evicts], Some(2)) && !ready(&[&full, &full, &evicts], Some(2)));
+    }
+
+    #[test]
+    fn clock_is_compared_with_the_median_and_a_lone_one_with_this_machine() {
+        let skewed = |clocks: &[i64]| -> Vec<usize> {
+            let nodes = clocks.iter().map(|ahead| node(NodeRole::Primary, true, Some(*ahead))).collect();
+            let health = Health::new(nodes, None, Duration::from_millis(100));
+            (0..clocks.len()).filter(|&n| !health.nodes[n].findings.is_empty()).collect()
+        };
+        assert_eq!(skewed(&[0, 3000, 10]), [1]);
+        assert_eq!(skewed(&[-3000, 5]), [0], "the machine's clock decides between two");
+        assert_eq!(skewed(&[5000, 5050, 8000]), [2], "the machine may be wrong itself");
+        assert!(skewed(&[-90, 0, 90]).is_empty());
+        assert!(skewed(&[900]).is_empty());
+        assert_eq!(skewed(&[3000]), [0]);
+        assert_eq!(skewed(&[i64::MAX, i64::MIN, 0]), [0, 1], "no clock is too far off");
+        let said = NodeFinding::ClockSkew { ahead_ms: -3000, limit: Duration::from_millis(100) }.to_string();
+        assert_eq!(said, "its clock is 3s behind, and at most 100ms is safe; run NTP on the servers");
     }
 
     #[test]

@@ -75,7 +75,7 @@ pub use config::Config;
 pub use durability::Durability;
 pub use error::{Error, LossReason, Refusal, Result, Source};
 pub use guard::{DowngradeError, Guard, HoldWatch, ReadGuard, TryUpgradeError, WriteGuard};
-pub use health::{Health, NodeHealth, NodeRole, Stats};
+pub use health::{Health, NodeFinding, NodeHealth, NodeRole, Stats};
 pub use lease::{FencingToken, InvalidToken};
 pub use lock::end::{Ended, HoldState};
 pub use manager::{Build, Builder, MemoryManager, QuorumManager, RedisManager, RwLockManager, TwoKeyManager};

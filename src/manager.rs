@@ -234,8 +234,8 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         Box::pin(async move { engine.names().await })
     }
 
-    /// Asks every server that this manager knows how it is: who it is, how far away, whether its clock and its memory policy are
-    /// as they should be. For health checks and operators.
+    /// Asks every server that this manager knows how it is: who it is, how far away, whether its clock, its memory and its memory
+    /// policy are as they should be. For health checks and operators.
     ///
     /// Never hangs: a server that has not answered within four [`response_timeout`](Builder::response_timeout)s (2 s by default)
     /// is not [reachable](crate::NodeHealth::is_reachable). Of a cluster one is asked who its members are, and all of them, replicas too,

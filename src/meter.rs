@@ -14,9 +14,9 @@ pub(crate) mod recording;
 mod tests;
 
 #[cfg(not(feature = "metrics"))]
-pub(crate) use off::{Counted, Meter, Tally, UnusableNodes};
+pub(crate) use off::{Counted, Meter, NodeFindings, Tally, UnusableNodes};
 #[cfg(feature = "metrics")]
-pub(crate) use on::{Counted, Meter, Tally, UnusableNodes};
+pub(crate) use on::{Counted, Meter, NodeFindings, Tally, UnusableNodes};
 
 /// Whether there is anything to count for.
 pub(crate) const IS_ON: bool = cfg!(feature = "metrics");

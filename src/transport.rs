@@ -18,6 +18,7 @@ use crate::options::Options;
 use crate::topology::{Tls, Topology};
 
 mod address;
+mod conditions;
 mod encode;
 #[cfg(test)]
 mod fake;
@@ -28,6 +29,7 @@ mod node;
 mod outages;
 mod push;
 mod pushed;
+mod recheck;
 mod router;
 mod sentinels;
 mod slot_owners;
@@ -219,9 +221,15 @@ pub(crate) fn open(topology: &Topology, options: &Options, home: &Home) -> Resul
     Ok(Arc::new(router::Router::new(topology, options, home)?))
 }
 
-/// A transport to one of several servers that know nothing of each other.
-pub(crate) fn open_voter(url: &str, tls: &Tls, options: &Options, home: &Home) -> Result<Arc<dyn Transport>> {
-    Ok(Arc::new(router::Router::voter(url, tls, options, home)?))
+/// Transports to several servers that know nothing of each other, one to each.
+pub(crate) fn open_voters(
+    urls: &[String],
+    tls: &Tls,
+    options: &Options,
+    home: &Home,
+) -> Result<Vec<Arc<dyn Transport>>> {
+    let voters = router::Router::voters(urls, tls, options, home)?;
+    Ok(voters.into_iter().map(|voter| Arc::new(voter) as Arc<dyn Transport>).collect())
 }
 
 /// Words with a blank between them, read from the front.

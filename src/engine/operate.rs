@@ -45,7 +45,7 @@ impl Engine {
 
     pub(crate) async fn health(&self) -> Result<Health> {
         in_runtime()?;
-        Ok(Health { nodes: self.scheme.health().await, needed: self.scheme.needed() })
+        Ok(Health::new(self.scheme.health().await, self.scheme.needed(), self.options.clock_margin))
     }
 
     pub(crate) fn stats(&self) -> Stats {

@@ -164,11 +164,8 @@ impl FromPlace for QuorumManager {
         masters.check()?;
         options.check_not_idle("no single master knows who waits: use `RedisManager`, or keep a guard")?;
         let home = options.home(Clock::System);
-        let open = |url: &String| -> Result<Arc<dyn Scheme>> {
-            let transport = transport::open_voter(url, &masters.tls, &options, &home)?;
-            Ok(Arc::new(two_key::scheme(transport)))
-        };
-        let schemes = masters.urls.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let voters = transport::open_voters(&masters.urls, &masters.tls, &options, &home)?;
+        let schemes = voters.into_iter().map(|voter| Arc::new(two_key::scheme(voter)) as Arc<dyn Scheme>).collect();
         let margins = Margins {
             clock_margin: options.clock_margin,
             stray_span: lease::stray_span(options.response_timeout, options.clock_margin),

@@ -3,6 +3,7 @@
 use super::RenewalOutcome;
 use crate::clock::Clock;
 use crate::error::LossReason;
+use crate::health::FindingKind;
 use crate::mode::Mode;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,4 +67,13 @@ impl UnusableNodes {
     pub(crate) fn one_more(self) {}
 
     pub(crate) fn fewer(self, _: usize) {}
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct NodeFindings {}
+
+impl NodeFindings {
+    pub(crate) fn one_more(self, _: FindingKind) {}
+
+    pub(crate) fn fewer(self, _: FindingKind) {}
 }

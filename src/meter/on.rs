@@ -10,6 +10,7 @@ use super::RenewalOutcome;
 use crate::clock::Clock;
 use crate::error::LossReason;
 use crate::events::word_for;
+use crate::health::FindingKind;
 use crate::lease::Moment;
 use crate::mode::Mode;
 
@@ -120,6 +121,7 @@ fn describe() {
     metrics::describe_gauge!("rwlock_kept_holds", "Holds that stay when nobody uses them, used or not");
     metrics::describe_gauge!("rwlock_waiters", "Acquisitions that wait");
     metrics::describe_gauge!("rwlock_unusable_nodes", "Nodes that do not answer, or refuse connections");
+    metrics::describe_gauge!("rwlock_node_findings", "Nodes with a defect, though they answer, and which defect");
     metrics::describe_counter!("rwlock_reconnects_total", "Connections in place of one that broke or went silent");
     metrics::describe_counter!("rwlock_map_refreshes_total", "Questions who owns which slots");
 }
@@ -267,5 +269,34 @@ impl UnusableNodes {
 
     pub(crate) fn fewer(&self, nodes: usize) {
         self.0.decrement(nodes as f64);
+    }
+}
+
+/// The defects of one manager's nodes; those of several managers add up.
+#[derive(Debug)]
+pub(crate) struct NodeFindings([Gauge; FindingKind::ALL.len()]);
+
+impl Default for NodeFindings {
+    fn default() -> Self {
+        Self(FindingKind::ALL.map(|kind| metrics::gauge!("rwlock_node_findings", "finding" => kind.word())))
+    }
+}
+
+impl NodeFindings {
+    fn of(&self, kind: FindingKind) -> &Gauge {
+        let [memory, policy, clock] = &self.0;
+        match kind {
+            FindingKind::Memory => memory,
+            FindingKind::Policy => policy,
+            FindingKind::Clock => clock,
+        }
+    }
+
+    pub(crate) fn one_more(&self, kind: FindingKind) {
+        self.of(kind).increment(1.0);
+    }
+
+    pub(crate) fn fewer(&self, kind: FindingKind) {
+        self.of(kind).decrement(1.0);
     }
 }

@@ -26,6 +26,7 @@ use crate::meter::Tally;
 use crate::options::Options;
 use crate::shield::shielded;
 use crate::transport::address::{address_of, check_members, first, with_host};
+use crate::transport::conditions::Conditions;
 use crate::transport::fault::{Answer, Fault};
 use crate::transport::members::{MAX_ASKED, Members, Standing};
 use crate::transport::node::{DialFault, Limits, Node, OnLoss, Reports, Role, not_sent};
@@ -72,6 +73,7 @@ pub(super) struct Fleet {
     /// What the log has been told.
     told: Mutex<SlotMap>,
     outages: Arc<Outages>,
+    conditions: Arc<Conditions>,
     /// Of nodes that are forgotten.
     past_reconnects: AtomicU64,
 }
@@ -111,11 +113,19 @@ impl Fleet {
         options: &Options,
         clock: Clock,
         home: Home,
+        conditions: &Arc<Conditions>,
     ) -> Result<Arc<Self>> {
         check_members(&infos)?;
         let members = Members::new(infos.iter().map(|info| address_of(info.addr())));
         let map_source = MapSource::Members(Mutex::new(members));
-        Ok(Self::new(map_source, first(infos)?, Limits::new(options, Role::ClusterMember), clock, home))
+        Ok(Self::new(
+            map_source,
+            first(infos)?,
+            Limits::new(options, Role::ClusterMember),
+            clock,
+            home,
+            Arc::clone(conditions),
+        ))
     }
 
     pub(super) fn behind_sentinels(
@@ -124,13 +134,28 @@ impl Fleet {
         options: &Options,
         clock: Clock,
         home: Home,
+        conditions: &Arc<Conditions>,
     ) -> Result<Arc<Self>> {
         let sentinels = Sentinels::new(primary, infos.clone(), options.response_timeout);
         let template = first(infos)?;
-        Ok(Self::new(MapSource::Sentinels(sentinels), template, Limits::new(options, Role::Standalone), clock, home))
+        Ok(Self::new(
+            MapSource::Sentinels(sentinels),
+            template,
+            Limits::new(options, Role::Standalone),
+            clock,
+            home,
+            Arc::clone(conditions),
+        ))
     }
 
-    fn new(map_source: MapSource, template: ConnectionInfo, limits: Limits, clock: Clock, home: Home) -> Arc<Self> {
+    fn new(
+        map_source: MapSource,
+        template: ConnectionInfo,
+        limits: Limits,
+        clock: Clock,
+        home: Home,
+        conditions: Arc<Conditions>,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             map_source,
@@ -152,6 +177,7 @@ impl Fleet {
             map_refreshes_tally: Tally::of_map_refreshes(),
             told: Mutex::default(),
             outages: Arc::default(),
+            conditions,
             past_reconnects: AtomicU64::new(0),
         })
     }
@@ -176,7 +202,8 @@ impl Fleet {
 
     fn new_node(&self, address: &str, on_loss: Option<OnLoss>) -> Result<Node, Fault> {
         let unusable = || Fault::NotSent(Some(Arc::new(Answer(format!("{address:?} is no address of a node")))));
-        let reports = Reports { on_loss, outages: Arc::clone(&self.outages) };
+        let (outages, conditions) = (Arc::clone(&self.outages), Arc::clone(&self.conditions));
+        let reports = Reports { on_loss, outages, conditions };
         let info = self.template.clone().set_addr(self.address_like_ours(address).ok_or_else(unusable)?);
         Node::new(address, info, self.limits, self.clock, self.home.clone(), reports).map_err(|_| unusable())
     }
@@ -452,6 +479,7 @@ impl Fleet {
     /// The log hears of each slot that has another owner than when it heard of it last.
     fn tell_news(&self, map: &SlotMap) {
         self.outages.retain(|node| map.has(node) || self.is_member(node));
+        self.conditions.retain(|node| map.has(node) || self.is_member(node));
         let before = std::mem::replace(&mut *self.told.lock(), map.clone());
         let is_first = before.is_empty();
         for Moved { slots, owner, was } in map.moves_since(&before) {
@@ -503,6 +531,10 @@ impl Fleet {
             MapSource::Members(members) => members.lock().seeds(),
             MapSource::Sentinels(_) => Vec::new(),
         }
+    }
+
+    pub(super) fn outages(&self) -> &Arc<Outages> {
+        &self.outages
     }
 
     pub(super) fn sentinels(&self) -> Option<&Sentinels> {
@@ -646,9 +678,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn look_out_that_has_ended_leaves_nothing_of_a_dropped_fleet() {
         let nobody = parse_all(&["redis://127.0.0.1:1".to_owned()], &Tls::new()).expect("valid");
-        let fleet =
-            Fleet::cluster(nobody, &Options::default(), Clock::System, Home::On(tokio::runtime::Handle::current()))
-                .expect("valid");
+        let fleet = Fleet::cluster(
+            nobody,
+            &Options::default(),
+            Clock::System,
+            Home::On(tokio::runtime::Handle::current()),
+            &Reports::for_test().conditions,
+        )
+        .expect("valid");
         fleet.look_in_background();
         assert!(fleet.looking.load(Ordering::SeqCst));
         let ended = async {
@@ -728,7 +765,14 @@ mod tests {
             let seed = format!("redis://{}:{}", address(0), self.port);
             let infos = parse_all(&[seed], &Tls::new()).expect("valid");
             let options = Options { response_timeout, ..Options::default() };
-            Fleet::cluster(infos, &options, Clock::System, Home::On(tokio::runtime::Handle::current())).expect("valid")
+            Fleet::cluster(
+                infos,
+                &options,
+                Clock::System,
+                Home::On(tokio::runtime::Handle::current()),
+                &Reports::for_test().conditions,
+            )
+            .expect("valid")
         }
 
         fn counts(&self) -> (usize, usize) {

@@ -26,6 +26,9 @@ use crate::home::Home;
 use crate::lease::{self, Anchor, Moment, ServerTime};
 use crate::options::Options;
 use crate::transport::address::invalid_url;
+use crate::transport::conditions::Conditions;
+#[cfg(test)]
+use crate::transport::conditions::Place;
 use crate::transport::fault::{self, Answer, Fault};
 use crate::transport::outages::Outages;
 use crate::transport::pushed::Hear;
@@ -40,6 +43,7 @@ pub(super) use lines::{DialFault, not_sent};
 use lines::{Lines, Live, config};
 pub(super) use room::Precedence;
 
+mod checkup;
 mod connection;
 mod ears;
 mod greeting;
@@ -97,10 +101,19 @@ pub(super) enum Admission {
 pub(super) type OnLoss = Arc<dyn Fn() + Send + Sync>;
 
 /// Who hears of what happens to a node.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct Reports {
     pub(super) on_loss: Option<OnLoss>,
     pub(super) outages: Arc<Outages>,
+    pub(super) conditions: Arc<Conditions>,
+}
+
+#[cfg(test)]
+impl Reports {
+    pub(super) fn for_test() -> Self {
+        let conditions = Conditions::new(Place::default(), Clock::System, Duration::from_millis(100));
+        Self { on_loss: None, outages: Arc::default(), conditions: Arc::new(conditions) }
+    }
 }
 
 pub(super) struct Node {
@@ -470,7 +483,8 @@ impl Lines {
         sent: Moment,
         value: Value,
     ) -> Result<Answered<Value>, Fault> {
-        let value = fault::reply(value).map_err(|fault| fault::with_command(fault, call.script.text))?;
+        let value = fault::reply(value).map_err(|fault| fault::with_command(fault, call.script.text));
+        let value = value.inspect_err(|fault| self.note_refusal(fault))?;
         if !is_reply_to(&value, call.echo()) {
             // The connection hands out replies to the wrong callers. Ours may still be under way.
             self.give_up(live);
@@ -483,6 +497,7 @@ impl Lines {
         let server = server_time(&value).unwrap_or_default();
         if server != ServerTime::default() {
             *live.anchor.lock() = Anchor { sent, server };
+            self.note_time_if_due(server, sent);
         }
         Ok(Answered { sent, server, node: self.id, value })
     }

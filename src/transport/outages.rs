@@ -3,6 +3,7 @@
 //! By address: a fleet forgets a node that owns nothing and meets it again, and then knows nothing of what was before.
 
 use std::collections::HashMap;
+use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 
@@ -10,10 +11,11 @@ use crate::lease::Moment;
 use crate::meter::UnusableNodes;
 
 /// The gauge changes outside of the mutex: whoever counts is not ours.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Outages {
     nodes: Mutex<HashMap<String, (Trouble, Moment)>>,
     count: UnusableNodes,
+    on_trouble: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// What is wrong with a node.
@@ -39,7 +41,26 @@ impl Outages {
         if known.is_none() {
             self.count.one_more();
         }
+        self.tell_trouble();
         is_news
+    }
+
+    /// Sets what is to be done whenever something is wrong with a node.
+    pub(super) fn on_trouble(&self, act: Box<dyn Fn() + Send + Sync>) {
+        // Set once, by the router.
+        drop(self.on_trouble.set(act));
+    }
+
+    /// Something is wrong with a node, silent or not.
+    pub(super) fn tell_trouble(&self) {
+        if let Some(act) = self.on_trouble.get() {
+            act();
+        }
+    }
+
+    /// Addresses of the nodes that cannot be used.
+    pub(super) fn addresses(&self) -> Vec<String> {
+        self.nodes.lock().keys().cloned().collect()
     }
 
     /// It does what it is asked. Since when it has not, if that is news.

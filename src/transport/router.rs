@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, BoxStream};
-use redis::Value;
+use redis::{ConnectionInfo, Value};
 use tokio::sync::watch;
 
 use crate::attempt::{Answered, BoxFuture, Failure, Hearing, Route, Subscription};
@@ -26,10 +26,13 @@ use crate::lease::{self, Anchor, Moment};
 use crate::options::Options;
 use crate::topology::{Kind, Tls, Topology};
 use crate::transport::address::{address_of, parse_all, parse_one};
+use crate::transport::conditions::{Conditions, Place};
 use crate::transport::fault::{Answer, Fault};
 use crate::transport::fleet::{Doubt, Fleet};
 use crate::transport::node::{Admission, Limits, Node, Precedence, Reports, Role};
+use crate::transport::outages::Outages;
 use crate::transport::push::{Pace, Push};
+use crate::transport::recheck::Recheck;
 use crate::transport::slot_owners::SlotOwners;
 use crate::transport::slots::{SlotMap, complete};
 use crate::transport::survey;
@@ -59,29 +62,58 @@ impl Router {
     pub(super) fn new(topology: &Topology, options: &Options, home: &Home) -> Result<Self> {
         let clock = Clock::System;
         let tls = topology.certificates();
-        let slot_owners = match topology.kind() {
+        let conditions = |infos: &[ConnectionInfo]| {
+            let place = Place { servers: servers(topology.kind(), infos), durability: options.durability.to_string() };
+            Arc::new(Conditions::new(place, clock, options.clock_margin))
+        };
+        match topology.kind() {
             Kind::Node(url) => {
                 let (info, limits) = (parse_one(url, tls)?, Limits::new(options, Role::Standalone));
-                let node = Node::new(&address_of(info.addr()), info, limits, clock, home.clone(), Reports::default())?;
-                SlotOwners::Single { node: Arc::new(node) }
+                let conditions = conditions(std::slice::from_ref(&info));
+                Self::single(info, limits, options, home, &conditions)
             }
             Kind::Cluster(urls) => {
                 let infos = parse_all(urls, tls)?;
-                SlotOwners::Many(Fleet::cluster(infos, options, clock, home.clone())?)
+                let conditions = conditions(&infos);
+                let fleet = Fleet::cluster(infos, options, clock, home.clone(), &conditions)?;
+                Recheck::install(&SlotOwners::Many(Arc::clone(&fleet)), home, fleet.outages(), &conditions);
+                Ok(Self::of(SlotOwners::Many(fleet), options, home))
             }
             Kind::Sentinel { primary, urls } => {
                 let infos = parse_all(urls, tls)?;
-                SlotOwners::Many(Fleet::behind_sentinels(primary, infos, options, clock, home.clone())?)
+                let conditions = conditions(&infos);
+                let fleet = Fleet::behind_sentinels(primary, infos, options, clock, home.clone(), &conditions)?;
+                Recheck::install(&SlotOwners::Many(Arc::clone(&fleet)), home, fleet.outages(), &conditions);
+                Ok(Self::of(SlotOwners::Many(fleet), options, home))
             }
-        };
-        Ok(Self::of(slot_owners, options, home))
+        }
     }
 
-    /// One of several servers that know nothing of each other.
-    pub(super) fn voter(url: &str, tls: &Tls, options: &Options, home: &Home) -> Result<Self> {
-        let (info, limits) = (parse_one(url, tls)?, Limits::new(options, Role::Voter));
-        let node = Node::new(&address_of(info.addr()), info, limits, Clock::System, home.clone(), Reports::default())?;
-        Ok(Self::of(SlotOwners::Single { node: Arc::new(node) }, options, home))
+    /// Several servers that know nothing of each other.
+    pub(super) fn voters(urls: &[String], tls: &Tls, options: &Options, home: &Home) -> Result<Vec<Self>> {
+        let infos = urls.iter().map(|url| parse_one(url, tls)).collect::<Result<Vec<_>>>()?;
+        let addresses: Vec<_> = infos.iter().map(|info| address_of(info.addr())).collect();
+        let durability = format!("Quorum ({} of {})", urls.len() / 2 + 1, urls.len());
+        let place = Place { servers: addresses.join(", "), durability };
+        // One for all of them: their clocks are judged by each other.
+        let conditions = Arc::new(Conditions::new(place, Clock::System, options.clock_margin));
+        let limits = Limits::new(options, Role::Voter);
+        infos.into_iter().map(|info| Self::single(info, limits, options, home, &conditions)).collect()
+    }
+
+    fn single(
+        info: ConnectionInfo,
+        limits: Limits,
+        options: &Options,
+        home: &Home,
+        conditions: &Arc<Conditions>,
+    ) -> Result<Self> {
+        let outages = Arc::<Outages>::default();
+        let reports = Reports { on_loss: None, outages: Arc::clone(&outages), conditions: Arc::clone(conditions) };
+        let node = Node::new(&address_of(info.addr()), info, limits, Clock::System, home.clone(), reports)?;
+        let slot_owners = SlotOwners::Single { node: Arc::new(node) };
+        Recheck::install(&slot_owners, home, &outages, conditions);
+        Ok(Self::of(slot_owners, options, home))
     }
 
     fn of(slot_owners: SlotOwners, options: &Options, home: &Home) -> Self {
@@ -294,6 +326,16 @@ impl Router {
             (_, fault) => fault,
         };
         self.for_now(fault).at(node.address())
+    }
+}
+
+/// The addresses that the user named, without anything else that URLs may have.
+fn servers(kind: &Kind, infos: &[ConnectionInfo]) -> String {
+    let addresses = infos.iter().map(|info| address_of(info.addr())).collect::<Vec<_>>().join(", ");
+    match kind {
+        Kind::Node(_) => addresses,
+        Kind::Cluster(_) => format!("cluster {addresses}"),
+        Kind::Sentinel { primary, .. } => format!("{primary:?} behind Sentinels {addresses}"),
     }
 }
 

@@ -175,9 +175,10 @@ fn subject(address: &str, role: NodeRole, node: Result<Arc<Node>, Fault>) -> Sub
 async fn probe(node: &Node, known: NodeHealth) -> Probed {
     // The connection first, so that the round trip is one.
     node.ready().await?;
-    let (sent, clock) = (Instant::now(), wall_clock());
+    let (sent, clock, began) = (Instant::now(), wall_clock(), node.now());
     let time = node.ask(&redis::cmd("TIME")).await?;
     let round_trip = sent.elapsed();
+    node.note_time(&time, began, node.now());
     let server = parse_time(&time).ok_or_else(|| unreadable(node, "TIME"))?;
     let mut health = NodeHealth {
         is_reachable: true,
@@ -196,9 +197,12 @@ async fn probe(node: &Node, known: NodeHealth) -> Probed {
         };
     }
     let mut info = redis::cmd("INFO");
-    if let Ok(memory) = node.ask(info.arg("memory")).await {
-        health.noeviction = info_field(&memory, "maxmemory_policy").map(|policy| policy == "noeviction");
+    let memory = node.ask(info.arg("memory")).await;
+    if let Ok(memory) = &memory {
+        health.noeviction = info_field(memory, "maxmemory_policy").map(|policy| policy == "noeviction");
     }
+    node.note_memory(memory);
+    health.findings = node.memory_findings();
     Ok(health)
 }
 

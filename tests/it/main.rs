@@ -18,6 +18,7 @@ mod scripts;
 mod blocking;
 mod callers;
 mod cancellation;
+mod conditions;
 mod contract;
 mod dials;
 mod drops;

@@ -18,7 +18,7 @@ use tokio::runtime::{Handle, Id};
 
 use super::connection::{Connection, Request};
 use super::ears::Ears;
-use super::greeting::{check_server, parse_time, parse_uptime, unreadable};
+use super::greeting::{check_server, hello_field, parse_time, parse_uptime, unreadable};
 use super::room::Space;
 use super::silence::Silence;
 use super::wire::{self, Wire};
@@ -29,8 +29,10 @@ use crate::error::{Refusal, Source};
 use crate::home::Home;
 use crate::lease::{Anchor, Moment};
 use crate::meter::Tally;
+use crate::transport::conditions::Conditions;
 use crate::transport::fault::{self, Answer, Fault};
 use crate::transport::node::Limits;
+use crate::transport::outages::Outages;
 
 /// Requests that may queue up in front of one connection: more than may be under way.
 const PIPELINE_BUFFER: usize = 1024;
@@ -58,6 +60,10 @@ pub(super) struct Lines {
     /// Since when it has been running, likewise; zero where nobody has asked.
     up_since: AtomicU64,
     pub(super) silence: Silence,
+    pub(super) outages: Arc<Outages>,
+    pub(super) conditions: Arc<Conditions>,
+    /// When the server's clock was last compared with others, in nanoseconds of the local clock.
+    pub(super) clock_noted: AtomicU64,
 }
 
 /// The connection of one runtime.
@@ -144,7 +150,7 @@ impl Lines {
         reports: Reports,
     ) -> Self {
         let (id, address) = (NodeId::of(address), address.into());
-        let silence = Silence::new(&address, reports.outages);
+        let silence = Silence::new(&address, Arc::clone(&reports.outages));
         Self {
             address,
             id,
@@ -161,6 +167,9 @@ impl Lines {
             served: AtomicU64::new(0),
             up_since: AtomicU64::new(0),
             silence,
+            outages: reports.outages,
+            conditions: reports.conditions,
+            clock_noted: AtomicU64::new(0),
         }
     }
 
@@ -270,6 +279,7 @@ impl Lines {
             Ok(live) => {
                 self.begins(live);
                 self.silence.greeted(now);
+                self.check_up_in_background(live);
             }
             // It speaks.
             Err(DialFault::Refused(refusal, words)) => self.silence.refuses(*refusal, words, now),
@@ -326,9 +336,13 @@ impl Lines {
             self.up_since.fetch_max(up_since.max(1), Ordering::AcqRel);
         }
         let [hello, time] = <[Value; 2]>::try_from(replies).map_err(|_| not_sent(unreadable("HELLO")))?;
+        let named = |field| hello_field(&hello, field).unwrap_or_default();
+        let (name, version) = (named("server"), named("version"));
         check_server(hello, self.limits.role).map_err(not_sent)?;
         let time = fault::reply(time).map_err(not_sent)?;
         let server = parse_time(&time).ok_or_else(|| not_sent(unreadable("TIME")))?;
+        self.conditions.note_connected(&self.address, &name, &version);
+        self.note_time(server, sent, self.clock.now());
         let number = self.dialed.fetch_add(1, Ordering::Relaxed);
         let anchor = Anchor { sent, server };
         Ok(Arc::new(Live::new(number, connection, anchor, is_closed, self.limits.response_timeout)))

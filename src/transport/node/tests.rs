@@ -27,7 +27,7 @@ fn node_at_home(fake: &Fake, home: Home) -> Arc<Node> {
     let info = parse_one(&url, &Tls::new()).expect("a URL");
     let options = Options { response_timeout: RESPONSE_TIMEOUT, ..Options::default() };
     let limits = Limits::new(&options, Role::Standalone);
-    Arc::new(Node::new(&fake.addr.to_string(), info, limits, Clock::System, home, Reports::default()).expect("a node"))
+    Arc::new(Node::new(&fake.addr.to_string(), info, limits, Clock::System, home, Reports::for_test()).expect("a node"))
 }
 
 async fn call(node: &Node) -> Result<(), Fault> {

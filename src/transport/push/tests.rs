@@ -41,7 +41,7 @@ fn single_at(url: &str, pace: Pace) -> (Push, Arc<Node>) {
     let info = parse_one(url, Topology::node(url).certificates()).expect("a URL");
     let limits = Limits::new(&Options::default(), Role::Standalone);
     let node =
-        Node::new(&address_of(info.addr()), info, limits, Clock::System, home(), Reports::default()).expect("a node");
+        Node::new(&address_of(info.addr()), info, limits, Clock::System, home(), Reports::for_test()).expect("a node");
     let node = Arc::new(node);
     (Push::new(SlotOwners::Single { node: Arc::clone(&node) }, Clock::System, home(), pace), node)
 }
@@ -52,7 +52,9 @@ fn infos(urls: &[String]) -> Vec<redis::ConnectionInfo> {
 
 async fn in_cluster(cluster: &Cluster, pace: Pace) -> (Push, Arc<Fleet>) {
     let options = Options { response_timeout: pace.response_timeout, ..Options::default() };
-    let fleet = Fleet::cluster(infos(&cluster.urls()), &options, Clock::System, home()).expect("a cluster");
+    let fleet =
+        Fleet::cluster(infos(&cluster.urls()), &options, Clock::System, home(), &Reports::for_test().conditions)
+            .expect("a cluster");
     assert!(fleet.ready().await.is_ok(), "the cluster answers");
     // A main connection that came between a confirmation and a message would have the waiters told to ask once more.
     for primary in cluster.primaries() {
@@ -324,8 +326,14 @@ async fn a_channel_of_a_killed_owner_finds_its_successor_without_any_other_call(
 async fn a_channel_follows_the_primary_behind_sentinels() {
     let sentinels = Sentinels::start(Version::Redis70).expect("the Sentinels start");
     let options = Options::default();
-    let fleet =
-        Fleet::behind_sentinels(sentinels.primary_name(), infos(&sentinels.urls()), &options, Clock::System, home());
+    let fleet = Fleet::behind_sentinels(
+        sentinels.primary_name(),
+        infos(&sentinels.urls()),
+        &options,
+        Clock::System,
+        home(),
+        &Reports::for_test().conditions,
+    );
     let fleet = Arc::new(fleet.expect("Sentinels"));
     let pace = Pace { refresh: Duration::from_secs(1), ..pace() };
     let push = Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, home(), pace);
