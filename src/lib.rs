@@ -14,6 +14,32 @@
 //! # }
 //! ```
 //!
+//! # Which manager
+//!
+//! | manager | on | for |
+//! |---|---|---|
+//! | [`RedisManager`] | one node, Sentinel, a cluster | services: the one to recommend |
+//! | [`QuorumManager`] | 3 or 5 independent masters | a server may be lost with all its data; nobody queues |
+//! | [`TwoKeyManager`] | one node, Sentinel | a simpler layout, two keys for each lock |
+//! | [`MemoryManager`] | this process | tests |
+//!
+//! All of them are [`RwLockManager`]s, so code can take an `Arc<dyn RwLockManager>`; [`blocking`] has them for plain threads.
+//!
+//! # Cargo features
+//!
+//! | feature | default | adds |
+//! |---|---|---|
+//! | `tls` | yes | `rediss://` URLs |
+//! | `serde` | no | `Config` from files and the environment; views that serialize |
+//! | `metrics` | no | counts for the facade of the crate `metrics` |
+//! | `cli` | no | the program `redis-rwlock`, on Unix |
+//!
+//! # Guides
+//!
+//! In the package and the repository: `docs/GUARANTEES.md` (promises), `docs/FENCING.md` (how a resource checks tokens),
+//! `docs/OPERATIONS.md` (all options, rights, a runbook), `docs/LOGS.md`, `docs/METRICS.md`, `docs/CLI.md`,
+//! `docs/MIGRATION.md` and `docs/PERFORMANCE.md`.
+//!
 //! # What is promised, and what is not
 //!
 //! Two conflicting holds never overlap while each is inside its local validity, and every grant carries a

@@ -208,3 +208,19 @@ fn chinese_page_is_chinese() {
         assert!(market.contains(&format!("| {figure} |")), "the market has no {figure}");
     }
 }
+
+/// The front page of rustdoc names each feature and each manager.
+#[test]
+fn front_page_names_features_and_managers() {
+    let text = |name: &str| fs::read_to_string(root().join(name)).expect("a file");
+    let (source, manifest) = (text("src/lib.rs"), text("Cargo.toml"));
+    let front: String = source.lines().take_while(|line| line.starts_with("//!")).collect();
+    let features = manifest.split_once("[features]").expect("features").1.split("\n[").next().expect("their end");
+    let names = features.lines().filter_map(|line| line.split_once(" = ")).map(|(name, _)| name);
+    for name in names.filter(|name| *name != "default" && !name.starts_with('#')) {
+        assert!(front.contains(&format!("| `{name}` |")), "no feature {name}");
+    }
+    for name in ["RedisManager", "QuorumManager", "TwoKeyManager", "MemoryManager"] {
+        assert!(front.contains(&format!("| [`{name}`] |")), "no {name}");
+    }
+}
