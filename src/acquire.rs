@@ -96,7 +96,8 @@ impl<G: Guard> Acquire<G> {
     /// A guard starts with at least half of it, where the clock margin leaves as much: whoever goes on with a hold of its process
     /// that has less waits for the answer to a renewal first. Three start with what they have: whoever is told that it
     /// was granted the lock while it waited, which is 3 s or the lease at first; a nested guard; and one for which an answer
-    /// with all of its lease was long on its way, which `try_read` and `try_write` take as it comes.
+    /// with all of its lease was long on its way, which `try_read` and `try_write` take as it comes. The first of these has all of
+    /// its lease when [`confirmed`](WriteGuard::confirmed) returns.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.request.overrides.lease = Some(lease);
         self

@@ -518,6 +518,28 @@ impl<G: fmt::Debug> fmt::Debug for Guard<G> {
 }
 
 impl<G: AsyncGuard> Guard<G> {
+    /// Blocks until the server has answered the first renewal of a hold that was granted while its acquisition waited. Returns at
+    /// once for every other hold.
+    ///
+    /// # Errors
+    ///
+    /// As [`ReadGuard::confirmed`](crate::ReadGuard::confirmed).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::blocking::MemoryManager;
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let guard = MemoryManager::new()?.write("cfg").wait()?;
+    /// guard.confirmed()?; // before a step that takes long
+    /// guard.release()
+    /// # }
+    /// ```
+    pub fn confirmed(&self) -> Result<()> {
+        self.background.block_on(self.guard.held().confirmed())
+    }
+
     /// Gives the lock back and returns when the server knows.
     ///
     /// # Errors

@@ -187,6 +187,26 @@ impl Held {
             Ended::Released => std::future::pending().await,
         }
     }
+
+    /// Returns when the server has answered for the hold since it granted it: at once, unless the grant came by a notification.
+    pub(crate) async fn confirmed(&self) -> Result<()> {
+        let (engine, hold, _) = self.parts();
+        let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
+        match self.state() {
+            HoldState::Lost(reason) => return Err(lost(reason)),
+            HoldState::Held | HoldState::Unconfirmed if !hold.is_claim() => return Ok(()),
+            HoldState::Held | HoldState::Unconfirmed => {}
+        }
+        // Watched first: the answer may come as soon as the claim is sent.
+        let watch = self.watch();
+        let now = engine.clock.now();
+        engine.carry_out(watch.claim_now(now), now);
+        match watch.confirmed().await {
+            Ok(()) => Ok(()),
+            Err(Ended::Lost(reason)) => Err(lost(reason)),
+            Err(Ended::Released) => std::future::pending().await,
+        }
+    }
 }
 
 impl Drop for Held {

@@ -187,6 +187,16 @@ impl Hold {
         self.cell.event(now, |state, rules, effects| state.remove_share(self.number, share_id, now, rules, effects))
     }
 
+    /// Sends the claim now, if the server has yet to answer for the hold. A guard waits for that.
+    pub(super) fn claim_now(&self, now: Moment) -> Due {
+        self.change(|record, _, _| record.claim_now(now)).1
+    }
+
+    /// Whether the server has yet to answer for a hold that it granted by a notification.
+    pub(crate) fn is_claim(&self) -> bool {
+        self.event(|record, _, _| record.is_claim())
+    }
+
     /// Ends the hold as lost; `false` if it has ended before.
     pub(crate) fn lose(&self, reason: LossReason) -> bool {
         let now = self.clock().now();

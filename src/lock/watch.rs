@@ -56,13 +56,29 @@ impl Watch {
 
     /// Returns when the share is over by the local clock or by the server's word: no server and no other task is needed.
     pub(crate) async fn ended(&self) -> Ended {
+        self.until(|| self.ended_now()).await
+    }
+
+    /// Sends the claim now, if the server has yet to answer for the hold.
+    pub(crate) fn claim_now(&self, now: Moment) -> Due {
+        self.hold.claim_now(now)
+    }
+
+    /// Returns when the server has answered for the hold since it granted it, or when the share is over before.
+    pub(crate) async fn confirmed(&self) -> Result<(), Ended> {
+        let is_confirmed = || (!self.hold.is_claim()).then_some(Ok(()));
+        self.until(|| self.ended_now().map(Err).or_else(is_confirmed)).await
+    }
+
+    /// Returns what `look` finds. It looks at each change of the share, and at its local deadline.
+    async fn until<T>(&self, look: impl Fn() -> Option<T>) -> T {
         loop {
             let changed = self.end.changed.notified();
             tokio::pin!(changed);
             // Registered before the look, so a change between the two is not missed.
             changed.as_mut().enable();
-            if let Some(ended) = self.ended_now() {
-                return ended;
+            if let Some(found) = look() {
+                return found;
             }
             tokio::select! {
                 biased;

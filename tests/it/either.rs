@@ -38,6 +38,20 @@ impl AnyGuard {
         }
     }
 
+    pub(crate) fn remaining(&self) -> Duration {
+        match self {
+            Self::Read(guard) => guard.remaining(),
+            Self::Write(guard) => guard.remaining(),
+        }
+    }
+
+    pub(crate) async fn confirmed(&self) -> Result<()> {
+        match self {
+            Self::Read(guard) => guard.confirmed().await,
+            Self::Write(guard) => guard.confirmed().await,
+        }
+    }
+
     pub(crate) async fn lost(&self) -> LossReason {
         match self {
             Self::Read(guard) => guard.lost().await,

@@ -598,3 +598,115 @@ async fn idle_waiter_looks_seldom() {
     assert!(polls <= 22, "{polls} polls in a minute, with 5 s of patience");
     drop(held);
 }
+
+/// A guard of this stage that was granted by a notification, and how it was asked for.
+async fn granted_after_a_wait(stage: &Stage, mode: Mode, overrides: Overrides) -> Held {
+    let before = stage.other().take(Mode::Write).await;
+    let mut waits = stage.asks(mode, overrides, Patience::Wait);
+    start(&mut waits);
+    before.release().await.expect("released");
+    let held = waits.await.expect("answered").expect("granted");
+    assert!(held.hold().is_claim(), "it was granted by a notification");
+    held
+}
+
+fn remaining(held: &Held) -> Duration {
+    held.hold().remaining(held.share_id())
+}
+
+#[tokio::test(start_paused = true)]
+async fn confirmed_returns_with_the_answer_to_the_claim_and_the_hold_has_its_lease_then() {
+    for mode in [Mode::Write, Mode::Read] {
+        let stage = Stage::new();
+        let (word, answer) = oneshot::channel();
+        stage.scheme.next_renewals(answer);
+        let held = granted_after_a_wait(&stage, mode, Overrides::default()).await;
+        assert_eq!(stage.scheme.chunks().len(), 0, "a hold that nobody has confirmed costs nothing");
+        let (mut first, mut second) = (Box::pin(held.confirmed()), Box::pin(held.confirmed()));
+        let early = tokio::time::timeout(Duration::from_millis(100), async { tokio::join!(&mut first, &mut second) });
+        assert!(early.await.is_err(), "the answer is out");
+        assert_eq!(stage.scheme.chunks().len(), 1, "the claim was sent at once, and once");
+        assert!(remaining(&held) < Duration::from_secs(3));
+        // Dropped, it changes nothing.
+        drop(second);
+        word.send(()).expect("it is waited for");
+        let asked = stage.engine.clock.now();
+        first.await.expect("confirmed");
+        held.confirmed().await.expect("still");
+        assert!(stage.engine.clock.now().since(asked) < Duration::from_millis(5), "the answer woke it");
+        assert!(remaining(&held) > Duration::from_secs(9), "{:?}", remaining(&held));
+        assert_eq!(stage.scheme.chunks().len(), 1, "nothing else was sent");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn confirmed_is_sent_for_a_fixed_lease_that_the_claim_covers() {
+    let stage = Stage::new();
+    let lease = Some(Duration::from_secs(1));
+    let fixed = Overrides { lease, max_hold: lease, ..Overrides::default() };
+    let held = granted_after_a_wait(&stage, Mode::Write, fixed).await;
+    held.confirmed().await.expect("confirmed");
+    assert_eq!(stage.scheme.chunks().len(), 1);
+    assert!(remaining(&held) <= Duration::from_secs(1));
+    assert_eq!(held.lost().await, LossReason::MaxHold);
+    assert_eq!(stage.scheme.chunks().len(), 1, "and it is not renewed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn confirmed_waits_for_the_repeat_of_a_claim_that_goes_unheard() {
+    let stage = Stage::new();
+    stage.scheme.renewals_go_unheard(1);
+    let held = granted_after_a_wait(&stage, Mode::Write, Overrides::default()).await;
+    held.confirmed().await.expect("confirmed");
+    assert_eq!(stage.scheme.chunks().len(), 2);
+    assert!(remaining(&held) > Duration::from_secs(9));
+}
+
+#[tokio::test(start_paused = true)]
+async fn confirmed_ends_with_the_loss_of_the_hold() {
+    let stage = Stage::new();
+    stage.scheme.renewals_go_unheard(usize::MAX);
+    let held = granted_after_a_wait(&stage, Mode::Write, Overrides::default()).await;
+    let asked = stage.engine.clock.now();
+    let error = held.confirmed().await.expect_err("nobody answers");
+    assert!(matches!(error, Error::Lost { reason: LossReason::Expired, .. }), "{error:?}");
+    assert!(stage.engine.clock.now().since(asked) < Duration::from_secs(3), "when the claim is over");
+
+    // The server says so at once.
+    let stage = Stage::new();
+    let held = granted_after_a_wait(&stage, Mode::Write, Overrides::default()).await;
+    let seen = stage.scheme.inspect(&stage.key).await.expect("memory answers").value;
+    stage.scheme.force(&stage.key, &seen).await.expect("memory answers");
+    let error = held.confirmed().await.expect_err("an operator has ended it");
+    assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+
+    let stage = Stage::new();
+    let (_word, answer) = oneshot::channel();
+    stage.scheme.next_renewals(answer);
+    let held = granted_after_a_wait(&stage, Mode::Write, Overrides::default()).await;
+    let (confirmed, closed) = tokio::join!(held.confirmed(), async {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        stage.engine.close().await
+    });
+    closed.expect("closed");
+    let error = confirmed.expect_err("it is closed");
+    assert!(matches!(error, Error::Lost { reason: LossReason::Closed, .. }), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn confirmed_returns_to_all_who_share_the_claim() {
+    let stage = Stage::new();
+    let before = stage.other().take(Mode::Write).await;
+    let mut first = stage.asks(Mode::Read, Overrides::default(), Patience::Wait);
+    let mut second = stage.asks(Mode::Read, Overrides::default(), Patience::Wait);
+    start(&mut first);
+    start(&mut second);
+    before.release().await.expect("released");
+    let first = first.await.expect("answered").expect("granted");
+    let second = second.await.expect("answered").expect("granted");
+    assert_eq!(first.hold().id(), second.hold().id());
+    let (one, other) = tokio::join!(first.confirmed(), second.confirmed());
+    one.and(other).expect("confirmed");
+    assert_eq!(stage.scheme.chunks().len(), 1);
+    assert!(remaining(&first) > Duration::from_secs(9) && remaining(&second) > Duration::from_secs(9));
+}

@@ -172,8 +172,12 @@ impl HoldRecord {
         let not_converted = self.settle_open_conversion(grant.sent);
         self.renew_in_doubt(grant.sent);
         self.tell_awaiting(signals);
+        let is_claim = std::mem::take(&mut self.is_claim);
+        if is_claim {
+            self.shares.watched().for_each(|(_, end)| signals.changed(Arc::clone(end)));
+        }
         self.look(now, signals);
-        Confirmed { is_claim: std::mem::take(&mut self.is_claim), not_converted }
+        Confirmed { is_claim, not_converted }
     }
 
     /// Whether it still stands is asked well before the hold that it may have been converted into since then could be over, and
@@ -204,18 +208,35 @@ impl HoldRecord {
         if since == now {
             self.shares.replace(share_id.slot, share.offered(now));
         }
-        self.renewal = match self.renewal {
-            // After one that went unanswered there is a pause.
-            Renewal::Due(at) if self.phase == Phase::Held => Renewal::Due(at.min(now)),
-            Renewal::Needless => Renewal::Due(now),
-            asked @ (Renewal::Due(_) | Renewal::InLine | Renewal::Underway) => asked,
-        };
+        self.renew_at_once(now);
         let awaited = self.awaited.get_or_insert_default();
         awaited.lease = awaited.lease.max(share.lease_at(now));
         let answer = Arc::<Notify>::default();
         awaited.answers.push(Arc::clone(&answer));
         let until = self.deadline().min(self.shares.get(share_id.slot).ends);
         Accepted::Short { answer, until, is_late: self.is_unconfirmed() }
+    }
+
+    fn renew_at_once(&mut self, now: Moment) {
+        self.renewal = match self.renewal {
+            // After one that went unanswered there is a pause.
+            Renewal::Due(at) if self.phase == Phase::Held => Renewal::Due(at.min(now)),
+            Renewal::Needless => Renewal::Due(now),
+            asked @ (Renewal::Due(_) | Renewal::InLine | Renewal::Underway) => asked,
+        };
+    }
+
+    /// Sends the claim now, since a guard waits for its answer. Without one the claim goes out when a renewal is due, so that a
+    /// short hold costs no request.
+    pub(in crate::lock) fn claim_now(&mut self, now: Moment) {
+        if self.is_claim && self.phase.is_live() {
+            self.renew_at_once(now);
+        }
+    }
+
+    /// Whether the server has yet to answer for a hold that it granted by a notification.
+    pub(in crate::lock) fn is_claim(&self) -> bool {
+        self.is_claim
     }
 
     /// Those who wait for the answer to a renewal look again.

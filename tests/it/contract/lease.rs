@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use redis_rwlock::{Ended, Error, HoldState, LossReason, Mode};
 
+use crate::either::take;
 use crate::fixture::{Fixture, RENEWED, SHORT, Settings, on_every_fixture};
 use crate::wait::{soon, stays_pending, until};
 
@@ -19,6 +21,10 @@ on_every_fixture![
     fixed_lease_is_not_renewed,
     late_release_is_an_error_and_hurts_nobody,
     remaining_is_within_the_lease,
+    confirmed_after_a_wait_has_the_whole_lease,
+    confirmed_without_a_wait_asks_nobody,
+    confirmed_with_a_fixed_lease_still_ends,
+    confirmed_tells_a_loss,
 ];
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -192,4 +198,67 @@ async fn remaining_is_within_the_lease(f: &Fixture) {
     let later = guard.remaining();
     assert!(later <= local && later < view.holders[0].remaining + Duration::from_millis(1), "{later:?} {view:?}");
     guard.release().await.expect("released");
+}
+
+async fn confirmed_after_a_wait_has_the_whole_lease(f: &Fixture) {
+    // Ten claims.
+    let lease = Duration::from_secs(30);
+    let (a, b, name) = (f.manager().await, f.manager_with(Settings::lease(lease)).await, f.name());
+    for mode in [Mode::Write, Mode::Read] {
+        let before = a.write(&name).await.expect("granted");
+        let mut waits = Box::pin(take(&b, &name, mode));
+        stays_pending("a grant while it is held", &mut waits).await;
+        before.release().await.expect("ours to the end");
+        let guard = soon("the grant", waits).await;
+        soon("its confirmation", guard.confirmed()).await.expect("confirmed");
+        let (here, there) = (guard.remaining(), f.view(&name).await.holders[0].remaining);
+        assert!(here > lease * 2 / 3 && there > lease * 2 / 3, "{mode}: {here:?} here, {there:?} there");
+        guard.release_unharmed().await;
+    }
+}
+
+async fn confirmed_without_a_wait_asks_nobody(f: &Fixture) {
+    let (manager, name, shared) = (f.manager().await, f.name(), f.name());
+    let outer = manager.write(&name).reentrant().await.expect("granted");
+    let inner = manager.read(&name).reentrant().await.expect("nested");
+    let first = manager.read(&shared).await.expect("granted");
+    let second = manager.read(&shared).await.expect("granted");
+    let at_once = "no answer is waited for";
+    outer.confirmed().now_or_never().expect(at_once).expect("confirmed");
+    inner.confirmed().now_or_never().expect(at_once).expect("confirmed");
+    first.confirmed().now_or_never().expect(at_once).expect("confirmed");
+    second.confirmed().now_or_never().expect(at_once).expect("confirmed");
+    inner.release().await.expect("released");
+    outer.release().await.expect("released");
+    first.release().await.expect("released");
+    second.release().await.expect("released");
+}
+
+async fn confirmed_with_a_fixed_lease_still_ends(f: &Fixture) {
+    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    // One is longer than a claim, one is shorter.
+    for lease in [Duration::from_secs(8), RENEWED] {
+        let before = a.write(&name).await.expect("granted");
+        let mut waits = Box::pin(b.write(&name).fixed_lease(lease).into_future());
+        stays_pending("a grant while it is held", &mut waits).await;
+        before.release().await.expect("ours to the end");
+        let guard = soon("the grant", waits).await.expect("granted");
+        soon("its confirmation", guard.confirmed()).await.expect("confirmed");
+        let remaining = guard.remaining();
+        assert!(remaining <= lease && remaining > lease / 3, "{lease:?}: {remaining:?}");
+        if lease == RENEWED {
+            assert_eq!(soon("the loss", guard.lost()).await, LossReason::MaxHold);
+        } else {
+            guard.release().await.expect("ours to the end");
+        }
+        f.becomes_free(&name).await;
+    }
+}
+
+async fn confirmed_tells_a_loss(f: &Fixture) {
+    let (manager, name) = (f.manager().await, f.name());
+    let guard = manager.write(&name).fixed_lease(SHORT).await.expect("granted");
+    assert_eq!(soon("the loss", guard.lost()).await, LossReason::MaxHold);
+    let error = guard.confirmed().await.expect_err("it is over");
+    assert!(matches!(&error, Error::Lost { lock, reason: LossReason::MaxHold, .. } if **lock == *name), "{error:?}");
 }
