@@ -1,8 +1,9 @@
 //! `run`: the command's end, its signals, and that nothing of it outlives the lock.
 
 use std::process::Command;
+use std::time::Duration;
 
-use cluster_testenv::{Node, Server};
+use cluster_testenv::{Node, Proxy, Server};
 use redis_rwlock::blocking::RedisManager;
 use rustix::process::Signal;
 
@@ -255,4 +256,104 @@ fn longest_time_of_a_hold_ends_the_command() {
         program(&["run", "--lease", "1s", "--grace", "200ms", "--max-hold", "1s", &name, "--", "sleep", "100"]);
     let said = Running::start(limited).said();
     assert_eq!(said.code, Some(76), "{said:?}");
+}
+
+/// Options as people have them: none, those of docs/CLI.md, and leases with the default grace and with a third.
+const LINES: [&[&str]; 14] = [
+    &[],
+    &["--read"],
+    &["--wait", "20s"],
+    &["--max-hold", "60s"],
+    // The unit of systemd.
+    &["--lease", "15s", "--grace", "4s"],
+    &["--lease", "2s"],
+    &["--lease", "60s"],
+    &["--lease", "3s", "--grace", "1s"],
+    &["--lease", "5s", "--grace", "1666ms"],
+    &["--lease", "8s", "--grace", "2666ms"],
+    &["--lease", "10s", "--grace", "3333ms"],
+    &["--lease", "20s", "--grace", "6666ms"],
+    &["--lease", "30s", "--grace", "10s"],
+    &["--lease", "60s", "--grace", "20s"],
+];
+
+/// Nobody is inside or waits.
+fn nothing_is_left(manager: &RedisManager, name: &str, case: &str) {
+    let view = manager.inspect(name).expect("inspected");
+    assert!(view.is_free() && view.waiters.is_empty(), "{case}: {view:?}");
+}
+
+/// The program with these options of `run`, for a command that writes a word.
+fn with_options(url: &str, options: &[&str], name: &str) -> Command {
+    at(url, &[&["run"], options, &[name, "--", "sh", "-c", "echo done"]].concat())
+}
+
+/// Runs each line at a lock that is free, and at one that it has to wait for, and looks at the lock when it has ended.
+fn each_line_runs_to_its_end(url: &str) {
+    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let waits = LINES.map(|options| {
+        let name = new_name();
+        let said = said(with_options(url, options, &name));
+        assert_eq!((said.code, &*said.out), (Some(0), "done\n"), "{options:?} at a free lock: {said:?}");
+        nothing_is_left(&manager, &name, &format!("{options:?}"));
+        let guard = manager.write(&name).wait().expect("granted");
+        (options, Running::start(with_options(url, options, &name)), guard, name)
+    });
+    for (options, running, guard, name) in waits {
+        until("it waits", || manager.inspect(&name).expect("inspected").waiters.len() == 1);
+        guard.release().expect("ours to the end");
+        let said = running.said();
+        assert_eq!((said.code, &*said.out), (Some(0), "done\n"), "{options:?} behind a holder: {said:?}");
+        nothing_is_left(&manager, &name, &format!("{options:?} behind a holder"));
+    }
+}
+
+#[test]
+fn command_runs_to_its_end_at_a_free_lock_and_behind_a_holder() {
+    each_line_runs_to_its_end(&SERVER.url());
+}
+
+#[test]
+fn command_runs_to_its_end_when_the_server_is_slow() {
+    let slow = Proxy::before(SERVER.addr()).expect("it starts");
+    slow.delay(Duration::from_millis(40));
+    each_line_runs_to_its_end(&slow.url());
+}
+
+#[test]
+fn default_grace_fits_a_short_lease() {
+    let (name, manager) = (new_name(), RedisManager::connect(SERVER.url()).expect("connected"));
+    let guard = manager.write(&name).wait().expect("granted");
+    for lease in ["250ms", "600ms", "1s"] {
+        // Whether the machine is fast enough for such a lease is no matter here: the options are taken, and the lock is asked for.
+        let said = said(with_options(&SERVER.url(), &["--lease", lease, "--no-wait"], &name));
+        assert_eq!(said.code, Some(75), "{lease}: {said:?}");
+    }
+    guard.release().expect("ours to the end");
+    // One that was given has to fit.
+    let refused = said(program(&["run", "--lease", "600ms", "--grace", "200ms", &name, "--", "true"]));
+    assert!(refused.code == Some(2) && refused.err.contains("174ms is the most"), "{refused:?}");
+}
+
+#[test]
+fn who_gives_up_leaves_nothing() {
+    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let mut waits = Vec::new();
+    for round in 0..10 {
+        for options in [&["--wait", "300ms"][..], &["--read", "--wait", "300ms"], &["--no-wait"], &["--wait", "0s"]] {
+            let name = new_name();
+            let guard = manager.write(&name).wait().expect("granted");
+            let running = Running::start(with_options(&SERVER.url(), options, &name));
+            waits.push((format!("{options:?}, {round}"), running, guard, name));
+        }
+    }
+    for (case, running, guard, name) in waits {
+        let said = running.said();
+        assert_eq!((said.code, &*said.out), (Some(75), ""), "{case}: {said:?}");
+        // At once: a look later would find the place gone by itself.
+        let view = manager.inspect(&name).expect("inspected");
+        assert!(view.waiters.is_empty() && view.holders.len() == 1, "{case}: {view:?}");
+        guard.release().expect("ours to the end");
+        nothing_is_left(&manager, &name, &case);
+    }
 }

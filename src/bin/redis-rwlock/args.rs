@@ -141,8 +141,8 @@ pub(crate) struct RunOptions {
     /// When the command is ended whatever happens; never by default.
     #[arg(long, value_name = "SPAN")]
     pub(crate) max_hold: Option<String>,
-    /// How long before the lock cannot be trusted any more the command gets SIGTERM; a third of the lease by default, and somewhat less
-    /// than half of it at most.
+    /// How long before the lock cannot be trusted any more the command gets SIGTERM; a third of the lease by default (less
+    /// than that for leases below 3s), and somewhat less than half of it at most.
     #[arg(long, value_name = "SPAN")]
     pub(crate) grace: Option<String>,
     /// The lock.

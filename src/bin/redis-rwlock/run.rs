@@ -65,6 +65,14 @@ impl Hold {
         remaining.saturating_sub(REACH)
     }
 
+    /// Returns when the hold lasts for its whole lease, which one that was waited for does not at first.
+    async fn confirmed(&self) -> Result<(), Error> {
+        match self {
+            Self::Read(guard) => guard.confirmed().await,
+            Self::Write(guard) => guard.confirmed().await,
+        }
+    }
+
     async fn lost(&self) -> LossReason {
         match self {
             Self::Read(guard) => guard.lost().await,
@@ -93,15 +101,30 @@ pub(crate) async fn run(options: &RunOptions, settings: &Settings, output: Outpu
     let (settings, grace) = settings_of(options, settings)?;
     let mut signals = Signals::listen().map_err(Failure::system)?;
     let manager = settings.builder()?.build()?;
-    let hold = match take(options, &manager, &mut signals, output).await? {
+    let done = with_lock(options, &manager, &mut signals, grace, output).await;
+    // However it ended: a place in the queue that outlives this process would be granted to nobody, and keep others out.
+    let closed = tokio::time::timeout(LAST_WORDS, manager.close()).await;
+    let is_busy = matches!(&done, Err(failure) if failure.code == Code::BUSY);
+    if is_busy && !matches!(closed, Ok(Ok(()))) {
+        let lock = shown(&options.name);
+        output.tell("unreleased", &format!("lock {lock}: no server has confirmed that this process waits no more"));
+    }
+    done
+}
+
+/// Takes the lock, runs the command, and gives the lock back.
+async fn with_lock(
+    options: &RunOptions,
+    manager: &RedisManager,
+    signals: &mut Signals,
+    grace: Duration,
+    output: Output,
+) -> Result<Code, Failure> {
+    let hold = match take(options, manager, signals, output).await? {
         Ok(hold) => hold,
-        Err(signal) => {
-            // What is under way is taken back, as far as there is time.
-            drop(tokio::time::timeout(LAST_WORDS, manager.close()).await);
-            return Ok(Code::of_signal(signal.as_raw()));
-        }
+        Err(signal) => return Ok(Code::of_signal(signal.as_raw())),
     };
-    let ending = under(&hold, options, &mut signals, grace, output).await;
+    let ending = under(&hold, options, signals, grace, output).await;
     // Nothing of the command is left by now. Without a word from the server the lease ends the hold.
     let released = tokio::time::timeout(LAST_WORDS, hold.release()).await;
     let lock = shown(&options.name);
@@ -133,8 +156,9 @@ fn settings_of(options: &RunOptions, settings: &Settings) -> Result<(Settings, D
     // The guard ends with the command, which nobody forgets.
     settings.set_if_missing("MAX_HOLD", "max");
     let lease = settings.span("LEASE", DEFAULT_LEASE);
-    let grace = options.grace.as_deref().map_or(Ok(lease / 3), span)?;
     let most = most_grace(lease, settings.span("CLOCK_MARGIN", DEFAULT_CLOCK_MARGIN));
+    // Of a short lease the margins are a large part: what is left for an answer must not be too little.
+    let grace = options.grace.as_deref().map_or(Ok((lease / 3).min(most * 3 / 4)), span)?;
     if grace > most {
         let reason = format!(
             "a grace of {} is too long for a lease of {}: {} is the most, or renewals would come too late",
@@ -161,11 +185,15 @@ async fn take(
 ) -> Result<Result<Hold, Signal>, Failure> {
     let name = &options.name;
     let mut acquiring = pin!(async {
-        Ok::<_, Error>(if options.read {
+        let hold = if options.read {
             acquire(options, manager.read(name)).await?.map(Hold::Read)
         } else {
             acquire(options, manager.write(name)).await?.map(Hold::Write)
-        })
+        };
+        if let Some(hold) = &hold {
+            hold.confirmed().await?;
+        }
+        Ok::<_, Error>(hold)
     });
     let mut patience = pin!(tokio::time::sleep(PATIENCE));
     let mut is_told = false;
