@@ -177,6 +177,23 @@ impl NodeHealth {
 }
 
 /// A defect of a server that answers; see [`NodeHealth::findings`]. Its [`Display`](fmt::Display) says what to do.
+///
+/// # Examples
+///
+/// ```
+/// use redis_rwlock::{MemoryManager, RwLockManager};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> redis_rwlock::Result<()> {
+/// let manager = MemoryManager::new();
+/// for node in &manager.health().await?.nodes {
+///     for finding in &node.findings {
+///         eprintln!("{}: {finding}", node.address);
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
