@@ -8,18 +8,22 @@ use serde::Deserialize;
 
 use crate::durability::Durability;
 use crate::error::{Error, Result};
+use crate::events;
 use crate::manager::{Builder, RedisManager};
 use crate::options::PublishedLimits;
 use crate::reentry::Reentry;
 use crate::span::Period;
 use crate::topology::{Tls, Topology};
 
+mod names;
+use names::Owner;
+
 /// What a [`RedisManager`] is built from, as configuration: its topology, the files of its certificates, and every option of
 /// [`Builder`]. Needs the cargo feature `serde`.
 ///
 /// It is read with serde, or by [`from_env`](Config::from_env). Spans of time are texts: `"10s"`, `"500ms"`, `"1.5h"`, or `"max"` for
 /// no limit. Whatever is not given has the default of the builder's setter of the same name. Fields that do not exist are errors,
-/// so that a misspelt one is not ignored.
+/// so that a misspelt one is not ignored; of variables, see [`from_env`](Config::from_env).
 ///
 /// | field | value |
 /// |---|---|
@@ -141,9 +145,13 @@ impl Config {
     /// `LOCKS_TLS_CLIENT_KEY` (paths). All others are named like the field: `LOCKS_LEASE=15s`, `LOCKS_REENTRY=per_task`,
     /// `LOCKS_PUBLISHED_LIMITS_READ=1s`. A comma within a password is percent-encoded, as `%2C`.
     ///
+    /// Variables of other names may have other owners. Those that Kubernetes and Docker write for a service of that name
+    /// (`LOCKS_SERVICE_HOST`, `LOCKS_PORT=tcp://…`), and those of the program `redis-rwlock` (`RWLOCK_NAME`), are ignored. All others
+    /// are ignored with a line at `warn`, but for a name that is nearly one of these: that is taken for a typing error.
+    ///
     /// # Errors
     ///
-    /// [`InvalidOption`](Error::InvalidOption) if a value cannot be read, if a variable with the prefix is none of these, and if the
+    /// [`InvalidOption`](Error::InvalidOption) if a value cannot be read, if a name is misspelt (one or two letters off), and if the
     /// topology is missing or there are two. Values that may have a password are not quoted.
     ///
     /// # Examples
@@ -190,6 +198,9 @@ impl Config {
         for (name, value) in vars {
             let Some(name) = name.to_str() else { continue };
             let Some(field) = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('_')) else { continue };
+            if !is_field(prefix, name, field)? {
+                continue;
+            }
             let value = value.to_str().ok_or_else(|| invalid("environment", format!("{name} is not valid Unicode")))?;
             match field {
                 "NODE" => topologies.push(Topology::node(value)),
@@ -272,6 +283,7 @@ impl Config {
                 let number = value.parse().map_err(|_| invalid("idle_holds_max", format!("{name} is no number")))?;
                 self.idle_holds_max = Some(number);
             }
+            // `is_field` has let none of them through.
             _ => return Err(invalid("environment", format!("{name} is no option: correct its name or remove it"))),
         }
         Ok(())
@@ -350,6 +362,22 @@ impl Limits {
         let or = |period: Option<Period>, default| period.map_or(default, |Period(span)| span);
         PublishedLimits::new(or(self.read, default.read), or(self.write, default.write))
             .key_ttl(or(self.key_ttl, default.key_ttl))
+    }
+}
+
+/// Whether the variable `name` is one of the configuration, and not one that others own.
+fn is_field(prefix: &str, name: &str, field: &str) -> Result<bool> {
+    match names::owner_of(field) {
+        Owner::Config => Ok(true),
+        Owner::Others => Ok(false),
+        Owner::Unknown => {
+            events::unknown_variable(name);
+            Ok(false)
+        }
+        Owner::Misspelt(meant) => {
+            let reason = format!("{name} is no option: {prefix}_{meant} is, so correct the name or remove it");
+            Err(invalid("environment", reason))
+        }
     }
 }
 
@@ -475,7 +503,20 @@ mod tests {
             from_json(json).expect_err(json);
         }
         let error = from_vars(&[("L_NODE", "a"), ("L_LEESE", "1s")]).expect_err("no option").to_string();
-        assert!(error.contains("L_LEESE"), "{error}");
+        assert!(error.contains("L_LEESE") && error.contains("L_LEASE"), "{error}");
+    }
+
+    #[test]
+    fn variables_of_others_stop_nobody() {
+        let set = |name: &'static str| from_vars(&[("L_NODE", "a"), (name, "tcp://10.0.0.1:6379")]);
+        for name in ["L_PORT", "L_SERVICE_HOST", "L_NODE_PORT_6379_TCP", "L_NAME", "L_FENCING_TOKEN", "L_SOMETHING"] {
+            assert_eq!(set(name).expect(name), from_vars(&[("L_NODE", "a")]).expect("readable"));
+        }
+        // Each field has a name that is read: one that is missing in the list would be ignored.
+        for (name, _) in ENVIRONMENT.iter().chain(&[("L_NODE", ""), ("L_CLUSTER", "")]) {
+            assert_eq!(names::owner_of(name.strip_prefix("L_").expect("the prefix")), Owner::Config, "{name}");
+        }
+        assert_eq!(ENVIRONMENT.len() + 2, names::FIELDS.len());
     }
 
     #[test]

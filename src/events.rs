@@ -358,6 +358,12 @@ pub(crate) fn no_thread(error: &std::io::Error) {
     tracing::warn!(target: MANAGER, error, "no thread for background work: it runs where the manager is used");
 }
 
+/// A variable of the environment has the prefix of a configuration, and is none of its fields.
+#[cfg(feature = "serde")]
+pub(crate) fn unknown_variable(name: &str) {
+    tracing::warn!(target: MANAGER, name, "ignored the variable {name:?}: it is no option");
+}
+
 // Spans.
 
 /// Whether anybody wants spans.

@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::convert::Infallible;
 use std::ffi::OsString;
 use std::num::NonZeroU8;
 use std::path::PathBuf;
@@ -7,14 +8,10 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-const AFTER_HELP: &str = "\
-Servers: one of --url, --cluster and --sentinel, or of RWLOCK_NODE, RWLOCK_CLUSTER and RWLOCK_SENTINEL_PRIMARY with \
-RWLOCK_SENTINEL_URLS, or a file with --config. Everybody on the machine can see a URL on the command line, so give passwords \
-by the environment or by a file.
-
-Environment: all options of redis_rwlock::Config with the prefix RWLOCK, such as RWLOCK_LEASE=15s, RWLOCK_KEY_PREFIX=shop, \
-RWLOCK_TLS_CA=/etc/locks/ca.pem, RWLOCK_CLOCK_MARGIN=50ms. They count more than the file, and the command line more than they.
-
+/// Exit codes, for `help`, `help run` and their manual pages.
+macro_rules! exit_codes {
+    () => {
+        "\
 Exit codes:
   0    done; inspect: somebody holds the lock; doctor: all is well
   1    no: inspect: nobody holds the lock; force-release: nobody held it, or you did not agree; doctor: something is to be mended
@@ -23,12 +20,27 @@ Exit codes:
   70   the operating system did not let us
   75   others hold the lock, and --wait is over (or --no-wait was given); trying again later may help
   76   the lock was lost or about to be, and the command was ended
-  77   a server refused us
+  77   a server refused us; list: what some keys hold is not a lock of this version
   78   an option or a lock's name is not valid
   126  run: the command cannot be run
   127  run: the command was not found
   128  and more: a signal ended the command, or waiting: 128 and its number
-run exits with the command's own code if the lock was ours to the end.";
+run exits with the command's own code if the lock was ours to the end."
+    };
+}
+
+const AFTER_HELP: &str = concat!(
+    "\
+Servers: one of --url, --cluster and --sentinel, or of RWLOCK_NODE, RWLOCK_CLUSTER and RWLOCK_SENTINEL_PRIMARY with \
+RWLOCK_SENTINEL_URLS, or a file with --config. Everybody on the machine can see a URL on the command line, so give passwords \
+by the environment or by a file.
+
+Environment: all options of redis_rwlock::Config with the prefix RWLOCK, such as RWLOCK_LEASE=15s, RWLOCK_KEY_PREFIX=shop, \
+RWLOCK_TLS_CA=/etc/locks/ca.pem, RWLOCK_CLOCK_MARGIN=50ms. They count more than the file, and the command line more than they.
+
+",
+    exit_codes!()
+);
 
 /// A read-write lock on Redis or Valkey, from the command line.
 #[derive(Debug, Parser)]
@@ -77,6 +89,7 @@ pub(crate) enum Command {
     ///
     /// While no server confirms the lock, the group gets SIGTERM when no more than the grace is left until the lock cannot be
     /// trusted any more, and SIGKILL before that moment. When the lock is lost at once, as by force-release, it gets SIGKILL at once.
+    #[command(after_help = exit_codes!())]
     Run(RunOptions),
     /// Show who holds a lock and who waits for it.
     Inspect {
@@ -86,7 +99,11 @@ pub(crate) enum Command {
     /// Show all locks that are held or waited for.
     ///
     /// Looks through all keys of the servers: a second for each million or so. The user needs the right +scan.
-    List,
+    List {
+        /// Only those that are held.
+        #[arg(long)]
+        held: bool,
+    },
     /// Show the locks again every second, those with the longest queue first; `q` ends it.
     Top {
         /// These locks only, and without the right +scan.
@@ -124,30 +141,44 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct RunOptions {
     /// Share the lock with other readers.
-    #[arg(long)]
+    #[arg(short = 's', long, visible_alias = "shared")]
     pub(crate) read: bool,
     /// Have the lock alone; the default.
-    #[arg(long, conflicts_with = "read")]
+    #[arg(short = 'x', long, visible_alias = "exclusive", conflicts_with = "read")]
     pub(crate) write: bool,
-    /// How long to wait for others; without limit by default.
-    #[arg(long, value_name = "SPAN")]
+    /// How long to wait for others, as 5, 0.5, 500ms or 2m; without limit by default.
+    #[arg(short = 'w', long, value_name = "SECONDS", value_parser = duration_text)]
     pub(crate) wait: Option<String>,
     /// Do not wait for others.
-    #[arg(long, visible_alias = "try", conflicts_with = "wait")]
+    #[arg(short = 'n', long, visible_alias = "try", conflicts_with = "wait")]
     pub(crate) no_wait: bool,
     /// How long the server keeps the lock without hearing from us; 10s by default. It is renewed at a third.
-    #[arg(long, value_name = "SPAN")]
+    #[arg(long, value_name = "SECONDS", value_parser = duration_text)]
     pub(crate) lease: Option<String>,
     /// When the command is ended whatever happens; never by default.
-    #[arg(long, value_name = "SPAN")]
+    #[arg(long, value_name = "SECONDS", value_parser = duration_text)]
     pub(crate) max_hold: Option<String>,
     /// How long before the lock cannot be trusted any more the command gets SIGTERM; a third of the lease by default (less
     /// than that for leases below 3s), and somewhat less than half of it at most.
-    #[arg(long, value_name = "SPAN")]
+    #[arg(long, value_name = "SECONDS", value_parser = duration_text)]
     pub(crate) grace: Option<String>,
     /// The lock.
     pub(crate) name: String,
     /// The command and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
+}
+
+/// Returns the text of a duration with its unit: a plain number is in seconds, as in `sleep` and `flock -w`.
+#[allow(clippy::unnecessary_wraps)] // as clap calls it; what is no duration is refused where the option is read
+fn duration_text(text: &str) -> Result<String, Infallible> {
+    let is_number = text.bytes().any(|byte| byte.is_ascii_digit())
+        && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
+        && text.matches('.').count() <= 1;
+    let number = text.strip_suffix('.').unwrap_or(text);
+    Ok(match (is_number, number.starts_with('.')) {
+        (true, true) => format!("0{number}s"),
+        (true, false) => format!("{number}s"),
+        (false, _) => text.to_owned(),
+    })
 }

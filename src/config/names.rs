@@ -1,0 +1,160 @@
+//! Names of the variables that [`Config`](super::Config) reads, and whose the others are that begin alike.
+//!
+//! Kubernetes and Docker write variables into every container, named after the services beside it: a service that is called
+//! `rwlock` must not keep a program from starting. The program `redis-rwlock` compiles this file, too.
+
+/// Fields of a configuration as variables name them, without the prefix.
+pub(crate) const FIELDS: [&str; 27] = [
+    "CLOCK_MARGIN",
+    "CLUSTER",
+    "DURABILITY_REPLICAS",
+    "DURABILITY_TIMEOUT",
+    "HAND_OVER_BUDGET",
+    "IDLE_HOLD",
+    "IDLE_HOLDS_MAX",
+    "KEY_PREFIX",
+    "LABEL",
+    "LEASE",
+    "MAX_HOLD",
+    "NODE",
+    "PUBLISHED_KEYS",
+    "PUBLISHED_LIMITS_KEY_TTL",
+    "PUBLISHED_LIMITS_READ",
+    "PUBLISHED_LIMITS_WRITE",
+    "REENTRY",
+    "RESPONSE_TIMEOUT",
+    "SENTINEL_PRIMARY",
+    "SENTINEL_URLS",
+    "SHARE_WINDOW",
+    "TLS_CA",
+    "TLS_CLIENT_CERTIFICATE",
+    "TLS_CLIENT_KEY",
+    "TRY_WAIT",
+    "UNREACHABLE_AFTER",
+    "WAIT_TIMEOUT",
+];
+
+/// Variables of the program `redis-rwlock`: two that `run` sets for its command, and one that names a file.
+const OF_THE_PROGRAM: [&str; 3] = ["CONFIG", "FENCING_TOKEN", "NAME"];
+
+/// Owner of a variable, by its name without the prefix.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Owner {
+    /// A field of the configuration.
+    Config,
+    /// Kubernetes, Docker, or the program `redis-rwlock`.
+    Others,
+    /// The user, probably, who meant this field.
+    Misspelt(&'static str),
+    Unknown,
+}
+
+/// Returns whose the variable of this name is.
+pub(crate) fn owner_of(name: &str) -> Owner {
+    if FIELDS.contains(&name) {
+        return Owner::Config;
+    }
+    if OF_THE_PROGRAM.contains(&name) || is_link(name) {
+        return Owner::Others;
+    }
+    let near = FIELDS.iter().map(|field| (distance(&name.to_uppercase(), field), *field)).min();
+    match near {
+        Some((distance, field)) if distance <= tolerance(field) => Owner::Misspelt(field),
+        _ => Owner::Unknown,
+    }
+}
+
+/// Whether it has a form that Kubernetes gives to variables for a service, or Docker for a linked container: `SERVICE_HOST`,
+/// `SERVICE_PORT`, `SERVICE_PORT_<name>`, `PORT`, `PORT_<number>_<protocol>` and that with `_PROTO`, `_PORT` or `_ADDR`, each of
+/// them also behind the rest of the service's name.
+fn is_link(name: &str) -> bool {
+    let words: Vec<&str> = name.split('_').collect();
+    let is_number = |word: &str| word.parse::<u16>().is_ok();
+    let is_protocol = |word: &str| matches!(word, "TCP" | "UDP" | "SCTP");
+    (0..words.len()).any(|at| match &words[at..] {
+        ["SERVICE", "HOST"] | ["PORT"] => true,
+        ["SERVICE", "PORT", ..] => true,
+        ["PORT", number, protocol] => is_number(number) && is_protocol(protocol),
+        ["PORT", number, protocol, "PROTO" | "PORT" | "ADDR"] => is_number(number) && is_protocol(protocol),
+        _ => false,
+    })
+}
+
+/// How many typing errors still name this field: short names are near to words that mean something else.
+fn tolerance(field: &str) -> usize {
+    if field.len() < 6 { 1 } else { 2 }
+}
+
+/// Counts the characters that are missing, added, other ones or swapped with their neighbour.
+fn distance(name: &str, field: &str) -> usize {
+    let (name, field): (Vec<char>, Vec<char>) = (name.chars().collect(), field.chars().collect());
+    let mut before: Vec<usize> = Vec::new();
+    let mut above: Vec<usize> = (0..=field.len()).collect();
+    for (row, letter) in name.iter().enumerate() {
+        let mut line = vec![row + 1];
+        for (column, other) in field.iter().enumerate() {
+            let replaced = above[column] + usize::from(letter != other);
+            let mut least = replaced.min(above[column + 1] + 1).min(line[column] + 1);
+            let swaps = row > 0 && column > 0 && *letter == field[column - 1] && name[row - 1] == *other;
+            if swaps {
+                least = least.min(before[column - 1] + 1);
+            }
+            line.push(least);
+        }
+        before = std::mem::replace(&mut above, line);
+    }
+    above[field.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_of_kubernetes_and_docker_are_theirs() {
+        for name in [
+            "SERVICE_HOST",
+            "SERVICE_PORT",
+            "SERVICE_PORT_REDIS",
+            "PORT",
+            "PORT_6379_TCP",
+            "PORT_6379_TCP_PROTO",
+            "PORT_6379_TCP_PORT",
+            "PORT_6379_TCP_ADDR",
+            "PORT_53_UDP_ADDR",
+            // A service `rwlock-node` or `rwlock-lease`.
+            "NODE_SERVICE_HOST",
+            "NODE_PORT",
+            "NODE_PORT_6379_TCP_ADDR",
+            "LEASE_SERVICE_PORT_HTTP",
+            "NAME",
+            "FENCING_TOKEN",
+            "CONFIG",
+        ] {
+            assert_eq!(owner_of(name), Owner::Others, "{name}");
+        }
+        for field in FIELDS {
+            assert!(owner_of(field) == Owner::Config && !is_link(field), "{field}");
+        }
+    }
+
+    #[test]
+    fn misspelt_fields_are_told_from_names_of_others() {
+        for (name, field) in [
+            ("LEESE", "LEASE"),
+            ("LAESE", "LEASE"),
+            ("LEASE_", "LEASE"),
+            ("lease", "LEASE"),
+            ("NODES", "NODE"),
+            ("KEYPREFIX", "KEY_PREFIX"),
+            ("CLUSTERS", "CLUSTER"),
+            ("WAIT_TIMOUT", "WAIT_TIMEOUT"),
+            ("SENTINEL_URL", "SENTINEL_URLS"),
+        ] {
+            assert_eq!(owner_of(name), Owner::Misspelt(field), "{name}");
+        }
+        for name in ["", "LEVEL", "LOG", "HOME", "ENVIRONMENT", "PORTS", "SERVICE"] {
+            assert_eq!(owner_of(name), Owner::Unknown, "{name}");
+        }
+    }
+}
