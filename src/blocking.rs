@@ -297,6 +297,15 @@ impl<M: RwLockManager> Blocking<M> {
         self.background.block_on(self.manager.force_release(name))
     }
 
+    /// Ends the holds of a lock that `view` shows, and none that came later; returns what it ended.
+    ///
+    /// # Errors
+    ///
+    /// Does the same as [`RwLockManager::force_release_shown`].
+    pub fn force_release_shown(&self, view: &LockView) -> Result<Vec<HolderView>> {
+        self.background.block_on(self.manager.force_release_shown(view))
+    }
+
     /// The names of all locks of this manager that the servers know.
     ///
     /// # Errors

@@ -138,7 +138,7 @@ pub struct NodeHealth {
     /// Whether it has answered, in time.
     pub is_reachable: bool,
     /// How long one request to it and back took, on a connection that was there.
-    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::span::serialize_if_any"))]
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::round_trip"))]
     pub round_trip: Option<Duration>,
     /// By how many milliseconds its clock is ahead of the clock of this machine, give or take half of the round trip. Negative if
     /// it is behind. Locks do not depend on this machine's clock, but on those of servers among each other: see
@@ -218,7 +218,7 @@ pub enum NodeFinding {
         ahead_ms: i64,
         /// The greatest difference that is no finding: [`clock_margin`](crate::Builder::clock_margin) between servers, 1 s for a
         /// single one.
-        #[cfg_attr(feature = "serde", serde(serialize_with = "crate::span::serialize"))]
+        #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::limit"))]
         limit: Duration,
     },
 }

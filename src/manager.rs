@@ -188,8 +188,54 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         Box::pin(async move {
             let key = key?;
             let ended = engine.force(&key).await?;
-            let holders: Vec<&str> = ended.iter().map(|holder| &*holder.label).collect();
-            events::forced(key.name(), &holders);
+            tell_forced(&key, &ended);
+            Ok(ended)
+        })
+    }
+
+    /// Ends the holds that `view` shows, and none that came later: [`force_release`](RwLockManager::force_release) for operators
+    /// who look at the holders before they decide. `view` is of a manager with the same servers and key prefix.
+    ///
+    /// A hold counts as shown for as long as it lasts, renewed or not. Readers share one phase, which ends as a whole: readers that
+    /// have joined the shown ones since end with them, and are among those returned. Holds that `view` shows and that have ended by
+    /// themselves are not. Of a free lock nothing is ended.
+    ///
+    /// # Errors
+    ///
+    /// The errors of `force_release`.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped future may or may not have ended the holds.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use redis_rwlock::{MemoryManager, RwLockManager};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new();
+    /// let stuck = manager.peer().write("cfg").await?;
+    /// let view = manager.inspect("cfg").await?;
+    /// // … the operator looks at `view.holders`, and meanwhile another process takes the lock …
+    /// stuck.release().await?;
+    /// let next = manager.peer().write("cfg").await?;
+    /// assert!(manager.force_release_shown(&view).await?.is_empty(), "nobody has looked at this hold");
+    /// # drop(next);
+    /// # Ok(())
+    /// # }
+    /// ```
+    fn force_release_shown(&self, view: &LockView) -> BoxFuture<'static, Result<Vec<HolderView>>> {
+        let engine = Arc::clone(self.engine());
+        let (key, seen): (Result<Arc<Key>>, _) = (engine.key(&view.name), view.seen.clone());
+        let is_free = view.is_free();
+        Box::pin(async move {
+            let key = key?;
+            if is_free {
+                return Ok(Vec::new());
+            }
+            let ended = engine.force_shown(&key, &seen).await?;
+            tell_forced(&key, &ended);
             Ok(ended)
         })
     }
@@ -294,6 +340,11 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         let engine = Arc::clone(self.engine());
         Box::pin(async move { engine.close().await })
     }
+}
+
+fn tell_forced(key: &Key, ended: &[HolderView]) {
+    let holders: Vec<&str> = ended.iter().map(|holder| &*holder.label).collect();
+    events::forced(key.name(), &holders);
 }
 
 /// An acquisition that has not begun.

@@ -63,22 +63,44 @@ impl<'de> serde::Deserialize<'de> for Period {
     }
 }
 
-/// Writes a duration for people.
+/// Fields of durations in JSON: each is a text for people and a number beside it, which programs can compare.
 #[cfg(feature = "serde")]
-pub(crate) fn serialize<S: serde::Serializer>(span: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&Span(*span))
-}
+pub(crate) mod json {
+    use std::time::Duration;
 
-/// The same of one that may not be known.
-#[cfg(feature = "serde")]
-#[allow(clippy::ref_option)] // as serde calls it
-pub(crate) fn serialize_if_any<S: serde::Serializer>(
-    span: &Option<Duration>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    match span {
-        Some(span) => serializer.collect_str(&Span(*span)),
-        None => serializer.serialize_none(),
+    use serde::Serializer;
+    use serde::ser::SerializeMap as _;
+
+    use super::Span;
+
+    macro_rules! in_milliseconds {
+        ($($field:ident)*) => {$(
+            pub(crate) fn $field<S: Serializer>(span: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+                let number = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+                both(serializer, stringify!($field), concat!(stringify!($field), "_ms"), Some(*span), Some(number))
+            }
+        )*};
+    }
+    in_milliseconds!(age remaining waiting limit);
+
+    /// In microseconds, since it is below a millisecond as a rule.
+    #[allow(clippy::ref_option)] // as serde calls it
+    pub(crate) fn round_trip<S: Serializer>(span: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        let number = span.map(|span| u64::try_from(span.as_micros()).unwrap_or(u64::MAX));
+        both(serializer, "round_trip", "round_trip_us", *span, number)
+    }
+
+    fn both<S: Serializer>(
+        serializer: S,
+        text_field: &'static str,
+        number_field: &'static str,
+        span: Option<Duration>,
+        number: Option<u64>,
+    ) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_map(Some(2))?;
+        fields.serialize_entry(text_field, &span.map(|span| Span(span).to_string()))?;
+        fields.serialize_entry(number_field, &number)?;
+        fields.end()
     }
 }
 

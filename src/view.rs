@@ -1,14 +1,16 @@
 //! What `inspect` shows.
 
+use std::fmt;
 use std::time::Duration;
 
-use crate::lease::FencingToken;
+use crate::lease::{FencingToken, ServerTime};
 use crate::options::PublishedLimits;
 use crate::scheme::{AcquisitionId, Answered, Mode, View};
 
 /// One lock as the server sees it at one moment. For people and dashboards: it may be out of date when it is read.
 ///
-/// With the cargo feature `serde` it can be serialized, with times as people write them: `"age": "1.2s"`.
+/// With the cargo feature `serde` it can be serialized, with times as people write them and in milliseconds, to compare:
+/// `"age": "1.2s"`, `"age_ms": 1204`.
 /// [`inspect`](crate::RwLockManager::inspect) has an example.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -27,6 +29,28 @@ pub struct LockView {
     pub waiters: Vec<WaiterView>,
     /// How many more wait, dead ones too.
     pub more_waiters: usize,
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) seen: Seen,
+}
+
+/// Answer of the server that a view shows, with the ids of the holds.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Seen {
+    at: ServerTime,
+    pub(crate) view: View,
+}
+
+impl From<Answered<View>> for Seen {
+    fn from(answer: Answered<View>) -> Self {
+        Self { at: answer.server, view: answer.value }
+    }
+}
+
+impl fmt::Debug for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The view beside it says the same for people.
+        f.write_str("…")
+    }
 }
 
 /// One holder of a lock: a process, however many of its tasks are inside.
@@ -65,10 +89,10 @@ pub struct HolderView {
     /// be such a hold: which one, only their processes know.
     pub kept: bool,
     /// How long it has held the lock, by the server's clock.
-    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::span::serialize"))]
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::age"))]
     pub age: Duration,
     /// How long the server will keep the hold if it hears nothing more.
-    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::span::serialize"))]
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::remaining"))]
     pub remaining: Duration,
 }
 
@@ -82,7 +106,7 @@ pub struct WaiterView {
     /// The side it waits for.
     pub mode: Mode,
     /// How long it has waited, by the server's clock.
-    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::span::serialize"))]
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::waiting"))]
     pub waiting: Duration,
 }
 
@@ -104,12 +128,12 @@ impl LockView {
     /// `guards` tells of an id who of this manager shares its hold, and `None` if it is not this manager's.
     pub(crate) fn new(
         name: &str,
-        answer: &Answered<View>,
+        seen: Seen,
         limits: PublishedLimits,
         guards: impl Fn(&str) -> Option<Guards>,
     ) -> Self {
-        let now_ms = answer.server.as_micros() / 1000;
-        let view = &answer.value;
+        let now_ms = seen.at.as_micros() / 1000;
+        let view = &seen.view;
         let waiters = view.waiters.iter().map(|waiter| WaiterView {
             label: AcquisitionId::label_of(&waiter.id).to_owned(),
             mode: waiter.mode,
@@ -121,7 +145,8 @@ impl LockView {
             more_holders: view.more_holders,
             more_waiters: view.more_waiters,
             waiters: waiters.collect(),
-            holders: HolderView::all(answer, limits, guards).into_iter().map(|(_, holder)| holder).collect(),
+            holders: HolderView::all(&seen, limits, guards).into_iter().map(|(_, holder)| holder).collect(),
+            seen,
         }
     }
 }
@@ -129,12 +154,12 @@ impl LockView {
 impl HolderView {
     /// Who holds a lock, writers first, with their ids. Clients of the published scheme have none.
     pub(crate) fn all(
-        answer: &Answered<View>,
+        seen: &Seen,
         limits: PublishedLimits,
         guards: impl Fn(&str) -> Option<Guards>,
     ) -> Vec<(Option<&str>, Self)> {
-        let now_ms = answer.server.as_micros() / 1000;
-        let view = &answer.value;
+        let now_ms = seen.at.as_micros() / 1000;
+        let view = &seen.view;
         let ours = view.holders.iter().map(|holder| {
             let guards = guards(&holder.id);
             let shown = Self {

@@ -8,7 +8,7 @@ use crate::health::{Health, Stats, Traffic};
 use crate::key::Key;
 use crate::lock::table::Counts;
 use crate::scheme::{Answered, Forced, View};
-use crate::view::{Guards, HolderView, LockView};
+use crate::view::{Guards, HolderView, LockView, Seen};
 
 /// So many holders are named where one line is to be enough.
 const MAX_NAMED: usize = 3;
@@ -16,15 +16,15 @@ const MAX_NAMED: usize = 3;
 impl Engine {
     pub(crate) async fn inspect(&self, key: &Key) -> Result<LockView> {
         let answer = self.look(key).await?;
-        Ok(LockView::new(key.name(), &answer, self.options.published_limits, |id| self.guards_of(key, id)))
+        Ok(LockView::new(key.name(), answer.into(), self.options.published_limits, |id| self.guards_of(key, id)))
     }
 
     /// The labels of those who hold a lock now, if one question tells.
     pub(crate) async fn holder_of(&self, key: &Key) -> Option<String> {
-        let look = self.scheme.inspect(key).await.ok()?;
+        let look = self.scheme.inspect(key).await.ok()?.into();
         let holders = HolderView::all(&look, self.options.published_limits, |_| None);
         let labels: Vec<&str> = holders.iter().take(MAX_NAMED).map(|(_, holder)| &*holder.label).collect();
-        let others = holders.len() - labels.len() + look.value.more_holders;
+        let others = holders.len() - labels.len() + look.view.more_holders;
         match others {
             _ if labels.is_empty() => None,
             0 => Some(labels.join(", ")),
@@ -64,20 +64,25 @@ impl Engine {
         })
     }
 
-    /// Ends every hold that a look shows, and tells what it ended. A copy that comes again or late ends nothing newer, for
-    /// which it names what was seen.
+    /// Ends every hold that a new look shows; see [`force_shown`](Engine::force_shown).
     pub(crate) async fn force(&self, key: &Key) -> Result<Vec<HolderView>> {
-        let look = self.look(key).await?;
+        let look = self.look(key).await?.into();
+        self.force_shown(key, &look).await
+    }
+
+    /// Ends every hold that a look has shown, and tells what it ended. A copy that comes again or late ends nothing newer, for
+    /// which it names what was seen.
+    pub(crate) async fn force_shown(&self, key: &Key, look: &Seen) -> Result<Vec<HolderView>> {
         let limits = self.options.published_limits;
         // Before they are ended: after that nobody knows whose guards they were.
-        let seen = HolderView::all(&look, limits, |id| self.guards_of(key, id));
+        let seen = HolderView::all(look, limits, |id| self.guards_of(key, id));
         let (mut ended, mut in_doubt) = (HashSet::new(), false);
         loop {
             // With the same arguments: it goes on where it ended, and nothing newer is touched.
             let mut attempts = 0;
             let forced = self.answered(key, || {
                 attempts += 1;
-                self.scheme.force(key, &look.value)
+                self.scheme.force(key, &look.view)
             });
             let Forced { ids, more } = forced.await?.value;
             in_doubt |= attempts > 1;
@@ -86,9 +91,9 @@ impl Engine {
                 break;
             }
         }
-        let unseen = self.lose_forced(key, &look.value, &ended);
+        let unseen = self.lose_forced(key, &look.view, &ended);
         // Late it has ended nobody, and those who had left no id behind neither.
-        let was_late = ended.is_empty() && !in_doubt && !look.value.holders.is_empty();
+        let was_late = ended.is_empty() && !in_doubt && !look.view.holders.is_empty();
         let is_over = |id: Option<&str>| id.map_or(!was_late, |id| in_doubt || ended.contains(id));
         let seen = seen.into_iter().filter(|(id, _)| is_over(*id)).map(|(_, holder)| holder);
         Ok(seen.chain(unseen).collect())

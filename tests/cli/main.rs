@@ -8,6 +8,9 @@
 mod program;
 
 mod doctor;
+mod force;
 mod look;
+mod options;
+mod output;
 mod run;
 mod terminal;

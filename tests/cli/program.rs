@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use cluster_testenv::{Node, Server};
+use redis_rwlock::blocking::RedisManager;
 use rustix::process::{Pid, Signal, kill_process};
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_redis-rwlock");
@@ -43,6 +44,12 @@ pub(crate) fn at(url: &str, args: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     command.args(args).env("RWLOCK_NODE", url).stdin(Stdio::null());
     command
+}
+
+/// A manager that others see under this label.
+pub(crate) fn labelled(node: &Node, label: &str) -> RedisManager {
+    let builder = redis_rwlock::RedisManager::builder(node.url()).label(label);
+    RedisManager::connect_with(builder).expect("connected")
 }
 
 /// What a program has said when it was over.

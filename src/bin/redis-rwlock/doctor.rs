@@ -40,7 +40,7 @@ struct Report<'a> {
 }
 
 pub(crate) async fn doctor(replicas: Option<NonZeroU8>, settings: &Settings, output: Output) -> Result<Code, Failure> {
-    let manager = settings.builder()?.build()?;
+    let manager = settings.manager()?;
     let health = manager.health().await?;
     let asked = replicas.or_else(|| settings.text("DURABILITY_REPLICAS")?.parse().ok());
     let mut findings = Findings::default();
@@ -139,7 +139,7 @@ fn tell_health(health: &Health, settings: &Settings, findings: &mut Findings) {
 /// Nothing is known to be wrong: the last word has a lock of our own.
 async fn try_a_lock(settings: &Settings, findings: &mut Findings) {
     let attempt = async {
-        let manager = settings.builder()?.connect().await?;
+        let manager = settings.manager()?;
         let began = Instant::now();
         let guard = manager.try_write(&format!("redis-rwlock doctor {}", process::id())).await?;
         if let Some(guard) = guard {

@@ -6,6 +6,16 @@ use std::process::ExitCode;
 
 use redis_rwlock::Error;
 
+/// Words of the library for those who program with it, and those for the user of the program. `tests/cli` compares the first
+/// with all that the library says.
+const WORDS: [(&str, &str); 5] = [
+    ("`Topology::node`", "--url or RWLOCK_NODE"),
+    ("`Topology::cluster`", "--cluster or RWLOCK_CLUSTER"),
+    ("`Topology::sentinel`", "--sentinel or RWLOCK_SENTINEL_PRIMARY"),
+    ("given to `Tls`", "in RWLOCK_TLS_CA"),
+    ("`key_prefix`", "--key-prefix"),
+];
+
 /// With what the program ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Code(u8);
@@ -89,5 +99,10 @@ pub(crate) fn full_text(error: &Error) -> String {
         text = format!("{text}: {error}");
         cause = error.source();
     }
-    text
+    in_words_of_users(&text)
+}
+
+/// Replaces the names that only a programmer knows.
+pub(crate) fn in_words_of_users(text: &str) -> String {
+    WORDS.iter().fold(text.to_owned(), |text, (of_library, of_program)| text.replace(of_library, of_program))
 }

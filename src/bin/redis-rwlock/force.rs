@@ -12,16 +12,19 @@ use crate::span::Span;
 use crate::table::shown;
 
 pub(crate) async fn force_release(name: &str, yes: bool, settings: &Settings, output: Output) -> Result<Code, Failure> {
-    let manager = settings.builder()?.build()?;
-    if !yes {
-        let view = manager.inspect(name).await?;
-        if !view.is_free() && !agreed(&look::lines(&view))? {
-            return Err(Failure::new(Code::NO, "nothing was done"));
-        }
-    }
-    let ended = manager.force_release(name).await?;
+    let manager = settings.manager()?;
+    let view = manager.inspect(name).await?;
+    // Who comes in from now on was never shown, and stays.
+    let ended = if view.is_free() {
+        Vec::new()
+    } else if yes || agreed(&look::lines(&view))? {
+        manager.force_release_shown(&view).await?
+    } else {
+        return Err(Failure::new(Code::NO, "nothing was done"));
+    };
     output.answer(&ended, || match &*ended {
-        [] => format!("nobody held lock {}\n", shown(name)),
+        [] if view.is_free() => format!("nobody held lock {}\n", shown(name)),
+        [] => format!("those who held lock {} had left; nothing was ended\n", shown(name)),
         ended => ended
             .iter()
             .map(|holder| {

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use redis_rwlock::{LockView, RedisManager, RwLockManager};
+use redis_rwlock::{Error, LockView, RedisManager, Refusal, RwLockManager};
+use serde::Serialize;
 
-use crate::exit::{Code, Failure};
+use crate::exit::{Code, Failure, full_text};
 use crate::output::Output;
 use crate::settings::Settings;
 use crate::span::Span;
@@ -15,25 +16,71 @@ use crate::table::{self, shown};
 const AT_ONCE: usize = 32;
 
 pub(crate) async fn inspect(name: &str, settings: &Settings, output: Output) -> Result<Code, Failure> {
-    let manager = settings.builder()?.build()?;
+    let manager = settings.manager()?;
     let view = manager.inspect(name).await?;
     output.answer(&view, || lines(&view).join("\n") + "\n")?;
     Ok(if view.is_free() { Code::NO } else { Code::OK })
 }
 
-pub(crate) async fn list(settings: &Settings, output: Output) -> Result<Code, Failure> {
-    let manager = settings.builder()?.build()?;
-    let views = views(&manager, &manager.locks().await?).await?;
-    output.answer(&views, || {
-        let rows: Vec<_> = views.iter().map(table::row).collect();
-        table::columns(table::HEADS, &rows).join("\n") + "\n"
-    })?;
-    Ok(Code::OK)
+pub(crate) async fn list(held: bool, settings: &Settings, output: Output) -> Result<Code, Failure> {
+    let manager = settings.manager()?;
+    let mut looks = looks(&manager, &manager.locks().await?).await?;
+    if held {
+        looks.retain(|look| matches!(look, Look::View(view) if !view.is_free()) || look.problem().is_some());
+    }
+    output.answer(&looks, || table::of_locks(&looks).join("\n") + "\n")?;
+    Ok(if looks.iter().any(|look| look.problem().is_some()) { Code::REFUSED } else { Code::OK })
 }
 
-/// These locks, as the servers see them, in the same order.
-pub(crate) async fn views(manager: &RedisManager, names: &[String]) -> Result<Vec<LockView>, redis_rwlock::Error> {
-    stream::iter(names).map(|name| manager.inspect(name)).buffered(AT_ONCE).try_collect().await
+/// Result of a look at one lock.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Look {
+    View(Box<LockView>),
+    /// The key cannot be read as a lock; the others can.
+    Odd {
+        name: String,
+        problem: String,
+    },
+}
+
+impl Look {
+    pub(crate) fn view(&self) -> Option<&LockView> {
+        match self {
+            Self::View(view) => Some(view),
+            Self::Odd { .. } => None,
+        }
+    }
+
+    pub(crate) fn problem(&self) -> Option<&str> {
+        match self {
+            Self::View(_) => None,
+            Self::Odd { problem, .. } => Some(problem),
+        }
+    }
+}
+
+/// Looks at these locks on the servers; the results have the same order. What is wrong with one key is told in its place; a server
+/// that does not answer, or refuses us, is a failure of all.
+pub(crate) async fn looks(manager: &RedisManager, names: &[String]) -> Result<Vec<Look>, Error> {
+    let look = |name: String| async move {
+        match manager.inspect(&name).await {
+            Ok(view) => Ok(Look::View(Box::new(view))),
+            Err(error) if is_of_one_key(&error) => Ok(Look::Odd { name, problem: full_text(&error) }),
+            Err(error) => Err(error),
+        }
+    };
+    stream::iter(names.to_vec()).map(look).buffered(AT_ONCE).try_collect().await
+}
+
+fn is_of_one_key(error: &Error) -> bool {
+    match error {
+        Error::Refused { refusal, .. } => {
+            matches!(refusal, Refusal::ForeignKey | Refusal::OtherVersion | Refusal::Other)
+        }
+        Error::InvalidName { .. } => true,
+        _ => false,
+    }
 }
 
 /// One lock for people.
@@ -49,7 +96,14 @@ pub(crate) fn lines(view: &LockView) -> Vec<String> {
         rows.push(["waits".to_owned(), waiter.mode.to_string(), waiter.label.clone(), for_so_long, String::new()]);
     }
     let token = view.last_token.map(|token| format!(", last token {token}")).unwrap_or_default();
-    let free = if view.is_free() { " is free" } else { "" };
+    let free = match (view.is_free(), view.last_token) {
+        (false, _) => "",
+        (true, Some(_)) => " is free",
+        // Of one that was used the server remembers the token for a minute.
+        (true, None) => {
+            " is free, and the server knows nothing of it: it was not used within the last minute, or its name or key prefix is another"
+        }
+    };
     let mut lines = vec![format!("lock {}{free}{token}", shown(&view.name))];
     if !rows.is_empty() {
         lines.extend(table::columns(["", "SIDE", "WHO", "FOR", ""], &rows));

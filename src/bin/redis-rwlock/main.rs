@@ -10,6 +10,8 @@ mod doctor;
 mod exit;
 mod force;
 mod look;
+#[path = "../../config/names.rs"] // the library's
+mod names;
 mod output;
 mod run;
 mod settings;
@@ -44,13 +46,13 @@ fn main() -> ExitCode {
 }
 
 fn on_servers(command: &Command, servers: &args::Servers, output: Output) -> Result<Code, Failure> {
-    let settings = Settings::gather(servers)?;
+    let settings = Settings::gather(servers, output)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::system)?;
     let outcome = runtime.block_on(async {
         match command {
             Command::Run(options) => run::run(options, &settings, output).await,
             Command::Inspect { name } => look::inspect(name, &settings, output).await,
-            Command::List => look::list(&settings, output).await,
+            Command::List { held } => look::list(*held, &settings, output).await,
             Command::Top { names } => top::top(names, &settings, output).await,
             Command::ForceRelease { name, yes } => force::force_release(name, *yes, &settings, output).await,
             Command::Doctor { replicas } => doctor::doctor(*replicas, &settings, output).await,

@@ -6,6 +6,15 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::exit::{Code, Failure};
+use crate::table::{acts_unseen, shown};
+
+/// Whether standard output is still read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reader {
+    There,
+    /// The reader has closed the pipe, as `head` does.
+    Gone,
+}
 
 /// How to say it.
 #[derive(Clone, Copy, Debug)]
@@ -20,12 +29,12 @@ impl Output {
     }
 
     /// An answer, to standard output.
-    pub(crate) fn answer(self, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<(), Failure> {
+    pub(crate) fn answer(self, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<Reader, Failure> {
         match self {
             Self::Text => print(text().as_bytes()),
             Self::Json => {
                 let line = serde_json::to_string(value).map_err(|error| Failure::system(error.into()))?;
-                print(format!("{line}\n").as_bytes())
+                print(json_line(&line).as_bytes())
             }
         }
     }
@@ -33,8 +42,8 @@ impl Output {
     /// A message beside the answer, to standard error. That nobody reads it must not end a command that runs.
     pub(crate) fn tell(self, event: &str, message: &str) {
         let line = match self {
-            Self::Text => format!("redis-rwlock: {message}\n"),
-            Self::Json => format!("{}\n", json!({ "event": event, "message": message })),
+            Self::Text => text_line(message),
+            Self::Json => json_line(&json!({ "event": event, "message": message }).to_string()),
         };
         drop(io::stderr().write_all(line.as_bytes()));
     }
@@ -43,16 +52,38 @@ impl Output {
     pub(crate) fn fail(self, failure: &Failure) -> Code {
         let Failure { code, message } = failure;
         let line = match self {
-            Self::Text => format!("redis-rwlock: {message}\n"),
-            Self::Json => format!("{}\n", json!({ "error": message, "exit_code": code.number() })),
+            Self::Text => text_line(message),
+            Self::Json => json_line(&json!({ "error": message, "exit_code": code.number() }).to_string()),
         };
         drop(io::stderr().write_all(line.as_bytes()));
         *code
     }
 }
 
-/// To standard output.
-pub(crate) fn print(bytes: &[u8]) -> Result<(), Failure> {
+fn text_line(message: &str) -> String {
+    format!("redis-rwlock: {}\n", shown(message))
+}
+
+/// A line of JSON that means the same and is as harmless to a terminal as a text: only strings have such characters.
+fn json_line(json: &str) -> String {
+    let mut line = String::with_capacity(json.len() + 1);
+    for c in json.chars() {
+        if acts_unseen(c) {
+            let mut units = [0; 2];
+            line.extend(c.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")));
+        } else {
+            line.push(c);
+        }
+    }
+    line + "\n"
+}
+
+/// To standard output. That nobody reads on is no failure: they have what they want.
+pub(crate) fn print(bytes: &[u8]) -> Result<Reader, Failure> {
     let mut out = io::stdout().lock();
-    out.write_all(bytes).and_then(|()| out.flush()).map_err(Failure::system)
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Ok(()) => Ok(Reader::There),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Reader::Gone),
+        Err(error) => Err(Failure::system(error)),
+    }
 }

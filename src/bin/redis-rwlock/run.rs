@@ -100,7 +100,7 @@ enum Ending {
 pub(crate) async fn run(options: &RunOptions, settings: &Settings, output: Output) -> Result<Code, Failure> {
     let (settings, grace) = settings_of(options, settings)?;
     let mut signals = Signals::listen().map_err(Failure::system)?;
-    let manager = settings.builder()?.build()?;
+    let manager = settings.manager()?;
     let done = with_lock(options, &manager, &mut signals, grace, output).await;
     // However it ended: a place in the queue that outlives this process would be granted to nobody, and keep others out.
     let closed = tokio::time::timeout(LAST_WORDS, manager.close()).await;

@@ -1,28 +1,81 @@
 //! Where the servers are and which options count: from a file, the environment and the command line.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use redis_rwlock::{Builder, Config, RedisManager};
+use redis_rwlock::{Config, Error, RedisManager};
 use serde_json::Value;
 
 use crate::args::Servers;
-use crate::exit::{Code, Failure};
+use crate::exit::{Code, Failure, in_words_of_users};
+use crate::names::{self, Owner};
+use crate::output::Output;
 use crate::span::Period;
 
 const PREFIX: &str = "RWLOCK";
-/// Variables with the prefix that are no options: what `run` tells its command, which may be this program, and where the file is.
-const OTHERS: [&str; 3] = ["FENCING_TOKEN", "NAME", "CONFIG"];
 /// They are one option in several variables.
 const TOPOLOGY: [&str; 4] = ["NODE", "CLUSTER", "SENTINEL_PRIMARY", "SENTINEL_URLS"];
-
+/// Options of the command line, by the names of the variables that say the same.
+const OF_COMMAND_LINE: [(&str, &str); 9] = [
+    ("CLUSTER", "--cluster"),
+    ("KEY_PREFIX", "--key-prefix"),
+    ("LABEL", "--label"),
+    ("LEASE", "--lease"),
+    ("MAX_HOLD", "--max-hold"),
+    ("NODE", "--url"),
+    ("SENTINEL_PRIMARY", "--sentinel"),
+    ("SENTINEL_URLS", "--sentinel"),
+    ("WAIT_TIMEOUT", "--wait"),
+];
 /// Options by the names that [`Config::from_env`] gives them, without the prefix.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
-    options: BTreeMap<String, OsString>,
+    options: Layer,
+}
+
+type Layer = BTreeMap<String, Setting>;
+
+/// A value, and who gave it.
+#[derive(Clone, Debug)]
+struct Setting {
+    value: OsString,
+    source: Source,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    CommandLine,
+    Environment,
+    File(Arc<Path>),
+}
+
+impl Source {
+    /// How the user has called an option there.
+    fn name_of(&self, option: &str) -> String {
+        let by_command_line = OF_COMMAND_LINE.iter().find(|(name, _)| *name == option);
+        match (self, by_command_line) {
+            (Self::CommandLine, Some((_, given))) => (*given).to_owned(),
+            (Self::CommandLine | Self::Environment, _) => format!("{PREFIX}_{option}"),
+            (Self::File(path), _) => format!("{} in {}", field_of(option), path.display()),
+        }
+    }
+}
+
+/// The field of a file that says the same as a variable.
+fn field_of(option: &str) -> String {
+    const GROUPS: [&str; 5] = ["tls", "durability", "published_limits", "sentinel", "topology"];
+    let name = option.to_lowercase();
+    let group = GROUPS.iter().find(|group| name.starts_with(**group) && name[group.len()..].starts_with('_'));
+    let field = match group {
+        Some(group) => format!("{group}.{}", &name[group.len() + 1..]),
+        None => name,
+    };
+    if TOPOLOGY.contains(&option) { format!("topology.{field}") } else { field }
 }
 
 /// Where the servers are, as the user says it.
@@ -44,13 +97,13 @@ impl Place {
 }
 
 impl Settings {
-    pub(crate) fn gather(servers: &Servers) -> Result<Self, Failure> {
+    pub(crate) fn gather(servers: &Servers, output: Output) -> Result<Self, Failure> {
         let mut settings = Self::default();
         let file = servers.config.clone().or_else(|| env::var_os("RWLOCK_CONFIG").map(PathBuf::from));
         if let Some(file) = file {
             settings.put(read_file(&file)?);
         }
-        settings.put(environment());
+        settings.put(environment(output)?);
         settings.put(command_line(servers)?);
         // So that nobody has to look at each value again.
         settings.config()?;
@@ -58,37 +111,75 @@ impl Settings {
     }
 
     /// These count more than what is there.
-    fn put(&mut self, layer: BTreeMap<String, OsString>) {
+    fn put(&mut self, layer: Layer) {
         if TOPOLOGY.iter().any(|name| layer.contains_key(*name)) {
             self.options.retain(|name, _| !TOPOLOGY.contains(&name.as_str()));
         }
         self.options.extend(layer);
     }
 
+    /// Sets what the command line says.
     pub(crate) fn set(&mut self, name: &str, value: impl Into<OsString>) {
-        self.options.insert(name.to_owned(), value.into());
+        self.options.insert(name.to_owned(), Setting { value: value.into(), source: Source::CommandLine });
     }
 
     pub(crate) fn set_if_missing(&mut self, name: &str, value: &str) {
-        self.options.entry(name.to_owned()).or_insert_with(|| value.into());
+        if !self.options.contains_key(name) {
+            self.set(name, value);
+        }
     }
 
     fn config(&self) -> Result<Config, Failure> {
-        let vars = self.options.iter().map(|(name, value)| (format!("{PREFIX}_{name}").into(), value.clone()));
-        Ok(Config::from_vars(PREFIX, vars)?)
+        let vars = self.options.iter().map(|(name, set)| (format!("{PREFIX}_{name}").into(), set.value.clone()));
+        Config::from_vars(PREFIX, vars).map_err(|error| self.failure(&error))
     }
 
-    pub(crate) fn builder(&self) -> Result<Builder<RedisManager>, Failure> {
-        Ok(self.config()?.builder())
+    /// A manager that has not connected yet.
+    pub(crate) fn manager(&self) -> Result<RedisManager, Failure> {
+        self.config()?.builder().build().map_err(|error| self.failure(&error))
+    }
+
+    /// A wrong option, called as the user has called it.
+    fn failure(&self, error: &Error) -> Failure {
+        let Error::InvalidOption { option, reason, .. } = error else { return error.clone().into() };
+        let mut reason = reason.clone();
+        // The longest first: one name may begin like another.
+        let mut names: Vec<_> = self.options.iter().collect();
+        names.sort_by_key(|(name, _)| Reverse(name.len()));
+        for (name, set) in names {
+            let variable = format!("{PREFIX}_{name}");
+            if reason.starts_with(&variable) {
+                reason = reason.replacen(&variable, &set.source.name_of(name), 1);
+                return Failure::new(Code::INVALID, in_words_of_users(&reason));
+            }
+        }
+        let options = match *option {
+            "environment" => vec![],
+            "topology" => TOPOLOGY.map(str::to_owned).to_vec(),
+            "tls" => ["TLS_CA", "TLS_CLIENT_CERTIFICATE", "TLS_CLIENT_KEY"].map(str::to_owned).to_vec(),
+            option => vec![option.to_uppercase()],
+        };
+        let mut given: Vec<String> =
+            options.iter().filter_map(|option| Some(self.options.get(option)?.source.name_of(option))).collect();
+        given.dedup();
+        match given.as_slice() {
+            [] if *option == "environment" => Failure::new(Code::INVALID, reason),
+            [] => error.clone().into(),
+            given => Failure::new(Code::INVALID, in_words_of_users(&format!("{}: {reason}", given.join(", ")))),
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<&OsString> {
+        self.options.get(name).map(|set| &set.value)
     }
 
     pub(crate) fn text(&self, name: &str) -> Option<&str> {
-        self.options.get(name)?.to_str()
+        self.get(name)?.to_str()
     }
 
     #[cfg(feature = "tls")] // certificates are all that is in files
     pub(crate) fn path(&self, name: &str) -> Option<&Path> {
-        self.options.get(name).map(Path::new)
+        self.get(name).map(Path::new)
     }
 
     /// An option that is a span of time.
@@ -116,18 +207,35 @@ fn split(urls: &str) -> Vec<String> {
     urls.split(',').map(|url| url.trim().to_owned()).filter(|url| !url.is_empty()).collect()
 }
 
-fn environment() -> BTreeMap<String, OsString> {
-    let option = |(name, value): (OsString, OsString)| {
-        let name = name.to_str()?.strip_prefix(PREFIX)?.strip_prefix('_')?.to_owned();
-        (!OTHERS.contains(&name.as_str())).then_some((name, value))
-    };
-    env::vars_os().filter_map(option).collect()
+/// Variables with the prefix. Those that Kubernetes, Docker or `run` have written are left out.
+fn environment(output: Output) -> Result<Layer, Failure> {
+    let mut layer = Layer::new();
+    for (variable, value) in env::vars_os() {
+        let name = variable.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_prefix('_'));
+        let Some(name) = name else { continue };
+        match names::owner_of(name) {
+            Owner::Config => drop(layer.insert(name.to_owned(), Setting { value, source: Source::Environment })),
+            Owner::Others => {}
+            Owner::Misspelt(meant) => {
+                let reason =
+                    format!("{PREFIX}_{name} is no option: {PREFIX}_{meant} is, so correct the name or remove it");
+                return Err(Failure::new(Code::INVALID, reason));
+            }
+            Owner::Unknown => {
+                output.tell("ignored", &format!("the variable {PREFIX}_{name} is no option and is ignored"));
+            }
+        }
+    }
+    Ok(layer)
 }
 
-fn command_line(servers: &Servers) -> Result<BTreeMap<String, OsString>, Failure> {
+fn command_line(servers: &Servers) -> Result<Layer, Failure> {
     let Servers { url, cluster, sentinel, config: _, key_prefix, label } = servers;
-    let mut options = BTreeMap::new();
-    let mut put = |name: &str, value: Option<&str>| options.extend(value.map(|value| (name.to_owned(), value.into())));
+    let mut options = Layer::new();
+    let mut put = |name: &str, value: Option<&str>| {
+        let set = |value: &str| (name.to_owned(), Setting { value: value.into(), source: Source::CommandLine });
+        options.extend(value.map(set));
+    };
     put("NODE", url.as_deref());
     put("CLUSTER", cluster.as_deref());
     if let Some(sentinel) = sentinel {
@@ -145,26 +253,39 @@ fn command_line(servers: &Servers) -> Result<BTreeMap<String, OsString>, Failure
 }
 
 /// The fields of a [`Config`] in JSON, by the names of their variables.
-fn read_file(path: &Path) -> Result<BTreeMap<String, OsString>, Failure> {
+fn read_file(path: &Path) -> Result<Layer, Failure> {
     let unusable = |reason: String| Failure::new(Code::INVALID, format!("{}: {reason}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| unusable(error.to_string()))?;
     let value: Value = serde_json::from_str(&text).map_err(|error| {
         // The place only: the words may quote a password.
         unusable(format!("line {}, column {}: this is no JSON", error.line(), error.column()))
     })?;
-    let mut options = BTreeMap::new();
-    flatten("", &value, &mut options);
-    Ok(options)
+    let mut fields = Vec::new();
+    flatten(&mut Vec::new(), &value, &mut fields);
+    let (mut layer, path) = (Layer::new(), Arc::from(path));
+    for (field, value) in fields {
+        // `topology` groups what the environment names without it.
+        let name = field.strip_prefix("topology.").unwrap_or(&field).replace('.', "_").to_uppercase();
+        match names::owner_of(&name) {
+            Owner::Config => {}
+            Owner::Misspelt(meant) => {
+                return Err(unusable(format!("there is no option {field}: {} is, so correct it", field_of(meant))));
+            }
+            _ => return Err(unusable(format!("there is no option {field}: correct its name or remove it"))),
+        }
+        layer.insert(name, Setting { value: value.into(), source: Source::File(Arc::clone(&path)) });
+    }
+    Ok(layer)
 }
 
-fn flatten(name: &str, value: &Value, options: &mut BTreeMap<String, OsString>) {
+/// Fields with those that they lie in before them, and what is in them as a variable has it.
+fn flatten<'a>(at: &mut Vec<&'a str>, value: &'a Value, fields: &mut Vec<(String, String)>) {
     let text = match value {
-        Value::Object(fields) => {
-            for (field, value) in fields {
-                let field = field.to_uppercase();
-                // `topology` groups what the environment names without it.
-                let name = if name.is_empty() || name == "TOPOLOGY" { field } else { format!("{name}_{field}") };
-                flatten(&name, value, options);
+        Value::Object(inside) => {
+            for (field, value) in inside {
+                at.push(field);
+                flatten(at, value, fields);
+                at.pop();
             }
             return;
         }
@@ -173,7 +294,7 @@ fn flatten(name: &str, value: &Value, options: &mut BTreeMap<String, OsString>) 
         Value::Null => return,
         value => plain(value),
     };
-    options.insert(name.to_owned(), text.into());
+    fields.push((at.join("."), text));
 }
 
 fn plain(value: &Value) -> String {

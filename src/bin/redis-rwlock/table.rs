@@ -2,13 +2,28 @@
 
 use redis_rwlock::LockView;
 
+use crate::look::Look;
 use crate::span::Span;
 
 /// The heads of what [`row`] makes.
-pub(crate) const HEADS: [&str; 7] = ["LOCK", "HELD", "BY", "FOR", "LEFT", "WAITING", "LONGEST"];
+const HEADS: [&str; 7] = ["LOCK", "HELD", "BY", "FOR", "LEFT", "WAITING", "LONGEST"];
+
+/// A line for each lock with heads above, and below them what is wrong with some.
+pub(crate) fn of_locks(looks: &[Look]) -> Vec<String> {
+    let rows: Vec<_> = looks
+        .iter()
+        .map(|look| match look {
+            Look::View(view) => row(view),
+            Look::Odd { name, .. } => [name, "unreadable", "", "", "", "", ""].map(str::to_owned),
+        })
+        .collect();
+    let mut lines = columns(HEADS, &rows);
+    lines.extend(looks.iter().filter_map(Look::problem).map(|problem| format!("unreadable: {}", shown(problem))));
+    lines
+}
 
 /// One line for a lock: who holds it, for how long, and who waits.
-pub(crate) fn row(view: &LockView) -> [String; 7] {
+fn row(view: &LockView) -> [String; 7] {
     let readers_or_more = view.holders.len() + view.more_holders;
     let (mode, label, age, left) = match view.holders.first() {
         Some(holder) => (
@@ -49,7 +64,19 @@ pub(crate) fn columns<const N: usize>(heads: [&str; N], rows: &[[String; N]]) ->
     all().map(line).collect()
 }
 
-/// Names and labels come from anybody: nothing of them may be an order to the terminal.
+/// Returns a text that a terminal shows as it is. Names, labels and servers' words come from anybody: nothing of them may be an
+/// order to the terminal, or change the order in which the rest of the line is read.
 pub(crate) fn shown(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+    text.chars().flat_map(|c| if acts_unseen(c) { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+/// Whether a character has an effect instead of a picture: control characters, directions of writing, joiners and other marks of no
+/// width, and separators of lines.
+pub(crate) fn acts_unseen(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{70f}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
+            | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'
+            | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
+            | '\u{e0000}'..='\u{e0fff}')
 }

@@ -10,8 +10,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::exit::{Code, Failure, full_text};
-use crate::look;
-use crate::output::Output;
+use crate::look::{self, Look};
+use crate::output::{Output, Reader};
 use crate::settings::Settings;
 use crate::table;
 
@@ -24,10 +24,12 @@ const PAUSE: Duration = Duration::from_secs(1);
 const CTRL_C: u8 = 3;
 
 pub(crate) async fn top(names: &[String], settings: &Settings, output: Output) -> Result<Code, Failure> {
-    let manager = settings.builder()?.build()?;
+    let manager = settings.manager()?;
     match output {
         Output::Json => loop {
-            output.answer(&views(&manager, names).await?, String::new)?;
+            if output.answer(&looks(&manager, names).await?, String::new)? == Reader::Gone {
+                return Ok(Code::OK);
+            }
             tokio::time::sleep(PAUSE).await;
         },
         Output::Text if io::stdin().is_terminal() && io::stdout().is_terminal() => {
@@ -44,28 +46,32 @@ pub(crate) async fn top(names: &[String], settings: &Settings, output: Output) -
 }
 
 /// Those with the longest queue first, then those that are held the longest.
-async fn views(manager: &RedisManager, names: &[String]) -> Result<Vec<LockView>, redis_rwlock::Error> {
-    let mut views = match names {
-        [] => look::views(manager, &manager.locks().await?).await?,
-        names => look::views(manager, names).await?,
+async fn looks(manager: &RedisManager, names: &[String]) -> Result<Vec<Look>, redis_rwlock::Error> {
+    let mut looks = match names {
+        [] => look::looks(manager, &manager.locks().await?).await?,
+        names => look::looks(manager, names).await?,
     };
-    views.sort_by_key(|view| {
-        let age = view.holders.first().map(|holder| holder.age);
-        Reverse((view.waiters.len() + view.more_waiters, age))
+    looks.sort_by_key(|look| {
+        let age = look.view().and_then(|view| view.holders.first()).map(|holder| holder.age);
+        Reverse((look.view().map_or(0, waiting), age))
     });
-    Ok(views)
+    Ok(looks)
+}
+
+fn waiting(view: &LockView) -> usize {
+    view.waiters.len() + view.more_waiters
 }
 
 /// Never ends by itself: a server that does not answer may do so later.
 async fn show(manager: &RedisManager, names: &[String], screen: &Screen) -> io::Result<()> {
     loop {
-        let lines = match views(manager, names).await {
-            Ok(views) => {
-                let held = views.iter().filter(|view| !view.is_free()).count();
-                let waiting: usize = views.iter().map(|view| view.waiters.len() + view.more_waiters).sum();
-                let head = format!("{} locks, {held} held, {waiting} wait; q ends this", views.len());
-                let rows: Vec<_> = views.iter().map(table::row).collect();
-                [vec![head, String::new()], table::columns(table::HEADS, &rows)].concat()
+        let lines = match looks(manager, names).await {
+            Ok(looks) => {
+                let views = || looks.iter().filter_map(Look::view);
+                let (held, waiting) =
+                    (views().filter(|view| !view.is_free()).count(), views().map(waiting).sum::<usize>());
+                let head = format!("{} locks, {held} held, {waiting} wait; q ends this", looks.len());
+                [vec![head, String::new()], table::of_locks(&looks)].concat()
             }
             Err(error) => vec![table::shown(&full_text(&error)), String::new(), "q ends this".to_owned()],
         };

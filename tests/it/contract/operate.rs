@@ -19,6 +19,8 @@ on_every_fixture![
     force_through_the_holders_own_manager_is_known_at_once,
     force_lets_waiters_in,
     force_of_a_free_lock_ends_nothing,
+    force_of_a_view_ends_what_it_shows,
+    force_of_a_view_ends_nothing_newer,
     release_after_a_force_is_an_error_and_hurts_nobody,
     locks_are_listed_by_their_names,
     locks_beyond_one_page_are_listed,
@@ -164,6 +166,45 @@ async fn force_of_a_free_lock_ends_nothing(f: &Fixture) {
     assert_eq!(manager.force_release(&name).await.expect("forced"), []);
     let guard = manager.write(&name).await.expect("granted");
     guard.release().await.expect("no later hold is hit");
+}
+
+async fn force_of_a_view_ends_what_it_shows(f: &Fixture) {
+    let (holder, operator) = (f.manager_with(Settings::label("stuck")).await, f.manager().await);
+    for mode in [Mode::Read, Mode::Write] {
+        let name = f.name();
+        let (read, write) = match mode {
+            Mode::Read => (Some(holder.read(&name).await.expect("granted")), None),
+            Mode::Write => (None, Some(holder.write(&name).await.expect("granted"))),
+        };
+        let view = operator.inspect(&name).await.expect("inspected");
+        let ended = operator.force_release_shown(&view).await.expect("forced");
+        let shown: Vec<_> = ended.iter().map(|holder| (&*holder.label, holder.mode)).collect();
+        assert_eq!(shown, [("stuck", mode)]);
+        assert!(operator.inspect(&name).await.expect("inspected").is_free());
+        assert_eq!(operator.force_release_shown(&view).await.expect("forced"), [], "they are ended already");
+        drop((read, write));
+    }
+}
+
+async fn force_of_a_view_ends_nothing_newer(f: &Fixture) {
+    let (first, second, operator) = (f.manager().await, f.manager().await, f.manager().await);
+    for is_read in [false, true] {
+        let name = f.name();
+        let nobody = operator.inspect(&name).await.expect("inspected");
+        let shown = first.write(&name).await.expect("granted");
+        assert_eq!(operator.force_release_shown(&nobody).await.expect("answered"), [], "it showed a free lock");
+        let view = operator.inspect(&name).await.expect("inspected");
+        shown.release().await.expect("ours to the end");
+        if is_read {
+            let unseen = second.read(&name).await.expect("granted");
+            assert_eq!(operator.force_release_shown(&view).await.expect("answered"), []);
+            unseen.release().await.expect("nobody has looked at it");
+        } else {
+            let unseen = second.write(&name).await.expect("granted");
+            assert_eq!(operator.force_release_shown(&view).await.expect("answered"), []);
+            unseen.release().await.expect("nobody has looked at it");
+        }
+    }
 }
 
 async fn release_after_a_force_is_an_error_and_hurts_nobody(f: &Fixture) {

@@ -1,0 +1,195 @@
+//! Names and values of options: whose they are, and how wrong ones are called.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use cluster_testenv::{Cluster, Node, Server};
+use redis_rwlock::blocking::RedisManager;
+
+use crate::program::{Folder, SERVER, at, new_name, program, said};
+
+fn with(variables: &[(&str, &str)], args: &[&str]) -> Command {
+    let mut command = program(args);
+    command.envs(variables.iter().copied());
+    command
+}
+
+#[test]
+fn services_that_are_called_like_the_program_do_not_stop_it() {
+    // As Kubernetes writes them for the services `rwlock` and `rwlock-node`, and Docker for a link.
+    let theirs = [
+        ("RWLOCK_SERVICE_HOST", "10.0.0.1"),
+        ("RWLOCK_SERVICE_PORT", "6379"),
+        ("RWLOCK_SERVICE_PORT_REDIS", "6379"),
+        ("RWLOCK_PORT", "tcp://10.0.0.1:6379"),
+        ("RWLOCK_PORT_6379_TCP", "tcp://10.0.0.1:6379"),
+        ("RWLOCK_PORT_6379_TCP_PROTO", "tcp"),
+        ("RWLOCK_PORT_6379_TCP_PORT", "6379"),
+        ("RWLOCK_PORT_6379_TCP_ADDR", "10.0.0.1"),
+        ("RWLOCK_NODE_SERVICE_HOST", "10.0.0.1"),
+        ("RWLOCK_NODE_PORT", "tcp://10.0.0.1:6379"),
+        ("RWLOCK_NAME", "/web/rwlock"),
+    ];
+    let said = said(with(&theirs, &["run", &new_name(), "--", "true"]));
+    assert!(said.code == Some(0) && said.err.is_empty(), "{said:?}");
+}
+
+#[test]
+fn misspelt_variable_is_an_error_and_a_strange_one_a_line() {
+    for (name, meant) in [("RWLOCK_LEASE_", "RWLOCK_LEASE"), ("RWLOCK_WAIT_TIMOUT", "RWLOCK_WAIT_TIMEOUT")] {
+        let said = said(with(&[(name, "1s")], &["inspect", "x"]));
+        assert!(said.code == Some(78) && said.err.contains(name) && said.err.contains(meant), "{said:?}");
+    }
+    let strange = said(with(&[("RWLOCK_COLOUR", "red")], &["inspect", &new_name()]));
+    assert!(
+        strange.code == Some(1) && strange.err.contains("RWLOCK_COLOUR") && strange.err.lines().count() == 1,
+        "{strange:?}"
+    );
+}
+
+#[test]
+fn wrong_values_are_called_as_they_were_given() {
+    let (folder, url) = (Folder::new(), SERVER.url());
+    let file = |name: &str, fields: &str| {
+        let path = folder.path(name);
+        fs::write(&path, format!(r#"{{"topology": {{"node": "{url}"}}, {fields}}}"#)).expect("written");
+        path.to_str().expect("text").to_owned()
+    };
+    let lease = file("lease.json", r#""lease": "1ms""#);
+    let text = file("text.json", r#""lease": "soon""#);
+    let unknown = file("unknown.json", r#""colour": "red""#);
+    let misspelt = file("misspelt.json", r#""published_limits": {"reed": "1s"}"#);
+    let nested = file("nested.json", r#""durability": {"replicas": 0, "timeout": "1ms"}"#);
+    let inspect = ["inspect", "x"];
+    let by_file = |file: &str| {
+        let mut command = program(&[&["--config", file][..], &inspect].concat());
+        command.env_remove("RWLOCK_NODE");
+        command
+    };
+    for (command, parts) in [
+        (by_file(&lease), vec!["lease in ", "lease.json"]),
+        (by_file(&text), vec!["lease in ", "text.json", "soon"]),
+        (by_file(&unknown), vec!["unknown.json", "colour"]),
+        (by_file(&misspelt), vec!["misspelt.json", "published_limits.reed", "published_limits.read"]),
+        (by_file(&nested), vec!["durability.replicas in ", "nested.json"]),
+        (with(&[("RWLOCK_LEASE", "1ms")], &inspect), vec!["RWLOCK_LEASE: "]),
+        (with(&[("RWLOCK_LEASE", "soon")], &inspect), vec!["RWLOCK_LEASE: "]),
+        (with(&[("RWLOCK_TLS_CA", "/nowhere.pem")], &inspect), vec!["RWLOCK_TLS_CA: ", "/nowhere.pem"]),
+        (program(&["run", "--lease", "1ms", "--grace", "0", "x", "--", "true"]), vec!["--lease: "]),
+        (program(&["--label", "two words", "inspect", "x"]), vec!["--label: "]),
+        (program(&["--url", "http://nowhere", "inspect", "x"]), vec!["--url: "]),
+        (at("http://nowhere", &inspect), vec!["RWLOCK_NODE: "]),
+    ] {
+        let said = said(command);
+        let begins = said.err.lines().next().unwrap_or_default();
+        assert!(said.code == Some(78) && parts.iter().all(|part| begins.contains(part)), "{parts:?}: {said:?}");
+        for other in ["RWLOCK_", "--"] {
+            let is_given = parts.iter().any(|part| part.contains(other));
+            assert!(is_given || !begins.contains(other), "nobody has used {other}: {said:?}");
+        }
+    }
+}
+
+#[test]
+fn advice_is_in_words_of_the_command_line() {
+    let cluster = Cluster::builder(Server::Redis70).primaries(3).replicas(0).start().expect("it starts");
+    let said_at = |variable: &str, url: &str| {
+        let mut command = program(&["inspect", "x"]);
+        command.env_remove("RWLOCK_NODE").env(variable, url);
+        said(command)
+    };
+    let node = said_at("RWLOCK_NODE", &cluster.urls()[0]);
+    assert!(node.code == Some(77) && node.err.contains("--cluster or RWLOCK_CLUSTER"), "{node:?}");
+    let alone = said_at("RWLOCK_CLUSTER", &SERVER.url());
+    assert!(alone.code == Some(77) && alone.err.contains("--url or RWLOCK_NODE"), "{alone:?}");
+}
+
+/// Each name that the library uses for programmers has another word in the program.
+#[test]
+fn every_name_of_the_library_has_a_word_for_users() {
+    let table =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bin/redis-rwlock/exit.rs")).expect("there");
+    let (_, table) = table.split_once("const WORDS").expect("the table");
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    let mut found = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("there") {
+            let path = entry.expect("there").path();
+            if path.is_dir() {
+                let is_of_messages =
+                    path.file_name().is_some_and(|name| name != "bin" && name != "testing" && name != "tests");
+                folders.extend(is_of_messages.then_some(path));
+                continue;
+            }
+            let text = fs::read_to_string(&path).expect("text");
+            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+            for line in code.lines().filter(|line| line.contains('"') && !line.trim_start().starts_with("//")) {
+                // In a message: not of a doc attribute.
+                for name in line.split('`').skip(1).step_by(2).filter(|_| !line.contains("doc = ")) {
+                    let is_of_rust = name.contains("::") && !name.contains(":/") || name == "Tls";
+                    if is_of_rust {
+                        found += 1;
+                        assert!(
+                            table.contains(&format!("`{name}`")),
+                            "{}: {name} has no word for users",
+                            path.display()
+                        );
+                    }
+                }
+            }
+        }
+    }
+    assert!(found > 5, "{found}: the messages are elsewhere");
+}
+
+#[test]
+fn options_of_flock_are_known() {
+    let name = new_name();
+    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let reader = manager.read(&name).wait().expect("granted");
+    let run = |options: &[&str]| said(program(&[&["run"][..], options, &[&name, "--", "echo", "ran"]].concat()));
+    let shares = run(&["-s", "-n"]);
+    assert!(shares.code == Some(0) && shares.out == "ran\n", "{shares:?}");
+    assert_eq!(run(&["--shared", "-n"]).code, Some(0));
+    for options in
+        [&["-n"][..], &["-x", "-n"], &["-w", "0"], &["-w", "0.2"], &["-w", ".2"], &["--wait", "0.2"], &["-w", "200ms"]]
+    {
+        let refused = run(options);
+        assert!(
+            refused.code == Some(75) && refused.out.is_empty() && refused.err.contains(&name),
+            "{options:?}: {refused:?}"
+        );
+    }
+    reader.release().expect("ours to the end");
+    for options in [&["-w", "5"][..], &["--wait", "5", "--lease", "9", "--grace", "2.5", "--max-hold", "60"]] {
+        assert_eq!(run(options).code, Some(0), "{options:?}");
+    }
+    let wrong = run(&["-w", "5 s"]);
+    assert!(wrong.code == Some(2) && wrong.err.contains("span of time"), "{wrong:?}");
+}
+
+#[test]
+fn help_and_manual_of_run_have_the_exit_codes() {
+    for args in [&["help", "run"][..], &["run", "--help"], &["man", "run"], &["man"], &["--help"]] {
+        let said = said(program(args));
+        let text = said.out.replace('\\', "");
+        assert!(
+            ["69", "75", "76", "lock was lost", "trying again later"].iter().all(|part| text.contains(part)),
+            "{args:?}: {text}"
+        );
+    }
+}
+
+#[test]
+fn server_of_another_kind_is_named_with_the_lock_when_it_is_silent() {
+    let node = Node::start(Server::Redis70).expect("it starts");
+    let (url, address, name) = (node.url(), format!("127.0.0.1:{}", node.port()), new_name());
+    node.pause();
+    for args in [&["run", "-n", &name, "--", "true"][..], &["run", &name, "--", "true"], &["inspect", &name]] {
+        let mut command = at(&url, args);
+        command.env("RWLOCK_UNREACHABLE_AFTER", "300ms").env("RWLOCK_RESPONSE_TIMEOUT", "100ms");
+        let said = said(command);
+        assert!(said.code == Some(69) && said.err.contains(&address) && said.err.contains(&name), "{args:?}: {said:?}");
+    }
+}
