@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use cluster_testenv::{Cluster, Node, Sentinels, Server, TlsClients};
+use cluster_testenv::{Cluster, Node, Reply, Sentinels, Server, TlsClients};
 use serde_json::Value;
 
 use crate::program::{SERVER, at, program, said};
@@ -38,12 +38,26 @@ const RIGHTS: [&str; 20] = [
 struct Found {
     code: Option<i32>,
     findings: Vec<(String, String)>,
+    advice: Vec<String>,
+    nodes: BTreeSet<String>,
     text: String,
 }
 
 impl Found {
     fn has(&self, check: &str, part: &str) -> bool {
         self.findings.iter().any(|(of, message)| of == check && message.contains(part))
+    }
+
+    /// Nothing else is wrong, and this is what to do.
+    fn only_advises(&self, check: &str, part: &str) {
+        self.only(check, "");
+        assert!(self.advice.iter().all(|advice| advice.contains(part)), "{part}: {}", self.text);
+    }
+
+    /// Asserts that it names all of these, and no other.
+    fn names(&self, nodes: &[&Node]) {
+        let expected: BTreeSet<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+        assert_eq!(self.nodes, expected, "{}", self.text);
     }
 
     fn only(&self, check: &str, part: &str) {
@@ -59,12 +73,17 @@ fn doctor(mut command: Command) -> Found {
     assert!(!said.out.contains("s3cret") && !said.err.contains("s3cret"), "{said:?}");
     let report: Value = serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"));
     assert_eq!(report["ok"].as_bool(), Some(said.code == Some(0)), "{said:?}");
-    let findings = report["findings"].as_array().expect("a list").iter();
-    let findings = findings.filter(|finding| finding["level"] != "note").map(|finding| {
-        let text = |field: &str| finding[field].as_str().expect("a text").to_owned();
-        (text("check"), text("message"))
-    });
-    Found { code: said.code, findings: findings.collect(), text: said.out }
+    let all = report["findings"].as_array().expect("a list").iter();
+    let all: Vec<&Value> = all.filter(|finding| finding["level"] != "note").collect();
+    let text = |finding: &Value, field: &str| finding[field].as_str().unwrap_or_default().to_owned();
+    let nodes = all.iter().flat_map(|finding| finding["nodes"].as_array().expect("a list"));
+    Found {
+        code: said.code,
+        findings: all.iter().map(|finding| (text(finding, "check"), text(finding, "message"))).collect(),
+        advice: all.iter().map(|finding| text(finding, "advice")).collect(),
+        nodes: nodes.map(|node| node.as_str().expect("an address").to_owned()).collect(),
+        text: said.out,
+    }
 }
 
 fn doctor_at(node: &Node) -> Found {
@@ -134,6 +153,10 @@ fn rights_are_found(server: Server) {
     for missing in ["+pexpireat", "+eval", "+hset", "+ssubscribe", "+spublish", "~rwlock#*", "&rwlock:{*"] {
         without(&[missing]).only("rights", missing);
     }
+    // Optional ones are a note, which says what is not known without them.
+    let found = without(&["+info"]);
+    let note = "user locks lacks +info: without it a policy that removes locks is not known";
+    assert!(found.code == Some(0) && found.text.contains(note), "{}", found.text);
     // All at once, and not one after the other.
     let missing = ["+pexpireat", "+evalsha", "+time", "+ssubscribe", "+spublish"];
     let found = without(&missing);
@@ -206,11 +229,19 @@ fn server_with_tls_is_looked_at_like_another() {
     let found = doctor(with_them(&url));
     assert!(found.code == Some(0) && found.findings.is_empty(), "{}", found.text);
 
-    doctor(at(&url, &[])).only("unreachable", "certificate");
+    let stranger = doctor(at(&url, &[]));
+    stranger.only("tls", "certificate");
+    stranger.only_advises("tls", "RWLOCK_TLS_CA");
     let mut stranger = with_them(&url);
     stranger.env_remove("RWLOCK_TLS_CLIENT_CERTIFICATE").env_remove("RWLOCK_TLS_CLIENT_KEY");
-    doctor(stranger).only("unreachable", "");
-    doctor(at(&url.replace("rediss://", "redis://"), &[])).only("unreachable", "");
+    doctor(stranger).only_advises("tls", "RWLOCK_TLS_CLIENT_CERTIFICATE");
+    let plain = doctor(at(&url.replace("rediss://", "redis://"), &[]));
+    plain.only("tls", "it speaks TLS");
+    plain.only_advises("tls", "use rediss://");
+    let other = with_certificates(at(&SERVER.url().replace("redis://", "rediss://:s3cret@"), &[]), certificates);
+    let other = doctor(other);
+    other.only("tls", "it speaks no TLS");
+    other.only_advises("tls", "use redis://");
     doctor(with_them(&url.replace("s3cret", "s3cret2"))).only("login", "");
 
     node.command(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]).expect("answered").into_result().expect("set");
@@ -255,4 +286,105 @@ fn what_is_wrong_behind_sentinels_is_found() {
 
     sentinels.sentinels()[2].kill();
     of_sentinels(&[]).only("unreachable", "");
+}
+
+#[test]
+fn password_that_no_server_wants_is_a_warning() {
+    let found = doctor(at(&SERVER.url().replace("redis://", "redis://:s3cret@"), &[]));
+    found.only("login", "wants none");
+    found.names(&[&SERVER]);
+}
+
+fn of_cluster(cluster: &Cluster, user: &str) -> Found {
+    let mut command = program(&[]);
+    let urls = cluster.urls().join(",").replace("redis://", &format!("redis://{user}"));
+    command.env_remove("RWLOCK_NODE").env("RWLOCK_CLUSTER", urls);
+    doctor(command)
+}
+
+fn set(node: &Node, name: &str, value: &str) {
+    node.command(&["CONFIG", "SET", name, value]).expect("answered").into_result().expect("set");
+}
+
+#[test]
+fn every_primary_is_looked_at() {
+    let cluster = Cluster::builder(Server::Redis70).primaries(3).replicas(0).start().expect("it starts");
+    let nodes: Vec<&Node> = cluster.nodes().iter().collect();
+    let rules = [&["reset"][..], &RIGHTS, &["+cluster|slots", "+asking"]].concat();
+    let allow = |node: &Node, rules: &[&str]| node.acl_set_user("locks", rules).expect("the server knows all rights");
+    for node in &nodes {
+        allow(node, &rules);
+    }
+    let user = "locks:s3cret@";
+    assert_eq!(of_cluster(&cluster, user).code, Some(0), "{}", of_cluster(&cluster, user).text);
+
+    let policy = |policy: &str| nodes.iter().for_each(|node| set(node, "maxmemory-policy", policy));
+    policy("volatile-ttl");
+    let found = of_cluster(&cluster, user);
+    found.only("memory-policy", "volatile-ttl");
+    found.names(&nodes);
+    policy("noeviction");
+
+    nodes.iter().for_each(|node| set(node, "maxmemory", "1"));
+    let found = of_cluster(&cluster, user);
+    found.only("memory", "maxmemory 1");
+    found.names(&nodes);
+    // Where nobody may ask for the memory, a lock is tried at each.
+    nodes.iter().for_each(|node| allow(node, &["-info"]));
+    let found = of_cluster(&cluster, user);
+    found.only("trial", "out of memory");
+    found.names(&nodes);
+    set(nodes[0], "maxmemory", "0");
+    let found = of_cluster(&cluster, user);
+    found.only("trial", "out of memory");
+    found.names(&nodes[1..]);
+    nodes.iter().for_each(|node| set(node, "maxmemory", "0"));
+    nodes.iter().for_each(|node| allow(node, &["+info"]));
+
+    nodes[1..].iter().for_each(|node| allow(node, &["-hset"]));
+    let found = of_cluster(&cluster, user);
+    found.only("rights", "+hset");
+    found.names(&nodes[1..]);
+}
+
+#[test]
+fn node_timeout_of_a_cluster_is_compared_with_the_lease() {
+    let cluster = Cluster::builder(Server::Redis70).primaries(3).replicas(0).start().expect("it starts");
+    let nodes: Vec<&Node> = cluster.nodes().iter().collect();
+    let timeout = |nodes: &[&Node], ms: &str| nodes.iter().for_each(|node| set(node, "cluster-node-timeout", ms));
+    // As by default.
+    timeout(&nodes, "15000");
+    let found = of_cluster(&cluster, "");
+    found.only("node-timeout", "15s");
+    found.names(&nodes);
+    found.only_advises("node-timeout", "CONFIG SET cluster-node-timeout");
+    let mut longer = program(&[]);
+    longer.env_remove("RWLOCK_NODE").env("RWLOCK_CLUSTER", cluster.urls().join(",")).env("RWLOCK_LEASE", "40s");
+    assert_eq!(doctor(longer).code, Some(0));
+    timeout(&nodes[..2], "5000");
+    of_cluster(&cluster, "").names(&nodes[2..]);
+    timeout(&nodes, "5000");
+    assert_eq!(of_cluster(&cluster, "").code, Some(0));
+}
+
+#[test]
+fn user_that_replicas_do_not_know_is_found() {
+    let cluster = Cluster::builder(Server::Redis70).primaries(3).replicas(1).start().expect("it starts");
+    let rules = [&["reset"][..], &RIGHTS, &["+cluster|slots", "+asking"]].concat();
+    let is_replica = |node: &Node| match node.command(&["INFO", "replication"]).expect("answered") {
+        Reply::Bulk(info) => String::from_utf8(info).expect("text").contains("role:slave"),
+        other => panic!("{other:?}"),
+    };
+    let (replicas, primaries): (Vec<&Node>, Vec<&Node>) = cluster.nodes().iter().partition(|node| is_replica(node));
+    assert_eq!((primaries.len(), replicas.len()), (3, 3));
+    for node in &primaries {
+        node.acl_set_user("locks", &rules).expect("the server knows all rights");
+    }
+    let found = of_cluster(&cluster, "locks:s3cret@");
+    found.only_advises("login", "ACLs are not replicated");
+    found.names(&replicas);
+    for node in &replicas {
+        node.acl_set_user("locks", &rules).expect("the server knows all rights");
+    }
+    assert_eq!(of_cluster(&cluster, "locks:s3cret@").code, Some(0));
 }

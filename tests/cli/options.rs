@@ -182,7 +182,7 @@ fn help_and_manual_of_run_have_the_exit_codes() {
 }
 
 #[test]
-fn server_of_another_kind_is_named_with_the_lock_when_it_is_silent() {
+fn silent_server_and_the_lock_are_named() {
     let node = Node::start(Server::Redis70).expect("it starts");
     let (url, address, name) = (node.url(), format!("127.0.0.1:{}", node.port()), new_name());
     node.pause();

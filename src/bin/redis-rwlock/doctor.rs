@@ -5,14 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
-use std::process;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use redis_rwlock::{Health, NodeHealth, NodeRole, RwLockManager};
+use redis_rwlock::{Health, NodeFinding, NodeHealth, NodeRole, RwLockManager};
 use serde::Serialize;
 
-use crate::exit::{Code, Failure};
+use crate::exit::{Code, Failure, in_words_of_users};
 use crate::output::Output;
 use crate::settings::{Place, Settings};
 use crate::span::Span;
@@ -22,12 +21,15 @@ mod finding;
 mod link;
 mod rights;
 mod survey;
+mod tls;
+mod trial;
 
 use finding::{Finding, Findings, Level};
 use survey::Survey;
 
 /// How many servers are asked at a time.
 const AT_ONCE: usize = 16;
+const DEFAULT_LEASE: Duration = Duration::from_secs(10);
 const DEFAULT_CLOCK_MARGIN: Duration = Duration::from_millis(100);
 const DEFAULT_RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -41,18 +43,24 @@ struct Report<'a> {
 
 pub(crate) async fn doctor(replicas: Option<NonZeroU8>, settings: &Settings, output: Output) -> Result<Code, Failure> {
     let manager = settings.manager()?;
-    let health = manager.health().await?;
+    let mut health = manager.health().await?;
+    for problem in health.nodes.iter_mut().filter_map(|node| node.problem.as_mut()) {
+        *problem = in_words_of_users(problem);
+    }
     let asked = replicas.or_else(|| settings.text("DURABILITY_REPLICAS")?.parse().ok());
     let mut findings = Findings::default();
     let found = health.nodes.iter().filter(|node| node.role != NodeRole::Sentinel);
     let found = found.map(|node| (node.address.clone(), node.role)).collect();
-    let mut surveys = survey_all(found, settings, asked.is_some(), &mut findings).await;
+    let mut surveyed = Surveyed::default();
+    surveyed.ask_all(found, settings, asked.is_some()).await;
     if let Place::Sentinel(_) = settings.place() {
         // The library learns of replicas when one of them is the primary.
-        let replicas =
-            surveys.values().flat_map(Survey::replicas).map(|address| (address, NodeRole::Replica)).collect();
-        surveys.extend(survey_all(replicas, settings, asked.is_some(), &mut findings).await);
+        let replicas = surveyed.surveys.values().flat_map(Survey::replicas);
+        let replicas = replicas.map(|address| (address, NodeRole::Replica)).collect();
+        surveyed.ask_all(replicas, settings, asked.is_some()).await;
     }
+    surveyed.tell_failures(settings, &mut findings);
+    let surveys = surveyed.surveys;
     for (node, survey) in &surveys {
         survey.tell(node, &settings.place(), asked, &mut findings);
     }
@@ -60,10 +68,11 @@ pub(crate) async fn doctor(replicas: Option<NonZeroU8>, settings: &Settings, out
     rights::tell(refused, settings, &mut findings);
     if let Place::Cluster(_) = settings.place() {
         survey::tell_slots(&surveys, &mut findings);
+        survey::tell_node_timeout(&surveys, settings.span("LEASE", DEFAULT_LEASE), &mut findings);
     }
     tell_health(&health, settings, &mut findings);
     if findings.has_no_problem() {
-        try_a_lock(settings, &mut findings).await;
+        trial::try_locks(&surveys, settings, &mut findings).await;
     }
     let findings = findings.in_order();
     let ok = findings.iter().all(|finding| finding.level == Level::Note);
@@ -72,29 +81,42 @@ pub(crate) async fn doctor(replicas: Option<NonZeroU8>, settings: &Settings, out
     Ok(if ok { Code::OK } else { Code::NO })
 }
 
-/// Asks each of these servers, by address.
-async fn survey_all(
-    nodes: Vec<(String, NodeRole)>,
-    settings: &Settings,
-    wants_replicas: bool,
-    findings: &mut Findings,
-) -> BTreeMap<String, Survey> {
-    let asking = nodes.into_iter().map(|(address, role)| async move {
-        let survey = Survey::ask(&address, settings, wants_replicas).await;
-        (address, role, survey)
-    });
-    let asked: Vec<_> = stream::iter(asking).buffer_unordered(AT_ONCE).collect().await;
-    let mut surveys = BTreeMap::new();
-    for (address, role, survey) in asked {
-        match survey {
-            Ok(survey) => drop(surveys.insert(address, survey)),
-            Err(failure) => {
-                let level = if role == NodeRole::Replica { Level::Warning } else { Level::Problem };
-                findings.add(failure.finding(level, &address));
+/// Servers by address: what they have said, and why others could not be asked.
+#[derive(Debug, Default)]
+struct Surveyed {
+    surveys: BTreeMap<String, Survey>,
+    failures: Vec<(String, NodeRole, link::Failure)>,
+}
+
+impl Surveyed {
+    async fn ask_all(&mut self, nodes: Vec<(String, NodeRole)>, settings: &Settings, wants_replicas: bool) {
+        let asking = nodes.into_iter().map(|(address, role)| async move {
+            let survey = Survey::ask(&address, settings, wants_replicas).await;
+            (address, role, survey)
+        });
+        let mut answers = stream::iter(asking).buffer_unordered(AT_ONCE);
+        while let Some((address, role, survey)) = answers.next().await {
+            match survey {
+                Ok(survey) => drop(self.surveys.insert(address, survey)),
+                Err(failure) => self.failures.push((address, role, failure)),
             }
         }
     }
-    surveys
+
+    fn tell_failures(&self, settings: &Settings, findings: &mut Findings) {
+        let user = rights::user(settings);
+        let login = match (self.surveys.is_empty(), &*user) {
+            (true, _) => "check user and password in the URL".to_owned(),
+            (false, "default") => "give it the password of the others: passwords are not replicated".to_owned(),
+            (false, user) => {
+                format!("create user {user} there, too: other servers let it in, and ACLs are not replicated")
+            }
+        };
+        for (address, role, failure) in &self.failures {
+            let level = if *role == NodeRole::Replica { Level::Warning } else { Level::Problem };
+            findings.add(failure.finding(level, address, &login));
+        }
+    }
 }
 
 /// What the library says of servers of which nothing worse is known, and of them together.
@@ -115,42 +137,34 @@ fn tell_health(health: &Health, settings: &Settings, findings: &mut Findings) {
     {
         findings.add(Finding::new(Level::Problem, "primary", "no server is known that takes locks"));
     }
-    let margin = settings.span("CLOCK_MARGIN", DEFAULT_CLOCK_MARGIN);
-    if let Some(spread) = health.clock_spread().filter(|spread| *spread >= margin) {
-        let clocks = health.nodes.iter().filter(|node| node.clock_ahead_ms.is_some());
-        let (first, last) = (clocks.clone().min_by_key(|n| n.clock_ahead_ms), clocks.max_by_key(|n| n.clock_ahead_ms));
-        let message =
-            format!("the servers' clocks are {} apart, and clock_margin allows {}", Span(spread), Span(margin));
-        let finding =
-            Finding::new(Level::Problem, "clocks", message).advise("run NTP on the servers, or raise clock_margin");
-        let ends = first.into_iter().chain(last).map(|node| &*node.address);
-        findings.add(ends.fold(finding, Finding::at));
-    }
+    tell_clocks(health, settings.span("CLOCK_MARGIN", DEFAULT_CLOCK_MARGIN), findings);
     let slow = settings.span("RESPONSE_TIMEOUT", DEFAULT_RESPONSE_TIMEOUT) / 4;
     for node in health.nodes.iter().filter(|node| node.round_trip.is_some_and(|round_trip| round_trip > slow)) {
         let took = node.round_trip.unwrap_or_default();
         let message = format!("a round trip takes {}, near response_timeout", Span(took));
         findings.add(
-            Finding::new(Level::Warning, "round-trip", message).at(&node.address).advise("raise response_timeout"),
+            Finding::new(Level::Warning, "round-trip", message)
+                .at(&node.address)
+                .advise("raise response_timeout (RWLOCK_RESPONSE_TIMEOUT)"),
         );
     }
 }
 
-/// Nothing is known to be wrong: the last word has a lock of our own.
-async fn try_a_lock(settings: &Settings, findings: &mut Findings) {
-    let attempt = async {
-        let manager = settings.manager()?;
-        let began = Instant::now();
-        let guard = manager.try_write(&format!("redis-rwlock doctor {}", process::id())).await?;
-        if let Some(guard) = guard {
-            guard.release().await?;
-        }
-        Ok::<_, Failure>(began.elapsed())
-    };
-    findings.add(match attempt.await {
-        Ok(took) => Finding::new(Level::Note, "trial", format!("a lock was taken and given back in {}", Span(took))),
-        Err(failure) => Finding::new(Level::Problem, "trial", failure.message),
-    });
+/// Names each server whose clock is off, or the two that are furthest apart.
+fn tell_clocks(health: &Health, margin: Duration, findings: &mut Findings) {
+    let Some(spread) = health.clock_spread().filter(|spread| *spread >= margin) else { return };
+    let is_off =
+        |node: &&NodeHealth| node.findings.iter().any(|finding| matches!(finding, NodeFinding::ClockSkew { .. }));
+    let mut off: Vec<_> = health.nodes.iter().filter(is_off).collect();
+    if off.is_empty() {
+        let clocks = || health.nodes.iter().filter(|node| node.clock_ahead_ms.is_some());
+        off.extend(clocks().min_by_key(|node| node.clock_ahead_ms));
+        off.extend(clocks().max_by_key(|node| node.clock_ahead_ms));
+    }
+    let message = format!("the servers' clocks are {} apart, and clock_margin allows {}", Span(spread), Span(margin));
+    let finding = Finding::new(Level::Problem, "clocks", message)
+        .advise("run NTP on the servers, or raise clock_margin (RWLOCK_CLOCK_MARGIN)");
+    findings.add(off.iter().fold(finding, |finding, node| finding.at(&node.address)));
 }
 
 fn text(report: &Report<'_>) -> String {

@@ -6,28 +6,37 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError, Value};
 
 use super::finding::{Finding, Level};
+use super::tls;
 use crate::exit::Failure as Exit;
 use crate::settings::{Place, Settings};
 
-const TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub(super) struct Link(MultiplexedConnection);
+pub(super) struct Link {
+    connection: MultiplexedConnection,
+    /// The URL has a password, and the server wants none.
+    pub(super) wants_no_password: bool,
+}
 
 /// Why a server could not be asked.
 #[derive(Debug)]
 pub(super) enum Failure {
     Login(String),
+    /// A connection with TLS broke off, or one without where it would be needed: what happened, and what to do.
+    Tls {
+        message: String,
+        advice: String,
+    },
     Unreachable(String),
 }
 
 impl Failure {
-    pub(super) fn finding(&self, level: Level, node: &str) -> Finding {
+    pub(super) fn finding(&self, level: Level, node: &str, login: &str) -> Finding {
         match self {
-            // Whoever may not log in here may not when this is a primary.
-            Self::Login(message) => {
-                Finding::new(Level::Problem, "login", message).advise("check user and password in the URL")
-            }
+            // Who may not log in here may not when this is a primary.
+            Self::Login(message) => Finding::new(Level::Problem, "login", message).advise(login),
+            Self::Tls { message, advice } => Finding::new(level, "tls", message).advise(advice),
             Self::Unreachable(message) => {
                 Finding::new(level, "unreachable", message).advise("see that it runs and that the address is right")
             }
@@ -38,18 +47,35 @@ impl Failure {
 
 impl From<RedisError> for Failure {
     fn from(error: RedisError) -> Self {
-        let is_login = matches!(error.code(), Some("NOAUTH" | "WRONGPASS"))
-            || error.kind() == redis::ErrorKind::AuthenticationFailed;
-        if is_login { Self::Login(error.to_string()) } else { Self::Unreachable(error.to_string()) }
+        if is_login(&error) { Self::Login(error.to_string()) } else { Self::Unreachable(error.to_string()) }
     }
+}
+
+fn is_login(error: &RedisError) -> bool {
+    matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) || error.kind() == redis::ErrorKind::AuthenticationFailed
 }
 
 impl Link {
     pub(super) async fn open(address: &str, settings: &Settings) -> Result<Self, Failure> {
-        let client = client(address, settings).map_err(|exit| Failure::Unreachable(exit.message))?;
-        let config =
-            AsyncConnectionConfig::new().set_connection_timeout(Some(TIMEOUT)).set_response_timeout(Some(TIMEOUT));
-        Ok(Self(client.get_multiplexed_async_connection_with_config(&config).await?))
+        let info = connection_info(address, settings).map_err(|exit| Failure::Unreachable(exit.message))?;
+        let error = match connect(info.clone(), settings).await? {
+            Ok(connection) => return Ok(Self { connection, wants_no_password: false }),
+            Err(error) => error,
+        };
+        if !is_login(&error) {
+            return Err(tls::explained(&info, error.to_string()).await);
+        }
+        if info.redis_settings().password().is_some() && info.redis_settings().username().is_none() {
+            // The client keeps the server's words to itself: that it wants no password shows when none is given.
+            let info = info.set_redis_settings(redis::RedisConnectionInfo::default());
+            if let Ok(connection) = connect(info, settings).await? {
+                let mut link = Self { connection, wants_no_password: true };
+                if link.ask(&["PING"]).await.is_ok() {
+                    return Ok(link);
+                }
+            }
+        }
+        Err(error.into())
     }
 
     pub(super) async fn ask(&mut self, words: &[&str]) -> Result<Value, RedisError> {
@@ -57,19 +83,28 @@ impl Link {
         for word in words.iter().skip(1) {
             command.arg(word);
         }
-        command.query_async(&mut self.0).await
+        command.query_async(&mut self.connection).await
     }
 }
 
-fn client(address: &str, settings: &Settings) -> Result<Client, Exit> {
+async fn connect(
+    info: ConnectionInfo,
+    settings: &Settings,
+) -> Result<Result<MultiplexedConnection, RedisError>, Failure> {
+    let client = open(info, settings).map_err(|exit| Failure::Unreachable(exit.message))?;
+    let config = AsyncConnectionConfig::new().set_connection_timeout(Some(TIMEOUT)).set_response_timeout(Some(TIMEOUT));
+    Ok(client.get_multiplexed_async_connection_with_config(&config).await)
+}
+
+fn connection_info(address: &str, settings: &Settings) -> Result<ConnectionInfo, Exit> {
     let place = settings.place();
     // The library has read it already. Its own words may quote the URL, password and all.
     let unusable = |_| Exit::from_text("the URL cannot be read");
-    let mut info = place.first_url().into_connection_info().map_err(unusable)?;
-    if !matches!(place, Place::Node(_)) {
-        info = at(info, address).ok_or_else(|| Exit::from_text("its address cannot be read"))?;
+    let info = place.first_url().into_connection_info().map_err(unusable)?;
+    match place {
+        Place::Node(_) => Ok(info),
+        _ => at(info, address).ok_or_else(|| Exit::from_text("its address cannot be read")),
     }
-    open(info, settings)
 }
 
 /// Another server that is reached in the same way.

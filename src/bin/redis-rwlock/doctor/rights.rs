@@ -18,6 +18,7 @@ enum Use {
     Cluster,
     Durability,
     WakeUps,
+    Health,
     Operators,
     QuietLog,
 }
@@ -39,8 +40,8 @@ const RIGHTS: [(&str, Use, &[&str]); 20] = [
     ("+asking", Use::Cluster, &["ASKING"]),
     ("+wait", Use::Durability, &["WAIT", "0", "0"]),
     ("+info", Use::Durability, &["INFO", "server"]),
+    ("+info", Use::Health, &["INFO", "server"]),
     ("+scan", Use::Operators, &["SCAN", "0", "COUNT", "1"]),
-    ("+info", Use::Operators, &["INFO", "server"]),
     ("+ping", Use::QuietLog, &["PING"]),
     ("+unwatch", Use::QuietLog, &["UNWATCH"]),
     ("+client|setinfo", Use::QuietLog, &["CLIENT", "SETINFO", "lib-name", "redis-rwlock"]),
@@ -131,15 +132,31 @@ fn denial<T>(reply: &Result<T, RedisError>) -> Result<Option<Denial>, Failure> {
     })
 }
 
+/// The key of a lock with a plain name.
+pub(super) fn key_of(settings: &Settings, name: &str) -> String {
+    match template(settings) {
+        Some((before, behind)) => format!("{before}{name}{behind}"),
+        None => format!("{}:{{{name}}}:lock", prefix(settings)),
+    }
+}
+
+fn template(settings: &Settings) -> Option<(&str, &str)> {
+    settings.text("PUBLISHED_KEYS")?.split_once('*')
+}
+
+fn prefix(settings: &Settings) -> &str {
+    settings.text("KEY_PREFIX").unwrap_or("rwlock")
+}
+
 /// Keys of locks that nobody has, and what an ACL has to say for all such keys.
 fn keys(settings: &Settings) -> Vec<(String, String)> {
     let name = format!("redis-rwlock doctor {} {}", process::id(), fastrand::u64(..));
-    if let Some((before, behind)) = settings.text("PUBLISHED_KEYS").and_then(|template| template.split_once('*')) {
-        return vec![(format!("{before}{name}{behind}"), format!("{before}*{behind}"))];
+    if let Some((before, behind)) = template(settings) {
+        return vec![(key_of(settings, &name), format!("{before}*{behind}"))];
     }
-    let prefix = settings.text("KEY_PREFIX").unwrap_or("rwlock");
+    let prefix = prefix(settings);
     vec![
-        (format!("{prefix}:{{{name}}}:lock"), format!("{prefix}:{{*")),
+        (key_of(settings, &name), format!("{prefix}:{{*")),
         (format!("{prefix}#{{{name}}}:1:lock"), format!("{prefix}#*")),
     ]
 }
@@ -159,7 +176,7 @@ impl Refused {
         match used_for {
             Use::Locks | Use::Cluster | Use::Durability => Level::Problem,
             Use::WakeUps => Level::Warning,
-            Use::Operators | Use::QuietLog => Level::Note,
+            Use::Health | Use::Operators | Use::QuietLog => Level::Note,
         }
     }
 
@@ -170,7 +187,8 @@ impl Refused {
             Use::Cluster => "locks in a cluster need it",
             Use::Durability => "durability needs it",
             Use::WakeUps => "without it waiters are not woken, and ask once a second",
-            Use::Operators => "list, and the memory policy in doctor, need it",
+            Use::Health => "without it a policy that removes locks is not known, and full memory only from refusals",
+            Use::Operators => "list and top need it",
             Use::QuietLog => "without it connections leave lines in ACL LOG",
         }
     }
@@ -202,7 +220,7 @@ pub(super) fn tell<'a>(
     }
 }
 
-fn user(settings: &Settings) -> String {
+pub(super) fn user(settings: &Settings) -> String {
     use redis::IntoConnectionInfo;
     let info = settings.place().first_url().into_connection_info();
     let user = info.ok().and_then(|info| info.redis_settings().username().map(str::to_owned));

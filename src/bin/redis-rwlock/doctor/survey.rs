@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
+use std::time::Duration;
 
 use redis::Value;
 
@@ -9,8 +10,17 @@ use super::finding::{Finding, Findings, Level};
 use super::link::{Failure, Link};
 use super::rights::{self, Refused};
 use crate::settings::{Place, Settings};
+use crate::span::Span;
 
 const SLOTS: u16 = 16384;
+
+/// Slots in a row, and the address of their primary.
+#[derive(Debug)]
+struct SlotRange {
+    first: u16,
+    last: u16,
+    owner: String,
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Survey {
@@ -18,8 +28,11 @@ pub(super) struct Survey {
     /// `None` if it may not be asked.
     memory: Option<BTreeMap<String, String>>,
     replication: Option<BTreeMap<String, String>>,
-    /// Those that somebody owns, first and last each.
-    slots: Option<Vec<(u16, u16)>>,
+    /// Slots that a primary owns.
+    slots: Option<Vec<SlotRange>>,
+    /// Time that a node of a cluster is silent before the others call it failed; `None` if it may not be asked.
+    node_timeout: Option<Duration>,
+    wants_no_password: bool,
     pub(super) refused: Vec<Refused>,
 }
 
@@ -27,7 +40,7 @@ impl Survey {
     pub(super) async fn ask(address: &str, settings: &Settings, wants_replicas: bool) -> Result<Self, Failure> {
         let mut link = Link::open(address, settings).await?;
         let hello = pairs(&link.ask(&["HELLO"]).await?);
-        let mut survey = Self { hello, ..Self::default() };
+        let mut survey = Self { hello, wants_no_password: link.wants_no_password, ..Self::default() };
         // Whatever else it says is a consequence.
         if survey.is_too_old() || survey.is_sentinel() {
             return Ok(survey);
@@ -36,6 +49,9 @@ impl Survey {
         survey.replication = link.ask(&["INFO", "replication"]).await.ok().map(|info| fields(&info));
         if survey.is_in_cluster() {
             survey.slots = link.ask(&["CLUSTER", "SLOTS"]).await.ok().map(|map| owned_slots(&map));
+            let timeout = link.ask(&["CONFIG", "GET", "cluster-node-timeout"]).await.ok();
+            let timeout = timeout.and_then(|timeout| pairs(&timeout).into_values().next()?.parse().ok());
+            survey.node_timeout = timeout.map(Duration::from_millis);
         }
         survey.refused = rights::try_all(&mut link, settings, survey.is_in_cluster(), wants_replicas).await?;
         Ok(survey)
@@ -97,6 +113,10 @@ impl Survey {
             };
             problem("role", format!("it is a replica{primary}, which takes no writes"), "name the primary");
         }
+        if let Some((used, max)) = self.full_memory() {
+            let message = format!("memory is full, {used} bytes of maxmemory {max}: it grants no locks");
+            problem("memory", message, "free memory, or raise maxmemory");
+        }
         if let Some(policy) = self.memory.as_ref().and_then(|memory| memory.get("maxmemory_policy"))
             && policy != "noeviction"
         {
@@ -107,14 +127,32 @@ impl Survey {
                 "CONFIG SET maxmemory-policy noeviction, and the same in its configuration file",
             );
         }
+        if self.wants_no_password {
+            let message = "the URL has a password, and the server wants none: everybody may log in";
+            let finding = Finding::new(Level::Warning, "login", message).at(node);
+            findings.add(finding.advise("give the server's user a password, or take it out of the URL"));
+        }
+        self.tell_replicas(node, asked, findings);
+    }
+
+    fn tell_replicas(&self, node: &str, asked: Option<NonZeroU8>, findings: &mut Findings) {
         if let Some(asked) = asked
             && self.is_primary()
             && let Some(online) = self.online_replicas()
             && online < usize::from(asked.get())
         {
             let message = format!("{online} of the {asked} replicas that are asked for follow it");
-            problem("replicas", message, "attach more replicas, or ask for fewer");
+            let finding = Finding::new(Level::Problem, "replicas", message).at(node);
+            findings.add(finding.advise("attach more replicas, or ask for fewer"));
         }
+    }
+
+    /// The bytes that count against a limit, and the limit, if new ones are refused.
+    fn full_memory(&self) -> Option<(u64, u64)> {
+        let number = |field: &str| self.memory.as_ref()?.get(field)?.parse::<u64>().ok();
+        let used = number("used_memory")?.saturating_sub(number("mem_not_counted_for_evict").unwrap_or(0));
+        let max = number("maxmemory").filter(|max| *max > 0)?;
+        (used > max).then_some((used, max))
     }
 
     fn online_replicas(&self) -> Option<usize> {
@@ -137,11 +175,15 @@ fn replicas(replication: &BTreeMap<String, String>) -> impl Iterator<Item = &str
     replication.iter().filter(move |(field, _)| numbered(field)).map(|(_, said)| &**said)
 }
 
-/// By the map of the first primary that shows one.
-pub(super) fn tell_slots(surveys: &BTreeMap<String, Survey>, findings: &mut Findings) {
+/// The map of the first primary that shows one, and that primary.
+fn map(surveys: &BTreeMap<String, Survey>) -> Option<(&String, &[SlotRange])> {
     let maps = surveys.iter().filter_map(|(node, survey)| Some((node, survey.is_primary(), survey.slots.as_ref()?)));
-    let Some((node, _, owned)) = maps.min_by_key(|(_, is_primary, _)| !is_primary) else { return };
-    let gaps = gaps(owned.clone());
+    maps.min_by_key(|(_, is_primary, _)| !is_primary).map(|(node, _, map)| (node, &**map))
+}
+
+pub(super) fn tell_slots(surveys: &BTreeMap<String, Survey>, findings: &mut Findings) {
+    let Some((node, owned)) = map(surveys) else { return };
+    let gaps = gaps(owned.iter().map(|range| (range.first, range.last)).collect());
     if !gaps.is_empty() {
         let range =
             |(first, last): &(u16, u16)| if first == last { first.to_string() } else { format!("{first}-{last}") };
@@ -149,6 +191,38 @@ pub(super) fn tell_slots(surveys: &BTreeMap<String, Survey>, findings: &mut Find
         let finding = Finding::new(Level::Problem, "slots", format!("nobody owns slots {slots}"));
         findings.add(finding.at(node).advise("give them to a primary: redis-cli --cluster fix"));
     }
+}
+
+/// A failover begins when a primary was silent for the node timeout: by then holds of its locks are to be renewed.
+pub(super) fn tell_node_timeout(surveys: &BTreeMap<String, Survey>, lease: Duration, findings: &mut Findings) {
+    let known: Vec<_> = surveys.iter().filter_map(|(node, survey)| Some((node, survey.node_timeout?))).collect();
+    let Some(longest) = known.iter().map(|(_, timeout)| *timeout).max() else {
+        let message = "cluster-node-timeout is not known, since the user lacks +config|get";
+        return findings
+            .add(Finding::new(Level::Note, "node-timeout", message).advise("see that it is below half of the lease"));
+    };
+    if longest >= lease {
+        let message = format!(
+            "cluster-node-timeout is {} and the lease {}: when a primary fails, its locks are lost before a replica takes over",
+            Span(longest),
+            Span(lease)
+        );
+        let finding = Finding::new(Level::Warning, "node-timeout", message).advise(format!(
+            "CONFIG SET cluster-node-timeout {} on every node and the same in its configuration file, or a longer lease (RWLOCK_LEASE)",
+            (lease / 3).as_millis()
+        ));
+        let too_long = known.iter().filter(|(_, timeout)| *timeout >= lease);
+        findings.add(too_long.fold(finding, |finding, (node, _)| finding.at(node)));
+    }
+}
+
+/// A primary's slots, for each that has some.
+pub(super) fn owners(surveys: &BTreeMap<String, Survey>) -> BTreeMap<String, Vec<(u16, u16)>> {
+    let mut owners: BTreeMap<String, Vec<(u16, u16)>> = BTreeMap::new();
+    for range in map(surveys).map(|(_, map)| map).into_iter().flatten() {
+        owners.entry(range.owner.clone()).or_default().push((range.first, range.last));
+    }
+    owners
 }
 
 /// Slots that are in none of these.
@@ -167,14 +241,25 @@ fn gaps(mut owned: Vec<(u16, u16)>) -> Vec<(u16, u16)> {
     gaps
 }
 
-fn owned_slots(map: &Value) -> Vec<(u16, u16)> {
+fn owned_slots(map: &Value) -> Vec<SlotRange> {
     let Value::Array(ranges) = map else { return Vec::new() };
     let slot = |value: Option<&Value>| match value {
         Some(Value::Int(slot)) => u16::try_from(*slot).ok().filter(|slot| *slot < SLOTS),
         _ => None,
     };
+    let owner = |value: Option<&Value>| match value {
+        Some(Value::Array(node)) => match node.as_slice() {
+            [host, Value::Int(port), ..] => Some(format!("{}:{port}", text(host)?)),
+            _ => None,
+        },
+        _ => None,
+    };
     let range = |range: &Value| match range {
-        Value::Array(parts) => Some((slot(parts.first())?, slot(parts.get(1))?)),
+        Value::Array(parts) => Some(SlotRange {
+            first: slot(parts.first())?,
+            last: slot(parts.get(1))?,
+            owner: owner(parts.get(2)).unwrap_or_default(),
+        }),
         _ => None,
     };
     ranges.iter().filter_map(range).collect()
