@@ -7,7 +7,7 @@ use std::process::Command;
 use cluster_testenv::{Cluster, Node, Server};
 use redis_rwlock::blocking::RedisManager;
 
-use crate::program::{Folder, SERVER, at, new_name, program, said};
+use crate::program::{Folder, Running, SERVER, at, new_name, program, said};
 
 fn with(variables: &[(&str, &str)], args: &[&str]) -> Command {
     let mut command = program(args);
@@ -191,5 +191,22 @@ fn silent_server_and_the_lock_are_named() {
         command.env("RWLOCK_UNREACHABLE_AFTER", "300ms").env("RWLOCK_RESPONSE_TIMEOUT", "100ms");
         let said = said(command);
         assert!(said.code == Some(69) && said.err.contains(&address) && said.err.contains(&name), "{args:?}: {said:?}");
+    }
+}
+
+#[test]
+fn server_whose_silence_ends_a_command_is_named_with_the_lock() {
+    for hurt in [Node::pause, Node::kill] {
+        let (node, name, folder) = (Node::start(Server::Redis70).expect("it starts"), new_name(), Folder::new());
+        let args = ["run", "--lease", "2", "--grace", "0.3", &name, "--", "sh", "-c", "echo in >in; sleep 60"];
+        let mut command = at(&node.url(), &args);
+        command.current_dir(folder.path(""));
+        let running = Running::start(command);
+        folder.line("in");
+        hurt(&node);
+        let said = running.said();
+        let last = said.err.lines().next_back().unwrap_or_default();
+        let parts = [name.clone(), format!("127.0.0.1:{} does not answer", node.port()), "confirmed".to_owned()];
+        assert!(said.code == Some(76) && parts.iter().all(|part| last.contains(part)), "{said:?}");
     }
 }

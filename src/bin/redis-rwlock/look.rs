@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use redis_rwlock::{Error, LockView, RedisManager, Refusal, RwLockManager};
+use redis_rwlock::{Error, LockView, NodeHealth, NodeRole, RedisManager, Refusal, RwLockManager};
 use serde::Serialize;
 
 use crate::exit::{Code, Failure, full_text};
@@ -125,6 +125,19 @@ pub(crate) fn holders(view: &LockView) -> String {
         0 => text,
         more => format!("{text} and {more} more"),
     }
+}
+
+/// Names the servers that do not answer now, as the end of a message; empty if all do.
+pub(crate) async fn silent_servers(manager: &RedisManager) -> String {
+    let Ok(health) = manager.health().await else { return String::new() };
+    let is_needed = |node: &&NodeHealth| !matches!(node.role, NodeRole::Replica | NodeRole::Sentinel);
+    let silent = health.nodes.iter().filter(is_needed).filter(|node| !node.is_reachable);
+    silent
+        .map(|node| match &node.problem {
+            Some(problem) => format!("; {} does not answer ({problem})", node.address),
+            None => format!("; {} does not answer", node.address),
+        })
+        .collect()
 }
 
 /// Without the part that nobody reads.

@@ -129,7 +129,10 @@ async fn with_lock(
     let released = tokio::time::timeout(LAST_WORDS, hold.release()).await;
     let lock = shown(&options.name);
     match (ending?, released) {
-        (Ending::Ours(why), _) => Err(Failure::new(Code::LOST, format!("lock {lock}: {why}; the command was ended"))),
+        (Ending::Ours(why), _) => {
+            let silent = look::silent_servers(manager).await;
+            Err(Failure::new(Code::LOST, format!("lock {lock}: {why}; the command was ended{silent}")))
+        }
         (Ending::Own(_), Ok(Err(error @ Error::Lost { .. }))) => Err(error.into()),
         (Ending::Own(code), Ok(Ok(()))) => Ok(code),
         (Ending::Own(code), unreleased) => {
