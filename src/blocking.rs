@@ -247,12 +247,14 @@ impl<M: RwLockManager> Blocking<M> {
         Ok(Self { manager, background })
     }
 
-    /// Takes the lock `name` shared with other readers, waiting for a writer to leave.
+    /// Acquires the lock `name` for reading, together with other readers, as [`RwLockManager::read`] does; [`Acquire::wait`] waits for
+    /// it. Acquisitions of one thread nest, unless [`Acquire::reentry`] says otherwise.
     pub fn read(&self, name: &str) -> Acquire<crate::ReadGuard> {
         self.acquire(self.manager.read(name))
     }
 
-    /// Takes the lock `name` alone, waiting for all others to leave.
+    /// Acquires the lock `name` for writing, alone, as [`RwLockManager::write`] does; [`Acquire::wait`] waits for it. Acquisitions of
+    /// one thread nest, unless [`Acquire::reentry`] says otherwise.
     pub fn write(&self, name: &str) -> Acquire<crate::WriteGuard> {
         self.acquire(self.manager.write(name))
     }

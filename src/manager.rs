@@ -88,12 +88,100 @@ enum Place {
 /// # }
 /// ```
 pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
-    /// Takes the lock `name` shared with other readers, waiting for a writer to leave.
+    /// Acquires the lock `name` for reading, together with other readers.
+    ///
+    /// Returns an [`Acquire`], which takes options of this acquisition; awaiting that returns a [`ReadGuard`], and before it is
+    /// awaited nothing is sent. The lock is given back when the guard is [released](ReadGuard::release) or dropped.
+    ///
+    /// A reader waits while a writer is inside, in this process or in another. With [`RedisManager`] and [`MemoryManager`] it also
+    /// waits behind a writer that waits already, so readers that overlap all the time do not keep writers out; when the writer
+    /// leaves, all waiting readers enter together. For [`share_window`](Builder::share_window), 50 ms, a reader can still join the
+    /// readers of its own process. [`TwoKeyManager`] and [`QuorumManager`] promise no order.
+    ///
+    /// The wait has no limit unless [`Acquire::wait_timeout`] or [`Builder::wait_timeout`] sets one. Without an answer from any server it
+    /// ends after [`unreachable_after`](Builder::unreachable_after), 5 s by default.
+    ///
+    /// A task that has a guard and acquires the same lock again can wait for itself: behind a writer that waits for the first
+    /// guard. [`Acquire::reentrant`] and [`Reentry`] let acquisitions nest.
+    ///
+    /// # Errors
+    ///
+    /// When it is awaited: [`WaitTimeout`](Error::WaitTimeout) if others held the lock for the whole `wait_timeout`,
+    /// [`Unreachable`](Error::Unreachable) if no server answered, [`Refused`](Error::Refused) if one said no,
+    /// [`NotEnoughReplicas`](Error::NotEnoughReplicas) and [`NoQuorum`](Error::NoQuorum) if a grant did not count,
+    /// [`Closed`](Error::Closed) after [`close`](RwLockManager::close), and before anything is sent
+    /// [`InvalidName`](Error::InvalidName) and [`InvalidOption`](Error::InvalidOption).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses the place in the queue. A request that may still be carried out is taken back in the background;
+    /// what it left on the server stays there for one lease at most.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use redis_rwlock::{MemoryManager, RwLockManager};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new();
+    /// let other = manager.peer(); // as another process has it
+    /// let ours = manager.read("cfg").await?;
+    /// let theirs = other.read("cfg").await?; // both are inside
+    /// assert!(manager.try_write("cfg").await?.is_none());
+    /// theirs.release().await?;
+    /// ours.release().await
+    /// # }
+    /// ```
     fn read(&self, name: &str) -> Acquire<ReadGuard> {
         acquire(self, name)
     }
 
-    /// Takes the lock `name` alone, waiting for all others to leave.
+    /// Acquires the lock `name` for writing, alone.
+    ///
+    /// Returns an [`Acquire`], which takes options of this acquisition; awaiting that returns a [`WriteGuard`], and before it is
+    /// awaited nothing is sent. The lock is given back when the guard is [released](WriteGuard::release) or dropped.
+    ///
+    /// A writer waits until all readers and writers have left, in this process and in others. With [`RedisManager`] and
+    /// [`MemoryManager`] it stops new readers meanwhile, and writers are served in the order in which their processes came. A writer
+    /// that leaves can hand the lock to the next one of its process, [`hand_over_budget`](Builder::hand_over_budget) times and for
+    /// 5 ms at most. [`TwoKeyManager`] and [`QuorumManager`] promise no order.
+    ///
+    /// The wait has no limit unless [`Acquire::wait_timeout`] or [`Builder::wait_timeout`] sets one. Without an answer from any server it
+    /// ends after [`unreachable_after`](Builder::unreachable_after), 5 s by default.
+    ///
+    /// A task that has a guard and acquires the same lock for writing waits for itself. [`Acquire::reentrant`] and [`Reentry`] let
+    /// acquisitions nest, and [`ReadGuard::try_upgrade`] makes a reader a writer.
+    ///
+    /// # Errors
+    ///
+    /// When it is awaited: [`WaitTimeout`](Error::WaitTimeout) if others held the lock for the whole `wait_timeout`,
+    /// [`Unreachable`](Error::Unreachable) if no server answered, [`Refused`](Error::Refused) if one said no,
+    /// [`NotEnoughReplicas`](Error::NotEnoughReplicas) and [`NoQuorum`](Error::NoQuorum) if a grant did not count,
+    /// [`Closed`](Error::Closed) after [`close`](RwLockManager::close), and before anything is sent
+    /// [`InvalidName`](Error::InvalidName) and [`InvalidOption`](Error::InvalidOption); and
+    /// [`UpgradeConflict`](Error::UpgradeConflict) for a nested write in a read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses the place in the queue. A request that may still be carried out is taken back in the background;
+    /// what it left on the server stays there for one lease at most.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use redis_rwlock::{MemoryManager, RwLockManager};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new();
+    /// let other = manager.peer(); // as another process has it
+    /// let guard = manager.write("cfg").await?;
+    /// assert!(other.try_read("cfg").await?.is_none()); // nobody else is inside
+    /// let token = guard.fencing_token(); // goes along with each write to what the lock protects
+    /// guard.release().await?;
+    /// assert!(other.write("cfg").await?.fencing_token() > token);
+    /// # Ok(())
+    /// # }
+    /// ```
     fn write(&self, name: &str) -> Acquire<WriteGuard> {
         acquire(self, name)
     }
@@ -676,27 +764,38 @@ impl Place {
 /// # }
 /// ```
 ///
-/// All that can be set, with the defaults:
+/// All options, with their defaults; `docs/OPERATIONS.md` has a table of what smaller and larger values cost:
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use redis_rwlock::{MemoryManager, Reentry};
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> redis_rwlock::Result<()> {
-/// let manager = MemoryManager::builder()
+/// # use redis_rwlock::{Durability, PublishedLimits, QuorumManager, RedisManager, Reentry};
+/// # fn main() -> redis_rwlock::Result<()> {
+/// let builder = RedisManager::builder("redis://127.0.0.1:6379")
 ///     .lease(Duration::from_secs(10))
 ///     .max_hold(Duration::from_secs(3600))
-///     .wait_timeout(Duration::MAX)
+///     .wait_timeout(Duration::MAX) // no limit
 ///     .unreachable_after(Duration::from_secs(5))
 ///     .response_timeout(Duration::from_millis(500))
 ///     .clock_margin(Duration::from_millis(100))
 ///     .reentry(Reentry::Off)
 ///     .key_prefix("rwlock")
+///     .label("host:4711") // the default has this host and process
 ///     .share_window(Duration::from_millis(50))
 ///     .hand_over_budget(64)
-///     .connect() // fails unless a server answers
-///     .await?;
-/// # drop(manager);
+///     .idle_hold(Duration::ZERO)
+///     .idle_holds_max(10_000)
+///     .try_wait(Duration::from_millis(50))
+///     .published_limits(PublishedLimits::default())
+///     .durability(Durability::Primary); // not of a `QuorumManager`
+/// let manager = builder.build()?; // `connect` fails unless a server answers
+///
+/// // Off unless it is called: the keys that clients of the published hash scheme use. Of a `RedisManager`.
+/// let adopting = RedisManager::builder("redis://127.0.0.1:6379").published_keys("lock:*").build()?;
+///
+/// // Off unless it is called: masters that restart are kept down for a lease. Of a `QuorumManager`.
+/// let masters = ["redis://10.0.0.1:6379", "redis://10.0.0.2:6379", "redis://10.0.0.3:6379"];
+/// let quorum = QuorumManager::builder(masters).restarts_are_delayed().build()?;
+/// # drop((manager, adopting, quorum));
 /// # Ok(())
 /// # }
 /// ```

@@ -209,18 +209,66 @@ fn chinese_page_is_chinese() {
     }
 }
 
-/// The front page of rustdoc names each feature and each manager.
+/// The README and the front page of rustdoc name each feature and each manager.
 #[test]
-fn front_page_names_features_and_managers() {
+fn front_pages_name_features_and_managers() {
     let text = |name: &str| fs::read_to_string(root().join(name)).expect("a file");
     let (source, manifest) = (text("src/lib.rs"), text("Cargo.toml"));
     let front: String = source.lines().take_while(|line| line.starts_with("//!")).collect();
     let features = manifest.split_once("[features]").expect("features").1.split("\n[").next().expect("their end");
     let names = features.lines().filter_map(|line| line.split_once(" = ")).map(|(name, _)| name);
-    for name in names.filter(|name| *name != "default" && !name.starts_with('#')) {
-        assert!(front.contains(&format!("| `{name}` |")), "no feature {name}");
+    let names: Vec<&str> = names.filter(|name| *name != "default" && !name.starts_with(['#', ' '])).collect();
+    assert!(names.len() >= 4, "{names:?}");
+    for (page, text) in [("README.md", text("README.md")), ("src/lib.rs", front)] {
+        for name in &names {
+            assert!(text.contains(&format!("| `{name}` |")), "{page}: no feature {name}");
+        }
+        for name in ["RedisManager", "QuorumManager", "TwoKeyManager", "MemoryManager"] {
+            let is_there = [format!("| [`{name}`] |"), format!("| `{name}` |")].iter().any(|cell| text.contains(cell));
+            assert!(is_there, "{page}: no {name}");
+        }
     }
-    for name in ["RedisManager", "QuorumManager", "TwoKeyManager", "MemoryManager"] {
-        assert!(front.contains(&format!("| [`{name}`] |")), "no {name}");
+}
+
+/// The output in the README is that of the example: numbers and workers differ from run to run, the sentences do not.
+#[test]
+fn demonstration_in_the_readme_is_that_of_the_example() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("the page");
+    let (_, rest) = readme.split_once("$ cargo run --example config_service\n").expect("the demonstration");
+    let shown: Vec<&str> = rest.split("```").next().expect("its end").lines().collect();
+    assert_eq!(shown.len(), 6, "{shown:?}");
+    let sources: String = files("examples/config_service", "rs").into_iter().map(|(_, text)| text).collect();
+    let sentences = [
+        " while it writes v",
+        "HALF DONE, ",
+        " after the death of ",
+        "each update had a higher token than the one before",
+        "a late write with the dead worker's token was refused",
+        "invariant ",
+    ];
+    for (line, sentence) in shown.into_iter().zip(sentences) {
+        assert!(line.contains(sentence), "{line:?} has no {sentence:?}");
+        assert!(sources.contains(sentence), "the example does not print {sentence:?}");
+    }
+}
+
+/// Every setter of a builder is in the table of options, and in the example that sets them all.
+#[test]
+fn options_are_listed_where_they_are_looked_for() {
+    let text = |name: &str| fs::read_to_string(root().join(name)).expect("a file");
+    let (manager, quorum, operations) =
+        (text("src/manager.rs"), text("src/manager/quorum.rs"), text("docs/OPERATIONS.md"));
+    let (_, rest) = manager.split_once("/// All options, with their defaults").expect("the example");
+    let example = rest.split("pub struct Builder").next().expect("its end");
+    let table = operations.split_once("## All options").expect("the table").1.split("\n## ").next().expect("its end");
+    let setters = |source: &str| -> Vec<String> {
+        let starts = source.split("    pub fn ").skip(1).filter_map(|rest| rest.split_once("(mut self"));
+        starts.map(|(name, _)| name.to_owned()).filter(|name| name != "background_on" && name != "tls").collect()
+    };
+    let (of_all, of_quorum) = (setters(&manager), setters(&quorum));
+    assert!(of_all.len() >= 17 && of_quorum.len() == 1, "{of_all:?} {of_quorum:?}");
+    for name in of_all.iter().chain(&of_quorum) {
+        assert!(table.contains(&format!("| `{name}` |")), "docs/OPERATIONS.md does not list {name}");
+        assert!(example.contains(&format!(".{name}(")), "the example of `Builder` does not set {name}");
     }
 }
