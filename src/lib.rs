@@ -36,9 +36,22 @@
 //!
 //! # Guides
 //!
-//! In the package and the repository: `docs/GUARANTEES.md` (promises), `docs/FENCING.md` (how a resource checks tokens),
-//! `docs/OPERATIONS.md` (all options, rights, a runbook), `docs/LOGS.md`, `docs/METRICS.md`, `docs/CLI.md`,
-//! `docs/MIGRATION.md` and `docs/PERFORMANCE.md`.
+//! In the package:
+//!
+//! * [`docs/GUARANTEES.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/GUARANTEES.md): promises, level by level
+//! * [`docs/RELIABILITY.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/RELIABILITY.md): each fault, and what follows
+//! * [`docs/FENCING.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/FENCING.md): how a resource checks tokens
+//! * [`docs/OPERATIONS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/OPERATIONS.md): servers, rights, all options, a runbook
+//! * [`docs/IDLE.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/IDLE.md): holds that stay in their process
+//! * [`docs/LOGS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/LOGS.md): events and spans
+//! * [`docs/METRICS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/METRICS.md): metrics, alert rules and a dashboard
+//! * [`docs/CLI.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/CLI.md): the program
+//! * [`docs/MIGRATION.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/MIGRATION.md): from Redisson, Redlock and others
+//! * [`docs/PERFORMANCE.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/PERFORMANCE.md): beside other locks
+//! * [`examples`](https://docs.rs/crate/redis-rwlock/latest/source/examples/README.md): programs that run
+//!
+//! Most used here: [`RwLockManager::read`] and [`write`](RwLockManager::write), [`Acquire`] (options of one acquisition, and
+//! [`run`](Acquire::run)), [`ReadGuard`] and [`WriteGuard`], [`Builder`] (all options), [`Topology`], [`Error`].
 //!
 //! # What is promised, and what is not
 //!

@@ -230,6 +230,23 @@ fn front_pages_name_features_and_managers() {
     }
 }
 
+/// The guides that the front page of rustdoc links to are in the package.
+#[test]
+fn guides_of_the_front_page_are_in_the_package() {
+    let text = |name: &str| fs::read_to_string(root().join(name)).expect("a file");
+    let (source, manifest) = (text("src/lib.rs"), text("Cargo.toml"));
+    let linked = source.split("(https://docs.rs/crate/redis-rwlock/latest/source/").skip(1);
+    let guides: Vec<&str> = linked.filter_map(|rest| rest.split_once(')')).map(|(path, _)| path).collect();
+    assert!(guides.len() > 8, "{guides:?}");
+    for guide in guides {
+        assert!(root().join(guide).is_file(), "there is no {guide}");
+        let folder = guide.split('/').next().expect("a folder");
+        let is_packaged =
+            [format!("\"/{folder}\""), format!("\"/{guide}\"")].iter().any(|path| manifest.contains(path));
+        assert!(is_packaged, "{guide} is not in the package");
+    }
+}
+
 /// The output in the README is that of the example: numbers and workers differ from run to run, the sentences do not.
 #[test]
 fn demonstration_in_the_readme_is_that_of_the_example() {
