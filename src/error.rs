@@ -40,7 +40,11 @@ pub type Source = Arc<dyn std::error::Error + Send + Sync + 'static>;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// Others held the lock for as long as the caller was willing to wait. Nothing is left on the server.
+    /// Others held the lock for as long as the caller was willing to wait.
+    ///
+    /// The manager takes the caller's place in the queue back in the background. Until the server has carried that out, the place may
+    /// be granted, and the lock is then held by nobody for up to 3 s. A program that ends before leaves the place there:
+    /// [`close`](crate::RwLockManager::close) waits until it is gone.
     #[non_exhaustive]
     WaitTimeout {
         /// The lock's name.
