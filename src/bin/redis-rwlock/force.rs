@@ -14,7 +14,7 @@ use crate::table::shown;
 pub(crate) async fn force_release(name: &str, yes: bool, settings: &Settings, output: Output) -> Result<Code, Failure> {
     let manager = settings.manager()?;
     let view = manager.inspect(name).await?;
-    // Who comes in from now on was never shown, and stays.
+    // A holder that comes from now on was not shown, and stays.
     let ended = if view.is_free() {
         Vec::new()
     } else if yes || agreed(&look::lines(&view))? {

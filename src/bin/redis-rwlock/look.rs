@@ -60,8 +60,8 @@ impl Look {
     }
 }
 
-/// Looks at these locks on the servers; the results have the same order. What is wrong with one key is told in its place; a server
-/// that does not answer, or refuses us, is a failure of all.
+/// Looks at these locks on the servers; the results have the same order. A key that cannot be read as a lock has its problem in its
+/// place. A server that does not answer, or refuses us, fails all of them.
 pub(crate) async fn looks(manager: &RedisManager, names: &[String]) -> Result<Vec<Look>, Error> {
     let look = |name: String| async move {
         match manager.inspect(&name).await {

@@ -34,7 +34,7 @@ pub(super) enum Failure {
 impl Failure {
     pub(super) fn finding(&self, level: Level, node: &str, login: &str) -> Finding {
         match self {
-            // Who may not log in here may not when this is a primary.
+            // A replica refuses the same user when it becomes a primary.
             Self::Login(message) => Finding::new(Level::Problem, "login", message).advise(login),
             Self::Tls { message, advice } => Finding::new(level, "tls", message).advise(advice),
             Self::Unreachable(message) => {

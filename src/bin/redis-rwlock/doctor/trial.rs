@@ -47,7 +47,7 @@ pub(super) async fn try_locks(surveys: &BTreeMap<String, Survey>, settings: &Set
 
 async fn try_lock(manager: &RedisManager, name: &str) -> Result<Duration, Failure> {
     let began = Instant::now();
-    // That somebody else holds it is as good a sign of life.
+    // `None`: another process holds it, so the server grants locks.
     if let Some(guard) = manager.try_write(name).await? {
         guard.release().await?;
     }
