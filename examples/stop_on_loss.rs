@@ -12,8 +12,8 @@ const STEP: Duration = Duration::from_millis(200);
 #[tokio::main]
 async fn main() -> redis_rwlock::Result<()> {
     let url = std::env::var("REDIS_URL").unwrap_or("redis://127.0.0.1:6379".into());
-    // A short lease, so that this example hears soon of what the operator does.
-    let locks = RedisManager::builder(&url).lease(Duration::from_secs(1)).connect().await?;
+    // A shorter lease than by default, so that this example hears soon of what the operator does.
+    let locks = RedisManager::builder(&url).lease(Duration::from_secs(3)).connect().await?;
     let operator = RedisManager::connect(&url).await?;
 
     // `run` drops the work at its next await.
