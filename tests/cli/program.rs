@@ -1,6 +1,6 @@
 //! The program, and what it leaves to be looked at.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{self, Child, Command, ExitStatus, Stdio};
@@ -66,6 +66,10 @@ pub(crate) fn said(mut command: Command) -> Said {
     Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
+pub(crate) fn send(signal: Signal, pid: i32) {
+    kill_process(Pid::from_raw(pid).expect("a process id"), signal).expect("it is ours");
+}
+
 /// A program that runs, and is killed when the case ends early.
 #[derive(Debug)]
 pub(crate) struct Running(Child);
@@ -75,9 +79,27 @@ impl Running {
         Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts"))
     }
 
+    /// Starts a program whose messages are in the file `err` of a folder, to be read while it runs.
+    pub(crate) fn told_in(folder: &Folder, mut command: Command) -> Self {
+        let err = File::create(folder.path("err")).expect("created");
+        Self(command.stdout(Stdio::piped()).stderr(err).spawn().expect("it starts"))
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
-        let pid = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw).expect("a process id");
-        kill_process(pid, signal).expect("it is ours");
+        send(signal, i32::try_from(self.0.id()).expect("a process id"));
+    }
+
+    /// Processes that watch over its command.
+    pub(crate) fn watchdogs(&self) -> Vec<i32> {
+        let parent = self.0.id().to_string();
+        let processes = fs::read_dir("/proc").expect("Linux").flatten();
+        let is_one = |pid: &i32| {
+            let file = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+            let is_child =
+                file("stat").rsplit_once(") ").is_some_and(|(_, rest)| rest.split(' ').nth(1) == Some(&parent));
+            is_child && file("cmdline").contains("watch-over-group")
+        };
+        processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_one).collect()
     }
 
     /// Waits for its end.
@@ -89,7 +111,9 @@ impl Running {
         });
         let (mut out, mut err) = (String::new(), String::new());
         self.0.stdout.take().expect("piped").read_to_string(&mut out).expect("text");
-        self.0.stderr.take().expect("piped").read_to_string(&mut err).expect("text");
+        if let Some(mut piped) = self.0.stderr.take() {
+            piped.read_to_string(&mut err).expect("text");
+        }
         Said { code: status.and_then(|status| status.code()), out, err }
     }
 }

@@ -1,5 +1,6 @@
 //! `run`: the command's end, its signals, and that nothing of it outlives the lock.
 
+use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use cluster_testenv::{Node, Proxy, Server};
 use redis_rwlock::blocking::RedisManager;
 use rustix::process::Signal;
 
-use crate::program::{Folder, PROGRAM, Running, SERVER, at, new_name, program, said, until, wall_clock};
+use crate::program::{Folder, PROGRAM, Running, SERVER, at, new_name, program, said, send, until, wall_clock};
 
 /// A command of a shell under a lock.
 fn run<'a>(name: &'a str, script: &'a str) -> Command {
@@ -75,10 +76,18 @@ fn wrong_command_lines_are_told_and_start_nothing() {
     }
 }
 
+/// The same, whatever signals are ignored where the tests were started, such as SIGINT in a background job.
+fn with_default_signals(command: &Command) -> Command {
+    let mut env = Command::new("env");
+    env.arg("--default-signal").arg(command.get_program()).args(command.get_args());
+    env.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    env
+}
+
 fn signal_reaches_the_command(signal: Signal, word: &str) {
     let (name, folder) = (new_name(), Folder::new());
     let script = format!("trap 'echo {word} >heard; exit 3' {word}; echo $$ >ready; while :; do sleep 0.02; done");
-    let running = Running::start(in_folder(run(&name, &script), &folder));
+    let running = Running::start(in_folder(with_default_signals(&run(&name, &script)), &folder));
     folder.line("ready");
     running.signal(signal);
     let said = running.said();
@@ -87,7 +96,7 @@ fn signal_reaches_the_command(signal: Signal, word: &str) {
 
     // One that does not care ends by it, and so does all that it has started.
     let script = "sleep 100 & echo $! >below; echo $$ >ready; wait";
-    let running = Running::start(in_folder(run(&name, script), &folder));
+    let running = Running::start(in_folder(with_default_signals(&run(&name, script)), &folder));
     folder.line("below");
     running.signal(signal);
     let said = running.said();
@@ -161,7 +170,7 @@ fn stubborn(node: &Node, name: &str, lease: &str, folder: &Folder) -> Running {
     let args = ["run", "--json", "--lease", lease, "--grace", "300ms", name, "--", "sh", "-c", STUBBORN];
     let mut command = at(&node.url(), &args);
     command.env("RWLOCK_CLOCK_MARGIN", "500ms");
-    let running = Running::start(in_folder(command, folder));
+    let running = Running::told_in(folder, in_folder(command, folder));
     for written in ["stamps", "below", "pid", "below.pid"] {
         folder.line(written);
     }
@@ -188,7 +197,7 @@ fn nothing_outlives_the_lock_when(hurt: impl FnOnce(&Node)) {
     let said = running.said();
     assert_eq!(said.code, Some(76), "{said:?}");
     nothing_ran_after(&folder, end);
-    assert!(said.err.contains(r#""event":"stopping""#), "{said:?}");
+    assert!(folder.read("err").contains(r#""event":"stopping""#), "{}", folder.read("err"));
 }
 
 #[test]
@@ -222,6 +231,88 @@ fn nothing_outlives_the_program_when_it_is_killed() {
     drop(running);
 }
 
+/// Hurts the watchdog, waits until that is told, and then hurts the program: nothing runs longer than it may.
+fn nothing_outlives_the_lock_behind_a_hurt_watchdog(hurt: Signal, told: &str) {
+    for then in [Signal::STOP, Signal::KILL] {
+        let (name, folder) = (new_name(), Folder::new());
+        let running = stubborn(&SERVER, &name, SHORT, &folder);
+        let [first] = running.watchdogs()[..] else { panic!("there is one watchdog") };
+        send(hurt, first);
+        until(told, || folder.read("err").contains(told));
+        running.signal(then);
+        let end = wall_clock() + SHORT_NS;
+        nothing_ran_after(&folder, end);
+        if then == Signal::STOP {
+            running.signal(Signal::CONT);
+            assert_eq!(running.said().code, Some(76));
+        }
+    }
+}
+
+#[test]
+fn killed_watchdog_is_told_and_replaced() {
+    nothing_outlives_the_lock_behind_a_hurt_watchdog(Signal::KILL, "was killed: another one watches");
+}
+
+#[test]
+fn stopped_watchdog_is_told_and_goes_on() {
+    nothing_outlives_the_lock_behind_a_hurt_watchdog(Signal::STOP, "was stopped, and goes on");
+}
+
+#[test]
+fn command_goes_on_when_its_watchdog_is_killed_again_and_again() {
+    let (name, folder) = (new_name(), Folder::new());
+    let script = "echo >ready; until [ -e go ]; do sleep 0.02; done; exit 3";
+    let running = Running::told_in(&folder, in_folder(run(&name, script), &folder));
+    folder.line("ready");
+    for round in 1..=3 {
+        let mut watchdogs = Vec::new();
+        until("there is one", || {
+            watchdogs = running.watchdogs();
+            watchdogs.len() == 1
+        });
+        send(Signal::KILL, watchdogs[0]);
+        until("it is told", || folder.read("err").matches("another one watches").count() == round);
+    }
+    fs::write(folder.path("go"), "").expect("written");
+    assert_eq!(running.said().code, Some(3));
+    assert!(is_free(&name));
+}
+
+#[test]
+fn stop_of_the_command_is_told_and_its_end_too() {
+    let (name, folder) = (new_name(), Folder::new());
+    let script = "echo $$ >pid; until [ -e go ]; do sleep 0.02; done; exit 3";
+    let running = Running::told_in(&folder, in_folder(run(&name, script), &folder));
+    let pid: i32 = folder.line("pid").parse().expect("a process id");
+    for signal in [Signal::STOP, Signal::TSTP] {
+        send(signal, pid);
+        let word = if signal == Signal::STOP { "SIGSTOP" } else { "SIGTSTP" };
+        let told = format!("lock {name} is kept, but the command is stopped by {word}: SIGCONT lets it go on");
+        until("the stop is told", || folder.read("err").contains(&told));
+        assert!(!is_free(&name));
+        let before = folder.read("err").matches("the command goes on").count();
+        send(Signal::CONT, pid);
+        until("its end is told", || folder.read("err").matches("the command goes on").count() == before + 1);
+    }
+    fs::write(folder.path("go"), "").expect("written");
+    assert_eq!(running.said().code, Some(3));
+    assert!(is_free(&name));
+}
+
+#[test]
+fn stopped_command_can_tidy_up_when_the_lock_is_not_confirmed() {
+    let (node, name, folder) = (Node::start(Server::Redis70).expect("it starts"), new_name(), Folder::new());
+    let script = "trap 'echo bye >heard; exit 0' TERM; echo $$ >pid; while :; do sleep 0.02; done";
+    let args = ["run", "--lease", SHORT, "--grace", "800ms", &name, "--", "sh", "-c", script];
+    let running = Running::told_in(&folder, in_folder(at(&node.url(), &args), &folder));
+    let pid: i32 = folder.line("pid").parse().expect("a process id");
+    send(Signal::STOP, pid);
+    until("the stop is told", || folder.read("err").contains("stopped by SIGSTOP"));
+    node.pause();
+    assert_eq!((running.said().code, &*folder.read("heard")), (Some(76), "bye\n"));
+}
+
 #[test]
 fn command_has_the_grace_to_end_by_itself() {
     let (node, name, folder) = (Node::start(Server::Redis70).expect("it starts"), new_name(), Folder::new());
@@ -243,7 +334,7 @@ fn lock_that_is_taken_away_ends_the_command_at_once() {
     assert!(forced.code == Some(0) && forced.out.contains(r#""mode":"write""#), "{forced:?}");
     let said = running.said();
     assert_eq!(said.code, Some(76), "{said:?}");
-    assert!(said.err.contains("by force"), "{said:?}");
+    assert!(folder.read("err").contains("by force"), "{}", folder.read("err"));
     folder.gone("pid");
     folder.gone("below.pid");
     assert_eq!(crate::program::said(program(&["force-release", "--yes", &name])).code, Some(1));

@@ -1,5 +1,6 @@
 //! In a real terminal: what `top` shows and gives back, and a command of `run` that has the terminal.
 
+use std::fs;
 use std::process::Command;
 
 use redis_rwlock::blocking::RedisManager;
@@ -7,12 +8,12 @@ use redis_rwlock::blocking::RedisManager;
 use crate::program::{Folder, PROGRAM, SERVER, new_name, until};
 
 /// A terminal with a shell in it, that is gone with the case.
-struct Terminal {
+pub(crate) struct Terminal {
     socket: String,
 }
 
 impl Terminal {
-    fn open() -> Self {
+    pub(crate) fn open() -> Self {
         let terminal = Self { socket: format!("cli-{}-{}", std::process::id(), new_name()) };
         // No file of the user's says how it behaves.
         terminal.tmux(&[
@@ -41,20 +42,20 @@ impl Terminal {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    fn types(&self, line: &str) {
+    pub(crate) fn types(&self, line: &str) {
         self.tmux(&["send-keys", "-l", line]);
         self.presses("Enter");
     }
 
-    fn presses(&self, key: &str) {
+    pub(crate) fn presses(&self, key: &str) {
         self.tmux(&["send-keys", key]);
     }
 
-    fn screen(&self) -> String {
+    pub(crate) fn screen(&self) -> String {
         self.tmux(&["capture-pane", "-p"])
     }
 
-    fn shows(&self, part: &str) {
+    pub(crate) fn shows(&self, part: &str) {
         until(part, || self.screen().contains(part));
     }
 }
@@ -120,4 +121,73 @@ fn command_has_the_terminal_and_the_shell_has_it_afterwards() {
     terminal.shows("ended with 76");
     terminal.types("clear; echo still $((40 + 2))");
     terminal.shows("still 42");
+}
+
+/// A command that needs the terminal, though none of its streams leads there.
+const READER: &str = "sh -c 'echo >ready; read line </dev/tty; echo heard $line'";
+
+/// The word that a command writes when it has read it.
+fn word_arrives(terminal: &Terminal, folder: &Folder) {
+    terminal.types("hello");
+    assert_eq!(folder.line("out"), "heard hello");
+    // The shell goes on when all of the line has ended.
+    let end = new_name();
+    terminal.types(&format!("clear; echo $((40 + 2)) {end}"));
+    terminal.shows(&format!("42 {end}"));
+}
+
+fn is_free(name: &str) -> bool {
+    RedisManager::connect(SERVER.url()).expect("connected").inspect(name).expect("inspected").is_free()
+}
+
+#[test]
+fn command_reads_from_the_terminal_wherever_its_streams_lead() {
+    let (name, terminal, folder) = (new_name(), Terminal::open(), Folder::new());
+    terminal.types(&format!("cd {}", folder.path("").display()));
+    for streams in [">out", "</dev/null >out", ">out 2>&1", "| cat >out", "</dev/null 2>&1 | cat | cat >out"] {
+        terminal.types(&format!("rm -f ready out; redis-rwlock run {name} -- {READER} {streams}"));
+        folder.line("ready");
+        word_arrives(&terminal, &folder);
+        assert!(is_free(&name), "{streams}");
+    }
+}
+
+#[test]
+fn modes_of_the_terminal_are_for_the_command_in_a_pipe_to_change() {
+    let (name, terminal, folder) = (new_name(), Terminal::open(), Folder::new());
+    terminal.types(&format!("cd {}", folder.path("").display()));
+    // As for a password; it is stopped for this by another signal.
+    let asks = "sh -c 'stty -echo </dev/tty; read line </dev/tty; stty echo </dev/tty; echo heard $line'";
+    terminal.types(&format!("redis-rwlock run {name} -- {asks} | cat >out"));
+    word_arrives(&terminal, &folder);
+    assert!(is_free(&name));
+}
+
+#[test]
+fn command_in_the_background_that_needs_the_terminal_is_told_and_gets_it_with_fg() {
+    let (name, terminal, folder) = (new_name(), Terminal::open(), Folder::new());
+    terminal.types(&format!("clear; cd {}", folder.path("").display()));
+    terminal.types(&format!("redis-rwlock run {name} -- {READER} >out &"));
+    terminal.shows("is kept, but the command is stopped by SIGTTIN");
+    assert!(!is_free(&name));
+    terminal.types("fg");
+    word_arrives(&terminal, &folder);
+    assert!(is_free(&name));
+}
+
+#[test]
+fn key_that_stops_stops_nothing_of_a_pipe() {
+    let (name, terminal, folder) = (new_name(), Terminal::open(), Folder::new());
+    let script = "sh -c 'echo >ready; until [ -e go ]; do sleep 0.02; done; echo done'";
+    // dash believes that `cat` stays stopped if it has seen the stop, and shows 148 at the end.
+    terminal.types(&format!("clear; cd {}; exec bash --norc", folder.path("").display()));
+    terminal.types(&format!("redis-rwlock run {name} -- {script} | cat; echo ended with $?"));
+    folder.line("ready");
+    terminal.presses("C-z");
+    terminal.shows("^Z");
+    fs::write(folder.path("go"), "").expect("written");
+    // The shell would have it stopped otherwise, and end with 148.
+    terminal.shows("ended with 0");
+    assert!(terminal.screen().contains("done\n"), "{}", terminal.screen());
+    assert!(is_free(&name));
 }

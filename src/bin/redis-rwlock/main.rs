@@ -32,8 +32,8 @@ use crate::settings::Settings;
 
 fn main() -> ExitCode {
     // Not for people, so the command line below does not know it.
-    if let Some(heir) = run::watchdog::asked_for(std::env::args_os()) {
-        return run::watchdog::watch(heir).unwrap_or_else(|failure| Output::Text.fail(&failure)).into();
+    if let Some(task) = run::watchdog::asked_for(std::env::args_os()) {
+        return run::watchdog::watch(task).unwrap_or_else(|failure| Output::Text.fail(&failure)).into();
     }
     let Arguments { command, servers, json } = Arguments::parse();
     let output = Output::new(json);

@@ -1,7 +1,7 @@
 //! `run`: a command that lives no longer than the lock is held.
 //!
 //! Its process group is led by a second process of this program, the [`watchdog`], which knows until when the lock may be trusted.
-//! Whichever of the two is killed or stands still, the other one ends the group in time.
+//! Whichever of the two is killed or stands still, the other one ends the group in time; a watchdog that is killed is replaced.
 
 use std::io;
 use std::pin::pin;
@@ -25,6 +25,8 @@ use crate::table::shown;
 mod group;
 mod others;
 mod signals;
+mod stops;
+mod terminal;
 pub(crate) mod watchdog;
 
 use group::Group;
@@ -40,6 +42,9 @@ const TELLING: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long giving back may take before the lease is left to end the hold.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Reason for the end of a command that no server has ended.
+const UNCONFIRMED: &str = "it could not be confirmed in time";
 
 /// A guard of either side.
 #[derive(Debug)]
@@ -242,9 +247,9 @@ async fn under(
 ) -> Result<Ending, Failure> {
     let mut group = Group::start().await.map_err(Failure::system)?;
     group.tell_deadline(hold);
-    let started = group.run(options, hold);
+    let started = group.run(options, hold, signals);
     let ending = match started {
-        Ok(()) => guard(&mut group, hold, signals, grace, output).await.map_err(Failure::system),
+        Ok(()) => guard(&mut group, hold, &options.name, signals, grace, output).await.map_err(Failure::system),
         Err(failure) => Err(failure),
     };
     group.clear(hold, grace).await;
@@ -255,20 +260,26 @@ async fn under(
 async fn guard(
     group: &mut Group,
     hold: &Hold,
+    name: &str,
     signals: &mut Signals,
     grace: Duration,
     output: Output,
 ) -> io::Result<Ending> {
+    let lock = shown(name);
     loop {
         let left = group.tell_deadline(hold);
         let Some(calm) = left.checked_sub(grace).filter(|calm| !calm.is_zero()) else {
             return stop(group, hold, signals, left, output).await;
         };
+        group.attend_to_stops(&lock, output);
         tokio::select! {
             biased;
             reason = hold.lost() => return end(group, format!("it was lost: {reason}")).await,
-            status = group.ended() => return Ok(Ending::Own(code_of(status?))),
-            signal = signals.next() => group.pass_on(signal),
+            event = group.event(signals) => if let Some(status) = group.on_event(event, hold, output).await? {
+                // This process may have stood still meanwhile.
+                let is_ours = group.has_killed(status);
+                return Ok(if is_ours { Ending::Ours(UNCONFIRMED.to_owned()) } else { Ending::Own(code_of(status)) });
+            },
             // The watchdog has to be told in time, however short the lease is.
             () = tokio::time::sleep(calm.min(left / 2).min(TELLING)) => {}
         }
@@ -285,19 +296,18 @@ async fn stop(
     output: Output,
 ) -> io::Result<Ending> {
     let until = Instant::now() + left;
-    let why = "it could not be confirmed in time";
     group.signal(Signal::TERM);
-    output.tell("stopping", &format!("{why}: the command gets SIGTERM now, and SIGKILL in {}", Span(left)));
+    // A command that is stopped can tidy up only when it goes on.
+    group.signal(Signal::CONT);
+    output.tell("stopping", &format!("{UNCONFIRMED}: the command gets SIGTERM now, and SIGKILL in {}", Span(left)));
     loop {
         tokio::select! {
             biased;
             reason = hold.lost() => return end(group, format!("it was lost: {reason}")).await,
-            () = tokio::time::sleep_until(until) => return end(group, why.to_owned()).await,
-            status = group.ended() => {
-                status?;
-                return Ok(Ending::Ours(why.to_owned()));
-            }
-            signal = signals.next() => group.pass_on(signal),
+            () = tokio::time::sleep_until(until) => return end(group, UNCONFIRMED.to_owned()).await,
+            event = group.event(signals) => if group.on_event(event, hold, output).await?.is_some() {
+                return Ok(Ending::Ours(UNCONFIRMED.to_owned()));
+            },
         }
     }
 }

@@ -1,76 +1,81 @@
 //! The process group of the command and its watchdog.
 
-use std::env;
-use std::ffi::OsString;
-use std::io::{self, IsTerminal};
-use std::path::Path;
-use std::process::{ExitStatus, Stdio};
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use rustix::process::{self, Pid, Signal, WaitId, WaitIdOptions};
-use rustix::stdio;
-use rustix::termios;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use rustix::process::{self, Pid, Signal};
+use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
-use super::{Hold, others, watchdog};
+use super::signals::Signals;
+use super::stops::{self, Change, Stop};
+use super::terminal::Terminal;
+use super::watchdog::{self, Watchdog};
+use super::{Hold, others};
 use crate::args::RunOptions;
 use crate::exit::{Code, Failure};
+use crate::output::Output;
 
-/// Far longer than a process needs to start, on a machine that is busy with something else.
-const START: Duration = Duration::from_secs(10);
 /// How long the watchdog may take to give the terminal back before the group is killed without that.
 const HAND_BACK: Duration = Duration::from_millis(15);
+/// Time in which processes below the command may stop for want of a terminal that the group has meanwhile, as `sudo` does.
+const LATE_STOPS: Duration = Duration::from_secs(2);
 /// Between two looks at what the command has left behind.
 const LOOK: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
 pub(super) struct Group {
-    /// The watchdog's process id, which is the group's.
+    /// The process id of the first watchdog.
     id: Pid,
-    watchdog: Child,
-    /// What the watchdog is told goes in here, …
-    words: ChildStdin,
-    /// … and this ends when it ends.
-    breath: ChildStdout,
+    watchdog: Watchdog,
+    /// Moment until which the watchdog trusts the lock.
+    deadline: u64,
+    /// Whether the last attempt to start another watchdog has failed, which is told once.
+    is_unwatched: bool,
     command: Option<Child>,
-    /// The command has the terminal that this process had.
-    has_terminal: bool,
+    stop: Option<Stop>,
+    terminal: Option<Terminal>,
+    /// Moment in which the group got the terminal since the command was stopped for want of it.
+    given: Option<Instant>,
+}
+
+/// Something that happens to the group.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// The command itself has ended, whatever it leaves behind.
+    CommandEnded(io::Result<ExitStatus>),
+    WatchdogEnded,
+    Signal(Signal),
 }
 
 impl Group {
     /// A group with nobody in it but a watchdog.
     pub(super) async fn start() -> io::Result<Self> {
-        let has_terminal = is_in_foreground();
-        let heir = if has_terminal { process::getpgrp().as_raw_nonzero().get() } else { 0 };
-        let mut watchdog = Command::new(this_program()?)
-            .arg0("redis-rwlock")
-            .args([watchdog::COMMAND, &heir.to_string()])
-            // It needs nothing, and there may be passwords.
-            .env_clear()
-            .process_group(0)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let id = watchdog.id().and_then(pid).ok_or(io::ErrorKind::NotFound)?;
-        let (Some(words), Some(mut breath)) = (watchdog.stdin.take(), watchdog.stdout.take()) else {
-            return Err(io::ErrorKind::BrokenPipe.into());
-        };
+        let mut watchdog = Watchdog::lead()?;
         // Signals to the group would end it before.
-        let ready = tokio::time::timeout(START, breath.read_u8()).await;
-        if !matches!(ready, Ok(Ok(watchdog::READY))) {
-            return Err(io::Error::other("the process that watches over the command did not start"));
-        }
-        Ok(Self { id, watchdog, words, breath, command: None, has_terminal })
+        watchdog.ready().await?;
+        let (id, terminal) = (watchdog.id(), Terminal::open());
+        Ok(Self {
+            id,
+            watchdog,
+            deadline: watchdog::OVER,
+            is_unwatched: false,
+            command: None,
+            stop: None,
+            terminal,
+            given: None,
+        })
     }
 
     /// Starts the command.
-    pub(super) fn run(&mut self, options: &RunOptions, hold: &Hold) -> Result<(), Failure> {
+    pub(super) fn run(&mut self, options: &RunOptions, hold: &Hold, signals: &mut Signals) -> Result<(), Failure> {
         let (program, arguments) = options.command.split_first().unwrap_or_else(|| unreachable!("clap wants one"));
-        if self.has_terminal {
-            termios::tcsetpgrp(stdio::stdin(), self.id).map_err(|error| Failure::system(error.into()))?;
+        // Ctrl-Z stops the rest of a pipe, and would stop this process, which could not renew the lock any more.
+        signals.listen_to(Signal::TSTP).map_err(Failure::system)?;
+        if let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_ours_alone()) {
+            terminal.give_to(self.id).map_err(Failure::system)?;
         }
         let spawned = Command::new(program)
             .args(arguments)
@@ -78,11 +83,23 @@ impl Group {
             .env("RWLOCK_FENCING_TOKEN", hold.fencing_token().to_string())
             .process_group(self.id.as_raw_nonzero().get())
             .spawn();
-        self.command = Some(spawned.map_err(|error| {
+        let command = spawned.map_err(|error| {
             let code = if error.kind() == io::ErrorKind::NotFound { Code::NOT_FOUND } else { Code::CANNOT_RUN };
             Failure::new(code, format!("{}: {error}", program.display()))
-        })?);
+        })?;
+        self.command = Some(command);
         Ok(())
+    }
+
+    /// Waits for the next event. One that came is not forgotten if the future is dropped.
+    pub(super) async fn event(&mut self, signals: &mut Signals) -> Event {
+        let Some(command) = &mut self.command else { unreachable!("it was started") };
+        tokio::select! {
+            biased;
+            status = command.wait() => Event::CommandEnded(status),
+            () = self.watchdog.ended() => Event::WatchdogEnded,
+            signal = signals.next() => Event::Signal(signal),
+        }
     }
 
     /// Waits for the command itself, whatever it leaves behind.
@@ -95,17 +112,16 @@ impl Group {
 
     /// Tells the watchdog until when the lock may be trusted; returns how long that is.
     pub(super) fn tell_deadline(&mut self, hold: &Hold) -> Duration {
-        // In this order the moment is rather too early.
-        let now = watchdog::now();
-        let left = hold.remaining();
-        let deadline = now.saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
-        self.tell(deadline.max(watchdog::NOW + 1));
+        let (deadline, left) = deadline(hold);
+        if self.watchdog.tell(deadline) {
+            self.deadline = deadline;
+        }
         left
     }
 
-    /// Never waits: eight bytes go into a pipe in one piece. If the watchdog does not take them, an earlier deadline stands.
-    fn tell(&mut self, word: u64) {
-        drop(self.words.write_all(&word.to_le_bytes()).now_or_never());
+    /// Whether the watchdog has ended a command that has ended like this, since the lock could not be trusted any more.
+    pub(super) fn has_killed(&self, status: ExitStatus) -> bool {
+        status.signal() == Some(Signal::KILL.as_raw()) && watchdog::now() >= self.deadline
     }
 
     pub(super) fn signal(&self, signal: Signal) {
@@ -113,29 +129,100 @@ impl Group {
         process::kill_process_group(self.id, signal).ok();
     }
 
-    /// What this process was told by a signal is for the command, unless it is about the command.
-    pub(super) fn pass_on(&self, signal: Signal) {
-        if signal == Signal::CHILD { self.go_on_if_stopped() } else { self.signal(signal) }
+    /// Does what an event asks for; returns the command's status if it has ended.
+    pub(super) async fn on_event(
+        &mut self,
+        event: Event,
+        hold: &Hold,
+        output: Output,
+    ) -> io::Result<Option<ExitStatus>> {
+        match event {
+            Event::CommandEnded(status) => return status.map(Some),
+            Event::WatchdogEnded => self.replace_watchdog(hold, output).await,
+            Event::Signal(signal) => self.on_signal(signal, output),
+        }
+        Ok(None)
     }
 
-    /// Ctrl-Z stops the command, and nobody would have the terminal then. No shell is told, so it goes on.
-    fn go_on_if_stopped(&self) {
+    /// Hands a signal on to the command, unless it is about this process or its children.
+    fn on_signal(&self, signal: Signal, output: Output) {
+        if signal == Signal::CHILD {
+            self.wake_watchdog(output);
+        } else if signal != Signal::TSTP {
+            self.signal(signal);
+        } else if self.terminal.as_ref().is_some_and(Terminal::is_ours) {
+            // The key has stopped the rest of a pipe.
+            process::kill_current_process_group(Signal::CONT).ok();
+        }
+    }
+
+    /// Lets a stopped watchdog go on, which is the one process that must see the end of the lock.
+    fn wake_watchdog(&self, output: Output) {
+        if let Some(Change::Stopped(_)) = stops::change_of(self.watchdog.id()) {
+            process::kill_process(self.watchdog.id(), Signal::CONT).ok();
+            output.tell("watchdog", "the process that watches over the command was stopped, and goes on");
+        }
+    }
+
+    /// Starts another watchdog in place of one that has ended.
+    async fn replace_watchdog(&mut self, hold: &Hold, output: Output) {
+        // Before what is left of the old one is taken away, so that the group's id stays the group's.
+        self.deadline = deadline(hold).0;
+        match Watchdog::join(self.id, self.deadline) {
+            Ok(new) => {
+                let mut old = std::mem::replace(&mut self.watchdog, new);
+                self.is_unwatched = false;
+                old.reap().await;
+                output.tell("watchdog", "the process that watches over the command was killed: another one watches");
+            }
+            Err(error) => {
+                self.watchdog.put_off();
+                if !std::mem::replace(&mut self.is_unwatched, true) {
+                    let why =
+                        "the process that watches over the command was killed, and another one could not be started";
+                    output.tell("watchdog", &format!("{why}: {error}"));
+                }
+            }
+        }
+    }
+
+    /// Notices stops of the command. A stop for want of the terminal ends as soon as the terminal can be given to the group; the
+    /// user is told of others, since a stopped command keeps the lock.
+    pub(super) fn attend_to_stops(&mut self, lock: &str, output: Output) {
         let Some(command) = self.command.as_ref().and_then(Child::id).and_then(pid) else { return };
-        let stopped = process::waitid(WaitId::Pid(command), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
-        let by_terminal = |signal| signal == Signal::TSTP.as_raw();
-        if self.has_terminal
-            && stopped.is_ok_and(|status| status.and_then(|s| s.stopping_signal()).is_some_and(by_terminal))
-        {
+        let change = stops::change_of(command);
+        if let Some(Change::Stopped(signal)) = change {
+            self.stop = Some(Stop::by(signal));
+        }
+        if change == Some(Change::Continued) && self.stop.take().is_some_and(|stop| stop.was_told()) {
+            output.tell("continued", &format!("lock {lock}: the command goes on"));
+        }
+        if self.given.is_some_and(|given| given.elapsed() < LATE_STOPS) {
             self.signal(Signal::CONT);
+        }
+        let Some(stop) = &mut self.stop else { return };
+        let terminal = self.terminal.as_ref();
+        if stop.is_for_terminal()
+            && let Some(terminal) = terminal
+            && terminal.is_ours()
+            && terminal.give_to(self.id).is_ok()
+        {
+            self.given = Some(Instant::now());
+        }
+        // No shell is told of Ctrl-Z, so none would take the terminal or let the command go on.
+        if (stop.is_for_terminal() || stop.is_by_key()) && terminal.is_some_and(|terminal| terminal.is_of(self.id)) {
+            self.signal(Signal::CONT);
+        } else if let Some(why) = stop.next_line() {
+            output.tell("stopped", &format!("lock {lock} is kept, but the command is {why}"));
         }
     }
 
     /// Kills all of the group.
     pub(super) async fn kill(&mut self) {
-        if self.has_terminal {
+        if self.terminal.as_ref().is_some_and(|terminal| terminal.is_of(self.id)) {
             // It does the same, after it has given the terminal back.
-            self.tell(watchdog::NOW);
-            self.watchdog_gone(HAND_BACK).await;
+            self.watchdog.tell(watchdog::NOW);
+            self.watchdog.ends_within(HAND_BACK).await;
         }
         self.signal(Signal::KILL);
     }
@@ -149,36 +236,26 @@ impl Group {
                 tokio::time::sleep(LOOK).await;
             }
         }
-        self.tell(watchdog::OVER);
-        self.watchdog_gone(START).await;
-        // Its id is the group's until it is reaped.
+        self.watchdog.dismiss().await;
+        // A watchdog's id, and so the group's, is nobody else's until it is taken away.
         self.signal(Signal::KILL);
-        drop(self.watchdog.wait().await);
+        self.watchdog.reap().await;
     }
 
     fn has_others(&self) -> Option<bool> {
-        others::are_in(self.id, &[self.id])
-    }
-
-    async fn watchdog_gone(&mut self, at_most: Duration) {
-        let mut rest = Vec::new();
-        drop(tokio::time::timeout(at_most, self.breath.read_to_end(&mut rest)).await);
+        others::are_in(self.id, &[self.watchdog.id()])
     }
 }
 
-fn pid(id: u32) -> Option<Pid> {
+/// Moment until which the lock may be trusted, by the watchdog's clock, and how long that is.
+fn deadline(hold: &Hold) -> (u64, Duration) {
+    // In this order the moment is rather too early.
+    let now = watchdog::now();
+    let left = hold.remaining();
+    let deadline = now.saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
+    (deadline.max(watchdog::NOW + 1), left)
+}
+
+pub(super) fn pid(id: u32) -> Option<Pid> {
     Pid::from_raw(i32::try_from(id).ok()?)
-}
-
-/// Whether the terminal is ours to give away: not if others of our group, such as the rest of a pipe, need it.
-fn is_in_foreground() -> bool {
-    io::stdin().is_terminal()
-        && io::stdout().is_terminal()
-        && termios::tcgetpgrp(stdio::stdin()).is_ok_and(|owner| owner == process::getpgrp())
-}
-
-/// By a path that stays right when the file is replaced.
-fn this_program() -> io::Result<OsString> {
-    const SELF: &str = "/proc/self/exe";
-    if Path::new(SELF).exists() { Ok(SELF.into()) } else { env::current_exe().map(Into::into) }
 }

@@ -1,31 +1,51 @@
-//! Who else is in a process group.
+//! Other processes, as the system tells of them.
 
 use std::fs;
 
-use rustix::process::Pid;
+use rustix::process::{self, Pid};
 
 /// Whether a process of the group runs beside these; `None` where the system does not tell.
 pub(super) fn are_in(group: Pid, known: &[Pid]) -> Option<bool> {
-    let entries = fs::read_dir("/proc").ok()?;
-    let mut is_proc = false;
-    for entry in entries.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw) else {
-            continue;
-        };
-        // It may have ended meanwhile.
-        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
-        is_proc = true;
-        if !known.contains(&pid) && runs_in(&stat, group) {
-            return Some(true);
-        }
-    }
-    is_proc.then_some(false)
+    let group = group.as_raw_nonzero().get();
+    let mut all = stats()?.peekable();
+    all.peek()?;
+    Some(all.any(|stat| stat.group == group && stat.runs() && !known.contains(&stat.pid)))
 }
 
-/// `pid (name) state parent group …`, where the name may be anything.
-fn runs_in(stat: &str, group: Pid) -> bool {
-    let Some((_, rest)) = stat.rsplit_once(") ") else { return false };
-    let mut fields = rest.split(' ');
-    let (state, of_group) = (fields.next(), fields.nth(1));
-    !matches!(state, Some("Z" | "X")) && of_group == Some(&*group.as_raw_nonzero().to_string())
+/// Returns the process group of this process; `None` if it is in another namespace, as for process 1 below `unshare --pid`.
+pub(super) fn own_group() -> Option<Pid> {
+    match fs::read_to_string("/proc/self/stat") {
+        Ok(stat) => Pid::from_raw(Stat::parse(process::getpid(), &stat)?.group),
+        // Without namespaces there is always one.
+        Err(_) => (!cfg!(target_os = "linux")).then(process::getpgrp),
+    }
+}
+
+struct Stat {
+    pid: Pid,
+    state: char,
+    group: i32,
+}
+
+/// Reads the states of all processes; `None` or nothing where the system does not tell.
+fn stats() -> Option<impl Iterator<Item = Stat>> {
+    let entries = fs::read_dir("/proc").ok()?;
+    Some(entries.flatten().filter_map(|entry| {
+        let pid = Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)?;
+        // It may have ended meanwhile.
+        Stat::parse(pid, &fs::read_to_string(entry.path().join("stat")).ok()?)
+    }))
+}
+
+impl Stat {
+    /// Reads `pid (name) state parent group …`, where the name may be anything.
+    fn parse(pid: Pid, stat: &str) -> Option<Self> {
+        let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+        let state = fields.next()?.chars().next()?;
+        Some(Self { pid, state, group: fields.nth(1)?.parse().ok()? })
+    }
+
+    fn runs(&self) -> bool {
+        !matches!(self.state, 'Z' | 'X')
+    }
 }

@@ -7,9 +7,8 @@ use std::task::Poll;
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
-/// All but the last one go to the command's group.
-const HEARD: [Signal; 7] =
-    [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::CHILD];
+/// Signals that go to the command's group.
+const HANDED_ON: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
 
 /// From when it is made on, none of these ends this process.
 #[derive(Debug)]
@@ -19,8 +18,15 @@ pub(super) struct Signals {
 
 impl Signals {
     pub(super) fn listen() -> io::Result<Self> {
-        let stream = |signal: &Signal| Ok((*signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
-        Ok(Self { streams: HEARD.iter().map(stream).collect::<io::Result<_>>()? })
+        let mut signals = Self { streams: Vec::new() };
+        HANDED_ON.iter().chain(&[Signal::CHILD]).try_for_each(|signal| signals.listen_to(*signal))?;
+        Ok(signals)
+    }
+
+    /// Listens to one more signal.
+    pub(super) fn listen_to(&mut self, signal: Signal) -> io::Result<()> {
+        self.streams.push((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
+        Ok(())
     }
 
     /// The next one. One that came is not forgotten if the future is dropped.

@@ -2,7 +2,8 @@
 //!
 //! It is told through a pipe until when the lock may be trusted, each time as eight bytes: nanoseconds of a clock that goes on
 //! while the machine sleeps. When that moment comes, or when the pipe is closed because `run` was killed, it kills the group, itself
-//! included. As its leader it is in the group before anything of the command is, so there is no moment without it.
+//! included. As its leader it is in the group before anything of the command is, so there is no moment without it. If it is killed,
+//! `run` starts another one in the same group.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -17,13 +18,17 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit::{Code, Failure};
 
-pub(super) const COMMAND: &str = "watch-over-group";
+mod handle;
+
+pub(super) use handle::Watchdog;
+
+const COMMAND: &str = "watch-over-group";
 /// What is told instead of a moment: the command has ended.
 pub(super) const OVER: u64 = 0;
 /// … and: end the group now.
 pub(super) const NOW: u64 = 1;
 /// What it says when it is ready.
-pub(super) const READY: u8 = b'.';
+const READY: u8 = b'.';
 
 /// What may reach the group from a terminal or from `run`, and must not end or stop this process.
 const BORNE: [Signal; 10] = [
@@ -41,41 +46,61 @@ const BORNE: [Signal; 10] = [
 /// Waiting stops while the machine sleeps, the clock does not.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Whether this process was started to be a watchdog, and who has the terminal afterwards; 0 if that is not for us to say.
-pub(crate) fn asked_for(mut words: impl Iterator<Item = OsString>) -> Option<i32> {
-    (words.nth(1)? == COMMAND).then(|| words.next()?.to_str()?.parse().ok())?
+/// Arguments of a watchdog.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Task {
+    /// The process group that has the terminal afterwards; 0 for none.
+    heir: i32,
+    /// Moment until which the lock may be trusted, for one that starts while the command runs; 0 for one that is told later.
+    deadline: u64,
 }
 
-/// Watches over the group that it leads, and gives the terminal to `heir` when that is over.
-pub(crate) fn watch(heir: i32) -> Result<Code, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::system)?;
-    {
-        let _entered = runtime.enter();
-        for borne in BORNE {
-            // From here on for as long as the process runs, though nobody listens.
-            drop(signal(SignalKind::from_raw(borne.as_raw())).map_err(Failure::system)?);
-        }
+/// Whether this process was started to be a watchdog.
+pub(crate) fn asked_for(mut words: impl Iterator<Item = OsString>) -> Option<Task> {
+    if words.nth(1)? != COMMAND {
+        return None;
     }
-    let mut out = io::stdout();
-    out.write_all(&[READY]).and_then(|()| out.flush()).map_err(Failure::system)?;
+    let mut number = || words.next()?.into_string().ok();
+    Some(Task { heir: number()?.parse().ok()?, deadline: number()?.parse().ok()? })
+}
+
+/// Watches over the group that it is in, and gives the terminal to the heir when that is over.
+pub(crate) fn watch(task: Task) -> Result<Code, Failure> {
+    match bear_signals() {
+        // Nobody may be there to hear it, if `run` was killed meanwhile: then there is all the more to do.
+        Ok(()) => drop(io::stdout().write_all(&[READY]).and_then(|()| io::stdout().flush())),
+        // The command is not started without a watchdog.
+        Err(error) if task.deadline == OVER => return Err(Failure::system(error)),
+        // It runs already: one that a signal may end is better than none.
+        Err(_) => {}
+    }
     let (told, words) = mpsc::channel();
     thread::spawn(move || {
         let mut word = [0; 8];
         while io::stdin().read_exact(&mut word).is_ok() && told.send(u64::from_le_bytes(word)).is_ok() {}
     });
-    let is_over = wait(&words);
-    hand_terminal_to(heir);
+    let is_over = wait(&words, (task.deadline != OVER).then_some(task.deadline));
+    hand_terminal_to(task.heir);
     if !is_over {
         process::kill_current_process_group(Signal::KILL).map_err(|error| Failure::system(error.into()))?;
     }
     Ok(Code::OK)
 }
 
+/// Handles the signals that must not end this process, from here on for as long as it runs, though nobody listens.
+fn bear_signals() -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let _entered = runtime.enter();
+    for borne in BORNE {
+        drop(signal(SignalKind::from_raw(borne.as_raw()))?);
+    }
+    Ok(())
+}
+
 /// Returns when the group is to be left alone, or ended.
-fn wait(words: &Receiver<u64>) -> bool {
-    let mut deadline = None;
+fn wait(words: &Receiver<u64>, mut deadline: Option<u64>) -> bool {
     loop {
-        let left = deadline.map_or(LOOK, |deadline: u64| Duration::from_nanos(deadline.saturating_sub(now())));
+        let left = deadline.map_or(LOOK, |deadline| Duration::from_nanos(deadline.saturating_sub(now())));
         match words.recv_timeout(left.min(LOOK)) {
             Ok(OVER) => return true,
             Ok(NOW) | Err(RecvTimeoutError::Disconnected) => return false,
