@@ -12,5 +12,6 @@ mod force;
 mod look;
 mod options;
 mod output;
+mod places;
 mod run;
 mod terminal;

@@ -1,5 +1,6 @@
 //! The signals that `run` hands on.
 
+use std::fs;
 use std::future::poll_fn;
 use std::io;
 use std::task::Poll;
@@ -10,21 +11,29 @@ use tokio::signal::unix::{self, SignalKind};
 /// Signals that go to the command's group.
 const HANDED_ON: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
 
-/// From when it is made on, none of these ends this process.
+/// From when it is made on, none of these ends this process. Those that were ignored at the start stay ignored, here and in the
+/// command, as `nohup` and shells want it for what runs in the background.
 #[derive(Debug)]
 pub(super) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
+    ignored: Ignored,
 }
 
 impl Signals {
     pub(super) fn listen() -> io::Result<Self> {
-        let mut signals = Self { streams: Vec::new() };
-        HANDED_ON.iter().chain(&[Signal::CHILD]).try_for_each(|signal| signals.listen_to(*signal))?;
+        let mut signals = Self { streams: Vec::new(), ignored: Ignored::at_start() };
+        HANDED_ON.iter().try_for_each(|signal| signals.listen_to(*signal))?;
+        // Ignored or not: without it no end of a child is heard.
+        signals.add(Signal::CHILD)?;
         Ok(signals)
     }
 
-    /// Listens to one more signal.
+    /// Listens to one more signal, unless it is ignored.
     pub(super) fn listen_to(&mut self, signal: Signal) -> io::Result<()> {
+        if self.ignored.has(signal) { Ok(()) } else { self.add(signal) }
+    }
+
+    fn add(&mut self, signal: Signal) -> io::Result<()> {
         self.streams.push((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
         Ok(())
     }
@@ -40,5 +49,22 @@ impl Signals {
             Poll::Pending
         })
         .await
+    }
+}
+
+/// Signals that this process ignores, a bit for each; none where the system does not tell.
+#[derive(Clone, Copy, Debug)]
+struct Ignored(u64);
+
+impl Ignored {
+    /// Reads them, which has to happen before a handler is there.
+    fn at_start() -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        Self(mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0))
+    }
+
+    fn has(self, signal: Signal) -> bool {
+        u32::try_from(signal.as_raw() - 1).is_ok_and(|bit| self.0.checked_shr(bit).is_some_and(|rest| rest & 1 == 1))
     }
 }

@@ -1,0 +1,282 @@
+//! `run` as people start it, in each place where it is started: lines of `docs/CLI.md` behind another holder, in a terminal, in a
+//! pipe, in the background, below `nohup`, as process 1 and at a slow server. The lock is looked at when the program has ended.
+
+use std::fs;
+use std::io::{self, Write};
+use std::process::Command;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use cluster_testenv::Proxy;
+use redis_rwlock::blocking::RedisManager;
+use rustix::process::Signal;
+
+use crate::program::{Folder, PROGRAM, Running, SERVER, new_name, send, until};
+
+/// Command of a line.
+const JOB: &str = "sh -c 'echo inside >>jobs'";
+/// Command that waits for a file, after it has said that it is there.
+const PATIENT_JOB: &str = r#"sh -c 'trap "echo heard >heard" USR1; echo $PPID >ready; until [ -e go ]; do sleep 0.02; done; echo inside >>jobs'"#;
+
+/// A place where a line is started.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    /// Started by another program that reads its output, such as a test or a supervisor.
+    Plain,
+    Terminal,
+    Pipe,
+    Background,
+    Nohup,
+    /// The first process of a container.
+    ProcessOne,
+    SlowServer,
+}
+
+impl Place {
+    const ALL: [Self; 7] =
+        [Self::Plain, Self::Terminal, Self::Pipe, Self::Background, Self::Nohup, Self::ProcessOne, Self::SlowServer];
+
+    /// The line as it is typed there. Its exit code is that of the line.
+    fn line(self, line: &str) -> String {
+        match self {
+            Self::Plain | Self::Terminal | Self::SlowServer => line.to_owned(),
+            Self::Pipe => format!("set -o pipefail; {{ {line}; }} | cat"),
+            Self::Background => format!("{line} & wait $!"),
+            Self::Nohup => line.replacen(PROGRAM, &format!("nohup {PROGRAM}"), 1),
+            Self::ProcessOne => {
+                line.replacen(PROGRAM, &format!("unshare --pid --fork --kill-child --mount-proc {PROGRAM}"), 1)
+            }
+        }
+    }
+
+    fn start(self, line: &str, folder: &Folder) -> Running {
+        let line = self.line(line);
+        let mut command = if self == Self::Terminal {
+            // It makes a terminal.
+            let mut script = Command::new("script");
+            script.args(["-qec", &line, "/dev/null"]);
+            script
+        } else {
+            // Only this one tells how the first program of a pipe has ended.
+            let mut shell = Command::new(if self == Self::Pipe { "bash" } else { "sh" });
+            shell.args(["-c", &line]);
+            shell
+        };
+        let url = if self == Self::SlowServer { SLOW.url() } else { SERVER.url() };
+        command.env("RWLOCK_NODE", url).current_dir(folder.path("")).stdin(std::process::Stdio::null());
+        Running::told_in(folder, command)
+    }
+
+    fn is_there(self) -> bool {
+        self != Self::ProcessOne || *HAS_NAMESPACES
+    }
+}
+
+static SLOW: LazyLock<Proxy> = LazyLock::new(|| {
+    let slow = Proxy::before(SERVER.addr()).expect("it starts");
+    slow.delay(Duration::from_millis(40));
+    slow
+});
+
+/// Whether a program may be process 1 here, which a container without privileges does not allow.
+static HAS_NAMESPACES: LazyLock<bool> = LazyLock::new(|| {
+    let tried = Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"]).output();
+    let has = tried.is_ok_and(|tried| tried.status.success());
+    if !has {
+        // Not captured, unlike what a macro prints.
+        writeln!(io::stderr(), "NOT CHECKED: redis-rwlock as process 1, since `unshare --pid` is not allowed")
+            .expect("written");
+    }
+    has
+});
+
+/// Options of `run` that people give, and what comes of them behind another holder.
+#[derive(Clone, Debug)]
+struct Line {
+    /// With `NAME` for the lock and `JOB` for the command.
+    text: String,
+    /// Does not wait: others have the lock.
+    is_busy: bool,
+}
+
+/// Lines of docs/CLI.md, all of them, and options of `help run`.
+fn lines() -> Vec<Line> {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/CLI.md")).expect("it is there");
+    let of_page = page.split("```").skip(1).step_by(2).flat_map(str::lines);
+    let of_page = of_page.filter_map(|line| Some(&line[line.find("redis-rwlock run ")?..]));
+    let of_page = of_page.map(|line| {
+        let (options, job) = line.trim_start_matches("redis-rwlock run ").split_once(" -- ").expect("a command");
+        let options = options.rsplit_once(' ').map_or("", |(options, _)| options);
+        let rest = job.split_once(' ').map_or("", |(_, rest)| rest);
+        (options.to_owned(), rest.to_owned())
+    });
+    let mut lines: Vec<(String, String)> = of_page.collect();
+    assert!(lines.len() == 3, "docs/CLI.md has other lines than these: {lines:?}");
+    let of_help = ["--read", "-w 60", "-n", "--no-wait --read", "-w 0.1", "--lease 3 --grace 1 -w 60", "--max-hold 60"];
+    lines.extend(of_help.map(|options| (options.to_owned(), String::new())));
+    let line = |(options, rest): (String, String)| Line {
+        text: format!("{PROGRAM} run {options} NAME -- JOB {rest}"),
+        is_busy: options.split(' ').any(|word| matches!(word, "-n" | "--no-wait" | "0.1")),
+    };
+    lines.into_iter().map(line).collect()
+}
+
+impl Line {
+    fn with(&self, name: &str, job: &str) -> String {
+        self.text.replace("NAME", name).replace("JOB", job)
+    }
+
+    /// A line of cron that takes another machine's job for a success.
+    fn busy_code(&self) -> i32 {
+        if self.text.contains("-eq 75") { 0 } else { 75 }
+    }
+}
+
+/// Neither a holder nor a waiter is left.
+fn nothing_is_left(name: &str, case: &str) {
+    let view = RedisManager::connect(SERVER.url()).expect("connected").inspect(name).expect("inspected");
+    assert!(view.is_free() && view.waiters.is_empty(), "{case}: {view:?}");
+}
+
+/// Starts each line behind another holder, looks at the lock when those that do not wait have ended, lets the holder go, and looks
+/// again when all have ended.
+fn every_line_works_behind_a_holder(place: Place) {
+    if !place.is_there() {
+        return;
+    }
+    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let started = lines().into_iter().map(|line| {
+        let (name, folder) = (new_name(), Folder::new());
+        let guard = manager.write(&name).wait().expect("granted");
+        let running = place.start(&line.with(&name, JOB), &folder);
+        (line, name, folder, guard, running)
+    });
+    for (line, name, folder, guard, running) in started.collect::<Vec<_>>() {
+        let case = format!("{place:?}: {}", line.text);
+        if line.is_busy {
+            let said = running.said();
+            assert_eq!(said.code, Some(line.busy_code()), "{case}: {said:?} {}", folder.read("err"));
+            let view = manager.inspect(&name).expect("inspected");
+            assert!(view.waiters.is_empty() && view.holders.len() == 1, "{case}: {view:?}");
+            guard.release().expect("ours to the end");
+        } else {
+            until("it waits", || manager.inspect(&name).expect("inspected").waiters.len() == 1);
+            guard.release().expect("ours to the end");
+            let said = running.said();
+            assert_eq!(said.code, Some(0), "{case}: {said:?} {}", folder.read("err"));
+        }
+        assert_eq!(folder.read("jobs").lines().count(), usize::from(!line.is_busy), "{case}");
+        nothing_is_left(&name, &case);
+    }
+}
+
+/// Ends each line by the signal of a supervisor, while its command runs and while it waits.
+fn every_line_ends_by_a_signal(place: Place) {
+    if !place.is_there() {
+        return;
+    }
+    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    for line in lines().into_iter().filter(|line| !line.is_busy) {
+        let (name, folder) = (new_name(), Folder::new());
+        let running = place.start(&line.with(&name, PATIENT_JOB), &folder);
+        folder.line("ready");
+        manager.inspect(&name).expect("inspected").holders.first().expect("one is inside");
+        let pid = pid_of(&name);
+        send(Signal::TERM, pid);
+        let case = format!("{place:?}: {}", line.text);
+        let said = running.said();
+        assert_eq!(said.code, Some(128 + Signal::TERM.as_raw()), "{case}: {said:?} {}", folder.read("err"));
+        nothing_is_left(&name, &case);
+    }
+}
+
+/// The process of `run` that has this lock, as this machine numbers it, whatever its own namespace says.
+fn pid_of(name: &str) -> i32 {
+    let is_it = |pid: &i32| {
+        let words = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<&str> = words.split('\0').collect();
+        words.first() == Some(&PROGRAM) && words.contains(&name)
+    };
+    let processes = fs::read_dir("/proc").expect("Linux").flatten();
+    let mut found = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_it);
+    found.next().expect("it runs")
+}
+
+#[test]
+fn every_line_works_behind_a_holder_as_a_plain_process() {
+    every_line_works_behind_a_holder(Place::Plain);
+}
+
+#[test]
+fn every_line_works_behind_a_holder_in_a_terminal() {
+    every_line_works_behind_a_holder(Place::Terminal);
+}
+
+#[test]
+fn every_line_works_behind_a_holder_in_a_pipe() {
+    every_line_works_behind_a_holder(Place::Pipe);
+}
+
+#[test]
+fn every_line_works_behind_a_holder_in_the_background() {
+    every_line_works_behind_a_holder(Place::Background);
+}
+
+#[test]
+fn every_line_works_behind_a_holder_below_nohup() {
+    every_line_works_behind_a_holder(Place::Nohup);
+}
+
+#[test]
+fn every_line_works_behind_a_holder_as_process_1() {
+    every_line_works_behind_a_holder(Place::ProcessOne);
+}
+
+#[test]
+fn every_line_works_behind_a_holder_at_a_slow_server() {
+    every_line_works_behind_a_holder(Place::SlowServer);
+}
+
+#[test]
+fn every_line_ends_by_a_signal_in_every_place() {
+    Place::ALL.into_iter().for_each(every_line_ends_by_a_signal);
+}
+
+/// Signals that each place ignores, and its line.
+fn deaf_places() -> [(Place, Signal); 3] {
+    [(Place::Nohup, Signal::HUP), (Place::Background, Signal::INT), (Place::Background, Signal::QUIT)]
+}
+
+#[test]
+fn signal_that_was_ignored_at_the_start_ends_no_command() {
+    for (place, signal) in deaf_places() {
+        let (name, folder) = (new_name(), Folder::new());
+        let running = place.start(&format!("{PROGRAM} run {name} -- {PATIENT_JOB}"), &folder);
+        let pid: i32 = folder.line("ready").parse().expect("a process id");
+        send(signal, pid);
+        // Signals that are not ignored arrive; this one is handed on after the other one.
+        send(Signal::USR1, pid);
+        folder.line("heard");
+        fs::write(folder.path("go"), "").expect("written");
+        let said = running.said();
+        assert_eq!(said.code, Some(0), "{place:?}: {said:?} {}", folder.read("err"));
+        assert_eq!(folder.read("jobs"), "inside\n", "{place:?}");
+        nothing_is_left(&name, &format!("{place:?}"));
+    }
+}
+
+#[test]
+fn signal_that_was_ignored_at_the_start_ends_no_wait() {
+    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    for (place, signal) in deaf_places() {
+        let (name, folder) = (new_name(), Folder::new());
+        let guard = manager.write(&name).wait().expect("granted");
+        let running = place.start(&format!("{PROGRAM} run {name} -- {JOB}"), &folder);
+        until("it waits", || manager.inspect(&name).expect("inspected").waiters.len() == 1);
+        send(signal, pid_of(&name));
+        guard.release().expect("ours to the end");
+        let said = running.said();
+        assert_eq!(said.code, Some(0), "{place:?}: {said:?} {}", folder.read("err"));
+        nothing_is_left(&name, &format!("{place:?}"));
+    }
+}
