@@ -280,3 +280,21 @@ fn signal_that_was_ignored_at_the_start_ends_no_wait() {
         nothing_is_left(&name, &format!("{place:?}"));
     }
 }
+
+#[test]
+fn process_1_takes_ended_orphans_away() {
+    if !Place::ProcessOne.is_there() {
+        return;
+    }
+    let (name, folder) = (new_name(), Folder::new());
+    // Each shell leaves a process behind, which becomes a child of process 1 and ends.
+    let orphans = "for i in 1 2 3 4 5 6 7 8 9 10; do sh -c 'sleep 0.01 & echo made >>made'; done";
+    let are_there = "grep -qs '^Name:.sleep' /proc/[0-9]*/status";
+    let job = format!("{orphans}; while {are_there}; do sleep 0.02; done; echo inside >>jobs");
+    fs::write(folder.path("job"), job).expect("written");
+    let running = Place::ProcessOne.start(&format!("exec {PROGRAM} run {name} -- sh job"), &folder);
+    let said = running.said();
+    assert_eq!(said.code, Some(0), "{said:?} {}", folder.read("err"));
+    assert_eq!((folder.read("made").lines().count(), &*folder.read("jobs")), (10, "inside\n"));
+    nothing_is_left(&name, "as process 1");
+}

@@ -23,6 +23,7 @@ use crate::span::Span;
 use crate::table::shown;
 
 mod group;
+mod orphans;
 mod others;
 mod signals;
 mod stops;
@@ -245,7 +246,7 @@ async fn under(
     grace: Duration,
     output: Output,
 ) -> Result<Ending, Failure> {
-    let mut group = Group::start().await.map_err(Failure::system)?;
+    let mut group = Group::start(signals).await.map_err(Failure::system)?;
     group.tell_deadline(hold);
     let started = group.run(options, hold, signals);
     let ending = match started {
@@ -275,7 +276,7 @@ async fn guard(
         tokio::select! {
             biased;
             reason = hold.lost() => return end(group, format!("it was lost: {reason}")).await,
-            event = group.event(signals) => if let Some(status) = group.on_event(event, hold, output).await? {
+            event = group.event(signals) => if let Some(status) = group.on_event(event, hold, signals, output).await? {
                 // This process may have stood still meanwhile.
                 let is_ours = group.has_killed(status);
                 return Ok(if is_ours { Ending::Ours(UNCONFIRMED.to_owned()) } else { Ending::Own(code_of(status)) });
@@ -305,7 +306,7 @@ async fn stop(
             biased;
             reason = hold.lost() => return end(group, format!("it was lost: {reason}")).await,
             () = tokio::time::sleep_until(until) => return end(group, UNCONFIRMED.to_owned()).await,
-            event = group.event(signals) => if group.on_event(event, hold, output).await?.is_some() {
+            event = group.event(signals) => if group.on_event(event, hold, signals, output).await?.is_some() {
                 return Ok(Ending::Ours(UNCONFIRMED.to_owned()));
             },
         }

@@ -52,8 +52,9 @@ pub(super) enum Event {
 
 impl Group {
     /// A group with nobody in it but a watchdog.
-    pub(super) async fn start() -> io::Result<Self> {
+    pub(super) async fn start(signals: &mut Signals) -> io::Result<Self> {
         let mut watchdog = Watchdog::lead()?;
+        signals.leave(watchdog.id());
         // Signals to the group would end it before.
         watchdog.ready().await?;
         let (id, terminal) = (watchdog.id(), Terminal::open());
@@ -87,6 +88,9 @@ impl Group {
             let code = if error.kind() == io::ErrorKind::NotFound { Code::NOT_FOUND } else { Code::CANNOT_RUN };
             Failure::new(code, format!("{}: {error}", program.display()))
         })?;
+        if let Some(id) = command.id().and_then(pid) {
+            signals.leave(id);
+        }
         self.command = Some(command);
         Ok(())
     }
@@ -134,11 +138,12 @@ impl Group {
         &mut self,
         event: Event,
         hold: &Hold,
+        signals: &mut Signals,
         output: Output,
     ) -> io::Result<Option<ExitStatus>> {
         match event {
             Event::CommandEnded(status) => return status.map(Some),
-            Event::WatchdogEnded => self.replace_watchdog(hold, output).await,
+            Event::WatchdogEnded => self.replace_watchdog(hold, signals, output).await,
             Event::Signal(signal) => self.on_signal(signal, output),
         }
         Ok(None)
@@ -165,11 +170,12 @@ impl Group {
     }
 
     /// Starts another watchdog in place of one that has ended.
-    async fn replace_watchdog(&mut self, hold: &Hold, output: Output) {
+    async fn replace_watchdog(&mut self, hold: &Hold, signals: &mut Signals, output: Output) {
         // Before what is left of the old one is taken away, so that the group's id stays the group's.
         self.deadline = deadline(hold).0;
         match Watchdog::join(self.id, self.deadline) {
             Ok(new) => {
+                signals.leave(new.id());
                 let mut old = std::mem::replace(&mut self.watchdog, new);
                 self.is_unwatched = false;
                 old.reap().await;

@@ -21,9 +21,16 @@ pub(super) fn own_group() -> Option<Pid> {
     }
 }
 
+/// Children of a process that have ended and that nobody has waited for.
+pub(super) fn zombies_of(parent: u32) -> Vec<Pid> {
+    let all = stats().into_iter().flatten();
+    all.filter(|stat| stat.parent == parent && stat.state == 'Z').map(|stat| stat.pid).collect()
+}
+
 struct Stat {
     pid: Pid,
     state: char,
+    parent: u32,
     group: i32,
 }
 
@@ -42,7 +49,7 @@ impl Stat {
     fn parse(pid: Pid, stat: &str) -> Option<Self> {
         let mut fields = stat.rsplit_once(") ")?.1.split(' ');
         let state = fields.next()?.chars().next()?;
-        Some(Self { pid, state, group: fields.nth(1)?.parse().ok()? })
+        Some(Self { pid, state, parent: fields.next()?.parse().ok()?, group: fields.next()?.parse().ok()? })
     }
 
     fn runs(&self) -> bool {

@@ -5,8 +5,10 @@ use std::future::poll_fn;
 use std::io;
 use std::task::Poll;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use tokio::signal::unix::{self, SignalKind};
+
+use super::orphans::Orphans;
 
 /// Signals that go to the command's group.
 const HANDED_ON: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
@@ -17,11 +19,12 @@ const HANDED_ON: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::
 pub(super) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
     ignored: Ignored,
+    orphans: Orphans,
 }
 
 impl Signals {
     pub(super) fn listen() -> io::Result<Self> {
-        let mut signals = Self { streams: Vec::new(), ignored: Ignored::at_start() };
+        let mut signals = Self { streams: Vec::new(), ignored: Ignored::at_start(), orphans: Orphans::default() };
         HANDED_ON.iter().try_for_each(|signal| signals.listen_to(*signal))?;
         // Ignored or not: without it no end of a child is heard.
         signals.add(Signal::CHILD)?;
@@ -38,9 +41,14 @@ impl Signals {
         Ok(())
     }
 
+    /// Leaves the end of a child to somebody who waits for it.
+    pub(super) fn leave(&mut self, child: Pid) {
+        self.orphans.leave(child);
+    }
+
     /// The next one. One that came is not forgotten if the future is dropped.
     pub(super) async fn next(&mut self) -> Signal {
-        poll_fn(|context| {
+        let signal = poll_fn(|context| {
             for (signal, stream) in &mut self.streams {
                 if stream.poll_recv(context).is_ready() {
                     return Poll::Ready(*signal);
@@ -48,7 +56,11 @@ impl Signals {
             }
             Poll::Pending
         })
-        .await
+        .await;
+        if signal == Signal::CHILD {
+            self.orphans.reap();
+        }
+        signal
     }
 }
 
