@@ -165,6 +165,9 @@ impl fmt::Display for Error {
             ),
             Self::Unreachable { lock, waited, node, source } => {
                 match node {
+                    Some(node) if is_out_of_descriptors(source.as_deref()) => {
+                        write!(f, "{node} could not be asked")?;
+                    }
                     Some(node) => write!(f, "{node} did not answer")?,
                     None => f.write_str("no server answered")?,
                 }
@@ -283,6 +286,9 @@ impl std::error::Error for NoTls {
 
 /// What to look at when a server does not answer.
 fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) -> &'static str {
+    if is_out_of_descriptors(cause) {
+        return "this process has no file descriptors left, so raise `ulimit -n`, or find what keeps them open";
+    }
     if cause.is_some_and(|cause| cause.is::<NoTls>()) {
         return "see that it runs and speaks TLS there, or use `redis://`";
     }
@@ -296,6 +302,14 @@ fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) ->
         }
         _ => "see that it runs and that the address is right",
     }
+}
+
+/// Whether this process may open no further connection (`EMFILE`), which is nothing that a server could help. The standard
+/// library has no kind for it.
+fn is_out_of_descriptors(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) -> bool {
+    const NUMBER: i32 = if cfg!(windows) { 10024 } else { 24 };
+    let cause = cause.and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.is_some_and(|cause| cause.raw_os_error() == Some(NUMBER))
 }
 
 /// What kind of no a server gave, with [`Error::Refused`](Error).
@@ -451,6 +465,11 @@ mod tests {
         let no_tls: Source = Arc::new(AtNode { node: "10.0.0.1:6379".into(), cause: Some(no_tls) });
         all.push(Error::unreachable(lock(), waited, Some(no_tls)));
         all.push(Error::unreachable(nobody, waited, failed(io::ErrorKind::TimedOut)));
+        let descriptors: Source = Arc::new(AtNode {
+            node: "10.0.0.1:6379".into(),
+            cause: Some(Arc::new(io::Error::from_raw_os_error(if cfg!(windows) { 10024 } else { 24 }))),
+        });
+        all.push(Error::unreachable(lock(), waited, Some(descriptors)));
         all.extend(REASONS.map(|reason| Error::Lost { lock: lock(), reason }));
         let message = || "the server's words".to_owned();
         all.extend(REFUSALS.map(|refusal| Error::Refused {

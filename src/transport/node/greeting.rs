@@ -57,14 +57,16 @@ pub(super) fn check_server(hello: Value, role: Role) -> Result<(), Fault> {
         Err(fault) => return Err(fault),
     };
     let field = |name: &str| hello_field(&hello, name).unwrap_or_default();
-    let (server, version) = (field("server"), field("version"));
+    // A proxy may answer in the server's place, and leave out what it does not know.
+    let or_unnamed = |text: String| if text.is_empty() { "(unnamed)".to_owned() } else { text };
+    let (server, version) = (or_unnamed(field("server")), or_unnamed(field("version")));
     let oldest = if server == "valkey" { VALKEY_OLDEST } else { REDIS_OLDEST };
     let mut numbers = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
     let (major, minor) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     if (major, minor) < oldest {
         return unsupported(&format!("the server is {server} {version}"));
     }
-    let mode = field("mode");
+    let mode = or_unnamed(field("mode"));
     let expected = match role {
         Role::Standalone | Role::Voter => "standalone",
         Role::ClusterMember => "cluster",
@@ -91,4 +93,31 @@ pub(in crate::transport) fn hello_field(hello: &Value, name: &str) -> Option<Str
         return None;
     };
     fields.iter().find(|(key, _)| text(key).as_deref() == Some(name)).and_then(|(_, value)| text(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal_of(fields: &[(&str, &str)]) -> String {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let hello = Value::Map(fields.iter().map(|(name, value)| (text(name), text(value))).collect());
+        match check_server(hello, Role::Standalone) {
+            Err(Fault::Refused { message, .. }) => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn refusal_has_no_blank_where_the_server_names_nothing() {
+        let messages = [
+            refusal_of(&[]),
+            refusal_of(&[("server", "proxy")]),
+            refusal_of(&[("version", "6.0.0")]),
+            refusal_of(&[("server", "redis"), ("version", "7.0.0")]),
+        ];
+        for message in messages {
+            assert!(message.contains("(unnamed)") && !message.contains("  ") && !message.contains(" ;"), "{message}");
+        }
+    }
 }
