@@ -1,9 +1,13 @@
 //! Where the servers are, as a user says it.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+#[cfg(feature = "tls")]
+pub(crate) use tls::ClientPem;
+pub use tls::Tls;
+
+mod tls;
 
 /// Where the servers are. URLs are those of the `redis` crate: `redis://[user][:password@]host[:port][/db]`, or `rediss://…`
 /// for [TLS](Tls), or `redis+unix:///path[?db=…&user=…&pass=…]` for one node. What a URL cannot hold is percent-encoded.
@@ -18,6 +22,8 @@ use crate::error::{Error, Result};
 /// assert_eq!(node, Topology::from(&from_the_environment));
 /// let cluster: Topology = ["redis://127.0.0.1:7000", "redis://127.0.0.1:7001"].into();
 /// assert_eq!(cluster, Topology::cluster(["redis://127.0.0.1:7000", "redis://127.0.0.1:7001"]));
+/// let listed = "redis://127.0.0.1:7000,redis://127.0.0.1:7001";
+/// assert_eq!(cluster, Topology::from(listed.split(',').collect::<Vec<_>>()));
 /// ```
 ///
 /// With the cargo feature `serde` it can be read from a configuration, as `{"node": url}`, `{"cluster": [url, …]}` or
@@ -30,6 +36,15 @@ use crate::error::{Error, Result};
 pub struct Topology {
     kind: Kind,
     tls: Tls,
+    primary_credentials: Option<Credentials>,
+}
+
+/// User and password, apart from any URL.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Credentials {
+    /// Empty for the server's default user.
+    pub(crate) user: String,
+    pub(crate) password: String,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -43,7 +58,7 @@ pub(crate) enum Kind {
 
 impl From<Kind> for Topology {
     fn from(kind: Kind) -> Self {
-        Self { kind, tls: Tls::new() }
+        Self { kind, tls: Tls::new(), primary_credentials: None }
     }
 }
 
@@ -53,16 +68,18 @@ impl Topology {
         Kind::Node(url.into()).into()
     }
 
-    /// A cluster, found through any of these nodes. User and password are taken from the first URL. A cluster has no
-    /// databases but the first, 0.
+    /// A cluster, found through any of these nodes. User and password are taken from the first URL. The database, 0 by default,
+    /// is the same in all URLs. Another than 0 exists only in a cluster with several (`cluster-databases` of Valkey 9); the members
+    /// of any other cluster refuse it, which is [`Refused`](Error::Refused).
     pub fn cluster<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Self {
         Kind::Cluster(urls.into_iter().map(Into::into).collect()).into()
     }
 
     /// The primary that Sentinels know under this name, wherever they move it.
     ///
-    /// The URLs are the Sentinels'. User, password and database of the first one are used for the primary; a Sentinel that
-    /// does not answer strangers is given the one of its URL. The Sentinels are believed by majority, so name them all.
+    /// The URLs are the Sentinels'. Each Sentinel that does not answer strangers is given user and password of its own URL. The
+    /// primary is used with the database of the first URL, and with its user and password unless
+    /// [`primary_credentials`](Topology::primary_credentials) names others. The Sentinels are believed by majority, so name them all.
     ///
     /// ```
     /// use redis_rwlock::{RedisManager, Topology};
@@ -75,6 +92,29 @@ impl Topology {
     /// ```
     pub fn sentinel<U: Into<String>>(primary: impl Into<String>, urls: impl IntoIterator<Item = U>) -> Self {
         Kind::Sentinel { primary: primary.into(), urls: urls.into_iter().map(Into::into).collect() }.into()
+    }
+
+    /// User and password for the primary that [Sentinels](Topology::sentinel) name, instead of those of the first URL. They are sent
+    /// to no Sentinel. An empty user is the server's default user. Nothing is percent-encoded here.
+    ///
+    /// With any other topology, where the URLs have user and password, `build` fails with
+    /// [`InvalidOption`](Error::InvalidOption).
+    ///
+    /// ```
+    /// use redis_rwlock::{RedisManager, Topology};
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let sentinels = ["redis://:watch@10.0.0.1:26379", "redis://:watch@10.0.0.2:26379", "redis://:watch@10.0.0.3:26379"];
+    /// let topology = Topology::sentinel("mymaster", sentinels).primary_credentials("locks", "secret");
+    /// assert!(!format!("{topology:?}").contains("secret"));
+    /// let manager = RedisManager::builder(topology).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn primary_credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
+        self.primary_credentials = Some(Credentials { user: user.into(), password: password.into() });
+        self
     }
 
     /// The certificates for `rediss://` URLs. Without this call the public authorities are trusted, and no client
@@ -114,6 +154,17 @@ impl Topology {
         &self.tls
     }
 
+    /// User and password for the primary, where the URLs have those of the Sentinels.
+    pub(crate) fn credentials_of_primary(&self) -> Result<Option<&Credentials>> {
+        match (&self.kind, &self.primary_credentials) {
+            (Kind::Node(_) | Kind::Cluster(_), Some(_)) => Err(Error::InvalidOption {
+                option: "primary_credentials",
+                reason: "no Sentinel names the servers: put user and password into the URL".to_owned(),
+            }),
+            (_, credentials) => Ok(credentials.as_ref()),
+        }
+    }
+
     /// Refuses what the two-key scheme cannot work on.
     pub(crate) fn check_single(&self) -> Result<()> {
         match &self.kind {
@@ -151,8 +202,38 @@ impl<const N: usize> From<[&str; N]> for Topology {
     }
 }
 
+impl<const N: usize> From<[String; N]> for Topology {
+    fn from(urls: [String; N]) -> Self {
+        Self::cluster(urls)
+    }
+}
+
+impl From<&[&str]> for Topology {
+    fn from(urls: &[&str]) -> Self {
+        Self::cluster(urls.iter().copied())
+    }
+}
+
+impl From<&[String]> for Topology {
+    fn from(urls: &[String]) -> Self {
+        Self::cluster(urls)
+    }
+}
+
+impl From<Vec<&str>> for Topology {
+    fn from(urls: Vec<&str>) -> Self {
+        Self::cluster(urls)
+    }
+}
+
 impl From<Vec<String>> for Topology {
     fn from(urls: Vec<String>) -> Self {
+        Self::cluster(urls)
+    }
+}
+
+impl From<&Vec<String>> for Topology {
+    fn from(urls: &Vec<String>) -> Self {
         Self::cluster(urls)
     }
 }
@@ -169,131 +250,13 @@ impl fmt::Debug for Topology {
             Kind::Cluster(urls) => shown.field(&all_without_secrets(urls)),
             Kind::Sentinel { primary, urls } => shown.field(primary).field(&all_without_secrets(urls)),
         };
+        if self.primary_credentials.is_some() {
+            shown.field(&format_args!("primary_credentials: given"));
+        }
         if self.tls != Tls::new() {
             shown.field(&self.tls);
         }
         shown.finish()
-    }
-}
-
-/// Whom a connection with TLS trusts, and what it shows of itself. Needs the cargo feature `tls`, which is a default one;
-/// without it a `rediss://` URL is an [`InvalidOption`](Error::InvalidOption).
-///
-/// Certificates are always checked, and so is that they were made for the host of the URL, or for the address under which a
-/// cluster or Sentinels list a node. `rediss://…/#insecure` is refused.
-///
-/// * Bad certificates or keys: `build` fails with [`InvalidOption`](Error::InvalidOption), and nothing is sent.
-/// * A server whose certificate is not trusted, or was made for another host:
-///   [`Refusal::Untrusted`](crate::Refusal::Untrusted), at once.
-/// * A server that turns our certificate down, or wants one and is shown none:
-///   [`Refusal::Unauthenticated`](crate::Refusal::Unauthenticated), as soon as the server says so.
-/// * TLS where the server speaks none, or none where it speaks TLS: [`Unreachable`](Error::Unreachable) after
-///   [`unreachable_after`](crate::Builder::unreachable_after).
-///
-/// The cryptography is that of the process: what the application has installed as the default
-/// `rustls::crypto::CryptoProvider` before it builds a manager, else `ring`, which is then installed.
-///
-/// Defaults to the public authorities that Mozilla trusts and no client certificate; [`Topology::tls`] has an example.
-/// `Debug` shows neither certificates nor keys.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Tls {
-    ca_pem: Option<Vec<u8>>,
-    client_pem: Option<ClientPem>,
-    /// To be read when the manager is built.
-    ca_file: Option<PathBuf>,
-    client_files: Option<(PathBuf, PathBuf)>,
-}
-
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct ClientPem {
-    pub(crate) certificates: Vec<u8>,
-    pub(crate) key: Vec<u8>,
-}
-
-impl Tls {
-    /// Trusts the public authorities, shows no certificate. Others: see [`Topology::tls`](Topology::tls).
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Trusts the authorities in this PEM text, one or more, and no other; see [`Topology::tls`](Topology::tls).
-    #[must_use]
-    pub fn ca_pem(mut self, certificates: impl Into<Vec<u8>>) -> Self {
-        self.ca_pem = Some(certificates.into());
-        self
-    }
-
-    /// Shows this certificate, followed by those between it and its authority if there are any, and proves it with its key
-    /// (PKCS #8, PKCS #1 or SEC 1); both as PEM text. See [`Topology::tls`](Topology::tls).
-    #[must_use]
-    pub fn client_pem(mut self, certificates: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        self.client_pem = Some(ClientPem { certificates: certificates.into(), key: key.into() });
-        self
-    }
-
-    /// The same as [`ca_pem`](Tls::ca_pem) from a file, which `build` reads; it counts more than that. One that cannot be read is an
-    /// [`InvalidOption`](Error::InvalidOption).
-    ///
-    /// ```no_run
-    /// use redis_rwlock::{RedisManager, Tls, Topology};
-    ///
-    /// # fn main() -> redis_rwlock::Result<()> {
-    /// let tls = Tls::new().ca_file("/etc/locks/ca.pem").client_files("/etc/locks/client.pem", "/etc/locks/client-key.pem");
-    /// let manager = RedisManager::builder(Topology::node("rediss://10.0.0.1:6379").tls(tls)).build()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn ca_file(mut self, path: impl Into<PathBuf>) -> Self {
-        self.ca_file = Some(path.into());
-        self
-    }
-
-    /// The same as [`client_pem`](Tls::client_pem) from two files, which `build` reads; see [`ca_file`](Tls::ca_file).
-    #[must_use]
-    pub fn client_files(mut self, certificates: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
-        self.client_files = Some((certificates.into(), key.into()));
-        self
-    }
-
-    /// The same with what is in the files.
-    pub(crate) fn read(mut self) -> Result<Self> {
-        if let Some(path) = self.ca_file.take() {
-            self.ca_pem = Some(read(&path)?);
-        }
-        if let Some((certificates, key)) = self.client_files.take() {
-            self.client_pem = Some(ClientPem { certificates: read(&certificates)?, key: read(&key)? });
-        }
-        Ok(self)
-    }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>> {
-    let refused = |error| match path.as_os_str().is_empty() {
-        true => "a client certificate and its key need each other".to_owned(),
-        false => format!("{} cannot be read: {error}", path.display()),
-    };
-    std::fs::read(path).map_err(|error| Error::InvalidOption { option: "tls", reason: refused(error) })
-}
-
-#[cfg(feature = "tls")]
-impl Tls {
-    pub(crate) fn authorities(&self) -> Option<&[u8]> {
-        self.ca_pem.as_deref()
-    }
-
-    pub(crate) fn client(&self) -> Option<&ClientPem> {
-        self.client_pem.as_ref()
-    }
-}
-
-impl fmt::Debug for Tls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = |is_set: bool| if is_set { "given" } else { "default" };
-        let ca = shown(self.ca_pem.is_some() || self.ca_file.is_some());
-        let client = shown(self.client_pem.is_some() || self.client_files.is_some());
-        write!(f, "Tls {{ ca: {ca}, client: {client} }}")
     }
 }
 
@@ -337,6 +300,24 @@ mod tests {
     }
 
     #[test]
+    fn list_of_any_kind_is_a_cluster() {
+        let cluster = Topology::cluster(["redis://a", "redis://b"]);
+        let (texts, strings) = (["redis://a", "redis://b"], ["redis://a".to_owned(), "redis://b".to_owned()]);
+        let lists: [Topology; 7] = [
+            texts.into(),
+            texts.as_slice().into(),
+            texts.to_vec().into(),
+            strings.clone().into(),
+            strings.as_slice().into(),
+            strings.to_vec().into(),
+            (&strings.to_vec()).into(),
+        ];
+        for list in lists {
+            assert_eq!(list, cluster);
+        }
+    }
+
+    #[test]
     fn debug_shows_no_secrets() {
         let secret = "s3cr@t";
         let urls = [
@@ -348,7 +329,8 @@ mod tests {
         ];
         for url in urls {
             let shown = format!("{:?} {:?}", Topology::node(&*url), Topology::cluster([&*url]));
-            let shown = format!("{shown} {:?}", Topology::sentinel("main", [&*url]));
+            let sentinel = Topology::sentinel("main", [&*url]);
+            let shown = format!("{shown} {sentinel:?} {:?}", sentinel.clone().primary_credentials(secret, secret));
             assert!(!shown.contains("s3cr"), "{shown}");
         }
     }

@@ -1,9 +1,9 @@
 //! URLs of servers, and addresses of others that are reached the same way.
 
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisError};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo, RedisError};
 
 use crate::error::{Error, Result};
-use crate::topology::Tls;
+use crate::topology::{Credentials, Tls};
 #[cfg(feature = "tls")]
 use crate::transport::tls;
 
@@ -35,10 +35,13 @@ pub(super) fn first(infos: Vec<ConnectionInfo>) -> Result<ConnectionInfo> {
     infos.into_iter().next().map_or_else(|| invalid("it needs the URL of at least one node"), Ok)
 }
 
-/// Refuses what a cluster does not have.
+/// Refuses URLs that cannot be of one cluster. Whether a database exists is the servers' answer: Valkey 9 can have several, other
+/// servers refuse all but 0.
 pub(super) fn check_members(infos: &[ConnectionInfo]) -> Result<()> {
-    if infos.iter().any(|info| info.redis_settings().db() != 0) {
-        return invalid("a cluster has no databases but 0");
+    // All members are used with one database. Two services that list the same URLs in another order must not part ways.
+    let mut databases = infos.iter().map(|info| info.redis_settings().db());
+    if databases.next().is_some_and(|first| databases.any(|other| other != first)) {
+        return invalid("the URLs of a cluster name different databases, and all members are used with one");
     }
     if infos.iter().any(|info| matches!(info.addr(), ConnectionAddr::Unix(_))) {
         return invalid("the nodes of a cluster are found by host and port, not by a socket's path");
@@ -100,6 +103,18 @@ pub(super) fn invalid_url(_: &RedisError) -> Error {
         option: "topology",
         reason: "a URL must read redis://[user][:password@]host[:port][/db]".to_owned(),
     }
+}
+
+/// Replaces user and password, if others are given.
+pub(super) fn with_credentials(info: ConnectionInfo, credentials: Option<&Credentials>) -> ConnectionInfo {
+    let Some(Credentials { user, password }) = credentials else { return info };
+    let before = info.redis_settings();
+    // A user of the URL must not stay beside the password of another.
+    let mut settings = RedisConnectionInfo::default().set_db(before.db()).set_protocol(before.protocol());
+    if !user.is_empty() {
+        settings = settings.set_username(user);
+    }
+    info.set_redis_settings(settings.set_password(password))
 }
 
 /// `host:port`.

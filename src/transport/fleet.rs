@@ -25,7 +25,8 @@ use crate::lease::Moment;
 use crate::meter::Tally;
 use crate::options::Options;
 use crate::shield::shielded;
-use crate::transport::address::{address_of, check_members, first, with_host};
+use crate::topology::Credentials;
+use crate::transport::address::{address_of, check_members, first, with_credentials, with_host};
 use crate::transport::conditions::Conditions;
 use crate::transport::fault::{Answer, Fault};
 use crate::transport::members::{MAX_ASKED, Members, Standing};
@@ -131,13 +132,14 @@ impl Fleet {
     pub(super) fn behind_sentinels(
         primary: &str,
         infos: Vec<ConnectionInfo>,
+        credentials: Option<&Credentials>,
         options: &Options,
         clock: Clock,
         home: Home,
         conditions: &Arc<Conditions>,
     ) -> Result<Arc<Self>> {
         let sentinels = Sentinels::new(primary, infos.clone(), options.response_timeout);
-        let template = first(infos)?;
+        let template = with_credentials(first(infos)?, credentials);
         Ok(Self::new(
             MapSource::Sentinels(sentinels),
             template,

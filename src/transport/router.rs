@@ -61,7 +61,7 @@ impl fmt::Debug for Router {
 impl Router {
     pub(super) fn new(topology: &Topology, options: &Options, home: &Home) -> Result<Self> {
         let clock = Clock::System;
-        let tls = topology.certificates();
+        let (tls, credentials) = (topology.certificates(), topology.credentials_of_primary()?);
         let conditions = |infos: &[ConnectionInfo]| {
             let place = Place { servers: servers(topology.kind(), infos), durability: options.durability.to_string() };
             Arc::new(Conditions::new(place, clock, options.clock_margin))
@@ -82,7 +82,8 @@ impl Router {
             Kind::Sentinel { primary, urls } => {
                 let infos = parse_all(urls, tls)?;
                 let conditions = conditions(&infos);
-                let fleet = Fleet::behind_sentinels(primary, infos, options, clock, home.clone(), &conditions)?;
+                let fleet =
+                    Fleet::behind_sentinels(primary, infos, credentials, options, clock, home.clone(), &conditions)?;
                 Recheck::install(&SlotOwners::Many(Arc::clone(&fleet)), home, fleet.outages(), &conditions);
                 Ok(Self::of(SlotOwners::Many(fleet), options, home))
             }

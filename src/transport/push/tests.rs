@@ -329,6 +329,7 @@ async fn a_channel_follows_the_primary_behind_sentinels() {
     let fleet = Fleet::behind_sentinels(
         sentinels.primary_name(),
         infos(&sentinels.urls()),
+        None,
         &options,
         Clock::System,
         home(),

@@ -316,6 +316,47 @@ async fn password_and_database_are_those_of_the_first_url() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn primary_with_another_user_and_password_than_the_sentinels() {
+    let servers = Sentinels::builder(Server::Redis70).password(PASSWORD).start().expect("they start");
+    for node in servers.nodes() {
+        ask(node, &["ACL", "SETUSER", "locks", "on", ">of locks", "~*", "&*", "+@all"]);
+    }
+    // As long as the Sentinels answer strangers.
+    let primary = servers.primary();
+    for sentinel in servers.sentinels() {
+        ask(sentinel, &["ACL", "SETUSER", "default", "resetpass", ">watch"]);
+    }
+    let with_watch = |url: String| url.replace("redis://", "redis://:watch@") + "/3";
+    let urls = Topology::sentinel(servers.primary_name(), servers.urls().into_iter().map(with_watch));
+    // The default user needs nothing percent-encoded here, and a user of another name nothing of the URLs.
+    for (user, password) in [("", PASSWORD), ("default", PASSWORD), ("locks", "of locks")] {
+        let topology = urls.clone().primary_credentials(user, password);
+        for scheme in Scheme::BOTH {
+            let manager = scheme.connect(&topology, "case").await;
+            let guard = manager.write("cfg").await.expect("granted");
+            let mut client = primary.client().expect("connects");
+            client.command(&["SELECT", "3"]).expect("answered").into_result().expect("selected");
+            let found = client.command(&["EXISTS", &scheme.key("cfg")]).expect("answered");
+            assert_eq!(found, Reply::Int(1), "{scheme:?}: the database is that of the first URL");
+            let seen = ask(primary, &["CLIENT", "LIST"]).text().expect("a text").into_owned();
+            assert!(user != "locks" || seen.contains("user=locks "), "{seen}");
+            guard.release().await.expect("ours to the end");
+        }
+    }
+    let unauthenticated = |error: &Error| matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
+    for wrong in [urls.clone(), urls.clone().primary_credentials("locks", "watch")] {
+        for error in refusals(&wrong).await {
+            assert!(unauthenticated(&error), "{error:?}");
+            assert!(!format!("{error} {error:?} {wrong:?}").contains("watch"), "{error:?}");
+        }
+    }
+    for strange in [Topology::node("redis://127.0.0.1:1"), Topology::cluster(["redis://127.0.0.1:1"])] {
+        let error = hash(&strange.primary_credentials("locks", "secret")).build().expect_err("no Sentinel");
+        assert!(matches!(error, Error::InvalidOption { option: "primary_credentials", .. }), "{error:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn primary_that_moves_to_another_address_is_followed() {
     let servers = Sentinels::start(Server::Redis70).expect("they start");
     let elsewhere = Node::start(Server::Redis70).expect("the server starts");

@@ -125,16 +125,46 @@ async fn database_of_the_url_is_where_the_keys_are() {
 
 #[test]
 fn databases_that_cannot_be_are_refused_before_anything_is_sent() {
-    for database in ["1", "15", "-1"] {
-        let urls = ["redis://127.0.0.1:1".to_owned(), format!("redis://127.0.0.1:2/{database}")];
-        let error = hash(Topology::cluster(urls)).build().expect_err("a cluster has one");
-        assert_eq!(option_of(&error), "topology", "{database}");
+    for (one, other) in [("", "1"), ("1", "0"), ("1", "15"), ("-1", "-1")] {
+        let urls = [format!("redis://127.0.0.1:1/{one}"), format!("redis://127.0.0.1:2/{other}")];
+        let error = hash(Topology::cluster(urls)).build().expect_err("all members are used with one");
+        assert_eq!(option_of(&error), "topology", "{one} {other}");
         assert!(error.to_string().contains("database"), "{error}");
     }
-    hash(Topology::cluster(["redis://127.0.0.1:1/0"])).build().expect("the one that it has");
+    for (one, other) in [("", "0"), ("1", "1"), ("15", "15")] {
+        let urls = [format!("redis://127.0.0.1:1/{one}"), format!("redis://127.0.0.1:2/{other}")];
+        hash(Topology::cluster(urls)).build().expect("the members say whether they have it");
+    }
     for url in ["redis://127.0.0.1:1/x", "redis://127.0.0.1:1/-1", "redis+unix:///nowhere?db=x"] {
         assert_eq!(option_of(&hash(url).build().expect_err("no database")), "topology", "{url}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_of_a_cluster_say_whether_they_have_a_database() {
+    let builder = Cluster::builder(Server::Valkey91).replicas(0).node_timeout(Duration::from_secs(15));
+    let several = builder.arg("--cluster-databases", "4").start().expect("the cluster starts");
+    let in_database = |cluster: &Cluster, database: u8| {
+        let urls: Vec<_> = cluster.nodes().iter().map(|node| format!("redis://{}/{database}", node.addr())).collect();
+        hash(urls)
+    };
+    let three = in_database(&several, 3).connect().await.expect("connects");
+    let none = in_database(&several, 0).connect().await.expect("connects");
+    for name in names_on_every_primary(&several) {
+        let key = format!("rwlock:{{{name}}}:lock");
+        let owner = several.primary_of_slot(several.keyslot(&key));
+        let guard = three.write(&name).await.expect("granted");
+        assert!(exists_in(owner, "3", &key) && !exists_in(owner, "0", &key), "{name}");
+        assert!(three.try_write(&name).await.expect("answered").is_none(), "{name} is held");
+        let apart = none.try_write(&name).await.expect("answered").expect("another database, another lock");
+        guard.release().await.expect("ours to the end");
+        apart.release().await.expect("ours to the end");
+    }
+    let error = refused(in_database(&several, 9)).await;
+    assert!(matches!(error, Error::Refused { refusal: Refusal::Other, .. }), "no such database: {error:?}");
+    let single = Cluster::builder(Server::Redis70).replicas(0).start().expect("the cluster starts");
+    let error = refused(in_database(&single, 3)).await;
+    assert!(matches!(error, Error::Refused { .. }) && error.to_string().contains("SELECT"), "{error:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

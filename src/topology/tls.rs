@@ -1,0 +1,127 @@
+//! Certificates, as a user gives them.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// Whom a connection with TLS trusts, and what it shows of itself. Needs the cargo feature `tls`, which is a default one;
+/// without it a `rediss://` URL is an [`InvalidOption`](Error::InvalidOption).
+///
+/// Certificates are always checked, and so is that they were made for the host of the URL, or for the address under which a
+/// cluster or Sentinels list a node. `rediss://…/#insecure` is refused.
+///
+/// * Bad certificates or keys: `build` fails with [`InvalidOption`](Error::InvalidOption), and nothing is sent.
+/// * A server whose certificate is not trusted, or was made for another host:
+///   [`Refusal::Untrusted`](crate::Refusal::Untrusted), at once.
+/// * A server that turns our certificate down, or wants one and is shown none:
+///   [`Refusal::Unauthenticated`](crate::Refusal::Unauthenticated), as soon as the server says so.
+/// * TLS where the server speaks none, or none where it speaks TLS: [`Unreachable`](Error::Unreachable) after
+///   [`unreachable_after`](crate::Builder::unreachable_after).
+///
+/// The cryptography is that of the process: what the application has installed as the default
+/// `rustls::crypto::CryptoProvider` before it builds a manager, else `ring`, which is then installed.
+///
+/// Defaults to the public authorities that Mozilla trusts and no client certificate; [`Topology::tls`] has an example.
+/// `Debug` shows neither certificates nor keys.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Tls {
+    ca_pem: Option<Vec<u8>>,
+    client_pem: Option<ClientPem>,
+    /// To be read when the manager is built.
+    ca_file: Option<PathBuf>,
+    client_files: Option<(PathBuf, PathBuf)>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct ClientPem {
+    pub(crate) certificates: Vec<u8>,
+    pub(crate) key: Vec<u8>,
+}
+
+impl Tls {
+    /// Trusts the public authorities, shows no certificate. Others: see [`Topology::tls`](Topology::tls).
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Trusts the authorities in this PEM text, one or more, and no other; see [`Topology::tls`](Topology::tls).
+    #[must_use]
+    pub fn ca_pem(mut self, certificates: impl Into<Vec<u8>>) -> Self {
+        self.ca_pem = Some(certificates.into());
+        self
+    }
+
+    /// Shows this certificate, followed by those between it and its authority if there are any, and proves it with its key
+    /// (PKCS #8, PKCS #1 or SEC 1); both as PEM text. See [`Topology::tls`](Topology::tls).
+    #[must_use]
+    pub fn client_pem(mut self, certificates: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.client_pem = Some(ClientPem { certificates: certificates.into(), key: key.into() });
+        self
+    }
+
+    /// The same as [`ca_pem`](Tls::ca_pem) from a file, which `build` reads; it counts more than that. One that cannot be read is an
+    /// [`InvalidOption`](Error::InvalidOption).
+    ///
+    /// ```no_run
+    /// use redis_rwlock::{RedisManager, Tls, Topology};
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let tls = Tls::new().ca_file("/etc/locks/ca.pem").client_files("/etc/locks/client.pem", "/etc/locks/client-key.pem");
+    /// let manager = RedisManager::builder(Topology::node("rediss://10.0.0.1:6379").tls(tls)).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn ca_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.ca_file = Some(path.into());
+        self
+    }
+
+    /// The same as [`client_pem`](Tls::client_pem) from two files, which `build` reads; see [`ca_file`](Tls::ca_file).
+    #[must_use]
+    pub fn client_files(mut self, certificates: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        self.client_files = Some((certificates.into(), key.into()));
+        self
+    }
+
+    /// The same with what is in the files.
+    pub(crate) fn read(mut self) -> Result<Self> {
+        if let Some(path) = self.ca_file.take() {
+            self.ca_pem = Some(read(&path)?);
+        }
+        if let Some((certificates, key)) = self.client_files.take() {
+            self.client_pem = Some(ClientPem { certificates: read(&certificates)?, key: read(&key)? });
+        }
+        Ok(self)
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let refused = |error| match path.as_os_str().is_empty() {
+        true => "a client certificate and its key need each other".to_owned(),
+        false => format!("{} cannot be read: {error}", path.display()),
+    };
+    std::fs::read(path).map_err(|error| Error::InvalidOption { option: "tls", reason: refused(error) })
+}
+
+#[cfg(feature = "tls")]
+impl Tls {
+    pub(crate) fn authorities(&self) -> Option<&[u8]> {
+        self.ca_pem.as_deref()
+    }
+
+    pub(crate) fn client(&self) -> Option<&ClientPem> {
+        self.client_pem.as_ref()
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |is_set: bool| if is_set { "given" } else { "default" };
+        let ca = shown(self.ca_pem.is_some() || self.ca_file.is_some());
+        let client = shown(self.client_pem.is_some() || self.client_files.is_some());
+        write!(f, "Tls {{ ca: {ca}, client: {client} }}")
+    }
+}
