@@ -226,6 +226,9 @@ impl Error {
             Some(AtNode { node, cause }) => (Some(Arc::clone(node)), cause.clone()),
             None => (None, failure),
         };
+        if let Some(NotPrimary(words)) = source.as_deref().and_then(|source| source.downcast_ref::<NotPrimary>()) {
+            return Self::Refused { lock, refusal: Refusal::ReadOnly, node, message: words.clone() };
+        }
         Self::Unreachable { lock, waited, node, source }
     }
 }
@@ -267,6 +270,11 @@ impl fmt::Display for AtNode {
 }
 
 impl std::error::Error for AtNode {}
+
+/// Words of a server that is a replica, which is found at the address of a primary.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NotPrimary(pub(crate) String);
 
 /// There was a server, and no connection with TLS to it.
 #[derive(Clone, Debug)]
@@ -325,7 +333,8 @@ pub enum Refusal {
     /// The user may not run a command or touch the key or channel (`NOPERM`).
     #[error("no permission")]
     Forbidden,
-    /// The server cannot take writes now (`READONLY`, `MISCONF`, `NOREPLICAS`).
+    /// The server cannot take writes now (`MISCONF`, `NOREPLICAS`), or was a replica (`READONLY`) for as long as
+    /// [`unreachable_after`](crate::Builder::unreachable_after) says.
     #[error("read only")]
     ReadOnly,
     /// The lock's key holds something that is not a lock (`WRONGTYPE`). It was left as it is.

@@ -96,6 +96,11 @@ impl Proxy {
         self.order(State::cut);
     }
 
+    /// Leads new connections to another server. Those that are there go on with the old one, as behind a virtual address.
+    pub fn lead_to(&self, server: SocketAddr) {
+        self.order(move |state| state.lead_to(server));
+    }
+
     /// Refuses new connections. Those that are there go on.
     ///
     /// # Panics

@@ -11,9 +11,13 @@ use tokio::sync::watch;
 
 /// What a server says of itself.
 pub(super) fn hello(mode: &str) -> String {
-    let length = mode.len();
+    hello_as(mode, "master")
+}
+
+fn hello_as(mode: &str, role: &str) -> String {
+    let (length, role_length) = (mode.len(), role.len());
     format!(
-        "%3\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$5\r\n7.0.0\r\n$4\r\nmode\r\n${length}\r\n{mode}\r\n"
+        "%4\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$5\r\n7.0.0\r\n$4\r\nmode\r\n${length}\r\n{mode}\r\n$4\r\nrole\r\n${role_length}\r\n{role}\r\n"
     )
 }
 
@@ -66,6 +70,8 @@ struct Counts {
     peak: AtomicUsize,
     /// No script is known until one comes with its text.
     knows_none: AtomicBool,
+    /// It follows another server.
+    is_replica: AtomicBool,
 }
 
 impl Fake {
@@ -100,6 +106,10 @@ impl Fake {
         self.counts.knows_none.store(true, Ordering::SeqCst);
     }
 
+    pub(super) fn follows_another(&self) {
+        self.counts.is_replica.store(true, Ordering::SeqCst);
+    }
+
     pub(super) fn peak(&self) -> usize {
         self.counts.peak.load(Ordering::SeqCst)
     }
@@ -132,6 +142,7 @@ async fn serve(stream: TcpStream, mut pace: watch::Receiver<Pace>, counts: Arc<C
             return;
         }
         let answer = match name.as_str() {
+            "HELLO" if counts.is_replica.load(Ordering::SeqCst) => hello_as("standalone", "replica"),
             "HELLO" => hello("standalone"),
             "TIME" => TIME.to_owned(),
             // Nobody has the right, and it is no member of a cluster.
@@ -147,7 +158,13 @@ async fn serve(stream: TcpStream, mut pace: watch::Receiver<Pace>, counts: Arc<C
                 if name == "EVAL" {
                     counts.knows_none.store(false, Ordering::SeqCst);
                 }
-                if counts.knows_none.load(Ordering::SeqCst) { "-NOSCRIPT no\r\n".to_owned() } else { OK.to_owned() }
+                if counts.is_replica.load(Ordering::SeqCst) {
+                    "-READONLY You can't write against a read only replica.\r\n".to_owned()
+                } else if counts.knows_none.load(Ordering::SeqCst) {
+                    "-NOSCRIPT no\r\n".to_owned()
+                } else {
+                    OK.to_owned()
+                }
             }
             _ => "+OK\r\n".to_owned(),
         };

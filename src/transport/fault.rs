@@ -6,7 +6,7 @@ use std::sync::Arc;
 use redis::{ErrorKind, RedisError, ServerError, Value};
 
 use crate::attempt::Failure;
-use crate::error::{AtNode, NoTls, Refusal, Source};
+use crate::error::{AtNode, NoTls, NotPrimary, Refusal, Source};
 use crate::lease::Moment;
 
 /// Why a node did not carry out a call, as far as one node can tell.
@@ -18,6 +18,8 @@ pub(super) enum Fault {
     Ask { address: String },
     /// Not now. Nothing ran.
     Again(Source),
+    /// Not a primary that serves: the address may lead to another server by now. Nothing ran.
+    WrongServer(Source),
     /// The script is not loaded. Nothing ran.
     NoScript,
     /// Not this one, not later. Nothing ran.
@@ -52,11 +54,12 @@ impl Fault {
         match error.code() {
             "MOVED" => Self::Moved { address: address() },
             "ASK" => Self::Ask { address: address() },
-            "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "BUSY" => {
-                Self::Again(Arc::new(Answer(format!("{} {details}", error.code()))))
-            }
+            "TRYAGAIN" | "CLUSTERDOWN" | "BUSY" => Self::Again(Arc::new(Answer(format!("{} {details}", error.code())))),
+            "LOADING" | "MASTERDOWN" => Self::WrongServer(Arc::new(Answer(format!("{} {details}", error.code())))),
             "NOSCRIPT" => Self::NoScript,
-            "READONLY" | "MISCONF" | "NOREPLICAS" => refused(Refusal::ReadOnly),
+            // Also from within a script: its first write is refused, and a server does not change its role during a script.
+            "READONLY" => Self::WrongServer(Arc::new(NotPrimary(format!("READONLY {details}")))),
+            "MISCONF" | "NOREPLICAS" => refused(Refusal::ReadOnly),
             "OOM" => refused(Refusal::OutOfMemory),
             "NOAUTH" | "WRONGPASS" => refused(Refusal::Unauthenticated),
             "NOPERM" => refused(Refusal::Forbidden),
@@ -110,10 +113,16 @@ impl Fault {
         match self {
             Self::NotSent(cause) => Self::NotSent(Some(at_node(cause))),
             Self::Again(cause) => Self::Again(at_node(Some(cause))),
+            Self::WrongServer(cause) => Self::WrongServer(at_node(Some(cause))),
             Self::Unknown { stray_until, source } => Self::Unknown { stray_until, source: Some(at_node(source)) },
             Self::Refused { refusal, message } => Self::Refused { refusal, message: format!("{address}: {message}") },
             other => other,
         }
+    }
+
+    /// Whether the server does not take writes as it is now, so that the connection is worth leaving.
+    pub(super) fn is_of_no_primary(&self) -> bool {
+        matches!(self, Self::WrongServer(_) | Self::Refused { refusal: Refusal::ReadOnly, .. })
     }
 
     /// What somebody said, or the system.
@@ -133,7 +142,7 @@ impl Fault {
             Self::Unreplicated { asked, acknowledged } => Failure::Unreplicated { asked, acknowledged, node: None },
             Self::Unknown { stray_until, source } => Failure::Unknown { stray_until, source },
             Self::NotSent(source) => Failure::NotDone { source },
-            Self::Again(source) => Failure::NotDone { source: Some(source) },
+            Self::Again(source) | Self::WrongServer(source) => Failure::NotDone { source: Some(source) },
             Self::Moved { address } | Self::Ask { address } => {
                 Failure::NotDone { source: Some(Arc::new(Answer(format!("redirected to {address}")))) }
             }
@@ -269,7 +278,7 @@ mod tests {
             ("OOM command not allowed when used memory > 'maxmemory'.", Refusal::OutOfMemory),
             ("NOAUTH Authentication required.", Refusal::Unauthenticated),
             ("NOPERM this user has no permissions", Refusal::Forbidden),
-            ("READONLY You can't write against a read only replica.", Refusal::ReadOnly),
+            ("MISCONF Errors writing to the append only file", Refusal::ReadOnly),
             ("WRONGTYPE Operation against a key holding the wrong kind of value", Refusal::ForeignKey),
             ("ERR something", Refusal::Other),
         ];
@@ -304,8 +313,17 @@ mod tests {
 
     #[test]
     fn passing_troubles_are_no_refusals() {
-        for line in ["TRYAGAIN x", "CLUSTERDOWN x", "LOADING x", "MASTERDOWN x"] {
+        for line in ["TRYAGAIN x", "CLUSTERDOWN x", "BUSY x"] {
             assert!(matches!(fault(line), Fault::Again(_)), "{line}");
+        }
+    }
+
+    #[test]
+    fn servers_that_are_no_primary_are_told_apart() {
+        let within = "READONLY You can't write against a read only replica. script: d7be9d8e, on @user_script:3.";
+        for line in ["READONLY You can't write against a read only replica.", within, "LOADING x", "MASTERDOWN x"] {
+            let fault = fault(line);
+            assert!(matches!(fault, Fault::WrongServer(_)) && fault.is_of_no_primary(), "{line}");
         }
     }
 }

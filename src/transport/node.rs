@@ -11,17 +11,13 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_redis::{Manager, Pool, PoolError, Runtime};
-use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
 use redis::{Client, Cmd, ConnectionInfo, ProtocolVersion, RedisError, Value};
-use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
 use crate::attempt::{Answered, Hearing, NodeId, Route};
 use crate::clock::Clock;
 use crate::durability::Durability;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::home::Home;
 use crate::lease::{self, Anchor, Moment, ServerTime};
 use crate::options::Options;
@@ -33,22 +29,26 @@ use crate::transport::fault::{self, Answer, Fault};
 use crate::transport::outages::Outages;
 use crate::transport::pushed::Hear;
 use crate::transport::{Call, Expiry, is_reply_to, server_time};
+use apart::Apart;
 use connection::Load;
 pub(super) use connection::{Connection, Request};
-use ears::Ears;
 use greeting::unreadable;
 pub(super) use greeting::{hello_field, parse_time};
 use lanes::{Calls, Lanes};
 pub(super) use lines::{DialFault, not_sent};
-use lines::{Lines, Live, config};
+use lines::{Lines, Live};
 pub(super) use room::Precedence;
 
+mod apart;
 mod checkup;
 mod connection;
+mod dial;
 mod ears;
 mod greeting;
 mod lanes;
 mod lines;
+#[cfg(test)]
+mod names;
 mod prober;
 mod room;
 mod silence;
@@ -56,8 +56,6 @@ mod silence;
 mod tests;
 mod wire;
 
-/// Connections for calls apart.
-const POOL_SIZE: usize = 4;
 /// An older anchor is not used: at 1 % its error would pass the clock margin.
 const MAX_ANCHOR_AGE: Duration = Duration::from_secs(5);
 
@@ -118,9 +116,7 @@ impl Reports {
 
 pub(super) struct Node {
     lines: Arc<Lines>,
-    info: ConnectionInfo,
-    /// For calls apart, one for each runtime: one that stands still keeps its own.
-    pools: Mutex<Vec<(Id, Pool)>>,
+    apart: Apart,
     /// For what is to be on replicas before it counts.
     lanes: Option<Lanes>,
     limits: Limits,
@@ -145,10 +141,10 @@ impl Node {
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let info = info.set_tcp_settings(tcp);
         let resp3 = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-        let client = Client::open(info.clone().set_redis_settings(resp3)).map_err(|error| invalid_url(&error))?;
+        let client = Client::open(info.set_redis_settings(resp3)).map_err(|error| invalid_url(&error))?;
         let lines = Arc::new(Lines::new(address, client, limits, clock, home, reports));
         let lanes = Lanes::new(&lines, limits.durability);
-        Ok(Self { lines, info, pools: Mutex::default(), lanes, limits, clock })
+        Ok(Self { lines, apart: Apart::default(), lanes, limits, clock })
     }
 
     pub(super) fn address(&self) -> &str {
@@ -159,9 +155,9 @@ impl Node {
         self.lines.id
     }
 
-    /// A connection of its own for what is subscribed, within the response timeout. Both are told within the task that reads it.
+    /// A connection of its own for what is subscribed. Both are told within the task that reads it.
     pub(super) async fn dial_link(&self, on_loss: OnLoss, hear: Hear) -> Result<Connection, DialFault> {
-        self.lines.open(Ears::new(Arc::default(), Some(on_loss)).hearing(hear)).await
+        self.lines.dial_link(on_loss, hear).await
     }
 
     /// The number of this runtime's connection, and what is known by it of the server's clock; `None` without one.
@@ -276,48 +272,6 @@ impl Node {
             Err(Fault::NoScript) => Box::pin(self.send(live, call, Load::Text, admission)).await,
             other => other,
         }
-    }
-
-    /// Sends one call on a connection from the pool, which nobody else waits for.
-    pub(super) async fn call_apart(&self, call: &Call) -> Result<Answered<Value>, Fault> {
-        self.word().await?;
-        let live = self.lines.live().await?;
-        let pooled = self.connection_apart().await?;
-        let connection = Connection::Library(MultiplexedConnection::clone(&pooled));
-        let apart = Arc::new(live.apart(connection));
-        let answer = self.send_or_load(&apart, call, Admission::Owner).await;
-        if matches!(answer, Err(Fault::Unknown { .. })) {
-            // Whatever comes on it later is nobody's.
-            drop(deadpool_redis::Connection::take(pooled));
-        }
-        answer
-    }
-
-    /// A connection that nobody else waits for. Those that are there and do not answer are not tried one after the other.
-    async fn connection_apart(&self) -> Result<deadpool_redis::Connection, Fault> {
-        let pool = self.pool()?;
-        // One response timeout for a place, one for the connection.
-        match tokio::time::timeout(self.limits.response_timeout * 2, pool.get()).await {
-            Ok(pooled) => pooled.map_err(of_pool),
-            Err(_) => {
-                drop(pool.retain(|_, _| false));
-                Err(Fault::NotSent(Some(Arc::new(Answer("no connection in time".to_owned())))))
-            }
-        }
-    }
-
-    /// That of this runtime. Those of which nobody uses any connection go when a new one comes.
-    fn pool(&self) -> Result<Pool, Fault> {
-        let runtime = Handle::current().id();
-        let mut pools = self.pools.lock();
-        if let Some((_, pool)) = pools.iter().find(|(of, _)| *of == runtime) {
-            return Ok(pool.clone());
-        }
-        pools.retain(|(_, pool)| pool.status().available < pool.status().size);
-        let unusable = |error: Error| Fault::NotSent(Some(Arc::new(error)));
-        let pool = pool(self.info.clone(), self.limits.response_timeout, POOL_SIZE).map_err(unusable)?;
-        pools.push((runtime, pool.clone()));
-        Ok(pool)
     }
 
     /// Sends calls in one pipeline; one answer each, in order.
@@ -484,7 +438,12 @@ impl Lines {
         value: Value,
     ) -> Result<Answered<Value>, Fault> {
         let value = fault::reply(value).map_err(|fault| fault::with_command(fault, call.script.text));
-        let value = value.inspect_err(|fault| self.note_refusal(fault))?;
+        let value = value.inspect_err(|fault| {
+            self.note_refusal(fault);
+            if fault.is_of_no_primary() {
+                self.leave(live);
+            }
+        })?;
         if !is_reply_to(&value, call.echo()) {
             // The connection hands out replies to the wrong callers. Ours may still be under way.
             self.give_up(live);
@@ -521,27 +480,6 @@ impl Lines {
         let value = fault::reply(self.in_time(live, sent, reply).await?)?;
         let server = parse_time(&value).ok_or_else(|| unreadable("TIME"))?;
         Ok(Anchor { sent, server })
-    }
-}
-
-fn pool(info: ConnectionInfo, response_timeout: Duration, size: usize) -> Result<Pool> {
-    let manager = Manager::new_with_config(info, config(response_timeout)).map_err(|error| invalid_url(&error))?;
-    Pool::builder(manager)
-        .max_size(size)
-        .runtime(Runtime::Tokio1)
-        .wait_timeout(Some(response_timeout))
-        .create_timeout(Some(response_timeout))
-        .recycle_timeout(Some(response_timeout))
-        .build()
-        .map_err(|error| Error::InvalidOption { option: "topology", reason: error.to_string() })
-}
-
-fn of_pool(error: PoolError) -> Fault {
-    match error {
-        PoolError::Backend(error) => Fault::of_dial(error),
-        PoolError::Timeout(_) | PoolError::Closed | PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_) => {
-            Fault::NotSent(Some(Arc::new(Answer(error.to_string()))))
-        }
     }
 }
 

@@ -142,7 +142,9 @@ impl Router {
             };
             // From the first fault on: a call that is answered at once, as most are, looks at no clock for this.
             let now = self.clock.now();
-            if now >= *give_up.get_or_insert(now.after(self.limits.response_timeout)) {
+            // An address that leads nowhere else yet: the caller has the pauses and the patience for it.
+            let is_left_twice = redirects > 0 && self.slot_owners.is_single() && matches!(fault, Fault::WrongServer(_));
+            if is_left_twice || now >= *give_up.get_or_insert(now.after(self.limits.response_timeout)) {
                 return Err(self.for_now(fault).at(next.address()));
             }
             redirects += 1;
@@ -160,6 +162,9 @@ impl Router {
         match (fault, &self.slot_owners) {
             (Fault::Refused { refusal: Refusal::ReadOnly, message }, SlotOwners::Many(_)) => {
                 Failure::NotDone { source: Some(Arc::new(Answer(message))) }
+            }
+            (Fault::WrongServer(source), SlotOwners::Many(_)) => {
+                Failure::NotDone { source: Some(Arc::new(Answer(source.to_string()))) }
             }
             (fault, _) => fault.into_failure(),
         }
@@ -214,7 +219,7 @@ impl Router {
         };
         match fault {
             Some(Fault::Unknown { .. } | Fault::NotSent(_)) => fleet.suspect(node, Doubt::Silent),
-            Some(Fault::Again(_) | Fault::Refused { refusal: Refusal::ReadOnly, .. }) => {
+            Some(Fault::Again(_) | Fault::WrongServer(_) | Fault::Refused { refusal: Refusal::ReadOnly, .. }) => {
                 fleet.suspect(node, Doubt::Refuses);
             }
             Some(
@@ -243,8 +248,10 @@ impl Router {
                 return node.map(|node| (node, Admission::Asking)).map_err(Fault::into_failure);
             }
             (Fault::Moved { .. } | Fault::Ask { .. }, SlotOwners::Single { .. }) => Err(is_of_cluster()),
-            // Also a primary that has become a replica: its successor is known elsewhere, or will be.
-            (Fault::Again(_), _) | (Fault::Refused { refusal: Refusal::ReadOnly, .. }, SlotOwners::Many(_)) => {
+            // Also a primary that has become a replica: its successor is known elsewhere, or the same address leads to it, now
+            // or soon. The node has left its connections by then.
+            (Fault::Again(_) | Fault::WrongServer(_), _)
+            | (Fault::Refused { refusal: Refusal::ReadOnly, .. }, SlotOwners::Many(_)) => {
                 tokio::time::sleep(AGAIN_PAUSE).await;
                 self.owner(slot).await
             }

@@ -76,12 +76,13 @@ impl Sentinels {
 
     async fn in_time(&self, question: impl Future<Output = Result<String, Fault>>) -> Result<String, Fault> {
         let silence = || Fault::NotSent(Some(Arc::new(Answer("no answer in time".to_owned()))));
-        tokio::time::timeout(self.response_timeout, question).await.unwrap_or_else(|_| Err(silence()))
+        // To connect and to be greeted takes as long as an answer, each.
+        tokio::time::timeout(self.response_timeout * 3, question).await.unwrap_or_else(|_| Err(silence()))
     }
 
     async fn question(&self, info: &ConnectionInfo, credentials: Credentials) -> Result<String, Fault> {
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.response_timeout))
+            .set_connection_timeout(Some(self.response_timeout * 3))
             .set_response_timeout(Some(self.response_timeout));
         let with_credentials = info.clone().set_redis_settings(settings(info.redis_settings(), credentials));
         let client = Client::open(with_credentials).map_err(Fault::of_dial)?;

@@ -42,6 +42,11 @@ impl SlotOwners {
         }
     }
 
+    /// Whether one node owns everything, for good.
+    pub(super) fn is_single(&self) -> bool {
+        matches!(self, Self::Single { .. })
+    }
+
     /// A node was silent.
     pub(super) fn suspect(&self, node: &Node) {
         if let Self::Many(fleet) = self {

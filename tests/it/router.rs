@@ -18,5 +18,6 @@ mod outages;
 mod releases;
 mod replaced;
 mod rights;
+mod stable_address;
 mod suspects;
 mod wakes;

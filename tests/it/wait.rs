@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
@@ -55,6 +55,37 @@ pub(crate) fn start<F: Future + Unpin>(future: &mut F) {
 pub(crate) async fn stays_pending<F: Future + Unpin>(what: &str, future: &mut F) {
     let early = tokio::time::timeout(Duration::from_millis(30), future).await;
     assert!(early.is_err(), "{what} happened");
+}
+
+/// Measures for how long a busy machine let nothing of this process run.
+pub(crate) struct Stalls {
+    watching: tokio::task::JoinHandle<()>,
+    nanos: Arc<AtomicU64>,
+}
+
+impl Stalls {
+    /// Begins to measure.
+    pub(crate) fn begin() -> Self {
+        const TICK: Duration = Duration::from_millis(5);
+        let nanos = Arc::<AtomicU64>::default();
+        let counted = Arc::clone(&nanos);
+        let watching = tokio::spawn(async move {
+            loop {
+                let began = Instant::now();
+                tokio::time::sleep(TICK).await;
+                // A timer is a millisecond late on a quiet machine, too.
+                let late = began.elapsed().saturating_sub(TICK * 2);
+                counted.fetch_add(u64::try_from(late.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+            }
+        });
+        Self { watching, nanos }
+    }
+
+    /// Ends the measurement, and returns what it found.
+    pub(crate) fn end(self) -> Duration {
+        self.watching.abort();
+        Duration::from_nanos(self.nanos.load(Ordering::Relaxed))
+    }
 }
 
 /// When a future is dropped that was polled often enough.

@@ -166,6 +166,11 @@ impl State {
         self.listen()
     }
 
+    /// Connections that come from now on are made to another server.
+    pub(super) fn lead_to(&mut self, server: SocketAddr) {
+        self.server = server;
+    }
+
     /// Nobody listens for a server that is not there.
     pub(super) fn set_server_down(&mut self, is_down: bool) -> Result<()> {
         self.is_server_down = is_down;

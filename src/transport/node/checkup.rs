@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::connection::Request;
-use super::lines::{DialFault, Lines, Live};
+use super::lines::{DialFault, Lines, Live, Sharing};
 use super::{Node, parse_time};
 use crate::error::Refusal;
 use crate::health::NodeFinding;
@@ -88,7 +88,7 @@ impl Node {
             lines.give_up(&live);
         }
         let began = self.clock.now();
-        let dialed = lines.dial().await;
+        let dialed = lines.dial(Sharing::Apart).await;
         let now = self.clock.now();
         match dialed {
             Ok(live) => {

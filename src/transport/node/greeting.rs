@@ -83,6 +83,11 @@ pub(super) fn check_server(hello: Value, role: Role) -> Result<(), Fault> {
     Ok(())
 }
 
+/// Whether a server says that it follows another one.
+pub(super) fn is_replica(hello: &Value) -> bool {
+    matches!(hello_field(hello, "role").as_deref(), Some("replica" | "slave"))
+}
+
 pub(in crate::transport) fn hello_field(hello: &Value, name: &str) -> Option<String> {
     let text = |value: &Value| match value {
         Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),

@@ -13,12 +13,12 @@ use std::sync::Arc;
 
 use futures_util::future::join;
 use parking_lot::Mutex;
-use redis::{Cmd, Value};
+use redis::{Cmd, ServerError, Value};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
 use super::connection::{Load, Request};
-use super::lines::{DialFault, Lines, Live};
+use super::lines::{DialFault, Lines, Live, Sharing};
 use super::room::Precedence;
 use super::{Admission, admitted};
 use crate::attempt::Answered;
@@ -213,7 +213,12 @@ impl Depot {
             }
         };
         let (answered, waited) = join(answered, self.lines.in_time(live, sent, Pin::new(&mut wait))).await;
-        let waited = waited.and_then(|reply| acknowledged(reply, sent));
+        let waited = waited.and_then(|reply| {
+            if is_demoted(&reply) {
+                self.lines.leave(live);
+            }
+            acknowledged(reply, sent)
+        });
         let is_well = answered.is_ok() && waited.is_ok();
         match answered {
             Ok(held_back) => {
@@ -278,6 +283,14 @@ fn is_hold(said: &Said) -> bool {
     said.as_ref().is_ok_and(|answer| gives_hold(&answer.value))
 }
 
+/// Whether a primary became a replica while it waited.
+fn is_demoted(reply: &Value) -> bool {
+    let says = |error: &ServerError| {
+        error.code() == "UNBLOCKED" || error.details().is_some_and(|details| details.contains("replica instances"))
+    };
+    matches!(reply, Value::ServerError(error) if says(error))
+}
+
 /// How many replicas have what was sent then.
 fn acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
     let words = match reply {
@@ -310,7 +323,7 @@ impl Lane {
     async fn run(mut self) {
         let live = match self.live.take() {
             Some(live) => live,
-            None => match self.depot.lines.dial().await {
+            None => match self.depot.lines.dial(Sharing::Shared).await {
                 Ok(live) => live,
                 Err(fault) => return self.depot.fail(&fault),
             },

@@ -7,22 +7,19 @@
 //! It speaks RESP3 for one reason: then the library, where the connection is its own, says when the server closes it. From that
 //! moment on nothing is sent on it, so what waits for the next connection is known not to have been carried out.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::{AsyncConnectionConfig, Client, ConnectionAddr, PushInfo, RedisError, Value};
+use redis::Client;
 use tokio::runtime::{Handle, Id};
 
-use super::connection::{Connection, Request};
-use super::ears::Ears;
-use super::greeting::{check_server, hello_field, parse_time, parse_uptime, unreadable};
+use super::connection::Connection;
+use super::dial::{Departures, Step};
 use super::room::Space;
 use super::silence::Silence;
-use super::wire::{self, Wire};
-use super::{OnLoss, Reports, Role};
+use super::{OnLoss, Reports};
 use crate::attempt::NodeId;
 use crate::clock::Clock;
 use crate::error::{Refusal, Source};
@@ -30,12 +27,10 @@ use crate::home::Home;
 use crate::lease::{Anchor, Moment};
 use crate::meter::Tally;
 use crate::transport::conditions::Conditions;
-use crate::transport::fault::{self, Answer, Fault};
+use crate::transport::fault::Fault;
 use crate::transport::node::Limits;
 use crate::transport::outages::Outages;
 
-/// Requests that may queue up in front of one connection: more than may be under way.
-const PIPELINE_BUFFER: usize = 1024;
 /// After a failed dial others are told the same for this long, instead of queueing up to dial one after the other.
 const DIAL_PAUSE: Duration = Duration::from_millis(50);
 
@@ -43,14 +38,17 @@ const DIAL_PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct Lines {
     pub(super) address: Arc<str>,
     pub(super) id: NodeId,
-    client: Client,
-    on_loss: Option<OnLoss>,
+    pub(super) client: Client,
+    pub(super) on_loss: Option<OnLoss>,
+    pub(super) departures: Mutex<Departures>,
+    /// The last step on the way to a connection.
+    pub(super) step: Mutex<Option<Step>>,
     pub(super) limits: Limits,
     pub(super) clock: Clock,
     pub(super) home: Home,
     of: Mutex<Vec<Line>>,
     /// How many connections there have been.
-    dialed: AtomicU64,
+    pub(super) dialed: AtomicU64,
     /// How many of them came in place of another one.
     reconnects: AtomicU64,
     reconnects_tally: Tally,
@@ -58,7 +56,7 @@ pub(super) struct Lines {
     /// When the node last did what it was asked, in nanoseconds of the local clock; zero for never.
     served: AtomicU64,
     /// Since when it has been running, likewise; zero where nobody has asked.
-    up_since: AtomicU64,
+    pub(super) up_since: AtomicU64,
     pub(super) silence: Silence,
     pub(super) outages: Arc<Outages>,
     pub(super) conditions: Arc<Conditions>,
@@ -91,6 +89,13 @@ pub(super) struct Live {
     pub(super) is_apart: bool,
 }
 
+/// Whether a connection serves several requests at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sharing {
+    Shared,
+    Apart,
+}
+
 /// A fault that can be told more than once.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(in crate::transport) enum DialFault {
@@ -107,6 +112,7 @@ impl Live {
         anchor: Anchor,
         closed: Arc<AtomicBool>,
         response_timeout: Duration,
+        sharing: Sharing,
     ) -> Self {
         Self {
             number,
@@ -115,14 +121,8 @@ impl Live {
             is_closed: closed,
             answered: AtomicU64::new(anchor.sent.as_nanos()),
             space: Space::new(response_timeout),
-            is_apart: false,
+            is_apart: sharing == Sharing::Apart,
         }
-    }
-
-    /// Another connection to the same server, for one call.
-    pub(super) fn apart(&self, connection: Connection) -> Self {
-        let (anchor, timeout) = (*self.anchor.lock(), self.space.response_timeout);
-        Self { is_apart: true, ..Self::new(self.number, connection, anchor, Arc::default(), timeout) }
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -156,6 +156,8 @@ impl Lines {
             id,
             client,
             on_loss: reports.on_loss,
+            departures: Mutex::default(),
+            step: Mutex::new(None),
             limits,
             clock,
             home,
@@ -226,13 +228,23 @@ impl Lines {
         live.space.close();
     }
 
+    /// Gives up the connections of all runtimes that were closed meanwhile.
+    pub(super) fn give_up_closed(&self) {
+        let mut closed = Vec::new();
+        for line in self.of.lock().iter_mut() {
+            closed.extend(line.live.take_if(|live| !live.is_open()));
+        }
+        closed.iter().for_each(|live| live.space.close());
+    }
+
     /// The connection of this runtime, which is made if there is none.
     pub(super) async fn live(self: &Arc<Self>) -> Result<Arc<Live>, Fault> {
         if let Some(live) = self.current() {
             return Ok(live);
         }
-        let in_time = tokio::time::timeout(self.limits.response_timeout * 3, self.dial_in_turn()).await;
-        in_time.unwrap_or_else(|_| Err(no_connection_in_time())).map_err(Fault::from)
+        let most = self.limits.response_timeout * 3;
+        let in_time = tokio::time::timeout(most, self.dial_in_turn()).await;
+        in_time.unwrap_or_else(|_| Err(self.no_connection_within(most))).map_err(Fault::from)
     }
 
     async fn dial_in_turn(self: &Arc<Self>) -> Result<Arc<Live>, DialFault> {
@@ -272,7 +284,7 @@ impl Lines {
 
     async fn connect(self: Arc<Self>) -> Result<Arc<Live>, DialFault> {
         let began = self.clock.now();
-        let dialed = self.dial().await;
+        let dialed = self.dial(Sharing::Shared).await;
         let now = self.clock.now();
         *self.failed.lock() = dialed.as_ref().err().map(|fault| (now, fault.clone()));
         match &dialed {
@@ -308,88 +320,9 @@ impl Lines {
         }
     }
 
-    /// Connects, and asks the server what it is and what its clock says.
-    pub(super) async fn dial(&self) -> Result<Arc<Live>, DialFault> {
-        let is_closed = Arc::<AtomicBool>::default();
-        let connection = self.open(Ears::new(Arc::clone(&is_closed), self.on_loss.clone())).await?;
-        let (hello, time, mut info) = (redis::cmd("HELLO"), redis::cmd("TIME"), redis::cmd("INFO"));
-        info.arg("server");
-        let mut greeting = vec![Request::Command(&hello), Request::Command(&time)];
-        if self.limits.role == Role::Voter {
-            greeting.push(Request::Command(&info));
-        }
-        let sent = self.clock.now();
-        let replies = connection.ask_all(&greeting);
-        let mut replies = match tokio::time::timeout(self.limits.response_timeout, replies).await {
-            Ok(Ok(replies)) => replies,
-            Ok(Err(error)) => return Err(not_sent(Fault::of_dial(error))),
-            Err(_) => {
-                let silence = Answer("it accepts connections and does not answer".to_owned());
-                return Err(DialFault::NotSent(Some(Arc::new(silence))));
-            }
-        };
-        if self.limits.role == Role::Voter
-            && let Some(uptime) = replies.pop().and_then(|info| parse_uptime(&info))
-        {
-            let up_since = sent.as_nanos().saturating_sub(u64::try_from(uptime.as_nanos()).unwrap_or(u64::MAX));
-            // The youngest that was ever met: a connection to the one before it brings no answer any more.
-            self.up_since.fetch_max(up_since.max(1), Ordering::AcqRel);
-        }
-        let [hello, time] = <[Value; 2]>::try_from(replies).map_err(|_| not_sent(unreadable("HELLO")))?;
-        let named = |field| hello_field(&hello, field).unwrap_or_default();
-        let (name, version) = (named("server"), named("version"));
-        check_server(hello, self.limits.role).map_err(not_sent)?;
-        let time = fault::reply(time).map_err(not_sent)?;
-        let server = parse_time(&time).ok_or_else(|| not_sent(unreadable("TIME")))?;
-        self.conditions.note_connected(&self.address, &name, &version);
-        self.note_time(server, sent, self.clock.now());
-        let number = self.dialed.fetch_add(1, Ordering::Relaxed);
-        let anchor = Anchor { sent, server };
-        Ok(Arc::new(Live::new(number, connection, anchor, is_closed, self.limits.response_timeout)))
-    }
-
-    /// Within the response timeout.
-    pub(super) async fn open(&self, ears: Ears) -> Result<Connection, DialFault> {
-        let is_ours = wire::is_possible(self.client.get_connection_info().addr());
-        let opening = async { if is_ours { self.open_wire(ears).await } else { self.open_library(ears).await } };
-        let fault = match tokio::time::timeout(self.limits.response_timeout, opening).await {
-            Ok(Ok(connection)) => return Ok(connection),
-            // The library's own timer has the same length.
-            Ok(Err(error)) if !error.is_timeout() => Fault::of_dial(error),
-            Ok(Err(_)) | Err(_) => no_connection_in_time().into(),
-        };
-        let is_secure = matches!(self.client.get_connection_info().addr(), ConnectionAddr::TcpTls { .. });
-        Err(not_sent(if is_secure { fault::without_tls(fault) } else { fault }))
-    }
-
-    async fn open_wire(&self, ears: Ears) -> Result<Connection, RedisError> {
-        Wire::dial(self.client.get_connection_info(), ears).await.map(Connection::Wire)
-    }
-
-    async fn open_library(&self, ears: Ears) -> Result<Connection, RedisError> {
-        let hear = move |push: PushInfo| {
-            ears.hear_library(&push);
-            Ok::<_, std::convert::Infallible>(())
-        };
-        let config = config(self.limits.response_timeout).set_push_sender(hear);
-        self.client.get_multiplexed_async_connection_with_config(&config).await.map(Connection::Library)
-    }
-
     pub(super) fn reconnects(&self) -> u64 {
         self.reconnects.load(Ordering::Relaxed)
     }
-}
-
-fn no_connection_in_time() -> DialFault {
-    DialFault::NotSent(Some(Arc::new(io::Error::new(io::ErrorKind::TimedOut, "no connection in time"))))
-}
-
-/// Replies are waited for here and with our own clock, so the library need not set a timer of its own for each.
-pub(super) fn config(response_timeout: Duration) -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(response_timeout))
-        .set_response_timeout(None)
-        .set_pipeline_buffer_size(PIPELINE_BUFFER)
 }
 
 impl From<DialFault> for Fault {
@@ -408,7 +341,7 @@ pub(in crate::transport) fn not_sent(fault: Fault) -> DialFault {
             DialFault::Refused(refusal, message)
         }
         Fault::NotSent(source) | Fault::Unknown { source, .. } => DialFault::NotSent(source),
-        Fault::Again(source) => DialFault::NotSent(Some(source)),
+        Fault::Again(source) | Fault::WrongServer(source) => DialFault::NotSent(Some(source)),
         Fault::Moved { .. } | Fault::Ask { .. } | Fault::NoScript | Fault::Unreplicated { .. } => {
             DialFault::NotSent(None)
         }

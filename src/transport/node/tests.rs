@@ -123,7 +123,7 @@ fn runtime_that_stands_still_keeps_no_connection_apart_from_others() {
     stands.block_on(call(&node)).expect("answered");
     goes_on.block_on(call(&node)).expect("answered");
     fake.set(Pace::Never);
-    let mut kept: Vec<_> = (0..POOL_SIZE).map(|_| Box::pin(node.call_apart(&long))).collect();
+    let mut kept: Vec<_> = (0..apart::MAX_APART).map(|_| Box::pin(node.call_apart(&long))).collect();
     stands.block_on(async {
         for future in &mut kept {
             assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it has a place");
@@ -248,4 +248,71 @@ fn each_runtime_has_a_connection_that_goes_with_it() {
     assert_eq!(fake.connections(), 2, "what ends takes nobody's along");
     runtime().block_on(call(&node)).expect("answered");
     assert!(node.lines.count() <= 2, "{} are kept", node.lines.count());
+}
+
+fn names(node: &Node, fakes: &[&Fake], pause: Duration) {
+    names::set(node.address(), fakes.iter().map(|fake| fake.addr).collect(), pause);
+}
+
+#[tokio::test]
+async fn primary_is_found_among_the_addresses_of_a_name() {
+    let (replica, primary) = (Fake::start(AT_ONCE).await, Fake::start(AT_ONCE).await);
+    replica.follows_another();
+    for _ in 0..20 {
+        let node = node(&replica);
+        names(&node, &[&replica, &primary], Duration::ZERO);
+        call(&node).await.expect("there is a primary");
+        node.call_apart(&Call::new(&SCRIPT, 0)).await.expect("apart as well");
+    }
+}
+
+#[tokio::test]
+async fn primary_that_became_a_replica_is_left_for_the_next_one() {
+    let (old, new) = (Fake::start(AT_ONCE).await, Fake::start(AT_ONCE).await);
+    let node = node(&old);
+    names(&node, &[&old], Duration::ZERO);
+    call(&node).await.expect("answered");
+    old.follows_another();
+    names(&node, &[&new], Duration::ZERO);
+    assert!(matches!(call(&node).await, Err(Fault::WrongServer(_))));
+    call(&node).await.expect("the next one has another connection");
+    assert_eq!(new.scripts(), 1);
+}
+
+#[tokio::test]
+async fn replica_that_nobody_replaces_is_dialled_at_a_bounded_pace() {
+    let replica = Fake::start(AT_ONCE).await;
+    let node = node(&replica);
+    call(&node).await.expect("answered");
+    replica.follows_another();
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(1) {
+        assert!(matches!(call(&node).await, Err(Fault::WrongServer(_))));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // 20, 40, 80, 160, and then 250 ms, or half of it each.
+    assert!((3..=16).contains(&replica.connections()), "{} connections", replica.connections());
+}
+
+#[tokio::test]
+async fn slow_name_is_waited_for() {
+    let fake = Fake::start(AT_ONCE).await;
+    let node = node(&fake);
+    names(&node, &[&fake], RESPONSE_TIMEOUT * 6 / 5);
+    node.ready().await.expect("600 ms are not too many");
+}
+
+#[tokio::test]
+async fn step_that_takes_too_long_is_named() {
+    let fake = Fake::start(AT_ONCE).await;
+    let node = node(&fake);
+    names(&node, &[&fake], RESPONSE_TIMEOUT * 20);
+    let Err(Fault::NotSent(Some(source))) = call(&node).await else { panic!("no name was found") };
+    let words = source.to_string();
+    assert!(words.starts_with("name resolution:") && words.contains("`response_timeout`"), "{words}");
+    fake.set(Pace::Never);
+    names(&node, &[&fake], Duration::ZERO);
+    let silent = node_at_home(&fake, Home::Process);
+    let Err(Fault::NotSent(Some(source))) = call(&silent).await else { panic!("it says nothing") };
+    assert!(source.to_string().starts_with("greeting:"), "{source}");
 }

@@ -20,7 +20,7 @@ use std::task::{Context, Poll, ready};
 
 use futures_util::task::AtomicWaker;
 use parking_lot::{Mutex, MutexGuard};
-use redis::{ConnectionInfo, RedisError, Value};
+use redis::{RedisConnectionInfo, RedisError, Value};
 use tokio::io::ReadBuf;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
@@ -32,7 +32,7 @@ use crate::attempt::BoxFuture;
 
 mod frames;
 mod stream;
-pub(super) use stream::is_possible;
+pub(super) use stream::{Stream, is_possible};
 
 /// What is read at once, and the least that is kept for it.
 const READ_BYTES: usize = 16 << 10;
@@ -161,9 +161,9 @@ impl State {
 }
 
 impl Wire {
-    /// Connects, and lets the library greet the server.
-    pub(super) async fn dial(info: &ConnectionInfo, ears: Ears) -> Result<Self, RedisError> {
-        let (reader, writer) = stream::greeted(info).await?;
+    /// Lets the library greet the server.
+    pub(super) async fn greet(stream: Stream, settings: &RedisConnectionInfo, ears: Ears) -> Result<Self, RedisError> {
+        let (reader, writer) = stream.greeted(settings).await?;
         let state = State { writer: Some(Arc::new(writer)), ..State::default() };
         let shared = Arc::new(Shared { state: Mutex::new(state), driver: AtomicWaker::new() });
         let driver = Driver {

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::channel::{LinkId, Purpose};
-use super::{Origin, Shared};
+use super::{Origin, Shared, Subscriptions};
 use crate::calls::Fresh;
 use crate::events;
 use crate::lease::Moment;
@@ -29,6 +29,9 @@ const MAX_BATCH: usize = 128;
 /// First and longest pause before a connection is tried again that failed at once. One that was of use is replaced at once.
 const REDIAL_FIRST: Duration = Duration::from_millis(50);
 const MAX_REDIAL: Duration = Duration::from_secs(1);
+/// Pause between two questions for the role of a node that is alone, while somebody waits. A primary that became a replica keeps
+/// its connections, and says nothing of it; and a waiter asks once a second only.
+const ROLE_PAUSE: Duration = Duration::from_millis(400);
 /// First and longest pause before a channel is asked for again of which nobody knows where it belongs.
 const AGAIN_FIRST: Duration = Duration::from_millis(10);
 const MAX_AGAIN: Duration = Duration::from_millis(500);
@@ -79,6 +82,7 @@ type Command = (Verb, Arc<str>);
 struct Agenda {
     refresh_at: Instant,
     ping_at: Instant,
+    role_at: Instant,
     /// Channels to be confirmed once more.
     again: Vec<Arc<str>>,
     /// Channels that were refused.
@@ -121,14 +125,17 @@ impl Running {
         let origin = self.begin()?;
         let connection = self.dial(origin).await?;
         let refresh_at = Instant::now() + self.shared.pace.refresh;
-        let mut agenda = Agenda { refresh_at, ping_at: Instant::now(), again: Vec::new(), refused: BTreeSet::new() };
+        let (ping_at, role_at) = (Instant::now(), Instant::now() + ROLE_PAUSE);
+        let mut agenda = Agenda { refresh_at, ping_at, role_at, again: Vec::new(), refused: BTreeSet::new() };
         let fresh = self.fresh()?;
         loop {
             let is_kept = self.ping(&connection, &mut agenda, &fresh).await?;
+            let is_watched = self.ask_role(&connection, &mut agenda).await?;
             let batch = self.next_batch(&mut agenda)?;
             if batch.is_empty() {
                 let next = agenda.refused.first().map_or(agenda.refresh_at, |(at, _)| agenda.refresh_at.min(*at));
                 let next = if is_kept { next.min(agenda.ping_at) } else { next };
+                let next = if is_watched { next.min(agenda.role_at) } else { next };
                 tokio::select! {
                     () = self.wake.notified() => {}
                     () = tokio::time::sleep_until(next) => {}
@@ -168,6 +175,27 @@ impl Running {
                 Ok(Value::SimpleString(_)) | Err(_) => fresh.answered(sent),
                 Ok(_) => return Err(Lost::Surprise),
             }
+        }
+        Ok(true)
+    }
+
+    /// Asks a node that is alone, if it is time and somebody waits, whether it is a primary still. Whether it is to be asked again.
+    async fn ask_role(&self, connection: &Connection, agenda: &mut Agenda) -> Result<bool, Lost> {
+        let waits = |subscriptions: &Subscriptions| {
+            let here = subscriptions.channels.values().filter(|channel| channel.is_confirmed_at(self.link));
+            here.filter(|channel| channel.purpose == Purpose::Turns).any(|channel| !channel.listeners.is_empty())
+        };
+        if !self.shared.slot_owners.is_single() {
+            return Ok(false);
+        }
+        if agenda.role_at > Instant::now() {
+            return Ok(true);
+        }
+        agenda.role_at = Instant::now() + ROLE_PAUSE;
+        if waits(&self.shared.subscriptions.lock()) {
+            let hello = redis::cmd("HELLO");
+            let asking = connection.ask(Request::Command(&hello));
+            self.node.note_role(&in_time(self.shared.pace.response_timeout, asking).await?);
         }
         Ok(true)
     }
@@ -276,7 +304,9 @@ impl Running {
     /// A channel was refused: it is asked for again where it belongs then, at a bounded pace.
     fn refused(&self, name: &Arc<str>, fault: Fault, details: &str) -> Result<(), Lost> {
         let (first, longest) = match fault {
-            Fault::Moved { .. } | Fault::Ask { .. } | Fault::Again(_) => (AGAIN_FIRST, MAX_AGAIN),
+            Fault::Moved { .. } | Fault::Ask { .. } | Fault::Again(_) | Fault::WrongServer(_) => {
+                (AGAIN_FIRST, MAX_AGAIN)
+            }
             _ => (REFUSED_FIRST, MAX_REFUSED),
         };
         let is_redirect = matches!(fault, Fault::Moved { .. });
@@ -299,7 +329,7 @@ impl Running {
         drop(subscriptions);
         match fault {
             Fault::Moved { address } => self.shared.slot_owners.moved(slot, &complete(&address, self.node.address())),
-            Fault::Ask { .. } | Fault::Again(_) => self.shared.slot_owners.look(),
+            Fault::Ask { .. } | Fault::Again(_) | Fault::WrongServer(_) => self.shared.slot_owners.look(),
             Fault::Refused { message, .. } => self.tell_refusal(&message),
             _ => {}
         }

@@ -27,7 +27,7 @@ const KEY: &str = "<key>";
 const CHANNEL: &str = "<channel>";
 
 /// Rules of an ACL, and a command that needs each. Subscriptions come last: nothing else may be asked after them.
-const RIGHTS: [(&str, Use, &[&str]); 20] = [
+const RIGHTS: [(&str, Use, &[&str]); 19] = [
     ("+eval", Use::Locks, &["EVAL", "return 0", "1", KEY]),
     ("+evalsha", Use::Locks, &["EVALSHA", "ffffffffffffffffffffffffffffffffffffffff", "1", KEY]),
     ("+time", Use::Locks, &["TIME"]),
@@ -43,7 +43,6 @@ const RIGHTS: [(&str, Use, &[&str]); 20] = [
     ("+info", Use::Health, &["INFO", "server"]),
     ("+scan", Use::Operators, &["SCAN", "0", "COUNT", "1"]),
     ("+ping", Use::QuietLog, &["PING"]),
-    ("+unwatch", Use::QuietLog, &["UNWATCH"]),
     ("+client|setinfo", Use::QuietLog, &["CLIENT", "SETINFO", "lib-name", "redis-rwlock"]),
     ("+spublish", Use::WakeUps, &["SPUBLISH", CHANNEL, "x"]),
     ("+ssubscribe", Use::WakeUps, &["SSUBSCRIBE", CHANNEL]),

@@ -1,6 +1,7 @@
 //! Streams to servers, as the operating system has them, that the library has greeted.
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -8,7 +9,7 @@ use std::task::{Context, Poll};
 use futures_util::future::select_ok;
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use redis::{ConnectionAddr, ConnectionInfo, RedisConnectionInfo, RedisError};
+use redis::{ConnectionAddr, RedisConnectionInfo, RedisError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 #[cfg(unix)]
@@ -51,31 +52,46 @@ pub(in crate::transport::node) fn is_possible(addr: &ConnectionAddr) -> bool {
     matches!(addr, ConnectionAddr::Tcp(..)) || (cfg!(unix) && matches!(addr, ConnectionAddr::Unix(_)))
 }
 
-/// Connects, authenticates and chooses the database.
-pub(super) async fn greeted(info: &ConnectionInfo) -> Result<(Reader, Writer), RedisError> {
-    match info.addr() {
-        ConnectionAddr::Tcp(host, port) => {
-            let (reader, writer) = greet(info.redis_settings(), tcp(host, *port).await?).await?.into_split();
-            Ok((Box::new(reader), Writer::Tcp(writer)))
-        }
-        #[cfg(unix)]
-        ConnectionAddr::Unix(path) => {
-            let (reader, writer) = greet(info.redis_settings(), UnixStream::connect(path).await?).await?.into_split();
-            Ok((Box::new(reader), Writer::Unix(writer)))
-        }
-        other => Err(io::Error::new(io::ErrorKind::Unsupported, other.to_string()).into()),
-    }
+/// A stream to a server that was not greeted yet.
+pub(in crate::transport::node) enum Stream {
+    Tcp(TcpStream),
+    #[cfg(unix)]
+    Unix(UnixStream),
 }
 
-/// To the first of a host's addresses that answers.
-async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
-    let addresses: Vec<_> = tokio::net::lookup_host((host, port)).await?.collect();
-    if addresses.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "the host has no address"));
+impl Stream {
+    /// Connects to the first of these addresses that answers.
+    pub(in crate::transport::node) async fn connect_tcp(addresses: &[SocketAddr]) -> io::Result<(Self, SocketAddr)> {
+        let connecting = addresses.iter().map(|address| Box::pin(TcpStream::connect(*address)));
+        let (stream, _) = select_ok(connecting).await?;
+        stream.set_nodelay(true)?;
+        let peer = stream.peer_addr()?;
+        Ok((Self::Tcp(stream), peer))
     }
-    let (stream, _) = select_ok(addresses.into_iter().map(|address| Box::pin(TcpStream::connect(address)))).await?;
-    stream.set_nodelay(true)?;
-    Ok(stream)
+
+    /// Connects to the socket of a server on this machine.
+    pub(in crate::transport::node) async fn connect_path(address: &ConnectionAddr) -> io::Result<Self> {
+        match address {
+            #[cfg(unix)]
+            ConnectionAddr::Unix(path) => Ok(Self::Unix(UnixStream::connect(path).await?)),
+            other => Err(io::Error::new(io::ErrorKind::Unsupported, other.to_string())),
+        }
+    }
+
+    /// Authenticates and chooses the database.
+    pub(super) async fn greeted(self, settings: &RedisConnectionInfo) -> Result<(Reader, Writer), RedisError> {
+        match self {
+            Self::Tcp(stream) => {
+                let (reader, writer) = greet(settings, stream).await?.into_split();
+                Ok((Box::new(reader), Writer::Tcp(writer)))
+            }
+            #[cfg(unix)]
+            Self::Unix(stream) => {
+                let (reader, writer) = greet(settings, stream).await?.into_split();
+                Ok((Box::new(reader), Writer::Unix(writer)))
+            }
+        }
+    }
 }
 
 /// The library says who we are, and gives the stream back. By then it has read all that the server had to say.

@@ -82,7 +82,14 @@ async fn connected_by(ears: Ears) -> (Wire, Server) {
         }
         server
     };
-    let (wire, server) = join(Wire::dial(&info, ears), accept).await;
+    let (wire, server) = {
+        let greeting = async {
+            let address = listener.local_addr().expect("bound");
+            let (stream, _) = Stream::connect_tcp(&[address]).await.expect("connected");
+            Wire::greet(stream, info.redis_settings(), ears).await
+        };
+        join(greeting, accept).await
+    };
     (wire.expect("greeted"), server)
 }
 

@@ -1,0 +1,134 @@
+//! One address that leads to another server after a failover: a virtual address, a Service, the endpoint of a managed primary. The
+//! old primary lives on as a replica, and keeps its connections.
+
+use std::time::{Duration, Instant};
+
+use cluster_testenv::{Node, Proxy, Server};
+use redis_rwlock::{HoldState, Topology};
+
+use super::field::on_both_servers;
+use crate::fixture::{Fixture, Settings, on_one_replica};
+use crate::servers::ask;
+use crate::wait::{Stalls, soon, start, until, until_renewed};
+
+on_both_servers![
+    everything_moves_to_the_new_primary,
+    everything_moves_where_a_replica_has_to_know,
+    waiter_that_nobody_wakes_moves_too
+];
+
+/// Two servers, of which one follows the other, and their common address.
+struct Pair {
+    old: Node,
+    new: Node,
+    address: Proxy,
+}
+
+impl Pair {
+    async fn start(server: Server) -> Self {
+        let (old, new) = (Node::start(server).expect("it starts"), Node::start(server).expect("it starts"));
+        ask(&old, &["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
+        follow(&new, &old);
+        until("a replica", async || says(&new, "master_link_status:up")).await;
+        let address = Proxy::before(old.addr()).expect("a proxy");
+        Self { old, new, address }
+    }
+
+    fn fixture(&self) -> Fixture {
+        Fixture::hash(Topology::node(self.address.url()))
+    }
+
+    /// The replica takes over with all data. Answers when the new primary could answer first.
+    async fn fail_over(&self) -> Instant {
+        until("all data", async || offset(&self.new) == offset(&self.old)).await;
+        self.address.lead_to(self.new.addr());
+        ask(&self.new, &["REPLICAOF", "NO", "ONE"]);
+        let promoted = Instant::now();
+        follow(&self.old, &self.new);
+        promoted
+    }
+}
+
+fn follow(replica: &Node, primary: &Node) {
+    let (ip, port) = (primary.addr().ip().to_string(), primary.port().to_string());
+    ask(replica, &["REPLICAOF", &ip, &port]);
+}
+
+fn says(node: &Node, line: &str) -> bool {
+    ask(node, &["INFO", "replication"]).text().expect("text").contains(line)
+}
+
+fn offset(node: &Node) -> Option<String> {
+    let info = ask(node, &["INFO", "replication"]).text().expect("text").into_owned();
+    info.lines().find_map(|line| line.strip_prefix("master_repl_offset:")).map(|offset| offset.trim().to_owned())
+}
+
+async fn everything_moves_to_the_new_primary(server: Server) {
+    everything_moves(server, Settings::lease(Duration::from_secs(3))).await;
+}
+
+/// `WAIT` is asked by the old primary, too, and answered with an error of its own.
+async fn everything_moves_where_a_replica_has_to_know(server: Server) {
+    let (response_timeout, durability) = (Duration::from_secs(4), on_one_replica(Duration::from_secs(2)));
+    let unreachable_after = Duration::from_secs(15);
+    let lease = Settings::lease(Duration::from_secs(7));
+    everything_moves(server, Settings { response_timeout, durability, unreachable_after, ..lease }).await;
+}
+
+/// Guards, waiters, releases, looks and notifications.
+async fn everything_moves(server: Server, settings: Settings) {
+    let pair = Pair::start(server).await;
+    let fixture = pair.fixture();
+    let (manager, other) = (fixture.manager_with(settings.clone()).await, fixture.manager_with(settings).await);
+    let (kept, busy) = (fixture.name(), fixture.name());
+    let guard = manager.write(&kept).await.expect("granted");
+    let holder = manager.write(&busy).await.expect("granted");
+    let mut waiting = other.write(&busy).into_future();
+    start(&mut waiting);
+    let waiting = tokio::spawn(waiting);
+    until("its place in the queue", async || manager.inspect(&busy).await.expect("inspected").waiters.len() == 1).await;
+    let connections = pair.address.connections();
+    pair.fail_over().await;
+    assert!(pair.address.connections() >= connections, "the old primary keeps them");
+    for _ in 0..3 {
+        until_renewed("a renewal", || guard.remaining()).await;
+        assert_eq!(guard.state(), HoldState::Held);
+    }
+    holder.release().await.expect("ours to the end");
+    let granted = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+    assert!(granted.fencing_token() > guard.fencing_token(), "tokens go on");
+    granted.release().await.expect("ours to the end");
+    assert_eq!(manager.inspect(&kept).await.expect("inspected").holders.len(), 1, "a look finds the new one");
+    other.force_release(&kept).await.expect("forced");
+    soon("the loss", guard.lost()).await;
+    // A notification comes by the new primary: no heartbeat is as fast.
+    let listening = |node: &Node| ask(node, &["PUBSUB", "SHARDCHANNELS"]).array().expect("channels").len();
+    until("subscriptions at the new primary", async || listening(&pair.new) > 0).await;
+    let fresh = manager.write(&fixture.name()).await.expect("granted");
+    fresh.release().await.expect("ours to the end");
+}
+
+/// The lock is free at the new primary, and nobody says so.
+async fn waiter_that_nobody_wakes_moves_too(server: Server) {
+    let pair = Pair::start(server).await;
+    let fixture = pair.fixture();
+    let other = fixture.manager().await;
+    let name = fixture.name();
+    let holder = fixture.manager().await.write(&name).await.expect("granted");
+    let mut waiting = other.write(&name).into_future();
+    start(&mut waiting);
+    let waiting = tokio::spawn(waiting);
+    until("its place in the queue", async || other.inspect(&name).await.expect("inspected").waiters.len() == 1).await;
+    // Just behind a heartbeat: the next one, a second later, is too late.
+    let heartbeats = || pair.address.requests_seen("EVALSHA");
+    let before = heartbeats();
+    until("a heartbeat", async || heartbeats() > before).await;
+    let stalls = Stalls::begin();
+    let promoted = pair.fail_over().await;
+    ask(&pair.new, &["DEL", &fixture.hash_key(&name)]);
+    let granted = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+    let (took, stalled) = (promoted.elapsed(), stalls.end());
+    println!("granted {took:?} after the new primary could answer, of which the machine stood still for {stalled:?}");
+    assert!(took.saturating_sub(stalled) < Duration::from_secs(1), "{took:?}, of which {stalled:?} are the machine's");
+    drop((holder, granted));
+}
