@@ -45,6 +45,8 @@ mod connection;
 mod dial;
 mod ears;
 mod greeting;
+#[cfg(test)]
+mod hostile;
 mod lanes;
 mod lines;
 #[cfg(test)]

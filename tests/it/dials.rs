@@ -20,9 +20,9 @@ fn answering_within(response_timeout: Duration) -> Settings {
     Settings { response_timeout, unreachable_after: response_timeout, ..Settings::lease(Duration::from_secs(120)) }
 }
 
-/// Every new shared connection says hello twice: to choose the protocol, and to ask what the server is.
+/// Every connection says hello once.
 fn dials(node: &Node) -> usize {
-    node.proxy().requests_seen(Matcher::command("HELLO")) / 2
+    node.proxy().requests_seen(Matcher::command("HELLO"))
 }
 
 /// Looks that are under way on connections of their own, as many as there may be at a time.
@@ -144,4 +144,22 @@ async fn release_that_was_never_sent_does_not_vouch_for_a_hold_that_is_gone() {
         assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
     })
     .await;
+}
+
+/// A password in the URL, and none at the server: whoever logs in, be it for a lock, a look or a list, does so alike.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn password_that_the_server_does_not_ask_for_is_taken_alike_by_all() {
+    for server in [Server::Redis70, Server::Valkey91] {
+        let node = Node::start(server).expect("the server starts");
+        for login in ["redis://:secret@", "redis://default:secret@"] {
+            let fixture = Fixture::hash(Topology::node(node.url().replace("redis://", login)));
+            let manager = fixture.manager().await;
+            let guard = manager.write("cfg").await.expect("granted");
+            assert!(manager.health().await.expect("looked at").is_ready());
+            assert_eq!(manager.inspect("cfg").await.expect("inspected").holders.len(), 1);
+            assert_eq!(manager.locks().await.expect("listed").len(), 1);
+            assert_eq!(manager.force_release("cfg").await.expect("forced").len(), 1);
+            soon("the loss", guard.lost()).await;
+        }
+    }
 }

@@ -39,6 +39,7 @@ mod run;
 mod security;
 mod server;
 mod silence;
+mod slow_ways;
 mod tidy;
 mod topology;
 mod two_key;

@@ -1,5 +1,4 @@
-//! What requests travel on: a [wire](super::wire) of ours, or a connection of the library's where that has to encrypt, or has a
-//! pool of them.
+//! What requests travel on: a [wire](super::wire) of ours, or a connection of the library's where that has to encrypt.
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, Value};
@@ -16,6 +15,7 @@ pub(in crate::transport) enum Connection {
 }
 
 /// One thing that a server is asked.
+#[derive(Clone, Copy)]
 pub(in crate::transport) enum Request<'a> {
     Call { call: &'a Call, load: Load, not_after: ServerTime },
     Command(&'a Cmd),
@@ -101,7 +101,7 @@ fn pipeline(requests: &[Request<'_>]) -> Pipeline {
 
 impl Request<'_> {
     /// Appends it as the server reads it.
-    fn encode(&self, bytes: &mut Vec<u8>) {
+    pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
         match self {
             Self::Call { call, load, not_after } => encode_call(bytes, call, *load, *not_after),
             Self::Command(command) => bytes.extend_from_slice(&command.get_packed_command()),

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redis::{AsyncConnectionConfig, ConnectionAddr, PushInfo, RedisError, Value};
+use redis::{AsyncConnectionConfig, Cmd, ConnectionAddr, PushInfo, RedisConnectionInfo, RedisError, Value};
 
 use super::connection::{Connection, Request};
 use super::ears::Ears;
@@ -29,6 +29,8 @@ use crate::transport::pushed::Hear;
 const PIPELINE_BUFFER: usize = 1024;
 /// Response timeouts that a name may take: resolvers ask more than one server.
 const NAME_BUDGET: u32 = 4;
+/// Response timeouts that the greeting may take: a server that is busy admits late, and answers late.
+const GREETING_BUDGET: u32 = 2;
 /// Response timeouts that the library may take for name, TCP, TLS and greeting together: up to four round trips.
 const TLS_BUDGET: u32 = 4;
 /// Most addresses of one name that are greeted for one connection.
@@ -188,7 +190,8 @@ impl Lines {
         let is_closed = Arc::<AtomicBool>::default();
         self.register(&is_closed, Some(Arc::clone(&on_loss)));
         let reached = self.reach(Choice::Primary).await?;
-        self.log_in(reached, Ears::new(is_closed, Some(on_loss)).hearing(hear)).await
+        let ears = Ears::new(is_closed, Some(on_loss)).hearing(hear);
+        Ok(self.log_in(reached, ears, &[]).await?.0)
     }
 
     async fn reach(&self, choice: Choice<'_>) -> Result<Reached, DialFault> {
@@ -232,21 +235,60 @@ impl Lines {
         Ok(tokio::net::lookup_host((host, port)).await?.collect())
     }
 
-    /// Says who we are.
-    async fn log_in(&self, reached: Reached, ears: Ears) -> Result<Connection, DialFault> {
-        let (timeout, info) = (self.limits.response_timeout, self.client.get_connection_info());
-        let Some(stream) = reached.stream else {
-            let hear = move |push: PushInfo| {
-                ears.hear_library(&push);
-                Ok::<_, std::convert::Infallible>(())
-            };
-            let config = library(timeout * TLS_BUDGET).set_push_sender(hear);
-            let connecting = self.client.get_multiplexed_async_connection_with_config(&config);
-            let connected = self.in_step(Step::Tls, timeout * TLS_BUDGET, connecting).await;
-            return connected.map(Connection::Library).map_err(without_tls);
+    /// Logs in, and asks these questions with that. What the server says of itself was looked at.
+    async fn log_in(
+        &self,
+        reached: Reached,
+        ears: Ears,
+        questions: &[Request<'_>],
+    ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
+        let (budget, settings) = (self.limits.response_timeout * GREETING_BUDGET, self.client.get_connection_info());
+        let Some(stream) = reached.stream else { return self.log_in_by_library(ears, questions).await };
+        let login = login(settings.redis_settings());
+        let count = login.len() - 1 + questions.len();
+        let (wire, mut opening) = Wire::open(stream, ears, count, |bytes| {
+            login.iter().for_each(|command| Request::Command(command).encode(bytes));
+            questions.iter().for_each(|question| question.encode(bytes));
+        });
+        // Alone: one that admits nobody says why, and closes the connection.
+        let hello = self.in_step(Step::Greeting, budget, opening.first()).await?;
+        check_server(hello.clone(), self.limits.role).map_err(not_sent)?;
+        let mut answers = self.in_step(Step::Greeting, budget, opening.others()).await?;
+        if answers.len() < count {
+            return Err(not_sent(unreadable("HELLO")));
+        }
+        let answers_to_questions = answers.split_off(login.len() - 1);
+        if settings.redis_settings().db() != 0 {
+            fault::reply(answers.swap_remove(0)).map_err(not_sent)?;
+        }
+        Ok((Connection::Wire(wire), hello, answers_to_questions))
+    }
+
+    async fn log_in_by_library(
+        &self,
+        ears: Ears,
+        questions: &[Request<'_>],
+    ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
+        let timeout = self.limits.response_timeout;
+        let hear = move |push: PushInfo| {
+            ears.hear_library(&push);
+            Ok::<_, std::convert::Infallible>(())
         };
-        let greeting = Wire::greet(stream, info.redis_settings(), ears);
-        self.in_step(Step::Greeting, timeout, greeting).await.map(Connection::Wire)
+        let config = library(timeout * TLS_BUDGET).set_push_sender(hear);
+        let connecting = self.client.get_multiplexed_async_connection_with_config(&config);
+        let connected = self.in_step(Step::Tls, timeout * TLS_BUDGET, connecting).await;
+        let connection = connected.map(Connection::Library).map_err(without_tls)?;
+        let hello = redis::cmd("HELLO");
+        let mut asked = vec![Request::Command(&hello)];
+        asked.extend_from_slice(questions);
+        let answers = connection.ask_all(&asked);
+        let mut answers = self.in_step(Step::Greeting, timeout * GREETING_BUDGET, answers).await?;
+        if answers.len() < asked.len() {
+            return Err(not_sent(unreadable("HELLO")));
+        }
+        let hello = answers.remove(0);
+        check_server(hello.clone(), self.limits.role).map_err(not_sent)?;
+        Ok((connection, hello, answers))
     }
 
     async fn greet(
@@ -256,29 +298,25 @@ impl Lines {
         is_closed: &Arc<AtomicBool>,
         sharing: Sharing,
     ) -> Result<(Arc<Live>, Found), DialFault> {
-        let connection = self.log_in(reached, ears).await?;
-        let (hello, time, mut info) = (redis::cmd("HELLO"), redis::cmd("TIME"), redis::cmd("INFO"));
+        let (time, mut info) = (redis::cmd("TIME"), redis::cmd("INFO"));
         info.arg("server");
-        let mut greeting = vec![Request::Command(&hello), Request::Command(&time)];
+        let mut questions = vec![Request::Command(&time)];
         if self.limits.role == Role::Voter {
-            greeting.push(Request::Command(&info));
+            questions.push(Request::Command(&info));
         }
         let sent = self.clock.now();
-        let replies = connection.ask_all(&greeting);
-        let mut replies = self.in_step(Step::Greeting, self.limits.response_timeout, replies).await?;
+        let (connection, hello, mut answers) = self.log_in(reached, ears, &questions).await?;
         if self.limits.role == Role::Voter
-            && let Some(uptime) = replies.pop().and_then(|info| parse_uptime(&info))
+            && let Some(uptime) = answers.pop().and_then(|info| parse_uptime(&info))
         {
             let up_since = sent.as_nanos().saturating_sub(u64::try_from(uptime.as_nanos()).unwrap_or(u64::MAX));
             // The youngest that was ever met: a connection to the one before it brings no answer any more.
             self.up_since.fetch_max(up_since.max(1), Ordering::AcqRel);
         }
-        let [hello, time] = <[Value; 2]>::try_from(replies).map_err(|_| not_sent(unreadable("HELLO")))?;
         let named = |field| hello_field(&hello, field).unwrap_or_default();
         let (name, version) = (named("server"), named("version"));
         let is_wanted = self.limits.role == Role::ClusterMember || !is_replica(&hello);
-        check_server(hello, self.limits.role).map_err(not_sent)?;
-        let time = fault::reply(time).map_err(not_sent)?;
+        let time = fault::reply(answers.swap_remove(0)).map_err(not_sent)?;
         let server = parse_time(&time).ok_or_else(|| not_sent(unreadable("TIME")))?;
         self.conditions.note_connected(&self.address, &name, &version);
         self.note_time(server, sent, self.clock.now());
@@ -335,6 +373,24 @@ impl Node {
 enum Found {
     Wanted,
     Replica,
+}
+
+/// Returns what is said first on each connection: who we are, and which database we mean.
+fn login(settings: &RedisConnectionInfo) -> Vec<Cmd> {
+    let mut hello = redis::cmd("HELLO");
+    hello.arg(3);
+    if let Some(password) = settings.password() {
+        hello.arg("AUTH").arg(settings.username().unwrap_or("default")).arg(password);
+    }
+    let mut login = vec![hello];
+    if settings.db() != 0 {
+        login.push(redis::cmd("SELECT").arg(settings.db()).take());
+    }
+    for (field, value) in [("LIB-NAME", env!("CARGO_PKG_NAME")), ("LIB-VER", env!("CARGO_PKG_VERSION"))] {
+        // Its answer is looked at by nobody: older servers do not know it, and not everybody may say it.
+        login.push(redis::cmd("CLIENT").arg("SETINFO").arg(field).arg(value).take());
+    }
+    login
 }
 
 fn no_address() -> io::Error {

@@ -316,3 +316,34 @@ async fn step_that_takes_too_long_is_named() {
     let Err(Fault::NotSent(Some(source))) = call(&silent).await else { panic!("it says nothing") };
     assert!(source.to_string().starts_with("greeting:"), "{source}");
 }
+
+/// Accepts connections, says one thing on each, and closes it without reading.
+async fn says_and_closes(words: &'static str) -> Arc<Node> {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("redis://{}", listener.local_addr().expect("bound"));
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::io::AsyncWriteExt::write_all(&mut stream, words.as_bytes()).await.unwrap_or_default();
+        }
+    });
+    let info = parse_one(&url, &Tls::new()).expect("a URL");
+    let limits = Limits::new(&Options::default(), Role::Standalone);
+    Arc::new(Node::new("it", info, limits, Clock::System, Home::Process, Reports::for_test()).expect("a node"))
+}
+
+#[tokio::test]
+async fn words_of_a_server_that_admits_nobody_are_told() {
+    let protected = "-DENIED Redis is running in protected mode because protected mode is enabled\r\n";
+    for _ in 0..20 {
+        let Err(Fault::Refused { message, .. }) = says_and_closes(protected).await.ready().await else {
+            panic!("it says that it refuses")
+        };
+        assert!(message.starts_with("DENIED Redis is running in protected mode"), "{message}");
+    }
+    let full = says_and_closes("-ERR max number of clients reached\r\n").await;
+    let Err(Fault::NotSent(Some(source))) = full.ready().await else { panic!("it has no room") };
+    assert!(source.to_string().contains("max number of clients"), "{source}");
+    let old = says_and_closes("-ERR unknown command `HELLO`, with args beginning with: `3`,\r\n").await;
+    let refusal = old.ready().await;
+    assert!(matches!(refusal, Err(Fault::Refused { refusal: Refusal::UnsupportedServer, .. })), "{refusal:?}");
+}

@@ -6,7 +6,7 @@
 //! goes along. Pieces that are each as large as all before them are few, and the server works on one while the next is asked: with
 //! one piece for all, the two would wait for each other. Nobody writes or wakes with the mutex held.
 //!
-//! The library greets the server, on a stream that is lent to it ([`stream`]), and reads all answers but those of scripts.
+//! A single text, as scripts answer, is read here ([`frames`]); the library's parser reads all other answers.
 //!
 //! A link has one of its own, for what is subscribed: what is pushed is told at once, by the task that reads, and in the order in which it
 //! came ([`Ears`]).
@@ -20,12 +20,12 @@ use std::task::{Context, Poll, ready};
 
 use futures_util::task::AtomicWaker;
 use parking_lot::{Mutex, MutexGuard};
-use redis::{RedisConnectionInfo, RedisError, Value};
+use redis::{RedisError, Value};
 use tokio::io::ReadBuf;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use self::frames::Frame;
+use self::frames::{Frame, MAX_BYTES, MAX_WEIGHT, Scan, too_much};
 use self::stream::{Reader, Writer};
 use super::ears::Ears;
 use crate::attempt::BoxFuture;
@@ -82,6 +82,9 @@ struct State {
     writes: usize,
 }
 
+/// An answer, and about how much memory it takes.
+type Weighed = (Value, usize);
+
 /// Who waits for one answer, or for those to a pipeline.
 enum Asker {
     One(oneshot::Sender<Value>),
@@ -92,6 +95,8 @@ struct Pipeline {
     /// So many are to come.
     count: usize,
     answers: Vec<Value>,
+    /// Memory of those.
+    weight: usize,
     sender: oneshot::Sender<Vec<Value>>,
     of: Of,
 }
@@ -122,20 +127,24 @@ impl Ready {
 
 impl State {
     /// What is pushed may be a confirmation that somebody waits for.
-    fn take_pushed(&mut self, pushed: Value) -> io::Result<Option<Ready>> {
+    fn take_pushed(&mut self, (pushed, weight): Weighed) -> io::Result<Option<Ready>> {
         match self.waiting.front() {
-            Some(Asker::All(pipeline)) if pipeline.of == Of::Subscriptions => self.take_answer(pushed),
+            Some(Asker::All(pipeline)) if pipeline.of == Of::Subscriptions => self.take_answer((pushed, weight)),
             _ => Ok(None),
         }
     }
 
     /// The next answer is for the first that waits. If that one has all it waits for, it is what is handed over. `Err` if nobody
     /// waits.
-    fn take_answer(&mut self, answer: Value) -> io::Result<Option<Ready>> {
+    fn take_answer(&mut self, (answer, weight): Weighed) -> io::Result<Option<Ready>> {
         match self.waiting.pop_front() {
             Some(Asker::One(sender)) => Ok(Some(Ready::One(sender, answer))),
             Some(Asker::All(mut pipeline)) => {
                 pipeline.answers.push(answer);
+                pipeline.weight += weight;
+                if pipeline.weight > MAX_WEIGHT {
+                    return Err(too_much("the memory of several answers", MAX_WEIGHT));
+                }
                 if pipeline.answers.len() == pipeline.count {
                     return Ok(Some(Ready::All(pipeline)));
                 }
@@ -150,6 +159,10 @@ impl State {
         !self.current.is_empty() || !self.next.is_empty()
     }
 
+    fn forget_unsent(&mut self) {
+        (self.current, self.next, self.written, self.unsent) = (Vec::new(), Vec::new(), 0, 0);
+    }
+
     /// Whether what is to be written next should not wait for more.
     fn is_worth_a_piece(&self) -> bool {
         !self.is_writing && self.current.is_empty() && self.unsent * 2 >= self.waiting.len()
@@ -161,20 +174,26 @@ impl State {
 }
 
 impl Wire {
-    /// Lets the library greet the server.
-    pub(super) async fn greet(stream: Stream, settings: &RedisConnectionInfo, ears: Ears) -> Result<Self, RedisError> {
-        let (reader, writer) = stream.greeted(settings).await?;
+    /// Speaks on a stream, and asks the first questions, `count` and one before them. They are under way before anything is read:
+    /// a server that admits nobody says so and closes the connection, and its words are the answer to the first.
+    pub(super) fn open(stream: Stream, ears: Ears, count: usize, encode: impl FnOnce(&mut Vec<u8>)) -> (Self, Opening) {
+        let (reader, writer) = stream.into_split();
         let state = State { writer: Some(Arc::new(writer)), ..State::default() };
         let shared = Arc::new(Shared { state: Mutex::new(state), driver: AtomicWaker::new() });
+        let (sender, first) = oneshot::channel();
+        let (pipeline, others) = Asker::of_many(Of::Questions, count);
+        // A fault of the stream is the driver's business.
+        drop(shared.send(encode, [Asker::One(sender), pipeline]));
         let driver = Driver {
             shared: Arc::clone(&shared),
-            inbox: Inbox { reader, bytes: vec![0; READ_BYTES], filled: 0 },
+            inbox: Inbox { reader, bytes: vec![0; READ_BYTES], filled: 0, scan: Scan::default() },
             answers: Vec::new(),
             ready: Vec::new(),
             has_let_others_go_along: false,
             ears,
         };
-        Ok(Self { shared, driver: tokio::spawn(driver.run()).abort_handle() })
+        let opening = Opening { shared: Arc::clone(&shared), first, others };
+        (Self { shared, driver: tokio::spawn(driver.run()).abort_handle() }, opening)
     }
 
     /// Sends one request, which `encode` appends, and waits for its answer. Sent at the first poll; dropped later, the answer is
@@ -212,10 +231,29 @@ impl Wire {
     }
 }
 
+/// The first questions on a wire.
+pub(super) struct Opening {
+    shared: Arc<Shared>,
+    first: oneshot::Receiver<Value>,
+    others: oneshot::Receiver<Vec<Value>>,
+}
+
+impl Opening {
+    /// Returns the answer to the first question, which may be all that a server says.
+    pub(super) async fn first(&mut self) -> Result<Value, RedisError> {
+        (&mut self.first).await.map_err(|_| self.shared.why())
+    }
+
+    /// Returns the answers to those behind it.
+    pub(super) async fn others(self) -> Result<Vec<Value>, RedisError> {
+        self.others.await.map_err(|_| self.shared.why())
+    }
+}
+
 impl Asker {
     fn of_many(of: Of, count: usize) -> (Self, oneshot::Receiver<Vec<Value>>) {
         let (sender, receiver) = oneshot::channel();
-        (Self::All(Box::new(Pipeline { count, answers: Vec::with_capacity(count), sender, of })), receiver)
+        (Self::All(Box::new(Pipeline { count, answers: Vec::with_capacity(count), weight: 0, sender, of })), receiver)
     }
 }
 
@@ -289,7 +327,7 @@ struct Driver {
     shared: Arc<Shared>,
     inbox: Inbox,
     /// That were read together.
-    answers: Vec<Value>,
+    answers: Vec<Weighed>,
     ready: Vec<Ready>,
     /// Since it was called to write.
     has_let_others_go_along: bool,
@@ -325,7 +363,14 @@ impl Driver {
             return Ok(());
         }
         self.has_let_others_go_along = false;
-        self.write(cx)
+        match self.write(cx) {
+            // The server has closed it, and may have said why: what it said is still to be read, and then its end.
+            Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
+                self.shared.state.lock().forget_unsent();
+                Ok(())
+            }
+            wrote => wrote,
+        }
     }
 
     fn has_something_to_write(&self) -> bool {
@@ -355,20 +400,24 @@ impl Driver {
     fn read(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         while self.inbox.poll_fill(cx)?.is_ready() {
             let Self { inbox, shared, answers, ready, ears, .. } = self;
-            inbox.each_frame(|frame| match frame {
-                Frame::Answer(value) => {
-                    answers.push(value);
-                    Ok(())
+            let mut together = 0;
+            inbox.each_frame(|frame, weight| {
+                together += weight;
+                if together > MAX_WEIGHT {
+                    return Err(too_much("the memory of answers that came together", MAX_WEIGHT));
                 }
-                Frame::Pushed(pushed, value) => {
-                    answers.extend(value);
-                    // Whoever hears it may ask at once. It is no answer to that.
-                    Self::hand_out(shared, answers, ready, ears)?;
-                    ears.hear(pushed);
-                    Ok(())
+                match frame {
+                    Frame::Answer(value) => answers.push((value, weight)),
+                    Frame::Pushed(pushed, value) => {
+                        answers.extend(value.map(|value| (value, weight)));
+                        // Whoever hears it may ask at once. It is no answer to that.
+                        Self::hand_out(shared, answers, ready, ears)?;
+                        ears.hear(pushed);
+                    }
+                    // Pushed without being asked for.
+                    Frame::Other => {}
                 }
-                // Pushed without being asked for.
-                Frame::Other => Ok(()),
+                Ok(())
             })?;
             Self::hand_out(shared, answers, ready, ears)?;
             // Behind what was pushed before it.
@@ -378,7 +427,7 @@ impl Driver {
     }
 
     /// To whom the answers belong. More of them than requests: then none that was read with them is believed, but on a link.
-    fn hand_out(shared: &Shared, answers: &mut Vec<Value>, ready: &mut Vec<Ready>, ears: &Ears) -> io::Result<()> {
+    fn hand_out(shared: &Shared, answers: &mut Vec<Weighed>, ready: &mut Vec<Ready>, ears: &Ears) -> io::Result<()> {
         if answers.is_empty() {
             return Ok(());
         }
@@ -388,7 +437,7 @@ impl Driver {
             if state.waiting.is_empty() && ears.hears() {
                 continue;
             }
-            let is_pushed = matches!(answer, Value::Push { .. });
+            let is_pushed = matches!(answer, (Value::Push { .. }, _));
             ready.extend(if is_pushed { state.take_pushed(answer) } else { state.take_answer(answer) }?);
         }
         Ok(())
@@ -407,12 +456,19 @@ struct Inbox {
     reader: Reader,
     bytes: Vec<u8>,
     filled: usize,
+    /// Of the answer that begins there.
+    scan: Scan,
 }
 
 impl Inbox {
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.filled == self.bytes.len() {
-            self.bytes.resize(self.filled * 2, 0);
+            // A longer one was refused by its head: what lies behind the longest is less than what is read at once.
+            let longest = MAX_BYTES + READ_BYTES;
+            if self.filled >= longest {
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "an answer that is too long")));
+            }
+            self.bytes.resize((self.filled * 2).min(longest), 0);
         }
         let mut free = ReadBuf::new(&mut self.bytes[self.filled..]);
         ready!(Pin::new(&mut *self.reader).poll_read(cx, &mut free))?;
@@ -422,14 +478,17 @@ impl Inbox {
         Poll::Ready(if count == 0 { Err(end()) } else { Ok(()) })
     }
 
-    fn each_frame(&mut self, mut take: impl FnMut(Frame<'_>) -> io::Result<()>) -> io::Result<()> {
+    fn each_frame(&mut self, mut take: impl FnMut(Frame<'_>, usize) -> io::Result<()>) -> io::Result<()> {
         let mut begin = 0;
-        while let Some((frame, length)) = frames::first(&self.bytes[begin..self.filled])? {
+        while let Some((frame, length)) = self.scan.first(&self.bytes[begin..self.filled])? {
             begin += length;
-            take(frame)?;
+            take(frame, self.scan.weight())?;
         }
-        self.bytes.copy_within(begin..self.filled, 0);
-        self.filled -= begin;
+        // Nothing is moved while an answer comes piece by piece: that would cost its length for each piece.
+        if begin > 0 {
+            self.bytes.copy_within(begin..self.filled, 0);
+            self.filled -= begin;
+        }
         if self.filled == 0 && self.bytes.len() > MAX_KEPT_BYTES {
             self.bytes.truncate(READ_BYTES);
             self.bytes.shrink_to_fit();

@@ -12,6 +12,16 @@ use crate::transport::pushed::Pushed;
 
 /// Answers to what we ask are far less deep.
 const MAX_DEPTH: usize = 32;
+/// Longest answer in bytes. The longest that is asked for is the map of a large cluster, of some megabytes.
+pub(super) const MAX_BYTES: usize = 8 << 20;
+/// Longest text within an answer in bytes.
+const MAX_TEXT: usize = 4 << 20;
+/// Most memory that an answer may take: its bytes, once as they came and once as they are read, and something for each element.
+pub(super) const MAX_WEIGHT: usize = 24 << 20;
+/// Memory of one element: a value, and what its allocation costs.
+const ELEMENT_BYTES: usize = size_of::<Value>() + 16;
+/// Longest line in bytes: a number, or the words of an error.
+const MAX_LINE: usize = 64 << 10;
 
 /// What a server says at one time.
 #[derive(PartialEq, Debug)]
@@ -24,10 +34,113 @@ pub(super) enum Frame<'a> {
 }
 
 /// What the bytes begin with, and its length. `None` if it is not there to its end.
+#[cfg(test)]
 pub(super) fn first(bytes: &[u8]) -> io::Result<Option<(Frame<'_>, usize)>> {
-    let Some(end) = end_of(bytes, 0, 0)? else {
-        return Ok(None);
-    };
+    Scan::default().first(bytes)
+}
+
+/// How far an answer was measured of which more is to come. Each byte is looked at once, however small the pieces are.
+#[derive(Default)]
+pub(super) struct Scan {
+    /// Where the next part begins.
+    at: usize,
+    /// How much of the line there has no end.
+    searched: usize,
+    /// How many parts are to come in each of the lists that are open.
+    open: Vec<usize>,
+    /// Parts that were announced.
+    elements: usize,
+    /// Memory of the answer that was read last.
+    weight: usize,
+}
+
+impl Scan {
+    /// Looks at the bytes of an answer, which are those of the last time and some more.
+    pub(super) fn first<'a>(&mut self, bytes: &'a [u8]) -> io::Result<Option<(Frame<'a>, usize)>> {
+        match self.end_of(bytes)? {
+            Some(end) => {
+                let weight = self.elements.saturating_mul(ELEMENT_BYTES).saturating_add(ELEMENT_BYTES + end);
+                *self = Self { weight, ..Self::default() };
+                frame(bytes, end).map(Some)
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Returns about how much memory the answer takes that was read last.
+    pub(super) fn weight(&self) -> usize {
+        self.weight
+    }
+
+    fn end_of(&mut self, bytes: &[u8]) -> io::Result<Option<usize>> {
+        loop {
+            let Some(part) = self.part(bytes)? else {
+                return Ok(None);
+            };
+            self.at = part.end;
+            self.searched = 0;
+            self.count(part)?;
+            while self.open.last() == Some(&0) {
+                self.open.pop();
+            }
+            match self.open.last_mut() {
+                Some(left) => *left -= 1,
+                None => return Ok(Some(self.at)),
+            }
+        }
+    }
+
+    /// The text or the head of a list that begins where the last one ended.
+    fn part(&mut self, bytes: &[u8]) -> io::Result<Option<Part>> {
+        let Some(length) = bytes[self.at + self.searched..].iter().position(|&byte| byte == b'\n') else {
+            self.searched = bytes.len() - self.at;
+            return if self.searched > MAX_LINE { Err(too_much("a line", MAX_LINE)) } else { Ok(None) };
+        };
+        let end = self.at + self.searched + length + 1;
+        if end - self.at > MAX_LINE {
+            return Err(too_much("a line", MAX_LINE));
+        }
+        let part = part_at(bytes, self.at, end)?;
+        if part.end - end > MAX_TEXT {
+            return Err(too_much("a text", MAX_TEXT));
+        }
+        if part.end > MAX_BYTES {
+            return Err(too_much("an answer", MAX_BYTES));
+        }
+        self.weigh(part.end, part.parts.unwrap_or(0))?;
+        if part.end <= bytes.len() {
+            return text_ends(bytes, end, part.end).map(|()| Some(part));
+        }
+        // Its head is read again with the next piece, and it alone.
+        self.searched = end - self.at - 1;
+        Ok(None)
+    }
+
+    /// Refuses an answer that would take too much memory, by what it announces.
+    fn weigh(&self, end: usize, more: usize) -> io::Result<()> {
+        let elements = self.elements.saturating_add(more);
+        let weight = elements.saturating_mul(ELEMENT_BYTES).saturating_add(end * 2);
+        if weight > MAX_WEIGHT { Err(too_much("the memory of an answer", MAX_WEIGHT)) } else { Ok(()) }
+    }
+
+    fn count(&mut self, part: Part) -> io::Result<()> {
+        let Some(parts) = part.parts else { return Ok(()) };
+        self.elements = self.elements.saturating_add(parts);
+        if self.open.len() > MAX_DEPTH {
+            return Err(garbage("an answer that is too deep"));
+        }
+        self.open.push(parts);
+        Ok(())
+    }
+}
+
+/// A text or a line, or the head of a list of so many parts.
+struct Part {
+    end: usize,
+    parts: Option<usize>,
+}
+
+fn frame(bytes: &[u8], end: usize) -> io::Result<(Frame<'_>, usize)> {
     let bytes = &bytes[..end];
     let frame = match (bytes.first(), text(bytes)) {
         (_, Some(text)) => Frame::Answer(Value::BulkString(text.to_vec())),
@@ -38,7 +151,7 @@ pub(super) fn first(bytes: &[u8]) -> io::Result<Option<(Frame<'_>, usize)>> {
         },
         (_, None) => Frame::Answer(read(bytes)?),
     };
-    Ok(Some((frame, end)))
+    Ok((frame, end))
 }
 
 fn read(frame: &[u8]) -> io::Result<Value> {
@@ -51,11 +164,11 @@ fn pushed(frame: &[u8]) -> io::Result<Option<Pushed<'_>>> {
     let mut texts = [None; 3];
     for part in &mut texts {
         // None behind the last.
-        let Some(end) = end_of(frame, begin, 1)? else {
+        let Some(length) = Scan::default().end_of(&frame[begin..])? else {
             break;
         };
-        *part = text(&frame[begin..end]);
-        begin = end;
+        *part = text(&frame[begin..begin + length]);
+        begin += length;
     }
     let [Some(kind), Some(channel), message] = texts else {
         return Ok(None);
@@ -74,46 +187,28 @@ fn text(frame: &[u8]) -> Option<&[u8]> {
     rest[line..].strip_suffix(b"\r\n")
 }
 
-/// Where the answer ends that begins at `from`.
-fn end_of(bytes: &[u8], from: usize, depth: usize) -> io::Result<Option<usize>> {
-    let Some(length) = bytes[from..].iter().position(|&byte| byte == b'\n') else {
-        return Ok(None);
-    };
-    let end = from + length + 1;
-    let Some((&kind, number)) = bytes[from..end].strip_suffix(b"\r\n").and_then(<[u8]>::split_first) else {
+/// The part of which the first line is there.
+fn part_at(bytes: &[u8], begin: usize, end: usize) -> io::Result<Part> {
+    let Some((&kind, number)) = bytes[begin..end].strip_suffix(b"\r\n").and_then(<[u8]>::split_first) else {
         return Err(garbage("a line without an end"));
     };
     let parts = match kind {
-        b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' => return Ok(Some(end)),
-        b'$' | b'=' | b'!' => return end_of_text(bytes, end, number),
+        b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' => return Ok(Part { end, parts: None }),
+        b'$' | b'=' | b'!' => {
+            let length = count(number)?.map_or(0, |length| length.saturating_add(2));
+            return Ok(Part { end: end.saturating_add(length), parts: None });
+        }
         b'*' | b'~' | b'>' => count(number)?.unwrap_or(0),
         b'%' => count(number)?.unwrap_or(0).saturating_mul(2),
         b'|' => count(number)?.unwrap_or(0).saturating_mul(2).saturating_add(1),
         _ => return Err(garbage("an answer of no known kind")),
     };
-    if depth == MAX_DEPTH {
-        return Err(garbage("an answer that is too deep"));
-    }
-    let mut end = end;
-    for _ in 0..parts {
-        match end_of(bytes, end, depth + 1)? {
-            Some(next) => end = next,
-            None => return Ok(None),
-        }
-    }
-    Ok(Some(end))
+    Ok(Part { end, parts: Some(parts) })
 }
 
-fn end_of_text(bytes: &[u8], begin: usize, length: &[u8]) -> io::Result<Option<usize>> {
-    let Some(length) = count(length)? else {
-        return Ok(Some(begin));
-    };
-    let end = begin.saturating_add(length).saturating_add(2);
-    match bytes.get(end.saturating_sub(2)..end) {
-        Some(b"\r\n") => Ok(Some(end)),
-        Some(_) => Err(garbage("a text that is longer than it says")),
-        None => Ok(None),
-    }
+fn text_ends(bytes: &[u8], line: usize, end: usize) -> io::Result<()> {
+    let ends = line == end || bytes[..end].ends_with(b"\r\n");
+    if ends { Ok(()) } else { Err(garbage("a text that is longer than it says")) }
 }
 
 /// A number of bytes or parts; `None` for something that is not there.
@@ -127,6 +222,10 @@ fn count(digits: &[u8]) -> io::Result<Option<usize>> {
     };
     let number = if digits.is_empty() { None } else { digits.iter().try_fold(0, add) };
     number.map(Some).ok_or_else(|| garbage("a length that is no number"))
+}
+
+pub(super) fn too_much(what: &str, limit: usize) -> io::Error {
+    garbage(&format!("{what} of the server is longer than {limit} bytes, which is the limit"))
 }
 
 fn garbage(what: &str) -> io::Error {
@@ -216,9 +315,81 @@ mod tests {
     }
 
     #[test]
-    fn length_beyond_all_bounds_is_waited_for_or_refused() {
-        assert_eq!(first(b"$18446744073709551615\r\n").expect("a number"), None);
-        assert!(first(b"$18446744073709551616\r\n").is_err());
-        assert_eq!(first(b"*18446744073709551615\r\n").expect("a number"), None);
+    fn length_beyond_all_bounds_is_refused_at_once() {
+        for head in
+            ["$18446744073709551615\r\n", "$18446744073709551616\r\n", "*18446744073709551615\r\n", "%9999999\r\n"]
+        {
+            assert!(first(head.as_bytes()).is_err(), "{head}");
+        }
+        let longest = MAX_TEXT - 2;
+        assert_eq!(first(format!("${longest}\r\n").as_bytes()).expect("it may be so long"), None);
+        assert!(first(format!("${}\r\n", longest + 1).as_bytes()).is_err());
+        assert!(first(&vec![b'+'; MAX_LINE + 2]).is_err(), "a line without an end");
+    }
+
+    /// A thousand nodes with a replica each, and each slot at another one than its neighbours.
+    #[test]
+    fn map_of_a_torn_cluster_is_no_too_much() {
+        let node = "*4\r\n$13\r\n10.100.100.10\r\n:6379\r\n$40\r\n0123456789012345678901234567890123456789\r\n*0\r\n";
+        let map = format!("*16384\r\n{}", format!("*4\r\n:1\r\n:1\r\n{}", node.repeat(2)).repeat(16384));
+        assert!(first(map.as_bytes()).expect("not too much").is_some());
+    }
+
+    /// Measured anew with each piece this takes minutes.
+    #[test]
+    fn answer_in_small_pieces_is_measured_once() {
+        let answer = format!("*200000\r\n{}", ":1\r\n".repeat(200_000)).into_bytes();
+        let (mut scan, began) = (Scan::default(), std::time::Instant::now());
+        for end in (1..answer.len()).step_by(7) {
+            assert_eq!(scan.first(&answer[..end]).expect("an answer"), None);
+        }
+        assert!(scan.first(&answer).expect("an answer").is_some());
+        assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());
+    }
+
+    /// For so long, in seconds, or one.
+    fn seconds() -> u64 {
+        std::env::var("REDIS_RWLOCK_FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(1)
+    }
+
+    #[test]
+    fn random_answers_are_read_alike_however_they_are_cut() {
+        let seed = std::env::var("REDIS_RWLOCK_FUZZ_SEED").ok().and_then(|seed| seed.parse().ok());
+        let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+        println!("REDIS_RWLOCK_FUZZ_SEED={seed}");
+        let (mut random, until) = (fastrand::Rng::with_seed(seed), std::time::Instant::now());
+        while until.elapsed() < std::time::Duration::from_secs(seconds()) {
+            let mut bytes: Vec<u8> =
+                (0..random.usize(1..6)).flat_map(|_| ANSWERS[random.usize(..ANSWERS.len())].bytes()).collect();
+            for _ in 0..random.usize(..4) {
+                let at = random.usize(..bytes.len());
+                match random.u8(..3) {
+                    0 => bytes[at] = random.u8(..),
+                    1 => bytes.insert(at, b"$*>%:-0123456789\r\n"[random.usize(..18)]),
+                    _ => bytes.truncate(at.max(1)),
+                }
+            }
+            let whole = read_all(&bytes, bytes.len());
+            let step = random.usize(1..8);
+            assert_eq!(read_all(&bytes, step), whole, "by {step}: {}", bytes.escape_ascii());
+        }
+    }
+
+    /// What is read of these bytes that come in pieces, and whether the connection ends.
+    fn read_all(bytes: &[u8], step: usize) -> (Vec<String>, bool) {
+        let (mut scan, mut begin, mut read) = (Scan::default(), 0, Vec::new());
+        for end in (step..bytes.len()).step_by(step).chain([bytes.len()]) {
+            loop {
+                match scan.first(&bytes[begin..end]) {
+                    Ok(Some((frame, length))) => {
+                        read.push(format!("{frame:?}"));
+                        begin += length;
+                    }
+                    Ok(None) => break,
+                    Err(_) => return (read, true),
+                }
+            }
+        }
+        (read, false)
     }
 }

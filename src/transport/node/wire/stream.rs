@@ -1,16 +1,12 @@
-//! Streams to servers, as the operating system has them, that the library has greeted.
+//! Streams to servers, as the operating system has them.
 
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::future::select_ok;
-use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
-use redis::{ConnectionAddr, RedisConnectionInfo, RedisError};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use redis::ConnectionAddr;
+use tokio::io::AsyncRead;
 use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
@@ -78,68 +74,17 @@ impl Stream {
         }
     }
 
-    /// Authenticates and chooses the database.
-    pub(super) async fn greeted(self, settings: &RedisConnectionInfo) -> Result<(Reader, Writer), RedisError> {
+    pub(super) fn into_split(self) -> (Reader, Writer) {
         match self {
             Self::Tcp(stream) => {
-                let (reader, writer) = greet(settings, stream).await?.into_split();
-                Ok((Box::new(reader), Writer::Tcp(writer)))
+                let (reader, writer) = stream.into_split();
+                (Box::new(reader), Writer::Tcp(writer))
             }
             #[cfg(unix)]
             Self::Unix(stream) => {
-                let (reader, writer) = greet(settings, stream).await?.into_split();
-                Ok((Box::new(reader), Writer::Unix(writer)))
+                let (reader, writer) = stream.into_split();
+                (Box::new(reader), Writer::Unix(writer))
             }
         }
-    }
-}
-
-/// The library says who we are, and gives the stream back. By then it has read all that the server had to say.
-async fn greet<S>(settings: &RedisConnectionInfo, stream: S) -> Result<S, RedisError>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let lender = Arc::new(Mutex::new(None));
-    let lent = Lent { stream: Some(stream), lender: Arc::clone(&lender) };
-    drop(MultiplexedConnection::new(settings, lent).await?);
-    let back = lender.lock().take();
-    back.ok_or_else(|| io::Error::other("the library has kept the stream").into())
-}
-
-/// Gives a stream back when it is dropped.
-struct Lent<S> {
-    stream: Option<S>,
-    lender: Arc<Mutex<Option<S>>>,
-}
-
-impl<S> Drop for Lent<S> {
-    fn drop(&mut self) {
-        *self.lender.lock() = self.stream.take();
-    }
-}
-
-impl<S: Unpin> Lent<S> {
-    fn stream(self: Pin<&mut Self>) -> io::Result<Pin<&mut S>> {
-        self.get_mut().stream.as_mut().map(Pin::new).ok_or_else(|| io::ErrorKind::NotConnected.into())
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Lent<S> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        self.stream()?.poll_read(cx, buf)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Lent<S> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.stream()?.poll_write(cx, bytes)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream()?.poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream()?.poll_shutdown(cx)
     }
 }

@@ -67,30 +67,32 @@ async fn linked() -> (Wire, Server, Ends) {
 
 async fn connected_by(ears: Ears) -> (Wire, Server) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let url = format!("redis://{}", listener.local_addr().expect("bound"));
-    let info = redis::IntoConnectionInfo::into_connection_info(url.as_str()).expect("a URL");
-    let settings = info.redis_settings().clone().set_protocol(redis::ProtocolVersion::RESP3);
-    let info = info.set_redis_settings(settings);
     let accept = async {
         let (stream, _) = listener.accept().await.expect("a connection");
         let mut server = Server { stream, said: Vec::new() };
         assert_eq!(server.hear().await[0], "HELLO");
         server.say(&fake::hello("standalone")).await;
-        for _ in 0..2 {
-            assert_eq!(server.hear().await[0], "CLIENT");
-            server.say("+OK\r\n").await;
-        }
+        assert_eq!(server.hear().await[0], "TIME");
+        server.say("+OK\r\n").await;
         server
     };
     let (wire, server) = {
         let greeting = async {
             let address = listener.local_addr().expect("bound");
             let (stream, _) = Stream::connect_tcp(&[address]).await.expect("connected");
-            Wire::greet(stream, info.redis_settings(), ears).await
+            let (wire, mut opening) = Wire::open(stream, ears, 1, |bytes| {
+                ["HELLO", "TIME"]
+                    .iter()
+                    .for_each(|name| bytes.extend_from_slice(&redis::cmd(name).get_packed_command()));
+            });
+            opening.first().await.expect("greeted");
+            opening.others().await.expect("greeted");
+            wire.shared.state.lock().writes = 0;
+            wire
         };
         join(greeting, accept).await
     };
-    (wire.expect("greeted"), server)
+    (wire, server)
 }
 
 struct Server {
@@ -276,7 +278,7 @@ async fn pipeline_that_is_answered_in_part_has_failed() {
 #[tokio::test]
 async fn what_the_socket_does_not_take_goes_later() {
     let (wire, mut server, _) = connected().await;
-    let long = "x".repeat(8 << 20);
+    let (long, answer) = ("x".repeat(8 << 20), "x".repeat(3 << 20));
     let command = |number: usize| redis::cmd("ECHO").arg(number).arg(&long).get_packed_command();
     let asking = join_all((0..3).map(|number| wire.ask(move |bytes| bytes.extend_from_slice(&command(number)))));
     let mut asking = pin!(asking);
@@ -287,11 +289,11 @@ async fn what_the_socket_does_not_take_goes_later() {
             let words = server.hear().await;
             assert_eq!((words[1].as_str(), words[2].len()), (number.to_string().as_str(), 8 << 20));
             // An answer that is longer than what is read at once.
-            server.say(&format!("${}\r\n{}\r\n", words[2].len(), words[2])).await;
+            server.say(&format!("${}\r\n{answer}\r\n", answer.len())).await;
         }
     };
     let (answers, ()) = join(asking, answers).await;
-    assert!(answers.into_iter().all(|answer| answer.expect("answered") == text(&long)));
+    assert!(answers.into_iter().all(|said| said.expect("answered") == text(&answer)));
     assert!(wire.shared.state.lock().current.capacity() <= MAX_KEPT_BYTES, "the buffer is given back");
 }
 
@@ -468,4 +470,36 @@ fn end_of_its_runtime_is_told_to_those_who_wait_elsewhere() {
     drop(runtime);
     assert!(matches!(asking.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Err(_))));
     assert!(ends.is_closed());
+}
+
+/// Broken, or hostile: what it says has no end.
+#[tokio::test]
+async fn server_that_says_too_much_is_heard_no_more() {
+    let bulk = ("$17179869184\r\n".to_owned(), "x".repeat(1 << 20));
+    let text = ("$4194000\r\n".to_owned(), "x".repeat(1 << 20));
+    let list = ("*100000000\r\n".to_owned(), ":1\r\n".to_owned());
+    let lists = (String::new(), format!("*1000\r\n{}", ":1\r\n".repeat(999)));
+    let deep = (String::new(), "*1\r\n".to_owned());
+    let line = ("+".to_owned(), "x".repeat(1000));
+    for (first, then) in [bulk, text, list, lists, deep, line] {
+        let (wire, mut server, ends) = connected().await;
+        let says = async {
+            server.hear().await;
+            let mut said = first.clone().into_bytes();
+            let mut sent = 0;
+            // More than any limit. It may be hung up on while it speaks.
+            while sent < 64 << 20 && server.stream.write_all(&said).await.is_ok() {
+                sent += said.len();
+                said = then.clone().into_bytes();
+            }
+            sent
+        };
+        let asking = tokio::time::timeout(PATIENCE, ask(&wire, 0));
+        let (answer, sent) = join(asking, says).await;
+        assert!(answer.expect("it has ended").is_err(), "{first}{}", &then[..1]);
+        assert!(sent < 40 << 20, "{sent} bytes were taken");
+        assert!(ends.is_closed());
+    }
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    println!("{}", status.lines().find(|line| line.starts_with("VmHWM")).unwrap_or_default());
 }

@@ -1,0 +1,146 @@
+//! Servers that say too much, beside one that is well: what they cost this process, and who else pays.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use cluster_testenv::{Node as Server, Server as Version};
+
+use crate::topology::Topology;
+use crate::transport::fake;
+use crate::{Error, HoldState, RedisManager, RwLockManager};
+
+/// Names what the process of a test is to meet.
+const ROLE: &str = "REDIS_RWLOCK_HOSTILE";
+/// Longer than the lease of the hold beside it.
+const MEETING: Duration = Duration::from_secs(5);
+const LEASE: Duration = Duration::from_secs(4);
+/// Pause between two requests: this process has other things to do.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Most memory that a hostile server may cost, in KiB.
+const MAX_KIB: u64 = 32 << 10;
+
+/// When a server turns out to be hostile.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum At {
+    Greeting,
+    Script,
+}
+
+/// Returns what a server says first and what it repeats for ever, in pieces of a length.
+fn flood(name: &str) -> (String, String, usize) {
+    let large = "x".repeat(1 << 16);
+    match name {
+        "bulk" => ("$17179869184\r\n".to_owned(), large, 1 << 16),
+        "long-bulk" => ("$4194000\r\n".to_owned(), large, 1 << 16),
+        "array" => ("*200000\r\n".to_owned(), ":1\r\n".repeat(100), 7),
+        "endless-array" => ("*4294967296\r\n".to_owned(), ":1\r\n".repeat(100), 7),
+        "arrays" => (String::new(), format!("*1000\r\n{}", "$1\r\n1\r\n".repeat(1000)), 1 << 16),
+        "depth" => (String::new(), "*1\r\n".to_owned(), 4),
+        "line" => ("+".to_owned(), large, 1 << 16),
+        "pushes" => (String::new(), format!(">2\r\n$7\r\nmessage\r\n${}\r\n{large}\r\n", large.len()), 1 << 16),
+        other => panic!("no flood is called {other}"),
+    }
+}
+
+fn serve(mut stream: TcpStream, at: At, name: &str) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let (mut said, mut done, mut piece) = (Vec::new(), 0, [0; 4096]);
+    loop {
+        while let Some((words, end)) = fake::command(&said, done) {
+            done = end;
+            match words[0].to_ascii_uppercase().as_str() {
+                "HELLO" if at == At::Script => stream.write_all(fake::hello("standalone").as_bytes())?,
+                "TIME" if at == At::Script => stream.write_all(b"*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n")?,
+                "EVALSHA" | "EVAL" | "HELLO" => return pour(&mut stream, name),
+                _ => stream.write_all(b"+OK\r\n")?,
+            }
+        }
+        match stream.read(&mut piece)? {
+            0 => return Ok(()),
+            count => said.extend_from_slice(&piece[..count]),
+        }
+    }
+}
+
+fn pour(stream: &mut TcpStream, name: &str) -> std::io::Result<()> {
+    let (first, then, length) = flood(name);
+    stream.write_all(first.as_bytes())?;
+    loop {
+        for piece in then.as_bytes().chunks(length) {
+            stream.write_all(piece)?;
+        }
+    }
+}
+
+fn start(at: At, name: &str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let (addr, name) = (listener.local_addr().expect("bound"), name.to_owned());
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let name = name.clone();
+            // Its end is that of the connection.
+            std::thread::spawn(move || drop(serve(stream, at, &name)));
+        }
+    });
+    addr
+}
+
+fn peak_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+/// Meets one server for a while, and holds a lock on another one meanwhile.
+async fn meet(healthy: &str, at: At, name: &str) {
+    let manager = RedisManager::builder(Topology::node(healthy)).lease(LEASE).connect().await.expect("connected");
+    let guard = manager.write(&format!("beside-{name}")).await.expect("granted");
+    let before = peak_kib();
+    let url = format!("redis://{}", start(at, name));
+    let hostile = RedisManager::builder(Topology::node(url)).unreachable_after(MEETING).build().expect("built");
+    let began = Instant::now();
+    while began.elapsed() < MEETING {
+        match hostile.try_write("x").await {
+            Err(Error::Unreachable { .. } | Error::Refused { .. }) => {}
+            other => panic!("{name}: {other:?}"),
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    assert_eq!(guard.state(), HoldState::Held, "{name}");
+    let cost = peak_kib() - before;
+    println!("{name} costs {cost} KiB");
+    assert!(cost <= MAX_KIB, "{name} costs {cost} KiB");
+    guard.release().await.expect("ours to the end");
+}
+
+/// A process of its own for each server: memory is the process's.
+fn all_are_met(test: &str, at: At) {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    if let Ok(role) = std::env::var(ROLE) {
+        let (healthy, name) = role.split_once(' ').expect("a URL and a name");
+        return runtime().expect("a runtime").block_on(meet(healthy, at, name));
+    }
+    let healthy = Server::start(Version::Valkey91).expect("it starts");
+    let test = format!("transport::node::hostile::{test}");
+    for name in ["bulk", "long-bulk", "array", "endless-array", "arrays", "depth", "line", "pushes"] {
+        let mut process = Command::new(std::env::current_exe().expect("a path"));
+        let role = format!("{} {name}", healthy.url());
+        let process = process.args(["--exact", &test, "--nocapture"]).env(ROLE, role).output().expect("it runs");
+        let words = String::from_utf8_lossy(&process.stdout);
+        assert!(words.contains(" costs "), "{words}{}", String::from_utf8_lossy(&process.stderr));
+        assert!(process.status.success(), "{words}{}", String::from_utf8_lossy(&process.stderr));
+        println!("{}", words.lines().find(|line| line.contains(" costs ")).unwrap_or_default());
+    }
+}
+
+#[test]
+fn answers_without_end_cost_little_and_no_hold_elsewhere() {
+    all_are_met("answers_without_end_cost_little_and_no_hold_elsewhere", At::Script);
+}
+
+#[test]
+fn greetings_without_end_cost_little_and_no_hold_elsewhere() {
+    all_are_met("greetings_without_end_cost_little_and_no_hold_elsewhere", At::Greeting);
+}

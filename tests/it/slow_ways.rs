@@ -1,0 +1,117 @@
+//! Far servers, and managers with default options.
+
+use std::time::{Duration, Instant};
+
+use cluster_testenv::{Cluster, Node, Proxy, Sentinels, Server, TlsClients};
+use redis_rwlock::{Builder, RedisManager, RwLockManager, Tls, Topology};
+
+use crate::servers::ask;
+use crate::wait::{bounded, soon};
+
+/// Round trips at which everything connects with the defaults.
+const ROUND_TRIPS: [Duration; 3] = [Duration::from_millis(100), Duration::from_millis(200), Duration::from_millis(400)];
+
+/// Connects as a user does who sets nothing, and locks.
+async fn connects(what: &str, round_trip: Duration, builder: Builder<RedisManager>) {
+    let began = Instant::now();
+    let connected = soon("the connection", builder.connect()).await;
+    let manager = connected.unwrap_or_else(|error| panic!("{what} at {round_trip:?}: {error:?}"));
+    let took = began.elapsed();
+    println!("{what} at {round_trip:?}: connected after {took:?}");
+    assert!(took >= round_trip * 2, "{what}: {took:?} is less than the way");
+    let granted = soon("the grant", manager.write(&format!("far-{}", round_trip.as_millis())).into_future()).await;
+    granted.expect("granted").release().await.expect("ours to the end");
+}
+
+/// A proxy in front of the port that a node's URL names, which is another one with TLS, and the URL that leads there.
+fn behind_proxy(node: &Node) -> (Proxy, String) {
+    let url = node.url();
+    let (scheme, address) = url.split_once("://").expect("a URL");
+    let proxy = Proxy::before(address.parse().expect("an address")).expect("a proxy");
+    let url = format!("{scheme}://{}", proxy.addr());
+    (proxy, url)
+}
+
+fn trusting(tls: &cluster_testenv::Certificates) -> Tls {
+    Tls::new().ca_pem(tls.ca_pem())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_without_tls() {
+    let node = Node::builder(Server::Valkey91).proxied().start().expect("it starts");
+    for round_trip in ROUND_TRIPS {
+        node.proxy().delay(round_trip / 2);
+        bounded(connects("a node", round_trip, RedisManager::builder(node.url()))).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_with_tls() {
+    let node = Node::builder(Server::Redis70).tls(TlsClients::Optional).start().expect("it starts");
+    let (proxy, url) = behind_proxy(&node);
+    for round_trip in ROUND_TRIPS {
+        proxy.delay(round_trip / 2);
+        let topology = Topology::node(url.as_str()).tls(trusting(node.certificates()));
+        bounded(connects("a node with TLS", round_trip, RedisManager::builder(topology))).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster() {
+    let cluster = Cluster::builder(Server::Valkey91).replicas(0).node_timeout(Duration::from_secs(15)).proxied();
+    let cluster = cluster.start().expect("it starts");
+    for round_trip in ROUND_TRIPS {
+        cluster.nodes().iter().for_each(|node| node.proxy().delay(round_trip / 2));
+        bounded(connects("a cluster", round_trip, RedisManager::builder(Topology::cluster(cluster.urls())))).await;
+    }
+}
+
+/// Sentinels, and the primary that they name, behind proxies.
+struct Far {
+    sentinels: Sentinels,
+    proxies: Vec<Proxy>,
+    urls: Vec<String>,
+}
+
+impl Far {
+    fn start(sentinels: Sentinels) -> Self {
+        let (primary, _) = behind_proxy(sentinels.primary());
+        let port = primary.port().to_string();
+        let (mut proxies, mut urls) = (Vec::new(), Vec::new());
+        for sentinel in sentinels.sentinels() {
+            let quiet = ["SENTINEL", "SET", "far", "down-after-milliseconds", "60000"];
+            for command in [&["SENTINEL", "MONITOR", "far", "127.0.0.1", &port, "2"][..], &quiet] {
+                let reply = ask(sentinel, command);
+                assert!(reply.into_result().is_ok(), "{command:?}");
+            }
+            let (proxy, url) = behind_proxy(sentinel);
+            urls.push(url);
+            proxies.push(proxy);
+        }
+        proxies.push(primary);
+        Self { sentinels, proxies, urls }
+    }
+
+    fn at(&self, round_trip: Duration) -> Topology {
+        self.proxies.iter().for_each(|proxy| proxy.delay(round_trip / 2));
+        Topology::sentinel("far", self.urls.clone())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_without_tls() {
+    let far = Far::start(Sentinels::start(Server::Redis70).expect("they start"));
+    for round_trip in ROUND_TRIPS {
+        bounded(connects("Sentinels", round_trip, RedisManager::builder(far.at(round_trip)))).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_with_tls() {
+    let sentinels = Sentinels::builder(Server::Redis70).tls(TlsClients::Optional).start().expect("they start");
+    let far = Far::start(sentinels);
+    for round_trip in [Duration::from_millis(100), Duration::from_millis(200)] {
+        let topology = far.at(round_trip).tls(trusting(far.sentinels.certificates()));
+        bounded(connects("Sentinels with TLS", round_trip, RedisManager::builder(topology))).await;
+    }
+}
