@@ -30,13 +30,17 @@ use crate::scheme::{BoxFuture, Mode};
 /// Dropping the future at any point gives up the place in the queue, to the next waiter of this process if there is one, and
 /// takes back in the background what it may have left on the server. Nothing stays there longer than one lease.
 ///
+/// An acquisition that ends with [`WaitTimeout`](crate::Error::WaitTimeout) has left nothing when it returns, unless the error
+/// says `confirmed: false`.
+///
 /// A future that is neither polled nor dropped keeps its turn in this process, as with tokio's locks: those behind it wait for
 /// it. Other processes do not: the server forgets a waiter that is not heard of.
 ///
 /// # Errors
 ///
 /// [`WaitTimeout`](crate::Error::WaitTimeout) if others held the lock for the whole
-/// [`wait_timeout`](Acquire::wait_timeout), [`Unreachable`](crate::Error::Unreachable) if no server answered,
+/// [`wait_timeout`](Acquire::wait_timeout) (with `try_now` only if a place that it took could not be taken back in time),
+/// [`Unreachable`](crate::Error::Unreachable) if no server answered,
 /// [`Refused`](crate::Error::Refused) if one said no, [`InvalidName`](crate::Error::InvalidName) and
 /// [`InvalidOption`](crate::Error::InvalidOption) before anything was sent (also outside of a tokio runtime),
 /// [`UpgradeConflict`](crate::Error::UpgradeConflict) for a nested write in a read, [`Closed`](crate::Error::Closed).
@@ -136,6 +140,10 @@ impl<G: Guard> Acquire<G> {
     ///
     /// The server is asked at least once, and its first answer is waited for as long as an answer is believed: zero asks
     /// once.
+    ///
+    /// At the limit the acquisition takes its place in the queue back, which takes one round trip, or two if a request is under way.
+    /// [`WaitTimeout`](crate::Error::WaitTimeout) comes then, at the latest two
+    /// [response timeouts](crate::Builder::response_timeout) after the limit.
     ///
     /// At a lock whose holder elsewhere may keep it without being inside ([`idle_hold`](crate::Builder::idle_hold)), it counts as
     /// [`try_wait`](crate::Builder::try_wait) at least, from the answer that tells so: time to give the lock up.

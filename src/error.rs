@@ -42,15 +42,18 @@ pub type Source = Arc<dyn std::error::Error + Send + Sync + 'static>;
 pub enum Error {
     /// Others held the lock for as long as the caller was willing to wait.
     ///
-    /// The manager takes the caller's place in the queue back in the background. Until the server has carried that out, the place may
-    /// be granted, and the lock is then held by nobody for up to 3 s. A program that ends before leaves the place there:
-    /// [`close`](crate::RwLockManager::close) waits until it is gone.
+    /// The error comes when the server has said that the caller's place in the queue is gone, and no copy of its request can be
+    /// carried out any more: nothing of this acquisition is ever granted. Usually that takes one round trip. At the latest it
+    /// comes two response timeouts after the limit, then with `confirmed: false`.
     #[non_exhaustive]
     WaitTimeout {
         /// The lock's name.
         lock: Arc<str>,
-        /// How long the caller waited.
+        /// How long the caller waited for the lock, without the time that it took to take its place back.
         waited: Duration,
+        /// Whether nothing of the acquisition can be granted any more. If not, the server did not say in time that the place is
+        /// gone: it is taken back in the background, and what is granted until then lasts no longer than one lease.
+        confirmed: bool,
     },
     /// The hold ended before it was released: what it protected may have been touched by others.
     #[non_exhaustive]
@@ -150,11 +153,20 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::WaitTimeout { lock, waited } => write!(
-                f,
-                "waited {} for lock {lock:?}, which others hold: try again later, or see who with `inspect`",
-                Span(*waited)
-            ),
+            Self::WaitTimeout { lock, waited, confirmed } => {
+                let waited = Span(*waited);
+                write!(
+                    f,
+                    "waited {waited} for lock {lock:?}, which others hold: try again later, or see who with `inspect`"
+                )?;
+                if *confirmed {
+                    return Ok(());
+                }
+                f.write_str(
+                    "; no server confirmed within two response timeouts that the place in the queue is gone: the lock may yet be granted \
+                     to this caller, for one lease at most",
+                )
+            }
             Self::Lost { lock, reason } => write!(
                 f,
                 "the hold of lock {lock:?} was lost: {reason}; others may have been inside, so check what was done or do it again"
@@ -459,7 +471,8 @@ mod tests {
         let waited = Duration::from_micros(5_016_789);
         let lock = || Arc::clone(&lock);
         let mut all = vec![
-            Error::WaitTimeout { lock: lock(), waited },
+            Error::WaitTimeout { lock: lock(), waited, confirmed: true },
+            Error::WaitTimeout { lock: lock(), waited, confirmed: false },
             Error::UpgradeConflict { lock: lock() },
             Error::Closed { lock: lock() },
             Error::InvalidName { lock: lock(), reason: "it is empty".to_owned() },

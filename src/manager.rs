@@ -930,7 +930,8 @@ impl<M: Build> Builder<M> {
         self
     }
 
-    /// How long acquisitions wait for others. Defaults to no limit. For a hold that [stays](Builder::idle_hold) elsewhere they wait for
+    /// How long acquisitions wait for others. Defaults to no limit. [`WaitTimeout`](Error::WaitTimeout) comes when the place in the
+    /// queue is taken back: usually one round trip, at most two [response timeouts](Builder::response_timeout) later. For a hold that [stays](Builder::idle_hold) elsewhere they wait for
     /// [`try_wait`](Builder::try_wait) at least.
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
         self.options.wait_timeout = Some(wait_timeout);

@@ -12,11 +12,13 @@ mod patience;
 mod pending;
 mod recheck;
 mod wait;
+mod withdraw;
 
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -27,11 +29,10 @@ use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held, in_runtime};
 use crate::error::{Error, LossReason, Result, Source};
 use crate::key::{Key, LockName};
-use crate::lease::{self, Moment, ServerTime};
+use crate::lease::{Moment, ServerTime};
 use crate::lock::hold::Hold;
-use crate::lock::release::Release;
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::{Asking, Notices, Pending};
+use crate::lock::side::{Notices, Pending};
 use crate::lock::wait::{Listening, WaitEntry};
 use crate::options::Terms;
 use crate::reentry::{OwnerId, Reentry};
@@ -39,6 +40,7 @@ use crate::scheme::{Hearing, Mode};
 
 use self::patience::WaitEnds;
 use self::pending::Pursued;
+use self::withdraw::Withdrawn;
 
 /// A waiter in the server's queue is heard of at least so often.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -61,32 +63,66 @@ enum WaitEnd {
     Limit,
 }
 
-/// Whether the first attempt of an acquisition is over. Until then a limit cannot tell a denial from a silence.
+/// How the wait of a caller ends.
+enum End {
+    Over(Result<Option<Held>>),
+    GivesUp(GivesUp),
+}
+
+/// The end of an acquisition that is not granted in time.
+#[derive(Clone, Copy, Debug)]
+struct GivesUp {
+    why: WaitEnd,
+    at: Moment,
+    /// The server had not answered for this side of the lock by then.
+    is_unheard: bool,
+    /// Latest moment at which the caller is told.
+    answer_by: Moment,
+}
+
+/// Attempts of an acquisition with a limit, as its limit sees them. Before the first is over a limit cannot tell a denial from a
+/// silence, and one that is under way when the acquisition gives up is heard out.
 #[derive(Debug, Default)]
-struct FirstAttempt {
-    underway: AtomicBool,
+struct Attempts {
+    /// A share that was handed over may need a renewal while its acquisition counts as under way.
+    underway: AtomicUsize,
+    is_first_over: AtomicBool,
+    has_stopped: AtomicBool,
     over: Notify,
 }
 
-/// The first attempt. Dropped, it is over.
-struct UnderwayFirst(Arc<FirstAttempt>);
+/// An attempt. Dropped, it is over.
+struct UnderwayAttempt(Arc<Attempts>);
 
-impl Drop for UnderwayFirst {
+impl Drop for UnderwayAttempt {
     fn drop(&mut self) {
-        self.0.underway.store(false, Ordering::Release);
+        self.0.is_first_over.store(true, Ordering::Release);
+        self.0.underway.fetch_sub(1, Ordering::Release);
         self.0.over.notify_one();
     }
 }
 
-impl FirstAttempt {
-    fn begins(self: Arc<Self>) -> UnderwayFirst {
-        self.underway.store(true, Ordering::Release);
-        UnderwayFirst(self)
+impl Attempts {
+    fn begin(self: Arc<Self>) -> UnderwayAttempt {
+        self.underway.fetch_add(1, Ordering::Release);
+        UnderwayAttempt(self)
+    }
+
+    fn is_underway(&self) -> bool {
+        self.underway.load(Ordering::Acquire) > 0
     }
 
     /// Returns at once before and after the first attempt.
-    async fn over(&self) {
-        while self.underway.load(Ordering::Acquire) {
+    async fn first_over(&self) {
+        while self.is_underway() && !self.is_first_over.load(Ordering::Acquire) {
+            self.over.notified().await;
+        }
+    }
+
+    /// Lets no further attempt begin, and returns when none is under way.
+    async fn stop(&self) {
+        self.has_stopped.store(true, Ordering::Release);
+        while self.is_underway() {
             self.over.notified().await;
         }
     }
@@ -175,19 +211,11 @@ fn join_own(engine: &Arc<Engine>, key: &Key, wants: ShareRequest, mode: Mode, no
 /// that of whoever asks for this side of the lock before it. These may wait for room behind many others: then it is over when
 /// it takes longer than two answers, and it is no silence if the node answers others. Nobody is refused by a hold that nobody is
 /// inside of: whoever keeps the lock elsewhere has time to give it up.
-async fn limit_of(
-    engine: &Engine,
-    key: &Key,
-    listening: &Listening,
-    limit: Moment,
-    first: Option<Arc<FirstAttempt>>,
-) -> WaitEnd {
+async fn limit_of(engine: &Engine, key: &Key, listening: &Listening, limit: Moment, attempts: &Attempts) -> WaitEnd {
     at(engine, limit).await;
     let shown = async {
         listening.heard().await;
-        if let Some(first) = first {
-            first.over().await;
-        }
+        attempts.first_over().await;
     };
     tokio::select! {
         biased;
@@ -219,6 +247,26 @@ async fn silence_of(engine: &Engine, key: &Key, listening: &Listening, began: Mo
                 _ => return WaitEnd::Silence,
             },
         }
+    }
+}
+
+/// How long a caller that gives up waits for its own place to be taken back.
+fn withdrawal_span(engine: &Engine) -> Duration {
+    engine.options().response_timeout * 2
+}
+
+/// What comes of the attempt that is under way, if that ends the acquisition. No further one begins.
+async fn heard_out<T>(
+    engine: &Engine,
+    mut run: Pin<&mut impl Future<Output = T>>,
+    attempts: &Attempts,
+    until: Moment,
+) -> Option<T> {
+    tokio::select! {
+        biased;
+        result = &mut run => Some(result),
+        () = attempts.stop() => None,
+        () = at(engine, until) => None,
     }
 }
 
@@ -258,9 +306,11 @@ struct Acquisition<'a> {
     warned: bool,
     /// Without an answer: since the last one came, else since it began.
     tries: Tries,
-    last_failure: Option<Source>,
-    /// Present until it has begun.
-    first: Option<Arc<FirstAttempt>>,
+    last_failure: Option<(Moment, Source)>,
+    /// Until then the server may have something of a request of it that the background takes back.
+    earlier_until: Option<Moment>,
+    /// Present where there is a limit.
+    attempts: Option<Arc<Attempts>>,
     /// Present when it has waited long, and that is to be told.
     holder: Option<Arc<OnceLock<String>>>,
     /// Whether the hold may stay. Known when the server is asked.
@@ -296,7 +346,8 @@ impl<'a> Acquisition<'a> {
             warned: false,
             tries: Tries::new(began, engine.options().unreachable_after),
             last_failure: None,
-            first: None,
+            earlier_until: None,
+            attempts: None,
             holder: None,
             may_stay: None,
             keeping: None,
@@ -305,56 +356,98 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Runs until it is granted, or it is no use to wait any longer.
+    /// Runs until it is granted, or it is no use to wait any longer. A caller that gives up is told so when nothing is left of it.
     async fn until_its_end(&mut self, limit: Option<Moment>, patience: Patience) -> Result<Option<Held>> {
+        let engine = self.engine;
+        let given_up = match self.run_within(limit, patience).await {
+            End::Over(result) => {
+                let held = hand_out(engine, &self.key, result?)?;
+                if held.is_none() {
+                    return self.refused().await;
+                }
+                if self.holder.is_some() {
+                    self.tell_of_wait(WaitEnds::Granted);
+                }
+                return Ok(held);
+            }
+            End::GivesUp(given_up) => given_up,
+        };
+        let lock = self.key.shared_name();
+        if given_up.why == WaitEnd::Closed {
+            return Err(Error::Closed { lock });
+        }
+        let waited = given_up.at.since(self.began);
+        // What failed later was under way at the limit: then it is in doubt, and no silence.
+        let failure = self.last_failure.take().filter(|(at, _)| *at <= given_up.at);
+        if failure.is_some() || given_up.why == WaitEnd::Silence || given_up.is_unheard {
+            return Err(Error::unreachable(lock, waited, failure.map(|(_, source)| source)));
+        }
+        self.tell_of_wait(WaitEnds::InVain);
+        let confirmed = Box::pin(self.withdraw(given_up.answer_by)).await == Withdrawn::Surely;
+        Err(Error::WaitTimeout { lock, waited, confirmed })
+    }
+
+    /// The one answer was no. A place that it took, or may have taken, is taken back first.
+    async fn refused(&mut self) -> Result<Option<Held>> {
+        if self.has_left_nothing() {
+            return Ok(None);
+        }
+        let (engine, now) = (self.engine, self.engine.clock.now());
+        match Box::pin(self.withdraw(now.after(withdrawal_span(engine)))).await {
+            Withdrawn::Surely => Ok(None),
+            Withdrawn::Perhaps => {
+                let (lock, waited) = (self.key.shared_name(), engine.clock.now().since(self.began));
+                Err(Error::WaitTimeout { lock, waited, confirmed: false })
+            }
+        }
+    }
+
+    /// Runs until it is over, or the caller is not to wait any longer. An attempt that is under way at the limit is heard out:
+    /// what it brings counts, and as long as it may yet be carried out nothing can be taken back for good.
+    async fn run_within(&mut self, limit: Option<Moment>, patience: Patience) -> End {
         let (engine, began) = (self.engine, self.began);
         let Some(listening) = self.entry.as_ref().map(WaitEntry::listening) else {
-            return Ok(None);
+            return End::Over(Ok(None));
         };
-        let first = limit.map(|_| Arc::clone(self.first.insert(Arc::default())));
+        let limited = limit.map(|limit| (limit, Arc::clone(self.attempts.insert(Arc::default()))));
         let key = Arc::clone(&self.key);
         let impatience = async {
-            match (limit, patience) {
+            match (&limited, patience) {
                 // As most do.
                 (None, Patience::Wait) => std::future::pending().await,
                 (None, Patience::AskOnce) => Box::pin(silence_of(engine, &key, &listening, began)).await,
-                (Some(limit), Patience::Wait) => Box::pin(limit_of(engine, &key, &listening, limit, first)).await,
-                (Some(limit), Patience::AskOnce) => {
+                (Some((limit, attempts)), Patience::Wait) => {
+                    Box::pin(limit_of(engine, &key, &listening, *limit, attempts)).await
+                }
+                (Some((limit, attempts)), Patience::AskOnce) => {
                     Box::pin(async {
                         tokio::select! {
                             biased;
                             end = silence_of(engine, &key, &listening, began) => end,
-                            end = limit_of(engine, &key, &listening, limit, first) => end,
+                            end = limit_of(engine, &key, &listening, *limit, attempts) => end,
                         }
                     })
                     .await
                 }
             }
         };
-        // Biased: a grant that is there counts, whatever else is due. Dropping the acquisition takes back what it left.
-        let end = tokio::select! {
+        let mut run = std::pin::pin!(self.run(patience));
+        // Biased: a grant that is there counts, whatever else is due.
+        let why = tokio::select! {
             biased;
-            result = self.run(patience) => {
-                let held = hand_out(engine, &self.key, result?)?;
-                if self.holder.is_some() {
-                    self.tell_of_wait(WaitEnds::Granted);
-                }
-                return Ok(held);
-            }
+            result = &mut run => return End::Over(result),
             () = engine.closing.closed() => WaitEnd::Closed,
             end = impatience => end,
         };
-        let lock = self.key.shared_name();
-        if end == WaitEnd::Closed {
-            return Err(Error::Closed { lock });
+        let (at, is_unheard) = (engine.clock.now(), listening.silent_since().is_some());
+        let counts_from = limit.max(listening.called_until()).unwrap_or(at);
+        let answer_by = counts_from.after(withdrawal_span(engine));
+        if let (WaitEnd::Limit, Some((_, attempts))) = (why, &limited)
+            && let Some(result) = Box::pin(heard_out(engine, run, attempts, answer_by)).await
+        {
+            return End::Over(result);
         }
-        let waited = engine.clock.now().since(began);
-        let source = self.last_failure.take();
-        if source.is_some() || end == WaitEnd::Silence || listening.silent_since().is_some() {
-            return Err(Error::unreachable(lock, waited, source));
-        }
-        self.tell_of_wait(WaitEnds::InVain);
-        Err(Error::WaitTimeout { lock, waited })
+        End::GivesUp(GivesUp { why, at, is_unheard, answer_by })
     }
 
     async fn run(&mut self, patience: Patience) -> Result<Option<Held>> {
@@ -411,40 +504,35 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Takes back what an acquisition may have left on the server.
-    fn cancel(&self, pending: Pending) {
-        if pending.is_traceless() {
-            return;
+    /// Marks an attempt as under way, for a limit.
+    fn begin_underway(&self) -> Option<UnderwayAttempt> {
+        self.attempts.clone().map(Attempts::begin)
+    }
+
+    /// Never returns if this acquisition gives up: then it asks for nothing more.
+    async fn asks_on(&self) {
+        if self.attempts.as_ref().is_some_and(|attempts| attempts.has_stopped.load(Ordering::Acquire)) {
+            std::future::pending().await
         }
-        let now = self.engine.clock.now();
-        let stray_until = pending.copies.until(now.after(self.engine.stray_span()));
-        let covers = lease::surely_over(self.wants.lease.min(self.wants.max_hold), self.engine.options().clock_margin);
-        let release = Release {
-            key: Arc::clone(&self.key),
-            id: pending.id.clone(),
-            server_until: stray_until.unwrap_or(now).max(now).after(covers),
-            stray_until,
-        };
+    }
+
+    /// Takes back what an acquisition may have left on the server, in the background. Returns until when it may be there.
+    fn cancel(&self, pending: Pending) -> Option<Moment> {
+        if pending.is_traceless() {
+            return None;
+        }
+        let release = self.release_of(&pending);
+        let server_until = release.server_until;
         self.engine.releases.in_background(release, None);
         // `pending.keeps_open` goes now: what was taken back has been counted.
+        Some(server_until)
     }
 }
 
 impl Drop for Acquisition<'_> {
     fn drop(&mut self) {
-        let Some(entry) = self.entry.take() else {
-            return;
-        };
-        let now = self.engine.clock.now();
-        let asking = Asking { notices: std::mem::take(&mut self.notices), backoff: self.tries.backoff };
-        let (leaving, due) = entry.leave(asking, now);
-        self.engine.carry_out(due, now);
-        drop(leaving.needless);
-        if let Some(pending) = leaving.pending {
-            self.cancel(pending);
-        }
-        if let Some((hold, share_id)) = leaving.handed {
-            drop(Held::new(self.engine, hold, share_id));
+        if let Some(left) = self.leave() {
+            self.give_back(left);
         }
     }
 }

@@ -240,6 +240,14 @@ impl WaitEntry {
         self.cell.quietly(|state, _, _| state.has_called(self.mode, until));
     }
 
+    /// Whether the server may have something of what this one asked for.
+    pub(crate) fn has_traces(&self) -> bool {
+        self.cell.quietly(|state, _, _| match state.pending(self.mode, self.waiter_id) {
+            Some(Some(pending)) => !pending.is_traceless(),
+            Some(None) | None => false,
+        })
+    }
+
     /// What is under way is to be taken back.
     pub(crate) fn give_up_pending(&self) -> Option<Pending> {
         self.cell.quietly(|state, _, _| state.give_up_pending(self.mode, self.waiter_id))

@@ -9,3 +9,4 @@ mod reentry;
 mod sharing;
 mod tokens;
 mod turns;
+mod withdrawal;

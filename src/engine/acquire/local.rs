@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::own::Refilled;
-use super::{Acquisition, FirstAttempt, Patience, grace};
+use super::{Acquisition, Patience, grace};
 use crate::engine::Held;
 use crate::error::{Error, Result};
 use crate::events;
@@ -92,7 +92,7 @@ impl Acquisition<'_> {
     /// renewal first. If it is over before, it waits as others do, and who only tries asks. Dropped, it gives the share back.
     pub(super) async fn accepted(&mut self, held: Held, patience: Patience) -> Result<Option<Held>> {
         let clock = self.engine.clock;
-        let (since, mut first, mut was_late) = (clock.now(), None, false);
+        let (since, mut underway, mut was_late) = (clock.now(), None, false);
         loop {
             let now = clock.now();
             let (accepted, due) = held.hold().accept(held.share_id(), self.wants.from(now), since, now);
@@ -106,7 +106,7 @@ impl Acquisition<'_> {
                     return Ok(Some(held.with_token(token)));
                 }
                 Accepted::Tokenless => {
-                    first = first.or_else(|| self.first.take().map(FirstAttempt::begins));
+                    underway = underway.or_else(|| self.begin_underway());
                     let refilled = self.refill(&held).await?;
                     if !matches!(refilled, Refilled::Perhaps) {
                         self.give_up_own(held);
@@ -126,8 +126,8 @@ impl Acquisition<'_> {
                     return Ok(None);
                 }
                 Accepted::Short { answer, until, is_late } => {
-                    // What a limit waits for, as for the first question to the server.
-                    first = first.or_else(|| self.first.take().map(FirstAttempt::begins));
+                    // What a limit waits for, as for a question to the server.
+                    underway = underway.or_else(|| self.begin_underway());
                     if is_late {
                         was_late = true;
                         self.renewal_is_late()?;

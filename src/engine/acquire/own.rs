@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::lock::hold::{Grant, Word};
 use crate::scheme::{Attempt, Failure, Renewal, Renewed, loss_reason};
 
-use super::{Acquisition, FirstAttempt, Patience};
+use super::{Acquisition, Patience};
 
 /// What came of asking for more tokens.
 pub(super) enum Refilled {
@@ -25,6 +25,7 @@ impl Acquisition<'_> {
     /// Has an idle hold of the other side turned into one of this side. `None` if there is none, or others are in the way: then it
     /// was given up, and the server is to be asked.
     pub(super) async fn turn_own(&mut self, patience: Patience) -> Result<Option<Held>> {
+        self.asks_on().await;
         let (engine, now) = (self.engine, self.engine.clock.now());
         let Some(entry) = &self.entry else {
             return Ok(None);
@@ -34,9 +35,9 @@ impl Acquisition<'_> {
         let Some((hold, share_id)) = taken else {
             return Ok(None);
         };
-        let first = self.first.take().map(FirstAttempt::begins);
+        let underway = self.begin_underway();
         let turned = convert::turn(Held::new(engine, hold, share_id), self.mode, self.wants).await;
-        drop(first);
+        drop(underway);
         match turned {
             // One answer is enough, also for a guard that starts with little.
             Ok(held) if patience == Patience::AskOnce => Ok(Some(self.joined(held))),

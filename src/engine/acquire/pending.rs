@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::wait::{Pause, Word};
-use super::{Acquisition, FirstAttempt, HEARTBEAT, Patience, grace};
+use super::{Acquisition, HEARTBEAT, Patience, grace};
 use crate::engine::Held;
 use crate::error::{Result, Source};
 use crate::events;
@@ -42,6 +42,7 @@ impl Acquisition<'_> {
     pub(super) async fn pursue(&mut self, patience: Patience) -> Result<Pursued> {
         let (mut pause, mut queued) = (Pause::new(), false);
         loop {
+            self.asks_on().await;
             let engine = self.engine;
             let Some((request, is_waited_for)) = self.begin_attempt(patience)? else {
                 return Ok(Pursued::PassedBy);
@@ -177,17 +178,17 @@ impl Acquisition<'_> {
         HEARTBEAT.min(self.wants.lease.min(self.wants.max_hold) / 3)
     }
 
-    /// One attempt, the first of which a time limit waits for, and when it was over. `None` if this one may not ask any more.
+    /// One attempt, which a time limit hears out, and when it was over. `None` if this one may not ask any more.
     /// If its future dies meanwhile, a copy is under way.
     async fn attempt(&mut self, request: &AcquireRequest, is_waited_for: bool) -> Option<(Attempt<Acquired>, Moment)> {
         let engine = self.engine;
-        let first = self.first.take().map(FirstAttempt::begins);
+        let underway = self.begin_underway();
         let attempt = if is_waited_for {
             Box::pin(self.attempt_in_sight(request)).await
         } else {
             engine.scheme.acquire(&self.key, request).await
         };
-        drop(first);
+        drop(underway);
         let now = engine.clock.now();
         // A grant that is there becomes a hold in one step.
         if let Ok(answer) = &attempt
@@ -340,21 +341,22 @@ impl Acquisition<'_> {
         if let Some(entry) = &self.entry {
             entry.hears(None);
             if let Some(pending) = entry.give_up_pending() {
-                self.cancel(pending);
+                self.earlier_until = self.earlier_until.max(self.cancel(pending));
             }
         }
         Failure::NotDone { source: Some(Arc::new(TooLate)) }
     }
 
     pub(super) async fn unanswered(&mut self, failure: Failure) -> Result<()> {
+        let now = self.engine.clock.now();
         let since = self.engine.unheard_since(&self.key, &failure, self.tries.since);
         if let Some(entry) = &self.entry {
             entry.hears(Some(since));
         }
         if let Failure::Unknown { source, .. } | Failure::NotDone { source } = &failure {
-            self.last_failure = Some(source.clone().unwrap_or_else(|| -> Source { Arc::new(Silence) }));
+            let source = source.clone().unwrap_or_else(|| -> Source { Arc::new(Silence) });
+            self.last_failure = Some((now, source));
         }
-        let now = self.engine.clock.now();
         events::attempt_unanswered(self.key.name(), &failure, &self.engine.attempt_lines, now);
         self.tries.failed(self.engine, &self.key, failure).await
     }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Acquisition, FirstAttempt};
+use super::Acquisition;
 use crate::engine::{Engine, Held};
 use crate::error::{LossReason, Result};
 use crate::events;
@@ -25,6 +25,7 @@ impl Acquisition<'_> {
     /// Joins a read hold that its process has, by asking the server whether a writer waits.
     pub(super) async fn recheck_own(&mut self) -> Result<Option<Held>> {
         loop {
+            self.asks_on().await;
             let (now, Some(entry)) = (self.engine.clock.now(), &self.entry) else {
                 return Ok(None);
             };
@@ -56,14 +57,14 @@ impl Acquisition<'_> {
     }
 
     /// The same for one that keeps its place until it knows that it has enough.
-    pub(super) fn seated(&self, held: &Held) {
+    pub(super) fn seated(&mut self, held: &Held) {
         if let Some(entry) = &self.entry {
             let now = self.engine.clock.now();
             let (pending, due) = entry.seated(held.hold(), now);
             self.engine.carry_out(due, now);
             // It needs nothing of its own.
             if let Some(pending) = pending {
-                self.cancel(pending);
+                self.earlier_until = self.earlier_until.max(self.cancel(pending));
             }
         }
     }
@@ -80,11 +81,11 @@ impl Acquisition<'_> {
             if_taken: IfTaken::Leave,
             keeps: standing.is_some(),
         };
-        let first = self.first.take().map(FirstAttempt::begins);
+        let underway = self.begin_underway();
         let repeat = Repeat { engine, hold, is_known: false };
         let attempt = engine.scheme.acquire(&self.key, &request).await;
         repeat.settled(&attempt);
-        drop(first);
+        drop(underway);
         let now = engine.clock.now();
         let Answered { sent, node, value, .. } = match attempt {
             Ok(answer) => answer,

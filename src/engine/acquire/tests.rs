@@ -1,3 +1,5 @@
+mod withdrawal;
+
 use tokio::sync::oneshot;
 
 use super::pending::Taken;
@@ -20,8 +22,12 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
+        Self::with(Options::default())
+    }
+
+    fn with(options: Options) -> Self {
         let scheme = Arc::new(Staged::new(Memory::new(Arc::new(Store::new()))));
-        let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), Options::default()));
+        let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
         let key = engine.key("cfg").expect("valid");
         Self { scheme, engine, key }
     }

@@ -1,0 +1,151 @@
+//! An acquisition is given up: its caller is told so when nothing of it can be granted any more.
+//!
+//! A request that was sent may be carried out behind the `leave` that takes it back: that was answered `none`, and then the
+//! request brings a place, or a hold. So the caller hears of its limit when each copy of the request was answered before the
+//! `leave` was sent, or can surely not be carried out behind it any more; for a copy without an answer the `leave` is repeated
+//! until then. Without an answer in time the caller is told that, and the background goes on.
+
+use std::sync::Arc;
+
+use super::{Acquisition, at};
+use crate::backoff::Backoff;
+use crate::engine::{Engine, Held};
+use crate::lease::{self, Moment};
+use crate::lock::hold::Hold;
+use crate::lock::release::Release;
+use crate::lock::shares::ShareId;
+use crate::lock::side::{Asking, KeepsOpen, Pending};
+use crate::scheme::Failure;
+
+/// Whether anything of an acquisition that was given up may yet be granted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Withdrawn {
+    /// The server has nothing of it, and nothing is on its way there.
+    Surely,
+    /// Until its lease is over.
+    Perhaps,
+}
+
+/// What an acquisition has to give back that ends without a guard.
+pub(super) struct Left {
+    pending: Option<Pending>,
+    handed: Option<(Arc<Hold>, ShareId)>,
+}
+
+impl Acquisition<'_> {
+    /// Whether there is nothing to take back, as far as the server is concerned.
+    pub(super) fn has_left_nothing(&self) -> bool {
+        self.entry.as_ref().is_none_or(|entry| !entry.has_traces())
+    }
+
+    /// Gives the place in this process up. What is under way goes to the next waiter here, if there is one that may go on with it:
+    /// then nothing of it is to be taken back.
+    pub(super) fn leave(&mut self) -> Option<Left> {
+        let entry = self.entry.take()?;
+        let now = self.engine.clock.now();
+        let asking = Asking { notices: std::mem::take(&mut self.notices), backoff: self.tries.backoff };
+        let (leaving, due) = entry.leave(asking, now);
+        self.engine.carry_out(due, now);
+        drop(leaving.needless);
+        let pending = leaving.pending.filter(|pending| !pending.is_traceless());
+        (pending.is_some() || leaving.handed.is_some()).then_some(Left { pending, handed: leaving.handed })
+    }
+
+    /// Gives back in the background what was left.
+    pub(super) fn give_back(&self, left: Left) {
+        if let Some(pending) = left.pending {
+            self.cancel(pending);
+        }
+        if let Some((hold, share_id)) = left.handed {
+            drop(Held::new(self.engine, hold, share_id));
+        }
+    }
+
+    /// Gives the place up and waits until the server has nothing of it, until `answer_by` at most. Dropped, or without an answer by
+    /// then, the background goes on.
+    pub(super) async fn withdraw(&mut self, answer_by: Moment) -> Withdrawn {
+        let engine = self.engine;
+        if let Some(Left { pending, handed }) = self.leave() {
+            let handed = handed.map(|(hold, share_id)| Held::new(engine, hold, share_id));
+            let withdrawing = pending.map(|pending| Withdrawing {
+                engine,
+                release: Some(self.release_of(&pending)),
+                _keeps_open: pending.keeps_open,
+            });
+            let given_back = async {
+                let is_released = match handed {
+                    Some(held) => held.release().await.is_ok(),
+                    None => true,
+                };
+                match withdrawing {
+                    Some(mut withdrawing) if is_released => withdrawing.tell().await,
+                    None if is_released => Withdrawn::Surely,
+                    _ => Withdrawn::Perhaps,
+                }
+            };
+            let withdrawn = tokio::select! {
+                biased;
+                withdrawn = given_back => withdrawn,
+                () = at(engine, answer_by) => Withdrawn::Perhaps,
+            };
+            if withdrawn == Withdrawn::Perhaps {
+                return Withdrawn::Perhaps;
+            }
+        }
+        match self.earlier_until {
+            Some(until) if until > engine.clock.now() => Withdrawn::Perhaps,
+            _ => Withdrawn::Surely,
+        }
+    }
+
+    /// What the server is to be told of a request that comes to nothing.
+    pub(super) fn release_of(&self, pending: &Pending) -> Release {
+        let now = self.engine.clock.now();
+        let stray_until = pending.copies.until(now.after(self.engine.stray_span()));
+        let covers = lease::surely_over(self.wants.lease.min(self.wants.max_hold), self.engine.options().clock_margin);
+        Release {
+            key: Arc::clone(&self.key),
+            id: pending.id.clone(),
+            server_until: stray_until.unwrap_or(now).max(now).after(covers),
+            stray_until,
+        }
+    }
+}
+
+/// A request that is being taken back where its caller waits. Dropped before that was answered, the background goes on.
+struct Withdrawing<'a> {
+    engine: &'a Engine,
+    /// Present until the server has nothing of it.
+    release: Option<Release>,
+    /// Given up after what goes on has been counted.
+    _keeps_open: Option<KeepsOpen>,
+}
+
+impl Withdrawing<'_> {
+    /// Tells the server until no copy of the request can be carried out behind an answered `leave`.
+    async fn tell(&mut self) -> Withdrawn {
+        let (engine, mut backoff) = (self.engine, Backoff::new());
+        while let Some(release) = &self.release {
+            match engine.releases.send_once(release).await {
+                Ok(answer) => match release.stray_after(answer.sent) {
+                    Some(until) => at(engine, until).await,
+                    None => self.release = None,
+                },
+                Err(Failure::Unknown { .. } | Failure::NotDone { .. }) => backoff.wait().await,
+                // Repeated at once it would be refused again.
+                Err(Failure::Refused { .. } | Failure::Broken { .. } | Failure::Unreplicated { .. }) => {
+                    return Withdrawn::Perhaps;
+                }
+            }
+        }
+        Withdrawn::Surely
+    }
+}
+
+impl Drop for Withdrawing<'_> {
+    fn drop(&mut self) {
+        if let Some(release) = self.release.take() {
+            self.engine.releases.in_background(release, None);
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! A caller that gives up waiting has left nothing behind when it hears of that.
+
+use std::time::Duration;
+
+use redis_rwlock::{Acquiring, Error, Guard, LockView};
+
+use crate::fixture::{Fixture, Manager, Settings, on_every_fixture};
+
+on_every_fixture![
+    caller_that_gave_up_has_no_place_and_no_hold,
+    sole_reader_upgrades_right_after_a_writer_gave_up,
+    lock_can_be_taken_right_after_a_waiter_gave_up,
+];
+
+/// Where holds are kept a waiter's limit is no shorter than the time that holders have to give one up.
+fn rounds(f: &Fixture) -> usize {
+    if f.holds_stay() { 4 } else { 100 }
+}
+
+/// Long enough for a place in the queue on a quiet machine; what a busy one makes of it is covered all the same.
+const LIMIT: Duration = Duration::from_millis(10);
+const GIVES_UP: &str = "gives-up";
+
+/// Nothing goes away by itself while a case looks.
+async fn patient(f: &Fixture, label: &str) -> Manager {
+    f.manager_with(Settings { lease: Duration::from_secs(300), ..Settings::label(label) }).await
+}
+
+async fn gives_up<G: Guard>(acquiring: Acquiring<G>) {
+    let error = acquiring.await.expect_err("others hold it");
+    assert!(matches!(error, Error::WaitTimeout { confirmed: true, .. }), "{error:?}");
+}
+
+fn assert_nothing_of_the_caller(view: &LockView, round: usize) {
+    assert!(view.waiters.iter().all(|waiter| waiter.label != GIVES_UP), "round {round}: {view:?}");
+    assert!(view.holders.iter().all(|holder| holder.label != GIVES_UP), "round {round}: {view:?}");
+}
+
+async fn caller_that_gave_up_has_no_place_and_no_hold(f: &Fixture) {
+    let (holder, caller, name) = (patient(f, "holder").await, patient(f, GIVES_UP).await, f.name());
+    for round in 0..rounds(f) {
+        let guard = holder.write(&name).await.expect("granted");
+        if round % 2 == 0 {
+            gives_up(caller.write(&name).wait_timeout(LIMIT).into_future()).await;
+        } else {
+            gives_up(caller.read(&name).wait_timeout(LIMIT).into_future()).await;
+        }
+        assert_nothing_of_the_caller(&holder.inspect(&name).await.expect("inspected"), round);
+        guard.release().await.expect("ours to the end");
+        assert_nothing_of_the_caller(&holder.inspect(&name).await.expect("inspected"), round);
+    }
+}
+
+async fn sole_reader_upgrades_right_after_a_writer_gave_up(f: &Fixture) {
+    let (holder, caller, name) = (patient(f, "holder").await, patient(f, GIVES_UP).await, f.name());
+    for round in 0..rounds(f) {
+        let reading = holder.read(&name).await.expect("granted");
+        gives_up(caller.write(&name).wait_timeout(LIMIT).into_future()).await;
+        let writing = reading.try_upgrade().await;
+        let writing = writing.unwrap_or_else(|error| panic!("round {round}: {error:?}"));
+        writing.release().await.expect("ours to the end");
+    }
+}
+
+async fn lock_can_be_taken_right_after_a_waiter_gave_up(f: &Fixture) {
+    let (holder, caller, name) = (patient(f, "holder").await, patient(f, GIVES_UP).await, f.name());
+    for round in 0..rounds(f) {
+        let guard = holder.write(&name).await.expect("granted");
+        if round % 2 == 0 {
+            gives_up(caller.read(&name).wait_timeout(LIMIT).into_future()).await;
+        } else {
+            gives_up(caller.write(&name).wait_timeout(LIMIT).into_future()).await;
+        }
+        guard.release().await.expect("ours to the end");
+        let again = holder.try_write(&name).await.expect("answered");
+        again.unwrap_or_else(|| panic!("round {round}: somebody has it")).release().await.expect("ours to the end");
+    }
+}
