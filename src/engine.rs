@@ -38,7 +38,7 @@ use crate::events::Limiter;
 use crate::key::Key;
 use crate::lease::{self, FencingToken, Moment};
 use crate::lock::effects::Rules;
-use crate::lock::hold::{Due, Ended, Hold, HoldState, ShareId};
+use crate::lock::hold::{Due, Ended, Hold, HoldState, Next, ShareId};
 use crate::lock::table::Table;
 use crate::lock::watch::Watch;
 use crate::meter::Meter;
@@ -383,7 +383,8 @@ impl Engine {
         // From the table, where a hold is from its grant to its end; the agenda lends them to the renewal task.
         for hold in self.table.all_holds() {
             latest = latest.max(hold.deadline());
-            if hold.lose(LossReason::Closed) {
+            // Also what was lost just before, of which no driver has told the server yet.
+            if hold.lose(LossReason::Closed) || matches!(hold.due(), Next::Lost(_)) {
                 self.release_in_background(&hold);
             }
         }

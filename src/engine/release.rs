@@ -44,7 +44,10 @@ impl Engine {
             }
             return;
         }
-        match self.remove_share(hold, share_id, self.clock.now()) {
+        let _unsettled = self.releases.unsettled();
+        let removed = self.remove_share(hold, share_id, self.clock.now());
+        self.releases.has_changed_hold();
+        match removed {
             ShareRemoved::Shared | ShareRemoved::HandedOver(_) | ShareRemoved::Kept | ShareRemoved::Lost(_) => {}
             ShareRemoved::Last | ShareRemoved::LastLate(_) => {
                 self.note_stay(hold);
@@ -61,7 +64,11 @@ impl Engine {
         }
         in_runtime().inspect_err(|_| self.guard_dropped(hold, share_id))?;
         let began = self.clock.now();
-        match self.remove_share(hold, share_id, began) {
+        // Dropped after `goes_on`.
+        let _unsettled = self.releases.unsettled();
+        let removed = self.remove_share(hold, share_id, began);
+        self.releases.has_changed_hold();
+        match removed {
             ShareRemoved::Shared | ShareRemoved::HandedOver(_) | ShareRemoved::Kept => return Ok(()),
             ShareRemoved::Lost(reason) => return Err(lost(reason)),
             ShareRemoved::LastLate(reason) => {
@@ -72,7 +79,6 @@ impl Engine {
         }
         self.note_stay(hold);
         self.renewals.forget(hold);
-        let _unsettled = self.releases.unsettled();
         let (release, conversion) = Release::all_of(hold, began);
         // Dropped, or without an answer: the background goes on.
         let mut goes_on = GoesOn { engine: self, hold: Some(hold), conversion };

@@ -52,7 +52,14 @@ pub(crate) struct Releases {
     settled: Notify,
     /// The manager and all its guards are gone: what is left to be told is the last.
     stopped: AtomicBool,
+    /// A test stops the next departure between the change of its hold and the count of its release.
+    #[cfg(test)]
+    pub(super) interruption: Mutex<Option<Interruption>>,
 }
+
+/// Says that a departure has come to its stop, and waits for the word to go on.
+#[cfg(test)]
+pub(super) type Interruption = (std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>);
 
 /// Releases that nobody carries yet.
 #[derive(Debug, Default)]
@@ -83,6 +90,8 @@ impl Releases {
             departing: AtomicUsize::new(0),
             settled: Notify::new(),
             stopped: AtomicBool::new(false),
+            #[cfg(test)]
+            interruption: Mutex::default(),
         }
     }
 
@@ -250,7 +259,8 @@ impl Releases {
         shielded(|| self.table.ended(hold));
     }
 
-    /// Counts as under way until it is dropped.
+    /// Counts as under way until it is dropped. An operation that ends a hold takes it before the hold changes: otherwise `close`
+    /// could find neither the hold nor its release.
     pub(crate) fn unsettled(self: &Arc<Self>) -> Unsettled {
         self.unsettled.fetch_add(1, Ordering::SeqCst);
         Unsettled(Arc::clone(self))
@@ -260,6 +270,19 @@ impl Releases {
     pub(crate) fn keeps_open(self: &Arc<Self>) -> KeepsOpen {
         self.unsettled.fetch_add(1, Ordering::SeqCst);
         KeepsOpen::counted_by(Arc::<Self>::clone(self))
+    }
+
+    /// Marks the moment between the change of a hold and the count of its release, at which a test may stop the operation.
+    #[inline]
+    pub(super) fn has_changed_hold(&self) {
+        #[cfg(test)]
+        {
+            let interruption = self.interruption.lock().take();
+            if let Some((stops, goes_on)) = interruption {
+                stops.send(()).expect("the test waits for it");
+                goes_on.recv().expect("the test lets it go on");
+            }
+        }
     }
 
     /// Whether the server has yet to be told of a release.

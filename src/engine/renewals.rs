@@ -162,6 +162,10 @@ impl Renewals {
     /// Takes what is due, and is to be scheduled again. What is over is reported.
     pub(super) fn take_due(&self, now: Moment) -> Vec<Arc<Hold>> {
         let mut due = self.pop_due(now);
+        if due.is_empty() {
+            return due;
+        }
+        let _unsettled = self.releases.unsettled();
         // That a hold is over wakes who watches it, once.
         due.retain(|hold| match shielded(|| hold.next(now)).unwrap_or_else(|| hold.due()) {
             Next::At(_) => true,
@@ -249,8 +253,9 @@ impl Renewals {
     /// A hold was lost: local waiters may ask the server, and the server is told, should it still know the hold.
     fn clear_away(&self, hold: &Arc<Hold>, now: Moment) {
         self.forget(hold);
-        self.releases.unblock(hold);
+        // Counted before the table forgets it, so that `close` finds one of the two.
         self.releases.give_back(hold, None, now);
+        self.releases.unblock(hold);
     }
 }
 

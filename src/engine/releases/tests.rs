@@ -1,5 +1,7 @@
 //! What becomes of a release that goes out where its guard is dropped.
 
+use std::sync::mpsc;
+use std::task::{Context, Waker};
 use std::thread;
 
 use tokio::runtime::{Builder, Runtime};
@@ -9,6 +11,7 @@ use super::at_hand::{LEAST_PATIENCE, MOST};
 use super::*;
 use crate::engine::acquire::{Patience, acquire};
 use crate::engine::{Engine, Held};
+use crate::error::LossReason;
 use crate::options::{Options, Overrides, Terms};
 use crate::scheme::Mode;
 use crate::scheme::memory::{Memory, Store};
@@ -276,4 +279,46 @@ fn manager_that_is_dropped_at_once_leaves_nothing_in_memory() {
     });
     drop(runtime);
     assert!(releases.upgrade().is_none(), "a release waits for its runtime for ever");
+}
+
+/// Stops an operation on another thread after it has changed its hold, and closes the manager meanwhile.
+fn close_waits_for(operation: impl FnOnce(Held) + Send + 'static) {
+    let home = Builder::new_current_thread().enable_all().build().expect("a runtime starts");
+    home.block_on(async {
+        let stage = Stage::new();
+        let held = stage.take("cfg").await;
+        let ((stops, stopped), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
+        *stage.engine.releases.interruption.lock() = Some((stops, goes_on));
+        let operating = thread::spawn(move || operation(held));
+        stopped.recv().expect("it changes its hold");
+        let mut close = Box::pin(stage.engine.close());
+        let polled = close.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(polled.is_pending(), "closed with a holder on the server: {polled:?}");
+        go_on.send(()).expect("it waits for that");
+        close.await.expect("the server knows");
+        assert_eq!(stage.holders("cfg").await, 0);
+        operating.join().expect("no panic");
+    });
+}
+
+#[test]
+fn close_waits_for_a_guard_that_is_being_dropped() {
+    close_waits_for(drop);
+}
+
+#[test]
+fn close_waits_for_a_guard_that_is_being_released() {
+    close_waits_for(|held| {
+        let elsewhere = Builder::new_current_thread().enable_all().build().expect("a runtime starts");
+        elsewhere.block_on(held.release()).expect("ours to the end");
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_tells_of_a_hold_that_was_lost_just_before() {
+    let stage = Stage::new();
+    let held = stage.take("cfg").await;
+    assert!(held.hold().lose(LossReason::MaxHold), "no driver has seen it yet");
+    stage.engine.close().await.expect("the server knows");
+    assert_eq!(stage.holders("cfg").await, 0);
 }
