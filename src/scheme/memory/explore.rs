@@ -202,6 +202,7 @@ fn each_fault_of_the_server_is_found() {
 #[test]
 fn each_slip_of_a_client_is_found() {
     let converting_late = Budget { delays: 1, ..CONVERSION };
+    let late_twice = Budget { delays: 2, ..NOTHING };
     for slip in Slip::ALL {
         let (scene, invariant, steps) = match slip {
             Slip::CountsFromTheAnswer => (scene(2, 1, DELAY), Invariant::Exclusion, 6),
@@ -210,6 +211,10 @@ fn each_slip_of_a_client_is_found() {
             Slip::LeavesOnce => (scene(2, 1, DELAY), Invariant::Leftovers, 3),
             Slip::LateForgetsRecord => (scene(2, 1, DELAY), Invariant::Leftovers, 5),
             Slip::LeavesUntold => (scene(2, 1, NOTHING), Invariant::Leftovers, 2),
+            Slip::ConfirmsAtOnce => (scene(2, 1, LOSS), Invariant::Leftovers, 2),
+            Slip::ConfirmsWhatItFound => (scene(2, 1, DELAY), Invariant::Leftovers, 5),
+            Slip::ConfirmsWhenAnswered => (scene(2, 1, late_twice), Invariant::Leftovers, 7),
+            Slip::ConfirmsTooSoon => (scene(2, 1, DELAY), Invariant::Leftovers, 5),
             Slip::NeverAsksAgain => (scene(2, 1, LOSS), Invariant::Progress, 2),
             Slip::BelievesRefusalBeforeStrays => (scene(2, 2, converting_late), Invariant::Leftovers, 7),
             Slip::KeepsWhatItConverted => (scene(2, 2, CONVERSION), Invariant::Exclusion, 2),

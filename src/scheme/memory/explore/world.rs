@@ -92,7 +92,8 @@ pub(super) enum Stage {
     },
     /// What the one before converts to.
     Arrives,
-    /// `told`: the server has answered.
+    /// `told`: the server has answered. Over when a withdrawal is answered that was sent when no copy of the acquisition could be
+    /// carried out behind it: that is what `WaitTimeout` calls confirmed.
     Leaves {
         call: Call,
         told: bool,
@@ -258,6 +259,14 @@ pub(super) enum Slip {
     LateForgetsRecord,
     /// Goes away without telling the server.
     LeavesUntold,
+    /// Counts as withdrawn when the withdrawal is sent.
+    ConfirmsAtOnce,
+    /// Counts as withdrawn when its withdrawal has found something, although another copy may be under way.
+    ConfirmsWhatItFound,
+    /// Counts as withdrawn when no copy is under way as the answer comes, although one may have come behind the withdrawal.
+    ConfirmsWhenAnswered,
+    /// Takes copies for over a tick before they are.
+    ConfirmsTooSoon,
     /// Waits for a notice and asks no more.
     NeverAsksAgain,
     /// Believes that its conversion was refused while a copy of it is under way.
@@ -295,13 +304,17 @@ pub(super) enum Slip {
 }
 
 impl Slip {
-    pub(super) const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 13] = [
         Self::CountsFromTheAnswer,
         Self::TakesGrantsThatAreOver,
         Self::OutlivesItsLease,
         Self::LeavesOnce,
         Self::LateForgetsRecord,
         Self::LeavesUntold,
+        Self::ConfirmsAtOnce,
+        Self::ConfirmsWhatItFound,
+        Self::ConfirmsWhenAnswered,
+        Self::ConfirmsTooSoon,
         Self::NeverAsksAgain,
         Self::BelievesRefusalBeforeStrays,
         Self::KeepsWhatItConverted,

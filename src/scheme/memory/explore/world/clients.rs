@@ -35,6 +35,11 @@ impl State {
                     return Ok(());
                 }
                 self.set(id, Stage::Leaves { call, told: false });
+                if rules.slips(Slip::ConfirmsAtOnce) {
+                    self.send(rules, id, What::Leave, fate, draw)?;
+                    self.set(id, Stage::Over);
+                    return Ok(());
+                }
                 What::Leave
             }
             Deed::Convert => {
@@ -72,6 +77,9 @@ impl State {
         }
         if rules.slips(Slip::LeavesOnce) {
             self.pass(id).stray = 0;
+        }
+        if rules.slips(Slip::ConfirmsTooSoon) {
+            self.pass(id).stray = self.pass(id).stray.saturating_sub(1);
         }
         self.orphan(id);
     }
@@ -209,8 +217,12 @@ impl State {
                 self.set(id, LEAVING);
             }
             (Stage::Arrives, reply) => self.converted(rules, id - 1, reply),
-            (Stage::Leaves { call: Some(_), .. }, _) if covered => self.set(id, Stage::Over),
-            (Stage::Leaves { call: Some(_), .. }, _) => self.set(id, Stage::Leaves { call: None, told: true }),
+            (Stage::Leaves { call: Some(_), .. }, reply) => {
+                let is_over = covered
+                    || rules.slips(Slip::ConfirmsWhenAnswered) && self.pass(id).stray == 0
+                    || rules.slips(Slip::ConfirmsWhatItFound) && reply == Reply::Left { held: true };
+                self.set(id, if is_over { Stage::Over } else { Stage::Leaves { call: None, told: true } });
+            }
             _ => {}
         }
     }
