@@ -940,7 +940,8 @@ impl<M: Build> Builder<M> {
 
     /// How long to go on without an answer from any server before [`Error::Unreachable`]. Defaults to 5 s.
     ///
-    /// Shorter tells callers sooner; longer rides out longer failovers. The last try may take a response timeout more.
+    /// Shorter tells callers sooner; longer rides out longer failovers. The last try may take a response timeout more, and up to
+    /// four where it needs a new connection.
     /// `Duration::MAX` never gives up; a [`wait_timeout`](Builder::wait_timeout) still counts.
     pub fn unreachable_after(mut self, unreachable_after: Duration) -> Self {
         self.options.unreachable_after = unreachable_after;
@@ -951,6 +952,9 @@ impl<M: Build> Builder<M> {
     ///
     /// Should stay well under half of a cluster's node timeout. Shorter notices a frozen node sooner; longer bears
     /// slower networks. A minute is the most. A hold whose lease is shorter cannot have an unanswered renewal repeated.
+    ///
+    /// Name resolution for a new connection may take four response timeouts, TCP one, and the greeting two; with TLS all of them
+    /// together four. An error names the step that took longer.
     pub fn response_timeout(mut self, response_timeout: Duration) -> Self {
         self.options.response_timeout = response_timeout;
         self

@@ -45,6 +45,16 @@ pub(super) fn command(said: &[u8], from: usize) -> Option<(Vec<String>, usize)> 
     Some((words, end))
 }
 
+/// Returns random numbers, of a seed that is printed or given, and how long a test with them takes: a second, or as many as are
+/// given.
+pub(super) fn randomness() -> (fastrand::Rng, Duration) {
+    let given = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+    let seed = given("REDIS_RWLOCK_FUZZ_SEED").unwrap_or_else(|| fastrand::u64(..));
+    println!("REDIS_RWLOCK_FUZZ_SEED={seed}");
+    let time = Duration::from_secs(given("REDIS_RWLOCK_FUZZ_SECONDS").unwrap_or(1));
+    (fastrand::Rng::with_seed(seed), time)
+}
+
 /// How a server answers scripts, and everything else if it does not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pace {

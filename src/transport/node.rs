@@ -50,6 +50,8 @@ mod hostile;
 mod lanes;
 mod lines;
 #[cfg(test)]
+mod mutations;
+#[cfg(test)]
 mod names;
 mod prober;
 mod room;

@@ -25,7 +25,33 @@ const MAX_KIB: u64 = 32 << 10;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum At {
     Greeting,
+    /// Of a try, on the connection that all share.
     Script,
+    /// Of a look, on a connection of its own.
+    Look,
+    /// Of a subscription of a waiter.
+    Link,
+}
+
+impl At {
+    /// Whether what a server is asked turns it hostile.
+    fn is(self, command: &str, is_apart: bool) -> bool {
+        match self {
+            Self::Greeting => command == "HELLO",
+            Self::Script => command.starts_with("EVAL"),
+            Self::Look => command.starts_with("EVAL") && is_apart,
+            Self::Link => command == "SSUBSCRIBE",
+        }
+    }
+
+    /// Asks a manager for something that brings it there.
+    async fn ask(self, hostile: &RedisManager) -> Result<(), Error> {
+        match self {
+            Self::Greeting | Self::Script => hostile.try_write("x").await.map(drop),
+            Self::Look => hostile.inspect("x").await.map(drop),
+            Self::Link => hostile.write("x").wait_timeout(LEASE / 4).await.map(drop),
+        }
+    }
 }
 
 /// Returns what a server says first and what it repeats for ever, in pieces of a length.
@@ -50,10 +76,15 @@ fn serve(mut stream: TcpStream, at: At, name: &str) -> std::io::Result<()> {
     loop {
         while let Some((words, end)) = fake::command(&said, done) {
             done = end;
-            match words[0].to_ascii_uppercase().as_str() {
-                "HELLO" if at == At::Script => stream.write_all(fake::hello("standalone").as_bytes())?,
-                "TIME" if at == At::Script => stream.write_all(b"*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n")?,
-                "EVALSHA" | "EVAL" | "HELLO" => return pour(&mut stream, name),
+            let command = words[0].to_ascii_uppercase();
+            // A look has no mode among its arguments.
+            let is_apart = !words.iter().any(|word| word == "w");
+            match command.as_str() {
+                "EVALSHA" | "EVAL" if name == "late" => stream.write_all(script_reply("late", &words).as_bytes())?,
+                _ if at.is(&command, is_apart) => return pour(&mut stream, name),
+                "HELLO" => stream.write_all(fake::hello("standalone").as_bytes())?,
+                "TIME" => stream.write_all(fake::TIME.as_bytes())?,
+                "EVALSHA" | "EVAL" => stream.write_all(script_reply("queued", &words).as_bytes())?,
                 _ => stream.write_all(b"+OK\r\n")?,
             }
         }
@@ -62,6 +93,13 @@ fn serve(mut stream: TcpStream, at: At, name: &str) -> std::io::Result<()> {
             count => said.extend_from_slice(&piece[..count]),
         }
     }
+}
+
+/// Returns the reply to an acquisition: its id is behind the digest, the key and a time.
+fn script_reply(code: &str, words: &[String]) -> String {
+    let id = words.get(5).map_or("-", String::as_str);
+    let reply = format!("{code} {id} 1700000000 0 1000");
+    format!("${}\r\n{reply}\r\n", reply.len())
 }
 
 fn pour(stream: &mut TcpStream, name: &str) -> std::io::Result<()> {
@@ -102,9 +140,9 @@ async fn meet(healthy: &str, at: At, name: &str) {
     let hostile = RedisManager::builder(Topology::node(url)).unreachable_after(MEETING).build().expect("built");
     let began = Instant::now();
     while began.elapsed() < MEETING {
-        match hostile.try_write("x").await {
-            Err(Error::Unreachable { .. } | Error::Refused { .. }) => {}
-            other => panic!("{name}: {other:?}"),
+        match tokio::time::timeout(MEETING, at.ask(&hostile)).await {
+            Err(_) | Ok(Err(Error::Unreachable { .. } | Error::Refused { .. } | Error::WaitTimeout { .. })) => {}
+            Ok(other) => panic!("{name}: {other:?}"),
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -115,8 +153,12 @@ async fn meet(healthy: &str, at: At, name: &str) {
     guard.release().await.expect("ours to the end");
 }
 
+const FLOODS: [&str; 8] = ["bulk", "long-bulk", "array", "endless-array", "arrays", "depth", "line", "pushes"];
+/// Floods for the other connections, which are read as the shared one is.
+const SOME: [&str; 4] = ["bulk", "array", "depth", "pushes"];
+
 /// A process of its own for each server: memory is the process's.
-fn all_are_met(test: &str, at: At) {
+fn all_are_met(test: &str, at: At, floods: &[&str]) {
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     if let Ok(role) = std::env::var(ROLE) {
         let (healthy, name) = role.split_once(' ').expect("a URL and a name");
@@ -124,7 +166,7 @@ fn all_are_met(test: &str, at: At) {
     }
     let healthy = Server::start(Version::Valkey91).expect("it starts");
     let test = format!("transport::node::hostile::{test}");
-    for name in ["bulk", "long-bulk", "array", "endless-array", "arrays", "depth", "line", "pushes"] {
+    for name in floods {
         let mut process = Command::new(std::env::current_exe().expect("a path"));
         let role = format!("{} {name}", healthy.url());
         let process = process.args(["--exact", &test, "--nocapture"]).env(ROLE, role).output().expect("it runs");
@@ -137,10 +179,21 @@ fn all_are_met(test: &str, at: At) {
 
 #[test]
 fn answers_without_end_cost_little_and_no_hold_elsewhere() {
-    all_are_met("answers_without_end_cost_little_and_no_hold_elsewhere", At::Script);
+    let floods = [FLOODS.as_slice(), &["late"]].concat();
+    all_are_met("answers_without_end_cost_little_and_no_hold_elsewhere", At::Script, &floods);
 }
 
 #[test]
 fn greetings_without_end_cost_little_and_no_hold_elsewhere() {
-    all_are_met("greetings_without_end_cost_little_and_no_hold_elsewhere", At::Greeting);
+    all_are_met("greetings_without_end_cost_little_and_no_hold_elsewhere", At::Greeting, &FLOODS);
+}
+
+#[test]
+fn looks_without_end_cost_little_and_no_hold_elsewhere() {
+    all_are_met("looks_without_end_cost_little_and_no_hold_elsewhere", At::Look, &SOME);
+}
+
+#[test]
+fn subscriptions_without_end_cost_little_and_no_hold_elsewhere() {
+    all_are_met("subscriptions_without_end_cost_little_and_no_hold_elsewhere", At::Link, &SOME);
 }

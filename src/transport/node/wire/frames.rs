@@ -347,18 +347,11 @@ mod tests {
         assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());
     }
 
-    /// For so long, in seconds, or one.
-    fn seconds() -> u64 {
-        std::env::var("REDIS_RWLOCK_FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(1)
-    }
-
     #[test]
     fn random_answers_are_read_alike_however_they_are_cut() {
-        let seed = std::env::var("REDIS_RWLOCK_FUZZ_SEED").ok().and_then(|seed| seed.parse().ok());
-        let seed = seed.unwrap_or_else(|| fastrand::u64(..));
-        println!("REDIS_RWLOCK_FUZZ_SEED={seed}");
-        let (mut random, until) = (fastrand::Rng::with_seed(seed), std::time::Instant::now());
-        while until.elapsed() < std::time::Duration::from_secs(seconds()) {
+        let (mut random, time) = crate::transport::fake::randomness();
+        let began = std::time::Instant::now();
+        while began.elapsed() < time {
             let mut bytes: Vec<u8> =
                 (0..random.usize(1..6)).flat_map(|_| ANSWERS[random.usize(..ANSWERS.len())].bytes()).collect();
             for _ in 0..random.usize(..4) {
