@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -18,6 +18,7 @@ use crate::key::LockName;
 use crate::lock::hold::{Hold, ShareId};
 use crate::meter;
 use crate::options::{Overrides, Terms};
+use crate::process::Process;
 use crate::reentry::{OwnerId, Reentry};
 use crate::scheme::{BoxFuture, Mode};
 
@@ -43,7 +44,8 @@ use crate::scheme::{BoxFuture, Mode};
 /// [`Unreachable`](crate::Error::Unreachable) if no server answered,
 /// [`Refused`](crate::Error::Refused) if one said no, [`InvalidName`](crate::Error::InvalidName) and
 /// [`InvalidOption`](crate::Error::InvalidOption) before anything was sent (also outside of a tokio runtime),
-/// [`UpgradeConflict`](crate::Error::UpgradeConflict) for a nested write in a read, [`Closed`](crate::Error::Closed).
+/// [`UpgradeConflict`](crate::Error::UpgradeConflict) for a nested write in a read, [`Closed`](crate::Error::Closed),
+/// [`Forked`](crate::Error::Forked) in a copy of the process that built the manager.
 ///
 /// # Examples
 ///
@@ -200,6 +202,7 @@ impl<G: Guard> Acquire<G> {
     ///
     /// As for the acquisition itself.
     pub async fn try_now(self) -> Result<Option<G>> {
+        self.engine.process.check(self.request.name.as_str())?;
         if is_observed() {
             return self.request.take_observed(self.engine, Patience::AskOnce).await;
         }
@@ -260,7 +263,7 @@ impl<G: Guard> Acquire<G> {
         let lock = guard.held().hold().key().shared_name();
         match outcome {
             Ok(done) => match guard.into_held().release().await {
-                Err(lost @ Error::Lost { .. }) => Err(lost),
+                Err(lost @ (Error::Lost { .. } | Error::Forked { .. })) => Err(lost),
                 // Not told yet, or refused: the work was done in time all the same.
                 Ok(()) | Err(_) => Ok(done),
             },
@@ -293,7 +296,10 @@ impl Request {
     ) -> Result<impl Future<Output = Result<Option<G>>> + Send + 'static> {
         let key = engine.key(self.name.as_str())?;
         let terms = Terms::new(engine.options(), self.overrides)?;
-        Ok(async move { Ok(acquire::acquire(&engine, key, G::MODE, terms, patience).await?.map(G::new)) })
+        Ok(async move {
+            let taken = pin!(acquire::acquire(&engine, Arc::clone(&key), G::MODE, terms, patience));
+            Ok(engine.process.here(key.name(), taken).await?.map(G::new))
+        })
     }
 }
 
@@ -350,7 +356,10 @@ pub struct Acquiring<G: Guard> {
 enum Step<G: Guard> {
     /// Not polled yet: a reader that joins a hold of its process is done at once, and needs no allocation for it.
     New(Request),
-    Underway(BoxFuture<'static, Result<Option<G>>>),
+    Underway {
+        process: Process,
+        future: BoxFuture<'static, Result<Option<G>>>,
+    },
     Done,
 }
 
@@ -358,10 +367,13 @@ impl<G: Guard> Acquiring<G> {
     /// It is not to be had at once.
     fn set_out(&mut self, engine: Arc<Engine>) -> Result<()> {
         if let Step::New(request) = std::mem::replace(&mut self.step, Step::Done) {
-            self.step = Step::Underway(match is_observed() {
+            let process = engine.process.clone();
+            process.check(request.name.as_str())?;
+            let future = match is_observed() {
                 true => request.take_observed(engine, Patience::Wait),
                 false => Box::pin(request.take(engine, Patience::Wait)?),
-            });
+            };
+            self.step = Step::Underway { process, future };
         }
         Ok(())
     }
@@ -383,11 +395,22 @@ impl<G: Guard> Future for Acquiring<G> {
             self.set_out(engine)?;
         }
         match &mut self.step {
-            Step::Underway(future) => future.as_mut().poll(cx).map_ok(|guard| match guard {
+            Step::Underway { future, .. } => future.as_mut().poll(cx).map_ok(|guard| match guard {
                 Some(guard) => guard,
                 None => unreachable!("only a caller that asks once is told no"),
             }),
             Step::New(_) | Step::Done => panic!("polled after its end"),
+        }
+    }
+}
+
+impl<G: Guard> Drop for Acquiring<G> {
+    /// A copy takes nothing back: the acquisition is the other process's.
+    fn drop(&mut self) {
+        if let Step::Underway { process, .. } = &self.step
+            && !process.is_current()
+        {
+            std::mem::forget(std::mem::replace(&mut self.step, Step::Done));
         }
     }
 }

@@ -120,6 +120,11 @@ impl Drop for Background {
         let Some(runtime) = self.runtime.take() else {
             return;
         };
+        if self.engine.is_copied() {
+            // Its thread is in the other process: to end the runtime here would wait for that.
+            std::mem::forget(runtime);
+            return;
+        }
         let engine = Arc::clone(&self.engine);
         let last = std::thread::Builder::new().name("redis-rwlock-end".to_owned()).spawn(move || {
             // Out of time is fine: the leases end what is left.
@@ -446,7 +451,7 @@ impl<G: AsyncGuard> Acquire<G> {
         let guard = self.wait()?;
         let done = work(&guard);
         match guard.release() {
-            Err(lost @ Error::Lost { .. }) => Err(lost),
+            Err(lost @ (Error::Lost { .. } | Error::Forked { .. })) => Err(lost),
             // Not told yet, or refused: the work was done in time all the same.
             Ok(()) | Err(_) => Ok(done),
         }

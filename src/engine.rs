@@ -17,6 +17,7 @@ mod uses;
 mod wake;
 
 use std::ops::Deref;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -43,6 +44,7 @@ use crate::lock::table::Table;
 use crate::lock::watch::Watch;
 use crate::meter::Meter;
 use crate::options::Options;
+use crate::process::Process;
 use crate::scheme::{AcquisitionId, Answered, Attempt, Failure, Hearing, Scheme};
 
 /// A hold is passed on between the writers of a process for so long at most.
@@ -62,11 +64,24 @@ impl Deref for Engine {
     }
 }
 
+impl Drop for Engine {
+    /// A copy keeps what it has for ever. To close a copied socket takes it out of the poll of the process that uses it, and a
+    /// mutex may have been copied locked.
+    fn drop(&mut self) {
+        if self.is_copied() {
+            std::mem::forget(Arc::clone(&self.core));
+        }
+    }
+}
+
 /// What all handles have in common.
 pub(crate) struct Core {
     pub(crate) scheme: Arc<dyn Scheme>,
     options: Options,
     pub(crate) clock: Clock,
+    /// Where it was built.
+    pub(crate) process: Process,
+    pub(crate) label: String,
     /// 128 random bits.
     pub(crate) manager_id: String,
     next_acquisition: AtomicU64,
@@ -110,10 +125,7 @@ impl Closing {
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine")
-            .field("scheme", &self.scheme)
-            .field("label", &self.options.label)
-            .finish_non_exhaustive()
+        f.debug_struct("Engine").field("scheme", &self.scheme).field("label", &self.label).finish_non_exhaustive()
     }
 }
 
@@ -157,8 +169,16 @@ impl Held {
 
     /// Gives the share back and returns when the server knows, if it has to.
     pub(crate) async fn release(self) -> Result<()> {
+        self.check_process()?;
         let (engine, hold, share_id) = self.into_parts();
-        engine.release(&hold, share_id).await
+        let released = pin!(engine.release(&hold, share_id));
+        engine.process.here(hold.key().name(), released).await
+    }
+
+    /// Fails for the copy of a guard that another process has.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        let (engine, hold, _) = self.parts();
+        engine.process.check(hold.key().name())
     }
 
     /// The same with a token of its own.
@@ -192,6 +212,7 @@ impl Held {
     pub(crate) async fn confirmed(&self) -> Result<()> {
         let (engine, hold, _) = self.parts();
         let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
+        self.check_process()?;
         match self.state() {
             HoldState::Lost(reason) => return Err(lost(reason)),
             HoldState::Held | HoldState::Unconfirmed if !hold.is_claim() => return Ok(()),
@@ -211,9 +232,15 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some((engine, hold, share_id)) = &self.parts {
-            engine.guard_dropped(hold, *share_id);
+        let Some((engine, hold, share_id)) = &self.parts else {
+            return;
+        };
+        if engine.is_copied() {
+            // The hold is the other process's.
+            std::mem::forget(self.parts.take());
+            return;
         }
+        engine.guard_dropped(hold, *share_id);
     }
 }
 
@@ -225,10 +252,10 @@ impl std::fmt::Debug for Held {
 
 impl Engine {
     pub(crate) fn new(scheme: Arc<dyn Scheme>, options: Options) -> Self {
-        let (clock, manager_id) = (scheme.clock(), random_id());
+        let (clock, manager_id, process) = (scheme.clock(), random_id(), scheme.process());
         let home = options.home(clock);
         let wake = Arc::new(Wake::default());
-        let table = Arc::new(Table::new(rules(&options, clock)));
+        let table = Arc::new(Table::new(rules(&options, clock, process.clone())));
         let releases =
             Releases::new(Arc::clone(&scheme), Arc::clone(&table), Arc::clone(&wake), options.response_timeout);
         let releases = Arc::new(releases);
@@ -240,6 +267,8 @@ impl Engine {
         let core = Core {
             clock,
             scheme,
+            process,
+            label: options.label(),
             options,
             manager_id,
             next_acquisition: AtomicU64::new(1),
@@ -270,7 +299,14 @@ impl Engine {
         self.options.key(name).map(Arc::new)
     }
 
+    /// Whether this is the copy of an engine that another process has, which is no holder and sends nothing.
+    #[inline]
+    pub(crate) fn is_copied(&self) -> bool {
+        !self.process.is_current()
+    }
+
     pub(crate) fn check_open(&self, key: &Key) -> Result<()> {
+        self.process.check(key.name())?;
         if self.closing.closed.load(Ordering::SeqCst) {
             return Err(Error::Closed { lock: key.shared_name() });
         }
@@ -284,7 +320,7 @@ impl Engine {
 
     pub(crate) fn next_id(&self) -> AcquisitionId {
         let n = self.next_acquisition.fetch_add(1, Ordering::Relaxed);
-        AcquisitionId::new(&self.manager_id, n, &self.options.label)
+        AcquisitionId::new(&self.manager_id, n, &self.label)
     }
 
     /// How long a copy that is sent now may yet be carried out.
@@ -326,15 +362,18 @@ impl Engine {
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        in_runtime()?;
-        let nameless = Key::new("rwlock", "-")?;
-        let mut tries = self.tries();
-        loop {
-            match attempt().await {
-                Ok(answer) => return Ok(answer),
-                Err(failure) => tries.failed(self, &nameless, failure).await.map_err(without_lock)?,
+        let answered = pin!(async {
+            in_runtime()?;
+            let nameless = Key::new("rwlock", "-")?;
+            let mut tries = self.tries();
+            loop {
+                match attempt().await {
+                    Ok(answer) => return Ok(answer),
+                    Err(failure) => tries.failed(self, &nameless, failure).await.map_err(without_lock)?,
+                }
             }
-        }
+        });
+        self.process.here("", answered).await
     }
 
     /// Repeats an idempotent request until it is answered.
@@ -342,14 +381,17 @@ impl Engine {
     where
         F: Future<Output = Attempt<T>>,
     {
-        in_runtime()?;
-        let mut tries = self.tries();
-        loop {
-            match attempt().await {
-                Ok(answer) => return Ok(answer),
-                Err(failure) => tries.failed(self, key, failure).await?,
+        let answered = pin!(async {
+            in_runtime()?;
+            let mut tries = self.tries();
+            loop {
+                match attempt().await {
+                    Ok(answer) => return Ok(answer),
+                    Err(failure) => tries.failed(self, key, failure).await?,
+                }
             }
-        }
+        });
+        self.process.here(key.name(), answered).await
     }
 
     /// Since when nobody has answered whoever asks since `since`, given how it failed. What was asked is not what counts: a
@@ -374,6 +416,11 @@ impl Engine {
 
     /// No new holds; all that are there are lost to their guards first, then given back.
     pub(crate) async fn close(&self) -> Result<()> {
+        let closed = pin!(self.close_here());
+        self.process.here("", closed).await
+    }
+
+    async fn close_here(&self) -> Result<()> {
         in_runtime()?;
         // Sequentially consistent with `hand_out`: either it sees this, or the list below has its hold.
         self.closing.closed.store(true, Ordering::SeqCst);
@@ -418,9 +465,10 @@ impl Drop for Core {
     }
 }
 
-fn rules(options: &Options, clock: Clock) -> Rules {
+fn rules(options: &Options, clock: Clock, process: Process) -> Rules {
     Rules {
         clock,
+        process,
         clock_margin: options.clock_margin,
         stray_span: stray_span(options),
         hand_overs: options.hand_over_budget,
@@ -457,8 +505,9 @@ pub(crate) fn in_runtime() -> Result<()> {
 fn random_id() -> String {
     let mut bytes = [0; 16];
     if getrandom::fill(&mut bytes).is_err() {
-        // Without the system's randomness: the process-wide generator, which is seeded per process and thread.
-        fastrand::fill(&mut bytes);
+        // Without the system's randomness: the thread's generator, of which a copied process has a copy.
+        let process = u64::from(std::process::id()) << 32;
+        fastrand::Rng::with_seed(fastrand::u64(..) ^ process).fill(&mut bytes);
     }
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -148,6 +148,15 @@ pub enum Error {
         /// The lock's name.
         lock: Arc<str>,
     },
+    /// The manager, or the guard, was made in another process, and `fork` copied it into this one. Nothing was sent, and what the
+    /// other process holds is as it was. Build the manager after the fork.
+    #[non_exhaustive]
+    Forked {
+        /// The lock's name; empty for a call that is not about one lock.
+        lock: Arc<str>,
+        /// The id of the process that made it.
+        process: u32,
+    },
 }
 
 impl fmt::Display for Error {
@@ -209,6 +218,13 @@ impl fmt::Display for Error {
             Self::InvalidName { lock, reason } => write!(f, "lock name {lock:?} is not valid: {reason}"),
             Self::InvalidOption { option, reason } => write!(f, "option {option} is not valid: {reason}"),
             Self::Closed { lock } => write!(f, "the manager of lock {lock:?} is closed: build another"),
+            Self::Forked { lock, process } => {
+                let of = if lock.is_empty() { String::new() } else { format!(" of lock {lock:?}") };
+                write!(
+                    f,
+                    "the manager{of} was made in process {process} and copied into this one by fork: build another in this process"
+                )
+            }
         }
     }
 }
@@ -413,6 +429,9 @@ pub enum LossReason {
     /// Its manager was closed.
     #[error("its manager was closed")]
     Closed,
+    /// `fork` copied its guard into this process. The process that took the lock still holds it; this one never did.
+    #[error("fork copied its guard from the process that holds it")]
+    Forked,
 }
 
 /// ` for lock "name"`, or nothing for a manager that speaks of no lock.
@@ -455,8 +474,14 @@ mod tests {
         Refusal::OtherVersion,
         Refusal::Other,
     ];
-    const REASONS: [LossReason; 5] =
-        [LossReason::Expired, LossReason::Gone, LossReason::MaxHold, LossReason::Forced, LossReason::Closed];
+    const REASONS: [LossReason; 6] = [
+        LossReason::Expired,
+        LossReason::Gone,
+        LossReason::MaxHold,
+        LossReason::Forced,
+        LossReason::Closed,
+        LossReason::Forked,
+    ];
 
     fn failed(kind: io::ErrorKind) -> Option<Source> {
         Some(Arc::new(AtNode {
@@ -475,6 +500,8 @@ mod tests {
             Error::WaitTimeout { lock: lock(), waited, confirmed: false },
             Error::UpgradeConflict { lock: lock() },
             Error::Closed { lock: lock() },
+            Error::Forked { lock: lock(), process: 4711 },
+            Error::Forked { lock: Arc::clone(&nobody), process: 4711 },
             Error::InvalidName { lock: lock(), reason: "it is empty".to_owned() },
             Error::InvalidOption { option: "lease", reason: "make it longer".to_owned() },
             Error::unreachable(lock(), waited, None),

@@ -208,6 +208,7 @@ pub(crate) fn word_for(reason: LossReason) -> &'static str {
         LossReason::MaxHold => "max_hold",
         LossReason::Forced => "forced",
         LossReason::Closed => "closed",
+        LossReason::Forked => "forked",
     }
 }
 
@@ -408,6 +409,7 @@ fn word_for_error(error: &Error) -> &'static str {
         Error::Refused { .. } => "refused",
         Error::InvalidName { .. } | Error::InvalidOption { .. } => "invalid",
         Error::Closed { .. } => "closed",
+        Error::Forked { .. } => "forked",
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A runtime may end, be blocked by a computation, or not be driven, and holds of others would be lost with it if their
 //! renewals ran there. So managers with servers have one home: a thread with a runtime of its own, started when there is
-//! first something to do. It serves all managers of the process.
+//! first something to do. It serves all managers of the process. A copy of the process has no such thread, and starts its own.
 //!
 //! Of the user's code only subscribers of `tracing` and wakers run there. One that blocks holds everything up; one that panics
 //! ends nothing but what it was called for ([`shielded`](crate::shield::shielded)).
@@ -12,11 +12,13 @@
 
 use std::thread;
 
+use once_cell::race::OnceBox;
 use parking_lot::Mutex;
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::clock::Clock;
 use crate::events;
+use crate::process::{self, Process};
 
 /// Where tasks run that belong to no caller.
 #[derive(Clone, Debug)]
@@ -50,17 +52,40 @@ impl Home {
     /// Without a runtime the task is dropped, as it is by one that has ended.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         if let Some(runtime) = self.runtime() {
-            drop(runtime.spawn(task));
+            drop(process::spawn_on(&runtime, task));
         }
+    }
+}
+
+/// The thread of one process. A copied process finds that of the process it was copied from, and starts its own behind it: a handle
+/// of the other one's runtime is of no use there, and its mutex may have been copied locked. A cell that is set by one atomic
+/// exchange is never found half set.
+struct ProcessHome {
+    process: Process,
+    runtime: Mutex<Option<Handle>>,
+    next: OnceBox<Self>,
+}
+
+impl ProcessHome {
+    fn current() -> &'static Self {
+        static FIRST: OnceBox<ProcessHome> = OnceBox::new();
+        let mut home = FIRST.get_or_init(Self::new);
+        while !home.process.is_current() {
+            home = home.next.get_or_init(Self::new);
+        }
+        home
+    }
+
+    fn new() -> Box<Self> {
+        Box::new(Self { process: Process::current(), runtime: Mutex::new(None), next: OnceBox::new() })
     }
 }
 
 /// The runtime of this process's thread, which is started by the first who asks. `None` if no thread can be had.
 fn process() -> Option<Handle> {
-    static STARTED: Mutex<Option<Handle>> = Mutex::new(None);
-    let mut started = STARTED.lock();
+    let mut started = ProcessHome::current().runtime.lock();
     if started.is_none() {
-        match start() {
+        match start(thread::Builder::new()) {
             Ok(runtime) => *started = Some(runtime),
             // The next one tries again; meanwhile background work shares its caller's fate.
             Err(error) => events::no_thread(&error),
@@ -69,12 +94,32 @@ fn process() -> Option<Handle> {
     started.clone()
 }
 
-fn start() -> std::io::Result<Handle> {
+fn start(thread: thread::Builder) -> std::io::Result<Handle> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
-    let serve = move || runtime.block_on(std::future::pending::<()>());
-    drop(thread::Builder::new().name("redis-rwlock".to_owned()).spawn(serve)?);
+    let serving = Serving(Some(runtime));
+    drop(thread.name("redis-rwlock".to_owned()).spawn(move || serving.serve())?);
     Ok(handle)
+}
+
+/// A runtime on its way to its thread. Without a thread it ends where it was made, which may be a task: there a runtime that waits for
+/// its own end panics.
+struct Serving(Option<Runtime>);
+
+impl Serving {
+    fn serve(&self) {
+        if let Some(runtime) = &self.0 {
+            runtime.block_on(std::future::pending::<()>());
+        }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 #[cfg(test)]
@@ -98,5 +143,12 @@ mod tests {
         let (first, name) = runs_on();
         assert_eq!(name.as_deref(), Some("redis-rwlock"));
         assert_eq!(runs_on().0, first);
+    }
+
+    #[tokio::test]
+    async fn without_a_thread_there_is_an_error_and_no_panic() {
+        // More than there are addresses for.
+        let error = start(thread::Builder::new().stack_size(1 << 60)).expect_err("no room for such a stack");
+        assert!(error.raw_os_error().is_some(), "{error:?}");
     }
 }

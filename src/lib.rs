@@ -97,6 +97,7 @@ mod manager;
 mod meter;
 mod mode;
 mod options;
+mod process;
 mod reentry;
 mod scheme;
 mod shield;

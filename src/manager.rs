@@ -982,7 +982,7 @@ impl<M: Build> Builder<M> {
 
     /// What [`inspect`](RwLockManager::inspect) calls this manager. Defaults to `host:pid`.
     pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.options.label = label.into();
+        self.options.label = Some(label.into());
         self
     }
 
@@ -1082,6 +1082,11 @@ impl<M: Build> Builder<M> {
     /// [`InvalidOption`](Error::InvalidOption). It may be used on several, and goes on when one ends: holds are renewed and
     /// dropped guards given back by a thread of the process, named `redis-rwlock`, whatever becomes of the runtimes. Those of a [`MemoryManager`], whose time is
     /// the runtime's, are so as long as one runs on which it was used.
+    ///
+    /// The manager belongs to the process that builds it. A copy of that process by `fork` gets [`Forked`](Error::Forked) from every
+    /// call, finds every guard lost as [`LossReason::Forked`](crate::LossReason::Forked), and sends nothing: workers that are forked
+    /// build their managers after the fork. Nothing can detect that a virtual machine was restored from a snapshot: end the process
+    /// there before it has a network, and start it again.
     ///
     /// # Errors
     ///

@@ -76,7 +76,8 @@ pub(crate) struct Options {
     pub(crate) clock_margin: Duration,
     pub(crate) reentry: Reentry,
     pub(crate) key_prefix: String,
-    pub(crate) label: String,
+    /// What the user calls the manager. By default its host and process: those in which it is built, so it is made then.
+    pub(crate) label: Option<String>,
     pub(crate) published_limits: PublishedLimits,
     /// The locks have these keys, and none under the prefix.
     pub(crate) published_keys: Option<KeyTemplate>,
@@ -94,6 +95,11 @@ pub(crate) struct Options {
 }
 
 impl Options {
+    /// What a manager that is built here and now is called.
+    pub(crate) fn label(&self) -> String {
+        self.label.clone().unwrap_or_else(default_label)
+    }
+
     /// Where the background work of a manager lives that takes its time from this clock.
     pub(crate) fn home(&self, clock: Clock) -> Home {
         self.background.clone().map_or_else(|| Home::for_clock(clock), Home::On)
@@ -111,7 +117,7 @@ impl Default for Options {
             clock_margin: Duration::from_millis(100),
             reentry: Reentry::Off,
             key_prefix: "rwlock".to_owned(),
-            label: default_label(),
+            label: None,
             published_limits: PublishedLimits::default(),
             published_keys: None,
             share_window: Duration::from_millis(50),
@@ -130,7 +136,7 @@ impl Options {
     pub(crate) fn check(&self) -> Result<()> {
         check_lease(self.lease, self.clock_margin)?;
         check_max_hold(self.max_hold, self.clock_margin)?;
-        check_label(&self.label)?;
+        self.label.as_deref().map_or(Ok(()), check_label)?;
         key::check_prefix(&self.key_prefix)?;
         check_published_limits(self.published_limits)?;
         self.published_keys.as_ref().map_or(Ok(()), KeyTemplate::check)?;

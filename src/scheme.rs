@@ -30,6 +30,7 @@ use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
 use crate::lease::{Anchor, FencingToken, Moment};
 pub(crate) use crate::mode::Mode;
+use crate::process::Process;
 
 pub(crate) mod hash;
 pub(crate) mod lua;
@@ -351,4 +352,8 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     /// How busy it is with its servers.
     fn traffic(&self) -> Traffic;
     fn clock(&self) -> Clock;
+    /// Names the process in which its locks are held: by default the one that asks.
+    fn process(&self) -> Process {
+        Process::current()
+    }
 }

@@ -131,7 +131,7 @@ impl Attempts {
 /// A share of a hold that this process has, if it may be joined without a word to the server.
 #[inline]
 pub(crate) fn join(engine: &Engine, name: &LockName, mode: Mode, terms: &Terms) -> Option<(Arc<Hold>, ShareId)> {
-    if terms.reentry != Reentry::Off || engine.closing.is_closed() {
+    if terms.reentry != Reentry::Off || engine.closing.is_closed() || engine.is_copied() {
         return None;
     }
     let wants = ShareRequest {
@@ -531,6 +531,11 @@ impl<'a> Acquisition<'a> {
 
 impl Drop for Acquisition<'_> {
     fn drop(&mut self) {
+        if self.engine.is_copied() {
+            // Its place is the other process's.
+            std::mem::forget(self.entry.take());
+            return;
+        }
         if let Some(left) = self.leave() {
             self.give_back(left);
         }

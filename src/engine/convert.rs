@@ -35,7 +35,7 @@ pub(crate) struct NotConverted {
 
 /// Makes a write hold a read hold. All readers that wait enter with it.
 pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
-    if let Some(error) = lost(&held) {
+    if let Some(error) = held.check_process().err().or_else(|| lost(&held)) {
         return Err(NotConverted { held, error });
     }
     // Nested in another guard's hold it only counts, as a nested read does.
@@ -50,7 +50,7 @@ pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
 
 /// Makes a read hold a write hold, if nobody else reads and no writer waits.
 pub(crate) async fn upgrade(held: Held) -> Result<Held, NotConverted> {
-    if let Some(error) = lost(&held) {
+    if let Some(error) = held.check_process().err().or_else(|| lost(&held)) {
         return Err(NotConverted { held, error });
     }
     if held.hold().mode() == Mode::Write {
@@ -153,6 +153,9 @@ impl Conversion {
 
     async fn run(mut self, held: Held) -> Result<Held, NotConverted> {
         let outcome = self.ask().await;
+        if let Err(error) = held.check_process() {
+            return Err(NotConverted { held, error });
+        }
         let now = self.engine.clock.now();
         let error = match outcome {
             Outcome::Granted { answer, granted } => match self.begin(&held, &answer, granted, now) {
@@ -215,6 +218,9 @@ impl Conversion {
             self.copies.begin();
             engine.carry_out(self.old.conversion_begins(now, self.request.lease), now);
             let attempt = engine.scheme.convert(self.old.key(), self.old.id(), &self.request).await;
+            if engine.is_copied() {
+                return Outcome::Lost(LossReason::Forked);
+            }
             let now = engine.clock.now();
             self.copies.settle(&attempt);
             if let Ok(Answered { sent, value: Converted::Refused | Converted::Kept, .. }) = &attempt {
@@ -341,7 +347,7 @@ impl Conversion {
 
 impl Drop for Conversion {
     fn drop(&mut self) {
-        if self.settled {
+        if self.settled || self.engine.is_copied() {
             return;
         }
         // Which of the two the server has is not known: neither is to be relied on, both are given back.

@@ -1,6 +1,7 @@
 //! What operators ask and do: who holds a lock, and the end of its holds.
 
 use std::collections::HashSet;
+use std::pin::pin;
 
 use crate::engine::{Engine, in_runtime};
 use crate::error::{LossReason, Result};
@@ -44,11 +45,18 @@ impl Engine {
     }
 
     pub(crate) async fn health(&self) -> Result<Health> {
-        in_runtime()?;
-        Ok(Health::new(self.scheme.health().await, self.scheme.needed(), self.options.clock_margin))
+        let asked = pin!(async {
+            in_runtime()?;
+            Ok(self.scheme.health().await)
+        });
+        let nodes = self.process.here("", asked).await?;
+        Ok(Health::new(nodes, self.scheme.needed(), self.options.clock_margin))
     }
 
     pub(crate) fn stats(&self) -> Stats {
+        if self.is_copied() {
+            return Stats::default();
+        }
         let Counts { holds, guards, idle, late, waiters } = self.table.counts();
         let Traffic { in_flight, reconnects, map_refreshes } = self.scheme.traffic();
         Stats { holds, guards, idle_holds: idle, waiters, renewals_late: late, in_flight, reconnects, map_refreshes }

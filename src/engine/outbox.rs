@@ -28,6 +28,7 @@ use crate::engine::wake::{DriverId, Wake};
 use crate::home::Home;
 use crate::lease::Moment;
 use crate::lock::hold::Hold;
+use crate::process;
 use crate::scheme::{ReleaseReply, Renewed, Scheme};
 use crate::shield::shielded;
 
@@ -170,7 +171,7 @@ impl Outbox {
                     return;
                 }
                 drivers.retain(|(_, driver)| !driver.is_finished());
-                let driver = runtime.spawn(Driven::new(&self.work).run());
+                let driver = process::spawn_on(&runtime, Driven::new(&self.work).run());
                 drivers.push((id, driver.abort_handle()));
             }
         }

@@ -179,6 +179,9 @@ struct GoesOn<'a> {
 
 impl Drop for GoesOn<'_> {
     fn drop(&mut self) {
+        if self.engine.is_copied() {
+            return;
+        }
         if let Some(hold) = self.hold.take() {
             self.engine.release_in_background(hold);
         }

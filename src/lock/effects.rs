@@ -12,12 +12,15 @@ use crate::lease::Moment;
 use crate::lock::end::{End, Ended};
 use crate::lock::few::Few;
 use crate::meter::Meter;
+use crate::process::Process;
 use crate::shield::shielded;
 
 /// What holds for all locks of a manager.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     pub(crate) clock: Clock,
+    /// Where its holds are held.
+    pub(crate) process: Process,
     pub(crate) clock_margin: Duration,
     /// How long a copy that is sent now may yet be carried out.
     pub(crate) stray_span: Duration,
@@ -170,6 +173,7 @@ mod tests {
         effects.due(&Arc::new(()));
         let rules = Rules {
             clock: Clock::System,
+            process: Process::current(),
             clock_margin: Duration::ZERO,
             stray_span: Duration::ZERO,
             hand_overs: 1,

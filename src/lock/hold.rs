@@ -19,6 +19,7 @@ use crate::lock::few::Few;
 use crate::lock::record::HoldRecord;
 use crate::meter::Counted;
 use crate::mode::Mode;
+use crate::reentry::OwnerId;
 use crate::shield::shielded;
 
 pub(crate) use crate::lock::end::{Ended, HoldState};
@@ -80,6 +81,12 @@ impl Hold {
         self.cell.key()
     }
 
+    /// Whether another process holds this, and this one has a copy of what that knew. The cell is not asked then: its mutex may have
+    /// been copied locked.
+    pub(super) fn is_copied(&self) -> bool {
+        !self.rules().process.is_current()
+    }
+
     pub(crate) fn id(&self) -> &AcquisitionId {
         &self.granting.id
     }
@@ -116,6 +123,9 @@ impl Hold {
     // What guards ask.
 
     pub(crate) fn state_of(&self, share_id: ShareId) -> HoldState {
+        if self.is_copied() {
+            return HoldState::Lost(LossReason::Forked);
+        }
         let now = self.clock().now();
         self.event(|record, _, signals| {
             record.look(now, signals);
@@ -124,6 +134,9 @@ impl Hold {
     }
 
     pub(super) fn state_of_share(&self, share: &Share) -> HoldState {
+        if self.is_copied() {
+            return HoldState::Lost(LossReason::Forked);
+        }
         let now = self.clock().now();
         self.event(|record, _, signals| {
             record.look(now, signals);
@@ -133,6 +146,9 @@ impl Hold {
 
     /// How long the hold may be trusted without hearing from the server.
     pub(crate) fn remaining(&self, share_id: ShareId) -> Duration {
+        if self.is_copied() {
+            return Duration::ZERO;
+        }
         let now = self.clock().now();
         self.event(|record, _, signals| {
             record.look(now, signals);
@@ -146,6 +162,10 @@ impl Hold {
 
     /// For a watch that outlives its guard.
     pub(super) fn watch(&self, share_id: ShareId) -> ((Share, Arc<End>), Due) {
+        if self.is_copied() {
+            let nobodys = Share { owner: OwnerId::NOBODY, lease: Duration::ZERO, ends: Moment::from_nanos(0) };
+            return ((nobodys, Arc::default()), effects::Due(Few::None));
+        }
         self.change(|record, _, _| record.watch(share_id))
     }
 
@@ -449,12 +469,21 @@ impl OnAgenda for Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.cell.hold_dropped(self.number);
+        if !self.is_copied() {
+            self.cell.hold_dropped(self.number);
+        }
     }
 }
 
 impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_copied() {
+            return f
+                .debug_struct("Hold")
+                .field("lock", &self.key().name())
+                .field("state", &"Forked")
+                .finish_non_exhaustive();
+        }
         let (token, state) = self.event(|record, _, _| (record.current_token(), record.to_string()));
         f.debug_struct("Hold")
             .field("lock", &self.key().name())

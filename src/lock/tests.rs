@@ -25,6 +25,7 @@ use crate::lock::wait::{Installed, Leaving, WaitEntry, Wake};
 use crate::lock::watch::Watch;
 use crate::meter::Meter;
 use crate::mode::Mode;
+use crate::process::Process;
 use crate::reentry::OwnerId;
 
 const GRACE: Duration = Duration::from_secs(2);
@@ -37,6 +38,7 @@ fn secs(secs: u64) -> Duration {
 
 fn table() -> Arc<Table> {
     Arc::new(Table::new(Rules {
+        process: Process::current(),
         clock: Clock::System,
         clock_margin: Duration::ZERO,
         stray_span: STRAY,

@@ -5,7 +5,10 @@
 //! nobody: set once for each deadline, since only a machine that slept makes it late, and that the agenda finds out.
 
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use crate::lease::{FencingToken, Moment};
 use crate::lock::end::{End, Ended, HoldState};
@@ -54,7 +57,8 @@ impl Watch {
         self.hold.deadline().min(self.share.ends)
     }
 
-    /// Returns when the share is over by the local clock or by the server's word: no server and no other task is needed.
+    /// Returns when the share is over by the local clock or by the server's word: no server and no other task is needed. In a copied
+    /// process it returns as soon as it is polled there.
     pub(crate) async fn ended(&self) -> Ended {
         self.until(|| self.ended_now()).await
     }
@@ -70,8 +74,17 @@ impl Watch {
         self.until(|| self.ended_now().map(Err).or_else(is_confirmed)).await
     }
 
-    /// Returns what `look` finds. It looks at each change of the share, and at its local deadline.
-    async fn until<T>(&self, look: impl Fn() -> Option<T>) -> T {
+    /// Returns what `look` finds. It looks at each change of the share, and at its local deadline; in a copied process at each poll.
+    async fn until<T>(&self, look: impl Fn() -> Option<T> + Send + Sync) -> T {
+        let mut found = pin!(self.until_changed(&look));
+        poll_fn(|cx| match self.hold.is_copied().then(&look).flatten() {
+            Some(found) => Poll::Ready(found),
+            None => found.as_mut().poll(cx),
+        })
+        .await
+    }
+
+    async fn until_changed<T>(&self, look: impl Fn() -> Option<T> + Send + Sync) -> T {
         loop {
             let changed = self.end.changed.notified();
             tokio::pin!(changed);

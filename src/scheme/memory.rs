@@ -28,6 +28,7 @@ use crate::clock::Clock;
 use crate::health::{NodeHealth, NodeRole, Traffic};
 use crate::key::{Key, Listing};
 use crate::lease::{FencingToken, Moment, ServerTime};
+use crate::process::Process;
 use crate::scheme::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced, Notice,
     ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
@@ -39,6 +40,8 @@ const MIN_SWEEP: usize = 64;
 /// The locks that a [`MemoryManager`](crate::MemoryManager) and its peers share.
 pub(crate) struct Store {
     clock: Clock,
+    /// Owner of the memory. Locks in a copy of it would keep nobody out elsewhere.
+    process: Process,
     /// The server's time when the clock stood at `origin`.
     epoch: ServerTime,
     origin: Moment,
@@ -156,6 +159,7 @@ impl Store {
         let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             clock,
+            process: Process::current(),
             epoch: ServerTime::default().after(epoch),
             origin: clock.now(),
             skipped_us: AtomicU64::new(0),
@@ -410,5 +414,9 @@ impl Scheme for Memory {
 
     fn clock(&self) -> Clock {
         self.store.clock
+    }
+
+    fn process(&self) -> Process {
+        self.store.process.clone()
     }
 }

@@ -30,6 +30,7 @@ use crate::health::{NodeHealth, Traffic};
 use crate::home::Home;
 use crate::key::{Key, Listing};
 use crate::lease::{self, FencingToken, Moment, ServerTime};
+use crate::process;
 use crate::scheme::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Granted,
     Hearing, Leave, ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
@@ -234,7 +235,7 @@ fn unknown(failure: Failure, stray_until: Moment) -> Failure {
 /// under way counts as sent.
 fn finish<T: Send + 'static>(mut asked: Asked<T>) {
     if !asked.is_empty() {
-        drop(tokio::spawn(async move { while asked.next().await.is_some() {} }));
+        drop(process::spawn(async move { while asked.next().await.is_some() {} }));
     }
 }
 

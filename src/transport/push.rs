@@ -53,6 +53,7 @@ use crate::clock::Clock;
 use crate::home::Home;
 use crate::lease::Moment;
 use crate::options::Options;
+use crate::process;
 use crate::shield::shielded;
 use crate::transport::ReadNotice;
 use crate::transport::node::Node;
@@ -317,7 +318,7 @@ impl Push {
         shared.tell_broken();
         if !is_kept {
             // With no lock held: a runtime that is shutting down drops the task within this call, and what it leaves needs them.
-            let keeper = runtime.spawn(Arc::clone(&shared).keep()).abort_handle();
+            let keeper = process::spawn_on(runtime, Arc::clone(&shared).keep()).abort_handle();
             shared.subscriptions.lock().keeper = Some(keeper);
         }
         (shared, place)
@@ -610,7 +611,7 @@ impl Shared {
         let link = Link {
             node: Arc::clone(node),
             wake,
-            task: tokio::spawn(running.run()).abort_handle(),
+            task: process::spawn(running.run()).abort_handle(),
             connection: 0,
             is_lost: false,
             leftovers: HashSet::new(),

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use super::Acquisition;
 use crate::events::{self, LONG_WAIT, Waited};
 use crate::lease::Moment;
+use crate::process;
 
 /// How a wait ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,7 +22,7 @@ impl Acquisition<'_> {
             let holder = Arc::clone(self.holder.insert(Arc::default()));
             let (engine, key) = (Arc::clone(self.engine), Arc::clone(&self.key));
             // Not awaited here: the grant is not to come later for it. Nothing is left on the server.
-            drop(tokio::spawn(async move {
+            drop(process::spawn(async move {
                 if let Some(label) = engine.holder_of(&key).await {
                     // Only this one writes.
                     holder.get_or_init(|| label);
@@ -33,7 +34,7 @@ impl Acquisition<'_> {
     /// It waited for a guard of this process, which handed its hold on.
     pub(super) fn was_kept_out_here(&mut self, now: Moment) {
         if self.is_long(now) {
-            let label = self.engine.options().label.clone();
+            let label = self.engine.label.clone();
             self.holder = Some(Arc::new(OnceLock::from(label)));
         }
     }

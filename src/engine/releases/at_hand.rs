@@ -18,6 +18,7 @@ use tokio::task::AbortHandle;
 
 use crate::engine::releases::{Job, Place, Releases};
 use crate::lease::Moment;
+use crate::process;
 use crate::scheme::Leave;
 use crate::shield::shielded;
 
@@ -148,7 +149,7 @@ pub(super) fn tell(releases: &Arc<Releases>, job: Job, now: Moment) {
     // The first poll sends it, or puts it to what the connection sends next. A panic is of no use to whoever drops a guard.
     let polled = shielded(|| told.as_mut().poll(&mut Context::from_waker(Waker::noop())));
     if polled.is_some_and(|polled| polled.is_pending()) {
-        at_hand.has_task(place, runtime.spawn(told).abort_handle());
+        at_hand.has_task(place, process::spawn_on(&runtime, told).abort_handle());
     }
 }
 

@@ -17,6 +17,7 @@ use super::{Asked, Heard, Quorum, Said, Voters, answered, finish, granted, unkno
 use crate::attempt::{AcquisitionId, Answered, Attempt, BoxFuture, Failure};
 use crate::key::Key;
 use crate::mode::Mode;
+use crate::process;
 use crate::scheme::{AcquireRequest, Acquired, Converted, Floor, IfTaken, Scheme};
 
 /// What each master has said.
@@ -189,7 +190,7 @@ impl Quorum {
         let done: Vec<_> = at(At::Converted).map(turn_back).collect();
         let mut pending: Vec<_> = if asked.is_empty() { Vec::new() } else { at(At::Nothing).map(turn_back).collect() };
         let undone = join_all(done.into_iter().map(TurnBack::run)).await.into_iter().filter(|is_back| *is_back).count();
-        drop(tokio::spawn(async move {
+        drop(process::spawn(async move {
             while let Some(answer) = asked.next().await {
                 if let Answer::Converted((place, Ok(Answered { value: Converted::Granted(_), .. }))) = answer
                     && let Some(next) = pending.iter().position(|turn_back| turn_back.place == place)

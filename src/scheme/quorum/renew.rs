@@ -19,6 +19,7 @@ use super::votes::{Ballot, Verdict, Vote, Yes};
 use super::{Asked, Heard, NO_TOKEN, Quorum, answered};
 use crate::attempt::{AcquisitionId, Answered, Attempt};
 use crate::lease::Moment;
+use crate::process;
 use crate::scheme::{AcquireRequest, Acquired, Floor, IfTaken, Renewal, Renewed, Route};
 
 /// How long a master remembers at least that a hold was ended by force.
@@ -59,7 +60,7 @@ impl Quorum {
             let kept_until = |attempt| kept_until(attempt).map(|until| until.min(fresh_until));
             let kept_until = renewed.iter().map(kept_until).collect();
             let heal = Heal { traces: Arc::clone(&self.traces), batch: shared, kept_until };
-            drop(tokio::spawn(heal.run(lacking, asked)));
+            drop(process::spawn(heal.run(lacking, asked)));
         }
         renewed
     }

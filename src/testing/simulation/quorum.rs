@@ -155,7 +155,7 @@ async fn force(field: &Field, quorum: &Quorum, key: &Key, seen: &View) -> Attemp
 
 fn manager(field: &Arc<Field>, process: Process, restarts: Restarts) -> SimManager {
     let options = Options {
-        label: process.to_string(),
+        label: Some(process.to_string()),
         lease: field.profile.lease,
         response_timeout: RESPONSE_TIMEOUT,
         ..Options::default()

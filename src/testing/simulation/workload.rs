@@ -51,7 +51,7 @@ impl SimManager {
     }
 
     pub(super) fn with(world: &Arc<World>, address: &Address, options: Options) -> Self {
-        let options = Options { label: address.process.to_string(), ..options };
+        let options = Options { label: Some(address.process.to_string()), ..options };
         world.record(What::Started {
             process: address.process,
             response_timeout_ms: millis(options.response_timeout),

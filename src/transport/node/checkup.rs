@@ -12,6 +12,7 @@ use super::{Node, parse_time};
 use crate::error::Refusal;
 use crate::health::NodeFinding;
 use crate::lease::{Moment, ServerTime};
+use crate::process;
 use crate::transport::conditions::Memory;
 use crate::transport::fault::{self, Fault};
 
@@ -23,7 +24,7 @@ impl Lines {
     pub(super) fn check_up_in_background(self: &Arc<Self>, live: &Arc<Live>) {
         if self.conditions.begins_asking(&self.address) {
             let (lines, live) = (Arc::clone(self), Arc::clone(live));
-            tokio::spawn(async move { lines.ask_for_memory(&live).await });
+            process::spawn(async move { lines.ask_for_memory(&live).await });
         }
     }
 

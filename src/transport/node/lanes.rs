@@ -25,6 +25,7 @@ use crate::attempt::Answered;
 use crate::durability::Durability;
 use crate::error::Refusal;
 use crate::lease::{self, Moment};
+use crate::process;
 use crate::transport::fault::{Answer, Fault};
 use crate::transport::{Call, gives_hold};
 
@@ -59,7 +60,7 @@ impl Lanes {
         let (answers, answer) = oneshot::channel();
         let lane = depot.put(Job { calls: job, answers });
         if let Some(lane) = lane {
-            drop(tokio::spawn(lane.run()));
+            drop(process::spawn(lane.run()));
         }
         // Without a word the runtime of its lane has ended.
         answer.await.unwrap_or_else(|_| Err(depot.unknown(depot.lines.clock.now())))

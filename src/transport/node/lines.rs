@@ -26,6 +26,7 @@ use crate::error::{Refusal, Source};
 use crate::home::Home;
 use crate::lease::{Anchor, Moment};
 use crate::meter::Tally;
+use crate::process;
 use crate::transport::conditions::Conditions;
 use crate::transport::fault::Fault;
 use crate::transport::node::Limits;
@@ -260,7 +261,7 @@ impl Lines {
         }
         let lines = Arc::clone(self);
         // Goes on when its caller does not: callers that wait less long than a connection takes would never get one.
-        let dialed = runtime.spawn(async move {
+        let dialed = process::spawn_on(&runtime, async move {
             let _dialing = dialing;
             lines.connect().await
         });

@@ -29,6 +29,7 @@ use self::frames::{Frame, MAX_BYTES, MAX_WEIGHT, Scan, too_much};
 use self::stream::{Reader, Writer};
 use super::ears::Ears;
 use crate::attempt::BoxFuture;
+use crate::process::{self, Process};
 
 mod frames;
 mod stream;
@@ -57,6 +58,8 @@ impl Drop for Wire {
 
 /// What those who ask have in common with the driver.
 struct Shared {
+    /// Owner of the socket. In a copy of it nobody writes: two processes on one socket would mix their answers.
+    process: Process,
     state: Mutex<State>,
     driver: AtomicWaker,
 }
@@ -179,7 +182,8 @@ impl Wire {
     pub(super) fn open(stream: Stream, ears: Ears, count: usize, encode: impl FnOnce(&mut Vec<u8>)) -> (Self, Opening) {
         let (reader, writer) = stream.into_split();
         let state = State { writer: Some(Arc::new(writer)), ..State::default() };
-        let shared = Arc::new(Shared { state: Mutex::new(state), driver: AtomicWaker::new() });
+        let (process, state) = (Process::current(), Mutex::new(state));
+        let shared = Arc::new(Shared { process, state, driver: AtomicWaker::new() });
         let (sender, first) = oneshot::channel();
         let (pipeline, others) = Asker::of_many(Of::Questions, count);
         // A fault of the stream is the driver's business.
@@ -193,7 +197,7 @@ impl Wire {
             ears,
         };
         let opening = Opening { shared: Arc::clone(&shared), first, others };
-        (Self { shared, driver: tokio::spawn(driver.run()).abort_handle() }, opening)
+        (Self { shared, driver: process::spawn(driver.run()).abort_handle() }, opening)
     }
 
     /// Sends one request, which `encode` appends, and waits for its answer. Sent at the first poll; dropped later, the answer is
@@ -259,6 +263,9 @@ impl Asker {
 
 impl Shared {
     fn send<const N: usize>(&self, encode: impl FnOnce(&mut Vec<u8>), askers: [Asker; N]) -> Result<(), RedisError> {
+        if !self.process.is_current() {
+            return Err(closed());
+        }
         let mut state = self.state.lock();
         if let Some(end) = &state.end {
             return Err(end.clone());

@@ -114,6 +114,8 @@ pub(super) fn lost(facts: &Facts<'_>) -> Findings {
             }
             LossReason::Forced => is_forced || conversion.was_told_of_force(facts),
             LossReason::Closed => is_closed,
+            // Nothing is copied here.
+            LossReason::Forked => false,
         };
         findings.add_unless(right, index, || {
             format!("attempt {number} to convert guard {guard} ends as {:?} for no reason", conversion.reason)

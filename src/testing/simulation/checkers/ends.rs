@@ -162,6 +162,8 @@ pub(super) fn is_right(facts: &Facts<'_>, guard: Guard, reason: LossReason, now:
         // Judged by what the answers said.
         LossReason::Forced => true,
         LossReason::Closed => process.closing.is_some_and(|closing| closing <= now),
+        // Nothing is copied here.
+        LossReason::Forked => false,
         // The hold's own end may come first, by the margins of the longest lease.
         LossReason::MaxHold => {
             now + MS + LONGEST_MARGINS + process.clock_margin >= held.root_asked + held.wish.max_hold_ms * MS

@@ -1,0 +1,62 @@
+//! Managers of every kind.
+
+use std::num::NonZeroU8;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis_rwlock::{
+    Builder, Durability, MemoryManager, QuorumManager, RedisManager, Result, RwLockManager, TwoKeyManager,
+};
+
+pub(crate) type Manager = Arc<dyn RwLockManager>;
+
+/// Renewed after 2 s, so that a machine that is busy has 4 s for it.
+pub(crate) const LEASE: Duration = Duration::from_secs(6);
+/// Long enough that a cached hold is there when it is asked for.
+const CACHED_FOR: Duration = Duration::from_secs(60);
+
+/// How to build a manager.
+#[derive(Debug)]
+pub(crate) struct Kind {
+    name: String,
+    urls: Vec<String>,
+}
+
+impl Kind {
+    pub(crate) fn new(name: &str, urls: Vec<String>) -> Self {
+        Self { name: name.to_owned(), urls }
+    }
+
+    /// Whether managers of other processes have the same locks.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.name != "memory"
+    }
+
+    pub(crate) fn build(&self) -> Manager {
+        self.built(Duration::ZERO)
+    }
+
+    /// Builds a manager that caches holds.
+    pub(crate) fn build_caching(&self) -> Manager {
+        self.built(CACHED_FOR)
+    }
+
+    fn built(&self, cached_for: Duration) -> Manager {
+        let manager: Result<Manager> = match (self.name.as_str(), self.urls.first()) {
+            ("hash", Some(url)) => as_dyn(RedisManager::builder(url.as_str()).idle_hold(cached_for)),
+            ("replicated", Some(url)) => {
+                let level = Durability::Replicated { replicas: NonZeroU8::MIN, timeout: Duration::from_millis(200) };
+                as_dyn(RedisManager::builder(url.as_str()).durability(level))
+            }
+            ("two-key", Some(url)) => as_dyn(TwoKeyManager::builder(url.as_str())),
+            ("quorum", Some(_)) => as_dyn(QuorumManager::builder(self.urls.clone()).restarts_are_delayed()),
+            ("memory", None) => as_dyn(MemoryManager::builder().idle_hold(cached_for)),
+            _ => panic!("no such manager: {self:?}"),
+        };
+        manager.expect("valid options")
+    }
+}
+
+fn as_dyn<M: redis_rwlock::Build + RwLockManager>(builder: Builder<M>) -> Result<Manager> {
+    Ok(Arc::new(builder.lease(LEASE).build()?))
+}

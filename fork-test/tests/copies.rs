@@ -1,0 +1,84 @@
+//! A copied process is another holder or gets a clear error, with every manager: it is never inside by a hold of the process that it was
+//! copied from, and does that one no harm. Each case is a program that copies itself.
+#![cfg(unix)]
+
+use std::process::{Command, Stdio};
+
+use cluster_testenv::{Masters, Node, Server};
+
+const CASES: [&str; 6] = ["unused", "used", "held", "waiting", "runtime", "blocking"];
+
+/// Runs a case, which ends in bounded time since its copies do, and returns its output.
+fn run(kind: &str, case: &str, urls: &[String]) -> String {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_fork-test"));
+    let ended = program.arg(kind).arg(case).args(urls).stderr(Stdio::inherit()).output().expect("it runs");
+    assert!(ended.status.success(), "{kind}, {case}: {}", ended.status);
+    String::from_utf8(ended.stdout).expect("text")
+}
+
+/// One process at a time was inside, each with a token of its own, and the tokens grew.
+fn judge(kind: &str, case: &str, output: &str) {
+    let lines: Vec<(&str, u64)> = output
+        .lines()
+        .map(|line| line.split_once(' ').expect("two words"))
+        .map(|(word, token)| (word, token.parse().expect("a number")))
+        .collect();
+    let mut last = 0;
+    for pair in lines.chunks(2) {
+        let [("in", token), ("out", same)] = pair else {
+            panic!("{kind}, {case}: two were inside: {lines:?}");
+        };
+        assert!(token == same && *token > last, "{kind}, {case}: {lines:?}");
+        last = *token;
+    }
+}
+
+fn copies_are_no_holders(kind: &str, cases: &[&str], urls: &[String]) {
+    for case in cases {
+        let output = run(kind, case, urls);
+        // Each process has its own memory, and locks in it.
+        if kind != "memory" {
+            judge(kind, case, &output);
+        }
+    }
+}
+
+#[test]
+fn of_one_key_on_redis() {
+    let node = Node::start(Server::Redis70).expect("it starts");
+    copies_are_no_holders("hash", &CASES, &[node.url()]);
+    copies_are_no_holders("hash", &["cached"], &[node.url()]);
+}
+
+#[test]
+fn of_one_key_on_valkey() {
+    let node = Node::start(Server::Valkey91).expect("it starts");
+    copies_are_no_holders("hash", &CASES, &[node.url()]);
+    copies_are_no_holders("hash", &["cached"], &[node.url()]);
+}
+
+#[test]
+fn of_two_keys() {
+    let node = Node::start(Server::Valkey91).expect("it starts");
+    copies_are_no_holders("two-key", &CASES, &[node.url()]);
+}
+
+#[test]
+fn of_a_quorum() {
+    let masters = Masters::start(Server::Valkey91, 3).expect("they start");
+    copies_are_no_holders("quorum", &CASES, &masters.urls());
+}
+
+#[test]
+fn of_a_primary_with_a_replica() {
+    let primary = Node::builder(Server::Redis70).arg("--repl-diskless-sync-delay", "0").start().expect("it starts");
+    let replica = Node::start(Server::Redis70).expect("it starts");
+    replica.command(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]).expect("it follows");
+    copies_are_no_holders("replicated", &CASES, &[primary.url()]);
+}
+
+#[test]
+fn of_memory() {
+    copies_are_no_holders("memory", &CASES, &[]);
+    copies_are_no_holders("memory", &["cached"], &[]);
+}
