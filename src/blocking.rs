@@ -21,6 +21,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::io;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::guard::{Guard as AsyncGuard, conversion_error};
 use crate::health::{Health, Stats};
+use crate::home::DetachedRuntime;
 use crate::manager::{Build, Builder, RwLockManager};
 use crate::reentry::{OwnerId, Reentry};
 use crate::topology::Topology;
@@ -94,15 +96,20 @@ struct Background {
 
 impl Background {
     fn new(engine: Arc<Engine>) -> Result<Self> {
+        let no_thread = |error: io::Error| Error::InvalidOption {
+            option: "runtime",
+            reason: format!(
+                "no thread could be started: {error}; raise the limits of the process on threads and memory"
+            ),
+        };
+        // Tokio panics where it cannot start its worker, so another thread tries first.
+        drop(std::thread::Builder::new().spawn(|| ()).map_err(no_thread)?.join());
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("redis-rwlock")
             .enable_all()
             .build()
-            .map_err(|error| Error::InvalidOption {
-                option: "runtime",
-                reason: format!("no thread could be started: {error}"),
-            })?;
+            .map_err(no_thread)?;
         Ok(Self { runtime: Some(runtime), engine })
     }
 
@@ -125,12 +132,12 @@ impl Drop for Background {
             std::mem::forget(runtime);
             return;
         }
-        let engine = Arc::clone(&self.engine);
+        let (engine, runtime) = (Arc::clone(&self.engine), DetachedRuntime::new(runtime));
         let last = std::thread::Builder::new().name("redis-rwlock-end".to_owned()).spawn(move || {
             // Out of time is fine: the leases end what is left.
             drop(runtime.block_on(async { tokio::time::timeout(LAST_RELEASES, engine.settled()).await }));
-            runtime.shutdown_background();
         });
+        // Without a thread the runtime ends here, and leases end what is left.
         drop(last);
     }
 }

@@ -97,24 +97,29 @@ fn process() -> Option<Handle> {
 fn start(thread: thread::Builder) -> std::io::Result<Handle> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
-    let serving = Serving(Some(runtime));
-    drop(thread.name("redis-rwlock".to_owned()).spawn(move || serving.serve())?);
+    let runtime = DetachedRuntime::new(runtime);
+    drop(thread.name("redis-rwlock".to_owned()).spawn(move || runtime.block_on(std::future::pending::<()>()))?);
     Ok(handle)
 }
 
-/// A runtime on its way to its thread. Without a thread it ends where it was made, which may be a task: there a runtime that waits for
-/// its own end panics.
-struct Serving(Option<Runtime>);
+/// Runtime on its way to its thread. Without a thread it is dropped where it was made, which may be a task: there a runtime that
+/// waits for its own end panics, so this one does not wait.
+pub(crate) struct DetachedRuntime(Option<Runtime>);
 
-impl Serving {
-    fn serve(&self) {
-        if let Some(runtime) = &self.0 {
-            runtime.block_on(std::future::pending::<()>());
+impl DetachedRuntime {
+    pub(crate) fn new(runtime: Runtime) -> Self {
+        Self(Some(runtime))
+    }
+
+    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        match &self.0 {
+            Some(runtime) => runtime.block_on(future),
+            None => unreachable!("taken when it is dropped"),
         }
     }
 }
 
-impl Drop for Serving {
+impl Drop for DetachedRuntime {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();

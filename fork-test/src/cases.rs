@@ -24,6 +24,7 @@ pub(crate) fn run(case: &str, kind: &Kind) {
         "waiting" => waiting(kind),
         "runtime" => runtime_is_dropped(kind),
         "blocking" => blocking(kind),
+        "no-thread" => no_thread(kind),
         _ => panic!("no such case: {case}"),
     }
 }
@@ -246,4 +247,20 @@ fn blocking(kind: &Kind) {
     });
     copy.ends_well();
     guard.expect("the copy has taken its own").release().expect("held to the end");
+}
+
+/// Where no thread can be started, background work runs on the runtime of its caller, and a blocking manager is refused.
+fn no_thread(kind: &Kind) {
+    assert!(std::thread::Builder::new().spawn(|| ()).is_err(), "this process may start no thread");
+    let manager = kind.build();
+    runtime().block_on(async {
+        is_inside(&manager).await;
+        drop(manager.write(COMMON).await.expect("granted"));
+        is_inside(&manager).await;
+    });
+    match Blocking::over(manager) {
+        Err(Error::InvalidOption { option: "runtime", .. }) => {}
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("a blocking manager has a thread"),
+    }
 }

@@ -11,6 +11,10 @@ const CASES: [&str; 6] = ["unused", "used", "held", "waiting", "runtime", "block
 /// Runs a case, which ends in bounded time since its copies do, and returns its output.
 fn run(kind: &str, case: &str, urls: &[String]) -> String {
     let mut program = Command::new(env!("CARGO_BIN_EXE_fork-test"));
+    if case == "no-thread" {
+        // A stack that no machine has room for.
+        program.env("RUST_MIN_STACK", (1_u64 << 60).to_string());
+    }
     let ended = program.arg(kind).arg(case).args(urls).stderr(Stdio::inherit()).output().expect("it runs");
     assert!(ended.status.success(), "{kind}, {case}: {}", ended.status);
     String::from_utf8(ended.stdout).expect("text")
@@ -81,4 +85,12 @@ fn of_a_primary_with_a_replica() {
 fn of_memory() {
     copies_are_no_holders("memory", &CASES, &[]);
     copies_are_no_holders("memory", &["cached"], &[]);
+}
+
+#[test]
+fn without_a_thread_work_goes_on_where_the_manager_is_used() {
+    let node = Node::start(Server::Valkey91).expect("it starts");
+    copies_are_no_holders("hash", &["no-thread"], &[node.url()]);
+    copies_are_no_holders("two-key", &["no-thread"], &[node.url()]);
+    copies_are_no_holders("memory", &["no-thread"], &[]);
 }
