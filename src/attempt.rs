@@ -173,9 +173,18 @@ pub(crate) enum Notice {
     Used { id: Arc<str> },
 }
 
+/// Notices that are kept for a waiter until it looks. Genuine ones are a few for each attempt; what comes beyond was published by
+/// somebody else, and is dropped: a waiter that finds so many asks the server.
+pub(crate) const MAX_NOTICES: usize = 64;
+
+/// Makes the channel between a connection and one waiter.
+pub(crate) fn notices() -> (mpsc::Sender<Notice>, mpsc::Receiver<Notice>) {
+    mpsc::channel(MAX_NOTICES)
+}
+
 /// Notices for one waiter of a lock, as long as it is kept. One that comes while nobody looks is not forgotten.
 pub(crate) struct Subscription {
-    pub(crate) notices: mpsc::UnboundedReceiver<Notice>,
+    pub(crate) notices: mpsc::Receiver<Notice>,
     /// Ends the subscription when it is dropped.
     pub(crate) _end: Box<dyn Send + Sync>,
 }

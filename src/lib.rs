@@ -104,6 +104,7 @@ mod shield;
 mod span;
 #[cfg(test)]
 mod testing;
+mod throttle;
 mod topology;
 mod transport;
 mod view;

@@ -10,6 +10,7 @@ mod local;
 mod own;
 mod patience;
 mod pending;
+mod plausible;
 mod recheck;
 mod wait;
 mod withdraw;
@@ -37,6 +38,7 @@ use crate::lock::wait::{Listening, WaitEntry};
 use crate::options::Terms;
 use crate::reentry::{OwnerId, Reentry};
 use crate::scheme::{Hearing, Mode};
+use crate::throttle::Throttle;
 
 use self::patience::WaitEnds;
 use self::pending::Pursued;
@@ -321,6 +323,8 @@ struct Acquisition<'a> {
     calls_until: Option<Moment>,
     /// Until then, and asks for the last time.
     has_heard_nothing: bool,
+    /// Bounds the requests that notifications cause.
+    told_to_ask: Throttle,
 }
 
 impl<'a> Acquisition<'a> {
@@ -353,6 +357,7 @@ impl<'a> Acquisition<'a> {
             keeping: None,
             calls_until: None,
             has_heard_nothing: false,
+            told_to_ask: Throttle::new(),
         }
     }
 

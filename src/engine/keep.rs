@@ -7,6 +7,9 @@ mod tests;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
 use crate::calls::{Call, Calls, OnCall, Standing};
 use crate::engine::Engine;
 use crate::engine::renewals::Renewals;
@@ -17,6 +20,7 @@ use crate::lease::Moment;
 use crate::lock::hold::{Due, Hold, Keep, Kept, KeptCount, Word};
 use crate::lock::wait::{KeptCell, WaitEntry};
 use crate::scheme::{Answered, Scheme};
+use crate::throttle::Throttle;
 
 /// What a request says of the hold that it wants.
 #[derive(Clone, Debug)]
@@ -57,12 +61,19 @@ pub(super) struct Ears {
     scheme: Weak<dyn Scheme>,
     home: Home,
     renewals: Weak<Renewals>,
+    /// Bounds the answers to tries that are on their way, of all locks.
+    answers: Arc<Semaphore>,
 }
+
+/// Limit of the answers to tries that are on their way at once. A try that hears nothing is refused after [`Options::try_wait`] twice, so one
+/// that is left out only learns later what it would have been told.
+const MAX_ANSWERS: usize = 256;
 
 impl Ears {
     pub(super) fn new(manager: &str, scheme: &Arc<dyn Scheme>, home: Home, renewals: &Arc<Renewals>) -> Arc<Self> {
         let (scheme, renewals) = (Arc::downgrade(scheme), Arc::downgrade(renewals));
-        Arc::new(Self { manager: manager.to_owned(), scheme, home, renewals })
+        let answers = Arc::new(Semaphore::new(MAX_ANSWERS));
+        Arc::new(Self { manager: manager.to_owned(), scheme, home, renewals, answers })
     }
 }
 
@@ -70,9 +81,17 @@ impl Ears {
 struct Ear {
     cell: KeptCell,
     common: Arc<Ears>,
+    /// Bounds the answers to those who try: a call is a message that anybody may have sent.
+    answers: Mutex<Throttle>,
 }
 
 impl Ear {
+    /// Whether one more try is answered, and what counts it until it is.
+    fn may_answer(&self) -> Option<OwnedSemaphorePermit> {
+        let permit = Arc::clone(&self.common.answers).try_acquire_owned().ok()?;
+        self.answers.lock().try_take(self.common.renewals.upgrade()?.now()).then_some(permit)
+    }
+
     fn carry_out(&self, due: Due) {
         if let Some(renewals) = self.common.renewals.upgrade() {
             let now = renewals.now();
@@ -90,9 +109,14 @@ impl OnCall for Ear {
         events::called(key.name(), call.token, is_used);
         let common = &*self.common;
         let tries = call.tries.clone().filter(|id| !id.starts_with(&*common.manager));
-        if let (true, Some(id), Some(scheme)) = (is_used, tries, common.scheme.upgrade()) {
+        if let (true, Some(id), Some(scheme)) = (is_used, tries, common.scheme.upgrade())
+            && let Some(permit) = self.may_answer()
+        {
             // Whoever tries waits for no longer than it can: lost, it is not told.
-            common.home.spawn(async move { drop(scheme.tell_used(&key, &id).await) });
+            common.home.spawn(async move {
+                drop(scheme.tell_used(&key, &id).await);
+                drop(permit);
+            });
         }
     }
 
@@ -151,7 +175,7 @@ impl Engine {
     }
 
     fn listen(&self, key: &Arc<Key>, cell: KeptCell) -> Option<Arc<Calls>> {
-        let ear = Ear { cell, common: Arc::clone(&self.ears) };
+        let ear = Ear { cell, common: Arc::clone(&self.ears), answers: Mutex::new(Throttle::new()) };
         let calls = Arc::new(Calls::new(Box::new(ear)));
         self.scheme.listen(key, &calls).then_some(calls)
     }

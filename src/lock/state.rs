@@ -16,7 +16,7 @@ mod waiting;
 use std::sync::Arc;
 
 use crate::calls::Calls;
-use crate::lease::Moment;
+use crate::lease::{FencingToken, Moment};
 use crate::lock::effects::{Effects, OnAgenda};
 use crate::lock::record::{HoldRecord, Next};
 use crate::lock::shares::ShareId;
@@ -208,6 +208,16 @@ impl<H: OnAgenda> State<H> {
 
     /// Nobody has this hold any more. What is left of it is to be dropped where no mutex is held.
     pub(super) fn forget(&mut self, number: u64) -> Option<impl Sized + use<H>> {
-        self.holds.remove(number)
+        let entry = self.holds.remove(number)?;
+        if let Some(crowd) = self.crowd.as_deref_mut() {
+            crowd.newest = crowd.newest.max(Some(entry.record.current_token()));
+        }
+        Some(entry)
+    }
+
+    /// Last token of this lock that the process has had, as far back as its holds and its waiters go.
+    pub(super) fn newest_token(&self) -> Option<FencingToken> {
+        let held = self.holds.iter().map(|entry| entry.record.current_token()).max();
+        held.max(self.crowd.as_deref().and_then(|crowd| crowd.newest))
     }
 }

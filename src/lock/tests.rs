@@ -618,7 +618,7 @@ fn subscription_that_nobody_needs_ends_when_the_mutex_is_free() {
     let [first, second, third] = [0; 3].map(|_| enter(&table, Mode::Write));
     let asking = |entry: &WaitEntry| {
         let end = Ends(Arc::downgrade(entry.cell()), Arc::clone(&ended));
-        let (_, notices) = tokio::sync::mpsc::unbounded_channel();
+        let (_, notices) = crate::attempt::notices();
         Asking { notices: Notices::Subscribed(Subscription { notices, _end: Box::new(end) }), ..Asking::default() }
     };
     let [mine, others, last] = [&first, &second, &third].map(asking);
@@ -639,7 +639,7 @@ fn subscription_of_one_that_has_nothing_under_way_ends_when_the_mutex_is_free() 
     let ended = Arc::new(AtomicUsize::new(0));
     let [entry, _other] = [0; 2].map(|_| enter(&table, Mode::Write));
     let end = Ends(Arc::downgrade(entry.cell()), Arc::clone(&ended));
-    let (_, notices) = tokio::sync::mpsc::unbounded_channel();
+    let (_, notices) = crate::attempt::notices();
     let notices = Notices::Subscribed(Subscription { notices, _end: Box::new(end) });
     drop(entry.leave(Asking { notices, ..Asking::default() }, now()));
     assert_eq!(ended.load(Ordering::Relaxed), 1);

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use crate::attempt::{AcquisitionId, Attempt};
 use crate::calls::{Call, Calls};
 use crate::key::Key;
-use crate::lease::Moment;
+use crate::lease::{FencingToken, Moment};
 use crate::lock::cell::Cell;
 use crate::lock::hold::{Due, Granted, Hold};
 use crate::lock::shares::{ShareId, ShareRequest};
@@ -170,6 +170,11 @@ impl WaitEntry {
     /// A reader joins a hold of this process, if it has one that may be joined now and no writer waits here.
     pub(crate) fn join(&self, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
         self.cell.ask(|state| state.join(self.wants, now))
+    }
+
+    /// Last token of the lock that this process is known to have had.
+    pub(crate) fn newest_token(&self) -> Option<FencingToken> {
+        self.cell.quietly(|state, _, _| state.newest_token())
     }
 
     /// A read hold that may be joined if the server says so.

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::stream::BoxStream;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, error::TrySendError};
 
 #[cfg(test)]
 mod explore;
@@ -22,7 +22,7 @@ pub(crate) use self::record::{CallBack, News, Record};
 #[cfg(test)]
 pub(crate) use self::record::{Limits, PublishedLimitsMs};
 
-use crate::attempt::NodeId;
+use crate::attempt::{self, NodeId};
 use crate::calls::{Call, Calls, Fresh, Standing};
 use crate::clock::Clock;
 use crate::health::{NodeHealth, NodeRole, Traffic};
@@ -92,7 +92,7 @@ struct Keeper {
 struct Subscriber {
     manager: Box<str>,
     wire: Arc<Wire>,
-    notices: mpsc::UnboundedSender<Notice>,
+    notices: mpsc::Sender<Notice>,
 }
 
 const CUT: &str = "`MemoryManager::disconnect` has cut this manager off";
@@ -113,6 +113,13 @@ impl Wire {
             return Ok(());
         }
         Err(Failure::NotDone { source: Some(Arc::new(io::Error::new(io::ErrorKind::ConnectionRefused, CUT))) })
+    }
+}
+
+impl Subscriber {
+    /// Tells it, if there is room. `false` if it has gone.
+    fn is_told(&self, notice: &Notice) -> bool {
+        !matches!(self.notices.try_send(notice.clone()), Err(TrySendError::Closed(_)))
     }
 }
 
@@ -147,8 +154,9 @@ impl Lock {
 
     /// The manager of this acquisition.
     fn tell(&mut self, id: &str, notice: &Notice) {
-        self.subscribers.retain(|Subscriber { manager, wire, notices }| {
-            wire.is_cut() || !id.starts_with(&**manager) || notices.send(notice.clone()).is_ok()
+        self.subscribers.retain(|subscriber| {
+            let Subscriber { manager, wire, .. } = subscriber;
+            wire.is_cut() || !id.starts_with(&**manager) || subscriber.is_told(notice)
         });
     }
 }
@@ -168,7 +176,7 @@ impl Store {
         }
     }
 
-    fn server_time(&self) -> ServerTime {
+    pub(crate) fn server_time(&self) -> ServerTime {
         let skipped = Duration::from_micros(self.skipped_us.load(Ordering::SeqCst));
         self.epoch.after(self.clock.now().since(self.origin) + skipped)
     }
@@ -188,10 +196,10 @@ impl Store {
     }
 
     fn subscribe(&self, key: &Key, manager: &str, wire: &Arc<Wire>) -> Subscription {
-        let (sender, notices) = mpsc::unbounded_channel();
+        let (sender, notices) = attempt::notices();
         if !wire.is_cut() {
             // The receiver is here: it cannot be closed.
-            drop(sender.send(Notice::AskAgain));
+            drop(sender.try_send(Notice::AskAgain));
         }
         let mut locks = self.locks.lock();
         let lock = locks.get(key, self.server_time());
@@ -232,6 +240,22 @@ impl Store {
         keepers.filter(|keeper| std::ptr::eq(&*keeper.wire, wire)).filter_map(|keeper| keeper.calls.upgrade()).collect()
     }
 
+    /// Publishes a message to the waiters of a manager, which a user with the right to publish may have made up.
+    #[cfg(test)]
+    pub(crate) fn publish_notice(&self, key: &Key, id: &str, notice: &Notice) {
+        self.locks.lock().get(key, self.server_time()).tell(id, notice);
+    }
+
+    /// Publishes a call that a user with the right to publish may have made up.
+    #[cfg(test)]
+    pub(crate) fn publish_call(&self, key: &Key, call: &Call, now: Moment) {
+        let mut locks = self.locks.lock();
+        let keepers = &locks.get(key, self.server_time()).keepers;
+        let keepers: Vec<_> = keepers.iter().filter_map(|keeper| keeper.calls.upgrade()).collect();
+        drop(locks);
+        keepers.iter().for_each(|calls| calls.called(call, now));
+    }
+
     /// Cuts a manager off.
     pub(crate) fn cut(&self, wire: &Wire) {
         // Under the lock: what is being published gets through as a whole or not at all.
@@ -248,9 +272,8 @@ impl Store {
         wire.is_cut.store(false, Ordering::SeqCst);
         Self::keepers_of(&locks, wire).iter().for_each(|calls| calls.stands(self.standing()));
         for lock in locks.by_base.values_mut() {
-            lock.subscribers.retain(|subscriber| {
-                !Arc::ptr_eq(&subscriber.wire, wire) || subscriber.notices.send(Notice::AskAgain).is_ok()
-            });
+            lock.subscribers
+                .retain(|subscriber| !Arc::ptr_eq(&subscriber.wire, wire) || subscriber.is_told(&Notice::AskAgain));
         }
     }
 

@@ -43,11 +43,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::attempt::{Notice, Subscription};
+use crate::attempt::{self, Notice, Subscription};
 use crate::calls::{Calls, FRESH, Fresh, Standing};
 use crate::clock::Clock;
 use crate::home::Home;
@@ -274,7 +274,7 @@ impl Push {
     /// The first notice is [`Notice::AskAgain`], as soon as the channel is confirmed at its home. It is served by this runtime,
     /// and ends with it.
     pub(super) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Subscription {
-        let (sender, notices) = mpsc::unbounded_channel();
+        let (sender, notices) = attempt::notices();
         // Outside of a runtime it panics here and not under the lock, which the subscription needs to be dropped.
         let (shared, place) = self.add(&Handle::current(), slot, channel, read, Listener::Waiter(sender));
         Subscription { notices, _end: Box::new(Unsubscribe::new(&shared, place)) }
@@ -382,7 +382,7 @@ impl Shared {
         if home.has_ended() || !slot_owners.leaves(entry.slot, &home.node) || slot_owners.suspects(&home.node) {
             return None;
         }
-        let (name, (sender, notices)) = (Arc::clone(name), mpsc::unbounded_channel());
+        let (name, (sender, notices)) = (Arc::clone(name), attempt::notices());
         let place = subscriptions.add_listener(&name, Listener::Waiter(sender));
         Some(Subscription { notices, _end: Box::new(Unsubscribe::new(self, place)) })
     }
@@ -485,7 +485,7 @@ impl Subscriptions {
         };
         match channel.listeners.last() {
             // It was made just now.
-            Some((_, Listener::Waiter(waiter))) => drop(waiter.send(Notice::AskAgain)),
+            Some((_, Listener::Waiter(waiter))) => drop(waiter.try_send(Notice::AskAgain)),
             Some((_, listener)) => {
                 let link = channel.home.and_then(|home| self.links.get_mut(&home));
                 if let (Some(calls), Some(link)) = (listener.keeper(), link) {

@@ -159,10 +159,10 @@ impl Acquisition<'_> {
     /// been lost.
     async fn told(&mut self, request: &AcquireRequest, retry_in: Duration, patience: Patience, now: Moment) -> Word {
         if patience == Patience::Wait {
-            return self.notice(&request.id, retry_in).await.map_or(Word::AskAgain, Word::Granted);
+            return self.notice(request, retry_in).await.map_or(Word::AskAgain, Word::Granted);
         }
         let until = self.calls_from(now);
-        match self.word(&request.id, until).await {
+        match self.word(request, until).await {
             Word::Silence if !std::mem::replace(&mut self.has_heard_nothing, true) => Word::AskAgain,
             word => word,
         }

@@ -10,7 +10,7 @@ use crate::lease::FencingToken;
 use crate::lock::hold::{Grant, HoldState, Next};
 use crate::options::{Options, Overrides};
 use crate::scheme::memory::{Memory, Store};
-use crate::scheme::{Acquired, Answered, Granted, Scheme};
+use crate::scheme::{Acquired, Answered, Granted, Notice, Scheme};
 use crate::testing::staged::{Fate, STRAY, Staged};
 
 /// A process whose requests a test decides about.
@@ -26,7 +26,11 @@ impl Stage {
     }
 
     fn with(options: Options) -> Self {
-        let scheme = Arc::new(Staged::new(Memory::new(Arc::new(Store::new()))));
+        Self::on(&Arc::new(Store::new()), options)
+    }
+
+    fn on(store: &Arc<Store>, options: Options) -> Self {
+        let scheme = Arc::new(Staged::new(Memory::new(Arc::clone(store))));
         let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
         let key = engine.key("cfg").expect("valid");
         Self { scheme, engine, key }
@@ -483,6 +487,54 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
     let answer = Answered { sent: now, server: ServerTime::default(), node: NodeId::default(), value };
     let Taken::Held(held) = acquisition.notified(&request, answer) else { panic!("granted") };
     assert!(held.hold().deadline() <= now.after(request.claim()));
+}
+
+/// Publishes `count` messages to a waiter, one after each of its steps: half of them say nothing, half forge a grant of its request.
+fn flood(stage: &Stage, store: &Store, waiter: &mut crate::BoxFuture<'_, Result<Option<Held>>>, count: usize) {
+    for n in 0..count {
+        let id = stage.scheme.last_request().id;
+        let now = stage.engine.clock.now();
+        let token = FencingToken::from_wire(1 << 53).expect("the largest");
+        let value = Granted { token, tokens: 1, remaining: Duration::from_secs(1), is_waited_for: true };
+        let at = store.server_time();
+        let answer = Answered { sent: now, server: at, node: NodeId::default(), value };
+        let forged = Notice::Granted { id: id.shared(), at, answer };
+        store.publish_notice(&stage.key, id.as_str(), if n % 2 == 0 { &Notice::AskAgain } else { &forged });
+        // It hears the message, asks, and waits again.
+        (0..3).for_each(|_| start(waiter));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
+    let store = Arc::new(Store::new());
+    let stage = Stage::on(&store, Options::default());
+    let foreign = stage.other().take(Mode::Write).await;
+    let mut waits = stage.asks(Mode::Write, Overrides::default(), Patience::Wait);
+    start(&mut waits);
+    let asked = |before: usize| stage.scheme.requests() - before;
+    flood(&stage, &store, &mut waits, 1000);
+    assert!((2..=1 + 16).contains(&asked(0)), "{} requests: its own and a burst", asked(0));
+    let before = asked(0);
+    for _ in 0..1000 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        flood(&stage, &store, &mut waits, 10);
+    }
+    assert!((190..=202).contains(&asked(before)), "{} requests in a second, with a heartbeat", asked(before));
+    // What is still in its queue is one reason to ask.
+    (0..1000)
+        .for_each(|_| store.publish_notice(&stage.key, stage.scheme.last_request().id.as_str(), &Notice::AskAgain));
+    let before = asked(0);
+    for _ in 0..500 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        start(&mut waits);
+    }
+    assert!(asked(before) <= 2, "{} requests after the flood", asked(before));
+    // The notice of its grant finds no room: it asks.
+    (0..100).for_each(|_| store.publish_notice(&stage.key, stage.scheme.last_request().id.as_str(), &Notice::AskAgain));
+    foreign.release().await.expect("ours to the end");
+    let held = tokio::time::timeout(Duration::from_secs(1), waits).await.expect("in time");
+    held.expect("answered").expect("granted").release().await.expect("ours to the end");
 }
 
 #[tokio::test]

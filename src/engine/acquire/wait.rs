@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use tokio::sync::mpsc;
+
+use super::plausible::Bounds;
 use super::{Acquisition, grace};
+use crate::attempt::MAX_NOTICES;
 use crate::durability::Durability;
 use crate::lease::Moment;
 use crate::lock::side::Notices;
-use crate::scheme::{AcquisitionId, Answered, Granted, Notice};
+use crate::scheme::{AcquireRequest, AcquisitionId, Answered, Granted, Notice};
 
 /// First and longest pause between two attempts at a lock that others hold, where there is no queue.
 const RETRY_FIRST: Duration = Duration::from_millis(4);
@@ -41,36 +45,101 @@ pub(super) enum Word {
     Silence,
 }
 
+/// Sum of the notices that lie there when a waiter looks.
+enum Heard {
+    Granted(Answered<Granted>),
+    /// Something may have changed.
+    AskAgain,
+    /// The lock is used by a holder that this try has called.
+    Refused,
+    /// All of it is for others.
+    Nothing,
+}
+
+/// Looks through `first` and what lies behind it: however many messages came, they are one reason to ask. It stops at the length of the
+/// queue, so that a flood which is faster than this loop cannot hold the waiter in it.
+fn hear(
+    first: Notice,
+    notices: &mut mpsc::Receiver<Notice>,
+    id: &AcquisitionId,
+    bounds: &Bounds,
+    now: Moment,
+) -> Heard {
+    let (mut heard, mut next, mut looked_at) = (Heard::Nothing, Some(first), 0);
+    while let Some(notice) = next.take() {
+        match notice {
+            Notice::Granted { id: granted, at, answer }
+                if *granted == *id.as_str() && bounds.admit(at, &answer, now) =>
+            {
+                return Heard::Granted(answer);
+            }
+            // Another one's of this process.
+            Notice::Granted { id: granted, .. } if *granted != *id.as_str() => {}
+            Notice::Used { id: refused } if *refused == *id.as_str() => heard = Heard::Refused,
+            // Of others, who try.
+            Notice::Used { .. } | Notice::Called { .. } => {}
+            // Granted before it was queued again, it is over; or it is not what the server would say.
+            Notice::Granted { .. } | Notice::AskAgain => heard = heard.or_ask_again(),
+        }
+        looked_at += 1;
+        if looked_at < MAX_NOTICES {
+            next = notices.try_recv().ok();
+        }
+    }
+    // More came than there was room for.
+    if looked_at >= MAX_NOTICES { heard.or_ask_again() } else { heard }
+}
+
+impl Heard {
+    fn or_ask_again(self) -> Self {
+        match self {
+            Self::Nothing => Self::AskAgain,
+            said => said,
+        }
+    }
+}
+
 impl Acquisition<'_> {
     /// Waits in the server's queue until it is time to ask again, or until a notification says that there is no need to.
-    pub(super) async fn notice(&mut self, id: &AcquisitionId, retry_in: Duration) -> Option<Answered<Granted>> {
+    pub(super) async fn notice(&mut self, request: &AcquireRequest, retry_in: Duration) -> Option<Answered<Granted>> {
         // A little after the deadline that may free it, or the attempt would come just too early.
         let nap = self.heartbeat().min(retry_in + Duration::from_millis(1));
         let clock = self.engine.clock;
-        let asks_again = clock.now().after(nap);
-        let answered_at = self.answered_at;
+        let mut asks_again = clock.now().after(nap);
         self.subscribe();
+        let bounds = self.bounds(request);
         let Notices::Subscribed(subscription) = &mut self.notices else {
             clock.sleep_until(asks_again).await;
             return None;
         };
+        let mut is_told = false;
         loop {
             tokio::select! {
                 biased;
-                notice = subscription.notices.recv() => match notice {
-                    // Granted before it was queued again, it is over.
-                    Some(Notice::Granted { id: granted, at, answer }) if *granted == *id.as_str() && at >= answered_at => {
+                notice = subscription.notices.recv() => {
+                    let Some(notice) = notice else { break };
+                    match hear(notice, &mut subscription.notices, &request.id, &bounds, clock.now()) {
                         // What replicas have to know of counts when the server has said so.
-                        return (self.engine.options().durability == Durability::Primary).then_some(answer);
+                        Heard::Granted(answer) if self.engine.options().durability == Durability::Primary => {
+                            return Some(answer);
+                        }
+                        Heard::Granted(_) => return None,
+                        // Whoever floods the channel makes it ask as often as that is allowed, and no more.
+                        Heard::AskAgain => {
+                            is_told = true;
+                            asks_again = asks_again.min(self.told_to_ask.next_at());
+                        }
+                        Heard::Refused | Heard::Nothing => {}
                     }
-                    // Another one's of this process.
-                    Some(Notice::Granted { id: granted, .. }) if *granted != *id.as_str() => {}
-                    // Of others, who try.
-                    Some(Notice::Used { .. } | Notice::Called { .. }) => {}
-                    Some(Notice::Granted { .. } | Notice::AskAgain) => return None,
-                    None => break,
-                },
-                () = clock.sleep_until(asks_again) => return None,
+                }
+                () = clock.sleep_until(asks_again) => {}
+            }
+            // Compared after each notice as well: a flood of them would leave the timer no turn.
+            if asks_again <= clock.now() {
+                if is_told {
+                    self.told_to_ask.take(clock.now());
+                }
+                return None;
             }
         }
         // Whoever brought them has ended: the runtime of the one that waited before.
@@ -80,34 +149,47 @@ impl Acquisition<'_> {
     }
 
     /// Waits for the word of those who have the lock and may not be inside.
-    pub(super) async fn word(&mut self, id: &AcquisitionId, until: Moment) -> Word {
-        let answered_at = self.answered_at;
+    pub(super) async fn word(&mut self, request: &AcquireRequest, until: Moment) -> Word {
         self.subscribe();
+        let bounds = self.bounds(request);
         let Notices::Subscribed(subscription) = &mut self.notices else {
             return Word::Silence;
         };
         let (clock, grace) = (self.engine.clock, grace(self.engine));
+        let (mut asks_again, mut restates) = (Moment::NEVER, clock.now().after(grace / 2));
         loop {
-            let restates = clock.now().after(grace / 2);
             tokio::select! {
                 biased;
-                notice = subscription.notices.recv() => match notice {
-                    Some(Notice::Granted { id: granted, at, answer }) if *granted == *id.as_str() && at >= answered_at => {
-                        // What replicas have to know of counts when the server has said so.
-                        let counts = self.engine.options().durability == Durability::Primary;
-                        return if counts { Word::Granted(answer) } else { Word::AskAgain };
+                notice = subscription.notices.recv() => {
+                    let Some(notice) = notice else { return Word::Silence };
+                    match hear(notice, &mut subscription.notices, &request.id, &bounds, clock.now()) {
+                        Heard::Granted(answer) => {
+                            // What replicas have to know of counts when the server has said so.
+                            let counts = self.engine.options().durability == Durability::Primary;
+                            return if counts { Word::Granted(answer) } else { Word::AskAgain };
+                        }
+                        Heard::Refused => return Word::Refused,
+                        // What was said before the subscription stood has woken nobody.
+                        Heard::AskAgain => asks_again = asks_again.min(self.told_to_ask.next_at()),
+                        Heard::Nothing => {}
                     }
-                    Some(Notice::Used { id: refused }) if *refused == *id.as_str() => return Word::Refused,
-                    // What was said before the subscription stood has woken nobody.
-                    Some(Notice::AskAgain) => return Word::AskAgain,
-                    Some(_) => {}
-                    None => return Word::Silence,
-                },
-                () = clock.sleep_until(until) => return Word::Silence,
-                () = clock.timer(restates) => {
-                    if let Some(entry) = &self.entry {
-                        entry.seen(clock.now());
-                    }
+                }
+                () = clock.sleep_until(asks_again.min(until)) => {}
+                () = clock.timer(restates) => {}
+            }
+            // Compared after each notice as well: a flood of them would leave the timers no turn.
+            let now = clock.now();
+            if asks_again <= now {
+                self.told_to_ask.take(now);
+                return Word::AskAgain;
+            }
+            if until <= now {
+                return Word::Silence;
+            }
+            if restates <= now {
+                restates = now.after(grace / 2);
+                if let Some(entry) = &self.entry {
+                    entry.seen(now);
                 }
             }
         }
@@ -121,13 +203,24 @@ impl Acquisition<'_> {
             Notices::Unwanted | Notices::Never => MAX_RETRY,
         };
         let nap = pause.next(longest).min(retry_in + Duration::from_millis(1));
+        let clock = self.engine.clock;
+        let until = clock.now().after(nap);
         match &mut self.notices {
             Notices::Subscribed(subscription) => {
-                // All that is there says the same.
-                if let Ok(None) = tokio::time::timeout(nap, subscription.notices.recv()).await {
-                    self.notices = Notices::Unwanted;
-                    return tokio::time::sleep(nap).await;
+                match tokio::time::timeout(nap, subscription.notices.recv()).await {
+                    Err(_) => return,
+                    Ok(None) => {
+                        self.notices = Notices::Unwanted;
+                        return tokio::time::sleep(nap).await;
+                    }
+                    Ok(Some(_)) => {}
                 }
+                let asks_again = self.told_to_ask.next_at();
+                if asks_again > clock.now() {
+                    clock.sleep_until(until.min(asks_again)).await;
+                }
+                self.told_to_ask.take(clock.now());
+                // All that is there says the same.
                 while subscription.notices.try_recv().is_ok() {}
             }
             Notices::Unwanted | Notices::Never => tokio::time::sleep(nap).await,

@@ -5,10 +5,13 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::BoxFuture;
+use crate::attempt::{Notice, Subscription};
 use crate::engine::Held;
 use crate::engine::acquire::{Patience, acquire, join};
 use crate::error::{Error, Result};
 use crate::key::LockName;
+use crate::lease::FencingToken;
+use crate::lock::hold::HoldState;
 use crate::mode::Mode;
 use crate::options::{Options, Overrides, Terms};
 use crate::scheme::MAX_TOKENS;
@@ -451,4 +454,36 @@ async fn try_that_asks_for_tokens_for_too_long_waits_for_nobody_of_its_process()
     assert!(refused.expect("it ends though the other one goes on").expect("answered").is_none(), "one is before it");
     stage.scheme.renewals_go_unheard(0);
     granted.expect("answered").expect("granted").release().await.expect("ours");
+}
+
+/// Publishes so many calls of tries that nobody makes, and returns how many are answered.
+async fn answers_to_a_flood(stage: &Stage, subscription: &mut Subscription, token: FencingToken) -> usize {
+    let now = stage.engine.clock.now();
+    for n in 0..1000 {
+        let tries = Some(format!("forger.{n}.x").into());
+        stage.store.publish_call(&stage.key, &Call { token, tries }, now);
+    }
+    // The answers are given by now: time passes when nothing else is left to do.
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    std::iter::from_fn(|| subscription.notices.try_recv().ok())
+        .filter(|notice| matches!(notice, Notice::Used { .. }))
+        .count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn flood_of_calls_is_answered_as_often_as_is_allowed() {
+    let stage = Stage::new();
+    stage.idles(Mode::Write).await;
+    let held = stage.take(Mode::Write).await;
+    let token = held.share_id().token;
+    let mut subscription = stage.scheme.subscribe(&stage.key, "forger").expect("memory has notices");
+    assert_eq!(answers_to_a_flood(&stage, &mut subscription, token).await, 16, "a burst");
+    assert_eq!(answers_to_a_flood(&stage, &mut subscription, token).await, 0, "all of it is used");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(answers_to_a_flood(&stage, &mut subscription, token).await, 16, "regained");
+    // One that is genuine is told, too.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let refused = stage.other().asks(Mode::Write, Patience::AskOnce).await.expect("answered");
+    assert!(refused.is_none() && held.state() == HoldState::Held);
+    held.release().await.expect("released");
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::lease::FencingToken;
 use crate::lock::shares::ShareId;
 use crate::lock::side::{Pending, Side, WaiterId};
 use crate::mode::Mode;
@@ -15,6 +16,8 @@ pub(super) struct Crowd<H> {
     pub(super) handed: BTreeMap<WaiterId, (Arc<H>, ShareId)>,
     /// Who asks without the right to, or has lost it. The table keeps the lock for them.
     pub(super) guests: BTreeMap<WaiterId, Guest>,
+    /// Last token of the holds that ended while somebody waited.
+    pub(super) newest: Option<FencingToken>,
 }
 
 #[derive(Debug)]
@@ -27,7 +30,7 @@ pub(super) struct Guest {
 impl<H> Default for Crowd<H> {
     fn default() -> Self {
         let (handed, guests) = (BTreeMap::new(), BTreeMap::new());
-        Self { reads: Side::default(), writes: Side::default(), handed, guests }
+        Self { reads: Side::default(), writes: Side::default(), handed, guests, newest: None }
     }
 }
 

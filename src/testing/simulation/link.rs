@@ -15,7 +15,7 @@ use super::history::{Lock, What};
 use super::mutants::Mutant;
 use super::runtime::{self, Runtime};
 use super::world::{Address, Answer, Delivery, Fates, Parcel, Unsubscribe, World, lock_of};
-use crate::attempt::NodeId;
+use crate::attempt::{self, NodeId};
 use crate::calls::Calls;
 use crate::clock::Clock;
 use crate::health::{NodeHealth, Traffic};
@@ -305,9 +305,9 @@ impl Link {
         self.world.mutant == Some(Mutant::IdleUnrenewed) && renewal.keeps && is_idle()
     }
 
-    fn listening(&self, key: &Key, (notices, end): (mpsc::UnboundedReceiver<Notice>, Unsubscribe)) -> Subscription {
+    fn listening(&self, key: &Key, (notices, end): (mpsc::Receiver<Notice>, Unsubscribe)) -> Subscription {
         let notices = match self.world.mutant {
-            Some(Mutant::DeafToNotices) => mpsc::unbounded_channel().1,
+            Some(Mutant::DeafToNotices) => attempt::notices().1,
             Some(Mutant::StaleNotice) => self.with_stale(lock_of(key), notices),
             _ => notices,
         };
@@ -315,17 +315,19 @@ impl Link {
     }
 
     /// Each notice comes once more, when it is over, as one of what was asked for since.
-    fn with_stale(&self, lock: Lock, mut notices: mpsc::UnboundedReceiver<Notice>) -> mpsc::UnboundedReceiver<Notice> {
-        let (to, passed_on) = mpsc::unbounded_channel();
+    fn with_stale(&self, lock: Lock, mut notices: mpsc::Receiver<Notice>) -> mpsc::Receiver<Notice> {
+        let (to, passed_on) = attempt::notices();
         let asked = Arc::clone(&self.asked);
         drop(tokio::spawn(async move {
             while let Some(notice) = notices.recv().await {
-                to.send(notice.clone()).ok();
-                let Notice::Granted { at, answer, .. } = notice else { continue };
+                to.try_send(notice.clone()).ok();
+                let Notice::Granted { at, mut answer, .. } = notice else { continue };
                 tokio::time::sleep(Duration::from_millis(500)).await;
                 if let Some(id) = asked.lock().get(&lock) {
-                    let at = at.after(Duration::from_secs(3600));
-                    to.send(Notice::Granted { id: id.shared(), at, answer }).ok();
+                    // As a grant of this moment would look.
+                    let at = at.after(Duration::from_millis(550));
+                    answer.value.token = answer.value.token.plus(550_000);
+                    to.try_send(Notice::Granted { id: id.shared(), at, answer }).ok();
                 }
             }
         }));

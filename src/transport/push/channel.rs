@@ -93,7 +93,7 @@ pub(super) struct Refused {
 #[derive(Clone)]
 pub(super) enum Listener {
     /// Waits for the lock.
-    Waiter(mpsc::UnboundedSender<Notice>),
+    Waiter(mpsc::Sender<Notice>),
     /// Keeps the lock. That it does so no more is found out.
     Keeper(Weak<Calls>),
 }
@@ -128,8 +128,8 @@ impl Listener {
 
     fn hear(self, notice: &Notice, now: Moment) {
         match (&self, notice) {
-            // One that has gone has no use for it.
-            (Self::Waiter(waiter), notice) => drop(waiter.send(notice.clone())),
+            // One that has gone has no use for it, and one that finds its queue full asks the server.
+            (Self::Waiter(waiter), notice) => drop(waiter.try_send(notice.clone())),
             (Self::Keeper(_), Notice::Called { token, id }) => {
                 if let Some(calls) = self.keeper() {
                     calls.called(&Call { token: *token, tries: id.clone() }, now);

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster_testenv::{Matcher, Node, Proxy, Reply, Server};
+use cluster_testenv::{Client, Matcher, Node, Proxy, Reply, Server};
 use redis_rwlock::{HoldState, RedisManager, RwLockManager};
 
 use super::{HEARTBEAT, MACHINE};
 use crate::fixture::Manager;
-use crate::router::field::on_both_servers;
+use crate::router::field::{calls_of, on_both_servers};
 use crate::servers::ask;
 use crate::wait::{soon, stays_pending, until};
 
@@ -16,6 +16,9 @@ on_both_servers![
     waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_notice,
     waiter_whose_notice_is_held_back_gets_in_by_its_heartbeat,
     notice_that_is_told_again_lets_nobody_in,
+    forged_grant_beyond_the_clocks_lets_nobody_in,
+    flood_of_notices_costs_few_scripts_and_none_after_it,
+    flood_of_calls_is_answered_by_few_scripts,
 ];
 
 const KEY: &str = "notices:{lock}:lock";
@@ -176,4 +179,145 @@ async fn notice_that_is_told_again_lets_nobody_in(server: Server) {
     let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
     assert!(guard.fencing_token() > token);
     guard.release().await.expect("ours to the end");
+}
+
+/// Scripts that the server has run so far.
+fn scripts(node: &Node) -> u64 {
+    calls_of(node, "evalsha")
+}
+
+fn server_us(node: &Node) -> u64 {
+    let time = ask(node, &["TIME"]);
+    let words: Vec<u64> = time
+        .array()
+        .expect("two words")
+        .iter()
+        .map(|word| word.text().expect("text").parse().expect("number"))
+        .collect();
+    words[0] * 1_000_000 + words[1]
+}
+
+/// A user with no right but to publish.
+fn publisher(node: &Node) -> Client {
+    node.acl_set_user("publisher", &["on", ">secret", "resetkeys", "allchannels", "-@all", "+spublish"])
+        .expect("known rights");
+    let mut client = node.client().expect("connected");
+    client.command(&["AUTH", "publisher", "secret"]).expect("answered").into_result().expect("the user is there");
+    let refused = client.command(&["GET", KEY]).expect("answered").into_result();
+    assert!(refused.is_err(), "it may publish only: {refused:?}");
+    client
+}
+
+/// Token, deadline and time of a grant that is forged at this time: all in microseconds of the server.
+type Forge = fn(u64) -> (u64, u64, u64);
+
+/// Each of these names the waiter, and says more than a server's clock allows.
+async fn forged_grant_beyond_the_clocks_lets_nobody_in(server: Server) {
+    let scene = Scene::new(server);
+    let (holder, waiter) = (scene.near("holder").await, scene.near("waiter").await);
+    let held = holder.write(NAME).await.expect("granted");
+    let mut waits = tokio::spawn(waiter.write(NAME).into_future());
+    scene.last_waits("waiter").await;
+    scene.subscribed(1).await;
+    let id = scene.first_waiting_writer();
+    let channel = format!("{KEY}:wake:{}", &id[..32]);
+    let mut publisher = publisher(&scene.node);
+    const HOUR_US: u64 = 3_600_000_000;
+    let forged: [Forge; 4] = [
+        // A token that no later one is above.
+        |now_us| (1 << 53, now_us + 2_000_000, now_us),
+        |now_us| (now_us + 1_000_000, now_us + 2_000_000, now_us),
+        // A hold for longer than its claim.
+        |now_us| (now_us, now_us + HOUR_US, now_us),
+        // A grant of a time to come, with all that goes with it.
+        |now_us| (now_us + HOUR_US, now_us + HOUR_US + 2_000_000, now_us + HOUR_US),
+    ];
+    for forge in forged {
+        let (token, deadline_us, at_us) = forge(server_us(&scene.node));
+        let message = format!("{id} {token} 1 {} {at_us} 0", deadline_us / 1000);
+        let before = scripts(&scene.node);
+        let heard = publisher.command(&["SPUBLISH", &channel, &message]).expect("answered");
+        assert_eq!(heard.int(), Some(1), "the waiter is told: {heard:?}");
+        until("it has asked the server", async || scripts(&scene.node) > before).await;
+        stays_pending("a second write", &mut waits).await;
+    }
+    assert_eq!(held.state(), HoldState::Held);
+    let token = held.fencing_token();
+    held.release().await.expect("ours to the end");
+    let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
+    assert!(guard.fencing_token() > token);
+    assert!(u64::from(guard.fencing_token()) <= server_us(&scene.node), "no forged token counts");
+    guard.release().await.expect("ours to the end");
+}
+
+/// Whatever is published to a waiter, the server is asked a few times for it, and not once for each message.
+async fn flood_of_notices_costs_few_scripts_and_none_after_it(server: Server) {
+    const MESSAGES: usize = 100_000;
+    const PIPELINE: usize = 1_000;
+    let scene = Scene::new(server);
+    let (holder, waiter) = (scene.near("holder").await, scene.near("waiter").await);
+    let held = holder.write(NAME).await.expect("granted");
+    let waits = tokio::spawn(waiter.write(NAME).into_future());
+    scene.last_waits("waiter").await;
+    scene.subscribed(1).await;
+    let channel = format!("{KEY}:wake:{}", &scene.first_waiting_writer()[..32]);
+    let before = scripts(&scene.node);
+    let began = Instant::now();
+    let script = format!("for _ = 1, {PIPELINE} do redis.call('SPUBLISH', KEYS[1], 'junk') end");
+    for _ in 0..MESSAGES / PIPELINE {
+        ask(&scene.node, &["EVAL", &script, "1", &channel]).into_result().expect("published");
+    }
+    let (took, during) = (began.elapsed(), scripts(&scene.node) - before);
+    // A burst, 200 a second, and what heartbeats and renewals cost.
+    let most = |span: Duration| 32 + 210 * (span.as_secs() + 1);
+    assert!(during <= most(took), "{during} scripts for {MESSAGES} messages in {took:?}");
+    // What lies in its queue when the publisher stops is one reason to ask; heartbeats and renewals go on.
+    let (before_calm, calm) = (scripts(&scene.node), Instant::now());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let in_calm = scripts(&scene.node) - before_calm;
+    let most_in_calm = 16 + 4 * calm.elapsed().as_secs();
+    assert!(in_calm <= most_in_calm, "{in_calm} scripts in {:?} after the flood", calm.elapsed());
+    held.release().await.expect("ours to the end");
+    let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
+    guard.release().await.expect("ours to the end");
+    let all = scripts(&scene.node) - before;
+    println!("{during} scripts while {MESSAGES} messages came in {took:?}, {all} to the end");
+    assert!(all <= most(began.elapsed()), "{all} scripts in {:?}", began.elapsed());
+}
+
+/// Calls of tries that nobody makes, for a lock that is used: each would be answered by a script.
+async fn flood_of_calls_is_answered_by_few_scripts(server: Server) {
+    const MESSAGES: usize = 20_000;
+    const PIPELINE: usize = 1_000;
+    let scene = Scene::new(server);
+    let builder = RedisManager::builder(scene.node.url()).key_prefix("notices").idle_hold(PATIENT);
+    let keeper = builder.connect().await.expect("connected");
+    until("it hears calls", async || {
+        keeper.write(NAME).await.expect("granted").release().await.expect("ours to the end");
+        keeper.stats().idle_holds == 1
+    })
+    .await;
+    let guard = keeper.write(NAME).await.expect("kept");
+    let channel = format!("{KEY}:call");
+    let token = u64::from(guard.fencing_token());
+    let publish = |count: usize| {
+        let script =
+            format!("for n = 1, {count} do redis.call('SPUBLISH', KEYS[1], '{token} nobody.' .. n .. '.x') end");
+        ask(&scene.node, &["EVAL", &script, "1", &channel]).into_result().expect("published");
+    };
+    let (before, began) = (scripts(&scene.node), Instant::now());
+    publish(1);
+    until("a try is answered", async || scripts(&scene.node) > before).await;
+    (0..MESSAGES / PIPELINE).for_each(|_| publish(PIPELINE));
+    // Long enough for an answer to each.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let (answers, took) = (scripts(&scene.node) - before, began.elapsed());
+    println!("{answers} scripts for {MESSAGES} calls in {took:?}");
+    let most = 48 + 210 * (took.as_secs() + 1);
+    assert!(answers <= most, "{answers} scripts for {MESSAGES} calls in {took:?}");
+    // One that is genuine is answered after it.
+    let other = scene.near("other").await;
+    assert!(soon("the answer", other.try_write(NAME)).await.expect("answered").is_none());
+    guard.release().await.expect("ours to the end");
+    keeper.close().await.expect("in time");
 }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::{Address, World, lock_of, millis};
-use crate::attempt::NodeId;
+use crate::attempt::{self, NodeId};
 use crate::key::Key;
 use crate::lease::{Anchor, ServerTime};
 use crate::scheme::{AcquisitionId, Answered, Granted, Notice};
@@ -21,7 +21,7 @@ const MAX_ANCHOR_AGE: Duration = Duration::from_secs(2);
 pub(super) struct Subscriber {
     pub(super) process: Process,
     pub(super) lock: Lock,
-    pub(super) to: mpsc::UnboundedSender<Notice>,
+    pub(super) to: mpsc::Sender<Notice>,
 }
 
 /// What a process judges notices by.
@@ -65,7 +65,7 @@ impl World {
         self: &Arc<Self>,
         process: Process,
         key: &Key,
-    ) -> (mpsc::UnboundedReceiver<Notice>, Unsubscribe) {
+    ) -> (mpsc::Receiver<Notice>, Unsubscribe) {
         let lock = lock_of(key);
         let confirmed = self.state.lock().confirmed.contains(&(process, lock));
         let subscription = self.listen(process, lock);
@@ -82,7 +82,7 @@ impl World {
         self: &Arc<Self>,
         process: Process,
         key: &Key,
-    ) -> Option<(mpsc::UnboundedReceiver<Notice>, Unsubscribe)> {
+    ) -> Option<(mpsc::Receiver<Notice>, Unsubscribe)> {
         let lock = lock_of(key);
         let mut state = self.state.lock();
         let lingers = state.confirmed.contains(&(process, lock)) && state.rng.bool();
@@ -90,9 +90,9 @@ impl World {
         lingers.then(|| self.listen(process, lock))
     }
 
-    fn listen(self: &Arc<Self>, process: Process, lock: Lock) -> (mpsc::UnboundedReceiver<Notice>, Unsubscribe) {
+    fn listen(self: &Arc<Self>, process: Process, lock: Lock) -> (mpsc::Receiver<Notice>, Unsubscribe) {
         let number = self.number(3);
-        let (to, notices) = mpsc::unbounded_channel();
+        let (to, notices) = attempt::notices();
         self.state.lock().subscribers.insert(number, Subscriber { process, lock, to });
         (notices, Unsubscribe { world: Arc::clone(self), number })
     }
@@ -187,7 +187,7 @@ impl World {
         let state = self.state.lock();
         let to = state.subscribers.values().filter(|to| (to.process, to.lock) == (process, lock));
         for subscriber in to {
-            subscriber.to.send(notice.clone()).ok();
+            subscriber.to.try_send(notice.clone()).ok();
         }
     }
 
