@@ -146,7 +146,8 @@ impl Quorum {
     }
 
     fn ballot(&self) -> Ballot {
-        Ballot::new(self.masters.len())
+        // Without a margin, tokens that were granted one after the other would differ by too much.
+        Ballot::new(self.masters.len(), self.margins.clock_margin.max(acquire::HEADROOM))
     }
 
     /// Whether a master may remember all that it has granted and that is not over.
