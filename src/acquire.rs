@@ -45,6 +45,7 @@ use crate::scheme::{BoxFuture, Mode};
 /// [`Refused`](crate::Error::Refused) if one said no, [`InvalidName`](crate::Error::InvalidName) and
 /// [`InvalidOption`](crate::Error::InvalidOption) before anything was sent (also outside of a tokio runtime),
 /// [`UpgradeConflict`](crate::Error::UpgradeConflict) for a nested write in a read, [`Closed`](crate::Error::Closed),
+/// [`TooManyWaiters`](crate::Error::TooManyWaiters) beyond [`max_waiters`](crate::Builder::max_waiters),
 /// [`Forked`](crate::Error::Forked) in a copy of the process that built the manager.
 ///
 /// # Examples

@@ -33,7 +33,7 @@ use names::Owner;
 /// | `reentry` | `"off"` or `"per_task"` |
 /// | `key_prefix`, `label`, `published_keys` | a text |
 /// | `published_limits` | `{"read": span, "write": span, "key_ttl": span}`, each of them optional |
-/// | `hand_over_budget`, `idle_holds_max` | a number |
+/// | `hand_over_budget`, `idle_holds_max`, `max_waiters` | a number |
 /// | `durability` | `{"replicas": number, "timeout": span}`, both of them needed |
 ///
 /// `Debug` shows no passwords.
@@ -79,6 +79,7 @@ pub struct Config {
     hand_over_budget: Option<u64>,
     idle_hold: Option<Period>,
     idle_holds_max: Option<usize>,
+    max_waiters: Option<usize>,
     try_wait: Option<Period>,
     durability: Option<Acknowledged>,
 }
@@ -133,6 +134,7 @@ impl Config {
             hand_over_budget: None,
             idle_hold: None,
             idle_holds_max: None,
+            max_waiters: None,
             try_wait: None,
             durability: None,
         }
@@ -283,6 +285,10 @@ impl Config {
                 let number = value.parse().map_err(|_| invalid("idle_holds_max", format!("{name} is no number")))?;
                 self.idle_holds_max = Some(number);
             }
+            "MAX_WAITERS" => {
+                let number = value.parse().map_err(|_| invalid("max_waiters", format!("{name} is no number")))?;
+                self.max_waiters = Some(number);
+            }
             // `is_field` has let none of them through.
             _ => return Err(invalid("environment", format!("{name} is no option: correct its name or remove it"))),
         }
@@ -333,6 +339,9 @@ impl Config {
         }
         if let Some(most) = self.idle_holds_max {
             builder = builder.idle_holds_max(most);
+        }
+        if let Some(max_waiters) = self.max_waiters {
+            builder = builder.max_waiters(max_waiters);
         }
         if let Some(Acknowledged { replicas, timeout: Period(timeout) }) = self.durability {
             builder = builder.durability(Durability::Replicated { replicas, timeout });
@@ -408,10 +417,10 @@ mod tests {
         "lease": "11s", "max_hold": "max", "wait_timeout": "1.5s", "unreachable_after": "2m",
         "response_timeout": "250ms", "clock_margin": "50ms", "share_window": "0ms",
         "reentry": "per_task", "key_prefix": "shop", "label": "billing-1", "published_keys": "lock:*",
-        "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "hand_over_budget": 7, "idle_hold": "30s", "idle_holds_max": 9, "try_wait": "70ms",
+        "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "hand_over_budget": 7, "idle_hold": "30s", "idle_holds_max": 9, "max_waiters": 8, "try_wait": "70ms",
         "durability": {"replicas": 2, "timeout": "90ms"}
     }"#;
-    const ENVIRONMENT: [(&str, &str); 25] = [
+    const ENVIRONMENT: [(&str, &str); 26] = [
         ("L_SENTINEL_PRIMARY", "main"),
         ("L_SENTINEL_URLS", "rediss://:s3cret@a, rediss://b"),
         ("L_TLS_CA", "/ca.pem"),
@@ -434,6 +443,7 @@ mod tests {
         ("L_HAND_OVER_BUDGET", "7"),
         ("L_IDLE_HOLD", "30s"),
         ("L_IDLE_HOLDS_MAX", "9"),
+        ("L_MAX_WAITERS", "8"),
         ("L_TRY_WAIT", "70ms"),
         ("L_DURABILITY_REPLICAS", "2"),
         ("L_DURABILITY_TIMEOUT", "90ms"),
@@ -471,6 +481,7 @@ mod tests {
             .hand_over_budget(7)
             .idle_hold(span(30_000))
             .idle_holds_max(9)
+            .max_waiters(8)
             .try_wait(span(70))
             .durability(Durability::Replicated { replicas: NonZeroU8::MIN.saturating_add(1), timeout: span(90) });
         assert_eq!(format!("{:?}", config.builder()), format!("{built:?}"));

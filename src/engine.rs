@@ -14,6 +14,7 @@ pub(crate) mod releases;
 mod renewals;
 mod tries;
 mod uses;
+mod waiters;
 mod wake;
 
 use std::ops::Deref;
@@ -33,6 +34,7 @@ use crate::engine::releases::Releases;
 use crate::engine::renewals::Renewals;
 use crate::engine::tries::Tries;
 use crate::engine::uses::Uses;
+use crate::engine::waiters::WaiterLimit;
 use crate::engine::wake::Wake;
 use crate::error::{Error, LossReason, Refusal, Result};
 use crate::events::Limiter;
@@ -85,6 +87,7 @@ pub(crate) struct Core {
     /// 128 random bits.
     pub(crate) manager_id: String,
     next_acquisition: AtomicU64,
+    waiters: WaiterLimit,
     pub(crate) table: Arc<Table>,
     pub(crate) releases: Arc<Releases>,
     pub(crate) renewals: Arc<Renewals>,
@@ -264,12 +267,14 @@ impl Engine {
             Arc::new(Renewals::new(Arc::clone(&table), Arc::clone(&releases), Arc::clone(&wake), uses.clone()));
         let ears = Ears::new(&manager_id, &scheme, home.clone(), &renewals);
         let outbox = Outbox::new(Arc::clone(&scheme), home, Arc::clone(&renewals), Arc::clone(&releases), wake);
+        let waiters = WaiterLimit::new(options.max_waiters);
         let core = Core {
             clock,
             scheme,
             process,
             label: options.label(),
             options,
+            waiters,
             manager_id,
             next_acquisition: AtomicU64::new(1),
             table,

@@ -113,6 +113,17 @@ pub enum Error {
         /// The address of the primary, if it is known.
         node: Option<Arc<str>>,
     },
+    /// [`max_waiters`](crate::Builder::max_waiters) acquisitions of this manager are under way already.
+    /// Nothing was sent. Waiting for fewer locks at once helps, or a higher limit.
+    #[non_exhaustive]
+    TooManyWaiters {
+        /// The lock's name.
+        lock: Arc<str>,
+        /// How many acquisitions are under way.
+        waiting: usize,
+        /// The limit.
+        max_waiters: usize,
+    },
     /// The server answered and said no; repeating the request would not help.
     #[non_exhaustive]
     Refused {
@@ -210,6 +221,11 @@ impl fmt::Display for Error {
                 }
                 write!(f, "acknowledged a grant of lock {lock:?}: see that they follow {node}, then try again")
             }
+            Self::TooManyWaiters { lock, waiting, max_waiters } => write!(
+                f,
+                "lock {lock:?} was not asked for: {waiting} acquisitions of this manager are under way, and `max_waiters` is \
+                 {max_waiters}: wait for fewer at once, or raise it"
+            ),
             Self::Refused { lock, refusal, node, message } => {
                 let node = node.as_deref().unwrap_or("the server");
                 write!(f, "{node} refused the request{} ({refusal}): {message}", For(lock))?;
@@ -530,6 +546,7 @@ mod tests {
         let node: Option<Arc<str>> = Some("10.0.0.1:6379".into());
         all.push(Error::NotEnoughReplicas { lock: lock(), asked: 2, acknowledged: 1, node: node.clone() });
         all.push(Error::NotEnoughReplicas { lock: "".into(), asked: 1, acknowledged: 0, node });
+        all.push(Error::TooManyWaiters { lock: lock(), waiting: 100_000, max_waiters: 100_000 });
         all.push(Error::Refused { lock: "".into(), refusal: Refusal::Forbidden, node: None, message: message() });
         all
     }

@@ -406,6 +406,7 @@ fn word_for_error(error: &Error) -> &'static str {
         Error::Unreachable { .. } => "unreachable",
         Error::NoQuorum { .. } => "no_quorum",
         Error::NotEnoughReplicas { .. } => "not_enough_replicas",
+        Error::TooManyWaiters { .. } => "too_many_waiters",
         Error::Refused { .. } => "refused",
         Error::InvalidName { .. } | Error::InvalidOption { .. } => "invalid",
         Error::Closed { .. } => "closed",

@@ -785,6 +785,7 @@ impl Place {
 ///     .idle_hold(Duration::ZERO)
 ///     .idle_holds_max(10_000)
 ///     .try_wait(Duration::from_millis(50))
+///     .max_waiters(100_000)
 ///     .published_limits(PublishedLimits::default())
 ///     .durability(Durability::Primary); // not of a `QuorumManager`
 /// let manager = builder.build()?; // `connect` fails unless a server answers
@@ -1065,6 +1066,40 @@ impl<M: Build> Builder<M> {
     /// [`WaitTimeout`](crate::Error::WaitTimeout) when this time is over.
     pub fn try_wait(mut self, try_wait: Duration) -> Self {
         self.options.try_wait = try_wait;
+        self
+    }
+
+    /// Bounds the acquisitions of this manager that are under way at once: those that wait, here or at a server, and those that have
+    /// just been sent. Defaults to 100,000; `usize::MAX` is no limit.
+    ///
+    /// One more fails at once with [`TooManyWaiters`](Error::TooManyWaiters), and nothing is sent; `try_*` count as well. What joins or
+    /// takes over a hold of this process without a request is not counted. A smaller limit turns overload away earlier and bounds
+    /// memory; a larger one lets more tasks wait.
+    ///
+    /// # Errors
+    ///
+    /// Of [`build`](Builder::build): [`InvalidOption`](Error::InvalidOption) for zero.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::{Error, MemoryManager, RwLockManager};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::builder().max_waiters(1).build()?;
+    /// let guard = manager.write("cfg").await?;
+    /// let (first, second) = tokio::join!(
+    ///     async { tokio::time::timeout(std::time::Duration::from_millis(10), manager.write("cfg")).await.is_err() },
+    ///     manager.write("other"),
+    /// );
+    /// assert!(first, "it waits for the guard");
+    /// assert!(matches!(second, Err(Error::TooManyWaiters { waiting: 1, max_waiters: 1, .. })));
+    /// guard.release().await
+    /// # }
+    /// ```
+    pub fn max_waiters(mut self, max_waiters: usize) -> Self {
+        self.options.max_waiters = max_waiters;
         self
     }
 

@@ -89,6 +89,8 @@ pub(crate) struct Options {
     pub(crate) idle_holds_max: usize,
     /// How long whoever tries waits for the word of those who keep the lock.
     pub(crate) try_wait: Duration,
+    /// How many acquisitions may be under way.
+    pub(crate) max_waiters: usize,
     pub(crate) durability: Durability,
     /// Where background work runs, if not where it belongs by the manager's clock.
     pub(crate) background: Option<Handle>,
@@ -125,6 +127,7 @@ impl Default for Options {
             idle_hold: Duration::ZERO,
             idle_holds_max: 10_000,
             try_wait: Duration::from_millis(50),
+            max_waiters: 100_000,
             durability: Durability::default(),
             background: None,
         }
@@ -142,6 +145,7 @@ impl Options {
         self.published_keys.as_ref().map_or(Ok(()), KeyTemplate::check)?;
         self.check_foreign_ttl(self.lease)?;
         check_hand_over_budget(self.hand_over_budget)?;
+        check_max_waiters(self.max_waiters)?;
         at_least("response_timeout", self.response_timeout, Duration::from_millis(10))?;
         at_most("response_timeout", self.response_timeout, RESPONSE_TIMEOUT_MAX)?;
         check_durability(self.durability, self.response_timeout)?;
@@ -302,6 +306,14 @@ fn check_hand_over_budget(hand_overs: u64) -> Result<()> {
         return Ok(());
     }
     invalid("hand_over_budget", format!("it must be 1 to {MAX_TOKENS}, as many tokens as one grant reserves"))
+}
+
+/// With no place at all there would be no acquisition.
+fn check_max_waiters(max_waiters: usize) -> Result<()> {
+    if max_waiters > 0 {
+        return Ok(());
+    }
+    invalid("max_waiters", "it must be 1 at least, or nothing could be acquired".to_owned())
 }
 
 /// A label is part of every id on the server, so it holds neither blanks nor what a terminal would act on.

@@ -4,7 +4,7 @@
 //! `rwlock` must not keep a program from starting. The program `redis-rwlock` compiles this file, too.
 
 /// Fields of a configuration as variables name them, without the prefix.
-pub(crate) const FIELDS: [&str; 27] = [
+pub(crate) const FIELDS: [&str; 28] = [
     "CLOCK_MARGIN",
     "CLUSTER",
     "DURABILITY_REPLICAS",
@@ -16,6 +16,7 @@ pub(crate) const FIELDS: [&str; 27] = [
     "LABEL",
     "LEASE",
     "MAX_HOLD",
+    "MAX_WAITERS",
     "NODE",
     "PUBLISHED_KEYS",
     "PUBLISHED_LIMITS_KEY_TTL",

@@ -27,6 +27,7 @@ use tokio::sync::Notify;
 
 use crate::engine::keep::Keeping;
 use crate::engine::tries::Tries;
+use crate::engine::waiters::WaiterPermit;
 use crate::engine::{Engine, Held, in_runtime};
 use crate::error::{Error, LossReason, Result, Source};
 use crate::key::{Key, LockName};
@@ -176,6 +177,7 @@ pub(crate) async fn acquire(
     {
         return Ok(Some(Held::new(engine, hold, share_id)));
     }
+    let permit = engine.waiters.admit(&key)?;
     let grace = grace(engine);
     let (entry, due) = match patience {
         Patience::Wait => engine.table.enter(&key, mode, wants, grace, began),
@@ -186,7 +188,7 @@ pub(crate) async fn acquire(
     };
     engine.carry_out(due, began);
     let limit = terms.wait_timeout.map(|limit| began.after(limit));
-    let mut acquisition = Acquisition::new(engine, key, mode, wants, terms.reentry, entry, began);
+    let mut acquisition = Acquisition::new(engine, key, mode, wants, terms.reentry, (entry, permit), began);
     acquisition.until_its_end(limit, patience).await
 }
 
@@ -325,6 +327,8 @@ struct Acquisition<'a> {
     has_heard_nothing: bool,
     /// Bounds the requests that notifications cause.
     told_to_ask: Throttle,
+    /// Its place among those of the manager that are under way.
+    _permit: WaiterPermit<'a>,
 }
 
 impl<'a> Acquisition<'a> {
@@ -334,7 +338,7 @@ impl<'a> Acquisition<'a> {
         mode: Mode,
         wants: ShareRequest,
         reentry: Reentry,
-        entry: WaitEntry,
+        (entry, permit): (WaitEntry, WaiterPermit<'a>),
         began: Moment,
     ) -> Self {
         Self {
@@ -358,6 +362,7 @@ impl<'a> Acquisition<'a> {
             calls_until: None,
             has_heard_nothing: false,
             told_to_ask: Throttle::new(),
+            _permit: permit,
         }
     }
 

@@ -3,6 +3,7 @@
 mod exclusion;
 mod guards;
 mod lease;
+mod limits;
 mod operate;
 mod queue;
 mod reentry;

@@ -41,6 +41,7 @@ pub(crate) struct Settings {
     pub(crate) share_window: Duration,
     pub(crate) idle_hold: Duration,
     pub(crate) hand_over_budget: u64,
+    pub(crate) max_waiters: usize,
     /// For managers of servers; that of the fixture's place, if it has one.
     pub(crate) durability: Durability,
     /// Where background work runs, if not in the process's own thread.
@@ -65,6 +66,7 @@ impl Default for Settings {
             idle_hold: Duration::ZERO,
             share_window: Duration::from_millis(50),
             hand_over_budget: 64,
+            max_waiters: 100_000,
             durability: Durability::Primary,
             published_limits: PublishedLimits::default(),
             published_keys: None,
@@ -97,6 +99,7 @@ impl Settings {
             .share_window(self.share_window)
             .try_wait(TRY_WAIT)
             .hand_over_budget(self.hand_over_budget)
+            .max_waiters(self.max_waiters)
             .published_limits(self.published_limits);
         let builder = match self.background {
             Some(runtime) => builder.background_on(runtime),

@@ -47,6 +47,7 @@ async fn options_of_a_manager_are_checked(f: &Fixture) {
         ("response_timeout", Settings { response_timeout: Duration::ZERO, ..with() }),
         ("response_timeout", Settings { response_timeout: Duration::MAX, ..with() }),
         ("unreachable_after", Settings { unreachable_after: Duration::ZERO, ..with() }),
+        ("max_waiters", Settings { max_waiters: 0, ..with() }),
         ("lease", Settings { clock_margin: Duration::MAX, ..with() }),
         ("lease", Settings { lease: Duration::from_micros(999), clock_margin: Duration::ZERO, ..with() }),
         ("lease", Settings { lease: Duration::MAX, ..with() }),

@@ -8,6 +8,7 @@ use crate::attempt::NodeId;
 use crate::key::LockName;
 use crate::lease::FencingToken;
 use crate::lock::hold::{Grant, HoldState, Next};
+use crate::manager::RwLockManager;
 use crate::options::{Options, Overrides};
 use crate::scheme::memory::{Memory, Store};
 use crate::scheme::{Acquired, Answered, Granted, Notice, Scheme};
@@ -477,8 +478,8 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
         idle_hold: Duration::ZERO,
     };
     let (entry, _) = engine.table.enter(&key, Mode::Write, wants, grace(engine), engine.clock.now());
-    let now = engine.clock.now();
-    let mut acquisition = Acquisition::new(engine, key, Mode::Write, wants, Reentry::Off, entry, now);
+    let (permit, now) = (engine.waiters.admit(&key).expect("a place"), engine.clock.now());
+    let mut acquisition = Acquisition::new(engine, key, Mode::Write, wants, Reentry::Off, (entry, permit), now);
     let (request, _) = acquisition.begin_attempt(Patience::Wait).expect("open").expect("it asks");
     // As after a jump of the server's clock.
     let remaining = Duration::from_secs(3600);
@@ -767,4 +768,29 @@ async fn confirmed_returns_to_all_who_share_the_claim() {
     one.and(other).expect("confirmed");
     assert_eq!(stage.scheme.chunks().len(), 1);
     assert!(remaining(&first) > Duration::from_secs(9) && remaining(&second) > Duration::from_secs(9));
+}
+
+/// Acquisitions that wait and that are asking count, on whichever lock, and each gives its place back however it ends.
+#[tokio::test(start_paused = true)]
+async fn acquisitions_beyond_the_limit_fail_at_once_and_send_nothing() {
+    let manager = crate::MemoryManager::builder().max_waiters(2).build().expect("built");
+    let held = manager.write("cfg").await.expect("granted");
+    let mut waiting: Vec<_> = (0..2).map(|_| Box::pin(manager.write("cfg").into_future())).collect();
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    waiting.iter_mut().for_each(|acquiring| assert!(acquiring.as_mut().poll(&mut context).is_pending()));
+    let is_refused = |error: Option<Error>| {
+        assert!(matches!(&error, Some(Error::TooManyWaiters { waiting: 2, max_waiters: 2, .. })), "{error:?}");
+    };
+    is_refused(manager.write("other").await.err());
+    is_refused(manager.read("cfg").await.err());
+    is_refused(manager.try_write("other").await.err());
+    is_refused(manager.try_read("other").await.err());
+    assert!(manager.inspect("other").await.expect("answered").is_free());
+    assert_eq!(held.state(), HoldState::Held);
+    // One is dropped, and one granted.
+    drop(waiting.pop());
+    manager.write("other").await.expect("there is a place").release().await.expect("ours to the end");
+    held.release().await.expect("ours to the end");
+    let next = waiting.pop().expect("one is left").await.expect("its turn");
+    next.release().await.expect("ours to the end");
 }
