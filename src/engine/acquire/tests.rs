@@ -538,6 +538,23 @@ async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
     held.expect("answered").expect("granted").release().await.expect("ours to the end");
 }
 
+/// The server's clock goes back, a renewal is answered with nearly five minutes, the clock is right again, and nothing more is heard.
+#[tokio::test(start_paused = true)]
+async fn hold_is_over_with_its_lease_when_the_clock_of_the_server_went_back_and_forth() {
+    let store = Arc::new(Store::new());
+    let stage = Stage::on(&store, Options::default());
+    let held = stage.take(Mode::Write).await;
+    store.set_back(Duration::from_secs(290));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(!stage.scheme.chunks().is_empty(), "it was renewed");
+    let left = held.hold().remaining(held.share_id());
+    assert!((Duration::from_secs(5)..=Duration::from_secs(10)).contains(&left), "{left:?}");
+    store.set_back(Duration::ZERO);
+    store.cut(stage.scheme.memory.wire());
+    tokio::time::sleep(left).await;
+    assert_eq!(held.hold().state_of(held.share_id()), HoldState::Lost(LossReason::Expired));
+}
+
 #[tokio::test]
 async fn close_finds_holds_that_the_renewal_task_has_in_hand() {
     let engine = Arc::new(Engine::new(Arc::new(Memory::new(Arc::new(Store::new()))), Options::default()));
