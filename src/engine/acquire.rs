@@ -311,6 +311,8 @@ struct Acquisition<'a> {
     /// Without an answer: since the last one came, else since it began.
     tries: Tries,
     last_failure: Option<(Moment, Source)>,
+    /// Since when the server has answered nothing but that requests were late.
+    late_since: Option<Moment>,
     /// Until then the server may have something of a request of it that the background takes back.
     earlier_until: Option<Moment>,
     /// Present where there is a limit.
@@ -354,6 +356,7 @@ impl<'a> Acquisition<'a> {
             warned: false,
             tries: Tries::new(began, engine.options().unreachable_after),
             last_failure: None,
+            late_since: None,
             earlier_until: None,
             attempts: None,
             holder: None,

@@ -17,7 +17,7 @@ use crate::key::{Key, Listing};
 use crate::lease::{Moment, ServerTime};
 use crate::scheme::memory::Memory;
 use crate::scheme::{
-    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Leave,
+    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Hearing, Leave,
     ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
 };
 
@@ -37,8 +37,8 @@ pub(crate) enum Fate {
     Unheard,
     /// It was not carried out, and that is known.
     NotDone,
-    /// It comes after its limit. For acquisitions only.
-    Late,
+    /// The server says this, and carries nothing out. For acquisitions only.
+    Says(Acquired),
 }
 
 /// The scheme. What the test has no fate for is carried out at once.
@@ -61,6 +61,8 @@ pub(crate) struct Staged {
     /// The next of them is none that anybody expects.
     panics: AtomicBool,
     scripts: AtomicUsize,
+    /// The server answers, whatever it says.
+    serves: AtomicBool,
     /// Releases go out where guards are dropped.
     leaves_at_hand: AtomicBool,
 }
@@ -76,6 +78,7 @@ impl Staged {
             words: Mutex::default(),
             chunks: Mutex::default(),
             scripts: AtomicUsize::new(0),
+            serves: AtomicBool::new(false),
             starts: Mutex::default(),
             unheard: AtomicUsize::new(0),
             panics: AtomicBool::new(false),
@@ -164,7 +167,7 @@ impl Staged {
                 drop(word.await);
                 answer
             }
-            Some(Fate::NotDone | Fate::Late) => Err(Failure::NotDone { source: None }),
+            Some(Fate::NotDone | Fate::Says(_)) => Err(Failure::NotDone { source: None }),
         }
     }
 }
@@ -174,15 +177,10 @@ impl Scheme for Staged {
         self.counts(1);
         self.asked.lock().push(request.clone());
         let fate = self.acquires.lock().pop_front();
-        if let Some(Fate::Late) = fate {
-            let clock = self.memory.clock();
-            let late = Answered {
-                sent: clock.now(),
-                server: ServerTime::default(),
-                node: NodeId::default(),
-                value: Acquired::Late,
-            };
-            return Box::pin(std::future::ready(Ok(late)));
+        if let Some(Fate::Says(value)) = fate {
+            self.serves.store(true, Ordering::SeqCst);
+            let (sent, server) = (self.memory.clock().now(), ServerTime::default());
+            return Box::pin(std::future::ready(Ok(Answered { sent, server, node: NodeId::default(), value })));
         }
         Box::pin(self.meet(fate, self.memory.acquire(key, request)))
     }
@@ -275,6 +273,13 @@ impl Scheme for Staged {
 
     fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>> {
         self.memory.health()
+    }
+
+    fn hearing(&self, key: &Key) -> Hearing {
+        if self.serves.load(Ordering::SeqCst) {
+            return Hearing { served: Some(self.memory.clock().now()), is_silent: false };
+        }
+        self.memory.hearing(key)
     }
 
     fn traffic(&self) -> Traffic {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::wait::{Pause, Word};
 use super::{Acquisition, HEARTBEAT, Patience, grace};
 use crate::engine::Held;
-use crate::error::{Result, Source};
+use crate::error::{Error, Result, Source};
 use crate::events;
 use crate::lease::{self, Moment};
 use crate::lock::hold::{self, Grant, Granting};
@@ -61,6 +61,9 @@ impl Acquisition<'_> {
             if !matches!(answer.value, Acquired::Granted(_)) {
                 self.begin_anew();
             }
+            if answer.value != Acquired::Late {
+                self.late_since = None;
+            }
             match answer.value {
                 Acquired::Granted(granted) => match self.granted(&request, &answer, granted, now) {
                     Taken::Held(held) => return Ok(Pursued::Granted(held)),
@@ -76,8 +79,9 @@ impl Acquisition<'_> {
                 {
                     return Ok(Pursued::Refused);
                 }
-                Acquired::Kept { .. } if patience == Patience::AskOnce => {
-                    self.calls_from(now);
+                // They have had their time to say a word.
+                Acquired::Kept { .. } if patience == Patience::AskOnce && self.calls_from(now) <= now => {
+                    return Ok(Pursued::Refused);
                 }
                 Acquired::Contended { retry_in } | Acquired::Kept { retry_in } => {
                     self.waits_on(engine.clock.now());
@@ -99,9 +103,21 @@ impl Acquisition<'_> {
                     }
                 }
                 // The answer brought the server's time along: the next one has a better limit.
-                Acquired::Late => Box::pin(self.tries.backoff.wait()).await,
+                Acquired::Late => {
+                    self.check_late(answer.sent, patience, now)?;
+                    Box::pin(self.tries.backoff.wait()).await;
+                }
             }
         }
+    }
+
+    /// A try ends when all of its requests were late for as long as it takes to ask twice: the server answers, and nothing comes of it.
+    fn check_late(&mut self, sent: Moment, patience: Patience, now: Moment) -> Result<()> {
+        let waited = now.since(*self.late_since.get_or_insert(sent));
+        if patience == Patience::Wait || waited < self.engine.options().response_timeout * 2 {
+            return Ok(());
+        }
+        Err(Error::unreachable(self.key.shared_name(), waited, Some(Arc::new(AlwaysLate))))
     }
 
     /// A copy of the request is to be sent: of what the one before left, or of something new. `None` if this one may not ask any
@@ -384,6 +400,13 @@ fn leaves(attempt: &Attempt<Acquired>, pending: &mut Pending) -> Option<KeepsOpe
 #[derive(Debug, thiserror::Error)]
 #[error("the answer came when its lease was over")]
 struct TooLate;
+
+/// The server's clock runs ahead faster than requests come, or the server says so.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the server answered each time that the request came too late for its clock: compare its clock with this machine's"
+)]
+struct AlwaysLate;
 
 /// Nothing came back.
 #[derive(Debug, thiserror::Error)]

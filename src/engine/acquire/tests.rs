@@ -341,7 +341,7 @@ async fn waiter_that_was_late_once_leaves_no_place_behind() {
     start(&mut waits);
     assert_eq!(stage.there().await, (1, 1), "it is queued");
     // The server's clock runs ahead of what this process knows of it, as a new primary's may.
-    stage.scheme.next_acquire(Fate::Late);
+    stage.scheme.next_acquire(Fate::Says(Acquired::Late));
     assert!(tokio::time::timeout(HEARTBEAT + Duration::from_millis(5), &mut waits).await.is_err(), "it waits");
     drop(waits);
     stage.engine.settled().await;
@@ -354,7 +354,7 @@ async fn reader_whose_repeat_was_late_joins_all_the_same() {
     let stage = Stage::new();
     let first = stage.take(Mode::Read).await;
     tokio::time::sleep(WINDOW_OVER).await;
-    stage.scheme.next_acquire(Fate::Late);
+    stage.scheme.next_acquire(Fate::Says(Acquired::Late));
     let second = stage.take(Mode::Read).await;
     assert_eq!(second.hold().id(), first.hold().id(), "its process has two holds");
 }
@@ -553,6 +553,52 @@ async fn hold_is_over_with_its_lease_when_the_clock_of_the_server_went_back_and_
     store.cut(stage.scheme.memory.wire());
     tokio::time::sleep(left).await;
     assert_eq!(held.hold().state_of(held.share_id()), HoldState::Lost(LossReason::Expired));
+}
+
+/// Answers every request of a try with `said`, whether or not its channel is flooded meanwhile: the try is over in time and leaves nothing.
+async fn try_ends_where_the_server_says(said: Acquired) {
+    for is_flooded in [false, true] {
+        let store = Arc::new(Store::new());
+        let stage = Stage::on(&store, Options::default());
+        (0..10_000).for_each(|_| stage.scheme.next_acquire(Fate::Says(said)));
+        let began = stage.engine.clock.now();
+        let mut tries = stage.asks(Mode::Write, Overrides::default(), Patience::AskOnce);
+        let ended = loop {
+            tokio::select! {
+                biased;
+                ended = &mut tries => break ended,
+                () = tokio::time::sleep(Duration::from_millis(1)) => {}
+            }
+            if is_flooded {
+                store.publish_notice(&stage.key, &stage.engine.manager_id, &Notice::AskAgain);
+            }
+            // Two response timeouts and one pause.
+            let took = stage.engine.clock.now().since(began);
+            assert!(took < Duration::from_millis(1300), "{said:?} goes on, flooded: {is_flooded}");
+        };
+        match said {
+            Acquired::Late => assert!(matches!(ended, Err(Error::Unreachable { source: Some(_), .. })), "nobody knows"),
+            _ => assert!(ended.expect("it is no").is_none()),
+        }
+        drop(tries);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert_eq!(stage.there().await, (0, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_ends_at_a_server_to_which_all_requests_are_late() {
+    try_ends_where_the_server_says(Acquired::Late).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_ends_at_a_server_that_says_again_and_again_that_the_lock_is_kept() {
+    try_ends_where_the_server_says(Acquired::Kept { retry_in: Duration::from_secs(1) }).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_ends_at_a_server_that_queues_it_and_has_no_word_for_it() {
+    try_ends_where_the_server_says(Acquired::Queued { retry_in: Duration::from_secs(1), is_kept: true }).await;
 }
 
 #[tokio::test]

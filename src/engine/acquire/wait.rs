@@ -179,12 +179,13 @@ impl Acquisition<'_> {
             }
             // Compared after each notice as well: a flood of them would leave the timers no turn.
             let now = clock.now();
+            // First, or a flood of notices would keep a try from its end.
+            if until <= now {
+                return Word::Silence;
+            }
             if asks_again <= now {
                 self.told_to_ask.take(now);
                 return Word::AskAgain;
-            }
-            if until <= now {
-                return Word::Silence;
             }
             if restates <= now {
                 restates = now.after(grace / 2);
