@@ -98,7 +98,8 @@ pub enum Error {
     },
     /// Fewer replicas acknowledged a grant than [`Durability::Replicated`](crate::Durability::Replicated) asks for, within its
     /// timeout. The grant does not count, and is given back in the background. Trying again helps as soon as the replicas follow;
-    /// it is left to the caller, since each try keeps others from the lock for a moment.
+    /// it is left to the caller, since each try keeps others from the lock for a moment. All acquisitions of the manager that
+    /// waited behind the request when it was sent end with this error, too.
     ///
     /// Of a conversion: the primary has made it, and the replicas may not have heard of it. The guard is lost as
     /// [`Gone`](LossReason::Gone), and both what it was and what it was to be are given back.

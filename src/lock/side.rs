@@ -127,6 +127,8 @@ pub(super) struct Asker {
     /// If it is not seen by then, its future is not polled.
     pub(super) seen_by: Moment,
     pub(super) pending: Option<Pending>,
+    /// Last waiter that was here when its newest attempt was sent.
+    pub(super) newest: WaiterId,
 }
 
 impl Side {
@@ -175,8 +177,14 @@ impl Side {
         self.waiters.retain(|waiter_id, waiter| keeps(*waiter_id, waiter));
     }
 
+    /// Removes the waiters up to `newest`, and returns them.
+    pub(super) fn take_waiters_up_to(&mut self, newest: WaiterId) -> BTreeMap<WaiterId, Waiter> {
+        let later = self.waiters.split_off(&WaiterId(newest.0 + 1));
+        std::mem::replace(&mut self.waiters, later)
+    }
+
     pub(super) fn ask(&mut self, waiter_id: WaiterId, seen_by: Moment) {
-        self.asker = Some(Asker { waiter_id, seen_by, pending: self.pending.take() });
+        self.asker = Some(Asker { waiter_id, seen_by, pending: self.pending.take(), newest: waiter_id });
         self.is_heard = false;
     }
 

@@ -15,6 +15,7 @@ mod waiting;
 
 use std::sync::Arc;
 
+use crate::attempt::Failure;
 use crate::calls::Calls;
 use crate::lease::{FencingToken, Moment};
 use crate::lock::effects::{Effects, OnAgenda};
@@ -81,6 +82,8 @@ pub(crate) enum Wake<H> {
     Ask,
     /// It has the lock.
     Handed(Arc<H>, ShareId),
+    /// The attempt failed that was made for it as well.
+    Failed(Failure),
 }
 
 impl<H> Default for State<H> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::attempt::{AcquisitionId, Attempt};
+use crate::attempt::{AcquisitionId, Attempt, Failure};
 use crate::calls::{Call, Calls};
 use crate::key::Key;
 use crate::lease::{FencingToken, Moment};
@@ -238,6 +238,11 @@ impl WaitEntry {
     /// The server has not answered this one since that moment, or has again.
     pub(crate) fn hears(&self, silent_since: Option<Moment>) {
         self.cell.quietly(|state, _, effects| state.hears(self.mode, self.waiter_id, silent_since, effects));
+    }
+
+    /// Ends the wait of all that waited behind this one when its newest attempt was sent: it has failed for them as well.
+    pub(crate) fn fail_waiters(&self, failure: &Failure) {
+        self.cell.quietly(|state, _, effects| state.fail_waiters(self.mode, self.waiter_id, failure, effects));
     }
 
     /// Those who keep the lock elsewhere and may not be inside have been called, and have until then to give it up.

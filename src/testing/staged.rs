@@ -37,6 +37,8 @@ pub(crate) enum Fate {
     Unheard,
     /// It was not carried out, and that is known.
     NotDone,
+    /// It is carried out, and at a word it shows that no replica has it.
+    Unreplicated(oneshot::Receiver<()>),
     /// The server says this, and carries nothing out. For acquisitions only.
     Says(Acquired),
 }
@@ -166,6 +168,11 @@ impl Staged {
                 let answer = act.await;
                 drop(word.await);
                 answer
+            }
+            Some(Fate::Unreplicated(word)) => {
+                drop(act.await);
+                drop(word.await);
+                Err(Failure::Unreplicated { asked: 1, acknowledged: 0, node: None })
             }
             Some(Fate::NotDone | Fate::Says(_)) => Err(Failure::NotDone { source: None }),
         }

@@ -40,6 +40,10 @@ impl Acquisition<'_> {
                             let held = Held::new(self.engine, hold, share_id);
                             Box::pin(self.accepted(held, patience)).await?
                         }
+                        Wake::Failed(failure) => {
+                            Box::pin(self.tries.failed(self.engine, &self.key, failure)).await?;
+                            None
+                        }
                     });
                 }
                 () = self.engine.clock.timer(next_look) => {}

@@ -373,6 +373,10 @@ impl Acquisition<'_> {
             let source = source.clone().unwrap_or_else(|| -> Source { Arc::new(Silence) });
             self.last_failure = Some((now, source));
         }
+        // Each would wait for the replicas anew, one after the other.
+        if let (Failure::Unreplicated { .. }, Some(entry)) = (&failure, &self.entry) {
+            entry.fail_waiters(&failure);
+        }
         events::attempt_unanswered(self.key.name(), &failure, &self.engine.attempt_lines, now);
         self.tries.failed(self.engine, &self.key, failure).await
     }

@@ -601,6 +601,36 @@ async fn try_ends_at_a_server_that_queues_it_and_has_no_word_for_it() {
     try_ends_where_the_server_says(Acquired::Queued { retry_in: Duration::from_secs(1), is_kept: true }).await;
 }
 
+/// Ten wait behind a request that replicas do not acknowledge, one comes while they are waited for, and one of the ten is dropped.
+#[tokio::test(start_paused = true)]
+async fn waiters_hear_together_that_no_replica_has_the_grant() {
+    for mode in [Mode::Read, Mode::Write] {
+        let stage = Stage::new();
+        let (word, answer) = oneshot::channel();
+        stage.scheme.next_acquire(Fate::NotDone);
+        stage.scheme.next_acquire(Fate::Unreplicated(answer));
+        let mut asks: Vec<_> = (0..11).map(|_| stage.asks(mode, Overrides::default(), Patience::Wait)).collect();
+        asks.iter_mut().for_each(start);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        start(&mut asks[0]);
+        assert_eq!(stage.scheme.requests(), 2, "sent again, with all of them behind it");
+        let mut late = stage.asks(mode, Overrides::default(), Patience::Wait);
+        start(&mut late);
+        drop(asks.pop());
+        word.send(()).expect("it is waited for");
+        for asks in asks {
+            let ended = tokio::time::timeout(Duration::ZERO, asks).await.expect("at once");
+            assert!(matches!(ended, Err(Error::NotEnoughReplicas { asked: 1, acknowledged: 0, .. })));
+        }
+        assert_eq!(stage.scheme.requests(), 2, "once for all");
+        // Nobody has asked for the one that came later, and what was granted is given back.
+        late.await.expect("replicas are back").expect("granted").release().await.expect("ours to the end");
+        assert_eq!(stage.scheme.requests(), 3);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert_eq!(stage.there().await, (0, 0));
+    }
+}
+
 #[tokio::test]
 async fn close_finds_holds_that_the_renewal_task_has_in_hand() {
     let engine = Arc::new(Engine::new(Arc::new(Memory::new(Arc::new(Store::new()))), Options::default()));

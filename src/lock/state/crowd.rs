@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::attempt::Failure;
 use crate::lease::FencingToken;
 use crate::lock::shares::ShareId;
 use crate::lock::side::{Pending, Side, WaiterId};
@@ -14,6 +15,8 @@ pub(super) struct Crowd<H> {
     pub(super) writes: Side,
     /// What waiters were handed and have not taken yet.
     pub(super) handed: BTreeMap<WaiterId, (Arc<H>, ShareId)>,
+    /// Failures of attempts that waiters share and have not taken yet.
+    pub(super) failed: BTreeMap<WaiterId, Failure>,
     /// Who asks without the right to, or has lost it. The table keeps the lock for them.
     pub(super) guests: BTreeMap<WaiterId, Guest>,
     /// Last token of the holds that ended while somebody waited.
@@ -29,8 +32,8 @@ pub(super) struct Guest {
 
 impl<H> Default for Crowd<H> {
     fn default() -> Self {
-        let (handed, guests) = (BTreeMap::new(), BTreeMap::new());
-        Self { reads: Side::default(), writes: Side::default(), handed, guests, newest: None }
+        let (handed, failed, guests) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { reads: Side::default(), writes: Side::default(), handed, failed, guests, newest: None }
     }
 }
 
@@ -53,6 +56,6 @@ impl<H> Crowd<H> {
 
     /// Nor has anybody something to take.
     pub(super) fn is_empty(&self) -> bool {
-        self.is_idle() && self.handed.is_empty()
+        self.is_idle() && self.handed.is_empty() && self.failed.is_empty()
     }
 }

@@ -7,6 +7,7 @@ use tokio::sync::Notify;
 
 use super::crowd::Guest;
 use super::{Leaving, State, Wake};
+use crate::attempt::Failure;
 use crate::lease::Moment;
 use crate::lock::effects::{Effects, OnAgenda, Rules};
 use crate::lock::shares::ShareRequest;
@@ -94,6 +95,12 @@ impl<H: OnAgenda> State<H> {
             }
             return Some(Wake::Handed(hold, share_id));
         }
+        if let Some(failure) = crowd.failed.remove(&waiter_id) {
+            if crowd.is_empty() {
+                self.crowd = None;
+            }
+            return Some(Wake::Failed(failure));
+        }
         let was_called = crowd.side(mode).asker(waiter_id).is_some();
         // Called, and too late: it finds out when it asks.
         let was_passed_by = crowd.guests.contains_key(&waiter_id);
@@ -133,6 +140,10 @@ impl<H: OnAgenda> State<H> {
         if !self.seen(mode, waiter_id, seen_by) {
             return None;
         }
+        let newest = WaiterId(self.last_waiter);
+        if let Some(asker) = self.crowd().side(mode).asker(waiter_id) {
+            asker.newest = newest;
+        }
         let pending = self.pending(mode, waiter_id)?.get_or_insert_with(begin);
         pending.copies.begin();
         Some(pending)
@@ -167,6 +178,24 @@ impl<H: OnAgenda> State<H> {
         let side = self.crowd().side(mode);
         let asks = side.asker(waiter_id).is_some();
         side.hears(silent_since, asks, &mut effects.signals);
+    }
+
+    /// The newest attempt of one that asks has failed for good: so it has for all that waited behind it when it was sent.
+    pub(in crate::lock) fn fail_waiters(
+        &mut self,
+        mode: Mode,
+        waiter_id: WaiterId,
+        failure: &Failure,
+        effects: &mut Effects<H>,
+    ) {
+        let crowd = self.crowd();
+        let Some(newest) = crowd.side(mode).asker(waiter_id).map(|asker| asker.newest) else {
+            return;
+        };
+        for (waiter_id, waiter) in crowd.side(mode).take_waiters_up_to(newest) {
+            crowd.failed.insert(waiter_id, failure.clone());
+            effects.signals.wake(waiter.signal);
+        }
     }
 
     pub(in crate::lock) fn has_called(&mut self, mode: Mode, until: Moment) {
@@ -227,6 +256,7 @@ impl<H: OnAgenda> State<H> {
         let may_ask = self.may_ask(mode);
         let crowd = self.crowd();
         let handed = crowd.handed.remove(&waiter_id);
+        crowd.failed.remove(&waiter_id);
         let side = crowd.side(mode);
         side.stop_waiting(waiter_id);
         let asker = side.take_asker(waiter_id);
