@@ -349,7 +349,9 @@ impl Lines {
             "{step}: no answer within {budget:?}; on a slow way raise `response_timeout`, which is {:?}",
             self.limits.response_timeout
         );
-        DialFault::NotSent(Some(Arc::new(io::Error::new(io::ErrorKind::TimedOut, words))))
+        let fault = DialFault::NotSent(Some(Arc::new(io::Error::new(io::ErrorKind::TimedOut, words))));
+        // A server without TLS waits for the end of what it takes for a command.
+        if step == Step::Tls { without_tls(fault) } else { fault }
     }
 
     /// A connection that is still on its way after so long.
