@@ -255,7 +255,11 @@ async fn flood_of_notices_costs_few_scripts_and_none_after_it(server: Server) {
     const MESSAGES: usize = 100_000;
     const PIPELINE: usize = 1_000;
     let scene = Scene::new(server);
-    let (holder, waiter) = (scene.near("holder").await, scene.near("waiter").await);
+    // A busy machine takes long for so many messages: neither is to be over meanwhile.
+    let [holder, waiter] = ["holder", "waiter"].map(|label| {
+        let builder = RedisManager::builder(scene.node.url()).key_prefix("notices").label(label);
+        builder.lease(PATIENT * 4).unreachable_after(PATIENT * 4).build().expect("built")
+    });
     let held = holder.write(NAME).await.expect("granted");
     let waits = tokio::spawn(waiter.write(NAME).into_future());
     scene.last_waits("waiter").await;
@@ -271,12 +275,13 @@ async fn flood_of_notices_costs_few_scripts_and_none_after_it(server: Server) {
     // A burst, 200 a second, and what heartbeats and renewals cost.
     let most = |span: Duration| 32 + 210 * (span.as_secs() + 1);
     assert!(during <= most(took), "{during} scripts for {MESSAGES} messages in {took:?}");
-    // What lies in its queue when the publisher stops is one reason to ask; heartbeats and renewals go on.
-    let (before_calm, calm) = (scripts(&scene.node), Instant::now());
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let in_calm = scripts(&scene.node) - before_calm;
-    let most_in_calm = 16 + 4 * calm.elapsed().as_secs();
-    assert!(in_calm <= most_in_calm, "{in_calm} scripts in {:?} after the flood", calm.elapsed());
+    // What is on its way when the publisher stops is asked about no faster; then heartbeats and renewals go on alone.
+    until("it is calm again", async || {
+        let (before, looks) = (scripts(&scene.node), Instant::now());
+        tokio::time::sleep(HEARTBEAT * 2).await;
+        scripts(&scene.node) - before <= 8 + 4 * looks.elapsed().as_secs()
+    })
+    .await;
     held.release().await.expect("ours to the end");
     let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
     guard.release().await.expect("ours to the end");
