@@ -29,8 +29,6 @@ use crate::transport::pushed::Hear;
 const PIPELINE_BUFFER: usize = 1024;
 /// Response timeouts that a name may take: resolvers ask more than one server.
 const NAME_BUDGET: u32 = 4;
-/// Response timeouts that the greeting may take: a server that is busy admits late, and answers late.
-const GREETING_BUDGET: u32 = 2;
 /// Response timeouts that the library may take for name, TCP, TLS and greeting together: up to four round trips.
 const TLS_BUDGET: u32 = 4;
 /// Most addresses of one name that are greeted for one connection.
@@ -242,7 +240,7 @@ impl Lines {
         ears: Ears,
         questions: &[Request<'_>],
     ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
-        let (budget, settings) = (self.limits.response_timeout * GREETING_BUDGET, self.client.get_connection_info());
+        let (budget, settings) = (self.limits.response_timeout, self.client.get_connection_info());
         let Some(stream) = reached.stream else { return self.log_in_by_library(ears, questions).await };
         let login = login(settings.redis_settings());
         let count = login.len() - 1 + questions.len();
@@ -282,7 +280,7 @@ impl Lines {
         let mut asked = vec![Request::Command(&hello)];
         asked.extend_from_slice(questions);
         let answers = connection.ask_all(&asked);
-        let mut answers = self.in_step(Step::Greeting, timeout * GREETING_BUDGET, answers).await?;
+        let mut answers = self.in_step(Step::Greeting, timeout, answers).await?;
         if answers.len() < asked.len() {
             return Err(not_sent(unreadable("HELLO")));
         }
