@@ -76,7 +76,8 @@ pub enum Error {
         lock: Arc<str>,
         /// How long it was tried.
         waited: Duration,
-        /// The address of the server that was tried last, if it is known.
+        /// The address of the server that was tried last, if it is known; with the server that announced it, unless the user
+        /// named it: `10.0.0.1:6379 (announced by the cluster at 127.0.0.1:7000)`.
         node: Option<Arc<str>>,
         /// The last failure, if there was one besides silence: an [`std::io::Error`] where a connection failed.
         source: Option<Source>,
@@ -111,7 +112,7 @@ pub enum Error {
         asked: u8,
         /// How many acknowledged, or are attached.
         acknowledged: u64,
-        /// The address of the primary, if it is known.
+        /// The address of the primary, if it is known, as in [`Unreachable`](Error::Unreachable).
         node: Option<Arc<str>>,
     },
     /// [`max_waiters`](crate::Builder::max_waiters) acquisitions of this manager are under way already.
@@ -132,7 +133,7 @@ pub enum Error {
         lock: Arc<str>,
         /// What kind of no.
         refusal: Refusal,
-        /// The address of the server, if it is known.
+        /// The address of the server, if it is known, as in [`Unreachable`](Error::Unreachable).
         node: Option<Arc<str>>,
         /// The server's words.
         message: String,

@@ -19,6 +19,7 @@ use crate::lease::{FencingToken, Moment};
 use crate::mode::Mode;
 use crate::reentry::Reentry;
 use crate::span::Span as Time;
+use crate::topology::AddressSource;
 
 /// Whether servers answer.
 const NODE: &str = "redis_rwlock::node";
@@ -45,16 +46,24 @@ fn millis(span: Duration) -> u64 {
 /// A node does not answer any more.
 pub(crate) fn node_unreachable(
     node: &str,
+    address_source: &AddressSource,
     cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>,
     silent: Duration,
 ) {
     let error = cause.map_or_else(|| "no answer".to_owned(), ToString::to_string);
-    tracing::warn!(target: NODE, node, silent_ms = millis(silent), error, "{node} does not answer");
+    let address_source = announced(address_source);
+    tracing::warn!(target: NODE, node, address_source, silent_ms = millis(silent), error, "{node} does not answer");
+}
+
+/// Says where an address is from, unless the user named it.
+fn announced(source: &AddressSource) -> Option<String> {
+    (*source != AddressSource::User).then(|| source.to_string())
 }
 
 /// A node answers, and lets us do nothing.
-pub(crate) fn node_refuses(node: &str, refusal: Refusal, words: &str) {
-    tracing::warn!(target: NODE, node, error = words, "{node} refuses connections: {refusal}");
+pub(crate) fn node_refuses(node: &str, address_source: &AddressSource, refusal: Refusal, words: &str) {
+    let address_source = announced(address_source);
+    tracing::warn!(target: NODE, node, address_source, error = words, "{node} refuses connections: {refusal}");
 }
 
 /// The end of both.
@@ -91,21 +100,33 @@ pub(crate) fn subscription_refused(node: &str, words: &str) {
 }
 
 /// Some slots have another primary; all of them, where one primary has all.
-pub(crate) fn primary_changed(slots: Option<&str>, node: Option<&str>, was: Option<&str>) {
+pub(crate) fn primary_changed(
+    slots: Option<&str>,
+    node: Option<&str>,
+    address_source: &AddressSource,
+    was: Option<&str>,
+) {
+    let address_source = announced(address_source);
     let of = slots.map(|slots| format!(" of slots {slots}")).unwrap_or_default();
     match (node, was) {
         (Some(node), Some(was)) => {
-            tracing::info!(target: TOPOLOGY, node, was, slots, "the primary{of} is now {node}, and was {was}");
+            tracing::info!(
+                target: TOPOLOGY, node, address_source, was, slots,
+                "the primary{of} is now {node}, and was {was}"
+            );
         }
-        (Some(node), None) => tracing::info!(target: TOPOLOGY, node, slots, "the primary{of} is now {node}"),
+        (Some(node), None) => {
+            tracing::info!(target: TOPOLOGY, node, address_source, slots, "the primary{of} is now {node}");
+        }
         (None, was) => tracing::warn!(target: TOPOLOGY, was, slots, "there is no primary{of}"),
     }
 }
 
 /// The same, when it is heard for the first time.
-pub(crate) fn primary_found(slots: Option<&str>, node: &str) {
+pub(crate) fn primary_found(slots: Option<&str>, node: &str, address_source: &AddressSource) {
+    let address_source = announced(address_source);
     let of = slots.map(|slots| format!(" of slots {slots}")).unwrap_or_default();
-    tracing::debug!(target: TOPOLOGY, node, slots, "the primary{of} is {node}");
+    tracing::debug!(target: TOPOLOGY, node, address_source, slots, "the primary{of} is {node}");
 }
 
 // Waits.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::span::Span;
+use crate::topology::AddressSource;
 
 /// A lone server's clock is compared with this machine's, on which no lock depends.
 const MAX_LONE_SKEW: Duration = Duration::from_secs(1);
@@ -129,6 +130,8 @@ impl Health {
 pub struct NodeHealth {
     /// `host:port`, or the path of a socket; `memory` for a [`MemoryManager`](crate::MemoryManager).
     pub address: String,
+    /// Source of the address: the user, the cluster or a Sentinel.
+    pub address_source: AddressSource,
     /// What it says it is; if it does not answer, what others say of it.
     pub role: NodeRole,
     /// `redis`, `valkey`, or what else it calls itself.
@@ -159,6 +162,7 @@ impl NodeHealth {
     pub(crate) fn unknown(address: &str, role: NodeRole) -> Self {
         Self {
             address: address.to_owned(),
+            address_source: AddressSource::User,
             role,
             server: None,
             version: None,

@@ -123,5 +123,5 @@ pub use manager::{Build, Builder, MemoryManager, QuorumManager, RedisManager, Rw
 pub use mode::Mode;
 pub use options::PublishedLimits;
 pub use reentry::{OwnerId, Reentry};
-pub use topology::{Tls, Topology};
+pub use topology::{AddressSource, Tls, Topology};
 pub use view::{HolderView, LockView, WaiterView};

@@ -3,10 +3,13 @@
 use std::fmt;
 
 use crate::error::{Error, Result};
+pub use remap::AddressSource;
+pub(crate) use remap::Remap;
 #[cfg(feature = "tls")]
 pub(crate) use tls::ClientPem;
 pub use tls::Tls;
 
+mod remap;
 mod tls;
 
 /// Where the servers are. URLs are those of the `redis` crate: `redis://[user][:password@]host[:port][/db]`, or `rediss://…`
@@ -36,7 +39,14 @@ mod tls;
 pub struct Topology {
     kind: Kind,
     tls: Tls,
-    primary_credentials: Option<Credentials>,
+    access: Access,
+}
+
+/// Access to servers that others announce, where URLs do not say it.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Access {
+    pub(crate) primary_credentials: Option<Credentials>,
+    pub(crate) remap: Option<Remap>,
 }
 
 /// User and password, apart from any URL.
@@ -58,7 +68,7 @@ pub(crate) enum Kind {
 
 impl From<Kind> for Topology {
     fn from(kind: Kind) -> Self {
-        Self { kind, tls: Tls::new(), primary_credentials: None }
+        Self { kind, tls: Tls::new(), access: Access::default() }
     }
 }
 
@@ -113,7 +123,36 @@ impl Topology {
     /// ```
     #[must_use]
     pub fn primary_credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
-        self.primary_credentials = Some(Credentials { user: user.into(), password: password.into() });
+        self.access.primary_credentials = Some(Credentials { user: user.into(), password: password.into() });
+        self
+    }
+
+    /// Addresses at which this process reaches servers that announce others: behind NAT, in containers, through a bastion.
+    ///
+    /// The mapping is asked for each address that a cluster announces (in its slot map and in redirects) or a Sentinel, and returns
+    /// host and port to connect to. It is not asked for the URLs. A host that an announcement leaves out is the host of the server
+    /// that was asked. The mapping is called often, so it must be quick, and must always say the same; one that panics changes
+    /// nothing. With TLS certificates have to be made for the host that it returns.
+    ///
+    /// [`NodeHealth::address_source`](crate::NodeHealth::address_source) and errors have both addresses. With a single node,
+    /// which announces nothing, `build` fails with [`InvalidOption`](Error::InvalidOption).
+    ///
+    /// ```
+    /// use redis_rwlock::{RedisManager, Topology};
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// // The members announce 10.0.0.1 to 10.0.0.3, port 6379; tunnels to them listen here, on the ports 7001 to 7003.
+    /// let cluster = Topology::cluster(["redis://127.0.0.1:7001"]).remap(|host, port| match host.strip_prefix("10.0.0.") {
+    ///     Some(last) if port == 6379 => ("127.0.0.1".to_owned(), 7000 + last.parse::<u16>().unwrap_or(0)),
+    ///     _ => (host.to_owned(), port),
+    /// });
+    /// let manager = RedisManager::builder(cluster).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn remap(mut self, mapping: impl Fn(&str, u16) -> (String, u16) + Send + Sync + 'static) -> Self {
+        self.access.remap = Some(Remap::new(mapping));
         self
     }
 
@@ -154,14 +193,17 @@ impl Topology {
         &self.tls
     }
 
-    /// User and password for the primary, where the URLs have those of the Sentinels.
-    pub(crate) fn credentials_of_primary(&self) -> Result<Option<&Credentials>> {
-        match (&self.kind, &self.primary_credentials) {
-            (Kind::Node(_) | Kind::Cluster(_), Some(_)) => Err(Error::InvalidOption {
-                option: "primary_credentials",
-                reason: "no Sentinel names the servers: put user and password into the URL".to_owned(),
-            }),
-            (_, credentials) => Ok(credentials.as_ref()),
+    /// Access to servers that others announce. Refuses what would have no effect.
+    pub(crate) fn access(&self) -> Result<&Access> {
+        let refused = |option, reason: &str| Err(Error::InvalidOption { option, reason: reason.to_owned() });
+        match (&self.kind, &self.access) {
+            (Kind::Node(_) | Kind::Cluster(_), Access { primary_credentials: Some(_), .. }) => {
+                refused("primary_credentials", "no Sentinel names the servers: put user and password into the URL")
+            }
+            (Kind::Node(_), Access { remap: Some(_), .. }) => {
+                refused("remap", "a single node announces no addresses: put the one to connect to into the URL")
+            }
+            (_, access) => Ok(access),
         }
     }
 
@@ -250,8 +292,11 @@ impl fmt::Debug for Topology {
             Kind::Cluster(urls) => shown.field(&all_without_secrets(urls)),
             Kind::Sentinel { primary, urls } => shown.field(primary).field(&all_without_secrets(urls)),
         };
-        if self.primary_credentials.is_some() {
+        if self.access.primary_credentials.is_some() {
             shown.field(&format_args!("primary_credentials: given"));
+        }
+        if self.access.remap.is_some() {
+            shown.field(&format_args!("remap: given"));
         }
         if self.tls != Tls::new() {
             shown.field(&self.tls);

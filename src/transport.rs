@@ -18,6 +18,7 @@ use crate::options::Options;
 use crate::topology::{Tls, Topology};
 
 mod address;
+mod announced;
 mod conditions;
 mod encode;
 #[cfg(test)]

@@ -25,12 +25,13 @@ use crate::lease::Moment;
 use crate::meter::Tally;
 use crate::options::Options;
 use crate::shield::shielded;
-use crate::topology::Credentials;
+use crate::topology::{Access, AddressSource};
 use crate::transport::address::{address_of, check_members, first, with_credentials, with_host};
+use crate::transport::announced::{Announced, Announcer};
 use crate::transport::conditions::Conditions;
 use crate::transport::fault::{Answer, Fault};
 use crate::transport::members::{MAX_ASKED, Members, Standing};
-use crate::transport::node::{DialFault, Limits, Node, OnLoss, Reports, Role, not_sent};
+use crate::transport::node::{DialFault, Limits, Node, OnLoss, Reports, Role, not_sent, shown};
 use crate::transport::outages::Outages;
 use crate::transport::sentinels::Sentinels;
 use crate::transport::slots::{Moved, SlotMap};
@@ -48,6 +49,7 @@ const MAX_SUSPECTS_ASKED: usize = 8;
 pub(super) struct Fleet {
     me: Weak<Self>,
     map_source: MapSource,
+    announced: Announced,
     /// How to connect to a node but for its address.
     template: ConnectionInfo,
     limits: Limits,
@@ -111,16 +113,19 @@ impl std::fmt::Debug for Fleet {
 impl Fleet {
     pub(super) fn cluster(
         infos: Vec<ConnectionInfo>,
+        access: &Access,
         options: &Options,
         clock: Clock,
         home: Home,
         conditions: &Arc<Conditions>,
     ) -> Result<Arc<Self>> {
         check_members(&infos)?;
-        let members = Members::new(infos.iter().map(|info| address_of(info.addr())));
-        let map_source = MapSource::Members(Mutex::new(members));
+        let seeds = || infos.iter().map(|info| address_of(info.addr()));
+        let map_source = MapSource::Members(Mutex::new(Members::new(seeds())));
+        let announced = Announced::new(access.remap.clone(), seeds());
         Ok(Self::new(
             map_source,
+            announced,
             first(infos)?,
             Limits::new(options, Role::ClusterMember),
             clock,
@@ -132,16 +137,17 @@ impl Fleet {
     pub(super) fn behind_sentinels(
         primary: &str,
         infos: Vec<ConnectionInfo>,
-        credentials: Option<&Credentials>,
+        access: &Access,
         options: &Options,
         clock: Clock,
         home: Home,
         conditions: &Arc<Conditions>,
     ) -> Result<Arc<Self>> {
         let sentinels = Sentinels::new(primary, infos.clone(), options.response_timeout);
-        let template = with_credentials(first(infos)?, credentials);
+        let template = with_credentials(first(infos)?, access.primary_credentials.as_ref());
         Ok(Self::new(
             MapSource::Sentinels(sentinels),
+            Announced::new(access.remap.clone(), []),
             template,
             Limits::new(options, Role::Standalone),
             clock,
@@ -152,6 +158,7 @@ impl Fleet {
 
     fn new(
         map_source: MapSource,
+        announced: Announced,
         template: ConnectionInfo,
         limits: Limits,
         clock: Clock,
@@ -161,6 +168,7 @@ impl Fleet {
         Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             map_source,
+            announced,
             template,
             limits,
             clock,
@@ -205,7 +213,7 @@ impl Fleet {
     fn new_node(&self, address: &str, on_loss: Option<OnLoss>) -> Result<Node, Fault> {
         let unusable = || Fault::NotSent(Some(Arc::new(Answer(format!("{address:?} is no address of a node")))));
         let (outages, conditions) = (Arc::clone(&self.outages), Arc::clone(&self.conditions));
-        let reports = Reports { on_loss, outages, conditions };
+        let reports = Reports { on_loss, outages, conditions, source: self.announced.source(address) };
         let info = self.template.clone().set_addr(self.address_like_ours(address).ok_or_else(unusable)?);
         Node::new(address, info, self.limits, self.clock, self.home.clone(), reports).map_err(|_| unusable())
     }
@@ -244,11 +252,27 @@ impl Fleet {
         }
     }
 
-    /// One slot has moved; others may have too.
-    pub(super) fn moved(self: &Arc<Self>, slot: u16, address: &str) -> Result<Arc<Node>, Fault> {
-        self.map.send_modify(|map| map.set_owner(slot, address));
+    /// Returns where to reach a server that a member announced at `address`.
+    pub(super) fn hear(&self, address: &str, member: &str) -> String {
+        self.announced.hear(address, Announcer::Member(member))
+    }
+
+    /// Notes that one slot has moved, as a member announced; others may have too.
+    pub(super) fn moved(self: &Arc<Self>, slot: u16, address: &str, member: &str) -> Result<Arc<Node>, Fault> {
+        let address = self.hear(address, member);
+        self.map.send_modify(|map| map.set_owner(slot, &address));
         self.look_in_background();
-        self.node(address)
+        self.node(&address)
+    }
+
+    /// Source of a node's address.
+    pub(super) fn address_source(&self, address: &str) -> AddressSource {
+        self.announced.source(address)
+    }
+
+    /// A node's address for errors: with its source, unless the user named it.
+    fn shown(&self, address: &str) -> String {
+        shown(address, &self.announced.source(address))
     }
 
     /// Where a key of the slot is has to be asked each time: its owner sends on what has gone already.
@@ -470,7 +494,10 @@ impl Fleet {
         self.map_refreshes_tally.add_one();
         let map = match &self.map_source {
             MapSource::Members(members) => self.ask_members(members).await?,
-            MapSource::Sentinels(sentinels) => SlotMap::whole(&sentinels.primary().await?),
+            MapSource::Sentinels(sentinels) => {
+                let (primary, sentinel) = sentinels.primary().await?;
+                SlotMap::whole(&self.announced.hear(&primary, Announcer::Sentinel(&sentinel)))
+            }
         };
         self.forget_others(&map);
         self.tell_news(&map);
@@ -482,14 +509,18 @@ impl Fleet {
     fn tell_news(&self, map: &SlotMap) {
         self.outages.retain(|node| map.has(node) || self.is_member(node));
         self.conditions.retain(|node| map.has(node) || self.is_member(node));
+        self.announced.retain(|node| map.has(node) || self.is_member(node));
         let before = std::mem::replace(&mut *self.told.lock(), map.clone());
         let is_first = before.is_empty();
         for Moved { slots, owner, was } in map.moves_since(&before) {
             // Behind Sentinels one has all.
             let slots = matches!(self.map_source, MapSource::Members(_)).then_some(&*slots);
             shielded(|| match owner {
-                Some(owner) if is_first => events::primary_found(slots, &owner),
-                owner => events::primary_changed(slots, owner.as_deref(), was.as_deref()),
+                Some(owner) if is_first => events::primary_found(slots, &owner, &self.address_source(&owner)),
+                owner => {
+                    let source = owner.as_deref().map(|owner| self.address_source(owner)).unwrap_or_default();
+                    events::primary_changed(slots, owner.as_deref(), &source, was.as_deref());
+                }
             });
         }
     }
@@ -555,15 +586,33 @@ impl Fleet {
         self.map_refreshes.load(Ordering::Relaxed)
     }
 
-    /// Succeeds when the guide answers, and with Sentinels the primary too.
+    /// Succeeds when a primary answers: that of the Sentinels, or any of a cluster.
     pub(super) async fn ready(&self) -> Result<(), Fault> {
         self.refresh().await?;
-        match (&self.map_source, self.owner_address(0)) {
-            (MapSource::Sentinels(_), Some(address)) => {
-                self.node(&address)?.ready().await.map_err(|fault| fault.at(&address))
-            }
-            _ => Ok(()),
+        let mut owners: Vec<_> = self.known_map().owners().cloned().collect();
+        let is_connected = |owner: &Arc<str>| self.nodes.lock().get(&**owner).is_some_and(|node| node.is_connected());
+        if let MapSource::Members(_) = self.map_source
+            && owners.iter().any(is_connected)
+        {
+            return Ok(());
         }
+        fastrand::shuffle(&mut owners);
+        // A few in the place of all: a cluster of which no primary can be reached is found out as soon, and a large one is not
+        // dialled as a whole by each process that starts.
+        let mut answers: FuturesUnordered<_> = owners.iter().take(MAX_ASKED).map(|owner| self.greet(owner)).collect();
+        let mut fault = Ok(());
+        while let Some(answer) = answers.next().await {
+            if answer.is_ok() {
+                return Ok(());
+            }
+            fault = answer;
+        }
+        fault
+    }
+
+    async fn greet(&self, owner: &str) -> Result<(), Fault> {
+        let node = self.node(owner)?;
+        node.ready().await.map_err(|fault| fault.at(node.shown()))
     }
 
     /// Asks few members at a time until one tells, all were asked, or time is over: then the next question goes on with those
@@ -628,13 +677,14 @@ impl Fleet {
             let mut question = redis::cmd("CLUSTER");
             question.arg("SLOTS");
             let reply = self.node(&address)?.ask(&question).await?;
-            let map = SlotMap::parse(&reply, &address).filter(|map| !map.is_empty());
+            let map = SlotMap::parse(&reply, |announced| self.hear(announced, &address));
+            let map = map.filter(|map| !map.is_empty());
             map.ok_or_else(|| Fault::NotSent(Some(Arc::new(Answer("it knows no slots".to_owned())))))
         };
         // To connect takes time, too; a connection that comes later serves the next question.
         let answer = tokio::time::timeout(self.limits.response_timeout, asking).await;
         let silence = || Fault::NotSent(Some(Arc::new(Answer("no answer in time".to_owned()))));
-        let answer = answer.unwrap_or_else(|_| Err(silence())).map_err(|fault| fault.at(&address));
+        let answer = answer.unwrap_or_else(|_| Err(silence())).map_err(|fault| fault.at(&self.shown(&address)));
         (address, answer)
     }
 }
@@ -682,6 +732,7 @@ mod tests {
         let nobody = parse_all(&["redis://127.0.0.1:1".to_owned()], &Tls::new()).expect("valid");
         let fleet = Fleet::cluster(
             nobody,
+            &Access::default(),
             &Options::default(),
             Clock::System,
             Home::On(tokio::runtime::Handle::current()),
@@ -769,6 +820,7 @@ mod tests {
             let options = Options { response_timeout, ..Options::default() };
             Fleet::cluster(
                 infos,
+                &Access::default(),
                 &options,
                 Clock::System,
                 Home::On(tokio::runtime::Handle::current()),
@@ -832,7 +884,7 @@ mod tests {
         assert_eq!(crowd.counts(), (3, 1), "whoever has nothing to ask asks nobody");
         // One slot moves: those that are connected are asked, once.
         let moved = format!("{}:{}", address(7), crowd.port);
-        assert!(fleet.moved(0, &moved).is_ok());
+        assert!(fleet.moved(0, &moved, &moved).is_ok());
         let ended = async {
             while fleet.looking.load(Ordering::SeqCst) {
                 tokio::time::sleep(LOOK_AGAIN).await;

@@ -212,7 +212,7 @@ mod tests {
         let node = |host: &&str| Value::Array(vec![text(host), Value::Int(1), text(&format!("id of {host}"))]);
         let nodes = hosts.iter().map(node);
         let range = [Value::Int(0), Value::Int(9)].into_iter().chain(nodes).collect();
-        SlotMap::parse(&Value::Array(vec![Value::Array(range)]), "asked:1").expect("readable")
+        SlotMap::parse(&Value::Array(vec![Value::Array(range)]), str::to_owned).expect("readable")
     }
 
     #[test]

@@ -21,6 +21,7 @@ use crate::error::Result;
 use crate::home::Home;
 use crate::lease::{self, Anchor, Moment, ServerTime};
 use crate::options::Options;
+use crate::topology::AddressSource;
 use crate::transport::address::invalid_url;
 use crate::transport::conditions::Conditions;
 #[cfg(test)]
@@ -35,7 +36,7 @@ pub(super) use connection::{Connection, Request};
 use greeting::unreadable;
 pub(super) use greeting::{hello_field, parse_time};
 use lanes::{Calls, Lanes};
-pub(super) use lines::{DialFault, not_sent};
+pub(super) use lines::{DialFault, not_sent, shown};
 use lines::{Lines, Live};
 pub(super) use room::Precedence;
 
@@ -108,13 +109,15 @@ pub(super) struct Reports {
     pub(super) on_loss: Option<OnLoss>,
     pub(super) outages: Arc<Outages>,
     pub(super) conditions: Arc<Conditions>,
+    /// Source of the node's address.
+    pub(super) source: AddressSource,
 }
 
 #[cfg(test)]
 impl Reports {
     pub(super) fn for_test() -> Self {
         let conditions = Conditions::new(Place::default(), Clock::System, Duration::from_millis(100));
-        Self { on_loss: None, outages: Arc::default(), conditions: Arc::new(conditions) }
+        Self { on_loss: None, outages: Arc::default(), conditions: Arc::new(conditions), source: AddressSource::User }
     }
 }
 
@@ -153,6 +156,11 @@ impl Node {
 
     pub(super) fn address(&self) -> &str {
         &self.lines.address
+    }
+
+    /// The address for errors: with its source, unless the user named it.
+    pub(super) fn shown(&self) -> &str {
+        &self.lines.shown
     }
 
     pub(super) fn id(&self) -> NodeId {

@@ -24,7 +24,7 @@ use crate::health::{NodeHealth, Traffic};
 use crate::home::Home;
 use crate::lease::{self, Anchor, Moment};
 use crate::options::Options;
-use crate::topology::{Kind, Tls, Topology};
+use crate::topology::{AddressSource, Kind, Tls, Topology};
 use crate::transport::address::{address_of, parse_all, parse_one};
 use crate::transport::conditions::{Conditions, Place};
 use crate::transport::fault::{Answer, Fault};
@@ -34,7 +34,7 @@ use crate::transport::outages::Outages;
 use crate::transport::push::{Pace, Push};
 use crate::transport::recheck::Recheck;
 use crate::transport::slot_owners::SlotOwners;
-use crate::transport::slots::{SlotMap, complete};
+use crate::transport::slots::SlotMap;
 use crate::transport::survey;
 use crate::transport::{Call, ReadNotice, Transport};
 
@@ -61,7 +61,7 @@ impl fmt::Debug for Router {
 impl Router {
     pub(super) fn new(topology: &Topology, options: &Options, home: &Home) -> Result<Self> {
         let clock = Clock::System;
-        let (tls, credentials) = (topology.certificates(), topology.credentials_of_primary()?);
+        let (tls, access) = (topology.certificates(), topology.access()?);
         let conditions = |infos: &[ConnectionInfo]| {
             let place = Place { servers: servers(topology.kind(), infos), durability: options.durability.to_string() };
             Arc::new(Conditions::new(place, clock, options.clock_margin))
@@ -75,15 +75,14 @@ impl Router {
             Kind::Cluster(urls) => {
                 let infos = parse_all(urls, tls)?;
                 let conditions = conditions(&infos);
-                let fleet = Fleet::cluster(infos, options, clock, home.clone(), &conditions)?;
+                let fleet = Fleet::cluster(infos, access, options, clock, home.clone(), &conditions)?;
                 Recheck::install(&SlotOwners::Many(Arc::clone(&fleet)), home, fleet.outages(), &conditions);
                 Ok(Self::of(SlotOwners::Many(fleet), options, home))
             }
             Kind::Sentinel { primary, urls } => {
                 let infos = parse_all(urls, tls)?;
                 let conditions = conditions(&infos);
-                let fleet =
-                    Fleet::behind_sentinels(primary, infos, credentials, options, clock, home.clone(), &conditions)?;
+                let fleet = Fleet::behind_sentinels(primary, infos, access, options, clock, home.clone(), &conditions)?;
                 Recheck::install(&SlotOwners::Many(Arc::clone(&fleet)), home, fleet.outages(), &conditions);
                 Ok(Self::of(SlotOwners::Many(fleet), options, home))
             }
@@ -110,7 +109,12 @@ impl Router {
         conditions: &Arc<Conditions>,
     ) -> Result<Self> {
         let outages = Arc::<Outages>::default();
-        let reports = Reports { on_loss: None, outages: Arc::clone(&outages), conditions: Arc::clone(conditions) };
+        let reports = Reports {
+            on_loss: None,
+            outages: Arc::clone(&outages),
+            conditions: Arc::clone(conditions),
+            source: AddressSource::User,
+        };
         let node = Node::new(&address_of(info.addr()), info, limits, Clock::System, home.clone(), reports)?;
         let slot_owners = SlotOwners::Single { node: Arc::new(node) };
         Recheck::install(&slot_owners, home, &outages, conditions);
@@ -145,7 +149,7 @@ impl Router {
             // An address that leads nowhere else yet: the caller has the pauses and the patience for it.
             let is_left_twice = redirects > 0 && self.slot_owners.is_single() && matches!(fault, Fault::WrongServer(_));
             if is_left_twice || now >= *give_up.get_or_insert(now.after(self.limits.response_timeout)) {
-                return Err(self.for_now(fault).at(next.address()));
+                return Err(self.for_now(fault).at(next.shown()));
             }
             redirects += 1;
             if redirects > 1 {
@@ -239,12 +243,10 @@ impl Router {
     /// Where a call goes after a fault that proves that nothing ran.
     async fn follow(&self, fault: Fault, slot: u16, from: &Node) -> Result<(Arc<Node>, Admission), Failure> {
         let next = match (fault, &self.slot_owners) {
-            (Fault::Moved { address }, SlotOwners::Many(fleet)) => {
-                fleet.moved(slot, &complete(&address, from.address()))
-            }
+            (Fault::Moved { address }, SlotOwners::Many(fleet)) => fleet.moved(slot, &address, from.address()),
             (Fault::Ask { address }, SlotOwners::Many(fleet)) => {
                 fleet.migrates(slot);
-                let node = fleet.node(&complete(&address, from.address()));
+                let node = fleet.node(&fleet.hear(&address, from.address()));
                 return node.map(|node| (node, Admission::Asking)).map_err(Fault::into_failure);
             }
             (Fault::Moved { .. } | Fault::Ask { .. }, SlotOwners::Single { .. }) => Err(is_of_cluster()),
@@ -258,7 +260,7 @@ impl Router {
             (fault, _) => Err(fault),
         };
         // What is followed names the next one; what is left is of this one.
-        next.map(|node| (node, Admission::Owner)).map_err(|fault| fault.into_failure().at(from.address()))
+        next.map(|node| (node, Admission::Owner)).map_err(|fault| fault.into_failure().at(from.shown()))
     }
 
     async fn owner(&self, slot: u16) -> Result<Arc<Node>, Fault> {
@@ -304,7 +306,7 @@ impl Router {
                 self.judge(&node, answers.as_ref().err());
                 answers
                     .map(|answers| (answers, Arc::clone(&node)))
-                    .map_err(|fault| fault.into_failure().at(node.address()))
+                    .map_err(|fault| fault.into_failure().at(node.shown()))
             }
             Err(fault) => Err(fault.into_failure()),
         };
@@ -323,7 +325,7 @@ impl Router {
         let fault = match (&self.slot_owners, fault) {
             (SlotOwners::Many(fleet), Fault::Moved { address }) => {
                 // An address that is none is asked for again.
-                drop(fleet.moved(slot, &complete(&address, node.address())));
+                drop(fleet.moved(slot, &address, node.address()));
                 Fault::Moved { address }
             }
             (SlotOwners::Many(fleet), Fault::Ask { address }) => {
@@ -333,7 +335,7 @@ impl Router {
             (SlotOwners::Single { .. }, Fault::Moved { .. } | Fault::Ask { .. }) => is_of_cluster(),
             (_, fault) => fault,
         };
-        self.for_now(fault).at(node.address())
+        self.for_now(fault).at(node.shown())
     }
 }
 
@@ -450,7 +452,7 @@ impl Transport for Router {
         Box::pin(async move {
             match &self.slot_owners {
                 SlotOwners::Single { node } => {
-                    node.ready().await.map_err(|fault| fault.into_failure().at(node.address()))?;
+                    node.ready().await.map_err(|fault| fault.into_failure().at(node.shown()))?;
                 }
                 SlotOwners::Many(fleet) => fleet.ready().await.map_err(Fault::into_failure)?,
             }

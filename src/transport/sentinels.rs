@@ -35,26 +35,32 @@ impl Sentinels {
         Self { primary: primary.to_owned(), infos, response_timeout }
     }
 
-    /// `host:port` of the primary.
-    pub(super) async fn primary(&self) -> Result<String, Fault> {
-        let mut votes: HashMap<String, usize> = HashMap::new();
+    /// `host:port` of the primary as it is announced, and the first Sentinel that did.
+    pub(super) async fn primary(&self) -> Result<(String, String), Fault> {
+        let mut votes: HashMap<String, (usize, String)> = HashMap::new();
         let mut fault = Fault::NotSent(None);
         let mut answers: FuturesUnordered<_> = self
             .ask_each()
-            .map(|(address, asking)| async move { asking.await.map_err(|fault| fault.at(&address)) })
+            .map(|(sentinel, asking)| async move {
+                match asking.await {
+                    Ok(primary) => Ok((primary, sentinel)),
+                    Err(fault) => Err(fault.at(&sentinel)),
+                }
+            })
             .collect();
         while let Some(answer) = answers.next().await {
             match answer {
-                Ok(address) => *votes.entry(address).or_default() += 1,
+                Ok((primary, sentinel)) => votes.entry(primary).or_insert((0, sentinel)).0 += 1,
                 Err(refused @ Fault::Refused { .. }) => fault = refused,
                 Err(other) if matches!(fault, Fault::NotSent(None)) => fault = other,
                 Err(_) => {}
             }
-            if votes.values().any(|count| *count > self.infos.len() / 2) {
+            if votes.values().any(|(count, _)| *count > self.infos.len() / 2) {
                 break;
             }
         }
-        votes.into_iter().max_by_key(|(_, count)| *count).map(|(address, _)| address).ok_or(fault)
+        let most = votes.into_iter().max_by_key(|(_, (count, _))| *count);
+        most.map(|(primary, (_, sentinel))| (primary, sentinel)).ok_or(fault)
     }
 
     /// Asks each of them: its address, and whether it names a primary.

@@ -55,10 +55,10 @@ impl SlotOwners {
     }
 
     /// A node says that another owns the slot.
-    pub(super) fn moved(&self, slot: u16, address: &str) {
+    pub(super) fn moved(&self, slot: u16, address: &str, by: &Node) {
         if let Self::Many(fleet) = self {
             // An address that is none is asked for again, and the caller with it.
-            drop(fleet.moved(slot, address));
+            drop(fleet.moved(slot, address, by.address()));
         }
     }
 

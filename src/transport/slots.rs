@@ -21,8 +21,8 @@ pub(super) struct SlotMap {
 }
 
 impl SlotMap {
-    /// Reads the reply to `CLUSTER SLOTS` of the node at `asked`, whose host stands in where the reply leaves it out.
-    pub(super) fn parse(reply: &Value, asked: &str) -> Option<Self> {
+    /// Reads a reply to `CLUSTER SLOTS`. `heard` makes addresses of those that the reply has, some of which have no host.
+    pub(super) fn parse(reply: &Value, heard: impl Fn(&str) -> String) -> Option<Self> {
         let mut map = Self { owners: vec![None; usize::from(SLOTS)], ..Self::default() };
         let Value::Array(ranges) = reply else {
             return None;
@@ -34,12 +34,12 @@ impl SlotMap {
             let [Value::Int(first), Value::Int(last), primary, replicas @ ..] = fields.as_slice() else {
                 return None;
             };
-            let owner = map.index_of(&node_address(primary, asked)?)?;
+            let owner = map.index_of(&heard(&node_address(primary)?))?;
             let owned = usize::try_from(*first).ok()?..=usize::try_from(*last).ok()?;
             map.owners.get_mut(owned)?.fill(Some(owner));
             map.ids.extend(std::iter::once(primary).chain(replicas).filter_map(node_id));
             // One that cannot be read is nobody to ask, and no reason not to believe the rest.
-            map.replicas.extend(replicas.iter().filter_map(|replica| node_address(replica, asked)).map(Arc::from));
+            map.replicas.extend(replicas.iter().filter_map(node_address).map(|replica| Arc::from(heard(&replica))));
         }
         Some(map)
     }
@@ -141,7 +141,7 @@ impl SlotMap {
     }
 }
 
-fn node_address(node: &Value, asked: &str) -> Option<String> {
+fn node_address(node: &Value) -> Option<String> {
     let Value::Array(fields) = node else {
         return None;
     };
@@ -153,7 +153,7 @@ fn node_address(node: &Value, asked: &str) -> Option<String> {
         Value::SimpleString(host) => host,
         _ => "",
     };
-    Some(complete(&format!("{host}:{port}"), asked))
+    Some(format!("{host}:{port}"))
 }
 
 fn node_id(node: &Value) -> Option<String> {
@@ -209,6 +209,10 @@ pub(super) struct Moved {
 mod tests {
     use super::*;
 
+    fn parse(reply: &Value, asked: &str) -> Option<SlotMap> {
+        SlotMap::parse(reply, |address| complete(address, asked))
+    }
+
     fn range(first: i64, last: i64, host: &str, port: i64) -> Value {
         let host = Value::BulkString(host.as_bytes().to_vec());
         let primary = Value::Array(vec![host, Value::Int(port)]);
@@ -222,7 +226,7 @@ mod tests {
     #[test]
     fn each_slot_has_its_primary() {
         let reply = Value::Array(vec![range(0, 99, "a", 1), range(100, 16383, "", 2)]);
-        let mut map = SlotMap::parse(&reply, "asked:9").expect("readable");
+        let mut map = parse(&reply, "asked:9").expect("readable");
         assert_eq!(owner(&map, 99), Some("a:1"));
         assert_eq!(owner(&map, 100), Some("asked:2"));
         map.set_owner(99, "b:3");
@@ -234,7 +238,7 @@ mod tests {
         let node = |host: &str, port| Value::Array(vec![Value::BulkString(host.as_bytes().to_vec()), Value::Int(port)]);
         let unreadable = Value::Array(vec![Value::Nil]);
         let fields = vec![Value::Int(0), Value::Int(9), node("a", 1), node("b", 2), unreadable, node("", 3)];
-        let map = SlotMap::parse(&Value::Array(vec![Value::Array(fields)]), "asked:9").expect("readable");
+        let map = parse(&Value::Array(vec![Value::Array(fields)]), "asked:9").expect("readable");
         let mut all: Vec<&str> = map.everybody().map(AsRef::as_ref).collect();
         all.sort_unstable();
         assert_eq!(all, ["a:1", "asked:3", "b:2"]);
@@ -243,7 +247,7 @@ mod tests {
 
     #[test]
     fn slots_without_an_owner_have_none() {
-        let map = SlotMap::parse(&Value::Array(vec![range(5, 5, "a", 1)]), "x:1").expect("readable");
+        let map = parse(&Value::Array(vec![range(5, 5, "a", 1)]), "x:1").expect("readable");
         assert_eq!(owner(&map, 4), None);
     }
 
@@ -256,7 +260,7 @@ mod tests {
 
     #[test]
     fn other_replies_are_refused() {
-        assert!(SlotMap::parse(&Value::Int(1), "x:1").is_none());
-        assert!(SlotMap::parse(&Value::Array(vec![range(0, 16384, "a", 1)]), "x:1").is_none());
+        assert!(parse(&Value::Int(1), "x:1").is_none());
+        assert!(parse(&Value::Array(vec![range(0, 16384, "a", 1)]), "x:1").is_none());
     }
 }

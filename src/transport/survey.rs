@@ -11,6 +11,7 @@ use crate::attempt::{BoxFuture, Failure};
 use crate::error::Refusal;
 use crate::health::{NodeHealth, NodeRole, Traffic};
 use crate::lease::ServerTime;
+use crate::topology::AddressSource;
 use crate::transport::fault::{Answer, Fault};
 use crate::transport::fleet::Fleet;
 use crate::transport::node::{Node, hello_field, parse_time};
@@ -60,7 +61,7 @@ impl SlotOwners {
             loop {
                 let mut question = redis::cmd("SCAN");
                 question.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(PAGE);
-                let page = node.ask(&question).await.map_err(|fault| fault.at(node.address()))?;
+                let page = node.ask(&question).await.map_err(|fault| fault.at(node.shown()))?;
                 cursor = read_page(&page, found).ok_or_else(|| unreadable(&node, "SCAN"))?;
                 if cursor == "0" {
                     break;
@@ -75,7 +76,7 @@ impl SlotOwners {
         let mut question = redis::cmd("INFO");
         question.arg("replication");
         for node in self.primaries().await.map_err(Fault::into_failure)? {
-            let at_node = |fault: Fault| fault.into_failure().at(node.address());
+            let at_node = |fault: Fault| fault.into_failure().at(node.shown());
             let info = node.ask(&question).await.map_err(at_node)?;
             let acknowledged = online_replicas(&info).ok_or_else(|| at_node(unreadable(&node, "INFO")))?;
             if acknowledged < asked.into() {
@@ -117,7 +118,7 @@ fn read_page(reply: &Value, found: &mut (dyn FnMut(&str) + Send)) -> Option<Stri
 }
 
 fn unreadable(node: &Node, question: &str) -> Fault {
-    let message = format!("{} has answered {question} with something else", node.address());
+    let message = format!("{} has answered {question} with something else", node.shown());
     Fault::Refused { refusal: Refusal::Other, message }
 }
 
@@ -126,7 +127,9 @@ pub(super) async fn health(slot_owners: &SlotOwners, response_timeout: Duration)
     let late = response_timeout * 4;
     let deadline = tokio::time::Instant::now() + late;
     let subjects = match slot_owners {
-        SlotOwners::Single { node } => vec![subject(node.address(), NodeRole::Primary, Ok(Arc::clone(node)))],
+        SlotOwners::Single { node } => {
+            vec![subject(node.address(), AddressSource::User, NodeRole::Primary, Ok(Arc::clone(node)))]
+        }
         SlotOwners::Many(fleet) => {
             // Members come and go while all is well. Without an answer those are asked that are known, or that the user named.
             drop(tokio::time::timeout(response_timeout * 2, fleet.refresh()).await);
@@ -154,7 +157,9 @@ fn of_fleet(fleet: &Fleet) -> Vec<Subject<'_>> {
         () if map.is_empty() => NodeRole::Unknown,
         () => NodeRole::Replica,
     };
-    let nodes = addresses.iter().map(|address| subject(address, role(address), fleet.passing_node(address)));
+    let nodes = addresses
+        .iter()
+        .map(|address| subject(address, fleet.address_source(address), role(address), fleet.passing_node(address)));
     let sentinels = fleet.sentinels().into_iter().flat_map(|sentinels| sentinels.ask_each());
     let sentinels = sentinels.map(|(address, asking)| {
         let health = NodeHealth::unknown(&address, NodeRole::Sentinel);
@@ -165,8 +170,13 @@ fn of_fleet(fleet: &Fleet) -> Vec<Subject<'_>> {
     nodes.chain(sentinels).collect()
 }
 
-fn subject(address: &str, role: NodeRole, node: Result<Arc<Node>, Fault>) -> Subject<'static> {
-    let health = NodeHealth::unknown(address, role);
+fn subject(
+    address: &str,
+    address_source: AddressSource,
+    role: NodeRole,
+    node: Result<Arc<Node>, Fault>,
+) -> Subject<'static> {
+    let health = NodeHealth { address_source, ..NodeHealth::unknown(address, role) };
     let known = health.clone();
     Subject { health, probe: Box::pin(async move { probe(&*node?, known).await }) }
 }

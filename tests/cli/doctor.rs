@@ -347,6 +347,38 @@ fn every_primary_is_looked_at() {
     found.names(&nodes[1..]);
 }
 
+fn hosts_in(reply: &Reply, host: &str) -> usize {
+    match reply {
+        Reply::Array(replies) => replies.iter().map(|reply| hosts_in(reply, host)).sum(),
+        other => usize::from(other.text().is_some_and(|text| text == host)),
+    }
+}
+
+/// The user named one member, which announces addresses that cannot be reached.
+#[test]
+fn announced_address_that_cannot_be_reached_has_its_source() {
+    const INSIDE: &str = "127.9.9.9";
+    let cluster = Cluster::builder(Server::Redis70).primaries(3).replicas(0).start().expect("it starts");
+    for node in cluster.nodes() {
+        set(node, "cluster-announce-hostname", INSIDE);
+        set(node, "cluster-preferred-endpoint-type", "hostname");
+    }
+    let seed = &cluster.nodes()[0];
+    let slots = || seed.command(&["CLUSTER", "SLOTS"]).expect("answered");
+    crate::program::until("all members have heard of the names", || hosts_in(&slots(), INSIDE) == 3);
+    let mut command = program(&[]);
+    command.env_remove("RWLOCK_NODE").env("RWLOCK_CLUSTER", seed.url());
+    let found = doctor(command);
+    let source = format!("; the address was announced by the cluster at {}", seed.addr());
+    found.only("unreachable", &source);
+    for node in cluster.nodes() {
+        assert!(found.nodes.contains(&format!("{INSIDE}:{}", node.port())), "{}", found.text);
+    }
+    let once =
+        |(_, message): &(String, String)| message.matches("the address was").count() == 1 && message.ends_with(&source);
+    assert!(found.findings.iter().all(once), "{}", found.text);
+}
+
 #[test]
 fn node_timeout_of_a_cluster_is_compared_with_the_lease() {
     let cluster = Cluster::builder(Server::Redis70).primaries(3).replicas(0).start().expect("it starts");

@@ -7,6 +7,7 @@ use redis_rwlock::{Build, Builder, Error, RwLockManager};
 
 use crate::wait::soon;
 
+mod announced;
 mod sentinels;
 #[cfg(feature = "tls")]
 mod tls;

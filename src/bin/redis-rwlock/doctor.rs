@@ -71,6 +71,7 @@ pub(crate) async fn doctor(replicas: Option<NonZeroU8>, settings: &Settings, out
         survey::tell_node_timeout(&surveys, settings.span("LEASE", DEFAULT_LEASE), &mut findings);
     }
     tell_health(&health, settings, &mut findings);
+    findings.add_sources(&health.nodes);
     if findings.has_no_problem() {
         trial::try_locks(&surveys, settings, &mut findings).await;
     }

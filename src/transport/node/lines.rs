@@ -27,6 +27,7 @@ use crate::home::Home;
 use crate::lease::{Anchor, Moment};
 use crate::meter::Tally;
 use crate::process;
+use crate::topology::AddressSource;
 use crate::transport::conditions::Conditions;
 use crate::transport::fault::Fault;
 use crate::transport::node::Limits;
@@ -38,6 +39,8 @@ const DIAL_PAUSE: Duration = Duration::from_millis(50);
 /// What can be done with one node without knowing any call.
 pub(super) struct Lines {
     pub(super) address: Arc<str>,
+    /// The address for errors.
+    pub(super) shown: Arc<str>,
     pub(super) id: NodeId,
     pub(super) client: Client,
     pub(super) on_loss: Option<OnLoss>,
@@ -150,10 +153,12 @@ impl Lines {
         home: Home,
         reports: Reports,
     ) -> Self {
+        let shown = shown(address, &reports.source).into();
         let (id, address) = (NodeId::of(address), address.into());
-        let silence = Silence::new(&address, Arc::clone(&reports.outages));
+        let silence = Silence::new(&address, reports.source, Arc::clone(&reports.outages));
         Self {
             address,
+            shown,
             id,
             client,
             on_loss: reports.on_loss,
@@ -323,6 +328,14 @@ impl Lines {
 
     pub(super) fn reconnects(&self) -> u64 {
         self.reconnects.load(Ordering::Relaxed)
+    }
+}
+
+/// An address with its source, unless the user named it.
+pub(in crate::transport) fn shown(address: &str, source: &AddressSource) -> String {
+    match source {
+        AddressSource::User => address.to_owned(),
+        source => format!("{address} ({source})"),
     }
 }
 

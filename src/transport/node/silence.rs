@@ -13,10 +13,13 @@ use crate::error::{Refusal, Source};
 use crate::events;
 use crate::lease::Moment;
 use crate::shield::shielded;
+use crate::topology::AddressSource;
 use crate::transport::outages::{Outages, Trouble};
 
 pub(super) struct Silence {
     node: Arc<str>,
+    /// Source of its address.
+    source: AddressSource,
     outages: Arc<Outages>,
     /// Since its last answer a request of ours had none.
     is_silent: AtomicBool,
@@ -40,9 +43,10 @@ struct State {
 }
 
 impl Silence {
-    pub(super) fn new(node: &Arc<str>, outages: Arc<Outages>) -> Self {
+    pub(super) fn new(node: &Arc<str>, source: AddressSource, outages: Arc<Outages>) -> Self {
         Self {
             node: Arc::clone(node),
+            source,
             outages,
             is_silent: AtomicBool::new(false),
             was_probed: AtomicBool::new(false),
@@ -77,7 +81,7 @@ impl Silence {
         let is_news = self.outages.begins(&self.node, Trouble::Silent, sent);
         drop(state);
         if is_news {
-            shielded(|| events::node_unreachable(&self.node, source.as_deref(), now.since(sent)));
+            shielded(|| events::node_unreachable(&self.node, &self.source, source.as_deref(), now.since(sent)));
         }
     }
 
@@ -137,7 +141,7 @@ impl Silence {
         drop(state);
         self.word.notify_waiters();
         if is_news {
-            shielded(|| events::node_refuses(&self.node, refusal, words));
+            shielded(|| events::node_refuses(&self.node, &self.source, refusal, words));
         }
     }
 }

@@ -22,7 +22,6 @@ use crate::lease::Moment;
 use crate::transport::fault::{self, Fault};
 use crate::transport::node::{Connection, DialFault, Node, Request};
 use crate::transport::pushed::Pushed;
-use crate::transport::slots::complete;
 
 /// Commands of one batch.
 const MAX_BATCH: usize = 128;
@@ -328,7 +327,7 @@ impl Running {
         refused.not_before = pause.map(|pause| Instant::now() + pause);
         drop(subscriptions);
         match fault {
-            Fault::Moved { address } => self.shared.slot_owners.moved(slot, &complete(&address, self.node.address())),
+            Fault::Moved { address } => self.shared.slot_owners.moved(slot, &address, &self.node),
             Fault::Ask { .. } | Fault::Again(_) | Fault::WrongServer(_) => self.shared.slot_owners.look(),
             Fault::Refused { message, .. } => self.tell_refusal(&message),
             _ => {}

@@ -12,7 +12,7 @@ use crate::calls::{Call, OnCall};
 use crate::home::Home;
 use crate::lease::{Anchor, FencingToken, Moment, ServerTime};
 use crate::options::Options;
-use crate::topology::Topology;
+use crate::topology::{Access, Topology};
 use crate::transport::address::{address_of, parse_all, parse_one};
 use crate::transport::fake;
 use crate::transport::fleet::{Doubt, Fleet};
@@ -52,9 +52,15 @@ fn infos(urls: &[String]) -> Vec<redis::ConnectionInfo> {
 
 async fn in_cluster(cluster: &Cluster, pace: Pace) -> (Push, Arc<Fleet>) {
     let options = Options { response_timeout: pace.response_timeout, ..Options::default() };
-    let fleet =
-        Fleet::cluster(infos(&cluster.urls()), &options, Clock::System, home(), &Reports::for_test().conditions)
-            .expect("a cluster");
+    let fleet = Fleet::cluster(
+        infos(&cluster.urls()),
+        &Access::default(),
+        &options,
+        Clock::System,
+        home(),
+        &Reports::for_test().conditions,
+    )
+    .expect("a cluster");
     assert!(fleet.ready().await.is_ok(), "the cluster answers");
     // A main connection that came between a confirmation and a message would have the waiters told to ask once more.
     for primary in cluster.primaries() {
@@ -329,7 +335,7 @@ async fn a_channel_follows_the_primary_behind_sentinels() {
     let fleet = Fleet::behind_sentinels(
         sentinels.primary_name(),
         infos(&sentinels.urls()),
-        None,
+        &Access::default(),
         &options,
         Clock::System,
         home(),

@@ -1,5 +1,6 @@
 //! What was found, and what to do about it.
 
+use redis_rwlock::{AddressSource, NodeHealth};
 use serde::Serialize;
 
 /// How bad it is.
@@ -68,6 +69,18 @@ impl Findings {
     pub(super) fn concern(&self, node: &str) -> bool {
         let at_node = |finding: &&Finding| finding.nodes.iter().any(|other| other == node);
         self.0.iter().filter(at_node).any(|finding| finding.level == Level::Problem)
+    }
+
+    /// Adds the sources of addresses at which servers cannot be used, unless the user named them.
+    pub(super) fn add_sources(&mut self, nodes: &[NodeHealth]) {
+        for finding in self.0.iter_mut().filter(|finding| ["unreachable", "login", "tls"].contains(&finding.check)) {
+            let of = |node: &&NodeHealth| {
+                finding.nodes.contains(&node.address) && node.address_source != AddressSource::User
+            };
+            for node in nodes.iter().filter(of) {
+                finding.message += &format!("; the address was {}", node.address_source);
+            }
+        }
     }
 
     /// The worst first.

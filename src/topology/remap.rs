@@ -1,0 +1,87 @@
+//! Addresses as servers announce them: the way from there to where this process reaches them, and their source.
+
+use std::fmt;
+use std::sync::Arc;
+
+type Mapping = dyn Fn(&str, u16) -> (String, u16) + Send + Sync;
+
+/// A mapping that the user gave. Two are equal if they are copies of one.
+#[derive(Clone)]
+pub(crate) struct Remap(Arc<Mapping>);
+
+impl Remap {
+    pub(crate) fn new(mapping: impl Fn(&str, u16) -> (String, u16) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(mapping))
+    }
+
+    pub(crate) fn of(&self, host: &str, port: u16) -> (String, u16) {
+        (self.0)(host, port)
+    }
+}
+
+impl PartialEq for Remap {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Remap {}
+
+/// The source of a server's address, in [`NodeHealth`](crate::NodeHealth). [`Display`](fmt::Display) tells it in words, as errors
+/// do.
+///
+/// # Examples
+///
+/// ```
+/// use redis_rwlock::{AddressSource, MemoryManager, RwLockManager};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> redis_rwlock::Result<()> {
+/// let manager = MemoryManager::new();
+/// for node in manager.health().await?.nodes {
+///     if !node.is_reachable && node.address_source != AddressSource::User {
+///         eprintln!("{} cannot be reached: it was {}", node.address, node.address_source);
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug, Default, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum AddressSource {
+    /// The user named it.
+    #[default]
+    User,
+    /// A member of the cluster announced it.
+    #[non_exhaustive]
+    Cluster {
+        /// Address of that member.
+        at: String,
+        /// Address that the member announced, where [`remap`](crate::Topology::remap) made another one of it.
+        announced: Option<String>,
+    },
+    /// A Sentinel announced it.
+    #[non_exhaustive]
+    Sentinel {
+        /// Address of that Sentinel.
+        at: String,
+        /// Address that the Sentinel announced, where [`remap`](crate::Topology::remap) made another one of it.
+        announced: Option<String>,
+    },
+}
+
+impl fmt::Display for AddressSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (by, at, announced) = match self {
+            Self::User => return f.write_str("named by the user"),
+            Self::Cluster { at, announced } => ("the cluster at", at, announced),
+            Self::Sentinel { at, announced } => ("the Sentinel at", at, announced),
+        };
+        f.write_str("announced ")?;
+        if let Some(announced) = announced {
+            write!(f, "as {announced} ")?;
+        }
+        write!(f, "by {by} {at}")
+    }
+}
