@@ -28,7 +28,8 @@ use names::Owner;
 /// | field | value |
 /// |---|---|
 /// | `topology` | `{"node": url}`, `{"cluster": [url, …]}` or `{"sentinel": {"primary": name, "urls": [url, …]}}` |
-/// | `tls` | `{"ca": path, "client_certificate": path, "client_key": path}`, each of them optional; PEM files, read by `build` |
+/// | `tls` | `{"ca": path, "client_certificate": path, "client_key": path}`, each of them optional; PEM files, read by `build` and for each connection |
+/// | `password_file` | path of a file with the password of the servers, see [`Topology::password_file`] |
 /// | `lease`, `max_hold`, `wait_timeout`, `unreachable_after`, `response_timeout`, `clock_margin`, `share_window`, `idle_hold`, `try_wait` | a span of time |
 /// | `reentry` | `"off"` or `"per_task"` |
 /// | `key_prefix`, `label`, `published_keys` | a text |
@@ -64,6 +65,7 @@ use names::Owner;
 pub struct Config {
     topology: Topology,
     tls: Option<TlsFiles>,
+    password_file: Option<PathBuf>,
     lease: Option<Period>,
     max_hold: Option<Period>,
     wait_timeout: Option<Period>,
@@ -119,6 +121,7 @@ impl Config {
         Self {
             topology,
             tls: None,
+            password_file: None,
             lease: None,
             max_hold: None,
             wait_timeout: None,
@@ -261,6 +264,7 @@ impl Config {
             "TLS_CA" => tls.get_or_insert_default().ca = path,
             "TLS_CLIENT_CERTIFICATE" => tls.get_or_insert_default().client_certificate = path,
             "TLS_CLIENT_KEY" => tls.get_or_insert_default().client_key = path,
+            "PASSWORD_FILE" => self.password_file = path,
             "LEASE" => self.lease = span("lease")?,
             "MAX_HOLD" => self.max_hold = span("max_hold")?,
             "WAIT_TIMEOUT" => self.wait_timeout = span("wait_timeout")?,
@@ -300,6 +304,9 @@ impl Config {
         let mut topology = self.topology.clone();
         if let Some(files) = &self.tls {
             topology = topology.tls(files.tls());
+        }
+        if let Some(path) = &self.password_file {
+            topology = topology.password_file(path);
         }
         let mut builder = RedisManager::builder(topology);
         let mut set = |period: Option<Period>, setter: fn(Builder<RedisManager>, std::time::Duration) -> _| {
@@ -414,18 +421,19 @@ mod tests {
     const JSON: &str = r#"{
         "topology": {"sentinel": {"primary": "main", "urls": ["rediss://:s3cret@a", "rediss://b"]}},
         "tls": {"ca": "/ca.pem", "client_certificate": "/c.pem", "client_key": "/k.pem"},
-        "lease": "11s", "max_hold": "max", "wait_timeout": "1.5s", "unreachable_after": "2m",
+        "password_file": "/password", "lease": "11s", "max_hold": "max", "wait_timeout": "1.5s", "unreachable_after": "2m",
         "response_timeout": "250ms", "clock_margin": "50ms", "share_window": "0ms",
         "reentry": "per_task", "key_prefix": "shop", "label": "billing-1", "published_keys": "lock:*",
         "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "hand_over_budget": 7, "idle_hold": "30s", "idle_holds_max": 9, "max_waiters": 8, "try_wait": "70ms",
         "durability": {"replicas": 2, "timeout": "90ms"}
     }"#;
-    const ENVIRONMENT: [(&str, &str); 26] = [
+    const ENVIRONMENT: [(&str, &str); 27] = [
         ("L_SENTINEL_PRIMARY", "main"),
         ("L_SENTINEL_URLS", "rediss://:s3cret@a, rediss://b"),
         ("L_TLS_CA", "/ca.pem"),
         ("L_TLS_CLIENT_CERTIFICATE", "/c.pem"),
         ("L_TLS_CLIENT_KEY", "/k.pem"),
+        ("L_PASSWORD_FILE", "/password"),
         ("L_LEASE", "11s"),
         ("L_MAX_HOLD", "max"),
         ("L_WAIT_TIMEOUT", "1.5s"),
@@ -463,7 +471,8 @@ mod tests {
         let others = [("L2_NODE", "x"), ("PATH", "/bin"), ("LX", "y")];
         assert_eq!(from_vars(&[&ENVIRONMENT[..], &others].concat()).expect("readable"), config);
         let tls = Tls::new().ca_file("/ca.pem").client_files("/c.pem", "/k.pem");
-        let topology = Topology::sentinel("main", ["rediss://:s3cret@a", "rediss://b"]).tls(tls);
+        let topology =
+            Topology::sentinel("main", ["rediss://:s3cret@a", "rediss://b"]).tls(tls).password_file("/password");
         let span = std::time::Duration::from_millis;
         let built = RedisManager::builder(topology)
             .lease(span(11_000))

@@ -86,6 +86,11 @@ pub(crate) fn link_lost(node: &str, reason: &dyn fmt::Display) {
     tracing::debug!(target: NODE, node, error = reason.to_string(), "lost the connection for notifications");
 }
 
+/// A file with a password or certificates cannot be used, and what was read before stays in use.
+pub(crate) fn secret_kept(error: &str) {
+    tracing::warn!(target: NODE, error, "a secret cannot be read again, the one before stays in use");
+}
+
 /// Waiters of a node's locks are not woken.
 pub(crate) fn may_not_subscribe(node: &str, words: &str) {
     tracing::warn!(

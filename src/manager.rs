@@ -731,14 +731,6 @@ impl FromPlace for MemoryManager {
 }
 
 impl Place {
-    fn read_files(self) -> Result<Self> {
-        Ok(match self {
-            Self::Servers(topology) => Self::Servers(topology.read_files()?),
-            Self::Masters(masters) => Self::Masters(masters.read_files()?),
-            memory @ Self::Memory(_) => memory,
-        })
-    }
-
     fn servers(self) -> Topology {
         match self {
             Self::Servers(topology) => topology,
@@ -793,9 +785,13 @@ impl Place {
 /// // Off unless it is called: the keys that clients of the published hash scheme use. Of a `RedisManager`.
 /// let adopting = RedisManager::builder("redis://127.0.0.1:6379").published_keys("lock:*").build()?;
 ///
-/// // Off unless it is called: masters that restart are kept down for a lease. Of a `QuorumManager`.
+/// // Off unless they are called: masters that restart are kept down for a lease, and a file has their password. Of a
+/// // `QuorumManager`.
 /// let masters = ["redis://10.0.0.1:6379", "redis://10.0.0.2:6379", "redis://10.0.0.3:6379"];
-/// let quorum = QuorumManager::builder(masters).restarts_are_delayed().build()?;
+/// # let path = std::env::temp_dir().join(format!("redis-rwlock-options-doc-{}", std::process::id()));
+/// # std::fs::write(&path, "secret").expect("written");
+/// let quorum = QuorumManager::builder(masters).restarts_are_delayed().password_file(&path).build()?;
+/// # std::fs::remove_file(&path).expect("removed");
 /// # drop((manager, adopting, quorum));
 /// # Ok(())
 /// # }
@@ -1111,7 +1107,8 @@ impl<M: Build> Builder<M> {
         self
     }
 
-    /// Builds the manager without I/O but for files of [`Tls`](crate::Tls); it connects at first use.
+    /// Builds the manager without I/O but for the files of [`Tls`](crate::Tls) and of
+    /// [`password_file`](crate::Topology::password_file); it connects at first use.
     ///
     /// The manager needs a tokio runtime whenever it is used: what is awaited outside of one is
     /// [`InvalidOption`](Error::InvalidOption). It may be used on several, and goes on when one ends: holds are renewed and
@@ -1128,7 +1125,7 @@ impl<M: Build> Builder<M> {
     /// [`InvalidOption`](Error::InvalidOption).
     pub fn build(self) -> Result<M> {
         self.options.check()?;
-        M::from_place(self.place.read_files()?, self.options)
+        M::from_place(self.place, self.options)
     }
 
     /// Builds the manager and makes sure that a server answers which it can work with.

@@ -1,6 +1,7 @@
 //! Where the servers are, as a user says it.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use crate::error::{Error, Result};
 pub use remap::AddressSource;
@@ -47,6 +48,7 @@ pub struct Topology {
 pub(crate) struct Access {
     pub(crate) primary_credentials: Option<Credentials>,
     pub(crate) remap: Option<Remap>,
+    pub(crate) password_file: Option<PathBuf>,
 }
 
 /// User and password, apart from any URL.
@@ -127,6 +129,37 @@ impl Topology {
         self
     }
 
+    /// A file with the password, for any topology: of the node, of all members of the cluster, of the primary, and of the Sentinels
+    /// whose URLs have none. The user is that of the URL or of [`primary_credentials`](Topology::primary_credentials). A line
+    /// break at the end of the file is not part of the password.
+    ///
+    /// `build` reads the file, and each new connection does, so a password that was replaced counts from the next connection on;
+    /// open connections stay. While the file is missing, empty or cannot be read, connections are made with the password that was
+    /// read last, and a `warn` line says so once. To change a password without an error in between, let the server accept both for
+    /// a while (`ACL SETUSER … >new`), replace the file by renaming another to its name, then remove the old one from the server.
+    ///
+    /// `build` fails with [`InvalidOption`](Error::InvalidOption) if the file cannot be read or is empty, and if there is a second
+    /// password: in the URL of a node or of the first member, or in `primary_credentials`. The password is never shown or logged.
+    ///
+    /// ```
+    /// use redis_rwlock::{RedisManager, Topology};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let path = std::env::temp_dir().join(format!("redis-rwlock-doc-{}", std::process::id()));
+    /// # std::fs::write(&path, "secret\n")?;
+    /// // As a container has it: /run/secrets/locks
+    /// let topology = Topology::node("redis://locks@10.0.0.1:6379").password_file(&path);
+    /// let manager = RedisManager::builder(topology).build()?;
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn password_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.access.password_file = Some(path.into());
+        self
+    }
+
     /// Addresses at which this process reaches servers that announce others: behind NAT, in containers, through a bastion.
     ///
     /// The mapping is asked for each address that a cluster announces (in its slot map and in redirects) or a Sentinel, and returns
@@ -179,12 +212,6 @@ impl Topology {
         self
     }
 
-    /// The same with what is in the files that it names.
-    pub(crate) fn read_files(mut self) -> Result<Self> {
-        self.tls = self.tls.read()?;
-        Ok(self)
-    }
-
     pub(crate) fn kind(&self) -> &Kind {
         &self.kind
     }
@@ -202,6 +229,11 @@ impl Topology {
             }
             (Kind::Node(_), Access { remap: Some(_), .. }) => {
                 refused("remap", "a single node announces no addresses: put the one to connect to into the URL")
+            }
+            (_, Access { password_file: Some(_), primary_credentials: Some(Credentials { password, .. }), .. })
+                if !password.is_empty() =>
+            {
+                refused("password_file", "primary_credentials has a password as well: leave it empty there")
             }
             (_, access) => Ok(access),
         }
@@ -294,6 +326,9 @@ impl fmt::Debug for Topology {
         };
         if self.access.primary_credentials.is_some() {
             shown.field(&format_args!("primary_credentials: given"));
+        }
+        if let Some(path) = &self.access.password_file {
+            shown.field(&format_args!("password_file: {path:?}"));
         }
         if self.access.remap.is_some() {
             shown.field(&format_args!("remap: given"));

@@ -1,6 +1,7 @@
 //! What a scheme needs of servers: a script carried to whoever owns its slot, and the answer or its absence brought back.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use futures_util::stream::BoxStream;
@@ -16,6 +17,7 @@ use crate::home::Home;
 use crate::lease::{Anchor, Moment, ServerTime};
 use crate::options::Options;
 use crate::topology::{Tls, Topology};
+use crate::transport::secrets::Secrets;
 
 mod address;
 mod announced;
@@ -32,6 +34,7 @@ mod push;
 mod pushed;
 mod recheck;
 mod router;
+mod secrets;
 mod sentinels;
 mod slot_owners;
 mod slots;
@@ -226,10 +229,11 @@ pub(crate) fn open(topology: &Topology, options: &Options, home: &Home) -> Resul
 pub(crate) fn open_voters(
     urls: &[String],
     tls: &Tls,
+    password_file: Option<&Path>,
     options: &Options,
     home: &Home,
 ) -> Result<Vec<Arc<dyn Transport>>> {
-    let voters = router::Router::voters(urls, tls, options, home)?;
+    let voters = router::Router::voters(urls, Secrets::new(tls, password_file)?, options, home)?;
     Ok(voters.into_iter().map(|voter| Arc::new(voter) as Arc<dyn Transport>).collect())
 }
 

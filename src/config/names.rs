@@ -4,7 +4,7 @@
 //! `rwlock` must not keep a program from starting. The program `redis-rwlock` compiles this file, too.
 
 /// Fields of a configuration as variables name them, without the prefix.
-pub(crate) const FIELDS: [&str; 28] = [
+pub(crate) const FIELDS: [&str; 29] = [
     "CLOCK_MARGIN",
     "CLUSTER",
     "DURABILITY_REPLICAS",
@@ -18,6 +18,7 @@ pub(crate) const FIELDS: [&str; 28] = [
     "MAX_HOLD",
     "MAX_WAITERS",
     "NODE",
+    "PASSWORD_FILE",
     "PUBLISHED_KEYS",
     "PUBLISHED_LIMITS_KEY_TTL",
     "PUBLISHED_LIMITS_READ",

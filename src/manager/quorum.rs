@@ -1,6 +1,7 @@
 //! The manager over independent masters.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::sealed::FromPlace;
@@ -73,6 +74,7 @@ manager!(QuorumManager);
 pub(super) struct Masters {
     urls: Vec<String>,
     tls: Tls,
+    password_file: Option<PathBuf>,
     restarts: Restarts,
 }
 
@@ -83,10 +85,6 @@ impl fmt::Debug for Masters {
 }
 
 impl Masters {
-    pub(super) fn read_files(self) -> Result<Self> {
-        Ok(Self { tls: self.tls.read()?, ..self })
-    }
-
     fn check(&self) -> Result<()> {
         let refuse = |reason: &str| Err(Error::InvalidOption { option: "masters", reason: reason.to_owned() });
         let count = self.urls.len();
@@ -131,7 +129,12 @@ impl QuorumManager {
     /// ```
     pub fn builder<U: Into<String>>(masters: impl IntoIterator<Item = U>) -> Builder<Self> {
         let urls = masters.into_iter().map(Into::into).collect();
-        Builder::new(Place::Masters(Masters { urls, tls: Tls::new(), restarts: Restarts::Checked }))
+        Builder::new(Place::Masters(Masters {
+            urls,
+            tls: Tls::new(),
+            password_file: None,
+            restarts: Restarts::Checked,
+        }))
     }
 }
 
@@ -140,6 +143,30 @@ impl Builder<QuorumManager> {
     pub fn tls(mut self, tls: Tls) -> Self {
         if let Place::Masters(masters) = &mut self.place {
             masters.tls = tls;
+        }
+        self
+    }
+
+    /// A file with the password of all masters, which `build` and each new connection read, as
+    /// [`Topology::password_file`](crate::Topology::password_file) says. Defaults to the passwords of the URLs; `build` fails with
+    /// [`InvalidOption`](Error::InvalidOption) if there are both, and if the file cannot be read or is empty.
+    ///
+    /// ```
+    /// use redis_rwlock::QuorumManager;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let path = std::env::temp_dir().join(format!("redis-rwlock-quorum-doc-{}", std::process::id()));
+    /// # std::fs::write(&path, "secret\n")?;
+    /// // As a container has it: /run/secrets/locks
+    /// let masters = ["redis://locks@10.0.0.1:6379", "redis://locks@10.0.1.1:6379", "redis://locks@10.0.2.1:6379"];
+    /// let manager = QuorumManager::builder(masters).password_file(&path).build()?;
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn password_file(mut self, path: impl Into<PathBuf>) -> Self {
+        if let Place::Masters(masters) = &mut self.place {
+            masters.password_file = Some(path.into());
         }
         self
     }
@@ -164,7 +191,8 @@ impl FromPlace for QuorumManager {
         masters.check()?;
         options.check_not_idle("no single master knows who waits: use `RedisManager`, or keep a guard")?;
         let home = options.home(Clock::System);
-        let voters = transport::open_voters(&masters.urls, &masters.tls, &options, &home)?;
+        let voters =
+            transport::open_voters(&masters.urls, &masters.tls, masters.password_file.as_deref(), &options, &home)?;
         let schemes = voters.into_iter().map(|voter| Arc::new(two_key::scheme(voter)) as Arc<dyn Scheme>).collect();
         let margins = Margins {
             clock_margin: options.clock_margin,

@@ -61,8 +61,12 @@ impl Tls {
         self
     }
 
-    /// The same as [`ca_pem`](Tls::ca_pem) from a file, which `build` reads; it counts more than that. One that cannot be read is an
-    /// [`InvalidOption`](Error::InvalidOption).
+    /// Trusts the authorities in a PEM file, as [`ca_pem`](Tls::ca_pem) those in a text; the file counts more than the text.
+    /// `build` reads it, and fails with [`InvalidOption`](Error::InvalidOption) if it cannot.
+    ///
+    /// Each new connection reads it again, so a certificate that was replaced counts from the next connection on. While the
+    /// file is missing, half written, or does not fit the others, connections are made with the certificates that were read last,
+    /// and a `warn` line says so once. Replace a file by renaming another to its name. Open connections stay.
     ///
     /// ```no_run
     /// use redis_rwlock::{RedisManager, Tls, Topology};
@@ -79,14 +83,20 @@ impl Tls {
         self
     }
 
-    /// The same as [`client_pem`](Tls::client_pem) from two files, which `build` reads; see [`ca_file`](Tls::ca_file).
+    /// Shows a certificate and proves it with its key, as [`client_pem`](Tls::client_pem), from two files that are read like that of
+    /// [`ca_file`](Tls::ca_file).
     #[must_use]
     pub fn client_files(mut self, certificates: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         self.client_files = Some((certificates.into(), key.into()));
         self
     }
 
-    /// The same with what is in the files.
+    /// Whether some of it is in files.
+    pub(crate) fn has_files(&self) -> bool {
+        self.ca_file.is_some() || self.client_files.is_some()
+    }
+
+    /// Reads the files.
     pub(crate) fn read(mut self) -> Result<Self> {
         if let Some(path) = self.ca_file.take() {
             self.ca_pem = Some(read(&path)?);

@@ -83,6 +83,20 @@ fn speaks_tls(info: &ConnectionInfo) -> bool {
     matches!(info.addr(), ConnectionAddr::TcpTls { .. })
 }
 
+/// Adds certificates to a connection that speaks TLS.
+pub(super) fn equipped(info: ConnectionInfo, certificates: &Tls) -> Result<ConnectionInfo> {
+    if speaks_tls(&info) { first(equip(vec![info], certificates)?) } else { Ok(info) }
+}
+
+/// Refuses certificates that no connection could use.
+pub(super) fn check_certificates(certificates: &Tls) -> Result<()> {
+    #[cfg(feature = "tls")]
+    tls::check(certificates)?;
+    #[cfg(not(feature = "tls"))]
+    let _ = certificates;
+    Ok(())
+}
+
 #[cfg(feature = "tls")]
 fn equip(infos: Vec<ConnectionInfo>, certificates: &Tls) -> Result<Vec<ConnectionInfo>> {
     tls::equip(infos, certificates)
@@ -114,7 +128,10 @@ pub(super) fn with_credentials(info: ConnectionInfo, credentials: Option<&Creden
     if !user.is_empty() {
         settings = settings.set_username(user);
     }
-    info.set_redis_settings(settings.set_password(password))
+    if !password.is_empty() {
+        settings = settings.set_password(password);
+    }
+    info.set_redis_settings(settings)
 }
 
 /// `host:port`.

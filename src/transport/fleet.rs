@@ -33,6 +33,7 @@ use crate::transport::fault::{Answer, Fault};
 use crate::transport::members::{MAX_ASKED, Members, Standing};
 use crate::transport::node::{DialFault, Limits, Node, OnLoss, Reports, Role, not_sent, shown};
 use crate::transport::outages::Outages;
+use crate::transport::secrets::Secrets;
 use crate::transport::sentinels::Sentinels;
 use crate::transport::slots::{Moved, SlotMap};
 
@@ -52,6 +53,7 @@ pub(super) struct Fleet {
     announced: Announced,
     /// How to connect to a node but for its address.
     template: ConnectionInfo,
+    secrets: Arc<Secrets>,
     limits: Limits,
     clock: Clock,
     home: Home,
@@ -114,8 +116,8 @@ impl Fleet {
     pub(super) fn cluster(
         infos: Vec<ConnectionInfo>,
         access: &Access,
+        secrets: &Arc<Secrets>,
         options: &Options,
-        clock: Clock,
         home: Home,
         conditions: &Arc<Conditions>,
     ) -> Result<Arc<Self>> {
@@ -127,8 +129,8 @@ impl Fleet {
             map_source,
             announced,
             first(infos)?,
+            Arc::clone(secrets),
             Limits::new(options, Role::ClusterMember),
-            clock,
             home,
             Arc::clone(conditions),
         ))
@@ -138,19 +140,19 @@ impl Fleet {
         primary: &str,
         infos: Vec<ConnectionInfo>,
         access: &Access,
+        secrets: &Arc<Secrets>,
         options: &Options,
-        clock: Clock,
         home: Home,
         conditions: &Arc<Conditions>,
     ) -> Result<Arc<Self>> {
-        let sentinels = Sentinels::new(primary, infos.clone(), options.response_timeout);
+        let sentinels = Sentinels::new(primary, infos.clone(), Arc::clone(secrets), options.response_timeout);
         let template = with_credentials(first(infos)?, access.primary_credentials.as_ref());
         Ok(Self::new(
             MapSource::Sentinels(sentinels),
             Announced::new(access.remap.clone(), []),
             template,
+            Arc::clone(secrets),
             Limits::new(options, Role::Standalone),
-            clock,
             home,
             Arc::clone(conditions),
         ))
@@ -160,8 +162,8 @@ impl Fleet {
         map_source: MapSource,
         announced: Announced,
         template: ConnectionInfo,
+        secrets: Arc<Secrets>,
         limits: Limits,
-        clock: Clock,
         home: Home,
         conditions: Arc<Conditions>,
     ) -> Arc<Self> {
@@ -170,8 +172,9 @@ impl Fleet {
             map_source,
             announced,
             template,
+            secrets,
             limits,
-            clock,
+            clock: Clock::System,
             home,
             nodes: Mutex::default(),
             map: watch::Sender::new(SlotMap::default()),
@@ -213,7 +216,8 @@ impl Fleet {
     fn new_node(&self, address: &str, on_loss: Option<OnLoss>) -> Result<Node, Fault> {
         let unusable = || Fault::NotSent(Some(Arc::new(Answer(format!("{address:?} is no address of a node")))));
         let (outages, conditions) = (Arc::clone(&self.outages), Arc::clone(&self.conditions));
-        let reports = Reports { on_loss, outages, conditions, source: self.announced.source(address) };
+        let (source, secrets) = (self.announced.source(address), Arc::clone(&self.secrets));
+        let reports = Reports { on_loss, outages, conditions, source, secrets };
         let info = self.template.clone().set_addr(self.address_like_ours(address).ok_or_else(unusable)?);
         Node::new(address, info, self.limits, self.clock, self.home.clone(), reports).map_err(|_| unusable())
     }
@@ -733,8 +737,8 @@ mod tests {
         let fleet = Fleet::cluster(
             nobody,
             &Access::default(),
+            &Reports::for_test().secrets,
             &Options::default(),
-            Clock::System,
             Home::On(tokio::runtime::Handle::current()),
             &Reports::for_test().conditions,
         )
@@ -821,8 +825,8 @@ mod tests {
             Fleet::cluster(
                 infos,
                 &Access::default(),
+                &Reports::for_test().secrets,
                 &options,
-                Clock::System,
                 Home::On(tokio::runtime::Handle::current()),
                 &Reports::for_test().conditions,
             )

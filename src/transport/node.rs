@@ -22,6 +22,8 @@ use crate::home::Home;
 use crate::lease::{self, Anchor, Moment, ServerTime};
 use crate::options::Options;
 use crate::topology::AddressSource;
+#[cfg(test)]
+use crate::topology::Tls;
 use crate::transport::address::invalid_url;
 use crate::transport::conditions::Conditions;
 #[cfg(test)]
@@ -29,6 +31,7 @@ use crate::transport::conditions::Place;
 use crate::transport::fault::{self, Answer, Fault};
 use crate::transport::outages::Outages;
 use crate::transport::pushed::Hear;
+use crate::transport::secrets::Secrets;
 use crate::transport::{Call, Expiry, is_reply_to, server_time};
 use apart::Apart;
 use connection::Load;
@@ -103,7 +106,7 @@ pub(super) enum Admission {
 /// Called when a server has closed a shared connection.
 pub(super) type OnLoss = Arc<dyn Fn() + Send + Sync>;
 
-/// Who hears of what happens to a node.
+/// Belongings of a node that it shares with others: who hears of what happens to it, and its secrets.
 #[derive(Clone)]
 pub(super) struct Reports {
     pub(super) on_loss: Option<OnLoss>,
@@ -111,13 +114,20 @@ pub(super) struct Reports {
     pub(super) conditions: Arc<Conditions>,
     /// Source of the node's address.
     pub(super) source: AddressSource,
+    pub(super) secrets: Arc<Secrets>,
 }
 
 #[cfg(test)]
 impl Reports {
     pub(super) fn for_test() -> Self {
         let conditions = Conditions::new(Place::default(), Clock::System, Duration::from_millis(100));
-        Self { on_loss: None, outages: Arc::default(), conditions: Arc::new(conditions), source: AddressSource::User }
+        Self {
+            on_loss: None,
+            outages: Arc::default(),
+            conditions: Arc::new(conditions),
+            source: AddressSource::User,
+            secrets: Arc::new(Secrets::new(&Tls::new(), None).expect("no files")),
+        }
     }
 }
 

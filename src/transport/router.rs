@@ -24,7 +24,7 @@ use crate::health::{NodeHealth, Traffic};
 use crate::home::Home;
 use crate::lease::{self, Anchor, Moment};
 use crate::options::Options;
-use crate::topology::{AddressSource, Kind, Tls, Topology};
+use crate::topology::{AddressSource, Kind, Topology};
 use crate::transport::address::{address_of, parse_all, parse_one};
 use crate::transport::conditions::{Conditions, Place};
 use crate::transport::fault::{Answer, Fault};
@@ -33,6 +33,7 @@ use crate::transport::node::{Admission, Limits, Node, Precedence, Reports, Role}
 use crate::transport::outages::Outages;
 use crate::transport::push::{Pace, Push};
 use crate::transport::recheck::Recheck;
+use crate::transport::secrets::Secrets;
 use crate::transport::slot_owners::SlotOwners;
 use crate::transport::slots::SlotMap;
 use crate::transport::survey;
@@ -61,7 +62,8 @@ impl fmt::Debug for Router {
 impl Router {
     pub(super) fn new(topology: &Topology, options: &Options, home: &Home) -> Result<Self> {
         let clock = Clock::System;
-        let (tls, access) = (topology.certificates(), topology.access()?);
+        let (secrets, access) = (Arc::new(Secrets::of(topology)?), topology.access()?);
+        let tls = &secrets.certificates();
         let conditions = |infos: &[ConnectionInfo]| {
             let place = Place { servers: servers(topology.kind(), infos), durability: options.durability.to_string() };
             Arc::new(Conditions::new(place, clock, options.clock_margin))
@@ -69,20 +71,25 @@ impl Router {
         match topology.kind() {
             Kind::Node(url) => {
                 let (info, limits) = (parse_one(url, tls)?, Limits::new(options, Role::Standalone));
+                secrets.check(std::slice::from_ref(&info))?;
                 let conditions = conditions(std::slice::from_ref(&info));
-                Self::single(info, limits, options, home, &conditions)
+                Self::single(info, &secrets, limits, options, home, &conditions)
             }
             Kind::Cluster(urls) => {
                 let infos = parse_all(urls, tls)?;
+                // Those of the first URL are for all members.
+                secrets.check(&infos[..1])?;
                 let conditions = conditions(&infos);
-                let fleet = Fleet::cluster(infos, access, options, clock, home.clone(), &conditions)?;
+                let fleet = Fleet::cluster(infos, access, &secrets, options, home.clone(), &conditions)?;
                 Recheck::install(&SlotOwners::Many(Arc::clone(&fleet)), home, fleet.outages(), &conditions);
                 Ok(Self::of(SlotOwners::Many(fleet), options, home))
             }
             Kind::Sentinel { primary, urls } => {
                 let infos = parse_all(urls, tls)?;
+                // Sentinels may have passwords of their own.
                 let conditions = conditions(&infos);
-                let fleet = Fleet::behind_sentinels(primary, infos, access, options, clock, home.clone(), &conditions)?;
+                let fleet =
+                    Fleet::behind_sentinels(primary, infos, access, &secrets, options, home.clone(), &conditions)?;
                 Recheck::install(&SlotOwners::Many(Arc::clone(&fleet)), home, fleet.outages(), &conditions);
                 Ok(Self::of(SlotOwners::Many(fleet), options, home))
             }
@@ -90,19 +97,23 @@ impl Router {
     }
 
     /// Several servers that know nothing of each other.
-    pub(super) fn voters(urls: &[String], tls: &Tls, options: &Options, home: &Home) -> Result<Vec<Self>> {
+    pub(super) fn voters(urls: &[String], secrets: Secrets, options: &Options, home: &Home) -> Result<Vec<Self>> {
+        let secrets = Arc::new(secrets);
+        let tls = &secrets.certificates();
         let infos = urls.iter().map(|url| parse_one(url, tls)).collect::<Result<Vec<_>>>()?;
+        secrets.check(&infos)?;
         let addresses: Vec<_> = infos.iter().map(|info| address_of(info.addr())).collect();
         let durability = format!("Quorum ({} of {})", urls.len() / 2 + 1, urls.len());
         let place = Place { servers: addresses.join(", "), durability };
         // One for all of them: their clocks are judged by each other.
         let conditions = Arc::new(Conditions::new(place, Clock::System, options.clock_margin));
         let limits = Limits::new(options, Role::Voter);
-        infos.into_iter().map(|info| Self::single(info, limits, options, home, &conditions)).collect()
+        infos.into_iter().map(|info| Self::single(info, &secrets, limits, options, home, &conditions)).collect()
     }
 
     fn single(
         info: ConnectionInfo,
+        secrets: &Arc<Secrets>,
         limits: Limits,
         options: &Options,
         home: &Home,
@@ -114,6 +125,7 @@ impl Router {
             outages: Arc::clone(&outages),
             conditions: Arc::clone(conditions),
             source: AddressSource::User,
+            secrets: Arc::clone(secrets),
         };
         let node = Node::new(&address_of(info.addr()), info, limits, Clock::System, home.clone(), reports)?;
         let slot_owners = SlotOwners::Single { node: Arc::new(node) };

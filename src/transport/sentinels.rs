@@ -16,10 +16,12 @@ use redis::{AsyncConnectionConfig, Client, ConnectionInfo, RedisConnectionInfo, 
 use crate::error::Refusal;
 use crate::transport::address::address_of;
 use crate::transport::fault::{self, Answer, Fault};
+use crate::transport::secrets::{Peer, Secrets};
 
 pub(super) struct Sentinels {
     primary: String,
     infos: Vec<ConnectionInfo>,
+    secrets: Arc<Secrets>,
     response_timeout: Duration,
 }
 
@@ -31,8 +33,13 @@ impl fmt::Debug for Sentinels {
 }
 
 impl Sentinels {
-    pub(super) fn new(primary: &str, infos: Vec<ConnectionInfo>, response_timeout: Duration) -> Self {
-        Self { primary: primary.to_owned(), infos, response_timeout }
+    pub(super) fn new(
+        primary: &str,
+        infos: Vec<ConnectionInfo>,
+        secrets: Arc<Secrets>,
+        response_timeout: Duration,
+    ) -> Self {
+        Self { primary: primary.to_owned(), infos, secrets, response_timeout }
     }
 
     /// `host:port` of the primary as it is announced, and the first Sentinel that did.
@@ -69,6 +76,9 @@ impl Sentinels {
     }
 
     async fn ask(&self, info: &ConnectionInfo) -> Result<String, Fault> {
+        let client = Client::open(info.clone()).map_err(Fault::of_dial)?;
+        let client = self.secrets.renewed(&client, Peer::Sentinel).await;
+        let info = client.get_connection_info();
         let question = self.question(info, Credentials::None);
         match self.in_time(question).await {
             // Also one that lets strangers in, and does not let them ask.
@@ -90,8 +100,8 @@ impl Sentinels {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.response_timeout * 3))
             .set_response_timeout(Some(self.response_timeout));
-        let with_credentials = info.clone().set_redis_settings(settings(info.redis_settings(), credentials));
-        let client = Client::open(with_credentials).map_err(Fault::of_dial)?;
+        let settings = settings(info.redis_settings(), credentials);
+        let client = Client::open(info.clone().set_redis_settings(settings)).map_err(Fault::of_dial)?;
         let mut connection =
             client.get_multiplexed_async_connection_with_config(&config).await.map_err(Fault::of_dial)?;
         let mut question = redis::cmd("SENTINEL");

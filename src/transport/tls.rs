@@ -36,7 +36,7 @@ fn choose_provider() {
 }
 
 /// Does what a connection will do, for what it says of the certificates: the library takes an empty list of authorities.
-fn check(tls: &Tls) -> Result<()> {
+pub(super) fn check(tls: &Tls) -> Result<()> {
     let mut roots = RootCertStore::empty();
     if let Some(pem) = tls.authorities() {
         for certificate in certificates_in(pem, "the authority's PEM")? {

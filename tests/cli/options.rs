@@ -49,6 +49,48 @@ fn misspelt_variable_is_an_error_and_a_strange_one_a_line() {
 }
 
 #[test]
+fn password_file_is_for_all_commands() {
+    let server = Node::builder(Server::Redis70).password("s3cret").start().expect("the server starts");
+    let url = format!("redis://{}", server.addr());
+    let (folder, name) = (Folder::new(), new_name());
+    let file = |name: &str, text: &str| {
+        fs::write(folder.path(name), text).expect("written");
+        folder.path(name).to_str().expect("text").to_owned()
+    };
+    let (password, wrong, empty) = (file("password", "s3cret\n"), file("wrong", "other\n"), file("empty", "\n"));
+    let config = file("c.json", &format!(r#"{{"topology": {{"node": "{url}"}}, "password_file": "{password}"}}"#));
+    let commands = [
+        (&["run", &name, "--", "true"][..], 0),
+        (&["inspect", &name], 1),
+        (&["list"], 0),
+        (&["force-release", &name, "--yes"], 1),
+        (&["doctor"], 0),
+    ];
+    for (command, code) in commands {
+        let by_option = at(&url, &[&["--password-file", &password], command].concat());
+        let mut by_variable = at(&url, command);
+        by_variable.env("RWLOCK_PASSWORD_FILE", &password);
+        let mut by_config = at(&url, &[&["--config", &config], command].concat());
+        by_config.env_remove("RWLOCK_NODE");
+        for command in [by_option, by_variable, by_config] {
+            let said = said(command);
+            assert!(said.code == Some(code) && !said.err.contains("s3cret"), "{said:?}");
+        }
+    }
+    let doctor = said(at(&url, &["--password-file", &wrong, "doctor"]));
+    assert!(doctor.code == Some(1) && doctor.out.contains("the password in the file"), "{doctor:?}");
+    let missing = folder.path("missing").to_str().expect("text").to_owned();
+    let two = url.replace("redis://", "redis://:s3cret@");
+    for (url, path, part) in [(&url, &missing, "missing"), (&url, &empty, "is empty"), (&two, &password, "the URL")] {
+        for command in [&["run", &name, "--", "true"][..], &["inspect", &name], &["doctor"]] {
+            let said = said(at(url, &[&["--password-file", path], command].concat()));
+            let is_named = said.err.contains("--password-file: ") && said.err.contains(part);
+            assert!(said.code == Some(78) && is_named && !said.err.contains("s3cret"), "{said:?}");
+        }
+    }
+}
+
+#[test]
 fn wrong_values_are_called_as_they_were_given() {
     let (folder, url) = (Folder::new(), SERVER.url());
     let file = |name: &str, fields: &str| {

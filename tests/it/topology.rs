@@ -8,6 +8,7 @@ use redis_rwlock::{Build, Builder, Error, RwLockManager};
 use crate::wait::soon;
 
 mod announced;
+mod rotated;
 mod sentinels;
 #[cfg(feature = "tls")]
 mod tls;

@@ -71,6 +71,9 @@ pub(crate) struct Servers {
     /// A JSON file with the fields of `redis_rwlock::Config`; also by `RWLOCK_CONFIG`.
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// A file with the password of the servers; a line break at its end is not part of it.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) password_file: Option<PathBuf>,
     /// What the keys begin with; `rwlock` by default.
     #[arg(long, global = true, value_name = "PREFIX")]
     pub(crate) key_prefix: Option<String>,

@@ -107,6 +107,9 @@ impl Surveyed {
     fn tell_failures(&self, settings: &Settings, findings: &mut Findings) {
         let user = rights::user(settings);
         let login = match (self.surveys.is_empty(), &*user) {
+            (true, _) if settings.path("PASSWORD_FILE").is_some() => {
+                "check the user in the URL and the password in the file".to_owned()
+            }
             (true, _) => "check user and password in the URL".to_owned(),
             (false, "default") => "give it the password of the others: passwords are not replicated".to_owned(),
             (false, user) => {

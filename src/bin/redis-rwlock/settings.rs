@@ -21,13 +21,14 @@ const PREFIX: &str = "RWLOCK";
 /// They are one option in several variables.
 const TOPOLOGY: [&str; 4] = ["NODE", "CLUSTER", "SENTINEL_PRIMARY", "SENTINEL_URLS"];
 /// Options of the command line, by the names of the variables that say the same.
-const OF_COMMAND_LINE: [(&str, &str); 9] = [
+const OF_COMMAND_LINE: [(&str, &str); 10] = [
     ("CLUSTER", "--cluster"),
     ("KEY_PREFIX", "--key-prefix"),
     ("LABEL", "--label"),
     ("LEASE", "--lease"),
     ("MAX_HOLD", "--max-hold"),
     ("NODE", "--url"),
+    ("PASSWORD_FILE", "--password-file"),
     ("SENTINEL_PRIMARY", "--sentinel"),
     ("SENTINEL_URLS", "--sentinel"),
     ("WAIT_TIMEOUT", "--wait"),
@@ -177,7 +178,6 @@ impl Settings {
         self.get(name)?.to_str()
     }
 
-    #[cfg(feature = "tls")] // certificates are all that is in files
     pub(crate) fn path(&self, name: &str) -> Option<&Path> {
         self.get(name).map(Path::new)
     }
@@ -230,7 +230,7 @@ fn environment(output: Output) -> Result<Layer, Failure> {
 }
 
 fn command_line(servers: &Servers) -> Result<Layer, Failure> {
-    let Servers { url, cluster, sentinel, config: _, key_prefix, label } = servers;
+    let Servers { url, cluster, sentinel, config: _, password_file, key_prefix, label } = servers;
     let mut options = Layer::new();
     let mut put = |name: &str, value: Option<&str>| {
         let set = |value: &str| (name.to_owned(), Setting { value: value.into(), source: Source::CommandLine });
@@ -249,6 +249,10 @@ fn command_line(servers: &Servers) -> Result<Layer, Failure> {
     }
     put("KEY_PREFIX", key_prefix.as_deref());
     put("LABEL", label.as_deref());
+    if let Some(path) = password_file {
+        let setting = Setting { value: path.into(), source: Source::CommandLine };
+        options.insert("PASSWORD_FILE".to_owned(), setting);
+    }
     Ok(options)
 }
 

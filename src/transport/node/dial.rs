@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redis::{AsyncConnectionConfig, Cmd, ConnectionAddr, PushInfo, RedisConnectionInfo, RedisError, Value};
+use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionAddr, PushInfo, RedisConnectionInfo, RedisError, Value};
 
 use super::connection::{Connection, Request};
 use super::ears::Ears;
@@ -24,6 +24,7 @@ use crate::backoff::Backoff;
 use crate::lease::{Anchor, Moment};
 use crate::transport::fault::{self, Fault};
 use crate::transport::pushed::Hear;
+use crate::transport::secrets::Peer;
 
 /// Requests that may queue up in front of one connection: more than may be under way.
 const PIPELINE_BUFFER: usize = 1024;
@@ -156,6 +157,7 @@ impl Lines {
     /// Connects, and asks the server what it is and what its clock says. A replica is taken where a primary is wanted only if no
     /// address has one.
     pub(super) async fn dial(&self, sharing: Sharing) -> Result<Arc<Live>, DialFault> {
+        let client = self.secrets.renewed(&self.client, Peer::Server).await;
         let (mut tried, mut replica, mut failed) = (Vec::new(), None, None);
         loop {
             let is_closed = Arc::<AtomicBool>::default();
@@ -166,7 +168,7 @@ impl Lines {
             };
             let (peer, others) = (reached.peer, reached.others);
             let ears = Ears::new(Arc::clone(&is_closed), self.on_loss.clone());
-            match self.greet(reached, ears, &is_closed, sharing).await {
+            match self.greet(&client, reached, ears, &is_closed, sharing).await {
                 Ok((live, Found::Wanted)) => {
                     if let Some(peer) = peer.filter(|_| others > 0 || !tried.is_empty()) {
                         self.note_primary(peer, &is_closed);
@@ -185,11 +187,12 @@ impl Lines {
 
     /// Connects for what is subscribed, where the primary is as far as is known.
     pub(super) async fn dial_link(&self, on_loss: OnLoss, hear: Hear) -> Result<Connection, DialFault> {
+        let client = self.secrets.renewed(&self.client, Peer::Server).await;
         let is_closed = Arc::<AtomicBool>::default();
         self.register(&is_closed, Some(Arc::clone(&on_loss)));
         let reached = self.reach(Choice::Primary).await?;
         let ears = Ears::new(is_closed, Some(on_loss)).hearing(hear);
-        Ok(self.log_in(reached, ears, &[]).await?.0)
+        Ok(self.log_in(&client, reached, ears, &[]).await?.0)
     }
 
     async fn reach(&self, choice: Choice<'_>) -> Result<Reached, DialFault> {
@@ -236,12 +239,13 @@ impl Lines {
     /// Logs in, and asks these questions with that. What the server says of itself was looked at.
     async fn log_in(
         &self,
+        client: &Client,
         reached: Reached,
         ears: Ears,
         questions: &[Request<'_>],
     ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
-        let (budget, settings) = (self.limits.response_timeout, self.client.get_connection_info());
-        let Some(stream) = reached.stream else { return self.log_in_by_library(ears, questions).await };
+        let (budget, settings) = (self.limits.response_timeout, client.get_connection_info());
+        let Some(stream) = reached.stream else { return self.log_in_by_library(client, ears, questions).await };
         let login = login(settings.redis_settings());
         let count = login.len() - 1 + questions.len();
         let (wire, mut opening) = Wire::open(stream, ears, count, |bytes| {
@@ -264,6 +268,7 @@ impl Lines {
 
     async fn log_in_by_library(
         &self,
+        client: &Client,
         ears: Ears,
         questions: &[Request<'_>],
     ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
@@ -273,7 +278,7 @@ impl Lines {
             Ok::<_, std::convert::Infallible>(())
         };
         let config = library(timeout * TLS_BUDGET).set_push_sender(hear);
-        let connecting = self.client.get_multiplexed_async_connection_with_config(&config);
+        let connecting = client.get_multiplexed_async_connection_with_config(&config);
         let connected = self.in_step(Step::Tls, timeout * TLS_BUDGET, connecting).await;
         let connection = connected.map(Connection::Library).map_err(without_tls)?;
         let hello = redis::cmd("HELLO");
@@ -291,6 +296,7 @@ impl Lines {
 
     async fn greet(
         &self,
+        client: &Client,
         reached: Reached,
         ears: Ears,
         is_closed: &Arc<AtomicBool>,
@@ -303,7 +309,7 @@ impl Lines {
             questions.push(Request::Command(&info));
         }
         let sent = self.clock.now();
-        let (connection, hello, mut answers) = self.log_in(reached, ears, &questions).await?;
+        let (connection, hello, mut answers) = self.log_in(client, reached, ears, &questions).await?;
         if self.limits.role == Role::Voter
             && let Some(uptime) = answers.pop().and_then(|info| parse_uptime(&info))
         {

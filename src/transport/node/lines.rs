@@ -32,6 +32,7 @@ use crate::transport::conditions::Conditions;
 use crate::transport::fault::Fault;
 use crate::transport::node::Limits;
 use crate::transport::outages::Outages;
+use crate::transport::secrets::Secrets;
 
 /// After a failed dial others are told the same for this long, instead of queueing up to dial one after the other.
 const DIAL_PAUSE: Duration = Duration::from_millis(50);
@@ -43,6 +44,7 @@ pub(super) struct Lines {
     pub(super) shown: Arc<str>,
     pub(super) id: NodeId,
     pub(super) client: Client,
+    pub(super) secrets: Arc<Secrets>,
     pub(super) on_loss: Option<OnLoss>,
     pub(super) departures: Mutex<Departures>,
     /// The last step on the way to a connection.
@@ -161,6 +163,7 @@ impl Lines {
             shown,
             id,
             client,
+            secrets: reports.secrets,
             on_loss: reports.on_loss,
             departures: Mutex::default(),
             step: Mutex::new(None),

@@ -55,8 +55,8 @@ async fn in_cluster(cluster: &Cluster, pace: Pace) -> (Push, Arc<Fleet>) {
     let fleet = Fleet::cluster(
         infos(&cluster.urls()),
         &Access::default(),
+        &Reports::for_test().secrets,
         &options,
-        Clock::System,
         home(),
         &Reports::for_test().conditions,
     )
@@ -336,8 +336,8 @@ async fn a_channel_follows_the_primary_behind_sentinels() {
         sentinels.primary_name(),
         infos(&sentinels.urls()),
         &Access::default(),
+        &Reports::for_test().secrets,
         &options,
-        Clock::System,
         home(),
         &Reports::for_test().conditions,
     );

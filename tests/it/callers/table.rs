@@ -13,15 +13,16 @@ fn last_cells(text: &str) -> Vec<&str> {
     rows.filter_map(|row| row.rsplit_once(" | ")).map(|(_, last)| last).filter(|last| *last != "test").collect()
 }
 
-/// Whether `module::…::name` is a function of these tests, one in the sources, where `tests` may be within its module's file, or
-/// with `fork-test::` one of that package.
+/// Whether `module::…::name` is a function of these tests, one in the sources, or with `fork-test::` one of that package. The last
+/// module may be within the file of the one above it.
 fn exists(test: &str) -> bool {
     let Some((module, name)) = test.rsplit_once("::") else {
         return false;
     };
-    let outer = module.strip_suffix("::tests").unwrap_or(module);
+    let outer = module.rsplit_once("::").map_or(module, |(outer, _)| outer);
     let of_forks = module.strip_prefix("fork-test::").unwrap_or(module);
-    let places = [("tests/it", module), ("src", module), ("src", outer), ("fork-test/tests", of_forks)];
+    let places =
+        [("tests/it", module), ("tests/it", outer), ("src", module), ("src", outer), ("fork-test/tests", of_forks)];
     places.iter().any(|(folder, module)| {
         let file = root().join(folder).join(module.replace("::", "/")).with_extension("rs");
         fs::read_to_string(file).is_ok_and(|text| text.contains(&format!("fn {name}(")))

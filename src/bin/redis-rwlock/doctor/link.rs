@@ -100,7 +100,13 @@ fn connection_info(address: &str, settings: &Settings) -> Result<ConnectionInfo,
     let place = settings.place();
     // The library has read it already. Its own words may quote the URL, password and all.
     let unusable = |_| Exit::from_text("the URL cannot be read");
-    let info = place.first_url().into_connection_info().map_err(unusable)?;
+    let mut info = place.first_url().into_connection_info().map_err(unusable)?;
+    if let Some(path) = settings.path("PASSWORD_FILE") {
+        let password = std::fs::read_to_string(path).map_err(Exit::system)?;
+        let password = password.strip_suffix('\n').map_or(&*password, |line| line.strip_suffix('\r').unwrap_or(line));
+        let redis = info.redis_settings().clone().set_password(password);
+        info = info.set_redis_settings(redis);
+    }
     match place {
         Place::Node(_) => Ok(info),
         _ => at(info, address).ok_or_else(|| Exit::from_text("its address cannot be read")),

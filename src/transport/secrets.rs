@@ -1,0 +1,169 @@
+//! Passwords and certificates. Those in files are read for each connection, since operators replace them while services run.
+//!
+//! A file that cannot be read or used, for it is just being replaced, changes nothing: what was read last stays in use. Files are
+//! read on threads for blocking work: a file system that hangs holds up no connection for longer than [`MAX_READ`], and no more
+//! than one thread for each secret.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::{Client, ConnectionInfo, RedisConnectionInfo};
+use tokio::sync::Semaphore;
+
+use crate::error::{Error, Result};
+use crate::events;
+use crate::shield::shielded;
+use crate::topology::{Tls, Topology};
+use crate::transport::address::equipped;
+
+/// Longest time that a connection waits for one of its files. The time for connecting itself begins after it.
+const MAX_READ: Duration = Duration::from_secs(1);
+
+/// The passwords and certificates of one manager.
+pub(crate) struct Secrets {
+    password: Option<Kept<PathBuf, String>>,
+    tls: Kept<Tls, Tls>,
+}
+
+/// A secret as it was read last, and where it is read again.
+struct Kept<Place, Secret> {
+    from: Place,
+    read: Arc<Mutex<Secret>>,
+    /// Held by the thread that reads it.
+    reading: Arc<Semaphore>,
+    /// A log line has said that it cannot be read again.
+    is_told: AtomicBool,
+}
+
+/// The server that a connection is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Peer {
+    /// Server of locks.
+    Server,
+    /// Sentinel, with a password of its own if its URL has one.
+    Sentinel,
+}
+
+impl Secrets {
+    /// Reads all files for the first time.
+    pub(crate) fn of(topology: &Topology) -> Result<Self> {
+        Self::new(topology.certificates(), topology.access()?.password_file.as_deref())
+    }
+
+    /// Reads all files for the first time.
+    pub(super) fn new(tls: &Tls, password_file: Option<&Path>) -> Result<Self> {
+        let password = match password_file {
+            Some(path) => Some(Kept::new(path.to_owned(), read_password(path)?)),
+            None => None,
+        };
+        Ok(Self { password, tls: Kept::new(tls.clone(), tls.clone().read()?) })
+    }
+
+    /// Refuses second passwords: those of URLs that stand for the servers which the file is for.
+    pub(super) fn check(&self, infos: &[ConnectionInfo]) -> Result<()> {
+        if self.password.is_some() && infos.iter().any(|info| info.redis_settings().password().is_some()) {
+            return Err(Error::InvalidOption {
+                option: "password_file",
+                reason: "the URL has a password as well: leave one of them out".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Certificates and keys as they were read last.
+    pub(super) fn certificates(&self) -> Tls {
+        self.tls.read.lock().clone()
+    }
+
+    /// Returns what the client connects with, with the secrets that are in the files now.
+    pub(super) async fn renewed(&self, client: &Client, peer: Peer) -> Client {
+        if let Some(password) = &self.password {
+            password.read_again(|path| read_password(path)).await;
+        }
+        if self.tls.from.has_files() {
+            self.tls.read_again(|tls| tls.clone().read().and_then(usable)).await;
+        } else if self.password.is_none() {
+            return client.clone();
+        }
+        let info = self.with_password(client.get_connection_info().clone(), peer);
+        let tls = self.certificates();
+        // They were usable when they were read.
+        equipped(info, &tls)
+            .and_then(|info| Client::open(info).map_err(|_| unusable()))
+            .unwrap_or_else(|_| client.clone())
+    }
+
+    fn with_password(&self, info: ConnectionInfo, peer: Peer) -> ConnectionInfo {
+        let settings = info.redis_settings();
+        match &self.password {
+            Some(_) if peer == Peer::Sentinel && settings.password().is_some() => info,
+            Some(password) => {
+                let settings: RedisConnectionInfo = settings.clone().set_password(&*password.read.lock());
+                info.set_redis_settings(settings)
+            }
+            None => info,
+        }
+    }
+}
+
+impl<Place: Clone + Send + Sync + 'static, Secret: Send + 'static> Kept<Place, Secret> {
+    fn new(from: Place, read: Secret) -> Self {
+        let reading = Arc::new(Semaphore::new(1));
+        Self { from, read: Arc::new(Mutex::new(read)), reading, is_told: AtomicBool::new(false) }
+    }
+
+    /// Reads it again. What cannot be read changes nothing.
+    async fn read_again(&self, read: impl FnOnce(&Place) -> Result<Secret> + Send + 'static) {
+        let (from, last, turn) = (self.from.clone(), Arc::clone(&self.read), Arc::clone(&self.reading));
+        let reading = async {
+            // The semaphore is never closed. The permit stays with the thread, however long that reads.
+            let turn = turn.acquire_owned().await;
+            let reading = tokio::task::spawn_blocking(move || {
+                // Until it is stored: a reader that was slower must not bring the secret of before back.
+                let _turn = turn;
+                read(&from).map(|read| *last.lock() = read)
+            });
+            reading.await
+        };
+        let error = match tokio::time::timeout(MAX_READ, reading).await {
+            Ok(Ok(Ok(()))) => return self.is_told.store(false, Ordering::Relaxed),
+            Ok(Ok(Err(Error::InvalidOption { option, reason }))) => format!("{option}: {reason}"),
+            Ok(Ok(Err(error))) => error.to_string(),
+            Ok(Err(_)) => "it could not be read".to_owned(),
+            Err(_) => format!("it could not be read within {MAX_READ:?}"),
+        };
+        if !self.is_told.swap(true, Ordering::Relaxed) {
+            shielded(|| events::secret_kept(&error));
+        }
+    }
+}
+
+/// Refuses certificates that no connection could use, for a key that is new already and a certificate that is not yet.
+fn usable(tls: Tls) -> Result<Tls> {
+    crate::transport::address::check_certificates(&tls)?;
+    Ok(tls)
+}
+
+fn unusable() -> Error {
+    Error::InvalidOption { option: "tls", reason: "the certificates cannot be used".to_owned() }
+}
+
+/// A line break at the end, which editors leave there, is not part of it.
+fn read_password(path: &Path) -> Result<String> {
+    let invalid =
+        |reason: &str| Error::InvalidOption { option: "password_file", reason: format!("{} {reason}", path.display()) };
+    let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
+        // The text of the error is fixed: nothing of the file is in it.
+        io::ErrorKind::InvalidData => invalid("is not UTF-8"),
+        _ => invalid(&format!("cannot be read: {error}")),
+    })?;
+    let password = text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
+    if password.is_empty() {
+        return Err(invalid("is empty"));
+    }
+    Ok(password.to_owned())
+}
