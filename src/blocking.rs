@@ -352,6 +352,30 @@ impl<M: RwLockManager> Blocking<M> {
     pub fn close(&self) -> Result<()> {
         self.background.block_on(self.manager.close())
     }
+
+    /// Waits until everything that was dropped is released: guards, and acquisitions that had asked the server. The manager goes on.
+    ///
+    /// # Errors
+    ///
+    /// As [`RwLockManager::flush`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::MemoryManager;
+    /// use redis_rwlock::blocking::Blocking;
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let manager = Blocking::over(MemoryManager::new())?;
+    /// drop(manager.write("cfg").wait()?);
+    /// manager.flush()?;
+    /// assert!(manager.inspect("cfg")?.holders.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn flush(&self) -> Result<()> {
+        self.background.block_on(self.manager.flush())
+    }
 }
 
 /// An acquisition that is being put together; [`wait`](Acquire::wait) takes the lock.

@@ -419,6 +419,27 @@ impl Engine {
         self.releases.settled().await;
     }
 
+    /// Returns when nothing that was dropped is left on the servers. If no release comes to its end for `unreachable_after`, that is an
+    /// error.
+    pub(crate) async fn flush(&self) -> Result<()> {
+        in_runtime()?;
+        let began = self.clock.now();
+        // A server that answers leaves a release open for so long, if a copy of its acquisition may be late.
+        let late = self.stray_span() + self.options.response_timeout * 2;
+        let patience = self.options.unreachable_after.max(late);
+        loop {
+            let (ended, now) = (self.releases.ended(), self.clock.now());
+            tokio::select! {
+                biased;
+                () = self.releases.flushed() => return Ok(()),
+                () = self.clock.sleep_until(now.after(patience)) => {}
+            }
+            if self.releases.ended() == ended {
+                return Err(Error::unreachable("".into(), self.clock.now().since(began), None));
+            }
+        }
+    }
+
     /// No new holds; all that are there are lost to their guards first, then given back.
     pub(crate) async fn close(&self) -> Result<()> {
         let closed = pin!(self.close_here());

@@ -72,7 +72,7 @@ pub enum Error {
     /// No server answered in time. Whether the request was carried out is unknown; if it was, it ends with its lease.
     #[non_exhaustive]
     Unreachable {
-        /// The lock's name; empty when it was a manager that could not connect or close.
+        /// The lock's name; empty when it was a manager that could not connect, close or flush.
         lock: Arc<str>,
         /// How long it was tried.
         waited: Duration,

@@ -428,6 +428,46 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         let engine = Arc::clone(self.engine());
         Box::pin(async move { engine.close().await })
     }
+
+    /// Waits until everything that was dropped is released: guards, and acquisitions whose futures were dropped after they had asked
+    /// the server. The manager goes on: guards that are there stay held, and acquisitions that wait go on. A hold that is
+    /// [kept](Builder::idle_hold) stays kept.
+    ///
+    /// A drop is told to the servers in the background. A program that ends right after it may end first: then a lock stays held for
+    /// the rest of its lease, and a place in the queue may be granted for a claim of 3 s. So let a program end with this, or with
+    /// [`close`](Self::close). What is dropped while this waits is waited for as well.
+    ///
+    /// A request whose answer never came may be carried out for two [response timeouts](Builder::response_timeout); if its future was
+    /// dropped, this waits for that long.
+    ///
+    /// # Errors
+    ///
+    /// [`Unreachable`](Error::Unreachable) if no release came to its end, by an answer or with its lease, for
+    /// [`unreachable_after`](Builder::unreachable_after), or for four response timeouts and the clock skew if that is longer. The
+    /// background goes on. [`InvalidOption`](Error::InvalidOption) outside of a tokio runtime.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: dropping the future changes nothing, and the releases go on.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::{MemoryManager, RwLockManager};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new();
+    /// drop(manager.write("cfg").await?);
+    /// manager.flush().await?;
+    /// assert!(manager.inspect("cfg").await?.holders.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
+    fn flush(&self) -> BoxFuture<'static, Result<()>> {
+        let engine = Arc::clone(self.engine());
+        Box::pin(async move { engine.flush().await })
+    }
 }
 
 fn tell_forced(key: &Key, ended: &[HolderView]) {

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -49,6 +49,8 @@ pub(crate) struct Releases {
     unsettled: AtomicUsize,
     /// The releases among them.
     departing: AtomicUsize,
+    /// Releases that came to their end, by an answer or with the lease.
+    ended: AtomicU64,
     settled: Notify,
     /// The manager and all its guards are gone: what is left to be told is the last.
     stopped: AtomicBool,
@@ -88,6 +90,7 @@ impl Releases {
             at_hand: AtHand::new(response_timeout),
             unsettled: AtomicUsize::new(0),
             departing: AtomicUsize::new(0),
+            ended: AtomicU64::new(0),
             settled: Notify::new(),
             stopped: AtomicBool::new(false),
             #[cfg(test)]
@@ -290,13 +293,27 @@ impl Releases {
         self.departing.load(Ordering::SeqCst) > 0
     }
 
+    /// How many releases have come to their end so far.
+    pub(crate) fn ended(&self) -> u64 {
+        self.ended.load(Ordering::Relaxed)
+    }
+
     /// Returns when the server knows of all releases so far, or has forgotten them.
     pub(crate) async fn settled(&self) {
+        self.until_none(&self.unsettled).await;
+    }
+
+    /// The same, without those that a caller waits for, and without acquisitions that go on.
+    pub(crate) async fn flushed(&self) {
+        self.until_none(&self.departing).await;
+    }
+
+    async fn until_none(&self, count: &AtomicUsize) {
         loop {
             let settled = self.settled.notified();
             tokio::pin!(settled);
             settled.as_mut().enable();
-            if self.unsettled.load(Ordering::SeqCst) == 0 {
+            if count.load(Ordering::SeqCst) == 0 {
                 return;
             }
             settled.await;
@@ -375,9 +392,13 @@ impl Drop for Underway {
         if let Some(hold) = self.hold.take() {
             releases.unblock(&hold);
         }
-        if releases.departing.fetch_sub(1, Ordering::SeqCst) == 1 && releases.is_stopped() {
-            // The drivers end with the last one, and may not be who has told it.
-            releases.wake.all();
+        releases.ended.fetch_add(1, Ordering::Relaxed);
+        if releases.departing.fetch_sub(1, Ordering::SeqCst) == 1 {
+            releases.settled.notify_waiters();
+            if releases.is_stopped() {
+                // The drivers end with the last one, and may not be who has told it.
+                releases.wake.all();
+            }
         }
     }
 }

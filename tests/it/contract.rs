@@ -1,6 +1,7 @@
 //! What every manager promises, whatever it keeps its locks on.
 
 mod exclusion;
+mod flush;
 mod guards;
 mod lease;
 mod limits;

@@ -11,7 +11,7 @@ use super::at_hand::{LEAST_PATIENCE, MOST};
 use super::*;
 use crate::engine::acquire::{Patience, acquire};
 use crate::engine::{Engine, Held};
-use crate::error::LossReason;
+use crate::error::{Error, LossReason};
 use crate::options::{Options, Overrides, Terms};
 use crate::scheme::Mode;
 use crate::scheme::memory::{Memory, Store};
@@ -320,5 +320,51 @@ async fn close_tells_of_a_hold_that_was_lost_just_before() {
     let held = stage.take("cfg").await;
     assert!(held.hold().lose(LossReason::MaxHold), "no driver has seen it yet");
     stage.engine.close().await.expect("the server knows");
+    assert_eq!(stage.holders("cfg").await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn flush_waits_for_the_answer_and_for_nobody_else() {
+    let stage = Stage::new();
+    let (other, held) = (stage.take("other").await, stage.take("cfg").await);
+    let word = stage.next_leave_waits();
+    drop(held);
+    let mut flush = Box::pin(stage.engine.flush());
+    assert!(tokio::time::timeout(Duration::from_millis(1), &mut flush).await.is_err(), "it is not answered");
+    word.send(()).expect("it is waited for");
+    flush.await.expect("it is answered");
+    assert_eq!((stage.holders("cfg").await, stage.holders("other").await), (0, 1));
+    drop(other);
+}
+
+#[tokio::test(start_paused = true)]
+async fn flush_without_an_answer_is_an_error_in_time() {
+    let stage = Stage::new();
+    let held = stage.take("cfg").await;
+    for _ in 0..10_000 {
+        stage.scheme.next_leave(Fate::Cut);
+    }
+    let began = stage.engine.clock.now();
+    drop(held);
+    let error = stage.engine.flush().await.expect_err("no server answers");
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    let took = stage.engine.clock.now().since(began);
+    let patience = stage.engine.options().unreachable_after;
+    assert!(took >= patience && took < patience + Duration::from_secs(1), "{took:?}");
+}
+
+/// Between two answers there may be the whole time in which a copy can be late.
+#[tokio::test(start_paused = true)]
+async fn flush_waits_for_a_copy_that_may_be_late_for_longer_than_a_server_may_be_silent() {
+    let (response_timeout, unreachable_after) = (Duration::from_secs(4), Duration::from_secs(5));
+    let stage = Stage::with(Options { response_timeout, unreachable_after, ..Options::default() });
+    let (_word, answer) = oneshot::channel();
+    stage.scheme.next_acquire(Fate::Answered(answer));
+    let mut asks = Box::pin(stage.take("cfg"));
+    assert!(asks.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it is not answered");
+    drop(asks);
+    let began = stage.engine.clock.now();
+    stage.engine.flush().await.expect("the server answers");
+    assert!(stage.engine.clock.now().since(began) > unreachable_after, "a copy was under way");
     assert_eq!(stage.holders("cfg").await, 0);
 }
