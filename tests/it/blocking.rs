@@ -46,6 +46,7 @@ for_threads![
     nesting_can_be_switched_off,
     nesting_can_have_an_owner,
     waiting_thread_gets_in_after_a_release,
+    confirmed_tells_a_loss,
     guard_tells_what_the_asynchronous_one_tells,
     force_and_inspect_work,
     close_frees_all_holds,
@@ -219,6 +220,55 @@ fn waiting_thread_gets_in_after_a_release<M: Build>(make: &dyn Fn() -> Blocking<
             waiting.join().expect("no panic");
         });
     }
+}
+
+/// Where a server grants to its queue.
+mod confirmed_after_a_wait_has_the_whole_lease {
+    #[test]
+    fn memory() {
+        let first = redis_rwlock::blocking::MemoryManager::new().expect("a thread starts");
+        super::has_the_whole_lease_after_a_wait(&|| first.peer().expect("a thread starts"));
+    }
+
+    #[test]
+    fn hash_on_redis_7_0() {
+        super::has_the_whole_lease_after_a_wait(&super::on_hash(cluster_testenv::Server::Redis70));
+    }
+}
+
+fn has_the_whole_lease_after_a_wait<M: Build>(make: &dyn Fn() -> Blocking<M>) {
+    // Ten claims.
+    let (manager, other, lease) = (make(), make(), Duration::from_secs(30));
+    let before = manager.write("cfg").wait().expect("granted");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let guard = other.write("cfg").lease(lease).wait_timeout(BOUND).wait().expect("granted");
+            guard.confirmed().expect("confirmed");
+            let (here, there) = (guard.remaining(), other.inspect("cfg").expect("inspected").holders[0].remaining);
+            assert!(here > lease * 2 / 3 && there > lease * 2 / 3, "{here:?} here, {there:?} there");
+            guard.release().expect("released");
+        });
+        let since = Instant::now();
+        while manager.inspect("cfg").expect("inspected").waiters.is_empty() {
+            assert!(since.elapsed() < BOUND, "nobody waits");
+            std::thread::yield_now();
+        }
+        before.release().expect("released");
+        waiting.join().expect("no panic");
+    });
+}
+
+fn confirmed_tells_a_loss<M: Build>(make: &dyn Fn() -> Blocking<M>) {
+    let (manager, operator) = (make(), make());
+    let guard = manager.write("cfg").fixed_lease(Duration::from_secs(1)).wait().expect("granted");
+    operator.force_release("cfg").expect("forced");
+    let since = Instant::now();
+    while guard.state() == HoldState::Held {
+        assert!(since.elapsed() < BOUND, "it is not lost");
+        std::thread::yield_now();
+    }
+    let error = guard.confirmed().expect_err("it is over");
+    assert!(matches!(error, Error::Lost { .. }), "{error:?}");
 }
 
 fn guard_tells_what_the_asynchronous_one_tells<M: Build>(make: &dyn Fn() -> Blocking<M>) {
