@@ -21,6 +21,11 @@ fn waits_at(attempt: &AttemptFacts, index: usize) -> bool {
     attempt.index < index && attempt.ended.is_none_or(|(_, ended)| ended > index)
 }
 
+/// Whether its limit is over: it asks for nothing more, and takes its place back.
+fn gives_up(attempt: &AttemptFacts, now: Micros) -> bool {
+    attempt.wish.wait_ms.is_some_and(|wait_ms| attempt.asked + wait_ms * MS <= now)
+}
+
 pub(super) fn local_order(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("6 local order");
     for (at, now, what) in facts.each() {
@@ -36,7 +41,7 @@ pub(super) fn local_order(facts: &Facts<'_>) -> Findings {
             let before = other.wish.mode == Mode::Write && other.index < served.index;
             // What was handed to it was over when it looked: it begins again.
             let stood_still = facts.asleep(other, other.asked, now) > 0;
-            let waits = queues(other) && waits_at(other, at) && !stood_still;
+            let waits = queues(other) && waits_at(other, at) && !stood_still && !gives_up(other, now);
             if same && before && waits && !offer_was_lost(facts, other, at) {
                 findings.add(at, format!("attempt {number} is served before attempt {other_number}, which came first"));
             }
@@ -101,7 +106,7 @@ pub(super) fn local_phases(facts: &Facts<'_>) -> Findings {
             let waits = writer.wish.mode == Mode::Write && queues(writer) && waits_at(writer, guard.index);
             // Nobody knows whether it is polled again.
             let stood_still = facts.asleep(writer, writer.asked, guard.granted) > 0;
-            if same && waits && writer.index < reader.index && !stood_still {
+            if same && waits && writer.index < reader.index && !stood_still && !gives_up(writer, guard.granted) {
                 findings.add(guard.index, format!("attempt {} joins though writer {number} waits", guard.attempt));
             }
         }
