@@ -243,18 +243,17 @@ impl HoldRecord {
             record.keep = Some(keep);
             word.into_iter().for_each(|word| record.hears(word, now));
         }
-        record.apply(grant, rules);
+        record.apply(grant, now, rules);
         (record, share_id)
     }
 
     /// Takes over what the server granted at some moment before now. The deadline does not move back, unless the server has lost
     /// what it had granted before.
-    fn apply(&mut self, grant: Grant, rules: &Rules) {
+    fn apply(&mut self, grant: Grant, now: Moment, rules: &Rules) {
         let Grant { sent, remaining, asked } = grant;
-        // What is left on the server may be less than what this process counts on: as after a failover, where the new primary does
-        // not know the last renewal. Nobody knows when between the request and now the server read its clock, so it counts from
-        // the request.
-        if self.granted_until > sent.after(remaining) && self.answered <= sent {
+        // What is left on the server is less than what this process counts on: as after a failover, where the new primary does
+        // not know the last renewal.
+        if self.granted_until > now.after(remaining) && self.answered <= sent {
             self.granted_until = sent;
             self.asked_until = sent;
         }

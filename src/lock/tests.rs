@@ -504,23 +504,6 @@ async fn deadline_moves_back_only_if_the_server_has_lost_a_renewal() {
     assert!(woken.0.load(Ordering::SeqCst), "whoever waits for its end looks again");
 }
 
-/// The server read its clock at some moment between the request and the answer, which took long. Whichever it was: what it has is over
-/// then.
-#[test]
-fn deadline_counts_from_the_request_when_the_server_may_have_lost_a_renewal() {
-    const LEFT: Duration = LEASE.saturating_mul(5);
-    let table = table();
-    let (hold, _) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 5, 1);
-    let renewed = now();
-    hold.renewed(Grant { sent: renewed, remaining: LEASE * 6, asked: LEASE * 6 }, renewed);
-    let sent = renewed.after(secs(1));
-    // By the time of the answer it could be all of it, by that of the request it is not.
-    let answered = sent.after(LEASE);
-    assert!(sent.after(LEFT) < hold.deadline() && hold.deadline() < answered.after(LEFT));
-    hold.renewed(Grant { sent, remaining: LEFT, asked: LEASE * 6 }, answered);
-    assert!(hold.deadline() <= sent.after(LEFT), "it may be over on the server, and another process inside");
-}
-
 #[derive(Default)]
 struct Woken(AtomicBool);
 

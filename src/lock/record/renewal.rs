@@ -165,7 +165,7 @@ impl HoldRecord {
         self.backoff.reset();
         self.stood_at(grant.sent, rules);
         let deadline = self.deadline();
-        self.apply(grant, rules);
+        self.apply(grant, now, rules);
         if self.deadline() < deadline {
             self.shares.watched().for_each(|(_, end)| signals.changed(Arc::clone(end)));
         }
