@@ -257,9 +257,7 @@ impl HoldRecord {
             self.granted_until = sent;
             self.asked_until = sent;
         }
-        // No copy asked for more. The server may say more when its clock went back, and others would be inside when it is right again.
-        let trusted = remaining.min(self.longest.max(asked));
-        self.granted_until = self.granted_until.max(lease::valid_until(sent, trusted, rules.clock_margin));
+        self.granted_until = self.granted_until.max(lease::valid_until(sent, remaining, rules.clock_margin));
         self.asked_until = self.asked_until.max(sent.after(asked));
         self.asked = asked;
         self.answered = self.answered.max(sent);

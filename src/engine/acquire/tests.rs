@@ -538,23 +538,6 @@ async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
     held.expect("answered").expect("granted").release().await.expect("ours to the end");
 }
 
-/// The server's clock goes back, a renewal is answered with nearly five minutes, the clock is right again, and nothing more is heard.
-#[tokio::test(start_paused = true)]
-async fn hold_is_over_with_its_lease_when_the_clock_of_the_server_went_back_and_forth() {
-    let store = Arc::new(Store::new());
-    let stage = Stage::on(&store, Options::default());
-    let held = stage.take(Mode::Write).await;
-    store.set_back(Duration::from_secs(290));
-    tokio::time::sleep(Duration::from_secs(5)).await;
-    assert!(!stage.scheme.chunks().is_empty(), "it was renewed");
-    let left = held.hold().remaining(held.share_id());
-    assert!((Duration::from_secs(5)..=Duration::from_secs(10)).contains(&left), "{left:?}");
-    store.set_back(Duration::ZERO);
-    store.cut(stage.scheme.memory.wire());
-    tokio::time::sleep(left).await;
-    assert_eq!(held.hold().state_of(held.share_id()), HoldState::Lost(LossReason::Expired));
-}
-
 /// Answers every request of a try with `said`, whether or not its channel is flooded meanwhile: the try is over in time and leaves nothing.
 async fn try_ends_where_the_server_says(said: Acquired) {
     for is_flooded in [false, true] {
