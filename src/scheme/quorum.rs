@@ -146,8 +146,7 @@ impl Quorum {
     }
 
     fn ballot(&self) -> Ballot {
-        // Without a margin, tokens that were granted one after the other would differ by too much.
-        Ballot::new(self.masters.len(), self.margins.clock_margin.max(acquire::HEADROOM))
+        Ballot::new(self.masters.len())
     }
 
     /// Whether a master may remember all that it has granted and that is not over.

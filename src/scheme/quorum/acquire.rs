@@ -7,15 +7,15 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
 use super::traces::Copy;
-use super::votes::{Ballot, Verdict, Vote, Yes, majority};
+use super::votes::{Ballot, Verdict, Vote, Yes};
 use super::{Asked, Heard, NO_TOKEN, Quorum, Said, Voters, answered, finish, granted};
 use crate::attempt::{Answered, Attempt, BoxFuture, Failure, Granted};
 use crate::key::Key;
-use crate::lease::{FencingToken, Moment, ServerTime};
+use crate::lease::{FencingToken, Moment};
 use crate::scheme::{AcquireRequest, Acquired, Floor, IfTaken, Renewal, Renewed};
 
 /// How late a request may arrive for all masters to grant the token that was proposed.
-pub(super) const HEADROOM: Duration = Duration::from_millis(10);
+const HEADROOM: Duration = Duration::from_millis(10);
 
 impl Quorum {
     /// Asks a master for a hold, or to raise the token of the one that it has granted. The copy is counted from before, whether the
@@ -119,12 +119,11 @@ impl Quorum {
         asked
     }
 
-    /// A token that no master's clock has reached which is right, and that is above what they have stored, as far as is known: then
-    /// all of them grant this one, and nothing has to be raised. Nothing is proposed while fewer clocks than a majority are known.
+    /// A token that no master's clock has reached, and that is above what they have stored, as far as is known: then all of them
+    /// grant this one, and nothing has to be raised.
     fn proposed_token(&self) -> FencingToken {
         let now = self.clock.now();
-        let clocks = self.masters.iter().filter_map(|master| master.time_at(now)).collect();
-        let latest = latest_clock(clocks, majority(self.masters.len()), self.margins.clock_margin);
+        let latest = self.masters.iter().filter_map(|master| master.time_at(now)).max();
         let proposed = latest.map_or(0, |latest| latest.after(HEADROOM).as_micros());
         FencingToken::from_wire(proposed).unwrap_or(NO_TOKEN)
     }
@@ -183,31 +182,5 @@ impl Quorum {
                 Renewed::Lost { .. } => Acquired::Contended { retry_in: Duration::from_millis(1) },
             },
         ))
-    }
-}
-
-/// Returns the latest of the clocks that are right: those not more than `max_skew` ahead of the `majority`-th earliest. At least one
-/// of so many is right, and clocks that are right differ by no more. A minority whose clocks are years ahead moves nothing.
-fn latest_clock(mut clocks: Vec<ServerTime>, majority: usize, max_skew: Duration) -> Option<ServerTime> {
-    clocks.sort_unstable();
-    let limit = clocks.get(majority - 1)?.after(max_skew);
-    clocks.into_iter().rfind(|clock| *clock <= limit)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn minority_of_clocks_that_are_wrong_moves_no_proposal() {
-        let latest = |clocks: &[u64]| {
-            let clocks = clocks.iter().map(|us| ServerTime::from_micros(*us)).collect();
-            latest_clock(clocks, 2, Duration::from_millis(100)).map(ServerTime::as_micros)
-        };
-        assert_eq!(latest(&[1_000_000, 1_050_000, 1_090_000]), Some(1_090_000), "all are right");
-        assert_eq!(latest(&[9_000_000_000, 1_000_000, 1_050_000]), Some(1_050_000), "one is ahead");
-        assert_eq!(latest(&[5, 1_000_000, 1_050_000]), Some(1_050_000), "one is behind");
-        assert_eq!(latest(&[9_000_000_000]), None, "one of three is none to go by");
-        assert_eq!(latest(&[]), None);
     }
 }

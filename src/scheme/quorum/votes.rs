@@ -5,13 +5,7 @@
 //! *stored* it or a higher one. It is the least that is not below any of a majority of answers: that majority has a master in
 //! common with whoever was granted before, so it is above that one's token. Masters that granted a lower one are asked to
 //! raise it, and with a majority at or above it every later grant's is higher.
-//!
-//! A master whose clock is far ahead grants tokens that are. Raised everywhere, they would fall back when that master is gone and the
-//! records are forgotten. So a lead of more than the clocks may differ waits for the answers that are missing: a majority of masters
-//! that are right has a lower token in common. Only where they do not answer it counts, for tokens have to grow.
 //! Source: Gifford, "Weighted Voting for Replicated Data" (1979), for the version numbers; the Redlock page for the validity.
-
-use std::time::Duration;
 
 use crate::lease::{FencingToken, Moment};
 
@@ -55,8 +49,6 @@ pub(super) struct Ballot {
     votes: Vec<Option<Vote>>,
     /// What a majority has to store, once there is one that says yes.
     token: Option<FencingToken>,
-    /// Largest difference of clocks that are right, and so of tokens that masters grant at one time.
-    max_skew: Duration,
 }
 
 /// How many of so many are more than half.
@@ -65,8 +57,8 @@ pub(super) fn majority(masters: usize) -> usize {
 }
 
 impl Ballot {
-    pub(super) fn new(masters: usize, max_skew: Duration) -> Self {
-        Self { votes: vec![None; masters], token: None, max_skew }
+    pub(super) fn new(masters: usize) -> Self {
+        Self { votes: vec![None; masters], token: None }
     }
 
     /// The last word of a master counts.
@@ -122,10 +114,6 @@ impl Ballot {
             };
         }
         tokens.sort_unstable();
-        let is_ahead = tokens[needed - 1].as_u64() - tokens[0].as_u64() > self.max_skew.as_micros() as u64;
-        if self.token.is_none() && is_ahead && self.count(|vote| vote.is_none()) > 0 {
-            return Verdict::Open;
-        }
         // Once asked for it stays: what is under way is to reach it.
         let token = *self.token.get_or_insert(tokens[needed - 1]);
         let (stored, below): (Vec<_>, Vec<_>) = self.yes().partition(|(_, yes)| yes.token >= token);
