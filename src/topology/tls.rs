@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 /// The cryptography is that of the process: what the application has installed as the default
 /// `rustls::crypto::CryptoProvider` before it builds a manager, else `ring`, which is then installed.
 ///
-/// Defaults to the public authorities that Mozilla trusts and no client certificate; [`Topology::tls`] has an example.
+/// Defaults to the public authorities that Mozilla trusts and no client certificate; [`Topology::tls`](crate::Topology::tls) has an example.
 /// `Debug` shows neither certificates nor keys.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Tls {
@@ -40,13 +40,13 @@ pub(crate) struct ClientPem {
 }
 
 impl Tls {
-    /// Trusts the public authorities, shows no certificate. Others: see [`Topology::tls`](Topology::tls).
+    /// Trusts the public authorities, shows no certificate. Others: see [`Topology::tls`](crate::Topology::tls).
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Trusts the authorities in this PEM text, one or more, and no other; see [`Topology::tls`](Topology::tls).
+    /// Trusts the authorities in this PEM text, one or more, and no other; see [`Topology::tls`](crate::Topology::tls).
     #[must_use]
     pub fn ca_pem(mut self, certificates: impl Into<Vec<u8>>) -> Self {
         self.ca_pem = Some(certificates.into());
@@ -54,7 +54,7 @@ impl Tls {
     }
 
     /// Shows this certificate, followed by those between it and its authority if there are any, and proves it with its key
-    /// (PKCS #8, PKCS #1 or SEC 1); both as PEM text. See [`Topology::tls`](Topology::tls).
+    /// (PKCS #8, PKCS #1 or SEC 1); both as PEM text. See [`Topology::tls`](crate::Topology::tls).
     #[must_use]
     pub fn client_pem(mut self, certificates: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.client_pem = Some(ClientPem { certificates: certificates.into(), key: key.into() });
