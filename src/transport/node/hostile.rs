@@ -13,9 +13,9 @@ use crate::{Error, HoldState, RedisManager, RwLockManager};
 
 /// Names what the process of a test is to meet.
 const ROLE: &str = "REDIS_RWLOCK_HOSTILE";
-/// Longer than the lease of the hold beside it.
-const MEETING: Duration = Duration::from_secs(5);
-const LEASE: Duration = Duration::from_secs(4);
+/// Longer than the lease of the hold beside it, which outlasts that other tests have both cores for a while.
+const MEETING: Duration = Duration::from_secs(9);
+const LEASE: Duration = Duration::from_secs(8);
 /// Pause between two requests: this process has other things to do.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Most memory that a hostile server may cost, in KiB.
