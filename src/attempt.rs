@@ -173,8 +173,8 @@ pub(crate) enum Notice {
     Used { id: Arc<str> },
 }
 
-/// Notices that are kept for a waiter until it looks. Genuine ones are a few for each attempt; what comes beyond was published by
-/// somebody else, and is dropped: a waiter that finds so many asks the server.
+/// Largest number of notices that are kept for a waiter until it looks. Servers send a few for each attempt; more were published by
+/// another client, and are dropped: a waiter that finds so many asks the server.
 pub(crate) const MAX_NOTICES: usize = 64;
 
 /// Makes the channel between a connection and one waiter.

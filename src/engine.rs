@@ -81,7 +81,7 @@ pub(crate) struct Core {
     pub(crate) scheme: Arc<dyn Scheme>,
     options: Options,
     pub(crate) clock: Clock,
-    /// Where it was built.
+    /// Process in which the engine was built.
     pub(crate) process: Process,
     pub(crate) label: String,
     /// 128 random bits.

@@ -121,7 +121,7 @@ pub enum Error {
     TooManyWaiters {
         /// The lock's name.
         lock: Arc<str>,
-        /// How many acquisitions are under way.
+        /// Number of acquisitions that are under way.
         waiting: usize,
         /// The limit.
         max_waiters: usize,

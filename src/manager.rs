@@ -1108,9 +1108,9 @@ impl<M: Build> Builder<M> {
     /// Bounds the acquisitions of this manager that are under way at once: those that wait, here or at a server, and those that have
     /// just been sent. Defaults to 100,000; `usize::MAX` is no limit.
     ///
-    /// One more fails at once with [`TooManyWaiters`](Error::TooManyWaiters), and nothing is sent; `try_*` count as well. What joins or
-    /// takes over a hold of this process without a request is not counted. A smaller limit turns overload away earlier and bounds
-    /// memory; a larger one lets more tasks wait.
+    /// A further acquisition fails at once with [`TooManyWaiters`](Error::TooManyWaiters), and nothing is sent; `try_*` count as well.
+    /// Acquisitions that join or take over a hold of this process without a request do not count. A smaller limit turns overload away
+    /// earlier and bounds memory; a larger one lets more tasks wait.
     ///
     /// # Errors
     ///

@@ -76,7 +76,7 @@ pub(crate) struct Options {
     pub(crate) clock_margin: Duration,
     pub(crate) reentry: Reentry,
     pub(crate) key_prefix: String,
-    /// What the user calls the manager. By default its host and process: those in which it is built, so it is made then.
+    /// Label of the manager that the user has given. Else `build` makes one of the host and the process in which it runs.
     pub(crate) label: Option<String>,
     pub(crate) published_limits: PublishedLimits,
     /// The locks have these keys, and none under the prefix.
@@ -89,7 +89,7 @@ pub(crate) struct Options {
     pub(crate) idle_holds_max: usize,
     /// How long whoever tries waits for the word of those who keep the lock.
     pub(crate) try_wait: Duration,
-    /// How many acquisitions may be under way.
+    /// Largest number of acquisitions that may be under way.
     pub(crate) max_waiters: usize,
     pub(crate) durability: Durability,
     /// Where background work runs, if not where it belongs by the manager's clock.
@@ -97,7 +97,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// What a manager that is built here and now is called.
+    /// Returns the label of a manager that is built here and now.
     pub(crate) fn label(&self) -> String {
         self.label.clone().unwrap_or_else(default_label)
     }

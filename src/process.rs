@@ -16,10 +16,10 @@ use tokio::task::JoinHandle;
 
 use crate::error::{Error, Result};
 
-/// One process. A copy of it by `fork` is another one, though all that it has in memory is the same.
+/// Identity of a process. Its copy by `fork` is another process, though all that it has in memory is the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
-    /// For messages. The system uses process ids again, so comparing them would not do.
+    /// Process id, for messages only: the system uses ids again, so to compare them would not do.
     id: u32,
     /// Number of forks that led here, as it was then. Asked with a load and a comparison; `getpid` would be a system call.
     forks: forkguard::Guard,

@@ -352,7 +352,7 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     /// How busy it is with its servers.
     fn traffic(&self) -> Traffic;
     fn clock(&self) -> Clock;
-    /// Names the process in which its locks are held: by default the one that asks.
+    /// Returns the process in which its locks are held; by default the current one.
     fn process(&self) -> Process {
         Process::current()
     }

@@ -6,7 +6,7 @@ use crate::lease::Moment;
 
 /// Requests that messages cause at once. Genuine ones are a few for each wait, so only a flood is slowed down.
 const BURST: u32 = 16;
-/// One more is allowed after this time: 200 a second, for as long as a flood lasts.
+/// Time after which one more event is allowed: 200 a second, for as long as a flood lasts.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// Rate limit for what is done because of a message: a burst, then one for each interval.

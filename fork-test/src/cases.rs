@@ -1,4 +1,4 @@
-//! What is copied, and what the copies may do: build a manager of their own, and nothing with the one that they have a copy of.
+//! Cases: the state in which a process is copied. A copy may build a manager of its own, and may do nothing with the copied one.
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@ pub(crate) const LEASE: Duration = Duration::from_secs(6);
 /// Long enough that a cached hold is there when it is asked for.
 const CACHED_FOR: Duration = Duration::from_secs(60);
 
-/// How to build a manager.
+/// Kind of a manager, and its servers.
 #[derive(Debug)]
 pub(crate) struct Kind {
     name: String,

@@ -20,7 +20,7 @@ fn run(kind: &str, case: &str, urls: &[String]) -> String {
     String::from_utf8(ended.stdout).expect("text")
 }
 
-/// One process at a time was inside, each with a token of its own, and the tokens grew.
+/// Panics unless one process at a time was inside, each with a token of its own, and the tokens grew.
 fn judge(kind: &str, case: &str, output: &str) {
     let lines: Vec<(&str, u64)> = output
         .lines()

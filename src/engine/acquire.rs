@@ -66,7 +66,7 @@ enum WaitEnd {
     Limit,
 }
 
-/// How the wait of a caller ends.
+/// End of a caller's wait.
 enum End {
     Over(Result<Option<Held>>),
     GivesUp(GivesUp),
@@ -254,12 +254,12 @@ async fn silence_of(engine: &Engine, key: &Key, listening: &Listening, began: Mo
     }
 }
 
-/// How long a caller that gives up waits for its own place to be taken back.
+/// Returns the longest time that a caller which gives up waits for its own place to be taken back.
 fn withdrawal_span(engine: &Engine) -> Duration {
     engine.options().response_timeout * 2
 }
 
-/// What comes of the attempt that is under way, if that ends the acquisition. No further one begins.
+/// Hears out the attempt that is under way, and returns its result if that ends the acquisition. No further attempt begins.
 async fn heard_out<T>(
     engine: &Engine,
     mut run: Pin<&mut impl Future<Output = T>>,
@@ -311,9 +311,9 @@ struct Acquisition<'a> {
     /// Without an answer: since the last one came, else since it began.
     tries: Tries,
     last_failure: Option<(Moment, Source)>,
-    /// Since when the server has answered nothing but that requests were late.
+    /// Begin of the time in which the server has answered only that requests were late.
     late_since: Option<Moment>,
-    /// Until then the server may have something of a request of it that the background takes back.
+    /// Moment until which the server may have something of an earlier request, which the background takes back.
     earlier_until: Option<Moment>,
     /// Present where there is a limit.
     attempts: Option<Arc<Attempts>>,

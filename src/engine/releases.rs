@@ -293,7 +293,7 @@ impl Releases {
         self.departing.load(Ordering::SeqCst) > 0
     }
 
-    /// How many releases have come to their end so far.
+    /// Number of releases that have come to their end so far.
     pub(crate) fn ended(&self) -> u64 {
         self.ended.load(Ordering::Relaxed)
     }
@@ -303,7 +303,7 @@ impl Releases {
         self.until_none(&self.unsettled).await;
     }
 
-    /// The same, without those that a caller waits for, and without acquisitions that go on.
+    /// Returns when the server knows of all releases that no caller waits for, or has forgotten them. Acquisitions may go on.
     pub(crate) async fn flushed(&self) {
         self.until_none(&self.departing).await;
     }

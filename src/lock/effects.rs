@@ -19,7 +19,7 @@ use crate::shield::shielded;
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     pub(crate) clock: Clock,
-    /// Where its holds are held.
+    /// Process that has its holds.
     pub(crate) process: Process,
     pub(crate) clock_margin: Duration,
     /// How long a copy that is sent now may yet be carried out.

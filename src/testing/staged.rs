@@ -37,7 +37,7 @@ pub(crate) enum Fate {
     Unheard,
     /// It was not carried out, and that is known.
     NotDone,
-    /// It is carried out, and at a word it shows that no replica has it.
+    /// Carries the request out, and at a word answers that no replica has it.
     Unreplicated(oneshot::Receiver<()>),
     /// The server says this, and carries nothing out. For acquisitions only.
     Says(Acquired),

@@ -80,7 +80,7 @@ struct Counts {
     peak: AtomicUsize,
     /// No script is known until one comes with its text.
     knows_none: AtomicBool,
-    /// It follows another server.
+    /// Whether the server is a replica.
     is_replica: AtomicBool,
 }
 

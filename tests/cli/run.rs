@@ -76,7 +76,7 @@ fn wrong_command_lines_are_told_and_start_nothing() {
     }
 }
 
-/// The same, whatever signals are ignored where the tests were started, such as SIGINT in a background job.
+/// Returns the command with no signal ignored, whichever the tests inherited, such as SIGINT in a background job.
 fn with_default_signals(command: &Command) -> Command {
     let mut env = Command::new("env");
     env.arg("--default-signal").arg(command.get_program()).args(command.get_args());

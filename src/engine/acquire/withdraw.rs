@@ -22,11 +22,11 @@ use crate::scheme::Failure;
 pub(super) enum Withdrawn {
     /// The server has nothing of it, and nothing is on its way there.
     Surely,
-    /// Until its lease is over.
+    /// Something may yet be granted, until its lease is over.
     Perhaps,
 }
 
-/// What an acquisition has to give back that ends without a guard.
+/// Place or share that an acquisition gives back when it ends without a guard.
 pub(super) struct Left {
     pending: Option<Pending>,
     handed: Option<(Arc<Hold>, ShareId)>,
@@ -98,7 +98,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// What the server is to be told of a request that comes to nothing.
+    /// Returns the release that takes back a request which comes to nothing.
     pub(super) fn release_of(&self, pending: &Pending) -> Release {
         let now = self.engine.clock.now();
         let stray_until = pending.copies.until(now.after(self.engine.stray_span()));

@@ -1,4 +1,4 @@
-//! What requests travel on: a [wire](super::wire) of ours, or a connection of the library's where that has to encrypt.
+//! Connection that requests travel on: a [wire](super::wire) of ours, or a connection of the library's where that has to encrypt.
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, Value};

@@ -1,4 +1,4 @@
-//! How a connection comes about: name, TCP, greeting, each within a time of its own; and how it is left.
+//! Dialling and leaving a server: name, TCP and greeting, each within a time of its own.
 //!
 //! A name may lead to several servers, and an address to another one than before: behind a virtual address, a Service or the
 //! endpoint of a managed primary. So a primary is looked for among all addresses of a name, and a server that says that it is
@@ -71,7 +71,7 @@ struct Reached {
     /// None where the library connects.
     stream: Option<Stream>,
     peer: Option<SocketAddr>,
-    /// How many addresses are left.
+    /// Number of addresses that were not tried.
     others: usize,
 }
 
@@ -79,7 +79,7 @@ struct Reached {
 #[derive(Default)]
 pub(super) struct Departures {
     open: Vec<(Weak<AtomicBool>, Option<OnLoss>)>,
-    /// Where a primary was greeted last, among the addresses of a name.
+    /// Address at which a primary was greeted last, among those of a name.
     primary: Option<SocketAddr>,
     last: Option<Moment>,
     not_before: Option<Moment>,

@@ -21,15 +21,15 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Most memory that a hostile server may cost, in KiB.
 const MAX_KIB: u64 = 32 << 10;
 
-/// When a server turns out to be hostile.
+/// Request at which a server turns hostile.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum At {
     Greeting,
-    /// Of a try, on the connection that all share.
+    /// Script of a try, on the connection that all share.
     Script,
-    /// Of a look, on a connection of its own.
+    /// Script of a look, on a connection of its own.
     Look,
-    /// Of a subscription of a waiter.
+    /// Subscription of a waiter.
     Link,
 }
 

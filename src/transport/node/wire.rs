@@ -463,7 +463,7 @@ struct Inbox {
     reader: Reader,
     bytes: Vec<u8>,
     filled: usize,
-    /// Of the answer that begins there.
+    /// State of measuring the answer that begins at the first of these bytes.
     scan: Scan,
 }
 

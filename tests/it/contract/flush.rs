@@ -1,4 +1,4 @@
-//! What was dropped is released when `flush` returns, and nothing else is touched.
+//! `flush`: everything that was dropped is released when it returns, and nothing else is touched.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -32,7 +32,7 @@ pub(super) struct Group {
     watchdog: Watchdog,
     /// Moment until which the watchdog trusts the lock.
     deadline: u64,
-    /// Whether the last attempt to start another watchdog has failed, which is told once.
+    /// Whether the last attempt to start another watchdog has failed. The user is told once.
     is_unwatched: bool,
     command: Option<Child>,
     stop: Option<Stop>,
@@ -192,8 +192,8 @@ impl Group {
         }
     }
 
-    /// Notices stops of the command. A stop for want of the terminal ends as soon as the terminal can be given to the group; the
-    /// user is told of others, since a stopped command keeps the lock.
+    /// Notices stops of the command. A stop for want of the terminal ends as soon as the terminal can be given to the group. Of
+    /// other stops the program tells the user, since a stopped command keeps the lock.
     pub(super) fn attend_to_stops(&mut self, lock: &str, output: Output) {
         let Some(command) = self.command.as_ref().and_then(Child::id).and_then(pid) else { return };
         let change = stops::change_of(command);
@@ -215,7 +215,7 @@ impl Group {
         {
             self.given = Some(Instant::now());
         }
-        // No shell is told of Ctrl-Z, so none would take the terminal or let the command go on.
+        // The shell does not learn of Ctrl-Z, so it would neither take the terminal nor let the command go on.
         if (stop.is_for_terminal() || stop.is_by_key()) && terminal.is_some_and(|terminal| terminal.is_of(self.id)) {
             self.signal(Signal::CONT);
         } else if let Some(why) = stop.next_line() {

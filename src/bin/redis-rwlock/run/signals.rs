@@ -41,7 +41,7 @@ impl Signals {
         Ok(())
     }
 
-    /// Leaves the end of a child to somebody who waits for it.
+    /// Leaves the end of a child to the task that waits for it.
     pub(super) fn leave(&mut self, child: Pid) {
         self.orphans.leave(child);
     }

@@ -51,7 +51,7 @@ const LOOK: Duration = Duration::from_millis(250);
 pub(crate) struct Task {
     /// The process group that has the terminal afterwards; 0 for none.
     heir: i32,
-    /// Moment until which the lock may be trusted, for one that starts while the command runs; 0 for one that is told later.
+    /// Moment until which the lock may be trusted, if the command runs already; 0 if `run` tells it later.
     deadline: u64,
 }
 
@@ -67,11 +67,11 @@ pub(crate) fn asked_for(mut words: impl Iterator<Item = OsString>) -> Option<Tas
 /// Watches over the group that it is in, and gives the terminal to the heir when that is over.
 pub(crate) fn watch(task: Task) -> Result<Code, Failure> {
     match bear_signals() {
-        // Nobody may be there to hear it, if `run` was killed meanwhile: then there is all the more to do.
+        // `run` may have been killed meanwhile and read nothing: then there is all the more to do.
         Ok(()) => drop(io::stdout().write_all(&[READY]).and_then(|()| io::stdout().flush())),
         // The command is not started without a watchdog.
         Err(error) if task.deadline == OVER => return Err(Failure::system(error)),
-        // It runs already: one that a signal may end is better than none.
+        // The command runs already: a watchdog that a signal may end is better than none.
         Err(_) => {}
     }
     let (told, words) = mpsc::channel();

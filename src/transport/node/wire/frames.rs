@@ -39,14 +39,14 @@ pub(super) fn first(bytes: &[u8]) -> io::Result<Option<(Frame<'_>, usize)>> {
     Scan::default().first(bytes)
 }
 
-/// How far an answer was measured of which more is to come. Each byte is looked at once, however small the pieces are.
+/// State of measuring an answer of which more is to come. Each byte is looked at once, however small the pieces are.
 #[derive(Default)]
 pub(super) struct Scan {
-    /// Where the next part begins.
+    /// Position of the next part.
     at: usize,
-    /// How much of the line there has no end.
+    /// Number of bytes of the line there that were searched for its end.
     searched: usize,
-    /// How many parts are to come in each of the lists that are open.
+    /// Number of parts that are to come in each open list.
     open: Vec<usize>,
     /// Parts that were announced.
     elements: usize,
@@ -368,7 +368,7 @@ mod tests {
         }
     }
 
-    /// What is read of these bytes that come in pieces, and whether the connection ends.
+    /// Returns what is read of bytes that come in pieces, and whether the connection ends.
     fn read_all(bytes: &[u8], step: usize) -> (Vec<String>, bool) {
         let (mut scan, mut begin, mut read) = (Scan::default(), 0, Vec::new());
         for end in (step..bytes.len()).step_by(step).chain([bytes.len()]) {

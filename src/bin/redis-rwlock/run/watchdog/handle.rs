@@ -26,9 +26,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub(in crate::run) struct Watchdog {
     id: Pid,
     process: Child,
-    /// What it is told goes in here, …
+    /// Input of the watchdog: the moments that it is told.
     words: ChildStdin,
-    /// … and this ends when it ends.
+    /// Output of the watchdog, which ends with it.
     breath: ChildStdout,
     started: Instant,
 }
@@ -48,9 +48,9 @@ impl Watchdog {
         let heir = others::own_group().map_or(0, |group| group.as_raw_nonzero().get());
         let mut process = Command::new(this_program()?)
             .arg0("redis-rwlock")
-            // Who has the terminal when the command has ended. If the group never had it, that changes nothing.
+            // The heir of the terminal. If the group never had it, that changes nothing.
             .args([COMMAND, &heir.to_string(), &deadline.to_string()])
-            // It needs nothing, and there may be passwords.
+            // The watchdog needs no variable, and some may be passwords.
             .env_clear()
             .process_group(group)
             .stdin(Stdio::piped())
@@ -116,7 +116,7 @@ impl Watchdog {
     }
 }
 
-/// By a path that stays right when the file is replaced.
+/// Returns a path of this program that stays right when the file is replaced.
 fn this_program() -> io::Result<OsString> {
     const SELF: &str = "/proc/self/exe";
     if Path::new(SELF).exists() { Ok(SELF.into()) } else { env::current_exe().map(Into::into) }
