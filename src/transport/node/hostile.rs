@@ -60,7 +60,7 @@ fn flood(name: &str) -> (String, String, usize) {
     match name {
         "bulk" => ("$17179869184\r\n".to_owned(), large, 1 << 16),
         "long-bulk" => ("$4194000\r\n".to_owned(), large, 1 << 16),
-        "array" => ("*200000\r\n".to_owned(), ":1\r\n".repeat(100), 7),
+        "array" => ("*100000\r\n".to_owned(), ":1\r\n".repeat(100), 7),
         "endless-array" => ("*4294967296\r\n".to_owned(), ":1\r\n".repeat(100), 7),
         "arrays" => (String::new(), format!("*1000\r\n{}", "$1\r\n1\r\n".repeat(1000)), 1 << 16),
         "depth" => (String::new(), "*1\r\n".to_owned(), 4),
