@@ -4,7 +4,7 @@
 
 use std::process::{Command, Stdio};
 
-use cluster_testenv::{Masters, Node, Server};
+use cluster_testenv::{Masters, Node, Reply, Server};
 
 const CASES: [&str; 6] = ["unused", "used", "held", "waiting", "runtime", "blocking"];
 
@@ -78,6 +78,9 @@ fn of_a_primary_with_a_replica() {
     let primary = Node::builder(Server::Redis70).arg("--repl-diskless-sync-delay", "0").start().expect("it starts");
     let replica = Node::start(Server::Redis70).expect("it starts");
     replica.command(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]).expect("it follows");
+    // Before a replica is in step, a grant does not count and the caller gets an error.
+    let in_step = || primary.command(&["WAIT", "1", "1000"]).expect("answered") == Reply::Int(1);
+    assert!((0..30).any(|_| in_step()), "the replica is not in step after 30 s");
     copies_are_no_holders("replicated", &CASES, &[primary.url()]);
 }
 
