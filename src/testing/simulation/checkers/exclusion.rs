@@ -78,7 +78,7 @@ pub(super) fn covered(facts: &Facts<'_>) -> Findings {
             } => {
                 let request = &facts.requests[request];
                 let id = super::facts::id_of(request.op).expect("a grant has an id");
-                let until = request.sent + facts.process(request.process).usable(remaining_ms * MS);
+                let until = facts.covered_until(request, *remaining_ms);
                 let entry = vouched.entry(id).or_default();
                 *entry = until.max(*entry);
             }

@@ -80,6 +80,15 @@ impl Facts<'_> {
         self.granted.get(&id).is_some_and(|(_, primary)| *primary < self.lineage(now))
     }
 
+    /// Until when an answer lets a hold be trusted, if it is the only one.
+    pub(in crate::testing::simulation::checkers) fn covered_until(
+        &self,
+        request: &RequestFacts,
+        remaining_ms: u64,
+    ) -> Micros {
+        request.sent + self.process(request.process).usable(remaining_ms * MS)
+    }
+
     /// Until when the answers so far let a hold be trusted by the local clock.
     pub(in crate::testing::simulation::checkers) fn vouched(
         &self,
@@ -102,7 +111,7 @@ impl Facts<'_> {
             .iter()
             .filter_map(|request| match &request.answered {
                 Some((at, Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms, .. })) if *at <= now => {
-                    Some((*at, request.sent + self.process(request.process).usable(remaining_ms * MS)))
+                    Some((*at, self.covered_until(request, *remaining_ms)))
                 }
                 _ => None,
             })
