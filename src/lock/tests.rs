@@ -72,6 +72,11 @@ fn id(n: u64) -> AcquisitionId {
     AcquisitionId::new("m", n, "l")
 }
 
+/// What the server has left of a hold, as its answer says.
+fn answer(sent: Moment, remaining: Duration, asked: Duration) -> Grant {
+    Grant { sent, remaining, asked }
+}
+
 #[derive(Debug)]
 struct Nobody;
 
@@ -98,7 +103,7 @@ fn granted(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> In
     let granted = Granted {
         keep: None,
         granting: Granting { id: id(n), mode, token: FencingToken::from_wire(token).expect("small"), tokens },
-        grant: Grant { sent: now, remaining: LEASE, asked: LEASE },
+        grant: answer(now, LEASE, LEASE),
         share: want().from(now),
         copies: Copies::default(),
         share_until: Some(now.after(secs(5))),
@@ -336,7 +341,7 @@ fn grant_that_is_over_when_it_comes_is_no_hold() {
             token: FencingToken::from_wire(1).expect("small"),
             tokens: 1,
         },
-        grant: Grant { sent, remaining: Duration::ZERO, asked: LEASE },
+        grant: answer(sent, Duration::ZERO, LEASE),
         share: want().from(sent),
         copies: Copies::default(),
         share_until: None,
@@ -457,7 +462,7 @@ fn guard_that_would_start_with_less_than_half_of_its_lease_waits_for_a_renewal()
     assert_eq!(hold.begin_renewal(since, since), Some(LEASE * 6), "for all that it wants");
     let sent = now();
     assert!(matches!(hold.accept(share_id, long.from(sent), since, sent).0, Accepted::Short { .. }), "not yet");
-    hold.renewed(Grant { sent, remaining: LEASE * 6, asked: LEASE * 6 }, sent);
+    hold.renewed(answer(sent, LEASE * 6, LEASE * 6), sent);
     assert!(matches!(hold.accept(share_id, long.from(sent), since, sent).0, Accepted::Taken(_)));
     assert!(hold.remaining(share_id) > LEASE * 5);
     assert!(
@@ -474,7 +479,7 @@ fn guard_starts_with_what_an_answer_leaves_that_was_long_on_its_way() {
     let since = now();
     assert!(matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Short { .. }));
     assert!(hold.begin_renewal(since, since).is_some());
-    hold.renewed(Grant { sent: since, remaining: LEASE, asked: LEASE * 6 }, since);
+    hold.renewed(answer(since, LEASE, LEASE * 6), since);
     assert!(
         matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Taken(_)),
         "no renewal brings more"
@@ -489,17 +494,17 @@ async fn deadline_moves_back_only_if_the_server_has_lost_a_renewal() {
     let (hold, share_id) = grant(&entry, 1, Mode::Read, 5, 1);
     let at = |passed| now().after(Duration::from_millis(passed));
     let (first, second, third) = (at(0), at(10), at(20));
-    hold.renewed(Grant { sent: second, remaining: LEASE * 6, asked: LEASE * 6 }, second);
+    hold.renewed(answer(second, LEASE * 6, LEASE * 6), second);
     let long = hold.deadline();
     assert!(long > second.after(LEASE * 5));
-    hold.renewed(Grant { sent: first, remaining: LEASE, asked: LEASE }, third);
+    hold.renewed(answer(first, LEASE, LEASE), third);
     assert_eq!(hold.deadline(), long, "the answer to an earlier request");
-    hold.renewed(Grant { sent: third, remaining: LEASE * 6, asked: LEASE }, third.after(secs(1)));
+    hold.renewed(answer(third, LEASE * 6, LEASE), third.after(secs(1)));
     assert!(hold.deadline() >= long, "it knows all of it");
     let (watch, _) = Watch::of(&hold, share_id);
     let (mut ended, woken) = (std::pin::pin!(watch.ended()), Arc::new(Woken::default()));
     assert!(ended.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(&woken)))).is_pending());
-    hold.renewed(Grant { sent: third, remaining: LEASE, asked: LEASE }, third);
+    hold.renewed(answer(third, LEASE, LEASE), third);
     assert!(hold.deadline() <= third.after(LEASE), "a guard counts on no more than the server has");
     assert!(woken.0.load(Ordering::SeqCst), "whoever waits for its end looks again");
 }
@@ -520,11 +525,8 @@ fn answer_that_is_over_when_it_comes_joins_nobody() {
     let sent = now();
     assert!(hold.begin_recheck(want().from(sent), sent).is_some());
     // The server has lost what it had granted, and was slow to say what is left.
-    let ((is_held, _), _) = hold.rechecked(
-        Grant { sent, remaining: secs(1), asked: secs(1) },
-        Some(sent.after(LEASE)),
-        sent.after(secs(2)),
-    );
+    let ((is_held, _), _) =
+        hold.rechecked(answer(sent, secs(1), secs(1)), Some(sent.after(LEASE)), sent.after(secs(2)));
     assert!(!is_held);
 }
 
@@ -557,7 +559,7 @@ fn share_of_a_waiter_that_is_not_polled_is_over_with_its_offer() {
     let since = now();
     assert!(matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Short { .. }));
     assert!(hold.begin_renewal(since, since).is_some());
-    hold.renewed(Grant { sent: since, remaining: LEASE * 6, asked: LEASE * 6 }, since);
+    hold.renewed(answer(since, LEASE * 6, LEASE * 6), since);
     let later = since.after(secs(4));
     hold.next(later);
     assert!(matches!(hold.accept(share_id, long.from(later), since, later).0, Accepted::Over));
@@ -683,7 +685,7 @@ fn cell_goes_with_a_hold_that_was_converted() {
             token: FencingToken::from_wire(1001).expect("small"),
             tokens: 1,
         },
-        grant: Grant { sent: now(), remaining: LEASE, asked: LEASE },
+        grant: answer(now(), LEASE, LEASE),
         share: want().from(now()),
         copies: Copies::default(),
         share_until: None,

@@ -63,7 +63,7 @@ fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Calls, Moment) -> Op
     let granted = Granted {
         keep: Some((Box::new(keep), told)),
         granting: Granting { id: id(1), mode, token: token(FIRST), tokens },
-        grant: Grant { sent, remaining: LEASE, asked: LEASE },
+        grant: answer(sent, LEASE, LEASE),
         share: wants().from(sent),
         copies: Copies::default(),
         share_until: None,
@@ -350,7 +350,7 @@ fn only_an_answer_to_what_was_sent_later_ends_a_call() {
 #[test]
 fn word_that_somebody_waits_closes_the_share_window() {
     let keeper = kept(Mode::Read, 1);
-    let grant = Grant { sent: now(), remaining: LEASE, asked: LEASE };
+    let grant = answer(now(), LEASE, LEASE);
     drop(keeper.hold.rechecked(grant, Some(now().after(LEASE)), now()));
     keeper.calls.breaks();
     keeper.calls.tell_broken();
@@ -400,7 +400,7 @@ fn idle_hold_is_renewed_for_no_longer_than_it_may_stay_and_then_given_up() {
         let at = began.after(secs(after));
         let lease = keeper.hold.begin_renewal(at, at).expect("it is due");
         assert!(lease <= asked && lease >= asked - secs(1), "{lease:?} after {after} s");
-        keeper.hold.renewed(Grant { sent: at, remaining: LEASE, asked: lease }, at);
+        keeper.hold.renewed(answer(at, LEASE, lease), at);
         assert!(matches!(keeper.hold.next(at), Next::At(_)));
     }
     let late = began.after(secs(29));
