@@ -102,6 +102,11 @@ impl ServerTime {
         self.0.div_ceil(1000)
     }
 
+    /// The same without the part of a millisecond, as scripts have it.
+    pub(crate) fn in_whole_millis(self) -> Self {
+        Self(self.0 / 1000 * 1000)
+    }
+
     pub(crate) fn after(self, d: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(d.as_micros()).unwrap_or(u64::MAX)))
     }

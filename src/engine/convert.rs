@@ -315,7 +315,7 @@ impl Conversion {
         });
         let granted = hold::Granted {
             granting: Granting { id: self.request.id.clone(), mode: self.request.mode, token, tokens },
-            grant: Grant { sent, remaining, asked: self.request.lease },
+            grant: Grant { sent, remaining, asked: self.request.lease, server: answer.server },
             share: self.begins.map_or_else(|| self.old.share(held.share_id()), |wants| wants.from(sent)),
             copies: self.copies,
             keep,

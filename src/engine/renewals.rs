@@ -221,7 +221,8 @@ impl Renewals {
                         // Whoever has it in hand puts it back on the agenda.
                         drop(hold.hears(word, tokens, now));
                     }
-                    let confirmed = hold.renewed(Grant { sent: answer.sent, remaining, asked: *lease }, now);
+                    let grant = Grant { sent: answer.sent, remaining, asked: *lease, server: answer.server };
+                    let confirmed = hold.renewed(grant, now);
                     if confirmed.is_claim {
                         events::claimed(hold.key().name(), hold.mode(), hold.token());
                     }

@@ -9,6 +9,7 @@
 
 mod conversion;
 mod keep;
+mod promise;
 mod renewal;
 
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::attempt::AcquisitionId;
 use crate::backoff::Backoff;
 use crate::error::LossReason;
 use crate::events::Loss;
-use crate::lease::{self, FencingToken, Moment};
+use crate::lease::{self, FencingToken, Moment, ServerTime};
 use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::{End, Ended, HoldState};
 use crate::lock::shares::{Share, ShareId, ShareRequest, Shares};
@@ -32,6 +33,7 @@ use crate::reentry::OwnerId;
 use conversion::InDoubt;
 pub(crate) use conversion::{LeftOpen, OpenConversion};
 pub(crate) use keep::{Keep, Kept, KeptCount, Stay, Word};
+use promise::Promise;
 pub(crate) use renewal::Confirmed;
 
 /// A hold that no further reader may join: a writer waits.
@@ -45,6 +47,8 @@ pub(crate) struct Grant {
     pub(crate) remaining: Duration,
     /// The lease that was asked for.
     pub(crate) asked: Duration,
+    /// Time of the server when it answered. Zero where no single server did, or for a notification.
+    pub(crate) server: ServerTime,
 }
 
 /// What comes next for a hold.
@@ -125,7 +129,7 @@ pub(crate) struct Granted {
 impl Granted {
     /// Whether its first guard has enough to start with: of the lease, or of the claim with which it begins at once.
     pub(crate) fn has_enough(&self, now: Moment, clock_margin: Duration) -> bool {
-        let Grant { sent, remaining, asked } = self.grant;
+        let Grant { sent, remaining, asked, .. } = self.grant;
         lease::valid_until(sent, remaining, clock_margin).since(now) >= lease::start(asked, clock_margin)
     }
 
@@ -147,6 +151,8 @@ pub(super) struct HoldRecord {
     is_missed: bool,
     /// By the server's last answer; `deadline()` is what counts.
     granted_until: Moment,
+    /// What the server has granted, by its own clock.
+    promise: Promise,
     /// While a request to convert it may have been carried out, or may yet be.
     in_doubt: Option<Box<InDoubt>>,
     /// How far the longest lease that was asked for reaches. A share that ends before needs no renewal.
@@ -222,6 +228,7 @@ impl HoldRecord {
             is_converting: false,
             is_missed: false,
             granted_until: grant.sent,
+            promise: Promise::default(),
             in_doubt: None,
             asked_until: grant.sent,
             asked: grant.asked,
@@ -250,10 +257,10 @@ impl HoldRecord {
     /// Takes over what the server granted at some moment before now. The deadline does not move back, unless the server has lost
     /// what it had granted before.
     fn apply(&mut self, grant: Grant, now: Moment, rules: &Rules) {
-        let Grant { sent, remaining, asked } = grant;
-        // What is left on the server is less than what this process counts on: as after a failover, where the new primary does
-        // not know the last renewal.
-        if self.granted_until > now.after(remaining) && self.answered <= sent {
+        let Grant { sent, remaining, asked, .. } = grant;
+        let (promise, shows_loss) = (Promise::of(&grant), self.shows_loss(&grant, now));
+        self.promise = if shows_loss { promise } else { self.promise.and(promise) };
+        if shows_loss {
             self.granted_until = sent;
             self.asked_until = sent;
         }
@@ -268,6 +275,16 @@ impl HoldRecord {
         } else {
             Renewal::Needless
         };
+    }
+
+    /// Whether the server has lost what it had granted: as after a failover, where the new primary does not know the last renewal.
+    ///
+    /// Then only this answer counts, from when it was asked for. That less is left than this process counts on, as of now, shows it
+    /// where no time of the server comes along. As of the request it would show nothing: the server may have read its clock later,
+    /// and a guard would be told of an end that is none.
+    fn shows_loss(&self, grant: &Grant, now: Moment) -> bool {
+        let is_too_little = self.granted_until > now.after(grant.remaining) && self.answered <= grant.sent;
+        is_too_little || self.promise.is_unknown_to(Promise::of(grant))
     }
 
     // What it is.

@@ -13,7 +13,7 @@ use crate::attempt::{AcquisitionId, Attempt, Failure, Subscription};
 use crate::clock::Clock;
 use crate::error::LossReason;
 use crate::key::Key;
-use crate::lease::{FencingToken, Moment};
+use crate::lease::{FencingToken, Moment, ServerTime};
 use crate::lock::cell::Cell;
 use crate::lock::effects::Rules;
 use crate::lock::hold::{Accepted, Grant, Granted, Granting, Hold, HoldState, Share, ShareId, ShareRemoved};
@@ -74,7 +74,12 @@ fn id(n: u64) -> AcquisitionId {
 
 /// What the server has left of a hold, as its answer says.
 fn answer(sent: Moment, remaining: Duration, asked: Duration) -> Grant {
-    Grant { sent, remaining, asked }
+    answer_at(sent, remaining, asked, ServerTime::default())
+}
+
+/// The same with the server's time.
+fn answer_at(sent: Moment, remaining: Duration, asked: Duration, server: ServerTime) -> Grant {
+    Grant { sent, remaining, asked, server }
 }
 
 #[derive(Debug)]
@@ -507,6 +512,52 @@ async fn deadline_moves_back_only_if_the_server_has_lost_a_renewal() {
     hold.renewed(answer(third, LEASE, LEASE), third);
     assert!(hold.deadline() <= third.after(LEASE), "a guard counts on no more than the server has");
     assert!(woken.0.load(Ordering::SeqCst), "whoever waits for its end looks again");
+}
+
+/// A hold that the server has renewed for long, when that was, and until when it may be trusted.
+fn renewed_for_long(server: ServerTime) -> (Arc<Hold>, Moment) {
+    let (hold, _) = grant(&enter(&table(), Mode::Write), 1, Mode::Write, 5, 1);
+    let sent = now();
+    hold.renewed(answer_at(sent, LEASE * 6, LEASE * 6, server), sent);
+    (hold, sent)
+}
+
+/// What the server says to a shorter renewal, which was long on its way: nobody can tell by the local clock whether that is less than
+/// it had granted.
+fn renewed_slowly(hold: &Hold, renewed: Moment, server: ServerTime) -> Moment {
+    const LEFT: Duration = LEASE.saturating_mul(5);
+    let sent = renewed.after(secs(1));
+    let answered = sent.after(LEASE);
+    assert!(sent.after(LEFT) < hold.deadline() && hold.deadline() < answered.after(LEFT));
+    hold.renewed(answer_at(sent, LEFT, LEASE, server), answered);
+    sent.after(LEFT)
+}
+
+#[test]
+fn deadline_moves_back_when_the_server_names_an_earlier_one_however_long_its_answer_took() {
+    let server = ServerTime::from_micros(1_000_000_000);
+    let (hold, renewed) = renewed_for_long(server);
+    // Its clock was read soon after the request: others may be let in eight seconds sooner than was granted.
+    let is_over = renewed_slowly(&hold, renewed, server.after(secs(2)));
+    assert!(hold.deadline() <= is_over, "it may be over on the server, and another process inside");
+}
+
+#[test]
+fn deadline_stays_when_a_slow_answer_names_the_same_one() {
+    let server = ServerTime::from_micros(1_000_000_000);
+    let (hold, renewed) = renewed_for_long(server);
+    let deadline = hold.deadline();
+    renewed_slowly(&hold, renewed, server.after(LEASE));
+    assert_eq!(hold.deadline(), deadline, "the server keeps what it had granted");
+}
+
+#[test]
+fn deadline_stays_when_an_answer_is_older_than_the_grant() {
+    let server = ServerTime::from_micros(1_000_000_000);
+    let (hold, renewed) = renewed_for_long(server.after(LEASE));
+    let deadline = hold.deadline();
+    renewed_slowly(&hold, renewed, server.after(secs(9)));
+    assert_eq!(hold.deadline(), deadline, "a request that was carried out before it knows nothing of it");
 }
 
 #[derive(Default)]

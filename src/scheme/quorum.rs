@@ -219,6 +219,11 @@ fn answered<T>(sent: Moment, server: ServerTime, value: T) -> Answered<T> {
     Answered { sent, server, node: NodeId::default(), value }
 }
 
+/// Answers with what a majority has granted. That counts by the local clock: the masters' deadlines differ, and so do their clocks.
+fn answered_by_majority<T>(won: Yes, value: T) -> Answered<T> {
+    answered(won.sent, ServerTime::default(), value)
+}
+
 fn granted(won: Yes) -> Granted {
     Granted { token: won.token, tokens: 1, remaining: won.until.since(won.sent), is_waited_for: false }
 }

@@ -83,7 +83,8 @@ impl Acquisition<'_> {
         self.heard(now);
         match answer.value {
             Renewed::Renewed { remaining, is_waited_for, tokens } => {
-                hold.renewed(Grant { sent: answer.sent, remaining, asked: lease }, now);
+                let grant = Grant { sent: answer.sent, remaining, asked: lease, server: answer.server };
+                hold.renewed(grant, now);
                 let word = Word { said: Some(standing), sent: answer.sent, node: answer.node, is_waited_for };
                 engine.carry_out(hold.hears(word, tokens, now), now);
                 Ok(match (is_waited_for, tokens) {

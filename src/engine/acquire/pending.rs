@@ -8,7 +8,7 @@ use super::{Acquisition, HEARTBEAT, Patience, grace};
 use crate::engine::Held;
 use crate::error::{Error, Result, Source};
 use crate::events;
-use crate::lease::{self, Moment};
+use crate::lease::{self, Moment, ServerTime};
 use crate::lock::hold::{self, Grant, Granting};
 use crate::lock::side::{KeepsOpen, Notices, Pending};
 use crate::lock::stray::Copies;
@@ -274,7 +274,7 @@ impl Acquisition<'_> {
         let granted = hold::Granted {
             keep,
             granting: self.granting(request, granted),
-            grant: Grant { sent, remaining: granted.remaining, asked: request.lease },
+            grant: Grant { sent, remaining: granted.remaining, asked: request.lease, server: answer.server },
             share: self.wants.from(sent),
             copies: Copies::default(),
             share_until: (!granted.is_waited_for).then(|| sent.after(self.engine.options().share_window)),
@@ -298,7 +298,7 @@ impl Acquisition<'_> {
         let granted = hold::Granted {
             keep,
             granting: self.granting(request, granted),
-            grant: Grant { sent, remaining, asked: request.claim() },
+            grant: Grant { sent, remaining, asked: request.claim(), server: ServerTime::default() },
             share: self.wants.from(now),
             copies: Copies::default(),
             share_until: (!granted.is_waited_for).then_some(sent),

@@ -87,7 +87,7 @@ impl Acquisition<'_> {
         repeat.settled(&attempt);
         drop(underway);
         let now = engine.clock.now();
-        let Answered { sent, node, value, .. } = match attempt {
+        let Answered { sent, server, node, value } = match attempt {
             Ok(answer) => answer,
             Err(failure) => {
                 drop(held);
@@ -103,8 +103,8 @@ impl Acquisition<'_> {
                     engine.carry_out(hold.hears(word, None, now), now);
                 }
                 let share_until = (!is_waited_for).then(|| sent.after(engine.options().share_window));
-                let ((is_held, claims), due) =
-                    hold.rechecked(Grant { sent, remaining, asked: lease }, share_until, now);
+                let grant = Grant { sent, remaining, asked: lease, server };
+                let ((is_held, claims), due) = hold.rechecked(grant, share_until, now);
                 engine.carry_out(due, now);
                 if claims {
                     events::claimed(hold.key().name(), hold.mode(), hold.token());

@@ -6,7 +6,7 @@ use super::pending::Taken;
 use super::*;
 use crate::attempt::NodeId;
 use crate::key::LockName;
-use crate::lease::FencingToken;
+use crate::lease::{FencingToken, ServerTime};
 use crate::lock::hold::{Grant, HoldState, Next};
 use crate::manager::RwLockManager;
 use crate::options::{Options, Overrides};
@@ -461,7 +461,7 @@ async fn hold_that_is_passed_on_while_its_renewal_is_out_goes_on_being_renewed()
     let now = stage.engine.clock.now();
     let asked = hold.begin_renewal(now, now.after(Duration::from_secs(2))).expect("a claim is due");
     drop(first);
-    hold.renewed(Grant { sent: now, remaining: asked, asked }, now);
+    hold.renewed(Grant { sent: now, remaining: asked, asked, server: ServerTime::default() }, now);
     let second = second.await.expect("answered").expect("handed over");
     assert_eq!(second.hold().id(), hold.id());
     assert!(matches!(hold.next(now), Next::At(at) if at < hold.deadline()), "nobody renews it");

@@ -8,7 +8,7 @@ use futures_util::stream::FuturesUnordered;
 
 use super::traces::Copy;
 use super::votes::{Ballot, Verdict, Vote, Yes};
-use super::{Asked, Heard, NO_TOKEN, Quorum, Said, Voters, answered, finish, granted};
+use super::{Asked, Heard, NO_TOKEN, Quorum, Said, Voters, answered, answered_by_majority, finish, granted};
 use crate::attempt::{Answered, Attempt, BoxFuture, Failure, Granted};
 use crate::key::Key;
 use crate::lease::{FencingToken, Moment};
@@ -94,7 +94,7 @@ impl Quorum {
         if let Some(won) = won {
             self.traces.granted(&request.id, won.token);
             finish(asked);
-            return Ok(answered(won.sent, heard.server, Acquired::Granted(granted(won))));
+            return Ok(answered_by_majority(won, Acquired::Granted(granted(won))));
         }
         self.traces.give_back(&request.id);
         finish(asked);

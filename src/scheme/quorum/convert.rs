@@ -13,7 +13,7 @@ use futures_util::stream::FuturesUnordered;
 
 use super::traces::{Copy, Traces};
 use super::votes::{Verdict, Vote, majority};
-use super::{Asked, Heard, Quorum, Said, Voters, answered, finish, granted, unknown};
+use super::{Asked, Heard, Quorum, Said, Voters, answered, answered_by_majority, finish, granted, unknown};
 use crate::attempt::{AcquisitionId, Answered, Attempt, BoxFuture, Failure};
 use crate::key::Key;
 use crate::mode::Mode;
@@ -98,7 +98,7 @@ impl Quorum {
             self.traces.granted(&conversion.request.id, won.token);
             self.traces.give_back(old);
             finish(asked);
-            return Ok(answered(won.sent, conversion.heard.server, Converted::Granted(granted(won))));
+            return Ok(answered_by_majority(won, Converted::Granted(granted(won))));
         }
         self.not_converted(conversion, asked).await
     }

@@ -16,7 +16,7 @@ use futures_util::{StreamExt, stream};
 
 use super::traces::Traces;
 use super::votes::{Ballot, Verdict, Vote, Yes};
-use super::{Asked, Heard, NO_TOKEN, Quorum, answered};
+use super::{Asked, Heard, NO_TOKEN, Quorum, answered, answered_by_majority};
 use crate::attempt::{AcquisitionId, Answered, Attempt};
 use crate::lease::Moment;
 use crate::process;
@@ -86,7 +86,7 @@ impl Quorum {
             return Ok(answered(self.clock.now(), heard.server, Renewed::Lost { forced }));
         }
         match ballot.verdict() {
-            Verdict::Won(won) => Ok(answered(won.sent, heard.server, Renewed::of(won.until.since(won.sent)))),
+            Verdict::Won(won) => Ok(answered_by_majority(won, Renewed::of(won.until.since(won.sent)))),
             Verdict::Lost => Ok(answered(self.clock.now(), heard.server, Renewed::Lost { forced: heard.forced })),
             Verdict::Open | Verdict::Raise { .. } | Verdict::Undecided => Err(heard.failure(self.masters.len())),
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Findings;
-use super::facts::{Facts, GuardFacts, MS};
+use super::facts::{Facts, GuardFacts, MS, Trust};
 use crate::scheme::Mode;
 use crate::testing::simulation::history::{Guard, Micros, Reply, What};
 
@@ -69,7 +69,7 @@ pub(super) fn overlaps(facts: &Facts<'_>) -> Findings {
 /// As long as a guard says that it is valid, the server keeps its hold, and longer: the local end comes first.
 pub(super) fn covered(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("1 validity");
-    let mut vouched: BTreeMap<_, Micros> = BTreeMap::new();
+    let mut trusts: BTreeMap<_, Trust> = BTreeMap::new();
     for (at, now, what) in facts.each() {
         match what {
             What::Answered {
@@ -79,17 +79,15 @@ pub(super) fn covered(facts: &Facts<'_>) -> Findings {
                 let request = &facts.requests[request];
                 let id = super::facts::id_of(request.op).expect("a grant has an id");
                 let until = facts.covered_until(request, *remaining_ms);
-                let entry = vouched.entry(id).or_default();
-                *entry = until.max(*entry);
+                trusts.entry(id).or_default().is_answered(now, request, *remaining_ms, until);
             }
             What::Noticed { process, id, anchor: Some((sent, remaining_us)), .. } => {
                 let until = sent + facts.process(*process).usable(*remaining_us);
-                let entry = vouched.entry(*id).or_default();
-                *entry = until.max(*entry);
+                trusts.entry(*id).or_default().is_noticed(until);
             }
             What::Sample { guard, valid: true, remaining_us, server_ms, .. } => {
                 let (number, guard) = (guard, &facts.guards[guard]);
-                let until = vouched.get(&guard.id).copied().unwrap_or_default();
+                let until = trusts.get(&guard.id).map_or(0, Trust::until);
                 findings.add_unless(now <= until, at, || format!("guard {number} is valid beyond {until} us"));
                 if facts.excused(guard.id, now) {
                     continue;

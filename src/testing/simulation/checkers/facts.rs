@@ -3,11 +3,13 @@
 mod listening;
 mod noticed;
 mod standing;
+mod trust;
 
 use std::collections::BTreeMap;
 
 use listening::Listening;
 use noticed::Notice;
+pub(super) use trust::Trust;
 
 use crate::scheme::Mode;
 use crate::testing::simulation::history::{
@@ -166,6 +168,8 @@ pub(super) struct RequestFacts {
     pub(super) answered: Option<(Micros, Reply)>,
     /// When the copy was carried out that is answered, by which server, and at which event.
     pub(super) applied: Option<(Micros, u32)>,
+    /// That server's time then.
+    pub(super) server_us: Option<u64>,
     /// When its sender gave up.
     pub(super) failed: Option<Micros>,
     /// It certainly never arrived.
@@ -356,7 +360,7 @@ impl<'h> Facts<'h> {
             What::Sent { request, process, lock, op, attempt, server } => {
                 let (process, lock, op) = (*process, *lock, *op);
                 let (attempt, server) = (*attempt, *server);
-                let (answered, applied, failed) = (None, None, None);
+                let (answered, applied, server_us, failed) = (None, None, None, None);
                 let (sent, not_done) = (at, false);
                 let facts = RequestFacts {
                     process,
@@ -368,6 +372,7 @@ impl<'h> Facts<'h> {
                     index,
                     answered,
                     applied,
+                    server_us,
                     failed,
                     not_done,
                 };
@@ -383,9 +388,10 @@ impl<'h> Facts<'h> {
                 let (process, sent, left) = (*process, *sent, *remaining_us);
                 self.noticed.entry(*id).or_default().push(Notice { process, at, sent, left });
             }
-            What::Applied { request, copy, primary, deposed, lock, op, reply, news, before, .. } => {
+            What::Applied { request, copy, primary, deposed, lock, op, reply, server_us, news, before, .. } => {
                 if *copy == 1 {
-                    self.request_mut(*request).applied = Some((at, *primary));
+                    let facts = self.request_mut(*request);
+                    (facts.applied, facts.server_us) = (Some((at, *primary)), Some(*server_us));
                 }
                 if let (Op::Force { seen, .. }, Reply::Forced(ended)) = (op, reply) {
                     // All end at once, however few of them one call removes.

@@ -1,6 +1,6 @@
 //! How a hold stands at some moment, by what had happened until then.
 
-use super::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, id_of, within};
+use super::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, Trust, id_of, within};
 use crate::scheme::Mode;
 use crate::testing::simulation::history::{Attempt, End, Id, Micros, Op, Reply};
 
@@ -106,22 +106,24 @@ impl Facts<'_> {
         let notices = begun
             .into_iter()
             .flat_map(|begun| self.noticed_by(id, begun).filter(move |(at, until)| *at <= now && begun < *until));
-        let notices = notices.filter(|(at, _)| !was_answered(*at));
-        let mut answers: Vec<_> = requests
-            .iter()
-            .filter_map(|request| match &request.answered {
-                Some((at, Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms, .. })) if *at <= now => {
-                    Some((*at, self.covered_until(request, *remaining_ms)))
-                }
-                _ => None,
-            })
-            .chain(notices)
-            .collect();
-        answers.sort_unstable();
-        // An answer that comes when the hold is over brings nothing back.
-        let extend =
-            |until: Micros, (at, to): (Micros, Micros)| if until == 0 || at < until { until.max(to) } else { until };
-        answers.into_iter().fold(0, extend)
+        let notices = notices.filter(|(at, _)| !was_answered(*at)).map(|(at, until)| (at, until, None));
+        let answers = requests.iter().filter_map(|request| match &request.answered {
+            Some((at, Reply::Granted { remaining_ms, .. } | Reply::Renewed { remaining_ms, .. })) if *at <= now => {
+                Some((*at, self.covered_until(request, *remaining_ms), Some((*request, *remaining_ms))))
+            }
+            _ => None,
+        });
+        let mut words: Vec<_> = answers.chain(notices).collect();
+        words.sort_by_key(|(at, until, _)| (*at, *until));
+        let mut trust = Trust::default();
+        for (at, until, answer) in words {
+            match answer {
+                _ if trust.is_over(at) => {}
+                Some((request, remaining_ms)) => trust.is_answered(at, request, remaining_ms, until),
+                None => trust.is_noticed(until),
+            }
+        }
+        trust.until()
     }
 
     /// How long a guard may be trusted whose hold may have been converted: as long as the new hold lasts at least, counted from
