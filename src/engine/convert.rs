@@ -137,7 +137,7 @@ impl Conversion {
         let now = engine.clock.now();
         // A later copy of the same conversion finds what an earlier one did.
         let earlier = held.hold().take_open_conversion();
-        let copies = earlier.as_ref().map(|open| Copies::of_earlier(open.stray_until)).unwrap_or_default();
+        let copies = earlier.as_ref().map(|open| Copies::of_earlier(open.stray_until, open.lease)).unwrap_or_default();
         let request = AcquireRequest {
             id: earlier.map_or_else(|| engine.next_id(), |open| open.id),
             mode,

@@ -157,9 +157,8 @@ pub(super) struct HoldRecord {
     in_doubt: Option<Box<InDoubt>>,
     /// How far the longest lease that was asked for reaches. A share that ends before needs no renewal.
     asked_until: Moment,
-    /// The lease that was asked for last, and the longest that a copy may bring along.
+    /// The lease that was asked for last.
     asked: Duration,
-    longest: Duration,
     renewal: Renewal,
     /// When that was sent which was answered last.
     answered: Moment,
@@ -168,7 +167,8 @@ pub(super) struct HoldRecord {
     backoff: Backoff,
     /// When the server's hold is over even if every request that was sent has arrived, unless it is a stray one.
     server_until: Moment,
-    /// Those of the acquisition, its repeats by which readers want to join among them.
+    /// Those of the acquisition, its repeats by which readers want to join among them, with the longest lease that they and renewals
+    /// ask for.
     copies: Copies,
     shares: Shares,
     /// Readers may join until then.
@@ -217,7 +217,8 @@ impl Phase {
 impl HoldRecord {
     /// A hold with its first guard.
     pub(super) fn new(granted: Granted, now: Moment, rules: &Rules) -> (Self, ShareId) {
-        let Granted { granting, grant, share, copies, share_until, is_claim, keep } = granted;
+        let Granted { granting, grant, share, mut copies, share_until, is_claim, keep } = granted;
+        copies.ask_for(grant.asked);
         let mut shares = Shares::new();
         let share_id = ShareId { slot: shares.add(share), token: granting.token };
         let mut record = Self {
@@ -232,7 +233,6 @@ impl HoldRecord {
             in_doubt: None,
             asked_until: grant.sent,
             asked: grant.asked,
-            longest: share.lease,
             renewal: Renewal::Needless,
             answered: grant.sent,
             awaited: None,
@@ -264,7 +264,8 @@ impl HoldRecord {
             self.granted_until = sent;
             self.asked_until = sent;
         }
-        self.granted_until = self.granted_until.max(lease::valid_until(sent, remaining, rules.clock_margin));
+        let trusted = self.trusted(&grant);
+        self.granted_until = self.granted_until.max(lease::valid_until(sent, trusted, rules.clock_margin));
         self.asked_until = self.asked_until.max(sent.after(asked));
         self.asked = asked;
         self.answered = self.answered.max(sent);
@@ -324,9 +325,20 @@ impl HoldRecord {
         self.in_doubt.as_ref().map_or(self.granted_until, |new| self.granted_until.min(new.until))
     }
 
+    /// What of the remaining time counts: no more than a copy has asked for.
+    ///
+    /// A server whose clock has gone back says more, since it never brings a deadline forward. When its clock is right again others
+    /// are let in as if nothing had been, and a holder that is cut off would go on for as long as the clock was wrong. The longest lease
+    /// counts, and not that of the request: a short renewal is answered with what is left of a longer lease. What a notification grants
+    /// is bounded by its waiter, and counts from an answer of before.
+    fn trusted(&self, grant: &Grant) -> Duration {
+        let most = self.copies.longest_lease().max(grant.asked);
+        if self.is_claim { grant.remaining } else { grant.remaining.min(most) }
+    }
+
     /// When the server's hold is over, whatever arrives.
     pub(super) fn server_until(&self, now: Moment, rules: &Rules) -> Moment {
-        let covers = lease::surely_over(self.longest, rules.clock_margin);
+        let covers = lease::surely_over(self.copies.longest_lease(), rules.clock_margin);
         self.stray_until(now, rules).map_or(self.server_until, |until| self.server_until.max(until.after(covers)))
     }
 

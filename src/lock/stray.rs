@@ -3,6 +3,8 @@
 //! A request that is sent may be carried out for a while, whatever becomes of its sender: it is on its way, or it was, and
 //! nobody heard of it again. What was acquired under its id can be given back for good only after that.
 
+use std::time::Duration;
+
 use crate::attempt::{Attempt, Failure};
 use crate::lease::Moment;
 
@@ -13,17 +15,29 @@ pub(crate) struct Copies {
     in_flight: u32,
     /// One that nobody waits for any more may arrive until then.
     stray_until: Option<Moment>,
+    /// Longest lease that one of them has asked for, answered or not.
+    longest_lease: Duration,
 }
 
 impl Copies {
-    /// Nobody waits any more for those of an earlier try.
-    pub(crate) fn of_earlier(stray_until: Moment) -> Self {
-        Self { in_flight: 0, stray_until: Some(stray_until) }
+    /// Nobody waits any more for those of an earlier try, which have asked for this lease.
+    pub(crate) fn of_earlier(stray_until: Moment, lease: Duration) -> Self {
+        Self { in_flight: 0, stray_until: Some(stray_until), longest_lease: lease }
     }
 
     /// One more is on its way.
     pub(crate) fn begin(&mut self) {
         self.in_flight += 1;
+    }
+
+    /// One of them asks for this lease.
+    pub(crate) fn ask_for(&mut self, lease: Duration) {
+        self.longest_lease = self.longest_lease.max(lease);
+    }
+
+    /// Longest lease that the server can have granted to them.
+    pub(crate) fn longest_lease(&self) -> Duration {
+        self.longest_lease
     }
 
     /// What became of one of them is known, as far as it ever will be.

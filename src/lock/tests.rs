@@ -582,6 +582,53 @@ fn answer_that_is_over_when_it_comes_joins_nobody() {
 }
 
 #[test]
+fn short_renewal_counts_for_all_that_a_longer_one_without_an_answer_was_granted() {
+    let (hold, share_id, long) = handed_with_little_left(&table());
+    let since = now();
+    assert!(matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Short { .. }));
+    assert_eq!(hold.begin_renewal(since, since), Some(LEASE * 6));
+    hold.unanswered(since);
+    let sent = since.after(secs(1));
+    let left = LEASE * 6 - secs(1);
+    hold.renewed(answer(sent, left, secs(1)), sent);
+    assert!(hold.deadline() > sent.after(LEASE * 5), "the server has granted as much as was asked for");
+}
+
+#[test]
+fn no_answer_counts_for_more_than_was_asked_for() {
+    let (hold, _) = grant(&enter(&table(), Mode::Write), 1, Mode::Write, 5, 1);
+    let sent = now();
+    hold.renewed(answer(sent, LEASE * 30, LEASE), sent);
+    assert!(hold.deadline() <= sent.after(LEASE), "the server's clock has gone back");
+}
+
+/// It counts from an answer of before, so that more than the claim may be left from then on.
+#[test]
+fn claim_counts_from_when_it_was_granted() {
+    let table = table();
+    let entry = enter(&table, Mode::Write);
+    sends(&entry, 1);
+    let sent = now();
+    let told = sent.after(LEASE / 2);
+    let granted = Granted {
+        keep: None,
+        granting: Granting {
+            id: id(1),
+            mode: Mode::Write,
+            token: FencingToken::from_wire(5).expect("small"),
+            tokens: 1,
+        },
+        grant: answer(sent, LEASE * 3 / 2, LEASE),
+        share: want().from(told),
+        copies: Copies::default(),
+        share_until: None,
+        is_claim: true,
+    };
+    let Installed::Hold(hold, _) = entry.granted(granted, told).0 else { panic!("it is a hold") };
+    assert!(hold.deadline() > told.after(LEASE * 9 / 10));
+}
+
+#[test]
 fn waiter_whose_renewal_goes_unanswered_hears_of_it_and_of_the_end() {
     let table = table();
     let (hold, share_id, long) = handed_with_little_left(&table);

@@ -214,6 +214,7 @@ impl WaitEntry {
             if pending.keeps_open.is_none() {
                 pending.keeps_open = keeps_open.take();
             }
+            pending.copies.ask_for(self.wants.lease.min(self.wants.max_hold));
             let (id, left) = (pending.id.clone(), pending.left.take());
             Some(Begun { id, left, is_waited_for: state.is_waited_for(self.mode) })
         })

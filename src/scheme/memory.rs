@@ -177,8 +177,8 @@ impl Store {
     }
 
     pub(crate) fn server_time(&self) -> ServerTime {
-        let skipped = Duration::from_micros(self.skipped_us.load(Ordering::SeqCst));
-        self.epoch.after(self.clock.now().since(self.origin) + skipped)
+        let shown = self.epoch.after(self.clock.now().since(self.origin));
+        ServerTime::from_micros(shown.as_micros().wrapping_add(self.skipped_us.load(Ordering::SeqCst)))
     }
 
     /// Applies one operation to one lock, as a server does a script: at once and alone.
@@ -238,6 +238,13 @@ impl Store {
     fn keepers_of(locks: &Locks, wire: &Wire) -> Vec<Arc<Calls>> {
         let keepers = locks.by_base.values().flat_map(|lock| &lock.keepers);
         keepers.filter(|keeper| std::ptr::eq(&*keeper.wire, wire)).filter_map(|keeper| keeper.calls.upgrade()).collect()
+    }
+
+    /// Sets the server's clock back. With a `step` of zero it is right again.
+    #[cfg(test)]
+    pub(crate) fn set_back(&self, step: Duration) {
+        let step = u64::try_from(step.as_micros()).expect("short");
+        self.skipped_us.store(step.wrapping_neg(), Ordering::SeqCst);
     }
 
     /// Publishes a message to the waiters of a manager, which a user with the right to publish may have made up.

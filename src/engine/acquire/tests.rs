@@ -614,6 +614,37 @@ async fn waiters_hear_together_that_no_replica_has_the_grant() {
     }
 }
 
+/// The server's clock goes back, a renewal is answered with nearly five minutes, the clock is right again, and nothing more is heard.
+#[tokio::test(start_paused = true)]
+async fn hold_is_over_with_its_lease_when_the_clock_of_the_server_went_back_and_forth() {
+    let store = Arc::new(Store::new());
+    let stage = Stage::on(&store, Options::default());
+    let held = stage.take(Mode::Write).await;
+    store.set_back(Duration::from_secs(290));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(!stage.scheme.chunks().is_empty(), "it was renewed");
+    let left = remaining(&held);
+    assert!((Duration::from_secs(5)..=Duration::from_secs(10)).contains(&left), "{left:?}");
+    store.set_back(Duration::ZERO);
+    store.cut(stage.scheme.memory.wire());
+    tokio::time::sleep(left).await;
+    assert_eq!(held.hold().state_of(held.share_id()), HoldState::Lost(LossReason::Expired));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_that_goes_on_with_a_longer_request_has_what_that_was_granted() {
+    let stage = Stage::new();
+    stage.scheme.next_acquire(Fate::Unheard);
+    let mut first = stage.asks(Mode::Write, LONG, Patience::Wait);
+    start(&mut first);
+    let mut second = stage.asks(Mode::Write, SHORT, Patience::Wait);
+    start(&mut second);
+    drop(first);
+    let held = second.await.expect("answered").expect("granted");
+    assert_eq!(stage.scheme.requests(), 2, "both ask under one id");
+    assert!(remaining(&held) > Duration::from_secs(500), "{:?}", remaining(&held));
+}
+
 #[tokio::test]
 async fn close_finds_holds_that_the_renewal_task_has_in_hand() {
     let engine = Arc::new(Engine::new(Arc::new(Memory::new(Arc::new(Store::new()))), Options::default()));

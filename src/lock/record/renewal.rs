@@ -146,7 +146,7 @@ impl HoldRecord {
     fn begin_request(&mut self, now: Moment, lease: Duration, rules: &Rules) {
         let covers = lease::surely_over(lease, rules.clock_margin);
         self.server_until = self.server_until.max(now.after(covers));
-        self.longest = self.longest.max(lease);
+        self.copies.ask_for(lease);
     }
 
     /// A renewal was answered. Comes too late if the local deadline was reached meanwhile.
@@ -165,6 +165,8 @@ impl HoldRecord {
         self.backoff.reset();
         self.stood_at(grant.sent, rules);
         let deadline = self.deadline();
+        // This is an answer: it counts as one.
+        let is_claim = std::mem::take(&mut self.is_claim);
         self.apply(grant, now, rules);
         if self.deadline() < deadline {
             self.shares.watched().for_each(|(_, end)| signals.changed(Arc::clone(end)));
@@ -172,7 +174,6 @@ impl HoldRecord {
         let not_converted = self.settle_open_conversion(grant.sent);
         self.renew_in_doubt(grant.sent);
         self.tell_awaiting(signals);
-        let is_claim = std::mem::take(&mut self.is_claim);
         if is_claim {
             self.shares.watched().for_each(|(_, end)| signals.changed(Arc::clone(end)));
         }

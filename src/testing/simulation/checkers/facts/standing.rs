@@ -80,13 +80,28 @@ impl Facts<'_> {
         self.granted.get(&id).is_some_and(|(_, primary)| *primary < self.lineage(now))
     }
 
-    /// Until when an answer lets a hold be trusted, if it is the only one.
+    /// Until when an answer lets a hold be trusted, if it is the only one. A server whose clock goes back names more than anybody has
+    /// asked for, and others are in when it is right again: nobody counts on that.
     pub(in crate::testing::simulation::checkers) fn covered_until(
         &self,
         request: &RequestFacts,
         remaining_ms: u64,
     ) -> Micros {
-        request.sent + self.process(request.process).usable(remaining_ms * MS)
+        let most_ms = self.asked_ms(request);
+        request.sent + self.process(request.process).usable(remaining_ms.min(most_ms) * MS)
+    }
+
+    /// Longest lease that was asked for under an id until the answer to a request came.
+    fn asked_ms(&self, request: &RequestFacts) -> u64 {
+        let answered = request.answered.as_ref().map_or(request.sent, |(at, _)| *at);
+        let id = id_of(request.op).expect("a grant has an id");
+        let leases = self.about(id).filter(|copy| copy.sent <= answered).filter_map(|copy| match copy.op {
+            Op::Acquire { lease_ms, .. } | Op::Conversion { lease_ms, .. } | Op::Renew { lease_ms, .. } => {
+                Some(lease_ms)
+            }
+            _ => None,
+        });
+        leases.max().unwrap_or_default()
     }
 
     /// Until when the answers so far let a hold be trusted by the local clock.
