@@ -529,14 +529,14 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Takes back what an acquisition may have left on the server, in the background. Returns until when it may be there.
+    /// Takes back what an acquisition may have left on the server, while nobody waits for that. Returns until when it may be there.
     fn cancel(&self, pending: Pending) -> Option<Moment> {
         if pending.is_traceless() {
             return None;
         }
         let release = self.release_of(&pending);
         let server_until = release.server_until;
-        self.engine.releases.in_background(release, None);
+        self.engine.releases.take_back_from_here(release, self.engine.clock.now());
         // `pending.keeps_open` goes now: what was taken back has been counted.
         Some(server_until)
     }

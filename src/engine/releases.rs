@@ -240,6 +240,15 @@ impl Releases {
         }
     }
 
+    /// Takes back a request that nobody waits for any more, and that may yet be on its way.
+    ///
+    /// It went out on a connection of this runtime, and what is sent there behind it arrives behind it. On another connection the
+    /// release could arrive first and find nothing; then the request would leave a hold or a place in the queue until the release is
+    /// repeated, which is when no copy can arrive any more.
+    pub(crate) fn take_back_from_here(self: &Arc<Self>, release: Release, now: Moment) {
+        at_hand::tell(self, Job::new(self, release, None), now);
+    }
+
     /// Nothing more is given back.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);

@@ -499,6 +499,8 @@ fn promises_hold_for_conversions_in_doubt() {
     if let Some(report) = first_failure(0..20, |_| UNHEARD) {
         panic!("{report}");
     }
+    // Where answers are not lost so often, a hold is seldom lost while it is converted.
+    caught_with(|_| UNHEARD, Mutant::ConvertedUnrenewed, "3 lost conversions");
     caught_with(|_| Profile::of_scene(Scene::UpgradeUnheard), Mutant::LeavesInDoubt, "1 validity");
     caught_with(|_| Profile::of_scene(Scene::UpgradeLost), Mutant::NoLateConversions, "4 conversions in doubt");
 }
@@ -629,6 +631,5 @@ mutants! {
     forgets_force: ForgetsForce is caught by "3 forced";
     keeps_the_dead: KeepsTheDead is caught by "5 leftovers";
     refusal_is_loss: RefusalIsLoss is caught by "3 lost conversions";
-    converted_unrenewed: ConvertedUnrenewed is caught by "3 lost conversions";
     silent_conversion_is_loss: SilentConversionIsLoss is caught by "4 reasons of conversions";
 }

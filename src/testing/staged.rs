@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use futures_util::stream::BoxStream;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -41,6 +42,8 @@ pub(crate) enum Fate {
     Unreplicated(oneshot::Receiver<()>),
     /// The server says this, and carries nothing out. For acquisitions only.
     Says(Acquired),
+    /// Arrives at a word, whatever becomes of its sender, and before all that its runtime sends behind it. For acquisitions only.
+    OnItsWay(oneshot::Receiver<()>),
 }
 
 /// The scheme. What the test has no fate for is carried out at once.
@@ -50,6 +53,8 @@ pub(crate) struct Staged {
     acquires: Mutex<VecDeque<Fate>>,
     conversions: Mutex<VecDeque<Fate>>,
     leaves: Mutex<VecDeque<Fate>>,
+    /// Connection of the runtime that acquires: whatever has it is on its way, and the others wait behind.
+    connection: Arc<tokio::sync::Mutex<()>>,
     /// What was asked for, cut requests included.
     asked: Mutex<Vec<AcquireRequest>>,
     /// Answers to renewals wait for these.
@@ -76,6 +81,7 @@ impl Staged {
             acquires: Mutex::default(),
             conversions: Mutex::default(),
             leaves: Mutex::default(),
+            connection: Arc::default(),
             asked: Mutex::default(),
             words: Mutex::default(),
             chunks: Mutex::default(),
@@ -174,8 +180,27 @@ impl Staged {
                 drop(word.await);
                 Err(Failure::Unreplicated { asked: 1, acknowledged: 0, node: None })
             }
-            Some(Fate::NotDone | Fate::Says(_)) => Err(Failure::NotDone { source: None }),
+            Some(Fate::NotDone | Fate::Says(_) | Fate::OnItsWay(_)) => Err(Failure::NotDone { source: None }),
         }
+    }
+
+    /// Sends a request that goes on without its sender.
+    async fn send(&self, key: &Key, request: &AcquireRequest, word: oneshot::Receiver<()>) -> Attempt<Acquired> {
+        let connection = Arc::clone(&self.connection).lock_owned().await;
+        let (memory, key, request) = (self.memory.clone(), key.clone(), request.clone());
+        let carried_out = tokio::spawn(async move {
+            drop(word.await);
+            let answer = memory.acquire(&key, &request).await;
+            drop(connection);
+            answer
+        });
+        carried_out.await.unwrap_or(Err(Failure::NotDone { source: None }))
+    }
+
+    async fn leave_once(&self, key: &Key, id: &AcquisitionId) -> Attempt<ReleaseReply> {
+        self.counts(1);
+        let fate = self.leaves.lock().pop_front();
+        self.meet(fate, self.memory.leave(key, id)).await
     }
 }
 
@@ -189,13 +214,22 @@ impl Scheme for Staged {
             let (sent, server) = (self.memory.clock().now(), ServerTime::default());
             return Box::pin(std::future::ready(Ok(Answered { sent, server, node: NodeId::default(), value })));
         }
+        if let Some(Fate::OnItsWay(word)) = fate {
+            return Box::pin(self.send(key, request, word));
+        }
         Box::pin(self.meet(fate, self.memory.acquire(key, request)))
     }
 
     fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
-        self.counts(1);
-        let fate = self.leaves.lock().pop_front();
-        Box::pin(self.meet(fate, self.memory.leave(key, id)))
+        Box::pin(async {
+            drop(self.connection.lock().await);
+            self.leave_once(key, id).await
+        })
+    }
+
+    /// In the background, which has a connection of its own.
+    fn leave_all<'a>(&'a self, _: &'a Route, batch: &'a [Leave]) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
+        Box::pin(join_all(batch.iter().map(|leave| self.leave_once(&leave.key, &leave.id))))
     }
 
     fn is_at_hand(&self, _: &Leave) -> bool {

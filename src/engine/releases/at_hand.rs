@@ -1,4 +1,4 @@
-//! The first copy of a release, where its guard is dropped.
+//! The first copy of a release, where its guard is dropped, or the future of an acquisition.
 //!
 //! On a runtime that has a connection with room, that copy goes out there: it costs what a release costs that somebody waits for,
 //! and no other thread has to send it. But the runtime may end, stand still or be busy with something else, and then nobody reads
@@ -31,7 +31,7 @@ const PATIENCE: u32 = 4;
 /// some milliseconds.
 pub(super) const LEAST_PATIENCE: Duration = Duration::from_millis(25);
 
-/// The releases that are under way where their guards were dropped.
+/// The releases that are under way where their guards, or futures, were dropped.
 #[derive(Debug)]
 pub(super) struct AtHand {
     /// By when the outbox tells them.

@@ -353,6 +353,23 @@ async fn flush_without_an_answer_is_an_error_in_time() {
     assert!(took >= patience && took < patience + Duration::from_secs(1), "{took:?}");
 }
 
+/// The answer to a release that went elsewhere is there before the request has arrived.
+#[tokio::test(start_paused = true)]
+async fn release_of_a_dropped_acquisition_does_not_overtake_its_request() {
+    let stage = Stage::new();
+    let (arrives, word) = oneshot::channel();
+    stage.scheme.next_acquire(Fate::OnItsWay(word));
+    let mut asks = Box::pin(stage.take("cfg"));
+    assert!(asks.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it is on its way");
+    drop(asks);
+    tokio::time::sleep(LEAST_PATIENCE / 2).await;
+    arrives.send(()).expect("it is on its way");
+    tokio::time::sleep(INSTANT).await;
+    assert_eq!(stage.holders("cfg").await, 0, "nobody has it, and it keeps others out");
+    stage.engine.settled().await;
+    assert_eq!(stage.holders("cfg").await, 0);
+}
+
 /// Between two answers there may be the whole time in which a copy can be late.
 #[tokio::test(start_paused = true)]
 async fn flush_waits_for_a_copy_that_may_be_late_for_longer_than_a_server_may_be_silent() {
