@@ -308,10 +308,15 @@ pub(crate) struct AtNode {
 
 impl fmt::Display for AtNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.cause {
-            Some(cause) => write!(f, "{}: {cause}", self.node),
-            None => write!(f, "{}: no answer", self.node),
+        let Some(cause) = &self.cause else { return write!(f, "{}: no answer", self.node) };
+        write!(f, "{}: {cause}", self.node)?;
+        // What is below the cause is seen nowhere else.
+        let mut below = cause.source();
+        while let Some(error) = below {
+            write!(f, ": {error}")?;
+            below = error.source();
         }
+        Ok(())
     }
 }
 
@@ -343,8 +348,14 @@ fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) ->
     if is_out_of_descriptors(cause) {
         return "this process has no file descriptors left, so raise `ulimit -n`, or find what keeps them open";
     }
-    if cause.is_some_and(|cause| cause.is::<NoTls>()) {
-        return "see that it runs and speaks TLS there, or use `redis://`";
+    if let Some(NoTls(below)) = cause.and_then(|cause| cause.downcast_ref()) {
+        // A server without TLS waits for the end of what it takes for a command, and a way may be slow.
+        return match below.downcast_ref::<io::Error>().map(io::Error::kind) {
+            Some(io::ErrorKind::TimedOut) => {
+                "see that it runs and speaks TLS there, or use `redis://`; on a slow way raise `response_timeout`"
+            }
+            _ => "see that it runs and speaks TLS there, or use `redis://`",
+        };
     }
     let Some(cause) = cause.and_then(|cause| cause.downcast_ref::<io::Error>()) else {
         return "see that it runs and that the address is right";
@@ -353,6 +364,9 @@ fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) ->
         // It closed the connection before it had said anything.
         io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
             "see that it runs, and whether it wants TLS there, which `rediss://` speaks"
+        }
+        io::ErrorKind::TimedOut => {
+            "see that it runs and that the address is right; on a slow way raise `response_timeout`"
         }
         _ => "see that it runs and that the address is right",
     }
@@ -419,7 +433,9 @@ impl Refusal {
             }
             Self::ForeignKey => "remove what is at the key, or use another `key_prefix`",
             Self::UnsupportedServer => "use a newer server",
-            Self::Untrusted => "check the host in the URL, and the authority given to `Tls`",
+            Self::Untrusted => {
+                "check the host in the URL, and the authority given to `Tls`"
+            }
             Self::OtherTopology => return None,
             Self::Other => "look into the server's log",
         })

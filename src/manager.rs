@@ -990,8 +990,8 @@ impl<M: Build> Builder<M> {
     /// Should stay well under half of a cluster's node timeout. Shorter notices a frozen node sooner; longer bears
     /// slower networks. A minute is the most. A hold whose lease is shorter cannot have an unanswered renewal repeated.
     ///
-    /// Name resolution for a new connection may take four response timeouts, TCP one, and each of the two answers of the greeting one;
-    /// with TLS all of them together four. An error names the step that took longer.
+    /// Name resolution for a new connection may take four response timeouts, TCP one, the TLS handshake two, and each of the two answers
+    /// of the greeting one; so does each step to a Sentinel. An error names the step that took longer.
     pub fn response_timeout(mut self, response_timeout: Duration) -> Self {
         self.options.response_timeout = response_timeout;
         self

@@ -39,7 +39,7 @@ mod sentinels;
 mod slot_owners;
 mod slots;
 mod survey;
-#[cfg(feature = "tls")]
+#[cfg_attr(not(feature = "tls"), path = "transport/no_tls.rs")]
 mod tls;
 
 /// A Lua script and its digest.
@@ -148,10 +148,12 @@ impl Call {
         self.parts += 1;
     }
 
+    #[cfg(test)]
     fn keys(&self) -> impl Iterator<Item = &[u8]> {
         (0..self.keys).map(|part| self.part(part))
     }
 
+    #[cfg(test)]
     fn args(&self) -> impl Iterator<Item = &[u8]> {
         (self.keys..self.parts).map(|part| self.part(part))
     }

@@ -33,8 +33,13 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Makes new ones.
-    pub(crate) fn make() -> Self {
+    /// Makes new ones, for servers that are not started here. Each call makes another authority.
+    ///
+    /// # Panics
+    ///
+    /// When the system has no random numbers.
+    #[must_use]
+    pub fn make() -> Self {
         // The parameters are always the same, and making keys fails only when the system has no random numbers.
         Self::try_make().expect("certificates can be made")
     }
@@ -58,6 +63,18 @@ impl Certificates {
     #[must_use]
     pub fn ca_pem(&self) -> &str {
         &self.ca_pem
+    }
+
+    /// The certificate that a server shows.
+    #[must_use]
+    pub fn server_cert_pem(&self) -> &str {
+        &self.server_cert_pem
+    }
+
+    /// The key of [`Certificates::server_cert_pem`].
+    #[must_use]
+    pub fn server_key_pem(&self) -> &str {
+        &self.server_key_pem
     }
 
     /// The certificate that a client may, or must, show.

@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 ///   [`unreachable_after`](crate::Builder::unreachable_after).
 ///
 /// The cryptography is that of the process: what the application has installed as the default
-/// `rustls::crypto::CryptoProvider` before it builds a manager, else `ring`, which is then installed.
+/// `rustls::crypto::CryptoProvider` before it builds a manager, else `ring`. Nothing is installed.
 ///
 /// Defaults to the public authorities that Mozilla trusts and no client certificate; [`Topology::tls`](crate::Topology::tls) has an example.
 /// `Debug` shows neither certificates nor keys.

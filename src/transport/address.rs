@@ -1,11 +1,10 @@
 //! URLs of servers, and addresses of others that are reached the same way.
 
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo, RedisError};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 
 use crate::error::{Error, Result};
 use crate::topology::{Credentials, Tls};
-#[cfg(feature = "tls")]
-use crate::transport::tls;
+use crate::transport::tls::Connector;
 
 /// All URLs of a topology, at least one.
 pub(super) fn parse_all(urls: &[String], tls: &Tls) -> Result<Vec<ConnectionInfo>> {
@@ -23,7 +22,11 @@ pub(super) fn parse_all(urls: &[String], tls: &Tls) -> Result<Vec<ConnectionInfo
     if secure != 0 && secure != infos.len() {
         return invalid("either all URLs are rediss:// or none is");
     }
-    if secure == 0 { Ok(infos) } else { equip(infos, tls) }
+    if secure != 0 {
+        // For what it says of the certificates.
+        Connector::new(tls)?;
+    }
+    Ok(infos)
 }
 
 /// The only URL of a topology.
@@ -50,23 +53,47 @@ pub(super) fn check_members(infos: &[ConnectionInfo]) -> Result<()> {
 }
 
 fn parse(url: &str) -> Result<ConnectionInfo> {
-    // Also where another crate has switched on the library's TLS: certificates and cryptography are settled with ours.
-    if cfg!(not(feature = "tls")) && ["rediss:", "valkeys:"].iter().any(|scheme| url.starts_with(scheme)) {
+    let plain = plain(url);
+    if plain.is_some() && cfg!(not(feature = "tls")) {
         return invalid("TLS needs the cargo feature `tls` of redis-rwlock");
     }
     if !is_socket(url) && at_sign_behind_host(url) {
         return invalid("an @ behind the host: what a user name or password has of `/?#@` must be percent-encoded");
     }
-    let info = url.into_connection_info().map_err(|error| invalid_url(&error))?;
-    if matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
-        return invalid("certificates are always checked, `#insecure` cannot be");
+    let mut info = plain.as_deref().unwrap_or(url).into_connection_info().map_err(|_| invalid_url())?;
+    if plain.is_some() {
+        match url.trim_end().split_once('#') {
+            None => {}
+            Some((_, "insecure")) => return invalid("certificates are always checked, `#insecure` cannot be"),
+            Some(_) => return Err(invalid_url()),
+        }
+        info = with_tls(info);
     }
     if info.redis_settings().db() < 0 {
         return invalid("databases are counted from 0 on");
     }
-    // Replies are read as RESP2 has them, whatever the URL says.
-    let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
-    Ok(info.set_redis_settings(settings))
+    Ok(info)
+}
+
+/// The same URL without TLS, if it has TLS: the library reads such URLs only with its own TLS, which is not used here.
+fn plain(url: &str) -> Option<String> {
+    let (scheme, rest) = url.trim().split_once(':')?;
+    let plain = match scheme.to_ascii_lowercase().as_str() {
+        "rediss" => "redis",
+        "valkeys" => "valkey",
+        _ => return None,
+    };
+    Some(format!("{plain}:{rest}"))
+}
+
+fn with_tls(info: ConnectionInfo) -> ConnectionInfo {
+    match info.addr() {
+        ConnectionAddr::Tcp(host, port) => {
+            let (host, port) = (host.clone(), *port);
+            info.set_addr(ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None })
+        }
+        _ => info,
+    }
 }
 
 fn is_socket(url: &str) -> bool {
@@ -83,36 +110,12 @@ fn speaks_tls(info: &ConnectionInfo) -> bool {
     matches!(info.addr(), ConnectionAddr::TcpTls { .. })
 }
 
-/// Adds certificates to a connection that speaks TLS.
-pub(super) fn equipped(info: ConnectionInfo, certificates: &Tls) -> Result<ConnectionInfo> {
-    if speaks_tls(&info) { first(equip(vec![info], certificates)?) } else { Ok(info) }
-}
-
-/// Refuses certificates that no connection could use.
-pub(super) fn check_certificates(certificates: &Tls) -> Result<()> {
-    #[cfg(feature = "tls")]
-    tls::check(certificates)?;
-    #[cfg(not(feature = "tls"))]
-    let _ = certificates;
-    Ok(())
-}
-
-#[cfg(feature = "tls")]
-fn equip(infos: Vec<ConnectionInfo>, certificates: &Tls) -> Result<Vec<ConnectionInfo>> {
-    tls::equip(infos, certificates)
-}
-
-#[cfg(not(feature = "tls"))]
-fn equip(infos: Vec<ConnectionInfo>, _: &Tls) -> Result<Vec<ConnectionInfo>> {
-    Ok(infos)
-}
-
 fn invalid<T>(reason: &str) -> Result<T> {
     Err(Error::InvalidOption { option: "topology", reason: reason.to_owned() })
 }
 
 /// A URL that does not parse. The library's text may quote the URL, password and all, so it is left out.
-pub(super) fn invalid_url(_: &RedisError) -> Error {
+fn invalid_url() -> Error {
     Error::InvalidOption {
         option: "topology",
         reason: "a URL must read redis://[user][:password@]host[:port][/db]".to_owned(),
@@ -124,7 +127,7 @@ pub(super) fn with_credentials(info: ConnectionInfo, credentials: Option<&Creden
     let Some(Credentials { user, password }) = credentials else { return info };
     let before = info.redis_settings();
     // A user of the URL must not stay beside the password of another.
-    let mut settings = RedisConnectionInfo::default().set_db(before.db()).set_protocol(before.protocol());
+    let mut settings = RedisConnectionInfo::default().set_db(before.db());
     if !user.is_empty() {
         settings = settings.set_username(user);
     }
@@ -146,9 +149,7 @@ pub(super) fn address_of(address: &ConnectionAddr) -> String {
 pub(super) fn with_host(template: &ConnectionAddr, host: &str, port: u16) -> ConnectionAddr {
     let host = host.to_owned();
     match template {
-        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
-        }
+        ConnectionAddr::TcpTls { .. } => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
         _ => ConnectionAddr::Tcp(host, port),
     }
 }

@@ -9,6 +9,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+#[cfg(feature = "tls")]
+pub(super) mod tls;
+
 /// What a server says of itself.
 pub(super) fn hello(mode: &str) -> String {
     hello_as(mode, "master")

@@ -11,7 +11,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Client, Cmd, ConnectionInfo, ProtocolVersion, RedisError, Value};
+use redis::{Cmd, ConnectionInfo, RedisError, Value};
 use tokio::sync::oneshot;
 
 use crate::attempt::{Answered, Hearing, NodeId, Route};
@@ -24,7 +24,6 @@ use crate::options::Options;
 use crate::topology::AddressSource;
 #[cfg(test)]
 use crate::topology::Tls;
-use crate::transport::address::invalid_url;
 use crate::transport::conditions::Conditions;
 #[cfg(test)]
 use crate::transport::conditions::Place;
@@ -42,6 +41,7 @@ use lanes::{Calls, Lanes};
 pub(super) use lines::{DialFault, not_sent, shown};
 use lines::{Lines, Live};
 pub(super) use room::Precedence;
+pub(super) use steps::ask_once;
 
 mod apart;
 mod checkup;
@@ -60,8 +60,11 @@ mod names;
 mod prober;
 mod room;
 mod silence;
+mod steps;
 #[cfg(test)]
 mod tests;
+#[cfg(all(test, feature = "tls"))]
+mod tls;
 mod wire;
 
 /// An older anchor is not used: at 1 % its error would pass the clock margin.
@@ -155,11 +158,7 @@ impl Node {
         home: Home,
         reports: Reports,
     ) -> Result<Self> {
-        let tcp = info.tcp_settings().clone().set_nodelay(true);
-        let info = info.set_tcp_settings(tcp);
-        let resp3 = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-        let client = Client::open(info.set_redis_settings(resp3)).map_err(|error| invalid_url(&error))?;
-        let lines = Arc::new(Lines::new(address, client, limits, clock, home, reports));
+        let lines = Arc::new(Lines::new(address, info, limits, clock, home, reports));
         let lanes = Lanes::new(&lines, limits.durability);
         Ok(Self { lines, apart: Apart::default(), lanes, limits, clock })
     }

@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::{Client, ConnectionInfo, RedisConnectionInfo};
+use redis::{ConnectionInfo, RedisConnectionInfo};
 use tokio::sync::Semaphore;
 
 use crate::error::{Error, Result};
 use crate::events;
 use crate::shield::shielded;
 use crate::topology::{Tls, Topology};
-use crate::transport::address::equipped;
+use crate::transport::tls::Connector;
 
 /// Longest time that a connection waits for one of its files. The time for connecting itself begins after it.
 const MAX_READ: Duration = Duration::from_secs(1);
@@ -26,7 +26,26 @@ const MAX_READ: Duration = Duration::from_secs(1);
 /// The passwords and certificates of one manager.
 pub(crate) struct Secrets {
     password: Option<Kept<PathBuf, String>>,
-    tls: Kept<Tls, Tls>,
+    tls: Kept<Tls, Certificates>,
+}
+
+/// Certificates as they were read.
+struct Certificates {
+    tls: Tls,
+    /// Made of them at the first connection that needs it: most managers have none.
+    connector: Option<Connector>,
+}
+
+impl Certificates {
+    fn read(tls: &Tls) -> Result<Self> {
+        Ok(Self { tls: tls.clone().read()?, connector: None })
+    }
+
+    /// Refuses certificates that no connection could use, for a key that is new already and a certificate that is not yet.
+    fn usable(self) -> Result<Self> {
+        let connector = Some(Connector::new(&self.tls)?);
+        Ok(Self { connector, ..self })
+    }
 }
 
 /// A secret as it was read last, and where it is read again.
@@ -60,7 +79,7 @@ impl Secrets {
             Some(path) => Some(Kept::new(path.to_owned(), read_password(path)?)),
             None => None,
         };
-        Ok(Self { password, tls: Kept::new(tls.clone(), tls.clone().read()?) })
+        Ok(Self { password, tls: Kept::new(tls.clone(), Certificates::read(tls)?) })
     }
 
     /// Refuses second passwords: those of URLs that stand for the servers which the file is for.
@@ -76,25 +95,27 @@ impl Secrets {
 
     /// Certificates and keys as they were read last.
     pub(super) fn certificates(&self) -> Tls {
-        self.tls.read.lock().clone()
+        self.tls.read.lock().tls.clone()
     }
 
-    /// Returns what the client connects with, with the secrets that are in the files now.
-    pub(super) async fn renewed(&self, client: &Client, peer: Peer) -> Client {
+    /// Returns what shakes hands, with the certificates that were read last.
+    pub(super) fn connector(&self) -> Result<Connector> {
+        let certificates = &mut *self.tls.read.lock();
+        match &certificates.connector {
+            Some(connector) => Ok(connector.clone()),
+            None => Ok(certificates.connector.insert(Connector::new(&certificates.tls)?).clone()),
+        }
+    }
+
+    /// Reads the files again, and returns what a connection logs in with: the password that is in its file now.
+    pub(super) async fn renewed(&self, info: &ConnectionInfo, peer: Peer) -> ConnectionInfo {
         if let Some(password) = &self.password {
             password.read_again(|path| read_password(path)).await;
         }
         if self.tls.from.has_files() {
-            self.tls.read_again(|tls| tls.clone().read().and_then(usable)).await;
-        } else if self.password.is_none() {
-            return client.clone();
+            self.tls.read_again(|tls| Certificates::read(tls)?.usable()).await;
         }
-        let info = self.with_password(client.get_connection_info().clone(), peer);
-        let tls = self.certificates();
-        // They were usable when they were read.
-        equipped(info, &tls)
-            .and_then(|info| Client::open(info).map_err(|_| unusable()))
-            .unwrap_or_else(|_| client.clone())
+        self.with_password(info.clone(), peer)
     }
 
     fn with_password(&self, info: ConnectionInfo, peer: Peer) -> ConnectionInfo {
@@ -140,16 +161,6 @@ impl<Place: Clone + Send + Sync + 'static, Secret: Send + 'static> Kept<Place, S
             shielded(|| events::secret_kept(&error));
         }
     }
-}
-
-/// Refuses certificates that no connection could use, for a key that is new already and a certificate that is not yet.
-fn usable(tls: Tls) -> Result<Tls> {
-    crate::transport::address::check_certificates(&tls)?;
-    Ok(tls)
-}
-
-fn unusable() -> Error {
-    Error::InvalidOption { option: "tls", reason: "the certificates cannot be used".to_owned() }
 }
 
 /// A line break at the end, which editors leave there, is not part of it.

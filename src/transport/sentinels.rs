@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use redis::{AsyncConnectionConfig, Client, ConnectionInfo, RedisConnectionInfo, Value};
+use redis::{ConnectionInfo, RedisConnectionInfo, Value};
 
 use crate::error::Refusal;
 use crate::transport::address::address_of;
-use crate::transport::fault::{self, Answer, Fault};
+use crate::transport::fault::{self, Fault};
+use crate::transport::node::ask_once;
 use crate::transport::secrets::{Peer, Secrets};
 
 pub(super) struct Sentinels {
@@ -76,37 +77,21 @@ impl Sentinels {
     }
 
     async fn ask(&self, info: &ConnectionInfo) -> Result<String, Fault> {
-        let client = Client::open(info.clone()).map_err(Fault::of_dial)?;
-        let client = self.secrets.renewed(&client, Peer::Sentinel).await;
-        let info = client.get_connection_info();
-        let question = self.question(info, Credentials::None);
-        match self.in_time(question).await {
+        let info = self.secrets.renewed(info, Peer::Sentinel).await;
+        match self.question(&info, Credentials::None).await {
             // Also one that lets strangers in, and does not let them ask.
             Err(Fault::Refused { refusal: Refusal::Unauthenticated | Refusal::Forbidden, .. }) => {
-                let question = self.question(info, Credentials::OfPrimary);
-                self.in_time(question).await
+                self.question(&info, Credentials::OfPrimary).await
             }
             answer => answer,
         }
     }
 
-    async fn in_time(&self, question: impl Future<Output = Result<String, Fault>>) -> Result<String, Fault> {
-        let silence = || Fault::NotSent(Some(Arc::new(Answer("no answer in time".to_owned()))));
-        // To connect and to be greeted takes as long as an answer, each.
-        tokio::time::timeout(self.response_timeout * 3, question).await.unwrap_or_else(|_| Err(silence()))
-    }
-
     async fn question(&self, info: &ConnectionInfo, credentials: Credentials) -> Result<String, Fault> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.response_timeout * 3))
-            .set_response_timeout(Some(self.response_timeout));
         let settings = settings(info.redis_settings(), credentials);
-        let client = Client::open(info.clone().set_redis_settings(settings)).map_err(Fault::of_dial)?;
-        let mut connection =
-            client.get_multiplexed_async_connection_with_config(&config).await.map_err(Fault::of_dial)?;
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.primary);
-        let reply = connection.send_packed_command(&question).await.map_err(Fault::of_dial)?;
+        let reply = ask_once(info.addr(), &settings, &self.secrets, self.response_timeout, &question).await?;
         let other = |message| Fault::Refused { refusal: Refusal::OtherTopology, message };
         let reply = fault::reply(reply).map_err(|fault| match fault {
             Fault::Refused { refusal: Refusal::Other, message } if message.contains("unknown command") => {

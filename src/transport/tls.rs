@@ -1,58 +1,69 @@
-//! What connections with TLS need: certificates that were looked at, and a provider of cryptography.
+//! Connections with TLS: certificates that were looked at, and the handshake with a server.
 
-use redis::{Client, ClientTlsConfig, ConnectionInfo, TlsCertificates};
+use std::io;
+use std::sync::Arc;
+
+use rustls::client::Resumption;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use crate::error::{Error, Result};
 use crate::topology::{ClientPem, Tls};
 
-/// Gives certificates to all these, or says what is wrong with them.
-pub(super) fn equip(infos: Vec<ConnectionInfo>, tls: &Tls) -> Result<Vec<ConnectionInfo>> {
-    choose_provider();
-    if *tls == Tls::new() {
-        return Ok(infos);
-    }
-    check(tls)?;
-    let client_tls = tls
-        .client()
-        .map(|client| ClientTlsConfig { client_cert: client.certificates.clone(), client_key: client.key.clone() });
-    let certificates = TlsCertificates { client_tls, root_cert: tls.authorities().map(<[u8]>::to_vec) };
-    let equipped = infos.into_iter().map(|info| {
-        let client = Client::build_with_tls(info, certificates.clone()).map_err(|_| invalid("they are not usable"))?;
-        Ok(client.get_connection_info().clone())
-    });
-    equipped.collect()
+/// Certificates, ready for any number of handshakes.
+#[derive(Clone)]
+pub(super) struct Connector {
+    connector: TlsConnector,
 }
 
-/// The library takes the provider of the process, and panics where there is none and two could be it.
-fn choose_provider() {
-    if CryptoProvider::get_default().is_none() {
-        // It fails when somebody else has installed one meanwhile, which will do.
-        drop(ring::default_provider().install_default());
+impl Connector {
+    /// Looks at the certificates, and says what is wrong with them.
+    pub(super) fn new(tls: &Tls) -> Result<Self> {
+        // Of the process, if the application has chosen one. Nothing is installed: that is the application's right.
+        let provider = CryptoProvider::get_default().cloned().unwrap_or_else(|| Arc::new(ring::default_provider()));
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| invalid(format!("the cryptography of the process cannot be used: {error}")))?
+            .with_root_certificates(authorities(tls)?);
+        let mut config = match tls.client() {
+            Some(ClientPem { certificates, key }) => {
+                let chain = certificates_in(certificates, "the client's PEM")?;
+                // The error may quote what it found where a key should be.
+                let key = PrivateKeyDer::from_pem_slice(key)
+                    .map_err(|_| invalid("the key's PEM has no key that can be read"))?;
+                let checked = config.with_client_auth_cert(chain, key);
+                checked.map_err(|error| invalid(format!("the client's certificate and key cannot be used: {error}")))?
+            }
+            None => config.with_no_client_auth(),
+        };
+        // A session that is resumed shows no certificate, and each connection is to check one.
+        config.resumption = Resumption::disabled();
+        Ok(Self { connector: TlsConnector::from(Arc::new(config)) })
+    }
+
+    /// Shakes hands with the server of a host.
+    pub(super) async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| {
+            io::Error::new(io::ErrorKind::InvalidInput, format!("no certificate can be for the host {host:?}"))
+        })?;
+        self.connector.connect(name, stream).await
     }
 }
 
-/// Does what a connection will do, for what it says of the certificates: the library takes an empty list of authorities.
-pub(super) fn check(tls: &Tls) -> Result<()> {
+fn authorities(tls: &Tls) -> Result<RootCertStore> {
+    let Some(pem) = tls.authorities() else {
+        return Ok(RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() });
+    };
     let mut roots = RootCertStore::empty();
-    if let Some(pem) = tls.authorities() {
-        for certificate in certificates_in(pem, "the authority's PEM")? {
-            roots.add(certificate).map_err(|error| invalid(format!("no authority can be read: {error}")))?;
-        }
+    for certificate in certificates_in(pem, "the authority's PEM")? {
+        roots.add(certificate).map_err(|error| invalid(format!("no authority can be read: {error}")))?;
     }
-    let config = ClientConfig::builder().with_root_certificates(roots);
-    if let Some(ClientPem { certificates, key }) = tls.client() {
-        let chain = certificates_in(certificates, "the client's PEM")?;
-        // The error may quote what it found where a key should be.
-        let key =
-            PrivateKeyDer::from_pem_slice(key).map_err(|_| invalid("the key's PEM has no key that can be read"))?;
-        let checked = config.with_client_auth_cert(chain, key);
-        checked.map_err(|error| invalid(format!("the client's certificate and key cannot be used: {error}")))?;
-    }
-    Ok(())
+    Ok(roots)
 }
 
 fn certificates_in(pem: &[u8], whose: &str) -> Result<Vec<CertificateDer<'static>>> {

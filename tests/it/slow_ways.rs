@@ -3,13 +3,25 @@
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Cluster, Node, Proxy, Sentinels, Server, TlsClients};
-use redis_rwlock::{Builder, RedisManager, RwLockManager, Tls, Topology};
+use redis_rwlock::{Builder, Error, RedisManager, RwLockManager, Tls, Topology};
 
 use crate::servers::ask;
 use crate::wait::{bounded, soon};
 
 /// Round trips at which everything connects with the defaults.
 const ROUND_TRIPS: [Duration; 3] = [Duration::from_millis(100), Duration::from_millis(200), Duration::from_millis(400)];
+
+/// A round trip that is too long for the defaults.
+const TOO_LONG: Duration = Duration::from_secs(3);
+
+/// Fails as a user does who sets nothing, and names the step and the setting.
+async fn fails_at(step: &str, builder: Builder<RedisManager>) {
+    let error = soon("the end of connecting", builder.connect()).await.map(drop).expect_err("it is too far");
+    let Error::Unreachable { source: Some(source), .. } = &error else { panic!("{error:?}") };
+    let sources = std::iter::successors(Some(&**source as &dyn std::error::Error), |error| error.source());
+    let words = sources.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    assert!(words.contains(&format!("{step}: no answer within")) && words.contains("`response_timeout`"), "{words}");
+}
 
 /// Connects as a user does who sets nothing, and locks.
 async fn connects(what: &str, round_trip: Duration, builder: Builder<RedisManager>) {
@@ -43,6 +55,8 @@ async fn node_without_tls() {
         node.proxy().delay(round_trip / 2);
         bounded(connects("a node", round_trip, RedisManager::builder(node.url()))).await;
     }
+    node.proxy().delay(TOO_LONG / 2);
+    bounded(fails_at("greeting", RedisManager::builder(node.url()))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -54,6 +68,9 @@ async fn node_with_tls() {
         let topology = Topology::node(url.as_str()).tls(trusting(node.certificates()));
         bounded(connects("a node with TLS", round_trip, RedisManager::builder(topology))).await;
     }
+    proxy.delay(TOO_LONG / 2);
+    let topology = Topology::node(url.as_str()).tls(trusting(node.certificates()));
+    bounded(fails_at("TLS handshake", RedisManager::builder(topology))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -63,6 +80,24 @@ async fn cluster() {
     for round_trip in ROUND_TRIPS {
         cluster.nodes().iter().for_each(|node| node.proxy().delay(round_trip / 2));
         bounded(connects("a cluster", round_trip, RedisManager::builder(Topology::cluster(cluster.urls())))).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster_with_tls() {
+    let builder = Cluster::builder(Server::Redis70).replicas(0).node_timeout(Duration::from_secs(15));
+    let cluster = builder.tls(TlsClients::Optional).start().expect("it starts");
+    let (proxies, urls): (Vec<_>, Vec<_>) = cluster.nodes().iter().map(behind_proxy).unzip();
+    let announced = cluster.urls().into_iter().map(|url| url.rsplit(':').next().and_then(|port| port.parse().ok()));
+    let ways: Vec<(Option<u16>, u16)> = announced.zip(proxies.iter().map(Proxy::port)).collect();
+    let remapped = move |host: &str, port: u16| {
+        let way = ways.iter().find(|(member, _)| *member == Some(port));
+        (host.to_owned(), way.map_or(port, |(_, proxy)| *proxy))
+    };
+    let topology = Topology::cluster(urls).tls(trusting(cluster.certificates())).remap(remapped);
+    for round_trip in ROUND_TRIPS {
+        proxies.iter().for_each(|proxy| proxy.delay(round_trip / 2));
+        bounded(connects("a cluster with TLS", round_trip, RedisManager::builder(topology.clone()))).await;
     }
 }
 
@@ -104,14 +139,17 @@ async fn sentinels_without_tls() {
     for round_trip in ROUND_TRIPS {
         bounded(connects("Sentinels", round_trip, RedisManager::builder(far.at(round_trip)))).await;
     }
+    bounded(fails_at("greeting", RedisManager::builder(far.at(TOO_LONG)))).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_with_tls() {
     let sentinels = Sentinels::builder(Server::Redis70).tls(TlsClients::Optional).start().expect("they start");
     let far = Far::start(sentinels);
-    for round_trip in [Duration::from_millis(100), Duration::from_millis(200)] {
+    for round_trip in ROUND_TRIPS {
         let topology = far.at(round_trip).tls(trusting(far.sentinels.certificates()));
         bounded(connects("Sentinels with TLS", round_trip, RedisManager::builder(topology))).await;
     }
+    let topology = far.at(TOO_LONG).tls(trusting(far.sentinels.certificates()));
+    bounded(fails_at("TLS handshake", RedisManager::builder(topology))).await;
 }

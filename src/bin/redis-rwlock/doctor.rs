@@ -17,6 +17,8 @@ use crate::settings::{Place, Settings};
 use crate::span::Span;
 use crate::table::{columns, shown};
 
+#[cfg(feature = "tls")]
+mod encrypted;
 mod finding;
 mod link;
 mod rights;

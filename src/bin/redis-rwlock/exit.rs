@@ -8,12 +8,13 @@ use redis_rwlock::Error;
 
 /// Words of the library for those who program with it, and those for the user of the program. `tests/cli` compares the first
 /// with all that the library says.
-const WORDS: [(&str, &str); 5] = [
+const WORDS: [(&str, &str); 6] = [
     ("`Topology::node`", "--url or RWLOCK_NODE"),
     ("`Topology::cluster`", "--cluster or RWLOCK_CLUSTER"),
     ("`Topology::sentinel`", "--sentinel or RWLOCK_SENTINEL_PRIMARY"),
     ("given to `Tls`", "in RWLOCK_TLS_CA"),
     ("`key_prefix`", "--key-prefix"),
+    ("`response_timeout`", "RWLOCK_RESPONSE_TIMEOUT"),
 ];
 
 /// With what the program ends.

@@ -1,7 +1,6 @@
-//! Connection that requests travel on: a [wire](super::wire) of ours, or a connection of the library's where that has to encrypt.
+//! Connection that requests travel on: a [wire](super::wire), and requests as the server reads them.
 
-use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Pipeline, RedisError, Value};
+use redis::{Cmd, RedisError, Value};
 
 use super::wire::{AllAndLast, Of, Wire};
 use crate::digits::Digits;
@@ -9,10 +8,7 @@ use crate::lease::ServerTime;
 use crate::transport::encode::{head, part};
 use crate::transport::{Call, Expiry};
 
-pub(in crate::transport) enum Connection {
-    Wire(Wire),
-    Library(MultiplexedConnection),
-}
+pub(in crate::transport) struct Connection(pub(super) Wire);
 
 /// One thing that a server is asked.
 #[derive(Clone, Copy)]
@@ -30,73 +26,32 @@ pub(in crate::transport) enum Load {
 
 impl Connection {
     pub(in crate::transport) async fn ask(&self, request: Request<'_>) -> Result<Value, RedisError> {
-        match self {
-            Self::Wire(wire) => wire.ask(|bytes| request.encode(bytes)).await,
-            Self::Library(connection) => {
-                let (mut connection, command) = (connection.clone(), request.command());
-                Box::pin(async move { connection.send_packed_command(&command).await }).await
-            }
-        }
+        self.0.ask(|bytes| request.encode(bytes)).await
     }
 
     /// Asks in one piece; one answer each, in order.
     pub(super) async fn ask_all(&self, requests: &[Request<'_>]) -> Result<Vec<Value>, RedisError> {
-        match self {
-            Self::Wire(wire) => {
-                let encode = |bytes: &mut Vec<u8>| requests.iter().for_each(|request| request.encode(bytes));
-                wire.ask_all(Of::Questions, requests.len(), encode).await
-            }
-            Self::Library(connection) => {
-                let pipeline = pipeline(requests);
-                connection.clone().send_packed_commands(&pipeline, 0, pipeline.len()).await
-            }
-        }
+        let encode = |bytes: &mut Vec<u8>| requests.iter().for_each(|request| request.encode(bytes));
+        self.0.ask_all(Of::Questions, requests.len(), encode).await
     }
 
     /// Subscribes, or ends that, in one piece; for each a confirmation or a refusal, in order.
     pub(in crate::transport) async fn subscribe_all(&self, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
-        match self {
-            Self::Wire(wire) => {
-                let encode = |bytes: &mut Vec<u8>| {
-                    commands.iter().for_each(|command| Request::Command(command).encode(bytes));
-                };
-                wire.ask_all(Of::Subscriptions, commands.len(), encode).await
-            }
-            Self::Library(_) => {
-                let requests: Vec<_> = commands.iter().map(Request::Command).collect();
-                self.ask_all(&requests).await
-            }
-        }
+        let encode = |bytes: &mut Vec<u8>| {
+            commands.iter().for_each(|command| Request::Command(command).encode(bytes));
+        };
+        self.0.ask_all(Of::Subscriptions, commands.len(), encode).await
     }
 
     /// Asks in one piece, and one thing more with it: two pieces would wake the server twice, and its replicas. The answers to
     /// the others do not wait for the last one.
-    pub(super) fn ask_all_then<'a>(&'a self, requests: &[Request<'_>], last: &'a Cmd) -> AllAndLast<'a> {
-        match self {
-            Self::Wire(wire) => {
-                let encode = |bytes: &mut Vec<u8>| {
-                    requests.iter().for_each(|request| request.encode(bytes));
-                    Request::Command(last).encode(bytes);
-                };
-                wire.ask_all_then(requests.len(), encode)
-            }
-            Self::Library(connection) => {
-                let (mut first, mut second) = (connection.clone(), connection.clone());
-                let pipeline = pipeline(requests);
-                let answers = async move { first.send_packed_commands(&pipeline, 0, pipeline.len()).await };
-                // Polled second, it is sent second.
-                (Box::pin(answers), Box::pin(async move { second.send_packed_command(last).await }))
-            }
-        }
+    pub(super) fn ask_all_then<'a>(&'a self, requests: &[Request<'_>], last: &Cmd) -> AllAndLast<'a> {
+        let encode = |bytes: &mut Vec<u8>| {
+            requests.iter().for_each(|request| request.encode(bytes));
+            Request::Command(last).encode(bytes);
+        };
+        self.0.ask_all_then(requests.len(), encode)
     }
-}
-
-fn pipeline(requests: &[Request<'_>]) -> Pipeline {
-    let mut pipeline = Pipeline::with_capacity(requests.len());
-    for request in requests {
-        pipeline.add_command(request.command());
-    }
-    pipeline
 }
 
 impl Request<'_> {
@@ -105,13 +60,6 @@ impl Request<'_> {
         match self {
             Self::Call { call, load, not_after } => encode_call(bytes, call, *load, *not_after),
             Self::Command(command) => bytes.extend_from_slice(&command.get_packed_command()),
-        }
-    }
-
-    fn command(&self) -> Cmd {
-        match self {
-            Self::Call { call, load, not_after } => command_of(call, *load, *not_after),
-            Self::Command(command) => (*command).clone(),
         }
     }
 }
@@ -133,32 +81,32 @@ fn encode_call(bytes: &mut Vec<u8>, call: &Call, load: Load, not_after: ServerTi
     bytes.extend_from_slice(args);
 }
 
-fn command_of(call: &Call, load: Load, not_after: ServerTime) -> Cmd {
-    let (name, script) = match load {
-        Load::Digest => ("EVALSHA", call.script.digest()),
-        Load::Text => ("EVAL", call.script.text),
-    };
-    // Two short numbers and a name more than the call and the script.
-    let mut command = Cmd::with_capacity(call.parts + 4, call.encoded.len() + script.len() + 32);
-    command.arg(name).arg(script).arg(call.keys);
-    for key in call.keys() {
-        command.arg(key);
-    }
-    if call.expiry == Expiry::ResponseTimeout {
-        command.arg(not_after.as_millis_up());
-    }
-    for arg in call.args() {
-        command.arg(arg);
-    }
-    command
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::transport::Script;
 
     static SCRIPT: Script = Script::new("return ARGV[1]");
+
+    fn command_of(call: &Call, load: Load, not_after: ServerTime) -> Cmd {
+        let (name, script) = match load {
+            Load::Digest => ("EVALSHA", call.script.digest()),
+            Load::Text => ("EVAL", call.script.text),
+        };
+        // Two short numbers and a name more than the call and the script.
+        let mut command = Cmd::with_capacity(call.parts + 4, call.encoded.len() + script.len() + 32);
+        command.arg(name).arg(script).arg(call.keys);
+        for key in call.keys() {
+            command.arg(key);
+        }
+        if call.expiry == Expiry::ResponseTimeout {
+            command.arg(not_after.as_millis_up());
+        }
+        for arg in call.args() {
+            command.arg(arg);
+        }
+        command
+    }
 
     #[test]
     fn calls_are_encoded_as_the_library_does() {
@@ -170,10 +118,14 @@ mod tests {
         for expiry in [Expiry::Never, Expiry::ResponseTimeout] {
             call.expiry = expiry;
             for load in [Load::Digest, Load::Text] {
-                let request = Request::Call { call: &call, load, not_after: ServerTime::from_micros(1_234_567_890) };
+                let not_after = ServerTime::from_micros(1_234_567_890);
+                let request = Request::Call { call: &call, load, not_after };
                 let mut bytes = b"before".to_vec();
                 request.encode(&mut bytes);
-                assert_eq!(bytes, [b"before".as_slice(), &request.command().get_packed_command()].concat());
+                assert_eq!(
+                    bytes,
+                    [b"before".as_slice(), &command_of(&call, load, not_after).get_packed_command()].concat()
+                );
             }
         }
     }

@@ -1,24 +1,23 @@
-//! Dialling and leaving a server: name, TCP and greeting, each within a time of its own.
+//! Dialling and leaving a server: the [steps](super::steps) to it, and which of its addresses are tried.
 //!
 //! A name may lead to several servers, and an address to another one than before: behind a virtual address, a Service or the
 //! endpoint of a managed primary. So a primary is looked for among all addresses of a name, and a server that says that it is
 //! none is *left*: all connections to the node are given up, and the next one resolves the name anew. Pauses between two
 //! departures grow, since there may be no primary for a while; meanwhile a replica can still be looked at.
 
-use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionAddr, PushInfo, RedisConnectionInfo, RedisError, Value};
+use redis::{ConnectionAddr, ConnectionInfo, Value};
 
 use super::connection::{Connection, Request};
 use super::ears::Ears;
 use super::greeting::{check_server, hello_field, is_replica, parse_time, parse_uptime, unreadable};
 use super::lines::{DialFault, Lines, Live, Sharing, not_sent};
-use super::wire::{self, Stream, Wire};
+use super::steps::unknown;
+use super::wire::Stream;
 use super::{Node, OnLoss, Role};
 use crate::backoff::Backoff;
 use crate::lease::{Anchor, Moment};
@@ -26,36 +25,10 @@ use crate::transport::fault::{self, Fault};
 use crate::transport::pushed::Hear;
 use crate::transport::secrets::Peer;
 
-/// Requests that may queue up in front of one connection: more than may be under way.
-const PIPELINE_BUFFER: usize = 1024;
-/// Response timeouts that a name may take: resolvers ask more than one server.
-const NAME_BUDGET: u32 = 4;
-/// Response timeouts that the library may take for name, TCP, TLS and greeting together: up to four round trips.
-const TLS_BUDGET: u32 = 4;
 /// Most addresses of one name that are greeted for one connection.
 const MAX_GREETED: usize = 8;
 /// A departure that is so long ago is not the one before this.
 const DEPARTURES_APART: Duration = Duration::from_secs(2);
-
-/// A step on the way to a connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Step {
-    Name,
-    Tcp,
-    Tls,
-    Greeting,
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Name => "name resolution",
-            Self::Tcp => "TCP connect",
-            Self::Tls => "TLS handshake and greeting",
-            Self::Greeting => "greeting",
-        })
-    }
-}
 
 /// The addresses to choose from for one connection.
 #[derive(Clone, Copy)]
@@ -68,8 +41,7 @@ enum Choice<'a> {
 
 /// A stream, and the addresses of its name.
 struct Reached {
-    /// None where the library connects.
-    stream: Option<Stream>,
+    stream: Stream,
     peer: Option<SocketAddr>,
     /// Number of addresses that were not tried.
     others: usize,
@@ -157,7 +129,7 @@ impl Lines {
     /// Connects, and asks the server what it is and what its clock says. A replica is taken where a primary is wanted only if no
     /// address has one.
     pub(super) async fn dial(&self, sharing: Sharing) -> Result<Arc<Live>, DialFault> {
-        let client = self.secrets.renewed(&self.client, Peer::Server).await;
+        let info = self.secrets.renewed(&self.info, Peer::Server).await;
         let (mut tried, mut replica, mut failed) = (Vec::new(), None, None);
         loop {
             let is_closed = Arc::<AtomicBool>::default();
@@ -168,7 +140,7 @@ impl Lines {
             };
             let (peer, others) = (reached.peer, reached.others);
             let ears = Ears::new(Arc::clone(&is_closed), self.on_loss.clone());
-            match self.greet(&client, reached, ears, &is_closed, sharing).await {
+            match self.greet(&info, reached, ears, &is_closed, sharing).await {
                 Ok((live, Found::Wanted)) => {
                     if let Some(peer) = peer.filter(|_| others > 0 || !tried.is_empty()) {
                         self.note_primary(peer, &is_closed);
@@ -187,20 +159,19 @@ impl Lines {
 
     /// Connects for what is subscribed, where the primary is as far as is known.
     pub(super) async fn dial_link(&self, on_loss: OnLoss, hear: Hear) -> Result<Connection, DialFault> {
-        let client = self.secrets.renewed(&self.client, Peer::Server).await;
+        let info = self.secrets.renewed(&self.info, Peer::Server).await;
         let is_closed = Arc::<AtomicBool>::default();
         self.register(&is_closed, Some(Arc::clone(&on_loss)));
         let reached = self.reach(Choice::Primary).await?;
         let ears = Ears::new(is_closed, Some(on_loss)).hearing(hear);
-        Ok(self.log_in(&client, reached, ears, &[]).await?.0)
+        Ok(self.log_in(&info, reached, ears, &[]).await?.0)
     }
 
     async fn reach(&self, choice: Choice<'_>) -> Result<Reached, DialFault> {
-        let timeout = self.limits.response_timeout;
-        match self.client.get_connection_info().addr() {
-            ConnectionAddr::Tcp(host, port) => {
-                let looking_up = self.look_up(host, *port);
-                let mut addresses = self.in_step(Step::Name, timeout * NAME_BUDGET, looking_up).await?;
+        let alone = |stream| Reached { stream, peer: None, others: 0 };
+        match self.info.addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                let mut addresses = self.steps.look_up(&self.address, host, *port).await?;
                 match choice {
                     Choice::AllBut(tried) => addresses.retain(|address| !tried.contains(address)),
                     Choice::Primary => {
@@ -210,106 +181,43 @@ impl Lines {
                         }
                     }
                 }
-                if addresses.is_empty() {
-                    return Err(not_sent(Fault::of_dial(no_address().into())));
-                }
-                let connecting = Stream::connect_tcp(&addresses);
-                let (stream, peer) = self.in_step(Step::Tcp, timeout, connecting).await?;
-                Ok(Reached { stream: Some(stream), peer: Some(peer), others: addresses.len() - 1 })
+                let (stream, peer) = self.steps.connect(&addresses).await?;
+                Ok(Reached { stream, peer: Some(peer), others: addresses.len() - 1 })
             }
-            address if wire::is_possible(address) => {
-                let stream = self.in_step(Step::Tcp, timeout, Stream::connect_path(address)).await?;
-                Ok(Reached { stream: Some(stream), peer: None, others: 0 })
-            }
-            _ => Ok(Reached { stream: None, peer: None, others: 0 }),
+            ConnectionAddr::Unix(path) => self.steps.connect_path(path).await.map(alone),
+            other => Err(not_sent(Fault::of_dial(unknown(other).into()))),
         }
     }
 
-    async fn look_up(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-        #[cfg(test)]
-        {
-            if let Some((addresses, pause)) = super::names::resolve(&self.address) {
-                tokio::time::sleep(pause).await;
-                return Ok(addresses);
-            }
-        }
-        Ok(tokio::net::lookup_host((host, port)).await?.collect())
-    }
-
-    /// Logs in, and asks these questions with that. What the server says of itself was looked at.
+    /// Shakes hands where that is needed, logs in, and asks these questions with that. What the server says of itself was looked at.
     async fn log_in(
         &self,
-        client: &Client,
+        info: &ConnectionInfo,
         reached: Reached,
         ears: Ears,
         questions: &[Request<'_>],
     ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
-        let (budget, settings) = (self.limits.response_timeout, client.get_connection_info());
-        let Some(stream) = reached.stream else { return self.log_in_by_library(client, ears, questions).await };
-        let login = login(settings.redis_settings());
-        let count = login.len() - 1 + questions.len();
-        let (wire, mut opening) = Wire::open(stream, ears, count, |bytes| {
-            login.iter().for_each(|command| Request::Command(command).encode(bytes));
-            questions.iter().for_each(|question| question.encode(bytes));
-        });
-        // Alone: one that admits nobody says why, and closes the connection.
-        let hello = self.in_step(Step::Greeting, budget, opening.first()).await?;
-        check_server(hello.clone(), self.limits.role).map_err(not_sent)?;
-        let mut answers = self.in_step(Step::Greeting, budget, opening.others()).await?;
-        if answers.len() < count {
-            return Err(not_sent(unreadable("HELLO")));
-        }
-        let answers_to_questions = answers.split_off(login.len() - 1);
-        if settings.redis_settings().db() != 0 {
-            fault::reply(answers.swap_remove(0)).map_err(not_sent)?;
-        }
-        Ok((Connection::Wire(wire), hello, answers_to_questions))
-    }
-
-    async fn log_in_by_library(
-        &self,
-        client: &Client,
-        ears: Ears,
-        questions: &[Request<'_>],
-    ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
-        let timeout = self.limits.response_timeout;
-        let hear = move |push: PushInfo| {
-            ears.hear_library(&push);
-            Ok::<_, std::convert::Infallible>(())
-        };
-        let config = library(timeout * TLS_BUDGET).set_push_sender(hear);
-        let connecting = client.get_multiplexed_async_connection_with_config(&config);
-        let connected = self.in_step(Step::Tls, timeout * TLS_BUDGET, connecting).await;
-        let connection = connected.map(Connection::Library).map_err(without_tls)?;
-        let hello = redis::cmd("HELLO");
-        let mut asked = vec![Request::Command(&hello)];
-        asked.extend_from_slice(questions);
-        let answers = connection.ask_all(&asked);
-        let mut answers = self.in_step(Step::Greeting, timeout, answers).await?;
-        if answers.len() < asked.len() {
-            return Err(not_sent(unreadable("HELLO")));
-        }
-        let hello = answers.remove(0);
-        check_server(hello.clone(), self.limits.role).map_err(not_sent)?;
-        Ok((connection, hello, answers))
+        let stream = self.steps.encrypt(reached.stream, info.addr(), &self.secrets).await?;
+        let check = |hello| check_server(hello, self.limits.role);
+        self.steps.log_in(stream, info.redis_settings(), ears, questions, check).await
     }
 
     async fn greet(
         &self,
-        client: &Client,
+        info: &ConnectionInfo,
         reached: Reached,
         ears: Ears,
         is_closed: &Arc<AtomicBool>,
         sharing: Sharing,
     ) -> Result<(Arc<Live>, Found), DialFault> {
-        let (time, mut info) = (redis::cmd("TIME"), redis::cmd("INFO"));
-        info.arg("server");
+        let (time, mut of_server) = (redis::cmd("TIME"), redis::cmd("INFO"));
+        of_server.arg("server");
         let mut questions = vec![Request::Command(&time)];
         if self.limits.role == Role::Voter {
-            questions.push(Request::Command(&info));
+            questions.push(Request::Command(&of_server));
         }
         let sent = self.clock.now();
-        let (connection, hello, mut answers) = self.log_in(client, reached, ears, &questions).await?;
+        let (connection, hello, mut answers) = self.log_in(info, reached, ears, &questions).await?;
         if self.limits.role == Role::Voter
             && let Some(uptime) = answers.pop().and_then(|info| parse_uptime(&info))
         {
@@ -330,39 +238,6 @@ impl Lines {
         let live = Live::new(number, connection, anchor, Arc::clone(is_closed), timeout, sharing);
         Ok((Arc::new(live), if is_wanted { Found::Wanted } else { Found::Replica }))
     }
-
-    /// Takes one step, which is named where it takes too long.
-    async fn in_step<T, E: Into<RedisError>>(
-        &self,
-        step: Step,
-        budget: Duration,
-        taking: impl Future<Output = Result<T, E>>,
-    ) -> Result<T, DialFault> {
-        *self.step.lock() = Some(step);
-        let taken = tokio::time::timeout(budget, taking).await.map(|taken| taken.map_err(Into::into));
-        match taken {
-            Ok(Ok(taken)) => Ok(taken),
-            // The library's own timer has the same length.
-            Ok(Err(error)) if !error.is_timeout() => Err(not_sent(Fault::of_dial(error))),
-            Ok(Err(_)) | Err(_) => Err(self.late(step, budget)),
-        }
-    }
-
-    fn late(&self, step: Step, budget: Duration) -> DialFault {
-        let words = format!(
-            "{step}: no answer within {budget:?}; on a slow way raise `response_timeout`, which is {:?}",
-            self.limits.response_timeout
-        );
-        let fault = DialFault::NotSent(Some(Arc::new(io::Error::new(io::ErrorKind::TimedOut, words))));
-        // A server without TLS waits for the end of what it takes for a command.
-        if step == Step::Tls { without_tls(fault) } else { fault }
-    }
-
-    /// A connection that is still on its way after so long.
-    pub(super) fn no_connection_within(&self, waited: Duration) -> DialFault {
-        let step = *self.step.lock();
-        step.map_or(DialFault::NotSent(None), |step| self.late(step, waited))
-    }
 }
 
 impl Node {
@@ -379,38 +254,4 @@ impl Node {
 enum Found {
     Wanted,
     Replica,
-}
-
-/// Returns what is said first on each connection: who we are, and which database we mean.
-fn login(settings: &RedisConnectionInfo) -> Vec<Cmd> {
-    let mut hello = redis::cmd("HELLO");
-    hello.arg(3);
-    if let Some(password) = settings.password() {
-        hello.arg("AUTH").arg(settings.username().unwrap_or("default")).arg(password);
-    }
-    let mut login = vec![hello];
-    if settings.db() != 0 {
-        login.push(redis::cmd("SELECT").arg(settings.db()).take());
-    }
-    for (field, value) in [("LIB-NAME", env!("CARGO_PKG_NAME")), ("LIB-VER", env!("CARGO_PKG_VERSION"))] {
-        // Its answer is looked at by nobody: older servers do not know it, and not everybody may say it.
-        login.push(redis::cmd("CLIENT").arg("SETINFO").arg(field).arg(value).take());
-    }
-    login
-}
-
-fn no_address() -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, "the host has no address")
-}
-
-fn without_tls(fault: DialFault) -> DialFault {
-    not_sent(fault::without_tls(fault.into()))
-}
-
-/// Replies are waited for here and with our own clock, so the library need not set a timer of its own for each.
-fn library(connection_timeout: Duration) -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(connection_timeout))
-        .set_response_timeout(None)
-        .set_pipeline_buffer_size(PIPELINE_BUFFER)
 }

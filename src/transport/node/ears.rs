@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use redis::{PushInfo, PushKind};
-
 use super::OnLoss;
 use crate::transport::pushed::{Hear, Pushed};
 
@@ -46,16 +44,6 @@ impl Ears {
     pub(super) fn hear(&self, pushed: Pushed<'_>) {
         if let Some(hear) = &self.hear {
             hear(pushed);
-        }
-    }
-
-    /// What the library says of a connection of its own.
-    pub(super) fn hear_library(&self, push: &PushInfo) {
-        if push.kind == PushKind::Disconnection {
-            self.close();
-            self.lose();
-        } else if let Some(pushed) = Pushed::of_library(&push.kind, &push.data) {
-            self.hear(pushed);
         }
     }
 }

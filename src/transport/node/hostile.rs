@@ -1,8 +1,9 @@
 //! Servers that say too much, beside one that is well: what they cost this process, and who else pays.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Node as Server, Server as Version};
@@ -70,8 +71,7 @@ fn flood(name: &str) -> (String, String, usize) {
     }
 }
 
-fn serve(mut stream: TcpStream, at: At, name: &str) -> std::io::Result<()> {
-    stream.set_nodelay(true)?;
+fn serve(mut stream: impl Read + Write, at: At, name: &str) -> std::io::Result<()> {
     let (mut said, mut done, mut piece) = (Vec::new(), 0, [0; 4096]);
     loop {
         while let Some((words, end)) = fake::command(&said, done) {
@@ -102,7 +102,7 @@ fn script_reply(code: &str, words: &[String]) -> String {
     format!("${}\r\n{reply}\r\n", reply.len())
 }
 
-fn pour(stream: &mut TcpStream, name: &str) -> std::io::Result<()> {
+fn pour(stream: &mut (impl Read + Write), name: &str) -> std::io::Result<()> {
     let (first, then, length) = flood(name);
     stream.write_all(first.as_bytes())?;
     loop {
@@ -112,17 +112,47 @@ fn pour(stream: &mut TcpStream, name: &str) -> std::io::Result<()> {
     }
 }
 
-fn start(at: At, name: &str) -> SocketAddr {
+fn start(at: At, name: &str, shake: Shake) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let (addr, name) = (listener.local_addr().expect("bound"), name.to_owned());
+    let (addr, name, shake) = (listener.local_addr().expect("bound"), name.to_owned(), Arc::new(shake));
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let name = name.clone();
+            stream.set_nodelay(true).expect("a live socket");
+            let shake = Arc::clone(&shake);
             // Its end is that of the connection.
-            std::thread::spawn(move || drop(serve(stream, at, &name)));
+            std::thread::spawn(move || match &*shake {
+                Shake::No => drop(serve(stream, at, &name)),
+                #[cfg(feature = "tls")]
+                Shake::With(config) => {
+                    let session = rustls::ServerConnection::new(Arc::clone(config)).expect("usable");
+                    drop(serve(rustls::StreamOwned::new(session, stream), at, &name));
+                }
+            });
         }
     });
     addr
+}
+
+/// Handshake before a server says anything.
+enum Shake {
+    No,
+    #[cfg(feature = "tls")]
+    With(Arc<rustls::ServerConfig>),
+}
+
+/// Returns where a server listens, with or without TLS.
+fn hostile(at: At, way: &str, name: &str) -> Topology {
+    match way {
+        "plain" => Topology::node(format!("redis://{}", start(at, name, Shake::No))),
+        #[cfg(feature = "tls")]
+        "tls" => {
+            let certificates = cluster_testenv::Certificates::make();
+            let addr = start(at, name, Shake::With(fake::tls::config(&certificates)));
+            Topology::node(format!("rediss://{addr}")).tls(fake::tls::trusting(&certificates))
+        }
+        other => panic!("{other} is no way"),
+    }
 }
 
 fn peak_kib() -> u64 {
@@ -132,12 +162,11 @@ fn peak_kib() -> u64 {
 }
 
 /// Meets one server for a while, and holds a lock on another one meanwhile.
-async fn meet(healthy: &str, at: At, name: &str) {
+async fn meet(healthy: &str, at: At, way: &str, name: &str) {
     let manager = RedisManager::builder(Topology::node(healthy)).lease(LEASE).connect().await.expect("connected");
     let guard = manager.write(&format!("beside-{name}")).await.expect("granted");
     let before = peak_kib();
-    let url = format!("redis://{}", start(at, name));
-    let hostile = RedisManager::builder(Topology::node(url)).unreachable_after(MEETING).build().expect("built");
+    let hostile = RedisManager::builder(hostile(at, way, name)).unreachable_after(MEETING).build().expect("built");
     let began = Instant::now();
     while began.elapsed() < MEETING {
         match tokio::time::timeout(MEETING, at.ask(&hostile)).await {
@@ -158,11 +187,11 @@ const FLOODS: [&str; 8] = ["bulk", "long-bulk", "array", "endless-array", "array
 const SOME: [&str; 4] = ["bulk", "array", "depth", "pushes"];
 
 /// A process of its own for each server: memory is the process's.
-fn all_are_met(test: &str, at: At, floods: &[&str]) {
+fn all_are_met(test: &str, at: At, way: &str, floods: &[&str]) {
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     if let Ok(role) = std::env::var(ROLE) {
         let (healthy, name) = role.split_once(' ').expect("a URL and a name");
-        return runtime().expect("a runtime").block_on(meet(healthy, at, name));
+        return runtime().expect("a runtime").block_on(meet(healthy, at, way, name));
     }
     let healthy = Server::start(Version::Valkey91).expect("it starts");
     let test = format!("transport::node::hostile::{test}");
@@ -180,20 +209,40 @@ fn all_are_met(test: &str, at: At, floods: &[&str]) {
 #[test]
 fn answers_without_end_cost_little_and_no_hold_elsewhere() {
     let floods = [FLOODS.as_slice(), &["late"]].concat();
-    all_are_met("answers_without_end_cost_little_and_no_hold_elsewhere", At::Script, &floods);
+    all_are_met("answers_without_end_cost_little_and_no_hold_elsewhere", At::Script, "plain", &floods);
 }
 
 #[test]
 fn greetings_without_end_cost_little_and_no_hold_elsewhere() {
-    all_are_met("greetings_without_end_cost_little_and_no_hold_elsewhere", At::Greeting, &FLOODS);
+    all_are_met("greetings_without_end_cost_little_and_no_hold_elsewhere", At::Greeting, "plain", &FLOODS);
 }
 
 #[test]
 fn looks_without_end_cost_little_and_no_hold_elsewhere() {
-    all_are_met("looks_without_end_cost_little_and_no_hold_elsewhere", At::Look, &SOME);
+    all_are_met("looks_without_end_cost_little_and_no_hold_elsewhere", At::Look, "plain", &SOME);
 }
 
 #[test]
 fn subscriptions_without_end_cost_little_and_no_hold_elsewhere() {
-    all_are_met("subscriptions_without_end_cost_little_and_no_hold_elsewhere", At::Link, &SOME);
+    all_are_met("subscriptions_without_end_cost_little_and_no_hold_elsewhere", At::Link, "plain", &SOME);
+}
+
+/// Behind TLS the same is read by the same.
+#[cfg(feature = "tls")]
+#[test]
+fn answers_without_end_behind_tls_cost_little_and_no_hold_elsewhere() {
+    let floods = ["bulk", "long-bulk", "array", "endless-array", "depth", "late"];
+    all_are_met("answers_without_end_behind_tls_cost_little_and_no_hold_elsewhere", At::Script, "tls", &floods);
+}
+
+#[cfg(feature = "tls")]
+#[test]
+fn other_answers_without_end_behind_tls_cost_little_and_no_hold_elsewhere() {
+    let test = "other_answers_without_end_behind_tls_cost_little_and_no_hold_elsewhere";
+    let role = std::env::var(ROLE).unwrap_or_default();
+    for (at, flood) in [(At::Greeting, "bulk"), (At::Look, "array"), (At::Link, "pushes")] {
+        if role.is_empty() || role.ends_with(flood) {
+            all_are_met(test, at, "tls", &[flood]);
+        }
+    }
 }

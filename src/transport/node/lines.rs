@@ -4,21 +4,22 @@
 //! along but its own callers, and a reply is read by the runtime that waits for it. A connection is made for everybody on its
 //! runtime, in a task of its own: a caller that gives up does not take it along.
 //!
-//! It speaks RESP3 for one reason: then the library, where the connection is its own, says when the server closes it. From that
-//! moment on nothing is sent on it, so what waits for the next connection is known not to have been carried out.
+//! From the moment on at which a server closes it nothing is sent on it, so what waits for the next connection is known not to have
+//! been carried out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::Client;
+use redis::ConnectionInfo;
 use tokio::runtime::{Handle, Id};
 
 use super::connection::Connection;
-use super::dial::{Departures, Step};
+use super::dial::Departures;
 use super::room::Space;
 use super::silence::Silence;
+use super::steps::Steps;
 use super::{OnLoss, Reports};
 use crate::attempt::NodeId;
 use crate::clock::Clock;
@@ -43,12 +44,11 @@ pub(super) struct Lines {
     /// The address for errors.
     pub(super) shown: Arc<str>,
     pub(super) id: NodeId,
-    pub(super) client: Client,
+    pub(super) info: ConnectionInfo,
     pub(super) secrets: Arc<Secrets>,
     pub(super) on_loss: Option<OnLoss>,
     pub(super) departures: Mutex<Departures>,
-    /// The last step on the way to a connection.
-    pub(super) step: Mutex<Option<Step>>,
+    pub(super) steps: Steps,
     pub(super) limits: Limits,
     pub(super) clock: Clock,
     pub(super) home: Home,
@@ -149,7 +149,7 @@ impl Live {
 impl Lines {
     pub(super) fn new(
         address: &str,
-        client: Client,
+        info: ConnectionInfo,
         limits: Limits,
         clock: Clock,
         home: Home,
@@ -162,11 +162,11 @@ impl Lines {
             address,
             shown,
             id,
-            client,
+            info,
             secrets: reports.secrets,
             on_loss: reports.on_loss,
             departures: Mutex::default(),
-            step: Mutex::new(None),
+            steps: Steps::new(limits.response_timeout),
             limits,
             clock,
             home,
@@ -253,7 +253,7 @@ impl Lines {
         }
         let most = self.limits.response_timeout * 3;
         let in_time = tokio::time::timeout(most, self.dial_in_turn()).await;
-        in_time.unwrap_or_else(|_| Err(self.no_connection_within(most))).map_err(Fault::from)
+        in_time.unwrap_or_else(|_| Err(self.steps.no_connection_within(most))).map_err(Fault::from)
     }
 
     async fn dial_in_turn(self: &Arc<Self>) -> Result<Arc<Live>, DialFault> {

@@ -31,9 +31,11 @@ use super::ears::Ears;
 use crate::attempt::BoxFuture;
 use crate::process::{self, Process};
 
+#[cfg(feature = "tls")]
+mod encrypted;
 mod frames;
 mod stream;
-pub(super) use stream::{Stream, is_possible};
+pub(super) use stream::Stream;
 
 /// What is read at once, and the least that is kept for it.
 const READ_BYTES: usize = 16 << 10;

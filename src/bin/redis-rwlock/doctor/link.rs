@@ -1,5 +1,6 @@
 //! A connection to one server, past the library.
 
+use std::io;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -58,7 +59,7 @@ fn is_login(error: &RedisError) -> bool {
 impl Link {
     pub(super) async fn open(address: &str, settings: &Settings) -> Result<Self, Failure> {
         let info = connection_info(address, settings).map_err(|exit| Failure::Unreachable(exit.message))?;
-        let error = match connect(info.clone(), settings).await? {
+        let error = match connect(info.clone(), settings).await {
             Ok(connection) => return Ok(Self { connection, wants_no_password: false }),
             Err(error) => error,
         };
@@ -68,7 +69,7 @@ impl Link {
         if info.redis_settings().password().is_some() && info.redis_settings().username().is_none() {
             // The client keeps the server's words to itself: that it wants no password shows when none is given.
             let info = info.set_redis_settings(redis::RedisConnectionInfo::default());
-            if let Ok(connection) = connect(info, settings).await? {
+            if let Ok(connection) = connect(info, settings).await {
                 let mut link = Self { connection, wants_no_password: true };
                 if link.ask(&["PING"]).await.is_ok() {
                     return Ok(link);
@@ -87,20 +88,30 @@ impl Link {
     }
 }
 
-async fn connect(
-    info: ConnectionInfo,
-    settings: &Settings,
-) -> Result<Result<MultiplexedConnection, RedisError>, Failure> {
-    let client = open(info, settings).map_err(|exit| Failure::Unreachable(exit.message))?;
+async fn connect(info: ConnectionInfo, settings: &Settings) -> Result<MultiplexedConnection, RedisError> {
     let config = AsyncConnectionConfig::new().set_connection_timeout(Some(TIMEOUT)).set_response_timeout(Some(TIMEOUT));
-    Ok(client.get_multiplexed_async_connection_with_config(&config).await)
+    let connecting = async {
+        #[cfg(feature = "tls")]
+        if let ConnectionAddr::TcpTls { host, port, .. } = info.addr() {
+            let stream = super::encrypted::connect(host, *port, settings).await?;
+            let (connection, driver) =
+                MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
+            tokio::spawn(driver);
+            return Ok(connection);
+        }
+        #[cfg(not(feature = "tls"))]
+        let _ = settings;
+        Client::open(info)?.get_multiplexed_async_connection_with_config(&config).await
+    };
+    let late = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {TIMEOUT:?}")).into();
+    tokio::time::timeout(TIMEOUT, connecting).await.unwrap_or_else(|_| Err(late()))
 }
 
 fn connection_info(address: &str, settings: &Settings) -> Result<ConnectionInfo, Exit> {
     let place = settings.place();
     // The library has read it already. Its own words may quote the URL, password and all.
     let unusable = |_| Exit::from_text("the URL cannot be read");
-    let mut info = place.first_url().into_connection_info().map_err(unusable)?;
+    let mut info = read_url(place.first_url()).map_err(unusable)?;
     if let Some(path) = settings.path("PASSWORD_FILE") {
         let password = std::fs::read_to_string(path).map_err(Exit::system)?;
         let password = password.strip_suffix('\n').map_or(&*password, |line| line.strip_suffix('\r').unwrap_or(line));
@@ -113,36 +124,29 @@ fn connection_info(address: &str, settings: &Settings) -> Result<ConnectionInfo,
     }
 }
 
+/// Reads a URL. The `redis` crate reads those with TLS only with its own TLS, which is not used here.
+fn read_url(url: &str) -> Result<ConnectionInfo, RedisError> {
+    let (scheme, rest) = url.trim().split_once(':').unwrap_or((url, ""));
+    if !["rediss", "valkeys"].iter().any(|secure| scheme.eq_ignore_ascii_case(secure)) {
+        return url.into_connection_info();
+    }
+    let info = format!("redis:{rest}").into_connection_info()?;
+    Ok(match info.addr() {
+        ConnectionAddr::Tcp(host, port) => {
+            let (host, port) = (host.clone(), *port);
+            info.set_addr(ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None })
+        }
+        _ => info,
+    })
+}
+
 /// Another server that is reached in the same way.
 fn at(info: ConnectionInfo, address: &str) -> Option<ConnectionInfo> {
     let (host, port) = address.rsplit_once(':')?;
     let (host, port) = (host.to_owned(), port.parse().ok()?);
     let addr = match info.addr() {
-        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
-        }
+        ConnectionAddr::TcpTls { .. } => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
         _ => ConnectionAddr::Tcp(host, port),
     };
     Some(info.set_addr(addr))
-}
-
-#[cfg(feature = "tls")]
-fn open(info: ConnectionInfo, settings: &Settings) -> Result<Client, Exit> {
-    let read = |name| settings.path(name).map(std::fs::read).transpose().map_err(Exit::system);
-    let (ca, certificate, key) = (read("TLS_CA")?, read("TLS_CLIENT_CERTIFICATE")?, read("TLS_CLIENT_KEY")?);
-    let client = match (&ca, &certificate) {
-        (None, None) => Client::open(info),
-        _ => {
-            let client_tls = certificate
-                .zip(key)
-                .map(|(client_cert, client_key)| redis::ClientTlsConfig { client_cert, client_key });
-            Client::build_with_tls(info, redis::TlsCertificates { client_tls, root_cert: ca })
-        }
-    };
-    client.map_err(|_| Exit::from_text("the certificates cannot be used"))
-}
-
-#[cfg(not(feature = "tls"))]
-fn open(info: ConnectionInfo, _: &Settings) -> Result<Client, Exit> {
-    Client::open(info).map_err(|_| Exit::from_text("the URL cannot be used"))
 }

@@ -1,11 +1,11 @@
-//! Streams to servers, as the operating system has them.
+//! Streams to servers, as the operating system has them, or encrypted.
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::task::{Context, Poll};
 
 use futures_util::future::select_ok;
-use redis::ConnectionAddr;
 use tokio::io::AsyncRead;
 use tokio::net::TcpStream;
 #[cfg(unix)]
@@ -13,6 +13,12 @@ use tokio::net::UnixStream;
 use tokio::net::tcp;
 #[cfg(unix)]
 use tokio::net::unix;
+#[cfg(feature = "tls")]
+use tokio_rustls::client::TlsStream;
+
+#[cfg(feature = "tls")]
+use super::encrypted;
+use crate::transport::tls::Connector;
 
 pub(super) type Reader = Box<dyn AsyncRead + Send + Unpin>;
 
@@ -21,6 +27,8 @@ pub(super) enum Writer {
     Tcp(tcp::OwnedWriteHalf),
     #[cfg(unix)]
     Unix(unix::OwnedWriteHalf),
+    #[cfg(feature = "tls")]
+    Tls(encrypted::Writer),
 }
 
 impl Writer {
@@ -30,6 +38,8 @@ impl Writer {
             Self::Tcp(half) => half.try_write(bytes),
             #[cfg(unix)]
             Self::Unix(half) => half.try_write(bytes),
+            #[cfg(feature = "tls")]
+            Self::Tls(half) => half.try_write(bytes),
         }
     }
 
@@ -39,13 +49,10 @@ impl Writer {
             Self::Tcp(half) => half.as_ref().poll_write_ready(cx),
             #[cfg(unix)]
             Self::Unix(half) => half.as_ref().poll_write_ready(cx),
+            #[cfg(feature = "tls")]
+            Self::Tls(half) => half.poll_writable(cx),
         }
     }
-}
-
-/// Whether we speak to such an address ourselves. What is encrypted is the library's.
-pub(in crate::transport::node) fn is_possible(addr: &ConnectionAddr) -> bool {
-    matches!(addr, ConnectionAddr::Tcp(..)) || (cfg!(unix) && matches!(addr, ConnectionAddr::Unix(_)))
 }
 
 /// A stream to a server that was not greeted yet.
@@ -53,6 +60,8 @@ pub(in crate::transport::node) enum Stream {
     Tcp(TcpStream),
     #[cfg(unix)]
     Unix(UnixStream),
+    #[cfg(feature = "tls")]
+    Tls(Box<TlsStream<TcpStream>>),
 }
 
 impl Stream {
@@ -66,12 +75,30 @@ impl Stream {
     }
 
     /// Connects to the socket of a server on this machine.
-    pub(in crate::transport::node) async fn connect_path(address: &ConnectionAddr) -> io::Result<Self> {
-        match address {
-            #[cfg(unix)]
-            ConnectionAddr::Unix(path) => Ok(Self::Unix(UnixStream::connect(path).await?)),
-            other => Err(io::Error::new(io::ErrorKind::Unsupported, other.to_string())),
+    #[cfg(unix)]
+    pub(in crate::transport::node) async fn connect_path(path: &Path) -> io::Result<Self> {
+        Ok(Self::Unix(UnixStream::connect(path).await?))
+    }
+
+    #[cfg(not(unix))]
+    #[expect(clippy::unused_async, reason = "as where there are such sockets")]
+    pub(in crate::transport::node) async fn connect_path(path: &Path) -> io::Result<Self> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, path.display().to_string()))
+    }
+
+    /// Shakes hands with the server of a host.
+    #[cfg(feature = "tls")]
+    pub(in crate::transport::node) async fn encrypt(self, connector: &Connector, host: &str) -> io::Result<Self> {
+        match self {
+            Self::Tcp(stream) => Ok(Self::Tls(Box::new(connector.connect(host, stream).await?))),
+            other => Ok(other),
         }
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[expect(clippy::unused_async, reason = "as with TLS")]
+    pub(in crate::transport::node) async fn encrypt(self, _: &Connector, host: &str) -> io::Result<Self> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, format!("TLS to {host} needs the cargo feature `tls`")))
     }
 
     pub(super) fn into_split(self) -> (Reader, Writer) {
@@ -84,6 +111,11 @@ impl Stream {
             Self::Unix(stream) => {
                 let (reader, writer) = stream.into_split();
                 (Box::new(reader), Writer::Unix(writer))
+            }
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => {
+                let (reader, writer) = encrypted::split(*stream);
+                (Box::new(reader), Writer::Tls(writer))
             }
         }
     }

@@ -4,7 +4,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all, poll_immediate};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
@@ -66,37 +66,58 @@ async fn linked() -> (Wire, Server, Ends) {
 }
 
 async fn connected_by(ears: Ears) -> (Wire, Server) {
+    let (ours, theirs) = streams().await;
+    greeted(ears, Stream::Tcp(ours), theirs).await
+}
+
+/// Both ends of a connection.
+async fn streams() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let ours = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connected");
+    (ours, listener.accept().await.expect("a connection").0)
+}
+
+/// A wire with TLS, and its server's end.
+#[cfg(feature = "tls")]
+async fn encrypted() -> (Wire, Server, Ends) {
+    let (certificates, ends) = (cluster_testenv::Certificates::make(), Ends::default());
+    let (ours, theirs) = streams().await;
+    let connector = crate::transport::tls::Connector::new(&fake::tls::trusting(&certificates)).expect("usable");
+    let config = fake::tls::config(&certificates);
+    let (ours, theirs) =
+        join(Stream::Tcp(ours).encrypt(&connector, "localhost"), fake::tls::accept(&config, theirs)).await;
+    let (wire, server) = greeted(ends.ears(), ours.expect("a handshake"), theirs).await;
+    (wire, server, ends)
+}
+
+async fn greeted(ears: Ears, stream: Stream, server: impl Socket + 'static) -> (Wire, Server) {
     let accept = async {
-        let (stream, _) = listener.accept().await.expect("a connection");
-        let mut server = Server { stream, said: Vec::new() };
+        let mut server = Server { stream: Box::new(server), said: Vec::new() };
         assert_eq!(server.hear().await[0], "HELLO");
         server.say(&fake::hello("standalone")).await;
         assert_eq!(server.hear().await[0], "TIME");
         server.say("+OK\r\n").await;
         server
     };
-    let (wire, server) = {
-        let greeting = async {
-            let address = listener.local_addr().expect("bound");
-            let (stream, _) = Stream::connect_tcp(&[address]).await.expect("connected");
-            let (wire, mut opening) = Wire::open(stream, ears, 1, |bytes| {
-                ["HELLO", "TIME"]
-                    .iter()
-                    .for_each(|name| bytes.extend_from_slice(&redis::cmd(name).get_packed_command()));
-            });
-            opening.first().await.expect("greeted");
-            opening.others().await.expect("greeted");
-            wire.shared.state.lock().writes = 0;
-            wire
-        };
-        join(greeting, accept).await
+    let greeting = async {
+        let (wire, mut opening) = Wire::open(stream, ears, 1, |bytes| {
+            ["HELLO", "TIME"].iter().for_each(|name| bytes.extend_from_slice(&redis::cmd(name).get_packed_command()));
+        });
+        opening.first().await.expect("greeted");
+        opening.others().await.expect("greeted");
+        wire.shared.state.lock().writes = 0;
+        wire
     };
-    (wire, server)
+    join(greeting, accept).await
 }
 
+/// The server's end of a connection.
+trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Socket for S {}
+
 struct Server {
-    stream: TcpStream,
+    stream: Box<dyn Socket>,
     said: Vec<u8>,
 }
 
@@ -114,6 +135,7 @@ impl Server {
 
     async fn say(&mut self, answer: &str) {
         self.stream.write_all(answer.as_bytes()).await.expect("a live socket");
+        self.stream.flush().await.expect("a live socket");
     }
 
     /// Whether the other side has ended it.
@@ -277,7 +299,18 @@ async fn pipeline_that_is_answered_in_part_has_failed() {
 
 #[tokio::test]
 async fn what_the_socket_does_not_take_goes_later() {
-    let (wire, mut server, _) = connected().await;
+    let (wire, server, _) = connected().await;
+    all_goes_later(wire, server).await;
+}
+
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn what_the_socket_does_not_take_of_what_is_encrypted_goes_later() {
+    let (wire, server, _) = encrypted().await;
+    tokio::time::timeout(PATIENCE, all_goes_later(wire, server)).await.expect("nothing stays behind");
+}
+
+async fn all_goes_later(wire: Wire, mut server: Server) {
     let (long, answer) = ("x".repeat(8 << 20), "x".repeat(3 << 20));
     let command = |number: usize| redis::cmd("ECHO").arg(number).arg(&long).get_packed_command();
     let asking = join_all((0..3).map(|number| wire.ask(move |bytes| bytes.extend_from_slice(&command(number)))));
@@ -295,6 +328,47 @@ async fn what_the_socket_does_not_take_goes_later() {
     let (answers, ()) = join(asking, answers).await;
     assert!(answers.into_iter().all(|said| said.expect("answered") == text(&answer)));
     assert!(wire.shared.state.lock().current.capacity() <= MAX_KEPT_BYTES, "the buffer is given back");
+}
+
+/// Each of them is encrypted by the task that asks, or by the driver, and there is one state for all.
+#[cfg(feature = "tls")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_behind_tls_find_their_requests_whoever_writes_them() {
+    const ASKERS: usize = 8;
+    let (wire, mut server, _) = encrypted().await;
+    let wire = Arc::new(wire);
+    let answers = tokio::spawn(async move {
+        for _ in 0..ASKERS * 500 {
+            let words = server.hear().await;
+            server.say(&echo(&words)).await;
+        }
+    });
+    let askers = (0..ASKERS).map(|asker| {
+        let wire = Arc::clone(&wire);
+        tokio::spawn(async move {
+            for number in (0..500).map(|number| number * ASKERS + asker) {
+                assert_eq!(ask(&wire, number).await.expect("answered"), text(&number.to_string()));
+            }
+        })
+    });
+    let all = join_all(askers.chain([answers]));
+    let ended = tokio::time::timeout(PATIENCE, all).await.expect("nothing stays behind");
+    assert!(ended.iter().all(Result::is_ok));
+}
+
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn closed_without_a_farewell_it_ends_as_without_tls() {
+    let (wire, mut server, ends) = encrypted().await;
+    let close = async {
+        server.hear().await;
+        drop(server);
+    };
+    let (answer, ()) = join(ask(&wire, 0), close).await;
+    let error = answer.expect_err("the connection is gone");
+    assert!(error.to_string().contains("the server has closed the connection"), "{error}");
+    tokio::task::yield_now().await;
+    assert!(ends.is_closed() && ends.losses() == 1);
 }
 
 #[tokio::test]
