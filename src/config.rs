@@ -28,7 +28,7 @@ use names::Owner;
 /// | field | value |
 /// |---|---|
 /// | `topology` | `{"node": url}`, `{"cluster": [url, …]}` or `{"sentinel": {"primary": name, "urls": [url, …]}}` |
-/// | `tls` | `{"ca": path, "client_certificate": path, "client_key": path}`, each of them optional; PEM files, read by `build` and for each connection |
+/// | `tls` | `{"ca": path, "client_certificate": path, "client_key": path, "server_name": name}`, each of them optional; PEM files, read by `build` and for each connection, and the name in the servers' certificates, see [`Tls::server_name`] |
 /// | `password_file` | path of a file with the password of the servers, see [`Topology::password_file`] |
 /// | `lease`, `max_hold`, `wait_timeout`, `unreachable_after`, `response_timeout`, `clock_margin`, `share_window`, `idle_hold`, `try_wait` | a span of time |
 /// | `reentry` | `"off"` or `"per_task"` |
@@ -64,7 +64,7 @@ use names::Owner;
 #[serde(deny_unknown_fields)]
 pub struct Config {
     topology: Topology,
-    tls: Option<TlsFiles>,
+    tls: Option<TlsFields>,
     password_file: Option<PathBuf>,
     lease: Option<Period>,
     max_hold: Option<Period>,
@@ -88,10 +88,11 @@ pub struct Config {
 
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct TlsFiles {
+struct TlsFields {
     ca: Option<PathBuf>,
     client_certificate: Option<PathBuf>,
     client_key: Option<PathBuf>,
+    server_name: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -147,7 +148,7 @@ impl Config {
     ///
     /// With the prefix `LOCKS` the topology is one of `LOCKS_NODE` (a URL), `LOCKS_CLUSTER` (URLs, with commas between them), or
     /// `LOCKS_SENTINEL_PRIMARY` and `LOCKS_SENTINEL_URLS`. The certificates are `LOCKS_TLS_CA`, `LOCKS_TLS_CLIENT_CERTIFICATE` and
-    /// `LOCKS_TLS_CLIENT_KEY` (paths). All others are named like the field: `LOCKS_LEASE=15s`, `LOCKS_REENTRY=per_task`,
+    /// `LOCKS_TLS_CLIENT_KEY` (paths), the name in them `LOCKS_TLS_SERVER_NAME`. All others are named like the field: `LOCKS_LEASE=15s`, `LOCKS_REENTRY=per_task`,
     /// `LOCKS_PUBLISHED_LIMITS_READ=1s`. A comma within a password is percent-encoded, as `%2C`.
     ///
     /// Variables of other names may have other owners. Those that Kubernetes and Docker write for a service of that name
@@ -264,6 +265,7 @@ impl Config {
             "TLS_CA" => tls.get_or_insert_default().ca = path,
             "TLS_CLIENT_CERTIFICATE" => tls.get_or_insert_default().client_certificate = path,
             "TLS_CLIENT_KEY" => tls.get_or_insert_default().client_key = path,
+            "TLS_SERVER_NAME" => tls.get_or_insert_default().server_name = text,
             "PASSWORD_FILE" => self.password_file = path,
             "LEASE" => self.lease = span("lease")?,
             "MAX_HOLD" => self.max_hold = span("max_hold")?,
@@ -357,7 +359,7 @@ impl Config {
     }
 }
 
-impl TlsFiles {
+impl TlsFields {
     fn tls(&self) -> Tls {
         let mut tls = Tls::new();
         if let Some(ca) = &self.ca {
@@ -367,6 +369,9 @@ impl TlsFiles {
             // One that is missing is an empty path, which cannot be read: `build` says so.
             let path = |path: &Option<PathBuf>| path.clone().unwrap_or_default();
             tls = tls.client_files(path(&self.client_certificate), path(&self.client_key));
+        }
+        if let Some(name) = &self.server_name {
+            tls = tls.server_name(name);
         }
         tls
     }
@@ -420,19 +425,20 @@ mod tests {
     /// Every field, none of them as by default.
     const JSON: &str = r#"{
         "topology": {"sentinel": {"primary": "main", "urls": ["rediss://:s3cret@a", "rediss://b"]}},
-        "tls": {"ca": "/ca.pem", "client_certificate": "/c.pem", "client_key": "/k.pem"},
+        "tls": {"ca": "/ca.pem", "client_certificate": "/c.pem", "client_key": "/k.pem", "server_name": "locks"},
         "password_file": "/password", "lease": "11s", "max_hold": "max", "wait_timeout": "1.5s", "unreachable_after": "2m",
         "response_timeout": "250ms", "clock_margin": "50ms", "share_window": "0ms",
         "reentry": "per_task", "key_prefix": "shop", "label": "billing-1", "published_keys": "lock:*",
         "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "hand_over_budget": 7, "idle_hold": "30s", "idle_holds_max": 9, "max_waiters": 8, "try_wait": "70ms",
         "durability": {"replicas": 2, "timeout": "90ms"}
     }"#;
-    const ENVIRONMENT: [(&str, &str); 27] = [
+    const ENVIRONMENT: [(&str, &str); 28] = [
         ("L_SENTINEL_PRIMARY", "main"),
         ("L_SENTINEL_URLS", "rediss://:s3cret@a, rediss://b"),
         ("L_TLS_CA", "/ca.pem"),
         ("L_TLS_CLIENT_CERTIFICATE", "/c.pem"),
         ("L_TLS_CLIENT_KEY", "/k.pem"),
+        ("L_TLS_SERVER_NAME", "locks"),
         ("L_PASSWORD_FILE", "/password"),
         ("L_LEASE", "11s"),
         ("L_MAX_HOLD", "max"),
@@ -470,7 +476,7 @@ mod tests {
         let config = from_json(JSON).expect("readable");
         let others = [("L2_NODE", "x"), ("PATH", "/bin"), ("LX", "y")];
         assert_eq!(from_vars(&[&ENVIRONMENT[..], &others].concat()).expect("readable"), config);
-        let tls = Tls::new().ca_file("/ca.pem").client_files("/c.pem", "/k.pem");
+        let tls = Tls::new().ca_file("/ca.pem").client_files("/c.pem", "/k.pem").server_name("locks");
         let topology =
             Topology::sentinel("main", ["rediss://:s3cret@a", "rediss://b"]).tls(tls).password_file("/password");
         let span = std::time::Duration::from_millis;

@@ -434,7 +434,7 @@ impl Refusal {
             Self::ForeignKey => "remove what is at the key, or use another `key_prefix`",
             Self::UnsupportedServer => "use a newer server",
             Self::Untrusted => {
-                "check the host in the URL, and the authority given to `Tls`"
+                "check the host in the URL or give `Tls::server_name`, and check the authority given to `Tls`"
             }
             Self::OtherTopology => return None,
             Self::Other => "look into the server's log",

@@ -165,7 +165,7 @@ impl Topology {
     /// The mapping is asked for each address that a cluster announces (in its slot map and in redirects) or a Sentinel, and returns
     /// host and port to connect to. It is not asked for the URLs. A host that an announcement leaves out is the host of the server
     /// that was asked. The mapping is called often, so it must be quick, and must always say the same; one that panics changes
-    /// nothing. With TLS certificates have to be made for the host that it returns.
+    /// nothing. With TLS certificates have to be made for the host that it returns, or for one [`Tls::server_name`].
     ///
     /// [`NodeHealth::address_source`](crate::NodeHealth::address_source) and errors have both addresses. With a single node,
     /// which announces nothing, `build` fails with [`InvalidOption`](Error::InvalidOption).

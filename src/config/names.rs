@@ -4,7 +4,7 @@
 //! `rwlock` must not keep a program from starting. The program `redis-rwlock` compiles this file, too.
 
 /// Fields of a configuration as variables name them, without the prefix.
-pub(crate) const FIELDS: [&str; 29] = [
+pub(crate) const FIELDS: [&str; 30] = [
     "CLOCK_MARGIN",
     "CLUSTER",
     "DURABILITY_REPLICAS",
@@ -31,6 +31,7 @@ pub(crate) const FIELDS: [&str; 29] = [
     "TLS_CA",
     "TLS_CLIENT_CERTIFICATE",
     "TLS_CLIENT_KEY",
+    "TLS_SERVER_NAME",
     "TRY_WAIT",
     "UNREACHABLE_AFTER",
     "WAIT_TIMEOUT",

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 /// without it a `rediss://` URL is an [`InvalidOption`](Error::InvalidOption).
 ///
 /// Certificates are always checked, and so is that they were made for the host of the URL, or for the address under which a
-/// cluster or Sentinels list a node. `rediss://…/#insecure` is refused.
+/// cluster or Sentinels list a node; or for one [`server_name`](Tls::server_name). `rediss://…/#insecure` is refused.
 ///
 /// * Bad certificates or keys: `build` fails with [`InvalidOption`](Error::InvalidOption), and nothing is sent.
 /// * A server whose certificate is not trusted, or was made for another host:
@@ -31,6 +31,7 @@ pub struct Tls {
     /// To be read when the manager is built.
     ca_file: Option<PathBuf>,
     client_files: Option<(PathBuf, PathBuf)>,
+    server_name: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -91,6 +92,30 @@ impl Tls {
         self
     }
 
+    /// Checks the certificate of every server for this name instead of for the host of the URL or the address that a cluster or
+    /// Sentinels announce, and asks the servers for the certificate of this name (SNI). A DNS name or an IP address; `build` fails
+    /// with [`InvalidOption`](Error::InvalidOption) for anything else.
+    ///
+    /// For servers that are reached by addresses which are not in their certificates: announced IP addresses, a tunnel, a bastion.
+    /// All servers of the topology, Sentinels included, need a certificate with this name. So any of them can stand for any other: where
+    /// each has a name of its own, let the servers announce these.
+    ///
+    /// ```no_run
+    /// use redis_rwlock::{RedisManager, Tls, Topology};
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// // Through a tunnel that ends on this machine.
+    /// let tls = Tls::new().ca_file("/etc/locks/ca.pem").server_name("locks.internal.example.com");
+    /// let manager = RedisManager::builder(Topology::node("rediss://127.0.0.1:16379").tls(tls)).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn server_name(mut self, name: impl Into<String>) -> Self {
+        self.server_name = Some(name.into());
+        self
+    }
+
     /// Whether some of it is in files.
     pub(crate) fn has_files(&self) -> bool {
         self.ca_file.is_some() || self.client_files.is_some()
@@ -122,6 +147,10 @@ impl Tls {
         self.ca_pem.as_deref()
     }
 
+    pub(crate) fn checked_name(&self) -> Option<&str> {
+        self.server_name.as_deref()
+    }
+
     pub(crate) fn client(&self) -> Option<&ClientPem> {
         self.client_pem.as_ref()
     }
@@ -132,6 +161,10 @@ impl fmt::Debug for Tls {
         let shown = |is_set: bool| if is_set { "given" } else { "default" };
         let ca = shown(self.ca_pem.is_some() || self.ca_file.is_some());
         let client = shown(self.client_pem.is_some() || self.client_files.is_some());
-        write!(f, "Tls {{ ca: {ca}, client: {client} }}")
+        write!(f, "Tls {{ ca: {ca}, client: {client}")?;
+        if let Some(name) = &self.server_name {
+            write!(f, ", server_name: {name:?}")?;
+        }
+        f.write_str(" }")
     }
 }

@@ -16,7 +16,7 @@ pub(super) fn parse_all(urls: &[String], tls: &Tls) -> Result<Vec<ConnectionInfo
     if secure == 0 && *tls != Tls::new() {
         return Err(Error::InvalidOption {
             option: "tls",
-            reason: "there are certificates, and the URLs are not rediss://".to_owned(),
+            reason: "there are certificates or a server name, and the URLs are not rediss://".to_owned(),
         });
     }
     if secure != 0 && secure != infos.len() {

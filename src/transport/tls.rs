@@ -15,10 +15,12 @@ use tokio_rustls::client::TlsStream;
 use crate::error::{Error, Result};
 use crate::topology::{ClientPem, Tls};
 
-/// Certificates, ready for any number of handshakes.
+/// Certificates, and the name that servers have to prove, ready for any number of handshakes.
 #[derive(Clone)]
 pub(super) struct Connector {
     connector: TlsConnector,
+    /// Name in place of the host's.
+    server_name: Option<ServerName<'static>>,
 }
 
 impl Connector {
@@ -43,14 +45,19 @@ impl Connector {
         };
         // A session that is resumed shows no certificate, and each connection is to check one.
         config.resumption = Resumption::disabled();
-        Ok(Self { connector: TlsConnector::from(Arc::new(config)) })
+        let server_name = tls.checked_name().map(name).transpose()?;
+        Ok(Self { connector: TlsConnector::from(Arc::new(config)), server_name })
     }
 
     /// Shakes hands with the server of a host.
     pub(super) async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
-        let name = ServerName::try_from(host.to_owned()).map_err(|_| {
-            io::Error::new(io::ErrorKind::InvalidInput, format!("no certificate can be for the host {host:?}"))
-        })?;
+        let name = match &self.server_name {
+            Some(name) => name.clone(),
+            None => ServerName::try_from(host.to_owned()).map_err(|_| {
+                let words = format!("no certificate can be for the host {host:?}: give its name to `Tls::server_name`");
+                io::Error::new(io::ErrorKind::InvalidInput, words)
+            })?,
+        };
         self.connector.connect(name, stream).await
     }
 }
@@ -74,6 +81,11 @@ fn certificates_in(pem: &[u8], whose: &str) -> Result<Vec<CertificateDer<'static
         return Err(invalid(format!("{whose} has no certificate")));
     }
     Ok(certificates)
+}
+
+fn name(name: &str) -> Result<ServerName<'static>> {
+    ServerName::try_from(name.to_owned())
+        .map_err(|_| invalid(format!("the server name {name:?} is neither a DNS name nor an IP address")))
 }
 
 fn invalid(reason: impl Into<String>) -> Error {

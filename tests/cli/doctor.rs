@@ -244,6 +244,14 @@ fn server_with_tls_is_looked_at_like_another() {
     other.only_advises("tls", "use redis://");
     doctor(with_them(&url.replace("s3cret", "s3cret2"))).only("login", "");
 
+    node.command(&["CONFIG", "SET", "bind", "127.0.0.1 127.0.0.2"]).expect("answered").into_result().expect("set");
+    let unnamed = url.replace("127.0.0.1", "127.0.0.2");
+    doctor(with_them(&unnamed)).only_advises("tls", "RWLOCK_TLS_SERVER_NAME");
+    let mut named = with_them(&unnamed);
+    named.env("RWLOCK_TLS_SERVER_NAME", "localhost");
+    let found = doctor(named);
+    assert!(found.code == Some(0) && found.findings.is_empty(), "{}", found.text);
+
     node.command(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]).expect("answered").into_result().expect("set");
     doctor(with_them(&url)).only("memory-policy", "volatile-ttl");
 }

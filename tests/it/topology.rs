@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use cluster_testenv::{Cluster, Node};
+use cluster_testenv::{Cluster, Node, Reply};
 use redis_rwlock::{Build, Builder, Error, RwLockManager};
 
 use crate::wait::soon;
@@ -74,6 +74,14 @@ fn shown(error: &Error) -> String {
         source = error.source();
     }
     text
+}
+
+/// Returns how often a host is named in an answer.
+fn mentions(reply: &Reply, host: &str) -> usize {
+    match reply {
+        Reply::Array(replies) => replies.iter().map(|reply| mentions(reply, host)).sum(),
+        other => usize::from(other.text().is_some_and(|text| text == host)),
+    }
 }
 
 /// One name for each primary of a cluster, whose lock lies there.

@@ -8,11 +8,12 @@ use redis_rwlock::Error;
 
 /// Words of the library for those who program with it, and those for the user of the program. `tests/cli` compares the first
 /// with all that the library says.
-const WORDS: [(&str, &str); 6] = [
+const WORDS: [(&str, &str); 7] = [
     ("`Topology::node`", "--url or RWLOCK_NODE"),
     ("`Topology::cluster`", "--cluster or RWLOCK_CLUSTER"),
     ("`Topology::sentinel`", "--sentinel or RWLOCK_SENTINEL_PRIMARY"),
     ("given to `Tls`", "in RWLOCK_TLS_CA"),
+    ("`Tls::server_name`", "RWLOCK_TLS_SERVER_NAME"),
     ("`key_prefix`", "--key-prefix"),
     ("`response_timeout`", "RWLOCK_RESPONSE_TIMEOUT"),
 ];

@@ -157,7 +157,9 @@ impl Settings {
         let options = match *option {
             "environment" => vec![],
             "topology" => TOPOLOGY.map(str::to_owned).to_vec(),
-            "tls" => ["TLS_CA", "TLS_CLIENT_CERTIFICATE", "TLS_CLIENT_KEY"].map(str::to_owned).to_vec(),
+            "tls" => {
+                ["TLS_CA", "TLS_CLIENT_CERTIFICATE", "TLS_CLIENT_KEY", "TLS_SERVER_NAME"].map(str::to_owned).to_vec()
+            }
             option => vec![option.to_uppercase()],
         };
         let mut given: Vec<String> =

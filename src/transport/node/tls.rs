@@ -6,6 +6,7 @@ use cluster_testenv::Certificates;
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::error::Refusal;
 use crate::topology::Tls;
 use crate::transport::Script;
 use crate::transport::address::parse_one;
@@ -96,4 +97,15 @@ async fn step_on_the_way_to_a_sentinel_is_named() {
             "{said}"
         );
     }
+}
+
+#[tokio::test]
+async fn certificate_is_checked_for_the_name_that_was_given() {
+    let (fake, certificates) = (Fake::start(Pace::Every(usize::MAX, Duration::ZERO)).await, Certificates::make());
+    let addr = fake::tls::before(fake.addr, fake::tls::config(&certificates)).await;
+    let tls = fake::tls::trusting(&certificates);
+    call(&node(addr, &tls.clone().server_name("localhost"))).await.expect("one of its names");
+    let strange = call(&node(addr, &tls.server_name("locks.example.com"))).await;
+    let Err(Fault::Refused { refusal: Refusal::Untrusted, message }) = strange else { panic!("{strange:?}") };
+    assert!(message.contains("locks.example.com"), "{message}");
 }

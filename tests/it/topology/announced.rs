@@ -6,7 +6,7 @@ use cluster_testenv::{Cluster, Node, Proxy, Reply, Sentinels, Server, SlotMigrat
 use redis_rwlock::{AddressSource, Error, Health, RedisManager, RwLockManager, Topology};
 use tracing::Level;
 
-use super::{PATIENCE, impatient, names_on_every_primary, option_of, patient, works};
+use super::{PATIENCE, impatient, mentions, names_on_every_primary, option_of, patient, works};
 use crate::record::Recorder;
 use crate::servers::ask;
 use crate::wait::{soon, until};
@@ -24,16 +24,12 @@ async fn behind_nat() -> Cluster {
     }
     for node in cluster.nodes() {
         let all = cluster.nodes().len();
-        until("all members have heard of the names", async || names_in(&ask(node, &["CLUSTER", "SLOTS"])) == all).await;
+        until("all members have heard of the names", async || {
+            mentions(&ask(node, &["CLUSTER", "SLOTS"]), INSIDE) == all
+        })
+        .await;
     }
     cluster
-}
-
-fn names_in(reply: &Reply) -> usize {
-    match reply {
-        Reply::Array(replies) => replies.iter().map(names_in).sum(),
-        other => usize::from(other.text().is_some_and(|text| text == INSIDE)),
-    }
 }
 
 fn from_outside(cluster: &Cluster) -> Topology {

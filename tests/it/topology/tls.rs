@@ -7,9 +7,9 @@ use cluster_testenv::{Certificates, Cluster, Node, Sentinels, Server, TlsClients
 use redis_rwlock::{Build, Builder, Error, RedisManager, Refusal, RwLockManager, Tls, Topology, TwoKeyManager};
 use rustls::crypto::{CryptoProvider, ring};
 
-use super::{finds_nobody, names_on_every_primary, option_of, patient, shown, works};
+use super::{finds_nobody, mentions, names_on_every_primary, option_of, patient, shown, works};
 use crate::servers::ask;
-use crate::wait::{bounded, soon, until_renewed};
+use crate::wait::{bounded, soon, until, until_renewed};
 
 /// Longer than a case may take.
 const LONG: Duration = Duration::from_secs(120);
@@ -141,6 +141,65 @@ async fn certificate_for_another_host_is_refused() {
     let error = refused(Topology::node(url).tls(trusting(server.certificates()))).await;
     assert_eq!(refusal_of(&error), Refusal::Untrusted, "{error}");
     assert!(error.to_string().contains("127.0.0.2"), "{error}");
+}
+
+/// An address of this machine that is in no certificate.
+const UNNAMED: &str = "127.0.0.2";
+
+#[tokio::test]
+async fn certificate_is_checked_for_the_server_name_in_place_of_the_host() {
+    let server = node(TlsClients::Optional);
+    ask(&server, &["CONFIG", "SET", "bind", "127.0.0.1 127.0.0.2"]);
+    let url = server.url().replace("127.0.0.1", UNNAMED);
+    let named = |name: &str| Topology::node(url.as_str()).tls(trusting(server.certificates()).server_name(name));
+    for name in ["localhost", "127.0.0.1"] {
+        let manager = patient(RedisManager::builder(named(name))).connect().await.expect("connects");
+        works(&manager, "cfg").await;
+    }
+    let error = refused(named("locks.example.com")).await;
+    assert_eq!(refusal_of(&error), Refusal::Untrusted, "{error}");
+    assert!(error.to_string().contains("locks.example.com"), "{error}");
+    let authority = node(TlsClients::Optional);
+    let strange = trusting(authority.certificates()).server_name("localhost");
+    let error = refused(Topology::node(url.as_str()).tls(strange)).await;
+    assert_eq!(refusal_of(&error), Refusal::Untrusted, "the name alone is no proof: {error}");
+}
+
+/// The members announce addresses that are not in their certificates.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_name_is_that_of_all_members_of_a_cluster() {
+    let builder = Cluster::builder(Server::Redis70).replicas(0).node_timeout(Duration::from_secs(15));
+    let cluster = builder.tls(TlsClients::Optional).start().expect("the cluster starts");
+    let all = cluster.nodes().len();
+    for member in cluster.nodes() {
+        ask(member, &["CONFIG", "SET", "bind", "127.0.0.1 127.0.0.2"]);
+        ask(member, &["CONFIG", "SET", "cluster-announce-hostname", UNNAMED]);
+        ask(member, &["CONFIG", "SET", "cluster-preferred-endpoint-type", "hostname"]);
+    }
+    for member in cluster.nodes() {
+        let told = async || mentions(&ask(member, &["CLUSTER", "SLOTS"]), UNNAMED) == all;
+        until("all members have heard of the names", told).await;
+    }
+    let on = |tls: Tls| Topology::cluster([cluster.nodes()[0].url()]).tls(tls);
+    let tls = trusting(cluster.certificates());
+    assert_eq!(refusal_of(&refused(on(tls.clone())).await), Refusal::Untrusted, "each is checked");
+    let manager = patient(RedisManager::builder(on(tls.server_name("localhost")))).connect().await.expect("connects");
+    for name in names_on_every_primary(&cluster) {
+        works(&manager, &name).await;
+    }
+}
+
+#[test]
+fn server_name_that_no_certificate_can_have_is_refused_when_the_manager_is_built() {
+    for topology in everywhere("rediss://127.0.0.1:1", &Tls::new().server_name("no name")) {
+        let error = RedisManager::builder(topology).build().expect_err("it is no name");
+        assert_eq!(option_of(&error), "tls", "{error}");
+        assert!(error.to_string().contains("\"no name\""), "{error}");
+    }
+    for topology in everywhere("redis://127.0.0.1:1", &Tls::new().server_name("localhost")) {
+        let error = RedisManager::builder(topology).build().expect_err("it would not be checked");
+        assert_eq!(option_of(&error), "tls", "{error}");
+    }
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Streams with TLS, with the certificates that the program was given. The library has looked at these before.
+//! Streams with TLS, with the certificates and the server name that the program was given. The library has looked at these before.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use tokio_rustls::client::TlsStream;
 use crate::settings::Settings;
 
 pub(super) async fn connect(host: &str, port: u16, settings: &Settings) -> io::Result<TlsStream<TcpStream>> {
-    let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+    let name = settings.text("TLS_SERVER_NAME").unwrap_or(host);
+    let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
     let connector = TlsConnector::from(Arc::new(config(settings)?));
     connector.connect(name, TcpStream::connect((host, port)).await?).await
 }

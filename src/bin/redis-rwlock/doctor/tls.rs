@@ -20,11 +20,11 @@ const CERTIFICATES: [(&str, &str); 6] = [
     ("CaUsedAsEndEntity", "give the server a certificate of its own, signed by an authority in RWLOCK_TLS_CA"),
     (
         "NotValidForName",
-        "connect by a name in its certificate, or put this one into it; let the servers announce such names",
+        "connect by a name in its certificate, or give that name: RWLOCK_TLS_SERVER_NAME; let the servers announce such names",
     ),
     (
         "not valid for name",
-        "connect by a name in its certificate, or put this one into it; let the servers announce such names",
+        "connect by a name in its certificate, or give that name: RWLOCK_TLS_SERVER_NAME; let the servers announce such names",
     ),
     ("xpired", "renew the server's certificate"),
     ("not valid yet", "compare the clocks of both machines"),
