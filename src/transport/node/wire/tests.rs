@@ -77,16 +77,23 @@ async fn streams() -> (TcpStream, TcpStream) {
     (ours, listener.accept().await.expect("a connection").0)
 }
 
-/// A wire with TLS, and its server's end.
+/// Both ends of a connection with TLS.
 #[cfg(feature = "tls")]
-async fn encrypted() -> (Wire, Server, Ends) {
-    let (certificates, ends) = (cluster_testenv::Certificates::make(), Ends::default());
+async fn encrypted_streams() -> (Stream, impl Socket + 'static) {
+    let certificates = cluster_testenv::Certificates::make();
     let (ours, theirs) = streams().await;
     let connector = crate::transport::tls::Connector::new(&fake::tls::trusting(&certificates)).expect("usable");
     let config = fake::tls::config(&certificates);
-    let (ours, theirs) =
-        join(Stream::Tcp(ours).encrypt(&connector, "localhost"), fake::tls::accept(&config, theirs)).await;
-    let (wire, server) = greeted(ends.ears(), ours.expect("a handshake"), theirs).await;
+    let shaken = join(Stream::Tcp(ours).encrypt(&connector, "localhost"), fake::tls::accept(&config, theirs));
+    let (ours, theirs) = shaken.await;
+    (ours.expect("a handshake"), theirs)
+}
+
+/// A wire with TLS, and its server's end.
+#[cfg(feature = "tls")]
+async fn encrypted() -> (Wire, Server, Ends) {
+    let (ends, (ours, theirs)) = (Ends::default(), encrypted_streams().await);
+    let (wire, server) = greeted(ends.ears(), ours, theirs).await;
     (wire, server, ends)
 }
 
@@ -328,6 +335,24 @@ async fn all_goes_later(wire: Wire, mut server: Server) {
     let (answers, ()) = join(asking, answers).await;
     assert!(answers.into_iter().all(|said| said.expect("answered") == text(&answer)));
     assert!(wire.shared.state.lock().current.capacity() <= MAX_KEPT_BYTES, "the buffer is given back");
+}
+
+/// Nobody would send it on: there may be nothing more to write.
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn what_counts_as_written_behind_tls_has_gone_out() {
+    let (stream, mut server) = encrypted_streams().await;
+    let (_reader, writer) = stream.into_split();
+    let (piece, mut written) = ([b'x'; 16 << 10], 0);
+    let full = loop {
+        match writer.try_write(&piece) {
+            Ok(count) => written += count,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+    let reading = async { server.read_exact(&mut vec![0; written]).await.map(drop) };
+    tokio::time::timeout(PATIENCE, reading).await.expect("all of it comes").expect("a live socket");
 }
 
 /// Each of them is encrypted by the task that asks, or by the driver, and there is one state for all.
