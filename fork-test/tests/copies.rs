@@ -4,7 +4,7 @@
 
 use std::process::{Command, Stdio};
 
-use cluster_testenv::{Masters, Node, Reply, Server};
+use cluster_testenv::{Masters, Node, Reply, Server, TlsClients};
 
 const CASES: [&str; 6] = ["unused", "used", "held", "waiting", "runtime", "blocking"];
 
@@ -59,6 +59,15 @@ fn of_one_key_on_valkey() {
     let node = Node::start(Server::Valkey91).expect("it starts");
     copies_are_no_holders("hash", &CASES, &[node.url()]);
     copies_are_no_holders("hash", &["cached"], &[node.url()]);
+}
+
+#[test]
+fn of_one_key_with_tls() {
+    let node = Node::builder(Server::Redis70).tls(TlsClients::Optional).start().expect("it starts");
+    let authority = node.certificates_dir().join("ca.pem").display().to_string();
+    let place = [node.url(), authority];
+    copies_are_no_holders("tls", &CASES, &place);
+    copies_are_no_holders("tls", &["cached"], &place);
 }
 
 #[test]

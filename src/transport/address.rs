@@ -75,7 +75,7 @@ fn parse(url: &str) -> Result<ConnectionInfo> {
     Ok(info)
 }
 
-/// The same URL without TLS, if it has TLS: the library reads such URLs only with its own TLS, which is not used here.
+/// Returns the URL without TLS, if it has TLS: the library reads such URLs only with its own TLS, which is not used here.
 fn plain(url: &str) -> Option<String> {
     let (scheme, rest) = url.trim().split_once(':')?;
     let plain = match scheme.to_ascii_lowercase().as_str() {

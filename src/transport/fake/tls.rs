@@ -19,7 +19,7 @@ pub(in crate::transport) fn config(certificates: &Certificates) -> Arc<ServerCon
     config_of(certificates, &[&version::TLS13, &version::TLS12])
 }
 
-/// The same of one that speaks TLS 1.2 and nothing newer: its handshake takes two round trips.
+/// Returns what a server needs that speaks TLS 1.2 and nothing newer: its handshake takes two round trips.
 pub(in crate::transport) fn old_config(certificates: &Certificates) -> Arc<ServerConfig> {
     config_of(certificates, &[&version::TLS12])
 }

@@ -1,4 +1,5 @@
-//! Steps on the way to a server: name, TCP, TLS and greeting, each with a time of its own. All connections take them, those to Sentinels too.
+//! Steps on the way to a server: name, TCP, TLS and greeting, each with a time of its own. All connections take them, those to
+//! Sentinels too.
 
 use std::fmt;
 use std::io;

@@ -337,7 +337,7 @@ async fn all_goes_later(wire: Wire, mut server: Server) {
     assert!(wire.shared.state.lock().current.capacity() <= MAX_KEPT_BYTES, "the buffer is given back");
 }
 
-/// Nobody would send it on: there may be nothing more to write.
+/// Bytes that stayed in the session would go out with the next piece only, and there may be none.
 #[cfg(feature = "tls")]
 #[tokio::test]
 async fn what_counts_as_written_behind_tls_has_gone_out() {
