@@ -7,11 +7,11 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
 use super::traces::Copy;
-use super::votes::{Ballot, Verdict, Vote, Yes};
+use super::votes::{Ballot, Verdict, Vote, Yes, majority};
 use super::{Asked, Heard, NO_TOKEN, Quorum, Said, Voters, answered, answered_by_majority, finish, granted};
 use crate::attempt::{Answered, Attempt, BoxFuture, Failure, Granted};
 use crate::key::Key;
-use crate::lease::{FencingToken, Moment};
+use crate::lease::{FencingToken, Moment, ServerTime};
 use crate::scheme::{AcquireRequest, Acquired, Floor, IfTaken, Renewal, Renewed};
 
 /// How late a request may arrive for all masters to grant the token that was proposed.
@@ -119,13 +119,24 @@ impl Quorum {
         asked
     }
 
-    /// A token that no master's clock has reached, and that is above what they have stored, as far as is known: then all of them
+    /// A token that no right clock has reached, and that is above what masters have stored, as far as is known: then all of them
     /// grant this one, and nothing has to be raised.
     fn proposed_token(&self) -> FencingToken {
-        let now = self.clock.now();
-        let latest = self.masters.iter().filter_map(|master| master.time_at(now)).max();
-        let proposed = latest.map_or(0, |latest| latest.after(HEADROOM).as_micros());
+        let proposed = self.latest_clock().map_or(0, |latest| latest.after(HEADROOM).as_micros());
         FencingToken::from_wire(proposed).unwrap_or(NO_TOKEN)
+    }
+
+    /// Highest token that comes from a right clock, this one's proposals and those of other managers among them.
+    pub(super) fn reached_token(&self) -> Option<FencingToken> {
+        let reached = self.latest_clock()?.after(HEADROOM).after(self.margins.clock_margin);
+        FencingToken::from_wire(reached.as_micros())
+    }
+
+    /// The latest of the masters' clocks that is right, now.
+    fn latest_clock(&self) -> Option<ServerTime> {
+        let now = self.clock.now();
+        let clocks = self.masters.iter().filter_map(|master| master.time_at(now)).collect();
+        latest_right(clocks, self.masters.len() - majority(self.masters.len()), self.margins.clock_margin)
     }
 
     /// Counts until there is a majority that has stored the token, or can be none.
@@ -139,6 +150,7 @@ impl Quorum {
     ) -> Option<Yes> {
         let mut raised = vec![false; self.masters.len()];
         loop {
+            ballot.note_clocks(self.reached_token());
             match ballot.verdict() {
                 Verdict::Open => {}
                 Verdict::Raise { to, at } => {
@@ -182,5 +194,41 @@ impl Quorum {
                 Renewed::Lost { .. } => Acquired::Contended { retry_in: Duration::from_millis(1) },
             },
         ))
+    }
+}
+
+/// Returns the latest of these clocks that is right: at most a minority of them all is ahead, and right ones differ by `max_skew` at
+/// most. With all known that goes by the majority-th earliest.
+fn latest_right(mut clocks: Vec<ServerTime>, minority: usize, max_skew: Duration) -> Option<ServerTime> {
+    clocks.sort_unstable();
+    // Were this one ahead, so would be those behind it in this order: one more than a minority.
+    let not_ahead = clocks.len().checked_sub(minority + 1)?;
+    let limit = clocks[not_ahead].after(max_skew);
+    clocks.into_iter().rfind(|clock| *clock <= limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_of_a_minority_that_are_ahead_move_no_proposal() {
+        const AHEAD: u64 = 9_000_000_000;
+        let latest = |minority, clocks: &[u64]| {
+            let clocks = clocks.iter().map(|us| ServerTime::from_micros(*us)).collect();
+            latest_right(clocks, minority, Duration::from_millis(100)).map(ServerTime::as_micros)
+        };
+        assert_eq!(latest(1, &[1_000_000, 1_050_000, 1_090_000]), Some(1_090_000), "all are right");
+        assert_eq!(latest(1, &[AHEAD, 1_000_000, 1_050_000]), Some(1_050_000), "one is ahead");
+        assert_eq!(latest(1, &[5, 1_000_000, 1_050_000]), Some(1_050_000), "one is behind");
+        assert_eq!(latest(1, &[AHEAD, 1_000_000]), Some(1_000_000), "one of two is right");
+        assert_eq!(latest(1, &[1_000_000]), None, "it may be the one that is wrong");
+        assert_eq!(
+            latest(2, &[AHEAD, 1_000_000, AHEAD, 1_010_000, 1_020_000]),
+            Some(1_020_000),
+            "two of five are ahead"
+        );
+        assert_eq!(latest(2, &[AHEAD, AHEAD, 1_000_000]), Some(1_000_000), "two of three known ones are");
+        assert_eq!(latest(2, &[]), None);
     }
 }

@@ -75,6 +75,7 @@ impl Quorum {
         }
         let mut raised = vec![false; self.masters.len()];
         let won = loop {
+            ballot.note_clocks(self.reached_token());
             match ballot.verdict() {
                 Verdict::Open => {}
                 Verdict::Undecided if ballot.is_open() => {}

@@ -5,6 +5,15 @@
 //! *stored* it or a higher one. It is the least that is not below any of a majority of answers: that majority has a master in
 //! common with whoever was granted before, so it is above that one's token. Masters that granted a lower one are asked to
 //! raise it, and with a majority at or above it every later grant's is higher.
+//!
+//! Of `n` masters let `m` be the largest minority, and let `T` be a token that was granted before. All but at most `m` masters have
+//! stored `T` or more, and each of those grants a new one above it. So of the masters that say yes at most `m` grant a token up to
+//! `T`, and the (`m` + 1)-th lowest of their tokens, which is the majority-th, is above `T`, however many answer.
+//!
+//! A clock that is years ahead breaks none of that, but its tokens are as far ahead. Taken as the token of all they would fall back
+//! when that master and the records are gone. At most a minority of clocks is wrong, so the majority-th lowest of *all* tokens is
+//! never due to such clocks alone. Hence a token that no right clock has reached waits for the answers that are missing, if one of
+//! them can make it lower. Where they do not come it counts all the same: it may be the one token that is above `T`.
 //! Source: Gifford, "Weighted Voting for Replicated Data" (1979), for the version numbers; the Redlock page for the validity.
 
 use crate::lease::{FencingToken, Moment};
@@ -49,6 +58,8 @@ pub(super) struct Ballot {
     votes: Vec<Option<Vote>>,
     /// What a majority has to store, once there is one that says yes.
     token: Option<FencingToken>,
+    /// Highest token that a right clock has reached, as far as clocks are known.
+    reached: Option<FencingToken>,
 }
 
 /// How many of so many are more than half.
@@ -58,7 +69,12 @@ pub(super) fn majority(masters: usize) -> usize {
 
 impl Ballot {
     pub(super) fn new(masters: usize) -> Self {
-        Self { votes: vec![None; masters], token: None }
+        Self { votes: vec![None; masters], token: None, reached: None }
+    }
+
+    /// Notes the highest token that a right clock has reached by now.
+    pub(super) fn note_clocks(&mut self, reached: Option<FencingToken>) {
+        self.reached = reached;
     }
 
     /// The last word of a master counts.
@@ -101,6 +117,14 @@ impl Ballot {
         }
     }
 
+    /// Whether the token of these is above all right clocks, and the answers that are missing can make it one that is not.
+    fn waits_for_right_clocks(&self, sorted: &[FencingToken]) -> bool {
+        let Some(reached) = self.reached else { return false };
+        let (last, missing) = (majority(self.votes.len()) - 1, self.count(|vote| vote.is_none()));
+        // With a majority there fewer are missing than this.
+        sorted[last] > reached && sorted[last - missing] <= reached
+    }
+
     pub(super) fn verdict(&mut self) -> Verdict {
         let needed = majority(self.votes.len());
         let mut tokens: Vec<_> = self.yes().map(|(_, yes)| yes.token).collect();
@@ -114,6 +138,9 @@ impl Ballot {
             };
         }
         tokens.sort_unstable();
+        if self.token.is_none() && self.waits_for_right_clocks(&tokens) {
+            return Verdict::Open;
+        }
         // Once asked for it stays: what is under way is to reach it.
         let token = *self.token.get_or_insert(tokens[needed - 1]);
         let (stored, below): (Vec<_>, Vec<_>) = self.yes().partition(|(_, yes)| yes.token >= token);

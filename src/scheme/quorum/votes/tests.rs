@@ -92,6 +92,45 @@ fn token_that_a_majority_has_not_stored_does_not_count() {
     assert_eq!(ballot.verdict(), won(8, 9));
 }
 
+/// Verdict on these answers of so many masters, while right clocks have reached 100.
+fn judged(masters: usize, votes: &[Vote]) -> Verdict {
+    let mut ballot = after(masters, votes);
+    ballot.note_clocks(Some(token(100)));
+    ballot.verdict()
+}
+
+/// Checks each order of answers: the token of a clock that is years ahead is raised nowhere.
+#[test]
+fn token_of_a_clock_that_is_ahead_waits_for_the_masters_that_have_yet_to_answer() {
+    const AHEAD: u64 = 1 << 50;
+    for ahead in 0..3 {
+        let votes = [0, 1, 2].map(|master| yes(if master == ahead { AHEAD } else { 90 }, 9));
+        let first = judged(3, &votes[..2]);
+        assert_eq!(first, if ahead < 2 { Verdict::Open } else { won(90, 9) }, "{ahead} is ahead");
+        assert_eq!(judged(3, &votes), won(90, 9), "{ahead} is ahead");
+    }
+    let of_five = [yes(AHEAD, 9), yes(AHEAD + 1, 9), yes(90, 9), yes(90, 9), yes(90, 9)];
+    assert_eq!([3, 4].map(|answers| judged(5, &of_five[..answers])), [Verdict::Open, Verdict::Open]);
+    assert_eq!(judged(5, &of_five), won(90, 9));
+}
+
+/// It may be the one that is above what was granted before.
+#[test]
+fn token_of_a_clock_that_is_ahead_counts_where_no_other_answer_can_make_it_lower() {
+    const AHEAD: u64 = 1 << 50;
+    let raised = Verdict::Raise { to: token(AHEAD), at: vec![1] };
+    assert_eq!(judged(3, &[yes(AHEAD, 9), yes(90, 9), Vote::Silent]), raised);
+    assert_eq!(judged(3, &[yes(AHEAD, 9), yes(90, 9), Vote::No]), raised);
+    // Raised before, it is what two of three have stored.
+    assert_eq!(judged(3, &[yes(AHEAD, 9), yes(AHEAD, 9)]), won(AHEAD, 9));
+}
+
+/// A phase of readers may have begun long ago at one of them.
+#[test]
+fn token_that_right_clocks_have_reached_waits_for_nobody() {
+    assert_eq!(judged(3, &[yes(5, 9), yes(100, 9)]), Verdict::Raise { to: token(100), at: vec![0] });
+}
+
 #[test]
 fn vote_that_is_gone_when_its_token_is_to_be_raised_is_none() {
     let mut ballot = after(3, &[yes(5, 9), yes(8, 9), Vote::No]);

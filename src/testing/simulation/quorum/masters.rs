@@ -204,6 +204,11 @@ impl Field {
         self.clock.now().since(self.origin)
     }
 
+    /// Time that a right clock shows.
+    pub(super) fn true_time_us(&self) -> u64 {
+        EPOCH_US + u64::try_from(self.now().as_micros()).expect("runs are short")
+    }
+
     fn time_of(&self, master: &Master) -> ServerTime {
         let now = i64::try_from(self.now().as_micros()).expect("runs are short");
         let off = now + now * master.rate_ppm / 1_000_000 + master.skew_us;

@@ -81,6 +81,10 @@ pub(super) const LONG: Profile = Profile { name: "long", lease: Duration::from_s
 /// An operator is at work while holds are brought to masters that lack them.
 pub(super) const FORCED: Profile = Profile { name: "forced", slow: 200, forces: 30, ..WILD };
 
+/// Processes reach only some masters for longer than a lease, again and again, and nothing else goes wrong.
+pub(super) const CUT_OFF: Profile =
+    Profile { name: "cut off", lost: 0, slow: 0, faults: 0, kinds: &[], cuts: 12, ..WILD };
+
 impl Profile {
     pub(super) fn of_seed(seed: u64) -> Self {
         [MINORITY, WILD, LONG, FORGETFUL, FORCED][usize::try_from(seed % 5).expect("small")]

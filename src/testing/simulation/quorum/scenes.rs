@@ -172,6 +172,73 @@ async fn tokens_grow_where_majorities_share_the_master_with_the_lower_one() {
     assert!(before > after, "the scene does not show it: {before} before {after}");
 }
 
+/// One of three masters has a clock that is 74 years ahead, and the first to answer varies. It moves no token, so none falls back when
+/// it is gone, and the records of the others with it.
+#[tokio::test(start_paused = true)]
+async fn tokens_do_not_follow_a_clock_that_is_years_ahead() {
+    const YEARS_MS: i64 = 74 * 365 * 24 * 3_600_000;
+    for (ahead, restarts) in [(0, Restarts::Delayed), (1, Restarts::Checked), (2, Restarts::Delayed)] {
+        let (field, process) = stage(3, restarts);
+        field.is_ahead(ahead, YEARS_MS);
+        let mut last = FencingToken::ZERO;
+        for n in 0..20 {
+            let guard = process.write("cfg").await.expect("granted");
+            let token = guard.fencing_token();
+            assert!(token > last && token.as_u64() < field.true_time_us() + 1_000_000, "{token} with {ahead} ahead");
+            last = token;
+            guard.release().await.expect("ours to the end");
+            // Long enough for the clocks to be forgotten, now and then.
+            tokio::time::sleep(Duration::from_secs(if n % 5 == 4 { 10 } else { 1 })).await;
+        }
+        field.dies(ahead);
+        (0..3).for_each(|place| field.forgets(place));
+        let guard = process.write("cfg").await.expect("two are left");
+        assert!(guard.fencing_token() > last, "{} after {last}", guard.fencing_token());
+    }
+}
+
+/// Returns how long it takes to get a lock at three masters of which the last stands still, and nobody knows it yet.
+async fn time_to_get_beside_a_frozen_master(ahead_ms: i64) -> Duration {
+    let (field, process) = stage(3, Restarts::Delayed);
+    [ahead_ms, 0, 0].into_iter().enumerate().for_each(|(place, ms)| field.is_ahead(place, ms));
+    // The answers make the clocks known.
+    process.write("other").await.expect("granted").release().await.expect("ours to the end");
+    settled().await;
+    field.freezes(2);
+    let began = field.now();
+    let _inside = process.write("cfg").await.expect("two are enough");
+    field.now() - began
+}
+
+/// Whoever gets a lock waits for a master that stands still only where another one's clock is wrong, and for one response timeout.
+#[tokio::test(start_paused = true)]
+async fn clocks_within_the_margin_wait_for_no_master() {
+    let right = time_to_get_beside_a_frozen_master(30).await;
+    assert!(right < RESPONSE_TIMEOUT / 4, "{right:?}");
+    let wrong = time_to_get_beside_a_frozen_master(3_600_000).await;
+    assert!(wrong >= RESPONSE_TIMEOUT && wrong < RESPONSE_TIMEOUT * 2, "{wrong:?}");
+}
+
+/// Whether a holder that has reached one of three masters since its last renewal relies on its hold when the next one enters.
+async fn outlives_its_majority(wrong: Option<Wrong>) -> bool {
+    let profile = Profile { lease: Duration::from_secs(1), ..CALM };
+    let field = Field::of(3, fastrand::Rng::with_seed(1), profile, wrong);
+    let [first, next] = [0, 1].map(|process| manager(&field, process, Restarts::Delayed));
+    next.write("other").await.expect("granted").release().await.expect("ours to the end");
+    let guard = first.write("cfg").await.expect("granted");
+    settled().await;
+    assert_eq!((guard.state(), field.holds().len()), (HoldState::Held, 3), "it is renewed by all");
+    field.cuts(0, &[1, 2]);
+    let _inside = next.write("cfg").await.expect("granted when the lease is over at two of them");
+    guard.state() == HoldState::Held
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_that_a_minority_renews_is_lost_before_the_next_one_enters() {
+    assert!(!outlives_its_majority(None).await);
+    assert!(outlives_its_majority(Some(Wrong::MinorityRenews)).await, "the scene does not show it");
+}
+
 #[tokio::test(start_paused = true)]
 async fn hold_that_three_of_five_have_granted_is_at_all_of_them_after_a_renewal() {
     let (field, process) = stage_of(5, Restarts::Delayed, OF_THREE_SECONDS);
