@@ -427,6 +427,7 @@ impl Engine {
         // A server that answers leaves a release open for so long, if a copy of its acquisition may be late.
         let late = self.stray_span() + self.options.response_timeout * 2;
         let patience = self.options.unreachable_after.max(late);
+        self.renewals.give_back_lost(began);
         loop {
             let (ended, now) = (self.releases.ended(), self.clock.now());
             tokio::select! {

@@ -961,7 +961,8 @@ impl<M: Build> Builder<M> {
 
     /// When a hold is over whatever happens. Defaults to 1 h, so that a forgotten guard does not lock for ever.
     ///
-    /// Up to the lease it makes a fixed lease, which is never renewed. `Duration::MAX` is no limit.
+    /// Up to the lease it makes a fixed lease, which is never renewed. `Duration::MAX` is no limit. Guards are lost 50 ms before the
+    /// server is told ([`Acquire::max_hold`]).
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.options.max_hold = max_hold;
         self

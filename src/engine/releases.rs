@@ -34,6 +34,10 @@ mod at_hand;
 #[cfg(test)]
 mod tests;
 
+/// Time between the loss of a guard at `max_hold` and the release of its hold. The holder's task hears of the loss before another
+/// one is let in.
+pub(super) const HEAD_START: Duration = Duration::from_millis(50);
+
 /// Who tells the server about releases, in the background where needed.
 #[derive(Debug)]
 pub(crate) struct Releases {
@@ -228,6 +232,18 @@ impl Releases {
         self.in_background(release, waited_for);
         if let Some(release) = conversion {
             self.in_background(release, None);
+        }
+    }
+
+    /// The same for a hold whose guards were told just now that they are lost: the server hears of it a head start later, and local
+    /// waiters wait for that. It counts at once.
+    pub(crate) fn give_back_later(self: &Arc<Self>, hold: &Arc<Hold>) {
+        let now = self.clock.now();
+        let (release, conversion) = Release::all_of(hold, now);
+        let then = now.after(HEAD_START);
+        self.later(Job::new(self, release, Some(Arc::clone(hold))), then);
+        if let Some(release) = conversion {
+            self.later(Job::new(self, release, None), then);
         }
     }
 

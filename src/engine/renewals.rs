@@ -17,6 +17,7 @@ use crate::calls::Standing;
 use crate::engine::releases::Releases;
 use crate::engine::uses::Uses;
 use crate::engine::wake::Wake;
+use crate::error::LossReason;
 use crate::events::{self, Limiter};
 use crate::lease::Moment;
 use crate::lock::hold::{self, Grant, Hold, Next, Word};
@@ -166,20 +167,28 @@ impl Renewals {
             return due;
         }
         let _unsettled = self.releases.unsettled();
-        // That a hold is over wakes who watches it, once.
-        due.retain(|hold| match shielded(|| hold.next(now)).unwrap_or_else(|| hold.due()) {
-            Next::At(_) => true,
-            Next::Lost(_) => {
-                self.clear_away(hold, now);
-                false
-            }
-            Next::GivenUp => {
-                self.give_up(hold, now);
-                false
-            }
-            Next::Released => false,
-        });
+        due.retain(|hold| self.goes_on(hold, now));
         due
+    }
+
+    /// Gives back what is over by now, if no driver has looked since. A guard that was lost may have been told by its own timer.
+    pub(crate) fn give_back_lost(&self, now: Moment) {
+        let _unsettled = self.releases.unsettled();
+        for hold in self.table.all_holds().iter().filter(|hold| !hold.is_retired()) {
+            self.goes_on(hold, now);
+        }
+    }
+
+    /// Whether there is more to be done for a hold than to give it back, which is done.
+    fn goes_on(&self, hold: &Arc<Hold>, now: Moment) -> bool {
+        // That a hold is over wakes who watches it, once.
+        match shielded(|| hold.next(now)).unwrap_or_else(|| hold.due()) {
+            Next::At(_) => return true,
+            Next::Lost(reason) => self.clear_away(hold, reason, now),
+            Next::GivenUp => self.give_up(hold, now),
+            Next::Released => {}
+        }
+        false
     }
 
     fn pop_due(&self, now: Moment) -> Vec<Arc<Hold>> {
@@ -251,12 +260,17 @@ impl Renewals {
         self.releases.give_back(hold, Some(Arc::clone(hold)), now);
     }
 
-    /// A hold was lost: local waiters may ask the server, and the server is told, should it still know the hold.
-    fn clear_away(&self, hold: &Arc<Hold>, now: Moment) {
-        self.forget(hold);
-        // Counted before the table forgets it, so that `close` finds one of the two.
-        self.releases.give_back(hold, None, now);
-        self.releases.unblock(hold);
+    /// A hold was lost: the server is told, should it still know the hold, and local waiters may ask it. The release is counted before
+    /// the table forgets the hold, so that `close` finds one of the two, and before the hold is retired, so that `flush` does.
+    fn clear_away(&self, hold: &Arc<Hold>, reason: LossReason, now: Moment) {
+        if reason == LossReason::MaxHold {
+            self.releases.give_back_later(hold);
+            self.forget(hold);
+        } else {
+            self.releases.give_back(hold, None, now);
+            self.forget(hold);
+            self.releases.unblock(hold);
+        }
     }
 }
 

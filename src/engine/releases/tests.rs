@@ -36,9 +36,31 @@ impl Stage {
     }
 
     async fn take(&self, name: &str) -> Held {
-        let terms = Terms::new(self.engine.options(), Overrides::default()).expect("valid");
+        self.take_with(name, Mode::Write, Overrides::default()).await
+    }
+
+    async fn take_with(&self, name: &str, mode: Mode, overrides: Overrides) -> Held {
+        let terms = Terms::new(self.engine.options(), overrides).expect("valid");
         let key = self.engine.key(name).expect("valid");
-        acquire(&self.engine, key, Mode::Write, terms, Patience::Wait).await.expect("answered").expect("granted")
+        acquire(&self.engine, key, mode, terms, Patience::Wait).await.expect("answered").expect("granted")
+    }
+
+    /// Takes a lock and waits until its guard is lost at `max_hold`, long before the lease of the server is over.
+    async fn lost_at_max_hold(&self, name: &str) -> Held {
+        let short = Overrides { max_hold: Some(Duration::from_secs(1)), ..Overrides::default() };
+        let held = self.take_with(name, Mode::Read, Overrides::default()).await;
+        let short = self.take_with(name, Mode::Read, short).await;
+        assert_eq!(held.hold().id(), short.hold().id(), "it joins a hold with a lease of 10 s");
+        drop(held);
+        assert_eq!(short.lost().await, LossReason::MaxHold);
+        short
+    }
+
+    /// Another process of the same server.
+    fn other(&self) -> Self {
+        let scheme = Arc::new(Staged::new(self.scheme.memory.clone()));
+        let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), Options::default()));
+        Self { scheme, engine }
     }
 
     /// How many hold the lock, as the server has it.
@@ -384,4 +406,80 @@ async fn flush_waits_for_a_copy_that_may_be_late_for_longer_than_a_server_may_be
     stage.engine.flush().await.expect("the server answers");
     assert!(stage.engine.clock.now().since(began) > unreachable_after, "a copy was under way");
     assert_eq!(stage.holders("cfg").await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_is_given_back_a_head_start_after_its_guard_is_lost() {
+    let stage = Stage::new();
+    let _lost = stage.lost_at_max_hold("cfg").await;
+    tokio::time::sleep(HEAD_START - INSTANT).await;
+    assert_eq!(stage.holders("cfg").await, 1);
+    tokio::time::sleep(INSTANT * 2).await;
+    assert_eq!(stage.holders("cfg").await, 0);
+}
+
+/// A waiter of the same process, and one of another, both of which have waited since before the loss.
+#[tokio::test(start_paused = true)]
+async fn nobody_is_granted_a_lock_within_the_head_start_of_its_holder() {
+    let stage = Stage::new();
+    for waiter in [&stage, &stage.other()] {
+        let lost = async { (stage.lost_at_max_hold("cfg").await, stage.engine.clock.now()) };
+        let granted = async {
+            tokio::time::sleep(INSTANT).await;
+            let held = waiter.take("cfg").await;
+            let now = stage.engine.clock.now();
+            held.release().await.expect("ours to the end");
+            now
+        };
+        let ((_held, lost), granted) = tokio::join!(lost, granted);
+        let waited = granted.since(lost);
+        assert!(waited >= HEAD_START && waited < HEAD_START * 2, "{waited:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn flush_and_close_wait_for_the_end_of_a_head_start() {
+    let stage = Stage::new();
+    let _lost = stage.lost_at_max_hold("cfg").await;
+    let began = stage.engine.clock.now();
+    stage.engine.flush().await.expect("the server answers");
+    assert_eq!((stage.holders("cfg").await, stage.engine.clock.now().since(began) < HEAD_START * 2), (0, true));
+    let _lost = stage.lost_at_max_hold("cfg").await;
+    let began = stage.engine.clock.now();
+    stage.engine.close().await.expect("the server answers");
+    assert_eq!((stage.holders("cfg").await, stage.engine.clock.now().since(began) < HEAD_START * 2), (0, true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn manager_that_is_dropped_within_a_head_start_gives_the_hold_back() {
+    let stage = Stage::new();
+    let held = stage.lost_at_max_hold("cfg").await;
+    // A driver has looked by then: before, whoever drops the guard gives the hold back.
+    tokio::time::sleep(INSTANT).await;
+    let (other, releases) = (stage.other(), Arc::downgrade(&stage.engine.releases));
+    drop((held, stage));
+    tokio::time::sleep(HEAD_START + INSTANT).await;
+    assert_eq!(other.holders("cfg").await, 0);
+    tokio::time::sleep(INSTANT).await;
+    assert!(releases.upgrade().is_none(), "a driver goes on");
+}
+
+#[test]
+fn hold_whose_runtime_ends_within_a_head_start_runs_out_with_its_lease() {
+    let [user, next] = [(); 2].map(|()| Builder::new_current_thread().enable_all().build().expect("a runtime starts"));
+    // Over for this process long before it is over on the server.
+    let (lease, clock_margin) = (Duration::from_secs(2), Duration::from_millis(900));
+    let (stage, _held) = user.block_on(async {
+        let stage = Stage::with(Options { clock_margin, ..Options::default() });
+        let fixed = Overrides { lease: Some(lease), max_hold: Some(lease), ..Overrides::default() };
+        let held = stage.take_with("cfg", Mode::Write, fixed).await;
+        assert_eq!(held.lost().await, LossReason::MaxHold);
+        (stage, held)
+    });
+    drop(user);
+    next.block_on(async {
+        assert_eq!(stage.holders("cfg").await, 1, "nobody is left to tell the server");
+        let granted = tokio::time::timeout(lease, stage.other().take("cfg")).await;
+        granted.expect("free with its lease").release().await.expect("ours to the end");
+    });
 }

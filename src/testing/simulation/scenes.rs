@@ -35,6 +35,8 @@ pub(super) enum Scene {
     UpgradeLost,
     /// A nested guard has a time of its own.
     NestedLimit,
+    /// The server starts again without its data, and a hold is released before a renewal can tell.
+    ReleaseOfALostHold,
     /// Somebody asks for many locks at once.
     Burst,
     /// One lock is taken very often in no time; then the server starts again without its data, and with the same clock.
@@ -165,6 +167,7 @@ pub(super) async fn play(world: &Arc<World>, leaked: &Leaked, scene: Scene) {
         Scene::UpgradeUnheard => upgrade_in_doubt(world, leaked, Down::Unheard).await,
         Scene::UpgradeLost => upgrade_in_doubt(world, leaked, Down::ForConversions).await,
         Scene::NestedLimit => nested_limit(world, leaked).await,
+        Scene::ReleaseOfALostHold => release_of_a_lost_hold(world, leaked).await,
         Scene::Burst => burst(world, leaked).await,
         Scene::HotLock => hot_lock(world, leaked).await,
         Scene::UsedAlone => kept::used_alone(world, leaked).await,
@@ -291,6 +294,17 @@ async fn nested_limit(world: &Arc<World>, leaked: &Leaked) {
     let inner = player.takes(inner_wish).await;
     player.keeps_and_releases(inner, b'a', 2_000).await;
     player.releases(outer).await;
+}
+
+async fn release_of_a_lost_hold(world: &Arc<World>, leaked: &Leaked) {
+    let player = Player::enters(world, leaked, 0);
+    let held = player.takes(wish(b'a', Mode::Write)).await.expect("the lock is free");
+    world.goes_down(Down::Refusing);
+    // Longer than clocks differ.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    world.empties();
+    world.comes_up();
+    player.releases(held).await;
 }
 
 async fn burst(world: &Arc<World>, leaked: &Leaked) {

@@ -1,5 +1,7 @@
 //! How long a hold lasts, and how its holder learns that it is over.
 
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
@@ -15,6 +17,7 @@ on_every_fixture![
     dead_reader_is_gone_at_its_own_lease,
     dead_writer_is_gone_with_its_lease,
     loss_is_told_before_anybody_else_is_let_in,
+    holder_hears_of_max_hold_a_head_start_before_another_one_is_granted,
     lost_stays_silent_without_a_loss,
     watch_tells_release_from_loss,
     leaked_guard_ends_with_its_longest_time,
@@ -115,6 +118,34 @@ async fn loss_is_told_before_anybody_else_is_let_in(f: &Fixture) {
     assert_eq!(watch.state(), HoldState::Lost(LossReason::MaxHold));
     assert_eq!(soon("the word of the loss", told).await.expect("no panic"), LossReason::MaxHold);
     heir.release().await.expect("released");
+}
+
+async fn holder_hears_of_max_hold_a_head_start_before_another_one_is_granted(f: &Fixture) {
+    const HEAD_START: Duration = Duration::from_millis(50);
+    // The server would keep the hold for longer than that.
+    let margin = Settings { clock_margin: SHORT, ..Settings::default() };
+    let (a, b, name) = (f.manager_with(margin).await, f.manager().await, f.name());
+    let fixed = a.write(&name).fixed_lease(SHORT * 3).await.expect("granted");
+    let watch = fixed.watch();
+    let (mut ended, woken) = (Box::pin(watch.ended()), Arc::<FirstWake>::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    assert!(ended.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let heir = soon("the next writer's grant", b.write(&name).into_future()).await.expect("granted");
+    let granted = Instant::now();
+    assert_eq!(ended.now_or_never(), Some(Ended::Lost(LossReason::MaxHold)));
+    let woken = woken.0.get().expect("the holder is woken first");
+    assert!(granted.duration_since(*woken) >= HEAD_START, "{:?}", granted.duration_since(*woken));
+    heir.release().await.expect("released");
+}
+
+/// Moment of the first wake-up, which comes where the loss is told: the thread of a busy task plays no part in it.
+#[derive(Default)]
+struct FirstWake(OnceLock<Instant>);
+
+impl Wake for FirstWake {
+    fn wake(self: Arc<Self>) {
+        self.0.get_or_init(Instant::now);
+    }
 }
 
 async fn lost_stays_silent_without_a_loss(f: &Fixture) {
