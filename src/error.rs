@@ -94,6 +94,8 @@ pub enum Error {
         masters: usize,
         /// How many of them have to agree.
         needed: usize,
+        /// How many of them answered and may not vote yet, since they have been running for less than the longest lease.
+        restarted: usize,
         /// What the others said, or did not.
         source: Option<Source>,
     },
@@ -208,13 +210,24 @@ impl fmt::Display for Error {
                 let advice = advice_on(source.as_deref());
                 write!(f, "{} within {}: {advice}, then try again", For(lock), Span(*waited))
             }
-            Self::NoQuorum { lock, waited, masters, needed, .. } => write!(
+            Self::NoQuorum { lock, waited, masters, needed, restarted: 0, .. } => write!(
                 f,
                 "fewer than {needed} of {masters} masters answered{} within {}: see that they run and that the addresses \
                  are right, then try again",
                 For(lock),
                 Span(*waited)
             ),
+            Self::NoQuorum { lock, waited, masters, needed, restarted, .. } => {
+                write!(
+                    f,
+                    "fewer than {needed} of {masters} masters could vote{} within {}: {restarted} answered and may not vote before they \
+                     have been running for the longest lease; ",
+                    For(lock),
+                    Span(*waited)
+                )?;
+                let others = if restarted < masters { "see that the others run, and " } else { "" };
+                write!(f, "{others}try again when they may")
+            }
             Self::NotEnoughReplicas { lock, asked, acknowledged, node } => {
                 let node = node.as_deref().unwrap_or("the primary");
                 write!(f, "{acknowledged} of the {asked} replicas that `durability` asks for ")?;
@@ -262,10 +275,10 @@ impl std::error::Error for Error {
 impl Error {
     /// What an attempt failed with that was the last one: the node is told by itself, and the cause by itself.
     pub(crate) fn unreachable(lock: Arc<str>, waited: Duration, failure: Option<Source>) -> Self {
-        if let Some(NoMajority { masters, needed, .. }) =
+        if let Some(&NoMajority { masters, needed, restarted, .. }) =
             failure.as_deref().and_then(|failure| failure.downcast_ref::<NoMajority>())
         {
-            return Self::NoQuorum { lock, waited, masters: *masters, needed: *needed, source: failure.clone() };
+            return Self::NoQuorum { lock, waited, masters, needed, restarted, source: failure };
         }
         let at_node = failure.as_deref().and_then(|failure| failure.downcast_ref::<AtNode>());
         let (node, source) = match at_node {
@@ -284,6 +297,8 @@ impl Error {
 pub(crate) struct NoMajority {
     pub(crate) masters: usize,
     pub(crate) needed: usize,
+    /// Count of those that answered and may not vote yet.
+    pub(crate) restarted: usize,
     /// What stood in the way, of those that did not answer and those that may not vote.
     pub(crate) causes: Vec<String>,
 }
@@ -564,6 +579,10 @@ mod tests {
         let node: Option<Arc<str>> = Some("10.0.0.1:6379".into());
         all.push(Error::NotEnoughReplicas { lock: lock(), asked: 2, acknowledged: 1, node: node.clone() });
         all.push(Error::NotEnoughReplicas { lock: "".into(), asked: 1, acknowledged: 0, node });
+        for restarted in [0, 2, 5] {
+            let no_majority = NoMajority { masters: 5, needed: 3, restarted, causes: Vec::new() };
+            all.push(Error::unreachable(lock(), waited, Some(Arc::new(no_majority))));
+        }
         all.push(Error::TooManyWaiters { lock: lock(), waiting: 100_000, max_waiters: 100_000 });
         all.push(Error::Refused { lock: "".into(), refusal: Refusal::Forbidden, node: None, message: message() });
         all
@@ -587,7 +606,9 @@ mod tests {
             for cause in &below {
                 assert!(!error.to_string().contains(&cause.to_string()), "{error}");
             }
-            assert!(below.last().is_none_or(|root| root.is::<io::Error>()) && below.len() <= 2, "{error}: {below:?}");
+            let is_known =
+                |root: &&(dyn std::error::Error + 'static)| root.is::<io::Error>() || root.is::<NoMajority>();
+            assert!(below.last().is_none_or(is_known) && below.len() <= 2, "{error}: {below:?}");
         }
     }
 

@@ -104,7 +104,8 @@ impl Health {
     }
 
     /// Whether every server that takes locks answers and can grant them, or as many as are [needed](Health::needed). For a
-    /// readiness check: replicas and Sentinels may be missing. A server whose [memory is full](NodeFinding::MemoryFull) grants nothing.
+    /// readiness check: replicas and Sentinels may be missing. A server whose [memory is full](NodeFinding::MemoryFull) grants
+    /// nothing, nor does a master that [may not vote yet](NodeHealth::votes_in).
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let primaries = self.nodes.iter().filter(|node| matches!(node.role, NodeRole::Primary | NodeRole::Unknown));
@@ -150,6 +151,10 @@ pub struct NodeHealth {
     /// Whether its `maxmemory-policy` is `noeviction`, as it must be if it has a `maxmemory`. `None` if the user may not ask (the
     /// right is `+info`).
     pub noeviction: Option<bool>,
+    /// Time until this master of a [`QuorumManager`](crate::QuorumManager) may vote: after a restart it may not before it has been
+    /// running for longer than the longest lease. `None` if it may, and for all other servers.
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::votes_in"))]
+    pub votes_in: Option<Duration>,
     /// What stood in the way of an answer.
     pub problem: Option<String>,
     /// Defects of a server that answers: its memory, its memory policy, its clock. Empty if all is well, and for what the user
@@ -170,13 +175,14 @@ impl NodeHealth {
             round_trip: None,
             clock_ahead_ms: None,
             noeviction: None,
+            votes_in: None,
             problem: None,
             findings: Vec::new(),
         }
     }
 
     fn can_grant(&self) -> bool {
-        self.is_reachable && !self.findings.iter().any(NodeFinding::prevents_grants)
+        self.is_reachable && self.votes_in.is_none() && !self.findings.iter().any(NodeFinding::prevents_grants)
     }
 }
 

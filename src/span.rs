@@ -83,6 +83,12 @@ pub(crate) mod json {
     }
     in_milliseconds!(age remaining waiting limit);
 
+    #[allow(clippy::ref_option)] // as serde calls it
+    pub(crate) fn votes_in<S: Serializer>(span: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        let number = span.map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
+        both(serializer, "votes_in", "votes_in_ms", *span, number)
+    }
+
     /// In microseconds, since it is below a millisecond as a rule.
     #[allow(clippy::ref_option)] // as serde calls it
     pub(crate) fn round_trip<S: Serializer>(span: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {

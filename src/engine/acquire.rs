@@ -34,7 +34,7 @@ use crate::key::{Key, LockName};
 use crate::lease::{Moment, ServerTime};
 use crate::lock::hold::Hold;
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::{Notices, Pending};
+use crate::lock::side::{Notices, Pending, SideOutage};
 use crate::lock::wait::{Listening, WaitEntry};
 use crate::options::Terms;
 use crate::reentry::{OwnerId, Reentry};
@@ -73,12 +73,12 @@ enum End {
 }
 
 /// The end of an acquisition that is not granted in time.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct GivesUp {
     why: WaitEnd,
     at: Moment,
-    /// The server had not answered for this side of the lock by then.
-    is_unheard: bool,
+    /// Present if the server did not answer for this side of the lock then.
+    outage: Option<SideOutage>,
     /// Latest moment at which the caller is told.
     answer_by: Moment,
 }
@@ -188,13 +188,24 @@ pub(crate) async fn acquire(
     };
     engine.carry_out(due, began);
     let limit = terms.wait_timeout.map(|limit| began.after(limit));
-    let mut acquisition = Acquisition::new(engine, key, mode, wants, terms.reentry, (entry, permit), began);
+    let tries = tries(engine, patience, began);
+    let mut acquisition = Acquisition::new(engine, key, mode, wants, terms.reentry, (entry, permit), tries);
     acquisition.until_its_end(limit, patience).await
 }
 
 /// An asker whose future is polled is seen again within this time: it waits for one answer, or for its heartbeat.
 fn grace(engine: &Engine) -> Duration {
     HEARTBEAT + engine.options().response_timeout * 2
+}
+
+/// Tries of an acquisition that begins now. A caller that wants one answer bears no silence for longer than two take.
+fn tries(engine: &Engine, patience: Patience, began: Moment) -> Tries {
+    let options = engine.options();
+    let bears = match patience {
+        Patience::Wait => options.unreachable_after,
+        Patience::AskOnce => options.unreachable_after.min(options.response_timeout * 2),
+    };
+    Tries::new(began, bears)
 }
 
 /// Nests in a hold of the same owner, if it has one.
@@ -341,7 +352,7 @@ impl<'a> Acquisition<'a> {
         wants: ShareRequest,
         reentry: Reentry,
         (entry, permit): (WaitEntry, WaiterPermit<'a>),
-        began: Moment,
+        tries: Tries,
     ) -> Self {
         Self {
             engine,
@@ -352,9 +363,9 @@ impl<'a> Acquisition<'a> {
             entry: Some(entry),
             notices: Notices::default(),
             answered_at: ServerTime::default(),
-            began,
+            began: tries.since,
             warned: false,
-            tries: Tries::new(began, engine.options().unreachable_after),
+            tries,
             last_failure: None,
             late_since: None,
             earlier_until: None,
@@ -392,8 +403,10 @@ impl<'a> Acquisition<'a> {
         let waited = given_up.at.since(self.began);
         // What failed later was under way at the limit: then it is in doubt, and no silence.
         let failure = self.last_failure.take().filter(|(at, _)| *at <= given_up.at);
-        if failure.is_some() || given_up.why == WaitEnd::Silence || given_up.is_unheard {
-            return Err(Error::unreachable(lock, waited, failure.map(|(_, source)| source)));
+        if failure.is_some() || given_up.why == WaitEnd::Silence || given_up.outage.is_some() {
+            // A waiter that has not asked itself names the failure of the asker.
+            let of_asker = given_up.outage.and_then(|outage| outage.source);
+            return Err(Error::unreachable(lock, waited, failure.map(|(_, source)| source).or(of_asker)));
         }
         self.tell_of_wait(WaitEnds::InVain);
         let confirmed = Box::pin(self.withdraw(given_up.answer_by)).await == Withdrawn::Surely;
@@ -452,7 +465,7 @@ impl<'a> Acquisition<'a> {
             () = engine.closing.closed() => WaitEnd::Closed,
             end = impatience => end,
         };
-        let (at, is_unheard) = (engine.clock.now(), listening.silent_since().is_some());
+        let (at, outage) = (engine.clock.now(), listening.outage());
         let counts_from = limit.max(listening.called_until()).unwrap_or(at);
         let answer_by = counts_from.after(withdrawal_span(engine));
         if let (WaitEnd::Limit, Some((_, attempts))) = (why, &limited)
@@ -460,7 +473,7 @@ impl<'a> Acquisition<'a> {
         {
             return End::Over(result);
         }
-        End::GivesUp(GivesUp { why, at, is_unheard, answer_by })
+        End::GivesUp(GivesUp { why, at, outage, answer_by })
     }
 
     async fn run(&mut self, patience: Patience) -> Result<Option<Held>> {

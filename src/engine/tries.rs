@@ -30,10 +30,14 @@ impl Tries {
         self.backoff.reset();
     }
 
+    /// Length of the silence that a failed try ends.
+    fn waited(&self, engine: &Engine, key: &Key, failure: &Failure) -> Duration {
+        engine.clock.now().since(engine.unheard_since(key, failure, self.since))
+    }
+
     /// The error to end with after a try that failed, if it is time to end.
     pub(super) fn verdict(&self, engine: &Engine, key: &Key, failure: Failure) -> Option<Error> {
-        let lock = key.shared_name();
-        let waited = engine.clock.now().since(engine.unheard_since(key, &failure, self.since));
+        let (lock, waited) = (key.shared_name(), self.waited(engine, key, &failure));
         match failure {
             Failure::Refused { refusal, node, message } | Failure::Broken { refusal, node, message } => {
                 Some(Error::Refused { lock, refusal, node, message })
@@ -50,12 +54,14 @@ impl Tries {
 
     /// Returns when it is time for the next try.
     pub(super) async fn failed(&mut self, engine: &Engine, key: &Key, failure: Failure) -> Result<()> {
+        let left = self.patience.saturating_sub(self.waited(engine, key, &failure));
         match self.verdict(engine, key, failure) {
             Some(error) => Err(error),
             None => {
                 // The next try waits for the word of a node that is silent, with all others.
                 if !engine.scheme.hearing(key).is_silent {
-                    self.backoff.wait().await;
+                    // No pause makes the caller wait for longer than it bears.
+                    tokio::time::sleep(self.backoff.pause().min(left)).await;
                 }
                 Ok(())
             }

@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 
 use crate::attempt::{AcquisitionId, Subscription};
 use crate::backoff::Backoff;
+use crate::error::Source;
 use crate::lease::Moment;
 use crate::lock::effects::Signals;
 use crate::lock::shares::ShareRequest;
@@ -87,14 +88,32 @@ impl Pending {
     }
 }
 
+/// Time in which the server has not answered for one side of a lock.
+#[derive(Clone, Debug)]
+pub(crate) struct SideOutage {
+    pub(crate) since: Moment,
+    /// Node and cause of the newest failure, for the errors of those that wait behind the asker.
+    pub(crate) source: Option<Source>,
+}
+
+impl SideOutage {
+    /// Begins with the earlier one, and has the newer cause.
+    fn after(self, earlier: Option<Self>) -> Self {
+        match earlier {
+            Some(earlier) => Self { since: earlier.since, source: self.source.or(earlier.source) },
+            None => self,
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Side {
     waiters: BTreeMap<WaiterId, Waiter>,
     asker: Option<Asker>,
     /// Left by an asker, for the next one.
     pub(super) pending: Option<Pending>,
-    /// Since when the server has not answered whoever asked.
-    pub(super) silent_since: Option<Moment>,
+    /// Present while the server does not answer the asker.
+    pub(super) outage: Option<SideOutage>,
     /// Until when those who keep the lock, and may not be inside, have time to give it up.
     called_until: Option<Moment>,
     /// Whoever asks has had an answer, or none in time.
@@ -213,7 +232,7 @@ impl Side {
         }
         let Some((first, waiter)) = self.waiters.pop_first() else {
             // Nobody asks, so nothing is known of the server.
-            self.silent_since = None;
+            self.outage = None;
             return None;
         };
         self.ask(first, now.after(waiter.grace));
@@ -221,12 +240,10 @@ impl Side {
         Some(first)
     }
 
-    /// The server has not answered since this moment, or has again. `is_word` if that is from whoever asks.
-    pub(super) fn hears(&mut self, silent_since: Option<Moment>, is_word: bool, signals: &mut Signals) {
-        self.silent_since = match (self.silent_since, silent_since) {
-            (Some(earlier), Some(_)) => Some(earlier),
-            (_, since) => since,
-        };
+    /// The server does not answer, or does again. `is_word` if that is from whoever asks.
+    pub(super) fn hears(&mut self, outage: Option<SideOutage>, is_word: bool, signals: &mut Signals) {
+        let earlier = self.outage.take();
+        self.outage = outage.map(|outage| outage.after(earlier));
         if is_word {
             self.is_heard = true;
             self.tell_heard(signals);

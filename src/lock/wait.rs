@@ -12,7 +12,7 @@ use crate::lease::{FencingToken, Moment};
 use crate::lock::cell::Cell;
 use crate::lock::hold::{Due, Granted, Hold};
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::{Asking, KeepsOpen, Pending, WaiterId};
+use crate::lock::side::{Asking, KeepsOpen, Pending, SideOutage, WaiterId};
 use crate::lock::state;
 use crate::mode::Mode;
 
@@ -93,9 +93,9 @@ impl Listening {
         }
     }
 
-    /// Since when the server has not answered for this side of the lock.
-    pub(crate) fn silent_since(&self) -> Option<Moment> {
-        self.cell.quietly(|state, _, _| state.silent_since(self.mode))
+    /// Present while the server does not answer for this side of the lock.
+    pub(crate) fn outage(&self) -> Option<SideOutage> {
+        self.cell.quietly(|state, _, _| state.outage(self.mode))
     }
 
     /// Until when those have time who keep the lock elsewhere and may not be inside, if any were called for this side of it.
@@ -236,9 +236,9 @@ impl WaitEntry {
         })
     }
 
-    /// The server has not answered this one since that moment, or has again.
-    pub(crate) fn hears(&self, silent_since: Option<Moment>) {
-        self.cell.quietly(|state, _, effects| state.hears(self.mode, self.waiter_id, silent_since, effects));
+    /// The server does not answer this one, or does again.
+    pub(crate) fn hears(&self, outage: Option<SideOutage>) {
+        self.cell.quietly(|state, _, effects| state.hears(self.mode, self.waiter_id, outage, effects));
     }
 
     /// Ends the wait of all that waited behind this one when its newest attempt was sent: it has failed for them as well.

@@ -38,7 +38,8 @@ const MOST: usize = 9;
 /// * Nobody queues: who is refused asks again after a pause with jitter, so nobody is first because it came first. Writers of a
 ///   process do not hand on to each other.
 ///
-/// It takes [`Error::NoQuorum`] after [`unreachable_after`](Builder::unreachable_after) if less than a majority answers.
+/// It takes [`Error::NoQuorum`] if less than a majority answers and may vote: an acquisition that waits after
+/// [`unreachable_after`](Builder::unreachable_after), a `try_*` after two [response timeouts](Builder::response_timeout).
 ///
 /// # Masters that restart
 ///

@@ -124,7 +124,8 @@ impl Heard {
         });
         let young = (self.young > 0).then(|| format!("{} restarted less than a lease ago", self.young));
         let causes = sources.chain(young).collect();
-        Failure::NotDone { source: Some(Arc::new(NoMajority { masters, needed: majority(masters), causes })) }
+        let no_majority = NoMajority { masters, needed: majority(masters), restarted: self.young, causes };
+        Failure::NotDone { source: Some(Arc::new(no_majority)) }
     }
 }
 
@@ -151,13 +152,25 @@ impl Quorum {
 
     /// Whether a master may remember all that it has granted and that is not over.
     fn may_vote(&self, master: usize) -> bool {
+        self.votes_in(master).is_none()
+    }
+
+    /// Time until a master may vote. `None` if it may.
+    fn votes_in(&self, master: usize) -> Option<Duration> {
         if self.restarts == Restarts::Delayed {
-            return true;
+            return None;
         }
         let longest = Duration::from_nanos(self.longest_lease.load(Ordering::Relaxed));
         let forgotten = lease::surely_over(longest, self.margins.clock_margin);
-        let up_since = self.masters[master].scheme.up_since();
-        up_since.is_none_or(|since| self.clock.now().since(since) >= forgotten)
+        let up_since = self.masters[master].scheme.up_since()?;
+        let left = forgotten.saturating_sub(self.clock.now().since(up_since));
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Number of masters that answer and may not vote yet, also of those that were not waited for.
+    fn young(&self) -> usize {
+        let answers = |(place, master): &(usize, &Arc<Master>)| !self.may_vote(*place) && !master.is_silent();
+        self.masters.iter().enumerate().filter(answers).count()
     }
 
     /// Asks every master that is not silent.
@@ -393,7 +406,15 @@ impl Scheme for Quorum {
 
     fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>> {
         Box::pin(async move {
-            join_all(self.masters.iter().map(|master| master.scheme.health())).await.into_iter().flatten().collect()
+            let asked = self.masters.iter().map(|master| master.scheme.health());
+            let asked = join_all(asked).await;
+            // The uptime is known when the master has answered.
+            let of_master = |(place, mut nodes): (usize, Vec<NodeHealth>)| {
+                let votes_in = self.votes_in(place);
+                nodes.iter_mut().filter(|node| node.is_reachable).for_each(|node| node.votes_in = votes_in);
+                nodes
+            };
+            asked.into_iter().enumerate().flat_map(of_master).collect()
         })
     }
 

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::events;
 use crate::lease::Moment;
 use crate::lock::hold::Accepted;
+use crate::lock::side::SideOutage;
 use crate::lock::wait::Wake;
 use crate::scheme::{Failure, Mode};
 
@@ -19,7 +20,7 @@ impl Acquisition<'_> {
     /// Waits in this process until it is called: to ask, or with a share that it has. Ends early when the server is
     /// silent to those before.
     pub(super) async fn called(&mut self, patience: Patience) -> Result<Option<Held>> {
-        let mut next_look = self.next_look(self.silent_since(), self.engine.clock.now());
+        let mut next_look = self.next_look(self.outage().as_ref(), self.engine.clock.now());
         loop {
             let Some(entry) = &mut self.entry else {
                 return Ok(None);
@@ -28,9 +29,9 @@ impl Acquisition<'_> {
                 biased;
                 call = entry.called() => {
                     // A server that was silent to those before is so to this one: its patience does not begin again.
-                    let silent_since = entry.listening().silent_since();
+                    let outage = entry.listening().outage();
                     let now = self.engine.clock.now();
-                    self.tries.since = silent_since.map_or(now, |since| since.max(self.tries.since));
+                    self.tries.since = outage.map_or(now, |outage| outage.since.max(self.tries.since));
                     if self.mode == Mode::Write && matches!(call, Wake::Handed(..)) {
                         self.was_kept_out_here(now);
                     }
@@ -48,29 +49,29 @@ impl Acquisition<'_> {
                 }
                 () = self.engine.clock.timer(next_look) => {}
             }
-            let (silent_since, now) = (self.silent_since(), self.engine.clock.now());
-            self.check_heard(silent_since, now)?;
+            let (outage, now) = (self.outage(), self.engine.clock.now());
+            self.check_heard(outage.as_ref(), now)?;
             self.warn_of_self(now);
-            next_look = self.next_look(silent_since, now);
+            next_look = self.next_look(outage.as_ref(), now);
         }
     }
 
     /// When there may be something to see. Many wait, so each looks as seldom as it can: the silence of a server that answers now
     /// cannot have lasted too long before then.
-    fn next_look(&self, silent_since: Option<Moment>, now: Moment) -> Moment {
+    fn next_look(&self, outage: Option<&SideOutage>, now: Moment) -> Moment {
         let patience = self.engine.options().unreachable_after;
-        let silence = match silent_since {
-            Some(since) => since.after(patience),
+        let silence = match outage {
+            Some(outage) => outage.since.after(patience),
             None => now.after(patience.saturating_sub(grace(self.engine)).max(patience / 2)),
         };
         let warning = self.began.after(SELF_WAIT_WARNING);
         if now < warning { silence.min(warning) } else { silence }
     }
 
-    /// Since when the server has been silent to whoever asks, as far as this one is concerned.
-    fn silent_since(&self) -> Option<Moment> {
-        let silent_since = self.entry.as_ref().and_then(|entry| entry.listening().silent_since());
-        silent_since.map(|since| since.max(self.tries.since))
+    /// Silence of the server to the asker, as far as this waiter is concerned.
+    fn outage(&self) -> Option<SideOutage> {
+        let outage = self.entry.as_ref().and_then(|entry| entry.listening().outage())?;
+        Some(SideOutage { since: outage.since.max(self.tries.since), ..outage })
     }
 
     /// A waiter that holds the lock itself would wait for ever: it is told so, once.
@@ -83,10 +84,10 @@ impl Acquisition<'_> {
     }
 
     /// Whether the server answers whoever of this process asks.
-    fn check_heard(&self, silent_since: Option<Moment>, now: Moment) -> Result<()> {
-        match silent_since.map(|since| now.since(since)) {
-            Some(waited) if waited >= self.engine.options().unreachable_after => {
-                Err(Error::unreachable(self.key.shared_name(), waited, None))
+    fn check_heard(&self, outage: Option<&SideOutage>, now: Moment) -> Result<()> {
+        match outage.map(|outage| (now.since(outage.since), &outage.source)) {
+            Some((waited, source)) if waited >= self.engine.options().unreachable_after => {
+                Err(Error::unreachable(self.key.shared_name(), waited, source.clone()))
             }
             _ => Ok(()),
         }
@@ -170,9 +171,10 @@ impl Acquisition<'_> {
     /// The renewal for which it waits goes unanswered.
     fn renewal_is_late(&self) -> Result<()> {
         if let Some(entry) = &self.entry {
-            entry.hears(Some(self.tries.since));
+            entry.hears(Some(SideOutage { since: self.tries.since, source: None }));
         }
-        let silence = Failure::NotDone { source: None };
+        // The renewal's own failure is with the task that renews.
+        let silence = Failure::NotDone { source: self.outage().and_then(|outage| outage.source) };
         self.tries.verdict(self.engine, &self.key, silence).map_or(Ok(()), Err)
     }
 }

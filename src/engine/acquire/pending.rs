@@ -10,7 +10,7 @@ use crate::error::{Error, Result, Source};
 use crate::events;
 use crate::lease::{self, Moment, ServerTime};
 use crate::lock::hold::{self, Grant, Granting};
-use crate::lock::side::{KeepsOpen, Notices, Pending};
+use crate::lock::side::{KeepsOpen, Notices, Pending, SideOutage};
 use crate::lock::stray::Copies;
 use crate::lock::wait::{Installed, WaitEntry};
 use crate::scheme::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken, MAX_TOKENS};
@@ -366,11 +366,16 @@ impl Acquisition<'_> {
     pub(super) async fn unanswered(&mut self, failure: Failure) -> Result<()> {
         let now = self.engine.clock.now();
         let since = self.engine.unheard_since(&self.key, &failure, self.tries.since);
+        let source = match &failure {
+            Failure::Unknown { source, .. } | Failure::NotDone { source } => {
+                Some(source.clone().unwrap_or_else(|| -> Source { Arc::new(Silence) }))
+            }
+            Failure::Refused { .. } | Failure::Broken { .. } | Failure::Unreplicated { .. } => None,
+        };
         if let Some(entry) = &self.entry {
-            entry.hears(Some(since));
+            entry.hears(Some(SideOutage { since, source: source.clone() }));
         }
-        if let Failure::Unknown { source, .. } | Failure::NotDone { source } = &failure {
-            let source = source.clone().unwrap_or_else(|| -> Source { Arc::new(Silence) });
+        if let Some(source) = source {
             self.last_failure = Some((now, source));
         }
         // Each would wait for the replicas anew, one after the other.

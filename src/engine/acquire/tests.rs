@@ -479,7 +479,8 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
     };
     let (entry, _) = engine.table.enter(&key, Mode::Write, wants, grace(engine), engine.clock.now());
     let (permit, now) = (engine.waiters.admit(&key).expect("a place"), engine.clock.now());
-    let mut acquisition = Acquisition::new(engine, key, Mode::Write, wants, Reentry::Off, (entry, permit), now);
+    let tries = super::tries(engine, Patience::Wait, now);
+    let mut acquisition = Acquisition::new(engine, key, Mode::Write, wants, Reentry::Off, (entry, permit), tries);
     let (request, _) = acquisition.begin_attempt(Patience::Wait).expect("open").expect("it asks");
     // As after a jump of the server's clock.
     let remaining = Duration::from_secs(3600);

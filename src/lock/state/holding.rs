@@ -115,7 +115,7 @@ impl<H: OnAgenda> State<H> {
     ) -> Option<Pending> {
         let crowd = self.crowd();
         let side = crowd.side(mode);
-        side.silent_since = None;
+        side.outage = None;
         side.tell_heard(&mut effects.signals);
         let asker = side.take_asker(waiter_id).map(|asker| asker.pending);
         let guest = crowd.guests.remove(&waiter_id).map(|guest| guest.pending);

@@ -11,7 +11,7 @@ use crate::attempt::Failure;
 use crate::lease::Moment;
 use crate::lock::effects::{Effects, OnAgenda, Rules};
 use crate::lock::shares::ShareRequest;
-use crate::lock::side::{Asking, Pending, Waiter, WaiterId};
+use crate::lock::side::{Asking, Pending, SideOutage, Waiter, WaiterId};
 use crate::mode::Mode;
 
 impl<H: OnAgenda> State<H> {
@@ -167,17 +167,17 @@ impl<H: OnAgenda> State<H> {
         self.pending(mode, waiter_id)?.take()
     }
 
-    /// The server has not answered since this moment, or has again.
+    /// The server does not answer, or does again.
     pub(in crate::lock) fn hears(
         &mut self,
         mode: Mode,
         waiter_id: WaiterId,
-        silent_since: Option<Moment>,
+        outage: Option<SideOutage>,
         effects: &mut Effects<H>,
     ) {
         let side = self.crowd().side(mode);
         let asks = side.asker(waiter_id).is_some();
-        side.hears(silent_since, asks, &mut effects.signals);
+        side.hears(outage, asks, &mut effects.signals);
     }
 
     /// The newest attempt of one that asks has failed for good: so it has for all that waited behind it when it was sent.
@@ -206,8 +206,8 @@ impl<H: OnAgenda> State<H> {
         self.crowd().side(mode).called_until()
     }
 
-    pub(in crate::lock) fn silent_since(&mut self, mode: Mode) -> Option<Moment> {
-        self.crowd().side(mode).silent_since
+    pub(in crate::lock) fn outage(&mut self, mode: Mode) -> Option<SideOutage> {
+        self.crowd().side(mode).outage.clone()
     }
 
     pub(in crate::lock) fn is_asking_for(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<Arc<Notify>> {

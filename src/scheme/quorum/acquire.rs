@@ -99,6 +99,9 @@ impl Quorum {
         self.traces.give_back(&request.id);
         finish(asked);
         if ballot.is_silent() {
+            if heard.young > 0 {
+                heard.young = self.young();
+            }
             return Err(heard.failure(self.masters.len()));
         }
         // Others have it, or as many of them as there are have divided the masters among them.

@@ -55,6 +55,34 @@ fn chain(error: &Error) -> Vec<String> {
     told
 }
 
+/// Error of each of four writers of one lock, of which one asks the server and the others wait for what it hears.
+async fn errors_of_four_writers(limit: Option<Duration>) -> Vec<Error> {
+    let manager = RedisManager::builder(NOWHERE).unreachable_after(Duration::from_millis(300)).build().expect("built");
+    let write = || async {
+        let acquire = manager.write("cfg");
+        match limit {
+            Some(limit) => acquire.wait_timeout(limit).await,
+            None => acquire.await,
+        }
+    };
+    let writers = (0..4).map(|_| async { write().await.expect_err("nobody is there") });
+    futures_util::future::join_all(writers).await
+}
+
+#[tokio::test]
+async fn each_waiter_is_told_the_node_and_the_cause() {
+    for limit in [None, Some(Duration::from_millis(100))] {
+        for error in errors_of_four_writers(limit).await {
+            assert!(
+                matches!(&error, Error::Unreachable { node: Some(node), .. } if &**node == "127.0.0.1:1"),
+                "{error:?}"
+            );
+            let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).expect("the system's");
+            assert_eq!(cause.kind(), io::ErrorKind::ConnectionRefused);
+        }
+    }
+}
+
 #[tokio::test]
 async fn node_is_named_and_the_cause_is_an_io_error() {
     let nobody = "127.0.0.1:1";

@@ -75,6 +75,36 @@ async fn upgrade_that_is_for_a_young_master_to_decide_is_refused() {
     reading.release().await.expect("ours to the end");
 }
 
+/// All masters answer, and have been running for less than the lease.
+async fn stage_of_young_masters() -> (Arc<Field>, SimManager) {
+    let (field, process) = stage(3, Restarts::Checked);
+    process.write("cfg").await.expect("granted").release().await.expect("ours to the end");
+    for place in 0..3 {
+        comes_back(&field, place, Data::Kept).await;
+    }
+    settled().await;
+    (field, process)
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_at_masters_that_may_not_vote_yet_ends_after_two_response_timeouts() {
+    let (field, process) = stage_of_young_masters().await;
+    let began = field.now();
+    let error = process.try_write("cfg").await.expect_err("no master may vote");
+    let took = field.now() - began;
+    assert!(matches!(error, Error::NoQuorum { masters: 3, needed: 2, restarted: 3, .. }), "{error:?}");
+    assert!(took <= RESPONSE_TIMEOUT * 2 + Duration::from_millis(50), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_waiter_hears_that_the_masters_may_not_vote_yet() {
+    let (_field, process) = stage_of_young_masters().await;
+    let waiters = (0..4).map(|_| async { process.write("cfg").await.expect_err("no master may vote") });
+    for error in futures_util::future::join_all(waiters).await {
+        assert!(matches!(error, Error::NoQuorum { restarted: 3, source: Some(_), .. }), "{error:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn downgrade_counts_all_masters_that_have_the_hold() {
     let (field, process) = stage(3, Restarts::Checked);
