@@ -89,8 +89,8 @@ fn call_of(id: &str) -> Call {
     call
 }
 
-/// Asks in one of four ways, and counts the answers, each of which has to be the caller's own.
-async fn ask(node: &Node, id: &str, way: usize) -> usize {
+/// Asks in one of four ways. Returns the answers, of which those that have come are the caller's own.
+async fn ask(node: &Node, id: &str, way: usize) -> Vec<Result<Answered<Value>, Fault>> {
     let ids: Vec<_> = (0..3).map(|number| format!("{id}-{number}")).collect();
     let answers = match way % 4 {
         0 => vec![node.call_apart(&call_of(&ids[0])).await],
@@ -98,16 +98,33 @@ async fn ask(node: &Node, id: &str, way: usize) -> usize {
         2 => vec![node.call(&call_of(&ids[0]), Admission::Owner, Precedence::Ahead).await],
         _ => vec![node.call(&call_of(&ids[0]), Admission::Owner, Precedence::InTurn).await],
     };
-    let mut count = 0;
-    for (answer, id) in answers.into_iter().zip(&ids) {
+    for (answer, id) in answers.iter().zip(&ids) {
         if let Ok(answered) = answer {
             let Value::BulkString(words) = &answered.value else { panic!("{answered:?} to {id}") };
             let text = String::from_utf8_lossy(words);
             assert_eq!(text.split(' ').nth(1), Some(id.as_str()), "{text}");
-            count += 1;
         }
     }
-    count
+    answers
+}
+
+fn count(answers: &[Result<Answered<Value>, Fault>]) -> usize {
+    answers.iter().filter(|answer| answer.is_ok()).count()
+}
+
+/// Asks a server that is well as callers do that come at the same time, so that several answers come together. Each is handed
+/// to its own caller: none has to be found out by the id in it.
+async fn nobody_is_handed_anothers_answer(node: &Node) {
+    let callers = (0..CALLERS).map(async |caller| {
+        for number in 0..50 {
+            for answer in ask(node, &format!("well-{caller}-{number}"), number).await {
+                if let Err(Fault::Unknown { source: Some(source), .. }) = answer {
+                    assert!(!source.to_string().contains("not one to this request"), "{source}");
+                }
+            }
+        }
+    });
+    join_all(callers).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -130,7 +147,7 @@ async fn mutated_replies_are_never_those_of_others() {
     let callers = (0..CALLERS).map(async |caller| {
         let (mut asked, mut answered) = (0, 0);
         while began.elapsed() < time {
-            answered += ask(node, &format!("{caller}-{asked}"), asked).await;
+            answered += count(&ask(node, &format!("{caller}-{asked}"), asked).await);
             asked += 1;
             tokio::task::yield_now().await;
         }
@@ -142,9 +159,10 @@ async fn mutated_replies_are_never_those_of_others() {
     is_well.store(true, Ordering::SeqCst);
     let back = Instant::now();
     for way in 0..4 {
-        while ask(node, &format!("well-{way}"), way).await == 0 {
+        while count(&ask(node, &format!("well-{way}"), way).await) == 0 {
             assert!(back.elapsed() < BOUND, "no answer of a server that is well");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
+    nobody_is_handed_anothers_answer(node).await;
 }

@@ -268,7 +268,7 @@ async fn confirmed_without_a_wait_asks_nobody(f: &Fixture) {
 async fn confirmed_with_a_fixed_lease_still_ends(f: &Fixture) {
     let (a, b, name) = (f.manager().await, f.manager().await, f.name());
     // One is longer than a claim, one is shorter.
-    for lease in [Duration::from_secs(8), RENEWED] {
+    for lease in [Duration::from_secs(20), RENEWED] {
         let before = a.write(&name).await.expect("granted");
         let mut waits = Box::pin(b.write(&name).fixed_lease(lease).into_future());
         stays_pending("a grant while it is held", &mut waits).await;
