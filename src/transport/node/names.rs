@@ -126,6 +126,31 @@ async fn primary_is_used_whatever_comes_first(version: Version) {
     guard.release().await.expect("ours to the end");
 }
 
+/// A server that stands still is connected to by its kernel, keeps its connections and says nothing.
+async fn primary_is_used_beside_a_replica_that_stands_still(version: Version) {
+    let pair = Pair::start(version).await;
+    pair.replica.pause();
+    let manager = pair.manager().await;
+    let guard = manager.write("kept").await.expect("granted");
+    everything_works(&pair, &pair.primary, &guard, "before").await;
+    pair.replica.resume();
+    pair.fail_over().await;
+    pair.primary.pause();
+    everything_works(&pair, &pair.replica, &guard, "after").await;
+    guard.release().await.expect("ours to the end");
+    pair.primary.resume();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn primary_is_used_beside_a_replica_that_stands_still_on_redis_7_0() {
+    primary_is_used_beside_a_replica_that_stands_still(Version::Redis70).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn primary_is_used_beside_a_replica_that_stands_still_on_valkey_9_1() {
+    primary_is_used_beside_a_replica_that_stands_still(Version::Valkey91).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn primary_of_two_addresses_is_used_on_redis_7_0() {
     primary_is_used_whatever_comes_first(Version::Redis70).await;

@@ -1,5 +1,5 @@
 //! One address that leads to another server after a failover: a virtual address, a Service, the endpoint of a managed primary. The
-//! old primary lives on as a replica, and keeps its connections.
+//! old primary lives on as a replica, and keeps its connections, whether it answers on them or not.
 
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use crate::wait::{Stalls, soon, start, until, until_renewed};
 on_both_servers![
     everything_moves_to_the_new_primary,
     everything_moves_where_a_replica_has_to_know,
+    replica_that_stands_still_is_left_too,
     waiter_that_nobody_wakes_moves_too
 ];
 
@@ -106,6 +107,34 @@ async fn everything_moves(server: Server, settings: Settings) {
     until("subscriptions at the new primary", async || listening(&pair.new) > 0).await;
     let fresh = manager.write(&fixture.name()).await.expect("granted");
     fresh.release().await.expect("ours to the end");
+}
+
+/// The old primary follows the new one, and stands still then: it keeps its connections, and does not say that it is a replica.
+async fn replica_that_stands_still_is_left_too(server: Server) {
+    let pair = Pair::start(server).await;
+    let fixture = pair.fixture();
+    let (manager, other) = (fixture.manager().await, fixture.manager().await);
+    let (kept, busy) = (fixture.name(), fixture.name());
+    let guard = manager.write(&kept).lease(Duration::from_secs(6)).await.expect("granted");
+    let holder = manager.write(&busy).await.expect("granted");
+    let mut waiting = other.write(&busy).into_future();
+    start(&mut waiting);
+    let waiting = tokio::spawn(waiting);
+    until("its place in the queue", async || manager.inspect(&busy).await.expect("inspected").waiters.len() == 1).await;
+    let connections = pair.address.connections();
+    pair.fail_over().await;
+    pair.old.pause();
+    assert!(pair.address.connections() >= connections, "the old primary keeps them");
+    for _ in 0..2 {
+        until_renewed("a renewal", || guard.remaining()).await;
+        assert_eq!(guard.state(), HoldState::Held);
+    }
+    holder.release().await.expect("ours to the end");
+    let granted = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+    assert!(granted.fencing_token() > guard.fencing_token(), "tokens go on");
+    granted.release().await.expect("ours to the end");
+    guard.release().await.expect("ours to the end");
+    pair.old.resume();
 }
 
 /// The lock is free at the new primary, and nobody says so.
