@@ -210,23 +210,9 @@ impl fmt::Display for Error {
                 let advice = advice_on(source.as_deref());
                 write!(f, "{} within {}: {advice}, then try again", For(lock), Span(*waited))
             }
-            Self::NoQuorum { lock, waited, masters, needed, restarted: 0, .. } => write!(
-                f,
-                "fewer than {needed} of {masters} masters answered{} within {}: see that they run and that the addresses \
-                 are right, then try again",
-                For(lock),
-                Span(*waited)
-            ),
             Self::NoQuorum { lock, waited, masters, needed, restarted, .. } => {
-                write!(
-                    f,
-                    "fewer than {needed} of {masters} masters could vote{} within {}: {restarted} answered and may not vote before they \
-                     have been running for the longest lease; ",
-                    For(lock),
-                    Span(*waited)
-                )?;
-                let others = if restarted < masters { "see that the others run, and " } else { "" };
-                write!(f, "{others}try again when they may")
+                let span = WithinFor { lock, waited: *waited };
+                fmt_no_quorum(f, &span, *masters, *needed, *restarted)
             }
             Self::NotEnoughReplicas { lock, asked, acknowledged, node } => {
                 let node = node.as_deref().unwrap_or("the primary");
@@ -258,6 +244,41 @@ impl fmt::Display for Error {
             }
         }
     }
+}
+
+/// Lock that was asked for, and for how long, in a message.
+struct WithinFor<'a> {
+    lock: &'a str,
+    waited: Duration,
+}
+
+impl fmt::Display for WithinFor<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} within {}", For(self.lock), Span(self.waited))
+    }
+}
+
+fn fmt_no_quorum(
+    f: &mut fmt::Formatter<'_>,
+    span: &WithinFor<'_>,
+    masters: usize,
+    needed: usize,
+    restarted: usize,
+) -> fmt::Result {
+    if restarted == 0 {
+        return write!(
+            f,
+            "fewer than {needed} of {masters} masters answered{span}: see that they run and that the addresses are right, \
+             then try again"
+        );
+    }
+    write!(
+        f,
+        "fewer than {needed} of {masters} masters could vote{span}: {restarted} answered and may not vote before they have \
+         been running for the longest lease; "
+    )?;
+    let others = if restarted < masters { "see that the others run, and " } else { "" };
+    write!(f, "{others}try again when they may")
 }
 
 impl std::error::Error for Error {

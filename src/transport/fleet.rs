@@ -680,7 +680,7 @@ impl Fleet {
         let asking = async {
             let mut question = redis::cmd("CLUSTER");
             question.arg("SLOTS");
-            let reply = self.node(&address)?.ask(&question).await?;
+            let reply = self.node(&address)?.ask_for_map(&question).await?;
             let map = SlotMap::parse(&reply, |announced| self.hear(announced, &address));
             let map = map.filter(|map| !map.is_empty());
             map.ok_or_else(|| Fault::NotSent(Some(Arc::new(Answer("it knows no slots".to_owned())))))

@@ -334,9 +334,18 @@ impl Node {
 
     /// Asks a question that changes nothing. Whoever asks has a pace of its own, and waits for nobody's word.
     pub(super) async fn ask(&self, question: &Cmd) -> Result<Value, Fault> {
+        self.ask_now(Request::Command(question)).await
+    }
+
+    /// Asks for the map of the cluster, as [`ask`](Self::ask) does.
+    pub(super) async fn ask_for_map(&self, question: &Cmd) -> Result<Value, Fault> {
+        self.ask_now(Request::Map(question)).await
+    }
+
+    async fn ask_now(&self, question: Request<'_>) -> Result<Value, Fault> {
         let live = self.lines.live().await?;
         let sent = self.clock.now();
-        let reply = pin!(live.connection.ask(Request::Command(question)));
+        let reply = pin!(live.connection.ask(question));
         fault::reply(self.lines.in_time(&live, sent, reply).await?)
     }
 

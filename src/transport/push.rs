@@ -55,11 +55,12 @@ use crate::lease::Moment;
 use crate::options::Options;
 use crate::process;
 use crate::shield::shielded;
+use crate::throttle::Throttle;
 use crate::transport::ReadNotice;
 use crate::transport::node::Node;
 use crate::transport::slot_owners::SlotOwners;
 use channel::{Channel, LinkId, Listener, Purpose};
-use link::Running;
+use link::{Lost, Running};
 
 mod channel;
 mod hearing;
@@ -174,11 +175,16 @@ struct Link {
     task: AbortHandle,
     /// Pushes of an earlier connection count for nothing.
     connection: u64,
-    is_lost: bool,
+    /// Present when it is to be replaced.
+    lost: Option<Lost>,
     /// What the server has subscribed on this connection beside the channels that are confirmed here: it is to be ended.
     leftovers: HashSet<Arc<str>>,
-    /// Channels at which the task shall look.
+    /// Channels at which the task shall look. Pushes add none that this process has not asked for since the last look.
     todo: VecDeque<Arc<str>>,
+    /// Channels of the last commands whose confirmation has not come.
+    awaited: VecDeque<Arc<str>>,
+    /// Bound of the requests for channels that the server ends unasked.
+    ended: Throttle,
     /// Until when what this connection has subscribed is heard.
     fresh: Arc<Fresh>,
     /// Somebody may rely on that.
@@ -213,6 +219,13 @@ impl Link {
             self.leftovers.insert(Arc::clone(name));
         }
         self.look_at(name);
+    }
+
+    /// Counts a channel that the server has ended unasked. Returns when to subscribe it again, if that is not now.
+    fn subscribes_again_at(&mut self, now: Moment) -> Option<Instant> {
+        let at = self.ended.next_at().max(now);
+        self.ended.take(at);
+        (at > now).then(|| Instant::now() + at.since(now))
     }
 
     fn look_at(&mut self, name: &Arc<str>) {
@@ -594,6 +607,8 @@ impl Shared {
         }
         if let Some(channel) = subscriptions.channels.get_mut(name) {
             channel.home = Some(new);
+            // A server that has ended it says nothing of the next one.
+            drop(channel.refused.take_if(|refused| refused.times == 0));
             channel.unconfirm(&mut subscriptions.broken);
         }
         true
@@ -613,9 +628,11 @@ impl Shared {
             wake,
             task: process::spawn(running.run()).abort_handle(),
             connection: 0,
-            is_lost: false,
+            lost: None,
             leftovers: HashSet::new(),
             todo: VecDeque::new(),
+            awaited: VecDeque::new(),
+            ended: Throttle::new(),
             fresh: Arc::new(Fresh::until(node.id(), Moment::from_nanos(0))),
             is_kept: false,
             asked: None,

@@ -13,8 +13,14 @@ pub(in crate::transport) struct Connection(pub(super) Wire);
 /// One thing that a server is asked.
 #[derive(Clone, Copy)]
 pub(in crate::transport) enum Request<'a> {
-    Call { call: &'a Call, load: Load, not_after: ServerTime },
+    Call {
+        call: &'a Call,
+        load: Load,
+        not_after: ServerTime,
+    },
     Command(&'a Cmd),
+    /// Question for the map of a cluster, whose answer may be larger than others.
+    Map(&'a Cmd),
 }
 
 /// How a script is named in a call.
@@ -26,7 +32,10 @@ pub(in crate::transport) enum Load {
 
 impl Connection {
     pub(in crate::transport) async fn ask(&self, request: Request<'_>) -> Result<Value, RedisError> {
-        self.0.ask(|bytes| request.encode(bytes)).await
+        match request {
+            Request::Map(_) => self.0.ask_for_map(|bytes| request.encode(bytes)).await,
+            _ => self.0.ask(|bytes| request.encode(bytes)).await,
+        }
     }
 
     /// Asks in one piece; one answer each, in order.
@@ -59,7 +68,7 @@ impl Request<'_> {
     pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
         match self {
             Self::Call { call, load, not_after } => encode_call(bytes, call, *load, *not_after),
-            Self::Command(command) => bytes.extend_from_slice(&command.get_packed_command()),
+            Self::Command(command) | Self::Map(command) => bytes.extend_from_slice(&command.get_packed_command()),
         }
     }
 }

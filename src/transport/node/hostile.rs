@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Node as Server, Server as Version};
+use futures_util::future::{join, join_all};
 
+use super::apart::MAX_APART;
 use crate::topology::Topology;
 use crate::transport::fake;
 use crate::{Error, HoldState, RedisManager, RwLockManager};
@@ -32,6 +34,10 @@ enum At {
     Look,
     /// Subscription of a waiter.
     Link,
+    /// Script on each connection that a manager has: of a try, of its release, and of as many looks as there may be at one time.
+    Everywhere,
+    /// Question for the map of a cluster.
+    Map,
 }
 
 impl At {
@@ -39,18 +45,32 @@ impl At {
     fn is(self, command: &str, is_apart: bool) -> bool {
         match self {
             Self::Greeting => command == "HELLO",
-            Self::Script => command.starts_with("EVAL"),
+            Self::Script | Self::Everywhere => command.starts_with("EVAL"),
             Self::Look => command.starts_with("EVAL") && is_apart,
             Self::Link => command == "SSUBSCRIBE",
+            Self::Map => command == "CLUSTER",
         }
+    }
+
+    fn mode(self) -> &'static str {
+        if self == Self::Map { "cluster" } else { "standalone" }
+    }
+
+    fn topology(self, url: String) -> Topology {
+        if self == Self::Map { Topology::cluster([url]) } else { Topology::node(url) }
     }
 
     /// Asks a manager for something that brings it there.
     async fn ask(self, hostile: &RedisManager) -> Result<(), Error> {
         match self {
-            Self::Greeting | Self::Script => hostile.try_write("x").await.map(drop),
+            Self::Greeting | Self::Script | Self::Map => hostile.try_write("x").await.map(drop),
             Self::Look => hostile.inspect("x").await.map(drop),
             Self::Link => hostile.write("x").wait_timeout(LEASE / 4).await.map(drop),
+            Self::Everywhere => {
+                let looks = join_all((0..MAX_APART).map(|_| hostile.inspect("x")));
+                let (tried, _) = join(hostile.try_write("x"), looks).await;
+                tried.map(drop)
+            }
         }
     }
 }
@@ -64,11 +84,39 @@ fn flood(name: &str) -> (String, String, usize) {
         "array" => ("*100000\r\n".to_owned(), ":1\r\n".repeat(100), 7),
         "endless-array" => ("*4294967296\r\n".to_owned(), ":1\r\n".repeat(100), 7),
         "arrays" => (String::new(), format!("*1000\r\n{}", "$1\r\n1\r\n".repeat(1000)), 1 << 16),
+        "large-maps" => (String::new(), format!("*270000\r\n{}", ":1\r\n".repeat(270_000)), 1 << 16),
         "depth" => (String::new(), "*1\r\n".to_owned(), 4),
         "line" => ("+".to_owned(), large, 1 << 16),
         "pushes" => (String::new(), format!(">2\r\n$7\r\nmessage\r\n${}\r\n{large}\r\n", large.len()), 1 << 16),
         other => panic!("no flood is called {other}"),
     }
+}
+
+/// Says all of an answer but its end, as long as it may be: it stays in memory until its caller gives up.
+fn hold_answer(stream: &mut (impl Read + Write)) -> std::io::Result<()> {
+    stream.write_all(b"*2\r\n")?;
+    for (announced, said) in [(4_190_000, 4_190_000), (1_900_000, 1_890_000)] {
+        stream.write_all(format!("${announced}\r\n").as_bytes())?;
+        // This process is the one that is measured.
+        for _ in 0..said / 10_000 {
+            stream.write_all(&[b'x'; 10_000])?;
+        }
+        if said == announced {
+            stream.write_all(b"\r\n")?;
+        }
+    }
+    // Until the other side closes it.
+    while stream.read(&mut [0; 4096])? > 0 {}
+    Ok(())
+}
+
+/// Confirms subscriptions without end that nobody has asked for, each of another channel with a long name.
+fn pour_subscriptions(stream: &mut (impl Read + Write)) -> std::io::Result<()> {
+    for number in 0_u64.. {
+        let channel = format!("{number:0>1000}");
+        stream.write_all(format!(">3\r\n$10\r\nssubscribe\r\n$1000\r\n{channel}\r\n:1\r\n").as_bytes())?;
+    }
+    Ok(())
 }
 
 fn serve(mut stream: impl Read + Write, at: At, name: &str) -> std::io::Result<()> {
@@ -82,7 +130,7 @@ fn serve(mut stream: impl Read + Write, at: At, name: &str) -> std::io::Result<(
             match command.as_str() {
                 "EVALSHA" | "EVAL" if name == "late" => stream.write_all(script_reply("late", &words).as_bytes())?,
                 _ if at.is(&command, is_apart) => return pour(&mut stream, name),
-                "HELLO" => stream.write_all(fake::hello("standalone").as_bytes())?,
+                "HELLO" => stream.write_all(fake::hello(at.mode()).as_bytes())?,
                 "TIME" => stream.write_all(fake::TIME.as_bytes())?,
                 "EVALSHA" | "EVAL" => stream.write_all(script_reply("queued", &words).as_bytes())?,
                 _ => stream.write_all(b"+OK\r\n")?,
@@ -103,6 +151,11 @@ fn script_reply(code: &str, words: &[String]) -> String {
 }
 
 fn pour(stream: &mut (impl Read + Write), name: &str) -> std::io::Result<()> {
+    match name {
+        "held" => return hold_answer(stream),
+        "subscriptions" => return pour_subscriptions(stream),
+        _ => {}
+    }
     let (first, then, length) = flood(name);
     stream.write_all(first.as_bytes())?;
     loop {
@@ -144,12 +197,12 @@ enum Shake {
 /// Returns where a server listens, with or without TLS.
 fn hostile(at: At, way: &str, name: &str) -> Topology {
     match way {
-        "plain" => Topology::node(format!("redis://{}", start(at, name, Shake::No))),
+        "plain" => at.topology(format!("redis://{}", start(at, name, Shake::No))),
         #[cfg(feature = "tls")]
         "tls" => {
             let certificates = cluster_testenv::Certificates::make();
             let addr = start(at, name, Shake::With(fake::tls::config(&certificates)));
-            Topology::node(format!("rediss://{addr}")).tls(fake::tls::trusting(&certificates))
+            at.topology(format!("rediss://{addr}")).tls(fake::tls::trusting(&certificates))
         }
         other => panic!("{other} is no way"),
     }
@@ -224,7 +277,8 @@ fn looks_without_end_cost_little_and_no_hold_elsewhere() {
 
 #[test]
 fn subscriptions_without_end_cost_little_and_no_hold_elsewhere() {
-    all_are_met("subscriptions_without_end_cost_little_and_no_hold_elsewhere", At::Link, "plain", &SOME);
+    let floods = [SOME.as_slice(), &["subscriptions"]].concat();
+    all_are_met("subscriptions_without_end_cost_little_and_no_hold_elsewhere", At::Link, "plain", &floods);
 }
 
 /// Behind TLS the same is read by the same.
@@ -245,4 +299,20 @@ fn other_answers_without_end_behind_tls_cost_little_and_no_hold_elsewhere() {
             all_are_met(test, at, "tls", &[flood]);
         }
     }
+}
+
+#[test]
+fn long_answers_on_all_connections_at_once_cost_little_and_no_hold_elsewhere() {
+    all_are_met(
+        "long_answers_on_all_connections_at_once_cost_little_and_no_hold_elsewhere",
+        At::Everywhere,
+        "plain",
+        &["held"],
+    );
+}
+
+#[test]
+fn maps_without_end_cost_little_and_no_hold_elsewhere() {
+    let floods = [SOME.as_slice(), &["large-maps"]].concat();
+    all_are_met("maps_without_end_cost_little_and_no_hold_elsewhere", At::Map, "plain", &floods);
 }

@@ -14,7 +14,7 @@ use super::connection::{Connection, Request};
 use super::ears::Ears;
 use super::greeting::unreadable;
 use super::lines::{DialFault, not_sent};
-use super::wire::{Stream, Wire};
+use super::wire::{AnswerMemory, Stream, Wire};
 use crate::transport::address::address_of;
 use crate::transport::fault::{self, Fault};
 use crate::transport::secrets::Secrets;
@@ -56,11 +56,13 @@ impl fmt::Display for Step {
 pub(super) struct Steps {
     response_timeout: Duration,
     last: Mutex<Option<Step>>,
+    /// Memory of the answers that are being read from this server, on all connections.
+    answer_memory: Arc<AnswerMemory>,
 }
 
 impl Steps {
     pub(super) fn new(response_timeout: Duration) -> Self {
-        Self { response_timeout, last: Mutex::new(None) }
+        Self { response_timeout, last: Mutex::new(None), answer_memory: Arc::default() }
     }
 
     /// Looks up the addresses of a host. `address` is what a test may have given others to.
@@ -107,7 +109,7 @@ impl Steps {
     ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
         let login = login(settings);
         let count = login.len() - 1 + questions.len();
-        let (wire, mut opening) = Wire::open(stream, ears, count, |bytes| {
+        let (wire, mut opening) = Wire::open(stream, ears, &self.answer_memory, count, |bytes| {
             login.iter().for_each(|command| Request::Command(command).encode(bytes));
             questions.iter().for_each(|question| question.encode(bytes));
         });

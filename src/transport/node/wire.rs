@@ -16,6 +16,7 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use futures_util::task::AtomicWaker;
@@ -25,7 +26,8 @@ use tokio::io::ReadBuf;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use self::frames::{Frame, MAX_BYTES, MAX_WEIGHT, Scan, too_much};
+use self::frames::{Frame, Limit, MAX_BYTES, Scan, too_much};
+use self::memory::Reservation;
 use self::stream::{Reader, Writer};
 use super::ears::Ears;
 use crate::attempt::BoxFuture;
@@ -34,7 +36,9 @@ use crate::process::{self, Process};
 #[cfg(feature = "tls")]
 mod encrypted;
 mod frames;
+mod memory;
 mod stream;
+pub(super) use memory::AnswerMemory;
 pub(super) use stream::Stream;
 
 /// What is read at once, and the least that is kept for it.
@@ -64,6 +68,24 @@ struct Shared {
     process: Process,
     state: Mutex<State>,
     driver: AtomicWaker,
+    /// Number of callers that wait for the map of a cluster.
+    maps: AtomicUsize,
+}
+
+/// A caller that waits for the map of a cluster. Dropped, it does so no more.
+struct AwaitedMap<'a>(&'a Shared);
+
+impl<'a> AwaitedMap<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        shared.maps.fetch_add(1, Ordering::AcqRel);
+        Self(shared)
+    }
+}
+
+impl Drop for AwaitedMap<'_> {
+    fn drop(&mut self) {
+        self.0.maps.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 #[derive(Default)]
@@ -88,11 +110,19 @@ struct State {
 }
 
 /// An answer, and about how much memory it takes.
-type Weighed = (Value, usize);
+struct Weighed {
+    value: Value,
+    weight: usize,
+    /// That memory, if it is much, until the caller has taken the answer.
+    reserved: Option<Reservation>,
+}
+
+/// Answers to a pipeline, and the memory that is reserved for them.
+type Answers = (Vec<Value>, Vec<Reservation>);
 
 /// Who waits for one answer, or for those to a pipeline.
 enum Asker {
-    One(oneshot::Sender<Value>),
+    One(oneshot::Sender<Weighed>),
     All(Box<Pipeline>),
 }
 
@@ -102,7 +132,8 @@ struct Pipeline {
     answers: Vec<Value>,
     /// Memory of those.
     weight: usize,
-    sender: oneshot::Sender<Vec<Value>>,
+    reserved: Vec<Reservation>,
+    sender: oneshot::Sender<Answers>,
     of: Of,
 }
 
@@ -116,7 +147,7 @@ pub(super) enum Of {
 
 /// What whoever asked is handed.
 enum Ready {
-    One(oneshot::Sender<Value>, Value),
+    One(oneshot::Sender<Weighed>, Weighed),
     All(Box<Pipeline>),
 }
 
@@ -125,30 +156,32 @@ impl Ready {
     fn hand_over(self) {
         match self {
             Self::One(sender, answer) => drop(sender.send(answer)),
-            Self::All(pipeline) => drop(pipeline.sender.send(pipeline.answers)),
+            Self::All(pipeline) => drop(pipeline.sender.send((pipeline.answers, pipeline.reserved))),
         }
     }
 }
 
 impl State {
     /// What is pushed may be a confirmation that somebody waits for.
-    fn take_pushed(&mut self, (pushed, weight): Weighed) -> io::Result<Option<Ready>> {
+    fn take_pushed(&mut self, pushed: Weighed) -> io::Result<Option<Ready>> {
         match self.waiting.front() {
-            Some(Asker::All(pipeline)) if pipeline.of == Of::Subscriptions => self.take_answer((pushed, weight)),
+            Some(Asker::All(pipeline)) if pipeline.of == Of::Subscriptions => self.take_answer(pushed),
             _ => Ok(None),
         }
     }
 
     /// The next answer is for the first that waits. If that one has all it waits for, it is what is handed over. `Err` if nobody
     /// waits.
-    fn take_answer(&mut self, (answer, weight): Weighed) -> io::Result<Option<Ready>> {
+    fn take_answer(&mut self, answer: Weighed) -> io::Result<Option<Ready>> {
         match self.waiting.pop_front() {
             Some(Asker::One(sender)) => Ok(Some(Ready::One(sender, answer))),
             Some(Asker::All(mut pipeline)) => {
-                pipeline.answers.push(answer);
-                pipeline.weight += weight;
-                if pipeline.weight > MAX_WEIGHT {
-                    return Err(too_much("the memory of several answers", MAX_WEIGHT));
+                pipeline.answers.push(answer.value);
+                pipeline.weight += answer.weight;
+                pipeline.reserved.extend(answer.reserved);
+                let most = Limit::Answer.weight();
+                if pipeline.weight > most {
+                    return Err(too_much("the memory of several answers", most));
                 }
                 if pipeline.answers.len() == pipeline.count {
                     return Ok(Some(Ready::All(pipeline)));
@@ -181,18 +214,25 @@ impl State {
 impl Wire {
     /// Speaks on a stream, and asks the first questions, `count` and one before them. They are under way before anything is read:
     /// a server that admits nobody says so and closes the connection, and its words are the answer to the first.
-    pub(super) fn open(stream: Stream, ears: Ears, count: usize, encode: impl FnOnce(&mut Vec<u8>)) -> (Self, Opening) {
+    pub(super) fn open(
+        stream: Stream,
+        ears: Ears,
+        memory: &Arc<AnswerMemory>,
+        count: usize,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) -> (Self, Opening) {
         let (reader, writer) = stream.into_split();
         let state = State { writer: Some(Arc::new(writer)), ..State::default() };
         let (process, state) = (Process::current(), Mutex::new(state));
-        let shared = Arc::new(Shared { process, state, driver: AtomicWaker::new() });
+        let shared = Arc::new(Shared { process, state, driver: AtomicWaker::new(), maps: AtomicUsize::new(0) });
+        let reservation = Reservation::none(Arc::clone(memory));
         let (sender, first) = oneshot::channel();
         let (pipeline, others) = Asker::of_many(Of::Questions, count);
         // A fault of the stream is the driver's business.
         drop(shared.send(encode, [Asker::One(sender), pipeline]));
         let driver = Driver {
             shared: Arc::clone(&shared),
-            inbox: Inbox { reader, bytes: vec![0; READ_BYTES], filled: 0, scan: Scan::default() },
+            inbox: Inbox { reader, bytes: vec![0; READ_BYTES], filled: 0, scan: Scan::default(), reservation },
             answers: Vec::new(),
             ready: Vec::new(),
             has_let_others_go_along: false,
@@ -207,7 +247,13 @@ impl Wire {
     pub(super) async fn ask(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
         let (sender, answer) = oneshot::channel();
         self.shared.send(encode, [Asker::One(sender)])?;
-        answer.await.map_err(|_| self.shared.why())
+        answer.await.map(|answer| answer.value).map_err(|_| self.shared.why())
+    }
+
+    /// Asks for the map of a cluster, which may be larger than other answers.
+    pub(super) async fn ask_for_map(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
+        let _awaited = AwaitedMap::new(&self.shared);
+        self.ask(encode).await
     }
 
     /// Sends so many requests in one piece.
@@ -223,7 +269,7 @@ impl Wire {
         }
         let (pipeline, answers) = Asker::of_many(of, count);
         self.shared.send(encode, [pipeline])?;
-        answers.await.map_err(|_| self.shared.why())
+        answers.await.map(|(answers, _)| answers).map_err(|_| self.shared.why())
     }
 
     /// Sends so many requests and one more in one piece, at once. The answers to the others do not wait for the last one.
@@ -232,34 +278,36 @@ impl Wire {
         let ((pipeline, answers), (sender, last)) = (Asker::of_many(Of::Questions, count), oneshot::channel());
         // Without a connection nobody is kept who would answer.
         drop(self.shared.send(encode, [pipeline, Asker::One(sender)]));
-        let answers = async { answers.await.map_err(|_| self.shared.why()) };
-        (Box::pin(answers), Box::pin(async { last.await.map_err(|_| self.shared.why()) }))
+        let answers = async { answers.await.map(|(answers, _)| answers).map_err(|_| self.shared.why()) };
+        let last = async { last.await.map(|answer| answer.value).map_err(|_| self.shared.why()) };
+        (Box::pin(answers), Box::pin(last))
     }
 }
 
 /// The first questions on a wire.
 pub(super) struct Opening {
     shared: Arc<Shared>,
-    first: oneshot::Receiver<Value>,
-    others: oneshot::Receiver<Vec<Value>>,
+    first: oneshot::Receiver<Weighed>,
+    others: oneshot::Receiver<Answers>,
 }
 
 impl Opening {
     /// Returns the answer to the first question, which may be all that a server says.
     pub(super) async fn first(&mut self) -> Result<Value, RedisError> {
-        (&mut self.first).await.map_err(|_| self.shared.why())
+        (&mut self.first).await.map(|answer| answer.value).map_err(|_| self.shared.why())
     }
 
     /// Returns the answers to those behind it.
     pub(super) async fn others(self) -> Result<Vec<Value>, RedisError> {
-        self.others.await.map_err(|_| self.shared.why())
+        self.others.await.map(|(answers, _)| answers).map_err(|_| self.shared.why())
     }
 }
 
 impl Asker {
-    fn of_many(of: Of, count: usize) -> (Self, oneshot::Receiver<Vec<Value>>) {
+    fn of_many(of: Of, count: usize) -> (Self, oneshot::Receiver<Answers>) {
         let (sender, receiver) = oneshot::channel();
-        (Self::All(Box::new(Pipeline { count, answers: Vec::with_capacity(count), weight: 0, sender, of })), receiver)
+        let (answers, reserved) = (Vec::with_capacity(count), Vec::new());
+        (Self::All(Box::new(Pipeline { count, answers, weight: 0, reserved, sender, of })), receiver)
     }
 }
 
@@ -320,6 +368,11 @@ impl Shared {
         let (waiting, writer) = (std::mem::take(&mut state.waiting), state.writer.take());
         drop(state);
         drop((waiting, writer));
+    }
+
+    /// Returns the largest answer that may come now.
+    fn limit(&self) -> Limit {
+        if self.maps.load(Ordering::Acquire) > 0 { Limit::Map } else { Limit::Answer }
     }
 
     fn why(&self) -> RedisError {
@@ -409,16 +462,17 @@ impl Driver {
     fn read(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         while self.inbox.poll_fill(cx)?.is_ready() {
             let Self { inbox, shared, answers, ready, ears, .. } = self;
-            let mut together = 0;
-            inbox.each_frame(|frame, weight| {
+            inbox.scan.limit = shared.limit();
+            let (mut together, most) = (0, inbox.scan.limit.weight());
+            inbox.each_frame(|frame, weight, reserved| {
                 together += weight;
-                if together > MAX_WEIGHT {
-                    return Err(too_much("the memory of answers that came together", MAX_WEIGHT));
+                if together > most {
+                    return Err(too_much("the memory of answers that came together", most));
                 }
                 match frame {
-                    Frame::Answer(value) => answers.push((value, weight)),
+                    Frame::Answer(value) => answers.push(Weighed { value, weight, reserved }),
                     Frame::Pushed(pushed, value) => {
-                        answers.extend(value.map(|value| (value, weight)));
+                        answers.extend(value.map(|value| Weighed { value, weight, reserved }));
                         // Whoever hears it may ask at once. It is no answer to that.
                         Self::hand_out(shared, answers, ready, ears)?;
                         ears.hear(pushed);
@@ -446,7 +500,7 @@ impl Driver {
             if state.waiting.is_empty() && ears.hears() {
                 continue;
             }
-            let is_pushed = matches!(answer, (Value::Push { .. }, _));
+            let is_pushed = matches!(answer.value, Value::Push { .. });
             ready.extend(if is_pushed { state.take_pushed(answer) } else { state.take_answer(answer) }?);
         }
         Ok(())
@@ -467,6 +521,8 @@ struct Inbox {
     filled: usize,
     /// State of measuring the answer that begins at the first of these bytes.
     scan: Scan,
+    /// Memory for that answer.
+    reservation: Reservation,
 }
 
 impl Inbox {
@@ -487,12 +543,16 @@ impl Inbox {
         Poll::Ready(if count == 0 { Err(end()) } else { Ok(()) })
     }
 
-    fn each_frame(&mut self, mut take: impl FnMut(Frame<'_>, usize) -> io::Result<()>) -> io::Result<()> {
+    fn each_frame(
+        &mut self,
+        mut take: impl FnMut(Frame<'_>, usize, Option<Reservation>) -> io::Result<()>,
+    ) -> io::Result<()> {
         let mut begin = 0;
         while let Some((frame, length)) = self.scan.first(&self.bytes[begin..self.filled])? {
             begin += length;
-            take(frame, self.scan.weight())?;
+            take(frame, self.scan.weight(), self.reservation.hand_over())?;
         }
+        self.reservation.change(self.scan.announced())?;
         // Nothing is moved while an answer comes piece by piece: that would cost its length for each piece.
         if begin > 0 {
             self.bytes.copy_within(begin..self.filled, 0);

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::channel::News;
+use super::link::Lost;
 use super::{Link, Origin, Shared, Subscriptions};
 use crate::attempt::Notice;
-use crate::lease::Anchor;
+use crate::lease::{Anchor, Moment};
 use crate::transport::pushed::Pushed;
 
 impl Shared {
@@ -46,15 +47,19 @@ impl Shared {
     }
 
     fn confirm(&self, from: Origin, channel: &str) {
-        let news = self.subscriptions.lock().confirm(from, channel);
-        if let Some(news) = news {
-            news.tell(self.clock.now());
+        let confirmed = self.subscriptions.lock().confirm(from, channel);
+        match confirmed {
+            Confirmed::Wanted(news) => news.tell(self.clock.now()),
+            Confirmed::NotWanted => {}
+            // Each would have to be ended: a server that goes on with that would have us keep names and ask without end.
+            Confirmed::Unasked => self.replace(from, Lost::Surprise),
         }
     }
 
     /// Asked for by us, or not: then the slot has left, most likely.
     fn unsubscribed(&self, from: Origin, channel: &str) {
-        let is_wanted = self.subscriptions.lock().unsubscribed(from, channel);
+        let now = self.clock.now();
+        let is_wanted = self.subscriptions.lock().unsubscribed(from, channel, now);
         if is_wanted {
             self.tell_broken();
             self.slot_owners.look_for_news();
@@ -62,15 +67,29 @@ impl Shared {
     }
 
     pub(super) fn lose(&self, from: Origin) {
+        self.replace(from, Lost::Closed);
+    }
+
+    /// Gives the connection up. Pushes that it still brings count for nothing.
+    fn replace(&self, from: Origin, lost: Lost) {
         let mut subscriptions = self.subscriptions.lock();
         if let Some(link) = subscriptions.current(from) {
-            link.is_lost = true;
+            link.lost = Some(lost);
             link.wake.notify_one();
             subscriptions.unconfirm(from.link);
         }
         drop(subscriptions);
         self.tell_broken();
     }
+}
+
+/// Outcome of a confirmation that a server has pushed.
+pub(super) enum Confirmed {
+    Wanted(News),
+    /// A channel that nobody wants there any more, or a connection that was given up.
+    NotWanted,
+    /// A channel of which no confirmation is awaited.
+    Unasked,
 }
 
 impl Subscriptions {
@@ -80,7 +99,7 @@ impl Subscriptions {
     }
 
     /// Whether it is wanted there all the same.
-    fn unsubscribed(&mut self, from: Origin, channel: &str) -> bool {
+    fn unsubscribed(&mut self, from: Origin, channel: &str, now: Moment) -> bool {
         let Some(link) = self.current(from) else {
             return false;
         };
@@ -91,8 +110,14 @@ impl Subscriptions {
         let (name, was_confirmed) = (Arc::clone(name), entry.is_confirmed_at(from.link));
         let is_wanted = was_confirmed || was_left_over && entry.home == Some(from.link);
         if is_wanted {
+            // One that was left over has been ended by us.
+            let again =
+                if was_confirmed { self.current(from).and_then(|link| link.subscribes_again_at(now)) } else { None };
             if let Some(entry) = self.channels.get_mut(channel) {
                 entry.unconfirm(&mut self.broken);
+                if again.is_some() {
+                    entry.refused.get_or_insert_default().not_before = again;
+                }
             }
             if let Some(link) = self.current(from) {
                 link.look_at(&name);
@@ -101,9 +126,16 @@ impl Subscriptions {
         is_wanted
     }
 
-    fn confirm(&mut self, from: Origin, name: &str) -> Option<News> {
+    fn confirm(&mut self, from: Origin, name: &str) -> Confirmed {
         let epoch = self.next_number().get();
-        let link = self.links.get_mut(&from.link).filter(|link| link.connection == from.connection)?;
+        let Some(link) = self.links.get_mut(&from.link).filter(|link| link.connection == from.connection) else {
+            return Confirmed::NotWanted;
+        };
+        // Mostly the first: they come in the order of the commands.
+        let Some(place) = link.awaited.iter().position(|awaited| **awaited == *name) else {
+            return Confirmed::Unasked;
+        };
+        link.awaited.remove(place);
         // Here already, since a message may be next. No command but the last is under way.
         link.proven = link.asked;
         let Some(channel) = self.channels.get_mut(name).filter(|channel| channel.home == Some(from.link)) else {
@@ -111,7 +143,7 @@ impl Subscriptions {
             let name = name.into();
             link.look_at(&name);
             link.leftovers.insert(name);
-            return None;
+            return Confirmed::NotWanted;
         };
         link.leftovers.remove(name);
         // Of what was confirmed all the while nothing has been missed.
@@ -121,6 +153,6 @@ impl Subscriptions {
             link.is_pinged_from_now_on();
         }
         channel.refused = None;
-        Some(channel.news(Notice::AskAgain))
+        Confirmed::Wanted(channel.news(Notice::AskAgain))
     }
 }

@@ -48,10 +48,10 @@ pub(super) struct Running {
 
 /// Why a connection was given up.
 #[derive(Debug, thiserror::Error)]
-enum Lost {
+pub(super) enum Lost {
     #[error("it was closed")]
     Closed,
-    #[error("a reply is not one to its command")]
+    #[error("it says what nobody has asked for")]
     Surprise,
     #[error("nobody needs it")]
     Unused,
@@ -205,7 +205,8 @@ impl Running {
         let connection = subscriptions.next_number().get();
         let link = subscriptions.links.get_mut(&self.link).ok_or(Lost::Unused)?;
         link.connection = connection;
-        link.is_lost = false;
+        link.lost = None;
+        link.awaited.clear();
         link.must_prove = false;
         // What the connection before had is relied on no more.
         link.fresh = Arc::new(Fresh::until(link.node.id(), Moment::from_nanos(0)));
@@ -230,8 +231,8 @@ impl Running {
         let now = Instant::now();
         let subscriptions = &mut *self.shared.subscriptions.lock();
         let link = subscriptions.links.get_mut(&self.link).ok_or(Lost::Unused)?;
-        if link.is_lost {
-            return Err(Lost::Closed);
+        if let Some(lost) = link.lost.take() {
+            return Err(lost);
         }
         if now >= agenda.refresh_at {
             agenda.refresh_at = now + self.shared.pace.refresh;
@@ -267,6 +268,8 @@ impl Running {
                 Some(_) | None => {}
             }
         }
+        let subscribed = commands.iter().filter(|(verb, _)| *verb == Verb::Subscribe);
+        link.awaited = subscribed.map(|(_, name)| Arc::clone(name)).collect();
         Ok(commands)
     }
 

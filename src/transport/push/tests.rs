@@ -1,5 +1,7 @@
 //! Against real servers: what is published arrives, from whom and how judged, whatever happens to nodes and connections.
 
+mod limits;
+
 use std::task::{Context, Wake, Waker};
 
 use cluster_testenv::{Cluster, Matcher, Node as Server, Sentinels, Server as Version, SlotMigration};

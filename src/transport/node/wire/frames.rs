@@ -8,6 +8,7 @@ use std::io;
 
 use redis::Value;
 
+use super::memory::MAX_TOGETHER;
 use crate::transport::pushed::Pushed;
 
 /// Answers to what we ask are far less deep.
@@ -16,13 +17,29 @@ const MAX_DEPTH: usize = 32;
 pub(super) const MAX_BYTES: usize = 6 << 20;
 /// Longest text within an answer in bytes.
 const MAX_TEXT: usize = 4 << 20;
-/// Most memory that an answer may take: its bytes, once as they came and once as they are read, and something for each element. The
-/// connections of a caller and of the background to one server may each have such an answer at one time.
-pub(super) const MAX_WEIGHT: usize = 12 << 20;
 /// Memory of one element: a value, and what its allocation costs.
 const ELEMENT_BYTES: usize = size_of::<Value>() + 16;
 /// Longest line in bytes: a number, or the words of an error.
 const MAX_LINE: usize = 64 << 10;
+
+/// Largest answer that is read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Limit {
+    #[default]
+    Answer,
+    /// The map of a cluster: as many ranges as there are slots, with a replica each.
+    Map,
+}
+
+impl Limit {
+    /// Returns the most memory: the bytes, once as they came and once as they are read, and something for each element.
+    pub(super) fn weight(self) -> usize {
+        match self {
+            Self::Answer => 12 << 20,
+            Self::Map => MAX_TOGETHER,
+        }
+    }
+}
 
 /// What a server says at one time.
 #[derive(PartialEq, Debug)]
@@ -43,6 +60,9 @@ pub(super) fn first(bytes: &[u8]) -> io::Result<Option<(Frame<'_>, usize)>> {
 /// State of measuring an answer of which more is to come. Each byte is looked at once, however small the pieces are.
 #[derive(Default)]
 pub(super) struct Scan {
+    pub(super) limit: Limit,
+    /// Memory that the answer there takes, as far as it was announced.
+    announced: usize,
     /// Position of the next part.
     at: usize,
     /// Number of bytes of the line there that were searched for its end.
@@ -61,7 +81,7 @@ impl Scan {
         match self.end_of(bytes)? {
             Some(end) => {
                 let weight = self.elements.saturating_mul(ELEMENT_BYTES).saturating_add(ELEMENT_BYTES + end);
-                *self = Self { weight, ..Self::default() };
+                *self = Self { weight, limit: self.limit, ..Self::default() };
                 frame(bytes, end).map(Some)
             }
             None => Ok(None),
@@ -71,6 +91,11 @@ impl Scan {
     /// Returns about how much memory the answer takes that was read last.
     pub(super) fn weight(&self) -> usize {
         self.weight
+    }
+
+    /// Returns about how much memory the answer takes that is not there to its end.
+    pub(super) fn announced(&self) -> usize {
+        self.announced
     }
 
     fn end_of(&mut self, bytes: &[u8]) -> io::Result<Option<usize>> {
@@ -118,10 +143,10 @@ impl Scan {
     }
 
     /// Refuses an answer that would take too much memory, by what it announces.
-    fn weigh(&self, end: usize, more: usize) -> io::Result<()> {
-        let elements = self.elements.saturating_add(more);
-        let weight = elements.saturating_mul(ELEMENT_BYTES).saturating_add(end * 2);
-        if weight > MAX_WEIGHT { Err(too_much("the memory of an answer", MAX_WEIGHT)) } else { Ok(()) }
+    fn weigh(&mut self, end: usize, more: usize) -> io::Result<()> {
+        let (elements, most) = (self.elements.saturating_add(more), self.limit.weight());
+        self.announced = elements.saturating_mul(ELEMENT_BYTES).saturating_add(end * 2);
+        if self.announced > most { Err(too_much("the memory of an answer", most)) } else { Ok(()) }
     }
 
     fn count(&mut self, part: Part) -> io::Result<()> {
@@ -328,12 +353,15 @@ mod tests {
         assert!(first(&vec![b'+'; MAX_LINE + 2]).is_err(), "a line without an end");
     }
 
-    /// A thousand nodes with a replica each, and 7,000 ranges of slots, each at another node than its neighbours.
+    /// Nodes with a replica each, and a range for each slot: each is at another node than its neighbours.
     #[test]
-    fn map_of_a_torn_cluster_is_no_too_much() {
+    fn map_of_a_torn_cluster_is_no_too_much_where_it_was_asked_for() {
         let node = "*4\r\n$13\r\n10.100.100.10\r\n:6379\r\n$40\r\n0123456789012345678901234567890123456789\r\n*0\r\n";
-        let map = format!("*7000\r\n{}", format!("*4\r\n:1\r\n:1\r\n{}", node.repeat(2)).repeat(7000));
-        assert!(first(map.as_bytes()).expect("not too much").is_some());
+        let range = format!("*4\r\n:16383\r\n:16383\r\n{}", node.repeat(2));
+        let map = format!("*16384\r\n{}", range.repeat(16_384));
+        let mut asked_for = Scan { limit: Limit::Map, ..Scan::default() };
+        assert!(asked_for.first(map.as_bytes()).expect("not too much").is_some());
+        assert!(first(map.as_bytes()).is_err(), "no other answer is so large");
     }
 
     /// Measured anew with each piece this takes minutes.

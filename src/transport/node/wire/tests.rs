@@ -107,7 +107,7 @@ async fn greeted(ears: Ears, stream: Stream, server: impl Socket + 'static) -> (
         server
     };
     let greeting = async {
-        let (wire, mut opening) = Wire::open(stream, ears, 1, |bytes| {
+        let (wire, mut opening) = Wire::open(stream, ears, &Arc::default(), 1, |bytes| {
             ["HELLO", "TIME"].iter().for_each(|name| bytes.extend_from_slice(&redis::cmd(name).get_packed_command()));
         });
         opening.first().await.expect("greeted");
@@ -509,7 +509,7 @@ async fn what_ends_unasked_answers_no_other_question() {
 /// Whoever hears that a channel has ended may want it again before the reader has gone on.
 #[tokio::test]
 async fn what_is_heard_is_no_answer_to_what_is_asked_for_it() {
-    type Asked = (Arc<Shared>, oneshot::Receiver<Vec<Value>>);
+    type Asked = (Arc<Shared>, oneshot::Receiver<Answers>);
     let (ends, asked) = (Ends::default(), Arc::new(Mutex::new(None::<Asked>)));
     let wire = Arc::new(Mutex::new(None::<Wire>));
     let (asks, by) = (Arc::clone(&asked), Arc::clone(&wire));
@@ -601,4 +601,25 @@ async fn server_that_says_too_much_is_heard_no_more() {
     }
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     println!("{}", status.lines().find(|line| line.starts_with("VmHWM")).unwrap_or_default());
+}
+
+/// An answer that is larger than others may be, and no larger than a map may be.
+fn large_answer() -> String {
+    format!("*200000\r\n{}", ":1\r\n".repeat(200_000))
+}
+
+#[tokio::test]
+async fn map_may_be_larger_than_other_answers() {
+    for is_map in [true, false] {
+        let (wire, mut server, ends) = connected().await;
+        let says = async {
+            server.hear().await;
+            // It may be hung up on while it speaks.
+            server.stream.write_all(large_answer().as_bytes()).await.unwrap_or_default();
+        };
+        let asking =
+            async { if is_map { wire.ask_for_map(|bytes| request(bytes, 0)).await } else { ask(&wire, 0).await } };
+        let (answer, ()) = join(tokio::time::timeout(PATIENCE, asking), says).await;
+        assert_eq!((answer.expect("in time").is_ok(), ends.is_closed()), (is_map, !is_map));
+    }
 }
