@@ -115,7 +115,7 @@ impl<G: Guard> Acquire<G> {
     ///
     /// The guard is lost by then at the latest, and the server lets others in 50 ms behind that, or when its lease is over: a task
     /// that waits for [`lost`](WriteGuard::lost) hears of it first. A process that ends within these 50 ms, without
-    /// [`flush`](RwLockManager::flush) or [`close`](RwLockManager::close), leaves the hold on the server until its lease is over.
+    /// [`flush`](crate::RwLockManager::flush) or [`close`](crate::RwLockManager::close), leaves the hold on the server until its lease is over.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.request.overrides.max_hold = Some(max_hold);
         self
