@@ -1,5 +1,6 @@
 //! What cases run on, and the macros that run each case on all of it.
 
+use std::mem::ManuallyDrop;
 use std::num::NonZeroU8;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -363,7 +364,14 @@ impl Process {
         runtime.spawn(act(Arc::clone(&self.manager))).await.expect("no panic")
     }
 
-    /// Ends the runtime with everything on it, as a crash would.
+    /// Starts what the process is at when it dies. That is not dropped: a process that is killed takes nothing back.
+    pub(crate) fn start<T: Send + 'static>(&self, act: impl FnOnce(Manager) -> redis_rwlock::BoxFuture<'static, T>) {
+        let mut acting = ManuallyDrop::new(act(Arc::clone(&self.manager)));
+        let runtime = self.runtime.as_ref().expect("it lives");
+        runtime.spawn(async move { drop((*acting).as_mut().await) });
+    }
+
+    /// Ends the runtime with everything on it, as a crash would. What is dropped with it may still be sent: see `start`.
     pub(crate) async fn die(&mut self) {
         let runtime = self.runtime.take().expect("it dies once");
         tokio::task::spawn_blocking(move || drop(runtime)).await.expect("no panic at shutdown");

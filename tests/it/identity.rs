@@ -280,7 +280,7 @@ async fn acquire_of_a_dead_process_is_over_within_a_lease(f: &ServerFixture) {
         let (mut process, name, copy) = (f.process(settings).await, f.name(), Copied::default());
         let held = f.proxy(&name).hold_request(copy.first_of(f.requests(Script::Acquire, &name)));
         let asked = name.clone();
-        process.run(move |manager| Box::pin(async move { drop(taking(&manager, &asked, mode)) })).await;
+        process.start(move |manager| Box::pin(async move { take(&manager, &asked, mode).await }));
         is_held(&held).await;
         process.die().await;
         arrives(held);

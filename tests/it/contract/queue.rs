@@ -171,7 +171,7 @@ async fn dead_waiter_is_skipped(f: &Fixture) {
     let holding = a.write(&name).lease(Duration::from_secs(300)).await.expect("granted");
     let mut process = f.process(Settings { lease: Duration::from_secs(300), ..Settings::label("dies") }).await;
     let written = name.clone();
-    process.run(|manager| Box::pin(async move { drop(tokio::spawn(manager.write(&written).into_future())) })).await;
+    process.start(|manager| Box::pin(manager.write(&written).into_future()));
     until("it waits", async || f.view(&name).await.waiters.len() == 1).await;
     let next = queued(f, &name, c.write(&name).lease(Duration::from_secs(300)).into_future()).await;
     process.die().await;
@@ -186,7 +186,7 @@ async fn writer_that_dies_waiting_lets_the_readers_behind_it_in(f: &Fixture) {
     let holding = a.read(&name).lease(Duration::from_secs(300)).await.expect("granted");
     let mut process = f.process(Settings { lease: Duration::from_secs(300), ..Settings::label("dies") }).await;
     let written = name.clone();
-    process.run(|manager| Box::pin(async move { drop(tokio::spawn(manager.write(&written).into_future())) })).await;
+    process.start(|manager| Box::pin(manager.write(&written).into_future()));
     until("it waits", async || f.view(&name).await.waiters.len() == 1).await;
     let reader = queued(f, &name, c.read(&name).into_future()).await;
     process.die().await;

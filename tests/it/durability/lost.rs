@@ -103,7 +103,7 @@ async fn grant_of_who_dies_meanwhile_ends_with_its_lease(f: &Field) {
     f.loads_all_scripts(&bystander).await;
     let wanted = name.clone();
     let reply = f.proxy().hold_reply(Matcher::command("WAIT"));
-    process.run(|manager| Box::pin(async move { drop(tokio::spawn(manager.write(&wanted).into_future())) })).await;
+    process.start(|manager| Box::pin(manager.write(&wanted).into_future()));
     acknowledged(&reply);
     process.die().await;
     reply.cut();

@@ -41,7 +41,7 @@ async fn dies_waiting(f: &Fixture, name: &str) {
     let mut process = f.process(patient("dies")).await;
     let waiters = f.view(name).await.waiters.len();
     let written = name.to_owned();
-    process.run(|manager| Box::pin(async move { drop(tokio::spawn(manager.write(&written).into_future())) })).await;
+    process.start(|manager| Box::pin(manager.write(&written).into_future()));
     until("it waits", async || f.view(name).await.waiters.len() > waiters).await;
     process.die().await;
 }
