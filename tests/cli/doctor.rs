@@ -1,14 +1,17 @@
 //! `doctor` finds what is wrong, all of it, and says what to do.
 
 use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::thread;
 use std::time::Duration;
 
 use cluster_testenv::{Cluster, Node, Reply, Sentinels, Server, TlsClients};
 use serde_json::Value;
 
-use crate::program::{SERVER, at, program, said};
+use crate::program::{SERVER, at, program, said, until};
 
 /// The rights of the README for one node, all of them.
 const RIGHTS: [&str; 20] = [
@@ -427,4 +430,42 @@ fn user_that_replicas_do_not_know_is_found() {
         node.acl_set_user("locks", &rules).expect("the server knows all rights");
     }
     assert_eq!(of_cluster(&cluster, "locks:s3cret@").code, Some(0));
+}
+
+/// Most memory of a process so far, in KiB, while it runs.
+fn peak_kib(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().trim_end_matches(" kB").parse().ok()
+}
+
+/// A server that announces 4 GiB, and sends them.
+fn endless() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let addr = listener.local_addr().expect("bound");
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("accepted");
+            thread::spawn(move || {
+                let mut request = [0; 1024];
+                if stream.read(&mut request).is_err() || stream.write_all(b"$4294967296\r\n").is_err() {
+                    return;
+                }
+                while stream.write_all(&[b'x'; 1 << 16]).is_ok() {}
+            });
+        }
+    });
+    addr
+}
+
+#[test]
+fn answer_without_end_costs_little() {
+    let mut command = at(&format!("redis://{}", endless()), &["--json", "doctor"]);
+    let mut doctor = command.stdout(Stdio::null()).spawn().expect("it starts");
+    let mut peak = 0;
+    until("it has ended", || {
+        peak = peak_kib(doctor.id()).unwrap_or(0).max(peak);
+        doctor.try_wait().expect("it is ours").is_some()
+    });
+    assert!(peak < 64 << 10, "{peak} KiB");
 }

@@ -4,7 +4,9 @@ use std::io;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError, Value};
+use redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError, Value};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 
 use super::finding::{Finding, Level};
 use super::tls;
@@ -12,6 +14,8 @@ use crate::exit::Failure as Exit;
 use crate::settings::{Place, Settings};
 
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
+/// Most bytes that are read on one connection. The map of a large cluster is all that comes near.
+const MAX_BYTES: u64 = 4 << 20;
 
 #[derive(Debug)]
 pub(super) struct Link {
@@ -89,22 +93,34 @@ impl Link {
 }
 
 async fn connect(info: ConnectionInfo, settings: &Settings) -> Result<MultiplexedConnection, RedisError> {
-    let config = AsyncConnectionConfig::new().set_connection_timeout(Some(TIMEOUT)).set_response_timeout(Some(TIMEOUT));
     let connecting = async {
-        #[cfg(feature = "tls")]
-        if let ConnectionAddr::TcpTls { host, port, .. } = info.addr() {
-            let stream = super::encrypted::connect(host, *port, settings).await?;
-            let (connection, driver) =
-                MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
-            tokio::spawn(driver);
-            return Ok(connection);
+        match info.addr() {
+            ConnectionAddr::Tcp(host, port) => greet(&info, TcpStream::connect((&**host, *port)).await?).await,
+            #[cfg(feature = "tls")]
+            ConnectionAddr::TcpTls { host, port, .. } => {
+                greet(&info, super::encrypted::connect(host, *port, settings).await?).await
+            }
+            ConnectionAddr::Unix(path) => greet(&info, UnixStream::connect(path).await?).await,
+            other => Err(io::Error::new(io::ErrorKind::Unsupported, other.to_string()).into()),
         }
-        #[cfg(not(feature = "tls"))]
-        let _ = settings;
-        Client::open(info)?.get_multiplexed_async_connection_with_config(&config).await
     };
+    #[cfg(not(feature = "tls"))]
+    let _ = settings;
     let late = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {TIMEOUT:?}")).into();
     tokio::time::timeout(TIMEOUT, connecting).await.unwrap_or_else(|_| Err(late()))
+}
+
+/// Logs in on a stream whose end comes after `MAX_BYTES`, whatever the server says.
+async fn greet(
+    info: &ConnectionInfo,
+    stream: impl AsyncRead + AsyncWrite + Send + 'static,
+) -> Result<MultiplexedConnection, RedisError> {
+    let config = AsyncConnectionConfig::new().set_response_timeout(Some(TIMEOUT));
+    let (reader, writer) = tokio::io::split(stream);
+    let limited = tokio::io::join(reader.take(MAX_BYTES), writer);
+    let (connection, driver) = MultiplexedConnection::new_with_config(info.redis_settings(), limited, config).await?;
+    tokio::spawn(driver);
+    Ok(connection)
 }
 
 fn connection_info(address: &str, settings: &Settings) -> Result<ConnectionInfo, Exit> {
