@@ -1,4 +1,5 @@
-//! What a scheme needs of servers: a script carried to whoever owns its slot, and the answer or its absence brought back.
+//! Transport below the schemes: carries a script to the node that owns its slot, and returns the answer or reports that
+//! there is none.
 
 use std::fmt;
 use std::path::Path;
@@ -54,7 +55,7 @@ impl Script {
         Self { text, digest: OnceLock::new(), named: OnceLock::new() }
     }
 
-    /// The commands that it calls, and does not do without.
+    /// Returns the commands that the script calls with `redis.call` and cannot do without.
     pub(crate) fn commands(&self) -> impl Iterator<Item = &'static str> {
         self.text.split("redis.call('").skip(1).filter_map(|rest| rest.split('\'').next())
     }
@@ -63,7 +64,7 @@ impl Script {
         self.digest.get_or_init(|| redis::Script::new(self.text).get_hash().to_owned())
     }
 
-    /// What every call by the digest begins with behind its number of parts, as a server reads it.
+    /// Returns the start of every call by digest, in RESP, behind the number of parts.
     fn named(&self) -> &str {
         self.named.get_or_init(|| {
             let digest = self.digest();
@@ -72,34 +73,35 @@ impl Script {
     }
 }
 
-/// Whether a request may be carried out late.
+/// Effect of a request that the server executes late.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Expiry {
-    /// Late, it changes nothing more.
+    /// None: a late request changes nothing more.
     Never,
-    /// Its first argument is the server's time after which it is refused, put in when it is sent: a response timeout on.
+    /// The server refuses it. Its first argument is the server time after which that happens, filled in when the
+    /// request is sent: one response timeout later.
     ResponseTimeout,
 }
 
-/// One script call. Its keys and arguments lie one after the other, as a server reads them, so that a call is one allocation
-/// and is copied in two pieces.
+/// Script call. Its keys and arguments lie one after the other in RESP, so a call is one allocation and is copied in
+/// two pieces.
 #[derive(Clone)]
 pub(crate) struct Call {
     pub(crate) script: &'static Script,
     pub(crate) slot: u16,
     pub(crate) expiry: Expiry,
-    /// It may give a hold, or more of one.
+    /// True if the call may grant a hold, or extend one.
     pub(crate) grants: bool,
     encoded: Vec<u8>,
-    /// Where each of them is, keys first.
+    /// Place of each part in `encoded`, keys first.
     places: [Place; Call::MAX_PARTS],
     parts: usize,
     keys: usize,
-    /// The part that the reply must repeat, by which it is known to be the reply to this call.
+    /// Part that the reply must repeat: it proves that the reply belongs to this call.
     echo: Option<usize>,
 }
 
-/// Names have a limit: 32 bits are enough.
+/// Place of one part. Names have a limit, so 32 bits are enough.
 #[derive(Clone, Copy, Default)]
 struct Place {
     begin: u32,
@@ -107,7 +109,7 @@ struct Place {
 }
 
 impl Call {
-    /// Keys and arguments together; no script of ours has more.
+    /// Limit for keys and arguments together; none of our scripts has more.
     const MAX_PARTS: usize = 9;
 
     pub(crate) fn new(script: &'static Script, slot: u16) -> Self {
@@ -115,13 +117,13 @@ impl Call {
         Self { script, slot, expiry: Expiry::Never, grants: false, encoded, places, parts: 0, keys: 0, echo: None }
     }
 
-    /// All keys come before the first argument. A key is given as the pieces that it consists of.
+    /// Appends a key, given as the pieces that it consists of. All keys come before the first argument.
     pub(crate) fn key(&mut self, pieces: [&str; 3]) {
         self.add(&pieces);
         self.keys = self.parts;
     }
 
-    /// An argument that the reply repeats.
+    /// Appends an argument that the reply repeats.
     pub(crate) fn echoed_arg(&mut self, arg: &str) {
         self.echo = Some(self.parts);
         self.arg(arg);
@@ -163,71 +165,76 @@ impl Call {
         &self.encoded[begin as usize..end as usize]
     }
 
-    /// All keys, and all arguments, as a server reads them.
+    /// Returns all keys, and all arguments, in RESP.
     fn encoded(&self) -> (&[u8], &[u8]) {
         let behind = |key: usize| self.places[key].end as usize + encode::END.len();
         self.encoded.split_at(self.keys.checked_sub(1).map_or(0, behind))
     }
 }
 
-/// Makes a notice of what was published, given an anchor of the node that published it, if there is one to trust.
+/// Reads a published message into a notification. The clock sample is of the node that published it, if there is one to
+/// trust.
 pub(crate) type ReadNotice = fn(message: &[u8], anchor: Option<Anchor>) -> Notice;
 
-/// Carries calls. An answer is one to this copy of this call, or none.
+/// Carries calls. An answer belongs to this copy of this call, or there is none.
 pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn call(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>>;
-    /// The same, without waiting for those who acquire.
+    /// Sends a call ahead of calls that acquire.
     fn call_ahead(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>>;
-    /// The same on a connection of its own, for what may take long.
+    /// Sends a call that may take long on a connection of its own.
     fn call_apart(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>>;
-    /// Calls of one route in one pipeline; one answer each, in order.
+    /// Sends calls of one route in one pipeline; returns one answer each, in order.
     fn call_all<'a>(
         &'a self,
         route: &'a Route,
         calls: Vec<Call>,
     ) -> BoxFuture<'a, Vec<Result<Answered<Value>, Failure>>>;
     fn route(&self, slot: u16) -> Route;
-    /// Tells when routes may have changed; `None` where they never do.
+    /// Yields an item when routes may have changed; `None` where they never do.
     fn changes(&self) -> Option<BoxStream<'static, ()>>;
-    /// Whether this runtime has a connection with room for a call for `slot`.
+    /// Returns true if this runtime has a connection with room for a call for `slot`.
     fn is_at_hand(&self, slot: u16) -> bool;
-    /// What the owner of `slot` has said of late, as far as it is known.
+    /// Returns when the owner of `slot` answered last, as far as that is known.
     fn hearing(&self, slot: u16) -> Hearing;
-    /// What its clock has said last, on this runtime's connection, if it is one alone.
+    /// Returns the newest clock sample of this runtime's connection, if there is only one server.
     fn anchor(&self) -> Option<Anchor>;
-    /// Since when the server has been running, if it is one alone and was asked: not later than that.
+    /// Returns a moment at or after the start of the server, if there is only one and it was asked.
     fn up_since(&self) -> Option<Moment>;
-    /// Succeeds when a server answers that we can work with.
+    /// Succeeds when a server answers that this library can work with.
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>>;
-    /// What is published on a channel of `slot`, read by `read`, which is the same for all who subscribe to it. The first
-    /// notice is [`Notice::AskAgain`], as soon as it is certain that none will be missed; another whenever some may have been.
+    /// Subscribes to a channel of `slot`, whose messages `read` reads; all subscribers of a channel pass the same
+    /// `read`.
+    ///
+    /// The first notification is [`Notice::AskAgain`], as soon as it is certain that none will be missed. Another one
+    /// comes whenever some may have been missed.
     fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
-    /// The same, if it is certain already that none will be missed: then no [`Notice::AskAgain`] comes first. Never waits.
+    /// Subscribes, if it is certain already that no notification will be missed: then no [`Notice::AskAgain`] comes
+    /// first. Never waits.
     fn subscribed(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
-    /// Tells `calls` what is published, and whether it would be, from the home, as long as somebody has it. `false` if there is no home.
-    /// Never waits.
+    /// Passes to `calls` what is published on a channel, and whether the subscription is live, while `calls` has an
+    /// owner. It runs in the background runtime. Never waits; returns `false` if there is no such runtime.
     fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Calls>) -> bool;
-    /// Whether any channel is subscribed: if not, there is no need to put the name of one together.
+    /// Returns true if any channel is subscribed: if not, the caller need not build a channel name.
     fn is_subscribing(&self) -> bool;
-    /// Names every key on every primary that `pattern` matches to `found`; one may come twice.
+    /// Passes every key on every primary that matches `pattern` to `found`; a key may come twice.
     fn scan<'a>(
         &'a self,
         pattern: &'a str,
         found: &'a mut (dyn FnMut(&str) + Send),
     ) -> BoxFuture<'a, Result<(), Failure>>;
-    /// What each server says of itself. Ends in time whatever they do.
+    /// Asks each server for its health. Ends in time, whatever the servers do.
     fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>>;
-    /// How busy it is.
+    /// Returns the load on this transport.
     fn traffic(&self) -> Traffic;
     fn clock(&self) -> Clock;
 }
 
-/// A transport to these servers. Connects at first use.
+/// Opens a transport to these servers. Connects at first use.
 pub(crate) fn open(topology: &Topology, options: &Options, home: &Home) -> Result<Arc<dyn Transport>> {
     Ok(Arc::new(router::Router::new(topology, options, home)?))
 }
 
-/// Transports to several servers that know nothing of each other, one to each.
+/// Opens one transport to each of several independent servers.
 pub(crate) fn open_voters(
     urls: &[String],
     tls: &Tls,
@@ -239,11 +246,11 @@ pub(crate) fn open_voters(
     Ok(voters.into_iter().map(|voter| Arc::new(voter) as Arc<dyn Transport>).collect())
 }
 
-/// Words with a blank between them, read from the front.
+/// Reader for words that are separated by one blank.
 pub(crate) struct Words<'a>(Option<&'a [u8]>);
 
 impl<'a> Words<'a> {
-    /// Of a reply: code, id, the server's time in seconds and microseconds, and what the code has behind it.
+    /// Reads the head of a reply: code, id, the server's time in seconds and microseconds, and the fields of the code.
     pub(crate) fn of(value: &'a Value) -> Option<Self> {
         let head = match value {
             Value::Array(items) => items.first()?,
@@ -262,7 +269,7 @@ impl<'a> Words<'a> {
         Some(&words[..length])
     }
 
-    /// A number as a server writes it. Each reply has several: the standard library's reader looks for UTF-8 first.
+    /// Reads a number in decimal digits. Each reply has several: the standard library's reader checks for UTF-8 first.
     pub(crate) fn number(&mut self) -> Option<u64> {
         let words = self.0?;
         let (mut number, mut length) = (0_u64, 0);
@@ -275,29 +282,29 @@ impl<'a> Words<'a> {
         (length > 0).then_some(number)
     }
 
-    /// The server's time, which is two of them.
+    /// Reads the server's time, which is two numbers.
     pub(crate) fn time(&mut self) -> Option<ServerTime> {
         let seconds = self.number()?.checked_mul(1_000_000)?;
         Some(ServerTime::from_micros(seconds.checked_add(self.number()?)?))
     }
 }
 
-/// What the reply to a call that names no acquisition has in place of its id.
+/// Stand-in for the id in the reply to a call that names no acquisition.
 pub(crate) const NO_ID: &[u8] = b"-";
 
-/// Whether a reply is one to a call that it repeats `echo` of: the second word of all of them.
+/// Returns true if the reply belongs to a call that it repeats `echo` of. All replies repeat it as their second word.
 fn is_reply_to(value: &Value, echo: &[u8]) -> bool {
     let id = Words::of(value).and_then(|mut words| words.word().and_then(|_| words.word()));
     id == Some(if echo.is_empty() { NO_ID } else { echo })
 }
 
-/// Whether a script has given a hold, or more of one.
+/// Returns true if the script granted a hold, or extended one.
 fn gives_hold(value: &Value) -> bool {
     let code = Words::of(value).and_then(|mut words| words.word());
     matches!(code, Some(b"granted" | b"renewed"))
 }
 
-/// The server's time in the reply of a script.
+/// Reads the server's time from the reply of a script.
 fn server_time(value: &Value) -> Option<ServerTime> {
     let mut words = Words::of(value)?;
     words.word()?;

@@ -1,4 +1,4 @@
-//! URLs of servers, and addresses of others that are reached the same way.
+//! URLs of servers, and addresses of other servers that are reached the same way.
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::topology::{Credentials, Tls};
 use crate::transport::tls::Connector;
 
-/// All URLs of a topology, at least one.
+/// Parses all URLs of a topology, of which there has to be at least one.
 pub(super) fn parse_all(urls: &[String], tls: &Tls) -> Result<Vec<ConnectionInfo>> {
     let infos = urls.iter().map(|url| parse(url)).collect::<Result<Vec<_>>>()?;
     let secure = infos.iter().filter(|info| speaks_tls(info)).count();
@@ -23,13 +23,13 @@ pub(super) fn parse_all(urls: &[String], tls: &Tls) -> Result<Vec<ConnectionInfo
         return invalid("either all URLs are rediss:// or none is");
     }
     if secure != 0 {
-        // For what it says of the certificates.
+        // Only for its errors about the certificates.
         Connector::new(tls)?;
     }
     Ok(infos)
 }
 
-/// The only URL of a topology.
+/// Parses the only URL of a topology.
 pub(super) fn parse_one(url: &str, tls: &Tls) -> Result<ConnectionInfo> {
     first(parse_all(&[url.to_owned()], tls)?)
 }
@@ -38,10 +38,11 @@ pub(super) fn first(infos: Vec<ConnectionInfo>) -> Result<ConnectionInfo> {
     infos.into_iter().next().map_or_else(|| invalid("it needs the URL of at least one node"), Ok)
 }
 
-/// Refuses URLs that cannot be of one cluster. Whether a database exists is the servers' answer: Valkey 9 can have several, other
-/// servers refuse all but 0.
+/// Refuses URLs that cannot be of one cluster. The servers decide if a database exists: Valkey 9 can have several,
+/// other servers refuse all but 0.
 pub(super) fn check_members(infos: &[ConnectionInfo]) -> Result<()> {
-    // All members are used with one database. Two services that list the same URLs in another order must not part ways.
+    // All members are used with one database. Two services that list the same URLs in another order must not end up in
+    // different databases.
     let mut databases = infos.iter().map(|info| info.redis_settings().db());
     if databases.next().is_some_and(|first| databases.any(|other| other != first)) {
         return invalid("the URLs of a cluster name different databases, and all members are used with one");
@@ -75,7 +76,7 @@ fn parse(url: &str) -> Result<ConnectionInfo> {
     Ok(info)
 }
 
-/// Returns the URL without TLS, if it has TLS: the library reads such URLs only with its own TLS, which is not used here.
+/// Returns the URL without TLS, if it has TLS: the library reads such URLs only with its own TLS, which is not in use.
 fn plain(url: &str) -> Option<String> {
     let (scheme, rest) = url.trim().split_once(':')?;
     let plain = match scheme.to_ascii_lowercase().as_str() {
@@ -100,7 +101,8 @@ fn is_socket(url: &str) -> bool {
     url.split_once(':').is_some_and(|(scheme, _)| scheme.ends_with("unix"))
 }
 
-/// Most likely the host is part of a password, which would be shown in errors, and sent to whoever resolves names.
+/// Returns true if an `@` follows the host. Then the host is most likely part of a password, which would appear in
+/// errors and be sent to a name server.
 fn at_sign_behind_host(url: &str) -> bool {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     rest.find(['/', '?', '#']).is_some_and(|end| rest[end..].contains('@'))
@@ -114,7 +116,8 @@ fn invalid<T>(reason: &str) -> Result<T> {
     Err(Error::InvalidOption { option: "topology", reason: reason.to_owned() })
 }
 
-/// A URL that does not parse. The library's text may quote the URL, password and all, so it is left out.
+/// Returns the error of a URL that does not parse. The library's text may quote the URL with its password, so it is
+/// left out.
 fn invalid_url() -> Error {
     Error::InvalidOption {
         option: "topology",
@@ -126,7 +129,7 @@ fn invalid_url() -> Error {
 pub(super) fn with_credentials(info: ConnectionInfo, credentials: Option<&Credentials>) -> ConnectionInfo {
     let Some(Credentials { user, password }) = credentials else { return info };
     let before = info.redis_settings();
-    // A user of the URL must not stay beside the password of another.
+    // A user of the URL must not stay beside the password of another user.
     let mut settings = RedisConnectionInfo::default().set_db(before.db());
     if !user.is_empty() {
         settings = settings.set_username(user);
@@ -137,7 +140,7 @@ pub(super) fn with_credentials(info: ConnectionInfo, credentials: Option<&Creden
     info.set_redis_settings(settings)
 }
 
-/// `host:port`.
+/// Returns `host:port`.
 pub(super) fn address_of(address: &ConnectionAddr) -> String {
     match address {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => format!("{host}:{port}"),
@@ -145,7 +148,7 @@ pub(super) fn address_of(address: &ConnectionAddr) -> String {
     }
 }
 
-/// The address of another node that is reached the same way.
+/// Returns the address of another node that is reached the same way.
 pub(super) fn with_host(template: &ConnectionAddr, host: &str, port: u16) -> ConnectionAddr {
     let host = host.to_owned();
     match template {

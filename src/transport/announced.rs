@@ -1,4 +1,4 @@
-//! Addresses that servers announce: the source of each, and where this process reaches it.
+//! Addresses that servers announce: the source of each, and the address at which this process reaches the server.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,7 +8,7 @@ use crate::shield::shielded;
 use crate::topology::{AddressSource, Remap};
 use crate::transport::slots::complete;
 
-/// The server that announces an address.
+/// Server that announces an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Announcer<'a> {
     /// Member of a cluster, by the address where it was asked.
@@ -32,7 +32,8 @@ impl Announcer<'_> {
     }
 }
 
-/// The announced addresses of one fleet. The rest of the fleet knows a node by the address where this process reaches it.
+/// Announced addresses of one fleet. The rest of the fleet knows a node by the address at which this process reaches
+/// it.
 pub(super) struct Announced {
     remap: Option<Remap>,
     /// Addresses that the user named.
@@ -45,7 +46,8 @@ impl Announced {
         Self { remap, named: named.into_iter().collect(), sources: Mutex::default() }
     }
 
-    /// Returns where to reach a server that is announced at `address`. A host that is left out is that of the announcer.
+    /// Returns the address at which to reach a server that is announced at `address`. Fills in the announcer's host if
+    /// the address has none.
     pub(super) fn hear(&self, address: &str, announcer: Announcer<'_>) -> String {
         let announced = complete(address, announcer.address());
         let Some(reached) = self.remapped(&announced) else {
@@ -56,7 +58,8 @@ impl Announced {
         reached
     }
 
-    /// `None` where it is the same. A mapping that panics is none: its panic hook has told.
+    /// Returns the mapped address; `None` if it is the same. A mapping that panics does not count: its panic hook has
+    /// reported it.
     fn remapped(&self, announced: &str) -> Option<String> {
         let remap = self.remap.as_ref()?;
         let (host, port) = announced.rsplit_once(':')?;
@@ -66,7 +69,8 @@ impl Announced {
         (reached != announced).then_some(reached)
     }
 
-    /// The first announcer stays the source: of each address there is one answer, whoever is asked next.
+    /// Notes the source of an address. The first announcer stays the source, so the answer does not depend on the
+    /// member that is asked next.
     fn note(&self, address: &str, source: impl FnOnce() -> AddressSource) {
         let mut sources = self.sources.lock();
         if !self.named.contains(address) && !sources.contains_key(address) {

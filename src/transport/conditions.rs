@@ -1,7 +1,8 @@
-//! Defects of servers that answer (memory, its policy, clocks): for `health`, for the log, which has each change once, and for
-//! a gauge. And the first connection of a manager, which the log has, too.
+//! Defects of servers that answer: memory, its policy, clocks. They go to `health`, to the log, which has each change
+//! once, and to a gauge. The log also has the first connection of a manager.
 //!
-//! Facts come from answers that are there anyway: refusals for memory, times in replies, and `INFO memory` on a new connection.
+//! The facts come from answers that are there anyway: refusals for memory, times in replies, and `INFO memory` on a new
+//! connection.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,19 +17,19 @@ use crate::lease::{Moment, ServerTime};
 use crate::meter::NodeFindings;
 use crate::shield::shielded;
 
-/// A refusal for memory counts for so long where the server may not be asked how much it uses.
+/// Time for which a refusal for memory counts, if the user may not ask for the memory in use.
 const MAX_REFUSAL_AGE: Duration = Duration::from_secs(60);
-/// Pause between two questions for the memory of a node, whoever connects.
+/// Pause between two questions for the memory of a node, over all connections.
 const MEMORY_PAUSE: Duration = Duration::from_secs(5);
 
-/// The addresses that the user named and the level of durability, for the log.
+/// Addresses that the user named, and level of durability, for the log.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Place {
     pub(crate) servers: String,
     pub(crate) durability: String,
 }
 
-/// The conditions of all servers of one manager. Log and gauge change outside of the mutex.
+/// Conditions of all servers of one manager. Log and gauge change outside of the mutex.
 #[derive(Debug)]
 pub(crate) struct Conditions {
     place: Place,
@@ -54,12 +55,12 @@ struct Condition {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Memory {
     pub(crate) used: u64,
-    /// Zero for no limit.
+    /// Limit in bytes; zero for none.
     pub(crate) max: u64,
     pub(crate) policy: String,
 }
 
-/// A change of one finding of one node, for the log.
+/// Change of one finding of one node, for the log.
 enum Change {
     Begins(String, NodeFinding),
     Ends(String, NodeFinding),
@@ -101,7 +102,7 @@ impl Conditions {
         }
     }
 
-    /// Whether the memory of a node is to be asked for on a new connection.
+    /// Returns true if the memory of a node is to be asked for on a new connection, and notes that.
     pub(super) fn begins_asking(&self, node: &str) -> bool {
         let now = self.clock.now();
         let mut nodes = self.nodes.lock();
@@ -133,7 +134,7 @@ impl Conditions {
         self.change(node, |known| known.refused = Some(now));
     }
 
-    /// Notes what a server's clock said between two moments.
+    /// Notes a reading of a server's clock, taken between two moments.
     pub(super) fn note_time(&self, node: &str, server: ServerTime, sent: Moment, answered: Moment) {
         let here = micros(Duration::from_nanos(sent.halfway_to(answered).as_nanos()));
         let server = i64::try_from(server.as_micros()).unwrap_or(i64::MAX);
@@ -142,12 +143,12 @@ impl Conditions {
         self.change(node, |known| known.clock = Some(reading));
     }
 
-    /// Findings of a server, without those of its clock, which are relative.
+    /// Returns the findings of a server, without those of its clock, which depend on other clocks.
     pub(super) fn memory_findings(&self, node: &str) -> Vec<NodeFinding> {
         self.nodes.lock().get(node).into_iter().flat_map(Condition::memory_findings).collect()
     }
 
-    /// Servers with findings.
+    /// Returns the servers with findings.
     pub(super) fn concerned(&self) -> Vec<String> {
         let nodes = self.nodes.lock();
         nodes.iter().filter(|(_, known)| !known.findings.is_empty()).map(|(node, _)| node.clone()).collect()
@@ -177,6 +178,7 @@ impl Conditions {
             None => change(nodes.entry(node.to_owned()).or_default()),
         }
         let changes = self.judge(&mut nodes);
+        // Log and gauge may call code of the user.
         drop(nodes);
         for change in changes {
             match change {
@@ -192,7 +194,7 @@ impl Conditions {
         }
     }
 
-    /// Judges all servers anew, since clocks are judged by each other.
+    /// Judges all servers anew, since their clocks are compared with each other.
     fn judge(&self, nodes: &mut BTreeMap<String, Condition>) -> Vec<Change> {
         let readings: Vec<_> = nodes.values().filter_map(|known| known.clock).collect();
         let mut skews = clock_skews(&readings, self.wall_ahead_us(), self.max_skew).into_iter();
@@ -213,7 +215,7 @@ impl Conditions {
         changes
     }
 
-    /// How far this machine's wall clock is ahead of the clock of moments.
+    /// Returns how far this machine's wall clock is ahead of the clock of moments, in microseconds.
     fn wall_ahead_us(&self) -> i64 {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         micros(wall).saturating_sub(micros(Duration::from_nanos(self.clock.now().as_nanos())))

@@ -1,13 +1,13 @@
-//! Requests as servers read them.
+//! Encoding of requests in RESP.
 
 use crate::digits::Digits;
 
 pub(super) const END: &[u8] = b"\r\n";
 
-/// What a part begins with, or a request: its kind, and how long it is.
+/// Appends the head of a part, or of a request: its kind, and its length.
 pub(super) fn head(bytes: &mut Vec<u8>, kind: u8, length: usize) {
     bytes.push(kind);
-    // Most are shorter than ten.
+    // Most lengths have one digit.
     match u8::try_from(length) {
         Ok(length @ 0..10) => bytes.push(b'0' + length),
         _ => bytes.extend_from_slice(Digits::of(length as u64).as_bytes()),

@@ -1,4 +1,4 @@
-//! Servers that tests are: they say what they are told to, when they are told to.
+//! Servers for tests, in this process: the test sets their answers, and when they come.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 #[cfg(feature = "tls")]
 pub(super) mod tls;
 
-/// What a server says of itself.
+/// Returns the answer to `HELLO`.
 pub(super) fn hello(mode: &str) -> String {
     hello_as(mode, "master")
 }
@@ -24,12 +24,12 @@ fn hello_as(mode: &str, role: &str) -> String {
     )
 }
 
-/// What each script answers.
+/// Answer to each script.
 const OK: &str = "$17\r\nok - 1700000000 0\r\n";
 
 pub(super) const TIME: &str = "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n";
 
-/// The command that begins at `from`, if it is there to its end.
+/// Returns the complete command that begins at `from`, and its end.
 pub(super) fn command(said: &[u8], from: usize) -> Option<(Vec<String>, usize)> {
     let text = std::str::from_utf8(said.get(from..)?).ok()?;
     let mut lines = text.split_inclusive("\r\n");
@@ -48,8 +48,8 @@ pub(super) fn command(said: &[u8], from: usize) -> Option<(Vec<String>, usize)> 
     Some((words, end))
 }
 
-/// Returns random numbers, of a seed that is printed or given, and how long a test with them takes: a second, or as many as are
-/// given.
+/// Returns random numbers and a time limit for a test. The seed is printed, or given in the environment; the time is
+/// one second, or as many as are given there.
 pub(super) fn randomness() -> (fastrand::Rng, Duration) {
     let given = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let seed = given("REDIS_RWLOCK_FUZZ_SEED").unwrap_or_else(|| fastrand::u64(..));
@@ -58,16 +58,16 @@ pub(super) fn randomness() -> (fastrand::Rng, Duration) {
     (fastrand::Rng::with_seed(seed), time)
 }
 
-/// How a server answers scripts, and everything else if it does not.
+/// Pace of the answers to scripts. All else is answered at once, unless the server answers nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pace {
-    /// Nothing is answered at all.
+    /// No request is answered at all.
     Never,
-    /// So many at a time, with this pause behind them.
+    /// Number of answers at a time, and the pause behind them.
     Every(usize, Duration),
 }
 
-/// A server on which every script succeeds.
+/// Server on which every script succeeds.
 pub(super) struct Fake {
     pub(super) addr: SocketAddr,
     pace: watch::Sender<Pace>,
@@ -79,11 +79,11 @@ struct Counts {
     connections: AtomicUsize,
     scripts: AtomicUsize,
     answered: AtomicUsize,
-    /// The most scripts that had come and were not answered.
+    /// Highest number of scripts that had come and were not answered.
     peak: AtomicUsize,
-    /// No script is known until one comes with its text.
+    /// True if no script is known until one comes with its text.
     knows_none: AtomicBool,
-    /// Whether the server is a replica.
+    /// True if the server is a replica.
     is_replica: AtomicBool,
 }
 
@@ -128,7 +128,7 @@ impl Fake {
     }
 }
 
-/// Reads all that comes as it comes, and answers at the pace.
+/// Reads all requests as they come, and answers at the pace.
 async fn serve(stream: TcpStream, mut pace: watch::Receiver<Pace>, counts: Arc<Counts>) {
     let (mut reading, mut writing) = stream.into_split();
     let (take, mut taken) = tokio::sync::mpsc::unbounded_channel::<String>();
@@ -158,7 +158,7 @@ async fn serve(stream: TcpStream, mut pace: watch::Receiver<Pace>, counts: Arc<C
             "HELLO" if counts.is_replica.load(Ordering::SeqCst) => hello_as("standalone", "replica"),
             "HELLO" => hello("standalone"),
             "TIME" => TIME.to_owned(),
-            // Nobody has the right, and it is no member of a cluster.
+            // The user may not ask, and the server is no member of a cluster.
             "ASKING" => "-NOPERM no\r\n".to_owned(),
             name if name.starts_with("EVAL") => {
                 let Pace::Every(most, pause) = *pace.borrow() else { return };

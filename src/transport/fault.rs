@@ -1,4 +1,4 @@
-//! What a node's answer means when it is not a reply: which errors prove that nothing ran, and which leave it open.
+//! Faults: meaning of a node's answer that is not a reply. Some errors prove that nothing ran, others leave it open.
 
 use std::io;
 use std::sync::Arc;
@@ -9,36 +9,37 @@ use crate::attempt::Failure;
 use crate::error::{AtNode, NoTls, NotPrimary, Refusal, Source};
 use crate::lease::Moment;
 
-/// Why a node did not carry out a call, as far as one node can tell.
+/// Reason why a node did not execute a call, as far as one node can tell.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The slot lives elsewhere. Nothing ran.
+    /// The slot belongs to another node. Nothing ran.
     Moved { address: String },
-    /// This key may live elsewhere already. Nothing ran.
+    /// Another node may have this key already. Nothing ran.
     Ask { address: String },
-    /// Not now. Nothing ran.
+    /// The node cannot now, and may later. Nothing ran.
     Again(Source),
-    /// Not a primary that serves: the address may lead to another server by now. Nothing ran.
+    /// The server is no primary that serves: the address may lead to another server by now. Nothing ran.
     WrongServer(Source),
     /// The script is not loaded. Nothing ran.
     NoScript,
-    /// Not this one, not later. Nothing ran.
+    /// The node refuses this call, and will refuse it later too. Nothing ran.
     Refused { refusal: Refusal, message: String },
-    /// The same, but a script was refused one of its commands, and may have written before.
+    /// The node refused a command within the script, which may have written before.
     Broken { refusal: Refusal, message: String },
-    /// It ran, and so few replicas have it that it counts for nothing.
+    /// The call ran, and too few replicas have it, so that it does not count.
     Unreplicated { asked: u8, acknowledged: u64 },
     /// No connection. Nothing was sent.
     NotSent(Option<Source>),
-    /// It may have run.
+    /// The call may have run.
     Unknown { stray_until: Moment, source: Option<Source> },
 }
 
 impl Fault {
-    /// An error that a node sent instead of a reply.
+    /// Classifies an error that a node sent instead of a reply.
     pub(super) fn of_server(error: &ServerError) -> Self {
         match Self::of_words(error) {
-            // All keys are read before anything is written, so a key of another type ends a script in time.
+            // Scripts read all keys before they write, so a key of another type ends a script before it changes
+            // anything.
             Self::Refused { refusal, message } if refusal != Refusal::ForeignKey && is_from_within(&message) => {
                 Self::Broken { refusal, message }
             }
@@ -57,7 +58,8 @@ impl Fault {
             "TRYAGAIN" | "CLUSTERDOWN" | "BUSY" => Self::Again(Arc::new(Answer(format!("{} {details}", error.code())))),
             "LOADING" | "MASTERDOWN" => Self::WrongServer(Arc::new(Answer(format!("{} {details}", error.code())))),
             "NOSCRIPT" => Self::NoScript,
-            // Also from within a script: its first write is refused, and a server does not change its role during a script.
+            // Also from within a script: its first write is refused, and a server does not change its role during a
+            // script.
             "READONLY" => Self::WrongServer(Arc::new(NotPrimary(format!("READONLY {details}")))),
             "MISCONF" | "NOREPLICAS" => refused(Refusal::ReadOnly),
             "OOM" => refused(Refusal::OutOfMemory),
@@ -82,7 +84,7 @@ impl Fault {
         }
     }
 
-    /// An error of the client library: from the server, or of the connection with something under way.
+    /// Classifies an error of the client library: from the server, or of the connection with a request under way.
     pub(super) fn of_request(error: RedisError, stray_until: Moment) -> Self {
         match server_error(&error) {
             Some(fault) => fault,
@@ -90,7 +92,7 @@ impl Fault {
         }
     }
 
-    /// An error while connecting: nothing of ours was sent yet.
+    /// Classifies an error while connecting: no request was sent yet.
     pub(super) fn of_dial(error: RedisError) -> Self {
         if error.kind() == ErrorKind::AuthenticationFailed {
             return Self::Refused {
@@ -107,7 +109,7 @@ impl Fault {
         }
     }
 
-    /// The same, where nobody sees any more which node it was.
+    /// Adds the node's address, for callers that do not know which node it was.
     pub(super) fn at(self, address: &str) -> Self {
         let at_node = |cause| Arc::new(AtNode { node: address.into(), cause });
         match self {
@@ -120,12 +122,12 @@ impl Fault {
         }
     }
 
-    /// Whether the server does not take writes as it is now, so that the connection is worth leaving.
+    /// Returns true if the server takes no writes in its present state, so that the connection is worth leaving.
     pub(super) fn is_of_no_primary(&self) -> bool {
         matches!(self, Self::WrongServer(_) | Self::Refused { refusal: Refusal::ReadOnly, .. })
     }
 
-    /// What somebody said, or the system.
+    /// Returns the error of the server or the operating system.
     pub(super) fn into_source(self) -> Option<Source> {
         match self.into_failure() {
             Failure::Unknown { source, .. } | Failure::NotDone { source } => source,
@@ -134,7 +136,7 @@ impl Fault {
         }
     }
 
-    /// What is left of a fault that nobody could follow.
+    /// Converts a fault that the router could not follow.
     pub(super) fn into_failure(self) -> Failure {
         match self {
             Self::Refused { refusal, message } => Failure::Refused { refusal, node: None, message },
@@ -153,15 +155,16 @@ impl Fault {
     }
 }
 
-/// What the operating system said, if it did: an error that callers know. Else what the library says.
+/// Returns the operating system's error, which callers can match, if there is one. Returns the library's error
+/// otherwise.
 fn cause_of(error: RedisError) -> Source {
     // The library keeps the stream's error in an `Arc`.
     let stream = std::error::Error::source(&error).and_then(|below| below.downcast_ref::<Source>()).cloned();
     stream.unwrap_or_else(|| Arc::new(error))
 }
 
-/// What it may mean that a connection with TLS did not come about: the server closes it, or waits for the end of what it takes
-/// for a command.
+/// Adds the likely reason why a TLS handshake failed: a server without TLS closes the connection, or waits for the end
+/// of what it takes for a command.
 pub(super) fn without_tls(fault: Fault) -> Fault {
     match fault {
         Fault::NotSent(Some(cause)) if cause.downcast_ref::<io::Error>().is_some_and(is_no_refusal) => {
@@ -175,13 +178,13 @@ fn is_no_refusal(error: &io::Error) -> bool {
     error.kind() != io::ErrorKind::ConnectionRefused
 }
 
-/// Whether an error came from a command within a script, which both servers say with the place in the script.
+/// Returns true if the error came from a command within a script. Redis and Valkey name the place in the script then.
 fn is_from_within(message: &str) -> bool {
     message.contains("@user_script:")
 }
 
-/// Names the commands of the line of a script that an error came from, where the server does not: Redis 7.0 says of a missing
-/// right no more than the place.
+/// Names the commands in the script line that an error came from, where the server does not. Redis 7.0 names only the
+/// place of a command that the user may not run.
 pub(super) fn with_command(fault: Fault, script: &str) -> Fault {
     match fault {
         Fault::Broken { refusal, message } => {
@@ -204,7 +207,7 @@ fn commands_at(message: &str, script: &str) -> Option<String> {
     (!commands.is_empty()).then(|| commands.join(" or "))
 }
 
-/// The fault in an error that carries a server's words.
+/// Finds the fault in an error that carries a server's words.
 fn server_error(error: &RedisError) -> Option<Fault> {
     let code = error.code()?;
     let text = format!("-{code} {}\r\n", error.detail().unwrap_or_default());
@@ -214,7 +217,7 @@ fn server_error(error: &RedisError) -> Option<Fault> {
     }
 }
 
-/// The fault in an error of a TLS handshake, if it is about a certificate.
+/// Finds the fault in an error of a TLS handshake, if it is about a certificate.
 #[cfg(feature = "tls")]
 fn of_handshake(error: &RedisError) -> Option<Fault> {
     use rustls::AlertDescription as Alert;
@@ -223,7 +226,8 @@ fn of_handshake(error: &RedisError) -> Option<Fault> {
     let handshake: &rustls::Error = stream.downcast_ref::<std::io::Error>()?.get_ref()?.downcast_ref()?;
     let refusal = match handshake {
         rustls::Error::InvalidCertificate(_) => Refusal::Untrusted,
-        // Of ours, or of its absence. It comes after the handshake, and may be lost with the connection.
+        // Alert about our certificate, or about its absence. It comes after the handshake, and may be lost with the
+        // connection.
         rustls::Error::AlertReceived(
             Alert::CertificateRequired
             | Alert::BadCertificate
@@ -244,7 +248,7 @@ fn of_handshake(_: &RedisError) -> Option<Fault> {
     None
 }
 
-/// Splits what came back into a reply and a fault.
+/// Splits a value into a reply and a fault.
 pub(super) fn reply(value: Value) -> Result<Value, Fault> {
     match value {
         Value::ServerError(error) => Err(Fault::of_server(&error)),

@@ -1,10 +1,13 @@
-//! Several nodes of which one owns a slot: a cluster, or a primary that Sentinels move.
+//! Fleet: several nodes of which one owns a slot. It is a cluster, or a primary that Sentinels move.
 //!
-//! Who owns what is a map that the guide tells: the members of a cluster, or the Sentinels. It is asked when something was
-//! silent, refused or redirected, and when a connection breaks: a healthy fleet is not asked. A node that was silent is
-//! *suspect*: as long as one is, the guide is asked again and again, never the suspect itself, until it answers or owns
-//! nothing any more. So a shard works again as soon as the others know its new primary, whatever the old one does. One that
-//! cannot serve its slots is suspect until it does: cut off from the others it would name itself for ever.
+//! The map of owners comes from the map source: the members of a cluster, or the Sentinels. The fleet asks it after a
+//! silence, a refusal or a redirection, and when a connection breaks: a healthy fleet sends no questions.
+//!
+//! A silent node is *suspect*, until it answers or owns nothing any more. Meanwhile the fleet asks the map source again
+//! and again, but never the suspect itself. So a shard works again as soon as the others know its new primary, whatever
+//! the old one does.
+//!
+//! A node that cannot serve its slots is suspect until it can: cut off from the others it would name itself for ever.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -37,21 +40,21 @@ use crate::transport::secrets::Secrets;
 use crate::transport::sentinels::Sentinels;
 use crate::transport::slots::{Moved, SlotMap};
 
-/// Pause between two questions to the guide while a node is suspect.
+/// Pause between two questions to the map source while a node is suspect.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 const MAX_LOOK_AGAIN: Duration = Duration::from_millis(400);
-/// How long it takes until all members have heard of a failover.
+/// Time until all members know of a failover.
 const NEWS: Duration = Duration::from_secs(2);
-/// For so long a slot counts as migrating after a node has said so.
+/// Time for which a slot counts as migrating after a node has said so.
 const MIGRATION: Duration = Duration::from_secs(1);
-/// How many suspects are asked at a time whether they answer again.
+/// Limit for suspects that are asked at one time whether they answer again.
 const MAX_SUSPECTS_ASKED: usize = 8;
 
 pub(super) struct Fleet {
     me: Weak<Self>,
     map_source: MapSource,
     announced: Announced,
-    /// How to connect to a node but for its address.
+    /// Connection settings of all nodes, without an address.
     template: ConnectionInfo,
     secrets: Arc<Secrets>,
     limits: Limits,
@@ -60,46 +63,46 @@ pub(super) struct Fleet {
     nodes: Mutex<HashMap<String, Arc<Node>>>,
     map: watch::Sender<SlotMap>,
     suspects: Mutex<HashMap<String, Doubt>>,
-    /// How many there are: mostly none, which is then all that a call has to know.
+    /// Number of suspects: mostly none, and then a call need not know more.
     suspect_count: AtomicUsize,
-    /// Slots of which some keys were elsewhere of late, and until when that counts.
+    /// Slots of which some keys were elsewhere recently, and the end of the time for which that counts.
     migrating: Mutex<HashMap<u16, Moment>>,
-    /// How many there are: mostly none.
+    /// Number of migrating slots: mostly none.
     migrating_count: AtomicUsize,
     looking: AtomicBool,
-    /// Somebody asks suspects whether they answer.
+    /// True while a task asks suspects whether they answer.
     asking_suspects: AtomicBool,
-    /// The look-out goes on until then, whatever is known.
+    /// Moment until which the refresh loop goes on, whatever is known.
     look_until: Mutex<Moment>,
-    /// One question at a time.
+    /// Lock for one question at a time, with the last outcome.
     refresh_lock: tokio::sync::Mutex<Asked>,
     map_refreshes: AtomicU64,
     map_refreshes_tally: Tally,
-    /// What the log has been told.
+    /// Map as the log has reported it.
     told: Mutex<SlotMap>,
     outages: Arc<Outages>,
     conditions: Arc<Conditions>,
-    /// Of nodes that are forgotten.
+    /// Reconnections to nodes that are forgotten.
     past_reconnects: AtomicU64,
 }
 
-/// When the last question came to its end, and how.
+/// End of the last question, and its outcome.
 type Asked = Option<(Moment, Result<(), DialFault>)>;
 
-/// Why a node is suspect.
+/// Reason why a node is suspect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Doubt {
-    /// It does not answer.
+    /// The node does not answer.
     Silent,
-    /// It answers that it cannot serve its slots.
+    /// The node answers that it cannot serve its slots.
     Refuses,
 }
 
-/// Whom to ask who owns a slot.
+/// Source of the map.
 enum MapSource {
     /// Any member of the cluster.
     Members(Mutex<Members>),
-    /// The Sentinels, who name one primary for all slots.
+    /// Sentinels, which name one primary for all slots.
     Sentinels(Sentinels),
 }
 
@@ -195,14 +198,14 @@ impl Fleet {
         })
     }
 
-    /// The node at `host:port`, with a connection as soon as it is used.
+    /// Returns the node at `host:port`. It connects at first use.
     pub(super) fn node(&self, address: &str) -> Result<Arc<Node>, Fault> {
         let mut nodes = self.nodes.lock();
         if let Some(node) = nodes.get(address) {
             return Ok(Arc::clone(node));
         }
         let fleet = Weak::clone(&self.me);
-        // The server went away, or threw us out: others know what has become of it.
+        // The server went away, or closed the connection: others know what became of it.
         let on_loss: OnLoss = Arc::new(move || {
             if let Some(fleet) = fleet.upgrade() {
                 fleet.look_in_background();
@@ -227,17 +230,17 @@ impl Fleet {
         Some(with_host(self.template.addr(), host, port.parse().ok()?))
     }
 
-    /// The address of a slot's owner, as far as is known.
+    /// Returns the address of a slot's owner, as far as is known.
     pub(super) fn owner_address(&self, slot: u16) -> Option<Arc<str>> {
         self.map.borrow().owner(slot).cloned()
     }
 
-    /// Whether no other node is known to own the slot.
+    /// Returns true if no other node is known to own the slot.
     pub(super) fn leaves(&self, slot: u16, to: &Node) -> bool {
         self.map.borrow().owner(slot).is_none_or(|owner| **owner == *to.address())
     }
 
-    /// Tells when the map was asked for again, and may have changed.
+    /// Yields the map after each refresh and each move; it may be unchanged.
     pub(super) fn changes(&self) -> watch::Receiver<SlotMap> {
         self.map.subscribe()
     }
@@ -256,12 +259,12 @@ impl Fleet {
         }
     }
 
-    /// Returns where to reach a server that a member announced at `address`.
+    /// Returns the address at which to reach a server that a member announced at `address`.
     pub(super) fn hear(&self, address: &str, member: &str) -> String {
         self.announced.hear(address, Announcer::Member(member))
     }
 
-    /// Notes that one slot has moved, as a member announced; others may have too.
+    /// Notes that one slot has moved, as a member announced; others may have moved, too.
     pub(super) fn moved(self: &Arc<Self>, slot: u16, address: &str, member: &str) -> Result<Arc<Node>, Fault> {
         let address = self.hear(address, member);
         self.map.send_modify(|map| map.set_owner(slot, &address));
@@ -269,17 +272,18 @@ impl Fleet {
         self.node(&address)
     }
 
-    /// Source of a node's address.
+    /// Returns the source of a node's address.
     pub(super) fn address_source(&self, address: &str) -> AddressSource {
         self.announced.source(address)
     }
 
-    /// A node's address for errors: with its source, unless the user named it.
+    /// Returns a node's address for errors: with its source, unless the user named it.
     fn shown(&self, address: &str) -> String {
         shown(address, &self.announced.source(address))
     }
 
-    /// Where a key of the slot is has to be asked each time: its owner sends on what has gone already.
+    /// Notes that a slot migrates: its owner redirects requests for keys that have gone already, so each goes one by
+    /// one.
     pub(super) fn migrates(&self, slot: u16) {
         let now = self.clock.now();
         let mut migrating = self.migrating.lock();
@@ -299,7 +303,7 @@ impl Fleet {
         migrating.contains_key(&slot)
     }
 
-    /// A node answered.
+    /// Notes that a node answered.
     pub(super) fn trust(&self, node: &Node) {
         if self.suspect_count.load(Ordering::Acquire) > 0 {
             self.change_suspects(|suspects| {
@@ -308,7 +312,7 @@ impl Fleet {
         }
     }
 
-    /// A node was silent, or cannot serve its slots any more: others are asked who owns them now.
+    /// Notes that a node was silent, or cannot serve its slots any more. Others are asked for the owner.
     pub(super) fn suspect(self: &Arc<Self>, node: &Node, doubt: Doubt) {
         self.change_suspects(|suspects| {
             suspects.insert(node.address().to_owned(), doubt);
@@ -326,7 +330,7 @@ impl Fleet {
         self.suspect_count.store(suspects.len(), Ordering::Release);
     }
 
-    /// Returns when another node than this suspect owns the slot; never for a node that is trusted.
+    /// Resolves when another node than this suspect owns the slot; never for a node that is trusted.
     pub(super) async fn abandoned(&self, slot: u16, node: &Node) {
         if !self.suspects(node) {
             return std::future::pending().await;
@@ -339,21 +343,23 @@ impl Fleet {
         }
     }
 
-    /// The same as something that is done from time to time though nothing is wrong: never to a cluster, whose map is large and
-    /// whose nodes redirect. Sentinels are asked who the primary is: an old one that they have not reached yet does not say.
+    /// Asks the Sentinels for the primary, as a regular check though nothing is wrong. An old primary that they have
+    /// not reached yet does not say that it was replaced.
+    ///
+    /// Never asks a cluster, whose map is large and whose nodes redirect.
     pub(super) fn look_from_time_to_time(self: &Arc<Self>) {
         if let MapSource::Sentinels(_) = self.map_source {
             self.look_in_background();
         }
     }
 
-    /// Something has changed, of which not everybody knows yet.
+    /// Refreshes the map for [`NEWS`] after a change, of which not all members know yet.
     pub(super) fn look_for_news(self: &Arc<Self>) {
         *self.look_until.lock() = self.clock.now().after(NEWS);
         self.look_in_background();
     }
 
-    /// Asks the guide until no owner is suspect. One task does.
+    /// Refreshes the map until no owner is suspect. One task does so at a time.
     pub(super) fn look_in_background(self: &Arc<Self>) {
         if self.looking.swap(true, Ordering::SeqCst) {
             return;
@@ -368,18 +374,18 @@ impl Fleet {
                 fleet.ask_suspects_in_background();
                 drop(fleet.ask_in_turn(None).await);
                 drop(fleet);
-                // Also when all is well: questions come at this rate at most.
+                // Also when all is well: it limits the rate of questions.
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(MAX_LOOK_AGAIN);
                 if looking.0.upgrade().is_none_or(|fleet| fleet.ends_look_out()) {
-                    // Its end is marked already, and another may have begun.
+                    // The flag is clear already, and another loop may have set it again.
                     return looking.let_go();
                 }
             }
         });
     }
 
-    /// The guide is asked meanwhile: one that stays silent holds nothing up.
+    /// Asks suspects in a task of its own: a silent one must not delay the question to the map source.
     fn ask_suspects_in_background(self: &Arc<Self>) {
         if self.asking_suspects.swap(true, Ordering::SeqCst) {
             return;
@@ -388,8 +394,8 @@ impl Fleet {
         self.home.spawn(async move { asking.0.ask_suspects().await });
     }
 
-    /// Asks silent suspects that own slots as far as anybody knows: one that answers is trusted again, whoever has work for
-    /// it.
+    /// Asks silent suspects that own slots, as far as is known. Trusts one that answers, even if no caller has a
+    /// request for it.
     async fn ask_suspects(&self) {
         let mut silent: Vec<String> = {
             let map = self.map.borrow();
@@ -412,7 +418,8 @@ impl Fleet {
         }
     }
 
-    /// Ends the look-out if all is well. A node that becomes suspect at the same time finds it either ended or going on.
+    /// Ends the refresh loop if all is well. A node that becomes suspect at the same time finds the loop either ended
+    /// or going on.
     fn ends_look_out(&self) -> bool {
         if !self.is_well() {
             return false;
@@ -420,12 +427,13 @@ impl Fleet {
         if let MapSource::Members(members) = &self.map_source {
             members.lock().begin_again();
         }
+        // Cleared before the second look: a suspect that this look misses finds the flag clear, and begins a loop.
         self.looking.store(false, Ordering::SeqCst);
-        // Taken up again, unless somebody else has begun another meanwhile.
+        // A node became suspect meanwhile: goes on, unless another loop has begun.
         self.is_well() || self.looking.swap(true, Ordering::SeqCst)
     }
 
-    /// Whether all owners answer. A suspect that owns nothing stays one as long as it might be asked.
+    /// Returns true if all owners answer. Keeps a suspect that owns nothing while it is a member, which might be asked.
     fn is_well(&self) -> bool {
         if self.clock.now() < *self.look_until.lock() {
             return false;
@@ -446,24 +454,24 @@ impl Fleet {
         }
     }
 
-    /// Asks the guide for the owner of a slot, once for all who ask at the same time: what it does not say now it will not
-    /// say to the next one either.
+    /// Asks the map source for the owner of a slot, once for all callers at the same time: an answer that it does not
+    /// have now it will not have for the next caller either.
     async fn refresh_unless_known(&self, slot: u16) -> Result<(), Fault> {
         self.ask_at_home(Some(slot)).await
     }
 
-    /// Takes the first map that somebody who is not suspect tells.
+    /// Takes the first map that a member which is not suspect gives.
     pub(super) async fn refresh(&self) -> Result<(), Fault> {
         self.ask_at_home(None).await
     }
 
-    /// The question is asked in the home: whoever has the right to ask goes on, whatever becomes of its caller.
+    /// Asks in the background runtime: the task that holds the lock goes on, whatever becomes of its caller.
     async fn ask_at_home(&self, slot: Option<u16>) -> Result<(), Fault> {
         let (tell, told) = oneshot::channel();
         let fleet = Weak::clone(&self.me);
         self.home.spawn(async move {
             if let Some(fleet) = fleet.upgrade() {
-                // Nobody may wait for it any more.
+                // The caller may have gone.
                 drop(tell.send(fleet.ask_in_turn(slot).await));
             }
         });
@@ -475,7 +483,7 @@ impl Fleet {
         }
     }
 
-    /// Asks, unless it is for the owner of a slot that is known by then.
+    /// Asks the map source, unless it is for the owner of a slot that is known by then.
     async fn ask_in_turn(&self, slot: Option<u16>) -> Result<(), Fault> {
         let mut last = self.refresh_lock.lock().await;
         if let Some(slot) = slot {
@@ -509,7 +517,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// The log hears of each slot that has another owner than when it heard of it last.
+    /// Reports each slot in the log that has another owner than in the last report.
     fn tell_news(&self, map: &SlotMap) {
         self.outages.retain(|node| map.has(node) || self.is_member(node));
         self.conditions.retain(|node| map.has(node) || self.is_member(node));
@@ -517,7 +525,7 @@ impl Fleet {
         let before = std::mem::replace(&mut *self.told.lock(), map.clone());
         let is_first = before.is_empty();
         for Moved { slots, owner, was } in map.moves_since(&before) {
-            // Behind Sentinels one has all.
+            // Behind Sentinels one primary has all slots.
             let slots = matches!(self.map_source, MapSource::Members(_)).then_some(&*slots);
             shielded(|| match owner {
                 Some(owner) if is_first => events::primary_found(slots, &owner, &self.address_source(&owner)),
@@ -529,8 +537,10 @@ impl Fleet {
         }
     }
 
-    /// Forgets nodes that own nothing, but for those that the user named. Whoever still waits for one keeps it until then. One
-    /// connection stays, be it that of the one that told so: that it breaks is what tells of changes.
+    /// Forgets nodes that own nothing, except those that the user named. A caller that still waits for one keeps it
+    /// alive.
+    ///
+    /// One connection stays, if only that of the member that gave the map: its end would tell of changes.
     fn forget_others(&self, map: &SlotMap) {
         let nodes: Vec<_> = self.nodes.lock().values().cloned().collect();
         let has_owner = nodes.iter().any(|node| map.has(node.address()) && node.is_connected());
@@ -543,13 +553,13 @@ impl Fleet {
                 MapSource::Sentinels(_) => false,
             };
             if !is_kept && self.nodes.lock().remove(node.address()).is_some() {
-                // Its next connection, if there is one, is a new node's first.
+                // A later connection to this address belongs to a new node, and counts as its first.
                 self.past_reconnects.fetch_add(node.reconnects(), Ordering::Relaxed);
             }
         }
     }
 
-    /// A node of this fleet that is asked once, and not kept unless it is known already.
+    /// Returns a node of this fleet that is asked once. It is not kept unless it is known already.
     pub(super) fn passing_node(&self, address: &str) -> Result<Arc<Node>, Fault> {
         if let Some(node) = self.nodes.lock().get(address) {
             return Ok(Arc::clone(node));
@@ -557,12 +567,12 @@ impl Fleet {
         self.new_node(address, None).map(Arc::new)
     }
 
-    /// The map as it is known.
+    /// Returns the present map.
     pub(super) fn known_map(&self) -> SlotMap {
         self.map.borrow().clone()
     }
 
-    /// The addresses that the user named, of a cluster.
+    /// Returns the addresses that the user named, of a cluster.
     pub(super) fn seeds(&self) -> Vec<Arc<str>> {
         match &self.map_source {
             MapSource::Members(members) => members.lock().seeds(),
@@ -601,8 +611,8 @@ impl Fleet {
             return Ok(());
         }
         fastrand::shuffle(&mut owners);
-        // A few in the place of all: a cluster of which no primary can be reached is found out as soon, and a large one is not
-        // dialled as a whole by each process that starts.
+        // A few in place of all: if no primary can be reached, that shows as soon. A starting process does not dial all
+        // nodes of a large cluster.
         let mut answers: FuturesUnordered<_> = owners.iter().take(MAX_ASKED).map(|owner| self.greet(owner)).collect();
         let mut fault = Ok(());
         while let Some(answer) = answers.next().await {
@@ -619,8 +629,10 @@ impl Fleet {
         node.ready().await.map_err(|fault| fault.at(node.shown()))
     }
 
-    /// Asks few members at a time until one tells, all were asked, or time is over: then the next question goes on with those
-    /// that were not asked yet. A round begins when the one before has failed, or is slow.
+    /// Asks a few members at a time until one gives a map, all were asked, or time is over.
+    ///
+    /// The next question goes on with members that were not asked yet. A round begins when the one before has failed,
+    /// or is slow.
     async fn ask_members(&self, members: &Mutex<Members>) -> Result<SlotMap, Fault> {
         let response_timeout = self.limits.response_timeout;
         let time_is_over = tokio::time::sleep(response_timeout * 2);
@@ -655,7 +667,7 @@ impl Fleet {
                         None if unasked > 0 => break,
                         None => return Err(fault),
                     },
-                    // Before the next round: a busy machine may find both over.
+                    // Checked before the next round: on a busy machine both timers may be over.
                     () = &mut time_is_over => return Err(fault),
                     () = &mut is_slow, if unasked > 0 => break,
                 }
@@ -663,7 +675,7 @@ impl Fleet {
         }
     }
 
-    /// Whom to ask next. What is known of nodes is copied first: calls need its locks.
+    /// Returns the members to ask next. Copies what is known of nodes first: calls need those locks.
     fn next_members(&self, members: &Mutex<Members>) -> Vec<Arc<str>> {
         let suspects = self.suspects.lock().clone();
         let mut nodes: Vec<_> = self.nodes.lock().values().cloned().collect();
@@ -685,7 +697,7 @@ impl Fleet {
             let map = map.filter(|map| !map.is_empty());
             map.ok_or_else(|| Fault::NotSent(Some(Arc::new(Answer("it knows no slots".to_owned())))))
         };
-        // To connect takes time, too; a connection that comes later serves the next question.
+        // The time covers the connection, too; a connection that comes later serves the next question.
         let answer = tokio::time::timeout(self.limits.response_timeout, asking).await;
         let silence = || Fault::NotSent(Some(Arc::new(Answer("no answer in time".to_owned()))));
         let answer = answer.unwrap_or_else(|_| Err(silence())).map_err(|fault| fault.at(&self.shown(&address)));
@@ -693,11 +705,11 @@ impl Fleet {
     }
 }
 
-/// Marks the look-out as ended, also when its runtime drops it.
+/// Marks the refresh loop as ended, also when its runtime drops it.
 struct Looking(Weak<Fleet>);
 
 impl Looking {
-    /// Ends without a mark.
+    /// Ends without clearing the flag.
     fn let_go(mut self) {
         self.0 = Weak::new();
     }
@@ -752,7 +764,7 @@ mod tests {
         };
         tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the look-out ends");
         tokio::task::yield_now().await;
-        // Its own and that of the only node's connection.
+        // One of the loop, and one of the only node's connection.
         assert!(Arc::weak_count(&fleet) <= 2, "the look-out holds on to the fleet's memory");
     }
 
@@ -765,11 +777,11 @@ mod tests {
     #[derive(Default)]
     struct Shared {
         dead: Mutex<HashSet<IpAddr>>,
-        /// Who was connected to, and who was asked for the map, in order.
+        /// Nodes that a client connected to, and nodes that were asked for the map, in order.
         connected: Mutex<Vec<IpAddr>>,
         asked: Mutex<Vec<IpAddr>>,
         died: tokio::sync::Notify,
-        /// The dead keep connections, and say nothing.
+        /// True if dead nodes keep connections, and say nothing.
         are_silent: AtomicBool,
         kept: Mutex<Vec<tokio::net::TcpStream>>,
     }
@@ -804,7 +816,7 @@ mod tests {
             Self { port, shared }
         }
 
-        /// As `CLUSTER SLOTS` tells it: each primary has a replica.
+        /// Returns the reply to `CLUSTER SLOTS`: each primary has a replica.
         fn map(port: u16) -> Arc<str> {
             let mut map = format!("*{PRIMARIES}\r\n");
             for n in 0..PRIMARIES {
@@ -886,7 +898,7 @@ mod tests {
         }
         // The seed owns slot 0.
         assert_eq!(crowd.counts(), (3, 1), "whoever has nothing to ask asks nobody");
-        // One slot moves: those that are connected are asked, once.
+        // One slot moves: the connected members are asked, once.
         let moved = format!("{}:{}", address(7), crowd.port);
         assert!(fleet.moved(0, &moved, &moved).is_ok());
         let ended = async {
@@ -939,7 +951,7 @@ mod tests {
         let crowd = Crowd::start().await;
         let fleet = crowd.fleet(Duration::from_secs(1));
         assert!(fleet.ready().await.is_ok(), "the seed answers");
-        // The look-out for the lost connection would ask in between.
+        // The refresh loop for the lost connection would ask in between.
         fleet.looking.store(true, Ordering::SeqCst);
         crowd.shared.are_silent.store(true, Ordering::SeqCst);
         crowd.kill_all_but(&[]);
@@ -949,7 +961,7 @@ mod tests {
             assert!(fleet.refresh().await.is_err(), "nobody answers");
             assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
             let connected = crowd.counts().0;
-            // One round at its beginning, and each time that half a response timeout is over.
+            // One round at its beginning, and one each time that half a response timeout is over.
             assert!((1..=4 * MAX_ASKED).contains(&(connected - before)), "{}", connected - before);
             before = connected;
         }

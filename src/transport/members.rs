@@ -1,51 +1,52 @@
-//! All members of a cluster that were ever seen, and who of them is asked for the map next.
+//! All members of a cluster that were ever seen, and the choice among them for the next question for the map.
 //!
-//! Replicas are members like others: when the primaries that are known have all been replaced, they know by whom. Members
-//! that no map names any more are kept as well, since the map may have been a wrong one; of these only so many. They are
-//! asked last, and believed only if they still know a node that the others knew: by now their address may be that of a
-//! member of another cluster. The nodes that the user named are always believed.
+//! Replicas are members like others: when all known primaries have been replaced, the replicas know the new ones.
+//!
+//! A member that no map names any more is kept as well, since the map may have been wrong; the number of these is
+//! limited. They are asked last, and their map counts only if it still has a node of the newest map: by now their
+//! address may belong to another cluster. The maps of nodes that the user named always count.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::transport::slots::SlotMap;
 
-/// How many are asked at a time.
+/// Limit for members that are asked at one time.
 pub(super) const MAX_ASKED: usize = 3;
-/// How many members are kept that the newest map does not name.
+/// Limit for members that the newest map does not name.
 const MAX_UNLISTED: usize = 1024;
 
-/// What speaks for or against asking a member, best first.
+/// Preference among members, best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Standing {
     Connected,
     Unconnected,
     Suspect,
-    /// The newest map does not name it.
+    /// The newest map does not name the member.
     Unlisted,
 }
 
 #[derive(Debug)]
 pub(super) struct Members {
     roll: HashMap<Arc<str>, Member>,
-    /// Within one cycle nobody is asked twice.
+    /// Number of the cycle. No member is asked twice within one.
     cycle: u64,
-    /// How many maps there have been.
+    /// Number of maps so far.
     maps: u64,
-    /// What the nodes of the newest one call themselves.
+    /// Node ids in the newest map.
     ids: HashSet<String>,
     last_to_answer: Option<Arc<str>>,
-    /// In which cycle it did.
+    /// Cycle in which that member answered.
     answered_in: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Member {
-    /// In which cycle it was asked last.
+    /// Cycle in which the member was asked last.
     asked: u64,
-    /// Which map was the last to name it.
+    /// Number of the last map that named the member.
     listed: u64,
-    /// The user named it: it is never forgotten.
+    /// True if the user named the member: it is never forgotten.
     is_seed: bool,
 }
 
@@ -76,9 +77,11 @@ impl Members {
         self.last_to_answer.as_deref() == Some(address)
     }
 
-    /// Whom to ask in the next round: others than in the rounds before, until all were asked. As long as there are some with
-    /// an open connection, only these. Suspects are asked when nobody else has answered: an old primary that is cut off from
-    /// the others would name itself. After them come those that the newest map does not name.
+    /// Returns the members to ask in the next round: others than in the rounds before, until all were asked.
+    ///
+    /// While there are members with an open connection, only these are asked. Suspects are asked when no other member
+    /// has answered: an old primary that is cut off from the others would name itself. After them come members that the
+    /// newest map does not name.
     pub(super) fn next(&mut self, standing: impl Fn(&str) -> Standing) -> Vec<Arc<str>> {
         let mut candidates = self.unasked(&standing);
         let has_answer = self.answered_in == self.cycle;
@@ -100,7 +103,7 @@ impl Members {
         asked
     }
 
-    /// Who was not asked in this cycle, in the order in which they are to be.
+    /// Returns the members that were not asked in this cycle, in the order in which to ask them.
     fn unasked(&self, standing: impl Fn(&str) -> Standing) -> Vec<(Standing, u64, Arc<str>)> {
         let unasked = self.roll.iter().filter(|(_, member)| member.asked < self.cycle);
         let standing = |address: &str, member: &Member| match self.is_listed(member) {
@@ -119,7 +122,7 @@ impl Members {
         member.is_seed || member.listed == self.maps
     }
 
-    /// Whether this map is one of our cluster. A member that is not is forgotten.
+    /// Returns true if this map is one of our cluster. Forgets the member otherwise.
     pub(super) fn believes(&mut self, address: &str, map: &SlotMap) -> bool {
         let is_listed = self.roll.get(address).is_some_and(|member| self.is_listed(member));
         let is_ours = is_listed || self.ids.is_empty() || !self.ids.is_disjoint(map.ids());
@@ -129,12 +132,12 @@ impl Members {
         is_ours
     }
 
-    /// The next question is a new one: whoever has an open connection comes first again.
+    /// Begins a new cycle: members with an open connection come first again.
     pub(super) fn begin_again(&mut self) {
         self.cycle += 1;
     }
 
-    /// A member has told a map.
+    /// Notes a map that a member gave.
     pub(super) fn answered(&mut self, address: &Arc<str>, map: &SlotMap) {
         self.maps += 1;
         self.ids.clone_from(map.ids());
@@ -147,7 +150,8 @@ impl Members {
         self.forget_unlisted();
     }
 
-    /// Those that were not named for the longest time go first, of these any. Whoever answered last stays, whatever it said.
+    /// Forgets members above the limit. Those that maps have not named for the longest time go first, at random among
+    /// equals. The member that answered last stays, whatever its map said.
     fn forget_unlisted(&mut self) {
         let unlisted = self.roll.iter().filter(|(_, member)| member.listed < self.maps && !member.is_seed);
         let mut unlisted: Vec<_> =

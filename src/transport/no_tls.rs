@@ -1,14 +1,14 @@
-//! In place of TLS where the cargo feature `tls` is off: URLs that need it are refused before this is used.
+//! Stand-in for TLS where the cargo feature `tls` is off: URLs that need it are refused before this is used.
 
 use crate::error::Result;
 use crate::topology::Tls;
 
-/// Nothing that could connect.
+/// Connector that connects nothing.
 #[derive(Clone)]
 pub(super) struct Connector;
 
 impl Connector {
-    /// Takes any certificates: without URLs that need them they are refused elsewhere.
+    /// Takes any certificates. They are refused elsewhere unless URLs need them.
     pub(super) fn new(_: &Tls) -> Result<Self> {
         Ok(Self)
     }

@@ -1,9 +1,11 @@
-//! One server: the connections that everybody shares, and a pool for what needs a connection to itself.
+//! Node: one server, with the connections that callers share, and a few for calls that need one to themselves.
 //!
-//! The hot path keeps the shared [connection](lines) of its runtime, because a pool's `get` costs a round trip. Only so many
-//! requests are under way on it: whoever finds no [room] waits, which costs nothing but the caller's patience, and the response
-//! timeout begins when a request is sent. A connection is given up when a request had no answer and nobody else either since
-//! that was sent: what still comes on it is never believed.
+//! The hot path keeps the shared [connection](lines) of its runtime, because a pool's `get` costs a round trip. The
+//! number of requests in flight on it is limited: a caller that finds no [room] waits here, and the response timeout
+//! begins when its request is sent.
+//!
+//! A connection is given up when a request had no answer, and no other caller had one since it was sent. An answer that
+//! still comes on it never counts.
 
 use std::fmt;
 use std::iter;
@@ -67,10 +69,11 @@ mod tests;
 mod tls;
 mod wire;
 
-/// An older anchor is not used: at 1 % its error would pass the clock margin.
+/// Limit for the age of a clock sample: at a clock error of 1 % an older one would be wrong by more than
+/// `clock_margin`.
 const MAX_ANCHOR_AGE: Duration = Duration::from_secs(5);
 
-/// What all nodes of a manager have in common.
+/// Settings that all nodes of a manager share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) response_timeout: Duration,
@@ -90,26 +93,26 @@ impl Limits {
     }
 }
 
-/// What a node is expected to be.
+/// Expected kind of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
     Standalone,
-    /// One of several that know nothing of each other. It is asked how long it has been running.
+    /// Master of a quorum: one of several independent servers. It is asked for its uptime.
     Voter,
     ClusterMember,
 }
 
-/// How a call travels to a node that is about to own its slot.
+/// Form of a call: for the owner of its slot, or behind `ASKING` for a node that is about to own it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Admission {
     Owner,
     Asking,
 }
 
-/// Called when a server has closed a shared connection.
+/// Callback for a server that has closed a shared connection.
 pub(super) type OnLoss = Arc<dyn Fn() + Send + Sync>;
 
-/// Belongings of a node that it shares with others: who hears of what happens to it, and its secrets.
+/// Values that a node gets from its creator: recipients of its events, source of its address, and secrets.
 #[derive(Clone)]
 pub(super) struct Reports {
     pub(super) on_loss: Option<OnLoss>,
@@ -137,7 +140,7 @@ impl Reports {
 pub(super) struct Node {
     lines: Arc<Lines>,
     apart: Apart,
-    /// For what is to be on replicas before it counts.
+    /// Connections for requests that count only on replicas.
     lanes: Option<Lanes>,
     limits: Limits,
     clock: Clock,
@@ -167,7 +170,7 @@ impl Node {
         &self.lines.address
     }
 
-    /// The address for errors: with its source, unless the user named it.
+    /// Returns the address for errors: with its source, unless the user named it.
     pub(super) fn shown(&self) -> &str {
         &self.lines.shown
     }
@@ -176,17 +179,17 @@ impl Node {
         self.lines.id
     }
 
-    /// A connection of its own for what is subscribed. Both are told within the task that reads it.
+    /// Dials a connection of its own for subscriptions. The task that reads it calls both handlers.
     pub(super) async fn dial_link(&self, on_loss: OnLoss, hear: Hear) -> Result<Connection, DialFault> {
         self.lines.dial_link(on_loss, hear).await
     }
 
-    /// The number of this runtime's connection, and what is known by it of the server's clock; `None` without one.
+    /// Returns the number of this runtime's connection, and its clock sample; `None` without a connection.
     pub(super) fn anchor(&self) -> Option<(u64, Anchor)> {
         self.lines.current().map(|live| (live.number, *live.anchor.lock()))
     }
 
-    /// How many connections were made in place of another.
+    /// Returns how many connections replaced another one.
     pub(super) fn reconnects(&self) -> u64 {
         self.lines.reconnects()
     }
@@ -207,12 +210,12 @@ impl Node {
         Hearing { served: self.lines.served(), is_silent: self.lines.silence.is() }
     }
 
-    /// Whether this runtime has a connection with room.
+    /// Returns true if this runtime has a connection with room.
     pub(super) fn is_at_hand(&self) -> bool {
         !self.lines.silence.is() && self.lines.current().is_some_and(|live| live.space.has_room())
     }
 
-    /// Returns when the node is not silent, or after a response timeout with the reason why it is.
+    /// Returns when the node is not silent, or after a response timeout with the reason of the silence.
     pub(super) async fn word(&self) -> Result<(), Fault> {
         self.lines.word().await
     }
@@ -258,7 +261,7 @@ impl Node {
 
     async fn ask_replicated(&self, lanes: &Lanes, calls: Calls) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
         self.word().await?;
-        // Whoever cannot be connected with says so here.
+        // A node that cannot be reached fails here, with its reason.
         self.lines.live().await?;
         lanes.ask(calls).await
     }
@@ -272,8 +275,8 @@ impl Node {
         loop {
             self.word().await?;
             let live = self.lines.live().await?;
-            // Whoever has room and is polled gives it back within a response timeout, answered or not, but for a second
-            // one with the text of a script.
+            // A polled caller gives its permit back within one response timeout, or within two if it sends the text of
+            // a script.
             if let Some(_room) = live.space.take(precedence, self.limits.response_timeout * 2).await
                 && live.is_open()
             {
@@ -295,7 +298,7 @@ impl Node {
         }
     }
 
-    /// Sends calls in one pipeline; one answer each, in order.
+    /// Sends calls in one pipeline; returns one answer each, in order.
     pub(super) async fn call_all(&self, calls: &[Call]) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
         let all: Vec<_> = calls.iter().collect();
         let mut answers = self.send_all(&all, Load::Digest).await?;
@@ -307,14 +310,14 @@ impl Node {
                 Err(Fault::Unknown { stray_until, source }) => unknown.into_iter().for_each(|n| {
                     answers[n] = Err(Fault::Unknown { stray_until, source: source.clone() });
                 }),
-                // Not done, as it was before.
+                // The script did not run, and their answers say so already.
                 Err(_) => {}
             }
         }
         Ok(answers)
     }
 
-    /// Only the first has the text, if any: those behind it are of the same script.
+    /// Sends calls in one pipeline. Only the first has the text, if any: the others are of the same script.
     async fn send_all(&self, calls: &[&Call], first: Load) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
         if let Some(lanes) = self.lanes.as_ref().filter(|_| calls.iter().any(|call| call.grants)) {
             let calls = calls.iter().map(|&call| call.clone()).collect();
@@ -332,7 +335,7 @@ impl Node {
         Ok(pairs.map(|(call, value)| self.lines.answered(live, call, sent, value)).collect())
     }
 
-    /// Asks a question that changes nothing. Whoever asks has a pace of its own, and waits for nobody's word.
+    /// Asks a question that changes nothing. Does not wait for a prober: its callers have pauses of their own.
     pub(super) async fn ask(&self, question: &Cmd) -> Result<Value, Fault> {
         self.ask_now(Request::Command(question)).await
     }
@@ -349,19 +352,19 @@ impl Node {
         fault::reply(self.lines.in_time(&live, sent, reply).await?)
     }
 
-    /// Succeeds when the server answers that we can work with.
+    /// Succeeds when the server answers, and this library can work with it.
     pub(super) async fn ready(&self) -> Result<(), Fault> {
         self.word().await?;
-        // Also what goes in the background has its connection from the beginning.
+        // Background requests get their connection from the beginning, too.
         let (tell, told) = oneshot::channel();
         let lines = Arc::clone(&self.lines);
         self.lines.home.spawn(async move {
-            // Whether it has one shows when it is needed.
+            // A failure shows when the connection is needed.
             drop(lines.live().await);
             tell.send(()).unwrap_or_default();
         });
         self.lines.live().await?;
-        // In time, or later.
+        // The background connection may also come later.
         drop(tokio::time::timeout(self.limits.response_timeout, told).await);
         Ok(())
     }
@@ -401,8 +404,10 @@ impl Node {
 }
 
 impl Lines {
-    /// Waits for what was sent at `sent`, for as long as a reply is believed. Without one the connection is given up, unless
-    /// it brought others theirs of late: each reply is given to its own request, and a late one to nobody.
+    /// Waits for the reply to a request of the moment `sent`, as long as a reply counts.
+    ///
+    /// Without a reply the connection is given up, unless it brought other callers their answers recently. Each reply
+    /// goes to its own request, and a late one to no caller.
     async fn in_time<T>(
         self: &Arc<Self>,
         live: &Arc<Live>,
@@ -431,11 +436,12 @@ impl Lines {
             Err(_) => {
                 let fault = self.unanswered(stray_until);
                 live.space.is_back(sent, now);
-                // Answers of its first moments do not say that it works still.
+                // Answers of the first half do not prove that the connection still works.
                 let of_late = sent.after(response_timeout / 2);
                 if !live.has_answered_since(of_late) {
                     self.give_up(live);
-                    // One that stood still itself knows nothing of the node, nor does a call apart, which may take long.
+                    // A process that stood still itself knows nothing about the node. Nor does a call apart, which may
+                    // take long.
                     if !live.is_apart && now.since(sent) < response_timeout * 2 {
                         self.is_missed(live, sent, now, &fault);
                     }
@@ -445,7 +451,8 @@ impl Lines {
         }
     }
 
-    /// A connection has brought nothing of late to what was sent then. Nor has the node, unless another connection to it has.
+    /// Notes that a connection brought no recent answer after a request of the moment `sent`. The outage of the node
+    /// begins, unless another connection to it has had answers.
     fn is_missed(self: &Arc<Self>, live: &Arc<Live>, sent: Moment, now: Moment, fault: &Fault) {
         let of_late = sent.after(self.limits.response_timeout / 2);
         if let Fault::Unknown { source, .. } = fault
@@ -475,7 +482,7 @@ impl Lines {
             }
         })?;
         if !is_reply_to(&value, call.echo()) {
-            // The connection hands out replies to the wrong callers. Ours may still be under way.
+            // The connection gives replies to the wrong callers. This request may still be under way.
             self.give_up(live);
             return Err(Fault::Unknown {
                 stray_until: sent.after(lease::stray_span(self.limits.response_timeout, self.limits.clock_margin)),
@@ -491,7 +498,7 @@ impl Lines {
         Ok(Answered { sent, server, node: self.id, value })
     }
 
-    /// Now, and the server's time after which a call that is sent now must not be carried out any more.
+    /// Returns the present moment, and the server time after which the server must refuse a call that is sent now.
     async fn not_after(self: &Arc<Self>, live: &Arc<Live>) -> Result<(Moment, ServerTime), Fault> {
         let mut now = self.clock.now();
         let mut anchor = *live.anchor.lock();
@@ -513,8 +520,10 @@ impl Lines {
     }
 }
 
-/// The reply to a call behind `ASKING`. Refused that, a node sends the call back to where it came from, and so on; but one that
-/// owns the slot by then, or is no member of a cluster, carries it out all the same.
+/// Returns the reply to a call behind `ASKING`.
+///
+/// A node that refuses `ASKING` redirects the call to its origin, and so on without end: then the refusal counts. A
+/// node that owns the slot by then, or is no member of a cluster, executes the call all the same.
 fn admitted(asking: Value, reply: Value) -> Result<Value, Fault> {
     match (fault::reply(asking), &reply) {
         (Err(refusal), Value::ServerError(error)) if !matches!(Fault::of_server(error), Fault::Broken { .. }) => {

@@ -1,6 +1,8 @@
-//! Which nodes cannot be used, and since when: for the log, which tells each change once, and for a gauge.
+//! Nodes that cannot be used, and the beginning of each outage: for the log, which has each change once, and for a
+//! gauge.
 //!
-//! By address: a fleet forgets a node that owns nothing and meets it again, and then knows nothing of what was before.
+//! Kept by address: a fleet forgets a node that owns nothing, and a later node at that address knows nothing of the
+//! past.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -10,7 +12,7 @@ use parking_lot::Mutex;
 use crate::lease::Moment;
 use crate::meter::UnusableNodes;
 
-/// The gauge changes outside of the mutex: whoever counts is not ours.
+/// Nodes that cannot be used. The gauge changes outside of the mutex: its recorder is the user's code.
 #[derive(Default)]
 pub(super) struct Outages {
     nodes: Mutex<HashMap<String, (Trouble, Moment)>>,
@@ -18,17 +20,18 @@ pub(super) struct Outages {
     on_trouble: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// What is wrong with a node.
+/// Trouble with a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Trouble {
-    /// It does not answer.
+    /// The node does not answer.
     Silent,
-    /// It answers, and will not have us.
+    /// The node answers, and refuses this client.
     Refuses,
 }
 
 impl Outages {
-    /// Something is wrong with a node, since then if nothing was before. Whether that is news.
+    /// Notes trouble with a node, which began at `since` if there was none before. Returns true if the log does not
+    /// have it.
     pub(super) fn begins(&self, node: &str, trouble: Trouble, since: Moment) -> bool {
         let mut nodes = self.nodes.lock();
         let known = nodes.get(node).copied();
@@ -45,13 +48,13 @@ impl Outages {
         is_news
     }
 
-    /// Sets what is to be done whenever something is wrong with a node.
+    /// Sets the action that runs whenever a node is in trouble.
     pub(super) fn on_trouble(&self, act: Box<dyn Fn() + Send + Sync>) {
         // Set once, by the router.
         drop(self.on_trouble.set(act));
     }
 
-    /// Something is wrong with a node, silent or not.
+    /// Runs that action. The trouble may be a silence or anything else.
     pub(super) fn tell_trouble(&self) {
         if let Some(act) = self.on_trouble.get() {
             act();
@@ -63,14 +66,14 @@ impl Outages {
         self.nodes.lock().keys().cloned().collect()
     }
 
-    /// It does what it is asked. Since when it has not, if that is news.
+    /// Notes that a node works again. Returns the beginning of the outage, if there was one.
     pub(super) fn ends(&self, node: &str) -> Option<Moment> {
         let (_, since) = self.nodes.lock().remove(node)?;
         self.count.fewer(1);
         Some(since)
     }
 
-    /// Nobody will ask those again that are no members any more.
+    /// Forgets nodes that are no members any more: no caller will ask them again.
     pub(super) fn retain(&self, is_member: impl Fn(&str) -> bool) {
         let mut nodes = self.nodes.lock();
         let before = nodes.len();

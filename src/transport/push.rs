@@ -1,37 +1,51 @@
-//! Wake-ups: what waiters are told without asking, on connections that carry nothing but subscriptions.
+//! Notifications for waiters, and recalls, on connections that carry nothing but subscriptions.
 //!
-//! Each channel is subscribed at the node that owns its slot as far as is known: its *home*. A node that is home to
-//! channels has a [`link`], one connection and one task; no other node has. One more task, the keeper, moves channels
-//! whose slots have moved, and ends what nobody needs any more: a channel *lingers* for a while after its last waiter,
-//! so that a lock that is fought for does not subscribe at every hand-over. All of this is there once for each runtime that
-//! waits: a message is read where it is waited for, and a runtime that ends or stands still keeps it from no other.
+//! Each channel is subscribed at the known owner of its slot, on its *owner link*. A node that owns channels has one
+//! such [`link`], which is one connection and one task; no other node has any.
 //!
-//! What a server has subscribed is known from its pushes alone. They name their channel and come in the order in which
-//! it did what they say, so after `ssubscribe` no message is missed until `sunsubscribe`, whoever asked for either. They
-//! are handled by the task that reads the connection, and so are messages: from there to the waiter is one hop. Every
-//! confirmation tells the channel's waiters to ask again, since what was published before it woke nobody.
+//! One more task, the keeper, moves channels whose slots have moved, and ends channels without a listener. A channel
+//! *lingers* for a while after its last waiter, so that a contended lock does not subscribe at every hand-over.
+//!
+//! Each runtime with waiters has links and a keeper of its own. So a message is read where its waiter waits, and a
+//! runtime that ends or stands still delays no other.
+//!
+//! Only its pushes tell what a server has subscribed. They name their channel, and come in the order in which the
+//! server acted. So after `ssubscribe` no message is missed until `sunsubscribe`, whatever caused either.
+//!
+//! The task that reads the connection handles pushes and messages: from there to the waiter is one hop. Every
+//! confirmation makes the channel's waiters ask again, since a message before it woke none of them.
 //!
 //! # Anchors
 //!
-//! A message may carry a deadline by the clock of the server that published it. It is judged by an anchor that the main
-//! connection to the same node has: a request sent at the local moment `s`, answered with the server's time `t`. The
-//! server read `t` after `s`, so its clock reaches a deadline `d` no earlier here than `s + (d - t)`, but for the clocks'
-//! rates. When the message itself is read does not enter. So one that lay in a socket while this process stood still is
-//! judged rightly: if no request was answered since, the anchor is as old as the pause and is refused for its age; if one
-//! was, `t` is later, and the deadline is over. An answer that lay in the socket as well was too late for its request and
-//! made no anchor.
+//! A message may carry a deadline by the clock of the server that published it. The process judges it by a clock sample
+//! of the main connection to the same node: a request sent at the local moment `s`, answered with the server's time
+//! `t`.
 //!
-//! An anchor is refused if it is older than [`Pace::anchor_age_most`], if its node is suspect, or if its main connection is
-//! newer than the last answer on the link: the message might come from a server that has been replaced since.
+//! The server read `t` after `s`. So its clock reaches a deadline `d` no earlier here than `s + (d - t)`, but for the
+//! clocks' rates. The moment at which the process reads the message does not enter.
 //!
-//! Waiters are told, and let go, with no lock of ours: their wakers are the user's, and may do anything.
+//! So a message that lay in a socket while this process stood still is judged rightly. If no request was answered
+//! since, the clock sample is as old as the pause, and is refused for its age. If one was, `t` is later, and the
+//! deadline is over. An answer that lay in the socket as well was too late for its request, and gave no clock sample.
+//!
+//! A clock sample is refused in three cases:
+//!
+//! * It is older than [`Pace::anchor_age_most`].
+//! * Its node is suspect.
+//! * Its main connection is newer than the last answer on the link: a server that has been replaced since may have sent
+//!   the message.
+//!
+//! Waiters are notified, and let go, with no lock of ours held: their wakers are the user's, and may do anything.
 //!
 //! # Calls
 //!
-//! A process that keeps a lock hears on another channel who waits for it ([`Calls`]). These channels are served in the
-//! [home](crate::home), whatever the callers' runtimes do. There may be one for each lock, so they are small, and whoever keeps a
-//! lock need not say that it does so no more: the keeper finds it out. What is kept may be relied on only while it would be heard, so a link
-//! with such channels pings its node, and each break of a subscription is told.
+//! A process with a cached hold listens on another channel for recalls ([`Calls`]). These channels are served in the
+//! [background runtime](crate::home), whatever the callers' runtimes do. There may be one for each lock, so they are
+//! small.
+//!
+//! A process that drops a cached hold need not unsubscribe: the keeper finds that out. A cached hold may be used only
+//! while its subscription is live. So a link with such channels pings its node, and reports each break of a
+//! subscription.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -69,25 +83,25 @@ mod link;
 #[cfg(test)]
 mod tests;
 
-/// So many channels more than at the last look are reason for another one.
+/// Number of new channels after the last look that causes another one.
 const BURST: usize = 1024;
 
-/// How long things are kept.
+/// Times and limits of subscriptions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// How often everything is subscribed again, whatever the server said before.
+    /// Pause between two subscriptions of all channels, whatever the server said before.
     pub(super) refresh: Duration,
-    /// How long a channel stays after its last waiter: the next contention is likely to come soon.
+    /// Time for which a channel stays after its last waiter: the next contention is likely to come soon.
     pub(super) linger: Duration,
-    /// The most channels of waiters that stay without one; those that have been so the longest go first.
+    /// Limit for channels of waiters that linger; those that linger the longest go first.
     pub(super) lingering_most: usize,
-    /// The same of channels by which calls come. These are not subscribed again and again.
+    /// Limit for channels of recalls that linger. These are not subscribed again and again.
     pub(super) lingering_calls_most: usize,
-    /// An older anchor is not trusted: two heartbeats of a waiter.
+    /// Limit for the age of a clock sample: two heartbeats of a waiter.
     pub(super) anchor_age_most: Duration,
-    /// How long a node may take to answer.
+    /// Time limit for an answer of a node.
     pub(super) response_timeout: Duration,
-    /// How often a node is pinged at which calls are listened for.
+    /// Pause between two pings to a node that owns channels of recalls.
     pub(super) ping: Duration,
 }
 
@@ -97,8 +111,9 @@ impl Pace {
             refresh: Duration::from_secs(5),
             linger: Duration::from_secs(10),
             lingering_most: 1024,
-            // A hold stays if its lock's calls are heard when it is asked for: as many must linger as may stay, or locks that are
-            // used in turn push each other's out.
+            // A hold can be cached if its recall channel is subscribed when the hold is requested. So as many channels
+            // must be able to linger as holds may be cached. Otherwise locks that are used in turn would push out each
+            // other's channels.
             lingering_calls_most: options.idle_holds_max,
             anchor_age_most: Duration::from_secs(2),
             response_timeout: options.response_timeout,
@@ -110,32 +125,32 @@ impl Pace {
 /// All subscriptions of one transport. Dropping it ends them.
 pub(super) struct Push {
     common: Arc<Common>,
-    /// Those of each runtime.
+    /// Subscriptions of each runtime.
     of: Mutex<Vec<(Id, Arc<Shared>)>>,
 }
 
-/// What those of all runtimes have in common.
+/// State that the subscriptions of all runtimes share.
 struct Common {
     slot_owners: SlotOwners,
     clock: Clock,
-    /// Where calls are listened for.
+    /// Runtime that serves channels of recalls.
     home: Home,
     pace: Pace,
-    /// How many channels there are: mostly none, which is then all that there is to know.
+    /// Number of channels: mostly none, and then a caller need not know more.
     count: AtomicUsize,
-    /// Somebody has been told that a right is missing.
+    /// True once the log has a warning about the missing right to subscribe.
     is_refusal_told: AtomicBool,
 }
 
-/// The subscriptions of one runtime, whose tasks all run there.
+/// Subscriptions of one runtime, whose tasks all run there.
 struct Shared {
     common: Arc<Common>,
-    /// How many of the channels are here.
+    /// Number of channels of this runtime.
     count: AtomicUsize,
     subscriptions: Mutex<Subscriptions>,
-    /// A channel has no home.
+    /// Wakes the keeper when a channel has no owner link.
     strayed: Notify,
-    /// The runtime has.
+    /// True once the runtime has ended.
     has_ended: AtomicBool,
 }
 
@@ -154,50 +169,50 @@ struct Subscriptions {
     links: HashMap<LinkId, Link>,
     /// Channels without a waiter, in the order in which they lost their last, and when that was.
     lingering: Lingering,
-    /// The same of those by which calls come, once it was found.
+    /// Channels of recalls without a cached hold, once the keeper found that.
     lingering_calls: Lingering,
-    /// Runs as long as there are channels.
+    /// Task that runs while there are channels.
     keeper: Option<AbortHandle>,
-    /// How many channels were left when somebody looked for those that nobody keeps any more.
+    /// Number of channels after the last look for channels without a listener.
     looked_at: usize,
     last_number: u64,
     last_link: Option<LinkId>,
-    /// Whoever is to be told that its subscription has broken, when no lock is held.
+    /// Recall handlers that have to learn of a break, once no lock is held.
     broken: Vec<Arc<Calls>>,
 }
 
 type Lingering = BTreeMap<NonZeroU64, (Arc<str>, Instant)>;
 
-/// What is known of a link by those who are not its task.
+/// State of a link for all but its task.
 struct Link {
     node: Arc<Node>,
     wake: Arc<Notify>,
     task: AbortHandle,
-    /// Pushes of an earlier connection count for nothing.
+    /// Number of the present connection. Pushes of an earlier one do not count.
     connection: u64,
-    /// Present when it is to be replaced.
+    /// Present if the connection is to be replaced.
     lost: Option<Lost>,
-    /// What the server has subscribed on this connection beside the channels that are confirmed here: it is to be ended.
+    /// Subscribed channels that are not wanted on this link: the task unsubscribes them.
     leftovers: HashSet<Arc<str>>,
-    /// Channels at which the task shall look. Pushes add none that this process has not asked for since the last look.
+    /// Channels that the task has to look at. Pushes add none that this process has not asked for since the last look.
     todo: VecDeque<Arc<str>>,
     /// Channels of the last commands whose confirmation has not come.
     awaited: VecDeque<Arc<str>>,
-    /// Bound of the requests for channels that the server ends unasked.
+    /// Limit for repeated subscriptions of channels that the server ends unasked.
     ended: Throttle,
-    /// Until when what this connection has subscribed is heard.
+    /// Time until which the subscriptions of this connection are live.
     fresh: Arc<Fresh>,
-    /// Somebody may rely on that.
+    /// True if a cached hold may depend on a subscription here.
     is_kept: bool,
-    /// The main connection before the last commands were sent.
+    /// Number of the main connection before the last commands were sent.
     asked: Option<u64>,
-    /// The main connection before commands were sent of which one was answered.
+    /// Number of the main connection before commands were sent of which one was answered.
     proven: Option<u64>,
     must_prove: bool,
 }
 
 impl Link {
-    /// Its runtime has, most likely.
+    /// Returns true if the task has ended, most likely with its runtime.
     fn has_ended(&self) -> bool {
         self.task.is_finished()
     }
@@ -206,14 +221,14 @@ impl Link {
         Standing { epoch, fresh: Arc::clone(&self.fresh) }
     }
 
-    /// Somebody may rely on it.
+    /// Starts the pings, for cached holds that may depend on this link.
     fn is_pinged_from_now_on(&mut self) {
         if !std::mem::replace(&mut self.is_kept, true) {
             self.wake.notify_one();
         }
     }
 
-    /// A channel that was at home here is so no more.
+    /// Gives up a channel that belonged to this link.
     fn lets_go(&mut self, name: &Arc<str>, channel: &Channel) {
         if channel.is_confirmed {
             self.leftovers.insert(Arc::clone(name));
@@ -234,7 +249,7 @@ impl Link {
     }
 }
 
-/// Where a push comes from.
+/// Connection that a push comes from.
 #[derive(Clone, Copy)]
 struct Origin {
     link: LinkId,
@@ -247,13 +262,13 @@ impl fmt::Debug for Push {
     }
 }
 
-/// A listener of a channel.
+/// Place of a listener in a channel.
 struct Place {
     channel: Arc<str>,
     number: NonZeroU64,
 }
 
-/// Ends one waiter's subscription.
+/// Ends one waiter's subscription when it is dropped.
 struct Unsubscribe {
     shared: Weak<Shared>,
     place: Place,
@@ -284,27 +299,28 @@ impl Push {
         self.common.count.load(Ordering::Acquire) > 0
     }
 
-    /// The first notice is [`Notice::AskAgain`], as soon as the channel is confirmed at its home. It is served by this runtime,
-    /// and ends with it.
+    /// Subscribes. The first notification is [`Notice::AskAgain`], as soon as the channel is confirmed on its owner
+    /// link. The subscription is served by this runtime, and ends with it.
     pub(super) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Subscription {
         let (sender, notices) = attempt::notices();
-        // Outside of a runtime it panics here and not under the lock, which the subscription needs to be dropped.
+        // Panics here outside of a runtime, not under the lock, which a drop of the subscription needs.
         let (shared, place) = self.add(&Handle::current(), slot, channel, read, Listener::Waiter(sender));
         Subscription { notices, _end: Box::new(Unsubscribe::new(&shared, place)) }
     }
 
-    /// Tells `calls` what is published, from the home, as long as somebody has it. `false` if there is no home. Never waits.
+    /// Passes published messages to `calls`, in the background runtime, while `calls` has an owner. Never waits;
+    /// returns `false` if there is no such runtime.
     pub(super) fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Calls>) -> bool {
         let Some(home) = self.common.home.runtime() else {
             return false;
         };
-        // The task of a link is spawned within.
+        // The task of a link is spawned within this context.
         let _in_home = home.enter();
         self.add(&home, slot, channel, read, Listener::Keeper(Arc::downgrade(calls)));
         true
     }
 
-    /// Answers what the listener is known by there.
+    /// Adds a listener, and returns its place.
     fn add(
         &self,
         runtime: &Handle,
@@ -325,19 +341,20 @@ impl Push {
                 shared
             }
         };
-        // Under this lock: what is in use is not taken for what is not.
+        // Under the lock of the list, so that no other thread removes the entry before it counts as used.
         let (place, is_kept) = shared.subscribe(slot, channel, read, listener);
         drop(of);
         shared.tell_broken();
         if !is_kept {
-            // With no lock held: a runtime that is shutting down drops the task within this call, and what it leaves needs them.
+            // With no lock held: a runtime that shuts down drops the task within this call, and the drop needs the
+            // locks.
             let keeper = process::spawn_on(runtime, Arc::clone(&shared).keep()).abort_handle();
             shared.subscriptions.lock().keeper = Some(keeper);
         }
         (shared, place)
     }
 
-    /// Only if the channel is confirmed at its home now, which is not in doubt.
+    /// Subscribes only if the channel is confirmed on its owner link now, and the node there is not suspect.
     pub(super) fn subscribed(&self, channel: &str) -> Option<Subscription> {
         if !self.is_in_use() {
             return None;
@@ -365,11 +382,11 @@ impl Shared {
         self.common.count.fetch_add(channels.wrapping_sub(before), Ordering::AcqRel);
     }
 
-    /// And whether there is somebody who keeps it in order.
+    /// Adds a listener. Returns its place, and true if the keeper runs.
     fn subscribe(self: &Arc<Self>, slot: u16, channel: &str, read: ReadNotice, listener: Listener) -> (Place, bool) {
         let mut subscriptions = self.subscriptions.lock();
         subscriptions.bury();
-        // The keeper looks once a second only. Names that are never used again may be many by then.
+        // The keeper looks only once a second. By then there may be many names that are never used again.
         if subscriptions.channels.len() > subscriptions.looked_at + self.pace.lingering_calls_most.max(BURST) {
             subscriptions.tidy(&self.pace);
         }
@@ -402,8 +419,9 @@ impl Shared {
 }
 
 impl Shared {
-    /// Ends all of them. Whoever waits learns that nothing will come.
+    /// Ends all subscriptions of the runtime. Waiters learn that nothing will come.
     fn end(&self) {
+        // Taken out of the lock: dropped listeners wake their waiters.
         let mut subscriptions = std::mem::take(&mut *self.subscriptions.lock());
         self.counts(0);
         let links = subscriptions.links.values().map(|link| &link.task);
@@ -412,10 +430,10 @@ impl Shared {
         subscriptions.broken.into_iter().for_each(|calls| calls.tell_broken());
     }
 
-    /// Whoever relied on what has broken by now is told.
+    /// Tells recall handlers that their subscriptions have broken.
     fn tell_broken(&self) {
         let broken = std::mem::take(&mut self.subscriptions.lock().broken);
-        // What they tell may go to a user's subscriber of `tracing`.
+        // They may log to a user's subscriber of `tracing`.
         for calls in broken {
             shielded(|| calls.tell_broken());
         }
@@ -451,7 +469,7 @@ impl Subscriptions {
         Place { channel: Arc::clone(name), number }
     }
 
-    /// Nobody listens to a channel any more.
+    /// Notes that a channel has no listener any more.
     fn begin_to_linger(&mut self, name: &Arc<str>) {
         let number = self.next_number();
         if let Some(channel) = self.channels.get_mut(name).filter(|channel| channel.lingers.is_none()) {
@@ -461,14 +479,14 @@ impl Subscriptions {
         }
     }
 
-    /// Channels that nobody keeps any more begin to linger, and of these those go that are too many.
+    /// Lets channels linger that no cached hold needs any more, and removes those above the limits.
     fn tidy(&mut self, pace: &Pace) {
         self.note_kept_no_more();
         self.bound_lingering(pace);
         self.looked_at = self.channels.len();
     }
 
-    /// Those go that linger the longest, if there are too many.
+    /// Removes the channels that linger the longest, as long as there are too many.
     fn bound_lingering(&mut self, pace: &Pace) {
         let bounds = [(Purpose::Turns, pace.lingering_most), (Purpose::Calls, pace.lingering_calls_most)];
         for (purpose, most) in bounds {
@@ -480,7 +498,7 @@ impl Subscriptions {
         }
     }
 
-    /// The shared name of a channel, which is there afterwards.
+    /// Returns the shared name of a channel, and adds the channel if it is new.
     fn name(&mut self, channel: &str, new: impl FnOnce() -> Channel) -> Arc<str> {
         if let Some((name, _)) = self.channels.get_key_value(channel) {
             return Arc::clone(name);
@@ -490,14 +508,14 @@ impl Subscriptions {
         name
     }
 
-    /// The last one to come has a channel that is confirmed.
+    /// Tells the newest listener of a confirmed channel so.
     fn tell_newest(&mut self, name: &str) {
         let epoch = self.next_number().get();
         let Some(channel) = self.channels.get(name) else {
             return;
         };
         match channel.listeners.last() {
-            // It was made just now.
+            // Cannot fail: the queue was made just now.
             Some((_, Listener::Waiter(waiter))) => drop(waiter.try_send(Notice::AskAgain)),
             Some((_, listener)) => {
                 let link = channel.home.and_then(|home| self.links.get_mut(&home));
@@ -521,7 +539,7 @@ impl Subscriptions {
         }
     }
 
-    /// Nobody waits for it any more.
+    /// Removes a channel without listeners.
     fn forget(&mut self, name: &Arc<str>) {
         let Some(channel) = self.channels.remove(name) else {
             return;
@@ -531,11 +549,13 @@ impl Subscriptions {
         }
     }
 
-    /// Links whose task has ended are no home. They are found here, because a task that did this itself when it is dropped
-    /// would wait for ever for the lock: a runtime that is shutting down drops it within the call that spawns it.
+    /// Removes links whose task has ended, and takes their channels from them.
+    ///
+    /// The task cannot do this itself when it is dropped. A runtime that shuts down drops it within the call that
+    /// spawns it, with the lock held, so the task would wait for ever.
     fn bury(&mut self) {
         let dead: Vec<_> = self.links.extract_if(|_, link| link.has_ended()).map(|(number, _)| number).collect();
-        // Mostly none is: then nobody looks at all the channels.
+        // Mostly no link has ended: saves a look at all channels.
         if dead.is_empty() {
             return;
         }
@@ -547,8 +567,8 @@ impl Subscriptions {
         }
     }
 
-    /// Nothing is confirmed at this link any more. Whoever reads its connection may have some of it in hand still: that counts for
-    /// nothing from now on.
+    /// Unconfirms all channels of a link. The task that reads its connection may still have pushes in hand: they do not
+    /// count any more.
     fn unconfirm(&mut self, link: LinkId) {
         let none = self.next_number().get();
         if let Some(link) = self.links.get_mut(&link) {
@@ -559,7 +579,7 @@ impl Subscriptions {
         }
     }
 
-    /// Whether somebody relies on this link; looks at all its channels.
+    /// Returns true if a cached hold depends on this link; looks at all its channels.
     fn is_kept(&mut self, link: LinkId) -> bool {
         let is_kept = self.channels.values().any(|channel| channel.home == Some(link) && channel.is_kept());
         if let Some(link) = self.links.get_mut(&link) {
@@ -581,11 +601,12 @@ impl Shared {
             subscriptions.bound_lingering(&self.pace);
             self.counts(subscriptions.channels.len());
         }
+        // Behind the lock: a dropped sender wakes its receiver.
         drop(subscriptions);
         drop(left);
     }
 
-    /// Gives a channel the known owner of its slot for a home. `false` if it has none then.
+    /// Gives a channel the link to the known owner of its slot. Returns `false` if it then has none.
     fn place(self: &Arc<Self>, subscriptions: &mut Subscriptions, name: &Arc<str>) -> bool {
         let Some(channel) = subscriptions.channels.get(name) else {
             return true;
@@ -607,14 +628,14 @@ impl Shared {
         }
         if let Some(channel) = subscriptions.channels.get_mut(name) {
             channel.home = Some(new);
-            // A server that has ended it says nothing of the next one.
+            // The pause after an end by the old server does not count for the new one.
             drop(channel.refused.take_if(|refused| refused.times == 0));
             channel.unconfirm(&mut subscriptions.broken);
         }
         true
     }
 
-    /// The link to a node, which is there afterwards.
+    /// Returns the link to a node, and adds it if there is none.
     fn link_to(self: &Arc<Self>, subscriptions: &mut Subscriptions, node: &Arc<Node>) -> LinkId {
         let mut known = subscriptions.links.iter().filter(|(_, link)| link.node.address() == node.address());
         if let Some((number, _)) = known.next() {

@@ -1,8 +1,8 @@
-//! What a server says of its own accord of channels.
+//! Pushes of a server about channels.
 
 use redis::{PushKind, Value};
 
-/// On a connection that subscribes. All name their channel.
+/// Push on a connection that subscribes. Each names its channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pushed<'a> {
     Message { channel: &'a str, message: &'a [u8] },
@@ -10,11 +10,11 @@ pub(super) enum Pushed<'a> {
     Unsubscribed { channel: &'a str },
 }
 
-/// Whoever is told, in the order in which the server said it, by the task that reads the connection.
+/// Handler of pushes. The task that reads the connection calls it, in the order of the server.
 pub(super) type Hear = Box<dyn Fn(Pushed<'_>) + Send + Sync>;
 
 impl<'a> Pushed<'a> {
-    /// `None` if it is about something else.
+    /// Reads a push; `None` if it is about something else.
     pub(super) fn of(kind: &[u8], channel: &'a [u8], message: Option<&'a [u8]>) -> Option<Self> {
         let channel = std::str::from_utf8(channel).ok()?;
         match (kind, message) {
@@ -25,7 +25,7 @@ impl<'a> Pushed<'a> {
         }
     }
 
-    /// The same as the library reads it.
+    /// Reads a push that the library has parsed.
     pub(super) fn of_library(kind: &PushKind, data: &'a [Value]) -> Option<Self> {
         let text = |value: Option<&'a Value>| match value {
             Some(Value::BulkString(bytes)) => Some(bytes.as_slice()),

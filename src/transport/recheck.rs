@@ -1,7 +1,7 @@
-//! Looks again at nodes with which something is wrong, used or not, until each is right or no member any more.
+//! Checks nodes that are in trouble again and again, used or not, until each is well or no member any more.
 //!
-//! A process with nothing to do asks nobody, and a primary that was replaced is asked by nobody: without this its gauge would
-//! stay as it was for ever. A look costs one connection. While all is well there is no task.
+//! A process without callers asks no node, and no caller asks a primary that was replaced: without this the gauge would
+//! keep its value for ever. A check costs one connection. While all nodes are well there is no task.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -16,12 +16,12 @@ use crate::transport::node::Node;
 use crate::transport::outages::Outages;
 use crate::transport::slot_owners::SlotOwners;
 
-/// Pause between two looks.
+/// Pause between two checks.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Most nodes that are looked at at a time.
+/// Limit for nodes that are checked at one time.
 const MAX_NODES: usize = 8;
 
-/// The nodes of one router, and the task that looks at them.
+/// Nodes of one router, and the task that checks them.
 pub(super) struct Recheck {
     nodes: Nodes,
     home: Home,
@@ -36,7 +36,7 @@ enum Nodes {
 }
 
 impl Recheck {
-    /// Lets the task begin whenever something is wrong with one of these nodes.
+    /// Makes the task begin whenever one of these nodes is in trouble.
     pub(super) fn install(slot_owners: &SlotOwners, home: &Home, outages: &Arc<Outages>, conditions: &Arc<Conditions>) {
         let nodes = match slot_owners {
             SlotOwners::Single { node } => Nodes::Single(Arc::downgrade(node)),
@@ -59,7 +59,7 @@ impl Recheck {
         }
     }
 
-    /// The nodes to look at; `None` when their owner is gone.
+    /// Returns the nodes to check; `None` when their owner is gone.
     fn concerned(&self) -> Option<Vec<Arc<Node>>> {
         let outages = self.outages.upgrade()?;
         let mut addresses = outages.addresses();
@@ -68,7 +68,7 @@ impl Recheck {
         addresses.dedup();
         fastrand::shuffle(&mut addresses);
         Some(match &self.nodes {
-            // The conditions may be those of several nodes that know nothing of each other.
+            // Several independent nodes may share the conditions.
             Nodes::Single(node) => {
                 let node = node.upgrade()?;
                 addresses.iter().any(|address| **address == *node.address()).then_some(node).into_iter().collect()
@@ -81,7 +81,7 @@ impl Recheck {
     }
 }
 
-/// The task. Its end is marked also when its runtime drops it.
+/// Running task. Its end is marked also when its runtime drops it.
 struct Running {
     recheck: Arc<Recheck>,
     has_ended: bool,
@@ -94,7 +94,7 @@ impl Running {
             let Some(nodes) = self.recheck.concerned() else { return };
             if nodes.is_empty() {
                 self.recheck.is_running.store(false, Ordering::SeqCst);
-                // Trouble that began meanwhile found the task there.
+                // Trouble that began meanwhile found the task still running.
                 let is_idle = self.recheck.concerned().is_none_or(|nodes| nodes.is_empty());
                 if is_idle || self.recheck.is_running.swap(true, Ordering::SeqCst) {
                     self.has_ended = true;

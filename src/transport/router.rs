@@ -1,8 +1,10 @@
-//! Finds the node that owns a slot, and follows it when it moves.
+//! Router: finds the node that owns a slot, and follows the slot when it moves.
 //!
-//! Redirects and refusals that prove that nothing ran are followed or repeated for one response timeout. Silence is
-//! not: the caller is told that the outcome is unknown, and meanwhile the slot map is asked of other nodes. Behind
-//! Sentinels it is the same with one primary that owns all slots, and the Sentinels are asked who it is.
+//! It follows or repeats redirects and refusals that prove that nothing ran, for one response timeout. After a silence
+//! it does not: the caller learns that the outcome is unknown, and other nodes are asked for the slot map meanwhile.
+//!
+//! Behind Sentinels one primary owns all slots, and the Sentinels say which one.
+//!
 //! Source: the redirection rules of the Redis cluster specification.
 
 use std::fmt;
@@ -39,7 +41,7 @@ use crate::transport::slots::SlotMap;
 use crate::transport::survey;
 use crate::transport::{Call, ReadNotice, Transport};
 
-/// Pause before a node that said "not now" is asked again.
+/// Pause before the next request to a node that refused for now.
 const AGAIN_PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Router {
@@ -77,7 +79,7 @@ impl Router {
             }
             Kind::Cluster(urls) => {
                 let infos = parse_all(urls, tls)?;
-                // Those of the first URL are for all members.
+                // The credentials of the first URL count for all members.
                 secrets.check(&infos[..1])?;
                 let conditions = conditions(&infos);
                 let fleet = Fleet::cluster(infos, access, &secrets, options, home.clone(), &conditions)?;
@@ -96,7 +98,7 @@ impl Router {
         }
     }
 
-    /// Several servers that know nothing of each other.
+    /// Creates one router for each of several independent servers.
     pub(super) fn voters(urls: &[String], secrets: Secrets, options: &Options, home: &Home) -> Result<Vec<Self>> {
         let secrets = Arc::new(secrets);
         let tls = &secrets.certificates();
@@ -105,7 +107,7 @@ impl Router {
         let addresses: Vec<_> = infos.iter().map(|info| address_of(info.addr())).collect();
         let durability = format!("Quorum ({} of {})", urls.len() / 2 + 1, urls.len());
         let place = Place { servers: addresses.join(", "), durability };
-        // One for all of them: their clocks are judged by each other.
+        // One value for all of them, which compares their clocks.
         let conditions = Arc::new(Conditions::new(place, Clock::System, options.clock_margin));
         let limits = Limits::new(options, Role::Voter);
         infos.into_iter().map(|info| Self::single(info, &secrets, limits, options, home, &conditions)).collect()
@@ -145,7 +147,7 @@ impl Router {
         }
     }
 
-    /// Carries a call to the owner of its slot, wherever that goes.
+    /// Carries a call to the owner of its slot, wherever the slot goes.
     async fn carry(&self, call: Call, lane: Lane) -> Result<Answered<Value>, Failure> {
         let mut give_up = None;
         let mut next = self.owner(call.slot).await.map_err(Fault::into_failure)?;
@@ -156,9 +158,9 @@ impl Router {
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,
             };
-            // From the first fault on: a call that is answered at once, as most are, looks at no clock for this.
+            // The limit runs from the first fault on: most calls are answered at once, and need no clock for this.
             let now = self.clock.now();
-            // An address that leads nowhere else yet: the caller has the pauses and the patience for it.
+            // A single address that still leads to no primary: the caller has pauses and a time limit for that.
             let is_left_twice = redirects > 0 && self.slot_owners.is_single() && matches!(fault, Fault::WrongServer(_));
             if is_left_twice || now >= *give_up.get_or_insert(now.after(self.limits.response_timeout)) {
                 return Err(self.for_now(fault).at(next.shown()));
@@ -168,12 +170,12 @@ impl Router {
                 // Two nodes that name each other would be asked as fast as they answer.
                 tokio::time::sleep(AGAIN_PAUSE).await;
             }
-            // Boxed, as are the other paths that are seldom taken: the future of a call is moved more than once.
+            // Boxed, like the other paths that are seldom taken: the future of a call is moved more than once.
             (next, admission) = Box::pin(self.follow(fault, call.slot, &next)).await?;
         }
     }
 
-    /// A fault that outlasted an attempt. A replica among several nodes is a failover that is not over.
+    /// Converts a fault that outlasted an attempt. A replica among several nodes means that a failover is not over.
     fn for_now(&self, fault: Fault) -> Failure {
         match (fault, &self.slot_owners) {
             (Fault::Refused { refusal: Refusal::ReadOnly, message }, SlotOwners::Many(_)) => {
@@ -186,7 +188,7 @@ impl Router {
         }
     }
 
-    /// Sends a call to one node, and tells the fleet what that says about the node.
+    /// Sends a call to one node, and tells the fleet what the outcome says about the node.
     async fn send(
         &self,
         node: &Arc<Node>,
@@ -214,21 +216,22 @@ impl Router {
         lane: Lane,
         admission: Admission,
     ) -> Result<Answered<Value>, Fault> {
-        // Nothing has been sent until its word is there.
+        // Nothing has been sent until the node answers the prober.
         tokio::select! {
             biased;
             word = node.word() => word?,
             () = fleet.abandoned(call.slot, node) => return Err(Fault::NotSent(Some(replaced()))),
         }
         tokio::select! {
+            // An answer that is there wins over a successor that is known.
             biased;
             answer = carry_to(node, call, lane, admission) => answer,
-            // Its successor is known: no need to wait for a node that most likely never answers.
+            // The successor is known: no need to wait for a node that most likely never answers.
             () = fleet.abandoned(call.slot, node) => Err(self.was_replaced()),
         }
     }
 
-    /// A node that is silent, or that says it cannot serve its slots, is suspect until it answers.
+    /// Marks a node that is silent, or cannot serve its slots, as suspect until it answers.
     fn judge(&self, node: &Node, fault: Option<&Fault>) {
         let SlotOwners::Many(fleet) = &self.slot_owners else {
             return;
@@ -252,7 +255,7 @@ impl Router {
         }
     }
 
-    /// Where a call goes after a fault that proves that nothing ran.
+    /// Returns the next node for a call after a fault that proves that nothing ran.
     async fn follow(&self, fault: Fault, slot: u16, from: &Node) -> Result<(Arc<Node>, Admission), Failure> {
         let next = match (fault, &self.slot_owners) {
             (Fault::Moved { address }, SlotOwners::Many(fleet)) => fleet.moved(slot, &address, from.address()),
@@ -262,7 +265,7 @@ impl Router {
                 return node.map(|node| (node, Admission::Asking)).map_err(Fault::into_failure);
             }
             (Fault::Moved { .. } | Fault::Ask { .. }, SlotOwners::Single { .. }) => Err(is_of_cluster()),
-            // Also a primary that has become a replica: its successor is known elsewhere, or the same address leads to it, now
+            // Also a primary that has become a replica: others know its successor, or the same address leads to it, now
             // or soon. The node has left its connections by then.
             (Fault::Again(_) | Fault::WrongServer(_), _)
             | (Fault::Refused { refusal: Refusal::ReadOnly, .. }, SlotOwners::Many(_)) => {
@@ -271,7 +274,7 @@ impl Router {
             }
             (fault, _) => Err(fault),
         };
-        // What is followed names the next one; what is left is of this one.
+        // The next node reports its own faults. A fault that could not be followed belongs to this node.
         next.map(|node| (node, Admission::Owner)).map_err(|fault| fault.into_failure().at(from.shown()))
     }
 
@@ -295,15 +298,18 @@ impl Router {
         }
     }
 
-    /// What was given up now may have waited for room, and have been sent just before.
+    /// Returns the fault of a request whose node was replaced. It may have waited for room and been sent just now, so
+    /// its time in doubt begins now.
     fn was_replaced(&self) -> Fault {
         let span = lease::stray_span(self.limits.response_timeout, self.limits.clock_margin);
         Fault::Unknown { stray_until: self.clock.now().after(span), source: Some(replaced()) }
     }
 
-    /// Renewals and the like: one pipeline. What the node did not carry out is answered as well, and asked again by whoever
-    /// wants it: the others' answers wait for nobody. A call alone keeps nobody waiting, and calls without a route, among them
-    /// those of slots that migrate, go each its own way.
+    /// Carries calls, such as renewals, in one pipeline.
+    ///
+    /// A call that the node did not execute gets that as its answer, and its caller asks again: the other answers wait
+    /// for no call. A call alone delays no other, and calls without a route go one by one, among them those of slots
+    /// that migrate.
     async fn carry_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Result<Answered<Value>, Failure>> {
         let node = match &self.slot_owners {
             SlotOwners::Single { node } => Ok(Arc::clone(node)),
@@ -331,12 +337,13 @@ impl Router {
         }
     }
 
-    /// What one call among many was answered that the node did not carry out. Whoever asks again finds what was learnt.
+    /// Returns the failure of one call in a pipeline that the node did not execute. Keeps what the fault says about
+    /// owners, for the next attempt.
     fn put_off(&self, fault: Fault, slot: u16, node: &Node) -> Failure {
         self.judge(node, Some(&fault));
         let fault = match (&self.slot_owners, fault) {
             (SlotOwners::Many(fleet), Fault::Moved { address }) => {
-                // An address that is none is asked for again.
+                // An invalid address only means that the map is asked for again.
                 drop(fleet.moved(slot, &address, node.address()));
                 Fault::Moved { address }
             }
@@ -351,7 +358,7 @@ impl Router {
     }
 }
 
-/// The addresses that the user named, without anything else that URLs may have.
+/// Returns the addresses that the user named, without all else that URLs may have.
 fn servers(kind: &Kind, infos: &[ConnectionInfo]) -> String {
     let addresses = infos.iter().map(|info| address_of(info.addr())).collect::<Vec<_>>().join(", ");
     match kind {
@@ -382,11 +389,11 @@ async fn carry_to(node: &Node, call: &Call, lane: Lane, admission: Admission) ->
     }
 }
 
-/// Which connection a call takes.
+/// Connection that a call takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lane {
     Shared,
-    /// The same, ahead of those who acquire.
+    /// Shared connection, ahead of calls that acquire.
     Ahead,
     Dedicated,
 }

@@ -1,8 +1,11 @@
-//! Passwords and certificates. Those in files are read for each connection, since operators replace them while services run.
+//! Passwords and certificates. Those in files are read again for each connection, since operators replace them while
+//! services run.
 //!
-//! A file that cannot be read or used, for it is just being replaced, changes nothing: what was read last stays in use. Files are
-//! read on threads for blocking work: a file system that hangs holds up no connection for longer than [`MAX_READ`], and no more
-//! than one thread for each secret.
+//! A file that cannot be read or used, perhaps because it is being replaced, changes nothing: the last secret stays in
+//! use.
+//!
+//! Threads for blocking work read the files. For each secret, a file system that hangs delays a connection by
+//! [`MAX_READ`] at most, and blocks one thread at most.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,19 +23,19 @@ use crate::shield::shielded;
 use crate::topology::{Tls, Topology};
 use crate::transport::tls::Connector;
 
-/// Longest time that a connection waits for one of its files. The time for connecting itself begins after it.
+/// Limit for the time that a connection waits for one of its files. Its own time limits begin after that.
 const MAX_READ: Duration = Duration::from_secs(1);
 
-/// The passwords and certificates of one manager.
+/// Passwords and certificates of one manager.
 pub(crate) struct Secrets {
     password: Option<Kept<PathBuf, String>>,
     tls: Kept<Tls, Certificates>,
 }
 
-/// Certificates as they were read.
+/// Certificates as they were read last.
 struct Certificates {
     tls: Tls,
-    /// Made of them at the first connection that needs it: most managers have none.
+    /// Connector for them, made for the first connection that needs it: most managers have none.
     connector: Option<Connector>,
 }
 
@@ -41,27 +44,27 @@ impl Certificates {
         Ok(Self { tls: tls.clone().read()?, connector: None })
     }
 
-    /// Refuses certificates that no connection could use, for a key that is new already and a certificate that is not yet.
+    /// Refuses certificates that no connection could use: the key may be new already, and the certificate not yet.
     fn usable(self) -> Result<Self> {
         let connector = Some(Connector::new(&self.tls)?);
         Ok(Self { connector, ..self })
     }
 }
 
-/// A secret as it was read last, and where it is read again.
+/// Secret as it was read last, and its file or source.
 struct Kept<Place, Secret> {
     from: Place,
     read: Arc<Mutex<Secret>>,
-    /// Held by the thread that reads it.
+    /// Held by the thread that reads.
     reading: Arc<Semaphore>,
-    /// A log line has said that it cannot be read again.
+    /// True once the log has said that the secret cannot be read again.
     is_told: AtomicBool,
 }
 
-/// The server that a connection is for.
+/// Server that a connection is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Peer {
-    /// Server of locks.
+    /// Server with locks.
     Server,
     /// Sentinel, with a password of its own if its URL has one.
     Sentinel,
@@ -73,7 +76,7 @@ impl Secrets {
         Self::new(topology.certificates(), topology.access()?.password_file.as_deref())
     }
 
-    /// Reads all files for the first time.
+    /// Reads all files of these certificates and this password for the first time.
     pub(super) fn new(tls: &Tls, password_file: Option<&Path>) -> Result<Self> {
         let password = match password_file {
             Some(path) => Some(Kept::new(path.to_owned(), read_password(path)?)),
@@ -82,7 +85,7 @@ impl Secrets {
         Ok(Self { password, tls: Kept::new(tls.clone(), Certificates::read(tls)?) })
     }
 
-    /// Refuses second passwords: those of URLs that stand for the servers which the file is for.
+    /// Refuses a second password: a URL must not have one if the file is for its server.
     pub(super) fn check(&self, infos: &[ConnectionInfo]) -> Result<()> {
         if self.password.is_some() && infos.iter().any(|info| info.redis_settings().password().is_some()) {
             return Err(Error::InvalidOption {
@@ -93,12 +96,12 @@ impl Secrets {
         Ok(())
     }
 
-    /// Certificates and keys as they were read last.
+    /// Returns the certificates and keys that were read last.
     pub(super) fn certificates(&self) -> Tls {
         self.tls.read.lock().tls.clone()
     }
 
-    /// Returns what shakes hands, with the certificates that were read last.
+    /// Returns the connector for TLS, with the certificates that were read last.
     pub(super) fn connector(&self) -> Result<Connector> {
         let certificates = &mut *self.tls.read.lock();
         match &certificates.connector {
@@ -107,7 +110,7 @@ impl Secrets {
         }
     }
 
-    /// Reads the files again, and returns what a connection logs in with: the password that is in its file now.
+    /// Reads the files again, and returns the settings for a login, with the password that is in its file now.
     pub(super) async fn renewed(&self, info: &ConnectionInfo, peer: Peer) -> ConnectionInfo {
         if let Some(password) = &self.password {
             password.read_again(|path| read_password(path)).await;
@@ -137,14 +140,14 @@ impl<Place: Clone + Send + Sync + 'static, Secret: Send + 'static> Kept<Place, S
         Self { from, read: Arc::new(Mutex::new(read)), reading, is_told: AtomicBool::new(false) }
     }
 
-    /// Reads it again. What cannot be read changes nothing.
+    /// Reads the secret again. A secret that cannot be read changes nothing.
     async fn read_again(&self, read: impl FnOnce(&Place) -> Result<Secret> + Send + 'static) {
         let (from, last, turn) = (self.from.clone(), Arc::clone(&self.read), Arc::clone(&self.reading));
         let reading = async {
             // The semaphore is never closed. The permit stays with the thread, however long that reads.
             let turn = turn.acquire_owned().await;
             let reading = tokio::task::spawn_blocking(move || {
-                // Until it is stored: a reader that was slower must not bring the secret of before back.
+                // Held until the secret is stored: a slower reader must not bring an older secret back.
                 let _turn = turn;
                 read(&from).map(|read| *last.lock() = read)
             });
@@ -163,12 +166,12 @@ impl<Place: Clone + Send + Sync + 'static, Secret: Send + 'static> Kept<Place, S
     }
 }
 
-/// A line break at the end, which editors leave there, is not part of it.
+/// Reads a password, without a line break at its end, which editors leave there.
 fn read_password(path: &Path) -> Result<String> {
     let invalid =
         |reason: &str| Error::InvalidOption { option: "password_file", reason: format!("{} {reason}", path.display()) };
     let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
-        // The text of the error is fixed: nothing of the file is in it.
+        // The text of this error is fixed: it quotes nothing of the file.
         io::ErrorKind::InvalidData => invalid("is not UTF-8"),
         _ => invalid(&format!("cannot be read: {error}")),
     })?;

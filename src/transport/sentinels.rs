@@ -1,7 +1,8 @@
-//! Asks Sentinels which server is the primary of a name.
+//! Sentinels: asks them which server is the primary of a name.
 //!
-//! Each question has a connection of its own: they are rare, and a Sentinel that hangs must not keep the others waiting.
-//! The answer that most of those who answered give counts, once a majority of all has answered or everybody has: a
+//! Each question has a connection of its own: they are rare, and a Sentinel that hangs must not delay the others.
+//!
+//! The answer with the most votes counts, once more than half of all Sentinels give it, or all have answered. A
 //! Sentinel that was cut off alone names the old primary for as long as it is alone.
 
 use std::collections::HashMap;
@@ -43,7 +44,7 @@ impl Sentinels {
         Self { primary: primary.to_owned(), infos, secrets, response_timeout }
     }
 
-    /// `host:port` of the primary as it is announced, and the first Sentinel that did.
+    /// Returns `host:port` of the primary as it is announced, and the first Sentinel that announced it.
     pub(super) async fn primary(&self) -> Result<(String, String), Fault> {
         let mut votes: HashMap<String, (usize, String)> = HashMap::new();
         let mut fault = Fault::NotSent(None);
@@ -71,7 +72,7 @@ impl Sentinels {
         most.map(|(primary, (_, sentinel))| (primary, sentinel)).ok_or(fault)
     }
 
-    /// Asks each of them: its address, and whether it names a primary.
+    /// Asks each Sentinel. Returns its address, and a future that resolves to the primary that it names.
     pub(super) fn ask_each(&self) -> impl Iterator<Item = (String, impl Future<Output = Result<String, Fault>>)> {
         self.infos.iter().map(|info| (address_of(info.addr()), self.ask(info)))
     }
@@ -79,7 +80,7 @@ impl Sentinels {
     async fn ask(&self, info: &ConnectionInfo) -> Result<String, Fault> {
         let info = self.secrets.renewed(info, Peer::Sentinel).await;
         match self.question(&info, Credentials::None).await {
-            // Also one that lets strangers in, and does not let them ask.
+            // Also a Sentinel that admits clients without a password, and does not let them ask.
             Err(Fault::Refused { refusal: Refusal::Unauthenticated | Refusal::Forbidden, .. }) => {
                 self.question(&info, Credentials::OfPrimary).await
             }
@@ -111,7 +112,7 @@ enum Credentials {
     OfPrimary,
 }
 
-/// A Sentinel has no databases.
+/// Returns settings without a database: a Sentinel has none.
 fn settings(primary: &RedisConnectionInfo, credentials: Credentials) -> RedisConnectionInfo {
     let mut settings = RedisConnectionInfo::default();
     if let Credentials::OfPrimary = credentials {

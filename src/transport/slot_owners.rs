@@ -1,4 +1,4 @@
-//! Who owns which slot: one node all of them, or one of several each.
+//! Owners of slots: one node owns all, or each of several owns some.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use crate::transport::fleet::{Doubt, Fleet};
 use crate::transport::node::Node;
 use crate::transport::slots::SlotMap;
 
-/// Who owns what.
+/// Owners of all slots.
 #[derive(Clone)]
 pub(super) enum SlotOwners {
-    /// One node owns everything.
+    /// Node that owns all slots.
     Single {
         node: Arc<Node>,
     },
     Many(Arc<Fleet>),
 }
 
-/// What is known without asking anybody.
+/// Answers from what is known, without a request.
 impl SlotOwners {
     pub(super) fn known_owner(&self, slot: u16) -> Option<Arc<Node>> {
         match self {
@@ -27,7 +27,7 @@ impl SlotOwners {
         }
     }
 
-    /// Whether no other node is known to own the slot.
+    /// Returns true if no other node is known to own the slot.
     pub(super) fn leaves(&self, slot: u16, to: &Node) -> bool {
         match self {
             Self::Single { .. } => true,
@@ -42,48 +42,48 @@ impl SlotOwners {
         }
     }
 
-    /// Whether one node owns everything, for good.
+    /// Returns true if one node owns all slots, for good.
     pub(super) fn is_single(&self) -> bool {
         matches!(self, Self::Single { .. })
     }
 
-    /// A node was silent.
+    /// Notes that a node was silent.
     pub(super) fn suspect(&self, node: &Node) {
         if let Self::Many(fleet) = self {
             fleet.suspect(node, Doubt::Silent);
         }
     }
 
-    /// A node says that another owns the slot.
+    /// Notes that a node named another one as the owner of the slot.
     pub(super) fn moved(&self, slot: u16, address: &str, by: &Node) {
         if let Self::Many(fleet) = self {
-            // An address that is none is asked for again, and the caller with it.
+            // An invalid address only means that the map is asked for again.
             drop(fleet.moved(slot, address, by.address()));
         }
     }
 
-    /// Somebody may own other slots than is known: asks, in the background.
+    /// Refreshes the map in the background, after a sign that owners have changed.
     pub(super) fn look(&self) {
         if let Self::Many(fleet) = self {
             fleet.look_in_background();
         }
     }
 
-    /// The same, for as long as it takes until all have heard of what one has done.
+    /// Refreshes the map until all members know of a change that one of them has made.
     pub(super) fn look_for_news(&self) {
         if let Self::Many(fleet) = self {
             fleet.look_for_news();
         }
     }
 
-    /// The same, though nothing speaks for it.
+    /// Checks the owner in the background, without a sign of a change.
     pub(super) fn look_from_time_to_time(&self) {
         if let Self::Many(fleet) = self {
             fleet.look_from_time_to_time();
         }
     }
 
-    /// Tells when owners may have changed; `None` where they never do.
+    /// Yields the map when owners may have changed; `None` where they never do.
     pub(super) fn changes(&self) -> Option<watch::Receiver<SlotMap>> {
         match self {
             Self::Single { .. } => None,

@@ -1,4 +1,4 @@
-//! Which node owns which slot, as a cluster says it.
+//! Map of slots to nodes, as a cluster reports it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -7,21 +7,22 @@ use redis::Value;
 
 use crate::key::SLOTS;
 
-/// `host:port` of a slot's primary, for all slots that have one, and of the replicas that were named with them.
+/// Address (`host:port`) of each slot's primary, for all slots that have one, and of the replicas that were named with
+/// them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SlotMap {
     addresses: Vec<Arc<str>>,
-    /// Where each of `addresses` is.
+    /// Index of each of `addresses`.
     indexes: HashMap<Arc<str>, u16>,
     /// Index into `addresses`, one for each slot.
     owners: Vec<Option<u16>>,
     replicas: HashSet<Arc<str>>,
-    /// What all of them call themselves, at whatever address.
+    /// Node ids of all of them, at whatever address.
     ids: HashSet<String>,
 }
 
 impl SlotMap {
-    /// Reads a reply to `CLUSTER SLOTS`. `heard` makes addresses of those that the reply has, some of which have no host.
+    /// Reads a reply to `CLUSTER SLOTS`. `heard` converts the addresses in the reply, some of which have no host.
     pub(super) fn parse(reply: &Value, heard: impl Fn(&str) -> String) -> Option<Self> {
         let mut map = Self { owners: vec![None; usize::from(SLOTS)], ..Self::default() };
         let Value::Array(ranges) = reply else {
@@ -38,13 +39,13 @@ impl SlotMap {
             let owned = usize::try_from(*first).ok()?..=usize::try_from(*last).ok()?;
             map.owners.get_mut(owned)?.fill(Some(owner));
             map.ids.extend(std::iter::once(primary).chain(replicas).filter_map(node_id));
-            // One that cannot be read is nobody to ask, and no reason not to believe the rest.
+            // A replica that cannot be read is left out, and no reason to doubt the rest.
             map.replicas.extend(replicas.iter().filter_map(node_address).map(|replica| Arc::from(heard(&replica))));
         }
         Some(map)
     }
 
-    /// One node owns everything.
+    /// Returns the map of one node that owns all slots.
     pub(super) fn whole(address: &str) -> Self {
         let mut map = Self::default();
         map.owners = vec![map.index_of(address); usize::from(SLOTS)];
@@ -56,12 +57,12 @@ impl SlotMap {
         self.addresses.get(usize::from(index))
     }
 
-    /// Whether the node owns slots.
+    /// Returns true if the node owns slots.
     pub(super) fn has(&self, address: &str) -> bool {
         self.indexes.contains_key(address)
     }
 
-    /// One slot has moved.
+    /// Notes that one slot has moved.
     pub(super) fn set_owner(&mut self, slot: u16, address: &str) {
         if self.owners.is_empty() {
             self.owners = vec![None; usize::from(SLOTS)];
@@ -74,12 +75,12 @@ impl SlotMap {
         }
     }
 
-    /// All nodes that it names; one may come twice.
+    /// Returns all nodes that the map names; one may come twice.
     pub(super) fn everybody(&self) -> impl Iterator<Item = &Arc<str>> {
         self.addresses.iter().chain(&self.replicas)
     }
 
-    /// Who owns slots, each once.
+    /// Returns the owners of slots, each once.
     pub(super) fn owners(&self) -> impl Iterator<Item = &Arc<str>> {
         let indexes: HashSet<u16> = self.owners.iter().copied().flatten().collect();
         self.addresses
@@ -88,12 +89,12 @@ impl SlotMap {
             .filter_map(move |(index, address)| indexes.contains(&u16::try_from(index).ok()?).then_some(address))
     }
 
-    /// A slot that nobody owns, if there is one.
+    /// Returns a slot without an owner, if there is one.
     pub(super) fn orphan(&self) -> Option<usize> {
         self.owners.iter().position(Option::is_none)
     }
 
-    /// What its nodes call themselves; nothing where Sentinels told it.
+    /// Returns the ids of the nodes; none in a map of Sentinels.
     pub(super) fn ids(&self) -> &HashSet<String> {
         &self.ids
     }
@@ -102,8 +103,8 @@ impl SlotMap {
         self.addresses.is_empty()
     }
 
-    /// Which slots have another owner than they had before, by old and new owner, in the order of their first slots. A slot that
-    /// never had one and has none now has not moved.
+    /// Returns the slots that have another owner than before, by old and new owner, in the order of their first slots.
+    /// A slot that never had an owner and has none now has not moved.
     pub(super) fn moves_since(&self, before: &Self) -> Vec<Moved> {
         let mut moves: Vec<(Owners<'_>, Vec<Range>)> = Vec::new();
         for slot in 0..SLOTS {
@@ -167,10 +168,10 @@ fn node_id(node: &Value) -> Option<String> {
     }
 }
 
-/// An address as a node names it, with the host of the node that was asked where it names none.
+/// Completes an address that a node announced, with the host of the node that was asked if it has none.
 pub(super) fn complete(address: &str, asked: &str) -> String {
     let port = address.strip_prefix(':').or_else(|| address.strip_prefix("?:"));
-    // Digits only: an IPv6 address may begin with a colon too.
+    // Digits only: an IPv6 address may begin with a colon, too.
     let port = port.filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
     match (port, asked.rsplit_once(':')) {
         (Some(port), Some((host, _))) => format!("{host}:{port}"),
@@ -178,16 +179,16 @@ pub(super) fn complete(address: &str, asked: &str) -> String {
     }
 }
 
-/// The old one and the new one.
+/// Old and new owner of slots.
 type Owners<'a> = (Option<&'a Arc<str>>, Option<&'a Arc<str>>);
 
-/// The first and the last slot.
+/// First and last slot.
 type Range = (u16, u16);
 
-/// So many ranges are listed where one line is to be enough.
+/// Limit for ranges in one line of the log.
 const MAX_RANGES: usize = 8;
 
-/// `0-5460,7000`, and how many more.
+/// Returns the ranges as text, such as `0-5460,7000`, and how many more there are.
 fn text_of(ranges: &[Range]) -> String {
     let range = |(first, last): &Range| if first == last { first.to_string() } else { format!("{first}-{last}") };
     let text = ranges.iter().take(MAX_RANGES).map(range).collect::<Vec<_>>().join(",");

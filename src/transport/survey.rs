@@ -1,4 +1,4 @@
-//! What is asked of all servers and not of the owner of one slot: how they are, and which keys they have.
+//! Questions to all servers, rather than to the owner of one slot: their health, and their keys.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -17,22 +17,22 @@ use crate::transport::fleet::Fleet;
 use crate::transport::node::{Node, hello_field, parse_time};
 use crate::transport::slot_owners::SlotOwners;
 
-/// How many keys a server looks at for one page. It does nothing else meanwhile: a fraction of a millisecond.
+/// Number of keys that a server looks at for one page. It does nothing else meanwhile: a fraction of a millisecond.
 const PAGE: &str = "500";
-/// How many nodes are asked at a time how they are: each may cost a connection.
+/// Limit for nodes that are asked for their health at one time: each may cost a connection.
 const ASKED_AT_ONCE: usize = 32;
 
-/// One server that is to be asked how it is, and what is known of it.
+/// Server that is to be asked for its health, and what is known of it.
 struct Subject<'a> {
     health: NodeHealth,
     probe: BoxFuture<'a, Probed>,
 }
 
-/// What an answer adds to what is known.
+/// Health after an answer.
 type Probed = Result<NodeHealth, Fault>;
 
 impl<'a> Subject<'a> {
-    /// What is known of it by the deadline, which is so late.
+    /// Returns the health that is known by the deadline, which is `late` after the beginning.
     fn answer(self, deadline: tokio::time::Instant, late: Duration) -> BoxFuture<'a, NodeHealth> {
         let Self { health, probe } = self;
         Box::pin(async move {
@@ -54,7 +54,7 @@ impl SlotOwners {
         Traffic { in_flight: 0, reconnects, map_refreshes }
     }
 
-    /// Names the keys of every primary that `pattern` matches.
+    /// Passes each key of every primary that matches `pattern` to `found`.
     pub(super) async fn scan(&self, pattern: &str, found: &mut (dyn FnMut(&str) + Send)) -> Result<(), Fault> {
         for node in self.primaries().await? {
             let mut cursor = "0".to_owned();
@@ -71,7 +71,7 @@ impl SlotOwners {
         Ok(())
     }
 
-    /// Refuses a primary with fewer replicas than that which follow it.
+    /// Refuses a primary that has fewer than `asked` replicas.
     pub(super) async fn check_replicas(&self, asked: u8) -> Result<(), Failure> {
         let mut question = redis::cmd("INFO");
         question.arg("replication");
@@ -86,7 +86,7 @@ impl SlotOwners {
         Ok(())
     }
 
-    /// All of them, or none: a list with a gap would not look like one.
+    /// Returns all primaries, or none: a list with a gap would look complete.
     async fn primaries(&self) -> Result<Vec<Arc<Node>>, Fault> {
         match self {
             Self::Single { node } => Ok(vec![Arc::clone(node)]),
@@ -107,7 +107,7 @@ fn read_page(reply: &Value, found: &mut (dyn FnMut(&str) + Send)) -> Option<Stri
     let Value::Array(parts) = reply else { return None };
     let [Value::BulkString(cursor), Value::Array(keys)] = parts.as_slice() else { return None };
     for key in keys {
-        // What is no text is no key of ours.
+        // A key that is no text is none of ours.
         if let Value::BulkString(key) = key
             && let Ok(key) = std::str::from_utf8(key)
         {
@@ -122,7 +122,8 @@ fn unreadable(node: &Node, question: &str) -> Fault {
     Fault::Refused { refusal: Refusal::Other, message }
 }
 
-/// How all servers are. Who has not answered by the deadline counts as unreachable, whatever keeps it.
+/// Returns the health of all servers. A server that has not answered by the deadline counts as unreachable, whatever
+/// the reason.
 pub(super) async fn health(slot_owners: &SlotOwners, response_timeout: Duration) -> Vec<NodeHealth> {
     let late = response_timeout * 4;
     let deadline = tokio::time::Instant::now() + late;
@@ -131,12 +132,13 @@ pub(super) async fn health(slot_owners: &SlotOwners, response_timeout: Duration)
             vec![subject(node.address(), AddressSource::User, NodeRole::Primary, Ok(Arc::clone(node)))]
         }
         SlotOwners::Many(fleet) => {
-            // Members come and go while all is well. Without an answer those are asked that are known, or that the user named.
+            // Members come and go while all is well. Without an answer the known members are asked, or those that the
+            // user named.
             drop(tokio::time::timeout(response_timeout * 2, fleet.refresh()).await);
             of_fleet(fleet)
         }
     };
-    // A connection, and three questions.
+    // Each costs a connection, and three questions.
     let probes: Vec<_> = subjects.into_iter().map(|subject| subject.answer(deadline, late)).collect();
     let mut nodes: Vec<_> = stream::iter(probes).buffer_unordered(ASKED_AT_ONCE).collect().await;
     nodes.sort_by(|a, b| a.address.cmp(&b.address));
@@ -181,9 +183,9 @@ fn subject(
     Subject { health, probe: Box::pin(async move { probe(&*node?, known).await }) }
 }
 
-/// Asks one node. That it may not be asked for everything is no failure.
+/// Asks one node. A missing right for some questions is no failure.
 async fn probe(node: &Node, known: NodeHealth) -> Probed {
-    // The connection first, so that the round trip is one.
+    // The connection comes first, so that the measured time is one round trip.
     node.ready().await?;
     let (sent, clock, began) = (Instant::now(), wall_clock(), node.now());
     let time = node.ask(&redis::cmd("TIME")).await?;
@@ -196,7 +198,7 @@ async fn probe(node: &Node, known: NodeHealth) -> Probed {
         clock_ahead_ms: ahead_ms(server, clock + round_trip / 2),
         ..known
     };
-    // Whoever is connected may say HELLO, and it tells the same in all versions.
+    // Every connected user may say HELLO, and its answer has the same fields in all versions.
     if let Ok(hello) = node.ask(&redis::cmd("HELLO")).await {
         health.server = hello_field(&hello, "server");
         health.version = hello_field(&hello, "version");
@@ -216,7 +218,7 @@ async fn probe(node: &Node, known: NodeHealth) -> Probed {
     Ok(health)
 }
 
-/// Since 1970.
+/// Returns the time since 1970.
 fn wall_clock() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
@@ -226,7 +228,7 @@ fn ahead_ms(server: ServerTime, here: Duration) -> Option<i64> {
     Some((i64::try_from(server.as_micros()).ok()? - here_us) / 1000)
 }
 
-/// So many replicas have all that there was when they were attached. One that is copying it yet acknowledges nothing.
+/// Counts the replicas that are in sync. One that is still copying the data acknowledges nothing.
 fn online_replicas(info: &Value) -> Option<u64> {
     let text = info_text(info)?;
     info_field(info, "connected_slaves")?;
@@ -241,14 +243,14 @@ fn info_text(info: &Value) -> Option<&str> {
     }
 }
 
-/// A line `name:value` of what INFO answers.
+/// Returns the value of a line `name:value` in an answer to INFO.
 fn info_field(info: &Value, name: &str) -> Option<String> {
     let text = info_text(info)?;
     let value = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim_end().to_owned());
     text.lines().find_map(value)
 }
 
-/// What stood in the way, in the words of whoever said it.
+/// Returns the reason of a fault, in the words of the server or the operating system.
 fn said(fault: Fault) -> String {
     match fault.into_failure() {
         Failure::Refused { message, .. } | Failure::Broken { message, .. } => message,

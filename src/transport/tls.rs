@@ -1,4 +1,4 @@
-//! Connections with TLS: certificates that were looked at, and the handshake with a server.
+//! Connections with TLS: checked certificates, and the handshake with a server.
 
 use std::io;
 use std::sync::Arc;
@@ -19,14 +19,15 @@ use crate::topology::{ClientPem, Tls};
 #[derive(Clone)]
 pub(super) struct Connector {
     connector: TlsConnector,
-    /// Name in place of the host's.
+    /// Name that replaces the host's.
     server_name: Option<ServerName<'static>>,
 }
 
 impl Connector {
-    /// Looks at the certificates, and says what is wrong with them.
+    /// Checks the certificates, and reports what is wrong with them.
     pub(super) fn new(tls: &Tls) -> Result<Self> {
-        // Of the process, if the application has chosen one. Nothing is installed: that is the application's right.
+        // Takes the provider of the process, if the application has chosen one. Installs none: that is the
+        // application's right.
         let provider = CryptoProvider::get_default().cloned().unwrap_or_else(|| Arc::new(ring::default_provider()));
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -35,7 +36,7 @@ impl Connector {
         let mut config = match tls.client() {
             Some(ClientPem { certificates, key }) => {
                 let chain = certificates_in(certificates, "the client's PEM")?;
-                // The error may quote what it found where a key should be.
+                // Drops the library's error, which may quote what it found where a key should be.
                 let key = PrivateKeyDer::from_pem_slice(key)
                     .map_err(|_| invalid("the key's PEM has no key that can be read"))?;
                 let checked = config.with_client_auth_cert(chain, key);
@@ -43,13 +44,13 @@ impl Connector {
             }
             None => config.with_no_client_auth(),
         };
-        // A session that is resumed shows no certificate, and each connection is to check one.
+        // A resumed session shows no certificate, and each connection has to check one.
         config.resumption = Resumption::disabled();
         let server_name = tls.checked_name().map(name).transpose()?;
         Ok(Self { connector: TlsConnector::from(Arc::new(config)), server_name })
     }
 
-    /// Shakes hands with the server of a host.
+    /// Does the TLS handshake with the server of a host.
     pub(super) async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let name = match &self.server_name {
             Some(name) => name.clone(),

@@ -1,4 +1,4 @@
-//! Servers of tests behind TLS.
+//! Servers for tests behind TLS.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use tokio_rustls::server::TlsStream;
 
 use crate::topology::Tls;
 
-/// Returns what a server needs that shows these certificates.
+/// Returns the settings of a server that shows these certificates.
 pub(in crate::transport) fn config(certificates: &Certificates) -> Arc<ServerConfig> {
     config_of(certificates, &[&version::TLS13, &version::TLS12])
 }
 
-/// Returns what a server needs that speaks TLS 1.2 and nothing newer: its handshake takes two round trips.
+/// Returns the settings of a server that speaks TLS 1.2 and nothing newer: its handshake takes two round trips.
 pub(in crate::transport) fn old_config(certificates: &Certificates) -> Arc<ServerConfig> {
     config_of(certificates, &[&version::TLS12])
 }
@@ -36,17 +36,17 @@ fn config_of(certificates: &Certificates, versions: &[&'static SupportedProtocol
     Arc::new(config.expect("they fit"))
 }
 
-/// Trusts these certificates.
+/// Returns the settings of a client that trusts these certificates.
 pub(in crate::transport) fn trusting(certificates: &Certificates) -> Tls {
     Tls::new().ca_pem(certificates.ca_pem())
 }
 
-/// Shakes hands as a server.
+/// Does the TLS handshake as the server.
 pub(in crate::transport) async fn accept(config: &Arc<ServerConfig>, stream: TcpStream) -> TlsStream<TcpStream> {
     TlsAcceptor::from(Arc::clone(config)).accept(stream).await.expect("a handshake")
 }
 
-/// Passes everything on, to and from a server without TLS.
+/// Starts a proxy with TLS before a server without it, and returns its address.
 pub(in crate::transport) async fn before(server: SocketAddr, config: Arc<ServerConfig>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let addr = listener.local_addr().expect("bound");
@@ -56,7 +56,7 @@ pub(in crate::transport) async fn before(server: SocketAddr, config: Arc<ServerC
             tokio::spawn(async move {
                 let mut plain = TcpStream::connect(server).await.expect("it listens");
                 let mut encrypted = accept(&config, stream).await;
-                // Its end is that of both.
+                // The end of one connection is the end of both.
                 drop(tokio::io::copy_bidirectional(&mut encrypted, &mut plain).await);
             });
         }

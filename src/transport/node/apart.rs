@@ -1,4 +1,4 @@
-//! Calls that may take long: each has a connection to itself while it lasts, of which each runtime has a few.
+//! Calls that may take long: each has a connection to itself, and each runtime has a few of these.
 
 use std::sync::Arc;
 
@@ -13,23 +13,23 @@ use crate::attempt::Answered;
 use crate::transport::Call;
 use crate::transport::fault::{Answer, Fault};
 
-/// Connections of one runtime to one node.
+/// Limit for such connections of one runtime to one node.
 pub(super) const MAX_APART: usize = 4;
 
-/// The connections of all runtimes: one that stands still keeps its own.
+/// Connections of all runtimes. A runtime that stands still keeps only its own.
 #[derive(Default)]
 pub(super) struct Apart {
     of: Mutex<Vec<(Id, Arc<Few>)>>,
 }
 
-/// Those of one runtime.
+/// Connections of one runtime.
 struct Few {
     places: Semaphore,
     idle: Mutex<Vec<Arc<Live>>>,
 }
 
 impl Apart {
-    /// Returns those of this runtime. Those of which none is in use go when new ones come.
+    /// Returns the connections of this runtime. Removes those of other runtimes that are not in use when new ones come.
     fn of_this_runtime(&self) -> Arc<Few> {
         let runtime = Handle::current().id();
         let mut of = self.of.lock();
@@ -56,7 +56,7 @@ impl Few {
         }
     }
 
-    /// Closes those that are not in use.
+    /// Closes the connections that are not in use.
     fn forget_idle(&self) {
         let idle = std::mem::take(&mut *self.idle.lock());
         drop(idle);
@@ -64,10 +64,11 @@ impl Few {
 }
 
 impl Node {
-    /// Sends one call on a connection that no other call uses meanwhile. Dropped, the connection goes with it.
+    /// Sends one call on a connection that no other call uses meanwhile. Dropped before its end, it closes the
+    /// connection.
     pub(in crate::transport) async fn call_apart(&self, call: &Call) -> Result<Answered<Value>, Fault> {
         self.word().await?;
-        // A node that cannot be connected with says so here.
+        // Fails here if the node cannot be reached, rather than in the queue for a connection.
         self.lines.live().await?;
         let few = self.apart.of_this_runtime();
         let place = tokio::time::timeout(self.limits.response_timeout * 2, few.places.acquire()).await;
@@ -81,7 +82,7 @@ impl Node {
         };
         let answer = self.send_or_load(&live, call, Admission::Owner).await;
         match answer {
-            // The others may be as dead: they are not tried one after the other.
+            // The others may be dead too: they are not tried one after the other.
             Err(Fault::Unknown { .. }) => few.forget_idle(),
             _ => few.put_back(live),
         }

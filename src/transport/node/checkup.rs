@@ -1,4 +1,4 @@
-//! Questions to a node for how it is: its memory and its clock. None of them is needed for a lock.
+//! Health checks of a node: its memory and its clock. No lock depends on their answers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,11 +16,11 @@ use crate::process;
 use crate::transport::conditions::Memory;
 use crate::transport::fault::{self, Fault};
 
-/// Pause between two looks at the times that come with answers.
+/// Pause between two looks at the server times in answers.
 const CLOCK_PAUSE: Duration = Duration::from_secs(10);
 
 impl Lines {
-    /// Asks for the memory on a new connection, unless it was asked for of late. Nobody waits for the answer.
+    /// Asks for the memory on a new connection, unless it was asked for recently. No caller waits for the answer.
     pub(super) fn check_up_in_background(self: &Arc<Self>, live: &Arc<Live>) {
         if self.conditions.begins_asking(&self.address) {
             let (lines, live) = (Arc::clone(self), Arc::clone(live));
@@ -37,7 +37,7 @@ impl Lines {
         }
     }
 
-    /// Notes an answer to `INFO memory`. That the user may not ask is no fault.
+    /// Notes an answer to `INFO memory`. A user without the right to ask is no fault.
     pub(super) fn note_memory(&self, reply: Result<Value, Fault>) {
         match reply {
             Ok(info) => self.conditions.note_memory(&self.address, read_memory(&info)),
@@ -47,7 +47,7 @@ impl Lines {
         self.tell_findings();
     }
 
-    /// Notes that a request was refused for want of memory.
+    /// Notes a request that the server refused for want of memory.
     pub(super) fn note_refusal(&self, fault: &Fault) {
         if let Fault::Refused { refusal: Refusal::OutOfMemory, .. }
         | Fault::Broken { refusal: Refusal::OutOfMemory, .. } = fault
@@ -63,7 +63,7 @@ impl Lines {
         self.tell_findings();
     }
 
-    /// The same of a time that came with an answer, now and then.
+    /// Notes the server time of an answer, at most once per [`CLOCK_PAUSE`].
     pub(super) fn note_time_if_due(&self, server: ServerTime, sent: Moment) {
         let noted = Moment::from_nanos(self.clock_noted.load(Ordering::Relaxed));
         if sent.since(noted) >= CLOCK_PAUSE {
@@ -79,8 +79,9 @@ impl Lines {
 }
 
 impl Node {
-    /// Looks at a node with which something is wrong: whether it answers, admits connections, has memory and the right time. On a
-    /// connection of its own, since those that are there may be dead, or older than what is wrong.
+    /// Looks at a node that is in trouble: whether it answers, admits connections, has memory and the right time.
+    ///
+    /// Opens a connection of its own, since the present ones may be dead, or older than the trouble.
     pub(in crate::transport) async fn look_again(&self) {
         let lines = &self.lines;
         if lines.silence.is()
@@ -105,7 +106,7 @@ impl Node {
         self.clock.now()
     }
 
-    /// Notes answers to a health check.
+    /// Notes the server time in an answer to a health check.
     pub(in crate::transport) fn note_time(&self, time: &Value, sent: Moment, answered: Moment) {
         if let Some(server) = parse_time(time) {
             self.lines.note_time(server, sent, answered);
@@ -131,7 +132,7 @@ fn read_memory(info: &Value) -> Option<Memory> {
     let field =
         |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim_end);
     let number = |name: &str| field(name)?.parse::<u64>().ok();
-    // Buffers for replicas count against no limit.
+    // The server does not count buffers for replicas against the limit.
     let used = number("used_memory")?.saturating_sub(number("mem_not_counted_for_evict").unwrap_or(0));
     Some(Memory { used, max: number("maxmemory")?, policy: field("maxmemory_policy")?.to_owned() })
 }

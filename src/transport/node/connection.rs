@@ -1,4 +1,4 @@
-//! Connection that requests travel on: a [wire](super::wire), and requests as the server reads them.
+//! Connection for requests: a [wire](super::wire), and the requests in RESP.
 
 use redis::{Cmd, RedisError, Value};
 
@@ -10,7 +10,7 @@ use crate::transport::{Call, Expiry};
 
 pub(in crate::transport) struct Connection(pub(super) Wire);
 
-/// One thing that a server is asked.
+/// Request to a server.
 #[derive(Clone, Copy)]
 pub(in crate::transport) enum Request<'a> {
     Call {
@@ -23,7 +23,7 @@ pub(in crate::transport) enum Request<'a> {
     Map(&'a Cmd),
 }
 
-/// How a script is named in a call.
+/// Form in which a call names its script.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::transport) enum Load {
     Digest,
@@ -38,13 +38,13 @@ impl Connection {
         }
     }
 
-    /// Asks in one piece; one answer each, in order.
+    /// Sends requests in one piece; returns one answer each, in order.
     pub(super) async fn ask_all(&self, requests: &[Request<'_>]) -> Result<Vec<Value>, RedisError> {
         let encode = |bytes: &mut Vec<u8>| requests.iter().for_each(|request| request.encode(bytes));
         self.0.ask_all(Of::Questions, requests.len(), encode).await
     }
 
-    /// Subscribes, or ends that, in one piece; for each a confirmation or a refusal, in order.
+    /// Subscribes or unsubscribes in one piece. Returns a confirmation or a refusal of each, in order.
     pub(in crate::transport) async fn subscribe_all(&self, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
         let encode = |bytes: &mut Vec<u8>| {
             commands.iter().for_each(|command| Request::Command(command).encode(bytes));
@@ -52,8 +52,8 @@ impl Connection {
         self.0.ask_all(Of::Subscriptions, commands.len(), encode).await
     }
 
-    /// Asks in one piece, and one thing more with it: two pieces would wake the server twice, and its replicas. The answers to
-    /// the others do not wait for the last one.
+    /// Sends requests, and one more behind them, in one piece: two pieces would wake the server and its replicas twice.
+    /// The answers to the others do not wait for the last one.
     pub(super) fn ask_all_then<'a>(&'a self, requests: &[Request<'_>], last: &Cmd) -> AllAndLast<'a> {
         let encode = |bytes: &mut Vec<u8>| {
             requests.iter().for_each(|request| request.encode(bytes));
@@ -64,7 +64,7 @@ impl Connection {
 }
 
 impl Request<'_> {
-    /// Appends it as the server reads it.
+    /// Appends the request in RESP.
     pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
         match self {
             Self::Call { call, load, not_after } => encode_call(bytes, call, *load, *not_after),
@@ -75,7 +75,7 @@ impl Request<'_> {
 
 fn encode_call(bytes: &mut Vec<u8>, call: &Call, load: Load, not_after: ServerTime) {
     let expires = call.expiry == Expiry::ResponseTimeout;
-    // The two words that name the script, and how many keys there are.
+    // Two words name the script, and one says how many keys there are.
     head(bytes, b'*', call.parts + 3 + usize::from(expires));
     match load {
         Load::Digest => bytes.extend_from_slice(call.script.named().as_bytes()),
@@ -102,7 +102,7 @@ mod tests {
             Load::Digest => ("EVALSHA", call.script.digest()),
             Load::Text => ("EVAL", call.script.text),
         };
-        // Two short numbers and a name more than the call and the script.
+        // Room for two short numbers and a name beside the call and the script.
         let mut command = Cmd::with_capacity(call.parts + 4, call.encoded.len() + script.len() + 32);
         command.arg(name).arg(script).arg(call.keys);
         for key in call.keys() {

@@ -1,9 +1,11 @@
-//! Dialling and leaving a server: the [steps](super::steps) to it, and which of its addresses are tried.
+//! Dialling and leaving a server: the [steps](super::steps) to it, and the choice among its addresses.
 //!
-//! A name may lead to several servers, and an address to another one than before: behind a virtual address, a Service or the
-//! endpoint of a managed primary. So a primary is looked for among all addresses of a name, and a server that says that it is
-//! none is *left*: all connections to the node are given up, and the next one resolves the name anew. Pauses between two
-//! departures grow, since there may be no primary for a while; meanwhile a replica can still be looked at.
+//! A name may lead to several servers. An address may lead to another server than before: behind a virtual address, a
+//! Service or the endpoint of a managed primary. So the dialler looks for a primary among all addresses of a name.
+//!
+//! A server that says that it is no primary is *left*: all connections to the node are given up, and the next one
+//! resolves the name anew. Pauses between two departures grow, since there may be no primary for a while. Meanwhile
+//! callers can still inspect locks at a replica.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,21 +27,21 @@ use crate::transport::fault::{self, Fault};
 use crate::transport::pushed::Hear;
 use crate::transport::secrets::Peer;
 
-/// Most addresses of one name that are greeted for one connection.
+/// Limit for addresses of one name that are greeted for one connection.
 const MAX_GREETED: usize = 8;
-/// A departure that is so long ago is not the one before this.
+/// Time after which a departure no longer counts as the one before the next.
 const DEPARTURES_APART: Duration = Duration::from_secs(2);
 
-/// The addresses to choose from for one connection.
+/// Addresses to choose from for one connection.
 #[derive(Clone, Copy)]
 enum Choice<'a> {
     /// All but these.
     AllBut(&'a [SocketAddr]),
-    /// The one at which a primary was greeted last, if there is one and the name still has it.
+    /// Address at which a primary was greeted last, if there is one and the name still has it.
     Primary,
 }
 
-/// A stream, and the addresses of its name.
+/// Stream, and what is left of the addresses of its name.
 struct Reached {
     stream: Stream,
     peer: Option<SocketAddr>,
@@ -59,7 +61,7 @@ pub(super) struct Departures {
 }
 
 impl Departures {
-    /// Whether to leave now.
+    /// Returns true if the server may be left now, and notes the departure.
     fn begins(&mut self, now: Moment) -> bool {
         if self.not_before.is_some_and(|at| now < at) {
             return false;
@@ -88,8 +90,8 @@ impl Departures {
 }
 
 impl Lines {
-    /// Leaves a server that is no primary, unless it was left already: requests that come from now on wait for another
-    /// connection, which resolves the name anew. Requests that are under way are still answered.
+    /// Leaves a server that is no primary, unless it was left already. Later requests wait for another connection,
+    /// which resolves the name anew. Requests that are under way are still answered.
     pub(super) fn leave(&self, live: &Live) {
         if live.is_open() {
             self.leave_now();
@@ -103,6 +105,7 @@ impl Lines {
         }
         departures.primary = None;
         let lost = departures.close_all_but(None);
+        // The handlers take locks of their own.
         drop(departures);
         self.give_up_closed();
         lost.iter().for_each(|on_loss| on_loss());
@@ -114,7 +117,7 @@ impl Lines {
         departures.open.push((Arc::downgrade(is_closed), on_loss));
     }
 
-    /// A primary was greeted at one of several addresses. Connections to the others go.
+    /// Notes a primary at one of several addresses, and gives up the connections to the others.
     fn note_primary(&self, peer: SocketAddr, is_closed: &Arc<AtomicBool>) {
         let mut departures = self.departures.lock();
         if departures.primary.replace(peer) == Some(peer) {
@@ -126,8 +129,8 @@ impl Lines {
         lost.iter().for_each(|on_loss| on_loss());
     }
 
-    /// Connects, and asks the server what it is and what its clock says. A replica is taken where a primary is wanted only if no
-    /// address has one.
+    /// Connects, and asks the server for its role and its clock. Takes a replica in place of a primary only if no
+    /// address has a primary.
     pub(super) async fn dial(&self, sharing: Sharing) -> Result<Arc<Live>, DialFault> {
         let info = self.secrets.renewed(&self.info, Peer::Server).await;
         let (mut tried, mut replica, mut failed) = (Vec::new(), None, None);
@@ -157,7 +160,7 @@ impl Lines {
         }
     }
 
-    /// Connects for what is subscribed, where the primary is as far as is known.
+    /// Connects for subscriptions, to the primary as far as that is known.
     pub(super) async fn dial_link(&self, on_loss: OnLoss, hear: Hear) -> Result<Connection, DialFault> {
         let info = self.secrets.renewed(&self.info, Peer::Server).await;
         let is_closed = Arc::<AtomicBool>::default();
@@ -189,7 +192,8 @@ impl Lines {
         }
     }
 
-    /// Shakes hands where that is needed, logs in, and asks these questions with that. What the server says of itself was looked at.
+    /// Encrypts where that is needed, logs in, and asks `questions` in the same piece. Checks the server's answer to
+    /// `HELLO`.
     async fn log_in(
         &self,
         info: &ConnectionInfo,
@@ -222,7 +226,7 @@ impl Lines {
             && let Some(uptime) = answers.pop().and_then(|info| parse_uptime(&info))
         {
             let up_since = sent.as_nanos().saturating_sub(u64::try_from(uptime.as_nanos()).unwrap_or(u64::MAX));
-            // The youngest that was ever met: a connection to the one before it brings no answer any more.
+            // Keeps the youngest server that was ever met: a connection to an older one brings no answer any more.
             self.up_since.fetch_max(up_since.max(1), Ordering::AcqRel);
         }
         let named = |field| hello_field(&hello, field).unwrap_or_default();
@@ -241,7 +245,7 @@ impl Lines {
 }
 
 impl Node {
-    /// Leaves the server if it says on another connection that it follows another one.
+    /// Leaves the server if it says on another connection that it is a replica.
     pub(in crate::transport) fn note_role(&self, hello: &Value) {
         if is_replica(hello) {
             self.lines.leave_now();
@@ -249,7 +253,7 @@ impl Node {
     }
 }
 
-/// A server that was greeted.
+/// Outcome of a greeting: the wanted server, or a replica in place of a primary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Found {
     Wanted,

@@ -1,4 +1,4 @@
-//! Who hears what a connection says without being asked.
+//! Handlers for what a connection reports unasked: pushes, and its end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::OnLoss;
 use crate::transport::pushed::{Hear, Pushed};
 
-/// Kept by what drives the connection: dropped, that has ended, be it with its runtime.
+/// Handlers of one connection. Its driver owns them: dropped, the driver has ended, perhaps with its runtime.
 pub(super) struct Ears {
-    /// Set when the connection ends, before anybody else learns of it.
+    /// Set when the connection ends, before any task learns of it.
     is_closed: Arc<AtomicBool>,
     on_loss: Option<OnLoss>,
     hear: Option<Hear>,
@@ -19,13 +19,13 @@ impl Ears {
         Self { is_closed, on_loss, hear: None }
     }
 
-    /// For a connection that subscribes.
+    /// Adds the handler for pushes, for a connection that subscribes.
     pub(super) fn hearing(mut self, hear: Hear) -> Self {
         self.hear = Some(hear);
         self
     }
 
-    /// Whether it is for a connection that subscribes.
+    /// Returns true for a connection that subscribes.
     pub(super) fn hears(&self) -> bool {
         self.hear.is_some()
     }
@@ -34,7 +34,7 @@ impl Ears {
         self.is_closed.store(true, Ordering::Release);
     }
 
-    /// The other side has ended it.
+    /// Reports that the server ended the connection.
     pub(super) fn lose(&self) {
         if let Some(on_loss) = &self.on_loss {
             on_loss();

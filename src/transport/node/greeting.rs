@@ -1,4 +1,4 @@
-//! What a server says first: what it is, and what its clock says.
+//! Greeting of a server: its kind and version, its role, and its clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::error::Refusal;
 use crate::lease::ServerTime;
 use crate::transport::fault::{self, Answer, Fault};
 
-/// Oldest servers that we work with.
+/// Oldest Redis that works.
 const REDIS_OLDEST: (u32, u32) = (7, 0);
 const VALKEY_OLDEST: (u32, u32) = (7, 2);
 
@@ -29,7 +29,7 @@ pub(in crate::transport) fn parse_time(reply: &Value) -> Option<ServerTime> {
     Some(ServerTime::from_micros(number(secs)?.checked_mul(1_000_000)? + number(micros)?))
 }
 
-/// How long a server has been running at least, by what it says of itself. `None` if it may not be asked.
+/// Reads a lower bound for the uptime of a server from its `INFO`. `None` if the user may not ask.
 pub(super) fn parse_uptime(info: &Value) -> Option<Duration> {
     let text = match info {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
@@ -37,11 +37,11 @@ pub(super) fn parse_uptime(info: &Value) -> Option<Duration> {
         _ => return None,
     };
     let line = text.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:"))?;
-    // Between two of its seconds it may have counted one too many.
+    // The server counts whole seconds, and between two of them may have counted one too many.
     Some(Duration::from_secs(line.trim().parse::<u64>().ok()?.saturating_sub(1)))
 }
 
-/// Refuses servers that are too old, or not what the topology says.
+/// Refuses servers that are too old, and servers of another kind than the topology names.
 pub(super) fn check_server(hello: Value, role: Role) -> Result<(), Fault> {
     let refuse = |refusal, message| Err(Fault::Refused { refusal, message });
     let unsupported = |what: &str| {
@@ -83,7 +83,7 @@ pub(super) fn check_server(hello: Value, role: Role) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Whether a server says that it follows another one.
+/// Returns true if a server says that it is a replica.
 pub(super) fn is_replica(hello: &Value) -> bool {
     matches!(hello_field(hello, "role").as_deref(), Some("replica" | "slave"))
 }

@@ -1,4 +1,4 @@
-//! Servers that say too much, beside one that is well: what they cost this process, and who else pays.
+//! Servers that say too much, beside one that is well: their cost to this process, and to the locks of the other one.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -14,34 +14,36 @@ use crate::topology::Topology;
 use crate::transport::fake;
 use crate::{Error, HoldState, RedisManager, RwLockManager};
 
-/// Names what the process of a test is to meet.
+/// Environment variable that names the server for the process of a test.
 const ROLE: &str = "REDIS_RWLOCK_HOSTILE";
-/// Longer than the lease of the hold beside it, which outlasts that other tests have both cores for a while.
+/// Time with a hostile server. It is longer than the lease of the hold beside it, and that lease outlasts moments in
+/// which other tests have both cores.
 const MEETING: Duration = Duration::from_secs(9);
 const LEASE: Duration = Duration::from_secs(8);
 /// Pause between two requests: this process has other things to do.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Most memory that a hostile server may cost, in KiB.
+/// Limit for the memory that a hostile server may cost, in KiB.
 const MAX_KIB: u64 = 32 << 10;
 
 /// Request at which a server turns hostile.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum At {
     Greeting,
-    /// Script of a try, on the connection that all share.
+    /// Script of a try, on the shared connection.
     Script,
     /// Script of a look, on a connection of its own.
     Look,
     /// Subscription of a waiter.
     Link,
-    /// Script on each connection that a manager has: of a try, of its release, and of as many looks as there may be at one time.
+    /// Script on each connection of a manager: of a try, of its release, and of as many looks as there may be at one
+    /// time.
     Everywhere,
     /// Question for the map of a cluster.
     Map,
 }
 
 impl At {
-    /// Whether what a server is asked turns it hostile.
+    /// Returns true if this command turns the server hostile.
     fn is(self, command: &str, is_apart: bool) -> bool {
         match self {
             Self::Greeting => command == "HELLO",
@@ -60,7 +62,7 @@ impl At {
         if self == Self::Map { Topology::cluster([url]) } else { Topology::node(url) }
     }
 
-    /// Asks a manager for something that brings it there.
+    /// Makes a manager send that request.
     async fn ask(self, hostile: &RedisManager) -> Result<(), Error> {
         match self {
             Self::Greeting | Self::Script | Self::Map => hostile.try_write("x").await.map(drop),
@@ -75,7 +77,7 @@ impl At {
     }
 }
 
-/// Returns what a server says first and what it repeats for ever, in pieces of a length.
+/// Returns the first words of a server, the words that it repeats for ever, and the length of a piece.
 fn flood(name: &str) -> (String, String, usize) {
     let large = "x".repeat(1 << 16);
     match name {
@@ -92,12 +94,12 @@ fn flood(name: &str) -> (String, String, usize) {
     }
 }
 
-/// Says all of an answer but its end, as long as it may be: it stays in memory until its caller gives up.
+/// Sends all of the longest allowed answer but its end: it stays in memory until its caller gives up.
 fn hold_answer(stream: &mut (impl Read + Write)) -> std::io::Result<()> {
     stream.write_all(b"*2\r\n")?;
     for (announced, said) in [(4_190_000, 4_190_000), (1_900_000, 1_890_000)] {
         stream.write_all(format!("${announced}\r\n").as_bytes())?;
-        // This process is the one that is measured.
+        // Small pieces: this process is the one that is measured.
         for _ in 0..said / 10_000 {
             stream.write_all(&[b'x'; 10_000])?;
         }
@@ -105,12 +107,12 @@ fn hold_answer(stream: &mut (impl Read + Write)) -> std::io::Result<()> {
             stream.write_all(b"\r\n")?;
         }
     }
-    // Until the other side closes it.
+    // Waits until the other side closes the connection.
     while stream.read(&mut [0; 4096])? > 0 {}
     Ok(())
 }
 
-/// Confirms subscriptions without end that nobody has asked for, each of another channel with a long name.
+/// Confirms subscriptions without end that no caller has asked for, each of another channel with a long name.
 fn pour_subscriptions(stream: &mut (impl Read + Write)) -> std::io::Result<()> {
     for number in 0_u64.. {
         let channel = format!("{number:0>1000}");
@@ -173,7 +175,7 @@ fn start(at: At, name: &str, shake: Shake) -> SocketAddr {
             let name = name.clone();
             stream.set_nodelay(true).expect("a live socket");
             let shake = Arc::clone(&shake);
-            // Its end is that of the connection.
+            // The thread ends with its connection.
             std::thread::spawn(move || match &*shake {
                 Shake::No => drop(serve(stream, at, &name)),
                 #[cfg(feature = "tls")]
@@ -194,7 +196,7 @@ enum Shake {
     With(Arc<rustls::ServerConfig>),
 }
 
-/// Returns where a server listens, with or without TLS.
+/// Starts a server, with or without TLS, and returns its topology.
 fn hostile(at: At, way: &str, name: &str) -> Topology {
     match way {
         "plain" => at.topology(format!("redis://{}", start(at, name, Shake::No))),
@@ -214,7 +216,7 @@ fn peak_kib() -> u64 {
     line.trim().trim_end_matches(" kB").parse().expect("a number")
 }
 
-/// Meets one server for a while, and holds a lock on another one meanwhile.
+/// Uses one server for a while, and holds a lock on another one meanwhile.
 async fn meet(healthy: &str, at: At, way: &str, name: &str) {
     let manager = RedisManager::builder(Topology::node(healthy)).lease(LEASE).connect().await.expect("connected");
     let guard = manager.write(&format!("beside-{name}")).await.expect("granted");
@@ -236,10 +238,10 @@ async fn meet(healthy: &str, at: At, way: &str, name: &str) {
 }
 
 const FLOODS: [&str; 8] = ["bulk", "long-bulk", "array", "endless-array", "arrays", "depth", "line", "pushes"];
-/// Floods for the other connections, which are read as the shared one is.
+/// Floods for the other connections, which are read like the shared one.
 const SOME: [&str; 4] = ["bulk", "array", "depth", "pushes"];
 
-/// A process of its own for each server: memory is the process's.
+/// Starts one process for each server, since memory is counted for a process.
 fn all_are_met(test: &str, at: At, way: &str, floods: &[&str]) {
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     if let Ok(role) = std::env::var(ROLE) {
@@ -281,7 +283,7 @@ fn subscriptions_without_end_cost_little_and_no_hold_elsewhere() {
     all_are_met("subscriptions_without_end_cost_little_and_no_hold_elsewhere", At::Link, "plain", &floods);
 }
 
-/// Behind TLS the same is read by the same.
+/// Answers behind TLS are read by the same code.
 #[cfg(feature = "tls")]
 #[test]
 fn answers_without_end_behind_tls_cost_little_and_no_hold_elsewhere() {

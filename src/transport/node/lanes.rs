@@ -1,11 +1,14 @@
-//! Scripts whose grants count only when replicas have them: behind each pipeline of them goes a `WAIT`.
+//! Scripts whose grants count only when replicas have them: behind each pipeline of such scripts goes a `WAIT`.
 //!
-//! `WAIT` speaks of what its own connection has written, and keeps that connection from everything else until it is answered.
-//! So these scripts have a few connections of their own on each runtime, and nobody else's requests stand behind them. What is
-//! asked for while all of them are busy waits, goes along with whichever is free next, and shares its `WAIT`: the connections
-//! are few however many ask, and nobody waits much longer than for the pipelines that are under way.
+//! `WAIT` covers the writes of its own connection, and blocks that connection until it is answered. So these scripts
+//! have a few connections of their own on each runtime, and no other request stands behind a `WAIT`.
 //!
-//! What gives no hold, such as a place in the queue, is told at once, and only its connection waits for the replicas.
+//! A call that comes while all of them are busy waits. It goes along with the next connection that is free, and shares
+//! its `WAIT`. So the connections are few however many callers there are, and a caller waits little longer than for the
+//! pipelines that are under way.
+//!
+//! A reply without a hold, such as a place in the queue, goes to the caller at once; only its connection waits for the
+//! replicas.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -29,15 +32,15 @@ use crate::process;
 use crate::transport::fault::{Answer, Fault};
 use crate::transport::{Call, gives_hold};
 
-/// Connections of one runtime to one node.
+/// Limit for such connections of one runtime to one node.
 const MAX_LANES: usize = 8;
-/// Calls in one pipeline, unless one job alone has more.
+/// Limit for calls in one pipeline, unless one batch alone has more.
 const MAX_CALLS: usize = 64;
 
-/// What one call was answered.
+/// Answer to one call.
 type Said = Result<Answered<Value>, Fault>;
 
-/// The lanes to one node, of each runtime those that it drives itself.
+/// Replicated connections to one node, for each runtime those that it drives itself.
 pub(super) struct Lanes {
     lines: Arc<Lines>,
     asked: u8,
@@ -46,7 +49,7 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    /// `None` where the primary's word is enough.
+    /// Returns `None` if the primary's reply alone is enough.
     pub(super) fn new(lines: &Arc<Lines>, durability: Durability) -> Option<Self> {
         let (replicas, timeout_ms) = durability.acknowledgement()?;
         let mut wait = redis::cmd("WAIT");
@@ -54,7 +57,8 @@ impl Lanes {
         Some(Self { lines: Arc::clone(lines), asked: replicas.get(), wait, of: Mutex::default() })
     }
 
-    /// Sends calls in one pipeline; one answer each, in order. Those that give a hold are there when so many replicas have it.
+    /// Sends calls in one pipeline; returns one answer each, in order. A hold is returned once `asked` replicas have
+    /// it.
     pub(super) async fn ask(&self, job: Calls) -> Result<Vec<Said>, Fault> {
         let depot = self.depot();
         let (answers, answer) = oneshot::channel();
@@ -62,11 +66,12 @@ impl Lanes {
         if let Some(lane) = lane {
             drop(process::spawn(lane.run()));
         }
-        // Without a word the runtime of its lane has ended.
+        // The sender was dropped: the runtime that drove the connection has ended.
         answer.await.unwrap_or_else(|_| Err(depot.unknown(depot.lines.clock.now())))
     }
 
-    /// That of this runtime. Those with nothing under way go when a new one comes: their runtimes may have ended.
+    /// Returns the connections of this runtime. Removes those with nothing under way when a new runtime comes: their
+    /// runtimes may have ended.
     fn depot(&self) -> Arc<Depot> {
         let runtime = Handle::current().id();
         let mut depots = self.of.lock();
@@ -89,13 +94,13 @@ pub(super) struct Calls {
     pub(super) precedence: Precedence,
 }
 
-/// Calls that somebody waits for.
+/// Calls that a caller waits for.
 struct Job {
     calls: Calls,
     answers: Answers,
 }
 
-/// The lanes of one runtime, and what waits for one.
+/// Replicated connections of one runtime, and the batches that wait for one.
 struct Depot {
     lines: Arc<Lines>,
     asked: u8,
@@ -108,12 +113,12 @@ struct State {
     ahead: VecDeque<Job>,
     in_turn: VecDeque<Job>,
     idle: Vec<Arc<Live>>,
-    /// So many carry something, or are being dialled.
+    /// Number of connections that carry something, or are being dialled.
     busy: usize,
 }
 
 impl State {
-    /// What goes together next. Nothing is sent for those who have gone.
+    /// Returns the batches that go together next. Drops those whose caller has gone.
     fn next(&mut self) -> Vec<Job> {
         let (mut jobs, mut count) = (Vec::new(), 0);
         while count < MAX_CALLS
@@ -137,7 +142,8 @@ impl Depot {
         self.state.lock().busy > 0
     }
 
-    /// Answers the lane that is to run for it, unless all of them are busy: then the next that is free takes it along.
+    /// Queues a batch. Returns the connection to be run for it, unless all are busy: then the next free one takes it
+    /// along.
     fn put(self: &Arc<Self>, job: Job) -> Option<Lane> {
         let mut state = self.state.lock();
         match job.calls.precedence {
@@ -153,7 +159,7 @@ impl Depot {
         Some(Lane { depot: Arc::clone(self), live })
     }
 
-    /// No connection came about. What waits is told, if nobody else can take it.
+    /// Reports that a dial failed. The waiting callers learn it only if no other connection can take their calls.
     fn fail(&self, fault: &DialFault) {
         let mut state = self.state.lock();
         let left = if state.busy == 1 { state.take() } else { Vec::new() };
@@ -161,13 +167,13 @@ impl Depot {
         left.into_iter().for_each(|job| tell(job.answers, Err(fault.clone().into())));
     }
 
-    /// Sent and not answered.
+    /// Returns the fault of calls that were sent and not answered.
     fn unknown(&self, sent: Moment) -> Fault {
         let span = lease::stray_span(self.lines.limits.response_timeout, self.lines.limits.clock_margin);
         Fault::Unknown { stray_until: sent.after(span), source: None }
     }
 
-    /// The same fault for one of several.
+    /// Copies the fault for another of several calls.
     fn copy(&self, fault: &Fault, sent: Moment) -> Fault {
         match fault {
             Fault::Unknown { stray_until, source } => {
@@ -178,7 +184,7 @@ impl Depot {
         }
     }
 
-    /// Carries these to their end. Whether the connection is of use after that.
+    /// Sends batches and waits for their answers. Returns true if the connection is still usable.
     async fn carry(&self, live: &Arc<Live>, jobs: Vec<Job>) -> bool {
         let (sent, not_after) = match self.lines.not_after(live).await {
             Ok(limits) => limits,
@@ -188,7 +194,7 @@ impl Depot {
                 return false;
             }
         };
-        // Whoever has gone meanwhile takes it for granted that nothing is sent from then on.
+        // A caller that has gone meanwhile assumes that nothing is sent after that.
         let waited_for = jobs.into_iter().filter(|job| !job.answers.is_closed());
         let (batches, waiting): (Vec<Calls>, Vec<Answers>) = waited_for.map(|job| (job.calls, job.answers)).unzip();
         if batches.is_empty() {
@@ -201,7 +207,7 @@ impl Depot {
                 if batch.admission == Admission::Asking {
                     requests.push(Request::Command(&asking));
                 }
-                // Those behind the first are of the same script.
+                // The calls behind the first are of the same script.
                 let load = if n == 0 { batch.load } else { Load::Digest };
                 requests.push(Request::Call { call, load, not_after });
             }
@@ -235,7 +241,7 @@ impl Depot {
         is_well
     }
 
-    /// Tells those who were given nothing. What is left waits for the replicas.
+    /// Answers the callers that got no hold. Returns those that wait for the replicas.
     fn hand_out(
         &self,
         live: &Arc<Live>,
@@ -260,7 +266,7 @@ impl Depot {
         held_back
     }
 
-    /// A hold counts only if enough replicas have it.
+    /// Replaces a hold by a fault if too few replicas have it.
     fn judge(&self, said: &mut Said, waited: &Result<u64, Fault>, sent: Moment) {
         if !is_hold(said) {
             return;
@@ -275,7 +281,7 @@ impl Depot {
 
 type Answers = oneshot::Sender<Result<Vec<Said>, Fault>>;
 
-/// Whoever asked may have gone.
+/// Passes the answer on. The caller may have gone.
 fn tell(answers: Answers, said: Result<Vec<Said>, Fault>) {
     drop(answers.send(said));
 }
@@ -284,7 +290,7 @@ fn is_hold(said: &Said) -> bool {
     said.as_ref().is_ok_and(|answer| gives_hold(&answer.value))
 }
 
-/// Whether a primary became a replica while it waited.
+/// Returns true if the primary became a replica during the `WAIT`.
 fn is_demoted(reply: &Value) -> bool {
     let says = |error: &ServerError| {
         error.code() == "UNBLOCKED" || error.details().is_some_and(|details| details.contains("replica instances"))
@@ -292,7 +298,7 @@ fn is_demoted(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if says(error))
 }
 
-/// How many replicas have what was sent then.
+/// Reads the answer to `WAIT`: the number of replicas that have everything sent before it.
 fn acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
     let words = match reply {
         Value::Int(replicas) => return Ok(u64::try_from(replicas).unwrap_or(0)),
@@ -300,13 +306,13 @@ fn acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
         other => return Err(Fault::Broken { refusal: Refusal::Other, message: format!("{other:?} to WAIT") }),
     };
     let details = words.details().unwrap_or_default().to_owned();
-    // It became a replica meanwhile. The scripts have run, and nothing of them is under way.
+    // The server became a replica meanwhile. The scripts have run, so no request is in doubt after `sent`.
     if words.code() == "UNBLOCKED" || details.contains("replica instances") {
         let source = Answer(format!("{} {details}", words.code()));
         return Err(Fault::Unknown { stray_until: sent, source: Some(Arc::new(source)) });
     }
     Err(match Fault::of_server(&words) {
-        // The scripts were carried out.
+        // The scripts were executed.
         Fault::Refused { refusal, message } | Fault::Broken { refusal, message } => Fault::Broken { refusal, message },
         _ => {
             Fault::Unknown { stray_until: sent, source: Some(Arc::new(Answer(format!("{} {details}", words.code())))) }
@@ -314,7 +320,7 @@ fn acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
     })
 }
 
-/// A connection that carries something, or is to. It is free again when nothing waits for it.
+/// Connection that carries something, or is about to. It becomes idle when no batch waits.
 struct Lane {
     depot: Arc<Depot>,
     live: Option<Arc<Live>>,
@@ -348,7 +354,7 @@ impl Lane {
 }
 
 impl Drop for Lane {
-    /// Also with its runtime. What waits when the last one goes is told so.
+    /// Ends also with its runtime. When the last connection goes, the waiting callers learn that nothing was sent.
     fn drop(&mut self) {
         let mut state = self.depot.state.lock();
         state.busy -= 1;

@@ -1,11 +1,11 @@
-//! The connections to one node: one for each runtime that calls it.
+//! Connections to one node: one for each runtime that calls it.
 //!
-//! What drives a connection is a task of the runtime that dialled it. A runtime that ends, or stands still, takes nobody
-//! along but its own callers, and a reply is read by the runtime that waits for it. A connection is made for everybody on its
-//! runtime, in a task of its own: a caller that gives up does not take it along.
+//! A task of the runtime that dialled a connection drives it. So a runtime that ends, or stands still, affects only its
+//! own callers, and the runtime that waits for a reply also reads it. A connection serves all callers of its runtime. A
+//! task of its own dials it, so a caller that gives up does not end the dial.
 //!
-//! From the moment on at which a server closes it nothing is sent on it, so what waits for the next connection is known not to have
-//! been carried out.
+//! After a server has closed a connection, nothing is sent on it. So the server has not executed a request that waits
+//! for the next connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,13 +35,13 @@ use crate::transport::node::Limits;
 use crate::transport::outages::Outages;
 use crate::transport::secrets::Secrets;
 
-/// After a failed dial others are told the same for this long, instead of queueing up to dial one after the other.
+/// Time for which the fault of a dial answers all callers, so that they do not dial one after the other.
 const DIAL_PAUSE: Duration = Duration::from_millis(50);
 
-/// What can be done with one node without knowing any call.
+/// Connections to one node, without knowledge of calls.
 pub(super) struct Lines {
     pub(super) address: Arc<str>,
-    /// The address for errors.
+    /// Address for errors.
     pub(super) shown: Arc<str>,
     pub(super) id: NodeId,
     pub(super) info: ConnectionInfo,
@@ -53,56 +53,57 @@ pub(super) struct Lines {
     pub(super) clock: Clock,
     pub(super) home: Home,
     of: Mutex<Vec<Line>>,
-    /// How many connections there have been.
+    /// Number of connections so far.
     pub(super) dialed: AtomicU64,
-    /// How many of them came in place of another one.
+    /// Number of connections that replaced another one.
     reconnects: AtomicU64,
     reconnects_tally: Tally,
     failed: Mutex<Option<(Moment, DialFault)>>,
-    /// When the node last did what it was asked, in nanoseconds of the local clock; zero for never.
+    /// Time at which the node last executed a request, in nanoseconds of the local clock; zero for never.
     served: AtomicU64,
-    /// Since when it has been running, likewise; zero where nobody has asked.
+    /// Time since which the node has been running, in nanoseconds of the local clock; zero if no connection asked.
     pub(super) up_since: AtomicU64,
     pub(super) silence: Silence,
     pub(super) outages: Arc<Outages>,
     pub(super) conditions: Arc<Conditions>,
-    /// When the server's clock was last compared with others, in nanoseconds of the local clock.
+    /// Time at which the server's clock was last compared with others, in nanoseconds of the local clock.
     pub(super) clock_noted: AtomicU64,
 }
 
-/// The connection of one runtime.
+/// Connection of one runtime.
 struct Line {
     runtime: Id,
     live: Option<Arc<Live>>,
-    /// There has been a connection.
+    /// True once there has been a connection.
     has_had: bool,
-    /// Whoever has it dials.
+    /// Held by the task that dials.
     dialing: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// A connection, and what is known of its server's clock.
+/// Connection, and the clock sample of its server.
 pub(super) struct Live {
-    /// No other connection to this node has the same.
+    /// Number that no other connection to this node has.
     pub(super) number: u64,
     pub(super) connection: Connection,
     pub(super) anchor: Mutex<Anchor>,
-    /// By the server, or with its runtime. What is not handed over by then is never sent.
+    /// True once the connection is closed, by the server or with its runtime. Requests not handed over by then are
+    /// never sent.
     pub(super) is_closed: Arc<AtomicBool>,
-    /// When the last request was sent that was answered: nanoseconds of the local clock.
+    /// Time at which the last answer came, in nanoseconds of the local clock.
     answered: AtomicU64,
     pub(super) space: Space,
-    /// Nobody else waits for what comes on it.
+    /// True if no other caller waits for answers on it.
     pub(super) is_apart: bool,
 }
 
-/// Whether a connection serves several requests at a time.
+/// Use of a connection: by several requests at a time, or by one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sharing {
     Shared,
     Apart,
 }
 
-/// A fault that can be told more than once.
+/// Fault of a dial. It can be cloned, for several callers.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(in crate::transport) enum DialFault {
     #[error("{}", .0.as_ref().map_or_else(|| "no connection".to_owned(), ToString::to_string))]
@@ -135,12 +136,12 @@ impl Live {
         !self.is_closed.load(Ordering::Acquire)
     }
 
-    /// A reply has come now.
+    /// Notes that a reply came at `now`.
     pub(super) fn has_answered(&self, now: Moment) {
         self.answered.store(now.as_nanos(), Ordering::Relaxed);
     }
 
-    /// Whether any reply has come since that moment.
+    /// Returns true if a reply has come since `moment`.
     pub(super) fn has_answered_since(&self, moment: Moment) -> bool {
         self.answered.load(Ordering::Relaxed) >= moment.as_nanos()
     }
@@ -184,9 +185,9 @@ impl Lines {
         }
     }
 
-    /// The node has done what it was asked.
+    /// Notes that the node executed a request.
     pub(super) fn has_served(&self, live: &Live) {
-        // As the connection has it, whose reply it is.
+        // Copies the time from the connection whose reply it is.
         self.served.store(live.answered.load(Ordering::Relaxed), Ordering::Relaxed);
         self.silence.is_over();
     }
@@ -196,14 +197,14 @@ impl Lines {
         (nanos > 0).then_some(Moment::from_nanos(nanos))
     }
 
-    /// Since when the server has been running that whoever is connected now is connected to. One that has restarted has said so
-    /// before it is asked anything else.
+    /// Returns the time since which the server of the present connections has been running. A restarted server has said
+    /// so before any other request.
     pub(super) fn up_since(&self) -> Option<Moment> {
         let nanos = self.up_since.load(Ordering::Acquire);
         (nanos > 0).then_some(Moment::from_nanos(nanos))
     }
 
-    /// The connection of this runtime, if it has one.
+    /// Returns the connection of this runtime, if it has one.
     pub(super) fn current(&self) -> Option<Arc<Live>> {
         let runtime = Handle::try_current().ok()?.id();
         let lines = self.of.lock();
@@ -216,19 +217,19 @@ impl Lines {
         self.of.lock().len()
     }
 
-    /// Whether any runtime has one.
+    /// Returns true if any runtime has a connection.
     pub(super) fn is_connected(&self) -> bool {
         self.of.lock().iter().any(|line| line.live.as_ref().is_some_and(|live| live.is_open()))
     }
 
-    /// Whether the node has answered on another connection since that moment.
+    /// Returns true if the node has answered on another connection since `since`.
     pub(super) fn has_answered_elsewhere(&self, live: &Arc<Live>, since: Moment) -> bool {
         let others = self.of.lock();
         let mut others = others.iter().filter_map(|line| line.live.as_ref());
         others.any(|other| !Arc::ptr_eq(other, live) && other.is_open() && other.has_answered_since(since))
     }
 
-    /// Nothing more is sent on a connection, and whoever waits for room on it goes elsewhere.
+    /// Sends nothing more on a connection; callers that wait for room on it go elsewhere.
     pub(super) fn give_up(&self, live: &Arc<Live>) {
         let is_it = |line: &&mut Line| line.live.as_ref().is_some_and(|current| Arc::ptr_eq(current, live));
         if let Some(line) = self.of.lock().iter_mut().find(is_it) {
@@ -246,7 +247,7 @@ impl Lines {
         closed.iter().for_each(|live| live.space.close());
     }
 
-    /// The connection of this runtime, which is made if there is none.
+    /// Returns the connection of this runtime, and makes it if there is none.
     pub(super) async fn live(self: &Arc<Self>) -> Result<Arc<Live>, Fault> {
         if let Some(live) = self.current() {
             return Ok(live);
@@ -268,16 +269,16 @@ impl Lines {
             return Err(fault.clone());
         }
         let lines = Arc::clone(self);
-        // Goes on when its caller does not: callers that wait less long than a connection takes would never get one.
+        // The task goes on when its caller gives up: impatient callers would otherwise never get a connection.
         let dialed = process::spawn_on(&runtime, async move {
             let _dialing = dialing;
             lines.connect().await
         });
-        // Without an outcome: its runtime has ended.
+        // Without an outcome the runtime has ended.
         dialed.await.unwrap_or(Err(DialFault::NotSent(None)))
     }
 
-    /// The right to dial for a runtime. Lines of those that have ended go.
+    /// Returns the right to dial for a runtime. Removes the entries of runtimes that have ended.
     fn dialing(&self, runtime: Id) -> Arc<tokio::sync::Mutex<()>> {
         let mut lines = self.of.lock();
         if let Some(line) = lines.iter().find(|line| line.runtime == runtime) {
@@ -302,14 +303,14 @@ impl Lines {
                 self.silence.greeted(now);
                 self.check_up_in_background(live);
             }
-            // It speaks.
+            // A refusal is an answer.
             Err(DialFault::Refused(refusal, words)) => self.silence.refuses(*refusal, words, now),
             Err(DialFault::NotSent(source)) => self.silence.begins(source.clone(), began, now),
         }
         dialed
     }
 
-    /// This runtime has a connection from now on.
+    /// Notes a new connection of this runtime.
     fn begins(&self, live: &Arc<Live>) {
         let runtime = Handle::current().id();
         let mut lines = self.of.lock();
@@ -334,7 +335,7 @@ impl Lines {
     }
 }
 
-/// An address with its source, unless the user named it.
+/// Returns an address with its source, unless the user named it.
 pub(in crate::transport) fn shown(address: &str, source: &AddressSource) -> String {
     match source {
         AddressSource::User => address.to_owned(),
@@ -351,7 +352,7 @@ impl From<DialFault> for Fault {
     }
 }
 
-/// While connecting nothing of ours was sent, whatever went wrong.
+/// Converts a fault while connecting: no request was sent, whatever went wrong.
 pub(in crate::transport) fn not_sent(fault: Fault) -> DialFault {
     match fault {
         Fault::Refused { refusal, message } | Fault::Broken { refusal, message } => {

@@ -1,5 +1,5 @@
-//! A server whose answers are changed at random on their way: nothing panics, no call is given another one's answer, and the node
-//! serves again as soon as the server is well.
+//! Server whose answers change at random on their way. Nothing may panic, and no call may get another one's answer. The
+//! node has to serve again as soon as the server is well.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -19,7 +19,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_millis(200);
 const CALLERS: usize = 8;
 /// Far longer than the node needs to serve again.
 const BOUND: Duration = Duration::from_secs(30);
-/// Answers that nobody asked for.
+/// Answers that no caller asked for.
 const UNASKED: [&str; 8] = [
     "+OK\r\n",
     ":7\r\n",
@@ -61,7 +61,7 @@ fn mutate(answer: &mut Vec<u8>, before: &[u8], random: &mut Rng) {
     }
 }
 
-/// Answers what comes on one connection, in pieces, and changes one answer of thirty unless the server is well.
+/// Answers requests on one connection, in pieces. Changes one answer of thirty, unless the server is well.
 async fn serve(mut stream: TcpStream, mut random: Rng, is_well: Arc<AtomicBool>) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let (mut said, mut done, mut before) = (Vec::new(), 0, Vec::new());
@@ -89,7 +89,7 @@ fn call_of(id: &str) -> Call {
     call
 }
 
-/// Asks in one of four ways. Returns the answers, of which those that have come are the caller's own.
+/// Asks in one of four ways. Returns the answers, and checks that each belongs to its call.
 async fn ask(node: &Node, id: &str, way: usize) -> Vec<Result<Answered<Value>, Fault>> {
     let ids: Vec<_> = (0..3).map(|number| format!("{id}-{number}")).collect();
     let answers = match way % 4 {
@@ -112,8 +112,8 @@ fn count(answers: &[Result<Answered<Value>, Fault>]) -> usize {
     answers.iter().filter(|answer| answer.is_ok()).count()
 }
 
-/// Asks a server that is well as callers do that come at the same time, so that several answers come together. Each is handed
-/// to its own caller: none has to be found out by the id in it.
+/// Asks a healthy server like callers that come at the same time, so that several answers come together. Each has to go
+/// to its own caller: none may be found out only by the id in it.
 async fn nobody_is_handed_anothers_answer(node: &Node) {
     let callers = (0..CALLERS).map(async |caller| {
         for number in 0..50 {

@@ -10,22 +10,22 @@ use parking_lot::Mutex;
 use crate::topology::Topology;
 use crate::{HoldState, RedisManager, RwLockManager};
 
-/// The addresses of `host:port`, and how long they take to be found.
+/// Addresses of each `host:port`, and how long a look-up takes.
 static NAMES: Mutex<BTreeMap<String, (Vec<SocketAddr>, Duration)>> = Mutex::new(BTreeMap::new());
-/// Far longer than anything takes that a test waits for.
+/// Far longer than anything that a test waits for.
 const BOUND: Duration = Duration::from_secs(30);
 
-/// Gives a name addresses, which are found after a pause.
+/// Gives a name addresses, which a look-up finds after a pause.
 pub(super) fn set(name: &str, addresses: Vec<SocketAddr>, pause: Duration) {
     NAMES.lock().insert(name.to_owned(), (addresses, pause));
 }
 
-/// Returns what a test said of a name.
+/// Returns what a test set for a name.
 pub(super) fn resolve(name: &str) -> Option<(Vec<SocketAddr>, Duration)> {
     NAMES.lock().get(name).cloned()
 }
 
-/// Two servers of one name, of which the first follows the second.
+/// Two servers with one name; the first is a replica of the second.
 struct Pair {
     replica: Server,
     primary: Server,
@@ -48,7 +48,7 @@ impl Pair {
         builder.lease(Duration::from_secs(3)).idle_hold(Duration::ZERO).connect().await.expect("connected")
     }
 
-    /// The replica takes over with all data, and the old primary follows it.
+    /// Makes the replica the primary, with all data, and the old primary its replica.
     async fn fail_over(&self) {
         until("all data", async || offset(&self.replica) == offset(&self.primary)).await;
         ask(&self.replica, &["REPLICAOF", "NO", "ONE"]);
@@ -90,7 +90,7 @@ async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// All that a manager does: grants, renewals, notifications, releases, and what operators ask.
+/// Exercises all that a manager does: grants, renewals, notifications, releases, and what operators ask.
 async fn everything_works(pair: &Pair, primary: &Server, guard: &crate::WriteGuard, label: &str) {
     let (manager, other) = (pair.manager().await, pair.manager().await);
     for _ in 0..3 {
@@ -126,7 +126,7 @@ async fn primary_is_used_whatever_comes_first(version: Version) {
     guard.release().await.expect("ours to the end");
 }
 
-/// A server that stands still is connected to by its kernel, keeps its connections and says nothing.
+/// The kernel of a server that stands still accepts connections; the server keeps its connections and says nothing.
 async fn primary_is_used_beside_a_replica_that_stands_still(version: Version) {
     let pair = Pair::start(version).await;
     pair.replica.pause();

@@ -1,7 +1,7 @@
-//! A node that does not answer: one prober asks it again and again, the others wait for its word.
+//! Prober of a node that does not answer: one task asks the node again and again, all callers wait for its result.
 //!
-//! However many callers wait, a silent node is asked by one of them all, with pauses that grow; the word that it answers
-//! again wakes the rest. Nobody probes a node that nobody asks.
+//! However many callers wait, only one task asks a silent node, with pauses that grow. Its first answer wakes the
+//! callers. No task probes a node that no caller wants.
 
 use std::sync::{Arc, Weak};
 
@@ -10,14 +10,15 @@ use super::silence::Waits;
 use crate::transport::fault::Fault;
 
 impl Lines {
-    /// Returns at once, unless the node is silent: then when it answers again. Not after a response timeout, with which whoever
-    /// waits has to decide.
+    /// Waits until the node answers again; returns at once if it is not silent. Fails after a response timeout, so that
+    /// the caller can decide.
     pub(super) async fn word(self: &Arc<Self>) -> Result<(), Fault> {
         if !self.silence.is() {
             return Ok(());
         }
         let word = self.silence.word();
         tokio::pin!(word);
+        // Enabled before the second look: a wake-up between that look and the wait is not lost.
         word.as_mut().enable();
         let _waits = Waits::begin(&self.silence);
         if !self.silence.is() {
@@ -36,7 +37,7 @@ impl Lines {
     }
 }
 
-/// The one who asks.
+/// Task that probes.
 struct Prober {
     lines: Weak<Lines>,
 }
@@ -47,11 +48,11 @@ impl Prober {
             if !lines.silence.is() || !lines.silence.is_wanted() {
                 return self.ends(&lines);
             }
-            // The connection that is there may be dead without our knowing, and would take a response timeout to show it.
+            // The present connection may be dead without our knowledge, and would take a response timeout to show it.
             if let Some(live) = lines.current() {
                 lines.give_up(&live);
             }
-            // One that greets us speaks, and so does one that refuses us: that ends the silence.
+            // A greeting ends the outage, and so does a refusal: both are answers.
             if matches!(lines.live().await, Ok(_) | Err(Fault::Refused { .. } | Fault::Broken { .. })) {
                 return self.ends(&lines);
             }
@@ -62,16 +63,17 @@ impl Prober {
     }
 
     fn ends(self, lines: &Arc<Lines>) {
+        // Gives up the right to probe first: callers that come from now on start a prober themselves.
         drop(self);
         let is_wanted = lines.silence.is_waited_for();
-        // Somebody came who found this one still there.
+        // A caller came while this prober was still registered, and so began none of its own.
         if is_wanted && lines.silence.is() {
             lines.probe();
         }
     }
 }
 
-/// Begins no other: a runtime that has ended drops it as soon as it begins, and there would be no end to it.
+/// Starts no other prober: a runtime that has ended drops each new task at once, and that would never end.
 impl Drop for Prober {
     fn drop(&mut self) {
         if let Some(lines) = self.lines.upgrade() {

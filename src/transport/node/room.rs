@@ -1,9 +1,12 @@
-//! How many requests are under way on one connection: as many as are answered soon.
+//! Limit for requests in flight on one connection: as many as the server answers soon.
 //!
-//! What is sent waits at the server for what was sent before it, and what waits there for too long counts as unanswered and is
-//! sent again, so that a slow server would get the more to do the slower it is. So the room grows while answers come about as
-//! fast as the fastest did, and shrinks when they wait for others. Whoever finds none waits here, where that costs nothing.
-//! What gives a lock back does not wait behind all who want one: there is some room for these alone.
+//! A request waits at the server behind all that were sent before it. One that waits too long counts as unanswered and
+//! is sent again, so a slow server would get more work the slower it is.
+//!
+//! So the limit grows while answers come about as fast as the fastest did, and shrinks when they wait for others. A
+//! caller without a permit waits here, where that costs the server nothing. Releases do not wait behind acquisitions:
+//! they have some permits of their own.
+//!
 //! Source: delay-based congestion control, as in Brakmo and Peterson, "TCP Vegas" (1995), and LEDBAT (RFC 6817).
 
 use std::pin::pin;
@@ -15,35 +18,35 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::lease::Moment;
 
-/// Requests that may be under way on one connection, at most, and that wait for no room.
+/// Upper bound of the limit.
 pub(in crate::transport) const MAX_IN_FLIGHT: usize = 256;
-/// In the beginning, and whatever the server does.
+/// Lower bound of the limit, and its first value.
 const MIN_IN_FLIGHT: usize = 16;
-/// Beside them, for what goes ahead.
+/// Permits beside the limit, for requests that go ahead.
 const AHEAD: usize = 16;
 
-/// Who waits for whom.
+/// Order between requests that wait for a permit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::transport) enum Precedence {
     InTurn,
-    /// Of those who acquire.
+    /// Ahead of requests that acquire.
     Ahead,
 }
 
-/// The room on one connection.
+/// Permits of one connection.
 pub(super) struct Space {
     /// First come, first served. Closed when the connection is given up.
     permits: Semaphore,
     ahead: Semaphore,
-    /// The fastest answer took so long, in nanoseconds.
+    /// Time of the fastest answer, in nanoseconds.
     fastest: AtomicU64,
-    /// How many there may be: mostly as many as can be, which is then all there is to know.
+    /// Present limit. Mostly the upper bound: then it cannot grow, and no lock is needed to see that.
     size: AtomicUsize,
-    /// How many too many there are, which go when they are given back.
+    /// Number of permits above the limit. They are dropped when they are given back.
     surplus: AtomicUsize,
-    /// When it became smaller.
+    /// Time of the last reduction.
     shrunk: Mutex<Moment>,
-    /// How many requests have given their room back.
+    /// Number of permits given back so far.
     returned: AtomicU64,
     pub(super) response_timeout: Duration,
 }
@@ -62,18 +65,18 @@ impl Space {
         }
     }
 
-    /// Room for a request, if there is some and nobody waits for it.
+    /// Returns a permit, if there is one and no caller waits for it.
     pub(super) fn try_take(&self) -> Option<Room<'_>> {
         self.permits.try_acquire().ok().map(|permit| Room { space: self, permit: Some(permit), of: Precedence::InTurn })
     }
 
-    /// Whether somebody who asks now finds room at once.
+    /// Returns true if a caller would get a permit at once.
     pub(super) fn has_room(&self) -> bool {
         self.permits.available_permits() > 0
     }
 
-    /// Waits for room, first come, first served. `None` if the connection was given up, or if nobody gave any room back for so
-    /// long: futures that nobody polls have it all.
+    /// Waits for a permit, first come, first served. Returns `None` if the connection was given up, or if no permit
+    /// came back for `patience`: then futures that no task polls have them all.
     pub(super) async fn take(&self, of: Precedence, patience: Duration) -> Option<Room<'_>> {
         let permits = match of {
             Precedence::InTurn => &self.permits,
@@ -90,13 +93,13 @@ impl Space {
         }
     }
 
-    /// Whoever waits for room goes elsewhere.
+    /// Fails all callers that wait for a permit: they go elsewhere.
     pub(super) fn close(&self) {
         self.permits.close();
         self.ahead.close();
     }
 
-    /// What was sent then was answered now, or is taken for unanswered.
+    /// Notes that a request of the moment `sent` was answered now, or now counts as unanswered.
     pub(super) fn is_back(&self, sent: Moment, now: Moment) {
         let took = u64::try_from(now.since(sent).as_nanos()).unwrap_or(u64::MAX);
         let fastest = self.fastest.load(Ordering::Relaxed);
@@ -111,7 +114,7 @@ impl Space {
         }
     }
 
-    /// Once for all that were sent before it shows.
+    /// Halves the limit. A request that was sent before the last reduction causes no further one.
     fn shrinks(&self, sent: Moment, now: Moment) {
         let mut shrunk = self.shrunk.lock();
         let size = self.size.load(Ordering::Relaxed);
@@ -120,11 +123,12 @@ impl Space {
             return;
         }
         *shrunk = now;
+        // Permits in use cannot be taken back: their holders drop them.
         self.size.store(smaller, Ordering::Relaxed);
         self.surplus.fetch_add(size - smaller, Ordering::Relaxed);
     }
 
-    /// Only if it is needed: what nobody has tried says nothing of the server.
+    /// Raises the limit by one, if at least half of it is used: an unused limit says nothing about the server.
     fn grows(&self) {
         let _one_at_a_time = self.shrunk.lock();
         let size = self.size.load(Ordering::Relaxed);
@@ -137,7 +141,7 @@ impl Space {
         }
     }
 
-    /// Whether there was one too many, which there is no more.
+    /// Removes one from the surplus. Returns true if there was one.
     fn one_too_many(&self) -> bool {
         let one_less = |surplus: usize| surplus.checked_sub(1);
         self.surplus.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
@@ -149,7 +153,7 @@ impl Space {
     }
 }
 
-/// Room for one request on a connection.
+/// Permit for one request on a connection.
 pub(super) struct Room<'a> {
     space: &'a Space,
     permit: Option<SemaphorePermit<'a>>,
@@ -176,7 +180,7 @@ mod tests {
     const RESPONSE_TIMEOUT: Duration = Duration::from_millis(800);
     const START: Moment = Moment::from_nanos(0);
 
-    /// All the room there is, given back when this has been answered after so long.
+    /// Takes all permits, and gives them back when the requests of `sent` were answered after `took`.
     fn answered_after(space: &Space, sent: Moment, took: Duration) -> usize {
         let rooms: Vec<_> = std::iter::from_fn(|| space.try_take()).collect();
         rooms.iter().for_each(|_| space.is_back(sent, sent.after(took)));

@@ -1,4 +1,5 @@
-//! That a node does not answer: since when it is known, who waits for its word, and how long its [prober](super::prober) pauses.
+//! Outage of one node: known since when, which callers wait for its end, and how long its [prober](super::prober)
+//! pauses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,27 +19,26 @@ use crate::transport::outages::{Outages, Trouble};
 
 pub(super) struct Silence {
     node: Arc<str>,
-    /// Source of its address.
     source: AddressSource,
     outages: Arc<Outages>,
-    /// Since its last answer a request of ours had none.
+    /// True if a request that was sent after the last answer of the node had none.
     is_silent: AtomicBool,
-    /// It was probed since it last did what it was asked.
+    /// True if the node was probed after it last executed a request.
     was_probed: AtomicBool,
     state: Mutex<State>,
-    /// It answers again.
+    /// Wakes the callers when the node answers again.
     word: Notify,
 }
 
 #[derive(Default)]
 struct State {
     is_probing: bool,
-    /// Who waits for its word.
+    /// Number of callers that wait for the end of the outage.
     waiting: usize,
-    /// Somebody has since the last probe.
+    /// True if a caller began to wait after the last probe.
     is_wanted: bool,
     source: Option<Source>,
-    /// Of those who probe, one after the other.
+    /// Pauses of all probers of this outage, one after the other.
     backoff: Option<Backoff>,
 }
 
@@ -59,7 +59,7 @@ impl Silence {
         self.is_silent.load(Ordering::Acquire)
     }
 
-    /// It has done what it was asked: the next silence is another one.
+    /// Notes that the node executed a request: the next outage begins with short pauses.
     pub(super) fn is_over(&self) {
         if self.was_probed.load(Ordering::Relaxed) {
             self.was_probed.store(false, Ordering::Relaxed);
@@ -72,30 +72,31 @@ impl Silence {
         self.state.lock().backoff.get_or_insert_with(Backoff::new).pause()
     }
 
-    /// What was sent then had no answer, nor had anybody else's request since, or it could not be sent. Whoever asks next has
-    /// the node probed.
+    /// Notes that a request of the moment `sent` was not answered, nor any other since, or that it could not be sent.
+    /// The next caller has the node probed.
     pub(super) fn begins(&self, source: Option<Source>, sent: Moment, now: Moment) {
         let mut state = self.state.lock();
         state.source.clone_from(&source);
         self.is_silent.store(true, Ordering::Release);
         let is_news = self.outages.begins(&self.node, Trouble::Silent, sent);
+        // The log may call a user's subscriber of `tracing`: never under the mutex.
         drop(state);
         if is_news {
             shielded(|| events::node_unreachable(&self.node, &self.source, source.as_deref(), now.since(sent)));
         }
     }
 
-    /// What showed it.
+    /// Returns the error that showed the outage.
     pub(super) fn source(&self) -> Option<Source> {
         self.state.lock().source.clone()
     }
 
-    /// Its next word.
+    /// Returns a future that resolves when the node answers again.
     pub(super) fn word(&self) -> Notified<'_> {
         self.word.notified()
     }
 
-    /// `true` if nobody probes it yet: whoever is told so does from now on.
+    /// Claims the right to probe. Returns `true` if no task has it yet: then the caller probes from now on.
     pub(super) fn begins_probing(&self) -> bool {
         !std::mem::replace(&mut self.state.lock().is_probing, true)
     }
@@ -104,7 +105,7 @@ impl Silence {
         self.state.lock().is_probing = false;
     }
 
-    /// Whether anybody would like to know.
+    /// Returns true if a caller waits, or began to wait after the last probe.
     pub(super) fn is_wanted(&self) -> bool {
         let mut state = self.state.lock();
         std::mem::take(&mut state.is_wanted) || state.waiting > 0
@@ -114,14 +115,15 @@ impl Silence {
         self.state.lock().waiting > 0
     }
 
-    /// It has answered somebody.
+    /// Notes an answer of the node to any caller.
     pub(super) fn ends(&self, now: Moment) {
         if self.is() {
             self.greeted(now);
         }
     }
 
-    /// The same of a new connection: what is known of the node may be from before it was forgotten.
+    /// Notes that a new connection was greeted. Ends an outage in the log even if this value does not have it: a fleet
+    /// may have forgotten the node meanwhile, and made a new one.
     pub(super) fn greeted(&self, now: Moment) {
         let state = self.state.lock();
         self.is_silent.store(false, Ordering::Release);
@@ -133,7 +135,7 @@ impl Silence {
         }
     }
 
-    /// It speaks, and will not have us.
+    /// Notes that the node answers, and refuses this client.
     pub(super) fn refuses(&self, refusal: Refusal, words: &str, now: Moment) {
         let state = self.state.lock();
         self.is_silent.store(false, Ordering::Release);
@@ -146,7 +148,7 @@ impl Silence {
     }
 }
 
-/// One who waits.
+/// Waiting caller, counted while this exists.
 pub(super) struct Waits<'a>(&'a Silence);
 
 impl<'a> Waits<'a> {

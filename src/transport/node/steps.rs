@@ -1,5 +1,5 @@
-//! Steps on the way to a server: name, TCP, TLS and greeting, each with a time of its own. All connections take them, those to
-//! Sentinels too.
+//! Steps on the way to a server: name, TCP, TLS and greeting, each with a time of its own. All connections take them,
+//! those to Sentinels too.
 
 use std::fmt;
 use std::io;
@@ -19,7 +19,7 @@ use crate::transport::address::address_of;
 use crate::transport::fault::{self, Fault};
 use crate::transport::secrets::Secrets;
 
-/// A step on the way to a connection.
+/// Step on the way to a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     Name,
@@ -29,7 +29,7 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Number of response timeouts that it may take.
+    /// Returns the time limit of the step, in response timeouts.
     fn budget(self) -> u32 {
         match self {
             // Resolvers ask more than one server.
@@ -52,7 +52,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// The way to one server, and the step on it that was begun last.
+/// Way to one server, and its step that began last.
 pub(super) struct Steps {
     response_timeout: Duration,
     last: Mutex<Option<Step>>,
@@ -65,7 +65,7 @@ impl Steps {
         Self { response_timeout, last: Mutex::new(None), answer_memory: Arc::default() }
     }
 
-    /// Looks up the addresses of a host. `address` is what a test may have given others to.
+    /// Looks up the addresses of a host. A test may have set addresses for `address`.
     pub(super) async fn look_up(&self, address: &str, host: &str, port: u16) -> Result<Vec<SocketAddr>, DialFault> {
         let looking_up = look_up(address, host, port);
         self.take(Step::Name, looking_up).await
@@ -84,7 +84,7 @@ impl Steps {
         self.take(Step::Tcp, Stream::connect_path(path)).await
     }
 
-    /// Shakes hands, if the server of this address speaks TLS.
+    /// Does the TLS handshake, if the server of this address speaks TLS.
     pub(super) async fn encrypt(
         &self,
         stream: Stream,
@@ -98,7 +98,7 @@ impl Steps {
         shaken.map_err(|fault| not_sent(fault::without_tls(fault.into())))
     }
 
-    /// Logs in, and asks these questions with that. `check` looks at what the server says of itself.
+    /// Logs in, and asks `questions` in the same piece. `check` examines the server's answer to `HELLO`.
     pub(super) async fn log_in(
         &self,
         stream: Stream,
@@ -113,7 +113,7 @@ impl Steps {
             login.iter().for_each(|command| Request::Command(command).encode(bytes));
             questions.iter().for_each(|question| question.encode(bytes));
         });
-        // Alone: one that admits nobody says why, and closes the connection.
+        // Read alone: a server that admits no client says why, and closes the connection.
         let hello = self.take(Step::Greeting, opening.first()).await?;
         check(hello.clone()).map_err(not_sent)?;
         let mut answers = self.take(Step::Greeting, opening.others()).await?;
@@ -127,7 +127,7 @@ impl Steps {
         Ok((Connection(wire), hello, answers_to_questions))
     }
 
-    /// Takes one step, which is named where it takes too long.
+    /// Takes one step; the fault names the step if it takes too long.
     async fn take<T, E: Into<RedisError>>(
         &self,
         step: Step,
@@ -149,7 +149,7 @@ impl Steps {
         DialFault::NotSent(Some(Arc::new(io::Error::new(io::ErrorKind::TimedOut, words))))
     }
 
-    /// Returns the fault of a connection that is still on its way after so long.
+    /// Returns the fault of a connection that is still on its way after `waited`.
     pub(super) fn no_connection_within(&self, waited: Duration) -> DialFault {
         let step = *self.last.lock();
         let fault = step.map_or(DialFault::NotSent(None), |step| self.late(step, waited));
@@ -158,8 +158,8 @@ impl Steps {
     }
 }
 
-/// Asks one question on a connection of its own. The answer to `HELLO` counts only if it refuses the user: `question` finds out
-/// what the server is.
+/// Asks one question on a connection of its own. The answer to `HELLO` counts only if it refuses the user: `question`
+/// finds out what the server is.
 pub(in crate::transport) async fn ask_once(
     address: &ConnectionAddr,
     settings: &RedisConnectionInfo,
@@ -200,7 +200,7 @@ async fn look_up(address: &str, host: &str, port: u16) -> io::Result<Vec<SocketA
     Ok(tokio::net::lookup_host((host, port)).await?.collect())
 }
 
-/// Returns what is said first on each connection: who we are, and which database we mean.
+/// Returns the first commands on each connection: they name the user, the database and this library.
 fn login(settings: &RedisConnectionInfo) -> Vec<Cmd> {
     let mut hello = redis::cmd("HELLO");
     hello.arg(3);
@@ -212,7 +212,7 @@ fn login(settings: &RedisConnectionInfo) -> Vec<Cmd> {
         login.push(redis::cmd("SELECT").arg(settings.db()).take());
     }
     for (field, value) in [("LIB-NAME", env!("CARGO_PKG_NAME")), ("LIB-VER", env!("CARGO_PKG_VERSION"))] {
-        // Its answer is looked at by nobody: older servers do not know it, and not everybody may say it.
+        // No task looks at the answer: older servers do not know the command, and some users may not call it.
         login.push(redis::cmd("CLIENT").arg("SETINFO").arg(field).arg(value).take());
     }
     login

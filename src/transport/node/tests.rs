@@ -1,4 +1,5 @@
-//! Against servers that are slow or silent: how much they are asked, by whom, and who waits.
+//! Tests against servers that are slow or silent: how many requests they get, from which callers, and which callers
+//! wait.
 
 use std::task::{Context, Waker};
 use std::time::Instant;
@@ -50,7 +51,7 @@ async fn burst_waits_for_room_and_is_answered_on_one_connection() {
 
 #[tokio::test]
 async fn slow_server_is_sent_no_more_than_it_answers_in_time() {
-    // As many as could be under way would take three times as long as an answer may take.
+    // The upper bound of requests would take three times as long as an answer may take.
     let fake = Fake::start(Pace::Every(8, RESPONSE_TIMEOUT / 10)).await;
     let node = node(&fake);
     let calls = MAX_IN_FLIGHT + MAX_IN_FLIGHT / 2;
@@ -172,7 +173,7 @@ async fn futures_that_nobody_polls_keep_no_room_from_others() {
 async fn request_without_an_answer_in_time_leaves_a_connection_that_answers_others() {
     let fake = Fake::start(Pace::Every(1, RESPONSE_TIMEOUT / 8)).await;
     let node = node(&fake);
-    // The last ones have twice as long to wait as they can.
+    // The last calls would have to wait twice as long as they can.
     let answers = join_all((0..16).map(|_| call(&node))).await;
     assert!(answers.iter().any(Result::is_ok));
     assert!(matches!(answers.last(), Some(Err(Fault::Unknown { .. }))), "{:?}", answers.last());
@@ -206,7 +207,7 @@ async fn silent_node_is_asked_by_one_and_answers_all_who_waited() {
         .collect();
     tokio::time::sleep(RESPONSE_TIMEOUT * 4).await;
     assert_eq!(fake.scripts(), scripts, "those who wait ask nothing");
-    // A probe that has no answer takes a response timeout, and so does each new connection.
+    // A probe without an answer takes a response timeout, and so does each new connection.
     assert!(fake.connections() - connections <= 5, "{} probes", fake.connections() - connections);
     fake.set(AT_ONCE);
     let back = Instant::now();
@@ -317,7 +318,7 @@ async fn step_that_takes_too_long_is_named() {
     assert!(source.to_string().starts_with("greeting:"), "{source}");
 }
 
-/// Accepts connections, says one thing on each, and closes it without reading.
+/// Starts a server that accepts connections, says one thing on each, and closes it without reading.
 async fn says_and_closes(words: &'static str) -> Arc<Node> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("redis://{}", listener.local_addr().expect("bound"));

@@ -33,14 +33,14 @@ async fn call(node: &Node) -> Result<(), Fault> {
     node.call(&Call::new(&SCRIPT, 0), Admission::Owner, Precedence::InTurn).await.map(drop)
 }
 
-/// Words of a fault and of all below it.
+/// Returns the words of a fault and of all its sources.
 fn words(fault: Fault) -> String {
     let Fault::NotSent(Some(source)) = fault else { panic!("{fault:?}") };
     let sources = iter::successors(Some(&*source as &dyn std::error::Error), |error| error.source());
     sources.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// A server that accepts connections and says nothing.
+/// Starts a server that accepts connections and says nothing.
 async fn silent() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let addr = listener.local_addr().expect("bound");
@@ -81,7 +81,7 @@ async fn step_that_takes_too_long_with_tls_is_named() {
     assert!(said.starts_with("greeting: no answer within 500ms") && said.contains("`response_timeout`"), "{said}");
 }
 
-/// A Sentinel is reached as any server is.
+/// A Sentinel is reached like any server.
 #[tokio::test]
 async fn step_on_the_way_to_a_sentinel_is_named() {
     let (addr, tls) = (silent().await, fake::tls::trusting(&Certificates::make()));

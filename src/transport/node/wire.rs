@@ -1,15 +1,18 @@
-//! A connection of our own, for the scripts of everybody on a runtime: requests go out in the order in which they came, and
-//! their answers come back so.
+//! Multiplexed connection for all scripts of a runtime: requests go out in the order in which they came, and their
+//! answers come back in that order.
 //!
-//! Whoever asks puts its request into the buffer that is written next. If that makes half of all requests that wait for an answer it
-//! writes them itself, so one that is alone goes at once; else the driver does, a turn later, so that what others ask meanwhile
-//! goes along. Pieces that are each as large as all before them are few, and the server works on one while the next is asked: with
-//! one piece for all, the two would wait for each other. Nobody writes or wakes with the mutex held.
+//! A caller appends its request to the buffer that is written next. If the buffer then has half of all unanswered
+//! requests, the caller writes it itself, so a lone request goes at once. Otherwise the driver writes a turn later, so
+//! that the requests of other callers go along.
 //!
-//! A single text, as scripts answer, is read here ([`frames`]); the library's parser reads all other answers.
+//! Pieces that are each as large as all before them are few, and the server works on one while callers fill the next.
+//! With one piece for all, server and callers would wait for each other. No task writes or wakes another with the mutex
+//! held.
 //!
-//! A link has one of its own, for what is subscribed: what is pushed is told at once, by the task that reads, and in the order in which it
-//! came ([`Ears`]).
+//! [`frames`] reads a single text, which is the answer of most scripts; the library's parser reads all other answers.
+//!
+//! A push link has a wire of its own. The task that reads passes each push to the handler ([`Ears`]) at once, in the
+//! order of arrival.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -41,16 +44,16 @@ mod stream;
 pub(super) use memory::AnswerMemory;
 pub(super) use stream::Stream;
 
-/// What is read at once, and the least that is kept for it.
+/// Size of one read, and smallest size of the read buffer, in bytes.
 const READ_BYTES: usize = 16 << 10;
-/// Buffers that a burst has made larger are not kept.
+/// Largest buffer that is kept after a burst, in bytes.
 const MAX_KEPT_BYTES: usize = 64 << 10;
 
-/// The answers to a pipeline, and that to what was sent with it.
+/// Answers to a pipeline, and the answer to the request behind it.
 pub(super) type AllAndLast<'a> =
     (BoxFuture<'a, Result<Vec<Value>, RedisError>>, BoxFuture<'a, Result<Value, RedisError>>);
 
-/// The connection. It ends when this is dropped, and with the runtime that dialled it.
+/// Connection. It ends when this is dropped, and with the runtime that dialled it.
 pub(in crate::transport) struct Wire {
     shared: Arc<Shared>,
     driver: AbortHandle,
@@ -62,9 +65,10 @@ impl Drop for Wire {
     }
 }
 
-/// What those who ask have in common with the driver.
+/// State that callers and the driver share.
 struct Shared {
-    /// Owner of the socket. In a copy of it nobody writes: two processes on one socket would mix their answers.
+    /// Owner of the socket. A forked copy of the process must not write: two processes on one socket would mix their
+    /// answers.
     process: Process,
     state: Mutex<State>,
     driver: AtomicWaker,
@@ -72,7 +76,7 @@ struct Shared {
     maps: AtomicUsize,
 }
 
-/// A caller that waits for the map of a cluster. Dropped, it does so no more.
+/// Caller that waits for the map of a cluster, counted while this exists.
 struct AwaitedMap<'a>(&'a Shared);
 
 impl<'a> AwaitedMap<'a> {
@@ -90,69 +94,69 @@ impl Drop for AwaitedMap<'_> {
 
 #[derive(Default)]
 struct State {
-    /// Until it ends: then the socket goes, however long somebody keeps the connection.
+    /// `None` after the end: the socket closes then, however long callers keep the connection.
     writer: Option<Arc<Writer>>,
-    /// What is to be written next, and for how many who wait.
+    /// Bytes to be written next, and the number of callers that wait for them.
     next: Vec<u8>,
     unsent: usize,
-    /// What is being written, and how much of it was.
+    /// Bytes that are being written, and how many of them are out.
     current: Vec<u8>,
     written: usize,
     is_writing: bool,
-    /// The driver will look for something to write.
+    /// True if the driver was woken and will look for something to write.
     is_driver_called: bool,
-    /// Who waits for answers, in the order of the requests. Some have gone.
+    /// Callers that wait for answers, in the order of the requests. Some have gone.
     waiting: VecDeque<Asker>,
-    /// Nothing goes out or comes in any more.
+    /// Reason of the end. Nothing goes out or comes in any more.
     end: Option<RedisError>,
     #[cfg(test)]
     writes: usize,
 }
 
-/// An answer, and about how much memory it takes.
+/// Answer, and roughly how much memory it takes.
 struct Weighed {
     value: Value,
     weight: usize,
-    /// That memory, if it is much, until the caller has taken the answer.
+    /// Reservation for that memory, if it is much, until the caller has taken the answer.
     reserved: Option<Reservation>,
 }
 
 /// Answers to a pipeline, and the memory that is reserved for them.
 type Answers = (Vec<Value>, Vec<Reservation>);
 
-/// Who waits for one answer, or for those to a pipeline.
+/// Caller that waits for one answer, or for those to a pipeline.
 enum Asker {
     One(oneshot::Sender<Weighed>),
     All(Box<Pipeline>),
 }
 
 struct Pipeline {
-    /// So many are to come.
+    /// Number of answers to come.
     count: usize,
     answers: Vec<Value>,
-    /// Memory of those.
+    /// Memory of the answers.
     weight: usize,
     reserved: Vec<Reservation>,
     sender: oneshot::Sender<Answers>,
     of: Of,
 }
 
-/// What a pipeline is made of.
+/// Content of a pipeline.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Of {
     Questions,
-    /// Refusals are answered, all else is pushed.
+    /// The server answers refusals, and pushes all else.
     Subscriptions,
 }
 
-/// What whoever asked is handed.
+/// Complete answer, and the caller that it belongs to.
 enum Ready {
     One(oneshot::Sender<Weighed>, Weighed),
     All(Box<Pipeline>),
 }
 
 impl Ready {
-    /// Whoever asked may have gone.
+    /// Passes the answer on. The caller may have gone.
     fn hand_over(self) {
         match self {
             Self::One(sender, answer) => drop(sender.send(answer)),
@@ -162,7 +166,7 @@ impl Ready {
 }
 
 impl State {
-    /// What is pushed may be a confirmation that somebody waits for.
+    /// Takes a push, which may be a confirmation that a caller waits for.
     fn take_pushed(&mut self, pushed: Weighed) -> io::Result<Option<Ready>> {
         match self.waiting.front() {
             Some(Asker::All(pipeline)) if pipeline.of == Of::Subscriptions => self.take_answer(pushed),
@@ -170,8 +174,8 @@ impl State {
         }
     }
 
-    /// The next answer is for the first that waits. If that one has all it waits for, it is what is handed over. `Err` if nobody
-    /// waits.
+    /// Takes the next answer, which belongs to the first caller that waits. Returns that caller if its answers are
+    /// complete. `Err` if no caller waits.
     fn take_answer(&mut self, answer: Weighed) -> io::Result<Option<Ready>> {
         match self.waiting.pop_front() {
             Some(Asker::One(sender)) => Ok(Some(Ready::One(sender, answer))),
@@ -201,7 +205,7 @@ impl State {
         (self.current, self.next, self.written, self.unsent) = (Vec::new(), Vec::new(), 0, 0);
     }
 
-    /// Whether what is to be written next should not wait for more.
+    /// Returns true if the next bytes should not wait for more.
     fn is_worth_a_piece(&self) -> bool {
         !self.is_writing && self.current.is_empty() && self.unsent * 2 >= self.waiting.len()
     }
@@ -212,8 +216,10 @@ impl State {
 }
 
 impl Wire {
-    /// Speaks on a stream, and asks the first questions, `count` and one before them. They are under way before anything is read:
-    /// a server that admits nobody says so and closes the connection, and its words are the answer to the first.
+    /// Opens a wire on a stream, and sends the first `count` questions and one before them.
+    ///
+    /// The questions are under way before anything is read: a server that admits no client says so and closes the
+    /// connection. Its words are then the answer to the first question.
     pub(super) fn open(
         stream: Stream,
         ears: Ears,
@@ -228,7 +234,7 @@ impl Wire {
         let reservation = Reservation::none(Arc::clone(memory));
         let (sender, first) = oneshot::channel();
         let (pipeline, others) = Asker::of_many(Of::Questions, count);
-        // A fault of the stream is the driver's business.
+        // The driver handles a fault of the stream.
         drop(shared.send(encode, [Asker::One(sender), pipeline]));
         let driver = Driver {
             shared: Arc::clone(&shared),
@@ -242,8 +248,8 @@ impl Wire {
         (Self { shared, driver: process::spawn(driver.run()).abort_handle() }, opening)
     }
 
-    /// Sends one request, which `encode` appends, and waits for its answer. Sent at the first poll; dropped later, the answer is
-    /// nobody's.
+    /// Sends one request, which `encode` appends, and waits for its answer. Sends at the first poll; if this future is
+    /// dropped later, no caller gets the answer.
     pub(super) async fn ask(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
         let (sender, answer) = oneshot::channel();
         self.shared.send(encode, [Asker::One(sender)])?;
@@ -256,7 +262,7 @@ impl Wire {
         self.ask(encode).await
     }
 
-    /// Sends so many requests in one piece.
+    /// Sends `count` requests in one piece.
     pub(super) async fn ask_all(
         &self,
         of: Of,
@@ -264,7 +270,7 @@ impl Wire {
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Vec<Value>, RedisError> {
         if count == 0 {
-            // It would wait for an answer, and that would be somebody else's.
+            // An empty pipeline would take the answer of another caller.
             return Ok(Vec::new());
         }
         let (pipeline, answers) = Asker::of_many(of, count);
@@ -272,11 +278,12 @@ impl Wire {
         answers.await.map(|(answers, _)| answers).map_err(|_| self.shared.why())
     }
 
-    /// Sends so many requests and one more in one piece, at once. The answers to the others do not wait for the last one.
+    /// Sends `count` requests and one more in one piece, at once. The answers to the others do not wait for the last
+    /// one.
     pub(super) fn ask_all_then(&self, count: usize, encode: impl FnOnce(&mut Vec<u8>)) -> AllAndLast<'_> {
         debug_assert!(count > 0, "the others' answer would be that of the last one");
         let ((pipeline, answers), (sender, last)) = (Asker::of_many(Of::Questions, count), oneshot::channel());
-        // Without a connection nobody is kept who would answer.
+        // Without a connection `send` drops the senders, and both futures report why.
         drop(self.shared.send(encode, [pipeline, Asker::One(sender)]));
         let answers = async { answers.await.map(|(answers, _)| answers).map_err(|_| self.shared.why()) };
         let last = async { last.await.map(|answer| answer.value).map_err(|_| self.shared.why()) };
@@ -284,7 +291,7 @@ impl Wire {
     }
 }
 
-/// The first questions on a wire.
+/// First questions on a wire.
 pub(super) struct Opening {
     shared: Arc<Shared>,
     first: oneshot::Receiver<Weighed>,
@@ -297,7 +304,7 @@ impl Opening {
         (&mut self.first).await.map(|answer| answer.value).map_err(|_| self.shared.why())
     }
 
-    /// Returns the answers to those behind it.
+    /// Returns the answers to the questions behind it.
     pub(super) async fn others(self) -> Result<Vec<Value>, RedisError> {
         self.others.await.map(|(answers, _)| answers).map_err(|_| self.shared.why())
     }
@@ -324,7 +331,7 @@ impl Shared {
         state.waiting.extend(askers);
         state.unsent += N;
         if state.is_worth_a_piece() {
-            // A full socket, and one that is broken, is the driver's business.
+            // The driver handles a full socket, and a broken one.
             Self::write_once(&mut state).unwrap_or_default();
         }
         let calls = state.has_something_to_write() && !std::mem::replace(&mut state.is_driver_called, true);
@@ -335,7 +342,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Writes what the socket takes at once. Others go on asking meanwhile.
+    /// Writes as much as the socket takes at once. Unlocks meanwhile, so that callers can append.
     fn write_once(state: &mut MutexGuard<'_, State>) -> io::Result<()> {
         let writer = state.writer()?;
         if state.current.is_empty() {
@@ -361,16 +368,17 @@ impl Shared {
         wrote.map(drop)
     }
 
-    /// Ends it for everybody. The first reason counts.
+    /// Ends the wire for all callers. The first reason counts.
     fn end(&self, reason: RedisError) {
         let mut state = self.state.lock();
         state.end.get_or_insert(reason);
         let (waiting, writer) = (std::mem::take(&mut state.waiting), state.writer.take());
+        // Dropped senders wake their callers: never under the mutex.
         drop(state);
         drop((waiting, writer));
     }
 
-    /// Returns the largest answer that may come now.
+    /// Returns the limit for an answer that comes now.
     fn limit(&self) -> Limit {
         if self.maps.load(Ordering::Acquire) > 0 { Limit::Map } else { Limit::Answer }
     }
@@ -384,14 +392,14 @@ fn closed() -> RedisError {
     io::Error::from(io::ErrorKind::BrokenPipe).into()
 }
 
-/// Reads answers, and writes what the askers left to it.
+/// Reads answers, and writes what callers left to it.
 struct Driver {
     shared: Arc<Shared>,
     inbox: Inbox,
-    /// That were read together.
+    /// Answers that were read together.
     answers: Vec<Weighed>,
     ready: Vec<Ready>,
-    /// Since it was called to write.
+    /// True if the driver has given other tasks a turn since it was woken to write.
     has_let_others_go_along: bool,
     ears: Ears,
 }
@@ -412,21 +420,22 @@ impl Driver {
         self.shared.end(reason);
     }
 
-    /// Does what can be done now. Reads in any case: a server that nobody reads from may not read either.
+    /// Does what can be done now. Reads in any case: a server whose output no client reads may stop reading too.
     fn go_on(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        // Registered before the look at the buffers: a request that comes meanwhile still wakes this task.
         self.shared.driver.register(cx.waker());
         self.read(cx)?;
         if !self.has_something_to_write() {
             return Ok(());
         }
         if !std::mem::replace(&mut self.has_let_others_go_along, true) {
-            // Behind all that can run here now, and may ask too.
+            // Tasks that can run now come first, and may append requests.
             cx.waker().wake_by_ref();
             return Ok(());
         }
         self.has_let_others_go_along = false;
         match self.write(cx) {
-            // The server has closed it, and may have said why: what it said is still to be read, and then its end.
+            // The server has closed the connection, and may have said why: that is still to be read, and then its end.
             Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
                 self.shared.state.lock().forget_unsent();
                 Ok(())
@@ -437,7 +446,7 @@ impl Driver {
 
     fn has_something_to_write(&self) -> bool {
         let mut state = self.shared.state.lock();
-        // Somebody may have called whose request has gone out with others.
+        // A request that woke the driver may have gone out with others.
         state.is_driver_called = state.has_something_to_write();
         state.is_driver_called
     }
@@ -445,7 +454,7 @@ impl Driver {
     fn write(&self, cx: &mut Context<'_>) -> io::Result<()> {
         let mut state = self.shared.state.lock();
         state.is_driver_called = false;
-        // Whoever writes looks for more behind it, and calls again.
+        // The task that writes looks for more afterwards, and wakes the driver again.
         while state.has_something_to_write() && !state.is_writing {
             match Shared::write_once(&mut state) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -473,30 +482,32 @@ impl Driver {
                     Frame::Answer(value) => answers.push(Weighed { value, weight, reserved }),
                     Frame::Pushed(pushed, value) => {
                         answers.extend(value.map(|value| Weighed { value, weight, reserved }));
-                        // Whoever hears it may ask at once. It is no answer to that.
+                        // The handler may send a request at once. This push must not count as its answer.
                         Self::hand_out(shared, answers, ready, ears)?;
                         ears.hear(pushed);
                     }
-                    // Pushed without being asked for.
+                    // Pushes of other kinds.
                     Frame::Other => {}
                 }
                 Ok(())
             })?;
             Self::hand_out(shared, answers, ready, ears)?;
-            // Behind what was pushed before it.
+            // Behind the pushes that came before it.
             ready.drain(..).for_each(Ready::hand_over);
         }
         Ok(())
     }
 
-    /// To whom the answers belong. More of them than requests: then none that was read with them is believed, but on a link.
+    /// Assigns answers to callers. If there are more answers than requests, none of those read together counts, except
+    /// on a push link.
     fn hand_out(shared: &Shared, answers: &mut Vec<Weighed>, ready: &mut Vec<Ready>, ears: &Ears) -> io::Result<()> {
         if answers.is_empty() {
             return Ok(());
         }
         let mut state = shared.state.lock();
         for answer in answers.drain(..) {
-            // What is ended unasked looks like the answer to whoever ends it, and that one's own is one too many then.
+            // An unsubscription by the server looks like the answer to a caller that unsubscribes; the true answer is
+            // then one too many.
             if state.waiting.is_empty() && ears.hears() {
                 continue;
             }
@@ -508,13 +519,13 @@ impl Driver {
 }
 
 impl Drop for Driver {
-    /// Also with its runtime, or because nobody has the connection any more.
+    /// Ends the wire. Runs also when the runtime ends, or when the last owner drops the connection.
     fn drop(&mut self) {
         self.end(closed());
     }
 }
 
-/// What has come and was not read yet.
+/// Bytes that have come and were not read yet.
 struct Inbox {
     reader: Reader,
     bytes: Vec<u8>,
@@ -528,7 +539,7 @@ struct Inbox {
 impl Inbox {
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.filled == self.bytes.len() {
-            // A longer one was refused by its head: what lies behind the longest is less than what is read at once.
+            // The head of a longer answer was refused. Behind the longest allowed answer lies less than one read.
             let longest = MAX_BYTES + READ_BYTES;
             if self.filled >= longest {
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "an answer that is too long")));
@@ -553,7 +564,7 @@ impl Inbox {
             take(frame, self.scan.weight(), self.reservation.hand_over())?;
         }
         self.reservation.change(self.scan.announced())?;
-        // Nothing is moved while an answer comes piece by piece: that would cost its length for each piece.
+        // Moves nothing while an answer comes piece by piece: that would cost its length for each piece.
         if begin > 0 {
             self.bytes.copy_within(begin..self.filled, 0);
             self.filled -= begin;

@@ -1,4 +1,4 @@
-//! A channel, and whoever listens to it.
+//! A channel, and its listeners.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::ops::Deref;
@@ -13,14 +13,14 @@ use crate::lease::Moment;
 use crate::shield::shielded;
 use crate::transport::ReadNotice;
 
-/// Which link. Small, since each channel says where it is at home.
+/// Number of a link. Small, since each channel has one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct LinkId(NonZeroU32);
 
 impl LinkId {
     pub(super) const FIRST: Self = Self(NonZeroU32::MIN);
 
-    /// A node that is home to channels needs one, and each runtime at it; there are not as many in the life of a process.
+    /// Returns the next number. Each node with channels needs one for each runtime: no process reaches the end.
     pub(super) fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
@@ -30,18 +30,18 @@ pub(super) struct Channel {
     pub(super) slot: u16,
     pub(super) read: ReadNotice,
     pub(super) purpose: Purpose,
-    /// The server at home has it subscribed, on the link's connection.
+    /// True if the server has the channel subscribed, on the connection of the owner link.
     pub(super) is_confirmed: bool,
     pub(super) listeners: Listeners,
-    /// Its number among those that linger.
+    /// Number among the channels that linger.
     pub(super) lingers: Option<NonZeroU64>,
-    /// The link to the owner of its slot.
+    /// Owner link: the link to the owner of the channel's slot.
     pub(super) home: Option<LinkId>,
-    /// It was, since it was confirmed.
+    /// Refusals since the last confirmation.
     pub(super) refused: Option<Box<Refused>>,
 }
 
-/// Few, and mostly one, which needs no memory of its own then.
+/// Listeners of one channel: few, and mostly one, which needs no allocation of its own.
 pub(super) enum Listeners {
     Nobody,
     One((NonZeroU64, Listener)),
@@ -85,25 +85,25 @@ impl FromIterator<(NonZeroU64, Listener)> for Listeners {
 #[derive(Default)]
 pub(super) struct Refused {
     pub(super) times: u32,
-    /// Until when it is not asked for again.
+    /// Time before which the channel is not tried again.
     pub(super) not_before: Option<Instant>,
 }
 
-/// Whoever wants to know what is published.
+/// Recipient of what is published.
 #[derive(Clone)]
 pub(super) enum Listener {
-    /// Waits for the lock.
+    /// Waiter for the lock.
     Waiter(mpsc::Sender<Notice>),
-    /// Keeps the lock. That it does so no more is found out.
+    /// Process with a cached hold of the lock. It does not report when it drops the hold: the keeper looks.
     Keeper(Weak<Calls>),
 }
 
-/// What a channel is there for.
+/// Purpose of a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Purpose {
-    /// Who waits is told of its turn.
+    /// Notifications for waiters.
     Turns,
-    /// Who keeps a lock is called.
+    /// Recalls of cached holds.
     Calls,
 }
 
@@ -128,7 +128,7 @@ impl Listener {
 
     fn hear(self, notice: &Notice, now: Moment) {
         match (&self, notice) {
-            // One that has gone has no use for it, and one that finds its queue full asks the server.
+            // A waiter that has gone needs no notification, and one with a full queue asks the server.
             (Self::Waiter(waiter), notice) => drop(waiter.try_send(notice.clone())),
             (Self::Keeper(_), Notice::Called { token, id }) => {
                 if let Some(calls) = self.keeper() {
@@ -139,7 +139,7 @@ impl Listener {
         }
     }
 
-    /// Who waits says so itself.
+    /// Returns true if the cached hold is gone. A waiter unsubscribes itself.
     fn has_left(&self) -> bool {
         matches!(self, Self::Keeper(_)) && !self.keeps()
     }
@@ -168,7 +168,7 @@ impl Channel {
         self.listeners = there.chain([(number, listener)]).collect();
     }
 
-    /// Whoever left is to be dropped when no lock is held: the last sender wakes its receiver.
+    /// Removes a listener. The caller drops it when no lock is held: the last sender wakes its receiver.
     pub(super) fn remove(&mut self, number: NonZeroU64) -> Option<Listener> {
         let place = self.listeners.iter().position(|(of, _)| *of == number)?;
         let mut listeners = self.listeners.take();
@@ -189,14 +189,14 @@ impl Channel {
         self.listeners.iter().filter_map(|(_, listener)| listener.keeper())
     }
 
-    /// From now on nothing that is published is certain to be heard. Whoever relied on it is to be told.
+    /// Notes that messages may be missed from now on. Recall handlers that depended on them are added to `broken`.
     pub(super) fn unconfirm(&mut self, broken: &mut Vec<Arc<Calls>>) {
         self.is_confirmed = false;
         broken.extend(self.keepers().filter(|calls| calls.breaks()));
     }
 }
 
-/// What the listeners of a channel are to be told, when no lock is held.
+/// Notification for the listeners of a channel, to be passed on when no lock is held.
 pub(super) struct News {
     notice: Notice,
     listeners: Vec<Listener>,
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn channel_is_small() {
-        // There is one for each lock that stays.
+        // There is one for each cached hold.
         assert!(size_of::<Channel>() <= 56, "{} bytes", size_of::<Channel>());
         assert!(size_of::<(NonZeroU64, Listener)>() <= 24);
     }

@@ -1,4 +1,4 @@
-//! What comes on a link, handled within the task that reads the connection.
+//! Pushes on a link, handled by the task that reads the connection.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::lease::{Anchor, Moment};
 use crate::transport::pushed::Pushed;
 
 impl Shared {
-    /// What a server says of its own accord.
+    /// Handles one push of a server.
     pub(super) fn take(&self, from: Origin, pushed: Pushed<'_>) {
         match pushed {
             Pushed::Message { channel, message } => self.deliver(from, channel, message),
@@ -20,6 +20,7 @@ impl Shared {
     }
 
     fn deliver(&self, from: Origin, name: &str, message: &[u8]) {
+        // The lock ends with this line, before wakers of users run.
         let news = self.read(&mut self.subscriptions.lock(), from, name, message);
         if let Some(news) = news {
             news.tell(self.clock.now());
@@ -29,7 +30,7 @@ impl Shared {
     fn read(&self, subscriptions: &mut Subscriptions, from: Origin, name: &str, message: &[u8]) -> Option<News> {
         let channel = subscriptions.channels.get(name).filter(|channel| !channel.listeners.is_empty())?;
         let is_at_home = channel.home == Some(from.link);
-        // What a connection says that was given up is lost; the next confirmation makes up for it.
+        // Messages on a connection that was given up are lost; the next confirmation makes up for them.
         let link = subscriptions.links.get_mut(&from.link).filter(|link| link.connection == from.connection)?;
         let anchor = if is_at_home { self.anchor(link) } else { None };
         Some(channel.news((channel.read)(message, anchor)))
@@ -51,12 +52,13 @@ impl Shared {
         match confirmed {
             Confirmed::Wanted(news) => news.tell(self.clock.now()),
             Confirmed::NotWanted => {}
-            // Each would have to be ended: a server that goes on with that would have us keep names and ask without end.
+            // Each would need an unsubscription. A server that sends them without end would make this process store
+            // names, and send requests, without end.
             Confirmed::Unasked => self.replace(from, Lost::Surprise),
         }
     }
 
-    /// Asked for by us, or not: then the slot has left, most likely.
+    /// Handles the end of a subscription. If this process did not ask for it, the slot has most likely left.
     fn unsubscribed(&self, from: Origin, channel: &str) {
         let now = self.clock.now();
         let is_wanted = self.subscriptions.lock().unsubscribed(from, channel, now);
@@ -70,7 +72,7 @@ impl Shared {
         self.replace(from, Lost::Closed);
     }
 
-    /// Gives the connection up. Pushes that it still brings count for nothing.
+    /// Gives the connection up. Pushes that it still brings do not count.
     fn replace(&self, from: Origin, lost: Lost) {
         let mut subscriptions = self.subscriptions.lock();
         if let Some(link) = subscriptions.current(from) {
@@ -86,19 +88,19 @@ impl Shared {
 /// Outcome of a confirmation that a server has pushed.
 pub(super) enum Confirmed {
     Wanted(News),
-    /// A channel that nobody wants there any more, or a connection that was given up.
+    /// Channel that is not wanted there any more, or connection that was given up.
     NotWanted,
-    /// A channel of which no confirmation is awaited.
+    /// Channel whose confirmation is not awaited.
     Unasked,
 }
 
 impl Subscriptions {
-    /// The link that a push comes from, unless its connection was given up.
+    /// Returns the link that a push comes from, unless its connection was given up.
     pub(super) fn current(&mut self, from: Origin) -> Option<&mut Link> {
         self.links.get_mut(&from.link).filter(|link| link.connection == from.connection)
     }
 
-    /// Whether it is wanted there all the same.
+    /// Notes the end of a subscription. Returns true if the channel is still wanted there.
     fn unsubscribed(&mut self, from: Origin, channel: &str, now: Moment) -> bool {
         let Some(link) = self.current(from) else {
             return false;
@@ -110,7 +112,7 @@ impl Subscriptions {
         let (name, was_confirmed) = (Arc::clone(name), entry.is_confirmed_at(from.link));
         let is_wanted = was_confirmed || was_left_over && entry.home == Some(from.link);
         if is_wanted {
-            // One that was left over has been ended by us.
+            // Only ends by the server count against the limit: this process itself has ended a leftover.
             let again =
                 if was_confirmed { self.current(from).and_then(|link| link.subscribes_again_at(now)) } else { None };
             if let Some(entry) = self.channels.get_mut(channel) {
@@ -131,22 +133,22 @@ impl Subscriptions {
         let Some(link) = self.links.get_mut(&from.link).filter(|link| link.connection == from.connection) else {
             return Confirmed::NotWanted;
         };
-        // Mostly the first: they come in the order of the commands.
+        // Mostly the first: confirmations come in the order of the commands.
         let Some(place) = link.awaited.iter().position(|awaited| **awaited == *name) else {
             return Confirmed::Unasked;
         };
         link.awaited.remove(place);
-        // Here already, since a message may be next. No command but the last is under way.
+        // Set already here, since a message may be next. Only the last commands are under way.
         link.proven = link.asked;
         let Some(channel) = self.channels.get_mut(name).filter(|channel| channel.home == Some(from.link)) else {
-            // Not wanted here any more.
+            // The channel has moved meanwhile, or is not wanted any more.
             let name = name.into();
             link.look_at(&name);
             link.leftovers.insert(name);
             return Confirmed::NotWanted;
         };
         link.leftovers.remove(name);
-        // Of what was confirmed all the while nothing has been missed.
+        // A channel that was confirmed all the while has missed nothing.
         let was_confirmed = std::mem::replace(&mut channel.is_confirmed, true);
         let heard = channel.keepers().filter(|_| !was_confirmed);
         if heard.map(|calls| calls.stands(link.standing(epoch))).count() > 0 {

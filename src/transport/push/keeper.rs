@@ -1,4 +1,4 @@
-//! The task that moves channels to the owners of their slots, and ends what nobody needs any more.
+//! Keeper: the task that moves channels to the owners of their slots, and ends channels without a listener.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use super::channel::{Channel, Listeners, Purpose};
 use super::{Shared, Subscriptions};
 use crate::transport::slots::SlotMap;
 
-/// Between two looks at what lingers. Nobody who leaves a channel wakes anybody.
+/// Pause between two looks at channels that linger. A listener that leaves wakes no task.
 const LOOK: Duration = Duration::from_secs(1);
-/// The least of it while a channel has no home.
+/// First pause while a channel has no owner link.
 const LOOK_FOR_HOME: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Found {
-    /// Nothing is subscribed any more.
+    /// No channel is left.
     Nothing,
-    /// Every channel has a home.
+    /// Every channel has an owner link.
     Order,
-    /// At least one has none.
+    /// At least one channel has none.
     Strays,
 }
 
@@ -37,7 +37,7 @@ async fn changed(map: &mut Option<watch::Receiver<SlotMap>>) {
     }
 }
 
-/// A keeper that runs. Dropped, its runtime has ended: nobody reads a message any more.
+/// Keeper that runs. If it is dropped, its runtime has ended, and no task reads messages any more.
 struct Runs(Option<Arc<Shared>>);
 
 impl Runs {
@@ -107,14 +107,14 @@ impl Shared {
         }
         drop(subscriptions);
         self.tell_broken();
-        // The server forgets what was subscribed there.
+        // The server drops the subscriptions with the connection.
         unused.iter().for_each(|(_, link)| link.task.abort());
         found
     }
 }
 
 impl Subscriptions {
-    /// Whoever kept a lock does not say that it does so no more.
+    /// Lets channels linger whose cached hold is gone. Its process does not report that.
     pub(super) fn note_kept_no_more(&mut self) {
         let is_left =
             |channel: &Channel| channel.purpose == Purpose::Calls && channel.lingers.is_none() && !channel.is_kept();

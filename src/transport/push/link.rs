@@ -1,9 +1,11 @@
-//! The connection to one node that is home to channels: its task keeps what the server has subscribed equal to what is
-//! wanted there.
+//! Link: connection to one node that owns channels. Its task keeps the subscriptions of the server equal to the wanted
+//! ones.
 //!
-//! Commands go out in batches, one channel each, one batch at a time. That a channel is subscribed is told by pushes, so
-//! replies matter for refusals alone, which name no channel: they are told apart by their place in the batch. An unsolicited
-//! `sunsubscribe` looks like a reply. When anything in a batch is not the reply to its own command, the connection is replaced.
+//! Commands go out in batches, one channel for each command, and one batch at a time. Pushes report subscriptions, so
+//! replies matter only as refusals. A refusal names no channel: its place in the batch does.
+//!
+//! An unsolicited `sunsubscribe` looks like a reply. If anything in a batch is not the reply to its own command, the
+//! connection is replaced.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,22 +25,23 @@ use crate::transport::fault::{self, Fault};
 use crate::transport::node::{Connection, DialFault, Node, Request};
 use crate::transport::pushed::Pushed;
 
-/// Commands of one batch.
+/// Limit for commands in one batch.
 const MAX_BATCH: usize = 128;
-/// First and longest pause before a connection is tried again that failed at once. One that was of use is replaced at once.
+/// First and longest pause before the next dial, after a connection that failed at once. One that worked is replaced at
+/// once.
 const REDIAL_FIRST: Duration = Duration::from_millis(50);
 const MAX_REDIAL: Duration = Duration::from_secs(1);
-/// Pause between two questions for the role of a node that is alone, while somebody waits. A primary that became a replica keeps
-/// its connections, and says nothing of it; and a waiter asks once a second only.
+/// Pause between two questions for the role of a single node, while a waiter waits. A primary that became a replica
+/// keeps its connections, and does not report it; and a waiter asks only once a second.
 const ROLE_PAUSE: Duration = Duration::from_millis(400);
-/// First and longest pause before a channel is asked for again of which nobody knows where it belongs.
+/// First and longest pause before the next try for a channel whose owner is not known.
 const AGAIN_FIRST: Duration = Duration::from_millis(10);
 const MAX_AGAIN: Duration = Duration::from_millis(500);
-/// The same when the server will not have it: that changes when an operator changes it.
+/// First and longest pause before the next try for a channel that the server refuses: an operator has to change that.
 const REFUSED_FIRST: Duration = Duration::from_millis(500);
 const MAX_REFUSED: Duration = Duration::from_secs(5);
 
-/// The task of a link.
+/// Task of a link.
 pub(super) struct Running {
     shared: Arc<Shared>,
     link: LinkId,
@@ -46,7 +49,7 @@ pub(super) struct Running {
     wake: Arc<Notify>,
 }
 
-/// Why a connection was given up.
+/// Reason why a connection was given up.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Lost {
     #[error("it was closed")]
@@ -67,24 +70,24 @@ enum Verb {
     Unsubscribe,
 }
 
-/// Why a channel is looked at.
+/// Reason why the task looks at a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Look {
     New,
     Again,
 }
 
-/// For one channel.
+/// Command for one channel.
 type Command = (Verb, Arc<str>);
 
-/// What the task has to do later.
+/// Deadlines of the task, and channels that come later.
 struct Agenda {
     refresh_at: Instant,
     ping_at: Instant,
     role_at: Instant,
     /// Channels to be confirmed once more.
     again: Vec<Arc<str>>,
-    /// Channels that were refused.
+    /// Channels that were refused, by the moment of the next try.
     refused: BTreeSet<(Instant, Arc<str>)>,
 }
 
@@ -93,7 +96,7 @@ impl Running {
         Self { shared, link, node, wake }
     }
 
-    /// Until it is aborted.
+    /// Serves the link until the task is aborted, or the link is removed.
     pub(super) async fn run(self) {
         let mut pause = Duration::ZERO;
         loop {
@@ -107,7 +110,7 @@ impl Running {
             events::link_lost(self.node.address(), &lost);
             match lost {
                 Lost::Unused => return,
-                // Waiters notice as well, but these may be few.
+                // Waiters notice a silence as well, but there may be few of them.
                 Lost::NotMade(_) | Lost::NoAnswer => self.shared.slot_owners.suspect(&self.node),
                 Lost::Closed | Lost::Surprise => self.shared.slot_owners.look(),
             }
@@ -119,7 +122,7 @@ impl Running {
         }
     }
 
-    /// One connection, until it is lost.
+    /// Serves one connection until it is lost.
     async fn serve(&self) -> Result<std::convert::Infallible, Lost> {
         let origin = self.begin()?;
         let connection = self.dial(origin).await?;
@@ -153,7 +156,7 @@ impl Running {
         subscriptions.links.get(&self.link).map(|link| Arc::clone(&link.fresh)).ok_or(Lost::Unused)
     }
 
-    /// Asks the node, if it is time, whether it is there for those who rely on what it says. Whether there may be any.
+    /// Pings the node if that is due, for cached holds that depend on this link. Returns true if there may be any.
     async fn ping(&self, connection: &Connection, agenda: &mut Agenda, fresh: &Fresh) -> Result<bool, Lost> {
         let (now, is_due) = (Instant::now(), |at| at <= Instant::now());
         {
@@ -168,9 +171,9 @@ impl Running {
             let (sent, ping) = (self.shared.clock.now(), redis::cmd("PING"));
             let pong = in_time(self.shared.pace.ping, connection.ask(Request::Command(&ping))).await?;
             match fault::reply(pong) {
-                // Nobody is sent elsewhere, or told anything else: that is the answer to something before it.
+                // No server redirects a ping, or answers it with anything else: this answers an earlier command.
                 Err(Fault::Moved { .. } | Fault::Ask { .. }) => return Err(Lost::Surprise),
-                // Whoever may not ask is answered, too.
+                // A refusal of the ping is an answer, too.
                 Ok(Value::SimpleString(_)) | Err(_) => fresh.answered(sent),
                 Ok(_) => return Err(Lost::Surprise),
             }
@@ -178,7 +181,8 @@ impl Running {
         Ok(true)
     }
 
-    /// Asks a node that is alone, if it is time and somebody waits, whether it is a primary still. Whether it is to be asked again.
+    /// Asks a single node, if that is due and a waiter waits, whether it is still a primary. Returns true if the role
+    /// is to be asked again.
     async fn ask_role(&self, connection: &Connection, agenda: &mut Agenda) -> Result<bool, Lost> {
         let waits = |subscriptions: &Subscriptions| {
             let here = subscriptions.channels.values().filter(|channel| channel.is_confirmed_at(self.link));
@@ -199,7 +203,7 @@ impl Running {
         Ok(true)
     }
 
-    /// A new connection: nothing is subscribed on it, everything that belongs here is to be.
+    /// Begins a new connection: nothing is subscribed on it, and all channels of the link are wanted.
     fn begin(&self) -> Result<Origin, Lost> {
         let subscriptions = &mut *self.shared.subscriptions.lock();
         let connection = subscriptions.next_number().get();
@@ -208,7 +212,7 @@ impl Running {
         link.lost = None;
         link.awaited.clear();
         link.must_prove = false;
-        // What the connection before had is relied on no more.
+        // Cached holds must not depend on the earlier connection any more.
         link.fresh = Arc::new(Fresh::until(link.node.id(), Moment::from_nanos(0)));
         link.asked = None;
         link.proven = None;
@@ -236,14 +240,14 @@ impl Running {
         }
         if now >= agenda.refresh_at {
             agenda.refresh_at = now + self.shared.pace.refresh;
-            // What calls come by is pinged instead, before anybody relies on it: it may be much.
+            // Pings check channels of recalls instead, before a cached hold depends on them: there may be many.
             let here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
             let of_waiters = here.filter(|(_, channel)| channel.purpose == Purpose::Turns).map(|(name, _)| name);
             agenda.again = of_waiters.chain(&link.leftovers).cloned().collect();
-            // A replica confirms too. In a cluster waiters are told that it is one when they ask the same node, once a second.
+            // A replica confirms, too. In a cluster waiters notice that when they ask the same node, once a second.
             self.shared.slot_owners.look_from_time_to_time();
         } else if std::mem::take(&mut link.must_prove) {
-            // Any answer will do.
+            // One channel is enough: any answer proves the connection.
             let mut here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
             agenda.again.extend(here.next().map(|(name, _)| Arc::clone(name)));
         }
@@ -295,7 +299,7 @@ impl Running {
             let details = error.details().unwrap_or_default().to_owned();
             match (verb, fault::reply(Value::ServerError(error))) {
                 (Verb::Subscribe, Err(fault)) => self.refused(channel, fault, &details)?,
-                // It has gone with its slot.
+                // The channel has left with its slot.
                 (Verb::Unsubscribe, _) => self.shared.forget_subscribed(origin, channel),
                 (Verb::Subscribe, Ok(_)) => {}
             }
@@ -303,7 +307,7 @@ impl Running {
         Ok(())
     }
 
-    /// A channel was refused: it is asked for again where it belongs then, at a bounded pace.
+    /// Handles the refusal of a channel: tries again at the owner that is known then, at a bounded rate.
     fn refused(&self, name: &Arc<str>, fault: Fault, details: &str) -> Result<(), Lost> {
         let (first, longest) = match fault {
             Fault::Moved { .. } | Fault::Ask { .. } | Fault::Again(_) | Fault::WrongServer(_) => {
@@ -319,7 +323,7 @@ impl Running {
         };
         let slot = channel.slot;
         if is_redirect && details.split(' ').next() != Some(&slot.to_string()) {
-            // The answer to an earlier command, in whose stead something unsolicited came.
+            // This answers an earlier command, whose place an unsolicited push has taken.
             return Err(Lost::Surprise);
         }
         // The first redirect is followed at once. Two nodes that name each other are not.
@@ -348,7 +352,7 @@ impl Running {
 }
 
 impl Running {
-    /// Waits get longer, and nothing else says why.
+    /// Logs a refusal. Waits get longer, and no other message says why.
     fn tell_refusal(&self, message: &str) {
         let node = self.node.address();
         if message.starts_with("NOPERM") && !self.shared.is_refusal_told.swap(true, Ordering::Relaxed) {

@@ -1,4 +1,5 @@
-//! Against real servers: what is published arrives, from whom and how judged, whatever happens to nodes and connections.
+//! Tests against real servers: every message arrives, from the right node and judged rightly, whatever happens to nodes
+//! and connections.
 
 mod limits;
 
@@ -21,16 +22,16 @@ use crate::transport::fleet::{Doubt, Fleet};
 use crate::transport::node::{Limits, Reports, Role};
 use crate::transport::pushed::Pushed;
 
-/// Far longer than anything takes that a test waits for.
+/// Far longer than anything that a test waits for.
 const BOUND: Duration = Duration::from_secs(30);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// What is kept for ever unless a test is about it.
+/// Returns a pace at which all is kept for ever unless a test is about it.
 fn pace() -> Pace {
     Pace { refresh: HOUR, linger: HOUR, anchor_age_most: HOUR, ..Pace::of(&Options::default()) }
 }
 
-/// Ends with the test.
+/// Returns a background runtime that ends with the test.
 fn home() -> Home {
     Handle::try_current().map_or(Home::Process, Home::On)
 }
@@ -64,7 +65,7 @@ async fn in_cluster(cluster: &Cluster, pace: Pace) -> (Push, Arc<Fleet>) {
     )
     .expect("a cluster");
     assert!(fleet.ready().await.is_ok(), "the cluster answers");
-    // A main connection that came between a confirmation and a message would have the waiters told to ask once more.
+    // A main connection made between a confirmation and a message would make the waiters ask once more.
     for primary in cluster.primaries() {
         let node = fleet.node(&primary.addr().to_string()).expect("an address");
         assert!(node.ready().await.is_ok(), "it answers");
@@ -72,12 +73,12 @@ async fn in_cluster(cluster: &Cluster, pace: Pace) -> (Push, Arc<Fleet>) {
     (Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, home(), pace), fleet)
 }
 
-/// A channel whose slot this node owns.
+/// Returns a channel whose slot this node owns.
 fn channel_of(cluster: &Cluster, owner: &Server) -> String {
     two_channels_of(cluster, owner).0
 }
 
-/// Two of different slots.
+/// Returns two channels of different slots that this node owns.
 fn two_channels_of(cluster: &Cluster, owner: &Server) -> (String, String) {
     let owned = |name: &String| cluster.primary_of_slot(cluster.keyslot(name)).port() == owner.port();
     let mut names = (0..).map(|number| format!("{{{number}}}")).filter(owned);
@@ -85,7 +86,7 @@ fn two_channels_of(cluster: &Cluster, owner: &Server) -> (String, String) {
     (next(), next())
 }
 
-/// Passes on what was published and what it would be judged by.
+/// Passes on a message, and the clock sample that would judge it.
 fn read(message: &[u8], anchor: Option<Anchor>) -> Notice {
     let anchor = anchor.unwrap_or(Anchor { sent: Moment::NEVER, server: ServerTime::default() });
     let token = FencingToken::from_wire(1).expect("small");
@@ -104,7 +105,7 @@ async fn told_to_ask(subscription: &mut Subscription) {
     assert!(matches!(notice, Notice::AskAgain), "{notice:?}");
 }
 
-/// The next message, which must be this one.
+/// Returns the clock sample of the next message, which must be this one.
 async fn message(subscription: &mut Subscription, expected: &str) -> Option<Anchor> {
     loop {
         if let Notice::Granted { id, answer, .. } = notice(subscription).await {
@@ -120,7 +121,7 @@ fn assert_silent(subscription: &mut Subscription) {
     assert!(notice.is_err(), "{notice:?}");
 }
 
-/// Says how many heard it.
+/// Publishes a message, and returns how many connections received it.
 fn publish(server: &Server, channel: &str, text: &str) -> i64 {
     let reply = server.command(&["SPUBLISH", channel, text]).expect("it answers");
     reply.int().unwrap_or_else(|| panic!("{reply:?}"))
@@ -134,7 +135,7 @@ fn shard_channels(server: &Server) -> Vec<String> {
     channels
 }
 
-/// The ids of the connections that subscribe.
+/// Returns the ids of the connections that subscribe.
 fn subscribers(server: &Server) -> Vec<String> {
     let reply = server.command(&["CLIENT", "LIST", "TYPE", "pubsub"]).expect("it answers");
     let list = reply.text().expect("a text").into_owned();
@@ -201,7 +202,7 @@ async fn a_channel_moves_with_its_slot_and_others_stay_on_their_connection() {
     let connection = subscribers(from);
 
     let migration = SlotMigration::begin(&cluster, slot, to).expect("it begins");
-    // While a slot migrates its channels are still the old owner's.
+    // While a slot migrates, its channels still belong to the old owner.
     let mut subscription = push.subscribe(slot, &moving, read);
     told_to_ask(&mut subscription).await;
     assert_eq!(publish(from, &moving, "before"), 1);
@@ -234,7 +235,7 @@ async fn a_channel_of_a_slot_that_has_moved_unnoticed_is_subscribed_where_it_is(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_whose_replies_have_shifted_is_replaced() {
     let cluster = Cluster::builder(Version::Redis70).replicas(0).proxied().start().expect("the cluster starts");
-    // Silence would be a reason to replace it too.
+    // A silence would be another reason to replace the connection.
     let (push, _fleet) = in_cluster(&cluster, Pace { response_timeout: HOUR, ..pace() }).await;
     let (from, to) = (cluster.primaries()[0], cluster.primaries()[1]);
     let (moving, stays) = two_channels_of(&cluster, from);
@@ -243,7 +244,7 @@ async fn a_connection_whose_replies_have_shifted_is_replaced() {
     told_to_ask(&mut moves).await;
     let connection = subscribers(from);
 
-    // The library takes what comes while it waits for a reply for this reply.
+    // An unsolicited push that comes before the reply takes the place of the reply.
     let request = from.proxy().hold_request(Matcher::command("SSUBSCRIBE"));
     let mut other = push.subscribe(cluster.keyslot(&stays), &stays, read);
     request.wait_held(BOUND).expect("it is asked for");
@@ -289,7 +290,7 @@ async fn a_channel_that_its_server_gave_up_is_subscribed_again_when_it_is_taken_
     told_to_ask(&mut subscription).await;
     let order = |verb: &str| owner.command(&["CLUSTER", verb, &slot.to_string()]).expect("it answers").is_ok();
     assert!(order("DELSLOTS"));
-    // Nobody owns it, so it is refused.
+    // No node owns the slot, so the subscription is refused.
     until("the loss is noticed", || push.subscribed(&channel).is_none()).await;
     assert_silent(&mut subscription);
     assert!(order("ADDSLOTS"));
@@ -347,13 +348,13 @@ async fn a_channel_follows_the_primary_behind_sentinels() {
     let pace = Pace { refresh: Duration::from_secs(1), ..pace() };
     let push = Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, home(), pace);
     let old = sentinels.primary();
-    // Nobody has asked who the primary is.
+    // No caller has asked who the primary is.
     let mut subscription = push.subscribe(5, "channel", read);
     told_to_ask(&mut subscription).await;
     assert_eq!(publish(old, "channel", "before"), 1);
     message(&mut subscription, "before").await;
     let new = sentinels.failover().expect("it fails over");
-    // Sentinels close other connections too, of those whose role has changed.
+    // Sentinels also close other connections to servers whose role has changed.
     let listed = |server: &Server| {
         let reply = server.command(&["PUBSUB", "SHARDCHANNELS"]).ok()?;
         reply.array().map(<[_]>::len)
@@ -369,7 +370,7 @@ async fn a_channel_follows_the_primary_behind_sentinels() {
 async fn a_frozen_node_delays_no_channel_of_another() {
     let cluster = Cluster::builder(Version::Redis70).replicas(0).node_timeout(HOUR).proxied();
     let cluster = cluster.start().expect("the cluster starts");
-    // Nobody loses patience with it.
+    // No time limit ends the wait for the frozen node.
     let (push, _fleet) = in_cluster(&cluster, Pace { response_timeout: HOUR, ..pace() }).await;
     let (frozen, other) = (cluster.primaries()[0], cluster.primaries()[1]);
     let (late, early) = (channel_of(&cluster, frozen), channel_of(&cluster, other));
@@ -405,7 +406,7 @@ async fn a_channel_under_steady_contention_is_subscribed_once() {
         let first = notice(&mut next).await;
         assert!(matches!(&first, Notice::Granted { id, .. } if **id == *text), "{first:?}");
         let mut asking = push.subscribe(0, "a", read);
-        // It knows already, and says so at once.
+        // The channel is confirmed already, so the notification comes at once.
         assert!(matches!(asking.notices.try_recv(), Ok(Notice::AskAgain)));
         assert_silent(&mut next);
     }
@@ -427,13 +428,13 @@ async fn the_oldest_of_too_many_channels_without_a_waiter_goes() {
     let [a, b, c, mut d] = subscriptions;
     drop(b);
     drop(a);
-    // Of use in between, so it is not the oldest any more.
+    // Used in between, so it is not the oldest any more.
     drop(push.subscribed("b").expect("it is confirmed"));
     drop(c);
     until("the oldest is gone", || shard_channels(&server) == ["b", "c", "d"]).await;
     assert!(push.subscribed("a").is_none());
     assert_silent(&mut d);
-    // Gone or not, it can be had again.
+    // Removed or not, the channel can be subscribed again.
     told_to_ask(&mut push.subscribe(0, "a", read)).await;
 }
 
@@ -526,7 +527,7 @@ fn subscription_ends_with_the_runtime_that_serves_it_and_no_other_does() {
         message(&mut other, "now").await;
         assert!(push.subscribed("a").is_some());
     });
-    // Another one of the same runtime's number would not find what has ended.
+    // A later runtime that reuses the number must not find the ended subscriptions.
     drop(subscribed(&runtime()));
 }
 
@@ -568,7 +569,7 @@ impl OnCall for Deaf {
     fn broken(&self) {}
 }
 
-/// Keeps the lock of a channel, as long as it is there.
+/// Listens for recalls on a channel, as long as the returned value exists.
 fn keeper(push: &Push, channel: &str) -> Arc<Calls> {
     let calls = Arc::new(Calls::new(Box::new(Deaf)));
     assert!(push.listen(0, channel, read, &calls), "there is a home");
@@ -589,13 +590,13 @@ async fn what_calls_come_by_goes_when_nobody_keeps_the_lock() {
     until("both are gone", || !push.is_in_use()).await;
 }
 
-/// The only one that has subscriptions.
+/// Returns the subscriptions of the only runtime that has any.
 fn shared(push: &Push) -> Arc<Shared> {
     let of = push.of.lock();
     Arc::clone(&of.first().expect("somebody subscribes").1)
 }
 
-/// What reads a connection may be at it still when the link gives it up.
+/// The task that reads a connection may still have pushes in hand when the link gives it up.
 #[tokio::test]
 async fn what_a_connection_says_that_was_given_up_confirms_nothing() {
     let server = Server::start(Version::Redis70).expect("the server starts");
@@ -613,7 +614,7 @@ async fn what_a_connection_says_that_was_given_up_confirms_nothing() {
     assert!(kept.standing().is_none(), "nothing would be heard");
 }
 
-/// Confirms what is subscribed, and answers the pings of its first two connections with what answers no ping.
+/// Confirms subscriptions, and answers the pings of its first two connections with replies that answer no ping.
 async fn answers_pings_wrongly(listener: TcpListener, connections: Arc<AtomicUsize>) {
     while let Ok((mut stream, _)) = listener.accept().await {
         let pong = match connections.fetch_add(1, Ordering::SeqCst) {
@@ -641,7 +642,7 @@ async fn answers_pings_wrongly(listener: TcpListener, connections: Arc<AtomicUsi
     }
 }
 
-/// It is the answer to something before it, and says nothing of when the node was heard of.
+/// Such a reply answers an earlier command, and proves nothing about the time of the ping.
 #[tokio::test]
 async fn ping_that_is_answered_by_something_else_ends_the_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -656,7 +657,7 @@ async fn ping_that_is_answered_by_something_else_ends_the_connection() {
     until("it stands on the third", || connections.load(Ordering::SeqCst) == 3 && calls.standing().is_some()).await;
 }
 
-/// A waker of a user's.
+/// Waker of a user.
 struct Panics;
 
 impl Wake for Panics {
@@ -683,7 +684,7 @@ async fn waker_that_panics_keeps_nobody_else_from_being_told() {
     assert_eq!(subscribers(&server), connection, "the link goes on");
 }
 
-/// Counts how often it is told of a break.
+/// Counts the breaks that are reported to it.
 struct Counts(Arc<AtomicUsize>);
 
 impl OnCall for Counts {
@@ -702,7 +703,7 @@ async fn who_keeps_a_lock_is_told_when_its_channel_moves() {
     assert!(push.listen(0, "kept", read, &calls), "there is a home");
     until("it is confirmed", || calls.standing().is_some()).await;
     let shared = shared(&push);
-    // As if the owner of its slot were not known any more: it finds a home anew.
+    // As if the owner of its slot were not known any more: the keeper gives the channel a link anew.
     for channel in shared.subscriptions.lock().channels.values_mut() {
         channel.home = None;
     }
@@ -718,7 +719,7 @@ async fn no_more_linger_for_calls_than_may() {
     until("all are confirmed", || keepers.iter().all(|calls| calls.standing().is_some())).await;
     drop(keepers);
     until("one is left", || shard_channels(&server).len() == 1).await;
-    // It stands for whoever keeps the lock next, at once.
+    // The next listener for recalls finds it confirmed at once.
     let left = shard_channels(&server).remove(0);
     assert!(keeper(&push, &left).standing().is_some());
 }
@@ -778,7 +779,7 @@ async fn a_message_is_judged_by_the_main_connection_to_its_node() {
     let newer = next(&mut subscription, "all is well again").await.expect("an anchor");
     assert!(newer.sent > anchor.sent);
 
-    // A new connection of ours is not to be judged by what was before it either, until it has answered.
+    // After a new connection of the link the old clock sample must not count either, until the link has had an answer.
     assert_eq!(server.kill_subscribers().expect("it kills"), 1);
     told_to_ask(&mut subscription).await;
     assert_silent(&mut subscription);
@@ -825,7 +826,7 @@ async fn a_suspect_node_has_no_anchor_and_its_channels_are_not_certain() {
     told_to_ask(&mut subscription).await;
     assert_eq!(publish(owner, &channel, "trusted"), 1);
     assert!(message(&mut subscription, "trusted").await.is_some());
-    // Until this is answered.
+    // The node stays suspect until this is answered.
     let doubt = owner.proxy().hold_request(Matcher::command("TIME"));
     fleet.suspect(&node, Doubt::Silent);
     assert!(push.subscribed(&channel).is_none());
@@ -838,7 +839,7 @@ async fn a_suspect_node_has_no_anchor_and_its_channels_are_not_certain() {
     assert!(message(&mut subscription, "trusted").await.is_some());
 }
 
-/// What wakers of users do: this one subscribes, and says how often it could.
+/// Waker of a user that subscribes, and counts how often it could.
 struct Subscribes {
     push: Push,
     woken: AtomicUsize,
@@ -872,7 +873,7 @@ fn waker_that_subscribes_when_it_is_told_does_not_hang() {
         let waker = Waker::from(Arc::clone(&subscribes));
         let mut context = Context::from_waker(&waker);
         let mut subscription = subscribes.push.subscribe(0, "a", read);
-        // Its confirmation, then a message, then its end.
+        // First the confirmation, then a message, then the end.
         assert!(subscription.notices.poll_recv(&mut context).is_pending());
         assert!(is_woken(&subscribes, 1), "hangs at the confirmation");
         while subscription.notices.poll_recv(&mut context).is_ready() {}
@@ -890,7 +891,7 @@ fn waker_that_subscribes_when_it_is_told_does_not_hang() {
     ends.join().expect("the wakers ran");
 }
 
-/// Subscribes when it is dropped.
+/// Value that subscribes when it is dropped.
 struct Late(Arc<Push>);
 
 impl Drop for Late {
@@ -899,7 +900,7 @@ impl Drop for Late {
     }
 }
 
-/// Whatever a runtime spawns while it shuts down is dropped within the call.
+/// A runtime that shuts down drops a task within the call that spawns it.
 #[test]
 fn runtime_may_shut_down_under_a_subscription() {
     let server = Server::start(Version::Redis70).expect("the server starts");
@@ -931,7 +932,7 @@ fn subscribing_outside_of_a_runtime_panics_and_does_not_hang() {
     let server = Server::start(Version::Redis70).expect("the server starts");
     let push = Arc::new(single(&server.url()).0);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime starts");
-    // Nobody has the keeper started yet, nor a link.
+    // No call has started a keeper or a link yet.
     let subscribing = Arc::clone(&push);
     let outside = std::thread::spawn(move || drop(subscribing.subscribe(0, "outside", read)));
     let began = Instant::now();

@@ -1,7 +1,7 @@
-//! The two halves of an encrypted stream.
+//! Read and write halves of an encrypted stream.
 //!
-//! Its session has one state for both directions, so they share it behind a mutex. It is held while bytes are encrypted or decrypted
-//! and handed to the socket, and never while something is waited for.
+//! A TLS session has one state for both directions, so the halves share it behind a mutex. A task holds the mutex while
+//! it encrypts or decrypts bytes and hands them to the socket, and never while it waits.
 
 use std::io;
 use std::pin::Pin;
@@ -15,14 +15,14 @@ use tokio_rustls::client::TlsStream;
 
 struct Session {
     stream: TlsStream<TcpStream>,
-    /// Number of bytes of a piece that the session has taken, and of which some have not gone out.
+    /// Number of bytes of the present piece that the session has taken. Some of them have not gone out.
     taken: usize,
 }
 
-/// Reads what the server says.
+/// Half that reads.
 pub(super) struct Half(Arc<Mutex<Session>>);
 
-/// Encrypts what is said to the server. Dropping it sends nothing: the socket may be that of the process which this is a copy of.
+/// Half that encrypts and writes. Dropping it sends nothing: after a fork the socket may belong to the parent process.
 pub(in crate::transport::node) struct Writer(Arc<Mutex<Session>>);
 
 pub(super) fn split(stream: TlsStream<TcpStream>) -> (Half, Writer) {
@@ -31,11 +31,13 @@ pub(super) fn split(stream: TlsStream<TcpStream>) -> (Half, Writer) {
 }
 
 impl Writer {
-    /// Writes all of a piece, or none that counts: then it is to be offered again from its beginning. What the session has taken
-    /// and the socket has not would otherwise go out only with the next piece, of which there may be none.
+    /// Writes all of a piece, or reports `WouldBlock`: then the caller offers the piece again from its beginning.
+    ///
+    /// Bytes that the session took and the socket did not would otherwise go out only with the next piece, which may
+    /// never come.
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         let session = &mut *self.0.lock();
-        // A full socket is waited for by the driver, with a waker of its own.
+        // The driver waits for a full socket, with a waker of its own.
         let cx = &mut Context::from_waker(Waker::noop());
         let mut stream = Pin::new(&mut session.stream);
         while let Some(rest) = bytes.get(session.taken..).filter(|rest| !rest.is_empty()) {
@@ -51,7 +53,7 @@ impl Writer {
         Ok(bytes.len())
     }
 
-    /// Ready when the socket may have room again.
+    /// Resolves when the socket may have room again.
     pub(super) fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.0.lock().stream.get_ref().0.poll_write_ready(cx)
     }
@@ -61,7 +63,7 @@ impl AsyncRead for Half {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let read = ready!(Pin::new(&mut self.0.lock().stream).poll_read(cx, into));
         Poll::Ready(match read {
-            // A server that closes without a farewell cuts no answer short unnoticed: answers say how long they are.
+            // A close without a TLS farewell hides no truncation: answers state their length.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
             read => read,
         })

@@ -1,7 +1,8 @@
-//! Where one answer ends and the next begins.
+//! Frames of RESP3: finds the end of each answer.
 //!
-//! Scripts answer with one text, which is read here, and so is what comes by a channel. Everything else is measured here and
-//! read by the library.
+//! Most scripts answer with one text, which is read here, and so are the messages of channels. All else is only
+//! measured here, and read by the library.
+//!
 //! Source: the specification of RESP3.
 
 use std::io;
@@ -11,28 +12,29 @@ use redis::Value;
 use super::memory::MAX_TOGETHER;
 use crate::transport::pushed::Pushed;
 
-/// Answers to what we ask are far less deep.
+/// Limit for nested lists. Answers to our requests nest far less.
 const MAX_DEPTH: usize = 32;
-/// Longest answer in bytes. The longest that is asked for is the map of a large cluster, of some megabytes.
+/// Longest answer in bytes. The longest expected one is the map of a large cluster, of some megabytes.
 pub(super) const MAX_BYTES: usize = 6 << 20;
-/// Longest text within an answer in bytes.
+/// Longest text within an answer, in bytes.
 const MAX_TEXT: usize = 4 << 20;
-/// Memory of one element: a value, and what its allocation costs.
+/// Memory of one element: a value, and the cost of its allocation.
 const ELEMENT_BYTES: usize = size_of::<Value>() + 16;
 /// Longest line in bytes: a number, or the words of an error.
 const MAX_LINE: usize = 64 << 10;
 
-/// Largest answer that is read.
+/// Limit for the size of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Limit {
     #[default]
     Answer,
-    /// The map of a cluster: as many ranges as there are slots, with a replica each.
+    /// Map of a cluster: as many ranges as there are slots, with a replica each.
     Map,
 }
 
 impl Limit {
-    /// Returns the most memory: the bytes, once as they came and once as they are read, and something for each element.
+    /// Returns the limit for memory: the bytes, once as they came and once as they are read, and something for each
+    /// element.
     pub(super) fn weight(self) -> usize {
         match self {
             Self::Answer => 12 << 20,
@@ -41,42 +43,42 @@ impl Limit {
     }
 }
 
-/// What a server says at one time.
+/// Message of a server.
 #[derive(PartialEq, Debug)]
 pub(super) enum Frame<'a> {
     Answer(Value),
-    /// And the whole of it, unless it is a message: it may be what somebody waits for.
+    /// Push, and its whole value unless it is a message of a channel: a caller may wait for it as a confirmation.
     Pushed(Pushed<'a>, Option<Value>),
-    /// Pushed, and nothing that we know.
+    /// Push of an unknown kind.
     Other,
 }
 
-/// What the bytes begin with, and its length. `None` if it is not there to its end.
+/// Reads the frame at the start of the bytes, with its length. `None` if its end has not come.
 #[cfg(test)]
 pub(super) fn first(bytes: &[u8]) -> io::Result<Option<(Frame<'_>, usize)>> {
     Scan::default().first(bytes)
 }
 
-/// State of measuring an answer of which more is to come. Each byte is looked at once, however small the pieces are.
+/// State of measuring an answer of which more is to come. Looks at each byte once, however small the pieces are.
 #[derive(Default)]
 pub(super) struct Scan {
     pub(super) limit: Limit,
-    /// Memory that the answer there takes, as far as it was announced.
+    /// Memory of the present answer, as far as its heads announce it.
     announced: usize,
     /// Position of the next part.
     at: usize,
-    /// Number of bytes of the line there that were searched for its end.
+    /// Number of bytes of the present line that were searched for its end.
     searched: usize,
     /// Number of parts that are to come in each open list.
     open: Vec<usize>,
-    /// Parts that were announced.
+    /// Number of parts that were announced.
     elements: usize,
     /// Memory of the answer that was read last.
     weight: usize,
 }
 
 impl Scan {
-    /// Looks at the bytes of an answer, which are those of the last time and some more.
+    /// Looks at the bytes of an answer: those of the last call, and some more.
     pub(super) fn first<'a>(&mut self, bytes: &'a [u8]) -> io::Result<Option<(Frame<'a>, usize)>> {
         match self.end_of(bytes)? {
             Some(end) => {
@@ -88,12 +90,12 @@ impl Scan {
         }
     }
 
-    /// Returns about how much memory the answer takes that was read last.
+    /// Returns roughly how much memory the answer takes that was read last.
     pub(super) fn weight(&self) -> usize {
         self.weight
     }
 
-    /// Returns about how much memory the answer takes that is not there to its end.
+    /// Returns roughly how much memory the present, unfinished answer takes.
     pub(super) fn announced(&self) -> usize {
         self.announced
     }
@@ -116,7 +118,7 @@ impl Scan {
         }
     }
 
-    /// The text or the head of a list that begins where the last one ended.
+    /// Returns the text, line or list head that begins where the last part ended.
     fn part(&mut self, bytes: &[u8]) -> io::Result<Option<Part>> {
         let Some(length) = bytes[self.at + self.searched..].iter().position(|&byte| byte == b'\n') else {
             self.searched = bytes.len() - self.at;
@@ -137,12 +139,12 @@ impl Scan {
         if part.end <= bytes.len() {
             return text_ends(bytes, end, part.end).map(|()| Some(part));
         }
-        // Its head is read again with the next piece, and it alone.
+        // Searches the next piece from the end of this head on: only the head is read again.
         self.searched = end - self.at - 1;
         Ok(None)
     }
 
-    /// Refuses an answer that would take too much memory, by what it announces.
+    /// Refuses an answer that would take too much memory, as soon as it announces so much.
     fn weigh(&mut self, end: usize, more: usize) -> io::Result<()> {
         let (elements, most) = (self.elements.saturating_add(more), self.limit.weight());
         self.announced = elements.saturating_mul(ELEMENT_BYTES).saturating_add(end * 2);
@@ -160,7 +162,7 @@ impl Scan {
     }
 }
 
-/// A text or a line, or the head of a list of so many parts.
+/// Text or line, or the head of a list of `parts` parts.
 struct Part {
     end: usize,
     parts: Option<usize>,
@@ -184,12 +186,12 @@ fn read(frame: &[u8]) -> io::Result<Value> {
     redis::parse_redis_value(frame).map_err(|error| garbage(&error.to_string()))
 }
 
-/// What is pushed of a channel. The frame is there to its end.
+/// Reads the push of a channel. The frame is complete.
 fn pushed(frame: &[u8]) -> io::Result<Option<Pushed<'_>>> {
     let mut begin = 1 + frame.iter().position(|&byte| byte == b'\n').unwrap_or(0);
     let mut texts = [None; 3];
     for part in &mut texts {
-        // None behind the last.
+        // No part follows the last one.
         let Some(length) = Scan::default().end_of(&frame[begin..])? else {
             break;
         };
@@ -202,10 +204,10 @@ fn pushed(frame: &[u8]) -> io::Result<Option<Pushed<'_>>> {
     Ok(Pushed::of(kind, channel, message))
 }
 
-/// What a text says that is there to its end.
+/// Returns the content of a complete text.
 fn text(frame: &[u8]) -> Option<&[u8]> {
     let (&kind, rest) = frame.split_first()?;
-    // A text that is none has a sign in front of its length.
+    // A null text has a negative length.
     if kind != b'$' || rest.first() == Some(&b'-') {
         return None;
     }
@@ -213,7 +215,7 @@ fn text(frame: &[u8]) -> Option<&[u8]> {
     rest[line..].strip_suffix(b"\r\n")
 }
 
-/// The part of which the first line is there.
+/// Returns the part whose first line is complete.
 fn part_at(bytes: &[u8], begin: usize, end: usize) -> io::Result<Part> {
     let Some((&kind, number)) = bytes[begin..end].strip_suffix(b"\r\n").and_then(<[u8]>::split_first) else {
         return Err(garbage("a line without an end"));
@@ -237,7 +239,7 @@ fn text_ends(bytes: &[u8], line: usize, end: usize) -> io::Result<()> {
     if ends { Ok(()) } else { Err(garbage("a text that is longer than it says")) }
 }
 
-/// A number of bytes or parts; `None` for something that is not there.
+/// Reads a number of bytes or parts; `None` for a null.
 fn count(digits: &[u8]) -> io::Result<Option<usize>> {
     if digits == b"-1" {
         return Ok(None);
@@ -311,7 +313,7 @@ mod tests {
         }
         let others = [
             &b">3\r\n$7\r\nmessage\r\n$1\r\na\r\n$1\r\nx\r\n"[..],
-            // A channel that is no text, no message, no channel.
+            // The channel is no text, the message is missing, the message is null, the channel is missing.
             b">3\r\n$8\r\nsmessage\r\n$1\r\n\xfe\r\n$1\r\nx\r\n",
             b">2\r\n$8\r\nsmessage\r\n$1\r\na\r\n",
             b">3\r\n$8\r\nsmessage\r\n$-1\r\n$1\r\nx\r\n",
@@ -353,7 +355,7 @@ mod tests {
         assert!(first(&vec![b'+'; MAX_LINE + 2]).is_err(), "a line without an end");
     }
 
-    /// Nodes with a replica each, and a range for each slot: each is at another node than its neighbours.
+    /// Nodes with a replica each, and a range for each slot: each range is at another node than its neighbours.
     #[test]
     fn map_of_a_torn_cluster_is_no_too_much_where_it_was_asked_for() {
         let node = "*4\r\n$13\r\n10.100.100.10\r\n:6379\r\n$40\r\n0123456789012345678901234567890123456789\r\n*0\r\n";
@@ -364,7 +366,7 @@ mod tests {
         assert!(first(map.as_bytes()).is_err(), "no other answer is so large");
     }
 
-    /// Measured anew with each piece this takes minutes.
+    /// With every piece measured from the start, this takes minutes.
     #[test]
     fn answer_in_small_pieces_is_measured_once() {
         let answer = format!("*100000\r\n{}", ":1\r\n".repeat(100_000)).into_bytes();
@@ -397,7 +399,7 @@ mod tests {
         }
     }
 
-    /// Returns what is read of bytes that come in pieces, and whether the connection ends.
+    /// Reads bytes that come in pieces. Returns the frames, and true if the connection ends.
     fn read_all(bytes: &[u8], step: usize) -> (Vec<String>, bool) {
         let (mut scan, mut begin, mut read) = (Scan::default(), 0, Vec::new());
         for end in (step..bytes.len()).step_by(step).chain([bytes.len()]) {

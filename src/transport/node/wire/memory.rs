@@ -1,5 +1,5 @@
-//! Memory of the answers of one server, on all connections to it: a hostile one that fills several at one time costs no more. It is
-//! reserved as an answer announces itself, and given back when its caller has it.
+//! Memory for the answers of one server, counted on all connections to it. A hostile server cannot multiply its cost by
+//! filling several at one time. An answer reserves memory as it announces its size, until its caller has the answer.
 
 use std::io;
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::frames::too_much;
 
-/// Most memory of the answers that are being read from one server at one time.
+/// Limit for the memory of all answers that are being read from one server, in bytes.
 pub(super) const MAX_TOGETHER: usize = 22 << 20;
-/// Answers that take less are not counted: they are nearly all, and few bytes for each connection.
+/// Size up to which an answer is not counted, in bytes: nearly all are smaller, and cost little for each connection.
 const SMALL: usize = 64 << 10;
 
 /// Memory that is reserved for the answers of one server.
@@ -18,7 +18,7 @@ pub(in crate::transport::node) struct AnswerMemory {
     reserved: AtomicUsize,
 }
 
-/// Part of it that one answer has, until this is dropped.
+/// Share of that memory for one answer, until this is dropped.
 pub(super) struct Reservation {
     of: Arc<AnswerMemory>,
     bytes: usize,
@@ -29,20 +29,20 @@ impl Reservation {
         Self { of, bytes: 0 }
     }
 
-    /// Hands over what is reserved, with an answer that is there to its end. `None` if that is nothing.
+    /// Hands over the reservation with a complete answer. `None` if nothing is reserved.
     pub(super) fn hand_over(&mut self) -> Option<Self> {
         let bytes = std::mem::take(&mut self.bytes);
         (bytes > 0).then(|| Self { of: Arc::clone(&self.of), bytes })
     }
 
-    /// Reserves what the answer takes that is being read now, in place of what was reserved before.
+    /// Reserves memory for the answer that is being read now, in place of the earlier reservation.
     pub(super) fn change(&mut self, bytes: usize) -> io::Result<()> {
         let bytes = if bytes > SMALL { bytes } else { 0 };
         if bytes == self.bytes {
             return Ok(());
         }
         let before = std::mem::replace(&mut self.bytes, bytes);
-        // Added first: of two that come at once at least one finds the other.
+        // Adds before it subtracts: of two reservations at the same time at least one sees the other.
         let added = self.of.reserved.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.of.reserved.fetch_sub(before, Ordering::Relaxed);
         if added - before > MAX_TOGETHER {

@@ -1,4 +1,4 @@
-//! Streams to servers, as the operating system has them, or encrypted.
+//! Streams to servers, plain or encrypted.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ use crate::transport::tls::Connector;
 
 pub(super) type Reader = Box<dyn AsyncRead + Send + Unpin>;
 
-/// The half that can be written to by whoever has something to say.
+/// Half that any caller can write to.
 pub(super) enum Writer {
     Tcp(tcp::OwnedWriteHalf),
     #[cfg(unix)]
@@ -32,7 +32,7 @@ pub(super) enum Writer {
 }
 
 impl Writer {
-    /// Writes what there is room for now.
+    /// Writes as much as there is room for now.
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(half) => half.try_write(bytes),
@@ -43,7 +43,7 @@ impl Writer {
         }
     }
 
-    /// Ready when there may be room again.
+    /// Resolves when there may be room again.
     pub(super) fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(half) => half.as_ref().poll_write_ready(cx),
@@ -55,7 +55,7 @@ impl Writer {
     }
 }
 
-/// A stream to a server that was not greeted yet.
+/// Stream to a server that was not greeted yet.
 pub(in crate::transport::node) enum Stream {
     Tcp(TcpStream),
     #[cfg(unix)]
@@ -86,7 +86,7 @@ impl Stream {
         Err(io::Error::new(io::ErrorKind::Unsupported, path.display().to_string()))
     }
 
-    /// Shakes hands with the server of a host.
+    /// Does the TLS handshake with the server of a host.
     #[cfg(feature = "tls")]
     pub(in crate::transport::node) async fn encrypt(self, connector: &Connector, host: &str) -> io::Result<Self> {
         match self {

@@ -11,10 +11,10 @@ use super::*;
 use crate::transport::fake;
 use crate::transport::pushed::Pushed;
 
-/// How long is waited for what has to come.
+/// Time limit for everything that has to come.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a wire tells when it ends.
+/// Record of the handlers of a wire: its end, and its pushes.
 #[derive(Default)]
 struct Ends {
     is_closed: Arc<AtomicBool>,
@@ -31,7 +31,7 @@ impl Ends {
         Ears::new(Arc::clone(&self.is_closed), Some(Arc::new(on_loss)))
     }
 
-    /// Those of a connection that subscribes.
+    /// Returns the handlers of a connection that subscribes.
     fn ears_of_link(&self) -> Ears {
         let heard = Arc::clone(&self.heard);
         let hear = move |pushed: Pushed<'_>| heard.lock().push(format!("{pushed:?}"));
@@ -51,14 +51,14 @@ impl Ends {
     }
 }
 
-/// A wire, and its server's end, behind the greeting.
+/// Connects a wire, and returns it with the server's end, behind the greeting.
 async fn connected() -> (Wire, Server, Ends) {
     let ends = Ends::default();
     let (wire, server) = connected_by(ends.ears()).await;
     (wire, server, ends)
 }
 
-/// The same of one that subscribes.
+/// Connects a wire that subscribes.
 async fn linked() -> (Wire, Server, Ends) {
     let ends = Ends::default();
     let (wire, server) = connected_by(ends.ears_of_link()).await;
@@ -70,14 +70,14 @@ async fn connected_by(ears: Ears) -> (Wire, Server) {
     greeted(ears, Stream::Tcp(ours), theirs).await
 }
 
-/// Both ends of a connection.
+/// Opens both ends of a connection.
 async fn streams() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let ours = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connected");
     (ours, listener.accept().await.expect("a connection").0)
 }
 
-/// Both ends of a connection with TLS.
+/// Opens both ends of a connection with TLS.
 #[cfg(feature = "tls")]
 async fn encrypted_streams() -> (Stream, impl Socket + 'static) {
     let certificates = cluster_testenv::Certificates::make();
@@ -89,7 +89,7 @@ async fn encrypted_streams() -> (Stream, impl Socket + 'static) {
     (ours.expect("a handshake"), theirs)
 }
 
-/// A wire with TLS, and its server's end.
+/// Connects a wire with TLS, and returns it with the server's end.
 #[cfg(feature = "tls")]
 async fn encrypted() -> (Wire, Server, Ends) {
     let (ends, (ours, theirs)) = (Ends::default(), encrypted_streams().await);
@@ -118,7 +118,7 @@ async fn greeted(ears: Ears, stream: Stream, server: impl Socket + 'static) -> (
     join(greeting, accept).await
 }
 
-/// The server's end of a connection.
+/// Server's end of a connection.
 trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Socket for S {}
@@ -129,7 +129,7 @@ struct Server {
 }
 
 impl Server {
-    /// The next command.
+    /// Returns the next command.
     async fn hear(&mut self) -> Vec<String> {
         loop {
             if let Some((words, end)) = fake::command(&self.said, 0) {
@@ -145,7 +145,7 @@ impl Server {
         self.stream.flush().await.expect("a live socket");
     }
 
-    /// Whether the other side has ended it.
+    /// Returns true if the other side has ended the connection.
     async fn is_over(&mut self) -> bool {
         tokio::time::timeout(PATIENCE, self.stream.read_buf(&mut self.said))
             .await
@@ -153,7 +153,7 @@ impl Server {
     }
 }
 
-/// Asks something that is answered by the number.
+/// Sends a request whose answer is the number.
 async fn ask(wire: &Wire, number: usize) -> Result<Value, RedisError> {
     wire.ask(|bytes| request(bytes, number)).await
 }
@@ -186,7 +186,7 @@ async fn answers_find_their_requests_though_askers_have_gone() {
         assert_eq!(words, ["ECHO".to_owned(), number.to_string()], "as they came");
         all += &echo(&words);
     }
-    // In two pieces, one of which ends within an answer, and with something that nobody asked for.
+    // In two pieces, one of which ends within an answer, and with a push that no caller asked for.
     let (first, second) = all.split_at(all.len() / 2 + 1);
     server.say(">2\r\n+invalidate\r\n*0\r\n").await;
     server.say(first).await;
@@ -196,7 +196,8 @@ async fn answers_find_their_requests_though_askers_have_gone() {
     assert_eq!(answers, ["1", "2", "4", "5", "6", "8", "9"].map(text));
 }
 
-/// A worker of such a runtime runs whom a task wakes before all others: the driver, which would write each request by itself.
+/// A worker of such a runtime runs the task that another task wakes before all others: the driver, which would write
+/// each request by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn request_that_is_alone_is_written_at_once_and_many_go_together() {
     let (wire, mut server, _) = connected().await;
@@ -224,7 +225,7 @@ async fn request_that_is_alone_is_written_at_once_and_many_go_together() {
     assert!(others.await.expect("no panic").into_iter().all(|answer| answer.expect("no panic").is_ok()));
 }
 
-/// In one piece for all, the server would have nothing to do while they ask, and they nothing while it answers.
+/// In one piece for all, the server would be idle while callers ask, and callers while it answers.
 #[tokio::test]
 async fn each_piece_is_as_large_as_all_before_it() {
     let (wire, mut server, _) = connected().await;
@@ -232,7 +233,7 @@ async fn each_piece_is_as_large_as_all_before_it() {
     for ask in &mut asking {
         assert!(poll_immediate(ask.as_mut()).await.is_none());
     }
-    // 1, 1, 2, 4, 8, 16, 32: nobody has waited for the driver.
+    // 1, 1, 2, 4, 8, 16, 32: no request has waited for the driver.
     assert_eq!(wire.shared.state.lock().writes, 7);
     for number in 0..64 {
         assert_eq!(server.hear().await[1], number.to_string());
@@ -287,7 +288,7 @@ async fn answers_to_a_pipeline_that_nobody_waits_for_are_nobody_elses() {
         let words = server.hear().await;
         server.say(&echo(&words)).await;
         tokio::task::yield_now().await;
-        // It goes when it has one of two.
+        // The caller goes when it has one of two answers.
         drop(both.take());
     }
     assert_eq!(behind.await.expect("answered"), text("3"));
@@ -328,7 +329,7 @@ async fn all_goes_later(wire: Wire, mut server: Server) {
         for number in 0..3 {
             let words = server.hear().await;
             assert_eq!((words[1].as_str(), words[2].len()), (number.to_string().as_str(), 8 << 20));
-            // An answer that is longer than what is read at once.
+            // The answer is longer than one read.
             server.say(&format!("${}\r\n{answer}\r\n", answer.len())).await;
         }
     };
@@ -337,7 +338,7 @@ async fn all_goes_later(wire: Wire, mut server: Server) {
     assert!(wire.shared.state.lock().current.capacity() <= MAX_KEPT_BYTES, "the buffer is given back");
 }
 
-/// Bytes that stayed in the session would go out with the next piece only, and there may be none.
+/// Bytes left in the session would go out only with the next piece, and there may be none.
 #[cfg(feature = "tls")]
 #[tokio::test]
 async fn what_counts_as_written_behind_tls_has_gone_out() {
@@ -355,7 +356,7 @@ async fn what_counts_as_written_behind_tls_has_gone_out() {
     tokio::time::timeout(PATIENCE, reading).await.expect("all of it comes").expect("a live socket");
 }
 
-/// Each of them is encrypted by the task that asks, or by the driver, and there is one state for all.
+/// The asking task or the driver encrypts each request, and there is one state for all.
 #[cfg(feature = "tls")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_behind_tls_find_their_requests_whoever_writes_them() {
@@ -443,7 +444,7 @@ async fn messages_are_heard_in_order_and_answer_nobody() {
     let (wire, mut server, ends) = linked().await;
     let answers = async {
         server.hear().await;
-        // The last one in two pieces, and two that nobody knows.
+        // The last message comes in two pieces, with two pushes of no known kind before it.
         let message = |text: &str| pushed("smessage", "a", &format!("$1\r\n{text}\r\n"));
         let all = [message("1"), "$1\r\n0\r\n".into(), ">1\r\n$5\r\nhello\r\n".into(), ">0\r\n".into(), message("2")];
         let all = all.concat();
@@ -451,7 +452,7 @@ async fn messages_are_heard_in_order_and_answer_nobody() {
         server.say(first).await;
         tokio::task::yield_now().await;
         server.say(second).await;
-        // Behind it.
+        // Behind the message.
         server.hear().await;
         server.say("$1\r\n1\r\n").await;
     };
@@ -489,7 +490,7 @@ async fn commands_that_subscribe_are_answered_by_what_is_pushed_or_refused() {
     assert_eq!(ends.heard(), heard.map(|pushed| format!("{pushed:?}")));
 }
 
-/// A slot leaves while the node is pinged: the answer to that is its own.
+/// A slot leaves while the node is pinged: the ping still gets its own answer.
 #[tokio::test]
 async fn what_ends_unasked_answers_no_other_question() {
     let (wire, mut server, ends) = linked().await;
@@ -506,7 +507,7 @@ async fn what_ends_unasked_answers_no_other_question() {
     assert!(!ends.is_closed());
 }
 
-/// Whoever hears that a channel has ended may want it again before the reader has gone on.
+/// A handler that learns of a channel's end may subscribe again before the reader has gone on.
 #[tokio::test]
 async fn what_is_heard_is_no_answer_to_what_is_asked_for_it() {
     type Asked = (Arc<Shared>, oneshot::Receiver<Answers>);
@@ -571,7 +572,7 @@ fn end_of_its_runtime_is_told_to_those_who_wait_elsewhere() {
     assert!(ends.is_closed());
 }
 
-/// Broken, or hostile: what it says has no end.
+/// The server is broken or hostile: its answer has no end.
 #[tokio::test]
 async fn server_that_says_too_much_is_heard_no_more() {
     let bulk = ("$17179869184\r\n".to_owned(), "x".repeat(1 << 20));
@@ -586,7 +587,7 @@ async fn server_that_says_too_much_is_heard_no_more() {
             server.hear().await;
             let mut said = first.clone().into_bytes();
             let mut sent = 0;
-            // More than any limit. It may be hung up on while it speaks.
+            // More than any limit. The client may hang up meanwhile.
             while sent < 64 << 20 && server.stream.write_all(&said).await.is_ok() {
                 sent += said.len();
                 said = then.clone().into_bytes();
@@ -603,7 +604,7 @@ async fn server_that_says_too_much_is_heard_no_more() {
     println!("{}", status.lines().find(|line| line.starts_with("VmHWM")).unwrap_or_default());
 }
 
-/// An answer that is larger than others may be, and no larger than a map may be.
+/// Returns an answer that is larger than others may be, and no larger than a map may be.
 fn large_answer() -> String {
     format!("*200000\r\n{}", ":1\r\n".repeat(200_000))
 }
@@ -614,7 +615,7 @@ async fn map_may_be_larger_than_other_answers() {
         let (wire, mut server, ends) = connected().await;
         let says = async {
             server.hear().await;
-            // It may be hung up on while it speaks.
+            // The client may hang up meanwhile.
             server.stream.write_all(large_answer().as_bytes()).await.unwrap_or_default();
         };
         let asking =

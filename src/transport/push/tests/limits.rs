@@ -1,9 +1,9 @@
-//! Servers that push without end: what is kept of it, and what it makes this process ask.
+//! Servers that push without end: what this process stores of it, and which requests it sends.
 
 use super::*;
 use crate::attempt::MAX_NOTICES;
 
-/// Counts what a server of a test is asked.
+/// Counts of what a server of a test is asked.
 #[derive(Default)]
 struct Asked {
     connections: AtomicUsize,
@@ -15,7 +15,7 @@ fn push_of(kind: &str, channel: &str) -> String {
     format!(">3\r\n${}\r\n{kind}\r\n${}\r\n{channel}\r\n:1\r\n", kind.len(), channel.len())
 }
 
-/// Confirms what is asked of channels, and says more behind each confirmation of a subscription.
+/// Confirms commands about channels, and sends more behind each confirmation of a subscription.
 async fn says_more(listener: TcpListener, more: fn(&str) -> String, asked: Arc<Asked>) {
     while let Ok((mut stream, _)) = listener.accept().await {
         asked.connections.fetch_add(1, Ordering::SeqCst);
@@ -49,7 +49,7 @@ async fn server_that_says_more(more: fn(&str) -> String) -> (String, Arc<Asked>)
     (url, asked)
 }
 
-/// Each would be a name that is kept, and a request that ends it.
+/// Each would be a stored name, and a request that ends it.
 #[tokio::test]
 async fn confirmations_that_nobody_asked_for_cause_no_request_and_leave_nothing() {
     let others = |_: &str| (0..10_000).map(|number| push_of("ssubscribe", &format!("other-{number}"))).collect();
