@@ -40,8 +40,8 @@ impl Request {
     }
 }
 
-/// Says which requests are meant. A text or bytes stand for the requests that contain them in an argument: the digest of a
-/// script, an id, a key.
+/// Selects requests. A text or bytes select the requests that contain them in an argument: the digest of a script, an
+/// id, a key.
 ///
 /// ```
 /// use cluster_testenv::Matcher;

@@ -60,7 +60,7 @@ impl Confirmation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Awaited {
     Reply,
-    /// Number of awaited confirmations, or all until no subscription of this kind is left.
+    /// Confirmations: `left` of them, or all until no subscription of this kind is left.
     Confirmations {
         of: Confirmation,
         left: Option<usize>,
