@@ -10,7 +10,7 @@ use crate::{
 const OK_BOUND: Duration = Duration::from_secs(30);
 
 const NODE_TIMEOUT: &str = "--cluster-node-timeout";
-/// Node timeout while the cluster forms. Its delay does not add up: a server takes 2 s before it calls any new cluster
+/// Node timeout while the cluster forms. Its delay costs no time: a server takes 2 s anyway before it calls a new cluster
 /// ok.
 const FORMING_TIMEOUT_MS: &str = "1000";
 

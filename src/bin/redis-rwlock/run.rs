@@ -45,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Limit for a release, after which the program exits and the lease ends the hold.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Reason for the end of a command that no server has ended.
+/// Reason for ending a command when no server confirms the lock, and none reports its loss.
 const UNCONFIRMED: &str = "it could not be confirmed in time";
 
 /// Guard of a read or write lock.
