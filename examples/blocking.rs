@@ -1,4 +1,4 @@
-//! The same locks for plain threads. Acquisitions of one thread nest; other threads wait, as other processes do.
+//! Uses the same locks in plain threads. Acquisitions of one thread nest; other threads wait, as other processes do.
 //!
 //! `REDIS_URL=redis://127.0.0.1:6379 cargo run --example blocking`
 
@@ -13,7 +13,7 @@ fn main() -> Result<()> {
     let locks = RedisManager::connect(&url)?;
 
     let workers = (1..=3).map(|worker| {
-        let locks = locks.clone(); // shares connections and holds
+        let locks = locks.clone(); // the copy shares connections and holds
         thread::spawn(move || -> Result<()> {
             let guard = locks.write("job").wait_timeout(Duration::from_secs(5)).wait()?;
             println!("worker {worker} is alone, with token {}", guard.fencing_token());
@@ -25,14 +25,14 @@ fn main() -> Result<()> {
         worker.join().expect("no panic")?;
     }
 
-    // Takes the lock, does the work, gives the lock back.
+    // `run` takes the lock, does the work, and releases the lock.
     let token = locks.write("job").run(|guard| guard.fencing_token())?;
     println!("and once more, with token {token}");
     locks.close()
 }
 
-/// Needs the lock too, and does not care whether its caller has it.
+/// Takes the lock for itself, whether its caller holds the lock or not.
 fn check(locks: &RedisManager) -> Result<()> {
-    let guard = locks.read("job").wait()?; // in this thread: it only counts, and nothing is sent
+    let guard = locks.read("job").wait()?; // nested in this thread: it only counts, and sends nothing
     guard.release()
 }

@@ -1,4 +1,5 @@
-//! A holder that is paused past its lease writes too late. The resource refuses it, by its fencing token.
+//! Shows a holder that is paused past its lease and writes too late. The resource refuses the write by its fencing
+//! token.
 //!
 //! `REDIS_URL=redis://127.0.0.1:6379 cargo run --example fencing`
 
@@ -9,7 +10,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Client, Script};
 use redis_rwlock::{FencingToken, RedisManager, RwLockManager};
 
-/// Reads, and with a value writes, unless somebody with a higher token was here before. Reads raise the mark too.
+/// Script that reads, and with a value writes, unless a higher token came before. Reads raise the highest token too.
 const VISIT: &str = "
     local highest = tonumber(redis.call('HGET', KEYS[1], 'token') or '0')
     if tonumber(ARGV[1]) < highest then return redis.error_reply('STALE a higher token was here') end
@@ -32,7 +33,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let locks = RedisManager::connect(&url).await?;
     let others = RedisManager::connect(&url).await?;
 
-    // A lease that is never renewed stands for a process that stands still: it swaps, or its machine is moved.
+    // A lease that is never renewed stands for a paused process, which swaps or whose machine is moved.
     let paused = locks.write("value").fixed_lease(Duration::from_millis(500)).await?;
     visit(server.clone(), paused.fencing_token(), Some("one")).await?;
     println!("{}: wrote \"one\", and is paused now", paused.fencing_token());
@@ -42,7 +43,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let value = visit(server.clone(), reading.fencing_token(), None).await?;
     println!("{}: read {value:?}, since the lease of the other one is over", reading.fencing_token());
 
-    // It wakes up and believes that it is alone. Whoever has read must not be surprised.
+    // The process continues, and believes that it has the lock alone. But another holder has read the value, which must
+    // not change now.
     match visit(server, paused.fencing_token(), Some("two")).await {
         Ok(_) => return Err("the late write got through".into()),
         Err(error) => println!("{}: woke up, and its write is refused: {error}", paused.fencing_token()),

@@ -1,7 +1,7 @@
-//! A service that tells Prometheus of its locks: of all its instances one leads, as long as it has the lock.
+//! Service that exports metrics of its locks to Prometheus. Of all its instances one leads, as long as it has the lock.
 //!
-//! `REDIS_URL=redis://127.0.0.1:6379 cargo run --features metrics --example metrics`, then
-//! `curl http://127.0.0.1:9184/metrics`; the rules of docs/alerts.yml are on what it answers.
+//! Start it with `REDIS_URL=redis://127.0.0.1:6379 cargo run --features metrics --example metrics`, then run `curl
+//! http://127.0.0.1:9184/metrics`. The rules of docs/alerts.yml evaluate this output.
 
 use std::time::Duration;
 
@@ -11,15 +11,16 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use redis_rwlock::{RedisManager, RwLockManager, WriteGuard};
 use tokio::time::sleep;
 
-/// Without them Prometheus could not add up the instances' waits. The rules want one at ten seconds.
+/// Buckets of the histograms, without which Prometheus could not add up the instances' waits. The rules need one at ten
+/// seconds.
 const BUCKETS: [f64; 11] = [0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0];
 
 async fn work(guard: &WriteGuard) {
     println!("leads, with token {}", guard.fencing_token());
-    sleep(Duration::from_secs(600)).await; // … what only one may do …
+    sleep(Duration::from_secs(600)).await; // … work that only one instance may do …
 }
 
-/// Ends with an error when the lock is lost, and when no server answers; then it begins again.
+/// Leads while it has the lock. An error ends this when the lock is lost or no server answers; then it begins again.
 async fn lead(locks: RedisManager) {
     loop {
         if let Err(error) = locks.write("leader").run(work).await {
@@ -31,7 +32,7 @@ async fn lead(locks: RedisManager) {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Before the manager: its counters are registered when it is built.
+    // The recorder comes before the manager, which registers its counters when it is built.
     let prometheus = PrometheusBuilder::new().set_buckets(&BUCKETS)?.install_recorder()?;
     let url = std::env::var("REDIS_URL").unwrap_or("redis://127.0.0.1:6379".into());
     let locks = RedisManager::builder(url).lease(Duration::from_secs(3)).label("leader-1").build()?;
@@ -40,7 +41,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("listens on {}", listener.local_addr()?);
 
     tokio::spawn(lead(locks));
-    // Now and then, or the histograms keep what nobody has scraped.
+    // Regular upkeep removes samples from the histograms that no scrape has fetched.
     let upkeep = prometheus.clone();
     tokio::spawn(async move {
         loop {

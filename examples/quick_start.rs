@@ -1,4 +1,4 @@
-//! Takes a lock to read and to write, and shows what others see meanwhile.
+//! Takes a lock to read and to write, and shows what other processes see meanwhile.
 //!
 //! `REDIS_URL=redis://127.0.0.1:6379 cargo run --example quick_start`
 
@@ -10,7 +10,7 @@ use redis_rwlock::{Error, RedisManager, RwLockManager};
 async fn main() -> redis_rwlock::Result<()> {
     let url = std::env::var("REDIS_URL").unwrap_or("redis://127.0.0.1:6379".into());
     let locks = RedisManager::connect(&url).await?;
-    // To the server a second manager is what a second process is.
+    // The server treats a second manager like a second process.
     let others = RedisManager::connect(&url).await?;
 
     let (ours, theirs) = (locks.read("cfg").await?, others.read("cfg").await?);
@@ -22,7 +22,7 @@ async fn main() -> redis_rwlock::Result<()> {
     println!("one writes, with token {}", writing.fencing_token());
     println!("without a word from the server it may trust its lock for {:.1?}", writing.remaining());
 
-    // Others ask once, or wait for as long as they like.
+    // Other processes ask once, or wait with a limit of their choice.
     println!("may another one read now? {}", others.try_read("cfg").await?.is_some());
     match others.read("cfg").wait_timeout(Duration::from_millis(200)).await {
         Err(error @ Error::WaitTimeout { .. }) => println!("another one gave up: {error}"),
@@ -32,10 +32,10 @@ async fn main() -> redis_rwlock::Result<()> {
         println!("inspect: {} holds it to {} since {:.1?}", holder.label, holder.mode, holder.age);
     }
 
-    writing.release().await?; // Ok: the server knows, and the lock was ours to the end
+    writing.release().await?; // Ok: the server has released it, and the hold was valid until then
     println!("released; may another one read now? {}", others.try_read("cfg").await?.is_some());
 
-    // At the end of a program: gives back whatever is still held.
+    // At its end, a program releases all remaining holds.
     others.close().await?;
     locks.close().await
 }

@@ -1,4 +1,4 @@
-//! Nested acquisitions: off by default in asynchronous code, and three ways to ask for them.
+//! Nested acquisitions, which are off by default in asynchronous code, and three ways to enable them.
 //!
 //! `REDIS_URL=redis://127.0.0.1:6379 cargo run --example reentrancy`
 
@@ -11,13 +11,13 @@ async fn main() -> redis_rwlock::Result<()> {
     let url = std::env::var("REDIS_URL").unwrap_or("redis://127.0.0.1:6379".into());
     let locks = RedisManager::connect(&url).await?;
 
-    // By default a task waits for itself, as with tokio's `RwLock`.
+    // By default a task waits for its own guard, as with tokio's `RwLock`.
     let outer = locks.write("cfg").await?;
     let inner = locks.write("cfg").wait_timeout(Duration::from_millis(100)).await;
     println!("by default: {}", inner.expect_err("the outer guard has the lock"));
     outer.release().await?;
 
-    // Per acquisition: whatever this task holds already counts.
+    // First way, for one acquisition: it may nest in any hold of this task.
     let outer = locks.write("cfg").await?;
     let inner = locks.read("cfg").reentrant().await?;
     println!("reentrant: a read in a write, with token {}", inner.fencing_token());
@@ -25,7 +25,7 @@ async fn main() -> redis_rwlock::Result<()> {
     println!("the outer guard is gone; still held: {:?}", inner.state());
     inner.release().await?;
 
-    // By name: for a job that runs in several tasks.
+    // Second way, by a named owner: for a job that runs in several tasks.
     let job = OwnerId::new();
     let outer = locks.read("cfg").owner(job).await?;
     let inner = {
@@ -35,14 +35,14 @@ async fn main() -> redis_rwlock::Result<()> {
     let inner = inner.await.expect("no panic")?;
     println!("one owner, two tasks, {} guards", locks.inspect("cfg").await?.holders[0].guards);
 
-    // A write in a read would wait for itself, so it is refused at once.
+    // A write in a read would wait for its own read, so it is refused at once.
     match locks.write("cfg").owner(job).await {
         Err(error @ Error::UpgradeConflict { .. }) => println!("a write in a read: {error}"),
         other => drop(other?),
     }
     drop((outer, inner));
 
-    // For a whole manager.
+    // Third way, for a whole manager.
     let nesting = RedisManager::builder(&url).reentry(Reentry::PerTask).connect().await?;
     let (outer, inner) = (nesting.write("cfg").await?, nesting.write("cfg").await?);
     println!("the manager nests: {} and {}", outer.fencing_token(), inner.fencing_token());

@@ -1,4 +1,4 @@
-//! A primary that Sentinels move: the manager finds the new one, and holds go on if it has them.
+//! Follows a primary that Sentinels move: the manager finds the new one, and holds that it knows go on.
 //!
 //! `SENTINELS=redis://10.0.0.1:26379,redis://10.0.0.2:26379 PRIMARY=mymaster cargo run --example sentinel`
 
@@ -9,9 +9,9 @@ use redis_rwlock::{NodeRole, RedisManager, RwLockManager, Topology};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let sentinels = env::var("SENTINELS")?; // all of them: the majority is believed
+    let sentinels = env::var("SENTINELS")?; // all of them: the manager accepts the primary that the majority names
     let topology = Topology::sentinel(env::var("PRIMARY")?, sentinels.split(','));
-    // Longer than a failover takes, so that no hold ends and no caller gives up meanwhile.
+    // This is longer than a failover, so that no hold ends and no caller gives up meanwhile.
     let patience = Duration::from_secs(20);
     let locks = RedisManager::builder(topology).lease(patience).unreachable_after(patience).connect().await?;
 
@@ -19,7 +19,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let first = primary(&locks).await?;
     println!("the primary is {first}");
 
-    // Meanwhile somebody may run `redis-cli -p 26379 sentinel failover mymaster`, or kill the primary.
+    // Meanwhile run `redis-cli -p 26379 sentinel failover mymaster` in another terminal, or kill the primary.
     let rounds = env::var("ROUNDS").map_or(Ok(10), |rounds| rounds.parse())?;
     for round in 1..=rounds {
         let guard = locks.write("cfg").await?;
@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(locks.close().await?)
 }
 
-/// The address of the server that takes the locks.
+/// Returns the address of the server that takes the locks.
 async fn primary(locks: &RedisManager) -> redis_rwlock::Result<String> {
     let health = locks.health().await?;
     let primary = health.nodes.into_iter().find(|node| node.role == NodeRole::Primary && node.is_reachable);

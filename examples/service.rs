@@ -1,4 +1,5 @@
-//! A web service, of which many instances run: one of them at a time makes the report. With health check, shutdown and tests.
+//! Web service with many instances, of which one at a time makes the report. It has a health check, a shutdown and
+//! tests.
 //!
 //! `REDIS_URL=redis://127.0.0.1:6379 cargo run --example service`, then `curl -X POST http://127.0.0.1:3000/report`
 
@@ -12,12 +13,12 @@ use axum::routing::{get, post};
 use redis_rwlock::{Error, RedisManager, RwLockManager, WriteGuard};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// What handlers get; tests give them a `MemoryManager`.
+/// State of the handlers; tests use a `MemoryManager`.
 type Locks = Arc<dyn RwLockManager>;
 type Answer = (StatusCode, String);
 
 async fn make(guard: &WriteGuard) -> Answer {
-    // … the work; whatever it writes goes with the token …
+    // … the work, which sends the token with each write …
     (StatusCode::OK, format!("report made with token {}\n", guard.fencing_token()))
 }
 
@@ -27,14 +28,15 @@ async fn report(State(locks): State<Locks>) -> Answer {
         Err(error) => error,
     };
     let status = match error {
-        Error::WaitTimeout { .. } => StatusCode::CONFLICT, // somebody else is at it
+        Error::WaitTimeout { .. } => StatusCode::CONFLICT, // another instance has the lock
         Error::Unreachable { .. } | Error::Closed { .. } => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
     (status, format!("{error}\n"))
 }
 
-/// For a readiness check, every few seconds. Not for a liveness check: a restart of this process mends no server.
+/// Answers a readiness check, every few seconds. Do not use it for a liveness check, because a restart of this process
+/// repairs no server.
 async fn health(State(locks): State<Locks>) -> Answer {
     match locks.health().await {
         Ok(health) if health.is_ready() => (StatusCode::OK, "ready\n".to_owned()),
@@ -59,9 +61,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let stop = async move {
         terminate.recv().await;
     };
-    // 1. No new requests, and those that are here end.
+    // 1. The service accepts no new requests, and finishes the present ones.
     axum::serve(listener, app(Arc::clone(&locks))).with_graceful_shutdown(stop).await?;
-    // 2. Whatever is still held is given back, and the servers know when this returns. 3. The process ends.
+    // 2. `close` releases all remaining holds, and the servers have confirmed it when it returns. 3. The process ends.
     locks.close().await?;
     println!("closed, {} holds left", locks.stats().holds);
     Ok(())

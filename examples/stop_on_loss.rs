@@ -1,4 +1,4 @@
-//! Work that stops when its lock is lost: with `run`, and with a watch where the work is a thread or another task.
+//! Work that stops when its lock is lost: with `run`, or with a watch where a thread or another task does the work.
 //!
 //! `REDIS_URL=redis://127.0.0.1:6379 cargo run --example stop_on_loss`
 
@@ -12,7 +12,7 @@ const STEP: Duration = Duration::from_millis(200);
 #[tokio::main]
 async fn main() -> redis_rwlock::Result<()> {
     let url = std::env::var("REDIS_URL").unwrap_or("redis://127.0.0.1:6379".into());
-    // A shorter lease than by default, so that this example hears soon of what the operator does.
+    // The lease is shorter than by default, so that this example soon notices the operator's action.
     let locks = RedisManager::builder(&url).lease(Duration::from_secs(3)).connect().await?;
     let operator = RedisManager::connect(&url).await?;
 
@@ -34,12 +34,12 @@ async fn main() -> redis_rwlock::Result<()> {
         other => other?,
     }
 
-    // A computation cannot be dropped: it has to look.
+    // A computation cannot be dropped, so it has to check the state.
     let guard = locks.write("job").await?;
     let watch = guard.watch();
     let computation = tokio::task::spawn_blocking(move || {
         while !matches!(watch.state(), HoldState::Lost(_)) {
-            std::thread::sleep(STEP); // a piece of the work
+            std::thread::sleep(STEP); // a part of the work
         }
         println!("thread: stopped");
     });

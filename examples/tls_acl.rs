@@ -1,6 +1,6 @@
-//! TLS with an authority and a client certificate of one's own, and a user that may do no more than locks need.
+//! Uses TLS with a private authority and a client certificate, and a user with only the rights that locks need.
 //!
-//! `docs/OPERATIONS.md` lists the rights: make the user with one of its lines. Then
+//! `docs/OPERATIONS.md` lists the rights: create the user with one of its lines. Then run
 //!
 //! `REDIS_URL=rediss://locks:secret@127.0.0.1:6379 CERTIFICATES=/etc/locks cargo run --example tls_acl`
 
@@ -24,11 +24,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     guard.release().await?;
     println!("no password in what is shown: {locks:?}");
 
-    // The user may touch the locks of its prefix and nothing else.
+    // The user may access the locks of its prefix and nothing else.
     let others = RedisManager::builder(Topology::node(&url).tls(tls())).key_prefix("billing").build()?;
     refused(others.write("cfg").await.map(drop), Refusal::Forbidden);
 
-    // A client without a certificate, or with the wrong password, is told so at once.
+    // A client without a certificate, or with the wrong password, gets an error at once.
     let nobody = Tls::new().ca_file(certificates.join("ca.pem"));
     refused(RedisManager::connect(Topology::node(&url).tls(nobody)).await.map(drop), Refusal::Unauthenticated);
     let mistyped = url.replace(":secret@", ":secert@");

@@ -1,14 +1,14 @@
-//! The texts of the scripts, as servers get them: one place for the crate, its tests and its benches.
-#![allow(dead_code)] // not everyone who includes this uses all of it
+//! Texts of the scripts as servers get them, in one place for the crate, its tests and its benches.
+#![allow(dead_code)] // some files that include this use only a part of it
 
-/// Who waits, and how it comes in: a part of several scripts.
+/// Part of several scripts: the queue of waiters, and their way into the lock.
 const QUEUE: &str = include_str!("hash/queue.lua");
-/// The same in the two-key scheme.
+/// Queue of the two-key scheme.
 const TWO_KEY_QUEUE: &str = include_str!("two_key/queue.lua");
-/// Where it goes: behind the short way out, which is not to pay for functions that it does not call.
+/// Place of the queue in a script: behind the fast path, which must not pay for functions that it does not call.
 const PLACE: &str = "--@queue";
 
-/// `script` with `queue` in its place, `LEN` bytes in all.
+/// Returns `script` with `queue` in its place, `LEN` bytes in all.
 const fn with_queue<const LEN: usize>(script: &str, queue: &str) -> [u8; LEN] {
     let (script, place, queue) = (script.as_bytes(), PLACE.as_bytes(), queue.as_bytes());
     let at = position(script, place);
@@ -51,7 +51,7 @@ macro_rules! with_queue {
     }};
 }
 
-/// For every scheme.
+/// Script of every scheme that finds missing rights.
 pub(crate) const RIGHTS: &str = include_str!("rights.lua");
 
 pub(crate) mod hash {

@@ -1,9 +1,10 @@
-//! A reply that is late, and a failover while it is on its way.
+//! Shows a late reply, and a failover while it is on its way.
 //!
 //!     cargo run -p cluster-testenv --example hurt
 //!
 //! A client adds one to a counter. The server does it, but the reply stays in the proxy. Meanwhile a replica takes the
-//! primary's place. Does the client's answer still come, is it true, and what does the client meet next?
+//! primary's place. Does the client still get the answer, is the answer true, and what does the next request of the
+//! client return?
 
 use std::time::Duration;
 

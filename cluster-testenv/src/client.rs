@@ -8,7 +8,7 @@ use std::{
 
 use crate::{Error, Reply, Result};
 
-/// A connection to one server that waits for every answer, at most its timeout.
+/// Connection to one server that waits for every answer, at most for its timeout.
 ///
 /// After an error the connection may be in the middle of a reply: make a new one.
 #[derive(Debug)]
@@ -17,23 +17,23 @@ pub struct Client {
 }
 
 impl Client {
-    /// How long connecting, sending and each read may take unless told otherwise.
+    /// Default limit for connecting, for sending and for each read.
     pub const TIMEOUT: Duration = Duration::from_secs(5);
 
     /// Connects to the server at `addr`.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] when nothing listens there.
+    /// [`Error::Io`] when no server listens there.
     pub fn connect(addr: SocketAddr) -> Result<Self> {
         Self::connect_within(addr, Self::TIMEOUT)
     }
 
-    /// Connects as [`Client::connect`] does, with a timeout of its own for connecting and for all that follows.
+    /// Connects as [`Client::connect`] does, with its own `timeout` for connecting and for each later request.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] when nothing listens there, or the timeout is zero.
+    /// [`Error::Io`] when no server listens there, or the timeout is zero.
     pub fn connect_within(addr: SocketAddr, timeout: Duration) -> Result<Self> {
         let connect = || {
             let stream = TcpStream::connect_timeout(&addr, timeout)?;
@@ -84,7 +84,7 @@ impl Client {
         commands.iter().map(|_| self.receive()).collect()
     }
 
-    /// Sends one command and does not wait: for what is answered late, or not at all.
+    /// Sends one command without waiting for its answer, which may come late or never.
     ///
     /// # Errors
     ///

@@ -1,5 +1,6 @@
-// Loaded into a server by LD_PRELOAD: its time of day is the machine's plus an offset, which the test that owns the server sets in a
-// file. Clocks that only count, such as CLOCK_MONOTONIC, stay the machine's.
+// A library that LD_PRELOAD loads into a server. The server's time of day is then the machine's time plus an offset.
+// The test that owns the server sets this offset in a file. Clocks that only count, such as CLOCK_MONOTONIC, stay the
+// machine's.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -10,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-// One byte says which of the two offsets counts, since a byte is never read half written.
+// One byte selects the offset that counts, because a read never sees half of a written byte.
 struct offsets {
   int64_t us[2];
   uint8_t which;
@@ -22,7 +23,7 @@ __attribute__((constructor)) static void attach(void) {
   const char *path = getenv("TESTENV_CLOCK");
   int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
   void *map = file < 0 ? MAP_FAILED : mmap(NULL, sizeof *offsets, PROT_READ, MAP_SHARED, file, 0);
-  if (map == MAP_FAILED) abort(); // better no server than one with another clock
+  if (map == MAP_FAILED) abort(); // a server with another clock would be worse than no server
   close(file);
   offsets = map;
 }
@@ -31,7 +32,7 @@ static int64_t now_us(void) {
   struct timespec now;
   syscall(SYS_clock_gettime, CLOCK_REALTIME, &now);
   int64_t us = (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
-  // Nothing to add before `attach`: an allocator may ask for the time first.
+  // Before `attach` there is no offset: an allocator may ask for the time first.
   return offsets ? us + offsets->us[__atomic_load_n(&offsets->which, __ATOMIC_ACQUIRE) & 1] : us;
 }
 

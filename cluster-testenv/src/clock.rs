@@ -1,7 +1,7 @@
-//! A clock that tests set, for one server.
+//! Time of day of one server, which tests set.
 //!
-//! `clock.c`, loaded into the server, adds an offset to the machine's time of day. It is compiled when a node with such a
-//! clock starts, by the `cc` that Rust needs for linking anyway. So it works with every server that is linked dynamically.
+//! The library `clock.c` adds an offset to the machine's time of day. It is compiled when a node with such a clock
+//! starts, by the `cc` that Rust needs for linking anyway. So it works with every server that is linked dynamically.
 
 use std::{
     ffi::OsString,
@@ -18,14 +18,15 @@ use std::{
 use crate::{Error, Result};
 
 const SOURCE: &[u8] = include_bytes!("clock.c");
-/// Valkey 9 asks for the time of day once in a millisecond and counts on from there in between. A step is not over before.
+/// Wait after a step. Valkey 9 reads the time of day once per millisecond and counts on from there, so a step takes
+/// effect later.
 const READ_AGAIN: Duration = Duration::from_millis(2);
-/// Two offsets of eight bytes each, and which of them counts.
+/// Position in the file of the byte that selects one of the two offsets, which take eight bytes each.
 const WHICH_AT: u64 = 16;
 
-/// The time of day of one server, as the server sees it: the machine's, until a test steps it.
+/// Time of day of one server, as the server sees it: the machine's, until a test steps it.
 ///
-/// Whatever the server does after a step has returned sees it, `TIME` and the expiry of keys alike.
+/// After a step has returned, the server uses the new time for everything, for `TIME` and for the expiry of keys.
 #[derive(Debug)]
 pub struct NodeClock {
     library: PathBuf,
@@ -41,7 +42,7 @@ struct State {
 }
 
 impl NodeClock {
-    /// Makes the library and the file of a clock that is right, in the server's folder.
+    /// Makes the library and the file of a clock with offset zero, in the server's folder.
     pub(crate) fn make(dir: &Path) -> Result<Self> {
         let (library, path) = (dir.join("clock.so"), dir.join("clock"));
         compile(&library)?;
@@ -51,21 +52,21 @@ impl NodeClock {
         Ok(Self { library, path, shared, state: Mutex::default() })
     }
 
-    /// What has to be in the server's environment.
+    /// Environment variables that the server needs.
     pub(crate) fn variables(&self) -> [(&'static str, OsString); 2] {
         [("LD_PRELOAD", self.library.clone().into()), ("TESTENV_CLOCK", self.path.clone().into())]
     }
 
-    /// Steps it forwards.
+    /// Steps the clock forwards.
     ///
     /// # Panics
     ///
-    /// When the operating system does not let us write a file of our own.
+    /// When the operating system refuses to write the clock's file.
     pub fn step_forward(&self, by: Duration) {
         self.step(micros(by));
     }
 
-    /// Steps it backwards.
+    /// Steps the clock backwards.
     ///
     /// # Panics
     ///
@@ -74,7 +75,7 @@ impl NodeClock {
         self.step(-micros(by));
     }
 
-    /// Sets it right again.
+    /// Sets the clock back to the machine's time.
     ///
     /// # Panics
     ///
@@ -92,7 +93,7 @@ impl NodeClock {
 }
 
 impl State {
-    /// First the offset that nobody reads, then the byte that makes it count.
+    /// Writes the offset that the server does not read at present, and then the byte that selects it.
     fn show(&mut self, shared: &File, ahead_us: i64) {
         *self = Self { ahead_us, which: 1 - self.which };
         let written = shared.write_all_at(&ahead_us.to_ne_bytes(), u64::from(self.which) * 8);

@@ -1,4 +1,4 @@
-//! A cluster, and who is who in it at the moment.
+//! Cluster of servers, and the present roles of its nodes.
 
 use std::time::Duration;
 
@@ -6,60 +6,62 @@ use crate::{
     Certificates, Error, Node, NodeBuilder, Result, Server, TlsClients, formation, topology::Topology, wait_for,
 };
 
-/// Far longer than forming, or a failover with any sensible node timeout, takes.
+/// Limit for forming a cluster and for a failover, far longer than either takes with any sensible node timeout.
 const OK_BOUND: Duration = Duration::from_secs(30);
 
 const NODE_TIMEOUT: &str = "--cluster-node-timeout";
-/// The delay that this causes is hidden in the 2 s that a server takes to call any new cluster ok.
+/// Node timeout while the cluster forms. Its delay costs no time: a server takes 2 s anyway before it calls a new cluster
+/// ok.
 const FORMING_TIMEOUT_MS: &str = "1000";
 
-/// A cluster of primaries and replicas: 3 + 3 unless built otherwise.
+/// Cluster of primaries and replicas, 3 + 3 by default.
 ///
-/// Roles change while a test runs; every method that speaks of them asks the cluster anew.
+/// Roles change while a test runs. So every method that returns a role asks the cluster anew.
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Node>,
-    /// How further nodes are started.
+    /// Builder for further nodes.
     node: NodeBuilder,
 }
 
 impl Cluster {
-    /// Starts three primaries with a replica each, and waits as [`Cluster::wait_ok`] does.
+    /// Starts three primaries with one replica each, and waits as [`Cluster::wait_ok`] does.
     ///
     /// # Errors
     ///
-    /// [`Error::NotInstalled`], or what kept it from starting.
+    /// [`Error::NotInstalled`], or the reason why it did not start.
     pub fn start(server: Server) -> Result<Self> {
         Self::builder(server).start()
     }
 
-    /// A cluster of another shape.
+    /// Returns a builder for a cluster of another shape.
     pub fn builder(server: Server) -> ClusterBuilder {
         let node = Node::builder(server)
             .arg("--cluster-enabled", "yes")
-            // Without these a failover may be refused or delayed because of when a replica last heard of its primary.
+            // Without these arguments a failover may be refused or delayed because a replica last heard from its
+            // primary long ago.
             .arg("--cluster-replica-validity-factor", "0")
             .arg("--cluster-allow-replica-migration", "no")
-            // These only cost time when a replica joins: 5 s and up to 10 s.
+            // The defaults only cost time when a replica joins: 5 s and up to 10 s.
             .arg("--repl-diskless-sync-delay", "0")
             .arg("--repl-ping-replica-period", "1");
         ClusterBuilder { node, primaries: 3, replicas_each: 1, node_timeout: Duration::from_secs(1) }
     }
 
-    /// All nodes: first those that were primaries in the beginning, then those that were replicas. The order never changes;
-    /// [`Cluster::replace`] puts a new node in the place of an old one.
+    /// All nodes: first the initial primaries, then the initial replicas. The order never changes; [`Cluster::replace`]
+    /// puts a new node in the place of an old one.
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// The URLs of [`Cluster::nodes`].
+    /// URLs of [`Cluster::nodes`].
     #[must_use]
     pub fn urls(&self) -> Vec<String> {
         self.nodes.iter().map(Node::url).collect()
     }
 
-    /// What clients need to speak TLS with any node.
+    /// Certificates that clients need to speak TLS with any node.
     ///
     /// # Panics
     ///
@@ -69,19 +71,19 @@ impl Cluster {
         self.nodes[0].certificates()
     }
 
-    /// The nodes that own slots, in the order of [`Cluster::nodes`].
+    /// Nodes that own slots, in the order of [`Cluster::nodes`].
     #[must_use]
     pub fn primaries(&self) -> Vec<&Node> {
         let ports = Topology::ask(&self.nodes).primaries();
         self.nodes.iter().filter(|node| ports.contains(&node.listed_port())).collect()
     }
 
-    /// The node that owns a slot, by the newest claim that any running node knows. A primary that is dead or paused still
-    /// owns its slots until a failover.
+    /// Returns the node that owns a slot, by the newest claim that any running node knows. A primary that is dead or
+    /// paused still owns its slots until a failover.
     ///
     /// # Panics
     ///
-    /// When no running node knows of an owner.
+    /// When no running node knows an owner.
     #[must_use]
     pub fn primary_of_slot(&self, slot: u16) -> &Node {
         let port = Topology::ask(&self.nodes).owner(slot);
@@ -89,14 +91,14 @@ impl Cluster {
         node.unwrap_or_else(|| panic!("no running node of the cluster knows who owns slot {slot}"))
     }
 
-    /// The replicas of a primary, dead and paused ones included. There are none when the node is not a primary.
+    /// Returns the replicas of a primary, dead and paused ones included, and none when the node is not a primary.
     #[must_use]
     pub fn replicas_of(&self, primary: &Node) -> Vec<&Node> {
         let ports = Topology::ask(&self.nodes).replicas(primary.listed_port());
         self.nodes.iter().filter(|node| ports.contains(&node.listed_port())).collect()
     }
 
-    /// The slot of a key, by CLUSTER KEYSLOT.
+    /// Returns the slot of a key, by CLUSTER KEYSLOT.
     ///
     /// # Panics
     ///
@@ -109,9 +111,10 @@ impl Cluster {
         running.find_map(ask).expect("a node of the cluster runs and answers CLUSTER KEYSLOT")
     }
 
-    /// Waits until all is well again, at most 30 s: every running node says that the cluster is ok, knows all nodes and
-    /// agrees with the others on who owns which slot; every running replica's link is up, and it has what its primary had
-    /// written when that was asked.
+    /// Waits until the cluster is healthy again, at most 30 s.
+    ///
+    /// Every running node then says that the cluster is ok, knows all nodes and agrees with the others on the owners of
+    /// slots. Every running replica's link is up, and it has all that its primary had written when asked.
     ///
     /// # Errors
     ///
@@ -128,13 +131,14 @@ impl Cluster {
         ok.map_err(|_| Error::NotInTime { what: format!("a healthy cluster ({complaint})"), bound: OK_BOUND })
     }
 
-    /// Puts a new node, at a new address, in the place of one that runs: it joins as a replica in the same shard, takes over
-    /// if that one is a primary, and then the old one is killed and forgotten by all others. Waits as [`Cluster::wait_ok`]
-    /// does.
+    /// Replaces a running node by a new one at a new address.
+    ///
+    /// The new node joins as a replica in the same shard and takes over if the old one is a primary. Then the old node
+    /// is killed, and all others forget it. Waits as [`Cluster::wait_ok`] does.
     ///
     /// # Errors
     ///
-    /// What kept the new one from starting, joining or taking over.
+    /// The reason why the new node did not start, join or take over.
     ///
     /// # Panics
     ///
@@ -171,7 +175,7 @@ impl Cluster {
     }
 }
 
-/// A cluster that has not started yet.
+/// Cluster that has not started yet.
 #[derive(Clone, Debug)]
 #[must_use = "a builder starts nothing until `start`"]
 pub struct ClusterBuilder {
@@ -182,7 +186,8 @@ pub struct ClusterBuilder {
 }
 
 impl ClusterBuilder {
-    /// How many primaries share the slots. Defaults to 3. With fewer than 3 no majority can vote for a failover.
+    /// Sets the number of primaries that share the slots. Defaults to 3. With fewer than 3 no majority can vote for a
+    /// failover.
     ///
     /// # Panics
     ///
@@ -193,14 +198,14 @@ impl ClusterBuilder {
         self
     }
 
-    /// How many replicas each primary has. Defaults to 1.
+    /// Sets the number of replicas of each primary. Defaults to 1.
     pub fn replicas(mut self, each: usize) -> Self {
         self.replicas_each = each;
         self
     }
 
-    /// How long a node may be silent before the others call it failed. Defaults to 1 s: shorter makes failovers quicker,
-    /// longer keeps a busy machine from causing them.
+    /// Sets the time for which a node may be silent before the others call it failed. Defaults to 1 s. A shorter one
+    /// makes failovers quicker; a longer one prevents failovers on a busy machine.
     pub fn node_timeout(mut self, timeout: Duration) -> Self {
         self.node_timeout = timeout;
         self
@@ -212,35 +217,37 @@ impl ClusterBuilder {
         self
     }
 
-    /// Makes every node want a password of its clients and of each other, as [`NodeBuilder::password`] does.
+    /// Makes every node require a password from its clients and from other nodes, as [`NodeBuilder::password`] does.
     pub fn password(mut self, password: impl Into<String>) -> Self {
         self.node = self.node.password(password);
         self
     }
 
-    /// Makes all nodes speak TLS, with clients and with each other, as [`NodeBuilder::tls`] does. They share one authority.
+    /// Makes all nodes speak TLS with clients and with other nodes, as [`NodeBuilder::tls`] does. They share one
+    /// authority.
     pub fn tls(mut self, clients: TlsClients) -> Self {
         self.node = self.node.tls(clients);
         self
     }
 
-    /// Puts a [`Proxy`](crate::Proxy) in front of every node ([`Node::proxy`]), which the node announces to the others as
-    /// its port: [`Cluster::urls`], MOVED, ASK, CLUSTER SLOTS and the replicas' links lead to it. The cluster bus goes past
-    /// it, so that no fault of a proxy alone makes a node fail. [`Node::addr`], [`Node::client`] and [`Node::command`] go
-    /// past it too.
+    /// Puts a [`Proxy`](crate::Proxy) in front of every node ([`Node::proxy`]).
+    ///
+    /// The node announces the proxy's port to the others. [`Cluster::urls`], MOVED, ASK, CLUSTER SLOTS and the
+    /// replicas' links lead to the proxy. The cluster bus bypasses it, so that no fault of a proxy alone makes a node
+    /// fail. [`Node::addr`], [`Node::client`] and [`Node::command`] bypass it too.
     pub fn proxied(mut self) -> Self {
         self.node = self.node.proxied();
         self
     }
 
-    /// Gives every node a time of day of its own, as [`NodeBuilder::clock`] does.
+    /// Gives every node its own time of day, as [`NodeBuilder::clock`] does.
     pub fn clock(mut self) -> Self {
         self.node = self.node.clock();
         self
     }
 
-    /// Puts a [`Proxy`](crate::Proxy) on the way from the other nodes to every node ([`Node::bus_proxy`]). With all of them
-    /// frozen no node hears of another, and clients reach all.
+    /// Puts a [`Proxy`](crate::Proxy) between every node and the nodes that connect to it ([`Node::bus_proxy`]). When
+    /// all these proxies are frozen, no node hears from another, but clients reach all nodes.
     pub fn proxied_bus(mut self) -> Self {
         self.node = self.node.proxied_bus();
         self
@@ -250,7 +257,7 @@ impl ClusterBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInstalled`], or what kept it from starting.
+    /// [`Error::NotInstalled`], or the reason why it did not start.
     pub fn start(self) -> Result<Cluster> {
         let timeout_ms = self.node_timeout.as_millis().to_string();
         let node = self.node.arg(NODE_TIMEOUT, timeout_ms.as_str());

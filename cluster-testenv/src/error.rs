@@ -1,10 +1,10 @@
-//! What can go wrong while servers are started and asked.
+//! Errors of starting and asking servers.
 
 use std::{io, path::PathBuf, time::Duration};
 
 use crate::Server;
 
-/// Why an environment could not do what it was told.
+/// Reason why an environment could not do what its caller asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -14,9 +14,9 @@ pub enum Error {
     )]
     #[non_exhaustive]
     NotInstalled {
-        /// The server that was asked for.
+        /// Requested server.
         server: Server,
-        /// Where it was looked for.
+        /// Path at which no binary was found.
         path: PathBuf,
     },
 
@@ -24,19 +24,19 @@ pub enum Error {
     #[error("{server} did not start: {log}")]
     #[non_exhaustive]
     NotStarted {
-        /// The server that was asked for.
+        /// Requested server.
         server: Server,
-        /// The end of what it printed.
+        /// End of its output.
         log: String,
     },
 
-    /// The operating system refused something, or a server could not be reached in time.
+    /// The operating system refused an operation, or a server could not be reached in time.
     #[error("{doing}")]
     #[non_exhaustive]
     Io {
-        /// What was being done.
+        /// Operation that failed.
         doing: String,
-        /// Why it failed.
+        /// Cause.
         source: io::Error,
     },
 
@@ -44,11 +44,11 @@ pub enum Error {
     #[error("server refused: {0}")]
     Refused(String),
 
-    /// A server answered something that is not RESP2, or not the reply that the command has.
+    /// A server answered with something that is not RESP2, or that the command does not return.
     #[error("unexpected answer: {0}")]
     Unexpected(String),
 
-    /// This environment, in its present state, has no way to do it.
+    /// The environment cannot do this in its present state.
     #[error("not possible: {0}")]
     Unsupported(String),
 
@@ -56,15 +56,15 @@ pub enum Error {
     #[error("{what} did not come true within {bound:?}")]
     #[non_exhaustive]
     NotInTime {
-        /// The condition.
+        /// Condition that was awaited.
         what: String,
-        /// How long it was waited for.
+        /// Limit of the wait.
         bound: Duration,
     },
 }
 
 impl Error {
-    /// Whether a server stayed silent for longer than the client waits, as a paused one does.
+    /// Returns true if a server stayed silent for longer than the client waits, as a paused one does.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         matches!(self, Self::Io { source, .. }

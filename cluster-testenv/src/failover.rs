@@ -1,25 +1,29 @@
-//! Failovers of a cluster that somebody orders.
+//! Failovers of a cluster that a test orders.
 
 use std::time::{Duration, Instant};
 
 use crate::{Cluster, Error, Node, Reply, Result, topology::Topology, wait_for};
 
-/// A server gives a manual failover up after 5 s: on a busy machine the replica may not have caught up by then.
+/// Wait before the order is repeated. A server abandons a manual failover after 5 s, when a busy machine kept the
+/// replica from catching up.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(6);
 const BOUND: Duration = Duration::from_secs(30);
-/// Each node tells another one about itself every second, and all within half a node timeout.
+/// Limit for news to reach all nodes. A node contacts a random other node every second, and each one within half a node
+/// timeout.
 const NEWS_BOUND: Duration = Duration::from_secs(30);
 const FORCE: &[&str] = &["FORCE"];
 const TAKEOVER: &[&str] = &["TAKEOVER"];
-/// For so many node timeouts, and no less than of a second each, Redis remembers the votes of an election.
+/// Number of node timeouts, each counted as at least a second, for which Redis remembers the votes of an election.
 const VOTES_LAST: u32 = 4;
 
 impl Cluster {
-    /// Lets a replica of `primary` take its place in agreement with it: the primary stops answering, waits until the replica
-    /// has everything, and hands over. Returns the new primary when it has its slots.
+    /// Promotes a replica of `primary` in agreement with it, and returns the new primary when it has its slots.
     ///
-    /// This needs votes, as [`Cluster::failover_force`] does, and a primary does not vote for a replica that it does not yet
-    /// know as one. After another failover it may take some seconds until all do, which is waited for.
+    /// The primary stops answering, waits until the replica has all data, and gives its place to it.
+    ///
+    /// This needs votes, as [`Cluster::failover_force`] does. A primary does not vote for a replica that it does not
+    /// yet know as one. After another failover some seconds may pass until all primaries know, and this method waits
+    /// for that.
     ///
     /// # Errors
     ///
@@ -29,11 +33,13 @@ impl Cluster {
         self.fail_over(primary, &[])
     }
 
-    /// Lets a replica of `primary` take its place without asking it, by a vote of the other primaries. Works for a primary
-    /// that is dead or paused, at once. Returns the new primary when it has its slots.
+    /// Promotes a replica of `primary` without its agreement, by a vote of the other primaries.
     ///
-    /// A replica that was voted for within the last four node timeouts takes over without a vote, as [`Cluster::takeover`] has
-    /// it: Redis 7.0 counts the old votes again, and the replica calls itself the primary with an epoch that nobody believes.
+    /// Works at once for a primary that is dead or paused. Returns the new primary when it has its slots.
+    ///
+    /// A replica that got votes within the last four node timeouts takes over without a vote, as in
+    /// [`Cluster::takeover`]. Redis 7.0 would count the old votes again: the replica would call itself the primary with
+    /// an epoch that no other node accepts.
     ///
     /// # Errors
     ///
@@ -42,8 +48,8 @@ impl Cluster {
         self.fail_over(primary, FORCE)
     }
 
-    /// Lets a replica of `primary` take its place without asking anybody: needs no majority. Returns the new primary when it
-    /// has its slots.
+    /// Promotes a replica of `primary` without any vote, so it needs no majority. Returns the new primary when it has
+    /// its slots.
     ///
     /// # Errors
     ///
@@ -60,7 +66,7 @@ impl Cluster {
         Ok(replica)
     }
 
-    /// As [`Cluster::failover`], with the successor named.
+    /// Performs [`Cluster::failover`] with a named successor.
     pub(crate) fn failover_to(&self, replica: &Node, primary: &Node) -> Result<()> {
         self.take_over(replica, primary, &[])
     }
@@ -83,12 +89,13 @@ impl Cluster {
             ordered = Some(Instant::now());
             replica.stands_for_election();
             let order = replica.command(&[&["CLUSTER", "FAILOVER"], how].concat());
-            // Refused to a server that has become the primary meanwhile.
+            // A server that has become the primary meanwhile refuses the order.
             order.and_then(Reply::into_result).err().filter(|_| !is_primary()).map(Err)
         })?
     }
 
-    /// A vote that is refused is not asked for again before the manual failover ends.
+    /// Waits until every voter knows the replica: a replica does not ask again for a refused vote before the manual
+    /// failover ends.
     fn wait_until_voters_know(&self, replica: &Node, primary: &Node) -> Result<()> {
         let what = format!("all primaries knowing {} as a replica of {}", replica.addr(), primary.addr());
         let (replica, primary) = (replica.listed_port(), primary.listed_port());
@@ -97,7 +104,7 @@ impl Cluster {
 }
 
 impl Node {
-    /// For how long it still remembers the votes of an election that was ordered here.
+    /// Remaining time for which the node remembers the votes of an election that was ordered here.
     fn votes_left(&self) -> Result<Duration> {
         let Some(age) = self.age_of_election() else {
             return Ok(Duration::ZERO);
@@ -112,7 +119,7 @@ impl Node {
         millis.map(Duration::from_millis).ok_or_else(|| Error::Unexpected(format!("{reply:?}")))
     }
 
-    /// `master` or `slave`, by its own word.
+    /// Returns the node's own statement of its role, `master` or `slave`.
     pub(crate) fn role(&self) -> Result<String> {
         let reply = self.command(&["ROLE"])?.into_result()?;
         let role = reply.array().and_then(<[Reply]>::first).and_then(Reply::text);

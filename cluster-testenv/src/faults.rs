@@ -1,13 +1,13 @@
-//! What an operator, or a bad day, does to a server by commands.
+//! Faults that an operator causes by commands.
 
 use std::time::Duration;
 
 use crate::{Client, Cluster, Error, Node, Reply, Result};
 
-/// Faults by command. They need a server that runs and takes connections; those that concern connections spare the one
-/// that gives the order.
+/// Faults by command, which need a running server that takes connections. Faults of connections spare the connection
+/// that orders them.
 impl Node {
-    /// Forgets all scripts.
+    /// Makes the server forget all scripts.
     ///
     /// # Errors
     ///
@@ -25,7 +25,7 @@ impl Node {
         self.order(&["FLUSHALL"])
     }
 
-    /// Closes the connections of all clients, and says how many these were. Subscribers and the links of replicas stay.
+    /// Closes the connections of all clients, and returns their number. Subscribers and the links of replicas stay.
     ///
     /// # Errors
     ///
@@ -34,7 +34,7 @@ impl Node {
         self.kill_connections("normal")
     }
 
-    /// Closes the connections of all subscribers, and says how many these were.
+    /// Closes the connections of all subscribers, and returns their number.
     ///
     /// # Errors
     ///
@@ -43,8 +43,8 @@ impl Node {
         self.kill_connections("pubsub")
     }
 
-    /// Answers nobody for so long, not even [`Node::command`]. On a replica this makes replication lag. Nothing ends it
-    /// earlier.
+    /// Makes the server answer no client for the given time, not even [`Node::command`]. On a replica this makes
+    /// replication lag. No call ends the pause earlier.
     ///
     /// # Errors
     ///
@@ -53,7 +53,8 @@ impl Node {
         self.order(&["CLIENT", "PAUSE", &how_long.as_millis().to_string(), "ALL"])
     }
 
-    /// Answers no command that writes, and no script, for so long or until [`Node::unpause_writes`].
+    /// Makes the server answer no command that writes, and no script, for the given time or until
+    /// [`Node::unpause_writes`].
     ///
     /// # Errors
     ///
@@ -71,8 +72,8 @@ impl Node {
         self.order(&["CLIENT", "UNPAUSE"])
     }
 
-    /// Refuses commands that need memory (`OOM`) while it uses more than `limit_bytes`; evicts nothing. A limit of 1
-    /// refuses them all, 0 is no limit.
+    /// Makes the server refuse commands that need memory (`OOM`) while it uses more than `limit_bytes`; it evicts
+    /// nothing. A limit of 1 refuses them all, 0 is no limit.
     ///
     /// # Errors
     ///
@@ -82,8 +83,8 @@ impl Node {
         self.order(&["CONFIG", "SET", "maxmemory", &limit_bytes.to_string()])
     }
 
-    /// Makes or changes a user, with rules such as `on`, `>password`, `~prefix:*`, `+get`. The user `default` is the one that
-    /// this library uses.
+    /// Creates or changes a user, with rules such as `on`, `>password`, `~prefix:*`, `+get`. This library connects as
+    /// the user `default`.
     ///
     /// # Errors
     ///
@@ -92,8 +93,8 @@ impl Node {
         self.order(&[&["ACL", "SETUSER", name], rules].concat())
     }
 
-    /// Refuses new connections (`max number of clients reached`) as long as what comes back is kept. Those that are there go
-    /// on. [`Node::command`] and [`Node::client`] are refused as well.
+    /// Refuses new connections (`max number of clients reached`) while the returned value lives. Present connections go
+    /// on. The server refuses [`Node::command`] and [`Node::client`] as well.
     ///
     /// # Errors
     ///
@@ -103,7 +104,7 @@ impl Node {
         let answer = client.command(&["CONFIG", "GET", "maxclients"])?.into_result()?;
         let limit = answer.array().and_then(|pair| pair.get(1)).and_then(Reply::text);
         let limit = limit.ok_or_else(|| Error::Unexpected(format!("{answer:?}")))?.into_owned();
-        // The connection in `client` is the one.
+        // The connection in `client` uses up this limit of one.
         client.command(&["CONFIG", "SET", "maxclients", "1"])?.into_result()?;
         Ok(RefusedClients { client, limit })
     }
@@ -119,7 +120,7 @@ impl Node {
     }
 }
 
-/// A server takes no new connections while this is there. See [`Node::refuse_clients`].
+/// A server refuses new connections while this value lives. See [`Node::refuse_clients`].
 #[derive(Debug)]
 #[must_use = "dropping it lets clients in again"]
 pub struct RefusedClients {
@@ -134,9 +135,9 @@ impl Drop for RefusedClients {
     }
 }
 
-/// Faults of all nodes that run.
+/// Faults of all running nodes.
 impl Cluster {
-    /// All nodes forget all scripts.
+    /// Makes all nodes forget all scripts.
     ///
     /// # Errors
     ///
@@ -145,7 +146,7 @@ impl Cluster {
         self.running().try_for_each(Node::script_flush)
     }
 
-    /// All primaries, and so their replicas, delete all keys.
+    /// Deletes all keys of all primaries, and so of their replicas.
     ///
     /// # Errors
     ///
@@ -154,7 +155,7 @@ impl Cluster {
         self.primaries().into_iter().filter(|node| node.is_running()).try_for_each(Node::flush_all)
     }
 
-    /// All nodes close the connections of their clients. Returns how many these were.
+    /// Closes the connections of clients on all nodes, and returns their number.
     ///
     /// # Errors
     ///
@@ -163,7 +164,7 @@ impl Cluster {
         self.running().map(Node::kill_clients).sum()
     }
 
-    /// All nodes close the connections of their subscribers. Returns how many these were.
+    /// Closes the connections of subscribers on all nodes, and returns their number.
     ///
     /// # Errors
     ///
@@ -172,7 +173,7 @@ impl Cluster {
         self.running().map(Node::kill_subscribers).sum()
     }
 
-    /// Makes or changes a user on all nodes, which do not tell each other.
+    /// Creates or changes a user on all nodes, because nodes do not share users.
     ///
     /// # Errors
     ///

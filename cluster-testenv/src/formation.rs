@@ -1,13 +1,13 @@
-//! Makes a cluster out of nodes that do not know each other.
+//! Forms a cluster out of nodes that do not know the other nodes.
 
 use std::time::Duration;
 
 use crate::{Node, Result, topology::SLOTS, wait_for};
 
-/// Nodes hear of each other within milliseconds.
+/// Limit for the news of a node, which travels within milliseconds.
 const REPLICATE_BOUND: Duration = Duration::from_secs(20);
 
-/// Gives the first `primaries` nodes the slots, introduces all nodes, and makes the others replicas, in turn.
+/// Assigns the slots to the first `primaries` nodes, introduces all nodes, and makes the others replicas, round robin.
 pub(crate) fn form(nodes: &[Node], primaries: usize) -> Result<()> {
     let (primary_nodes, replica_nodes) = nodes.split_at(primaries);
     for (index, node) in primary_nodes.iter().enumerate() {
@@ -16,11 +16,12 @@ pub(crate) fn form(nodes: &[Node], primaries: usize) -> Result<()> {
         let args: Vec<String> = ["CLUSTER", "ADDSLOTS"].map(str::to_owned).into_iter().chain(slots.map(text)).collect();
         node.command(&args)?.into_result()?;
     }
-    // Nodes that all begin at epoch 0 would have to settle the collisions one by one. Only allowed before they meet.
+    // Nodes that all begin at epoch 0 would have to resolve the collisions one by one. The server allows this only
+    // before they meet.
     for (index, node) in nodes.iter().enumerate() {
         node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &text(index + 1)])?.into_result()?;
     }
-    // Every pair, because hearing of each other by gossip takes longer.
+    // Introduces every pair, because gossip takes longer.
     for (index, node) in nodes.iter().enumerate() {
         let mut client = node.client()?;
         for other in &nodes[index + 1..] {
@@ -44,7 +45,7 @@ pub(crate) fn join(new: &Node, nodes: &[Node], primary: &Node) -> Result<()> {
     replicate(new, primary)
 }
 
-/// All nodes forget one that has gone. One that does not know it any more has nothing to forget.
+/// Makes all nodes forget one that has gone. A node that has forgotten it already refuses, which is fine.
 pub(crate) fn forget(nodes: &[Node], id: &str) -> Result<()> {
     for node in nodes {
         let reply = node.command(&["CLUSTER", "FORGET", id])?;
@@ -55,7 +56,7 @@ pub(crate) fn forget(nodes: &[Node], id: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes `replica` a replica of `primary`, as soon as it has heard of it.
+/// Makes `replica` a replica of `primary`, as soon as it knows the primary.
 fn replicate(replica: &Node, primary: &Node) -> Result<()> {
     let id = primary.cluster_id()?;
     let what = format!("{} becoming a replica of {}", replica.addr(), primary.addr());

@@ -1,8 +1,9 @@
-//! Sees to it that no server outlives the process that started it.
+//! Guardian process, which ends servers that would outlive the process that started them.
 //!
-//! Destructors do not run for a `static`, in `exit` or under `kill -9`, so they are not enough. Each environment therefore
-//! has a guardian, a shell process that waits for the end of a pipe which only this process holds open: however this
-//! process ends, the kernel closes the pipe, and the guardian ends the servers that are left and removes their files.
+//! Destructors do not run for a `static`, in `exit` or under `kill -9`, so they are not enough. Each environment
+//! therefore has a guardian, a shell process that waits for the end of a pipe. Only this process holds the pipe open.
+//! However this process ends, the kernel closes the pipe; the guardian then ends the remaining servers and removes
+//! their files.
 
 use std::{
     env, fs,
@@ -13,7 +14,7 @@ use std::{
 
 use crate::{Error, Result, port};
 
-/// The guardian process of one environment, and the folder in which the environment's servers have theirs.
+/// Guardian process of one environment, and the folder that contains the folders of the environment's servers.
 #[derive(Debug)]
 pub(crate) struct Guardian {
     dir: PathBuf,
@@ -21,7 +22,7 @@ pub(crate) struct Guardian {
 }
 
 impl Guardian {
-    /// Makes the folder and starts the process.
+    /// Creates the folder and starts the process.
     pub(crate) fn start() -> Result<Self> {
         let name = format!("cluster-testenv-{}-{:016x}", process::id(), port::random());
         let dir = env::temp_dir().join(name);
@@ -34,23 +35,24 @@ impl Guardian {
             // A reader of this process's output must not wait for the guardian too.
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // What ends this process's group, Ctrl-C or a runner's timeout, must not end the guardian.
+            // A signal to this process's group, from Ctrl-C or a runner's timeout, must not end the guardian.
             .process_group(0)
             .spawn()
             .map_err(Error::io("starting the guardian"))?;
         Ok(Self { dir, shell })
     }
 
-    /// The folder that is removed in the end.
+    /// Folder of the environment, which the guardian removes in the end.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 }
 
 impl Drop for Guardian {
-    /// Lets the guardian do its work now, and waits for it.
+    /// Closes the pipe and waits for the guardian, which stops the servers.
     fn drop(&mut self) {
-        // `wait` closes the pipe first. It fails only for a process that is not our child any more: nothing to wait for.
+        // `wait` closes the pipe first. It fails only when the process is not our child any more, and then there is
+        // nothing to wait for.
         drop(self.shell.wait());
     }
 }

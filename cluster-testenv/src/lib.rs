@@ -1,4 +1,4 @@
-//! Starts real Redis and Valkey servers for tests, hurts them, and leaves nothing behind.
+//! Starts real Redis and Valkey servers for tests, causes faults in them, and leaves nothing behind.
 //!
 //! ```no_run
 //! use cluster_testenv::{Cluster, Node, Server};
@@ -15,11 +15,11 @@
 //! # }
 //! ```
 //!
-//! An environment ([`Node`], [`Masters`], [`Cluster`], [`Sentinels`]) may be shared between threads; every method takes `&self`. It
+//! Threads may share an environment ([`Node`], [`Masters`], [`Cluster`], [`Sentinels`]); most methods take `&self`. It
 //! stops its servers when it is dropped. When the process ends without dropping it (a `static`, `exit`, `kill -9`), its
 //! guardian, a small shell process, stops them.
 //!
-//! A [`Proxy`] in front of a server makes the network bad, down to the reply of one chosen request.
+//! A [`Proxy`] in front of a server simulates a bad network, down to the reply of one chosen request.
 //!
 //! The servers come from `cluster-testenv/install`, or from the environment variables that [`Server`] names. A missing
 //! server is an error, never a skip. Linux only.
@@ -61,5 +61,5 @@ pub use server::Server;
 pub use tls::{Certificates, TlsClients};
 pub use wait::wait_for;
 
-/// What the functions of this crate return.
+/// Result of the functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

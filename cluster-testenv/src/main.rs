@@ -1,4 +1,4 @@
-//! Starts servers for a person to play with.
+//! Starts servers for trying something by hand.
 
 use std::{any::Any, env, process::ExitCode, thread};
 
@@ -27,7 +27,7 @@ SERVER
 OTHER
   -h, --help    prints this";
 
-/// What a person can ask for.
+/// Environment that the command line asks for.
 enum Environment {
     Single,
     Masters(usize),
@@ -37,10 +37,10 @@ enum Environment {
     TlsCluster,
 }
 
-/// What keeps the servers running until it is dropped.
+/// Owner that keeps the servers running until it is dropped.
 type Running = Box<dyn Any>;
 
-/// Servers that run, and what a person is told of them.
+/// Running servers, and the URLs and hints to print.
 struct Started {
     _running: Running,
     urls: Vec<String>,
@@ -75,7 +75,7 @@ fn main() -> ExitCode {
             println!("{}", started.urls.join("\n"));
             started.remark.iter().for_each(|remark| eprintln!("{remark}"));
             eprintln!("{server} runs until you press Ctrl-C");
-            // The signal ends this process without a destructor; the guardian stops the servers.
+            // The signal ends this process without a destructor; the guardian then stops the servers.
             loop {
                 thread::park();
             }

@@ -1,4 +1,4 @@
-//! Several servers that know nothing of each other.
+//! Several independent servers.
 
 use crate::{Node, Result, Server};
 
@@ -13,18 +13,18 @@ impl Masters {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInstalled`](crate::Error::NotInstalled), or what kept one of them from starting.
+    /// [`Error::NotInstalled`](crate::Error::NotInstalled), or the reason why one of them did not start.
     pub fn start(server: Server, count: usize) -> Result<Self> {
         Ok(Self { nodes: Node::builder(server).start_many(count)? })
     }
 
-    /// The servers, always in the same order.
+    /// Servers, always in the same order.
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// The URLs of [`Masters::nodes`].
+    /// URLs of [`Masters::nodes`].
     #[must_use]
     pub fn urls(&self) -> Vec<String> {
         self.nodes.iter().map(Node::url).collect()

@@ -1,10 +1,10 @@
-//! Moving a slot from one primary to another, step by step or at once.
+//! Moves a slot from one primary to another, step by step or at once.
 
 use std::time::Duration;
 
 use crate::{Cluster, Error, Node, Reply, Result, wait_for};
 
-/// Far longer than a slot of a test needs.
+/// Limit for a migration, far longer than a slot of a test needs.
 const BOUND: Duration = Duration::from_secs(30);
 const MOVE_TIMEOUT_MS: &str = "5000";
 const KEYS_AT_ONCE: &str = "100";
@@ -23,12 +23,14 @@ impl Cluster {
         SlotMigration::begin(self, slot, to)?.finish()
     }
 
-    /// Moves a slot from its owner to `to` as Valkey 9 does it itself: clients see the slot at one of the two and never
-    /// ASK or TRYAGAIN. Returns when the old owner calls it done.
+    /// Moves a slot from its owner to `to` by the atomic migration of Valkey 9.
+    ///
+    /// Clients see the slot at one of the two nodes, and never ASK or TRYAGAIN. Returns when the old owner calls the
+    /// migration done.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] on another server, [`Error::NotInTime`] with the server's word for it when it fails.
+    /// [`Error::Unsupported`] on another server, [`Error::NotInTime`] with the server's error text when it fails.
     ///
     /// # Panics
     ///
@@ -44,7 +46,7 @@ impl Cluster {
         let mut state = String::new();
         let done = wait_for("", BOUND, || {
             state = newest_migration(from, &format!("{range}-{range}"))?;
-            // The source is told by the target, which announces itself to all first.
+            // The source learns of the end from the target, which first announces itself to all nodes.
             let is_done = state == "success" && self.primary_of_slot(slot).cluster_id().is_ok_and(|id| id == to);
             (is_done || ["failed", "cancelled", "canceled"].contains(&state.as_str())).then_some(is_done)
         });
@@ -55,7 +57,7 @@ impl Cluster {
     }
 }
 
-/// The state of the newest migration of the slots in the list of the node that they leave.
+/// Returns the state of the newest migration of these slots in the list of the node that they leave.
 fn newest_migration(from: &Node, ranges: &str) -> Option<String> {
     let jobs = from.command(&["CLUSTER", "GETSLOTMIGRATIONS"]).ok()?;
     let field = |job: &Reply, name: &str| {
@@ -67,10 +69,10 @@ fn newest_migration(from: &Node, ranges: &str) -> Option<String> {
     field(jobs.array()?.iter().find(is_ours)?, "state")
 }
 
-/// A slot on its way from one primary to another, which a test moves step by step.
+/// Slot on its way from one primary to another, which a test moves step by step.
 ///
-/// Between the steps clients meet ASK (a key that is not at the old owner any more), TRYAGAIN (one key is, another is not)
-/// and, at the end, MOVED. When it is dropped the slot stays as it is.
+/// Between the steps clients meet ASK (a key is not at the old owner any more) and TRYAGAIN (one key is, another is
+/// not). At the end they meet MOVED. Dropping it leaves the slot as it is.
 #[derive(Debug)]
 #[must_use = "the slot stays between two nodes until `finish` or `abandon`"]
 pub struct SlotMigration<'a> {
@@ -81,7 +83,7 @@ pub struct SlotMigration<'a> {
 }
 
 impl<'a> SlotMigration<'a> {
-    /// Tells the new owner that it imports the slot, and the old one that it migrates it. No key moves.
+    /// Marks the slot as importing at the new owner, and as migrating at the old one. No key moves.
     ///
     /// # Errors
     ///
@@ -98,19 +100,19 @@ impl<'a> SlotMigration<'a> {
         Ok(migration)
     }
 
-    /// The old owner.
+    /// Old owner.
     #[must_use]
     pub fn from(&self) -> &'a Node {
         self.from
     }
 
-    /// The new owner.
+    /// New owner.
     #[must_use]
     pub fn to(&self) -> &'a Node {
         self.to
     }
 
-    /// The keys of the slot that are still at the old owner, at most a hundred.
+    /// Returns the keys of the slot that are still at the old owner, at most a hundred.
     ///
     /// # Errors
     ///
@@ -122,7 +124,7 @@ impl<'a> SlotMigration<'a> {
         Ok(keys.map(<[u8]>::to_vec).collect())
     }
 
-    /// Moves one key. Says whether it was at the old owner.
+    /// Moves one key, and returns true if it was at the old owner.
     ///
     /// # Errors
     ///
@@ -131,7 +133,7 @@ impl<'a> SlotMigration<'a> {
         self.migrate(&[key.as_ref()])
     }
 
-    /// Moves all keys that are there.
+    /// Moves all remaining keys.
     ///
     /// # Errors
     ///
@@ -146,8 +148,8 @@ impl<'a> SlotMigration<'a> {
         }
     }
 
-    /// Moves the keys that are left, and tells the new owner, the old one and the other primaries that the slot has moved.
-    /// Replicas hear of it by themselves; [`Cluster::wait_ok`] waits for that.
+    /// Moves the remaining keys, and announces the new owner to the new owner, the old one and the other primaries.
+    /// Replicas learn by gossip; [`Cluster::wait_ok`] waits for that.
     ///
     /// # Errors
     ///
@@ -161,7 +163,7 @@ impl<'a> SlotMigration<'a> {
         ends.into_iter().chain(others).try_for_each(|node| self.set_slot(node, &["NODE", &to_id]))
     }
 
-    /// Leaves the slot at the old owner. Keys that have moved stay where they are, where nobody finds them.
+    /// Leaves the slot at the old owner. Moved keys stay at the other node, where clients do not look for them.
     ///
     /// # Errors
     ///
@@ -175,7 +177,7 @@ impl<'a> SlotMigration<'a> {
         node.command(&[&["CLUSTER", "SETSLOT", &slot], state].concat())?.into_result().map(drop)
     }
 
-    /// Says whether any of the keys was there.
+    /// Moves the keys, and returns true if any of them was at the old owner.
     fn migrate(&self, keys: &[impl AsRef<[u8]>]) -> Result<bool> {
         let (ip, port) = (self.to.addr().ip().to_string(), self.to.migration_port().to_string());
         let mut command: Vec<&[u8]> = ["MIGRATE", &ip, &port, "", "0", MOVE_TIMEOUT_MS].map(str::as_bytes).to_vec();

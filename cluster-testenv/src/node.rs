@@ -1,4 +1,4 @@
-//! One server that tests start and hurt.
+//! Server that tests start and disturb.
 
 use std::{
     fs, io,
@@ -14,15 +14,16 @@ use crate::{
     port::PortReservation, process::Process, wait_for,
 };
 
-/// Far longer than any server needs, even on a machine that is busy with something else.
+/// Limit for a start, far longer than any server needs, even on a busy machine.
 const START_BOUND: Duration = Duration::from_secs(20);
-/// A port can be lost only to a program that takes it in the moment between its reservation and the server's start.
+/// Number of ports that a start tries. Another program can take a port only in the moment between its reservation and
+/// the server's start.
 const START_ATTEMPTS: usize = 5;
-/// What servers call it unless told otherwise.
+/// Servers' default name of this folder.
 const APPEND_ONLY_DIR: &str = "appendonlydir";
 const ADDRESS_IN_USE: &str = "Address already in use";
 
-/// One server on a port of its own, without persistence.
+/// Server on its own port, without persistence.
 ///
 /// It keeps its port until the `Node` is dropped, whether the server runs or not.
 #[derive(Debug)]
@@ -38,13 +39,13 @@ pub struct Node {
     proxy: Option<Proxy>,
     bus_proxy: Option<Proxy>,
     clock: Option<NodeClock>,
-    /// When it was last told to have itself elected.
+    /// Time of the last order to have itself elected.
     stood_for_election: Mutex<Option<Instant>>,
-    /// Last: the fields above are dropped first, so that the guardian finds nothing more to end.
+    /// Last field, because fields are dropped in order: the guardian then finds no server to end.
     _guardian: Arc<Guardian>,
 }
 
-/// The other port of a server that speaks TLS.
+/// Second port of a server that speaks TLS.
 #[derive(Debug)]
 struct NodeTls {
     port: PortReservation,
@@ -56,12 +57,12 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInstalled`], or what kept it from starting.
+    /// [`Error::NotInstalled`], or the reason why it did not start.
     pub fn start(server: Server) -> Result<Self> {
         Self::builder(server).start()
     }
 
-    /// A node that is given arguments before it starts.
+    /// Returns a builder, which takes arguments before the start.
     pub fn builder(server: Server) -> NodeBuilder {
         NodeBuilder {
             server,
@@ -75,14 +76,16 @@ impl Node {
         }
     }
 
-    /// Which server this is.
+    /// Kind and version of the server.
     #[must_use]
     pub fn server(&self) -> Server {
         self.server
     }
 
-    /// `redis://127.0.0.1:PORT` where clients find the server, which is at its proxy if it has one; `rediss` if it speaks TLS;
-    /// with the password if it has one, as `redis://:PASSWORD@127.0.0.1:PORT`.
+    /// URL where clients find the server, `redis://127.0.0.1:PORT`.
+    ///
+    /// A node with a proxy has the proxy's port here. The scheme is `rediss` if the server speaks TLS. A server with a
+    /// password has it in the URL: `redis://:PASSWORD@127.0.0.1:PORT`.
     #[must_use]
     pub fn url(&self) -> String {
         let scheme = if self.tls.is_some() { "rediss" } else { "redis" };
@@ -90,27 +93,29 @@ impl Node {
         format!("{scheme}://{password}{}:{}", Ipv4Addr::LOCALHOST, self.client_port())
     }
 
-    /// What clients need to speak TLS with the server.
+    /// Certificates that clients need to speak TLS with the server.
     ///
     /// # Panics
     ///
-    /// When the node was started without [`NodeBuilder::tls`] or one of its kind.
+    /// When the node was started without [`NodeBuilder::tls`] or another builder's `tls`.
     #[must_use]
     pub fn certificates(&self) -> &Certificates {
         &self.tls.as_ref().expect("the node was started with TLS").certificates
     }
 
-    /// The proxy in front of the server.
+    /// Proxy in front of the server.
     ///
     /// # Panics
     ///
-    /// When the node was started without [`NodeBuilder::proxied`] or [`ClusterBuilder::proxied`](crate::ClusterBuilder::proxied).
+    /// When the node was started without [`NodeBuilder::proxied`] or
+    /// [`ClusterBuilder::proxied`](crate::ClusterBuilder::proxied).
     #[must_use]
     pub fn proxy(&self) -> &Proxy {
         self.proxy.as_ref().expect("the node was started with a proxy")
     }
 
-    /// The proxy through which the other nodes of its cluster speak to it. What it says to them goes through theirs.
+    /// Proxy through which the other nodes of its cluster connect to it. Its own connections to them go through their
+    /// proxies.
     ///
     /// # Panics
     ///
@@ -120,7 +125,7 @@ impl Node {
         self.bus_proxy.as_ref().expect("the cluster was started with proxies on its bus")
     }
 
-    /// The server's time of day.
+    /// Time of day of the server.
     ///
     /// # Panics
     ///
@@ -130,13 +135,13 @@ impl Node {
         self.clock.as_ref().expect("the node was started with a clock")
     }
 
-    /// The address that the server listens on.
+    /// Address that the server listens on.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port()).into()
     }
 
-    /// The port that the server listens on.
+    /// Port that the server listens on.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.port()
@@ -146,13 +151,13 @@ impl Node {
         self.password.as_deref()
     }
 
-    /// What the nodes of its cluster call it.
+    /// Returns the node's id in its cluster.
     pub(crate) fn cluster_id(&self) -> Result<String> {
         let id = self.command(&["CLUSTER", "MYID"])?.into_result()?;
         id.text().map(Into::into).ok_or_else(|| Error::Unexpected(format!("{id:?}")))
     }
 
-    /// The folder with the files `ca.pem`, `client.pem` and `client.key`, for programs that cannot be given
+    /// Folder with the files `ca.pem`, `client.pem` and `client.key`, for programs that cannot use
     /// [`Node::certificates`]. It is removed with the node.
     ///
     /// # Panics
@@ -176,92 +181,96 @@ impl Node {
         self.stood_for_election.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The port for the other nodes of a cluster.
+    /// Port for the other nodes of a cluster.
     pub(crate) fn bus_port(&self) -> u16 {
         let own = || self.tls.as_ref().map_or(&self.port, |tls| &tls.port).bus_port();
         self.bus_proxy.as_ref().map_or_else(own, Proxy::port)
     }
 
-    /// The port where clients find it.
+    /// Port for clients.
     pub(crate) fn client_port(&self) -> u16 {
         self.proxy.as_ref().map_or(self.migration_port(), Proxy::port)
     }
 
-    /// The port where another node delivers keys, and replicas and Sentinels connect: with TLS, if the server speaks it.
+    /// Port where another node delivers keys, and where replicas and Sentinels connect: with TLS, if the server speaks
+    /// it.
     pub(crate) fn migration_port(&self) -> u16 {
         self.tls.as_ref().map_or(&self.port, |tls| &tls.port).port()
     }
 
-    /// The port under which the nodes of its cluster list it to a client without TLS, as this library is.
+    /// Port under which the nodes of its cluster list it to a client without TLS, as this library is.
     pub(crate) fn listed_port(&self) -> u16 {
         if self.tls.is_some() { self.port() } else { self.client_port() }
     }
 
-    /// The id of the server process, or of the last one when the server does not run.
+    /// Id of the server process, or of the last one when the server does not run.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.process().id()
     }
 
-    /// Whether the server process is there and not paused.
+    /// Returns true if the server process runs and is not paused.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.process().is_running()
     }
 
-    /// Kills the server with SIGKILL; it is gone when this returns. Does nothing when it is gone already.
+    /// Kills the server with SIGKILL; it has ended when this returns. Does nothing when the server has ended already.
     ///
     /// # Panics
     ///
-    /// When the operating system does not let us.
+    /// When the operating system refuses.
     pub fn kill(&self) {
         self.process().kill().expect("a server of our own can be killed");
         self.tell_proxy_down();
     }
 
-    /// Stops the server with SIGSTOP; it stands still when this returns. Does nothing when it is paused or gone.
+    /// Stops the server with SIGSTOP; it is stopped when this returns. Does nothing when the server is paused or has
+    /// ended.
     ///
-    /// The kernel goes on accepting connections and commands for it, and it answers them after [`Node::resume`].
+    /// The kernel goes on accepting connections and commands for it. The server answers them after [`Node::resume`].
     ///
     /// # Panics
     ///
-    /// When the operating system does not let us.
+    /// When the operating system refuses.
     pub fn pause(&self) {
         self.process().pause().expect("a server of our own can be stopped");
     }
 
-    /// Lets a paused server go on with SIGCONT. Does nothing when it is not paused.
+    /// Continues a paused server with SIGCONT. Does nothing when it is not paused.
     ///
     /// # Panics
     ///
-    /// When the operating system does not let us.
+    /// When the operating system refuses.
     pub fn resume(&self) {
         self.process().resume().expect("a server of our own can be continued");
     }
 
-    /// Kills the server if it is there, and starts it on the same port with the same arguments. It has no data then, unless it
-    /// was started with `--appendonly yes` (but a cluster node remembers its cluster). Returns when it answers.
+    /// Kills the server if it runs, and starts it on the same port with the same arguments.
+    ///
+    /// It then has no data, unless it was started with `--appendonly yes`; but a cluster node remembers its cluster.
+    /// Returns when it answers.
     ///
     /// # Errors
     ///
-    /// What kept it from starting.
+    /// The reason why it did not start.
     ///
     /// # Panics
     ///
-    /// When the operating system does not let us kill it.
+    /// When the operating system refuses to kill it.
     pub fn restart(&self) -> Result<()> {
         self.restart_after(|| Ok(()))
     }
 
-    /// As [`Node::restart`], and removes the file that a server with `--appendonly yes` would have its data back from.
+    /// Restarts as [`Node::restart`] does, but removes the file from which `--appendonly yes` would restore the data.
     ///
     /// # Errors
     ///
-    /// What kept it from starting.
+    /// The reason why it did not start.
     ///
     /// # Panics
     ///
-    /// When the operating system does not let us kill it.
+    /// When the operating system refuses to kill it.
     pub fn restart_empty(&self) -> Result<()> {
         let data = self.dir.join(APPEND_ONLY_DIR);
         self.restart_after(|| match fs::remove_dir_all(&data) {
@@ -283,7 +292,7 @@ impl Node {
         self.wait_until_ready()
     }
 
-    /// A new connection to the server, with the password of [`NodeBuilder::password`] already given.
+    /// Opens a connection to the server, and authenticates with the password of [`NodeBuilder::password`].
     ///
     /// # Errors
     ///
@@ -300,7 +309,7 @@ impl Node {
         Ok(client)
     }
 
-    /// Sends one command on a connection of its own and returns the reply, which may be an error reply.
+    /// Sends one command on a new connection and returns the reply, which may be an error reply.
     ///
     /// # Errors
     ///
@@ -314,7 +323,7 @@ impl Node {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where no server is, connections are refused.
+    /// Makes the proxy refuse connections, as the operating system does where no server listens.
     fn tell_proxy_down(&self) {
         if let Some(proxy) = &self.proxy {
             proxy.set_server_down(true).expect("a listener can always be closed");
@@ -336,12 +345,12 @@ impl Node {
         })?
     }
 
-    /// Whether the process that listens on the port is ours and ready.
+    /// Returns true if the process that listens on the port is ours and ready.
     fn answers(&self) -> bool {
         let ours = format!("process_id:{}\r\n", self.pid());
         match self.command(&["INFO", "server"]) {
             Ok(Reply::Bulk(info)) => String::from_utf8_lossy(&info).contains(&ours),
-            // A server that wants a password is ready as well.
+            // A server that requires a password is ready as well.
             Ok(Reply::Error(text)) => text.starts_with("NOAUTH"),
             Ok(_) | Err(_) => false,
         }
@@ -356,7 +365,7 @@ impl Node {
     }
 }
 
-/// A node that has not started yet.
+/// Node that has not started yet.
 #[derive(Clone, Debug)]
 #[must_use = "a builder starts nothing until `start`"]
 pub struct NodeBuilder {
@@ -371,21 +380,21 @@ pub struct NodeBuilder {
 }
 
 impl NodeBuilder {
-    /// Adds a server argument, such as `("--maxmemory", "1mb")`. A later one takes the place of an earlier one.
+    /// Adds a server argument, such as `("--maxmemory", "1mb")`. A later one replaces an earlier one.
     pub fn arg(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.args.extend([name.into(), value.into()]);
         self
     }
 
-    /// Makes the server a replica of another from the start.
+    /// Makes the server a replica of `primary` from the start.
     pub(crate) fn replica_of(mut self, primary: &Node) -> Self {
         let (ip, port) = (primary.addr().ip(), primary.migration_port());
         self.args.extend(["--replicaof".to_owned(), ip.to_string(), port.to_string()]);
         self
     }
 
-    /// Makes the server want a password, which is in [`Node::url`], and which [`Node::client`] and [`Node::command`] give by
-    /// themselves. It gives the same to a server of which it becomes a replica.
+    /// Makes the server require a password, which [`Node::url`] contains. [`Node::client`] and [`Node::command`] send
+    /// it by themselves. As a replica the server sends the same password to its primary.
     pub fn password(mut self, password: impl Into<String>) -> Self {
         let password = password.into();
         self = self.arg("--requirepass", password.as_str()).arg("--masterauth", password.as_str());
@@ -393,8 +402,9 @@ impl NodeBuilder {
         self
     }
 
-    /// Makes the server speak TLS on a port of its own, to which [`Node::url`] leads, with certificates that are made now
-    /// ([`Node::certificates`]). [`Node::addr`], [`Node::client`] and [`Node::command`] go to another port, without TLS.
+    /// Makes the server speak TLS on a second port, to which [`Node::url`] leads, with new certificates
+    /// ([`Node::certificates`]). [`Node::addr`], [`Node::client`] and [`Node::command`] use the other port, without
+    /// TLS.
     ///
     /// Of the servers that `install` brings, Redis 7.0 can do this.
     pub fn tls(mut self, clients: TlsClients) -> Self {
@@ -402,14 +412,14 @@ impl NodeBuilder {
         self
     }
 
-    /// With TLS if the other has it, and with its certificates.
+    /// Uses TLS if `other` does, with its certificates.
     pub(crate) fn tls_as(mut self, other: &Self) -> Self {
         self.tls.clone_from(&other.tls);
         self
     }
 
     /// Puts a [`Proxy`] in front of the server, to which [`Node::url`] leads. [`Node::addr`], [`Node::client`] and
-    /// [`Node::command`] go past it.
+    /// [`Node::command`] bypass it.
     pub fn proxied(mut self) -> Self {
         self.is_proxied = true;
         self
@@ -421,7 +431,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Gives the server a time of day of its own, [`Node::clock`]. It is the machine's until a test steps it.
+    /// Gives the server its own time of day, [`Node::clock`]. It is the machine's until a test steps it.
     pub fn clock(mut self) -> Self {
         self.has_clock = true;
         self
@@ -431,7 +441,7 @@ impl NodeBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInstalled`], or what kept it from starting.
+    /// [`Error::NotInstalled`], or the reason why it did not start.
     pub fn start(&self) -> Result<Node> {
         self.start_guarded(&Arc::new(Guardian::start()?))
     }
@@ -450,7 +460,7 @@ impl NodeBuilder {
                 Err(Error::NotStarted { log, .. }) if log.contains(ADDRESS_IN_USE) && attempt < START_ATTEMPTS => {
                     attempt += 1;
                 }
-                // Redis calls the option wrong, Valkey names what it lacks.
+                // Redis calls the option wrong; Valkey names the missing feature.
                 Err(Error::NotStarted { log, .. }) if self.tls.is_some() && log.to_lowercase().contains("tls") => {
                     return Err(Error::Unsupported(format!(
                         "{} without TLS at {}: {log}",
@@ -463,7 +473,7 @@ impl NodeBuilder {
         }
     }
 
-    /// Makes it a Sentinel with this configuration, and starts it on a port that others have been told already.
+    /// Starts a Sentinel with this configuration, on a port that other Sentinels know already.
     pub(crate) fn start_sentinel(&self, port: PortReservation, conf: &str, guardian: &Arc<Guardian>) -> Result<Node> {
         let sentinel = Self { sentinel_conf: Some(conf.to_owned()), ..self.clone() };
         sentinel.start_on(port, &self.server.binary()?, guardian)
@@ -539,7 +549,7 @@ pub(crate) fn start_all<F: FnOnce() -> Result<Node> + Send>(starts: impl Iterato
     })
 }
 
-/// Writes the file that a Sentinel keeps its state in, and returns the arguments that lead to it.
+/// Writes the file in which a Sentinel keeps its state, and returns the arguments that name it.
 fn sentinel_args(port: u16, dir: &Path, conf: &str) -> Result<Vec<String>> {
     let path = dir.join("sentinel.conf");
     let own = format!("port {port}\nbind {}\ndir {}\n", Ipv4Addr::LOCALHOST, quoted(&dir.display().to_string()));
@@ -547,7 +557,7 @@ fn sentinel_args(port: u16, dir: &Path, conf: &str) -> Result<Vec<String>> {
     Ok(vec![path.display().to_string(), "--sentinel".to_owned()])
 }
 
-/// Makes a text one word of a configuration file.
+/// Quotes a text as one word of a configuration file.
 pub(crate) fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
@@ -558,7 +568,7 @@ fn spawn(binary: &Path, args: &[String], dir: &Path, clock: Option<&NodeClock>) 
         .map_err(Error::io(format!("starting {}", binary.display())))
 }
 
-/// Makes a text what it must be in a URL.
+/// Encodes a text for a URL.
 fn percent_encoded(text: &str) -> String {
     let encode = |byte: u8| if byte.is_ascii_alphanumeric() { char::from(byte).into() } else { format!("%{byte:02X}") };
     text.bytes().map(encode).collect()

@@ -1,10 +1,12 @@
-//! Ports that no other environment on this machine takes.
+//! Reservation of ports that no other environment on this machine takes.
 //!
 //! A reservation is a socket that is bound to the port and never listens. It is bound *without* `SO_REUSEADDR`, so that
-//! the bind fails when any other socket has the port, and is given the option *afterwards*, so that the server, which sets
-//! it too, may bind beside it. Thus a port stays ours from before the server's first start, through every restart, until
-//! the reservation is dropped, and several test binaries can run at once. No file is needed, and the kernel gives the port
-//! back however this process ends.
+//! the bind fails when any other socket has the port. It gets the option *afterwards*: the server sets it too, and so
+//! may bind the same port.
+//!
+//! Thus the port stays reserved from before the server's first start, through every restart, until the reservation is
+//! dropped. Several test binaries can run at once. No file is needed, and the kernel frees the port however this
+//! process ends.
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -17,14 +19,14 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, soc
 
 use crate::{Error, Result};
 
-/// A cluster node listens for its peers this far above its port.
+/// Distance from a cluster node's port to the port on which it listens for its peers.
 const BUS_OFFSET: u16 = 10_000;
-/// Both a port and its bus port lie below 32768, where the ports for outgoing connections begin.
+/// Range of ports. Both a port and its bus port lie below 32768, where the ports for outgoing connections begin.
 const PORTS: std::ops::Range<u16> = 10_000..22_768;
-/// So many taken ports in a row mean that something else is wrong.
+/// Limit of taken ports in a row, after which another cause is likely.
 const ATTEMPTS: usize = 1_000;
 
-/// A port, and the port of the cluster bus that belongs to it.
+/// Reserved port, and the port of the cluster bus that belongs to it.
 #[derive(Debug)]
 pub(crate) struct PortReservation {
     port: u16,
@@ -32,7 +34,7 @@ pub(crate) struct PortReservation {
 }
 
 impl PortReservation {
-    /// Reserves a port that nobody uses.
+    /// Reserves a free port.
     pub(crate) fn new() -> Result<Self> {
         let mut last_error = None;
         for _ in 0..ATTEMPTS {
@@ -50,7 +52,7 @@ impl PortReservation {
         self.port
     }
 
-    /// The port of the cluster bus.
+    /// Port of the cluster bus.
     pub(crate) fn bus_port(&self) -> u16 {
         self.port + BUS_OFFSET
     }
@@ -63,9 +65,9 @@ fn reserve(port: u16) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A number that differs in every call and every process.
+/// Returns a number that differs in every call and every process.
 pub(crate) fn random() -> u64 {
-    // The standard library seeds each `RandomState` differently, which is all that is needed here.
+    // The standard library seeds each `RandomState` differently, which is enough here.
     RandomState::new().build_hasher().finish()
 }
 

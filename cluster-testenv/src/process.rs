@@ -1,4 +1,4 @@
-//! One server process: started, signalled and reaped.
+//! Starts, signals and reaps one server process.
 
 use std::{
     ffi::OsString,
@@ -11,11 +11,11 @@ use std::{
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-/// Writes the process id where the guardian looks for it, all or nothing, and only then becomes the server. See
-/// `guardian.sh` for why the server is not started when that fails.
+/// Shell line that writes the process id for the guardian atomically, and only then becomes the server. See
+/// `guardian.sh` for the reason why the server does not start when the write fails.
 const LISTED_THEN_SERVER: &str = r#"echo $$ >"$0.new" && mv "$0.new" "$0" && exec "$@""#;
 
-/// A server process that has a folder with its id and its output.
+/// Server process, and the folder with its id and its output.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -27,12 +27,13 @@ pub(crate) struct Process {
 enum State {
     Running,
     Paused,
-    /// Ended and reaped: its id may be another process's by now.
+    /// Ended and reaped: another process may have its id by now.
     Ended,
 }
 
 impl Process {
-    /// Starts `binary` with `args` and more environment variables. The folder `dir` is there and lies in the guardian's.
+    /// Starts `binary` with `args` and more environment variables. The folder `dir` exists and lies in the guardian's
+    /// folder.
     pub(crate) fn start(
         binary: &Path,
         args: &[String],
@@ -50,13 +51,13 @@ impl Process {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // Ctrl-C is for the process that holds the environment; servers end by its guardian.
+            // Ctrl-C is for the process that owns the environment; the guardian ends the servers.
             .process_group(0)
             .spawn()?;
         Ok(Self { child, pid_file, state: State::Running })
     }
 
-    /// Where a process with the folder `dir` writes its output.
+    /// File for the output of the process with the folder `dir`.
     pub(crate) fn log_file(dir: &Path) -> PathBuf {
         dir.join("log")
     }
@@ -65,19 +66,19 @@ impl Process {
         self.child.id()
     }
 
-    /// Whether it is neither paused nor ended.
+    /// Returns true if the process is neither paused nor ended.
     pub(crate) fn is_running(&mut self) -> bool {
         self.reap_if_ended();
         self.state == State::Running
     }
 
-    /// Whether it has ended, by itself or killed.
+    /// Returns true if the process has ended, by itself or by a signal.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.reap_if_ended();
         self.state == State::Ended
     }
 
-    /// Kills it and waits until it is gone.
+    /// Kills the process and waits until it has ended.
     pub(crate) fn kill(&mut self) -> io::Result<()> {
         if self.state == State::Ended {
             return Ok(());
@@ -89,13 +90,14 @@ impl Process {
         Ok(())
     }
 
-    /// Stops it and waits until it stands still. An ended one stays ended.
+    /// Stops the process and waits until it is stopped. An ended process stays ended.
     pub(crate) fn pause(&mut self) -> io::Result<()> {
         self.reap_if_ended();
         if self.state == State::Running {
             let pid = Pid::from_child(&self.child);
             kill_process(pid, Signal::STOP)?;
-            // A signal is delivered some time after it was sent. A process that ends meanwhile must stay to be reaped.
+            // The kernel delivers a signal some time after the call. A process that ends meanwhile must stay to be
+            // reaped.
             let until = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
             waitid(WaitId::Pid(pid), until)?;
             self.state = State::Paused;
@@ -103,7 +105,7 @@ impl Process {
         Ok(())
     }
 
-    /// Lets it go on after a pause.
+    /// Continues the process after a pause.
     pub(crate) fn resume(&mut self) -> io::Result<()> {
         self.reap_if_ended();
         if self.state == State::Paused {
@@ -121,22 +123,23 @@ impl Process {
         let look_only = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         if matches!(waitid(WaitId::Pid(pid), look_only), Ok(Some(_))) {
             self.unlist();
-            // It has ended, so this returns at once, and cannot fail: it is our child, and was not reaped before.
+            // The process has ended, so this returns at once. It cannot fail: the process is our child, and was not
+            // reaped before.
             drop(self.child.wait());
             self.state = State::Ended;
         }
     }
 
-    /// Takes the id from the guardian's list, before another process can have it.
+    /// Removes the id from the guardian's list, before another process can have it.
     fn unlist(&self) {
-        // The file is missing when the shell never came to write it.
+        // The file is missing if the shell did not reach the write.
         drop(fs::remove_file(&self.pid_file));
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Fails only when there is no such child any more, which is what is wanted.
+        // This fails only when there is no such child any more, which is the wanted state.
         drop(self.kill());
     }
 }

@@ -1,8 +1,8 @@
-//! A proxy in front of one server, which makes the network bad.
+//! Proxy in front of one server, which simulates a bad network.
 //!
-//! One thread carries all bytes and does what rules say ([`engine`]). A connection is two flows of chunks, of which each
-//! waits for a moment or behind a gate ([`flow`]); requests and replies are told apart ([`wire`]) and paired ([`pending`]),
-//! so that a rule finds its request in the middle of a pipeline and knows which reply is the one.
+//! One thread carries all bytes and applies the rules ([`engine`]). A connection is two flows of chunks, each of which
+//! waits for a moment or behind a gate ([`flow`]). Requests and replies are parsed ([`wire`]) and paired ([`pending`]).
+//! So a rule finds its request in the middle of a pipeline, and knows which reply belongs to it.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -28,15 +28,17 @@ mod wire;
 pub use held::{Fault, HeldReply, HeldRequest};
 pub use matcher::{Matcher, Request};
 
-/// A TCP proxy in front of a server: passes everything on until it is told otherwise.
+/// TCP proxy in front of a server, which forwards everything until a test orders a fault.
 ///
-/// What a method orders has taken effect when it returns. Faults of the connections ([`delay`](Self::delay),
-/// [`freeze`](Self::freeze), [`black_hole`](Self::black_hole), [`cut`](Self::cut), [`refuse`](Self::refuse)) concern all that
-/// goes through the proxy, the links from replicas included. Faults of one request concern the next one that matches, on
-/// whichever connection, and no other; when several wait for the same request the oldest takes it.
+/// An order has taken effect when its method returns.
 ///
-/// Bytes that are not RESP, such as TLS, are passed on without a look at them, so no matcher finds anything there; neither
-/// does one after `SYNC`, `PSYNC`, `MONITOR` or `CLIENT REPLY` on the same connection.
+/// Faults of the connections ([`delay`](Self::delay), [`freeze`](Self::freeze), [`black_hole`](Self::black_hole),
+/// [`cut`](Self::cut), [`refuse`](Self::refuse)) concern all connections, the links from replicas included. Faults of
+/// one request concern the next one that matches, on any connection, and no other. When several faults wait for the
+/// same request, the oldest takes it.
+///
+/// The proxy forwards bytes that are not RESP, such as TLS, without parsing them. So no matcher finds a request in
+/// them, nor after `SYNC`, `PSYNC`, `MONITOR` or `CLIENT REPLY` on the same connection.
 #[derive(Debug)]
 pub struct Proxy {
     engine: Engine,
@@ -44,7 +46,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy on a port of its own in front of the server at `server`, which need not run yet.
+    /// Starts a proxy on a new port in front of the server at `server`, which need not run yet.
     ///
     /// # Errors
     ///
@@ -54,54 +56,55 @@ impl Proxy {
         Ok(Self { engine: Engine::start(port.port(), server)?, port })
     }
 
-    /// Where the proxy listens.
+    /// Address on which the proxy listens.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port()).into()
     }
 
-    /// The port on which the proxy listens.
+    /// Port on which the proxy listens.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.port()
     }
 
-    /// `redis://127.0.0.1:PORT`, with the proxy's port.
+    /// URL of the proxy, `redis://127.0.0.1:PORT`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://{}", self.addr())
     }
 
-    /// Everything that comes from now on is passed on so much later, in each direction: a round trip takes twice as long
-    /// more. Order and throughput stay as they are.
+    /// Delays everything that arrives from now on by `each_way` in each direction, so a round trip by twice that. Order
+    /// and throughput stay as they are.
     pub fn delay(&self, each_way: Duration) {
         self.order(move |state| state.delay = each_way);
     }
 
-    /// Nothing gets through from now on, and nothing is lost: it all arrives late, after [`heal`](Self::heal). Connections
-    /// are accepted, none is reset.
+    /// Stops all traffic from now on without losing any of it: everything arrives late, after [`heal`](Self::heal). The
+    /// proxy accepts new connections and resets none.
     pub fn freeze(&self) {
         self.order(|state| state.set_mode(Mode::Frozen));
     }
 
-    /// Everything that is on its way or comes from now on vanishes, in both directions, without a reset. Connections are
-    /// accepted and ignored. A connection that has been in the black hole stays silent even after [`heal`](Self::heal), as
-    /// after a firewall that forgot it.
+    /// Drops all traffic, on its way or new, in both directions and without a reset.
+    ///
+    /// New connections are accepted and ignored. A connection that has been in the black hole stays silent even after
+    /// [`heal`](Self::heal), as after a firewall that forgot it.
     pub fn black_hole(&self) {
         self.order(|state| state.set_mode(Mode::BlackHole));
     }
 
-    /// Resets all connections, on both sides. New ones work.
+    /// Resets all connections, on both sides. New connections work.
     pub fn cut(&self) {
         self.order(State::cut);
     }
 
-    /// Leads new connections to another server. Those that are there go on with the old one, as behind a virtual address.
+    /// Connects new connections to another server. Present ones go on with the old server, as behind a virtual address.
     pub fn lead_to(&self, server: SocketAddr) {
         self.order(move |state| state.lead_to(server));
     }
 
-    /// Refuses new connections. Those that are there go on.
+    /// Refuses new connections. Present ones go on.
     ///
     /// # Panics
     ///
@@ -110,22 +113,24 @@ impl Proxy {
         self.order(|state| state.set_refusing(true)).expect("a listener can always be closed");
     }
 
-    /// Lets so many scripts pass in a second from now on, on all connections together, as a server does that is slow or has
-    /// much to do. The others wait here, first come, first served; on a connection, what follows a script waits with it.
-    /// Quiet time is not saved up for later. What passes in the same millisecond on several connections may reach the server
-    /// in any order.
+    /// Limits the scripts per second, on all connections together, as a slow or busy server does.
+    ///
+    /// Other scripts wait here, first come, first served; later requests on the connection of a waiting script wait
+    /// too. Quiet time is not saved up. Scripts that pass in the same millisecond on several connections may reach the
+    /// server in any order.
     pub fn limit_scripts(&self, per_second: NonZeroU32) {
         self.order(move |state| state.rules.limit.begin(per_second, Instant::now()));
     }
 
-    /// How many scripts have come to the proxy and have not been passed on to the server yet.
+    /// Number of scripts that have arrived and have not been forwarded to the server yet.
     pub fn scripts_waiting(&self) -> usize {
         self.order(|state| state.scripts_waiting())
     }
 
-    /// Ends [`delay`](Self::delay), [`freeze`](Self::freeze), [`black_hole`](Self::black_hole), [`refuse`](Self::refuse) and
-    /// [`limit_scripts`](Self::limit_scripts), of which what waits passes when it would have.
-    /// What waits for single requests stays.
+    /// Ends [`delay`](Self::delay), [`freeze`](Self::freeze), [`black_hole`](Self::black_hole),
+    /// [`refuse`](Self::refuse) and [`limit_scripts`](Self::limit_scripts).
+    ///
+    /// Scripts that wait because of a limit keep their moments. Faults of single requests stay.
     ///
     /// # Panics
     ///
@@ -150,38 +155,38 @@ impl Proxy {
         Fault::new(self.remote(), self.arm(matcher, Action::Duplicate))
     }
 
-    /// Lets the server apply the next matching request, and keeps its reply, with all that follows on that connection, until
-    /// told otherwise.
+    /// Lets the server apply the next matching request. Holds its reply, with all that follows on that connection,
+    /// until the test releases it.
     pub fn hold_reply(&self, matcher: impl Into<Matcher>) -> HeldReply {
         HeldReply::new(self.remote(), self.arm(matcher, Action::HoldReply))
     }
 
-    /// Keeps the next matching request, with all that follows on that connection, from the server until told otherwise.
+    /// Holds the next matching request, with all that follows on that connection, until the test releases it.
     pub fn hold_request(&self, matcher: impl Into<Matcher>) -> HeldRequest {
         HeldRequest::new(self.remote(), self.arm(matcher, Action::HoldRequest))
     }
 
-    /// Loses the next `count` messages that a server publishes on channels whose name contains `channel`, on whichever connections,
-    /// and nothing else. For clients that speak version 3 of the protocol.
+    /// Drops the next `count` messages on channels whose name contains `channel`, on any connection, and nothing else.
+    /// Only for clients that speak version 3 of the protocol.
     pub fn lose_messages(&self, channel: impl Into<Vec<u8>>, count: usize) {
         let channel = channel.into();
         self.order(move |state| state.rules.messages.lose(channel, count));
     }
 
-    /// How many messages have been lost by [`lose_messages`](Self::lose_messages) for this `channel`.
+    /// Number of messages for this `channel` that [`lose_messages`](Self::lose_messages) has dropped.
     pub fn messages_lost(&self, channel: impl Into<Vec<u8>>) -> usize {
         let channel = channel.into();
         self.order(move |state| state.rules.messages.count(&channel))
     }
 
-    /// How many matching requests have come to the proxy, from its start or from [`Proxy::forget_requests`] on. It keeps a
-    /// copy of all requests for this.
+    /// Number of matching requests since the start, or since [`Proxy::forget_requests`]. The proxy keeps a copy of all
+    /// requests for this.
     pub fn requests_seen(&self, matcher: impl Into<Matcher>) -> usize {
         let matcher = matcher.into();
         self.order(move |state| state.rules.count_seen(&matcher))
     }
 
-    /// Waits until at least `count` matching requests have come to the proxy.
+    /// Waits until at least `count` matching requests have arrived.
     ///
     /// # Errors
     ///
@@ -197,17 +202,17 @@ impl Proxy {
         self.order(|state| state.rules.forget_seen());
     }
 
-    /// How many connections there are at the moment.
+    /// Number of connections at present.
     pub fn connections(&self) -> usize {
         self.order(|state| state.connections())
     }
 
-    /// How many connections there have been since the proxy was started.
+    /// Number of connections since the proxy was started.
     pub fn connections_made(&self) -> u64 {
         self.order(|state| state.connections_made())
     }
 
-    /// Refuses connections because there is no server for them, or no longer does.
+    /// Refuses connections while the server does not run.
     pub(crate) fn set_server_down(&self, is_down: bool) -> Result<()> {
         self.order(move |state| state.set_server_down(is_down))
     }

@@ -1,13 +1,14 @@
-//! Whether replicas have what their primary has written.
+//! Compares the replicas' data with the writes of their primary.
 //!
-//! By offsets: `WAIT` speaks of what its own connection has written, and one that has written nothing is answered at once.
+//! It compares offsets, because `WAIT` covers only the writes of its own connection. On a connection that has written
+//! nothing, `WAIT` returns at once.
 
 use crate::{Error, Node, Reply, Result};
 
-/// What is wrong with the way from a primary to its replicas, if anything is: whether each of them follows it and has all
-/// that it has written by now.
+/// Returns a fault of the replication, if there is one: each replica must follow the primary and have all its writes up
+/// to now.
 pub(crate) fn complaint(primary: &Node, replicas: &[&Node]) -> Result<Option<String>> {
-    // Before those of the replicas: nobody need have what is written meanwhile.
+    // Read before the offsets of the replicas, because no replica needs to have what is written meanwhile.
     let written = Role::of(primary)?;
     let Role::Primary { offset, followers } = written else {
         return Ok(Some(format!("{} is no primary", primary.addr())));
@@ -24,14 +25,14 @@ pub(crate) fn complaint(primary: &Node, replicas: &[&Node]) -> Result<Option<Str
     Ok(None)
 }
 
-/// What a server answers to ROLE.
+/// Answer to ROLE.
 #[derive(Debug)]
 enum Role {
-    /// So many replicas have copied all and follow.
+    /// Primary with its offset, and the number of replicas that have copied all data and follow.
     Primary { offset: i64, followers: usize },
-    /// Has carried out all up to there.
+    /// Replica that has carried out all writes up to this offset.
     Replica { offset: i64 },
-    /// Has no link, or is copying.
+    /// Replica that has no link, or is copying.
     Unlinked,
 }
 

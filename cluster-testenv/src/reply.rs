@@ -4,21 +4,21 @@ use std::{borrow::Cow, io::BufRead};
 
 use crate::{Error, Result};
 
-/// What a server answered.
+/// Answer of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reply {
-    /// A status, such as `OK`.
+    /// Status, such as `OK`.
     Simple(String),
-    /// An error with its code in front, such as `OOM command not allowed …`.
+    /// Error with its code in front, such as `OOM command not allowed …`.
     Error(String),
-    /// An integer.
+    /// Integer.
     Int(i64),
     /// Bytes.
     Bulk(Vec<u8>),
     /// No value.
     Nil,
-    /// Several replies.
+    /// List of replies.
     Array(Vec<Reply>),
 }
 
@@ -32,37 +32,37 @@ impl Reply {
         if let Self::Error(text) = self { Err(Error::Refused(text)) } else { Ok(self) }
     }
 
-    /// Whether this is the status `OK`.
+    /// Returns true for the status `OK`.
     #[must_use]
     pub fn is_ok(&self) -> bool {
         matches!(self, Self::Simple(status) if status == "OK")
     }
 
-    /// Whether there is no value.
+    /// Returns true if there is no value.
     #[must_use]
     pub fn is_nil(&self) -> bool {
         *self == Self::Nil
     }
 
-    /// The text of an error reply.
+    /// Text of an error reply.
     #[must_use]
     pub fn error(&self) -> Option<&str> {
         if let Self::Error(text) = self { Some(text) } else { None }
     }
 
-    /// The integer.
+    /// Value of an integer reply.
     #[must_use]
     pub fn int(&self) -> Option<i64> {
         if let Self::Int(number) = self { Some(*number) } else { None }
     }
 
-    /// The bytes of a bulk reply.
+    /// Bytes of a bulk reply.
     #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
         if let Self::Bulk(bytes) = self { Some(bytes) } else { None }
     }
 
-    /// A status or bulk reply as text; bytes that are no UTF-8 are replaced.
+    /// Text of a status or bulk reply; bytes that are not UTF-8 are replaced.
     #[must_use]
     pub fn text(&self) -> Option<Cow<'_, str>> {
         match self {
@@ -72,7 +72,7 @@ impl Reply {
         }
     }
 
-    /// The elements of an array.
+    /// Elements of an array.
     #[must_use]
     pub fn array(&self) -> Option<&[Self]> {
         if let Self::Array(replies) = self { Some(replies) } else { None }
@@ -108,7 +108,7 @@ fn read_line(from: &mut impl BufRead) -> Result<String> {
     Ok(String::from_utf8_lossy(line).into_owned())
 }
 
-/// A length is -1 where there is no value.
+/// Parses a length; -1 stands for no value.
 fn read_length(line: &str, digits: &str) -> Result<Option<usize>> {
     if digits == "-1" { Ok(None) } else { digits.parse().map(Some).map_err(|_| unexpected(line)) }
 }

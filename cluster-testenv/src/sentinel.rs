@@ -1,4 +1,4 @@
-//! A primary with replicas, and the Sentinels that watch them.
+//! Primary with replicas, and the Sentinels that watch them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,23 +10,28 @@ use crate::{
     replication, wait_for,
 };
 
-/// The name that most documentation gives.
+/// Name that most documentation uses.
 const NAME: &str = "mymaster";
 const SENTINELS: usize = 3;
 const QUORUM: usize = 2;
-/// Far longer than forming, or a failover with any sensible `down_after`, takes.
+/// Limit for forming and for a failover, far longer than either takes with any sensible `down_after`.
 const OK_BOUND: Duration = Duration::from_secs(30);
-/// How often a Sentinel does things, instead of every 10 s, 1 s, 1 s and 2 s. A replica from which it has not heard for three
-/// info or five ping periods is not good enough to be promoted: shorter ones are too short for a busy machine. After four
-/// publish periods a Sentinel that has not heard of an ordered failover makes the new primary a replica again, and the one
-/// that leads it asks only once a second whether the replica has become primary: 250 ms would be too short.
+/// Shorter periods of a Sentinel, whose defaults are 10 s, 1 s, 1 s and 2 s.
+///
+/// A replica that has been silent for three info periods or five ping periods is not good enough to be promoted. So
+/// periods shorter than these are too short for a busy machine.
+///
+/// A Sentinel may not have heard of an ordered failover. After four publish periods it makes the new primary a replica
+/// again. The leading Sentinel asks only once a second whether the replica has become primary, so a publish period of
+/// 250 ms would be too short.
 const PERIODS_MS: [(&str, &str); 4] =
     [("info-period", "300"), ("ping-period", "200"), ("ask-period", "100"), ("publish-period", "500")];
 
-/// A primary, two replicas and three Sentinels, of which two must agree that the primary is down.
+/// Primary, two replicas and three Sentinels, of which two must agree that the primary is down.
 ///
-/// The primary changes while a test runs; every method that speaks of it asks the Sentinels anew. The Sentinels are quicker
-/// than usual, which one that is restarted forgets. Pausing one for more than 2 s makes it refuse to act for 30 s.
+/// The primary changes while a test runs; every method that returns it asks the Sentinels anew. The Sentinels are
+/// faster than by default; a restarted one forgets these settings. A pause of more than 2 s makes a Sentinel refuse to
+/// act for 30 s.
 #[derive(Debug)]
 pub struct Sentinels {
     sentinels: Vec<Node>,
@@ -34,47 +39,48 @@ pub struct Sentinels {
 }
 
 impl Sentinels {
-    /// Starts everything and waits as [`Sentinels::wait_ok`] does. Needs Redis 7.0 or Valkey.
+    /// Starts all servers and waits as [`Sentinels::wait_ok`] does. Needs Redis 7.0 or Valkey.
     ///
     /// # Errors
     ///
-    /// [`Error::NotInstalled`], [`Error::Unsupported`] for an older server, or what kept one of the servers from starting.
+    /// [`Error::NotInstalled`], [`Error::Unsupported`] for an older server, or the reason why one of the servers did
+    /// not start.
     pub fn start(server: Server) -> Result<Self> {
         Self::builder(server).start()
     }
 
-    /// With other settings.
+    /// Returns a builder for other settings.
     pub fn builder(server: Server) -> SentinelsBuilder {
-        // These only cost time when a replica joins: 5 s and up to 10 s.
+        // The defaults only cost time when a replica joins: 5 s and up to 10 s.
         let node = Node::builder(server).arg("--repl-diskless-sync-delay", "0").arg("--repl-ping-replica-period", "1");
         SentinelsBuilder { server, node, password: None, down_after: Duration::from_secs(1) }
     }
 
-    /// The URLs of the Sentinels.
+    /// URLs of the Sentinels.
     #[must_use]
     pub fn urls(&self) -> Vec<String> {
         self.sentinels.iter().map(Node::url).collect()
     }
 
-    /// The Sentinels.
+    /// Sentinels.
     #[must_use]
     pub fn sentinels(&self) -> &[Node] {
         &self.sentinels
     }
 
-    /// The primary and the replicas: first the one that was primary in the beginning. The order never changes.
+    /// Primary and replicas, the initial primary first. The order never changes.
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// What the Sentinels call the primary and its replicas.
+    /// Name of the primary and its replicas at the Sentinels.
     #[must_use]
     pub fn primary_name(&self) -> &str {
         NAME
     }
 
-    /// What clients need to speak TLS with the Sentinels and with those that they watch.
+    /// Certificates that clients need to speak TLS with the Sentinels and with the servers that they watch.
     ///
     /// # Panics
     ///
@@ -84,7 +90,8 @@ impl Sentinels {
         self.sentinels[0].certificates()
     }
 
-    /// The primary by the newest word of the running Sentinels. One that is dead or paused stays it until a failover.
+    /// Returns the primary by the newest answer of the running Sentinels. A dead or paused primary stays the primary
+    /// until a failover.
     ///
     /// # Panics
     ///
@@ -96,7 +103,7 @@ impl Sentinels {
         self.nodes.iter().find(|node| node.migration_port() == newest.port).expect("the primary is one of the nodes")
     }
 
-    /// The nodes that are not the primary, dead and paused ones included.
+    /// Returns the nodes that are not the primary, dead and paused ones included.
     ///
     /// # Panics
     ///
@@ -107,9 +114,10 @@ impl Sentinels {
         self.nodes.iter().filter(|node| node.port() != primary).collect()
     }
 
-    /// Lets a Sentinel put a replica in the place of the primary, which need not be down. Returns the new primary when it
-    /// is one and all running Sentinels call it so. A Sentinel that gives up, because it has not heard from the replicas just
-    /// now, is told again.
+    /// Orders a Sentinel to promote a replica in place of the primary, which need not be down.
+    ///
+    /// Returns the new primary when its role is primary and all running Sentinels name it. A Sentinel may give up
+    /// because it has not heard from the replicas just now; it gets the order again.
     ///
     /// # Errors
     ///
@@ -132,8 +140,8 @@ impl Sentinels {
         done.map_err(|_| Error::NotInTime { what: format!("the failover (answer: {last_answer:?})"), bound: OK_BOUND })
     }
 
-    /// Waits until the running Sentinels agree on another primary than `old`, which is to have been killed or paused, and
-    /// returns it when it says so itself.
+    /// Waits until the running Sentinels agree on another primary than `old`, and returns it when its own role is
+    /// primary. The caller has killed or paused `old` before.
     ///
     /// # Errors
     ///
@@ -142,9 +150,11 @@ impl Sentinels {
         wait_for("another primary", OK_BOUND, || self.primary_after(old.migration_port()))
     }
 
-    /// Waits until all is well, at most 30 s: the running Sentinels agree on a primary that runs and is called nothing
-    /// worse, know all nodes and each other and could order a failover; all running replicas follow the primary and have
-    /// what it had written when it was asked.
+    /// Waits until all servers are healthy, at most 30 s.
+    ///
+    /// The running Sentinels then agree on a running primary without any flag of failure. They know all nodes and all
+    /// Sentinels, and could order a failover. All running replicas follow the primary and have all that it had written
+    /// when asked.
     ///
     /// # Errors
     ///
@@ -165,7 +175,7 @@ impl Sentinels {
         ok.map_err(|_| Error::NotInTime { what: format!("healthy Sentinels ({complaint})"), bound: OK_BOUND })
     }
 
-    /// The primary that all running Sentinels name instead of `old`, if it says so itself.
+    /// Returns the primary that all running Sentinels name instead of `old`, if its own role is primary.
     fn primary_after(&self, old: u16) -> Option<&Node> {
         let views: Vec<View> = self.running_sentinels().map(View::of).collect::<Result<_>>().ok()?;
         let port = views.first()?.port;
@@ -206,7 +216,7 @@ impl Sentinels {
     }
 }
 
-/// What a Sentinel says of the primary.
+/// Answer of a Sentinel about the primary.
 #[derive(Debug)]
 struct View {
     port: u16,
@@ -258,15 +268,15 @@ pub struct SentinelsBuilder {
 impl SentinelsBuilder {
     const REPLICAS: usize = 2;
 
-    /// How long the primary may be silent before a Sentinel calls it down. Defaults to 1 s: shorter makes failovers
-    /// quicker, longer keeps a busy machine from causing them.
+    /// Sets the time for which the primary may be silent before a Sentinel calls it down. Defaults to 1 s. A shorter
+    /// one makes failovers quicker; a longer one prevents failovers on a busy machine.
     pub fn down_after(mut self, silence: Duration) -> Self {
         self.down_after = silence;
         self
     }
 
-    /// Makes the primary and the replicas want a password, as [`NodeBuilder::password`] does. The Sentinels have it, and
-    /// want none themselves.
+    /// Makes the primary and the replicas require a password, as [`NodeBuilder::password`] does. The Sentinels know it,
+    /// and require none themselves.
     pub fn password(mut self, password: impl Into<String>) -> Self {
         let password = password.into();
         self.node = self.node.password(password.as_str());
@@ -274,7 +284,8 @@ impl SentinelsBuilder {
         self
     }
 
-    /// Makes all of them speak TLS, with clients and with each other, as [`NodeBuilder::tls`] does. They share one authority.
+    /// Makes all servers speak TLS, with clients and among them, as [`NodeBuilder::tls`] does. They share one
+    /// authority.
     pub fn tls(mut self, clients: TlsClients) -> Self {
         self.node = self.node.tls(clients);
         self
@@ -286,7 +297,7 @@ impl SentinelsBuilder {
         self
     }
 
-    /// Starts everything and waits as [`Sentinels::wait_ok`] does.
+    /// Starts all servers and waits as [`Sentinels::wait_ok`] does.
     ///
     /// # Errors
     ///
@@ -310,7 +321,8 @@ impl SentinelsBuilder {
         Ok(sentinels)
     }
 
-    /// Each is told of all the others, which they would find out in 10 s; with TLS they correct the ports, which nobody knows yet.
+    /// Starts the Sentinels with a list of the others, which they would find out only in 10 s. With TLS they correct
+    /// the ports, which are not known before the start.
     fn start_sentinels(&self, nodes: &[Node], guardian: &Arc<Guardian>) -> Result<Vec<Node>> {
         let ports = (0..SENTINELS).map(|_| PortReservation::new()).collect::<Result<Vec<_>>>()?;
         let known: Vec<(u16, String)> = ports.iter().map(|port| (port.port(), sentinel_id())).collect();
@@ -328,7 +340,7 @@ impl SentinelsBuilder {
         let mut lines = vec![
             format!("monitor {NAME} {} {QUORUM}", word_of(primary)),
             format!("down-after-milliseconds {NAME} {}", self.down_after.as_millis()),
-            // Also how long a failover that went wrong keeps the next one waiting, twice.
+            // After a failed failover the next one waits for twice this time.
             format!("failover-timeout {NAME} 2500"),
         ];
         lines.extend(self.password.as_ref().map(|password| format!("auth-pass {NAME} {}", quoted(password))));
@@ -341,7 +353,7 @@ impl SentinelsBuilder {
     }
 }
 
-/// Forty hexadecimal digits.
+/// Returns forty random hexadecimal digits.
 fn sentinel_id() -> String {
     format!("{:016x}{:016x}{:08x}", port::random(), port::random(), port::random() as u32)
 }

@@ -1,4 +1,4 @@
-//! Which servers there are and where their binaries lie.
+//! Supported servers, and the paths of their binaries.
 
 use std::{
     env, fmt,
@@ -8,10 +8,11 @@ use std::{
 
 use crate::{Error, Result};
 
-/// A server that an environment can be made of.
+/// Server that an environment can start.
 ///
-/// Its binary is the one that its environment variable names (`TESTENV_REDIS_7_0`, `TESTENV_VALKEY_9_1`,
-/// `TESTENV_REDIS_6_2`; a path), or else the one that `cluster-testenv/install` put into `.testenv/bin` of the workspace.
+/// Its environment variable names the path of its binary (`TESTENV_REDIS_7_0`, `TESTENV_VALKEY_9_1`,
+/// `TESTENV_REDIS_6_2`). Without it, the binary is the one that `cluster-testenv/install` put into `.testenv/bin` of
+/// the workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Server {
@@ -19,15 +20,15 @@ pub enum Server {
     Redis70,
     /// Valkey 9.1.
     Valkey91,
-    /// Redis 6.2: old enough that software which needs 7.0 has to refuse it.
+    /// Redis 6.2: software that needs 7.0 has to refuse it.
     Redis62,
 }
 
 impl Server {
-    /// All of them.
+    /// All servers.
     pub const ALL: [Self; 3] = [Self::Redis70, Self::Valkey91, Self::Redis62];
 
-    /// The path of the server's binary.
+    /// Returns the path of the server's binary.
     ///
     /// # Errors
     ///
@@ -37,7 +38,7 @@ impl Server {
         if path.is_file() { Ok(path) } else { Err(Error::NotInstalled { server: self, path }) }
     }
 
-    /// The environment variable that names another binary.
+    /// Environment variable that names another binary.
     pub(crate) const fn variable(self) -> &'static str {
         match self {
             Self::Redis70 => "TESTENV_REDIS_7_0",
@@ -70,7 +71,7 @@ impl fmt::Display for Server {
 impl FromStr for Server {
     type Err = String;
 
-    /// Reads what `Display` writes.
+    /// Parses the output of `Display`.
     fn from_str(name: &str) -> Result<Self, String> {
         let known = || Self::ALL.map(Self::name).join(", ");
         let found = Self::ALL.into_iter().find(|server| server.name() == name);

@@ -1,4 +1,4 @@
-//! A certificate authority of our own, and what servers and clients need of it.
+//! Private certificate authority, and the certificates of servers and clients.
 
 use std::{fmt, fs, path::Path};
 
@@ -9,20 +9,20 @@ use rcgen::{
 
 use crate::{Error, Result};
 
-/// Whether clients must show a certificate.
+/// Requirement for a client's certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TlsClients {
-    /// A client without a certificate of the authority is turned away.
+    /// The server rejects a client without a certificate of the authority.
     Required,
     /// A client needs no certificate, but one that it shows must be of the authority.
     Optional,
 }
 
-/// The certificates of one environment: of a private authority, and of a client that it vouches for. They were made when the
-/// environment was, and nobody else trusts them.
+/// Certificates of one environment: of a private authority, of the servers, and of a client. They are made together
+/// with the environment, and no other program trusts them.
 ///
-/// The servers' own names 127.0.0.1 and localhost.
+/// The names of the servers are 127.0.0.1 and localhost.
 #[derive(Clone)]
 pub struct Certificates {
     ca_pem: String,
@@ -33,7 +33,7 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Makes new ones, for servers that are not started here. Each call makes another authority.
+    /// Makes new certificates, for servers that this library does not start. Each call makes another authority.
     ///
     /// # Panics
     ///
@@ -51,7 +51,7 @@ impl Certificates {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
 
-        // Nodes of a cluster are each other's clients.
+        // The nodes of a cluster are also clients of the other nodes.
         let both = [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let names = ["127.0.0.1".to_owned(), "localhost".to_owned()];
         let (server_cert_pem, server_key_pem) = leaf(&authority, "cluster-testenv server", &names, &both)?;
@@ -59,38 +59,38 @@ impl Certificates {
         Ok(Self { ca_pem: authority.pem(), server_cert_pem, server_key_pem, client_cert_pem, client_key_pem })
     }
 
-    /// The certificate of the authority, which a client is to trust.
+    /// Certificate of the authority, which a client has to trust.
     #[must_use]
     pub fn ca_pem(&self) -> &str {
         &self.ca_pem
     }
 
-    /// The certificate that a server shows.
+    /// Certificate that a server shows.
     #[must_use]
     pub fn server_cert_pem(&self) -> &str {
         &self.server_cert_pem
     }
 
-    /// The key of [`Certificates::server_cert_pem`].
+    /// Key of [`Certificates::server_cert_pem`].
     #[must_use]
     pub fn server_key_pem(&self) -> &str {
         &self.server_key_pem
     }
 
-    /// The certificate that a client may, or must, show.
+    /// Certificate that a client may, or must, show.
     #[must_use]
     pub fn client_cert_pem(&self) -> &str {
         &self.client_cert_pem
     }
 
-    /// The key of [`Certificates::client_cert_pem`].
+    /// Key of [`Certificates::client_cert_pem`].
     #[must_use]
     pub fn client_key_pem(&self) -> &str {
         &self.client_key_pem
     }
 
-    /// Writes what a server needs into the folder, and returns the arguments that lead to it. What a client needs, as a program
-    /// that wants files, is there too.
+    /// Writes the files of a server into the folder, and returns the arguments that name them. The folder also gets the
+    /// files of a client, for programs that want files.
     pub(crate) fn server_args(&self, dir: &Path, clients: TlsClients) -> Result<Vec<String>> {
         let files = [
             ("--tls-ca-cert-file", "ca.pem", &self.ca_pem),
@@ -112,14 +112,14 @@ impl Certificates {
             TlsClients::Required => "yes",
             TlsClients::Optional => "optional",
         };
-        // Only a server in a cluster, or with a replica, has a use for the last two.
+        // Only a server in a cluster, or with a replica, uses the last two.
         let settings = [("--tls-auth-clients", clients), ("--tls-cluster", "yes"), ("--tls-replication", "yes")];
         args.extend(settings.into_iter().flat_map(|(arg, value)| [arg.to_owned(), value.to_owned()]));
         Ok(args)
     }
 }
 
-/// A certificate and its key.
+/// Makes a certificate and its key.
 fn leaf(
     authority: &CertifiedIssuer<'_, impl SigningKey>,
     name: &str,
@@ -136,7 +136,7 @@ fn leaf(
 }
 
 impl fmt::Debug for Certificates {
-    /// Without the keys.
+    /// Writes no keys, because logs must not contain them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Certificates").finish_non_exhaustive()
     }

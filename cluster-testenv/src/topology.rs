@@ -1,37 +1,38 @@
-//! Who is who in a cluster, by the word of its running nodes.
+//! Roles in a cluster, from the answers of its running nodes.
 
 use std::{collections::BTreeSet, ops::RangeInclusive, time::Duration};
 
 use crate::{Error, Node, Result, replication};
 
-/// How many slots a cluster has.
+/// Number of slots of a cluster.
 pub(crate) const SLOTS: usize = 16_384;
 
-/// A running node answers in a millisecond; a partitioned or blocked one must not hold up the others' word for long.
+/// Limit for an answer. A running node answers in a millisecond; a partitioned or blocked one must not delay the
+/// others' answers for long.
 const ANSWER_BOUND: Duration = Duration::from_secs(1);
 
-/// What every running node said, asked once.
+/// Answers of all running nodes, each asked once.
 #[derive(Debug)]
 pub(crate) struct Topology<'a> {
     nodes: &'a [Node],
     views: Vec<View>,
-    /// Of a running node that did not answer.
+    /// Error of a running node that did not answer.
     silence: Option<String>,
 }
 
-/// The cluster as one node sees it.
+/// Cluster as one node sees it.
 #[derive(Debug)]
 struct View {
-    /// The one under which nodes list each other, as everywhere in this file.
+    /// Port under which nodes list the node, as everywhere in this file.
     port: u16,
-    /// The answer to CLUSTER INFO.
+    /// Answer to CLUSTER INFO.
     state: String,
-    /// The answer to INFO replication.
+    /// Answer to INFO replication.
     replication: String,
     members: Vec<Member>,
 }
 
-/// One line of CLUSTER NODES.
+/// Line of CLUSTER NODES.
 #[derive(Debug)]
 struct Member {
     id: String,
@@ -56,19 +57,20 @@ impl<'a> Topology<'a> {
         topology
     }
 
-    /// The port of the slot's owner. Old claims live on where news has not come; the newest has the highest epoch.
+    /// Returns the port of the slot's owner. Old claims remain at nodes that news has not reached; the newest claim has
+    /// the highest epoch.
     pub(crate) fn owner(&self, slot: u16) -> Option<u16> {
         let members = self.views.iter().flat_map(|view| &view.members);
         let claims = members.filter(|member| member.owns(slot));
         claims.max_by_key(|member| member.config_epoch).map(|member| member.port)
     }
 
-    /// The ports of the nodes that own slots.
+    /// Ports of the nodes that own slots.
     pub(crate) fn primaries(&self) -> BTreeSet<u16> {
         (0..SLOTS as u16).filter_map(|slot| self.owner(slot)).collect()
     }
 
-    /// The ports of a primary's replicas.
+    /// Ports of a primary's replicas.
     pub(crate) fn replicas(&self, primary: u16) -> BTreeSet<u16> {
         let Some(primary_id) = self.member(primary).map(|member| member.id.as_str()) else {
             return BTreeSet::new();
@@ -77,14 +79,14 @@ impl<'a> Topology<'a> {
         ports.filter(|port| self.member(*port).is_some_and(|member| member.primary_id == primary_id)).collect()
     }
 
-    /// The port of the primary of a node's shard, which may be its own.
+    /// Returns the port of the primary of a node's shard, which may be the node's own.
     pub(crate) fn primary_of(&self, port: u16) -> u16 {
         let members = || self.views.iter().flat_map(|view| &view.members);
         let primary_id = self.member(port).map(|member| member.primary_id.as_str());
         members().find(|member| Some(member.id.as_str()) == primary_id).map_or(port, |primary| primary.port)
     }
 
-    /// Whether every running primary, the one at `primary` aside, knows the node at `replica` as its replica.
+    /// Returns true if every running primary, except the one at `primary`, knows the node at `replica` as its replica.
     pub(crate) fn voters_know(&self, replica: u16, primary: u16) -> bool {
         let is_known = |view: &View| {
             let member = |port| view.members.iter().find(|member| member.port == port);
@@ -94,14 +96,14 @@ impl<'a> Topology<'a> {
         self.silence.is_none() && self.views.iter().filter(is_voter).all(is_known)
     }
 
-    /// What is known of a node: its own word, or else another's.
+    /// Returns the entry of a node: in its own view, or else in another's.
     fn member(&self, port: u16) -> Option<&Member> {
         let by_itself = self.views.iter().filter(|view| view.port == port);
         let views = by_itself.chain(&self.views);
         views.flat_map(|view| &view.members).find(|member| member.port == port)
     }
 
-    /// What is wrong with the cluster, if anything is.
+    /// Returns a fault of the cluster, if there is one.
     pub(crate) fn complaint(&self) -> Option<String> {
         if self.silence.is_some() {
             return self.silence.clone();
@@ -123,7 +125,7 @@ impl<'a> Topology<'a> {
         self.views.iter().find_map(|view| self.replication_complaint(view))
     }
 
-    /// What is wrong with the replication from the node of `view` to its running replicas.
+    /// Returns a fault of the replication from the node of `view` to its running replicas, if there is one.
     fn replication_complaint(&self, view: &View) -> Option<String> {
         let myself = view.myself()?;
         let follows = |view: &&View| view.myself().is_some_and(|member| member.primary_id == myself.id);
@@ -155,7 +157,7 @@ impl View {
         self.members.iter().find(|member| member.is_myself)
     }
 
-    /// Who owns what, for comparison with another view.
+    /// Returns the owners and their slots, for comparison with another view.
     fn ownership(&self) -> Vec<(&str, &[RangeInclusive<u16>])> {
         let owners = self.members.iter().filter(|member| !member.slots.is_empty());
         let mut ownership: Vec<_> = owners.map(|member| (member.id.as_str(), member.slots.as_slice())).collect();
@@ -165,7 +167,7 @@ impl View {
 }
 
 impl Member {
-    /// Reads `id ip:port@bus[,hostname] flags primary ping pong epoch link slot…`.
+    /// Parses `id ip:port@bus[,hostname] flags primary ping pong epoch link slot…`.
     fn parse(line: &str) -> Result<Self> {
         let read = || {
             let mut words = line.split(' ');
@@ -174,7 +176,8 @@ impl Member {
             let flags: Vec<&str> = words.next()?.split(',').collect();
             let primary_id = words.next()?.to_owned();
             let config_epoch = words.nth(2)?.parse().ok()?;
-            // After the link's state; a slot that is migrating stands in brackets beside the owner's own ranges.
+            // The slots follow the link's state. A slot that is migrating stands in brackets beside the owner's own
+            // ranges.
             let slots = words.skip(1).filter(|word| !word.starts_with('['));
             Some(Self {
                 id,
@@ -194,7 +197,7 @@ impl Member {
     }
 }
 
-/// Reads `0-5460` or `7`.
+/// Parses `0-5460` or `7`.
 fn parse_slots(word: &str) -> Option<RangeInclusive<u16>> {
     let (first, last) = word.split_once('-').unwrap_or((word, word));
     Some(first.parse().ok()?..=last.parse().ok()?)

@@ -1,4 +1,4 @@
-//! Waiting for what has no notification.
+//! Waits for conditions that have no notification.
 
 use std::{
     thread,
@@ -11,7 +11,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 ///
-/// [`Error::NotInTime`], which says `what`, when it returned nothing for `bound`.
+/// [`Error::NotInTime`], which names `what`, when it returned nothing for `bound`.
 pub fn wait_for<T>(what: impl Into<String>, bound: Duration, mut condition: impl FnMut() -> Option<T>) -> Result<T> {
     const PERIOD: Duration = Duration::from_millis(5);
     let started = Instant::now();

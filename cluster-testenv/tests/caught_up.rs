@@ -1,17 +1,17 @@
-//! An environment is well when its replicas have what was written, not before.
+//! Tests that an environment is ready only when its replicas have all writes.
 
 use std::{thread, time::Duration};
 
 use cluster_testenv::{Cluster, Node, Reply, Result, Sentinels, Server, wait_for};
 
 const BOUND: Duration = Duration::from_secs(20);
-/// Longer than a case takes: it ends when it is told to.
+/// Pause that is longer than a case, which ends it early.
 const PAUSE: Duration = Duration::from_secs(60);
-/// Longer than anything stands still here, so that nothing fails over by itself.
+/// Node timeout that is longer than any pause here, so that no failover happens by itself.
 const NO_FAILOVER: Duration = Duration::from_secs(15);
 const SUPPORTED: [Server; 2] = [Server::Redis70, Server::Valkey91];
 
-/// How often a server was asked how it is.
+/// Returns how often the server answered a look at its state.
 fn looks_at(node: &Node) -> i64 {
     let stats = node.command(&["INFO", "commandstats"]).unwrap();
     let stats = stats.text().unwrap().into_owned();
@@ -19,7 +19,7 @@ fn looks_at(node: &Node) -> i64 {
     stats.lines().find_map(count).unwrap_or(0)
 }
 
-/// A replica that is linked, answers, and does not carry out what its primary sends.
+/// Tests a replica that is linked and answers, but does not carry out its primary's writes.
 fn replica_that_lags_is_waited_for(primary: &Node, replica: &Node, key: &str, wait_ok: impl Fn() -> Result<()> + Sync) {
     replica.pause_writes(PAUSE).unwrap();
     assert!(primary.command(&["SET", key, "value"]).unwrap().is_ok());

@@ -1,12 +1,12 @@
-//! Failovers and slot migrations that a test orders. A password and proxies are there to be in the way.
+//! Failovers and slot migrations that a test orders. A password and proxies make them harder.
 
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Cluster, Error, Node, Reply, Server, SlotMigration};
 
-/// Longer than anything stands still here, so that nothing fails over by itself.
+/// Node timeout that is longer than any pause here, so that no failover happens by itself.
 const NO_FAILOVER: Duration = Duration::from_secs(10);
-/// All have heard of a failover long before.
+/// Limit for the news of a failover, far longer than it takes.
 const BELIEVED_WITHIN: Duration = Duration::from_secs(10);
 const SUPPORTED: [Server; 2] = [Server::Redis70, Server::Valkey91];
 
@@ -14,7 +14,7 @@ fn start(server: Server) -> Cluster {
     Cluster::builder(server).node_timeout(NO_FAILOVER).proxied().password("secret").start().unwrap()
 }
 
-/// A node that owns slots, and not those of `slot`.
+/// Returns a node that owns slots, but not `slot`.
 fn other_primary(cluster: &Cluster, slot: u16) -> &Node {
     let owner = cluster.primary_of_slot(slot).port();
     cluster.primaries().into_iter().find(|node| node.port() != owner).unwrap()
@@ -63,7 +63,7 @@ fn primary_that_is_paused_or_dead_is_replaced_by_force_and_by_takeover() {
     }
 }
 
-/// There and back faster than votes are forgotten, and the one that was replaced cannot hear of it.
+/// Fails over and back faster than the nodes forget their votes, while the replaced primary cannot hear of it.
 #[test]
 fn replica_that_was_elected_a_moment_ago_is_believed_by_all() {
     for server in SUPPORTED {
@@ -146,7 +146,7 @@ fn slot_migrates_at_once_where_the_server_can() {
     let slot = cluster.keyslot("a");
     let (old, new) = (cluster.primary_of_slot(slot), other_primary(&cluster, slot));
     assert!(old.command(&["SET", "a", "1"]).unwrap().is_ok());
-    // There and back, because the second time an older migration is in the list.
+    // Moves the slot there and back: the second time an older migration is in the list.
     for (from, to) in [(old, new), (new, old)] {
         let started = Instant::now();
         cluster.migrate_slot_atomically(slot, to).unwrap();

@@ -1,12 +1,12 @@
-//! Who is who in a cluster, before and after faults. Each test has a cluster of its own, because it hurts it.
+//! Roles in a cluster, before and after faults. Each test has its own cluster, because it disturbs it.
 
 use std::time::Duration;
 
 use cluster_testenv::{Cluster, Node, Server, wait_for};
 
-/// Ten times what a failover takes.
+/// Limit for a failover, ten times its usual duration.
 const FAILOVER_BOUND: Duration = Duration::from_secs(25);
-/// A node timeout with which even a busy machine does not look like a failed node.
+/// Node timeout with which a busy machine does not make a node look failed.
 const NO_FAILOVER: Duration = Duration::from_secs(10);
 const SUPPORTED: [Server; 2] = [Server::Redis70, Server::Valkey91];
 
@@ -60,7 +60,7 @@ fn killed_primary_is_followed_by_its_replica_and_comes_back_as_one() {
         old.kill();
         let new = wait_for_other_primary(&cluster, slot, old);
         assert_eq!(new.port(), replica.port());
-        // The other two say so too, and the slot can be written.
+        // The other two nodes agree, and the slot can be written.
         cluster.wait_ok().unwrap();
         assert!(new.command(&["SET", "a", "1"]).unwrap().is_ok());
 
@@ -82,7 +82,7 @@ fn paused_primary_that_wakes_after_a_failover_is_not_taken_for_the_owner() {
         let old = cluster.primary_of_slot(slot);
         old.pause();
         let new = wait_for_other_primary(&cluster, slot, old);
-        // For a moment it still believes that it owns the slot; its claim is the older one.
+        // For a moment the old primary still claims the slot, but its claim is the older one.
         old.resume();
         assert_eq!(cluster.primary_of_slot(slot).port(), new.port());
         cluster.wait_ok().unwrap();

@@ -1,4 +1,5 @@
-//! How soon a cluster is there, and that it is whole. A binary of its own, and one test, so that nothing else is timed.
+//! Measures the start of a cluster, and checks that it is complete. This binary has a single test, so that no other one
+//! disturbs the measurement.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +29,7 @@ fn cluster_is_ready_within_four_seconds_and_takes_replicated_writes_on_all_slots
     }
 }
 
-/// One key of every slot, by the port of the slot's owner.
+/// Returns one key of every slot, grouped by the port of the slot's owner.
 fn keys_by_owner(cluster: &Cluster) -> BTreeMap<u16, Vec<String>> {
     const AT_ONCE: usize = 10_000;
     let mut client = cluster.nodes()[0].client().unwrap();
@@ -50,7 +51,7 @@ fn keys_by_owner(cluster: &Cluster) -> BTreeMap<u16, Vec<String>> {
     by_owner
 }
 
-/// The slots that the server itself says it owns: not what the library worked out.
+/// Returns the slots of a primary by the server's own answer, not by the library's computation.
 fn owned_ranges(primary: &Node) -> Vec<std::ops::RangeInclusive<i64>> {
     let reply = primary.command(&["CLUSTER", "SLOTS"]).unwrap();
     let ranges = reply.array().unwrap().iter().map(|range| range.array().unwrap());

@@ -1,4 +1,4 @@
-//! What each fault by command does, and to whom.
+//! Tests the effects of each fault by command, and the clients that it concerns.
 
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ fn paused_clients_are_answered_when_the_pause_is_over() {
         let started = Instant::now();
         node.pause_clients(PAUSE).unwrap();
         assert_eq!(node.command(&["INCR", "a"]).unwrap(), Reply::Int(1));
-        // The server counts from when it last looked at its clock.
+        // The server counts from its last look at the clock.
         assert!(started.elapsed() >= PAUSE / 2, "{:?}", started.elapsed());
     }
 }

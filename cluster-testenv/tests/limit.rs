@@ -1,4 +1,4 @@
-//! A proxy that lets only so many scripts pass in a second.
+//! Tests a proxy that limits the scripts per second.
 
 use std::{
     num::NonZeroU32,
@@ -8,7 +8,7 @@ use std::{
 use cluster_testenv::{Client, Matcher, Node, Reply, Server};
 
 const BOUND: Duration = Duration::from_secs(30);
-/// Adds its argument to the list, and tells how many are there.
+/// Script that appends its argument to the list, and returns the list's length.
 const APPEND: &str = "return redis.call('RPUSH', KEYS[1], ARGV[1])";
 
 fn limited(per_second: u32) -> Node {
@@ -88,7 +88,7 @@ fn others_wait_behind_a_script_on_its_connection_only() {
 fn what_waits_is_counted_until_it_has_passed() {
     let node = limited(5_000);
     let mut clients = [client(&node), client(&node)];
-    // Nothing passes meanwhile, so that the count is exact.
+    // The frozen proxy forwards nothing meanwhile, so the count is exact.
     node.proxy().freeze();
     for client in &mut clients {
         for _ in 0..500 {

@@ -1,4 +1,4 @@
-//! What independent servers promise.
+//! Tests the promises about independent servers.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ fn masters_share_nothing() {
         assert_eq!(masters.nodes().len(), 5);
         assert_eq!(masters.urls().iter().collect::<BTreeSet<_>>().len(), 5);
         for node in masters.nodes() {
-            // The first increment everywhere: nobody has the key of another.
+            // Each server counts from one, because no server has the key of another.
             assert_eq!(node.command(&["INCR", "counter"]).unwrap(), Reply::Int(1));
         }
     }

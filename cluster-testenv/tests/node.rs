@@ -1,4 +1,4 @@
-//! What a single node promises, on every server.
+//! Tests the promises about a single node, on every server.
 
 use std::{sync::mpsc, thread, time::Duration};
 
@@ -73,7 +73,7 @@ fn killed_node_is_gone_at_once() {
         assert!(!node.is_running());
         assert!(client.command(&["PING"]).is_err());
         assert!(node.client().is_err());
-        // Neither is an error, nor does either bring it back.
+        // Neither call is an error, and neither restarts the server.
         node.pause();
         node.resume();
         assert!(!node.is_running());
@@ -97,7 +97,7 @@ fn paused_node_is_silent_and_answers_when_resumed() {
         node.pause();
         node.pause();
         assert!(!node.is_running());
-        // The kernel accepts the connection and the command; nobody answers.
+        // The kernel accepts the connection and the command, but the server does not answer.
         let timeout = Duration::from_millis(100);
         let mut client = Client::connect_within(node.addr(), timeout).unwrap();
         assert!(client.command(&["INCR", "counter"]).unwrap_err().is_timeout());
@@ -114,7 +114,7 @@ fn restarted_node_is_empty_with_the_same_port_and_arguments() {
     for server in Server::ALL {
         let node = Node::builder(server).arg("--maxclients", "77").start().unwrap();
         let (port, first_pid) = (node.port(), node.pid());
-        // From each of the three states: running, paused, killed.
+        // Restarts from each of the three states: running, paused, killed.
         for hurt in [|_: &Node| (), Node::pause, Node::kill] {
             assert!(node.command(&["SET", "name", "value"]).unwrap().is_ok());
             hurt(&node);
@@ -132,7 +132,7 @@ fn restarted_node_is_empty_with_the_same_port_and_arguments() {
 fn node_with_a_file_comes_back_with_its_data_unless_that_is_removed() {
     for server in [Server::Redis70, Server::Valkey91] {
         let node = Node::builder(server).arg("--appendonly", "yes").arg("--appendfsync", "no").start().unwrap();
-        // It answers `LOADING` at first.
+        // The server answers `LOADING` at first.
         let keys = || wait_for("its data", BOUND, || node.command(&["DBSIZE"]).ok()?.int()).unwrap();
         assert!(node.command(&["SET", "name", "value"]).unwrap().is_ok());
         node.restart().unwrap();
@@ -172,7 +172,7 @@ fn clock_moves_what_the_server_takes_for_the_time() {
         let (node, other) = (Node::builder(server).clock().start().unwrap(), Node::start(server).unwrap());
         let set = |name| node.command(&["SET", name, "value", "EX", "1800"]).unwrap();
         let exists = |name| node.command(&["EXISTS", name]).unwrap() == Reply::Int(1);
-        // Whatever the machine's clock does, it is the same for both; a command takes less than a minute.
+        // Both servers share the machine's clock, so its changes do not matter. A command takes less than a minute.
         let ahead_by = |ahead: Duration| {
             let (before, now, after) = (time(&other), time(&node), time(&other));
             assert!(before + ahead <= now && now <= after + ahead, "{server}: {before:?} {now:?} {after:?}");

@@ -1,4 +1,4 @@
-//! No server and no file outlives its environment, however the environment ends.
+//! Tests that no server and no file outlives its environment, however the environment ends.
 
 use std::{
     env, fs,
@@ -15,11 +15,11 @@ use std::{
 use cluster_testenv::{Client, Cluster, Masters, Node, Reply, Sentinels, Server, TlsClients, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A server is gone within a second of the process that started it. The bound is not the promise: it leaves room for a
-/// machine that has other things to do.
+/// Limit for the end of a server, usually within a second after the process that started it. The limit leaves room for
+/// a busy machine.
 const BOUND: Duration = Duration::from_secs(10);
 
-/// What a server leaves if it is left: its process, and the folder in which it runs.
+/// Remains of a server that was not stopped: its process, and the folder in which it runs.
 #[derive(Clone, Debug)]
 struct Trace {
     pid: u32,
@@ -32,7 +32,7 @@ impl Trace {
         let info = client.command(&["INFO", "server"]).unwrap();
         let info = info.text().unwrap();
         let pid = info.lines().find_map(|line| line.strip_prefix("process_id:")).unwrap();
-        // A Sentinel does not tell it, and all servers work in it.
+        // A Sentinel does not report its folder, but every server has it as its working directory.
         let dir = fs::read_link(format!("/proc/{pid}/cwd")).unwrap();
         Self { pid: pid.parse().unwrap(), dir }
     }
@@ -41,7 +41,8 @@ impl Trace {
         nodes.iter().map(|node| Self::of(node.addr())).collect()
     }
 
-    /// A dead process whose parent has not asked for it yet counts as gone: nothing of it runs or holds anything.
+    /// Returns true if the process has ended. A dead process that its parent has not reaped yet counts too: it runs no
+    /// code and holds nothing.
     fn process_is_gone(&self) -> bool {
         let Ok(stat) = fs::read_to_string(format!("/proc/{}/stat", self.pid)) else {
             return true;
@@ -50,7 +51,7 @@ impl Trace {
         matches!(state, Some(Some('Z' | 'X')))
     }
 
-    /// Neither the environment's folder is there, nor what the guardian renames it to.
+    /// Returns true if the environment's folder is gone, and so is its name after the guardian's rename.
     fn files_are_gone(&self) -> bool {
         let environment = self.dir.parent().unwrap();
         !environment.exists() && !Path::new(&format!("{}.ended", environment.display())).exists()
@@ -106,7 +107,7 @@ fn panic_ends_everything() {
 
 #[test]
 fn failed_start_leaves_nothing() {
-    // A name of its own, because other tests make folders at the same time.
+    // This name is not used by other tests, which create folders at the same time.
     let temp = env::temp_dir().join(format!("nothing-left-{}", process::id()));
     fs::create_dir(&temp).unwrap();
     let status = program(&["single"])
@@ -116,7 +117,7 @@ fn failed_start_leaves_nothing() {
         .status()
         .unwrap();
     assert!(!status.success());
-    // Fails when the folder is not empty.
+    // This fails when the folder is not empty.
     fs::remove_dir(&temp).unwrap();
 }
 
@@ -173,7 +174,7 @@ fn drop_ends_proxies_sentinels_and_servers_with_tls() {
     assert!(Client::connect(proxy).is_err());
 }
 
-/// Set for the copy of this test binary that is to end with an environment in a static.
+/// Variable of the copy of this test binary that has to end with an environment in a static.
 const AS_HELPER: &str = "CLUSTER_TESTENV_EXITS_WITH_A_STATIC";
 
 #[test]
@@ -201,14 +202,14 @@ fn exit_with_a_static() -> ! {
 }
 
 fn program(args: &[&str]) -> Command {
-    // A shell that runs the tests in the background makes them, and all they start, deaf to SIGINT. Undo that.
+    // A shell that runs the tests in the background makes all their processes ignore SIGINT. `env` undoes that.
     let mut program = Command::new("env");
     program.args(["--default-signal=INT", env!("CARGO_BIN_EXE_cluster-testenv")]);
     program.args(args).stdin(Stdio::null());
     program
 }
 
-/// The program of this crate with its servers up.
+/// Program of this crate with its servers running.
 struct Program {
     child: Child,
     addrs: Vec<SocketAddr>,
@@ -216,7 +217,7 @@ struct Program {
 }
 
 impl Program {
-    /// Starts it and reads `servers` URLs.
+    /// Starts the program and reads `servers` URLs.
     fn start(args: &[&str], servers: usize) -> Self {
         let child = program(args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         // From here on a failure of this test ends the program too.
@@ -231,7 +232,7 @@ impl Program {
         program
     }
 
-    /// Ends it and returns how it ended.
+    /// Ends the program by a signal, and returns its exit status.
     fn end_by(&mut self, signal: Signal) -> ExitStatus {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
         wait_for("the program ending", BOUND, || self.child.try_wait().unwrap()).unwrap()
@@ -240,7 +241,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // Both fail when it has ended already, as it should have.
+        // Both calls fail when the program has ended already, as it should have.
         drop(self.child.kill());
         drop(self.child.wait());
     }

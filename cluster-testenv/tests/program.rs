@@ -1,4 +1,4 @@
-//! What the program and the library say when they are asked for something that is not there.
+//! Tests the messages of the program and the library about missing or unknown things.
 
 use std::{
     fs,
@@ -86,12 +86,12 @@ fn tls_program_says_where_the_certificates_are() {
     }
 }
 
-/// A program that ends with the test.
+/// Program that ends with the test.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail only when it has ended already.
+        // Both calls fail only when it has ended already.
         drop(self.0.kill());
         drop(self.0.wait());
     }

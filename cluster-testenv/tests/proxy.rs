@@ -1,5 +1,5 @@
-//! What a proxy promises, on every server where they may differ. Nothing here waits for time to pass, except where time is
-//! the promise.
+//! Tests the promises of a proxy, on every server where they may differ. No test waits for time to pass, except where
+//! time is the promise.
 
 use std::{
     io,
@@ -12,14 +12,14 @@ use std::{
 use cluster_testenv::{Client, Cluster, Error, Matcher, Node, Proxy, Reply, Server, wait_for};
 
 const BOUND: Duration = Duration::from_secs(10);
-/// How long nothing must come before it counts as nothing. Only a faulty proxy could make a test depend on it.
+/// Time without bytes that counts as silence. Only a faulty proxy could make a test depend on its length.
 const SILENCE: Duration = Duration::from_millis(100);
 
 fn proxied() -> Node {
     Node::builder(Server::Redis70).proxied().start().unwrap()
 }
 
-/// A client that goes through the proxy.
+/// Connects a client through the proxy.
 fn client(node: &Node) -> Client {
     Client::connect_within(node.proxy().addr(), BOUND).unwrap()
 }
@@ -44,7 +44,7 @@ fn everything_passes_unharmed() {
         assert_eq!(node.url(), node.proxy().url());
         assert_ne!(node.port(), node.proxy().port());
         let mut client = client(&node);
-        // Larger than all buffers on the way.
+        // This value is larger than all buffers on the way.
         let large = vec![b'\r'; 20 << 20];
         assert!(client.command(&[&b"SET"[..], b"large", &large]).unwrap().is_ok());
         assert_eq!(client.command(&["GET", "large"]).unwrap().bytes(), Some(&large[..]));
@@ -122,7 +122,7 @@ fn black_hole_hides_the_servers_end_until_it_is_healed() {
 fn cut_resets_all_connections_and_lets_new_ones_in() {
     let node = proxied();
     let mut clients = [client(&node), client(&node)];
-    // One of them has never sent a byte.
+    // One of the clients has never sent a byte.
     clients[0].command(&["PING"]).unwrap();
     node.proxy().cut();
     assert_eq!(node.proxy().connections(), 0);
@@ -167,14 +167,14 @@ fn request_is_applied_when_it_is_cut_after_that() {
         let (mut hurt, mut other) = (client(&node), client(&node));
         let fault = node.proxy().cut_after_apply(Matcher::command("incr").and("the id"));
         assert_eq!(other.command(&["INCR", "another id"]).unwrap(), Reply::Int(1));
-        // The replies before it arrive.
+        // The replies before the cut one arrive.
         hurt.send(&["GET", "another id"]).unwrap();
         hurt.send(&["INCR", "the id"]).unwrap();
         assert_eq!(hurt.receive().unwrap().bytes(), Some(&b"1"[..]));
         assert_reset(hurt.receive());
         fault.wait_applied(BOUND).unwrap();
         assert_eq!(node.command(&["GET", "the id"]).unwrap().bytes(), Some(&b"1"[..]));
-        // Only the next one was meant, and only its connection.
+        // The fault concerned only the next request, and only its connection.
         assert_eq!(other.command(&["INCR", "the id"]).unwrap(), Reply::Int(2));
     }
 }
@@ -199,7 +199,7 @@ fn held_reply_of_an_applied_request_comes_when_it_is_released() {
         held.wait_applied(BOUND).unwrap();
         assert_eq!(node.command(&["GET", "the id"]).unwrap().bytes(), Some(&b"1"[..]));
         assert_eq!(hurt.receive().unwrap(), Reply::Int(1));
-        // What follows waits too, here but not elsewhere.
+        // Later replies on the same connection wait too, but not those on others.
         assert_silent(&mut hurt);
         assert_eq!(other.command(&["INCR", "the id"]).unwrap(), Reply::Int(2));
         held.release();
@@ -234,7 +234,7 @@ fn dropped_reply_shifts_those_that_follow() {
     held.drop_reply();
     assert_eq!(client.receive().unwrap().text().unwrap(), "next");
 
-    // The same when it is told before the reply came.
+    // The result is the same when the test drops the reply before it came.
     let held = node.proxy().hold_reply("a");
     node.pause();
     client.send(&["INCR", "a"]).unwrap();
@@ -356,7 +356,7 @@ fn oldest_fault_for_a_request_takes_it() {
     assert!(second.wait_seen(Duration::from_millis(1)).is_err());
     client.send(&["INCR", "a"]).unwrap();
     second.wait_applied(BOUND).unwrap();
-    // Behind the first, which is still held.
+    // The second one is behind the first, which is still held.
     second.release();
     assert_silent(&mut client);
     first.release();
@@ -370,7 +370,8 @@ fn messages_of_a_subscription_are_not_taken_for_replies() {
         let mut client = client(&node);
         client.command(&["SUBSCRIBE", "news"]).unwrap();
         let held = node.proxy().hold_reply(Matcher::command("ping"));
-        // One before the request and one after it; the reply comes between them, or before them, but is none of them.
+        // The server sends one message before the request and one after it. The reply comes between or before them, but
+        // is none of them.
         node.command(&["PUBLISH", "news", "1"]).unwrap();
         client.send(&["PING", "an answer"]).unwrap();
         held.wait_applied(BOUND).unwrap();
@@ -403,7 +404,7 @@ fn proxy_can_stand_before_a_server_that_is_not_ours_and_ends_when_it_is_dropped(
     drop(proxy);
     assert!(client.command(&["GET", "a"]).is_err());
     assert!(Client::connect(addr).is_err());
-    // A handle may live longer.
+    // A handle may outlive its proxy.
     held.release();
 }
 
@@ -450,7 +451,8 @@ fn clients_and_replicas_of_a_cluster_are_led_through_its_proxies() {
         proxies.sort_unstable();
         assert_eq!(listed, proxies);
 
-        // The replica's link is the connection that was there before any client's, so what the proxy stops does not arrive.
+        // The replica's link was there before any client's connection. So writes that the proxy stops do not arrive at
+        // the replica.
         primary.proxy().freeze();
         assert!(primary.command(&["SET", "a", "1"]).unwrap().is_ok());
         let acknowledged = |timeout_ms| {

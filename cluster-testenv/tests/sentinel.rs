@@ -1,4 +1,4 @@
-//! Sentinels, and whom they call the primary.
+//! Tests Sentinels, and the primary that they name.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use cluster_testenv::{Client, Error, Node, Sentinels, Server};
 
 const SUPPORTED: [Server; 2] = [Server::Redis70, Server::Valkey91];
 
-/// The port of the primary by the word of one Sentinel, as a client asks for it.
+/// Returns the port of the primary by the answer of one Sentinel, as a client asks for it.
 fn primary_port(sentinel: &Node, sentinels: &Sentinels) -> u16 {
     let answer = sentinel.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", sentinels.primary_name()]).unwrap();
     let [ip, port] = answer.array().unwrap() else { panic!("{answer:?}") };
@@ -45,7 +45,7 @@ fn ordered_failover_names_another_primary_everywhere() {
     for server in SUPPORTED {
         let sentinels = Sentinels::start(server).unwrap();
         let old = sentinels.primary();
-        // There is a second one after the first.
+        // The second round tests a failover after a failover.
         for _ in 0..2 {
             let started = Instant::now();
             let before = sentinels.primary();

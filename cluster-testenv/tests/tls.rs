@@ -1,4 +1,4 @@
-//! Servers that speak TLS, and to whom.
+//! Tests servers that speak TLS, and the clients that they accept.
 
 use std::{
     io::{self, Read, Write},
@@ -19,7 +19,7 @@ fn der(pem: &str) -> CertificateDer<'static> {
     CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()
 }
 
-/// Sends one PING over TLS to the server that a URL names, with a client certificate or without one.
+/// Sends one PING over TLS to the server of a URL, with a client certificate or without one.
 fn ping(url: &str, ca_pem: &str, client: Option<&Certificates>) -> io::Result<String> {
     let addr = url.strip_prefix("rediss://").unwrap();
     let mut roots = RootCertStore::empty();
@@ -51,7 +51,7 @@ fn client_without_a_certificate_is_let_in_only_where_it_is_optional() {
         assert_eq!(ping(&node.url(), certificates.ca_pem(), Some(certificates)).unwrap(), "+PONG\r\n");
         let without = ping(&node.url(), certificates.ca_pem(), None);
         assert_eq!(without.is_ok(), is_let_in, "{without:?}");
-        // The library's own way in.
+        // The library itself connects without TLS.
         assert!(node.command(&["SET", "a", "1"]).unwrap().is_ok());
         node.restart().unwrap();
         assert_eq!(ping(&node.url(), node.certificates().ca_pem(), Some(node.certificates())).unwrap(), "+PONG\r\n");

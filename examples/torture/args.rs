@@ -1,4 +1,4 @@
-//! What the command line says.
+//! Arguments of the command line.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -33,7 +33,7 @@ OPTIONS
   --keep             the histories are kept, and it is said where
   --help";
 
-/// How sure a grant is, which is what the faults are divided by.
+/// Guarantee that a grant gives, by which the faults are divided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Level {
     Primary,
@@ -60,14 +60,14 @@ impl FromStr for Level {
     }
 }
 
-/// What is wrong on purpose.
+/// Planted fault, which the judge has to find.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Plant {
-    /// A hold is used beyond its local deadline, as if a late answer to its renewal counted.
+    /// A task uses a hold beyond its local deadline, as if a late answer to its renewal counted.
     LateRenewal,
-    /// Workers do not wait for replicas, and are judged as if they did.
+    /// Workers do not wait for replicas, but are judged as if they did.
     SkippedWait,
-    /// A quorum counts masters that have not answered in time. In the crate itself.
+    /// A quorum counts masters that have not answered in time. This fault is in the crate itself.
     LateReplies,
 }
 
@@ -82,7 +82,7 @@ impl Plant {
         }
     }
 
-    /// Whether it can be found at the level, with this build.
+    /// Returns an error unless the fault can be found at the level, with this build.
     fn check(plant: Option<Self>, level: Level) -> Result<(), String> {
         let is_built = cfg!(redis_rwlock_plant);
         match plant {
@@ -109,7 +109,7 @@ impl FromStr for Plant {
     }
 }
 
-/// What to do.
+/// Parsed arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct Args {
     pub(crate) level: Level,
@@ -118,7 +118,7 @@ pub(crate) struct Args {
     pub(crate) seed: u64,
     pub(crate) faults: String,
     pub(crate) workers: usize,
-    /// For how long holds stay that nobody uses.
+    /// Time for which cached holds stay.
     pub(crate) idle_hold: Duration,
     pub(crate) plant: Option<Plant>,
     pub(crate) style: Style,
@@ -126,21 +126,21 @@ pub(crate) struct Args {
     pub(crate) asks: Asks,
 }
 
-/// How the table looks.
+/// Format of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Style {
     Plain,
     Markdown,
 }
 
-/// What becomes of the histories.
+/// Treatment of the histories after the run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Keeps {
     Nothing,
     Histories,
 }
 
-/// What is asked for.
+/// Request of the user.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Asks {
     Run,

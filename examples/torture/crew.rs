@@ -1,4 +1,4 @@
-//! The worker processes, as their parent sees them.
+//! Worker processes, as their parent sees them.
 
 use std::env;
 use std::fs;
@@ -14,12 +14,12 @@ use crate::Result;
 use crate::history::{History, Moment, now};
 use crate::worker::{ORDER, Order};
 
-/// A worker that is told to stop finishes what it is at, and releases what it has.
+/// Limit for a stop: a worker finishes its present work and releases its holds.
 const STOPPING: Duration = Duration::from_secs(20);
-/// A quorum grants nothing for a lease after its start, and a connection may meet a fault.
+/// Limit for a start. A quorum grants nothing for a lease after its start, and a connection may meet a fault.
 const STARTING: Duration = Duration::from_secs(30);
 
-/// A process that was there.
+/// Process that has ended.
 #[derive(Clone, Debug)]
 struct Past {
     worker: usize,
@@ -27,7 +27,7 @@ struct Past {
     ended: Moment,
 }
 
-/// A process that is there.
+/// Running process.
 #[derive(Debug)]
 struct Member {
     child: Child,
@@ -36,11 +36,11 @@ struct Member {
 
 #[derive(Debug)]
 struct State {
-    /// By worker; none where one was killed and has no successor yet.
+    /// Processes by worker; none where one was killed and has no successor yet.
     members: Vec<Option<Member>>,
     past: Vec<Past>,
     started: u64,
-    /// When a worker was stopped, by worker.
+    /// Stops by worker, each with its begin and end.
     stops: Vec<(usize, Moment, Moment)>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Crew {
     state: Mutex<State>,
 }
 
-/// What one process told, and whose place it had.
+/// History of one process, and its worker number.
 #[derive(Debug)]
 pub(crate) struct Told {
     pub(crate) worker: usize,
@@ -61,7 +61,7 @@ pub(crate) struct Told {
 }
 
 impl Crew {
-    /// The journals lie in `dir`.
+    /// Starts the workers, whose journals lie in `dir`.
     pub(crate) fn start(count: usize, order: Order, dir: &Path) -> Result<Self> {
         let members = (0..count).map(|_| None).collect();
         let state = Mutex::new(State { members, past: Vec::new(), started: 0, stops: Vec::new() });
@@ -78,8 +78,8 @@ impl Crew {
         self.state().members.len()
     }
 
-    /// Starts a successor for each that was killed, and waits until all are at work. To be called by the thread that lives as long
-    /// as the run: workers end with the thread that started them.
+    /// Starts a successor for each killed worker, and waits until all are at work. The thread that calls this must live
+    /// as long as the run, because workers end with the thread that started them.
     pub(crate) fn replace(&self) -> Result<()> {
         let mut state = self.state();
         for worker in 0..state.members.len() {
@@ -111,11 +111,11 @@ impl Crew {
         Ok(Member { child, journal })
     }
 
-    /// Kills a worker, wherever it is.
+    /// Kills a worker at any point of its work.
     pub(crate) fn kill(&self, worker: usize) -> Result<()> {
         let mut state = self.state();
         let Some(mut member) = state.members[worker].take() else { return Ok(()) };
-        // Before: what it did until then it surely did.
+        // The moment is taken before the kill: the process surely did all that it wrote until then.
         let ended = now();
         member.child.kill()?;
         member.child.wait()?;
@@ -123,7 +123,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Stops a worker with SIGSTOP for so long.
+    /// Stops a worker with SIGSTOP for the given time.
     pub(crate) fn stop_for(&self, worker: usize, how_long: Duration) -> Result<()> {
         let signal = |signal| match &self.state().members[worker] {
             Some(member) => kill_process(Pid::from_child(&member.child), signal),
@@ -137,7 +137,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Lets all stop, and returns what all told.
+    /// Stops all workers, and returns the histories of all processes.
     pub(crate) fn finish(&self) -> Result<Vec<Told>> {
         let mut state = self.state();
         let state = &mut *state;
@@ -172,7 +172,7 @@ impl Crew {
 impl Drop for Crew {
     fn drop(&mut self) {
         for member in self.state().members.iter_mut().flatten() {
-            // Fails only when it is gone already.
+            // This fails only when the process has ended already.
             drop(member.child.kill());
             drop(member.child.wait());
         }

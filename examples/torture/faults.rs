@@ -1,4 +1,4 @@
-//! What can be done to servers, network and workers, and which level claims to survive it.
+//! Faults of servers, network and workers, and the levels that claim to survive each.
 
 use cluster_testenv::Server;
 use fastrand::Rng;
@@ -15,38 +15,38 @@ mod network;
 mod servers;
 mod workers;
 
-/// Whether a level claims to survive a fault: the two columns of docs/GUARANTEES.md.
+/// Claim of a level about a fault: the two columns of docs/GUARANTEES.md.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Column {
-    /// It does.
+    /// The level survives the fault.
     Left,
-    /// It does not: what happens is counted and shown.
+    /// The level does not survive the fault: violations are counted and shown.
     Right,
 }
 
-/// Whether it can happen while another fault does.
+/// Compatibility of a fault with another one at the same time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mixes {
-    /// It changes nothing of who is who.
+    /// No server's role changes.
     Yes,
     No,
 }
 
-/// What a fault is done to.
+/// Targets of a fault.
 #[derive(Debug)]
 pub(crate) struct Scene<'a> {
     pub(crate) field: &'a Field,
     pub(crate) crew: &'a Crew,
 }
 
-/// One way to hurt.
+/// Fault that a run can cause.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
     pub(crate) column: Column,
     pub(crate) mixes: Mixes,
-    /// Returns when it is over. What is left of it then is healed by whoever called.
+    /// Causes the fault, and returns when it is over. The caller heals its remains.
     pub(crate) happen: fn(&Scene<'_>, &mut Rng) -> Result<()>,
 }
 
@@ -63,7 +63,7 @@ const fn right(name: &'static str, happen: fn(&Scene<'_>, &mut Rng) -> Result<()
     Fault { name, about, column: Column::Right, mixes: Mixes::No, happen }
 }
 
-/// All that a level meets.
+/// Returns all faults that a level meets.
 pub(crate) fn of(level: Level, server: Server) -> Vec<Fault> {
     let own = match level {
         Level::Primary => cluster::at_primary(server),
@@ -73,7 +73,7 @@ pub(crate) fn of(level: Level, server: Server) -> Vec<Fault> {
     [own, network::ALL.to_vec(), servers::ALL.to_vec(), workers::ALL.to_vec(), clocks::ALL.to_vec()].concat()
 }
 
-/// Those that the command line names: one, or several that happen at once.
+/// Returns the faults that the command line names: one at a time, or several that happen at once.
 pub(crate) fn chosen(args: &Args) -> Result<Vec<Vec<Fault>>> {
     let mut chosen = Vec::new();
     for word in args.faults.split(',') {
@@ -99,7 +99,7 @@ fn one(args: &Args, name: &str) -> Result<Fault> {
     found.ok_or_else(|| format!("at the level {} no fault is called {name:?}; see --list", args.level.name()).into())
 }
 
-/// One line each.
+/// Formats one line for each fault.
 pub(crate) fn list(args: &Args) -> String {
     let line = |fault: Fault| {
         let column = if fault.column == Column::Left { "survived" } else { "not survived" };

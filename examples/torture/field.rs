@@ -1,4 +1,4 @@
-//! The servers of a run, and how they are made well again.
+//! Servers of a run, and their repair.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use crate::args::Level;
 use crate::tasks::{LOCKS, lock_name};
 use crate::{PREFIX, Result};
 
-/// Longer than any pause here: a failover happens when it is ordered, and never because the machine is busy.
+/// Node timeout that is longer than any pause here: only an order causes a failover, never a busy machine.
 const NODE_TIMEOUT: Duration = Duration::from_secs(15);
-/// While one is ordered: nobody votes twice for successors of the same primary within two of these.
+/// Node timeout during an ordered failover. No node votes twice for successors of the same primary within two of these.
 const TIMEOUT_OF_VOTERS: Duration = Duration::from_secs(3);
 const MASTERS: usize = 5;
 const ANSWERING: Duration = Duration::from_secs(10);
@@ -23,9 +23,11 @@ pub(crate) enum Field {
 }
 
 impl Field {
-    /// With a proxy before each, a clock of its own, and with files that a killed one comes back with.
+    /// Starts the servers, each with a proxy and its own clock. Each writes files, so that a killed one comes back with
+    /// its data.
     pub(crate) fn start(level: Level, server: Server) -> Result<Self> {
-        // What was answered is written to the file, if not to the disk: enough for one that is killed on a machine that lives.
+        // An answered write is in the file, if not on the disk. That is enough for a killed process on a machine that
+        // keeps running.
         let persistence = [("--appendonly", "yes"), ("--appendfsync", "no")];
         Ok(match level {
             Level::Primary | Level::Replicated => {
@@ -52,11 +54,11 @@ impl Field {
         self.nodes().iter().map(Node::url).collect()
     }
 
-    /// The cluster.
+    /// Returns the cluster.
     ///
     /// # Errors
     ///
-    /// Where there is none.
+    /// When there is none.
     pub(crate) fn cluster(&self) -> Result<&Cluster> {
         match self {
             Self::Cluster(cluster) => Ok(cluster),
@@ -64,7 +66,7 @@ impl Field {
         }
     }
 
-    /// Those that grant a lock.
+    /// Returns the servers that grant a lock.
     pub(crate) fn grantors(&self, lock: usize) -> Vec<&Node> {
         match self {
             Self::Cluster(cluster) => vec![cluster.primary_of_slot(cluster.keyslot(lock_name(lock)))],
@@ -72,11 +74,11 @@ impl Field {
         }
     }
 
-    /// Lets `order` have the votes that it needs for a failover, until [`Field::heal`].
+    /// Runs `order` with a node timeout that gives it the votes for a failover, until [`Field::heal`].
     ///
     /// # Errors
     ///
-    /// Those of `order`, and where there is no cluster.
+    /// Those of `order`, and when there is no cluster.
     pub(crate) fn with_votes<'a>(
         &'a self,
         order: impl FnOnce(&'a Cluster) -> cluster_testenv::Result<&'a Node>,
@@ -85,22 +87,22 @@ impl Field {
         Ok(order(self.cluster()?)?)
     }
 
-    /// Everybody may run scripts.
+    /// Allows all clients to run scripts.
     pub(crate) fn let_scripts_run(node: &Node) -> cluster_testenv::Result<()> {
         node.acl_set_user("default", &["+eval", "+evalsha"])
     }
 
-    /// No node of the cluster hears of another, until [`Field::heal`] or [`Field::join_nodes`].
+    /// Separates all nodes of the cluster, until [`Field::heal`] or [`Field::join_nodes`].
     pub(crate) fn part_nodes(&self) {
         self.nodes().iter().for_each(|node| node.bus_proxy().freeze());
     }
 
-    /// They hear of each other again, and of what has happened.
+    /// Reconnects the nodes of the cluster, which then exchange their news.
     pub(crate) fn join_nodes(&self) {
         self.nodes().iter().for_each(|node| node.bus_proxy().heal());
     }
 
-    /// Waits until all nodes that run call this one a primary.
+    /// Waits until all running nodes know this one as a primary.
     pub(crate) fn wait_until_known(&self, primary: &Node) -> Result<()> {
         let address = format!(":{}@", primary.proxy().port());
         let knows = |node: &Node| {
@@ -124,8 +126,8 @@ impl Field {
         Ok(())
     }
 
-    /// Undoes whatever a fault has left, and waits until all is well: in a cluster until every primary is acknowledged by its
-    /// replica.
+    /// Undoes the remains of a fault, and waits until all servers are healthy. In a cluster every primary then has the
+    /// acknowledgement of its replica.
     pub(crate) fn heal(&self) -> Result<()> {
         for node in self.nodes() {
             node.resume();
@@ -144,7 +146,7 @@ impl Field {
         Ok(())
     }
 
-    /// The server's own word for its version.
+    /// Returns the version that the server reports.
     pub(crate) fn version(&self) -> String {
         let info = self.nodes()[0].command(&["INFO", "server"]);
         let info = info.ok().and_then(|reply| reply.text().map(|text| text.into_owned())).unwrap_or_default();
@@ -155,14 +157,14 @@ impl Field {
         }
     }
 
-    /// The keys of the locks at one node.
+    /// Returns the keys of the locks at one node.
     pub(crate) fn keys(&self, node: &Node) -> Result<Vec<Vec<u8>>> {
         let reply = node.command(&["KEYS", &format!("{PREFIX}*")])?.into_result()?;
         let keys = reply.array().unwrap_or_default().iter().filter_map(Reply::bytes);
         Ok(keys.map(<[u8]>::to_vec).collect())
     }
 
-    /// The keys without an end, which would stay for ever.
+    /// Counts the keys without an expiry, which would stay forever.
     pub(crate) fn endless_keys(&self) -> Result<usize> {
         let mut endless = 0;
         for node in self.nodes() {
@@ -174,7 +176,7 @@ impl Field {
         Ok(endless)
     }
 
-    /// Deletes all that these nodes know of a lock.
+    /// Deletes all data of a lock at these nodes.
     pub(crate) fn delete(&self, lock: usize, nodes: &[&Node]) -> Result<()> {
         let name = format!("{{{}}}", lock_name(lock));
         for node in nodes {

@@ -1,7 +1,7 @@
-//! What happened, told by those to whom it happened.
+//! History of a run, written by the processes that took part.
 //!
-//! A worker writes one line per event, at once, so that one that is killed has told all that it knew. All processes of a machine
-//! share the clock that local validity counts on, so their lines can be laid side by side.
+//! A worker writes one line per event, at once, so a killed one has written all its events. All processes of a machine
+//! share the clock of local validity, so their lines can be compared.
 
 use std::fmt::{self, Display};
 use std::fs::{self, File};
@@ -15,7 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::Result;
 
-/// A moment, in nanoseconds of the clock that runs during suspend too.
+/// Moment in nanoseconds, by the clock that also runs during suspend.
 pub(crate) type Moment = u64;
 
 pub(crate) fn now() -> Moment {
@@ -27,7 +27,7 @@ pub(crate) fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// How a use of a lock ended, if its hold was not lost.
+/// End of a use of a lock whose hold was not lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Gift {
     Released,
@@ -47,7 +47,7 @@ impl Gift {
     }
 }
 
-/// Writes the history of one process.
+/// Writer of the history of one process.
 #[derive(Debug)]
 pub(crate) struct Journal {
     file: File,
@@ -59,7 +59,7 @@ impl Journal {
         Ok(Self { file: File::options().create(true).append(true).open(path)?, next: AtomicU64::new(1) })
     }
 
-    /// A line is one write, so lines of several tasks do not mix.
+    /// Writes a line in one write, so that lines of several tasks do not mix.
     fn tell(&self, line: fmt::Arguments<'_>) {
         let told = (&self.file).write_all(format!("{line}\n").as_bytes());
         told.expect("a file of our own can be written");
@@ -69,12 +69,12 @@ impl Journal {
         self.tell(format_args!("I {}", now()));
     }
 
-    /// Somebody begins to ask; what comes back names all that follows of it.
+    /// Notes the begin of an acquisition, and returns an id for its later events.
     pub(crate) fn asks(&self, lock: usize, mode: Mode) -> u64 {
         self.begins('A', lock, mode)
     }
 
-    /// Somebody who could not convert its hold still has it.
+    /// Notes that a user still has the hold that it could not convert, and returns an id for its later events.
     pub(crate) fn goes_on(&self, lock: usize, mode: Mode) -> u64 {
         self.begins('B', lock, mode)
     }
@@ -94,32 +94,32 @@ impl Journal {
         self.tell(format_args!("G {id} {} {token} {until}", now()));
     }
 
-    /// The hold may be trusted until then.
+    /// Notes that the hold may be trusted until then.
     pub(crate) fn valid(&self, id: u64, until: Moment) {
         self.tell(format_args!("V {id} {until}"));
     }
 
-    /// Its user was told that it is lost.
+    /// Notes that the user learned of the loss of its hold.
     pub(crate) fn lost(&self, id: u64, told: Moment, reason: impl Display) {
         self.tell(format_args!("L {id} {told} {reason}"));
     }
 
-    /// Its user is about to give it back.
+    /// Notes that the user begins to release the hold.
     pub(crate) fn ends(&self, id: u64, gift: Gift) {
         self.tell(format_args!("E {id} {} {}", now(), gift.word()));
     }
 
-    /// What its user could not give back stays at the server until then.
+    /// Notes a hold that its user could not release: it stays at the server until then.
     pub(crate) fn kept(&self, lock: usize, until: Moment) {
         self.tell(format_args!("K {lock} {} {until}", now()));
     }
 
-    /// It is told to stop: whatever its tasks are at ends now.
+    /// Notes the order to stop, which ends the present work of all tasks.
     pub(crate) fn stops(&self) {
         self.tell(format_args!("Q {}", now()));
     }
 
-    /// This process stood still.
+    /// Notes that this process was paused.
     pub(crate) fn stalled(&self, from: Moment, to: Moment) {
         self.tell(format_args!("S {from} {to}"));
     }
@@ -128,21 +128,21 @@ impl Journal {
         self.tell(format_args!("M {} {kib}", now()));
     }
 
-    /// So many holds stay here at this moment, and nobody uses them.
+    /// Notes the number of cached holds at this moment.
     pub(crate) fn idle_holds(&self, count: usize) {
         self.tell(format_args!("H {} {count}", now()));
     }
 }
 
-/// Where a use has its hold from.
+/// Origin of the hold of a use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Origin {
     Granted,
-    /// From an earlier use of the same task, which could not convert it: with the same token.
+    /// Left by an earlier use of the same task, which could not convert it: it has the same token.
     GoesOn,
 }
 
-/// One stay under a lock.
+/// Use of a lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Use {
     pub(crate) lock: usize,
@@ -150,26 +150,26 @@ pub(crate) struct Use {
     pub(crate) origin: Origin,
     pub(crate) token: u64,
     pub(crate) asked: Moment,
-    /// When the caller had its guard.
+    /// Moment when the caller had its guard.
     pub(crate) granted: Moment,
-    /// The end of its local validity, as its user last saw it.
+    /// End of its local validity, as its user last saw it.
     pub(crate) until: Moment,
-    /// When its user was told of the loss.
+    /// Moment when its user learned of the loss.
     pub(crate) told: Option<Moment>,
-    /// When its user began to give it back, or was killed.
+    /// Moment when its user began to release it, or was killed.
     pub(crate) ended: Option<Moment>,
-    /// How its user gave it back.
+    /// Manner in which its user ended it.
     pub(crate) gift: Option<Gift>,
 }
 
 impl Use {
-    /// As long as this its user relied on the lock, and was right to.
+    /// Returns the moment until which its user relied on the lock, and rightly so.
     pub(crate) fn end(&self) -> Moment {
         [Some(self.until), self.told, self.ended].into_iter().flatten().min().unwrap_or(self.until)
     }
 }
 
-/// An acquisition that came to nothing, or is not over.
+/// Acquisition that failed, or is not over.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Wait {
     pub(crate) lock: usize,
@@ -177,7 +177,7 @@ pub(crate) struct Wait {
     pub(crate) gave_up: Moment,
 }
 
-/// A hold that nobody uses and nobody could give back: its lease ends it.
+/// Unused hold that its user could not release: its lease ends it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Kept {
     pub(crate) lock: usize,
@@ -185,7 +185,7 @@ pub(crate) struct Kept {
     pub(crate) until: Moment,
 }
 
-/// All that one process told.
+/// Events of one process.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct History {
     pub(crate) ready: Option<Moment>,
@@ -193,17 +193,17 @@ pub(crate) struct History {
     pub(crate) uses: Vec<Use>,
     pub(crate) waits: Vec<Wait>,
     pub(crate) kept: Vec<Kept>,
-    /// When it stood still.
+    /// Times when the process was paused.
     pub(crate) stalls: Vec<(Moment, Moment)>,
-    /// When it had so many KiB.
+    /// Memory in KiB, each with its moment.
     pub(crate) memory: Vec<(Moment, u64)>,
-    /// How many holds stayed in it that nobody used, look by look.
+    /// Number of cached holds, at each look.
     pub(crate) idle_holds: Vec<u64>,
-    /// Why acquisitions came to nothing.
+    /// Reasons of failed acquisitions, with their counts.
     pub(crate) reasons: std::collections::BTreeMap<String, usize>,
 }
 
-/// An id's uses and what is known of it so far.
+/// Use with an id, as far as it is known yet.
 #[derive(Debug)]
 struct Open {
     lock: usize,
@@ -219,12 +219,12 @@ impl History {
         Self::parse(&String::from_utf8_lossy(&text), ended)
     }
 
-    /// `ended` is when the process was gone.
+    /// Parses the history of a process that ended at `ended`.
     pub(crate) fn parse(text: &str, ended: Moment) -> Result<Self> {
         let (mut history, mut open) = (Self::default(), std::collections::HashMap::new());
         for line in text.lines() {
             let words: Vec<&str> = line.split(' ').collect();
-            // The last line of one that was killed may be cut off.
+            // The last line of a killed process may be incomplete.
             if history.take(&words, &mut open).is_none() && text.ends_with(line) {
                 break;
             }
@@ -314,7 +314,7 @@ mod tests {
         let gave_up: Vec<_> = history.waits.iter().map(|wait| (wait.lock, wait.gave_up)).collect();
         assert_eq!(gave_up, [(3, 30), (1, 200)]);
         assert_eq!(history.reasons["it was taken"], 1);
-        // It was killed.
+        // The process was killed.
         assert_eq!(history.kept, [Kept { lock: 1, from: 200, until: 300 }]);
     }
 }

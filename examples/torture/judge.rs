@@ -1,8 +1,8 @@
-//! Whether what happened may have happened.
+//! Judges the history of a run.
 //!
-//! Each use of a lock is a span: from the moment when its user had the guard until it began to give it back, was told of the
-//! loss, or could not trust the hold any longer, whichever came first. All is measured on the safe side: what is called a
-//! violation was one. Whatever is found counts for the fault that had begun last.
+//! Each use of a lock is a span. It begins when the user has the guard. It ends when the user begins to release it,
+//! learns of the loss, or cannot trust the hold any longer, whichever comes first. All times err on the safe side: a
+//! reported violation really happened. Every finding counts for the fault that began last.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,32 +14,33 @@ use crate::faults::Column;
 use crate::history::{Moment, Origin, Use, nanos};
 use crate::register::{Kind, Ledger};
 
-/// How late a user may be told of a loss, counted from the end of its local validity.
+/// Latest moment at which a user may learn of a loss, counted from the end of its local validity.
 const TOLD_WITHIN: Duration = Duration::from_millis(100);
-/// A heartbeat and a try.
+/// Shortest stall that is reported: a heartbeat and an attempt.
 const WORTH_TELLING: Duration = Duration::from_millis(1500);
-/// The server keeps a hold for so long after it can be trusted, at most: the margin for clocks, and 1 % of the longest lease.
+/// Longest time for which the server keeps a hold after its local validity: the margin for clocks, and 1 % of the
+/// longest lease.
 const LEASE_IS_OVER: Duration = Duration::from_millis(100 + 80 + 20);
-/// No server on this machine answers sooner.
+/// Shortest time in which a server on this machine could answer.
 const AT_ONCE: Duration = Duration::from_micros(60);
-/// How soon each worker has a grant when all is well again.
+/// Limit for each worker's first grant after all servers are healthy again.
 const PROGRESS: Duration = Duration::from_secs(3);
 
-/// One fault that was done, or two at once.
+/// Fault that the run caused, or two at once.
 #[derive(Clone, Debug)]
 pub(crate) struct Cycle {
     pub(crate) name: String,
     pub(crate) column: Column,
     pub(crate) began: Moment,
-    /// When all was well again.
+    /// Moment when all servers were healthy again.
     pub(crate) healed: Moment,
-    /// When the next one begins.
+    /// Moment when the next one begins.
     pub(crate) over: Moment,
-    /// How many faults.
+    /// Number of faults.
     pub(crate) count: usize,
 }
 
-/// What was found under one kind of fault.
+/// Findings under one kind of fault.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) column: Column,
@@ -47,25 +48,26 @@ pub(crate) struct Row {
     pub(crate) grants: usize,
     /// Conflicting uses at the same time.
     pub(crate) overlaps: usize,
-    /// A token that is not above that of an earlier use.
+    /// Tokens that are not above that of an earlier use.
     pub(crate) token_order: usize,
-    /// Users who were told of a loss after somebody else had got in.
+    /// Users that learned of a loss after another user had got the lock.
     pub(crate) told_late: usize,
     pub(crate) lost_fenced: u64,
     pub(crate) lost_unfenced: u64,
     /// Old tokens that the fence has refused.
     pub(crate) refused: usize,
-    /// Holds that were lost, and how long after the fault's begin their users were told, at most.
+    /// Number of lost holds. `loss_told_after` is the longest time from the begin of the fault until a user learned of
+    /// its loss.
     pub(crate) losses: usize,
     pub(crate) loss_told_after: Duration,
-    /// The longest time in which a lock was free, somebody waited for it, and nobody got it. What was not given back is not
-    /// free until its lease is over.
+    /// Longest time in which a lock was free, and a waiter did not get it. A hold that was not released counts until
+    /// its lease is over.
     pub(crate) stall: Duration,
-    /// The same, counted from the moment when all was well again.
+    /// Longest such time, counted from the moment when all servers were healthy again.
     pub(crate) stall_when_well: Duration,
-    /// Workers without a grant in the first seconds after.
+    /// Workers without a grant in the first seconds after the repair.
     pub(crate) no_progress: usize,
-    /// The first violation of each kind, told in words.
+    /// First violation of each kind, as a text.
     pub(crate) examples: BTreeMap<&'static str, String>,
 }
 
@@ -90,25 +92,25 @@ impl Row {
         }
     }
 
-    /// What must not be where a level claims to survive.
+    /// Number of violations, which must be zero where a level claims to survive.
     pub(crate) fn violations(&self) -> usize {
         self.overlaps + self.token_order + self.told_late
     }
 }
 
-/// All that was found.
+/// All findings.
 #[derive(Debug)]
 pub(crate) struct Findings {
     pub(crate) rows: BTreeMap<String, Row>,
-    /// What a worker's memory grew from the first third of the run on, in KiB, and to: that of the worker where it grew most.
+    /// Memory in KiB of a worker after the first third of the run, and at its end: of the worker where it grew most.
     pub(crate) memory: Option<(u64, u64)>,
-    /// How many holds stayed in a worker that nobody used, on average.
+    /// Average number of cached holds in a worker.
     pub(crate) idle_holds: f64,
-    /// Grants for which nobody can have been asked.
+    /// Number of grants that came too fast for a request to a server.
     pub(crate) at_once: usize,
 }
 
-/// What stands for the time before the first fault.
+/// Name of the time before the first fault.
 pub(crate) const CALM: &str = "(none yet)";
 
 #[derive(Debug)]
@@ -118,7 +120,7 @@ struct Judge<'a> {
     rows: BTreeMap<String, Row>,
 }
 
-/// A use, and who told of it.
+/// Use, and the number of the process that wrote it.
 #[derive(Clone, Copy, Debug)]
 struct Seen<'a> {
     used: &'a Use,
@@ -182,11 +184,11 @@ impl Judge<'_> {
         row
     }
 
-    /// The uses of one lock, by the moment of their grants.
+    /// Checks the uses of one lock, in the order of their grants, for overlaps and for tokens that do not grow.
     fn overlaps_and_tokens(&mut self, uses: &[Seen<'_>]) {
         let began = self.began;
         let mut inside: Vec<Seen<'_>> = Vec::new();
-        // The highest tokens of those that are over.
+        // Highest tokens of the uses that are over.
         let (mut written, mut read) = (None::<Seen<'_>>, None::<Seen<'_>>);
         for new in uses {
             let granted = new.used.granted;
@@ -208,7 +210,7 @@ impl Judge<'_> {
                     self.finds("overlap", granted, what).overlaps += 1;
                 }
             }
-            // Readers of a phase share theirs.
+            // Readers of a phase share their token.
             let below = [written, read.filter(|_| new.used.mode == Mode::Write)].into_iter().flatten();
             let least = new.used.token + u64::from(new.used.origin == Origin::GoesOn);
             if let Some(old) = below.max_by_key(|old| old.used.token).filter(|old| old.used.token >= least) {
@@ -219,7 +221,8 @@ impl Judge<'_> {
         }
     }
 
-    /// Whoever is told late is told before anybody else is in, unless its process stood still.
+    /// Checks that a user learns of a loss in time, or at least before another user has the lock. A paused process is
+    /// excused.
     fn losses(&mut self, uses: &[Seen<'_>], told: &[Told]) {
         let began = self.began;
         for (place, seen) in uses.iter().enumerate() {
@@ -243,9 +246,9 @@ impl Judge<'_> {
         }
     }
 
-    /// The longest spans in which nobody is inside and somebody waits.
+    /// Finds the times in which a lock has no user, but a waiter.
     fn stalls(&mut self, lock: usize, uses: &[Seen<'_>], told: &[Told]) {
-        // Waiters and users, each one more or one less.
+        // Each change adds or removes one waiter or one user.
         let mut changes: Vec<(Moment, i64, i64)> = Vec::new();
         for Seen { used, .. } in uses {
             changes.push((used.asked, 1, 0));
@@ -277,7 +280,7 @@ impl Judge<'_> {
 
     fn stalled(&mut self, uses: &[Seen<'_>], from: Moment, to: Moment) {
         let (since, until) = (from, to);
-        // It counts for what had begun when it was over.
+        // A stall counts for the fault that had begun when the stall ended.
         let well = self.cycle(to).map_or(from, |cycle| cycle.healed.max(from));
         let began = self.began;
         let row = self.row(to);
@@ -316,7 +319,8 @@ impl Judge<'_> {
     }
 }
 
-/// A third of the run, and the end: of those that lived as long.
+/// Returns the memory after a third of the run, and at the end, of a process that lived that long. It is the process
+/// with the largest growth.
 fn memory(told: &[Told], began: Moment, over: Moment) -> Option<(u64, u64)> {
     let second_third = began + over.saturating_sub(began) / 3;
     let grown = told.iter().filter_map(|told| {
@@ -334,7 +338,7 @@ fn at_once(told: &[Told]) -> usize {
     uses.filter(|used| used.granted.saturating_sub(used.asked) < nanos(AT_ONCE)).count()
 }
 
-/// Of all looks at all workers.
+/// Returns the average of all looks at all workers.
 fn idle_holds(told: &[Told]) -> f64 {
     let looks = || told.iter().flat_map(|told| &told.history.idle_holds);
     #[expect(clippy::cast_precision_loss, reason = "fewer than there are bits")]
@@ -373,7 +377,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     fn told(worker: usize, lines: &[&str]) -> Told {
-        // Times are given in milliseconds.
+        // Times are in milliseconds.
         let in_nanos = |line: &&str| {
             let times: &[usize] = match line.as_bytes()[0] {
                 b'A' | b'B' | b'W' | b'E' | b'L' | b'V' => &[2],
@@ -420,10 +424,10 @@ mod tests {
         assert_eq!(beside(&["A 1 10 0 r", "G 1 90 8 500", "E 1 200 r"]).overlaps, 1);
         let after = beside(&["A 1 10 0 w", "G 1 100 8 500", "E 1 200 r"]);
         assert_eq!((after.overlaps, after.token_order, after.grants), (0, 0, 3));
-        // The first one's validity is over.
+        // The validity of the first one is over.
         let first = told(0, &["A 1 10 0 w", "G 1 20 7 60", "E 1 900 r"]);
         assert_eq!(row(&[first, told(1, &["A 1 10 0 w", "G 1 90 8 500", "E 1 200 r"])]).overlaps, 0);
-        // The other one's was over when its answer came.
+        // The hold of the other one was over when its answer came.
         assert_eq!(beside(&["A 1 10 0 w", "G 1 90 8 85", "E 1 95 r"]).overlaps, 0);
         let [one, other] = [0, 1].map(|worker| told(worker, &["A 1 10 0 r", "G 1 20 7 500", "E 1 100 r"]));
         assert_eq!(row(&[one, other]).overlaps, 0);
@@ -441,7 +445,7 @@ mod tests {
         assert_eq!(row(&[readers]).token_order, 0);
         let writes = ["A 1 10 0 r", "G 1 20 7 500", "E 1 100 r", "A 2 110 0 w", "G 2 120 7 500", "E 2 130 r"];
         assert_eq!(row(&[told(0, &writes)]).token_order, 1);
-        // Its hold is still the same one.
+        // The use continues with the same hold.
         let goes_on = ["A 1 10 0 w", "G 1 20 7 500", "E 1 100 c", "B 2 100 0 w", "G 2 101 7 500", "E 2 130 r"];
         assert_eq!(row(&[told(0, &goes_on)]).token_order, 0);
     }
@@ -483,7 +487,7 @@ mod tests {
         let served = ["I 1", "A 1 4000 0 w", "G 1 4900 100 5000", "E 1 4950 r"];
         assert_eq!(beside(&served).no_progress, 0);
         assert_eq!(beside(&["I 1", "A 1 4000 0 w", "G 1 5100 100 5200", "E 1 5150 r"]).no_progress, 1);
-        // It came later.
+        // The worker became ready later.
         assert_eq!(beside(&["I 2500"]).no_progress, 0);
     }
 }

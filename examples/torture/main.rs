@@ -1,19 +1,20 @@
-//! Tortures the locks: worker processes on real servers, every fault that the test environment knows, and a judge.
+//! Tortures the locks: worker processes on real servers, all faults of the test environment, and a judge.
 //!
 //! ```text
 //! cargo run --release --example torture -- --level primary --server redis --minutes 1 --seed 7 --faults all
 //! ```
 //!
-//! The servers come from `cluster-testenv/install`. Linux only. However the run ends, no server and no worker outlives it.
+//! The servers come from `cluster-testenv/install`. Linux only. However the run ends, no server and no worker outlives
+//! it.
 //!
-//! - `run`: starts everything, hurts and heals by the seed, and ends it
-//! - `field`: the servers, and how they are made well again
-//! - `faults` and its folder: what can be done to servers, network and workers, and which level claims to survive it
+//! - `run`: starts everything, causes and heals faults by the seed, and ends everything
+//! - `field`: the servers, and their repair
+//! - `faults` and its folder: faults of servers, network and workers, and the levels that claim to survive them
 //! - `crew`: the worker processes, as the parent sees them
-//! - `worker`, `tasks`: what a worker process does
-//! - `register`: what the locks protect, with a fence and without
-//! - `history`: what happened, as the workers tell it
-//! - `judge`: whether that may be
+//! - `worker`, `tasks`: the work of a worker process
+//! - `register`: the numbers that the locks protect, with a fence and without
+//! - `history`: the events, as the workers write them
+//! - `judge`: the check of the history
 //! - `report`: the table
 
 mod args;
@@ -38,11 +39,11 @@ use crate::worker::Order;
 type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What all keys of the locks begin with.
+/// Prefix of all keys of the locks.
 const PREFIX: &str = "torture";
-/// Of most holds. Short, so that many renewals happen; longer than an ordered failover takes.
+/// Lease of most holds. It is short, so that many renewals happen, but longer than an ordered failover takes.
 const LEASE: Duration = Duration::from_secs(3);
-/// Of some, on a cluster.
+/// Lease of some holds, on a cluster.
 const LONGEST_LEASE: Duration = Duration::from_secs(8);
 
 fn main() -> ExitCode {

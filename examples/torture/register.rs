@@ -1,7 +1,7 @@
-//! What the locks protect: for each lock a number that refuses old tokens, and one that takes whatever comes.
+//! Registers that the locks protect: for each lock, a number that refuses old tokens, and one that accepts every write.
 //!
-//! Writers read it, and write one more. Who writes over a number that it has not read has undone what others wrote: lost
-//! updates. With tokens there must be none, whatever happens to the locks.
+//! Writers read the number, and write it plus one. A write over a number that its writer has not read loses the updates
+//! of others. With tokens there must be no lost updates, whatever happens to the locks.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,14 +14,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::Result;
 use crate::history::{Moment, now};
 
-/// Which of the two.
+/// Kind of a register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Fenced,
     Unfenced,
 }
 
-/// Somebody wrote over what it had not read.
+/// Updates that a write has overwritten without reading them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LostUpdates {
     pub(crate) at: Moment,
@@ -30,20 +30,20 @@ pub(crate) struct LostUpdates {
     pub(crate) count: u64,
 }
 
-/// What the registers saw.
+/// Events of the registers.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Ledger {
     pub(crate) lost: Vec<LostUpdates>,
-    /// Of each kind.
+    /// Number of writes to registers of both kinds.
     pub(crate) updates: u64,
-    /// When an old token was refused.
+    /// Moments when an old token was refused.
     pub(crate) refused: Vec<Moment>,
 }
 
 #[derive(Clone, Copy, Default, Debug)]
 struct Register {
     value: u64,
-    /// The highest that ever came.
+    /// Highest token so far.
     token: u64,
 }
 
@@ -57,19 +57,19 @@ struct Shelf {
 const READ: u8 = 0;
 const WRITE: u8 = 1;
 const FENCED: u8 = 2;
-/// What to do, the lock, the token, what was read.
+/// Length of the order, the lock, the token and the number that was read.
 const REQUEST_BYTES: usize = 18;
-/// Whether it was done, and the number.
+/// Length of the result flag and the number.
 const REPLY_BYTES: usize = 9;
 
 impl Shelf {
-    /// The number, or none where the token is old.
+    /// Returns the number, or none for an old token.
     fn serve(&mut self, order: u8, lock: usize, token: u64, read: u64) -> Option<u64> {
         let kind = if order & FENCED > 0 { Kind::Fenced } else { Kind::Unfenced };
         let shelf = if kind == Kind::Fenced { &mut self.fenced } else { &mut self.unfenced };
         let register = shelf.get_mut(lock)?;
         if kind == Kind::Fenced {
-            // A reader's token counts too: what it has read must not be changed by an older one.
+            // A reader's token counts too: an older token must not change the number that the reader has read.
             if token < register.token {
                 self.ledger.refused.push(now());
                 return None;
@@ -88,7 +88,7 @@ impl Shelf {
     }
 }
 
-/// The registers of all locks, in this process. Each worker's task has a connection of its own.
+/// Registers of all locks, in this process. Each worker's task has its own connection.
 #[derive(Debug)]
 pub(crate) struct Registers {
     shelf: Arc<Mutex<Shelf>>,
@@ -121,7 +121,7 @@ impl Registers {
     }
 }
 
-/// Until the worker is gone.
+/// Serves a worker until it closes its connection.
 fn serve(mut client: UnixStream, shelf: &Mutex<Shelf>) {
     let mut request = [0; REQUEST_BYTES];
     while client.read_exact(&mut request).is_ok() {
@@ -137,7 +137,7 @@ fn serve(mut client: UnixStream, shelf: &Mutex<Shelf>) {
     }
 }
 
-/// A worker's way to the registers.
+/// Connection of a worker to the registers.
 #[derive(Debug)]
 pub(crate) struct Client(tokio::net::UnixStream);
 
@@ -146,12 +146,12 @@ impl Client {
         Ok(Self(tokio::net::UnixStream::connect(path).await?))
     }
 
-    /// The number, or none where the token is old.
+    /// Returns the number, or none for an old token.
     pub(crate) async fn read(&mut self, kind: Kind, lock: usize, token: u64) -> Result<Option<u64>> {
         self.ask(READ, kind, lock, token, 0).await
     }
 
-    /// Writes one more than what was read.
+    /// Writes the number that was read, plus one.
     pub(crate) async fn write(&mut self, kind: Kind, lock: usize, token: u64, read: u64) -> Result<Option<u64>> {
         self.ask(WRITE, kind, lock, token, read).await
     }

@@ -1,4 +1,4 @@
-//! The table, and whether the run is as it should be.
+//! Prints the table, and decides if the run was successful.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use crate::judge::{Findings, Row};
 /// Growth that is no leak: a run's first minutes fill caches and arenas.
 const FLAT_KIB: u64 = 4096;
 
-/// What was found beside the history.
+/// Findings beside the history.
 #[derive(Debug)]
 pub(crate) struct Aftermath {
-    /// Locks that are held or waited for a lease after all workers have ended, and keys that would stay for ever.
+    /// Locks that are held or waited for a lease after all workers have ended, and keys that would stay forever.
     pub(crate) left: usize,
-    /// How long faults were done.
+    /// Duration of the part with faults.
     pub(crate) lasted: Duration,
     pub(crate) version: String,
-    /// Faults that could not be done.
+    /// Faults that the run could not cause.
     pub(crate) failed: Vec<String>,
     pub(crate) updates: u64,
 }
@@ -75,7 +75,7 @@ pub(crate) fn table(style: Style, findings: &Findings) -> String {
                 padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
             }
         };
-        // Writing to a text does not fail.
+        // Writing to a text cannot fail.
         writeln!(text, "{line}").unwrap_or_default();
         if number == 0 && style == Style::Markdown {
             writeln!(text, "|{}", "---|".repeat(HEADS.len())).unwrap_or_default();
@@ -84,7 +84,7 @@ pub(crate) fn table(style: Style, findings: &Findings) -> String {
     text
 }
 
-/// Prints everything. Whether the run is as it should be.
+/// Prints everything, and returns true if the run was successful.
 pub(crate) fn report(args: &Args, findings: &Findings, aftermath: &Aftermath) -> bool {
     let rows = || findings.rows.values();
     let (grants, faults): (usize, usize) = (rows().map(|row| row.grants).sum(), rows().map(|row| row.faults).sum());
@@ -119,7 +119,7 @@ pub(crate) fn report(args: &Args, findings: &Findings, aftermath: &Aftermath) ->
     complaints.is_empty()
 }
 
-/// The setting, and whether it came to anything.
+/// Formats the setting of cached holds, and its effect.
 fn idle_setting(args: &Args, findings: &Findings) -> String {
     match args.idle_hold.as_millis() {
         0 => String::new(),

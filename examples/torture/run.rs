@@ -1,4 +1,4 @@
-//! One run: servers and workers start, faults happen and are healed by the seed, all ends and is judged.
+//! Performs one run: starts servers and workers, causes and heals faults by the seed, ends everything and judges it.
 
 use std::env;
 use std::fs;
@@ -23,17 +23,17 @@ use crate::tasks::LOCKS;
 use crate::worker::Order;
 use crate::{LEASE, LONGEST_LEASE, PREFIX, Result};
 
-/// Before the first fault.
+/// Pause before the first fault.
 const CALM: Duration = Duration::from_secs(1);
-/// Masters that have just been started do not vote before.
+/// Pause before the first fault for masters, which do not vote just after their start.
 const CALM_OF_MASTERS: Duration = Duration::from_secs(5);
-/// After each fault: whatever it has led to is over when the next one begins.
+/// Pause after each fault, so that its effects are over when the next one begins.
 const SETTLING: Duration = Duration::from_millis(3500);
-/// A master that was restarted votes again a lease later, by its uptime in whole seconds.
+/// Pause for masters. A restarted master votes again a lease later, by its uptime in whole seconds.
 const SETTLING_OF_MASTERS: Duration = Duration::from_secs(5);
 const PAIR_EVERY: usize = 4;
 
-/// The folder with the histories.
+/// Folder with the histories.
 #[derive(Debug)]
 struct Folder {
     path: PathBuf,
@@ -57,7 +57,7 @@ impl Drop for Folder {
     }
 }
 
-/// Whether all is as it should be.
+/// Returns true if the run was successful.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let faults = faults::chosen(args)?;
     let folder = Folder::make(args.keeps)?;
@@ -107,7 +107,7 @@ fn order(args: &Args, field: &Field, registers: &Registers, dir: &Path) -> Order
     }
 }
 
-/// What happens when, by the seed: all that was chosen, in an order of chance, again and again.
+/// Order of the faults by the seed: all chosen ones in random order, again and again.
 #[derive(Debug)]
 struct Plan {
     rng: Rng,
@@ -121,7 +121,7 @@ impl Plan {
         Self { rng: Rng::with_seed(seed), picks, ahead: Vec::new(), picked: 0 }
     }
 
-    /// One, or two at once.
+    /// Returns the next fault, or two that happen at once.
     fn next(&mut self) -> Vec<Fault> {
         if self.ahead.is_empty() {
             self.ahead = self.picks.clone();
@@ -143,7 +143,7 @@ fn names(pick: &[Fault]) -> String {
     pick.iter().map(|fault| fault.name).collect::<Vec<_>>().join(" + ")
 }
 
-/// Pairs are one row, or the table would have hundreds.
+/// Returns the row of a pick. All pairs share one row, or the table would have hundreds.
 fn row_name(pick: &[Fault], column: Column) -> String {
     match (pick.len(), column) {
         (1, _) => names(pick),
@@ -152,7 +152,7 @@ fn row_name(pick: &[Fault], column: Column) -> String {
     }
 }
 
-/// Hurts, heals, and waits until whatever came of it is over.
+/// Causes faults, heals them, and waits until their effects are over.
 fn cycle(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> (Cycle, Result<()>) {
     let began = now();
     let outcome = happen(scene, pick, rng).and_then(|()| {
@@ -168,7 +168,7 @@ fn cycle(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> (Cycle, Result<()>
     (Cycle { name: row_name(pick, column), column, began, healed, over: now(), count }, outcome)
 }
 
-/// All at once.
+/// Causes all picked faults at the same time.
 fn happen(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> Result<()> {
     thread::scope(|scope| {
         let threads: Vec<_> = pick
@@ -182,7 +182,7 @@ fn happen(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> Result<()> {
     })
 }
 
-/// After a fault that went wrong half way.
+/// Repairs the servers after a fault that failed half way.
 fn recover(scene: &Scene<'_>) -> Result<()> {
     scene.field.nodes().iter().for_each(|node| node.proxy().cut());
     scene.field.heal()?;
@@ -205,7 +205,7 @@ fn settling(field: &Field) -> Duration {
     }
 }
 
-/// Locks that are held or waited for, and keys that would stay for ever.
+/// Counts locks that are held or waited for, and keys that would stay forever.
 fn left_over(level: Level, field: &Field) -> Result<usize> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -1,4 +1,4 @@
-//! What the tasks of a worker do, again and again: take a lock, stay under it, give it back.
+//! Tasks of a worker, which repeatedly take a lock, hold it for a time, and release it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::register::{Client, Kind};
 use crate::worker::Order;
 use crate::{LEASE, LONGEST_LEASE, Result, worker};
 
-/// The locks, by how they are used: many short stays, long stays that are renewed, and few who want it at all. Most of the slow
-/// ones are in one shard of a new cluster, and so are most of the cold ones: what befalls it befalls many who are inside.
+/// Locks by their use: many short holds, long holds that are renewed, and few users. Most of the slow ones are in one
+/// shard of a new cluster, and so are most of the cold ones. So a fault of that shard concerns many holders.
 const NAMES: [&str; 14] = [
     "hot-0", "hot-2", "slow-2", "slow-3", "slow-6", "slow-7", "slow-0", "slow-1", "cold-1", "cold-2", "cold-6",
     "cold-11", "cold-0", "cold-3",
@@ -26,31 +26,32 @@ pub(crate) const SLOW: Range<usize> = 2..8;
 pub(crate) const COLD: Range<usize> = 8..14;
 pub(crate) const LOCKS: usize = NAMES.len();
 
-/// What the lock of that number is called.
+/// Returns the name of the lock with that number.
 pub(crate) fn lock_name(lock: usize) -> &'static str {
     NAMES[lock]
 }
 
 const WAIT: Duration = Duration::from_secs(5);
-/// Between two looks at how long a hold may be trusted.
+/// Pause between two looks at the validity of a hold.
 const STEP: Duration = Duration::from_millis(100);
-/// A planted fault: so much longer somebody goes on who was told that the hold is lost.
+/// Planted fault: time for which a task goes on after it has learned of the loss.
 const BEYOND: Duration = Duration::from_millis(1500);
 const COMING: Duration = Duration::from_secs(1);
 const AFTER_A_FAILURE: Duration = Duration::from_millis(50);
 
-/// Which locks a task takes.
+/// Kind of the locks that a task takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
     Hot,
     Slow,
     Cold,
-    /// A cold one, each time with a manager that has just come and knows nothing of what was before.
+    /// Takes a cold lock, each time with a new manager that knows nothing of earlier events.
     Guest,
 }
 
 impl Role {
-    /// Of the tasks of a worker. A quorum asks five servers each time, and nobody queues.
+    /// Returns the roles of a worker's tasks. A quorum has fewer, because it asks five servers each time and has no
+    /// queue.
     pub(crate) fn of(level: Level) -> &'static [Self] {
         match level {
             Level::Primary | Level::Replicated => {
@@ -76,10 +77,11 @@ impl Role {
         }
     }
 
-    /// A long lease is renewed so late that its user is inside when a server has come back from a restart.
+    /// Returns a lease and a time to hold the lock. A long lease is renewed so late that its user still holds when a
+    /// server has restarted.
     fn visit(self, rng: &mut Rng, order: &Order) -> Visit {
         if self == Self::Slow && order.plant == Some(Plant::LateRenewal) {
-            // Nearly always somebody is inside when a lease runs out.
+            // With these times a lease nearly always runs out during a use.
             return Visit { lease: LEASE, stay: Duration::from_millis(rng.u64(6000..9000)) };
         }
         if self == Self::Slow && order.level != Level::Quorum && rng.bool() {
@@ -88,7 +90,7 @@ impl Role {
         Visit { lease: LEASE, stay: self.stay(rng) }
     }
 
-    /// How long to stay.
+    /// Returns a random time to hold the lock.
     fn stay(self, rng: &mut Rng) -> Duration {
         Duration::from_millis(match self {
             Self::Hot => rng.u64(0..6),
@@ -99,7 +101,7 @@ impl Role {
         })
     }
 
-    /// How long to do something else.
+    /// Returns a random pause between two uses.
     fn pause(self, rng: &mut Rng) -> Duration {
         Duration::from_millis(match self {
             Self::Hot => rng.u64(5..40),
@@ -109,7 +111,7 @@ impl Role {
     }
 }
 
-/// A guard of either side.
+/// Guard of a read or write lock.
 #[derive(Debug)]
 enum Held {
     Read(ReadGuard),
@@ -138,7 +140,8 @@ impl Held {
         }
     }
 
-    /// Until when it may be trusted, by a clock that was read before. None when that is over: when it was is not known here.
+    /// Returns the moment until which the hold may be trusted, by a clock that was read before. Returns none when it is
+    /// over, because the moment of the end is unknown then.
     fn until(&self) -> Option<Moment> {
         let before = now();
         let remaining = self.remaining();
@@ -172,28 +175,28 @@ impl From<WriteGuard> for Held {
     }
 }
 
-/// How long the server keeps a hold, and how long its user stays.
+/// Lease of a hold, and the time for which its user holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Visit {
     lease: Duration,
     stay: Duration,
 }
 
-/// How a stay under a lock ended.
+/// End of a use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stay {
     Done,
     Lost,
 }
 
-/// What has been read, to be written back with one more.
+/// Numbers that were read, to be written back plus one.
 #[derive(Clone, Copy, Default, Debug)]
 struct Reading {
     fenced: Option<u64>,
     unfenced: Option<u64>,
 }
 
-/// One of those who use locks in a worker.
+/// User of locks in a worker.
 #[derive(Debug)]
 pub(crate) struct Task {
     pub(crate) locks: Arc<dyn RwLockManager>,
@@ -205,12 +208,12 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// Until it is told to stop.
+    /// Runs until the order to stop.
     pub(crate) async fn run(mut self, mut stopped: watch::Receiver<bool>) -> Result<()> {
         loop {
             tokio::select! {
                 biased;
-                // In the middle of whatever it is at: its future is dropped.
+                // This may drop the future in the middle of any use.
                 _ = stopped.wait_for(|stopped| *stopped) => return Ok(()),
                 turn = self.turn() => turn?,
             }
@@ -221,7 +224,7 @@ impl Task {
         if self.role != Role::Guest {
             return self.use_some_lock().await;
         }
-        // Where servers are not to be reached the guest goes away.
+        // If no server is reachable, the guest skips this round.
         if let Ok(locks) = timeout(COMING, worker::connect(&self.order)).await {
             self.locks = locks?;
             self.use_some_lock().await?;
@@ -277,7 +280,7 @@ impl Task {
         }
     }
 
-    /// Drops the future after a moment.
+    /// Drops the future after a short time.
     async fn give_up_soon<G: Guard + Into<Held>>(&mut self, lock: usize, acquire: Acquire<G>) -> Result<()> {
         let id = self.journal.asks(lock, mode_of::<G>());
         let soon = Duration::from_micros(self.rng.u64(..20_000));
@@ -291,7 +294,7 @@ impl Task {
         }
     }
 
-    /// Writes, and goes on reading.
+    /// Takes a write lock, and downgrades it to read.
     async fn downgrade(&mut self, lock: usize) -> Result<()> {
         let id = self.journal.asks(lock, Mode::Write);
         let guard = match self.locks.write(lock_name(lock)).wait_timeout(WAIT).await {
@@ -308,7 +311,7 @@ impl Task {
         }
     }
 
-    /// Reads, and writes if nobody else reads.
+    /// Takes a read lock, and upgrades it to write if there is no other reader.
     async fn upgrade(&mut self, lock: usize) -> Result<()> {
         let id = self.journal.asks(lock, Mode::Read);
         let guard = match self.locks.read(lock_name(lock)).wait_timeout(WAIT).await {
@@ -325,7 +328,7 @@ impl Task {
         }
     }
 
-    /// The old hold goes on, unless it was lost.
+    /// Continues with the old hold, unless it was lost.
     async fn not_converted(&mut self, id: u64, lock: usize, error: Error, held: Held) -> Result<()> {
         self.journal.gave_up(id, reason(&error));
         if matches!(error, Error::Lost { .. }) {
@@ -362,7 +365,7 @@ impl Task {
         Ok(())
     }
 
-    /// Works under the lock. The guard comes back if it was not lost.
+    /// Works under the lock, and returns the guard if it was not lost.
     async fn stay_inside(&mut self, id: u64, lock: usize, held: Held, how_long: Duration) -> Result<Option<Held>> {
         let (token, mode) = (held.token(), held.mode());
         self.journal.granted(id, token, held.until().unwrap_or(0));
@@ -400,7 +403,7 @@ impl Task {
     async fn is_told(&self, id: u64, reason: LossReason) -> Stay {
         let told = now();
         if self.order.plant == Some(Plant::LateRenewal) && reason == LossReason::Expired {
-            // As one would whose hold a late answer to its renewal has made valid again.
+            // The task behaves as if a late answer to its renewal had made its hold valid again.
             self.journal.valid(id, told + nanos(BEYOND));
             sleep(BEYOND).await;
             return Stay::Done;
@@ -426,8 +429,8 @@ impl Task {
     }
 }
 
-/// Where holds stay, each worker has a cold lock that it nearly always uses in one mode, and others want at times: there they are
-/// of use.
+/// Returns a worker's own cold lock, if holds are cached. The worker nearly always uses it in one mode, and other
+/// workers use it at times. Cached holds are useful there.
 fn own_lock(order: &Order) -> Option<(usize, Mode)> {
     let number = usize::try_from(order.seed).unwrap_or(0);
     let mode = if number % 2 == 0 { Mode::Write } else { Mode::Read };
@@ -438,7 +441,7 @@ fn mode_of<G: Guard>() -> Mode {
     if std::any::TypeId::of::<G>() == std::any::TypeId::of::<ReadGuard>() { Mode::Read } else { Mode::Write }
 }
 
-/// One word for each kind.
+/// Returns one word for each kind of error.
 fn reason(error: &Error) -> &'static str {
     match error {
         Error::WaitTimeout { .. } => "wait-timeout",

@@ -1,4 +1,4 @@
-//! A worker process: tasks that take locks, use what these protect, and write down what happened.
+//! Worker process: its tasks take locks, use what these protect, and write down the events.
 
 use std::env;
 use std::io::Read;
@@ -20,24 +20,24 @@ use crate::register::Client;
 use crate::tasks::{Role, Task};
 use crate::{LEASE, PREFIX, Result};
 
-/// How a worker is told what it is.
+/// Environment variable with the order for a worker.
 pub(crate) const ORDER: &str = "TORTURE_WORKER";
-/// A pause of this process that may have kept it from noticing something.
+/// Pause of this process that may have kept it from noticing an event.
 const STALL: Duration = Duration::from_millis(40);
 const PULSE: Duration = Duration::from_millis(10);
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
-/// A replica may take so long to answer; of each primary there is one.
+/// Limit for the answer of a replica; each primary has one.
 const ACKNOWLEDGED: Duration = Duration::from_millis(200);
-/// Longer than most faults.
+/// Limit for connecting, longer than most faults.
 const CONNECTING: Duration = Duration::from_secs(10);
 const CLOSING: Duration = Duration::from_secs(10);
 
-/// What a worker process is to do.
+/// Order for a worker process.
 #[derive(Clone, Debug)]
 pub(crate) struct Order {
     pub(crate) level: Level,
     pub(crate) plant: Option<Plant>,
-    /// For how long its holds stay when nobody uses them.
+    /// Time for which its cached holds stay.
     pub(crate) idle_hold: Duration,
     pub(crate) seed: u64,
     pub(crate) journal: PathBuf,
@@ -54,7 +54,7 @@ impl Order {
         format!("{level} {plant} {idle_ms} {} {journal} {registers} {urls}", self.seed)
     }
 
-    /// Of this process, if it is a worker.
+    /// Returns the order for this process, if it is a worker.
     pub(crate) fn of_this_process() -> Option<Result<Self>> {
         let words = env::var(ORDER).ok()?;
         let read = || {
@@ -71,14 +71,14 @@ impl Order {
     }
 }
 
-/// Until the standard input ends.
+/// Runs the worker until the standard input ends.
 pub(crate) fn run(order: &Order) -> Result<()> {
-    // One that is stopped would outlive everybody.
+    // A stopped worker could not notice the end of its parent, and would stay.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let journal = Arc::new(Journal::create(&order.journal)?);
     let (stop, stopped) = watch::channel(false);
     let told = Arc::clone(&journal);
-    // A thread of its own: reading from standard input cannot be interrupted.
+    // This needs its own thread, because reading from standard input cannot be interrupted.
     thread::spawn(move || {
         std::io::stdin().read_to_end(&mut Vec::new()).unwrap_or_default();
         told.stops();
@@ -116,7 +116,7 @@ async fn work(order: &Order, journal: Arc<Journal>, stopped: watch::Receiver<boo
 pub(crate) async fn connect(order: &Order) -> Result<Arc<dyn RwLockManager>> {
     async fn finish<M: Build>(builder: Builder<M>) -> Result<Arc<dyn RwLockManager>> {
         let builder = builder.key_prefix(PREFIX).lease(LEASE);
-        // It may be started while servers are hurt, or have no replicas.
+        // The worker may start while servers have a fault, or have no replicas.
         let began = Instant::now();
         loop {
             match builder.clone().connect().await {
@@ -142,7 +142,7 @@ pub(crate) async fn connect(order: &Order) -> Result<Arc<dyn RwLockManager>> {
     }
 }
 
-/// Tells when this process stood still, what memory it has, and how many holds stay in it.
+/// Notes pauses of this process, its memory, and the number of its cached holds.
 async fn pulse(journal: Arc<Journal>, locks: Arc<dyn RwLockManager>) {
     let (mut last, mut looked) = (now(), Instant::now());
     loop {

@@ -1,4 +1,4 @@
-//! `doctor` finds what is wrong, all of it, and says what to do.
+//! Tests that `doctor` finds everything that is wrong, and gives advice.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::program::{SERVER, at, program, said, until};
 
-/// The rights of the README for one node, all of them.
+/// All rights that the README lists for one node.
 const RIGHTS: [&str; 20] = [
     "on",
     ">s3cret",
@@ -37,7 +37,7 @@ const RIGHTS: [&str; 20] = [
     "+ping",
 ];
 
-/// What doctor has found, as `check` and `message`.
+/// Findings of doctor, as `check` and `message`.
 struct Found {
     code: Option<i32>,
     findings: Vec<(String, String)>,
@@ -51,13 +51,13 @@ impl Found {
         self.findings.iter().any(|(of, message)| of == check && message.contains(part))
     }
 
-    /// Nothing else is wrong, and this is what to do.
+    /// Asserts that nothing else is wrong, and that the advice contains `part`.
     fn only_advises(&self, check: &str, part: &str) {
         self.only(check, "");
         assert!(self.advice.iter().all(|advice| advice.contains(part)), "{part}: {}", self.text);
     }
 
-    /// Asserts that it names all of these, and no other.
+    /// Asserts that the findings name all these nodes, and no other.
     fn names(&self, nodes: &[&Node]) {
         let expected: BTreeSet<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
         assert_eq!(self.nodes, expected, "{}", self.text);
@@ -69,7 +69,7 @@ impl Found {
     }
 }
 
-/// Problems and warnings; notes are for people.
+/// Runs doctor and returns problems and warnings, but no notes, which are for people.
 fn doctor(mut command: Command) -> Found {
     command.args(["--json", "doctor"]);
     let said = said(command);
@@ -125,7 +125,7 @@ fn server_that_is_not_there_is_found() {
 
 #[test]
 fn replica_for_a_primary_and_missing_replicas_are_found() {
-    // Else it waits for more of them to come.
+    // Without this the primary waits for more replicas before it sends its data.
     let primary = Node::builder(Server::Redis70).arg("--repl-diskless-sync-delay", "0").start().expect("it starts");
     let replica = Node::start(Server::Redis70).expect("it starts");
     let port = primary.port().to_string();
@@ -156,11 +156,11 @@ fn rights_are_found(server: Server) {
     for missing in ["+pexpireat", "+eval", "+hset", "+ssubscribe", "+spublish", "~rwlock#*", "&rwlock:{*"] {
         without(&[missing]).only("rights", missing);
     }
-    // Optional ones are a note, which says what is not known without them.
+    // A missing optional right is a note, which says what is not known without it.
     let found = without(&["+info"]);
     let note = "user locks lacks +info: without it a policy that removes locks is not known";
     assert!(found.code == Some(0) && found.text.contains(note), "{}", found.text);
-    // All at once, and not one after the other.
+    // doctor names all missing rights at once, and not one after the other.
     let missing = ["+pexpireat", "+evalsha", "+time", "+ssubscribe", "+spublish"];
     let found = without(&missing);
     for missing in missing {
@@ -180,7 +180,7 @@ fn rights_are_found_on_valkey_9_1() {
 
 #[test]
 fn renamed_command_is_found() {
-    // A directive of two words, and another one to make them even.
+    // The directive has two words, but the builder adds arguments in pairs. A second directive makes their number even.
     let node = Node::builder(Server::Redis70).arg("--rename-command", "PEXPIREAT").arg("hidden", "--rename-command");
     let node = node.arg("DEBUG", "hidden-too").start().expect("it starts");
     doctor_at(&node).only("rights", "no PEXPIREAT");
@@ -282,7 +282,7 @@ fn what_is_wrong_behind_sentinels_is_found() {
         replica.command(&["CONFIG", "SET", "maxmemory-policy", policy]).expect("answered").into_result().expect("set");
     };
     policy("volatile-lru");
-    // It may be the primary tomorrow.
+    // A later failover may make it the primary.
     of_sentinels(&[]).only("memory-policy", "volatile-lru");
     policy("noeviction");
 
@@ -340,7 +340,7 @@ fn every_primary_is_looked_at() {
     let found = of_cluster(&cluster, user);
     found.only("memory", "maxmemory 1");
     found.names(&nodes);
-    // Where nobody may ask for the memory, a lock is tried at each.
+    // Without the right to ask for the memory, doctor finds the fault by a lock at each primary.
     nodes.iter().for_each(|node| allow(node, &["-info"]));
     let found = of_cluster(&cluster, user);
     found.only("trial", "out of memory");
@@ -365,7 +365,7 @@ fn hosts_in(reply: &Reply, host: &str) -> usize {
     }
 }
 
-/// The user named one member, which announces addresses that cannot be reached.
+/// Tests a user who names one member, which announces addresses that cannot be reached.
 #[test]
 fn announced_address_that_cannot_be_reached_has_its_source() {
     const INSIDE: &str = "127.9.9.9";
@@ -395,7 +395,7 @@ fn node_timeout_of_a_cluster_is_compared_with_the_lease() {
     let cluster = Cluster::builder(Server::Redis70).primaries(3).replicas(0).start().expect("it starts");
     let nodes: Vec<&Node> = cluster.nodes().iter().collect();
     let timeout = |nodes: &[&Node], ms: &str| nodes.iter().for_each(|node| set(node, "cluster-node-timeout", ms));
-    // As by default.
+    // Redis has this timeout by default.
     timeout(&nodes, "15000");
     let found = of_cluster(&cluster, "");
     found.only("node-timeout", "15s");
@@ -432,14 +432,14 @@ fn user_that_replicas_do_not_know_is_found() {
     assert_eq!(of_cluster(&cluster, "locks:s3cret@").code, Some(0));
 }
 
-/// Most memory of a process so far, in KiB, while it runs.
+/// Returns the peak memory of a running process, in KiB.
 fn peak_kib(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().trim_end_matches(" kB").parse().ok()
 }
 
-/// A server that announces 4 GiB, and sends them.
+/// Starts a server that announces 4 GiB, and sends them.
 fn endless() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let addr = listener.local_addr().expect("bound");

@@ -1,4 +1,4 @@
-//! `force-release`: it ends what it has shown, and nothing else.
+//! Tests that `force-release` ends the holds that it has shown, and nothing else.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -8,7 +8,7 @@ use redis_rwlock::{HoldState, LossReason};
 
 use crate::program::{PROGRAM, SERVER, at, labelled, new_name, said, until};
 
-/// `force-release` in a terminal of its own, after it has asked.
+/// Program `force-release` in its own terminal, after it has asked its question.
 struct Asked {
     program: Child,
     shown: String,
@@ -16,7 +16,7 @@ struct Asked {
 
 impl Asked {
     fn about(name: &str) -> Self {
-        // It makes a terminal, and hands on what we write and read.
+        // `script` makes a terminal, and forwards input and output.
         let mut program = Command::new("script")
             .args(["-qec", &format!("{PROGRAM} force-release {name}"), "/dev/null"])
             .env("RWLOCK_NODE", SERVER.url())
@@ -35,7 +35,7 @@ impl Asked {
         Self { program, shown: String::from_utf8(shown).expect("text") }
     }
 
-    /// Answers, and returns the exit code and what was shown since.
+    /// Sends the answer, and returns the exit code and the output since then.
     fn answer(mut self, answer: &str) -> (Option<i32>, String) {
         let mut keys = self.program.stdin.take().expect("piped");
         keys.write_all(answer.as_bytes()).expect("it reads");
@@ -64,7 +64,7 @@ fn hold_that_was_not_shown_stays() {
     let shown = first.write(&name).wait().expect("granted");
     let asked = Asked::about(&name);
     assert!(asked.shown.contains("first"), "{}", asked.shown);
-    // While the operator thinks.
+    // The lock changes while the operator thinks.
     shown.release().expect("ours to the end");
     let unseen = second.write(&name).wait().expect("granted");
     let (code, after) = asked.answer("y\n");
@@ -95,7 +95,7 @@ fn free_lock_is_only_looked_at() {
             of_scripts.map(|(_, rest)| rest.split(',').next().expect("a number").parse::<u32>().expect("a number"));
         calls.sum::<u32>()
     };
-    // The script is loaded by the first of them.
+    // The first command loads the script, so it counts one call more.
     scripts_of(&["inspect", &name]);
     let of_a_look = scripts_of(&["inspect", &name]);
     for args in [&["force-release", &name][..], &["force-release", "--yes", &name]] {

@@ -1,4 +1,4 @@
-//! What is printed of locks and of the program itself, and where the servers' addresses come from.
+//! Tests the output about locks and about the program itself, and the sources of the servers' addresses.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::program::{Folder, SERVER, at, new_name, program, said};
 
 #[test]
 fn locks_are_shown_to_people_and_programs() {
-    // A name may be anything, and no order to the terminal.
+    // A name may contain any character, but none may control the terminal.
     let (held, free) = (format!("{}\u{1b}[31m", new_name()), new_name());
     let shown = held.replace('\u{1b}', "\\u{1b}");
     let manager = RedisManager::connect(SERVER.url()).expect("connected");

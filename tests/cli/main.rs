@@ -1,6 +1,6 @@
-//! What the program `redis-rwlock` does, on real servers.
+//! Tests of the program `redis-rwlock` on real servers.
 #![allow(
-    missing_docs, // a test binary has no public face
+    missing_docs, // a test binary has no public items
     clippy::missing_panics_doc, // tests panic to fail
     unreachable_pub
 )]

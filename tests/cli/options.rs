@@ -1,4 +1,4 @@
-//! Names and values of options: whose they are, and how wrong ones are called.
+//! Names and values of options: their owners, and the words for wrong ones.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn with(variables: &[(&str, &str)], args: &[&str]) -> Command {
 
 #[test]
 fn services_that_are_called_like_the_program_do_not_stop_it() {
-    // As Kubernetes writes them for the services `rwlock` and `rwlock-node`, and Docker for a link.
+    // Kubernetes writes such variables for the services `rwlock` and `rwlock-node`, and Docker for a link.
     let theirs = [
         ("RWLOCK_SERVICE_HOST", "10.0.0.1"),
         ("RWLOCK_SERVICE_PORT", "6379"),
@@ -147,7 +147,7 @@ fn advice_is_in_words_of_the_command_line() {
     assert!(alone.code == Some(77) && alone.err.contains("--url or RWLOCK_NODE"), "{alone:?}");
 }
 
-/// Each name that the library uses for programmers has another word in the program.
+/// Tests that the program replaces each name that the library uses for programmers.
 #[test]
 fn every_name_of_the_library_has_a_word_for_users() {
     let table =
@@ -167,7 +167,7 @@ fn every_name_of_the_library_has_a_word_for_users() {
             let text = fs::read_to_string(&path).expect("text");
             let code = text.split("#[cfg(test)]").next().unwrap_or_default();
             for line in code.lines().filter(|line| line.contains('"') && !line.trim_start().starts_with("//")) {
-                // In a message: not of a doc attribute.
+                // Only names in messages count, not those of doc attributes.
                 for name in line.split('`').skip(1).step_by(2).filter(|_| !line.contains("doc = ")) {
                     let is_of_rust = name.contains("::") && !name.contains(":/") || name == "Tls";
                     if is_of_rust {

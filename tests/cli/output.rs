@@ -14,7 +14,7 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text:?}"))
 }
 
-/// The program, whose standard output nobody reads.
+/// Runs the program with a standard output that nobody reads.
 fn with_closed_pipe(args: &[&str], url: &str) -> (Option<i32>, String) {
     let mut child = at(url, args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     drop(child.stdout.take());
@@ -35,14 +35,14 @@ fn closed_pipe_is_no_failure() {
         &["man"],
         &["completions", "bash"],
         &["--help"],
-        // Without an end of its own.
+        // This command has no end of its own.
         &["top", "--json", &name],
     ] {
         assert_eq!(with_closed_pipe(args, &url), (Some(0), String::new()), "{args:?}");
     }
     assert_eq!(with_closed_pipe(&["inspect", &new_name()], &url), (Some(1), String::new()), "its answer");
     guard.release().expect("ours to the end");
-    // A device that takes nothing is one.
+    // A device that accepts no data is a failure.
     let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has it");
     let output = program(&["list"]).stdout(full).stderr(Stdio::piped()).spawn().expect("it starts");
     assert_eq!(output.wait_with_output().expect("it is ours").status.code(), Some(70));
@@ -51,7 +51,7 @@ fn closed_pipe_is_no_failure() {
 #[test]
 fn list_in_a_pipe_to_head_is_quiet() {
     let node = Node::start(Server::Redis70).expect("it starts");
-    // More than a pipe takes and `head` reads at once.
+    // The list is longer than a pipe's buffer and than one read of `head`.
     let many =
         "for n = 1, 1000 do redis.call('HSET', 'rwlock:{' .. string.rep('x', 200) .. n .. '}:lock', 't', '7') end";
     node.command(&["EVAL", many, "0"]).expect("answered").into_result().expect("set");
@@ -77,7 +77,7 @@ fn times_in_json_are_numbers_beside_the_texts() {
     }
     let left = look["holders"][0]["remaining_ms"].as_u64().expect("a number");
     assert!((1..=10_000).contains(&left), "{look}");
-    // As one would ask.
+    // This filters as a `jq` expression of a user would.
     let list = json(&said(program(&["list", "--json"])).out);
     let held_long = |lock: &Value| {
         lock["holders"].as_array().is_some_and(|all| all.iter().any(|h| h["age_ms"].as_u64() < Some(60_000)))
@@ -154,7 +154,7 @@ fn odd_keys_hide_no_other_lock() {
     guard.release().expect("ours to the end");
 }
 
-/// Unseen characters that change what is read, in a label and in a name.
+/// Tests names and labels with invisible characters that change how a line is read.
 #[test]
 fn nothing_of_names_and_labels_acts_on_the_terminal() {
     let node = Node::start(Server::Redis70).expect("it starts");
@@ -172,7 +172,7 @@ fn nothing_of_names_and_labels_acts_on_the_terminal() {
         '\u{e0041}',
     ];
     let all: String = bad.iter().collect();
-    // No order to the terminal is a label, but what turns a line round may be one.
+    // A label must not contain control characters, but may contain characters that reverse the reading order.
     let of_labels: String = bad.iter().filter(|c| !c.is_control() && !c.is_whitespace()).collect();
     let (name, label) = (format!("lo{all}ck"), format!("bi{of_labels}lling"));
     let manager = labelled(&node, &label);
@@ -188,7 +188,7 @@ fn nothing_of_names_and_labels_acts_on_the_terminal() {
         let text = said(at(&node.url(), &[&["--json"][..], args].concat()));
         clean("json", &format!("{}{}", text.out, text.err));
     }
-    // It means the same.
+    // The JSON keeps its meaning.
     let look = json(&said(at(&node.url(), &["--json", "inspect", &name])).out);
     assert_eq!((look["name"].as_str(), look["holders"][0]["label"].as_str()), (Some(&*name), Some(&*label)));
     let mut waiting =

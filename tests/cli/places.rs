@@ -1,5 +1,7 @@
-//! `run` as people start it, in each place where it is started: lines of `docs/CLI.md` behind another holder, in a terminal, in a
-//! pipe, in the background, below `nohup`, as process 1 and at a slow server. The lock is looked at when the program has ended.
+//! Tests `run` as users start it, with the lines of `docs/CLI.md` behind another holder.
+//!
+//! The places are a terminal, a pipe, the background, below `nohup`, process 1 and a slow server. The tests inspect the
+//! lock when the program has ended.
 
 use std::fs;
 use std::io::{self, Write};
@@ -15,10 +17,10 @@ use crate::program::{Folder, PROGRAM, Running, SERVER, new_name, send, until};
 
 /// Command of a line.
 const JOB: &str = "sh -c 'echo inside >>jobs'";
-/// Command that waits for a file, after it has said that it is there.
+/// Command that reports its start and then waits for a file.
 const PATIENT_JOB: &str = r#"sh -c 'trap "echo heard >heard" USR1; echo $PPID >ready; until [ -e go ]; do sleep 0.02; done; echo inside >>jobs'"#;
 
-/// A place where a line is started.
+/// Place where a line is started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     /// Started by another program that reads its output, such as a test or a supervisor.
@@ -27,7 +29,7 @@ enum Place {
     Pipe,
     Background,
     Nohup,
-    /// The first process of a container.
+    /// First process of a container.
     ProcessOne,
     SlowServer,
 }
@@ -36,7 +38,7 @@ impl Place {
     const ALL: [Self; 7] =
         [Self::Plain, Self::Terminal, Self::Pipe, Self::Background, Self::Nohup, Self::ProcessOne, Self::SlowServer];
 
-    /// The line as it is typed there. Its exit code is that of the line.
+    /// Returns the line as a user types it in this place. Its exit code is that of the line.
     fn line(self, line: &str) -> String {
         match self {
             Self::Plain | Self::Terminal | Self::SlowServer => line.to_owned(),
@@ -52,12 +54,12 @@ impl Place {
     fn start(self, line: &str, folder: &Folder) -> Running {
         let line = self.line(line);
         let mut command = if self == Self::Terminal {
-            // It makes a terminal.
+            // `script` makes a terminal.
             let mut script = Command::new("script");
             script.args(["-qec", &line, "/dev/null"]);
             script
         } else {
-            // Only this one tells how the first program of a pipe has ended.
+            // Only bash reports the exit code of the first program of a pipe.
             let mut shell = Command::new(if self == Self::Pipe { "bash" } else { "sh" });
             shell.args(["-c", &line]);
             shell
@@ -78,28 +80,28 @@ static SLOW: LazyLock<Proxy> = LazyLock::new(|| {
     slow
 });
 
-/// Whether a program may be process 1 here, which a container without privileges does not allow.
+/// True if the program can be process 1 on this machine, which a container without privileges does not allow.
 static HAS_NAMESPACES: LazyLock<bool> = LazyLock::new(|| {
     let tried = Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"]).output();
     let has = tried.is_ok_and(|tried| tried.status.success());
     if !has {
-        // Not captured, unlike what a macro prints.
+        // A test captures the output of a macro, but not this.
         writeln!(io::stderr(), "NOT CHECKED: redis-rwlock as process 1, since `unshare --pid` is not allowed")
             .expect("written");
     }
     has
 });
 
-/// Options of `run` that people give, and what comes of them behind another holder.
+/// Options of `run` that users give, and their result behind another holder.
 #[derive(Clone, Debug)]
 struct Line {
-    /// With `NAME` for the lock and `JOB` for the command.
+    /// Text with `NAME` for the lock and `JOB` for the command.
     text: String,
-    /// Does not wait: others have the lock.
+    /// True if the line does not wait when other processes have the lock.
     is_busy: bool,
 }
 
-/// Lines of docs/CLI.md, all of them, and options of `help run`.
+/// Returns all lines of docs/CLI.md, and options of `help run`.
 fn lines() -> Vec<Line> {
     let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/CLI.md")).expect("it is there");
     let of_page = page.split("```").skip(1).step_by(2).flat_map(str::lines);
@@ -126,20 +128,20 @@ impl Line {
         self.text.replace("NAME", name).replace("JOB", job)
     }
 
-    /// A line of cron that takes another machine's job for a success.
+    /// Returns the exit code at a busy lock. The line of cron treats another machine's job as a success.
     fn busy_code(&self) -> i32 {
         if self.text.contains("-eq 75") { 0 } else { 75 }
     }
 }
 
-/// Neither a holder nor a waiter is left.
+/// Asserts that neither a holder nor a waiter is left.
 fn nothing_is_left(name: &str, case: &str) {
     let view = RedisManager::connect(SERVER.url()).expect("connected").inspect(name).expect("inspected");
     assert!(view.is_free() && view.waiters.is_empty(), "{case}: {view:?}");
 }
 
-/// Starts each line behind another holder, looks at the lock when those that do not wait have ended, lets the holder go, and looks
-/// again when all have ended.
+/// Starts each line behind another holder. Inspects the lock when the lines that do not wait have ended. Then releases
+/// the holder, and inspects the lock again when all have ended.
 fn every_line_works_behind_a_holder(place: Place) {
     if !place.is_there() {
         return;
@@ -190,7 +192,8 @@ fn every_line_ends_by_a_signal(place: Place) {
     }
 }
 
-/// The process of `run` that has this lock, as this machine numbers it, whatever its own namespace says.
+/// Returns the process of `run` that has this lock. The id is the one in this machine's namespace, not in the process's
+/// own.
 fn pid_of(name: &str) -> i32 {
     let is_it = |pid: &i32| {
         let words = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -254,7 +257,7 @@ fn signal_that_was_ignored_at_the_start_ends_no_command() {
         let running = place.start(&format!("{PROGRAM} run {name} -- {PATIENT_JOB}"), &folder);
         let pid: i32 = folder.line("ready").parse().expect("a process id");
         send(signal, pid);
-        // Signals that are not ignored arrive; this one is handed on after the other one.
+        // Signals that are not ignored arrive. `run` forwards this one after the other one.
         send(Signal::USR1, pid);
         folder.line("heard");
         fs::write(folder.path("go"), "").expect("written");

@@ -1,4 +1,4 @@
-//! The program, and what it leaves to be looked at.
+//! Starts the program, and keeps its results for assertions.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -14,13 +14,13 @@ use redis_rwlock::blocking::RedisManager;
 use rustix::process::{Pid, Signal, kill_process};
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_redis-rwlock");
-/// Far longer than anything takes that a case waits for.
+/// Limit of all waits in the cases, far longer than any of them needs.
 const BOUND: Duration = Duration::from_secs(30);
 
-/// For cases that do the server no harm.
+/// Shared server for cases that do not disturb it.
 pub(crate) static SERVER: LazyLock<Node> = LazyLock::new(|| Node::start(Server::Redis70).expect("the server starts"));
 
-/// A lock's name that no other case uses.
+/// Returns a lock's name that no other case uses.
 pub(crate) fn new_name() -> String {
     static NAMES: AtomicU64 = AtomicU64::new(0);
     format!("lock{}", NAMES.fetch_add(1, Ordering::Relaxed))
@@ -34,25 +34,25 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The program with the shared server, unless it is told otherwise.
+/// Returns a command of the program with the shared server.
 pub(crate) fn program(args: &[&str]) -> Command {
     at(&SERVER.url(), args)
 }
 
-/// The program with this server.
+/// Returns a command of the program with this server.
 pub(crate) fn at(url: &str, args: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     command.args(args).env("RWLOCK_NODE", url).stdin(Stdio::null());
     command
 }
 
-/// A manager that others see under this label.
+/// Connects a manager with this label.
 pub(crate) fn labelled(node: &Node, label: &str) -> RedisManager {
     let builder = redis_rwlock::RedisManager::builder(node.url()).label(label);
     RedisManager::connect_with(builder).expect("connected")
 }
 
-/// What a program has said when it was over.
+/// Output and exit code of a program that has ended.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) code: Option<i32>,
@@ -70,7 +70,7 @@ pub(crate) fn send(signal: Signal, pid: i32) {
     kill_process(Pid::from_raw(pid).expect("a process id"), signal).expect("it is ours");
 }
 
-/// A program that runs, and is killed when the case ends early.
+/// Running program, which is killed when the case ends early.
 #[derive(Debug)]
 pub(crate) struct Running(Child);
 
@@ -79,7 +79,7 @@ impl Running {
         Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts"))
     }
 
-    /// Starts a program whose messages are in the file `err` of a folder, to be read while it runs.
+    /// Starts a program whose messages go to the file `err` of a folder, so that the case can read them while it runs.
     pub(crate) fn told_in(folder: &Folder, mut command: Command) -> Self {
         let err = File::create(folder.path("err")).expect("created");
         Self(command.stdout(Stdio::piped()).stderr(err).spawn().expect("it starts"))
@@ -89,7 +89,7 @@ impl Running {
         send(signal, i32::try_from(self.0.id()).expect("a process id"));
     }
 
-    /// Processes that watch over its command.
+    /// Returns the processes that watch over its command.
     pub(crate) fn watchdogs(&self) -> Vec<i32> {
         let parent = self.0.id().to_string();
         let processes = fs::read_dir("/proc").expect("Linux").flatten();
@@ -102,7 +102,7 @@ impl Running {
         processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_one).collect()
     }
 
-    /// Waits for its end.
+    /// Waits for the program's end.
     pub(crate) fn said(mut self) -> Said {
         let mut status: Option<ExitStatus> = None;
         until("the end of the program", || {
@@ -125,7 +125,7 @@ impl Drop for Running {
     }
 }
 
-/// A folder for what commands write; it goes with the case.
+/// Folder for the output of commands, which is removed with the case.
 #[derive(Debug)]
 pub(crate) struct Folder(PathBuf);
 
@@ -150,10 +150,10 @@ impl Folder {
         self.read(name).lines().next().expect("a line").to_owned()
     }
 
-    /// Waits until the process is gone whose id a command has written.
+    /// Waits until the process has gone whose id a command has written.
     pub(crate) fn gone(&self, name: &str) {
         let stat = format!("/proc/{}/stat", self.line(name));
-        // One that nobody has asked for its end is a zombie.
+        // A process that was not reaped yet is a zombie.
         until(name, || fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z ") || stat.contains(") X ")));
     }
 }
@@ -164,7 +164,7 @@ impl Drop for Folder {
     }
 }
 
-/// As `date +%s%N` writes it.
+/// Returns the time in the format of `date +%s%N`.
 pub(crate) fn wall_clock() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos()
 }

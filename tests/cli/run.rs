@@ -1,4 +1,4 @@
-//! `run`: the command's end, its signals, and that nothing of it outlives the lock.
+//! Tests the end and the signals of a command of `run`, and that no process of it outlives the lock.
 
 use std::fs;
 use std::process::Command;
@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use crate::program::{Folder, PROGRAM, Running, SERVER, at, new_name, program, said, send, until, wall_clock};
 
-/// A command of a shell under a lock.
+/// Returns a command that runs a shell script under a lock.
 fn run<'a>(name: &'a str, script: &'a str) -> Command {
     program(&["run", name, "--", "sh", "-c", script])
 }
@@ -27,7 +27,7 @@ fn is_free(name: &str) -> bool {
 #[test]
 fn exit_code_and_token_are_passed_through() {
     let name = new_name();
-    // The program below it is not confused by what it is told.
+    // The nested program must accept the variables that `run` has set.
     let script = format!("echo $RWLOCK_NAME $RWLOCK_FENCING_TOKEN; {PROGRAM} inspect $RWLOCK_NAME; echo $?; exit 7");
     let said = said(run(&name, &script));
     assert_eq!(said.code, Some(7), "{said:?}");
@@ -76,7 +76,7 @@ fn wrong_command_lines_are_told_and_start_nothing() {
     }
 }
 
-/// Returns the command with no signal ignored, whichever the tests inherited, such as SIGINT in a background job.
+/// Returns the command with no signal ignored. The tests may inherit ignored ones, such as SIGINT in a background job.
 fn with_default_signals(command: &Command) -> Command {
     let mut env = Command::new("env");
     env.arg("--default-signal").arg(command.get_program()).args(command.get_args());
@@ -94,7 +94,7 @@ fn signal_reaches_the_command(signal: Signal, word: &str) {
     assert_eq!((said.code, folder.read("heard")), (Some(3), format!("{word}\n")), "{said:?}");
     assert!(is_free(&name));
 
-    // One that does not care ends by it, and so does all that it has started.
+    // A command without a trap ends by the signal, and so do all processes that it has started.
     let script = "sleep 100 & echo $! >below; echo $$ >ready; wait";
     let running = Running::start(in_folder(with_default_signals(&run(&name, script)), &folder));
     folder.line("below");
@@ -151,18 +151,18 @@ fn what_the_command_leaves_behind_is_ended_before_the_lock_is_free() {
     folder.gone("below");
 }
 
-/// It does not care for SIGTERM, nor does what it has started, and both write the time down.
-/// If nobody ends them, they end with the case's folder.
+/// Script that ignores SIGTERM, as does its child, and both write the time repeatedly. If no process kills them, they
+/// end when the case removes its folder.
 const STUBBORN: &str = "trap '' TERM
 echo $$ >pid
 stamp() { while [ -e pid ]; do date +%s%N >>$1; sleep 0.01; done; }
 stamp below & echo $! >below.pid
 stamp stamps";
 
-/// For cases that wait for its end. A quarter of it is margin, which a busy machine may use.
+/// Lease for cases that wait for its end. A quarter of it is margin for a busy machine.
 const SHORT: &str = "2s";
 const SHORT_NS: u128 = 2_000_000_000;
-/// For cases where something happens long before.
+/// Lease for cases where the tested event happens long before its end.
 const LONG: &str = "6s";
 const LONG_NS: u128 = 3 * SHORT_NS;
 
@@ -177,7 +177,7 @@ fn stubborn(node: &Node, name: &str, lease: &str, folder: &Folder) -> Running {
     running
 }
 
-/// Nobody else can have the lock before.
+/// Asserts that no process ran after `end`, which is the earliest time at which another process can have the lock.
 fn nothing_ran_after(folder: &Folder, end: u128) {
     folder.gone("pid");
     folder.gone("below.pid");
@@ -192,7 +192,7 @@ fn nothing_outlives_the_lock_when(hurt: impl FnOnce(&Node)) {
     let (node, name, folder) = (Node::start(Server::Redis70).expect("it starts"), new_name(), Folder::new());
     let running = stubborn(&node, &name, SHORT, &folder);
     hurt(&node);
-    // The last renewal that was answered was sent before.
+    // The last renewal with an answer was sent before this moment.
     let end = wall_clock() + SHORT_NS;
     let said = running.said();
     assert_eq!(said.code, Some(76), "{said:?}");
@@ -226,12 +226,13 @@ fn nothing_outlives_the_program_when_it_is_killed() {
     let (name, folder) = (new_name(), Folder::new());
     let running = stubborn(&SERVER, &name, LONG, &folder);
     running.signal(Signal::KILL);
-    // Long before the lease ends.
+    // All processes end long before the lease does.
     nothing_ran_after(&folder, wall_clock() + LONG_NS / 2);
     drop(running);
 }
 
-/// Hurts the watchdog, waits until that is told, and then hurts the program: nothing runs longer than it may.
+/// Sends a signal to the watchdog, waits for the message about that, and then sends one to the program. No process may
+/// outlive the lock.
 fn nothing_outlives_the_lock_behind_a_hurt_watchdog(hurt: Signal, told: &str) {
     for then in [Signal::STOP, Signal::KILL] {
         let (name, folder) = (new_name(), Folder::new());
@@ -322,7 +323,7 @@ fn command_has_the_grace_to_end_by_itself() {
     folder.line("ready");
     node.pause();
     let said = running.said();
-    // It did not do all of its work, whatever it says itself.
+    // The command did not finish its work, so its own exit code does not count.
     assert_eq!((said.code, &*folder.read("heard")), (Some(76), "bye\n"), "{said:?}");
 }
 
@@ -349,13 +350,13 @@ fn longest_time_of_a_hold_ends_the_command() {
     assert_eq!(said.code, Some(76), "{said:?}");
 }
 
-/// Options as people have them: none, those of docs/CLI.md, and leases with the default grace and with a third.
+/// Options that users give: none, those of docs/CLI.md, and leases with the default grace and with a third.
 const LINES: [&[&str]; 14] = [
     &[],
     &["--read"],
     &["--wait", "20s"],
     &["--max-hold", "60s"],
-    // The unit of systemd.
+    // Options of the systemd unit.
     &["--lease", "15s", "--grace", "4s"],
     &["--lease", "2s"],
     &["--lease", "60s"],
@@ -368,18 +369,18 @@ const LINES: [&[&str]; 14] = [
     &["--lease", "60s", "--grace", "20s"],
 ];
 
-/// Nobody is inside or waits.
+/// Asserts that no holder and no waiter is left.
 fn nothing_is_left(manager: &RedisManager, name: &str, case: &str) {
     let view = manager.inspect(name).expect("inspected");
     assert!(view.is_free() && view.waiters.is_empty(), "{case}: {view:?}");
 }
 
-/// The program with these options of `run`, for a command that writes a word.
+/// Returns the program with these options of `run`, for a command that writes a word.
 fn with_options(url: &str, options: &[&str], name: &str) -> Command {
     at(url, &[&["run"], options, &[name, "--", "sh", "-c", "echo done"]].concat())
 }
 
-/// Runs each line at a lock that is free, and at one that it has to wait for, and looks at the lock when it has ended.
+/// Runs each line at a free lock, and at one that it has to wait for. Inspects the lock when the line has ended.
 fn each_line_runs_to_its_end(url: &str) {
     let manager = RedisManager::connect(SERVER.url()).expect("connected");
     let waits = LINES.map(|options| {
@@ -416,12 +417,13 @@ fn default_grace_fits_a_short_lease() {
     let (name, manager) = (new_name(), RedisManager::connect(SERVER.url()).expect("connected"));
     let guard = manager.write(&name).wait().expect("granted");
     for lease in ["250ms", "600ms", "1s"] {
-        // Whether the machine is fast enough for such a lease is no matter here: the options are taken, and the lock is asked for.
+        // The machine may be too slow for such a lease, which does not matter here. The case only checks that the
+        // program accepts the options and asks for the lock.
         let said = said(with_options(&SERVER.url(), &["--lease", lease, "--no-wait"], &name));
         assert_eq!(said.code, Some(75), "{lease}: {said:?}");
     }
     guard.release().expect("ours to the end");
-    // One that was given has to fit.
+    // A grace from the user has to fit.
     let refused = said(program(&["run", "--lease", "600ms", "--grace", "200ms", &name, "--", "true"]));
     assert!(refused.code == Some(2) && refused.err.contains("174ms is the most"), "{refused:?}");
 }
@@ -441,7 +443,7 @@ fn who_gives_up_leaves_nothing() {
     for (case, running, guard, name) in waits {
         let said = running.said();
         assert_eq!((said.code, &*said.out), (Some(75), ""), "{case}: {said:?}");
-        // At once: a look later would find the place gone by itself.
+        // Inspects at once, because the place in the queue would later expire by itself.
         let view = manager.inspect(&name).expect("inspected");
         assert!(view.waiters.is_empty() && view.holders.len() == 1, "{case}: {view:?}");
         guard.release().expect("ours to the end");

@@ -1,4 +1,4 @@
-//! In a real terminal: what `top` shows and gives back, and a command of `run` that has the terminal.
+//! Tests in a real terminal: the screen of `top` and its restoration, and a command of `run` that uses the terminal.
 
 use std::fs;
 use std::process::Command;
@@ -7,7 +7,7 @@ use redis_rwlock::blocking::RedisManager;
 
 use crate::program::{Folder, PROGRAM, SERVER, new_name, until};
 
-/// A terminal with a shell in it, that is gone with the case.
+/// Terminal with a shell in it, which ends with the case.
 pub(crate) struct Terminal {
     socket: String,
 }
@@ -15,7 +15,7 @@ pub(crate) struct Terminal {
 impl Terminal {
     pub(crate) fn open() -> Self {
         let terminal = Self { socket: format!("cli-{}-{}", std::process::id(), new_name()) };
-        // No file of the user's says how it behaves.
+        // No configuration file of the user may change its behaviour.
         terminal.tmux(&[
             "-f",
             "/dev/null",
@@ -85,7 +85,7 @@ fn top_shows_locks_as_they_change_and_gives_the_terminal_back() {
         terminal.presses(end);
         terminal.shows("ended with 0");
         assert!(!terminal.screen().contains("locks, 0 held"), "the screen is as before");
-        // It shows what is typed again, line by line.
+        // The terminal echoes and works line by line again.
         terminal.types("echo $(stty -a | tr ' ' '\\n' | grep -cx -e icanon -e echo -e isig) modes");
         terminal.shows("3 modes");
     }
@@ -108,12 +108,12 @@ fn command_has_the_terminal_and_the_shell_has_it_afterwards() {
 
     run("echo two; while :; do sleep 0.05; done");
     terminal.shows("two\n");
-    // Nobody could let it go on.
+    // Ctrl-Z must not stop the command, because no process could continue it.
     terminal.presses("C-z");
     terminal.presses("C-c");
     terminal.shows("ended with 130");
 
-    // Also when it is killed since the lock is gone.
+    // The shell also gets the terminal back when the command is killed because the lock is lost.
     run("trap \"\" INT; echo three; while :; do sleep 0.05; done");
     terminal.shows("three\n");
     let manager = RedisManager::connect(SERVER.url()).expect("connected");
@@ -123,14 +123,14 @@ fn command_has_the_terminal_and_the_shell_has_it_afterwards() {
     terminal.shows("still 42");
 }
 
-/// A command that needs the terminal, though none of its streams leads there.
+/// Command that needs the terminal, though none of its streams leads there.
 const READER: &str = "sh -c 'echo >ready; read line </dev/tty; echo heard $line'";
 
-/// The word that a command writes when it has read it.
+/// Asserts that the command reads the typed word and writes it.
 fn word_arrives(terminal: &Terminal, folder: &Folder) {
     terminal.types("hello");
     assert_eq!(folder.line("out"), "heard hello");
-    // The shell goes on when all of the line has ended.
+    // The shell continues when the whole line has ended.
     let end = new_name();
     terminal.types(&format!("clear; echo $((40 + 2)) {end}"));
     terminal.shows(&format!("42 {end}"));
@@ -158,7 +158,7 @@ fn command_reads_from_the_terminal_wherever_its_streams_lead() {
 fn modes_of_the_terminal_are_for_the_command_in_a_pipe_to_change() {
     let (name, terminal, folder) = (new_name(), Terminal::open(), Folder::new());
     terminal.types(&format!("cd {}", folder.path("").display()));
-    // As for a password; it is stopped for this by another signal.
+    // The command turns the echo off, as for a password. Another signal (SIGTTOU) stops it for this.
     let asks = "sh -c 'stty -echo </dev/tty; read line </dev/tty; stty echo </dev/tty; echo heard $line'";
     terminal.types(&format!("redis-rwlock run {name} -- {asks} | cat >out"));
     word_arrives(&terminal, &folder);
@@ -181,14 +181,14 @@ fn command_in_the_background_that_needs_the_terminal_is_told_and_gets_it_with_fg
 fn key_that_stops_stops_nothing_of_a_pipe() {
     let (name, terminal, folder) = (new_name(), Terminal::open(), Folder::new());
     let script = "sh -c 'echo >ready; until [ -e go ]; do sleep 0.02; done; echo done'";
-    // dash believes that `cat` stays stopped if it has seen the stop, and shows 148 at the end.
+    // dash assumes that `cat` stays stopped once it has seen the stop, and shows 148 at the end.
     terminal.types(&format!("clear; cd {}; exec bash --norc", folder.path("").display()));
     terminal.types(&format!("redis-rwlock run {name} -- {script} | cat; echo ended with $?"));
     folder.line("ready");
     terminal.presses("C-z");
     terminal.shows("^Z");
     fs::write(folder.path("go"), "").expect("written");
-    // The shell would have it stopped otherwise, and end with 148.
+    // Otherwise the shell would see it as stopped, and end with 148.
     terminal.shows("ended with 0");
     assert!(terminal.screen().contains("done\n"), "{}", terminal.screen());
     assert!(is_free(&name));

@@ -1,4 +1,4 @@
-//! A client's connection and the one that was made to the server for it.
+//! Client's connection, paired with the one that the proxy made to the server for it.
 
 use std::{
     io::{self, Read},
@@ -18,34 +18,34 @@ use super::{
 
 const READ_BYTES: usize = 64 << 10;
 
-/// One of the two ends of a connection.
+/// End of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
     Client,
     Server,
 }
 
-/// What is to become of a connection.
+/// Fate of a connection after a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Lives,
-    /// Both peers have seen the end.
+    /// The end has reached both peers.
     Ended,
     Reset,
 }
 
-/// Both halves of a connection, and what is on its way between them.
+/// Connection with both its halves, and the bytes on their way between them.
 #[derive(Debug)]
 pub(super) struct Connection {
     client: TcpStream,
     /// None when it began in a black hole.
     server: Option<TcpStream>,
-    /// To the server.
+    /// Bytes to the server.
     up: Flow,
-    /// To the client.
+    /// Bytes to the client.
     down: Flow,
     pending: PendingReplies,
-    /// Fell into a black hole: nothing of it gets through any more.
+    /// True once it fell into a black hole: no bytes pass any more.
     is_lost: bool,
 }
 
@@ -63,7 +63,7 @@ impl Connection {
         }
     }
 
-    /// Whether to wait for bytes from the peer, and whether to wait until it takes some.
+    /// Returns whether to wait for bytes from the peer, and whether to wait until it takes some.
     pub(super) fn interest(&self, peer: Peer, now: Instant, is_frozen: bool) -> (bool, bool) {
         let (from, to) = match peer {
             Peer::Client => (&self.up, &self.down),
@@ -72,13 +72,13 @@ impl Connection {
         (from.end.is_none(), !is_frozen && to.is_writable(now))
     }
 
-    /// When there will be something to write without anything else happening.
+    /// Moment from which there is something to write without another event.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
         let dues = [self.up.next_due(), self.down.next_due()];
         dues.into_iter().flatten().filter(|due| *due > now).min()
     }
 
-    /// Reads what has come from the peer and decides what happens to it.
+    /// Reads the peer's bytes and applies the rules to them.
     pub(super) fn receive(&mut self, peer: Peer, rules: &mut Rules, delay: Duration) {
         let Some(mut stream) = self.stream(peer) else { return };
         let mut bytes = [0; READ_BYTES];
@@ -101,10 +101,10 @@ impl Connection {
         }
     }
 
-    /// Writes what may be written.
+    /// Writes the bytes that are due.
     pub(super) fn write(&mut self, now: Instant) -> Fate {
         let Some(server) = &self.server else { return Fate::Lives };
-        // A server may drop the commands of a client that has gone, but a watched one is to be applied.
+        // A server may drop the commands of a client that has gone, but a watched command must be applied.
         let may_end = !self.pending.is_watched() || self.down.end.is_some();
         let ends = [self.up.write(server, now, may_end), self.down.write(&self.client, now, true)];
         if ends.contains(&Some(End::Reset)) {
@@ -120,45 +120,45 @@ impl Connection {
         self.is_lost
     }
 
-    /// Lets nothing through any more.
+    /// Drops all bytes from now on.
     pub(super) fn lose(&mut self) {
         self.is_lost = true;
         self.up.clear();
         self.down.clear();
     }
 
-    /// Whether one of the peers of a lost connection has gone.
+    /// Returns true if one of the peers of a lost connection has gone.
     pub(super) fn is_abandoned(&self) -> bool {
         self.up.end.is_some() || self.down.end.is_some()
     }
 
-    /// Both peers get a reset.
+    /// Resets the connection to both peers.
     pub(super) fn reset(self) {
         for stream in [Some(self.client), self.server].into_iter().flatten() {
-            // Fails only for a socket that is reset already.
+            // This fails only for a socket that is reset already.
             set_socket_linger(&stream, Some(Duration::ZERO)).unwrap_or(());
         }
     }
 
-    /// Whether a rule holds something of this connection, or will.
+    /// Returns true if a rule holds bytes of this connection, or will.
     pub(super) fn has(&self, id: RuleId) -> bool {
         self.up.has_gate(id) || self.down.has_gate(id) || self.pending.has(id)
     }
 
-    /// Lets pass what the rule holds or would hold.
+    /// Forwards the bytes that the rule holds or would hold.
     pub(super) fn release(&mut self, id: RuleId) {
         self.up.open(id);
         self.down.open(id);
         self.pending.forget(id);
     }
 
-    /// Drops the reply that the rule holds or would hold, and lets the next one pass.
+    /// Drops the reply that the rule holds or would hold, and forwards the next one.
     pub(super) fn drop_reply(&mut self, id: RuleId) {
         self.down.remove(id);
         self.pending.change(id, Action::DropReply);
     }
 
-    /// How many scripts have not been passed on to the server yet.
+    /// Number of scripts that have not been forwarded to the server yet.
     pub(super) fn scripts_waiting(&self) -> usize {
         self.up.scripts_waiting()
     }

@@ -1,5 +1,6 @@
-//! The thread of a proxy. It alone touches the proxy's sockets; orders to it are closures that it runs between two
-//! rounds, so that an order has taken effect when the one who gave it goes on.
+//! Thread of a proxy, which alone touches the proxy's sockets.
+//!
+//! Orders to it are closures. It runs them between two rounds, so an order has taken effect when its sender goes on.
 
 use std::{
     collections::BTreeMap,
@@ -27,17 +28,17 @@ use crate::{Error, Result};
 
 type Order = Box<dyn FnOnce(&mut State) + Send>;
 
-/// What becomes of the bytes.
+/// Treatment of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Passing,
-    /// Nothing is written to anybody.
+    /// The proxy writes nothing to any peer.
     Frozen,
-    /// Everything is read and forgotten.
+    /// The proxy reads all bytes and drops them.
     BlackHole,
 }
 
-/// Gives orders to the thread.
+/// Sender of orders to the thread.
 #[derive(Clone, Debug)]
 pub(super) struct Remote {
     orders: Sender<Option<Order>>,
@@ -45,10 +46,10 @@ pub(super) struct Remote {
 }
 
 impl Remote {
-    /// Lets the thread run `order` and waits for it. Nothing comes back when the thread has ended.
+    /// Lets the thread run `order`, and waits for the result. Returns none when the thread has ended.
     pub(super) fn ask<T: Send + 'static>(&self, order: impl FnOnce(&mut State) -> T + Send + 'static) -> Option<T> {
         let (sender, receiver) = mpsc::sync_channel(1);
-        // Nobody listens any more only if the asking thread is gone.
+        // The receiver is missing only if the asking thread has ended.
         let answer = move |state: &mut State| drop(sender.send(order(state)));
         self.send(Some(Box::new(answer)));
         receiver.recv().ok()
@@ -56,13 +57,13 @@ impl Remote {
 
     fn send(&self, order: Option<Order>) {
         if self.orders.send(order).is_ok() {
-            // Fails when so many wakes are waiting that one more makes no difference.
+            // This fails when so many wakes are waiting that another one makes no difference.
             drop((&*self.waker).write(&[0]));
         }
     }
 }
 
-/// The thread, which ends when this is dropped.
+/// Owner of the thread, which ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Engine {
     remote: Remote,
@@ -101,7 +102,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.remote.send(None);
         if let Some(thread) = self.thread.take() {
-            // It has panicked only if a matcher did, which was reported where it happened.
+            // The thread has panicked only if a matcher did, and that panic was reported then.
             drop(thread.join());
         }
     }
@@ -118,12 +119,13 @@ fn run(state: &mut State, inbox: &Receiver<Option<Order>>, mut wakes: &UnixStrea
     loop {
         state.write_all();
         let ready = state.wait(wakes);
-        // Empty when something else was the reason to wake.
+        // There is no byte if another event woke the thread.
         drop(wakes.read(&mut [0; 1]));
-        // One, which has a byte of its own: traffic goes on between orders, however many ask and ask again.
+        // One order per wake, which has its own byte: so traffic goes on between orders, even if a caller asks in a
+        // loop.
         if let Ok(order) = inbox.try_recv() {
             let Some(order) = order else { return };
-            // What a client did before the order was given comes first.
+            // Connections that clients opened before the order come first.
             state.accept_all();
             order(state);
         }
@@ -136,7 +138,7 @@ fn run(state: &mut State, inbox: &Receiver<Option<Order>>, mut wakes: &UnixStrea
     }
 }
 
-/// All that a proxy knows and does.
+/// State of a proxy.
 #[derive(Debug)]
 pub(super) struct State {
     port: u16,
@@ -166,12 +168,12 @@ impl State {
         self.listen()
     }
 
-    /// Connections that come from now on are made to another server.
+    /// Connects new connections to another server.
     pub(super) fn lead_to(&mut self, server: SocketAddr) {
         self.server = server;
     }
 
-    /// Nobody listens for a server that is not there.
+    /// Refuses connections while the server is down.
     pub(super) fn set_server_down(&mut self, is_down: bool) -> Result<()> {
         self.is_server_down = is_down;
         self.listen()
@@ -191,7 +193,7 @@ impl State {
         }
     }
 
-    /// Disarms a rule and lets pass what it holds.
+    /// Disarms a rule and forwards the bytes that it holds.
     pub(super) fn release(&mut self, id: RuleId) {
         self.rules.disarm(id);
         self.connections.values_mut().for_each(|connection| connection.release(id));
@@ -215,13 +217,13 @@ impl State {
         self.connections.values().map(Connection::scripts_waiting).sum()
     }
 
-    /// Listens, or stops to, as it should be now.
+    /// Begins or ends listening, as the state requires.
     fn listen(&mut self) -> Result<()> {
         let wanted = !self.is_refusing && !self.is_server_down;
         if !wanted {
             if let Some(listener) = self.listener.take() {
-                // Closing alone is not enough: a process that another thread starts at this moment has a copy of the
-                // socket until it runs its program, and the kernel would go on accepting for it.
+                // Closing alone is not enough. A process that another thread starts at this moment has a copy of the
+                // socket until it runs its program. Until then the kernel would go on accepting connections.
                 shutdown(&listener, Shutdown::Both)
                     .map_err(|errno| Error::io(format!("closing port {}", self.port))(errno.into()))?;
             }
@@ -272,7 +274,7 @@ impl State {
         }
     }
 
-    /// Waits until there is something to do, and returns who has sent something.
+    /// Waits until there is something to do, and returns the peers that have sent something.
     fn wait(&self, wakes: &UnixStream) -> Vec<(u64, Peer)> {
         let now = Instant::now();
         let is_frozen = self.mode != Mode::Passing;
@@ -299,13 +301,13 @@ impl State {
             return Vec::new();
         }
         let ready = whose.into_iter().zip(&fds[first..]);
-        // Errors count as well: reading tells which.
+        // Errors count as well: the read tells which one.
         let ready = ready.filter(|((.., reads), fd)| *reads && fd.revents() != PollFlags::empty());
         ready.map(|((key, peer, _), _)| (key, peer)).collect()
     }
 }
 
-/// Begins to connect, and does not wait for a server whose queue is full.
+/// Begins to connect without waiting for a server whose queue is full.
 fn connect_to(server: SocketAddr) -> io::Result<TcpStream> {
     let family = if server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

@@ -1,4 +1,4 @@
-//! One direction of a connection: bytes in order, each from a moment on, some behind a gate.
+//! Direction of a connection: bytes in order, each with its moment, some behind a gate.
 
 use std::{
     collections::VecDeque,
@@ -9,26 +9,26 @@ use std::{
 
 use super::rules::RuleId;
 
-/// How the sender ended.
+/// End of the sender's stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Closed,
     Reset,
 }
 
-/// What is on its way to one of the two peers.
+/// Bytes on their way to one of the two peers.
 #[derive(Debug, Default)]
 pub(super) struct Flow {
     chunks: VecDeque<Chunk>,
-    /// How many scripts are among them.
+    /// Number of scripts in `chunks`.
     scripts_waiting: usize,
-    /// Received, but no whole request or reply yet.
+    /// Received bytes that are not a whole request or reply yet.
     pub(super) unparsed: Vec<u8>,
-    /// Passed on without a look at it.
+    /// True if the proxy forwards the bytes without parsing them.
     pub(super) is_raw: bool,
-    /// The sender will send no more; delivered after all chunks.
+    /// End that the sender has announced, which is delivered after all chunks.
     pub(super) end: Option<End>,
-    /// The receiver has the end, or is not there any more.
+    /// True once the receiver has the end, or has gone.
     is_over: bool,
 }
 
@@ -38,7 +38,7 @@ struct Chunk {
     sent: usize,
     due: Instant,
     gate: Option<RuleId>,
-    /// How many of the requests in it are scripts.
+    /// Number of scripts among its requests.
     scripts: usize,
 }
 
@@ -49,7 +49,7 @@ impl Chunk {
 }
 
 impl Flow {
-    /// Lets the bytes follow those that are there.
+    /// Appends the bytes.
     pub(super) fn push(&mut self, bytes: &[u8], due: Instant, gate: Option<RuleId>) {
         if self.is_over || bytes.is_empty() {
             return;
@@ -62,7 +62,7 @@ impl Flow {
         }
     }
 
-    /// Lets a script follow what is there.
+    /// Appends the bytes of a script.
     pub(super) fn push_script(&mut self, bytes: &[u8], due: Instant, gate: Option<RuleId>) {
         self.push(bytes, due, gate);
         if let Some(chunk) = self.chunks.back_mut() {
@@ -71,12 +71,12 @@ impl Flow {
         }
     }
 
-    /// How many scripts have not been passed on yet.
+    /// Number of scripts that have not been forwarded yet.
     pub(super) fn scripts_waiting(&self) -> usize {
         self.scripts_waiting
     }
 
-    /// Nothing more will come.
+    /// Appends the end of the stream.
     pub(super) fn push_end(&mut self, end: End, due: Instant) {
         let rest = std::mem::take(&mut self.unparsed);
         self.push(&rest, due, None);
@@ -87,7 +87,7 @@ impl Flow {
         self.chunks.iter_mut().filter(|chunk| chunk.gate == Some(gate)).for_each(|chunk| chunk.gate = None);
     }
 
-    /// Takes out what is behind a gate.
+    /// Removes the chunks behind a gate.
     pub(super) fn remove(&mut self, gate: RuleId) {
         self.chunks.retain(|chunk| chunk.gate != Some(gate));
         self.scripts_waiting = self.chunks.iter().map(|chunk| chunk.scripts).sum();
@@ -97,7 +97,7 @@ impl Flow {
         self.chunks.iter().any(|chunk| chunk.gate == Some(gate))
     }
 
-    /// Drops all that is on its way.
+    /// Drops all bytes on their way.
     pub(super) fn clear(&mut self) {
         self.chunks.clear();
         self.scripts_waiting = 0;
@@ -108,17 +108,18 @@ impl Flow {
         self.is_over
     }
 
-    /// Whether something could be written now if the receiver took it.
+    /// Returns true if a chunk could be written now, if the receiver took it.
     pub(super) fn is_writable(&self, now: Instant) -> bool {
         self.chunks.front().is_some_and(|chunk| chunk.is_free(now))
     }
 
-    /// When the next bytes may be written, if that only depends on time.
+    /// Moment from which the next bytes may be written, if only time holds them.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.chunks.front().filter(|chunk| chunk.gate.is_none()).map(|chunk| chunk.due)
     }
 
-    /// Writes what may be written, and the end if `may_end`. Returns [`End::Reset`] when the connection is to be reset.
+    /// Writes the chunks that are due, and the end if `may_end`. Returns [`End::Reset`] when the connection has to be
+    /// reset.
     pub(super) fn write(&mut self, mut to: &TcpStream, now: Instant, may_end: bool) -> Option<End> {
         while let Some(chunk) = self.chunks.front_mut().filter(|chunk| chunk.is_free(now)) {
             match to.write(&chunk.bytes[chunk.sent..]) {
@@ -142,7 +143,7 @@ impl Flow {
         let end = self.end?;
         self.is_over = true;
         if end == End::Closed {
-            // Fails when the receiver is gone: then it needs no end.
+            // This fails when the receiver has gone, and then it needs no end.
             drop(to.shutdown(Shutdown::Write));
         }
         Some(end)

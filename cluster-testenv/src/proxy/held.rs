@@ -1,4 +1,4 @@
-//! What a test has in hand while the proxy holds something for it.
+//! Handles for requests and replies that the proxy holds.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::Result;
 
-/// The link from a handle to its rule.
+/// Link from a handle to its rule.
 #[derive(Debug)]
 struct Grip {
     remote: Remote,
@@ -21,7 +21,7 @@ impl Grip {
         Self { remote: remote.clone(), id: rule.id, progress: rule.progress }
     }
 
-    // A proxy that is gone holds nothing, so nothing is left to do in these.
+    // These orders have nothing to do when the proxy has gone: then it holds nothing.
 
     fn release(&self) {
         let id = self.id;
@@ -39,12 +39,13 @@ impl Grip {
     }
 }
 
-/// The reply to one request, held back by [`Proxy::hold_reply`](crate::Proxy::hold_reply). Dropping it releases the reply.
+/// Reply to one request, which [`Proxy::hold_reply`](crate::Proxy::hold_reply) holds back. Dropping it releases the
+/// reply.
 #[derive(Debug)]
 #[must_use = "dropping it releases the reply"]
 pub struct HeldReply {
     grip: Grip,
-    /// What was told is told for good.
+    /// True once the test has decided about the reply, so that dropping the handle does not release it.
     is_settled: bool,
 }
 
@@ -62,28 +63,28 @@ impl HeldReply {
         self.grip.progress.wait_for(Stage::Seen, "the request of a held reply", timeout)
     }
 
-    /// Waits until the server's reply has arrived at the proxy: the server has applied the request, the client does not
+    /// Waits until the server's reply is at the proxy: the server has applied the request, and the client does not
     /// know.
     ///
     /// # Errors
     ///
-    /// [`Error::NotInTime`](crate::Error::NotInTime) when it has not after `timeout`.
+    /// [`Error::NotInTime`](crate::Error::NotInTime) when it has not arrived after `timeout`.
     pub fn wait_applied(&self, timeout: Duration) -> Result<()> {
         self.grip.progress.wait_for(Stage::Applied, "the reply that is to be held", timeout)
     }
 
-    /// Lets the reply go on its way, or pass if it has not come yet.
+    /// Forwards the reply now, or as soon as it comes.
     pub fn release(self) {}
 
-    /// Drops the reply, as soon as it comes, and lets all others pass. The client gets each following reply one too early:
-    /// no network does that, but clients that lose count do.
+    /// Drops the reply as soon as it comes, and forwards all others. The client gets each later reply one request too
+    /// early. No network does that, but clients that miscount replies do.
     pub fn drop_reply(mut self) {
         self.is_settled = true;
         self.grip.drop_reply();
     }
 
-    /// Drops the reply with all that follows it, and resets the connection on both sides. Without effect before the request
-    /// has come.
+    /// Drops the reply with all that follows it, and resets the connection on both sides. Does nothing before the
+    /// request has come.
     pub fn cut(self) {
         self.grip.cut();
     }
@@ -97,8 +98,8 @@ impl Drop for HeldReply {
     }
 }
 
-/// A request that [`Proxy::hold_request`](crate::Proxy::hold_request) keeps from the server. Dropping it lets the request
-/// go.
+/// Request that [`Proxy::hold_request`](crate::Proxy::hold_request) holds back from the server. Dropping it releases
+/// the request.
 #[derive(Debug)]
 #[must_use = "dropping it lets the request go"]
 pub struct HeldRequest(Grip);
@@ -117,22 +118,22 @@ impl HeldRequest {
         self.0.progress.wait_for(Stage::Seen, "the request that is to be held", timeout)
     }
 
-    /// Lets the request go to the server, even when the client has closed its connection meanwhile.
+    /// Sends the request to the server, even when the client has closed its connection meanwhile.
     pub fn release(self) {}
 
-    /// Lets the request go, and waits until the server has applied it.
+    /// Releases the request, and waits until the server has applied it.
     ///
     /// # Errors
     ///
-    /// [`Error::NotInTime`](crate::Error::NotInTime) when the server has not answered after `timeout`, or the request had
-    /// not come to the proxy.
+    /// [`Error::NotInTime`](crate::Error::NotInTime) when the server has not answered after `timeout`, or the request
+    /// had not come to the proxy.
     pub fn release_and_wait(self, timeout: Duration) -> Result<()> {
         self.0.release();
         self.0.progress.wait_for(Stage::Applied, "the request that was held", timeout)
     }
 
     /// Drops the request with all that follows it, and resets the connection on both sides: the server never sees it.
-    /// Without effect before the request has come.
+    /// Does nothing before the request has come.
     pub fn cut(self) {
         self.0.cut();
     }
@@ -144,7 +145,7 @@ impl Drop for HeldRequest {
     }
 }
 
-/// Something that is to happen to one request. It happens whether this is kept or not.
+/// Fault of one request, which happens whether this handle is kept or not.
 #[derive(Debug)]
 pub struct Fault(Grip);
 
@@ -153,7 +154,8 @@ impl Fault {
         Self(Grip::new(remote, rule))
     }
 
-    /// Waits until the server has applied the request (twice, if it was to be duplicated) and the reply was dropped.
+    /// Waits until the server has applied the request and the reply was dropped. A request to be duplicated must have
+    /// been applied twice.
     ///
     /// # Errors
     ///
@@ -162,7 +164,7 @@ impl Fault {
         self.0.progress.wait_for(Stage::Applied, "the request that a fault waits for", timeout)
     }
 
-    /// Undoes it, unless it has happened.
+    /// Cancels the fault, unless it has happened.
     pub fn cancel(self) {
         self.0.release();
     }

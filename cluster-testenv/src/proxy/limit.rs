@@ -1,14 +1,14 @@
-//! How many scripts pass in a second, on all connections together: first come, first served.
+//! Limit of scripts per second, on all connections together: first come, first served.
 
 use std::{
     num::NonZeroU32,
     time::{Duration, Instant},
 };
 
-/// Scripts that wait pass in groups, so that the proxy's thread does not wake for each.
+/// Length of a group. Waiting scripts pass in groups, so that the proxy's thread does not wake for each.
 const GROUP: Duration = Duration::from_millis(1);
 
-/// Gives each script the moment from which it may pass.
+/// Assigns to each script the moment from which it may pass.
 #[derive(Debug, Default)]
 pub(super) struct ScriptLimit {
     rate: Option<Rate>,
@@ -17,34 +17,34 @@ pub(super) struct ScriptLimit {
 #[derive(Debug)]
 struct Rate {
     began: Instant,
-    /// One script takes so long to pass.
+    /// Time between two scripts.
     interval: Duration,
-    /// When the next script could pass if scripts did not pass in groups.
+    /// Moment from which the next script could pass if scripts did not pass in groups.
     free: Instant,
-    /// What the last script was given. The next one is not given less.
+    /// Moment of the last script. The next script gets no earlier one.
     last: Instant,
 }
 
 impl ScriptLimit {
-    /// So many scripts a second from now on.
+    /// Begins to limit the scripts per second.
     pub(super) fn begin(&mut self, per_second: NonZeroU32, now: Instant) {
         let interval = Duration::from_secs(1) / per_second.get();
         self.rate = Some(Rate { began: now, interval, free: now, last: now });
     }
 
-    /// No limit from now on. Scripts that have their moment keep it.
+    /// Ends the limit. Scripts that have a moment keep it.
     pub(super) fn end(&mut self) {
         self.rate = None;
     }
 
-    /// Nobody waits any more: the next script passes at once.
+    /// Forgets the waiting scripts: the next script passes at once.
     pub(super) fn forget_waiting(&mut self, now: Instant) {
         if let Some(rate) = &mut self.rate {
             (rate.free, rate.last) = (now, now);
         }
     }
 
-    /// When a script may pass that came at `now`.
+    /// Returns the moment from which a script that arrived at `now` may pass.
     pub(super) fn turn(&mut self, now: Instant) -> Instant {
         self.rate.as_mut().map_or(now, |rate| rate.turn(now))
     }
@@ -60,7 +60,7 @@ impl Rate {
 
     fn end_of_group(&self, at: Instant) -> Instant {
         let groups = at.duration_since(self.began).as_nanos().div_ceil(GROUP.as_nanos());
-        // Nobody runs a proxy for the 49 days that this counts to.
+        // No test runs a proxy for the 49 days that this counts to.
         self.began + GROUP * u32::try_from(groups).unwrap_or(u32::MAX)
     }
 }
@@ -105,7 +105,7 @@ mod tests {
         limit.turn(now);
         let waiting = limit.turn(now);
         assert_eq!(waiting - now, GROUP);
-        // By then the waiting one could have passed, without groups, and this one too.
+        // Without groups the waiting script could have passed by then, and this one too.
         assert_eq!(limit.turn(now + Duration::from_micros(300)), waiting);
     }
 

@@ -1,8 +1,8 @@
-//! Which request is meant.
+//! Matchers of requests.
 
 use std::{fmt, sync::Arc};
 
-/// A command that a client sent.
+/// Command that a client sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     args: Vec<Vec<u8>>,
@@ -13,26 +13,26 @@ impl Request {
         Self { args }
     }
 
-    /// The name of the command in capitals, such as `EVALSHA`.
+    /// Name of the command in capitals, such as `EVALSHA`.
     #[must_use]
     pub fn name(&self) -> String {
         self.args.first().map(|name| String::from_utf8_lossy(name).to_ascii_uppercase()).unwrap_or_default()
     }
 
-    /// Whether it is the call of a script or of a function.
+    /// Returns true if the request calls a script or a function.
     #[must_use]
     pub fn is_script(&self) -> bool {
         let names = ["EVALSHA", "EVAL", "FCALL", "EVALSHA_RO", "EVAL_RO", "FCALL_RO"];
         self.args.first().is_some_and(|name| names.iter().any(|script| name.eq_ignore_ascii_case(script.as_bytes())))
     }
 
-    /// The command and its arguments, as they were sent.
+    /// Command and arguments, as the client sent them.
     #[must_use]
     pub fn args(&self) -> &[Vec<u8>] {
         &self.args
     }
 
-    /// Whether one of the arguments contains the bytes.
+    /// Returns true if one of the arguments contains the bytes.
     #[must_use]
     pub fn contains(&self, bytes: impl AsRef<[u8]>) -> bool {
         let bytes = bytes.as_ref();
@@ -40,8 +40,8 @@ impl Request {
     }
 }
 
-/// Says which requests are meant. A text or bytes stand for the requests that contain them in an argument: the digest of a
-/// script, an id, a key.
+/// Selects requests. A text or bytes select the requests that contain them in an argument: the digest of a script, an
+/// id, a key.
 ///
 /// ```
 /// use cluster_testenv::Matcher;
@@ -53,32 +53,32 @@ impl Request {
 pub struct Matcher(Arc<dyn Fn(&Request) -> bool + Send + Sync>);
 
 impl Matcher {
-    /// The requests for which `matches` returns true.
+    /// Matches the requests for which `matches` returns true.
     pub fn new(matches: impl Fn(&Request) -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(matches))
     }
 
-    /// All requests.
+    /// Matches all requests.
     #[must_use]
     pub fn any() -> Self {
         Self::new(|_| true)
     }
 
-    /// The requests with this command, in capitals or not.
+    /// Matches the requests with this command, in capitals or not.
     #[must_use]
     pub fn command(name: impl Into<String>) -> Self {
         let name = name.into().to_ascii_uppercase();
         Self::new(move |request| request.name() == name)
     }
 
-    /// The requests with the bytes in an argument.
+    /// Matches the requests with the bytes in an argument.
     #[must_use]
     pub fn containing(bytes: impl Into<Vec<u8>>) -> Self {
         let bytes = bytes.into();
         Self::new(move |request| request.contains(&bytes))
     }
 
-    /// The requests that both match.
+    /// Matches the requests that both matchers match.
     #[must_use]
     pub fn and(self, other: impl Into<Self>) -> Self {
         let other = other.into();
@@ -91,7 +91,7 @@ impl Matcher {
 }
 
 impl Matcher {
-    /// The same for copies of a matcher, and for no other that exists.
+    /// Address that copies of a matcher share, and no other matcher that exists has.
     pub(super) fn address(&self) -> usize {
         Arc::as_ptr(&self.0).cast::<()>().addr()
     }
@@ -144,7 +144,7 @@ mod tests {
         {
             assert!(matching.matches(&request));
         }
-        // No bytes of two arguments together.
+        // Bytes that span two arguments do not match.
         for other in [Matcher::from("123key"), Matcher::command("EVAL"), Matcher::from("abc").and("nothing")] {
             assert!(!other.matches(&request));
         }

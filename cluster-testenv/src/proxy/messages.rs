@@ -1,8 +1,8 @@
-//! Messages that servers publish, and which of them are lost.
+//! Published messages that the proxy drops.
 
 use super::wire;
 
-/// Which messages are still to be lost.
+/// Messages that are still to be dropped.
 #[derive(Debug, Default)]
 pub(super) struct LostMessages {
     of: Vec<Loss>,
@@ -10,7 +10,7 @@ pub(super) struct LostMessages {
 
 #[derive(Debug)]
 struct Loss {
-    /// What the channel's name contains.
+    /// Text that the channel's name contains.
     channel: Vec<u8>,
     left: usize,
     lost: usize,
@@ -25,7 +25,7 @@ impl LostMessages {
         self.of.iter().filter(|loss| loss.channel == channel).map(|loss| loss.lost).sum()
     }
 
-    /// Whether this, which a server has sent, is lost. Only a push of version 3 is surely a message.
+    /// Returns true if this frame from a server is to be dropped. Only a push of version 3 is surely a message.
     pub(super) fn takes(&mut self, frame: &[u8]) -> bool {
         let (kind, [word, channel]) = wire::head(frame);
         if kind != b'>' || !matches!(word, b"message" | b"smessage") {

@@ -1,7 +1,7 @@
-//! Which reply belongs to which request of a connection.
+//! Pairs the replies of a connection with its requests.
 //!
-//! A server answers in order, one reply to each request, with three exceptions: a subscription is confirmed channel by
-//! channel; messages and pushes answer nothing; and after some commands the connection speaks another protocol.
+//! A server answers in order, one reply to each request, with three exceptions. It confirms a subscription channel by
+//! channel. Messages and pushes answer no request. After some commands the connection speaks another protocol.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -11,12 +11,12 @@ use super::{
     wire,
 };
 
-/// The replies that a connection waits for.
+/// Replies that a connection waits for.
 #[derive(Debug, Default)]
 pub(super) struct PendingReplies {
     queue: VecDeque<Pending>,
     subscriptions: HashSet<(Subscribed, Vec<u8>)>,
-    /// Has this connection seen a push of version 3? Then a list is always an answer.
+    /// True once this connection has seen a push of version 3. From then on a list is always an answer.
     has_pushes: bool,
 }
 
@@ -26,7 +26,7 @@ struct Pending {
     rule: Option<Rule>,
 }
 
-/// What one subscribes to.
+/// Kind of a subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Subscribed {
     Channel,
@@ -34,7 +34,7 @@ enum Subscribed {
     ShardChannel,
 }
 
-/// What confirms that a subscription began or ended, or says that the server ended it.
+/// Message that confirms the begin or end of a subscription, or says that the server ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Confirmation {
     to: Subscribed,
@@ -56,16 +56,16 @@ impl Confirmation {
     }
 }
 
-/// What answers a request.
+/// Answer that a request awaits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Awaited {
     Reply,
-    /// So many of these, or until no such subscription is left.
+    /// Confirmations: `left` of them, or all until no subscription of this kind is left.
     Confirmations {
         of: Confirmation,
         left: Option<usize>,
     },
-    /// All that comes from now on.
+    /// All bytes from now on.
     Stream,
 }
 
@@ -80,7 +80,7 @@ impl Awaited {
         match name.as_str() {
             "SYNC" | "PSYNC" | "MONITOR" => Self::Stream,
             "CLUSTER" if second == b"SYNCSLOTS" => Self::Stream,
-            // Not all requests are answered from then on.
+            // From then on the server does not answer all requests.
             "CLIENT" if second == b"REPLY" => Self::Stream,
             _ => Self::Reply,
         }
@@ -92,12 +92,12 @@ impl PendingReplies {
         self.queue.push_back(Pending { awaited, rule });
     }
 
-    /// Whether all that the server sends from now on is passed on as it is.
+    /// Returns true if the proxy forwards all bytes of the server unparsed from now on.
     pub(super) fn is_stream(&self) -> bool {
         self.queue.front().is_some_and(|pending| pending.awaited == Awaited::Stream)
     }
 
-    /// Whether a rule waits for one of the replies.
+    /// Returns true if a rule waits for one of the replies.
     pub(super) fn is_watched(&self) -> bool {
         self.queue.iter().any(|pending| pending.rule.is_some())
     }
@@ -106,24 +106,24 @@ impl PendingReplies {
         self.queue.iter().any(|pending| pending.rule.as_ref().is_some_and(|rule| rule.id == id))
     }
 
-    /// Lets the reply pass that a rule would keep.
+    /// Stops a rule from holding the reply.
     pub(super) fn forget(&mut self, id: RuleId) {
         let is_meant = |rule: &Rule| rule.id == id && rule.action != Action::HoldRequest;
         let rules = self.queue.iter_mut().map(|pending| &mut pending.rule);
         rules.filter(|rule| rule.as_ref().is_some_and(is_meant)).for_each(|rule| *rule = None);
     }
 
-    /// Changes what is done with the reply that a rule waits for.
+    /// Changes the action on the reply that a rule waits for.
     pub(super) fn change(&mut self, id: RuleId, action: Action) {
         let rules = self.queue.iter_mut().filter_map(|pending| pending.rule.as_mut());
         rules.filter(|rule| rule.id == id).for_each(|rule| rule.action = action);
     }
 
-    /// Notes what the server sent, and returns the rule that waits for it.
+    /// Notes a reply of the server, and returns the rule that waits for it.
     pub(super) fn answer(&mut self, reply: &[u8]) -> Option<Rule> {
         let (kind, [word, channel]) = wire::head(reply);
         self.has_pushes |= kind == b'>';
-        // On a subscribed connection of version 2, such a list can be no answer to anything else.
+        // On a subscribed connection of version 2, such a list can be no answer to another request.
         let is_message = kind == b'>' || (kind == b'*' && !self.has_pushes && self.is_message(word));
         let confirmation = Confirmation::read(word).filter(|_| matches!(kind, b'*' | b'>'));
         let Some(pending) = self.queue.front_mut() else {
@@ -156,7 +156,7 @@ impl PendingReplies {
     }
 }
 
-/// Keeps the subscriptions up to date.
+/// Updates the set of subscriptions.
 fn note(subscriptions: &mut HashSet<(Subscribed, Vec<u8>)>, confirmation: Option<Confirmation>, channel: &[u8]) {
     let Some(Confirmation { to, is_end }) = confirmation else { return };
     let subscription = (to, channel.to_vec());
@@ -181,7 +181,7 @@ mod tests {
         format!("{kind}{}\r\n{}", words.len(), bulks.collect::<String>()).into_bytes()
     }
 
-    /// Sends the requests, then receives the lists; returns how many requests are left after each.
+    /// Sends the requests, then receives the lists, and returns how many requests are left after each list.
     fn left_after(requests: &[&str], lists: &[(char, &str)]) -> Vec<usize> {
         let mut pending = PendingReplies::default();
         for text in requests {

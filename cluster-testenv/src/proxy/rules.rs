@@ -1,4 +1,4 @@
-//! What is to happen to a request that has not come yet.
+//! Rules for requests that have not come yet.
 
 use std::{
     collections::HashMap,
@@ -13,20 +13,20 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// What happens to a request, or to its reply.
+/// Action on a request, or on its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     HoldRequest,
     HoldReply,
-    /// The reply is dropped and the connection is reset.
+    /// The proxy drops the reply and resets the connection.
     CutAfterApply,
-    /// The request is sent twice, and the second reply is dropped.
+    /// The proxy sends the request twice, and drops the second reply.
     Duplicate,
-    /// The reply is dropped, and nothing else.
+    /// The proxy drops the reply, and nothing else.
     DropReply,
 }
 
-/// How far the request of a rule has come.
+/// Progress of the request of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
     Awaited,
@@ -36,7 +36,7 @@ pub(super) enum Stage {
     Applied,
 }
 
-/// The stage of one rule, for those who wait for it.
+/// Stage of one rule, for threads that wait for it.
 #[derive(Debug)]
 pub(super) struct Progress {
     stage: Mutex<Stage>,
@@ -57,11 +57,11 @@ impl Progress {
     }
 }
 
-/// Tells rules apart.
+/// Number that identifies a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RuleId(u64);
 
-/// One rule without its matcher: what goes along with the request that it took.
+/// Rule without its matcher, which travels with the request that it took.
 #[derive(Clone, Debug)]
 pub(super) struct Rule {
     pub(super) id: RuleId,
@@ -69,16 +69,17 @@ pub(super) struct Rule {
     pub(super) progress: Arc<Progress>,
 }
 
-/// Whoever waits for requests asks again and again, on the thread that carries the traffic: each is looked at once.
+/// Count of the requests that a matcher matches. Waiting callers ask repeatedly on the thread that carries the traffic,
+/// so each request is compared only once.
 #[derive(Debug)]
 struct Counted {
-    /// Its address is its own as long as it is here.
+    /// Matcher whose address stays unique as long as this copy lives.
     matcher: Matcher,
     count: usize,
     known: usize,
 }
 
-/// The rules that wait for a request, the requests that came, and how many scripts may pass.
+/// Rules that wait for a request, the requests that came, and the limit of scripts.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     armed: Vec<(Matcher, Rule)>,
@@ -86,7 +87,7 @@ pub(super) struct Rules {
     seen: Vec<Request>,
     pub(super) limit: ScriptLimit,
     pub(super) messages: LostMessages,
-    /// By the address of a matcher, how many it has matched, and of how many.
+    /// Counts by the address of their matcher.
     counted: HashMap<usize, Counted>,
 }
 
@@ -103,7 +104,7 @@ impl Rules {
         self.armed.retain(|(_, rule)| rule.id != id);
     }
 
-    /// Remembers the request, and takes the oldest rule that waits for such a one.
+    /// Stores the request, and takes the oldest rule that waits for it.
     pub(super) fn see(&mut self, request: Request) -> Option<Rule> {
         let index = self.armed.iter().position(|(matcher, _)| matcher.matches(&request));
         self.seen.push(request);

@@ -1,10 +1,10 @@
-//! Where RESP requests and replies begin and end, in versions 2 and 3.
+//! Boundaries of RESP requests and replies, in versions 2 and 3.
 
-/// The bytes are no RESP.
+/// The bytes are not RESP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NotResp;
 
-/// The length of the first reply, or request, in `bytes`; nothing when it is not all there yet.
+/// Returns the length of the first reply, or request, in `bytes`, and none while a part of it is missing.
 pub(super) fn frame_length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
     let mut at = 0;
     let mut frames_left = 1_usize;
@@ -18,7 +18,7 @@ pub(super) fn frame_length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
             b'$' | b'=' | b'!' => at += number(rest)?.map_or(0, |length| length + 2),
             b'*' | b'~' | b'>' => frames_left += number(rest)?.unwrap_or(0),
             b'%' => frames_left += 2 * number(rest)?.unwrap_or(0),
-            // Attributes stand in front of what they belong to.
+            // Attributes precede the frame that they belong to.
             b'|' => frames_left += 2 * number(rest)?.unwrap_or(0) + 1,
             _ => return Err(NotResp),
         }
@@ -26,20 +26,20 @@ pub(super) fn frame_length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
     Ok((at <= bytes.len()).then_some(at))
 }
 
-/// The length of the first request in `bytes`, which may be one of the inline kind (`PING\r\n`).
+/// Returns the length of the first request in `bytes`, which may be an inline one (`PING\r\n`).
 pub(super) fn request_length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
     match bytes.first() {
         None => Ok(None),
         Some(b'*') => frame_length(bytes),
-        // The nodes of a cluster among themselves.
+        // Traffic between the nodes of a cluster.
         Some(_) if bytes.starts_with(b"RCmb") => Err(NotResp),
-        // TLS, which begins with 22, and anything else that no person would type.
+        // TLS, which begins with 22, and any other byte that no person would type.
         Some(byte) if !byte.is_ascii_graphic() && !byte.is_ascii_whitespace() => Err(NotResp),
         Some(_) => Ok(bytes.iter().position(|byte| *byte == b'\n').map(|end| end + 1)),
     }
 }
 
-/// The arguments of a whole request.
+/// Returns the arguments of a whole request.
 pub(super) fn request_args(request: &[u8]) -> Vec<Vec<u8>> {
     if request.first() != Some(&b'*') {
         let words = request.split(u8::is_ascii_whitespace);
@@ -56,7 +56,7 @@ pub(super) fn request_args(request: &[u8]) -> Vec<Vec<u8>> {
     args
 }
 
-/// The first character of a whole reply, and its first two elements when it is an array or push of texts.
+/// Returns the first character of a whole reply, and its first two elements if it is an array or push of texts.
 pub(super) fn head(reply: &[u8]) -> (u8, [&[u8]; 2]) {
     let kind = reply.first().copied().unwrap_or_default();
     let mut texts: [&[u8]; 2] = [&[]; 2];
@@ -72,16 +72,16 @@ pub(super) fn head(reply: &[u8]) -> (u8, [&[u8]; 2]) {
     (kind, texts)
 }
 
-/// The line that begins at `at` without its end, and where the next begins.
+/// Returns the line at `at` without its end, and the position of the next line.
 fn line_at(bytes: &[u8], at: usize) -> Option<(&[u8], usize)> {
     let rest = bytes.get(at..)?;
     let end = rest.windows(2).position(|pair| pair == b"\r\n")?;
     Some((&rest[..end], at + end + 2))
 }
 
-/// A length; nothing for -1, which stands for no value.
+/// Parses a length; -1 stands for no value.
 fn number(digits: &[u8]) -> Result<Option<usize>, NotResp> {
-    /// The server's own limit for a value.
+    /// Server's limit for a value.
     const MAX: usize = 512 << 20;
     if digits == b"-1" {
         return Ok(None);

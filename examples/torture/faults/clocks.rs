@@ -1,6 +1,6 @@
 //! Faults of the servers' clocks.
 //!
-//! That of a worker, which nobody can step, is put to the test by stopping the worker.
+//! A test cannot step the clock of a worker; instead it stops the worker.
 
 use std::thread::sleep;
 
@@ -20,7 +20,7 @@ pub(super) const ALL: &[Fault] = &[
     right("clock-ahead", ahead, "the clocks of all servers are stepped forward by a lease, and stay there"),
 ];
 
-/// `clock_margin` is 100 ms.
+/// Steps in milliseconds within `clock_margin`, which is 100 ms.
 const WITHIN_MARGIN: (u64, u64) = (20, 80);
 
 fn steps(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
@@ -35,7 +35,7 @@ fn steps(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     Ok(())
 }
 
-/// Not back again: so tokens go on growing by the clock too.
+/// Steps all clocks ahead, and not back again: so tokens also grow by the clock.
 fn ahead(scene: &Scene<'_>, _: &mut Rng) -> Result<()> {
     scene.field.nodes().iter().for_each(|node| node.clock().step_forward(LEASE));
     sleep(LEASE / 2);

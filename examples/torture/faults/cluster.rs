@@ -25,7 +25,7 @@ const SURVIVED: &[Fault] = &[
     left("migrate", Mixes::No, migrate, "the slot of a lock moves to another primary and back"),
 ];
 
-/// What a level that waits for replicas survives too.
+/// Faults that a level that waits for replicas survives too.
 const LOST_WRITES: &[Fault] = &[
     right(
         "lost-write",
@@ -47,14 +47,16 @@ const NOT_SURVIVED: &[Fault] = &[
     right("delete", delete, "the keys of the locks are deleted"),
 ];
 
-/// Between a replica's last word from its primary and its turn: longer than a client takes to connect anew.
+/// Time between a replica's last data from its primary and its promotion, in milliseconds. It is longer than a client
+/// takes to connect anew.
 const BEHIND: (u64, u64) = (900, 1400);
-/// Longer than any fault that may happen at the same time.
+/// Limit for moving a slot, longer than any fault that may happen at the same time.
 const MOVING: Duration = Duration::from_secs(15);
-/// How long an old primary does not hear of its successor: shorter than the timeout of voters, after which it would serve nobody.
+/// Time in milliseconds for which an old primary does not learn of its successor. It is shorter than the timeout of
+/// voters, after which the old primary would serve no client.
 const CUT_OFF: (u64, u64) = (1000, 2000);
 
-/// Replicas of Valkey know which slots are on their way.
+/// Fault during a migration. Replicas of Valkey know which slots are migrating.
 const HALF_WAY: Fault = right(
     "migrate-failover",
     migrate_failover,
@@ -75,7 +77,7 @@ fn half_way(server: Server) -> Fault {
     Fault { column, ..HALF_WAY }
 }
 
-/// The primary of most locks that are held for long.
+/// Returns the primary of most locks that tasks hold for long.
 fn of_slow<'a>(scene: &Scene<'a>) -> &'a Node {
     scene.field.grantors(SLOW.start)[0]
 }
@@ -134,7 +136,7 @@ fn migrate_failover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     let cluster = scene.field.cluster()?;
     let slot = cluster.keyslot(lock_name(rng.usize(SLOW)));
     let (from, to) = ends(cluster, slot, rng);
-    // Another fault may keep them for a while.
+    // Another fault may delay the keys for a while.
     let move_keys = || SlotMigration::begin(cluster, slot, to).and_then(|migration| migration.move_keys()).ok();
     wait_for(format!("the keys of slot {slot} moving"), MOVING, move_keys)?;
     let successor = scene.field.with_votes(|cluster| cluster.failover(from))?;
@@ -144,7 +146,7 @@ fn migrate_failover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
         return move_slot(cluster, slot, successor, rng);
     }
     scene.field.wait_until_known(successor)?;
-    // Who imports a slot does not hear who has it: without this it would serve nobody.
+    // A node that imports a slot does not learn its new owner. Without this order no client would get the slot served.
     let id = successor.command(&["CLUSTER", "MYID"])?.into_result()?;
     let id = id.text().unwrap_or_default();
     to.command(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &id])?.into_result()?;
@@ -152,14 +154,14 @@ fn migrate_failover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     forget_slot(to, slot)
 }
 
-/// The owner of a slot, and another primary.
+/// Returns the owner of a slot, and another primary.
 fn ends<'a>(cluster: &'a Cluster, slot: u16, rng: &mut Rng) -> (&'a Node, &'a Node) {
     let from = cluster.primary_of_slot(slot);
     let others: Vec<_> = cluster.primaries().into_iter().filter(|node| node.port() != from.port()).collect();
     (from, others[rng.usize(..others.len())])
 }
 
-/// Of a migration that its source does not know of any more.
+/// Removes what is left at `to` of a migration that its source does not know any more.
 fn forget_slot(to: &Node, slot: u16) -> Result<()> {
     let (mut client, slot) = (to.client()?, slot.to_string());
     let keys = client.command(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"])?.into_result()?;
@@ -171,7 +173,7 @@ fn forget_slot(to: &Node, slot: u16) -> Result<()> {
     Ok(())
 }
 
-/// Another fault may keep it from moving: whoever orders it tries again, as an operator would.
+/// Moves a slot. Another fault may prevent it, so this tries again, as an operator would.
 fn move_slot(cluster: &Cluster, slot: u16, to: &Node, rng: &mut Rng) -> Result<()> {
     let began = Instant::now();
     loop {
@@ -191,7 +193,7 @@ fn move_slot(cluster: &Cluster, slot: u16, to: &Node, rng: &mut Rng) -> Result<(
     }
 }
 
-/// The replica does not know, nor does the primary, that nothing comes through any more. Clients find out, and connect anew.
+/// Breaks the link between a primary and its replica without either noticing. Clients notice, and connect anew.
 fn part(primary: &Node, rng: &mut Rng) {
     primary.proxy().black_hole();
     sleep(Duration::from_millis(20));
@@ -224,8 +226,8 @@ fn takeover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     Ok(())
 }
 
-/// It wakes before its clients give it up, and nobody tells it of its successor: clients who come now are told of that one, the
-/// others stay with it.
+/// Resumes a paused primary before its clients give it up, while it does not learn of its successor. New clients are
+/// sent to the successor; the others stay with the old primary.
 fn woken(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     let primary = scene.field.grantors(COLD.start)[0];
     let successor = scene.field.with_votes(|cluster| {

@@ -66,7 +66,7 @@ fn late_empty(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
 
 fn empty(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     some(scene, rng, 2).into_iter().try_for_each(Node::restart_empty)?;
-    // Its vote counts again when what it may have forgotten is over.
+    // The master's vote counts again when all holds that it may have forgotten are over.
     sleep(LEASE);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Faults of the network, at the proxy before one server.
+//! Faults of the network, at the proxy in front of one server.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ pub(super) const ALL: &[Fault] = &[
     left("late-reply", Mixes::Yes, late_reply, "replies come after the response timeout"),
 ];
 
-/// The server of some lock.
+/// Returns a server of some lock.
 pub(super) fn any<'a>(scene: &Scene<'a>, rng: &mut Rng) -> &'a Node {
     let grantors = scene.field.grantors(rng.usize(..LOCKS));
     grantors[rng.usize(..grantors.len())]
@@ -62,7 +62,7 @@ pub(super) fn vanish(proxy: &Proxy, how_long: Duration) {
     proxy.black_hole();
     sleep(how_long);
     proxy.heal();
-    // A link of a replica that was lost without a word would stay silent for a minute.
+    // A replica does not notice that its link is lost: without this it would stay silent for a minute.
     proxy.cut();
 }
 

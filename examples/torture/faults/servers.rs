@@ -1,4 +1,4 @@
-//! Faults by command, at one server or all.
+//! Faults by command, at one server or at all.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -18,17 +18,18 @@ pub(super) const ALL: &[Fault] = &[
 ];
 
 const WHILE: Duration = Duration::from_secs(1);
-/// One that another fault has killed comes back sooner.
+/// Limit for an order. A server that another fault has killed comes back sooner.
 const OBEYING: Duration = Duration::from_secs(15);
 
-/// Orders something, or waits until the server is there to be ordered.
+/// Gives an order, and waits for a server that is down at present.
 fn order(node: &Node, what: impl Fn(&Node) -> cluster_testenv::Result<()>) -> Result<()> {
     let mut answer = String::new();
     let obeyed = wait_for("", OBEYING, || what(node).map_err(|error| answer = error.to_string()).ok());
     obeyed.map_err(|_| format!("{} does not obey: {answer}", node.addr()).into())
 }
 
-/// As [`order`], but one that was killed has forgotten what it was told, and needs no such order.
+/// Gives an order as [`order`] does, but not to a killed server, which has forgotten the earlier order and needs no new
+/// one.
 fn order_if_there(node: &Node, what: impl Fn(&Node) -> cluster_testenv::Result<()>) -> Result<()> {
     order(node, |node| if node.is_running() { what(node) } else { Ok(()) })
 }

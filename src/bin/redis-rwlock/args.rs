@@ -173,7 +173,7 @@ pub(crate) struct RunOptions {
 }
 
 /// Returns the text of a duration with its unit: a plain number is in seconds, as in `sleep` and `flock -w`.
-#[allow(clippy::unnecessary_wraps)] // as clap calls it; what is no duration is refused where the option is read
+#[allow(clippy::unnecessary_wraps)] // clap wants a `Result`; the reader of the option refuses other texts
 fn duration_text(text: &str) -> Result<String, Infallible> {
     let is_number = text.bytes().any(|byte| byte.is_ascii_digit())
         && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')

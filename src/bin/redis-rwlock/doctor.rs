@@ -1,7 +1,7 @@
-//! `doctor`: what is wrong with the servers, all of it at once.
+//! Command `doctor`, which finds all that is wrong with the servers at once.
 //!
-//! The library stops at the first thing that keeps it from working. This asks each server by itself, past the library, and tries
-//! the commands one by one.
+//! The library stops at the first error. This command asks each server separately, without the library, and tries the
+//! commands one by one.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
@@ -29,13 +29,13 @@ mod trial;
 use finding::{Finding, Findings, Level};
 use survey::Survey;
 
-/// How many servers are asked at a time.
+/// Number of servers that are asked at the same time.
 const AT_ONCE: usize = 16;
 const DEFAULT_LEASE: Duration = Duration::from_secs(10);
 const DEFAULT_CLOCK_MARGIN: Duration = Duration::from_millis(100);
 const DEFAULT_RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What is printed.
+/// Printed result.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     ok: bool,
@@ -56,7 +56,7 @@ pub(crate) async fn doctor(replicas: Option<NonZeroU8>, settings: &Settings, out
     let mut surveyed = Surveyed::default();
     surveyed.ask_all(found, settings, asked.is_some()).await;
     if let Place::Sentinel(_) = settings.place() {
-        // The library learns of replicas when one of them is the primary.
+        // The library learns about a replica only when it becomes the primary, but the user has to know before.
         let replicas = surveyed.surveys.values().flat_map(Survey::replicas);
         let replicas = replicas.map(|address| (address, NodeRole::Replica)).collect();
         surveyed.ask_all(replicas, settings, asked.is_some()).await;
@@ -84,7 +84,7 @@ pub(crate) async fn doctor(replicas: Option<NonZeroU8>, settings: &Settings, out
     Ok(if ok { Code::OK } else { Code::NO })
 }
 
-/// Servers by address: what they have said, and why others could not be asked.
+/// Results by address: the answers of servers, and the reasons why others could not be asked.
 #[derive(Debug, Default)]
 struct Surveyed {
     surveys: BTreeMap<String, Survey>,
@@ -125,7 +125,7 @@ impl Surveyed {
     }
 }
 
-/// What the library says of servers of which nothing worse is known, and of them together.
+/// Reports the library's findings about servers without a worse finding, and about all servers together.
 fn tell_health(health: &Health, settings: &Settings, findings: &mut Findings) {
     for node in &health.nodes {
         if let Some(problem) = &node.problem
@@ -156,7 +156,7 @@ fn tell_health(health: &Health, settings: &Settings, findings: &mut Findings) {
     }
 }
 
-/// Names each server whose clock is off, or the two that are furthest apart.
+/// Names each server with a wrong clock, or the two whose clocks differ most.
 fn tell_clocks(health: &Health, margin: Duration, findings: &mut Findings) {
     let Some(spread) = health.clock_spread().filter(|spread| *spread >= margin) else { return };
     let is_off =

@@ -1,4 +1,4 @@
-//! Exit codes, and what they are chosen by. `args.rs` lists them for people.
+//! Exit codes, and how the program chooses one. `args.rs` lists them for users.
 
 use std::error::Error as _;
 use std::io;
@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use redis_rwlock::Error;
 
-/// Words of the library for those who program with it, and those for the user of the program. `tests/cli` compares the first
-/// with all that the library says.
+/// Words of the library for programmers, each with the words for users of the program. `tests/cli` compares the first
+/// ones with all texts of the library.
 const WORDS: [(&str, &str); 7] = [
     ("`Topology::node`", "--url or RWLOCK_NODE"),
     ("`Topology::cluster`", "--cluster or RWLOCK_CLUSTER"),
@@ -18,7 +18,7 @@ const WORDS: [(&str, &str); 7] = [
     ("`response_timeout`", "RWLOCK_RESPONSE_TIMEOUT"),
 ];
 
-/// With what the program ends.
+/// Exit code of the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Code(u8);
 
@@ -26,19 +26,19 @@ impl Code {
     pub(crate) const OK: Self = Self(0);
     pub(crate) const NO: Self = Self(1);
     pub(crate) const USAGE: Self = Self(2);
-    // From here on as in sysexits.h, as far as that has one that fits.
+    // The next codes are those of sysexits.h, where it has one that fits.
     pub(crate) const UNAVAILABLE: Self = Self(69);
     pub(crate) const SYSTEM: Self = Self(70);
     pub(crate) const BUSY: Self = Self(75);
     pub(crate) const LOST: Self = Self(76);
     pub(crate) const REFUSED: Self = Self(77);
     pub(crate) const INVALID: Self = Self(78);
-    // As shells have it.
+    // The next codes are those of shells.
     pub(crate) const CANNOT_RUN: Self = Self(126);
     pub(crate) const NOT_FOUND: Self = Self(127);
 
     pub(crate) fn of_command(code: i32) -> Self {
-        // What a process exits with is one byte.
+        // An exit code has one byte.
         Self(u8::try_from(code).unwrap_or(u8::MAX))
     }
 
@@ -57,7 +57,7 @@ impl From<Code> for ExitCode {
     }
 }
 
-/// Why the program ends early.
+/// Reason why the program ends early.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: Code,
@@ -69,7 +69,7 @@ impl Failure {
         Self { code, message: message.into() }
     }
 
-    /// Something that had been looked at before.
+    /// Makes a failure about an input that an earlier check should have refused.
     pub(crate) fn from_text(message: &str) -> Self {
         Self::new(Code::INVALID, message)
     }
@@ -93,7 +93,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// An error and what is below it.
+/// Joins the texts of an error and of its causes.
 pub(crate) fn full_text(error: &Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

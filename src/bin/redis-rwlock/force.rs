@@ -1,4 +1,4 @@
-//! `force-release`.
+//! Command `force-release`.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -14,7 +14,7 @@ use crate::table::shown;
 pub(crate) async fn force_release(name: &str, yes: bool, settings: &Settings, output: Output) -> Result<Code, Failure> {
     let manager = settings.manager()?;
     let view = manager.inspect(name).await?;
-    // A holder that comes from now on was not shown, and stays.
+    // A holder that arrives after this look was not shown to the user, and stays.
     let ended = if view.is_free() {
         Vec::new()
     } else if yes || agreed(&look::lines(&view))? {
@@ -35,7 +35,7 @@ pub(crate) async fn force_release(name: &str, yes: bool, settings: &Settings, ou
     Ok(if ended.is_empty() { Code::NO } else { Code::OK })
 }
 
-/// Shows what is to be ended, and waits for an answer.
+/// Shows the holds that would end, and waits for the user's answer.
 fn agreed(lines: &[String]) -> Result<bool, Failure> {
     if !io::stdin().is_terminal() {
         return Err(Failure::new(Code::USAGE, "nobody can be asked here: say --yes"));

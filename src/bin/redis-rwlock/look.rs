@@ -1,4 +1,4 @@
-//! `inspect` and `list`.
+//! Commands `inspect` and `list`.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::settings::Settings;
 use crate::span::Span;
 use crate::table::{self, shown};
 
-/// How many locks are looked at at a time.
+/// Number of locks that are inspected at the same time.
 const AT_ONCE: usize = 32;
 
 pub(crate) async fn inspect(name: &str, settings: &Settings, output: Output) -> Result<Code, Failure> {
@@ -32,7 +32,7 @@ pub(crate) async fn list(held: bool, settings: &Settings, output: Output) -> Res
     Ok(if looks.iter().any(|look| look.problem().is_some()) { Code::REFUSED } else { Code::OK })
 }
 
-/// Result of a look at one lock.
+/// Result of inspecting one lock.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(crate) enum Look {
@@ -60,8 +60,8 @@ impl Look {
     }
 }
 
-/// Looks at these locks on the servers; the results have the same order. A key that cannot be read as a lock has its problem in its
-/// place. A server that does not answer, or refuses us, fails all of them.
+/// Inspects these locks on the servers; the results have the same order. A key that cannot be read as a lock gets its
+/// problem as the result. A server that does not answer, or refuses, fails the whole call.
 pub(crate) async fn looks(manager: &RedisManager, names: &[String]) -> Result<Vec<Look>, Error> {
     let look = |name: String| async move {
         match manager.inspect(&name).await {
@@ -83,7 +83,7 @@ fn is_of_one_key(error: &Error) -> bool {
     }
 }
 
-/// One lock for people.
+/// Formats one lock for people.
 pub(crate) fn lines(view: &LockView) -> Vec<String> {
     let mut rows = Vec::new();
     for holder in &view.holders {
@@ -99,7 +99,7 @@ pub(crate) fn lines(view: &LockView) -> Vec<String> {
     let free = match (view.is_free(), view.last_token) {
         (false, _) => "",
         (true, Some(_)) => " is free",
-        // Of one that was used the server remembers the token for a minute.
+        // The server remembers the token of a used lock for a minute.
         (true, None) => {
             " is free, and the server knows nothing of it: it was not used within the last minute, or its name or key prefix is another"
         }
@@ -113,7 +113,7 @@ pub(crate) fn lines(view: &LockView) -> Vec<String> {
     lines
 }
 
-/// Who stands in the way, in a few words.
+/// Describes the holders of the lock in a few words.
 pub(crate) fn holders(view: &LockView) -> String {
     let each = view
         .holders
@@ -127,7 +127,7 @@ pub(crate) fn holders(view: &LockView) -> String {
     }
 }
 
-/// Names the servers that do not answer now, as the end of a message; empty if all do.
+/// Names the servers that do not answer at present, as the end of a message. The text is empty if all answer.
 pub(crate) async fn silent_servers(manager: &RedisManager) -> String {
     let Ok(health) = manager.health().await else { return String::new() };
     let is_needed = |node: &&NodeHealth| !matches!(node.role, NodeRole::Replica | NodeRole::Sentinel);
@@ -140,7 +140,7 @@ pub(crate) async fn silent_servers(manager: &RedisManager) -> String {
         .collect()
 }
 
-/// Without the part that nobody reads.
+/// Rounds down to tenths of a second, which are enough for a reader.
 fn short(span: Duration) -> Duration {
     Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX) / 100 * 100)
 }

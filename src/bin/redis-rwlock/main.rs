@@ -1,5 +1,5 @@
-//! Locks from the command line: run a command under one, see who holds which, and find out what is wrong with the servers.
-//! `docs/CLI.md` is its page.
+//! Locks from the command line: runs a command under a lock, shows the holders of locks, and checks the servers. Users
+//! read `docs/CLI.md`.
 #![forbid(unsafe_code)]
 
 #[cfg(not(unix))]
@@ -10,12 +10,12 @@ mod doctor;
 mod exit;
 mod force;
 mod look;
-#[path = "../../config/names.rs"] // the library's
+#[path = "../../config/names.rs"] // the library's file
 mod names;
 mod output;
 mod run;
 mod settings;
-#[allow(dead_code)] // the library's, which writes and reads more than is needed here
+#[allow(dead_code)] // the library's file, which writes and reads more than this program needs
 #[path = "../../span.rs"]
 mod span;
 mod table;
@@ -31,7 +31,7 @@ use crate::output::Output;
 use crate::settings::Settings;
 
 fn main() -> ExitCode {
-    // Not for people, so the command line below does not know it.
+    // Internal command of the program, so the command line below does not know it.
     if let Some(task) = run::watchdog::asked_for(std::env::args_os()) {
         return run::watchdog::watch(task).unwrap_or_else(|failure| Output::Text.fail(&failure)).into();
     }
@@ -61,7 +61,7 @@ fn on_servers(command: &Command, servers: &args::Servers, output: Output) -> Res
             }
         }
     });
-    // A thread that reads from the terminal would be waited for.
+    // A normal shutdown would wait for a thread that reads from the terminal.
     runtime.shutdown_background();
     outcome
 }
@@ -75,7 +75,7 @@ fn completions(shell: clap_complete::Shell) -> Result<Code, Failure> {
 
 fn man(command: Option<&str>) -> Result<Code, Failure> {
     let mut described = Arguments::command();
-    // So that each command knows its whole name, and the options of all.
+    // This gives each command its whole name, and the options of all commands.
     described.build();
     if let Some(name) = command {
         let found = described.find_subcommand(name).cloned();

@@ -1,4 +1,4 @@
-//! What is printed: for people, or as JSON.
+//! Output of the program: for people, or as JSON.
 
 use std::io::{self, Write};
 
@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::exit::{Code, Failure};
 use crate::table::{acts_unseen, shown};
 
-/// Whether standard output is still read.
+/// State of the reader of standard output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reader {
     There,
@@ -16,7 +16,7 @@ pub(crate) enum Reader {
     Gone,
 }
 
-/// How to say it.
+/// Format of the output.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Output {
     Text,
@@ -28,7 +28,7 @@ impl Output {
         if json { Self::Json } else { Self::Text }
     }
 
-    /// An answer, to standard output.
+    /// Prints an answer to standard output.
     pub(crate) fn answer(self, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<Reader, Failure> {
         match self {
             Self::Text => print(text().as_bytes()),
@@ -39,7 +39,8 @@ impl Output {
         }
     }
 
-    /// A message beside the answer, to standard error. That nobody reads it must not end a command that runs.
+    /// Prints a message beside the answer to standard error. A missing reader must not end a running command, so errors
+    /// are ignored.
     pub(crate) fn tell(self, event: &str, message: &str) {
         let line = match self {
             Self::Text => text_line(message),
@@ -48,7 +49,7 @@ impl Output {
         drop(io::stderr().write_all(line.as_bytes()));
     }
 
-    /// Says why the program ends, and gives its code.
+    /// Prints the reason why the program ends, and returns its exit code.
     pub(crate) fn fail(self, failure: &Failure) -> Code {
         let Failure { code, message } = failure;
         let line = match self {
@@ -64,7 +65,8 @@ fn text_line(message: &str) -> String {
     format!("redis-rwlock: {}\n", shown(message))
 }
 
-/// A line of JSON that means the same and is as harmless to a terminal as a text: only strings have such characters.
+/// Escapes characters with effects on a terminal. The JSON keeps its meaning, because only strings have such
+/// characters.
 fn json_line(json: &str) -> String {
     let mut line = String::with_capacity(json.len() + 1);
     for c in json.chars() {
@@ -78,7 +80,7 @@ fn json_line(json: &str) -> String {
     line + "\n"
 }
 
-/// To standard output. That nobody reads on is no failure: they have what they want.
+/// Prints to standard output. A closed pipe is no failure: its reader has all that it needs.
 pub(crate) fn print(bytes: &[u8]) -> Result<Reader, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {

@@ -1,7 +1,8 @@
-//! `run`: a command that lives no longer than the lock is held.
+//! Command `run`: runs a command that ends before the hold of the lock does.
 //!
-//! Its process group is led by a second process of this program, the [`watchdog`], which knows until when the lock may be trusted.
-//! Whichever of the two is killed or stands still, the other one ends the group in time; a watchdog that is killed is replaced.
+//! A second process of this program, the [`watchdog`], leads the command's process group. It knows the moment until
+//! which the lock may be trusted. When one of the two is killed or stopped, the other one ends the group in time. A
+//! killed watchdog is replaced.
 
 use std::io;
 use std::pin::pin;
@@ -35,19 +36,19 @@ use signals::Signals;
 
 const DEFAULT_LEASE: Duration = Duration::from_secs(10);
 const DEFAULT_CLOCK_MARGIN: Duration = Duration::from_millis(100);
-/// A signal is sent so much earlier than it has to have arrived.
+/// Time that a signal may take to arrive, by which it is sent early.
 const REACH: Duration = Duration::from_millis(20);
-/// How often the watchdog is told until when the lock may be trusted.
+/// Longest time between two messages to the watchdog about the lock's deadline.
 const TELLING: Duration = Duration::from_millis(500);
-/// Whoever waits longer than this is told for whom.
+/// Wait after which the program names the holders to the user.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long giving back may take before the lease is left to end the hold.
+/// Limit for a release, after which the program exits and the lease ends the hold.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Reason for the end of a command that no server has ended.
+/// Reason for ending a command when no server confirms the lock, and none reports its loss.
 const UNCONFIRMED: &str = "it could not be confirmed in time";
 
-/// A guard of either side.
+/// Guard of a read or write lock.
 #[derive(Debug)]
 enum Hold {
     Read(ReadGuard),
@@ -62,7 +63,7 @@ impl Hold {
         }
     }
 
-    /// How long a process of the command may run if the server is not heard from again.
+    /// Time that a process of the command may go on if no server answers again.
     fn remaining(&self) -> Duration {
         let remaining = match self {
             Self::Read(guard) => guard.remaining(),
@@ -71,7 +72,7 @@ impl Hold {
         remaining.saturating_sub(REACH)
     }
 
-    /// Returns when the hold lasts for its whole lease, which one that was waited for does not at first.
+    /// Returns when the hold lasts for its whole lease. A hold that was granted in the queue does not at first.
     async fn confirmed(&self) -> Result<(), Error> {
         match self {
             Self::Read(guard) => guard.confirmed().await,
@@ -94,12 +95,12 @@ impl Hold {
     }
 }
 
-/// How the command came to its end.
+/// Cause of the command's end.
 #[derive(Debug)]
 enum Ending {
-    /// By itself, or by a signal that is none of ours.
+    /// End by itself, or by a signal that this program did not send.
     Own(Code),
-    /// By us, and why.
+    /// End by this program, for this reason.
     Ours(String),
 }
 
@@ -108,7 +109,8 @@ pub(crate) async fn run(options: &RunOptions, settings: &Settings, output: Outpu
     let mut signals = Signals::listen().map_err(Failure::system)?;
     let manager = settings.manager()?;
     let done = with_lock(options, &manager, &mut signals, grace, output).await;
-    // However it ended: a place in the queue that outlives this process would be granted to nobody, and keep others out.
+    // The manager is closed on every path. A place in the queue that outlives this process would be granted to no
+    // process, and would block others.
     let closed = tokio::time::timeout(LAST_WORDS, manager.close()).await;
     let is_busy = matches!(&done, Err(failure) if failure.code == Code::BUSY);
     if is_busy && !matches!(closed, Ok(Ok(()))) {
@@ -118,7 +120,7 @@ pub(crate) async fn run(options: &RunOptions, settings: &Settings, output: Outpu
     done
 }
 
-/// Takes the lock, runs the command, and gives the lock back.
+/// Takes the lock, runs the command, and releases the lock.
 async fn with_lock(
     options: &RunOptions,
     manager: &RedisManager,
@@ -131,7 +133,7 @@ async fn with_lock(
         Err(signal) => return Ok(Code::of_signal(signal.as_raw())),
     };
     let ending = under(&hold, options, signals, grace, output).await;
-    // Nothing of the command is left by now. Without a word from the server the lease ends the hold.
+    // No process of the command is left by now. If the server does not answer, the lease ends the hold.
     let released = tokio::time::timeout(LAST_WORDS, hold.release()).await;
     let lock = shown(&options.name);
     match (ending?, released) {
@@ -152,7 +154,7 @@ async fn with_lock(
     }
 }
 
-/// The settings with the options of `run`, and the grace.
+/// Returns the settings with the options of `run`, and the grace.
 fn settings_of(options: &RunOptions, settings: &Settings) -> Result<(Settings, Duration), Failure> {
     let mut settings = settings.clone();
     let given = [("LEASE", &options.lease), ("WAIT_TIMEOUT", &options.wait), ("MAX_HOLD", &options.max_hold)];
@@ -162,11 +164,11 @@ fn settings_of(options: &RunOptions, settings: &Settings) -> Result<(Settings, D
             settings.set(name, value);
         }
     }
-    // The guard ends with the command, which nobody forgets.
+    // The guard ends with the command, so no guard can be forgotten.
     settings.set_if_missing("MAX_HOLD", "max");
     let lease = settings.span("LEASE", DEFAULT_LEASE);
     let most = most_grace(lease, settings.span("CLOCK_MARGIN", DEFAULT_CLOCK_MARGIN));
-    // Of a short lease the margins are a large part: what is left for an answer must not be too little.
+    // The margins are a large part of a short lease, so the default leaves more time for an answer.
     let grace = options.grace.as_deref().map_or(Ok((lease / 3).min(most * 3 / 4)), span)?;
     if grace > most {
         let reason = format!(
@@ -180,12 +182,13 @@ fn settings_of(options: &RunOptions, settings: &Settings) -> Result<(Settings, D
     Ok((settings, grace))
 }
 
-/// Two thirds of the lease are left when a renewal is due, less the margins. A sixth is for the answer.
+/// Returns the longest grace. Two thirds of the lease are left when a renewal is due, less the margins. A sixth of the
+/// lease is for the answer.
 fn most_grace(lease: Duration, clock_margin: Duration) -> Duration {
     (lease / 2).saturating_sub(lease / 100).saturating_sub(clock_margin).saturating_sub(REACH)
 }
 
-/// The lock, or the signal that ended the wait for it.
+/// Returns the lock, or the signal that ended the wait for it.
 async fn take(
     options: &RunOptions,
     manager: &RedisManager,
@@ -227,7 +230,7 @@ async fn acquire<G: Guard>(options: &RunOptions, acquire: Acquire<G>) -> Result<
     if options.no_wait { acquire.try_now().await } else { acquire.await.map(Some) }
 }
 
-/// Beside the acquisition, which must not wait for it.
+/// Names the holders to the user. It runs beside the acquisition, which must not wait for it.
 async fn tell_for_whom(manager: RedisManager, name: String, output: Output) {
     match manager.inspect(&name).await {
         Ok(view) if !view.is_free() => {
@@ -238,7 +241,7 @@ async fn tell_for_whom(manager: RedisManager, name: String, output: Output) {
     }
 }
 
-/// Runs the command, and leaves nothing of it.
+/// Runs the command, and ends all processes that it leaves behind.
 async fn under(
     hold: &Hold,
     options: &RunOptions,
@@ -277,18 +280,18 @@ async fn guard(
             biased;
             reason = hold.lost() => return end(group, format!("it was lost: {reason}")).await,
             event = group.event(signals) => if let Some(status) = group.on_event(event, hold, signals, output).await? {
-                // This process may have stood still meanwhile.
+                // The watchdog may have killed the group while this process was stopped.
                 let is_ours = group.has_killed(status);
                 return Ok(if is_ours { Ending::Ours(UNCONFIRMED.to_owned()) } else { Ending::Own(code_of(status)) });
             },
-            // The watchdog has to be told in time, however short the lease is.
+            // The watchdog needs the next deadline in time, however short the lease is.
             () = tokio::time::sleep(calm.min(left / 2).min(TELLING)) => {}
         }
     }
 }
 
-/// Nobody confirms the lock: asks the command to end, and ends it when the time is over. A late answer changes nothing, since
-/// the command was asked.
+/// Asks the command to end because no server confirms the lock, and kills it when the time is over. A late answer
+/// changes nothing, since the command has the signal already.
 async fn stop(
     group: &mut Group,
     hold: &Hold,
@@ -298,7 +301,7 @@ async fn stop(
 ) -> io::Result<Ending> {
     let until = Instant::now() + left;
     group.signal(Signal::TERM);
-    // A command that is stopped can tidy up only when it goes on.
+    // A stopped command can clean up only after it continues.
     group.signal(Signal::CONT);
     output.tell("stopping", &format!("{UNCONFIRMED}: the command gets SIGTERM now, and SIGKILL in {}", Span(left)));
     loop {

@@ -1,4 +1,4 @@
-//! Where the servers are and which options count: from a file, the environment and the command line.
+//! Addresses of the servers and other options: from a file, the environment and the command line.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -18,9 +18,9 @@ use crate::output::Output;
 use crate::span::Period;
 
 const PREFIX: &str = "RWLOCK";
-/// They are one option in several variables.
+/// Variables that together are one option.
 const TOPOLOGY: [&str; 4] = ["NODE", "CLUSTER", "SENTINEL_PRIMARY", "SENTINEL_URLS"];
-/// Options of the command line, by the names of the variables that say the same.
+/// Options of the command line, each with the variable of the same meaning.
 const OF_COMMAND_LINE: [(&str, &str); 10] = [
     ("CLUSTER", "--cluster"),
     ("KEY_PREFIX", "--key-prefix"),
@@ -41,7 +41,7 @@ pub(crate) struct Settings {
 
 type Layer = BTreeMap<String, Setting>;
 
-/// A value, and who gave it.
+/// Value with its source.
 #[derive(Clone, Debug)]
 struct Setting {
     value: OsString,
@@ -56,7 +56,7 @@ enum Source {
 }
 
 impl Source {
-    /// How the user has called an option there.
+    /// Returns the option's name in this source.
     fn name_of(&self, option: &str) -> String {
         let by_command_line = OF_COMMAND_LINE.iter().find(|(name, _)| *name == option);
         match (self, by_command_line) {
@@ -67,7 +67,7 @@ impl Source {
     }
 }
 
-/// The field of a file that says the same as a variable.
+/// Returns the field of a file that has the meaning of a variable.
 fn field_of(option: &str) -> String {
     const GROUPS: [&str; 5] = ["tls", "durability", "published_limits", "sentinel", "topology"];
     let name = option.to_lowercase();
@@ -79,7 +79,7 @@ fn field_of(option: &str) -> String {
     if TOPOLOGY.contains(&option) { format!("topology.{field}") } else { field }
 }
 
-/// Where the servers are, as the user says it.
+/// Addresses of the servers, as the user gave them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Node(String),
@@ -88,7 +88,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// Its user and password are those of all servers.
+    /// Returns the first URL, whose user and password count for all servers.
     pub(crate) fn first_url(&self) -> &str {
         match self {
             Self::Node(url) => url,
@@ -106,12 +106,12 @@ impl Settings {
         }
         settings.put(environment(output)?);
         settings.put(command_line(servers)?);
-        // So that nobody has to look at each value again.
+        // This checks all values at once, so later readers need not check them.
         settings.config()?;
         Ok(settings)
     }
 
-    /// These count more than what is there.
+    /// Adds a layer whose values override the present ones.
     fn put(&mut self, layer: Layer) {
         if TOPOLOGY.iter().any(|name| layer.contains_key(*name)) {
             self.options.retain(|name, _| !TOPOLOGY.contains(&name.as_str()));
@@ -119,7 +119,7 @@ impl Settings {
         self.options.extend(layer);
     }
 
-    /// Sets what the command line says.
+    /// Sets a value of the command line.
     pub(crate) fn set(&mut self, name: &str, value: impl Into<OsString>) {
         self.options.insert(name.to_owned(), Setting { value: value.into(), source: Source::CommandLine });
     }
@@ -135,16 +135,16 @@ impl Settings {
         Config::from_vars(PREFIX, vars).map_err(|error| self.failure(&error))
     }
 
-    /// A manager that has not connected yet.
+    /// Makes a manager that has not connected yet.
     pub(crate) fn manager(&self) -> Result<RedisManager, Failure> {
         self.config()?.builder().build().map_err(|error| self.failure(&error))
     }
 
-    /// A wrong option, called as the user has called it.
+    /// Describes an invalid option by the name that the user knows.
     fn failure(&self, error: &Error) -> Failure {
         let Error::InvalidOption { option, reason, .. } = error else { return error.clone().into() };
         let mut reason = reason.clone();
-        // The longest first: one name may begin like another.
+        // The longest name comes first, because one name may be the beginning of another.
         let mut names: Vec<_> = self.options.iter().collect();
         names.sort_by_key(|(name, _)| Reverse(name.len()));
         for (name, set) in names {
@@ -184,9 +184,9 @@ impl Settings {
         self.get(name).map(Path::new)
     }
 
-    /// An option that is a span of time.
+    /// Returns an option that is a duration.
     pub(crate) fn span(&self, name: &str, default: Duration) -> Duration {
-        // What cannot be read was refused before.
+        // A value that cannot be parsed was refused before.
         self.text(name).and_then(|text| span(text).ok()).unwrap_or(default)
     }
 
@@ -200,7 +200,7 @@ impl Settings {
     }
 }
 
-/// A span of time as the options have it: `10s`, `1.5h`, `max`.
+/// Parses a duration as in the options: `10s`, `1.5h`, `max`.
 pub(crate) fn span(text: &str) -> Result<Duration, Failure> {
     text.parse().map(|Period(span)| span).map_err(|reason| Failure::new(Code::USAGE, reason))
 }
@@ -209,7 +209,7 @@ fn split(urls: &str) -> Vec<String> {
     urls.split(',').map(|url| url.trim().to_owned()).filter(|url| !url.is_empty()).collect()
 }
 
-/// Variables with the prefix. Those that Kubernetes, Docker or `run` have written are left out.
+/// Reads the variables with the prefix, except those that Kubernetes, Docker or `run` have written.
 fn environment(output: Output) -> Result<Layer, Failure> {
     let mut layer = Layer::new();
     for (variable, value) in env::vars_os() {
@@ -241,7 +241,7 @@ fn command_line(servers: &Servers) -> Result<Layer, Failure> {
     put("NODE", url.as_deref());
     put("CLUSTER", cluster.as_deref());
     if let Some(sentinel) = sentinel {
-        // Not quoted: it may have a password.
+        // The error text does not quote the value, which may contain a password.
         let parts = sentinel.split_once('=').filter(|(primary, _)| !primary.contains("://"));
         let (primary, urls) = parts.ok_or_else(|| {
             Failure::new(Code::USAGE, "--sentinel is the name of the primary, an =, and the Sentinels' URLs")
@@ -258,19 +258,19 @@ fn command_line(servers: &Servers) -> Result<Layer, Failure> {
     Ok(options)
 }
 
-/// The fields of a [`Config`] in JSON, by the names of their variables.
+/// Reads the fields of a [`Config`] in JSON, by the names of their variables.
 fn read_file(path: &Path) -> Result<Layer, Failure> {
     let unusable = |reason: String| Failure::new(Code::INVALID, format!("{}: {reason}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| unusable(error.to_string()))?;
     let value: Value = serde_json::from_str(&text).map_err(|error| {
-        // The place only: the words may quote a password.
+        // The error names only the position, because the parser's text may quote a password.
         unusable(format!("line {}, column {}: this is no JSON", error.line(), error.column()))
     })?;
     let mut fields = Vec::new();
     flatten(&mut Vec::new(), &value, &mut fields);
     let (mut layer, path) = (Layer::new(), Arc::from(path));
     for (field, value) in fields {
-        // `topology` groups what the environment names without it.
+        // `topology` groups fields that have no such prefix in the environment.
         let name = field.strip_prefix("topology.").unwrap_or(&field).replace('.', "_").to_uppercase();
         match names::owner_of(&name) {
             Owner::Config => {}
@@ -284,7 +284,7 @@ fn read_file(path: &Path) -> Result<Layer, Failure> {
     Ok(layer)
 }
 
-/// Fields with those that they lie in before them, and what is in them as a variable has it.
+/// Flattens nested fields into dotted names, with values in the format of variables.
 fn flatten<'a>(at: &mut Vec<&'a str>, value: &'a Value, fields: &mut Vec<(String, String)>) {
     let text = match value {
         Value::Object(inside) => {
@@ -295,7 +295,7 @@ fn flatten<'a>(at: &mut Vec<&'a str>, value: &'a Value, fields: &mut Vec<(String
             }
             return;
         }
-        // A comma stands between URLs in a variable.
+        // A comma separates URLs in a variable.
         Value::Array(urls) => urls.iter().map(|url| plain(url).replace(',', "%2C")).collect::<Vec<_>>().join(","),
         Value::Null => return,
         value => plain(value),

@@ -5,10 +5,10 @@ use redis_rwlock::LockView;
 use crate::look::Look;
 use crate::span::Span;
 
-/// The heads of what [`row`] makes.
+/// Heads of the columns that [`row`] makes.
 const HEADS: [&str; 7] = ["LOCK", "HELD", "BY", "FOR", "LEFT", "WAITING", "LONGEST"];
 
-/// A line for each lock with heads above, and below them what is wrong with some.
+/// Formats a line for each lock with heads above, and below them the problems of some locks.
 pub(crate) fn of_locks(looks: &[Look]) -> Vec<String> {
     let rows: Vec<_> = looks
         .iter()
@@ -22,7 +22,7 @@ pub(crate) fn of_locks(looks: &[Look]) -> Vec<String> {
     lines
 }
 
-/// One line for a lock: who holds it, for how long, and who waits.
+/// Formats a lock as one line: its holders, their time, and its waiters.
 fn row(view: &LockView) -> [String; 7] {
     let readers_or_more = view.holders.len() + view.more_holders;
     let (mode, label, age, left) = match view.holders.first() {
@@ -51,7 +51,7 @@ fn row(view: &LockView) -> [String; 7] {
     ]
 }
 
-/// Lines with the heads above, each column as wide as it needs.
+/// Formats lines with the heads above, each column as wide as it needs.
 pub(crate) fn columns<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> Vec<String> {
     let heads = heads.map(str::to_owned);
     let all = || std::iter::once(&heads).chain(rows);
@@ -64,14 +64,14 @@ pub(crate) fn columns<const N: usize>(heads: [&str; N], rows: &[[String; N]]) ->
     all().map(line).collect()
 }
 
-/// Returns a text that a terminal shows as it is. Names, labels and servers' words come from anybody: nothing of them may be an
-/// order to the terminal, or change the order in which the rest of the line is read.
+/// Escapes a text so that a terminal shows it as it is. Names, labels and servers' texts may come from any client. No
+/// part of them may control the terminal or change the reading order of the line.
 pub(crate) fn shown(text: &str) -> String {
     text.chars().flat_map(|c| if acts_unseen(c) { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
-/// Whether a character has an effect instead of a picture: control characters, directions of writing, joiners and other marks of no
-/// width, and separators of lines.
+/// Returns true if a character has an effect instead of a picture. Such are control characters, directions of writing,
+/// joiners and other marks of no width, and line separators.
 pub(crate) fn acts_unseen(c: char) -> bool {
     c.is_control()
         || matches!(c,

@@ -1,4 +1,4 @@
-//! `top`: the locks again every second, in the terminal or as lines of JSON.
+//! Command `top`: shows the locks again every second, in the terminal or as lines of JSON.
 
 use std::cmp::Reverse;
 use std::io::{self, IsTerminal, Read};
@@ -20,7 +20,7 @@ mod screen;
 use screen::Screen;
 
 const PAUSE: Duration = Duration::from_secs(1);
-/// What Ctrl-C is when the terminal makes no signal of it.
+/// Byte of Ctrl-C when the terminal makes no signal of it.
 const CTRL_C: u8 = 3;
 
 pub(crate) async fn top(names: &[String], settings: &Settings, output: Output) -> Result<Code, Failure> {
@@ -45,7 +45,7 @@ pub(crate) async fn top(names: &[String], settings: &Settings, output: Output) -
     }
 }
 
-/// Those with the longest queue first, then those that are held the longest.
+/// Inspects the locks, and sorts those with the longest queue first, then those that are held the longest.
 async fn looks(manager: &RedisManager, names: &[String]) -> Result<Vec<Look>, redis_rwlock::Error> {
     let mut looks = match names {
         [] => look::looks(manager, &manager.locks().await?).await?,
@@ -62,7 +62,7 @@ fn waiting(view: &LockView) -> usize {
     view.waiters.len() + view.more_waiters
 }
 
-/// Never ends by itself: a server that does not answer may do so later.
+/// Shows the locks without end: a server that does not answer may do so later.
 async fn show(manager: &RedisManager, names: &[String], screen: &Screen) -> io::Result<()> {
     loop {
         let lines = match looks(manager, names).await {
@@ -80,7 +80,7 @@ async fn show(manager: &RedisManager, names: &[String], screen: &Screen) -> io::
     }
 }
 
-/// Returns when somebody wants it to end.
+/// Returns when the user wants to quit.
 async fn quit() -> io::Result<()> {
     let (pressed, mut keys) = mpsc::unbounded_channel();
     thread::spawn(move || {

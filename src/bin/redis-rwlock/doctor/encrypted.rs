@@ -1,4 +1,4 @@
-//! Streams with TLS, with the certificates and the server name that the program was given. The library has looked at these before.
+//! Streams with TLS, with the certificates and the server name from the settings. The library has checked these before.
 
 use std::io;
 use std::sync::Arc;

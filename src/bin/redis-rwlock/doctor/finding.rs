@@ -1,24 +1,24 @@
-//! What was found, and what to do about it.
+//! Findings of `doctor`, with advice.
 
 use redis_rwlock::{AddressSource, NodeHealth};
 use serde::Serialize;
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Level {
     /// Locks do not work, or not as promised.
     Problem,
-    /// They work, and something makes them worse.
+    /// Locks work, but less well.
     Warning,
-    /// To be known, and nothing to be mended.
+    /// Information, with nothing to repair.
     Note,
 }
 
 #[derive(Debug, Serialize)]
 pub(super) struct Finding {
     pub(super) level: Level,
-    /// One word for programs.
+    /// Word by which programs tell findings apart.
     check: &'static str,
     nodes: Vec<String>,
     message: String,
@@ -40,7 +40,7 @@ impl Finding {
         self
     }
 
-    /// The same for people.
+    /// Formats the finding for people.
     pub(super) fn lines(&self) -> Vec<String> {
         let level = match self.level {
             Level::Problem => "problem",
@@ -65,7 +65,7 @@ impl Findings {
         self.0.iter().all(|finding| finding.level != Level::Problem)
     }
 
-    /// Whether something is wrong with this node.
+    /// Returns true if a problem of this node was found.
     pub(super) fn concern(&self, node: &str) -> bool {
         let at_node = |finding: &&Finding| finding.nodes.iter().any(|other| other == node);
         self.0.iter().filter(at_node).any(|finding| finding.level == Level::Problem)
@@ -83,7 +83,7 @@ impl Findings {
         }
     }
 
-    /// The worst first.
+    /// Findings, the worst first.
     pub(super) fn in_order(mut self) -> Vec<Finding> {
         self.0.sort_by_key(|finding| finding.level);
         self.0

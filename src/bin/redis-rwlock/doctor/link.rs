@@ -1,4 +1,4 @@
-//! A connection to one server, past the library.
+//! Connection to one server, without the library.
 
 use std::io;
 use std::time::Duration;
@@ -14,21 +14,21 @@ use crate::exit::Failure as Exit;
 use crate::settings::{Place, Settings};
 
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
-/// Most bytes that are read on one connection. The map of a large cluster is all that comes near.
+/// Limit of bytes that are read on one connection. Only the map of a large cluster comes near it.
 const MAX_BYTES: u64 = 4 << 20;
 
 #[derive(Debug)]
 pub(super) struct Link {
     connection: MultiplexedConnection,
-    /// The URL has a password, and the server wants none.
+    /// True if the URL has a password and the server requires none.
     pub(super) wants_no_password: bool,
 }
 
-/// Why a server could not be asked.
+/// Reason why a server could not be asked.
 #[derive(Debug)]
 pub(super) enum Failure {
     Login(String),
-    /// A connection with TLS broke off, or one without where it would be needed: what happened, and what to do.
+    /// A connection with TLS broke, or one without TLS where the server requires it: the cause, and advice.
     Tls {
         message: String,
         advice: String,
@@ -39,7 +39,7 @@ pub(super) enum Failure {
 impl Failure {
     pub(super) fn finding(&self, level: Level, node: &str, login: &str) -> Finding {
         match self {
-            // A replica refuses the same user when it becomes a primary.
+            // The replica would refuse the same user after it became a primary.
             Self::Login(message) => Finding::new(Level::Problem, "login", message).advise(login),
             Self::Tls { message, advice } => Finding::new(level, "tls", message).advise(advice),
             Self::Unreachable(message) => {
@@ -71,7 +71,8 @@ impl Link {
             return Err(tls::explained(&info, error.to_string()).await);
         }
         if info.redis_settings().password().is_some() && info.redis_settings().username().is_none() {
-            // The client keeps the server's words to itself: that it wants no password shows when none is given.
+            // The client does not report the server's error text. A login without a password shows that the server
+            // requires none.
             let info = info.set_redis_settings(redis::RedisConnectionInfo::default());
             if let Ok(connection) = connect(info, settings).await {
                 let mut link = Self { connection, wants_no_password: true };
@@ -110,7 +111,7 @@ async fn connect(info: ConnectionInfo, settings: &Settings) -> Result<Multiplexe
     tokio::time::timeout(TIMEOUT, connecting).await.unwrap_or_else(|_| Err(late()))
 }
 
-/// Logs in on a stream whose end comes after `MAX_BYTES`, whatever the server says.
+/// Logs in on a stream that ends after `MAX_BYTES`, however much the server sends.
 async fn greet(
     info: &ConnectionInfo,
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
@@ -125,7 +126,7 @@ async fn greet(
 
 fn connection_info(address: &str, settings: &Settings) -> Result<ConnectionInfo, Exit> {
     let place = settings.place();
-    // The library has read it already. Its own words may quote the URL, password and all.
+    // The library has read the URL already. Its error text may quote the URL with its password.
     let unusable = |_| Exit::from_text("the URL cannot be read");
     let mut info = read_url(place.first_url()).map_err(unusable)?;
     if let Some(path) = settings.path("PASSWORD_FILE") {
@@ -140,7 +141,7 @@ fn connection_info(address: &str, settings: &Settings) -> Result<ConnectionInfo,
     }
 }
 
-/// Reads a URL. The `redis` crate reads those with TLS only with its own TLS, which is not used here.
+/// Parses a URL. The `redis` crate parses those with TLS only with its own TLS, which is not used here.
 fn read_url(url: &str) -> Result<ConnectionInfo, RedisError> {
     let (scheme, rest) = url.trim().split_once(':').unwrap_or((url, ""));
     if !["rediss", "valkeys"].iter().any(|secure| scheme.eq_ignore_ascii_case(secure)) {
@@ -156,7 +157,7 @@ fn read_url(url: &str) -> Result<ConnectionInfo, RedisError> {
     })
 }
 
-/// Another server that is reached in the same way.
+/// Returns the connection settings for another server at `address`.
 fn at(info: ConnectionInfo, address: &str) -> Option<ConnectionInfo> {
     let (host, port) = address.rsplit_once(':')?;
     let (host, port) = (host.to_owned(), port.parse().ok()?);

@@ -1,6 +1,7 @@
-//! Which commands, keys and channels our user may use, found out by using them.
+//! Finds the commands, keys and channels that the user may use, by trying them.
 //!
-//! No command changes anything: the key is nobody's, and HSET is given one word too many, at which a server that allows it fails.
+//! No command changes anything. No lock has the key, and HSET gets one word too many, so a server that allows it
+//! answers with an error.
 
 use std::collections::BTreeMap;
 use std::process;
@@ -11,7 +12,7 @@ use super::finding::{Finding, Findings, Level};
 use super::link::{Failure, Link};
 use crate::settings::Settings;
 
-/// What a right is for.
+/// Purpose of a right.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Use {
     Locks,
@@ -26,7 +27,8 @@ enum Use {
 const KEY: &str = "<key>";
 const CHANNEL: &str = "<channel>";
 
-/// Rules of an ACL, and a command that needs each. Subscriptions come last: nothing else may be asked after them.
+/// Rules of an ACL, each with a command that needs it. Subscriptions come last, because no other command may follow
+/// them on the connection.
 const RIGHTS: [(&str, Use, &[&str]); 19] = [
     ("+eval", Use::Locks, &["EVAL", "return 0", "1", KEY]),
     ("+evalsha", Use::Locks, &["EVALSHA", "ffffffffffffffffffffffffffffffffffffffff", "1", KEY]),
@@ -49,19 +51,19 @@ const RIGHTS: [(&str, Use, &[&str]); 19] = [
     ("+sunsubscribe", Use::WakeUps, &["SUNSUBSCRIBE", CHANNEL]),
 ];
 
-/// Something that a server did not let us do.
+/// Something that a server refused.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Refused {
-    /// By a rule of the ACL.
+    /// Refused by a rule of the ACL.
     Right(Purpose, String),
-    /// It does not know the command.
+    /// Unknown to the server.
     Command(Purpose, String),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Purpose(Use);
 
-/// Tries all that is needed at such a server.
+/// Tries all rights that are needed at this server.
 pub(super) async fn try_all(
     link: &mut Link,
     settings: &Settings,
@@ -69,7 +71,7 @@ pub(super) async fn try_all(
     wants_replicas: bool,
 ) -> Result<Vec<Refused>, Failure> {
     let mut refused = Vec::new();
-    // The other form of a key has a right of its own. Before the subscriptions.
+    // Keys of the other form need their own right. They are tried before the subscriptions.
     for (key, pattern) in keys(settings) {
         for words in [["HGET", &key, "x"].as_slice(), &["HSET", &key, "x", "x", "x"]] {
             if let Some(Denial::Key) = denial(&link.ask(words).await)? {
@@ -95,7 +97,7 @@ pub(super) async fn try_all(
         let words: Vec<&str> = words.iter().map(word).collect();
         match denial(&link.ask(&words).await)? {
             Some(Denial::Command) => refused.push(Refused::Right(Purpose(used_for), rule.to_owned())),
-            // Older servers have not all of what keeps the log quiet.
+            // Older servers lack some commands that keep the log quiet.
             Some(Denial::Unknown) if used_for != Use::QuietLog => {
                 refused.push(Refused::Command(Purpose(used_for), words[0].to_owned()));
             }
@@ -115,7 +117,7 @@ enum Denial {
     Unknown,
 }
 
-/// What a reply says of our rights. Whatever else is wrong with a command is looked at after them.
+/// Returns the denial that a reply shows. Other errors of a command are ignored here; later checks find them.
 fn denial<T>(reply: &Result<T, RedisError>) -> Result<Option<Denial>, Failure> {
     let Err(error) = reply else { return Ok(None) };
     let words = error.detail().unwrap_or_default().to_lowercase();
@@ -131,7 +133,7 @@ fn denial<T>(reply: &Result<T, RedisError>) -> Result<Option<Denial>, Failure> {
     })
 }
 
-/// The key of a lock with a plain name.
+/// Key of a lock with a plain name.
 pub(super) fn key_of(settings: &Settings, name: &str) -> String {
     match template(settings) {
         Some((before, behind)) => format!("{before}{name}{behind}"),
@@ -147,7 +149,7 @@ fn prefix(settings: &Settings) -> &str {
     settings.text("KEY_PREFIX").unwrap_or("rwlock")
 }
 
-/// Keys of locks that nobody has, and what an ACL has to say for all such keys.
+/// Keys that belong to no lock, each with the ACL pattern for all such keys.
 fn keys(settings: &Settings) -> Vec<(String, String)> {
     let name = format!("redis-rwlock doctor {} {}", process::id(), fastrand::u64(..));
     if let Some((before, behind)) = template(settings) {
@@ -160,7 +162,7 @@ fn keys(settings: &Settings) -> Vec<(String, String)> {
     ]
 }
 
-/// The channel is the key, in braces if it has none.
+/// Returns the wake-up channel of a key; a key without braces is put into braces.
 fn channel(key: &str) -> String {
     if key.contains('{') { format!("{key}:wake") } else { format!("{{{key}}}:wake") }
 }
@@ -193,7 +195,7 @@ impl Refused {
     }
 }
 
-/// Says each of them once, for all servers where it is so. Each comes with its server.
+/// Reports each refusal once, for all servers that gave it. Each item comes with its server.
 pub(super) fn tell<'a>(
     refused: impl Iterator<Item = (&'a String, &'a Refused)>,
     settings: &Settings,

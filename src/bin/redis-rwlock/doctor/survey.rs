@@ -1,4 +1,4 @@
-//! What one server says of itself.
+//! Answers of one server about itself.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
@@ -14,7 +14,7 @@ use crate::span::Span;
 
 const SLOTS: u16 = 16384;
 
-/// Slots in a row, and the address of their primary.
+/// Consecutive slots, and the address of their primary.
 #[derive(Debug)]
 struct SlotRange {
     first: u16,
@@ -25,12 +25,13 @@ struct SlotRange {
 #[derive(Debug, Default)]
 pub(super) struct Survey {
     hello: BTreeMap<String, String>,
-    /// `None` if it may not be asked.
+    /// `None` if the user may not ask for it.
     memory: Option<BTreeMap<String, String>>,
     replication: Option<BTreeMap<String, String>>,
-    /// Slots that a primary owns.
+    /// Slots of the cluster and their primaries, as this node knows them.
     slots: Option<Vec<SlotRange>>,
-    /// Time that a node of a cluster is silent before the others call it failed; `None` if it may not be asked.
+    /// Time for which a node of a cluster is silent before the others call it failed; `None` if the user may not ask
+    /// for it.
     node_timeout: Option<Duration>,
     wants_no_password: bool,
     pub(super) refused: Vec<Refused>,
@@ -41,7 +42,7 @@ impl Survey {
         let mut link = Link::open(address, settings).await?;
         let hello = pairs(&link.ask(&["HELLO"]).await?);
         let mut survey = Self { hello, wants_no_password: link.wants_no_password, ..Self::default() };
-        // Whatever else it says is a consequence.
+        // Other errors of such a server would only follow from this one.
         if survey.is_too_old() || survey.is_sentinel() {
             return Ok(survey);
         }
@@ -80,7 +81,7 @@ impl Survey {
         version < least
     }
 
-    /// Says what is wrong with it, but for rights.
+    /// Reports the faults of this server, except missing rights.
     pub(super) fn tell(&self, node: &str, place: &Place, asked: Option<NonZeroU8>, findings: &mut Findings) {
         let mut problem = |check, message: String, advice: &str| {
             findings.add(Finding::new(Level::Problem, check, message).at(node).advise(advice));
@@ -147,7 +148,7 @@ impl Survey {
         }
     }
 
-    /// The bytes that count against a limit, and the limit, if new ones are refused.
+    /// Returns the bytes that count against the memory limit, and the limit, if the server refuses new ones.
     fn full_memory(&self) -> Option<(u64, u64)> {
         let number = |field: &str| self.memory.as_ref()?.get(field)?.parse::<u64>().ok();
         let used = number("used_memory")?.saturating_sub(number("mem_not_counted_for_evict").unwrap_or(0));
@@ -159,7 +160,7 @@ impl Survey {
         Some(replicas(self.replication.as_ref()?).filter(|said| said.contains("state=online")).count())
     }
 
-    /// The addresses of those that follow it.
+    /// Addresses of the server's replicas.
     pub(super) fn replicas(&self) -> Vec<String> {
         let address = |said: &str| {
             let value = |name: &str| said.split(',').find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
@@ -169,13 +170,13 @@ impl Survey {
     }
 }
 
-/// What INFO says of each replica: `ip=10.0.0.2,port=6379,state=online,…`.
+/// Fields of INFO about each replica: `ip=10.0.0.2,port=6379,state=online,…`.
 fn replicas(replication: &BTreeMap<String, String>) -> impl Iterator<Item = &str> {
     let numbered = |field: &str| field.strip_prefix("slave").is_some_and(|number| number.parse::<u32>().is_ok());
     replication.iter().filter(move |(field, _)| numbered(field)).map(|(_, said)| &**said)
 }
 
-/// The map of the first primary that shows one, and that primary.
+/// Returns the map of the first primary that has one, and that primary's address.
 fn map(surveys: &BTreeMap<String, Survey>) -> Option<(&String, &[SlotRange])> {
     let maps = surveys.iter().filter_map(|(node, survey)| Some((node, survey.is_primary(), survey.slots.as_ref()?)));
     maps.min_by_key(|(_, is_primary, _)| !is_primary).map(|(node, _, map)| (node, &**map))
@@ -193,7 +194,8 @@ pub(super) fn tell_slots(surveys: &BTreeMap<String, Survey>, findings: &mut Find
     }
 }
 
-/// A failover begins when a primary was silent for the node timeout: by then holds of its locks are to be renewed.
+/// Reports node timeouts that are too long for the lease. A failover begins after the node timeout, and holds of the
+/// primary's locks must still be renewable then.
 pub(super) fn tell_node_timeout(surveys: &BTreeMap<String, Survey>, lease: Duration, findings: &mut Findings) {
     let known: Vec<_> = surveys.iter().filter_map(|(node, survey)| Some((node, survey.node_timeout?))).collect();
     let Some(longest) = known.iter().map(|(_, timeout)| *timeout).max() else {
@@ -216,7 +218,7 @@ pub(super) fn tell_node_timeout(surveys: &BTreeMap<String, Survey>, lease: Durat
     }
 }
 
-/// A primary's slots, for each that has some.
+/// Slots of each primary that has some.
 pub(super) fn owners(surveys: &BTreeMap<String, Survey>) -> BTreeMap<String, Vec<(u16, u16)>> {
     let mut owners: BTreeMap<String, Vec<(u16, u16)>> = BTreeMap::new();
     for range in map(surveys).map(|(_, map)| map).into_iter().flatten() {
@@ -225,7 +227,7 @@ pub(super) fn owners(surveys: &BTreeMap<String, Survey>) -> BTreeMap<String, Vec
     owners
 }
 
-/// Slots that are in none of these.
+/// Returns the slots outside of all these ranges.
 fn gaps(mut owned: Vec<(u16, u16)>) -> Vec<(u16, u16)> {
     owned.sort_unstable();
     let (mut gaps, mut next) = (Vec::new(), 0);
@@ -265,7 +267,7 @@ fn owned_slots(map: &Value) -> Vec<SlotRange> {
     ranges.iter().filter_map(range).collect()
 }
 
-/// Names and texts in turn, as HELLO has them.
+/// Reads alternating names and texts, as in the answer to HELLO.
 fn pairs(reply: &Value) -> BTreeMap<String, String> {
     let parts: Vec<&Value> = match reply {
         Value::Array(parts) => parts.iter().collect(),
@@ -276,7 +278,7 @@ fn pairs(reply: &Value) -> BTreeMap<String, String> {
     parts.chunks(2).filter_map(pair).collect()
 }
 
-/// Lines `name:value`, as INFO has them.
+/// Reads lines `name:value`, as in the answer to INFO.
 fn fields(reply: &Value) -> BTreeMap<String, String> {
     let text = text(reply).unwrap_or_default();
     let field = |line: &str| line.trim_end().split_once(':').map(|(name, value)| (name.to_owned(), value.to_owned()));

@@ -1,6 +1,6 @@
-//! Why a connection broke off before the server had said anything: TLS where there is none, none where there is TLS, or certificates.
+//! Finds out why a connection broke before the server answered: TLS on one side only, or certificates.
 //!
-//! Found out by asking the port again, with a few bytes that hold no secret.
+//! Asks the port again, with a few bytes that contain no secret.
 
 use redis::{ConnectionAddr, ConnectionInfo};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -9,12 +9,12 @@ use tokio::time::timeout;
 
 use super::link::{Failure, TIMEOUT};
 
-/// The beginning of a handshake without the rest, at which a server with TLS sends an alert.
+/// Incomplete begin of a handshake, which a server with TLS answers with an alert.
 const HELLO: [u8; 9] = [0x16, 0x03, 0x01, 0x00, 0x04, 0x01, 0x00, 0x00, 0x00];
-/// First byte of what a server with TLS answers: an alert, or a part of a handshake.
+/// First byte of a TLS server's answer: an alert, or a part of a handshake.
 const TLS_RECORDS: [u8; 2] = [0x15, 0x16];
 
-/// Parts of the words of rustls, and what to do about each.
+/// Parts of error texts of rustls, each with advice.
 const CERTIFICATES: [(&str, &str); 6] = [
     ("UnknownIssuer", "give the authority that has signed it: RWLOCK_TLS_CA=ca.pem"),
     ("CaUsedAsEndEntity", "give the server a certificate of its own, signed by an authority in RWLOCK_TLS_CA"),
@@ -32,7 +32,7 @@ const CERTIFICATES: [(&str, &str); 6] = [
 const CLIENT: &str =
     "give a certificate that the server accepts: RWLOCK_TLS_CLIENT_CERTIFICATE and RWLOCK_TLS_CLIENT_KEY";
 
-/// Says what has probably happened to a connection, from its error and from what answers at the port.
+/// Explains a broken connection, from its error and from the answer at its port.
 pub(super) async fn explained(info: &ConnectionInfo, error: String) -> Failure {
     match info.addr() {
         ConnectionAddr::TcpTls { host, port, .. } => {
@@ -65,7 +65,7 @@ pub(super) async fn explained(info: &ConnectionInfo, error: String) -> Failure {
     }
 }
 
-/// The first byte of the answer to these bytes, if there is one.
+/// Returns the first byte of the answer to these bytes, if there is one.
 async fn first_byte(host: &str, port: u16, bytes: &[u8]) -> Option<u8> {
     let asking = async {
         let mut stream = TcpStream::connect((host, port)).await.ok()?;

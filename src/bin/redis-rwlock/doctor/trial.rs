@@ -1,4 +1,4 @@
-//! The last word: a lock of our own at every primary.
+//! Last check: takes a lock at every primary.
 
 use std::collections::BTreeMap;
 use std::process;
@@ -14,10 +14,10 @@ use crate::exit::Failure;
 use crate::settings::Settings;
 use crate::span::Span;
 
-/// Number of names that are looked through for one that lies at a certain primary: it may have one slot of 16384.
+/// Limit of names to try when looking for one that lies at a certain primary, which may have one slot of 16384.
 const MAX_NAMES: u32 = 300_000;
 
-/// Takes a lock at each primary and gives it back.
+/// Takes a lock at each primary and releases it.
 pub(super) async fn try_locks(surveys: &BTreeMap<String, Survey>, settings: &Settings, findings: &mut Findings) {
     let manager = match settings.manager() {
         Ok(manager) => manager,
@@ -47,14 +47,14 @@ pub(super) async fn try_locks(surveys: &BTreeMap<String, Survey>, settings: &Set
 
 async fn try_lock(manager: &RedisManager, name: &str) -> Result<Duration, Failure> {
     let began = Instant::now();
-    // `None`: another process holds it, so the server grants locks.
+    // `None` means that another process holds it, so the server grants locks.
     if let Some(guard) = manager.try_write(name).await? {
         guard.release().await?;
     }
     Ok(began.elapsed())
 }
 
-/// A lock's name for each primary of a cluster, or one that lies where all are.
+/// Returns a lock's name for each primary of a cluster, or a single name where all locks have one primary.
 fn names(surveys: &BTreeMap<String, Survey>, settings: &Settings) -> Vec<(Option<String>, String)> {
     let mut wanted = survey::owners(surveys);
     if wanted.len() < 2 {
@@ -80,7 +80,7 @@ fn name_of_trial(number: u32) -> String {
     format!("redis-rwlock doctor {} {number}", process::id())
 }
 
-/// Computes the slot as servers do: of the text in the first braces, if there is any.
+/// Computes the slot as servers do: from the text in the first braces, if there is any.
 fn slot_of(key: &str) -> u16 {
     let in_braces = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
     let tag = in_braces.filter(|tag| !tag.is_empty()).unwrap_or(key);

@@ -1,4 +1,4 @@
-//! The process group of the command and its watchdog.
+//! Process group of the command and its watchdog.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -18,44 +18,45 @@ use crate::args::RunOptions;
 use crate::exit::{Code, Failure};
 use crate::output::Output;
 
-/// How long the watchdog may take to give the terminal back before the group is killed without that.
+/// Limit for the watchdog to give the terminal back, after which the group is killed anyway.
 const HAND_BACK: Duration = Duration::from_millis(15);
-/// Time in which processes below the command may stop for want of a terminal that the group has meanwhile, as `sudo` does.
+/// Time in which the command's children may still stop because they lacked the terminal, which the group has by then.
+/// `sudo` does this.
 const LATE_STOPS: Duration = Duration::from_secs(2);
-/// Between two looks at what the command has left behind.
+/// Pause between two looks at the processes that the command has left behind.
 const LOOK: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
 pub(super) struct Group {
-    /// The process id of the first watchdog.
+    /// Process id of the first watchdog.
     id: Pid,
     watchdog: Watchdog,
     /// Moment until which the watchdog trusts the lock.
     deadline: u64,
-    /// Whether the last attempt to start another watchdog has failed. The user is told once.
+    /// True if the last attempt to start another watchdog has failed. The user learns it once.
     is_unwatched: bool,
     command: Option<Child>,
     stop: Option<Stop>,
     terminal: Option<Terminal>,
-    /// Moment in which the group got the terminal since the command was stopped for want of it.
+    /// Moment in which the group got the terminal, after the command had stopped without it.
     given: Option<Instant>,
 }
 
-/// Something that happens to the group.
+/// Event of the group.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// The command itself has ended, whatever it leaves behind.
+    /// The command itself has ended, but processes that it started may remain.
     CommandEnded(io::Result<ExitStatus>),
     WatchdogEnded,
     Signal(Signal),
 }
 
 impl Group {
-    /// A group with nobody in it but a watchdog.
+    /// Starts a group that contains only a watchdog.
     pub(super) async fn start(signals: &mut Signals) -> io::Result<Self> {
         let mut watchdog = Watchdog::lead()?;
         signals.leave(watchdog.id());
-        // Signals to the group would end it before.
+        // Before it is ready, signals to the group would end it.
         watchdog.ready().await?;
         let (id, terminal) = (watchdog.id(), Terminal::open());
         Ok(Self {
@@ -73,7 +74,7 @@ impl Group {
     /// Starts the command.
     pub(super) fn run(&mut self, options: &RunOptions, hold: &Hold, signals: &mut Signals) -> Result<(), Failure> {
         let (program, arguments) = options.command.split_first().unwrap_or_else(|| unreachable!("clap wants one"));
-        // Ctrl-Z stops the rest of a pipe, and would stop this process, which could not renew the lock any more.
+        // Ctrl-Z stops the rest of a pipe. It would stop this process too, which could then not renew the lock.
         signals.listen_to(Signal::TSTP).map_err(Failure::system)?;
         if let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_ours_alone()) {
             terminal.give_to(self.id).map_err(Failure::system)?;
@@ -95,7 +96,11 @@ impl Group {
         Ok(())
     }
 
-    /// Waits for the next event. One that came is not forgotten if the future is dropped.
+    /// Waits for the next event.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped future loses no event.
     pub(super) async fn event(&mut self, signals: &mut Signals) -> Event {
         let Some(command) = &mut self.command else { unreachable!("it was started") };
         tokio::select! {
@@ -106,7 +111,7 @@ impl Group {
         }
     }
 
-    /// Waits for the command itself, whatever it leaves behind.
+    /// Waits for the command itself, but not for processes that it leaves behind.
     pub(super) async fn ended(&mut self) -> io::Result<ExitStatus> {
         match &mut self.command {
             Some(command) => command.wait().await,
@@ -114,7 +119,7 @@ impl Group {
         }
     }
 
-    /// Tells the watchdog until when the lock may be trusted; returns how long that is.
+    /// Sends the watchdog the moment until which the lock may be trusted, and returns the remaining time.
     pub(super) fn tell_deadline(&mut self, hold: &Hold) -> Duration {
         let (deadline, left) = deadline(hold);
         if self.watchdog.tell(deadline) {
@@ -123,17 +128,17 @@ impl Group {
         left
     }
 
-    /// Whether the watchdog has ended a command that has ended like this, since the lock could not be trusted any more.
+    /// Returns true if the watchdog has killed the command because the lock could not be trusted any more.
     pub(super) fn has_killed(&self, status: ExitStatus) -> bool {
         status.signal() == Some(Signal::KILL.as_raw()) && watchdog::now() >= self.deadline
     }
 
     pub(super) fn signal(&self, signal: Signal) {
-        // That nobody is left is nothing to tell.
+        // An empty group is no error here.
         process::kill_process_group(self.id, signal).ok();
     }
 
-    /// Does what an event asks for; returns the command's status if it has ended.
+    /// Handles an event, and returns the command's status if it has ended.
     pub(super) async fn on_event(
         &mut self,
         event: Event,
@@ -149,7 +154,7 @@ impl Group {
         Ok(None)
     }
 
-    /// Hands a signal on to the command, unless it is about this process or its children.
+    /// Forwards a signal to the command, unless it concerns this process or its children.
     fn on_signal(&self, signal: Signal, output: Output) {
         if signal == Signal::CHILD {
             self.wake_watchdog(output);
@@ -161,7 +166,7 @@ impl Group {
         }
     }
 
-    /// Lets a stopped watchdog go on, which is the one process that must see the end of the lock.
+    /// Continues a stopped watchdog, because the watchdog must notice the end of the lock.
     fn wake_watchdog(&self, output: Output) {
         if let Some(Change::Stopped(_)) = stops::change_of(self.watchdog.id()) {
             process::kill_process(self.watchdog.id(), Signal::CONT).ok();
@@ -171,7 +176,7 @@ impl Group {
 
     /// Starts another watchdog in place of one that has ended.
     async fn replace_watchdog(&mut self, hold: &Hold, signals: &mut Signals, output: Output) {
-        // Before what is left of the old one is taken away, so that the group's id stays the group's.
+        // The new watchdog joins before the old one is reaped, so that the group's id stays in use.
         self.deadline = deadline(hold).0;
         match Watchdog::join(self.id, self.deadline) {
             Ok(new) => {
@@ -192,8 +197,10 @@ impl Group {
         }
     }
 
-    /// Notices stops of the command. A stop for want of the terminal ends as soon as the terminal can be given to the group. Of
-    /// other stops the program tells the user, since a stopped command keeps the lock.
+    /// Handles stops of the command.
+    ///
+    /// A stop because of the terminal ends as soon as the group can get the terminal. The user learns about other
+    /// stops, since a stopped command keeps the lock.
     pub(super) fn attend_to_stops(&mut self, lock: &str, output: Output) {
         let Some(command) = self.command.as_ref().and_then(Child::id).and_then(pid) else { return };
         let change = stops::change_of(command);
@@ -215,7 +222,7 @@ impl Group {
         {
             self.given = Some(Instant::now());
         }
-        // The shell does not learn of Ctrl-Z, so it would neither take the terminal nor let the command go on.
+        // The shell does not notice Ctrl-Z, so it would neither take the terminal nor continue the command.
         if (stop.is_for_terminal() || stop.is_by_key()) && terminal.is_some_and(|terminal| terminal.is_of(self.id)) {
             self.signal(Signal::CONT);
         } else if let Some(why) = stop.next_line() {
@@ -223,17 +230,18 @@ impl Group {
         }
     }
 
-    /// Kills all of the group.
+    /// Kills all processes of the group.
     pub(super) async fn kill(&mut self) {
         if self.terminal.as_ref().is_some_and(|terminal| terminal.is_of(self.id)) {
-            // It does the same, after it has given the terminal back.
+            // The watchdog kills the group after it has given the terminal back.
             self.watchdog.tell(watchdog::NOW);
             self.watchdog.ends_within(HAND_BACK).await;
         }
         self.signal(Signal::KILL);
     }
 
-    /// Ends what the command has left behind, kindly as long as there is time, and the watchdog.
+    /// Ends the processes that the command has left behind, and the watchdog. They get SIGTERM first, as long as there
+    /// is time.
     pub(super) async fn clear(&mut self, hold: &Hold, grace: Duration) {
         if self.has_others() == Some(true) {
             self.signal(Signal::TERM);
@@ -243,7 +251,7 @@ impl Group {
             }
         }
         self.watchdog.dismiss().await;
-        // A watchdog's id, and so the group's, is nobody else's until it is taken away.
+        // The kernel gives a watchdog's id, and so the group's, to no other process until it is reaped.
         self.signal(Signal::KILL);
         self.watchdog.reap().await;
     }
@@ -253,9 +261,9 @@ impl Group {
     }
 }
 
-/// Moment until which the lock may be trusted, by the watchdog's clock, and how long that is.
+/// Returns the moment until which the lock may be trusted, by the watchdog's clock, and the remaining time.
 fn deadline(hold: &Hold) -> (u64, Duration) {
-    // In this order the moment is rather too early.
+    // In this order the moment is too early rather than too late.
     let now = watchdog::now();
     let left = hold.remaining();
     let deadline = now.saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));

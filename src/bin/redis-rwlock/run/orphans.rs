@@ -1,4 +1,4 @@
-//! Ended processes that nobody waits for but process 1, which is this one in a container without an init.
+//! Reaps ended processes that only process 1 waits for, which is this process in a container without an init.
 
 use std::process;
 
@@ -8,7 +8,7 @@ use super::others;
 
 #[derive(Debug, Default)]
 pub(super) struct Orphans {
-    /// Children that are waited for elsewhere.
+    /// Children that other tasks wait for.
     awaited: Vec<Pid>,
 }
 
@@ -17,14 +17,14 @@ impl Orphans {
         self.awaited.push(child);
     }
 
-    /// Takes the ended ones away, which would stay as zombies and fill the table of processes.
+    /// Reaps the ended ones, which would stay as zombies and fill the table of processes.
     pub(super) fn reap(&self) {
         const INIT: u32 = 1;
         if process::id() != INIT {
             return;
         }
         for orphan in others::zombies_of(INIT).into_iter().filter(|child| !self.awaited.contains(child)) {
-            // Its status is for nobody.
+            // No task needs its status.
             waitid(WaitId::Pid(orphan), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok();
         }
     }

@@ -1,4 +1,4 @@
-//! The signals that `run` hands on.
+//! Signals that `run` forwards.
 
 use std::fs;
 use std::future::poll_fn;
@@ -13,8 +13,8 @@ use super::orphans::Orphans;
 /// Signals that go to the command's group.
 const HANDED_ON: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
 
-/// From when it is made on, none of these ends this process. Those that were ignored at the start stay ignored, here and in the
-/// command, as `nohup` and shells want it for what runs in the background.
+/// Streams of signals, none of which ends this process once this value exists. Signals that were ignored at the start
+/// stay ignored, here and in the command. `nohup` and shells want that for commands in the background.
 #[derive(Debug)]
 pub(super) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
@@ -26,12 +26,12 @@ impl Signals {
     pub(super) fn listen() -> io::Result<Self> {
         let mut signals = Self { streams: Vec::new(), ignored: Ignored::at_start(), orphans: Orphans::default() };
         HANDED_ON.iter().try_for_each(|signal| signals.listen_to(*signal))?;
-        // Ignored or not: without it no end of a child is heard.
+        // This is needed even if SIGCHLD was ignored: without a handler the runtime notices no end of a child.
         signals.add(Signal::CHILD)?;
         Ok(signals)
     }
 
-    /// Listens to one more signal, unless it is ignored.
+    /// Handles one more signal, unless it is ignored.
     pub(super) fn listen_to(&mut self, signal: Signal) -> io::Result<()> {
         if self.ignored.has(signal) { Ok(()) } else { self.add(signal) }
     }
@@ -46,7 +46,11 @@ impl Signals {
         self.orphans.leave(child);
     }
 
-    /// The next one. One that came is not forgotten if the future is dropped.
+    /// Returns the next signal.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped future loses no signal.
     pub(super) async fn next(&mut self) -> Signal {
         let signal = poll_fn(|context| {
             for (signal, stream) in &mut self.streams {
@@ -64,12 +68,12 @@ impl Signals {
     }
 }
 
-/// Signals that this process ignores, a bit for each; none where the system does not tell.
+/// Signals that this process ignores, a bit for each; none where the system does not list them.
 #[derive(Clone, Copy, Debug)]
 struct Ignored(u64);
 
 impl Ignored {
-    /// Reads them, which has to happen before a handler is there.
+    /// Reads the ignored signals, which has to happen before a handler is there.
     fn at_start() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,4 +1,5 @@
-//! Stops of the command: Ctrl-Z, a terminal that it needs and others have, SIGSTOP. All keep the lock, so none stays unsaid.
+//! Stops of the command: Ctrl-Z, a terminal that another process group has, SIGSTOP. A stopped command keeps the lock,
+//! so the user learns about every stop.
 
 use std::time::Duration;
 
@@ -8,21 +9,21 @@ use tokio::time::Instant;
 /// Pause between two lines about a command that stays stopped.
 const REMINDER: Duration = Duration::from_secs(60);
 
-/// A change that the kernel tells of a child.
+/// Change of a child's state that the kernel reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Change {
     Stopped(i32),
     Continued,
 }
 
-/// Returns the newest change of a child, once.
+/// Returns the newest change of a child, and each change only once.
 pub(super) fn change_of(child: Pid) -> Option<Change> {
     let options = WaitIdOptions::STOPPED | WaitIdOptions::CONTINUED | WaitIdOptions::NOHANG;
     let status = process::waitid(WaitId::Pid(child), options).ok()??;
     status.stopping_signal().map(Change::Stopped).or_else(|| status.continued().then_some(Change::Continued))
 }
 
-/// A stop that lasts.
+/// Stop that has not ended.
 #[derive(Debug)]
 pub(super) struct Stop {
     signal: i32,
@@ -34,12 +35,12 @@ impl Stop {
         Self { signal, told: None }
     }
 
-    /// Whether the command has read from the terminal, or changed it, without having it.
+    /// Returns true if the command has read from the terminal, or changed it, without having it.
     pub(super) fn is_for_terminal(&self) -> bool {
         [Signal::TTIN, Signal::TTOU].map(Signal::as_raw).contains(&self.signal)
     }
 
-    /// Whether it is the stop of Ctrl-Z.
+    /// Returns true if Ctrl-Z was the cause.
     pub(super) fn is_by_key(&self) -> bool {
         self.signal == Signal::TSTP.as_raw()
     }
@@ -48,7 +49,7 @@ impl Stop {
         self.told.is_some()
     }
 
-    /// Returns the line that the user has to see now, at first and again every minute.
+    /// Returns the line for the user, at first and again every minute.
     pub(super) fn next_line(&mut self) -> Option<String> {
         if self.told.is_some_and(|told| told.elapsed() < REMINDER) {
             return None;

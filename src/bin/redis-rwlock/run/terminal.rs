@@ -1,7 +1,7 @@
-//! The terminal that this process was started from, and the process group that has it.
+//! Terminal that this process was started from, and the process group that has it.
 //!
-//! Others of our group may need it, such as the `less` of a pipe. So it is given to the command at the start only if no pipe is
-//! there, and else when the command is stopped for want of it.
+//! Other processes of our group may need it, such as the `less` of a pipe. So the command gets it at the start only if
+//! there is no pipe. Otherwise it gets the terminal when it stops without it.
 
 use std::fs::File;
 use std::io::{self, IsTerminal};
@@ -17,22 +17,22 @@ pub(super) struct Terminal {
 }
 
 impl Terminal {
-    /// Opens the terminal of the session; there is none in cron or below systemd.
+    /// Opens the terminal of the session; cron and systemd give none.
     pub(super) fn open() -> Option<Self> {
         Some(Self { tty: File::open("/dev/tty").ok()? })
     }
 
-    /// Whether this process group may read from it.
+    /// Returns true if this process group may read from the terminal.
     pub(super) fn is_of(&self, group: Pid) -> bool {
         termios::tcgetpgrp(&self.tty).is_ok_and(|owner| owner == group)
     }
 
-    /// Whether our own process group may read from it, so that it is ours to give away.
+    /// Returns true if our own process group may read from the terminal, and so may give it away.
     pub(super) fn is_ours(&self) -> bool {
         others::own_group().is_some_and(|group| self.is_of(group))
     }
 
-    /// Whether input and output are this terminal, and ours: nobody else needs it then.
+    /// Returns true if input and output are this terminal, and our group has it: no other process needs it then.
     pub(super) fn is_ours_alone(&self) -> bool {
         let of_input = termios::tcgetpgrp(stdio::stdin()).ok();
         io::stdin().is_terminal()
@@ -41,7 +41,8 @@ impl Terminal {
             && of_input.is_some_and(|owner| self.is_of(owner))
     }
 
-    /// Gives it to a process group. Only for who has it: the kernel stops others that try.
+    /// Gives the terminal to a process group. Only the group that has it may call this: the kernel stops other
+    /// processes that try.
     pub(super) fn give_to(&self, group: Pid) -> io::Result<()> {
         Ok(termios::tcsetpgrp(&self.tty, group)?)
     }

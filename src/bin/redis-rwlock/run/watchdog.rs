@@ -1,8 +1,10 @@
-//! The process that leads the command's group, and ends it when nobody else does.
+//! Process that leads the command's group, and kills the group if `run` fails to.
 //!
-//! It is told through a pipe until when the lock may be trusted, each time as eight bytes: nanoseconds of a clock that goes on
-//! while the machine sleeps. When that moment comes, or when the pipe is closed because `run` was killed, it kills the group, itself
-//! included. As its leader it is in the group before anything of the command is, so there is no moment without it. If it is killed,
+//! `run` sends it the moment until which the lock may be trusted, through a pipe. Each message has eight bytes:
+//! nanoseconds of a clock that goes on while the machine sleeps.
+//!
+//! It kills the group, itself included, at that moment, or when the pipe is closed because `run` was killed. As the
+//! leader it is in the group before any process of the command, so the group always has a watchdog. If it is killed,
 //! `run` starts another one in the same group.
 
 use std::ffi::OsString;
@@ -23,14 +25,14 @@ mod handle;
 pub(super) use handle::Watchdog;
 
 const COMMAND: &str = "watch-over-group";
-/// What is told instead of a moment: the command has ended.
+/// Message instead of a moment: the command has ended.
 pub(super) const OVER: u64 = 0;
-/// … and: end the group now.
+/// Message instead of a moment: end the group now.
 pub(super) const NOW: u64 = 1;
-/// What it says when it is ready.
+/// Byte that it writes when it is ready.
 const READY: u8 = b'.';
 
-/// What may reach the group from a terminal or from `run`, and must not end or stop this process.
+/// Signals that may reach the group from a terminal or from `run`, and must not end or stop this process.
 const BORNE: [Signal; 10] = [
     Signal::HUP,
     Signal::INT,
@@ -43,19 +45,20 @@ const BORNE: [Signal; 10] = [
     Signal::TTIN,
     Signal::TTOU,
 ];
-/// Waiting stops while the machine sleeps, the clock does not.
+/// Longest single wait. Waiting pauses while the machine sleeps, but the clock does not, so the watchdog looks at the
+/// clock often.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// Arguments of a watchdog.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Task {
-    /// The process group that has the terminal afterwards; 0 for none.
+    /// Process group that gets the terminal afterwards; 0 for none.
     heir: i32,
-    /// Moment until which the lock may be trusted, if the command runs already; 0 if `run` tells it later.
+    /// Moment until which the lock may be trusted, if the command runs already; 0 if `run` sends it later.
     deadline: u64,
 }
 
-/// Whether this process was started to be a watchdog.
+/// Returns the task if this process was started as a watchdog.
 pub(crate) fn asked_for(mut words: impl Iterator<Item = OsString>) -> Option<Task> {
     if words.nth(1)? != COMMAND {
         return None;
@@ -64,12 +67,13 @@ pub(crate) fn asked_for(mut words: impl Iterator<Item = OsString>) -> Option<Tas
     Some(Task { heir: number()?.parse().ok()?, deadline: number()?.parse().ok()? })
 }
 
-/// Watches over the group that it is in, and gives the terminal to the heir when that is over.
+/// Watches over its own process group, and gives the terminal to the heir at the end.
 pub(crate) fn watch(task: Task) -> Result<Code, Failure> {
     match bear_signals() {
-        // `run` may have been killed meanwhile and read nothing: then there is all the more to do.
+        // If `run` was killed meanwhile, nobody reads this byte. The watchdog is needed then, so the error does not
+        // matter.
         Ok(()) => drop(io::stdout().write_all(&[READY]).and_then(|()| io::stdout().flush())),
-        // The command is not started without a watchdog.
+        // `run` does not start the command without a watchdog.
         Err(error) if task.deadline == OVER => return Err(Failure::system(error)),
         // The command runs already: a watchdog that a signal may end is better than none.
         Err(_) => {}
@@ -87,7 +91,8 @@ pub(crate) fn watch(task: Task) -> Result<Code, Failure> {
     Ok(Code::OK)
 }
 
-/// Handles the signals that must not end this process, from here on for as long as it runs, though nobody listens.
+/// Handles the signals that must not end this process, for as long as it runs. A dropped stream leaves its handler in
+/// place.
 fn bear_signals() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _entered = runtime.enter();
@@ -97,7 +102,7 @@ fn bear_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns when the group is to be left alone, or ended.
+/// Returns true when the command has ended, and false when the group has to be killed.
 fn wait(words: &Receiver<u64>, mut deadline: Option<u64>) -> bool {
     loop {
         let left = deadline.map_or(LOOK, |deadline| Duration::from_nanos(deadline.saturating_sub(now())));
@@ -124,12 +129,13 @@ pub(super) fn now() -> u64 {
     secs.saturating_mul(1_000_000_000).saturating_add(nanos)
 }
 
-/// A process of the group that has the terminal may do this; `run` itself would be stopped for it.
+/// Gives the terminal to another process group. A process of the group that has the terminal may do this; the kernel
+/// would stop `run` for it.
 fn hand_terminal_to(heir: i32) {
     if let (Some(heir), Ok(terminal)) = (Pid::from_raw(heir), File::open("/dev/tty"))
         && termios::tcgetpgrp(&terminal).is_ok_and(|owner| owner == process::getpgrp())
     {
-        // Without it the shell takes the terminal itself.
+        // If this fails, the shell takes the terminal itself.
         termios::tcsetpgrp(&terminal, heir).ok();
     }
 }

@@ -1,27 +1,27 @@
-//! The terminal as a whole, and as it was before.
+//! Use of the whole terminal, and its restoration.
 
 use std::io::{self, Write};
 
 use rustix::stdio;
 use rustix::termios::{self, LocalModes, OptionalActions, Termios};
 
-/// Another screen, no cursor, and no wrapping of long lines; and back.
+/// Switches to the alternate screen without cursor and line wrapping; `LEAVE` switches back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 const HOME: &str = "\x1b[H";
 const REST_OF_LINE: &str = "\x1b[K";
 const REST_OF_SCREEN: &str = "\x1b[J";
-/// Where a terminal does not tell.
+/// Number of rows where a terminal reports none.
 const ROWS: usize = 24;
 
-/// Given back when it is dropped.
+/// Terminal in full use, which is restored when this is dropped.
 #[derive(Debug)]
 pub(super) struct Screen {
     before: Termios,
 }
 
 impl Screen {
-    /// Keys come one by one from now on, unseen, and none makes a signal.
+    /// Takes over the terminal. From now on it delivers keys one by one, without echo, and makes no signals of them.
     pub(super) fn open() -> io::Result<Self> {
         let before = termios::tcgetattr(stdio::stdin())?;
         let mut modes = before.clone();
@@ -32,7 +32,7 @@ impl Screen {
         Ok(screen)
     }
 
-    /// As many of the lines as there is room for.
+    /// Draws as many of the lines as fit.
     pub(super) fn draw(&self, lines: &[String]) -> io::Result<()> {
         let size = termios::tcgetwinsize(stdio::stdout());
         let rows = size.map_or(ROWS, |size| usize::from(size.ws_row)).max(1);
@@ -43,7 +43,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // If the terminal is gone, there is nothing to give back.
+        // If the terminal is gone, there is nothing to restore.
         write(LEAVE).ok();
         termios::tcsetattr(stdio::stdin(), OptionalActions::Now, &self.before).ok();
     }

@@ -1,4 +1,4 @@
-//! The side of `run` of its watchdog.
+//! Handle by which `run` controls its watchdog.
 
 use std::env;
 use std::ffi::OsString;
@@ -17,7 +17,7 @@ use super::{COMMAND, OVER, READY};
 use crate::run::group::pid;
 use crate::run::others;
 
-/// Far longer than a process needs to start, on a machine that is busy with something else.
+/// Limit for a start, far longer than a process needs on a busy machine.
 const START: Duration = Duration::from_secs(10);
 /// Least time from the start of a watchdog to the start of the next one, for machines on which each ends at once.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -26,20 +26,20 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub(in crate::run) struct Watchdog {
     id: Pid,
     process: Child,
-    /// Input of the watchdog: the moments that it is told.
+    /// Input of the watchdog, through which it gets the moments.
     words: ChildStdin,
-    /// Output of the watchdog, which ends with it.
+    /// Output of the watchdog, which closes when it ends.
     breath: ChildStdout,
     started: Instant,
 }
 
 impl Watchdog {
-    /// Starts one that leads a new process group.
+    /// Starts a watchdog that leads a new process group.
     pub(in crate::run) fn lead() -> io::Result<Self> {
         Self::start(0, OVER)
     }
 
-    /// Starts one in a group that is there, which knows from its first moment until when the lock may be trusted.
+    /// Starts a watchdog in a present group. It knows from its start until when the lock may be trusted.
     pub(in crate::run) fn join(group: Pid, deadline: u64) -> io::Result<Self> {
         Self::start(group.as_raw_nonzero().get(), deadline)
     }
@@ -48,7 +48,7 @@ impl Watchdog {
         let heir = others::own_group().map_or(0, |group| group.as_raw_nonzero().get());
         let mut process = Command::new(this_program()?)
             .arg0("redis-rwlock")
-            // The heir of the terminal. If the group never had it, that changes nothing.
+            // The first argument is the heir of the terminal. If the group never had the terminal, it has no effect.
             .args([COMMAND, &heir.to_string(), &deadline.to_string()])
             // The watchdog needs no variable, and some may be passwords.
             .env_clear()
@@ -63,7 +63,7 @@ impl Watchdog {
         Ok(Self { id, process, words, breath, started: Instant::now() })
     }
 
-    /// Waits until signals to the group do not end it.
+    /// Waits until signals to the group cannot end the watchdog any more.
     pub(in crate::run) async fn ready(&mut self) -> io::Result<()> {
         let ready = tokio::time::timeout(START, self.breath.read_u8()).await;
         if matches!(ready, Ok(Ok(READY))) {
@@ -76,24 +76,24 @@ impl Watchdog {
         self.id
     }
 
-    /// Returns whether the word is on its way. Never waits: eight bytes go into a pipe in one piece. If the watchdog does not take
-    /// them, an earlier deadline stands.
+    /// Returns true if the message is in the pipe. Never waits: eight bytes go into a pipe in one piece. If the
+    /// watchdog does not read them, an earlier deadline still counts.
     pub(in crate::run) fn tell(&mut self, word: u64) -> bool {
         self.words.write_all(&word.to_le_bytes()).now_or_never().is_some_and(|written| written.is_ok())
     }
 
-    /// Waits for its end, and until another one may start.
+    /// Waits for the watchdog's end, and until another one may start.
     ///
     /// # Cancel safety
     ///
-    /// A dropped future changes nothing: the end is still there for the next one.
+    /// A dropped future changes nothing: the next call sees the end too.
     pub(in crate::run) async fn ended(&mut self) {
         let mut byte = [0];
         while self.breath.read(&mut byte).await.is_ok_and(|read| read > 0) {}
         tokio::time::sleep_until(self.started + PAUSE).await;
     }
 
-    /// Lets the future of the end wait again for the time between two starts.
+    /// Begins the time between two starts anew for [`Self::ended`].
     pub(in crate::run) fn put_off(&mut self) {
         self.started = Instant::now();
     }
@@ -103,14 +103,14 @@ impl Watchdog {
         drop(tokio::time::timeout(at_most, self.breath.read_to_end(&mut rest)).await);
     }
 
-    /// Tells it that the command has ended, and waits for its own end.
+    /// Sends the message that the command has ended, and waits for the watchdog's end.
     pub(in crate::run) async fn dismiss(&mut self) {
-        // A new pipe takes nothing at once, so this word is not left to chance.
+        // `tell` may fail on a new pipe, which takes nothing at once. So this message waits for the write.
         drop(tokio::time::timeout(START, self.words.write_all(&OVER.to_le_bytes())).await);
         self.ends_within(START).await;
     }
 
-    /// Takes away what is left of it. Until then its process id belongs to nobody else.
+    /// Reaps the watchdog. Until then no other process gets its process id.
     pub(in crate::run) async fn reap(&mut self) {
         drop(self.process.wait().await);
     }
