@@ -294,6 +294,7 @@ impl Request {
     /// Returns a share of a hold that this process already has, if no request is needed for it.
     #[inline]
     fn join(&self, engine: &Engine, mode: Mode) -> Option<(Arc<Hold>, ShareId)> {
+        // A writer finds a usable hold at once only if holds are cached; nesting and hand-off take the slow path.
         if mode == Mode::Write && !engine.options().may_hold_idle() {
             return None;
         }
@@ -386,6 +387,7 @@ enum Step<G: Guard> {
 impl<G: Guard> Acquiring<G> {
     /// Starts the acquisition that could not finish at its first poll.
     fn set_out(&mut self, engine: Arc<Engine>) -> Result<()> {
+        // After an error below the step stays `Done`, since the future has ended with that error.
         if let Step::New(request) = std::mem::replace(&mut self.step, Step::Done) {
             let process = engine.process.clone();
             process.check(request.name.as_str())?;

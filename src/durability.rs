@@ -31,8 +31,8 @@ pub enum Durability {
     /// A renewal without acknowledgement extends nothing. The guard is [`Unconfirmed`](crate::HoldState::Unconfirmed),
     /// the manager retries the renewal, and the guard is lost at its old deadline.
     Replicated {
-        /// Number of replicas that must acknowledge. More replicas survive more failures; a grant fails if one of them
-        /// is away.
+        /// Number of replicas that must acknowledge. More replicas survive more failures, but a grant fails if
+        /// fewer of them answer.
         replicas: NonZeroU8,
         /// Time for which the primary waits for the replicas: from 1 ms to half of the
         /// [`response_timeout`](crate::Builder::response_timeout), which limits the whole answer. A longer time suits

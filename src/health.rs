@@ -96,6 +96,7 @@ impl Health {
     pub(crate) fn new(mut nodes: Vec<NodeHealth>, needed: Option<usize>, max_skew: Duration) -> Self {
         let reading = |node: &NodeHealth| {
             let ahead_us = node.clock_ahead_ms?.saturating_mul(1000);
+            // Half of the round trip, and the millisecond to which the reading is rounded.
             Some(ClockReading { ahead_us, uncertain_us: micros(node.round_trip.unwrap_or_default()) / 2 + 1000 })
         };
         let known: Vec<usize> = (0..nodes.len()).filter(|&n| reading(&nodes[n]).is_some()).collect();
@@ -112,6 +113,7 @@ impl Health {
     /// not either.
     #[must_use]
     pub fn is_ready(&self) -> bool {
+        // A server with an unknown role may be a primary, so it counts as one.
         let primaries = self.nodes.iter().filter(|node| matches!(node.role, NodeRole::Primary | NodeRole::Unknown));
         let (all, ready) =
             primaries.fold((0, 0), |(all, ready), node| (all + 1, ready + usize::from(node.can_grant())));
@@ -193,6 +195,7 @@ impl NodeHealth {
 }
 
 /// Defect of a server that answers; see [`NodeHealth::findings`]. Its [`Display`](fmt::Display) says what to do.
+///
 /// # Examples
 ///
 /// ```

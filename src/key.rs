@@ -81,6 +81,7 @@ impl Key {
     }
 
     fn of(text: Box<str>, base_len: usize, name_begin: usize, name_len: usize, form: Form) -> Self {
+        // Keys and channels add text behind the base, so the base alone decides the slot of them all.
         let slot = slot_of(&text.as_bytes()[..base_len]);
         let name_hash = hash_of(&text[name_begin..name_begin + name_len]);
         let [base_len, name_begin, name_len] = [base_len, name_begin, name_len].map(short);

@@ -30,7 +30,7 @@ impl fmt::Debug for Moment {
 }
 
 impl Moment {
-    /// Later than any moment that is ever reached.
+    /// Moment that is later than any that is ever reached.
     pub(crate) const NEVER: Self = Self(NonZeroU64::MAX);
 
     pub(crate) const fn from_nanos(nanos: u64) -> Self {
@@ -169,9 +169,9 @@ pub struct FencingToken(u64);
 impl FencingToken {
     /// Greatest token: integers up to this are exact in a double.
     const MAX: u64 = 1 << 53;
-    /// Smaller than every granted token.
+    /// Token below every granted token.
     pub(crate) const LOWEST: Self = Self(0);
-    /// Smaller than every token that a server grants.
+    /// Token below every token that a server grants.
     pub(crate) const ZERO: Self = Self(0);
 
     /// Reads a token from a server's reply. `None` if it is out of range, which no server of ours sends.

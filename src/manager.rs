@@ -34,7 +34,7 @@ mod sealed {
     use crate::options::Options;
 
     pub trait Sealed {
-        #[allow(private_interfaces)] // nobody outside can name or call it
+        #[allow(private_interfaces)] // callers outside of the crate cannot name or call it
         fn engine(&self) -> &Arc<Engine>;
         /// Returns the engine for the users of the lock whose name has this hash.
         #[allow(private_interfaces)]
@@ -44,7 +44,7 @@ mod sealed {
     }
 
     pub trait FromPlace: Sized {
-        #[allow(private_interfaces)] // nobody outside can name or call it
+        #[allow(private_interfaces)] // callers outside of the crate cannot name or call it
         fn from_place(place: Place, options: Options) -> Result<Self>;
     }
 }

@@ -26,11 +26,13 @@ impl Throttle {
 
     /// Returns the moment from which the next request is allowed, which may be past.
     pub(crate) fn next_at(&self) -> Moment {
+        // `regained_at` may be ahead of the clock by a burst at most, and the next request needs one interval of it.
         Moment::from_nanos(self.regained_at.as_nanos().saturating_sub(nanos(INTERVAL * (BURST - 1))))
     }
 
     /// Counts a request that is sent now.
     pub(crate) fn take(&mut self, now: Moment) {
+        // Idle time never adds up to more than one burst.
         self.regained_at = self.regained_at.max(now).after(INTERVAL);
     }
 

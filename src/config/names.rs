@@ -92,6 +92,7 @@ fn tolerance(field: &str) -> usize {
 /// Counts the characters that are missing, added, replaced or swapped with their neighbour.
 fn distance(name: &str, field: &str) -> usize {
     let (name, field): (Vec<char>, Vec<char>) = (name.chars().collect(), field.chars().collect());
+    // Optimal string alignment distance. Three rows are enough, because a swap looks two rows back.
     let mut before: Vec<usize> = Vec::new();
     let mut above: Vec<usize> = (0..=field.len()).collect();
     for (row, letter) in name.iter().enumerate() {

@@ -66,6 +66,7 @@ impl KeyTemplate {
     pub(crate) fn name_of<'k>(&self, key: &'k str) -> Option<&'k str> {
         let (before, behind) = self.sides();
         let name = key.strip_prefix(before)?.strip_suffix(behind)?;
+        // The text may fit the template although no lock can have this name.
         (super::check_name(name).is_ok() && self.key(name).is_ok()).then_some(name)
     }
 }

@@ -219,6 +219,7 @@ impl Counted {
 
     /// Counts the end once; a hold that was never counted has no end.
     pub(crate) fn end(&self) {
+        // A loss, a release and the drop may come from several threads: the swap lets exactly one of them count.
         if let Some((meter, mode, clock, began)) = self.began.get()
             && !self.is_over.swap(true, Ordering::AcqRel)
         {

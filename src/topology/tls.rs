@@ -139,6 +139,7 @@ impl Tls {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
+    // A configuration with only one file of the pair gives an empty path for the other.
     let refused = |error| match path.as_os_str().is_empty() {
         true => "a client certificate and its key need each other".to_owned(),
         false => format!("{} cannot be read: {error}", path.display()),
