@@ -124,6 +124,8 @@ impl<G: Guard> Acquire<G> {
     /// task that waits for [`lost`](WriteGuard::lost) learns of the end first. If the process ends within these 50 ms,
     /// without [`flush`](crate::RwLockManager::flush) or [`close`](crate::RwLockManager::close), the hold stays on the
     /// server until its lease is over.
+    ///
+    /// A shorter limit ends a forgotten hold sooner; a longer limit leaves time for longer work.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.request.overrides.max_hold = Some(max_hold);
         self
@@ -171,7 +173,8 @@ impl<G: Guard> Acquire<G> {
 
     /// Sets how long the process caches the hold after its last guard was dropped. The manager's
     /// [`idle_hold`](crate::Builder::idle_hold) is the upper limit; zero releases the hold at once. If several
-    /// acquisitions share a hold, the last one decides.
+    /// acquisitions share a hold, the last one decides. A longer time saves requests if this process uses the name
+    /// again; a shorter one spares others the recall.
     pub fn idle_hold(mut self, idle_hold: Duration) -> Self {
         self.request.overrides.idle_hold = Some(idle_hold);
         self

@@ -10,7 +10,7 @@ use crate::span::Span;
 /// Result of this crate's operations; its error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The error below an [`Error`], as the client library or the operating system reported it.
+/// Cause of an [`Error`], as the client library or the operating system reported it.
 pub type Source = Arc<dyn std::error::Error + Send + Sync + 'static>;
 
 /// Reason why an operation on a lock failed. Contention is not an error: an acquisition waits, and `try_*` return

@@ -92,7 +92,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// Acquires the lock `name` for reading, together with other readers.
     ///
     /// Returns an [`Acquire`], which takes options of this acquisition. Awaiting it returns a [`ReadGuard`]; before
-    /// that, nothing is sent. [Releasing](ReadGuard::release) or dropping the guard gives the lock back.
+    /// that, nothing is sent. [Releasing](ReadGuard::release) or dropping the guard frees the lock.
     ///
     /// A reader waits while a writer holds the lock, in this process or in another. With [`RedisManager`] and
     /// [`MemoryManager`] it also waits behind a writer that waits already. So readers that overlap all the time do not
@@ -144,7 +144,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// Acquires the lock `name` for writing, alone.
     ///
     /// Returns an [`Acquire`], which takes options of this acquisition. Awaiting it returns a [`WriteGuard`]; before
-    /// that, nothing is sent. [Releasing](WriteGuard::release) or dropping the guard gives the lock back.
+    /// that, nothing is sent. [Releasing](WriteGuard::release) or dropping the guard frees the lock.
     ///
     /// A writer waits until all readers and writers have left, in this process and in others. With [`RedisManager`] and
     /// [`MemoryManager`] a waiting writer stops new readers, and writers are served in the order in which their
@@ -993,7 +993,8 @@ impl<M: Build> Builder<M> {
     /// lock for ever.
     ///
     /// A `max_hold` that is no longer than the lease makes a fixed lease, which is never renewed. `Duration::MAX` is no
-    /// limit. Guards are lost 50 ms before the server is asked to release the hold ([`Acquire::max_hold`]).
+    /// limit. Guards are lost 50 ms before the server is asked to release the hold ([`Acquire::max_hold`]). A shorter
+    /// limit ends forgotten holds sooner; a longer limit leaves time for longer work.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.options.max_hold = max_hold;
         self
@@ -1062,8 +1063,9 @@ impl<M: Build> Builder<M> {
         self
     }
 
-    /// Sets how clients of the timestamp scheme are configured: how long they may hold a lock, and the ttl of its key.
-    /// Only [`RedisManager`] uses it.
+    /// Sets the limits with which clients of the timestamp scheme run: how long they may hold a lock, and the ttl of
+    /// its key. The limits must match the configuration of those clients; [`PublishedLimits`] has the defaults and the
+    /// trade-off. Only [`RedisManager`] uses them.
     pub fn published_limits(mut self, limits: PublishedLimits) -> Self {
         self.options.published_limits = limits;
         self
@@ -1073,7 +1075,7 @@ impl<M: Build> Builder<M> {
     /// for it. Defaults to 50 ms; zero sends a request for each reader.
     ///
     /// A longer time saves requests. A writer that waits in another process waits so much longer, and also for the
-    /// readers that joined.
+    /// readers that joined. A shorter time lets such a writer in sooner.
     pub fn share_window(mut self, share_window: Duration) -> Self {
         self.options.share_window = share_window;
         self
