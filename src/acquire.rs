@@ -1,4 +1,4 @@
-//! The builder of an acquisition, and the future it becomes.
+//! Builder of an acquisition, and the future that it becomes.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -22,31 +22,35 @@ use crate::process::Process;
 use crate::reentry::{OwnerId, Reentry};
 use crate::scheme::{BoxFuture, Mode};
 
-/// An acquisition that is being put together. Awaited, it takes the lock; before that nothing is sent.
+/// Options of an acquisition. Awaiting it acquires the lock; before that, nothing is sent.
 ///
-/// Bad names and options surface when it is awaited.
+/// Invalid names and options are reported when it is awaited.
 ///
 /// # Cancel safety
 ///
-/// Dropping the future at any point gives up the place in the queue, to the next waiter of this process if there is one, and
-/// takes back in the background what it may have left on the server. Nothing stays there longer than one lease.
+/// Dropping the future at any point gives up the place in the queue, to the next waiter of this process if there is
+/// one. The background cancels what the request may have left on the server. Nothing stays there longer than one lease.
 ///
-/// An acquisition that ends with [`WaitTimeout`](crate::Error::WaitTimeout) has left nothing when it returns, unless the error
-/// says `confirmed: false`.
+/// An acquisition that ends with [`WaitTimeout`](crate::Error::WaitTimeout) has left nothing on the server when it
+/// returns, unless the error says `confirmed: false`.
 ///
-/// A future that is neither polled nor dropped keeps its turn in this process, as with tokio's locks: those behind it wait for
-/// it. Other processes do not: the server forgets a waiter that is not heard of.
+/// A future that is neither polled nor dropped keeps its place in the queue of this process, as with tokio's locks: the
+/// waiters behind it wait for it. Waiters of other processes do not, because the server removes a waiter that sends
+/// nothing.
 ///
 /// # Errors
 ///
-/// [`WaitTimeout`](crate::Error::WaitTimeout) if others held the lock for the whole
-/// [`wait_timeout`](Acquire::wait_timeout) (with `try_now` only if a place that it took could not be taken back in time),
-/// [`Unreachable`](crate::Error::Unreachable) if no server answered,
-/// [`Refused`](crate::Error::Refused) if one said no, [`InvalidName`](crate::Error::InvalidName) and
-/// [`InvalidOption`](crate::Error::InvalidOption) before anything was sent (also outside of a tokio runtime),
-/// [`UpgradeConflict`](crate::Error::UpgradeConflict) for a nested write in a read, [`Closed`](crate::Error::Closed),
-/// [`TooManyWaiters`](crate::Error::TooManyWaiters) beyond [`max_waiters`](crate::Builder::max_waiters),
-/// [`Forked`](crate::Error::Forked) in a copy of the process that built the manager.
+/// - [`WaitTimeout`](crate::Error::WaitTimeout) if others held the lock for the whole
+///   [`wait_timeout`](Acquire::wait_timeout). With `try_now`, only if its place in the queue could not be cancelled in
+///   time.
+/// - [`Unreachable`](crate::Error::Unreachable) if no server answered.
+/// - [`Refused`](crate::Error::Refused) if a server refused the request.
+/// - [`InvalidName`](crate::Error::InvalidName) and [`InvalidOption`](crate::Error::InvalidOption) before anything is
+///   sent, also outside of a tokio runtime.
+/// - [`UpgradeConflict`](crate::Error::UpgradeConflict) for a nested write in a read.
+/// - [`Closed`](crate::Error::Closed) after the manager was closed.
+/// - [`TooManyWaiters`](crate::Error::TooManyWaiters) beyond [`max_waiters`](crate::Builder::max_waiters).
+/// - [`Forked`](crate::Error::Forked) in a copy of the process that built the manager.
 ///
 /// # Examples
 ///
@@ -84,7 +88,7 @@ pub struct Acquire<G: Guard> {
     guard: PhantomData<fn() -> G>,
 }
 
-/// What is to be taken, and how.
+/// Name and options of an acquisition.
 struct Request {
     name: LockName,
     overrides: Overrides,
@@ -95,36 +99,43 @@ impl<G: Guard> Acquire<G> {
         Self { engine, request: Request { name, overrides: Overrides::default() }, guard: PhantomData }
     }
 
-    /// How long the server keeps the hold without hearing from us. Defaults to the manager's, 10 s.
+    /// Sets how long the server keeps the hold without a renewal. Defaults to the manager's lease, 10 s.
     ///
-    /// It is renewed at a third. A shorter lease frees the lock sooner after a crash; a longer one outlasts longer
-    /// outages of the server.
+    /// The manager renews the hold after a third of its lease. A shorter lease frees the lock sooner after a crash; a
+    /// longer lease survives longer outages of the server.
     ///
-    /// A guard starts with at least half of it, where the clock margin leaves as much: whoever goes on with a hold of its process
-    /// that has less waits for the answer to a renewal first. Three start with what they have: whoever is told that it
-    /// was granted the lock while it waited, which is 3 s or the lease at first; a nested guard; and one for which an answer
-    /// with all of its lease was long on its way, which `try_read` and `try_write` take as it comes. The first of these has all of
-    /// its lease when [`confirmed`](WriteGuard::confirmed) returns.
+    /// A guard starts with at least half of its lease, if the clock margin leaves as much. An acquisition that
+    /// continues a hold of its process with less than that waits for the answer to a renewal first. Three kinds of
+    /// guards start with what is left:
+    ///
+    /// - The guard of a hold that was granted while its acquisition waited: 3 s or the lease at first, whichever is
+    ///   shorter. It has all of its lease when [`confirmed`](WriteGuard::confirmed) returns.
+    /// - A nested guard.
+    /// - A guard of `try_read` or `try_write` whose answer, with all of its lease, took long on the network.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.request.overrides.lease = Some(lease);
         self
     }
 
-    /// When the hold is over whatever happens. Defaults to the manager's, 1 h. Up to the lease it is a fixed lease,
-    /// which is never renewed.
+    /// Sets the longest time that the hold lasts, renewed or not. Defaults to the manager's, 1 h. A `max_hold` that is
+    /// no longer than the lease makes a fixed lease, which is never renewed.
     ///
-    /// The guard is lost by then at the latest, and the server lets others in 50 ms behind that, or when its lease is over: a task
-    /// that waits for [`lost`](WriteGuard::lost) hears of it first. A process that ends within these 50 ms, without
-    /// [`flush`](crate::RwLockManager::flush) or [`close`](crate::RwLockManager::close), leaves the hold on the server until its lease is over.
+    /// The guard is lost by then at the latest. The server lets others in 50 ms later, or when its lease is over. So a
+    /// task that waits for [`lost`](WriteGuard::lost) learns of the end first. If the process ends within these 50 ms,
+    /// without [`flush`](crate::RwLockManager::flush) or [`close`](crate::RwLockManager::close), the hold stays on the
+    /// server until its lease is over.
+    ///
+    /// A shorter limit ends a forgotten hold sooner; a longer limit leaves time for longer work.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.request.overrides.max_hold = Some(max_hold);
         self
     }
 
-    /// A lease that is never renewed: the lock is free again after this time, whatever becomes of this process. The same as
-    /// `lease(lease).max_hold(lease)`.
+    /// Sets a lease that is never renewed: the lock is free again after this time, also if this process dies.
+    /// Equivalent to `lease(lease).max_hold(lease)`.
     ///
-    /// For work that is known to be short, and for holders that nobody watches.
+    /// For work that is known to be short, and for holders that nothing supervises. A shorter lease frees the lock
+    /// sooner; a longer one leaves more time for slow work.
     ///
     /// # Examples
     ///
@@ -143,40 +154,43 @@ impl<G: Guard> Acquire<G> {
         self.lease(lease).max_hold(lease)
     }
 
-    /// How long to wait for others. Defaults to the manager's: contention has no limit.
+    /// Sets how long to wait for other holders. Defaults to the manager's limit: none.
     ///
-    /// The server is asked at least once, and its first answer is waited for as long as an answer is believed: zero asks
-    /// once.
+    /// The acquisition sends at least one request, and waits for its first answer for one response timeout, so zero
+    /// asks once. A longer limit survives longer holds of others; a shorter one gives up earlier.
     ///
-    /// At the limit the acquisition takes its place in the queue back, which takes one round trip, or two if a request is under way.
-    /// [`WaitTimeout`](crate::Error::WaitTimeout) comes then, at the latest two
-    /// [response timeouts](crate::Builder::response_timeout) after the limit.
+    /// At the limit the acquisition cancels its place in the queue, which takes one round trip, or two if a request is
+    /// in progress. Then it fails with [`WaitTimeout`](crate::Error::WaitTimeout), at the latest two [response
+    /// timeouts](crate::Builder::response_timeout) after the limit.
     ///
-    /// At a lock whose holder elsewhere may keep it without being inside ([`idle_hold`](crate::Builder::idle_hold)), it counts as
-    /// [`try_wait`](crate::Builder::try_wait) at least, from the answer that tells so: time to give the lock up.
+    /// If another process may cache its hold of the lock ([`idle_hold`](crate::Builder::idle_hold)), the limit is
+    /// [`try_wait`](crate::Builder::try_wait) at least, from the answer that says so. The other process needs that time
+    /// to give the lock up.
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
         self.request.overrides.wait_timeout = Some(wait_timeout);
         self
     }
 
-    /// For how long the hold stays when its last guard has gone: shorter than the manager's
-    /// [`idle_hold`](crate::Builder::idle_hold), which bounds it; zero gives it back at once. The last acquisition decides.
+    /// Sets how long the process caches the hold after its last guard was dropped. The manager's
+    /// [`idle_hold`](crate::Builder::idle_hold) is the upper limit; zero releases the hold at once. If several
+    /// acquisitions share a hold, the last one decides. A longer time saves requests if this process uses the name
+    /// again; a shorter one spares others the recall.
     pub fn idle_hold(mut self, idle_hold: Duration) -> Self {
         self.request.overrides.idle_hold = Some(idle_hold);
         self
     }
 
-    /// Counts as nested if this task (outside of tasks: this thread) holds the lock already; see [`Reentry`].
+    /// Lets the acquisition nest if this task (outside of tasks: this thread) holds the lock already; see [`Reentry`].
     pub fn reentrant(self) -> Self {
         self.reentry(Reentry::PerTask)
     }
 
-    /// Counts as nested if this owner holds the lock already; see [`Reentry`].
+    /// Lets the acquisition nest if this owner holds the lock already; see [`Reentry`].
     pub fn owner(self, owner: OwnerId) -> Self {
         self.reentry(Reentry::Named(owner))
     }
 
-    /// Whether it nests, whatever the manager's [`reentry`](crate::Builder::reentry) says.
+    /// Sets in which guards the acquisition nests. Replaces the manager's [`reentry`](crate::Builder::reentry).
     ///
     /// # Examples
     ///
@@ -197,15 +211,16 @@ impl<G: Guard> Acquire<G> {
         self
     }
 
-    /// Asks once: `None` if others hold the lock, or wait for it in this process. Ends within two response timeouts.
+    /// Asks the server once. Returns `None` if others hold the lock, or wait for it in this process. Ends within two
+    /// response timeouts.
     ///
     /// # Errors
     ///
-    /// As for the acquisition itself, but for `WaitTimeout`.
+    /// The errors of the acquisition itself, except `WaitTimeout`.
     ///
     /// # Cancel safety
     ///
-    /// As for the acquisition itself.
+    /// The same as for the acquisition itself.
     pub async fn try_now(self) -> Result<Option<G>> {
         self.engine.process.check(self.request.name.as_str())?;
         if is_observed() {
@@ -214,26 +229,27 @@ impl<G: Guard> Acquire<G> {
         self.request.take(self.engine, Patience::AskOnce)?.await
     }
 
-    /// Takes the lock, does the work, and gives the lock back.
+    /// Acquires the lock, runs `work`, and releases the lock.
     ///
-    /// The work gets the guard, for its [fencing token](WriteGuard::fencing_token). If the hold is lost meanwhile, the work is
-    /// dropped where it stands, before anybody else can be inside. Only what it does at its next await can be stopped so: a
-    /// computation that never awaits is not, nor is a task that it has spawned.
+    /// `work` gets the guard, for its [fencing token](WriteGuard::fencing_token). If the hold is lost during the work,
+    /// the future of `work` is dropped before another process can enter. That stops the work at its next await only. A
+    /// computation that never awaits continues, and so does a task that the work has spawned.
     ///
-    /// `Ok` means that the work ended while the hold could be trusted. That the release has no answer then is no error: the
-    /// background goes on with it, and the lease ends the hold in any case.
+    /// `Ok` means that the work ended while the hold was valid. A release without an answer is no error then: the
+    /// background retries it, and the lease ends the hold in any case.
     ///
-    /// The future can be sent to another thread where the work's can. For work that fails, let it return a `Result`.
+    /// The future is `Send` if the future of `work` is. Work that can fail returns a `Result` as its value.
     ///
     /// # Errors
     ///
-    /// [`Lost`](Error::Lost): the work was dropped, or the server says at the release that it has not known the hold to the end.
-    /// Others may have been inside meanwhile. All others are those of the acquisition: the work was not begun.
+    /// [`Lost`](Error::Lost) if the work was dropped, or if the server reports at the release that it lost the hold
+    /// before the end. Others may have held the lock meanwhile. All other errors are those of the acquisition, and the
+    /// work did not begin.
     ///
     /// # Cancel safety
     ///
-    /// Dropped while it waits for the lock, as for the acquisition itself. Dropped later, it drops the work first and then hands
-    /// the release to the background.
+    /// Before the lock is acquired, dropping the future has the effect that it has for the acquisition itself. Later it
+    /// drops the work first and then lets the background release the hold.
     ///
     /// # Examples
     ///
@@ -259,7 +275,7 @@ impl<G: Guard> Acquire<G> {
             let lost = guard.held().lost();
             let work = work(&guard);
             tokio::select! {
-                // The loss first: what was done beside others is not to be told as done.
+                // The loss has priority: work that ended beside other holders must not count as done.
                 biased;
                 reason = lost => Err(reason),
                 done = work => Ok(done),
@@ -269,7 +285,7 @@ impl<G: Guard> Acquire<G> {
         match outcome {
             Ok(done) => match guard.into_held().release().await {
                 Err(lost @ (Error::Lost { .. } | Error::Forked { .. })) => Err(lost),
-                // Not told yet, or refused: the work was done in time all the same.
+                // Unanswered or refused: the work ended in time all the same.
                 Ok(()) | Err(_) => Ok(done),
             },
             Err(reason) => Err(Error::Lost { lock, reason }),
@@ -278,9 +294,10 @@ impl<G: Guard> Acquire<G> {
 }
 
 impl Request {
-    /// A share of a hold that this process has already, if it is to be had without a word to the server.
+    /// Returns a share of a hold that this process already has, if no request is needed for it.
     #[inline]
     fn join(&self, engine: &Engine, mode: Mode) -> Option<(Arc<Hold>, ShareId)> {
+        // A writer finds a usable hold at once only if holds are cached; nesting and hand-off take the slow path.
         if mode == Mode::Write && !engine.options().may_hold_idle() {
             return None;
         }
@@ -293,7 +310,8 @@ impl Request {
         Box::pin(async move { observed(&observer, &name, async move { self.take(engine, patience)?.await }).await })
     }
 
-    /// The way to the lock. What was needed to set out stays behind: many may wait, each with the room of its future.
+    /// Returns the future that acquires the lock. It moves only what is needed later out of `self`: many futures may
+    /// wait at once, each with its memory.
     fn take<G: Guard>(
         self,
         engine: Arc<Engine>,
@@ -308,14 +326,14 @@ impl Request {
     }
 }
 
-/// Whether anybody wants to know what becomes of acquisitions: mostly not.
+/// Returns true if metrics or spans want the outcome of acquisitions. Usually false.
 #[inline]
 fn is_observed() -> bool {
     meter::IS_ON || events::spans_are_wanted()
 }
 
-/// Counts an acquisition, and shows it to those who trace. The hold's span begins where the guard is handed out, not within
-/// the acquisition's.
+/// Counts an acquisition and runs it within its tracing span. The span of the hold begins where the guard is returned,
+/// not within the span of the acquisition.
 async fn observed<G: Guard>(
     engine: &Engine,
     name: &str,
@@ -350,16 +368,17 @@ impl<G: Guard> fmt::Debug for Acquire<G> {
     }
 }
 
-/// The future of an acquisition; see [`Acquire`].
+/// Future of an acquisition; see [`Acquire`].
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Acquiring<G: Guard> {
-    /// Absent once it is under way, or over.
+    /// Engine until the acquisition starts; `None` while it runs and after its end.
     engine: Option<Arc<Engine>>,
     step: Step<G>,
 }
 
 enum Step<G: Guard> {
-    /// Not polled yet: a reader that joins a hold of its process is done at once, and needs no allocation for it.
+    /// First state, before the first poll. A reader that joins a hold of its process is ready at the first poll, and
+    /// needs no allocation.
     New(Request),
     Underway {
         process: Process,
@@ -369,8 +388,9 @@ enum Step<G: Guard> {
 }
 
 impl<G: Guard> Acquiring<G> {
-    /// It is not to be had at once.
+    /// Starts the acquisition that could not finish at its first poll.
     fn set_out(&mut self, engine: Arc<Engine>) -> Result<()> {
+        // After an error below the step stays `Done`, since the future has ended with that error.
         if let Step::New(request) = std::mem::replace(&mut self.step, Step::Done) {
             let process = engine.process.clone();
             process.check(request.name.as_str())?;
@@ -392,7 +412,7 @@ impl<G: Guard> Future for Acquiring<G> {
         if let Some(engine) = self.engine.take()
             && let Step::New(request) = &self.step
         {
-            // Here what is asked for stays where it is.
+            // Joining needs only a reference: moving the request would cost time on the fastest path.
             if let Some((hold, share_id)) = request.join(&engine, G::MODE) {
                 engine.table.meter().joined();
                 return Poll::Ready(Ok(G::new(Held::of(engine, hold, share_id))));
@@ -410,7 +430,7 @@ impl<G: Guard> Future for Acquiring<G> {
 }
 
 impl<G: Guard> Drop for Acquiring<G> {
-    /// A copy takes nothing back: the acquisition is the other process's.
+    /// Cancels nothing in a copy of the process: the acquisition belongs to the original process.
     fn drop(&mut self) {
         if let Step::Underway { process, .. } = &self.step
             && !process.is_current()

@@ -1,4 +1,4 @@
-//! What one attempt is about, and what may come of it: the words that schemes and transport have in common.
+//! Requests, answers and failures of one attempt: the types that schemes and transport share.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,22 +12,22 @@ use crate::digits::Digits;
 use crate::error::{AtNode, Refusal, Source};
 use crate::lease::{FencingToken, Moment, ServerTime};
 
-/// An owned future that can be sent, as [`try_read`](crate::RwLockManager::try_read) and others return it.
+/// Owned future that is `Send`; [`try_read`](crate::RwLockManager::try_read) and others return it.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// The longest label in bytes.
+/// Longest label in bytes.
 pub(crate) const LABEL_MAX_BYTES: usize = 64;
 
-/// The identity of one hold or waiter on the server: `<manager>.<n>.<label>`, n never reused by its manager.
+/// Identity of one hold or waiter on the server: `<manager>.<n>.<label>`. A manager never uses an `n` again.
 ///
-/// The label tells people who it is; it has no blanks, and the manager's 128 random bits make the whole unique.
+/// The label is for people, and has no blanks. The manager's 128 random bits make the whole unique.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct AcquisitionId(Arc<str>);
 
 impl AcquisitionId {
     pub(crate) fn new(manager: &str, n: u64, label: &str) -> Self {
-        // Put together by hand, as are keys: both are made at every acquisition, and `format!` costs ten times as much. It is
-        // shared, which needs an allocation, so it is made in a place that needs none.
+        // Assembled without `format!`, as keys are: each acquisition makes both, and `format!` costs ten times as much.
+        // The shared text is the only allocation, so its pieces are joined on the stack.
         let digits = Digits::of(n);
         let (mut room, mut len) = ([0; Self::MAX_BYTES], 0);
         for piece in [manager, ".", digits.as_str(), ".", label] {
@@ -37,7 +37,7 @@ impl AcquisitionId {
         Self(str::from_utf8(&room[..len]).expect("all pieces are texts").into())
     }
 
-    /// A manager's 32, those of a number, those of a label, and two dots.
+    /// Length of a manager's id (32), a number, a label, and two dots.
     const MAX_BYTES: usize = 32 + Digits::MAX + LABEL_MAX_BYTES + 2;
 
     pub(crate) fn as_str(&self) -> &str {
@@ -48,18 +48,18 @@ impl AcquisitionId {
         Arc::clone(&self.0)
     }
 
-    /// Whether this may be an id: a text that came from somebody else.
+    /// Returns true if a text from elsewhere may be an id.
     pub(crate) fn is_one(text: &str) -> bool {
         (1..=Self::MAX_BYTES).contains(&text.len()) && !text.chars().any(|c| c.is_whitespace() || c.is_control())
     }
 
-    /// The label within an id that a server listed.
+    /// Returns the label within an id that a server listed.
     pub(crate) fn label_of(id: &str) -> &str {
         id.splitn(3, '.').nth(2).unwrap_or(id)
     }
 }
 
-/// Names a node, by its address.
+/// Hash of a node's address, as its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct NodeId(u64);
 
@@ -71,47 +71,48 @@ impl NodeId {
     }
 }
 
-/// An answer, and when the copy of the request that was answered had been sent.
+/// Answer, and the time when the answered copy of the request was sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Answered<T> {
     pub(crate) sent: Moment,
     pub(crate) server: ServerTime,
-    /// Who has answered.
+    /// Node that answered.
     pub(crate) node: NodeId,
     pub(crate) value: T,
 }
 
-/// What came of one attempt.
+/// Outcome of one attempt.
 pub(crate) type Attempt<T> = Result<Answered<T>, Failure>;
 
-/// A hold as the server recorded it.
+/// Hold as the server recorded it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Granted {
     pub(crate) token: FencingToken,
-    /// How many tokens from `token` on are this hold's.
+    /// Number of tokens, from `token` on, that belong to this hold.
     pub(crate) tokens: u64,
     pub(crate) remaining: Duration,
-    /// Somebody waits whom this hold keeps out: behind a reader's a writer, so no further reader may share it, behind a writer's anybody.
+    /// True if this hold keeps a waiter out. Behind a reader's hold the waiter is a writer, so no further reader may
+    /// share it; behind a writer's hold it is any waiter.
     pub(crate) is_waited_for: bool,
 }
 
-/// Why an attempt has no answer.
+/// Reason why an attempt has no usable answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
-    /// It may have been carried out, or may yet be until `stray_until`.
+    /// The server may have executed the request, or may still execute it until `stray_until`.
     Unknown { stray_until: Moment, source: Option<Source> },
-    /// It was certainly not carried out, and may be tried again.
+    /// The server certainly did not execute the request, and it may be retried.
     NotDone { source: Option<Source> },
-    /// It was certainly not carried out, and trying again would not help.
+    /// The server certainly did not execute the request, and a retry does not help.
     Refused { refusal: Refusal, node: Option<Arc<str>>, message: String },
-    /// It was refused half way: trying again would not help, and something of it may be there.
+    /// The server refused the request half way: a retry does not help, and part of its effect may exist.
     Broken { refusal: Refusal, node: Option<Arc<str>>, message: String },
-    /// It was carried out, and counts for nothing: too few replicas have it.
+    /// The primary executed the request, and the effect does not count: too few replicas have it.
     Unreplicated { asked: u8, acknowledged: u64, node: Option<Arc<str>> },
 }
 
 impl Failure {
-    /// The same, of which it is known at which node it happened.
+    /// Adds the node at which the failure happened.
     pub(crate) fn at(self, address: &str) -> Self {
         match self {
             Self::Unknown { stray_until, source } => {
@@ -131,7 +132,7 @@ impl Failure {
     }
 }
 
-/// Where it happened first counts.
+/// Adds the node to a failure, unless the failure has a node already: the first one counts.
 fn at_node(source: Option<Source>, address: &str) -> Source {
     match source {
         Some(source) if source.is::<AtNode>() => source,
@@ -139,42 +140,43 @@ fn at_node(source: Option<Source>, address: &str) -> Source {
     }
 }
 
-/// What one node has said to anybody of late.
+/// Last answers of one node, to any request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Hearing {
-    /// When it last did what it was asked, if it has.
+    /// Time when the node last executed a request, if it has.
     pub(crate) served: Option<Moment>,
-    /// It has answered nobody since, who asked.
+    /// True if the node has answered no request since then, though requests were sent.
     pub(crate) is_silent: bool,
 }
 
-/// Where requests for a lock go at the moment: renewals with equal routes travel together.
+/// Route of requests for a lock at the moment: renewals with equal routes are sent together.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Route(pub(crate) Arc<str>);
 
 impl Route {
-    /// Nobody is known to own the lock, or it is on its way to another owner.
+    /// Returns true if no owner of the lock is known, or if its slot is moving to another owner.
     pub(crate) fn is_unknown(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// What a waiter of a lock is told without asking. Each may be lost, late, or told twice.
+/// Notification for a waiter of a lock. Each may be lost, late, or delivered twice.
 #[derive(Clone, Debug)]
 pub(crate) enum Notice {
-    /// Something may have changed: whoever waits does well to ask.
+    /// The lock may have changed: a waiter should ask again.
     AskAgain,
-    /// This acquisition was granted while it waited, `at` the server's time. The answer counts from an earlier one of the
-    /// same node, its anchor.
+    /// Grant of this acquisition while it waited, `at` the server's time. The validity of `answer` counts from an
+    /// earlier answer of the same node, its clock sample.
     Granted { id: Arc<str>, at: ServerTime, answer: Answered<Granted> },
-    /// Somebody waits for the lock, whose last token this is: holds that begin above it are not meant. A try names its id.
+    /// Recall: a waiter wants the lock, whose last token was `token`. Holds that begin with a higher token are not
+    /// meant. A try gives its id.
     Called { token: FencingToken, id: Option<Arc<str>> },
-    /// This acquisition, a try, has called a lock that is used.
+    /// Recall reply: this acquisition, a try, has recalled a lock that a guard uses.
     Used { id: Arc<str> },
 }
 
-/// Largest number of notices that are kept for a waiter until it looks. Servers send a few for each attempt; more were published by
-/// another client, and are dropped: a waiter that finds so many asks the server.
+/// Largest number of notifications that are kept for a waiter until it reads them. Servers send a few for each attempt.
+/// More must come from another client, and are dropped: a waiter with a full queue asks the server.
 pub(crate) const MAX_NOTICES: usize = 64;
 
 /// Makes the channel between a connection and one waiter.
@@ -182,7 +184,7 @@ pub(crate) fn notices() -> (mpsc::Sender<Notice>, mpsc::Receiver<Notice>) {
     mpsc::channel(MAX_NOTICES)
 }
 
-/// Notices for one waiter of a lock, as long as it is kept. One that comes while nobody looks is not forgotten.
+/// Notifications for one waiter of a lock, until it is dropped. Notifications that come between two reads are kept.
 pub(crate) struct Subscription {
     pub(crate) notices: mpsc::Receiver<Notice>,
     /// Ends the subscription when it is dropped.

@@ -1,15 +1,16 @@
-//! How long to wait before a request that was not answered is sent again: longer each time, so that an outage costs little
-//! however many wait, and jittered, so that they do not come back all at once.
+//! Pauses before an unanswered request is sent again. Each pause is longer, so that an outage costs little however many
+//! tasks wait. Each has jitter, so that the tasks do not all return at once.
+//!
 //! Source: Brooker, "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015): half of the pause is random.
 
 use std::time::Duration;
 
-/// The first pause. A connection that broke is made again in less.
+/// First pause. A broken connection is opened again in less time.
 const FIRST: Duration = Duration::from_millis(20);
-/// No pause is longer: whoever waits is served soon after the server is back.
+/// Longest pause, so that a waiter is served soon after the server is back.
 const MAX: Duration = Duration::from_millis(250);
 
-/// The pauses of one request, or of one hold.
+/// Pauses of one request, or of one hold.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backoff {
     longest: Duration,
@@ -26,7 +27,7 @@ impl Backoff {
         Self { longest: FIRST }
     }
 
-    /// The pause before the next try.
+    /// Returns the pause before the next try, and makes the one after it longer.
     pub(crate) fn pause(&mut self) -> Duration {
         let pause = self.longest.mul_f64(0.5 + fastrand::f64() / 2.0);
         self.longest = (self.longest * 2).min(MAX);
@@ -38,7 +39,7 @@ impl Backoff {
         tokio::time::sleep(self.pause()).await;
     }
 
-    /// An answer has come.
+    /// Starts again with the first pause, after an answer.
     pub(crate) fn reset(&mut self) {
         *self = Self::new();
     }

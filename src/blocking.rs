@@ -1,7 +1,7 @@
-//! The same locks for plain threads.
+//! Blocking locks for threads without a runtime.
 //!
-//! A blocking manager runs a small runtime of its own, with one thread. Its guards stay in the thread that took them, so
-//! acquisitions of one thread nest by default; see [`Reentry`].
+//! A blocking manager runs a small runtime of its own, with one thread. Its guards stay in the thread that acquired
+//! them, so acquisitions of one thread nest by default; see [`Reentry`].
 //!
 //! ```
 //! use redis_rwlock::blocking::MemoryManager;
@@ -16,8 +16,8 @@
 //! # }
 //! ```
 //!
-//! Options, errors and views are those of the asynchronous side, under the same names. A service that has an
-//! `Arc<dyn RwLockManager>` already uses it from its plain threads with [`Blocking::over`].
+//! Options, errors and views are the same as in the asynchronous interface, under the same names. A service that has an
+//! `Arc<dyn RwLockManager>` uses it from threads without a runtime with [`Blocking::over`].
 
 use std::fmt;
 use std::future::Future;
@@ -39,23 +39,23 @@ use crate::reentry::{OwnerId, Reentry};
 use crate::topology::Topology;
 use crate::view::{HolderView, LockView};
 
-/// How long the runtime of a manager that was dropped goes on with releases that are under way.
+/// Time for which the runtime of a dropped manager continues with releases in progress.
 const LAST_RELEASES: Duration = Duration::from_secs(2);
 
-/// [`RedisManager`](crate::RedisManager) for plain threads.
+/// [`RedisManager`](crate::RedisManager) for threads without a runtime.
 pub type RedisManager = Blocking<crate::RedisManager>;
-/// [`TwoKeyManager`](crate::TwoKeyManager) for plain threads.
+/// [`TwoKeyManager`](crate::TwoKeyManager) for threads without a runtime.
 pub type TwoKeyManager = Blocking<crate::TwoKeyManager>;
-/// [`QuorumManager`](crate::QuorumManager) for plain threads.
+/// [`QuorumManager`](crate::QuorumManager) for threads without a runtime.
 pub type QuorumManager = Blocking<crate::QuorumManager>;
-/// [`MemoryManager`](crate::MemoryManager) for plain threads.
+/// [`MemoryManager`](crate::MemoryManager) for threads without a runtime.
 pub type MemoryManager = Blocking<crate::MemoryManager>;
 
-/// A manager for plain threads. Clones share it.
+/// Manager for threads without a runtime. Clones share it.
 ///
 /// # Panics
 ///
-/// Its methods block the thread, so they panic inside of asynchronous code, like all blocking entries of tokio.
+/// The methods block the thread, so they panic inside of asynchronous code, like all blocking functions of tokio.
 ///
 /// # Examples
 ///
@@ -87,9 +87,9 @@ impl<M: fmt::Debug> fmt::Debug for Blocking<M> {
     }
 }
 
-/// The runtime of a manager and its guards.
+/// Runtime of a manager and its guards.
 struct Background {
-    /// Taken when the last of them is gone.
+    /// Runtime until the manager and its last guard are dropped.
     runtime: Option<Runtime>,
     engine: Arc<Engine>,
 }
@@ -102,7 +102,7 @@ impl Background {
                 "no thread could be started: {error}; raise the limits of the process on threads and memory"
             ),
         };
-        // Tokio panics where it cannot start its worker, so another thread tries first.
+        // Tokio panics if it cannot start its worker. So a test thread first shows whether a thread can be started.
         drop(std::thread::Builder::new().spawn(|| ()).map_err(no_thread)?.join());
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -122,28 +122,29 @@ impl Background {
 }
 
 impl Drop for Background {
-    /// Blocks nobody: a thread sees off the releases that are under way, then ends the runtime.
+    /// Returns at once: a new thread waits for the releases in progress, then ends the runtime.
     fn drop(&mut self) {
         let Some(runtime) = self.runtime.take() else {
             return;
         };
         if self.engine.is_copied() {
-            // Its thread is in the other process: to end the runtime here would wait for that.
+            // The runtime's thread is in the other process; ending the runtime here would wait for that thread for
+            // ever.
             std::mem::forget(runtime);
             return;
         }
         let (engine, runtime) = (Arc::clone(&self.engine), DetachedRuntime::new(runtime));
         let last = std::thread::Builder::new().name("redis-rwlock-end".to_owned()).spawn(move || {
-            // Out of time is fine: the leases end what is left.
+            // A timeout is harmless: the leases end the remaining holds.
             drop(runtime.block_on(async { tokio::time::timeout(LAST_RELEASES, engine.settled()).await }));
         });
-        // Without a thread the runtime ends here, and leases end what is left.
+        // If no thread could be started, the runtime ends here, and the leases end the remaining holds.
         drop(last);
     }
 }
 
 impl<M: Build> Blocking<M> {
-    /// Builds a manager from the options of the asynchronous one, without I/O; it connects at first use.
+    /// Builds a manager from an asynchronous builder, without network I/O; it connects at first use.
     ///
     /// # Errors
     ///
@@ -152,11 +153,11 @@ impl<M: Build> Blocking<M> {
         Self::over(builder.build()?)
     }
 
-    /// Builds a manager and makes sure that a server answers which it can work with.
+    /// Builds a manager and checks that a server answers with which it can work.
     ///
     /// # Errors
     ///
-    /// As [`Builder::connect`].
+    /// The errors of [`Builder::connect`].
     pub fn connect_with(builder: Builder<M>) -> Result<Self> {
         let blocking = Self::build(builder)?;
         blocking.background.block_on(blocking.manager.engine().ready())?;
@@ -169,7 +170,7 @@ impl RedisManager {
     ///
     /// # Errors
     ///
-    /// As [`Builder::connect`].
+    /// The errors of [`Builder::connect`].
     pub fn connect(topology: impl Into<Topology>) -> Result<Self> {
         Self::connect_with(crate::RedisManager::builder(topology))
     }
@@ -180,7 +181,7 @@ impl TwoKeyManager {
     ///
     /// # Errors
     ///
-    /// As [`Builder::connect`].
+    /// The errors of [`Builder::connect`].
     pub fn connect(topology: impl Into<Topology>) -> Result<Self> {
         Self::connect_with(crate::TwoKeyManager::builder(topology))
     }
@@ -191,14 +192,14 @@ impl QuorumManager {
     ///
     /// # Errors
     ///
-    /// As [`Builder::connect`].
+    /// The errors of [`Builder::connect`].
     pub fn connect<U: Into<String>>(masters: impl IntoIterator<Item = U>) -> Result<Self> {
         Self::connect_with(crate::QuorumManager::builder(masters))
     }
 }
 
 impl MemoryManager {
-    /// A manager on a store of its own, with default options.
+    /// Creates a manager on a store of its own, with default options.
     ///
     /// # Errors
     ///
@@ -207,7 +208,7 @@ impl MemoryManager {
         Self::build(crate::MemoryManager::builder())
     }
 
-    /// Another manager on the same store and with the same options, as a second process would have.
+    /// Creates another manager on the same store and with the same options, as a second process would have.
     ///
     /// # Errors
     ///
@@ -216,25 +217,26 @@ impl MemoryManager {
         Self::over(self.manager.peer())
     }
 
-    /// As [`MemoryManager::disconnect`](crate::MemoryManager::disconnect).
+    /// Disconnects from the store; see [`MemoryManager::disconnect`](crate::MemoryManager::disconnect).
     pub fn disconnect(&self) {
         self.manager.disconnect();
     }
 
-    /// As [`MemoryManager::reconnect`](crate::MemoryManager::reconnect), after [`disconnect`](crate::MemoryManager::disconnect).
+    /// Ends a [`disconnect`](crate::MemoryManager::disconnect); see
+    /// [`MemoryManager::reconnect`](crate::MemoryManager::reconnect).
     pub fn reconnect(&self) {
         self.manager.reconnect();
     }
 
-    /// As [`MemoryManager::lose_all`](crate::MemoryManager::lose_all).
+    /// Deletes all locks of the store; see [`MemoryManager::lose_all`](crate::MemoryManager::lose_all).
     pub fn lose_all(&self) {
         self.manager.lose_all();
     }
 }
 
 impl<M: RwLockManager> Blocking<M> {
-    /// Uses a manager from plain threads. It may be used in asynchronous code at the same time, and any manager will do:
-    /// `Arc<dyn RwLockManager>` is one.
+    /// Wraps a manager for threads without a runtime. Asynchronous code may use the manager at the same time. Any
+    /// manager can be wrapped, also an `Arc<dyn RwLockManager>`.
     ///
     /// # Errors
     ///
@@ -259,14 +261,15 @@ impl<M: RwLockManager> Blocking<M> {
         Ok(Self { manager, background })
     }
 
-    /// Acquires the lock `name` for reading, together with other readers, as [`RwLockManager::read`] does; [`Acquire::wait`] waits for
-    /// it. Acquisitions of one thread nest, unless [`Acquire::reentry`] says otherwise.
+    /// Acquires the lock `name` for reading, together with other readers, as [`RwLockManager::read`] does.
+    /// [`Acquire::wait`] waits for the lock. Acquisitions of one thread nest, unless [`Acquire::reentry`] says
+    /// otherwise.
     pub fn read(&self, name: &str) -> Acquire<crate::ReadGuard> {
         self.acquire(self.manager.read(name))
     }
 
-    /// Acquires the lock `name` for writing, alone, as [`RwLockManager::write`] does; [`Acquire::wait`] waits for it. Acquisitions of
-    /// one thread nest, unless [`Acquire::reentry`] says otherwise.
+    /// Acquires the lock `name` for writing, alone, as [`RwLockManager::write`] does. [`Acquire::wait`] waits for the
+    /// lock. Acquisitions of one thread nest, unless [`Acquire::reentry`] says otherwise.
     pub fn write(&self, name: &str) -> Acquire<crate::WriteGuard> {
         self.acquire(self.manager.write(name))
     }
@@ -275,89 +278,90 @@ impl<M: RwLockManager> Blocking<M> {
         Acquire { acquire, reentry: None, background: Arc::clone(&self.background) }
     }
 
-    /// Takes the lock `name` shared if that can be done now.
+    /// Acquires the lock `name` for reading if it is available now.
     ///
     /// # Errors
     ///
-    /// As [`RwLockManager::try_read`].
+    /// The errors of [`RwLockManager::try_read`].
     pub fn try_read(&self, name: &str) -> Result<Option<ReadGuard>> {
         self.read(name).try_now()
     }
 
-    /// Takes the lock `name` alone if that can be done now.
+    /// Acquires the lock `name` for writing if it is available now.
     ///
     /// # Errors
     ///
-    /// As [`RwLockManager::try_write`].
+    /// The errors of [`RwLockManager::try_write`].
     pub fn try_write(&self, name: &str) -> Result<Option<WriteGuard>> {
         self.write(name).try_now()
     }
 
-    /// Shows who holds the lock `name`.
+    /// Shows which processes hold the lock `name`, and which wait for it.
     ///
     /// # Errors
     ///
-    /// As [`RwLockManager::inspect`].
+    /// The errors of [`RwLockManager::inspect`].
     pub fn inspect(&self, name: &str) -> Result<LockView> {
         self.background.block_on(self.manager.inspect(name))
     }
 
-    /// Ends every hold of the lock `name`, whoever has it, and returns what it ended.
+    /// Ends every hold of the lock `name`, in all processes, and returns the holds that it ended.
     ///
     /// # Errors
     ///
-    /// As [`RwLockManager::force_release`].
+    /// The errors of [`RwLockManager::force_release`].
     pub fn force_release(&self, name: &str) -> Result<Vec<HolderView>> {
         self.background.block_on(self.manager.force_release(name))
     }
 
-    /// Ends the holds of a lock that `view` shows, and none that came later; returns what it ended.
+    /// Ends the holds of a lock that `view` shows, and none that came later. Returns the holds that it ended.
     ///
     /// # Errors
     ///
-    /// Does the same as [`RwLockManager::force_release_shown`].
+    /// The errors of [`RwLockManager::force_release_shown`].
     pub fn force_release_shown(&self, view: &LockView) -> Result<Vec<HolderView>> {
         self.background.block_on(self.manager.force_release_shown(view))
     }
 
-    /// The names of all locks of this manager that the servers know.
+    /// Lists the names of all locks of this manager that the servers know.
     ///
     /// # Errors
     ///
-    /// As [`RwLockManager::locks`].
+    /// The errors of [`RwLockManager::locks`].
     pub fn locks(&self) -> Result<Vec<String>> {
         self.background.block_on(self.manager.locks())
     }
 
-    /// Asks every server that this manager knows how it is.
+    /// Asks every server of this manager for its health.
     ///
     /// # Errors
     ///
-    /// As [`RwLockManager::health`].
+    /// The errors of [`RwLockManager::health`].
     pub fn health(&self) -> Result<Health> {
         self.background.block_on(self.manager.health())
     }
 
-    /// What this manager is doing at the moment.
+    /// Counts what this manager does at the moment.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.manager.stats()
     }
 
-    /// Ends the manager and gives all holds back.
+    /// Closes the manager and releases all holds.
     ///
     /// # Errors
     ///
-    /// As [`RwLockManager::close`].
+    /// The errors of [`RwLockManager::close`].
     pub fn close(&self) -> Result<()> {
         self.background.block_on(self.manager.close())
     }
 
-    /// Waits until everything that was dropped is released: guards, and acquisitions that had asked the server. The manager goes on.
+    /// Waits until everything that was dropped is released: guards, and acquisitions whose request was sent. The
+    /// manager stays open.
     ///
     /// # Errors
     ///
-    /// As [`RwLockManager::flush`].
+    /// The errors of [`RwLockManager::flush`].
     ///
     /// # Examples
     ///
@@ -378,11 +382,11 @@ impl<M: RwLockManager> Blocking<M> {
     }
 }
 
-/// An acquisition that is being put together; [`wait`](Acquire::wait) takes the lock.
+/// Options of an acquisition; [`wait`](Acquire::wait) acquires the lock.
 ///
 /// # Errors
 ///
-/// As the asynchronous [`Acquire`](crate::Acquire).
+/// The errors of the asynchronous [`Acquire`](crate::Acquire).
 ///
 /// # Examples
 ///
@@ -416,55 +420,56 @@ impl<G: AsyncGuard> fmt::Debug for Acquire<G> {
 }
 
 impl<G: AsyncGuard> Acquire<G> {
-    /// As [`Acquire::lease`](crate::Acquire::lease).
+    /// Sets the lease, as [`Acquire::lease`](crate::Acquire::lease) does.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.acquire = self.acquire.lease(lease);
         self
     }
 
-    /// As [`Acquire::max_hold`](crate::Acquire::max_hold).
+    /// Sets the longest time that the hold lasts, as [`Acquire::max_hold`](crate::Acquire::max_hold) does.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.acquire = self.acquire.max_hold(max_hold);
         self
     }
 
-    /// As [`Acquire::wait_timeout`](crate::Acquire::wait_timeout).
+    /// Sets how long to wait for other holders, as [`Acquire::wait_timeout`](crate::Acquire::wait_timeout) does.
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
         self.acquire = self.acquire.wait_timeout(wait_timeout);
         self
     }
 
-    /// As [`Acquire::fixed_lease`](crate::Acquire::fixed_lease).
+    /// Sets a lease that is never renewed, as [`Acquire::fixed_lease`](crate::Acquire::fixed_lease) does.
     pub fn fixed_lease(mut self, lease: Duration) -> Self {
         self.acquire = self.acquire.fixed_lease(lease);
         self
     }
 
-    /// Counts as nested if this thread holds the lock already, as by default.
+    /// Lets the acquisition nest if this thread holds the lock already, which is the default.
     pub fn reentrant(self) -> Self {
         self.reentry(Reentry::PerTask)
     }
 
-    /// As [`Acquire::owner`](crate::Acquire::owner).
+    /// Lets the acquisition nest if this owner holds the lock already, as [`Acquire::owner`](crate::Acquire::owner)
+    /// does.
     pub fn owner(self, owner: OwnerId) -> Self {
         self.reentry(Reentry::Named(owner))
     }
 
-    /// Whether it nests. Defaults to nesting within the thread, which is what a task is here.
+    /// Sets in which guards the acquisition nests. Defaults to guards of this thread, which counts as the task here.
     pub fn reentry(mut self, reentry: Reentry) -> Self {
         self.reentry = Some(reentry);
         self
     }
 
-    /// Takes the lock, does the work, and gives the lock back.
+    /// Acquires the lock, runs `work`, and releases the lock.
     ///
-    /// Nobody can stop a thread from outside: work that may take longer than its hold lasts looks at
-    /// [`state`](crate::ReadGuard::state) in between.
+    /// A thread cannot be stopped from outside. So work that may take longer than its hold lasts must check
+    /// [`state`](crate::ReadGuard::state) from time to time.
     ///
     /// # Errors
     ///
-    /// [`Lost`](Error::Lost) if the hold was lost before the work had ended: others may have been inside. All others are those of the
-    /// acquisition: the work was not begun.
+    /// [`Lost`](Error::Lost) if the hold was lost before the end of the work: others may have held the lock. All other
+    /// errors are those of the acquisition, and the work did not begin.
     ///
     /// # Examples
     ///
@@ -483,34 +488,34 @@ impl<G: AsyncGuard> Acquire<G> {
         let done = work(&guard);
         match guard.release() {
             Err(lost @ (Error::Lost { .. } | Error::Forked { .. })) => Err(lost),
-            // Not told yet, or refused: the work was done in time all the same.
+            // Unanswered or refused: the work ended in time all the same.
             Ok(()) | Err(_) => Ok(done),
         }
     }
 
-    /// Waits for the lock.
+    /// Waits for the lock and returns its guard.
     ///
     /// # Errors
     ///
-    /// As the asynchronous [`Acquire`](crate::Acquire).
+    /// The errors of the asynchronous [`Acquire`](crate::Acquire).
     pub fn wait(self) -> Result<Guard<G>> {
         let (acquire, background) = self.terms();
         let guard = background.block_on(acquire.into_future())?;
         Ok(Guard { guard, background, thread: PhantomData })
     }
 
-    /// Asks once: `None` if others hold the lock, or wait for it in this process.
+    /// Asks the server once. Returns `None` if others hold the lock, or wait for it in this process.
     ///
     /// # Errors
     ///
-    /// As [`Acquire::try_now`](crate::Acquire::try_now).
+    /// The errors of [`Acquire::try_now`](crate::Acquire::try_now).
     pub fn try_now(self) -> Result<Option<Guard<G>>> {
         let (acquire, background) = self.terms();
         let guard = background.block_on(acquire.try_now())?;
         Ok(guard.map(|guard| Guard { guard, background, thread: PhantomData }))
     }
 
-    /// The thread is named here and now: while it blocks, its acquisition runs as if it were a task.
+    /// Names the thread as the owner at this point: inside `block_on` the acquisition runs as a task of the runtime.
     fn terms(self) -> (crate::Acquire<G>, Arc<Background>) {
         let reentry = match self.reentry {
             None | Some(Reentry::PerTask) => Reentry::Named(OwnerId::of_thread()),
@@ -520,9 +525,9 @@ impl<G: AsyncGuard> Acquire<G> {
     }
 }
 
-/// A guard that stays in its thread. Gives access to all that the asynchronous guard tells.
+/// Guard that stays in its thread. Gives access to all methods of the asynchronous guard.
 ///
-/// Dropping it releases the lock in the background; [`release`](Guard::release) waits for the server's word.
+/// Dropping it releases the lock in the background; [`release`](Guard::release) waits for the server's answer.
 ///
 /// # Examples
 ///
@@ -539,15 +544,15 @@ impl<G: AsyncGuard> Acquire<G> {
 /// ```
 #[must_use = "a guard that is dropped releases the lock"]
 pub struct Guard<G> {
-    // Before the runtime, which sees its release off.
+    // Declared before the runtime, so that it is dropped first: the runtime sends its release.
     guard: G,
     background: Arc<Background>,
     thread: PhantomData<*const ()>,
 }
 
-/// [`ReadGuard`](crate::ReadGuard) for plain threads.
+/// [`ReadGuard`](crate::ReadGuard) for threads without a runtime.
 pub type ReadGuard = Guard<crate::ReadGuard>;
-/// [`WriteGuard`](crate::WriteGuard) for plain threads.
+/// [`WriteGuard`](crate::WriteGuard) for threads without a runtime.
 pub type WriteGuard = Guard<crate::WriteGuard>;
 
 impl<G> Deref for Guard<G> {
@@ -565,12 +570,12 @@ impl<G: fmt::Debug> fmt::Debug for Guard<G> {
 }
 
 impl<G: AsyncGuard> Guard<G> {
-    /// Blocks until the server has answered the first renewal of a hold that was granted while its acquisition waited. Returns at
-    /// once for every other hold.
+    /// Blocks until the server has answered the first renewal of a hold that was granted while its acquisition waited.
+    /// Returns at once for every other hold.
     ///
     /// # Errors
     ///
-    /// As [`ReadGuard::confirmed`](crate::ReadGuard::confirmed).
+    /// The errors of [`ReadGuard::confirmed`](crate::ReadGuard::confirmed).
     ///
     /// # Examples
     ///
@@ -587,22 +592,22 @@ impl<G: AsyncGuard> Guard<G> {
         self.background.block_on(self.guard.held().confirmed())
     }
 
-    /// Gives the lock back and returns when the server knows.
+    /// Releases the lock and returns when the server has confirmed it.
     ///
     /// # Errors
     ///
-    /// As [`ReadGuard::release`](crate::ReadGuard::release).
+    /// The errors of [`ReadGuard::release`](crate::ReadGuard::release).
     pub fn release(self) -> Result<()> {
         self.background.block_on(self.guard.into_held().release())
     }
 }
 
 impl Guard<crate::WriteGuard> {
-    /// Gives up the exclusive hold for a shared one, in one step.
+    /// Converts the exclusive hold into a shared one, in one step.
     ///
     /// # Errors
     ///
-    /// As [`WriteGuard::downgrade`](crate::WriteGuard::downgrade): a [`DowngradeError`] with the guard in it.
+    /// A [`DowngradeError`] with the guard in it, as for [`WriteGuard::downgrade`](crate::WriteGuard::downgrade).
     pub fn downgrade(self) -> Result<ReadGuard, DowngradeError> {
         let Self { guard, background, thread } = self;
         match background.block_on(guard.downgrade()) {
@@ -616,11 +621,11 @@ impl Guard<crate::WriteGuard> {
 }
 
 impl Guard<crate::ReadGuard> {
-    /// Makes the shared hold the exclusive one, if nobody else reads and no writer waits. Asks once.
+    /// Converts the shared hold into the exclusive one, if there is no other reader and no writer waits. Asks once.
     ///
     /// # Errors
     ///
-    /// As [`ReadGuard::try_upgrade`](crate::ReadGuard::try_upgrade): a [`TryUpgradeError`] with the guard in it.
+    /// A [`TryUpgradeError`] with the guard in it, as for [`ReadGuard::try_upgrade`](crate::ReadGuard::try_upgrade).
     pub fn try_upgrade(self) -> Result<WriteGuard, TryUpgradeError> {
         let Self { guard, background, thread } = self;
         match background.block_on(guard.try_upgrade()) {
@@ -634,10 +639,10 @@ impl Guard<crate::ReadGuard> {
 }
 
 conversion_error! {
-    /// Why [`downgrade`](Guard::downgrade) failed, and the guard.
+    /// Error of [`downgrade`](Guard::downgrade), with the guard.
     DowngradeError, WriteGuard
 }
 conversion_error! {
-    /// Why [`try_upgrade`](Guard::try_upgrade) failed, and the guard.
+    /// Error of [`try_upgrade`](Guard::try_upgrade), with the guard.
     TryUpgradeError, ReadGuard
 }

@@ -1,10 +1,15 @@
-//! What a process hears of a lock that it keeps: that somebody waits for it, and whether it would hear that at all.
+//! Recalls of a lock whose hold this process caches, and the state of the subscription that receives them.
 //!
-//! A hold may stay when its last guard has gone, as long as every call for it will be heard: then the process *relies* on it.
-//! It relies on a hold from the first answer "nobody waits" to a request that was sent while the subscription stood, said that the
-//! hold may stay, and was answered by the node where the subscription is, if it has stood without a break since. Whoever came before
-//! is found by that answer, whoever comes later calls. After a break, and a second after the last word of the node, nothing is
-//! relied on.
+//! A process may cache a hold after its last guard was dropped, as long as it will receive every recall for it. Then
+//! the hold's subscription is *live*. The process may count on that from one answer on, if the subscription has been
+//! live without a break since. The answer says "no waiter", and meets three conditions:
+//!
+//! * the request was sent while the subscription was live;
+//! * the request said that the hold may be cached;
+//! * the node of the subscription answered it.
+//!
+//! This answer shows a waiter that came before; a waiter that comes later sends a recall. After a break, and a second
+//! after the last answer of the node, the process counts on nothing.
 //!
 //! Source: `docs/IDLE.md`, and the callbacks of distributed lock managers and of Chubby.
 
@@ -18,10 +23,10 @@ use parking_lot::Mutex;
 use crate::attempt::NodeId;
 use crate::lease::{FencingToken, Moment};
 
-/// For so long after a node was asked something that it answered, a subscription there counts as one that is heard.
+/// Time after the sending of an answered request for which the subscriptions on that node count as live.
 pub(crate) const FRESH: Duration = Duration::from_secs(1);
 
-/// Until when what a connection has subscribed is heard, as far as its node has answered on it.
+/// Time until which a connection's subscriptions count as live, by the answers of its node on that connection.
 #[derive(Debug)]
 pub(crate) struct Fresh {
     node: NodeId,
@@ -29,12 +34,12 @@ pub(crate) struct Fresh {
 }
 
 impl Fresh {
-    /// Until this moment.
+    /// Creates a value that ends at `moment`.
     pub(crate) fn until(node: NodeId, moment: Moment) -> Self {
         Self { node, until: AtomicU64::new(moment.as_nanos()) }
     }
 
-    /// The node has answered what was sent then.
+    /// Notes that the node has answered a request sent at `sent`.
     pub(crate) fn answered(&self, sent: Moment) {
         self.until.fetch_max(sent.after(FRESH).as_nanos(), Ordering::Release);
     }
@@ -44,42 +49,43 @@ impl Fresh {
     }
 }
 
-/// A subscription that stands: from its confirmation to the next break.
+/// Live subscription: from its confirmation to the next break.
 #[derive(Clone, Debug)]
 pub(crate) struct Standing {
-    /// Never used again: after a break it is another one.
+    /// Number of the subscription, never used again: after a break there is another one.
     pub(crate) epoch: u64,
     pub(crate) fresh: Arc<Fresh>,
 }
 
 impl Standing {
-    /// Where it is.
+    /// Returns the node of the subscription.
     pub(crate) fn node(&self) -> NodeId {
         self.fresh.node
     }
 
-    /// Whether the node has been heard of of late.
+    /// Returns true if the node has answered recently enough.
     pub(crate) fn is_fresh(&self, now: Moment) -> bool {
         self.fresh.is_at(now)
     }
 }
 
-/// Somebody waits for a lock whose last token was this.
+/// Recall: a waiter wants a lock, whose last token was `token`.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) token: FencingToken,
-    /// Somebody who does not wait long, and is to be told if a guard is inside.
+    /// Id of the acquisition if it is a try, which waits only briefly: the holder replies to it if a guard uses the
+    /// hold.
     pub(crate) tries: Option<Arc<str>>,
 }
 
-/// Whoever is told of calls and breaks. Each may come late or twice, and a call be lost.
+/// Receiver of recalls and breaks. Each may come late or twice, and a recall may be lost.
 pub(crate) trait OnCall: Send + Sync + 'static {
     fn called(&self, call: &Call);
-    /// Calls may have been missed.
+    /// Handles a break: recalls may have been missed.
     fn broken(&self);
 }
 
-/// The calls for one lock. They are listened for as long as somebody has this.
+/// Recalls for one lock. The process is subscribed to them as long as this value exists.
 pub(crate) struct Calls {
     heard: Mutex<Heard>,
     on_call: Box<dyn OnCall>,
@@ -87,7 +93,8 @@ pub(crate) struct Calls {
 
 struct Heard {
     standing: Option<Standing>,
-    /// The highest token of those who wait, and when that was heard last. [`FencingToken::ZERO`]: nobody has called.
+    /// Highest token of all recalls by waiters, and the time of the last of them. [`FencingToken::ZERO`]: no recall
+    /// yet.
     token: FencingToken,
     at: Moment,
 }
@@ -98,28 +105,29 @@ impl Calls {
         Self { heard: Mutex::new(heard), on_call }
     }
 
-    /// The subscription, if it stands.
+    /// Returns the subscription if it is live.
     pub(crate) fn standing(&self) -> Option<Standing> {
         self.heard.lock().standing.clone()
     }
 
-    /// Whether it has stood without a break since it was this.
+    /// Returns true if the subscription has been live without a break since it was `standing`.
     pub(crate) fn still_stands(&self, standing: &Standing) -> bool {
         self.heard.lock().standing.as_ref().is_some_and(|now| now.epoch == standing.epoch)
     }
 
-    /// When somebody has called last, if it was for a hold with this token or with a later one.
+    /// Returns the time of the last recall, if it was for a hold with this token or a later one.
     pub(crate) fn last_for(&self, token: FencingToken) -> Option<Moment> {
         let heard = self.heard.lock();
         (heard.token != FencingToken::ZERO && heard.token >= token).then_some(heard.at)
     }
 
-    /// It is confirmed.
+    /// Notes that the subscription is confirmed.
     pub(crate) fn stands(&self, standing: Standing) {
         self.heard.lock().standing = Some(standing);
     }
 
-    /// It does not stand any more. Whoever relied on it is [told](Calls::tell_broken) when no lock is held.
+    /// Notes that the subscription is broken, and returns true if it was live. The caller then notifies the holder with
+    /// [`tell_broken`](Calls::tell_broken), while it holds no mutex.
     pub(crate) fn breaks(&self) -> bool {
         self.heard.lock().standing.take().is_some()
     }
@@ -128,9 +136,9 @@ impl Calls {
         self.on_call.broken();
     }
 
-    /// A call has come. To be called where no lock is held.
+    /// Notes a recall and notifies the holder. The caller must hold no mutex.
     pub(crate) fn called(&self, call: &Call, now: Moment) {
-        // Who does not wait is told, and changes nothing for those who come.
+        // A try does not wait: the holder learns of it, but it must not count as a waiter for later decisions.
         if call.tries.is_none() {
             let heard = &mut *self.heard.lock();
             heard.token = heard.token.max(call.token);
@@ -152,7 +160,7 @@ mod tests {
 
     #[test]
     fn calls_for_one_lock_are_small() {
-        // There is one for each lock that stays.
+        // Each cached lock has one of these.
         assert!(size_of::<Calls>() <= 56, "{} bytes", size_of::<Calls>());
     }
 }

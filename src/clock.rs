@@ -1,25 +1,26 @@
-//! The local clock: one that runs while the machine sleeps, so that a lease cannot outlive a suspend unnoticed.
+//! Local clock that runs while the machine sleeps, so that a lease cannot outlive a suspend unnoticed.
 
 use std::time::Duration;
 
 use crate::lease::Moment;
 
-/// Timers of the runtime stop during suspend, the clock does not: a long sleep looks at the clock this often.
+/// Longest pause between two readings of the clock in a long sleep. The runtime's timers stop during suspend, the clock
+/// does not.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Where a manager takes its time from.
+/// Source of a manager's time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Clock {
-    /// The operating system's monotonic clock that includes time asleep.
+    /// Monotonic clock of the operating system that includes time asleep.
     System,
-    /// The runtime's clock, which tests can pause. For managers whose server is this process.
+    /// Clock of the runtime, which tests can pause. For managers whose server is this process.
     Runtime(tokio::time::Instant),
 }
 
 impl Clock {
-    /// The runtime's clock, from now on.
+    /// Creates a clock that follows the runtime's time from now on.
     pub(crate) fn runtime() -> Self {
-        // An hour back: moments before the origin cannot be told apart.
+        // The origin is an hour earlier, because moments before the origin cannot be distinguished.
         let now = tokio::time::Instant::now();
         Self::Runtime(now.checked_sub(Duration::from_secs(3600)).unwrap_or(now))
     }
@@ -31,7 +32,7 @@ impl Clock {
         }
     }
 
-    /// Returns once `moment` is reached, also when part of the wait was spent asleep.
+    /// Returns when `moment` is reached, also if the machine slept during a part of the wait.
     pub(crate) async fn sleep_until(self, moment: Moment) {
         if moment == Moment::NEVER {
             return std::future::pending().await;
@@ -45,8 +46,8 @@ impl Clock {
         }
     }
 
-    /// Returns at `moment`, unless the machine sleeps meanwhile: then later by as long. For many who wait, none of whom is to be
-    /// woken for nothing, and whom somebody else tells who looks at the clock.
+    /// Returns at `moment`, or later by the time that the machine slept. For a large number of waiters that should not
+    /// wake up only to read the clock; another task reads it and notifies them.
     pub(crate) async fn timer(self, moment: Moment) {
         if moment == Moment::NEVER {
             return std::future::pending().await;

@@ -1,4 +1,4 @@
-//! A manager's topology and options as configuration: from files that serde reads, and from the environment.
+//! Topology and options of a manager as configuration: from files that serde reads, and from the environment.
 
 use std::ffi::OsString;
 use std::num::NonZeroU8;
@@ -18,24 +18,28 @@ use crate::topology::{Tls, Topology};
 mod names;
 use names::Owner;
 
-/// What a [`RedisManager`] is built from, as configuration: its topology, the files of its certificates, and every option of
-/// [`Builder`]. Needs the cargo feature `serde`.
+/// Configuration of a [`RedisManager`]: its topology, the files of its certificates, and every option of [`Builder`].
+/// Needs the cargo feature `serde`.
 ///
-/// It is read with serde, or by [`from_env`](Config::from_env). Spans of time are texts: `"10s"`, `"500ms"`, `"1.5h"`, or `"max"` for
-/// no limit. Whatever is not given has the default of the builder's setter of the same name. Fields that do not exist are errors,
-/// so that a misspelt one is not ignored; of variables, see [`from_env`](Config::from_env).
+/// Serde reads it, or [`from_env`](Config::from_env). Durations are texts: `"10s"`, `"500ms"`, `"1.5h"`, or `"max"` for
+/// no limit. A field that is missing has the default of the builder's setter of the same name. A field that does not
+/// exist is an error, so that a misspelt field is not ignored. For variables, see [`from_env`](Config::from_env).
 ///
 /// | field | value |
 /// |---|---|
 /// | `topology` | `{"node": url}`, `{"cluster": [url, …]}` or `{"sentinel": {"primary": name, "urls": [url, …]}}` |
-/// | `tls` | `{"ca": path, "client_certificate": path, "client_key": path, "server_name": name}`, each of them optional; PEM files, read by `build` and for each connection, and the name in the servers' certificates, see [`Tls::server_name`] |
+/// | `tls` | `{"ca": path, "client_certificate": path, "client_key": path, "server_name": name}`, all optional |
 /// | `password_file` | path of a file with the password of the servers, see [`Topology::password_file`] |
-/// | `lease`, `max_hold`, `wait_timeout`, `unreachable_after`, `response_timeout`, `clock_margin`, `share_window`, `idle_hold`, `try_wait` | a span of time |
+/// | `lease`, `max_hold`, `wait_timeout`, `unreachable_after`, `response_timeout` | a duration |
+/// | `clock_margin`, `share_window`, `idle_hold`, `try_wait` | a duration |
 /// | `reentry` | `"off"` or `"per_task"` |
 /// | `key_prefix`, `label`, `published_keys` | a text |
-/// | `published_limits` | `{"read": span, "write": span, "key_ttl": span}`, each of them optional |
+/// | `published_limits` | `{"read": duration, "write": duration, "key_ttl": duration}`, each of them optional |
 /// | `hand_over_budget`, `idle_holds_max`, `max_waiters` | a number |
-/// | `durability` | `{"replicas": number, "timeout": span}`, both of them needed |
+/// | `durability` | `{"replicas": number, "timeout": duration}`, both of them needed |
+///
+/// The paths of `tls` are PEM files, which `build` and each new connection read. For its `server_name`, the name in the
+/// servers' certificates, see [`Tls::server_name`].
 ///
 /// `Debug` shows no passwords.
 ///
@@ -144,21 +148,27 @@ impl Config {
         }
     }
 
-    /// Reads the environment: the variables that begin with `prefix` and an underscore.
+    /// Reads the configuration from the environment: the variables that begin with `prefix` and an underscore.
     ///
-    /// With the prefix `LOCKS` the topology is one of `LOCKS_NODE` (a URL), `LOCKS_CLUSTER` (URLs, with commas between them), or
-    /// `LOCKS_SENTINEL_PRIMARY` and `LOCKS_SENTINEL_URLS`. The certificates are `LOCKS_TLS_CA`, `LOCKS_TLS_CLIENT_CERTIFICATE` and
-    /// `LOCKS_TLS_CLIENT_KEY` (paths), the name in them `LOCKS_TLS_SERVER_NAME`. All others are named like the field: `LOCKS_LEASE=15s`, `LOCKS_REENTRY=per_task`,
-    /// `LOCKS_PUBLISHED_LIMITS_READ=1s`. A comma within a password is percent-encoded, as `%2C`.
+    /// With the prefix `LOCKS`, these variables count:
     ///
-    /// Variables of other names may have other owners. Those that Kubernetes and Docker write for a service of that name
-    /// (`LOCKS_SERVICE_HOST`, `LOCKS_PORT=tcp://…`), and those of the program `redis-rwlock` (`RWLOCK_NAME`), are ignored. All others
-    /// are ignored with a line at `warn`, but for a name that is nearly one of these: that is taken for a typing error.
+    /// - Topology: one of `LOCKS_NODE` (a URL), `LOCKS_CLUSTER` (URLs, separated by commas), or
+    ///   `LOCKS_SENTINEL_PRIMARY` and `LOCKS_SENTINEL_URLS`.
+    /// - Certificates: the paths `LOCKS_TLS_CA`, `LOCKS_TLS_CLIENT_CERTIFICATE` and `LOCKS_TLS_CLIENT_KEY`, and the
+    ///   name in the servers' certificates, `LOCKS_TLS_SERVER_NAME`.
+    /// - Others: the name of the field: `LOCKS_LEASE=15s`, `LOCKS_REENTRY=per_task`, `LOCKS_PUBLISHED_LIMITS_READ=1s`.
+    ///
+    /// A comma within a password is percent-encoded, as `%2C`.
+    ///
+    /// Variables of other names may have other owners. The call ignores variables that Kubernetes and Docker write for
+    /// a service of that name (`LOCKS_SERVICE_HOST`, `LOCKS_PORT=tcp://…`), and variables of the program `redis-rwlock`
+    /// (`RWLOCK_NAME`). It ignores all others with a line at `warn`. But a name that nearly matches one of the fields
+    /// is a typing error, and fails.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](Error::InvalidOption) if a value cannot be read, if a name is misspelt (one or two letters off), and if the
-    /// topology is missing or there are two. Values that may have a password are not quoted.
+    /// [`InvalidOption`](Error::InvalidOption) if a value is malformed, if a name is misspelt (one or two letters off),
+    /// or if there is not exactly one topology. The error does not quote values that may have a password.
     ///
     /// # Examples
     ///
@@ -176,12 +186,12 @@ impl Config {
         Self::from_vars(prefix, std::env::vars_os())
     }
 
-    /// The same as [`from_env`](Config::from_env) of variables that come from elsewhere, such as those that a program has picked
-    /// from its environment or was given as options.
+    /// Reads the configuration from variables of another source, in the same way as [`from_env`](Config::from_env).
+    /// Such variables may be a selection of the environment, or a program's options.
     ///
     /// # Errors
     ///
-    /// As for `from_env`.
+    /// The errors of [`from_env`](Config::from_env).
     ///
     /// # Examples
     ///
@@ -199,7 +209,7 @@ impl Config {
         let mut topologies = Vec::new();
         let (mut primary, mut urls) = (None, None);
         let (mut replicas, mut timeout) = (None, None);
-        // The topology comes later.
+        // A placeholder: the topology is known only after all variables are read.
         let mut config = Self::new(Topology::node(""));
         for (name, value) in vars {
             let Some(name) = name.to_str() else { continue };
@@ -255,7 +265,7 @@ impl Config {
         }
     }
 
-    /// Sets what the variable `name` says of `field`.
+    /// Sets `field` to the value of the variable `name`.
     fn set(&mut self, name: &str, field: &str, value: &str) -> Result<()> {
         let span = |option| value.parse().map(Some).map_err(|reason| invalid(option, format!("{name}: {reason}")));
         let (path, text) = (Some(PathBuf::from(value)), Some(value.to_owned()));
@@ -295,13 +305,13 @@ impl Config {
                 let number = value.parse().map_err(|_| invalid("max_waiters", format!("{name} is no number")))?;
                 self.max_waiters = Some(number);
             }
-            // `is_field` has let none of them through.
+            // Unreachable in practice: `is_field` rejects such names before.
             _ => return Err(invalid("environment", format!("{name} is no option: correct its name or remove it"))),
         }
         Ok(())
     }
 
-    /// A builder with all that the configuration says. Setters that are called on it count more.
+    /// Returns a builder with all options of the configuration. Setters that are called on it replace them.
     pub fn builder(&self) -> Builder<RedisManager> {
         let mut topology = self.topology.clone();
         if let Some(files) = &self.tls {
@@ -366,7 +376,7 @@ impl TlsFields {
             tls = tls.ca_file(ca);
         }
         if self.client_certificate.is_some() || self.client_key.is_some() {
-            // One that is missing is an empty path, which cannot be read: `build` says so.
+            // A path that is missing becomes an empty path, which `build` cannot read and so reports.
             let path = |path: &Option<PathBuf>| path.clone().unwrap_or_default();
             tls = tls.client_files(path(&self.client_certificate), path(&self.client_key));
         }
@@ -386,7 +396,7 @@ impl Limits {
     }
 }
 
-/// Whether the variable `name` is one of the configuration, and not one that others own.
+/// Returns true if the variable `name` belongs to the configuration, false if it belongs to another owner.
 fn is_field(prefix: &str, name: &str, field: &str) -> Result<bool> {
     match names::owner_of(field) {
         Owner::Config => Ok(true),
@@ -422,7 +432,7 @@ fn invalid(option: &'static str, reason: String) -> Error {
 mod tests {
     use super::*;
 
-    /// Every field, none of them as by default.
+    /// Configuration in which no field has its default.
     const JSON: &str = r#"{
         "topology": {"sentinel": {"primary": "main", "urls": ["rediss://:s3cret@a", "rediss://b"]}},
         "tls": {"ca": "/ca.pem", "client_certificate": "/c.pem", "client_key": "/k.pem", "server_name": "locks"},
@@ -538,7 +548,7 @@ mod tests {
         for name in ["L_PORT", "L_SERVICE_HOST", "L_NODE_PORT_6379_TCP", "L_NAME", "L_FENCING_TOKEN", "L_SOMETHING"] {
             assert_eq!(set(name).expect(name), from_vars(&[("L_NODE", "a")]).expect("readable"));
         }
-        // Each field has a name that is read: one that is missing in the list would be ignored.
+        // Each field must be a known name: an unknown one would be ignored.
         for (name, _) in ENVIRONMENT.iter().chain(&[("L_NODE", ""), ("L_CLUSTER", "")]) {
             assert_eq!(names::owner_of(name.strip_prefix("L_").expect("the prefix")), Owner::Config, "{name}");
         }

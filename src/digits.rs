@@ -1,13 +1,13 @@
-//! Numbers as they are written, without an allocation for each.
+//! Decimal digits of numbers, without an allocation for each.
 
-/// The decimal digits of a number.
+/// Decimal digits of a number.
 pub(crate) struct Digits {
     digits: [u8; Self::MAX],
     begin: usize,
 }
 
 impl Digits {
-    /// So many has the largest.
+    /// Number of digits of the largest number.
     pub(crate) const MAX: usize = 20;
 
     pub(crate) fn of(mut number: u64) -> Self {

@@ -1,4 +1,4 @@
-//! How much of what a server says yes to must be on other machines before it counts.
+//! Copies of a grant on other machines that are necessary before it counts.
 
 use std::fmt;
 use std::num::NonZeroU8;
@@ -6,36 +6,42 @@ use std::time::Duration;
 
 use crate::span::Span;
 
-/// What a grant of a [`RedisManager`](crate::RedisManager) or [`TwoKeyManager`](crate::TwoKeyManager) has to outlive before it counts;
-/// set by [`Builder::durability`](crate::Builder#method.durability).
+/// Durability of a grant of a [`RedisManager`](crate::RedisManager) or [`TwoKeyManager`](crate::TwoKeyManager): the
+/// failures that it must survive before it counts. Set with [`Builder::durability`](crate::Builder#method.durability).
 ///
-/// A lock is as safe as the weakest level among those who use it: give all managers of a lock the same one.
+/// A lock is as safe as the weakest level of all its users: set the same level in all managers of a lock.
+/// [`Primary`](Self::Primary) is faster and needs no replicas; [`Replicated`](Self::Replicated) survives a failover,
+/// and costs a wait for replicas with each grant and renewal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Durability {
-    /// The primary's word is enough. A failover to a replica that has not heard of a grant forgets it: then two holders may
-    /// overlap, and only the [`FencingToken`](crate::FencingToken) tells them apart.
+    /// The answer of the primary is enough. After a failover to a replica that has not received a grant, the grant is
+    /// forgotten. Then two holders may overlap, and only the [`FencingToken`](crate::FencingToken) distinguishes them.
     #[default]
     Primary,
-    /// A grant counts only when so many replicas have it, by the server's command `WAIT`. So does all that a guard relies on:
-    /// the claim of a grant that came by a notification, a conversion, and each renewal.
+    /// A grant counts only if this many replicas have it, by the server's command `WAIT`. The same is true for
+    /// everything on which a guard depends: the claim of a grant that came by a notification, a conversion, and each
+    /// renewal.
     ///
-    /// After a failover to a replica that had acknowledged, no two valid holds conflict. Let `replicas` be *all* replicas that
-    /// can be promoted: one that has not acknowledged may be promoted as well, and knows nothing of the grant. What is not
-    /// acknowledged in time is given back, and the caller gets [`Error::NotEnoughReplicas`](crate::Error::NotEnoughReplicas).
+    /// After a failover to a replica that had acknowledged, no two valid holds conflict. Set `replicas` to *all*
+    /// replicas that can be promoted: a replica that has not acknowledged may be promoted as well, and does not know
+    /// the grant. A grant without acknowledgement in time is released, and the caller gets
+    /// [`Error::NotEnoughReplicas`](crate::Error::NotEnoughReplicas).
     ///
-    /// A renewal that is not acknowledged extends nothing: the guard is [`Unconfirmed`](crate::HoldState::Unconfirmed), the
-    /// renewal is tried again, and the guard is lost at the deadline that it had.
+    /// A renewal without acknowledgement extends nothing. The guard is [`Unconfirmed`](crate::HoldState::Unconfirmed),
+    /// the manager retries the renewal, and the guard is lost at its old deadline.
     Replicated {
-        /// How many replicas have to acknowledge.
+        /// Number of replicas that must acknowledge. More replicas survive more failures, but a grant fails if
+        /// fewer of them answer.
         replicas: NonZeroU8,
-        /// How long a primary waits for them: from 1 ms to half of the
-        /// [`response_timeout`](crate::Builder::response_timeout), within which the whole answer has to be there.
+        /// Time for which the primary waits for the replicas: from 1 ms to half of the
+        /// [`response_timeout`](crate::Builder::response_timeout), which limits the whole answer. A longer time suits
+        /// slower replicas; a shorter one fails sooner.
         timeout: Duration,
     },
 }
 
-/// The level in one line, for logs.
+/// Writes the level in one line, for logs.
 impl fmt::Display for Durability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -46,7 +52,7 @@ impl fmt::Display for Durability {
 }
 
 impl Durability {
-    /// How many replicas have to acknowledge, and for how many milliseconds they are waited for.
+    /// Returns the number of replicas that must acknowledge, and the milliseconds to wait for them.
     pub(crate) fn acknowledgement(self) -> Option<(NonZeroU8, u128)> {
         match self {
             Self::Primary => None,

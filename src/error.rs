@@ -1,4 +1,4 @@
-//! What can go wrong, told apart by what a caller would do next.
+//! Errors of this crate, distinguished by what a caller does next.
 
 use std::fmt;
 use std::io;
@@ -7,19 +7,20 @@ use std::time::Duration;
 
 use crate::span::Span;
 
-/// The result of this crate's operations; what can go wrong is [`Error`].
+/// Result of this crate's operations; its error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The error below an [`Error`], as the client library or the operating system reported it.
+/// Cause of an [`Error`], as the client library or the operating system reported it.
 pub type Source = Arc<dyn std::error::Error + Send + Sync + 'static>;
 
-/// Why an operation on a lock failed. Contention is not an error: an acquisition waits, and `try_*` answer `None`.
+/// Reason why an operation on a lock failed. Contention is not an error: an acquisition waits, and `try_*` return
+/// `None`.
 ///
-/// Three outcomes are never mixed up: *denied* (`Ok(None)` or [`WaitTimeout`](Error::WaitTimeout)), *lost*
+/// The crate never confuses three outcomes: *denied* (`Ok(None)` or [`WaitTimeout`](Error::WaitTimeout)), *lost*
 /// ([`Lost`](Error::Lost)) and *unknown* ([`Unreachable`](Error::Unreachable)).
 ///
-/// Each message names the lock, the server where one is known, and what to do. What the operating system or the client library said
-/// is the [`source`](std::error::Error::source), and not repeated in the message:
+/// Each message names the lock, the server if one is known, and what to do. An error of the operating system or of the
+/// client library is the [`source`](std::error::Error::source). The message does not repeat it:
 ///
 /// ```
 /// use std::error::Error as _;
@@ -40,136 +41,141 @@ pub type Source = Arc<dyn std::error::Error + Send + Sync + 'static>;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// Others held the lock for as long as the caller was willing to wait.
+    /// Others held the lock until the caller's `wait_timeout` was over.
     ///
-    /// The error comes when the server has said that the caller's place in the queue is gone, and no copy of its request can be
-    /// carried out any more: nothing of this acquisition is ever granted. Usually that takes one round trip. At the latest it
-    /// comes two response timeouts after the limit, then with `confirmed: false`.
+    /// The error comes when the server has confirmed that the caller's place in the queue is gone. At that time it can
+    /// execute no copy of the request any more, so it never grants anything of this acquisition. Usually that takes one
+    /// round trip. It takes two response timeouts at most; the error then has `confirmed: false`.
     #[non_exhaustive]
     WaitTimeout {
-        /// The lock's name.
+        /// Name of the lock.
         lock: Arc<str>,
-        /// How long the caller waited for the lock, without the time that it took to take its place back.
+        /// Time for which the caller waited for the lock, without the time to cancel its place in the queue.
         waited: Duration,
-        /// Whether nothing of the acquisition can be granted any more. If not, the server did not say in time that the place is
-        /// gone: it is taken back in the background, and what is granted until then lasts no longer than one lease.
+        /// True if nothing of the acquisition can be granted any more. False if the server did not confirm in time that
+        /// the place is gone. Then the background cancels the place, and a hold that is granted before that lasts one
+        /// lease at most.
         confirmed: bool,
     },
-    /// The hold ended before it was released: what it protected may have been touched by others.
+    /// The hold ended before its release: others may have touched what it protected.
     #[non_exhaustive]
     Lost {
-        /// The lock's name.
+        /// Name of the lock.
         lock: Arc<str>,
-        /// How it ended.
+        /// Reason of the loss.
         reason: LossReason,
     },
-    /// A write was asked for by an owner that reads: it would wait for itself.
+    /// An owner that reads asked for a write: it would wait for itself.
     #[non_exhaustive]
     UpgradeConflict {
-        /// The lock's name.
+        /// Name of the lock.
         lock: Arc<str>,
     },
-    /// No server answered in time. Whether the request was carried out is unknown; if it was, it ends with its lease.
+    /// No server answered in time. Whether a server executed the request is unknown; if one did, the effect ends with
+    /// its lease.
     #[non_exhaustive]
     Unreachable {
-        /// The lock's name; empty when it was a manager that could not connect, close or flush.
+        /// Name of the lock; empty if a manager could not connect, close or flush.
         lock: Arc<str>,
-        /// How long it was tried.
+        /// Time for which the request was retried.
         waited: Duration,
-        /// The address of the server that was tried last, if it is known; with the server that announced it, unless the user
-        /// named it: `10.0.0.1:6379 (announced by the cluster at 127.0.0.1:7000)`.
+        /// Address of the last server that was tried, if it is known. If another server announced the address, the text
+        /// names that one too: `10.0.0.1:6379 (announced by the cluster at 127.0.0.1:7000)`.
         node: Option<Arc<str>>,
-        /// The last failure, if there was one besides silence: an [`std::io::Error`] where a connection failed.
+        /// Last failure, if there was one besides a missing answer: an [`std::io::Error`] if a connection failed.
         source: Option<Source>,
     },
-    /// Too few of the masters of a [`QuorumManager`](crate::QuorumManager) answered in time, or may vote. What some of them
-    /// may have granted is given back, or ends with its lease.
+    /// Too few of the masters of a [`QuorumManager`](crate::QuorumManager) answered in time, or may vote. Grants of a
+    /// minority are released, or end with their leases.
     #[non_exhaustive]
     NoQuorum {
-        /// The lock's name; empty when it was a manager that could not connect or close.
+        /// Name of the lock; empty if a manager could not connect or close.
         lock: Arc<str>,
-        /// How long it was tried.
+        /// Time for which the request was retried.
         waited: Duration,
-        /// How many there are.
+        /// Number of masters.
         masters: usize,
-        /// How many of them have to agree.
+        /// Number of masters that must agree.
         needed: usize,
-        /// How many of them answered and may not vote yet, since they have been running for less than the longest lease.
+        /// Number of masters that answered and may not vote yet, since they have been running for less than the longest
+        /// lease.
         restarted: usize,
-        /// What the others said, or did not.
+        /// Answers and failures of the other masters.
         source: Option<Source>,
     },
-    /// Fewer replicas acknowledged a grant than [`Durability::Replicated`](crate::Durability::Replicated) asks for, within its
-    /// timeout. The grant does not count, and is given back in the background. Trying again helps as soon as the replicas follow;
-    /// it is left to the caller, since each try keeps others from the lock for a moment. All acquisitions of the manager that
-    /// waited behind the request when it was sent end with this error, too.
+    /// Fewer replicas acknowledged a grant than [`Durability::Replicated`](crate::Durability::Replicated) requires,
+    /// within its timeout.
     ///
-    /// Of a conversion: the primary has made it, and the replicas may not have heard of it. The guard is lost as
-    /// [`Gone`](LossReason::Gone), and both what it was and what it was to be are given back.
+    /// The grant does not count, and the background releases it. A retry succeeds as soon as the replicas follow the
+    /// primary. The caller decides about it, since each try keeps others from the lock for a moment. All acquisitions
+    /// of the manager that waited behind the request when it was sent end with this error, too.
+    ///
+    /// For a conversion: the primary has executed it, and the replicas may not have received it. The guard is lost as
+    /// [`Gone`](LossReason::Gone), and both holds, the old and the new, are released.
     #[non_exhaustive]
     NotEnoughReplicas {
-        /// The lock's name; empty when a manager found so few replicas attached that it did not connect.
+        /// Name of the lock; empty if a manager did not connect because too few replicas were attached.
         lock: Arc<str>,
-        /// How many were asked for.
+        /// Number of replicas that the option requires.
         asked: u8,
-        /// How many acknowledged, or are attached.
+        /// Number of replicas that acknowledged, or are attached.
         acknowledged: u64,
-        /// The address of the primary, if it is known, as in [`Unreachable`](Error::Unreachable).
+        /// Address of the primary, if it is known, as in [`Unreachable`](Error::Unreachable).
         node: Option<Arc<str>>,
     },
-    /// [`max_waiters`](crate::Builder::max_waiters) acquisitions of this manager are under way already.
-    /// Nothing was sent. Waiting for fewer locks at once helps, or a higher limit.
+    /// [`max_waiters`](crate::Builder::max_waiters) acquisitions of this manager are in progress already. Nothing was
+    /// sent. Wait for fewer locks at once, or raise the limit.
     #[non_exhaustive]
     TooManyWaiters {
-        /// The lock's name.
+        /// Name of the lock.
         lock: Arc<str>,
-        /// Number of acquisitions that are under way.
+        /// Number of acquisitions that are in progress.
         waiting: usize,
-        /// The limit.
+        /// Limit of the manager.
         max_waiters: usize,
     },
-    /// The server answered and said no; repeating the request would not help.
+    /// The server refused the request; repeating the request does not help.
     #[non_exhaustive]
     Refused {
-        /// The lock's name; empty when it was the connection of a manager that was refused.
+        /// Name of the lock; empty if a server refused the connection of a manager.
         lock: Arc<str>,
-        /// What kind of no.
+        /// Kind of the refusal.
         refusal: Refusal,
-        /// The address of the server, if it is known, as in [`Unreachable`](Error::Unreachable).
+        /// Address of the server, if it is known, as in [`Unreachable`](Error::Unreachable).
         node: Option<Arc<str>>,
-        /// The server's words.
+        /// Text of the server's error.
         message: String,
     },
-    /// The name is empty or too long, or makes no key that can be used with
+    /// The name is empty or too long, or it makes no usable key with
     /// [`published_keys`](crate::Builder::published_keys). Nothing was sent.
     #[non_exhaustive]
     InvalidName {
-        /// The beginning of the name.
+        /// Beginning of the name.
         lock: Arc<str>,
-        /// What is wrong with it.
+        /// Defect of the name.
         reason: String,
     },
     /// An option has a value that cannot work. Nothing was sent.
     #[non_exhaustive]
     InvalidOption {
-        /// The option, named like its setter.
+        /// Name of the option, which is the name of its setter.
         option: &'static str,
-        /// What is wrong with it.
+        /// Defect of the value.
         reason: String,
     },
-    /// The manager was closed.
+    /// The manager is closed.
     #[non_exhaustive]
     Closed {
-        /// The lock's name.
+        /// Name of the lock.
         lock: Arc<str>,
     },
-    /// The manager, or the guard, was made in another process, and `fork` copied it into this one. Nothing was sent, and what the
-    /// other process holds is as it was. Build the manager after the fork.
+    /// The manager, or the guard, was made in another process, and `fork` copied it into this one. Nothing was sent,
+    /// and the holds of the other process are unchanged. Build the manager after the fork.
     #[non_exhaustive]
     Forked {
-        /// The lock's name; empty for a call that is not about one lock.
+        /// Name of the lock; empty for a call that is not about one lock.
         lock: Arc<str>,
-        /// The id of the process that made it.
+        /// Id of the process that made the manager.
         process: u32,
     },
 }
@@ -246,7 +252,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// Lock that was asked for, and for how long, in a message.
+/// Lock of a request and the time it took, as a part of a message.
 struct WithinFor<'a> {
     lock: &'a str,
     waited: Duration,
@@ -284,7 +290,7 @@ fn fmt_no_quorum(
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            // Out of its `Arc`, or nobody could downcast it.
+            // Taken out of its `Arc`: callers downcast to the error itself, which an `Arc` around it would prevent.
             Self::Unreachable { source: Some(source), .. } | Self::NoQuorum { source: Some(source), .. } => {
                 Some(&**source)
             }
@@ -294,7 +300,8 @@ impl std::error::Error for Error {
 }
 
 impl Error {
-    /// What an attempt failed with that was the last one: the node is told by itself, and the cause by itself.
+    /// Makes the error of a request from the failure of its last attempt. The error has the node and its cause in
+    /// fields of their own.
     pub(crate) fn unreachable(lock: Arc<str>, waited: Duration, failure: Option<Source>) -> Self {
         if let Some(&NoMajority { masters, needed, restarted, .. }) =
             failure.as_deref().and_then(|failure| failure.downcast_ref::<NoMajority>())
@@ -313,14 +320,14 @@ impl Error {
     }
 }
 
-/// Too few of several masters could be asked.
+/// Failure of an attempt in which too few of several masters could be asked.
 #[derive(Clone, Debug)]
 pub(crate) struct NoMajority {
     pub(crate) masters: usize,
     pub(crate) needed: usize,
-    /// Count of those that answered and may not vote yet.
+    /// Number of masters that answered and may not vote yet.
     pub(crate) restarted: usize,
-    /// What stood in the way, of those that did not answer and those that may not vote.
+    /// Causes at the masters that did not answer and at those that may not vote.
     pub(crate) causes: Vec<String>,
 }
 
@@ -335,7 +342,7 @@ impl fmt::Display for NoMajority {
 
 impl std::error::Error for NoMajority {}
 
-/// A failure, and the node where it happened.
+/// Failure, and the node at which it happened.
 #[derive(Clone, Debug)]
 pub(crate) struct AtNode {
     pub(crate) node: Arc<str>,
@@ -346,7 +353,7 @@ impl fmt::Display for AtNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(cause) = &self.cause else { return write!(f, "{}: no answer", self.node) };
         write!(f, "{}: {cause}", self.node)?;
-        // What is below the cause is seen nowhere else.
+        // No other code shows the errors below the cause.
         let mut below = cause.source();
         while let Some(error) = below {
             write!(f, ": {error}")?;
@@ -358,12 +365,12 @@ impl fmt::Display for AtNode {
 
 impl std::error::Error for AtNode {}
 
-/// Words of a server that is a replica, which is found at the address of a primary.
+/// Answer of a server that is a replica, at the address of a primary.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct NotPrimary(pub(crate) String);
 
-/// There was a server, and no connection with TLS to it.
+/// Failure of TLS with a server to which the connection was made.
 #[derive(Clone, Debug)]
 pub(crate) struct NoTls(pub(crate) Source);
 
@@ -379,13 +386,14 @@ impl std::error::Error for NoTls {
     }
 }
 
-/// What to look at when a server does not answer.
+/// Returns advice on a server that does not answer.
 fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) -> &'static str {
     if is_out_of_descriptors(cause) {
         return "this process has no file descriptors left, so raise `ulimit -n`, or find what keeps them open";
     }
     if let Some(NoTls(below)) = cause.and_then(|cause| cause.downcast_ref()) {
-        // A server without TLS waits for the end of what it takes for a command, and a way may be slow.
+        // A server without TLS takes the handshake for a command and waits for its end. Slow networks cause the same
+        // timeout.
         return match below.downcast_ref::<io::Error>().map(io::Error::kind) {
             Some(io::ErrorKind::TimedOut) => {
                 "see that it runs and speaks TLS there, or use `redis://`; on a slow way raise `response_timeout`"
@@ -397,7 +405,7 @@ fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) ->
         return "see that it runs and that the address is right";
     };
     match cause.kind() {
-        // It closed the connection before it had said anything.
+        // The server closed the connection before it answered anything.
         io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
             "see that it runs, and whether it wants TLS there, which `rediss://` speaks"
         }
@@ -408,15 +416,15 @@ fn advice_on(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) ->
     }
 }
 
-/// Whether this process may open no further connection (`EMFILE`), which is nothing that a server could help. The standard
-/// library has no kind for it.
+/// Returns true if this process may open no further connection (`EMFILE`), which is no fault of the server. The
+/// standard library has no kind for it.
 fn is_out_of_descriptors(cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>) -> bool {
     const NUMBER: i32 = if cfg!(windows) { 10024 } else { 24 };
     let cause = cause.and_then(|cause| cause.downcast_ref::<io::Error>());
     cause.is_some_and(|cause| cause.raw_os_error() == Some(NUMBER))
 }
 
-/// What kind of no a server gave, with [`Error::Refused`](Error).
+/// Kind of the refusal of a server, with [`Error::Refused`](Error).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -429,25 +437,25 @@ pub enum Refusal {
     /// The user may not run a command or touch the key or channel (`NOPERM`).
     #[error("no permission")]
     Forbidden,
-    /// The server cannot take writes now (`MISCONF`, `NOREPLICAS`), or was a replica (`READONLY`) for as long as
-    /// [`unreachable_after`](crate::Builder::unreachable_after) says.
+    /// The server cannot execute writes now (`MISCONF`, `NOREPLICAS`), or it was a replica (`READONLY`) until
+    /// [`unreachable_after`](crate::Builder::unreachable_after) was over.
     #[error("read only")]
     ReadOnly,
-    /// The lock's key holds something that is not a lock (`WRONGTYPE`). It was left as it is.
+    /// The lock's key has a value that is not a lock (`WRONGTYPE`). The value is unchanged.
     #[error("foreign key")]
     ForeignKey,
     /// The server is older than Redis 7.0 or Valkey 7.2.
     #[error("unsupported server")]
     UnsupportedServer,
-    /// The server's certificate is not of an authority that is trusted, has expired, or was made for another host. Nothing
-    /// was sent to it, no password either.
+    /// The server's certificate is not from a trusted authority, has expired, or was made for another host. The server
+    /// received nothing, no password either.
     #[error("untrusted server")]
     Untrusted,
-    /// The server is part of a cluster, or is not, other than the topology says; or the Sentinels know no primary of that
-    /// name.
+    /// The topology of the server differs from the option: it is part of a cluster, or is not. Or the Sentinels know no
+    /// primary of that name.
     #[error("other topology")]
     OtherTopology,
-    /// Another version of this crate, which keeps its records differently, holds the lock or waits for it. Nothing was
+    /// Another version of this crate, with another format of its records, holds the lock or waits for it. Nothing was
     /// changed.
     #[error("other version")]
     OtherVersion,
@@ -457,7 +465,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// What the caller, or who runs the server, can do about it; nothing where the message says it.
+    /// Returns what the caller or the operator can do; nothing if the message says it.
     fn advice(self) -> Option<&'static str> {
         Some(match self {
             Self::OutOfMemory => "free memory or raise `maxmemory`",
@@ -478,33 +486,35 @@ impl Refusal {
     }
 }
 
-/// How a hold ended that was not released, as [`lost`](crate::WriteGuard::lost) tells it.
+/// Reason why a hold ended before its release; [`lost`](crate::WriteGuard::lost) returns it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// It could not be renewed before its lease was over by the local clock. Also what is told of an exclusive hold whose
-    /// [`downgrade`](crate::WriteGuard::downgrade) was not answered: readers may be in, so it is not exclusive any more.
+    /// The hold was not renewed before its lease was over by the local clock. Also the reason for an exclusive hold
+    /// whose [`downgrade`](crate::WriteGuard::downgrade) was not answered: readers may have entered, so it is not
+    /// exclusive any more.
     #[error("its lease expired before it could be renewed")]
     Expired,
-    /// The server does not know the hold any more: it expired there, or the server lost its data. Also what is told if this
-    /// manager was granted a newer hold that conflicts with it, which only shows that it is over.
+    /// The server does not know the hold any more: the hold expired there, or the server lost its data. Also the reason
+    /// if this manager was granted a newer hold that conflicts with it, which proves only that the hold is over.
     #[error("the server does not know it any more")]
     Gone,
-    /// It reached the longest time it was allowed to last.
+    /// The hold reached its `max_hold`.
     #[error("it reached its longest time")]
     MaxHold,
-    /// An operator ended it with [`force_release`](crate::RwLockManager::force_release).
+    /// An operator ended the hold with [`force_release`](crate::RwLockManager::force_release).
     #[error("it was released by force")]
     Forced,
-    /// Its manager was closed.
+    /// The manager of the hold was closed.
     #[error("its manager was closed")]
     Closed,
-    /// `fork` copied its guard into this process. The process that took the lock still holds it; this one never did.
+    /// `fork` copied the guard of the hold into this process. The process that acquired the lock still holds it; this
+    /// process never did.
     #[error("fork copied its guard from the process that holds it")]
     Forked,
 }
 
-/// ` for lock "name"`, or nothing for a manager that speaks of no lock.
+/// Text ` for lock "name"`, or nothing for an error of a manager.
 struct For<'a>(&'a str);
 
 impl fmt::Display for For<'_> {
@@ -518,7 +528,7 @@ impl fmt::Display for For<'_> {
 
 impl std::error::Error for UnreachableSource {}
 
-/// What is known of a failure that has no error of its own below it.
+/// Description of a failure that has no source error.
 #[derive(Debug)]
 pub(crate) struct UnreachableSource(pub(crate) String);
 
@@ -560,7 +570,7 @@ mod tests {
         }))
     }
 
-    /// One of each kind, of a lock and of a manager, with and without a node.
+    /// Returns one error of each kind, for a lock and for a manager, with and without a node.
     fn all() -> Vec<Error> {
         let (lock, nobody): (Arc<str>, Arc<str>) = ("cfg".into(), "".into());
         let waited = Duration::from_micros(5_016_789);

@@ -1,8 +1,8 @@
-//! What operators are told by `tracing`, in one place: `docs/LOGS.md` lists it, and a test compares.
+//! Events for operators, sent with `tracing`, in one place. `docs/LOGS.md` lists them, and a test compares the two.
 //!
-//! At `info` and `warn` each change of state is told once. What happens to single locks is `debug`, and what one attempt came to
-//! `trace`, so many a second. Texts that others have chosen, names of locks and words of servers, are quoted wherever they stand: a
-//! line break in one is none in the log.
+//! The levels `info` and `warn` report each change of state once. Events of single locks are `debug`. Outcomes of
+//! single attempts are `trace`, with a limit per second. Texts from outside, such as lock names and server errors, are
+//! always quoted: a line break in such a text makes no new line in the log.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -21,20 +21,20 @@ use crate::reentry::Reentry;
 use crate::span::Span as Time;
 use crate::topology::AddressSource;
 
-/// Whether servers answer.
+/// Target of events about the health of servers.
 const NODE: &str = "redis_rwlock::node";
-/// Who owns which slots.
+/// Target of events about the owners of slots.
 const TOPOLOGY: &str = "redis_rwlock::topology";
-/// Holds and waits.
+/// Target of events about holds and waits.
 const LOCK: &str = "redis_rwlock::lock";
-/// What single requests came to.
+/// Target of events about single requests.
 const ATTEMPT: &str = "redis_rwlock::attempt";
-/// The manager itself.
+/// Target of events about the manager itself.
 const MANAGER: &str = "redis_rwlock::manager";
 
-/// Who waits for so long is told of at `info`.
+/// Waiting time from which a wait is reported at `info`.
 pub(crate) const LONG_WAIT: Duration = Duration::from_secs(1);
-/// Lines of a kind that may be many, in a second.
+/// Largest number of lines of one frequent kind in a second.
 const MAX_LINES: u32 = 10;
 
 fn millis(span: Duration) -> u64 {
@@ -43,7 +43,7 @@ fn millis(span: Duration) -> u64 {
 
 // Servers.
 
-/// A node does not answer any more.
+/// Reports that a node does not answer any more.
 pub(crate) fn node_unreachable(
     node: &str,
     address_source: &AddressSource,
@@ -55,43 +55,43 @@ pub(crate) fn node_unreachable(
     tracing::warn!(target: NODE, node, address_source, silent_ms = millis(silent), error, "{node} does not answer");
 }
 
-/// Says where an address is from, unless the user named it.
+/// Returns the source of an address, unless the user named it.
 fn announced(source: &AddressSource) -> Option<String> {
     (*source != AddressSource::User).then(|| source.to_string())
 }
 
-/// A node answers, and lets us do nothing.
+/// Reports that a node answers and refuses connections.
 pub(crate) fn node_refuses(node: &str, address_source: &AddressSource, refusal: Refusal, words: &str) {
     let address_source = announced(address_source);
     tracing::warn!(target: NODE, node, address_source, error = words, "{node} refuses connections: {refusal}");
 }
 
-/// The end of both.
+/// Reports that a node which did not answer, or refused, works again.
 pub(crate) fn node_back(node: &str, away: Duration) {
     tracing::info!(target: NODE, node, unreachable_ms = millis(away), "{node} answers again, after {}", Time(away));
 }
 
-/// A server answers and has a defect.
+/// Reports that a server answers and has a defect.
 pub(crate) fn node_found(node: &str, finding: &NodeFinding) {
     tracing::warn!(target: NODE, node, finding = finding.kind().word(), "{node} answers, but {finding}");
 }
 
-/// The end of a defect.
+/// Reports the end of a defect.
 pub(crate) fn node_mended(node: &str, kind: FindingKind) {
     tracing::info!(target: NODE, node, finding = kind.word(), "{node} is mended: {} is as it should be", kind.word());
 }
 
-/// A connection for notifications broke, and another is made.
+/// Reports that a connection for notifications broke. The transport opens another one.
 pub(crate) fn link_lost(node: &str, reason: &dyn fmt::Display) {
     tracing::debug!(target: NODE, node, error = reason.to_string(), "lost the connection for notifications");
 }
 
-/// A file with a password or certificates cannot be used, and what was read before stays in use.
+/// Reports that a file with a password or certificates is unusable, and that its last valid version stays in use.
 pub(crate) fn secret_kept(error: &str) {
     tracing::warn!(target: NODE, error, "a secret cannot be read again, the one before stays in use");
 }
 
-/// Waiters of a node's locks are not woken.
+/// Reports that a node refuses subscriptions, so that it cannot wake the waiters of its locks.
 pub(crate) fn may_not_subscribe(node: &str, words: &str) {
     tracing::warn!(
         target: NODE, node, error = words,
@@ -99,12 +99,12 @@ pub(crate) fn may_not_subscribe(node: &str, words: &str) {
     );
 }
 
-/// The same, each time.
+/// Reports each refused subscription.
 pub(crate) fn subscription_refused(node: &str, words: &str) {
     tracing::debug!(target: NODE, node, error = words, "{node} refused to subscribe");
 }
 
-/// Some slots have another primary; all of them, where one primary has all.
+/// Reports that some slots have another primary; all slots, if one primary has all.
 pub(crate) fn primary_changed(
     slots: Option<&str>,
     node: Option<&str>,
@@ -127,7 +127,7 @@ pub(crate) fn primary_changed(
     }
 }
 
-/// The same, when it is heard for the first time.
+/// Reports the first known primary of some slots, or of all.
 pub(crate) fn primary_found(slots: Option<&str>, node: &str, address_source: &AddressSource) {
     let address_source = announced(address_source);
     let of = slots.map(|slots| format!(" of slots {slots}")).unwrap_or_default();
@@ -136,20 +136,20 @@ pub(crate) fn primary_found(slots: Option<&str>, node: &str, address_source: &Ad
 
 // Waits.
 
-/// Whether anybody wants to know of long waits: to say who held the lock, the server has to be asked.
+/// Returns true if long waits are logged. To name the holder in that line, the manager must ask the server.
 pub(crate) fn long_waits_are_told() -> bool {
     tracing::event_enabled!(target: LOCK, Level::INFO)
 }
 
-/// A wait that was long.
+/// Long wait, as the log reports it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waited<'a> {
     pub(crate) lock: &'a str,
     pub(crate) mode: Mode,
     pub(crate) waited: Duration,
-    /// Who held the lock when it had become long, if that is known.
+    /// Holder of the lock when the wait had become long, if it is known.
     pub(crate) holder: Option<&'a str>,
-    /// So many others were not told of.
+    /// Number of other waits that the log left out.
     pub(crate) left_out: Option<u64>,
 }
 
@@ -160,21 +160,22 @@ impl fmt::Display for Waited<'_> {
     }
 }
 
-/// It ended with a grant.
+/// Reports a long wait that ended with a grant.
 pub(crate) fn waited(wait: &Waited<'_>) {
     let Waited { lock, mode, waited, holder, left_out } = *wait;
     let waited_ms = millis(waited);
     tracing::info!(target: LOCK, lock, %mode, waited_ms, holder, left_out, "waited {wait}");
 }
 
-/// It ended with the caller's patience.
+/// Reports a long wait that ended at the caller's `wait_timeout`.
 pub(crate) fn waited_in_vain(wait: &Waited<'_>) {
     let Waited { lock, mode, waited, holder, left_out } = *wait;
     let waited_ms = millis(waited);
     tracing::info!(target: LOCK, lock, %mode, waited_ms, holder, left_out, "waited in vain {wait}");
 }
 
-/// An acquisition waits for a guard of its own owner. With the opt-in, that guard came while it was in the queue already.
+/// Reports that an acquisition waits for a guard of its own owner. With reentry on, that guard was acquired while the
+/// acquisition was in the queue already.
 pub(crate) fn waits_for_itself(lock: &str, reentry: Reentry) {
     if reentry == Reentry::Off {
         tracing::warn!(
@@ -190,34 +191,34 @@ pub(crate) fn waits_for_itself(lock: &str, reentry: Reentry) {
     }
 }
 
-/// An acquisition waits in the server's queue from now on.
+/// Reports that an acquisition begins to wait in the server's queue.
 pub(crate) fn queued(lock: &str, mode: Mode) {
     tracing::debug!(target: LOCK, lock, %mode, "queued");
 }
 
 // Holds.
 
-/// The server has granted a lock, by its answer.
+/// Reports that the server granted a lock, by its answer.
 pub(crate) fn granted(lock: &str, mode: Mode, token: FencingToken) {
     tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "granted");
 }
 
-/// The same by a notification.
+/// Reports that the server granted a lock, by a notification.
 pub(crate) fn granted_by_notice(lock: &str, mode: Mode, token: FencingToken) {
     tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "granted by notice");
 }
 
-/// A guard passed its hold on within this process.
+/// Reports the hand-off of a hold within this process.
 pub(crate) fn handed_over(lock: &str, token: FencingToken) {
     tracing::debug!(target: LOCK, lock, token = token.as_u64(), "handed over");
 }
 
-/// A hold was converted into this one.
+/// Reports that a hold was converted into this one.
 pub(crate) fn converted(lock: &str, mode: Mode, token: FencingToken) {
     tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "converted");
 }
 
-/// A hold that is over before it was released.
+/// Hold that ended before its release.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Loss {
     pub(crate) mode: Mode,
@@ -226,7 +227,7 @@ pub(crate) struct Loss {
     pub(crate) held: Duration,
 }
 
-/// The word for it in fields and labels.
+/// Returns the word for the reason in fields and labels.
 pub(crate) fn word_for(reason: LossReason) -> &'static str {
     match reason {
         LossReason::Expired => "expired",
@@ -238,7 +239,7 @@ pub(crate) fn word_for(reason: LossReason) -> &'static str {
     }
 }
 
-/// A hold is over before it was released. That its manager was closed is nothing to worry about.
+/// Reports a hold that ended before its release. If its manager was closed, the loss is expected and no warning.
 pub(crate) fn lost(lock: &str, loss: &Loss) {
     let Loss { mode, token, reason, held } = *loss;
     let (token, held_ms, word) = (token.as_u64(), millis(held), word_for(reason));
@@ -255,7 +256,7 @@ pub(crate) fn lost(lock: &str, loss: &Loss) {
     }
 }
 
-/// The same, and nobody was inside: nothing was interrupted.
+/// Reports the loss of a cached hold that no guard used, so that no work was interrupted.
 pub(crate) fn idle_lost(lock: &str, loss: &Loss) {
     let Loss { mode, token, reason, held } = *loss;
     let (token, held_ms, word) = (token.as_u64(), millis(held), word_for(reason));
@@ -265,24 +266,24 @@ pub(crate) fn idle_lost(lock: &str, loss: &Loss) {
     );
 }
 
-/// Somebody elsewhere waits for a lock whose hold stays here.
+/// Reports that a process elsewhere recalls a lock which this process caches.
 pub(crate) fn called(lock: &str, token: FencingToken, is_used: bool) {
     tracing::trace!(target: LOCK, lock, token = token.as_u64(), is_used, "somebody calls for lock {lock:?}");
 }
 
-/// The server broke a conversion off half way.
+/// Reports that the server broke off a conversion half way.
 pub(crate) fn conversion_broke_off(lock: &str, error: &Error) {
     tracing::warn!(target: LOCK, lock, error = error.to_string(), "a conversion of lock {lock:?} broke off half way");
 }
 
-/// An operator has ended all holds.
+/// Reports that an operator ended all holds of a lock.
 pub(crate) fn forced(lock: &str, holders: &[&str]) {
     tracing::warn!(target: LOCK, lock, ?holders, "released lock {lock:?} by force");
 }
 
 // Single requests.
 
-/// Lets so many lines pass in a second, and counts the others.
+/// Admits [`MAX_LINES`] lines in a second, and counts the others.
 #[derive(Debug, Default)]
 pub(crate) struct Limiter(Mutex<Lines>);
 
@@ -294,7 +295,7 @@ struct Lines {
 }
 
 impl Limiter {
-    /// `None` if this line is one too many; else how many were left out before it, if any.
+    /// Returns `None` if this line is one too many; otherwise the number of lines that were left out before it, if any.
     pub(crate) fn admits(&self, now: Moment) -> Option<Option<u64>> {
         let second = now.as_nanos() / 1_000_000_000;
         let mut lines = self.0.lock();
@@ -311,7 +312,7 @@ impl Limiter {
     }
 }
 
-/// What an attempt failed with, and where.
+/// Text of the failure of an attempt, with its node.
 struct Said<'a>(&'a Failure);
 
 impl fmt::Display for Said<'_> {
@@ -334,7 +335,7 @@ fn attempts_are_told() -> bool {
     tracing::event_enabled!(target: ATTEMPT, Level::TRACE)
 }
 
-/// Nobody answered an attempt to acquire a lock.
+/// Reports that no server answered an attempt to acquire a lock.
 pub(crate) fn attempt_unanswered(lock: &str, failure: &Failure, limiter: &Limiter, now: Moment) {
     if attempts_are_told()
         && let Some(left_out) = limiter.admits(now)
@@ -344,7 +345,7 @@ pub(crate) fn attempt_unanswered(lock: &str, failure: &Failure, limiter: &Limite
     }
 }
 
-/// Nobody answered a renewal.
+/// Reports that no server answered a renewal.
 pub(crate) fn renewal_unanswered(lock: &str, failure: &Failure, limiter: &Limiter, now: Moment) {
     if attempts_are_told()
         && let Some(left_out) = limiter.admits(now)
@@ -354,24 +355,24 @@ pub(crate) fn renewal_unanswered(lock: &str, failure: &Failure, limiter: &Limite
     }
 }
 
-/// The server has answered the first renewal of a hold that it had granted by a notification.
+/// Reports the answer to the first renewal of a hold that the server granted by a notification.
 pub(crate) fn claimed(lock: &str, mode: Mode, token: FencingToken) {
     tracing::trace!(target: ATTEMPT, lock, %mode, token = token.as_u64(), "claimed");
 }
 
-/// The server will not carry a release out, however often it is asked.
+/// Reports that the server refuses a release for good.
 pub(crate) fn release_refused(lock: &str, words: &str) {
     tracing::debug!(target: LOCK, lock, error = words, "the server refuses a release");
 }
 
-/// The server has surely forgotten what it was not told of.
+/// Reports a release that is given up: the server has surely forgotten the hold.
 pub(crate) fn release_given_up(lock: &str, failure: &Failure) {
     tracing::debug!(target: LOCK, lock, error = Said(failure).to_string(), "gave up telling the server of a release");
 }
 
 // The manager.
 
-/// The first connection of a manager.
+/// Reports the first connection of a manager.
 pub(crate) fn connected(node: &str, servers: &str, version: &str, durability: &str) {
     tracing::info!(
         target: MANAGER, node, servers, version, durability,
@@ -379,13 +380,13 @@ pub(crate) fn connected(node: &str, servers: &str, version: &str, durability: &s
     );
 }
 
-/// The thread for background work cannot be had.
+/// Reports that the thread for background work could not be started.
 pub(crate) fn no_thread(error: &std::io::Error) {
     let error = error.to_string();
     tracing::warn!(target: MANAGER, error, "no thread for background work: it runs where the manager is used");
 }
 
-/// A variable of the environment has the prefix of a configuration, and is none of its fields.
+/// Reports a variable of the environment that has the prefix of a configuration, and is none of its fields.
 #[cfg(feature = "serde")]
 pub(crate) fn unknown_variable(name: &str) {
     tracing::warn!(target: MANAGER, name, "ignored the variable {name:?}: it is no option");
@@ -393,13 +394,13 @@ pub(crate) fn unknown_variable(name: &str) {
 
 // Spans.
 
-/// Whether anybody wants spans.
+/// Returns true if a subscriber wants spans.
 #[inline]
 pub(crate) fn spans_are_wanted() -> bool {
     tracing::span_enabled!(target: LOCK, Level::DEBUG)
 }
 
-/// Runs an acquisition in its span, if anybody wants that.
+/// Runs an acquisition in its span, if a subscriber wants spans.
 pub(crate) async fn within<T>(
     lock: &str,
     mode: Mode,
@@ -415,7 +416,7 @@ pub(crate) async fn within<T>(
     outcome
 }
 
-/// The word for what came of an acquisition in fields and labels. It gets a guard, is denied, or fails.
+/// Returns the word for the outcome of an acquisition in fields and labels: granted, denied, or the kind of failure.
 pub(crate) fn word_for_outcome<T>(outcome: &Result<T>, is_granted: impl FnOnce(&T) -> bool) -> &'static str {
     match outcome {
         Ok(answer) if is_granted(answer) => "granted",
@@ -440,12 +441,12 @@ fn word_for_error(error: &Error) -> &'static str {
     }
 }
 
-/// The span of a hold, from the first guard that is handed out until the hold is given back or lost. In a box: few have one.
+/// Tracing span of a hold, from the first returned guard to the release or loss. In a box, since few holds have a span.
 #[derive(Debug, Default)]
 pub(crate) struct HoldSpan(OnceLock<Box<Mutex<Option<Span>>>>);
 
 impl HoldSpan {
-    /// Begins below the span in which the guard is handed out, if anybody wants it.
+    /// Begins the span below the current span, in which the guard is returned, if a subscriber wants spans.
     pub(crate) fn begin(&self, lock: &str, mode: Mode, token: FencingToken) {
         if spans_are_wanted() {
             let token = token.as_u64();

@@ -1,4 +1,4 @@
-//! What a caller has while it holds a lock.
+//! Guards of a lock, and watches of its holds.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,7 +16,7 @@ mod sealed {
     use crate::scheme::Mode;
 
     pub trait Sealed {
-        /// The side of the lock that this guard stands for.
+        /// Side of the lock that this guard has.
         const MODE: Mode;
         #[allow(private_interfaces)] // nobody outside can name or call it
         fn new(held: Held) -> Self;
@@ -28,7 +28,7 @@ mod sealed {
 }
 pub(crate) use sealed::Sealed;
 
-/// A guard of either side: [`ReadGuard`] or [`WriteGuard`].
+/// Guard of either side: [`ReadGuard`] or [`WriteGuard`].
 pub trait Guard: Sealed + fmt::Debug + Send + Sync + 'static {}
 
 macro_rules! guard {
@@ -65,43 +65,44 @@ macro_rules! guard {
         }
 
         impl $name {
-            /// The lock's name, as it was asked for.
+            /// Returns the lock's name, as the caller gave it.
             #[must_use]
             pub fn name(&self) -> &str {
                 self.0.hold().key().name()
             }
 
-            /// The number to hand to the resource behind the lock, so that it can reject late comers.
+            /// Returns the number to send to the resource behind the lock, so that the resource can reject late writes.
             #[must_use]
             pub fn fencing_token(&self) -> FencingToken {
                 self.0.share_id().token
             }
 
-            /// How long the hold may be trusted if the server is not heard from again: the local deadline, which comes
-            /// before the server's by the clock margin and more. Zero once it is lost.
+            /// Returns how long the hold is valid if no server answers from now on. The hold is lost at the local
+            /// deadline, which is earlier than the server's by the clock margin and more. Zero once the hold is lost.
             ///
-            /// After a wait this is short at first, however long the lease is: 2.83 s with default options, which is the claim of
-            /// 3 s less the margins. A renewal for the whole lease follows about 1 s later. [`confirmed`](Self::confirmed) sends it
-            /// at once and waits for its answer: await that before a step that takes longer.
+            /// After a wait, this is short at first, however long the lease is: 2.83 s with default options, which is
+            /// the claim of 3 s minus the margins. A renewal for the whole lease follows about 1 s later.
+            /// [`confirmed`](Self::confirmed) sends that renewal at once and waits for its answer: await it before a
+            /// step that takes longer.
             #[must_use]
             pub fn remaining(&self) -> Duration {
                 self.0.hold().remaining(self.0.share_id())
             }
 
-            /// How the hold stands by the local clock; asks nobody.
+            /// Returns the state of the hold by the local clock. Sends nothing.
             #[must_use]
             pub fn state(&self) -> HoldState {
                 self.0.state()
             }
 
-            /// Waits until the hold cannot be trusted any more, and tells why. Never returns on release.
+            /// Waits until the hold is lost, and returns the reason. Never returns after a release.
             ///
-            /// Needs no network: the local deadline ends it even if every packet is lost, and before the server may let
-            /// anybody else in.
+            /// Needs no network: even if every packet is lost, the local deadline ends the hold before the server may
+            /// let another process in.
             ///
             /// # Cancel safety
             ///
-            /// Safe: dropping the future changes nothing, and a loss that happened meanwhile is told at the next call.
+            /// Safe: dropping the future changes nothing, and the next call reports a loss that happened meanwhile.
             ///
             /// # Examples
             ///
@@ -123,26 +124,28 @@ macro_rules! guard {
                 self.0.lost()
             }
 
-            /// Waits until the server has answered the first renewal of a hold that was granted while its acquisition waited.
-            /// From then on the hold lasts for the whole lease that it was asked for.
+            /// Waits until the server has answered the first renewal of a hold that was granted while its acquisition
+            /// waited. After that, the hold has the whole lease of its acquisition.
             ///
-            /// Such a hold begins as a claim: the server keeps it for 3 s or the lease, whichever is shorter, until it hears from
-            /// this process. The guard is valid all the same, so most work can begin at once. Work that needs more than
-            /// [`remaining`](Self::remaining) says awaits this first; it takes about one round trip.
+            /// Such a hold begins as a claim: the server keeps it for 3 s or the lease, whichever is shorter, until
+            /// this process sends a renewal. The guard is valid from the start, so most work can begin at once. Work
+            /// that needs more time than [`remaining`](Self::remaining) returns awaits this first; it takes about one
+            /// round trip.
             ///
-            /// Returns at once, and asks nobody, for every other hold: one that was not waited for, one that has been renewed,
-            /// a nested guard or another reader of such a hold. With [`QuorumManager`](crate::QuorumManager),
-            /// [`TwoKeyManager`](crate::TwoKeyManager) and [`Durability::Replicated`](crate::Durability) no hold begins as a
-            /// claim. A [fixed lease](crate::Acquire::fixed_lease) is confirmed like any other, and still ends at its time.
+            /// Returns at once, and sends nothing, for every other hold: a hold without a wait, a renewed hold, a
+            /// nested guard, or a further reader of such a hold. With [`QuorumManager`](crate::QuorumManager),
+            /// [`TwoKeyManager`](crate::TwoKeyManager) and [`Durability::Replicated`](crate::Durability) no hold begins
+            /// as a claim. A [fixed lease](crate::Acquire::fixed_lease) is confirmed like any other, and still ends at
+            /// its time.
             ///
             /// # Errors
             ///
-            /// [`Error::Lost`](crate::Error::Lost): the hold ended before the answer came. A server that does not answer ends it
-            /// so by the local deadline, since the renewal is repeated until then.
+            /// [`Error::Lost`](crate::Error::Lost) if the hold ended before the answer came. A server that does not
+            /// answer leads to this error at the local deadline, since the manager repeats the renewal until then.
             ///
             /// # Cancel safety
             ///
-            /// Safe: the guard keeps the hold, and the renewal that was begun goes on. A later call waits for the same answer.
+            /// Safe: the guard keeps the hold, and the renewal continues. A later call waits for the same answer.
             ///
             /// # Examples
             ///
@@ -166,28 +169,31 @@ macro_rules! guard {
                 self.0.confirmed().await
             }
 
-            /// A view of the hold for worker tasks: it can be cloned and sent, and keeps nothing locked.
+            /// Returns a view of the hold for worker tasks. The view can be cloned and sent, and does not keep the
+            /// lock.
             pub fn watch(&self) -> HoldWatch {
                 HoldWatch { watch: self.0.watch() }
             }
 
-            /// Gives the lock back and returns when the server knows.
+            /// Releases the lock and returns when the server has confirmed it.
             ///
-            /// `Ok` means that the hold was ours to the end. Nothing is sent, and it returns at once, as long as other
-            /// guards of this process share the hold (those of a reentrant owner, or other readers), and when the next
-            /// writer of this process goes on with it.
+            /// `Ok` means that the hold was valid to its end. The call sends nothing, and returns at once, while other
+            /// guards of this process share the hold: guards of a reentrant owner, or other readers. The same is true
+            /// if the next writer of this process takes over the hold.
             ///
             /// # Errors
             ///
-            /// [`Error::Lost`](crate::Error::Lost): the hold had ended before, so others may have been inside. Also when a
-            /// first copy of the release went unanswered and the server has lost the lock: which came first nobody can tell.
-            /// [`Error::Unreachable`](crate::Error::Unreachable) and [`Error::Refused`](crate::Error::Refused): the
-            /// server was not told yet; the background goes on telling it, and the lease ends the hold in any case.
+            /// - [`Error::Lost`](crate::Error::Lost): the hold had ended before, so others may have held the lock. The
+            ///   same error comes if the first copy of the release was not answered and the server has lost the lock.
+            ///   Then the order of the two events is unknown.
+            /// - [`Error::Unreachable`](crate::Error::Unreachable) and [`Error::Refused`](crate::Error::Refused): the
+            ///   server has not confirmed the release. The background retries it, and the lease ends the hold in any
+            ///   case.
             ///
             /// # Cancel safety
             ///
-            /// Safe: once polled, a dropped future leaves the release to the background. Dropped before its first poll it
-            /// is a dropped guard, which does the same.
+            /// Safe: once polled, a dropped future leaves the release to the background. A future that is dropped
+            /// before its first poll drops the guard, which has the same effect.
             pub async fn release(self) -> Result<()> {
                 self.0.release().await
             }
@@ -196,14 +202,16 @@ macro_rules! guard {
 }
 
 guard! {
-    /// A shared hold: no writer is inside while it is valid.
+    /// Shared hold: while it is valid, no writer holds the lock.
     ///
-    /// Owned, so it can be stored, returned and sent to another task. Dropping it tells the server and does not wait for its word;
-    /// [`release`](ReadGuard::release) does. It keeps what renews it, so it may outlive its manager.
+    /// The guard is owned, so it can be stored, returned and sent to another task. Dropping it sends the release and
+    /// does not wait for the answer; [`release`](ReadGuard::release) waits. The renewal of the hold continues as long
+    /// as the guard exists, so the guard may outlive its manager.
     ///
-    /// The runtime of the drop sends the release, if it has a connection with room; else a thread of the process does. That thread
-    /// also tells the server if the runtime ends meanwhile, or reads no answer for four times the usual answer time (25 ms at
-    /// least, half a response timeout at most). Others may wait so long where a computation follows on the drop.
+    /// The runtime of the drop sends the release, if it has a connection with room; otherwise a thread of the process
+    /// does. That thread also sends the release if the runtime ends before the answer, or reads no answer for four
+    /// times the usual answer time. This limit is 25 ms at least, and half a response timeout at most. So if a long
+    /// computation follows the drop, others may wait that long.
     ///
     /// # Examples
     ///
@@ -223,14 +231,16 @@ guard! {
 }
 
 guard! {
-    /// The exclusive hold: nobody else is inside while it is valid.
+    /// Exclusive hold: while it is valid, no other reader or writer holds the lock.
     ///
-    /// Owned, so it can be stored, returned and sent to another task. Dropping it tells the server and does not wait for its word;
-    /// [`release`](WriteGuard::release) does. It keeps what renews it, so it may outlive its manager.
+    /// The guard is owned, so it can be stored, returned and sent to another task. Dropping it sends the release and
+    /// does not wait for the answer; [`release`](WriteGuard::release) waits. The renewal of the hold continues as long
+    /// as the guard exists, so the guard may outlive its manager.
     ///
-    /// The runtime of the drop sends the release, if it has a connection with room; else a thread of the process does. That thread
-    /// also tells the server if the runtime ends meanwhile, or reads no answer for four times the usual answer time (25 ms at
-    /// least, half a response timeout at most). Others may wait so long where a computation follows on the drop.
+    /// The runtime of the drop sends the release, if it has a connection with room; otherwise a thread of the process
+    /// does. That thread also sends the release if the runtime ends before the answer, or reads no answer for four
+    /// times the usual answer time. This limit is 25 ms at least, and half a response timeout at most. So if a long
+    /// computation follows the drop, others may wait that long.
     ///
     /// # Examples
     ///
@@ -250,21 +260,26 @@ guard! {
 }
 
 impl WriteGuard {
-    /// Gives up the exclusive hold for a shared one, in one step: no writer is let in between. Readers that wait, here or
-    /// elsewhere, enter with it. The read guard has a token of its own, greater than this one's.
+    /// Converts the exclusive hold into a shared one, in one step: no writer can enter in between. Readers that wait,
+    /// in this process or in another, enter with it. The read guard has a token of its own, greater than the token of
+    /// this guard.
     ///
-    /// Nested in another guard of its owner it only counts, and nothing is sent.
+    /// Nested in another guard of its owner, the call only changes a counter and sends nothing.
     ///
     /// # Errors
     ///
-    /// A [`DowngradeError`] with the guard in it. It is still the exclusive hold, unless its [`state`](WriteGuard::state) says
-    /// otherwise: with [`Error::Lost`](crate::Error::Lost) the hold had ended before; with
-    /// [`Unreachable`](crate::Error::Unreachable) (or [`NoQuorum`](crate::Error::NoQuorum)) it is `Lost(Expired)` if the server may have done it, since readers may be in
-    /// then. Both holds are given back.
+    /// A [`DowngradeError`] with the guard in it. The guard still has the exclusive hold, unless its
+    /// [`state`](WriteGuard::state) says otherwise:
+    ///
+    /// - with [`Error::Lost`](crate::Error::Lost) the hold had ended before;
+    /// - with [`Unreachable`](crate::Error::Unreachable) (or [`NoQuorum`](crate::Error::NoQuorum)) the state is
+    ///   `Lost(Expired)` if the server may have executed the conversion, since readers may have entered then. Both
+    ///   holds are released.
     ///
     /// # Cancel safety
     ///
-    /// Dropped once it was polled, it gives up both holds, in the background; nothing stays longer than one lease.
+    /// A future that was polled and then dropped gives up both holds in the background; nothing stays longer than one
+    /// lease.
     ///
     /// # Examples
     ///
@@ -289,24 +304,27 @@ impl WriteGuard {
 }
 
 impl ReadGuard {
-    /// Makes the shared hold the exclusive one, in one step, if nobody else reads and no writer waits, here or elsewhere.
-    /// Asks once. The write guard has a token of its own, greater than this one's.
+    /// Converts the shared hold into the exclusive one, in one step, if there is no other reader and no writer waits,
+    /// in any process. Asks once. The write guard has a token of its own, greater than the token of this guard.
     ///
-    /// Two readers that waited for each other would wait for ever, so nobody waits: with
-    /// [`UpgradeConflict`](crate::Error::UpgradeConflict), release the guard and take the lock anew to write. What was read
-    /// may have changed by then.
+    /// The call never waits, since two readers that waited for each other would wait for ever. After
+    /// [`UpgradeConflict`](crate::Error::UpgradeConflict), release the guard and acquire the lock again for writing.
+    /// The data may have changed since the read.
     ///
     /// # Errors
     ///
-    /// A [`TryUpgradeError`] with the guard in it, which still reads, unless the error is [`Error::Lost`](crate::Error::Lost).
-    /// After [`Unreachable`](crate::Error::Unreachable) (or [`NoQuorum`](crate::Error::NoQuorum)) the server may have done it. Then the guard is
-    /// [`Unconfirmed`](crate::HoldState::Unconfirmed) until the server answers: it is held as before, or `Lost(Gone)` if the
-    /// server has made it the exclusive hold, which is given back. Nobody writes meanwhile. `try_upgrade` once more asks what
-    /// came of it, and has the exclusive hold if it is there.
+    /// A [`TryUpgradeError`] with the guard in it, which still reads, unless the error is
+    /// [`Error::Lost`](crate::Error::Lost).
+    ///
+    /// After [`Unreachable`](crate::Error::Unreachable) (or [`NoQuorum`](crate::Error::NoQuorum)) the server may have
+    /// executed the conversion. Then the guard is [`Unconfirmed`](crate::HoldState::Unconfirmed) until the server
+    /// answers. After the answer it is held as before, or it is `Lost(Gone)` if the server has made the hold exclusive;
+    /// that hold is released. No writer enters before the answer. A second `try_upgrade` asks for the outcome, and
+    /// returns the exclusive hold if the server has it.
     ///
     /// # Cancel safety
     ///
-    /// As for [`downgrade`](WriteGuard::downgrade).
+    /// The same as for [`downgrade`](WriteGuard::downgrade).
     ///
     /// # Examples
     ///
@@ -346,21 +364,22 @@ macro_rules! conversion_error {
         }
 
         impl std::error::Error for $name {
-            /// What is below the error, which is told by itself.
+            /// Returns the source of the inner error, whose own text `Display` shows.
             fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
                 std::error::Error::source(&self.error)
             }
         }
 
         impl $name {
-            /// What went wrong. Beside the error there is the guard: see [`try_upgrade`](crate::ReadGuard::try_upgrade).
+            /// Returns the error of the conversion; [`into_guard`](Self::into_guard) returns the guard. See
+            /// [`try_upgrade`](crate::ReadGuard::try_upgrade).
             #[must_use]
             pub fn error(&self) -> &$crate::error::Error {
                 &self.error
             }
 
-            /// The guard as it was, as in the example of [`try_upgrade`](crate::ReadGuard::try_upgrade). Dropped with this error, it is
-            /// released.
+            /// Returns the guard that the conversion left, as in the example of
+            /// [`try_upgrade`](crate::ReadGuard::try_upgrade). Dropping this error releases the guard.
             pub fn into_guard(self) -> $guard {
                 self.guard
             }
@@ -378,15 +397,15 @@ macro_rules! conversion_error {
 pub(crate) use conversion_error;
 
 conversion_error! {
-    /// Why [`WriteGuard::downgrade`] failed, and the guard.
+    /// Error of [`WriteGuard::downgrade`], with the guard.
     DowngradeError, WriteGuard
 }
 conversion_error! {
-    /// Why [`ReadGuard::try_upgrade`] failed, and the guard.
+    /// Error of [`ReadGuard::try_upgrade`], with the guard.
     TryUpgradeError, ReadGuard
 }
 
-/// Watches a hold without taking part in it.
+/// Watches a hold without sharing it.
 ///
 /// # Examples
 ///
@@ -410,28 +429,28 @@ pub struct HoldWatch {
 }
 
 impl HoldWatch {
-    /// The lock's name, as it was asked for.
+    /// Returns the lock's name, as the caller gave it.
     #[must_use]
     pub fn name(&self) -> &str {
         self.watch.hold().key().name()
     }
 
-    /// The number to hand to the resource behind the lock.
+    /// Returns the number to send to the resource behind the lock.
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
         self.watch.token
     }
 
-    /// How the hold stands by the local clock. A hold that was released stays [`HoldState::Held`]; see
+    /// Returns the state of the hold by the local clock. A released hold stays [`HoldState::Held`]; see
     /// [`ended`](HoldWatch::ended).
     #[must_use]
     pub fn state(&self) -> HoldState {
         self.watch.state()
     }
 
-    /// Waits until the hold is over, one way or the other.
+    /// Waits until the hold is over, by a release or by a loss.
     ///
-    /// Whatever stops by a token of `tokio_util` stops with the hold:
+    /// A `tokio_util` token connects other tasks with the end of the hold:
     ///
     /// ```
     /// # use redis_rwlock::{MemoryManager, RwLockManager};
@@ -452,7 +471,7 @@ impl HoldWatch {
     ///
     /// # Cancel safety
     ///
-    /// Safe: dropping the future changes nothing, and an end that came meanwhile is told at the next call.
+    /// Safe: dropping the future changes nothing, and the next call reports an end that came meanwhile.
     pub async fn ended(&self) -> Ended {
         self.watch.ended().await
     }

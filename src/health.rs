@@ -1,4 +1,4 @@
-//! How servers and managers are, for health checks, dashboards and operators.
+//! Health of servers and managers, for health checks, dashboards and operators.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use crate::span::Span;
 use crate::topology::AddressSource;
 
-/// A lone server's clock is compared with this machine's, on which no lock depends.
+/// Limit for the clock of a lone server against this machine's clock, on which no lock depends.
 const MAX_LONE_SKEW: Duration = Duration::from_secs(1);
 
-/// What a manager is doing at one moment, as [`stats`](crate::RwLockManager::stats) tells it.
+/// Counts of a manager at one moment; [`stats`](crate::RwLockManager::stats) returns them.
 ///
-/// The first five are how many there are now, the others how many there have been since the manager was built.
+/// The first six fields count what exists now; the last two count events since the manager was built.
 ///
 /// # Examples
 ///
@@ -31,27 +31,29 @@ const MAX_LONE_SKEW: Duration = Duration::from_secs(1);
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Stats {
-    /// Holds that servers have granted and have not been told to forget.
+    /// Holds that servers have granted and that were not released yet.
     pub holds: usize,
-    /// Guards that share them: those of tasks, nested ones each, and those on their way to a waiter.
+    /// Guards that share these holds: the guards of tasks, each nested guard, and guards on their way to a waiter.
     pub guards: usize,
-    /// Those of the holds that nobody uses: they [stay](crate::Builder::idle_hold) for whoever comes next.
+    /// Cached holds: holds that no guard uses, and that are [cached](crate::Builder::idle_hold) for the next
+    /// acquisition.
     pub idle_holds: usize,
-    /// Acquisitions that wait for their turn in this process or for a server.
+    /// Acquisitions that wait for other acquisitions of this process, or for a server.
     pub waiters: usize,
-    /// Holds that are [`Unconfirmed`](crate::HoldState::Unconfirmed): their last renewal has no answer, and is being repeated.
-    /// More than a few, or for longer than seconds, mean that a server is silent.
+    /// Holds that are [`Unconfirmed`](crate::HoldState::Unconfirmed): the server has not answered their last renewal,
+    /// and the manager repeats it. A server does not answer if there are more than a few, or if they last longer than
+    /// seconds.
     pub renewals_late: usize,
     /// Requests that were sent to servers and have no answer yet. Always 0 in memory.
     pub in_flight: usize,
-    /// Connections that were made in place of one that broke or went silent.
+    /// Connections that replaced a broken or silent one.
     pub reconnects: u64,
-    /// How often the members of a cluster, or the Sentinels, were asked who owns what. A healthy cluster
-    /// is not asked but by [`health`](crate::RwLockManager::health) and [`locks`](crate::RwLockManager::locks).
+    /// Number of times that the manager asked the members of a cluster, or the Sentinels, for the owners of slots. In a
+    /// healthy cluster only [`health`](crate::RwLockManager::health) and [`locks`](crate::RwLockManager::locks) ask.
     pub map_refreshes: u64,
 }
 
-/// What a scheme does with its servers.
+/// Traffic of a scheme with its servers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Traffic {
     pub(crate) in_flight: usize,
@@ -59,7 +61,7 @@ pub(crate) struct Traffic {
     pub(crate) map_refreshes: u64,
 }
 
-/// How the servers of a manager are, as [`health`](crate::RwLockManager::health) tells it.
+/// Health of the servers of a manager; [`health`](crate::RwLockManager::health) returns it.
 ///
 /// # Examples
 ///
@@ -80,19 +82,21 @@ pub(crate) struct Traffic {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Health {
-    /// One entry for each server that the manager knows: the node; all members of the cluster that its map names; or the
+    /// Entries for all servers that the manager knows: the node; all members of the cluster that its map names; or the
     /// primary and the Sentinels.
     pub nodes: Vec<NodeHealth>,
-    /// How many of those that take locks have to answer; `None` where that is all. A majority, of a
-    /// [`QuorumManager`](crate::QuorumManager)'s.
+    /// Number of lock servers that must answer: a majority of a [`QuorumManager`](crate::QuorumManager)'s masters.
+    /// `None` if all must answer.
     pub needed: Option<usize>,
 }
 
 impl Health {
-    /// Says of each server whether its clock is further from the others' than `max_skew`.
+    /// Collects the nodes, and adds a finding to each server whose clock differs from the others' by more than
+    /// `max_skew`.
     pub(crate) fn new(mut nodes: Vec<NodeHealth>, needed: Option<usize>, max_skew: Duration) -> Self {
         let reading = |node: &NodeHealth| {
             let ahead_us = node.clock_ahead_ms?.saturating_mul(1000);
+            // Half of the round trip, and the millisecond to which the reading is rounded.
             Some(ClockReading { ahead_us, uncertain_us: micros(node.round_trip.unwrap_or_default()) / 2 + 1000 })
         };
         let known: Vec<usize> = (0..nodes.len()).filter(|&n| reading(&nodes[n]).is_some()).collect();
@@ -103,19 +107,22 @@ impl Health {
         Self { nodes, needed }
     }
 
-    /// Whether every server that takes locks answers and can grant them, or as many as are [needed](Health::needed). For a
-    /// readiness check: replicas and Sentinels may be missing. A server whose [memory is full](NodeFinding::MemoryFull) grants
-    /// nothing, nor does a master that [may not vote yet](NodeHealth::votes_in).
+    /// Returns true if every server that stores locks answers and can grant them, or as many as are
+    /// [needed](Health::needed). For a readiness check: replicas and Sentinels may be missing. A server whose [memory
+    /// is full](NodeFinding::MemoryFull) grants nothing. A master that [may not vote yet](NodeHealth::votes_in) does
+    /// not either.
     #[must_use]
     pub fn is_ready(&self) -> bool {
+        // A server with an unknown role may be a primary, so it counts as one.
         let primaries = self.nodes.iter().filter(|node| matches!(node.role, NodeRole::Primary | NodeRole::Unknown));
         let (all, ready) =
             primaries.fold((0, 0), |(all, ready), node| (all + 1, ready + usize::from(node.can_grant())));
         all > 0 && ready >= self.needed.unwrap_or(all)
     }
 
-    /// The greatest difference between the clocks of two servers, give or take half of their round trips; `None` with fewer than
-    /// two that answer. It must stay below [`clock_margin`](crate::Builder::clock_margin), 100 ms by default.
+    /// Returns the greatest difference between the clocks of two servers. It is exact to half of their round trips.
+    /// `None` if fewer than two servers answer. It must stay below [`clock_margin`](crate::Builder::clock_margin), 100
+    /// ms by default.
     #[must_use]
     pub fn clock_spread(&self) -> Option<Duration> {
         let clocks: Vec<i64> = self.nodes.iter().filter_map(|node| node.clock_ahead_ms).collect();
@@ -124,46 +131,47 @@ impl Health {
     }
 }
 
-/// How one server is, of those in [`Health`].
+/// Health of one server in [`Health`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct NodeHealth {
-    /// `host:port`, or the path of a socket; `memory` for a [`MemoryManager`](crate::MemoryManager).
+    /// Address: `host:port`, or the path of a socket; `memory` for a [`MemoryManager`](crate::MemoryManager).
     pub address: String,
     /// Source of the address: the user, the cluster or a Sentinel.
     pub address_source: AddressSource,
-    /// What it says it is; if it does not answer, what others say of it.
+    /// Role that the server reports; if it does not answer, the role that others report for it.
     pub role: NodeRole,
-    /// `redis`, `valkey`, or what else it calls itself.
+    /// Name of the server software: `redis`, `valkey`, or another name that it reports.
     pub server: Option<String>,
-    /// Its version, as `7.0.15`.
+    /// Version of the server software, such as `7.0.15`.
     pub version: Option<String>,
-    /// Whether it has answered, in time.
+    /// True if the server answered in time.
     pub is_reachable: bool,
-    /// How long one request to it and back took, on a connection that was there.
+    /// Time of one request and its answer, on an open connection.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::round_trip"))]
     pub round_trip: Option<Duration>,
-    /// By how many milliseconds its clock is ahead of the clock of this machine, give or take half of the round trip. Negative if
-    /// it is behind. Locks do not depend on this machine's clock, but on those of servers among each other: see
-    /// [`Health::clock_spread`].
+    /// Milliseconds by which the server's clock is ahead of the clock of this machine; negative if it is behind. The
+    /// value is exact to half of the round trip. Locks do not depend on this machine's clock, but on the clocks of
+    /// servers relative to each other: see [`Health::clock_spread`].
     pub clock_ahead_ms: Option<i64>,
-    /// Whether its `maxmemory-policy` is `noeviction`, as it must be if it has a `maxmemory`. `None` if the user may not ask (the
-    /// right is `+info`).
+    /// True if the server's `maxmemory-policy` is `noeviction`, which is necessary if it has a `maxmemory`. `None` if
+    /// the user lacks the right `+info`.
     pub noeviction: Option<bool>,
-    /// Time until this master of a [`QuorumManager`](crate::QuorumManager) may vote: after a restart it may not before it has been
-    /// running for longer than the longest lease. `None` if it may, and for all other servers.
+    /// Time until this master of a [`QuorumManager`](crate::QuorumManager) may vote. After a restart a master may not
+    /// vote before it has been running for longer than the longest lease. `None` if the master may vote, and for all
+    /// other servers.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::votes_in"))]
     pub votes_in: Option<Duration>,
-    /// What stood in the way of an answer.
+    /// Reason why the server did not answer.
     pub problem: Option<String>,
-    /// Defects of a server that answers: its memory, its memory policy, its clock. Empty if all is well, and for what the user
-    /// may not ask (the right is `+info`). Each is also a line of the log and a metric.
+    /// Defects of a server that answers: its memory, its memory policy, its clock. Empty if there is no defect; without
+    /// the right `+info`, some defects cannot be found. Each finding is also a line of the log and a metric.
     pub findings: Vec<NodeFinding>,
 }
 
 impl NodeHealth {
-    /// Nothing is known yet.
+    /// Creates an entry for a server that has not answered yet.
     pub(crate) fn unknown(address: &str, role: NodeRole) -> Self {
         Self {
             address: address.to_owned(),
@@ -186,7 +194,7 @@ impl NodeHealth {
     }
 }
 
-/// A defect of a server that answers; see [`NodeHealth::findings`]. Its [`Display`](fmt::Display) says what to do.
+/// Defect of a server that answers; see [`NodeHealth::findings`]. Its [`Display`](fmt::Display) says what to do.
 ///
 /// # Examples
 ///
@@ -208,33 +216,33 @@ impl NodeHealth {
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum NodeFinding {
-    /// The server is above its `maxmemory` and refuses what needs memory: new grants, not renewals or releases. Without `+info` it
-    /// is known from refusals alone, and counts for a minute after the last one.
+    /// The server is above its `maxmemory` and refuses commands that need memory: new grants, not renewals or releases.
+    /// Without `+info`, only refusals show this, and the finding stays for a minute after the last refusal.
     MemoryFull {
-        /// Bytes in use that count against the limit, if the server may be asked.
+        /// Bytes in use that count against the limit, if the user may ask for them.
         used: Option<u64>,
-        /// Its `maxmemory` in bytes, if the server may be asked.
+        /// Value of `maxmemory` in bytes, if the user may ask for it.
         maxmemory: Option<u64>,
     },
     /// The `maxmemory-policy` is not `noeviction`: when memory is short the server removes locks that are held.
     Evicts {
-        /// The policy.
+        /// Policy of the server.
         policy: String,
     },
-    /// The clock differs from those of the other servers: after a failover to or from this server a lock may end too early or
-    /// too late. With one server it is compared with the clock of this machine.
+    /// The clock differs from the clocks of the other servers. After a failover to or from this server a lock may end
+    /// too early or too late. A single server is compared with the clock of this machine.
     ClockSkew {
-        /// By how many milliseconds it is ahead; negative if it is behind.
+        /// Milliseconds by which the clock is ahead; negative if it is behind.
         ahead_ms: i64,
-        /// The greatest difference that is no finding: [`clock_margin`](crate::Builder::clock_margin) between servers, 1 s for a
-        /// single one.
+        /// Greatest difference that is no finding: [`clock_margin`](crate::Builder::clock_margin) between servers, 1 s
+        /// for a single server.
         #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::limit"))]
         limit: Duration,
     },
 }
 
 impl NodeFinding {
-    /// Whether the server refuses to grant locks because of it.
+    /// Returns true if the server refuses to grant locks because of this defect.
     ///
     /// ```
     /// use redis_rwlock::NodeFinding;
@@ -301,14 +309,15 @@ impl FindingKind {
     }
 }
 
-/// How far a server's clock is ahead of a base that all readings share.
+/// Reading of a server's clock: its lead over a base that all readings share, and the uncertainty of that lead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ClockReading {
     pub(crate) ahead_us: i64,
     pub(crate) uncertain_us: i64,
 }
 
-/// Compares clocks with their median; of two middle ones with that which is nearer to this machine's clock, `here_us`.
+/// Compares clocks with their median. With two middle clocks, the reference is the one that is nearer to this machine's
+/// clock, `here_us`.
 pub(crate) fn clock_skews(readings: &[ClockReading], here_us: i64, max_skew: Duration) -> Vec<Option<NodeFinding>> {
     let mut sorted = readings.to_vec();
     sorted.sort_by_key(|reading| reading.ahead_us);
@@ -332,18 +341,18 @@ pub(crate) fn micros(span: Duration) -> i64 {
     i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// What a server is to the others; see [`Health`].
+/// Role of a server among the others; see [`Health`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum NodeRole {
-    /// It takes locks.
+    /// Primary: it stores locks.
     Primary,
-    /// It follows a primary, and may become one.
+    /// Replica: it follows a primary, and may become one.
     Replica,
-    /// It knows who is the primary.
+    /// Sentinel: it knows which server is the primary.
     Sentinel,
-    /// Nobody has said.
+    /// Unknown: no server has reported the role.
     Unknown,
 }
 

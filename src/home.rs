@@ -1,14 +1,15 @@
-//! Where background work lives: a thread of this process's own, whatever the runtimes of its callers do.
+//! Background runtime: a thread of this process, independent of the runtimes of its callers.
 //!
-//! A runtime may end, be blocked by a computation, or not be driven, and holds of others would be lost with it if their
-//! renewals ran there. So managers with servers have one home: a thread with a runtime of its own, started when there is
-//! first something to do. It serves all managers of the process. A copy of the process has no such thread, and starts its own.
+//! A runtime may end, be blocked by a computation, or not be driven. If renewals ran there, holds would be lost with
+//! it, also holds of other runtimes. So managers with servers share one background: a thread with its own runtime,
+//! started with its first task. It serves all managers of the process. A copy of the process has no such thread, and
+//! starts its own.
 //!
-//! Of the user's code only subscribers of `tracing` and wakers run there. One that blocks holds everything up; one that panics
-//! ends nothing but what it was called for ([`shielded`](crate::shield::shielded)).
+//! The only code of users that runs there is subscribers of `tracing`, and wakers. If such code blocks, it stops all
+//! background work. If it panics, it ends only the call that ran it ([`shielded`](crate::shield::shielded)).
 //!
-//! Time in memory is the callers' runtimes', which tests pause. There each runtime that uses the manager has a driver, all of
-//! them drive the same agenda, and whoever is awake first does what is due.
+//! The in-memory manager uses the time of its callers' runtimes, which tests pause. There, each runtime that uses the
+//! manager has a driver task. All drivers share one deadline queue, and the first one awake does what is due.
 
 use std::thread;
 
@@ -20,19 +21,19 @@ use crate::clock::Clock;
 use crate::events;
 use crate::process::{self, Process};
 
-/// Where tasks run that belong to no caller.
+/// Runtime for tasks that belong to no caller.
 #[derive(Clone, Debug)]
 pub(crate) enum Home {
-    /// The thread of this process.
+    /// Thread of this process.
     Process,
-    /// Each runtime that uses the manager.
+    /// Runtimes that use the manager, each of them.
     Callers,
-    /// This runtime: what a test lets end with it, ends.
+    /// Given runtime: the tasks end with it, as tests need.
     On(Handle),
 }
 
 impl Home {
-    /// Where the work of a manager belongs that takes its time from this clock.
+    /// Returns the background of a manager that takes its time from this clock.
     pub(crate) fn for_clock(clock: Clock) -> Self {
         match clock {
             Clock::System => Self::Process,
@@ -40,7 +41,7 @@ impl Home {
         }
     }
 
-    /// The runtime, if there is one to be had: that of the process, or of the caller.
+    /// Returns a runtime if there is one: that of the process, else that of the caller.
     pub(crate) fn runtime(&self) -> Option<Handle> {
         match self {
             Self::Process => process().or_else(|| Handle::try_current().ok()),
@@ -49,7 +50,7 @@ impl Home {
         }
     }
 
-    /// Without a runtime the task is dropped, as it is by one that has ended.
+    /// Spawns a task. Without a runtime the task is dropped, as it is by a runtime that has ended.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         if let Some(runtime) = self.runtime() {
             drop(process::spawn_on(&runtime, task));
@@ -57,9 +58,9 @@ impl Home {
     }
 }
 
-/// The thread of one process. A copied process finds that of the process it was copied from, and starts its own behind it: a handle
-/// of the other one's runtime is of no use there, and its mutex may have been copied locked. A cell that is set by one atomic
-/// exchange is never found half set.
+/// Background thread of one process. A copied process finds the value of its original, and adds its own behind it. The
+/// copied handle belongs to a runtime of the other process, and the copied mutex may be locked. The cell is set by one
+/// atomic exchange, so a copy never finds it half set.
 struct ProcessHome {
     process: Process,
     runtime: Mutex<Option<Handle>>,
@@ -81,13 +82,13 @@ impl ProcessHome {
     }
 }
 
-/// The runtime of this process's thread, which is started by the first who asks. `None` if no thread can be had.
+/// Returns the runtime of this process's thread, and starts it at the first call. `None` if no thread could be started.
 fn process() -> Option<Handle> {
     let mut started = ProcessHome::current().runtime.lock();
     if started.is_none() {
         match start(thread::Builder::new()) {
             Ok(runtime) => *started = Some(runtime),
-            // The next one tries again; meanwhile background work shares its caller's fate.
+            // A later call tries again. Until then, background work runs on the runtime of its caller and ends with it.
             Err(error) => events::no_thread(&error),
         }
     }
@@ -102,8 +103,8 @@ fn start(thread: thread::Builder) -> std::io::Result<Handle> {
     Ok(handle)
 }
 
-/// Runtime on its way to its thread. Without a thread it is dropped where it was made, which may be a task: there a runtime that
-/// waits for its own end panics, so this one does not wait.
+/// Runtime on its way to its thread. If no thread could be started, it is dropped where it was made, which may be a
+/// task. A runtime that waits for its own end panics in a task, so this one does not wait.
 pub(crate) struct DetachedRuntime(Option<Runtime>);
 
 impl DetachedRuntime {
@@ -152,7 +153,7 @@ mod tests {
 
     #[tokio::test]
     async fn without_a_thread_there_is_an_error_and_no_panic() {
-        // More than there are addresses for.
+        // Larger than the address space.
         let error = start(thread::Builder::new().stack_size(1 << 60)).expect_err("no room for such a stack");
         assert!(error.raw_os_error().is_some(), "{error:?}");
     }

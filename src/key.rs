@@ -1,15 +1,15 @@
-//! From a lock's name to its server keys: pure, no I/O.
+//! Keys on the server for the name of a lock: pure, no I/O.
 //!
-//! Every key and channel of one lock must lie in one hash slot, for every name that is accepted. Two forms do it:
+//! Every key and channel of one lock must be in one hash slot, for every valid name. Two forms guarantee it:
 //!
-//! * a name that brings a valid hash tag (`{user}:1`) keeps it: `<prefix>#{user}:1`;
-//! * any other name becomes the tag: `<prefix>:{name}`, with `%`, `{` and `}` percent-encoded, since a brace inside a
-//!   tag would end it early (`na}me`) or empty it (`}`), and the keys of one lock would then lie in several slots.
+//! * a name with a valid hash tag (`{user}:1`) keeps it: `<prefix>#{user}:1`;
+//! * any other name becomes the tag: `<prefix>:{name}`, with `%`, `{` and `}` percent-encoded. A brace inside a tag
+//!   would end the tag early (`na}me`) or empty it (`}`). The keys of one lock would then be in several slots.
 //!
-//! The two forms cannot meet: a prefix holds no `#`, so the first `#` before the first `{` marks the first form; and the
+//! The two forms never collide: a prefix has no `#`, so the first `#` before the first `{` marks the first form. The
 //! encoding is injective. Source: the hash tag rule of the Redis cluster specification.
 //!
-//! Keys of the published scheme that exist already are another matter: see [`template`].
+//! Existing keys of the timestamp scheme follow other rules: see [`template`].
 
 use std::borrow::Cow;
 use std::fmt;
@@ -26,18 +26,18 @@ pub(crate) use listing::Listing;
 pub(crate) use name::LockName;
 pub(crate) use template::KeyTemplate;
 
-/// The longest name in bytes.
+/// Longest name in bytes.
 pub(crate) const NAME_MAX_BYTES: usize = 1024;
-/// The longest key prefix in bytes.
+/// Longest key prefix in bytes.
 pub(crate) const PREFIX_MAX_BYTES: usize = 64;
-/// The number of hash slots of a cluster.
+/// Number of hash slots of a cluster.
 pub(crate) const SLOTS: u16 = 16384;
 
-/// One lock as its manager addresses it: its name, what its server keys begin with, and their hash slot. A process has one for
-/// each lock that it holds: both texts lie in one place, and mostly one is within the other.
+/// Lock as its manager addresses it: its name, the base of its server keys, and their hash slot. A process has one for
+/// each lock that it holds. Both texts share one allocation, and usually one text is within the other.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Key {
-    /// The base, and behind it the name where it does not stand in the base as it is.
+    /// Base, followed by the name if the base does not contain the name unchanged.
     text: Box<str>,
     name_hash: u64,
     base_len: u16,
@@ -47,12 +47,12 @@ pub(crate) struct Key {
     form: Form,
 }
 
-/// What stands behind the base of a key.
+/// Text after the base of a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// A mark and the part.
+    /// Separator and part.
     Parts,
-    /// Nothing: the key was there before us.
+    /// Nothing: the base is the whole key, which existed before this crate used it.
     Whole,
 }
 
@@ -71,7 +71,7 @@ impl Key {
         Ok(Self::of(text.into(), base_len, name_begin, name.len(), Form::Parts))
     }
 
-    /// Checks `name` and puts it into the template, which was checked. Such a lock has one key, whatever the part is called.
+    /// Checks `name` and inserts it into the template, which was checked before. Such a lock has one key for all parts.
     pub(crate) fn adopted(template: &KeyTemplate, name: &str) -> Result<Self> {
         check_name(name)?;
         let base = template.key(name)?;
@@ -81,13 +81,14 @@ impl Key {
     }
 
     fn of(text: Box<str>, base_len: usize, name_begin: usize, name_len: usize, form: Form) -> Self {
+        // Keys and channels add text behind the base, so the base alone decides the slot of them all.
         let slot = slot_of(&text.as_bytes()[..base_len]);
         let name_hash = hash_of(&text[name_begin..name_begin + name_len]);
         let [base_len, name_begin, name_len] = [base_len, name_begin, name_len].map(short);
         Self { text, name_hash, base_len, name_begin, name_len, slot, form }
     }
 
-    /// The name whose key of this part is `key`, if there is one under `prefix`.
+    /// Returns the name whose key of this part is `key`, if there is one under `prefix`.
     pub(crate) fn name_of(prefix: &str, key: &str, part: &str) -> Option<String> {
         let base = key.strip_suffix(part)?.strip_suffix(':')?;
         let rest = base.strip_prefix(prefix)?;
@@ -95,12 +96,12 @@ impl Key {
             Some(name) => name.to_owned(),
             None => decode(rest.strip_prefix(":{")?.strip_suffix('}')?)?,
         };
-        // What no name makes is nobody's: each key has one form.
+        // A key that no name produces belongs to no lock: each key has one form.
         let made = Self::new(prefix, &name).ok()?;
         (made.part(part) == key).then_some(name)
     }
 
-    /// The name as the user wrote it.
+    /// Returns the name as the user wrote it.
     pub(crate) fn name(&self) -> &str {
         &self.text[self.name_range()]
     }
@@ -110,37 +111,38 @@ impl Key {
         begin..begin + usize::from(self.name_len)
     }
 
-    /// The name, for whoever keeps it for longer.
+    /// Returns a copy of the name that can outlive the key.
     pub(crate) fn shared_name(&self) -> Arc<str> {
         self.name().into()
     }
 
-    /// The hash of the name, within this process.
+    /// Returns the hash of the name, which differs between processes.
     pub(crate) fn name_hash(&self) -> u64 {
         self.name_hash
     }
 
-    /// That and the name, to look for.
+    /// Returns hash and name, for a lookup.
     pub(crate) fn hashed_name(&self) -> (u64, &[u8]) {
         (self.name_hash, &self.text.as_bytes()[self.name_range()])
     }
 
-    /// What all server keys of this lock begin with, the prefix included: two locks never share it.
+    /// Returns the beginning of all server keys of this lock, with the prefix. Two locks never share it.
     pub(crate) fn base(&self) -> &str {
         &self.text[..usize::from(self.base_len)]
     }
 
-    /// The hash slot that all keys and channels of this lock share.
+    /// Returns the hash slot of all keys and channels of this lock.
     pub(crate) fn slot(&self) -> u16 {
         self.slot
     }
 
-    /// A server key or channel of this lock. `part` is one of ours and holds no brace, so the tag stays the first one.
+    /// Returns a server key or channel of this lock. `part` is one of our constants and has no brace, so the tag stays
+    /// the first one.
     pub(crate) fn part(&self, part: &str) -> String {
         self.pieces(part).concat()
     }
 
-    /// The same in pieces, for whoever puts it into a buffer.
+    /// Returns the pieces of [`part`](Self::part), for callers that write them into a buffer.
     pub(crate) fn pieces<'a>(&'a self, part: &'a str) -> [&'a str; 3] {
         match self.form {
             Form::Parts => [self.base(), ":", part],
@@ -148,8 +150,8 @@ impl Key {
         }
     }
 
-    /// What the channels of the key `part` begin with: the key if it has a hash tag, else the key as a hash tag. Scripts know
-    /// no more of a lock than its key, and find them in the same way.
+    /// Returns the beginning of the channels of the key `part`: the key if it has a hash tag, else the key as a hash
+    /// tag. Scripts know only the key of a lock, and derive its channels in the same way.
     pub(crate) fn channels(&self, part: &str) -> String {
         let key = self.part(part);
         match hash_tag(key.as_bytes()) {
@@ -165,12 +167,13 @@ impl fmt::Debug for Key {
     }
 }
 
-/// A place in a key's text. Names, prefixes and templates have limits: 16 bits are enough.
+/// Converts a position in a key's text. Names, prefixes and templates have limits, so 16 bits are enough.
 fn short(place: usize) -> u16 {
     u16::try_from(place).expect("a key is shorter")
 }
 
-/// The hash of a lock's name within this process. Names are a user's: nobody shall be able to make them collide.
+/// Returns the hash of a lock's name within this process. The seed is random, since users choose the names and could
+/// make them collide.
 pub(crate) fn hash_of(name: &str) -> u64 {
     static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     let mut hasher = SEED.build_hasher();
@@ -178,7 +181,7 @@ pub(crate) fn hash_of(name: &str) -> u64 {
     hasher.finish()
 }
 
-/// Refuses names that no server key is made of: empty, or longer than [`NAME_MAX_BYTES`].
+/// Refuses names that make no server key: empty, or longer than [`NAME_MAX_BYTES`].
 fn check_name(name: &str) -> Result<()> {
     let reason = if name.is_empty() {
         "it is empty".to_owned()
@@ -194,7 +197,7 @@ fn invalid_name(name: &str, reason: String) -> Error {
     Error::InvalidName { lock: shorten(name).into(), reason }
 }
 
-/// Refuses prefixes that could end a hash tag, look like the mark of a name with a tag, or hide in a listing.
+/// Refuses prefixes that could end a hash tag, look like the separator of a name with a tag, or be hidden in a listing.
 pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
     let fits = (1..=PREFIX_MAX_BYTES).contains(&prefix.len())
         && prefix.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}' | b'#'));
@@ -207,7 +210,7 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
     })
 }
 
-/// The first 64 characters of a name that is quoted in an error.
+/// Returns the first 64 characters of a name, for an error.
 fn shorten(name: &str) -> String {
     name.chars().take(64).collect()
 }
@@ -228,7 +231,7 @@ fn encode(name: &str) -> Cow<'_, str> {
     out.into()
 }
 
-/// The name that [`encode`] made this of, unless it made it of none.
+/// Returns the name that [`encode`] made this text of; `None` if there is no such name.
 fn decode(text: &str) -> Option<String> {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -246,7 +249,7 @@ fn decode(text: &str) -> Option<String> {
     Some(out)
 }
 
-/// The hash tag of a key: what lies between the first `{` and the first `}` after it, unless that is nothing.
+/// Returns the hash tag of a key: the text between the first `{` and the first `}` after it, unless it is empty.
 fn hash_tag(key: &[u8]) -> Option<&[u8]> {
     let open = key.iter().position(|&byte| byte == b'{')?;
     let rest = key.get(open + 1..)?;
@@ -254,7 +257,7 @@ fn hash_tag(key: &[u8]) -> Option<&[u8]> {
     rest.get(..close).filter(|tag| !tag.is_empty())
 }
 
-/// CRC16/XMODEM of the hash tag, else of the whole key, modulo the number of slots.
+/// Returns CRC16/XMODEM of the hash tag, else of the whole key, modulo the number of slots.
 fn slot_of(key: &[u8]) -> u16 {
     crc16::State::<crc16::XMODEM>::calculate(hash_tag(key).unwrap_or(key)) % SLOTS
 }

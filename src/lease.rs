@@ -1,23 +1,25 @@
-//! The arithmetic of leases: moments, validity, anchors, fencing tokens. Pure: no clock is read and nothing sleeps here.
+//! Arithmetic of leases: moments, validity, clock samples, fencing tokens. Pure: the code here reads no clock and does
+//! not sleep.
 //!
-//! A hold is *valid* on this side for less time than the server keeps it. The count starts before the request is sent,
-//! and 1 % (clock rates), 2 ms (timer and truncation) and the clock margin (server clocks of nodes the slot may move to)
-//! are taken off, so that local validity has ended before any server can let somebody else in.
+//! A hold is *valid* on this side for less time than the server keeps it. The count starts before the request is sent.
+//! Three margins are subtracted: 1 % (clock rates), 2 ms (timer and truncation) and the clock margin (server clocks of
+//! nodes the slot may move to). So local validity has ended before any server can let another holder in.
+//!
 //! Source: the drift allowance of Redlock, and Gray and Cheriton, "Leases" (1989).
 
 use std::fmt;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-/// What timers and millisecond truncation may cost.
+/// Margin for timers and millisecond truncation.
 const GRAIN: Duration = Duration::from_millis(2);
-/// Clock rates are assumed to be within one part in this many.
+/// Clock rates are assumed to agree to one part in this many.
 const RATE_PARTS: u32 = 100;
 const NANOS_PER_SEC: u64 = 1_000_000_000;
 
-/// A moment of the local clock, in nanoseconds since the clock's own origin.
+/// Moment of the local clock, in nanoseconds since the clock's own origin.
 ///
-/// One more than their number is kept, so that an `Option` of it takes no more room.
+/// Stored as the number plus one, so that an `Option` of it needs no more memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Moment(NonZeroU64);
 
@@ -28,7 +30,7 @@ impl fmt::Debug for Moment {
 }
 
 impl Moment {
-    /// Later than any moment that is reached.
+    /// Moment that is later than any that is ever reached.
     pub(crate) const NEVER: Self = Self(NonZeroU64::MAX);
 
     pub(crate) const fn from_nanos(nanos: u64) -> Self {
@@ -39,52 +41,53 @@ impl Moment {
         self.0.get() - 1
     }
 
-    /// The moment `d` later; [`Moment::NEVER`] when that is out of range.
+    /// Returns the moment `d` later; [`Moment::NEVER`] if that is out of range.
     pub(crate) fn after(self, d: Duration) -> Self {
         let nanos = d.as_secs().saturating_mul(NANOS_PER_SEC).saturating_add(d.subsec_nanos().into());
         Self(self.0.saturating_add(nanos))
     }
 
-    /// The moment in the middle of this one and `later`.
+    /// Returns the moment in the middle of this one and `later`.
     pub(crate) fn halfway_to(self, later: Self) -> Self {
         let (from, to) = (self.as_nanos(), later.as_nanos());
         Self::from_nanos(from + to.saturating_sub(from) / 2)
     }
 
-    /// The time from `earlier` to this moment, zero if it is not earlier.
+    /// Returns the time from `earlier` to this moment; zero if `earlier` is not earlier.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.as_nanos().saturating_sub(earlier.as_nanos()))
     }
 }
 
-/// Until when a grant with `remaining` left on the server, asked for at `sent`, may be trusted here.
+/// Returns the local deadline of a grant that was requested at `sent` and has `remaining` left on the server.
 pub(crate) fn valid_until(sent: Moment, remaining: Duration, clock_margin: Duration) -> Moment {
     sent.after(usable(remaining, clock_margin))
 }
 
-/// What of a server-side lease is left after the margins.
+/// Returns the part of a server-side lease that the margins leave.
 pub(crate) fn usable(lease: Duration, clock_margin: Duration) -> Duration {
     lease.saturating_sub(lease / RATE_PARTS).saturating_sub(GRAIN).saturating_sub(clock_margin)
 }
 
-/// With so much of its lease a guard starts: with half of it, which is what a renewal that is late leaves. Where the margins leave
+/// Returns the validity with which a guard starts: half of its lease, which a late renewal leaves. If the margins leave
 /// hardly that much, an answer may take a quarter of the rest.
 pub(crate) fn start(lease: Duration, clock_margin: Duration) -> Duration {
     (lease / 2).min(usable(lease, clock_margin) * 3 / 4)
 }
 
-/// A span of the local clock that is surely over on the server's when it is over here.
+/// Returns a duration of the local clock after which `span` is surely over by the server's clock.
 pub(crate) fn surely_over(span: Duration, clock_margin: Duration) -> Duration {
     span.saturating_add(span / RATE_PARTS).saturating_add(GRAIN).saturating_add(clock_margin)
 }
 
-/// How long after its sending a request with a limit may still be carried out. The limit is one response timeout on, by
-/// an anchor that may run ahead of the server by the round trip it was read in, which is another.
+/// Returns how long after its sending a server may execute a request with a limit. The limit is one response timeout
+/// after the sending, by a clock sample. The sample may be ahead of the server by the round trip of its answer, which
+/// is at most another response timeout.
 pub(crate) fn stray_span(response_timeout: Duration, clock_margin: Duration) -> Duration {
     surely_over(response_timeout.saturating_mul(2), clock_margin)
 }
 
-/// The server's clock, in microseconds since the Unix epoch.
+/// Time of the server's clock, in microseconds since the Unix epoch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(crate) struct ServerTime(u64);
 
@@ -97,12 +100,12 @@ impl ServerTime {
         self.0
     }
 
-    /// Whole milliseconds, rounded up: a limit must not come earlier than it was meant.
+    /// Returns whole milliseconds, rounded up: a limit must not come earlier than intended.
     pub(crate) fn as_millis_up(self) -> u64 {
         self.0.div_ceil(1000)
     }
 
-    /// The same without the part of a millisecond, as scripts have it.
+    /// Returns the time rounded down to a millisecond, the precision of scripts.
     pub(crate) fn in_whole_millis(self) -> Self {
         Self(self.0 / 1000 * 1000)
     }
@@ -112,7 +115,8 @@ impl ServerTime {
     }
 }
 
-/// One answered request to one node: it was sent at `sent`, and the server read its clock as `server` afterwards.
+/// Clock sample: one answered request to one node. It was sent at `sent`, and the server read its clock as `server`
+/// afterwards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Anchor {
     pub(crate) sent: Moment,
@@ -120,7 +124,7 @@ pub(crate) struct Anchor {
 }
 
 impl Anchor {
-    /// The server's time at `now`, at most one round trip (and 1 % of the anchor's age) ahead of the truth.
+    /// Returns the server's time at `now`, at most one round trip (and 1 % of the sample's age) ahead of the true time.
     pub(crate) fn server_time_at(&self, now: Moment) -> ServerTime {
         self.server.after(now.since(self.sent))
     }
@@ -130,14 +134,15 @@ impl Anchor {
     }
 }
 
-/// A number that grows with every turn of a lock, for the resource behind the lock to check.
+/// Number that grows with every phase of a lock, for the resource behind the lock to check.
 ///
-/// Every phase of a lock (a writer's turn, or a read phase from its first reader on) has a token greater than all before
-/// it; the readers of one phase share theirs. A resource that remembers the highest token it has seen and rejects lower
-/// ones, readers' included, is safe even from a holder that was paused past its lease, which no lease lock can stop.
+/// Each phase of a lock has a token greater than all before it. A phase is the time of one writer, or the time of all
+/// readers that are inside together; these readers share a token. A resource that remembers the highest token it has
+/// seen must reject lower tokens, also those of readers. Then it is safe even from a holder that was paused past its
+/// lease, which no lease lock can stop.
 ///
-/// Tokens are at most 2^53, so they survive JSON and SQL `BIGINT`. They are not consecutive. A resource that stores them as
-/// integers gets them back by `try_from`; 0 is below every token that a server grants.
+/// Tokens are at most 2^53, so they survive JSON and SQL `BIGINT`. They are not consecutive. A resource that stores
+/// them as integers converts them back with `try_from`; 0 is below every token that a server grants.
 ///
 /// # Examples
 ///
@@ -162,14 +167,14 @@ impl Anchor {
 pub struct FencingToken(u64);
 
 impl FencingToken {
-    /// The greatest token: integers up to here are exact in a double.
+    /// Greatest token: integers up to this are exact in a double.
     const MAX: u64 = 1 << 53;
-    /// Below every one that is granted.
+    /// Token below every granted token.
     pub(crate) const LOWEST: Self = Self(0);
-    /// Below every token that a server grants.
+    /// Token below every token that a server grants.
     pub(crate) const ZERO: Self = Self(0);
 
-    /// Takes a token from a server's reply; `None` when it is out of range, which no server of ours sends.
+    /// Reads a token from a server's reply. `None` if it is out of range, which no server of ours sends.
     pub(crate) fn from_wire(raw: u64) -> Option<Self> {
         (raw <= Self::MAX).then_some(Self(raw))
     }
@@ -178,7 +183,7 @@ impl FencingToken {
         self.0
     }
 
-    /// The token of a later turn of the same grant, which reserved it.
+    /// Returns the token of a later writer of the same grant, which reserved it.
     pub(crate) fn plus(self, turn: u64) -> Self {
         Self(self.0 + turn)
     }
@@ -206,7 +211,7 @@ impl From<FencingToken> for i64 {
 impl TryFrom<u64> for FencingToken {
     type Error = InvalidToken;
 
-    /// The token that was stored as this number.
+    /// Returns the token that was stored as this number.
     fn try_from(stored: u64) -> Result<Self, InvalidToken> {
         Self::from_wire(stored).ok_or(InvalidToken(i128::from(stored)))
     }
@@ -215,13 +220,13 @@ impl TryFrom<u64> for FencingToken {
 impl TryFrom<i64> for FencingToken {
     type Error = InvalidToken;
 
-    /// The token that was stored as this number.
+    /// Returns the token that was stored as this number.
     fn try_from(stored: i64) -> Result<Self, InvalidToken> {
         u64::try_from(stored).ok().and_then(Self::from_wire).ok_or(InvalidToken(i128::from(stored)))
     }
 }
 
-/// A number that no [`FencingToken`] was ever stored as: negative, or above 2^53.
+/// Number that cannot be a [`FencingToken`]: negative, or above 2^53.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0} is no fencing token, which lie between 0 and 2^53; look for whatever else writes where tokens are stored")]
 pub struct InvalidToken(i128);

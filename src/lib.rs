@@ -1,4 +1,4 @@
-//! A distributed read-write lock on Redis or Valkey.
+//! Distributed read-write lock on Redis or Valkey.
 //!
 //! ```
 //! use redis_rwlock::{MemoryManager, RwLockManager};
@@ -18,12 +18,13 @@
 //!
 //! | manager | on | for |
 //! |---|---|---|
-//! | [`RedisManager`] | one node, Sentinel, a cluster | services: the one to recommend |
-//! | [`QuorumManager`] | 3 or 5 independent masters | a server may be lost with all its data; nobody queues |
+//! | [`RedisManager`] | one node, Sentinel, a cluster | services: the recommended manager |
+//! | [`QuorumManager`] | 3 or 5 independent masters | a server may be lost with all its data; there is no queue |
 //! | [`TwoKeyManager`] | one node, Sentinel | a simpler layout, two keys for each lock |
 //! | [`MemoryManager`] | this process | tests |
 //!
-//! All of them are [`RwLockManager`]s, so code can take an `Arc<dyn RwLockManager>`; [`blocking`] has them for plain threads.
+//! Each of them implements [`RwLockManager`], so code can take an `Arc<dyn RwLockManager>`. Module [`blocking`] has
+//! them for threads without a runtime.
 //!
 //! # Cargo features
 //!
@@ -31,7 +32,7 @@
 //! |---|---|---|
 //! | `tls` | yes | `rediss://` URLs |
 //! | `serde` | no | `Config` from files and the environment; views that serialize |
-//! | `metrics` | no | counts for the facade of the crate `metrics` |
+//! | `metrics` | no | metrics, reported to the facade of the crate `metrics` |
 //! | `cli` | no | the program `redis-rwlock`, on Unix |
 //!
 //! # Guides
@@ -39,36 +40,37 @@
 //! In the package:
 //!
 //! * [`docs/GUARANTEES.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/GUARANTEES.md): promises, level by level
-//! * [`docs/RELIABILITY.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/RELIABILITY.md): each fault, and what follows
+//! * [`docs/RELIABILITY.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/RELIABILITY.md): each fault and its consequences
 //! * [`docs/FENCING.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/FENCING.md): how a resource checks tokens
 //! * [`docs/OPERATIONS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/OPERATIONS.md): servers, rights, all options, a runbook
-//! * [`docs/IDLE.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/IDLE.md): holds that stay in their process
+//! * [`docs/IDLE.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/IDLE.md): cached holds
 //! * [`docs/LOGS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/LOGS.md): events and spans
 //! * [`docs/METRICS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/METRICS.md): metrics, alert rules and a dashboard
 //! * [`docs/CLI.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/CLI.md): the program
 //! * [`docs/MIGRATION.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/MIGRATION.md): from Redisson, Redlock and others
-//! * [`docs/PERFORMANCE.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/PERFORMANCE.md): beside other locks
+//! * [`docs/PERFORMANCE.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/PERFORMANCE.md): compared with other locks
 //! * [`examples`](https://docs.rs/crate/redis-rwlock/latest/source/examples/README.md): programs that run
 //!
-//! Most used here: [`RwLockManager::read`] and [`write`](RwLockManager::write), [`Acquire`] (options of one acquisition, and
+//! Most used: [`RwLockManager::read`] and [`write`](RwLockManager::write), [`Acquire`] (options of one acquisition, and
 //! [`run`](Acquire::run)), [`ReadGuard`] and [`WriteGuard`], [`Builder`] (all options), [`Topology`], [`Error`].
 //!
 //! # What is promised, and what is not
 //!
-//! Two conflicting holds never overlap while each is inside its local validity, and every grant carries a
-//! [`FencingToken`] that grows. No lease lock excludes a holder that was paused past its lease: the resource must check
-//! the token. [`ReadGuard::lost`] fires by the local clock, before the server can let anybody else in.
+//! Two conflicting holds never overlap while each is inside its local validity, and every grant has a [`FencingToken`]
+//! that grows. No lease lock excludes a holder that was paused past its lease: the resource must check the token.
+//! [`ReadGuard::lost`] resolves by the local clock, before the server can let another holder in.
 //!
-//! A write that a primary acknowledged and lost in a failover takes the hold with it: two holders may then overlap, and
-//! only the tokens tell them apart. [`Durability::Replicated`] lets a grant count only when replicas have it, and
-//! [`QuorumManager`] only when a majority of independent masters has.
+//! If a primary acknowledges a write and loses it in a failover, the hold is lost with it. Then two holders may
+//! overlap, and only the tokens distinguish them. With [`Durability::Replicated`] a grant counts only if replicas have
+//! it, and with [`QuorumManager`] only if a majority of independent masters has it.
 //!
 //! # Policy
 //!
 //! Waiting has no limit unless [`Acquire::wait_timeout`] sets one. Between processes [`RedisManager`] and
-//! [`MemoryManager`] are phase-fair: a waiting writer stops new readers, when it leaves all waiting readers enter together,
-//! and writers are served first come, first served. A process counts as one: its readers share one hold, its writers hand
-//! theirs on, for a bounded time. With [`TwoKeyManager`] a release tells those who are next; who comes before them is in first.
+//! [`MemoryManager`] are phase-fair: a waiting writer stops new readers, and when it leaves, all waiting readers enter
+//! together. Writers are served first come, first served. A process counts as one: its readers share one hold, and its
+//! writers hand theirs off, for a bounded time. With [`TwoKeyManager`] a release notifies the next waiters; another
+//! process that asks before them enters first.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

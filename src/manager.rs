@@ -1,4 +1,4 @@
-//! The trait that services program against, and the managers behind it.
+//! The trait that services program against, and the managers that implement it.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -34,9 +34,9 @@ mod sealed {
     use crate::options::Options;
 
     pub trait Sealed {
-        #[allow(private_interfaces)] // nobody outside can name or call it
+        #[allow(private_interfaces)] // callers outside of the crate cannot name or call it
         fn engine(&self) -> &Arc<Engine>;
-        /// The same, for the users of the lock whose name has this hash.
+        /// Returns the engine for the users of the lock whose name has this hash.
         #[allow(private_interfaces)]
         fn engine_of(&self, _hash: u64) -> &Arc<Engine> {
             self.engine()
@@ -44,23 +44,24 @@ mod sealed {
     }
 
     pub trait FromPlace: Sized {
-        #[allow(private_interfaces)] // nobody outside can name or call it
+        #[allow(private_interfaces)] // callers outside of the crate cannot name or call it
         fn from_place(place: Place, options: Options) -> Result<Self>;
     }
 }
 use sealed::FromPlace;
 pub(crate) use sealed::Sealed;
 
-/// Where a manager's locks are kept.
+/// Store of a manager's locks.
 #[derive(Clone, Debug)]
 enum Place {
     Servers(Topology),
-    /// Independent of each other.
+    /// Independent masters, which vote.
     Masters(Masters),
     Memory(Arc<Store>),
 }
 
-/// One read-write lock per name, shared by all processes whose managers use the same servers and key prefix.
+/// Manager of read-write locks: one lock per name. All processes whose managers use the same servers and key prefix
+/// share it.
 ///
 /// Object-safe: services take an `Arc<dyn RwLockManager>`, and tests hand them a [`MemoryManager`].
 ///
@@ -90,32 +91,36 @@ enum Place {
 pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// Acquires the lock `name` for reading, together with other readers.
     ///
-    /// Returns an [`Acquire`], which takes options of this acquisition; awaiting that returns a [`ReadGuard`], and before it is
-    /// awaited nothing is sent. The lock is given back when the guard is [released](ReadGuard::release) or dropped.
+    /// Returns an [`Acquire`], which takes options of this acquisition. Awaiting it returns a [`ReadGuard`]; before
+    /// that, nothing is sent. [Releasing](ReadGuard::release) or dropping the guard frees the lock.
     ///
-    /// A reader waits while a writer is inside, in this process or in another. With [`RedisManager`] and [`MemoryManager`] it also
-    /// waits behind a writer that waits already, so readers that overlap all the time do not keep writers out; when the writer
-    /// leaves, all waiting readers enter together. For [`share_window`](Builder::share_window), 50 ms, a reader can still join the
-    /// readers of its own process. [`TwoKeyManager`] and [`QuorumManager`] promise no order.
+    /// A reader waits while a writer holds the lock, in this process or in another. With [`RedisManager`] and
+    /// [`MemoryManager`] it also waits behind a writer that waits already. So readers that overlap all the time do not
+    /// keep writers out. When the writer leaves, all waiting readers enter together. For
+    /// [`share_window`](Builder::share_window), 50 ms, a reader can still join the readers of its own process.
+    /// [`TwoKeyManager`] and [`QuorumManager`] promise no order.
     ///
-    /// The wait has no limit unless [`Acquire::wait_timeout`] or [`Builder::wait_timeout`] sets one. Without an answer from any server it
-    /// ends after [`unreachable_after`](Builder::unreachable_after), 5 s by default.
+    /// The wait has no limit unless [`Acquire::wait_timeout`] or [`Builder::wait_timeout`] sets one. Without an answer
+    /// from any server it ends after [`unreachable_after`](Builder::unreachable_after), 5 s by default.
     ///
-    /// A task that has a guard and acquires the same lock again can wait for itself: behind a writer that waits for the first
-    /// guard. [`Acquire::reentrant`] and [`Reentry`] let acquisitions nest.
+    /// A task that has a guard and acquires the same lock again can deadlock with itself, behind a writer that waits
+    /// for the first guard. [`Acquire::reentrant`] and [`Reentry`] let acquisitions nest.
     ///
     /// # Errors
     ///
-    /// When it is awaited: [`WaitTimeout`](Error::WaitTimeout) if others held the lock for the whole `wait_timeout`,
-    /// [`Unreachable`](Error::Unreachable) if no server answered, [`Refused`](Error::Refused) if one said no,
-    /// [`NotEnoughReplicas`](Error::NotEnoughReplicas) and [`NoQuorum`](Error::NoQuorum) if a grant did not count,
-    /// [`Closed`](Error::Closed) after [`close`](RwLockManager::close), and before anything is sent
-    /// [`InvalidName`](Error::InvalidName) and [`InvalidOption`](Error::InvalidOption).
+    /// Awaiting the acquisition fails with:
+    ///
+    /// - [`WaitTimeout`](Error::WaitTimeout) if others held the lock for the whole `wait_timeout`;
+    /// - [`Unreachable`](Error::Unreachable) if no server answered;
+    /// - [`Refused`](Error::Refused) if a server refused the request;
+    /// - [`NotEnoughReplicas`](Error::NotEnoughReplicas) and [`NoQuorum`](Error::NoQuorum) if a grant did not count;
+    /// - [`Closed`](Error::Closed) after [`close`](RwLockManager::close);
+    /// - [`InvalidName`](Error::InvalidName) and [`InvalidOption`](Error::InvalidOption), before anything is sent.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses the place in the queue. A request that may still be carried out is taken back in the background;
-    /// what it left on the server stays there for one lease at most.
+    /// Dropping the future loses the place in the queue. The background cancels a request that the server may still
+    /// execute. Whatever the request left on the server stays there for one lease at most.
     ///
     /// # Examples
     ///
@@ -138,33 +143,37 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
 
     /// Acquires the lock `name` for writing, alone.
     ///
-    /// Returns an [`Acquire`], which takes options of this acquisition; awaiting that returns a [`WriteGuard`], and before it is
-    /// awaited nothing is sent. The lock is given back when the guard is [released](WriteGuard::release) or dropped.
+    /// Returns an [`Acquire`], which takes options of this acquisition. Awaiting it returns a [`WriteGuard`]; before
+    /// that, nothing is sent. [Releasing](WriteGuard::release) or dropping the guard frees the lock.
     ///
     /// A writer waits until all readers and writers have left, in this process and in others. With [`RedisManager`] and
-    /// [`MemoryManager`] it stops new readers meanwhile, and writers are served in the order in which their processes came. A writer
-    /// that leaves can hand the lock to the next one of its process, [`hand_over_budget`](Builder::hand_over_budget) times and for
-    /// 5 ms at most. [`TwoKeyManager`] and [`QuorumManager`] promise no order.
+    /// [`MemoryManager`] a waiting writer stops new readers, and writers are served in the order in which their
+    /// processes came. A writer that leaves can hand the lock to the next writer of its process. It does so
+    /// [`hand_over_budget`](Builder::hand_over_budget) times and for 5 ms at most. [`TwoKeyManager`] and
+    /// [`QuorumManager`] promise no order.
     ///
-    /// The wait has no limit unless [`Acquire::wait_timeout`] or [`Builder::wait_timeout`] sets one. Without an answer from any server it
-    /// ends after [`unreachable_after`](Builder::unreachable_after), 5 s by default.
+    /// The wait has no limit unless [`Acquire::wait_timeout`] or [`Builder::wait_timeout`] sets one. Without an answer
+    /// from any server it ends after [`unreachable_after`](Builder::unreachable_after), 5 s by default.
     ///
-    /// A task that has a guard and acquires the same lock for writing waits for itself. [`Acquire::reentrant`] and [`Reentry`] let
-    /// acquisitions nest, and [`ReadGuard::try_upgrade`] makes a reader a writer.
+    /// A task that has a guard and acquires the same lock for writing deadlocks with itself. [`Acquire::reentrant`] and
+    /// [`Reentry`] let acquisitions nest, and [`ReadGuard::try_upgrade`] makes a reader a writer.
     ///
     /// # Errors
     ///
-    /// When it is awaited: [`WaitTimeout`](Error::WaitTimeout) if others held the lock for the whole `wait_timeout`,
-    /// [`Unreachable`](Error::Unreachable) if no server answered, [`Refused`](Error::Refused) if one said no,
-    /// [`NotEnoughReplicas`](Error::NotEnoughReplicas) and [`NoQuorum`](Error::NoQuorum) if a grant did not count,
-    /// [`Closed`](Error::Closed) after [`close`](RwLockManager::close), and before anything is sent
-    /// [`InvalidName`](Error::InvalidName) and [`InvalidOption`](Error::InvalidOption); and
-    /// [`UpgradeConflict`](Error::UpgradeConflict) for a nested write in a read.
+    /// Awaiting the acquisition fails with:
+    ///
+    /// - [`WaitTimeout`](Error::WaitTimeout) if others held the lock for the whole `wait_timeout`;
+    /// - [`Unreachable`](Error::Unreachable) if no server answered;
+    /// - [`Refused`](Error::Refused) if a server refused the request;
+    /// - [`NotEnoughReplicas`](Error::NotEnoughReplicas) and [`NoQuorum`](Error::NoQuorum) if a grant did not count;
+    /// - [`Closed`](Error::Closed) after [`close`](RwLockManager::close);
+    /// - [`InvalidName`](Error::InvalidName) and [`InvalidOption`](Error::InvalidOption), before anything is sent;
+    /// - [`UpgradeConflict`](Error::UpgradeConflict) for a nested write in a read.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future loses the place in the queue. A request that may still be carried out is taken back in the background;
-    /// what it left on the server stays there for one lease at most.
+    /// Dropping the future loses the place in the queue. The background cancels a request that the server may still
+    /// execute. Whatever the request left on the server stays there for one lease at most.
     ///
     /// # Examples
     ///
@@ -186,25 +195,27 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         acquire(self, name)
     }
 
-    /// Takes the lock `name` shared if that can be done now; the same as `read(name).try_now()`.
+    /// Acquires the lock `name` for reading if it is available now. Equivalent to `read(name).try_now()`.
     ///
     /// # Errors
     ///
-    /// As for [`read`](RwLockManager::read). That others hold the lock is `Ok(None)`.
+    /// The errors of [`read`](RwLockManager::read). If others hold the lock, the answer is `Ok(None)`, which is no
+    /// error.
     fn try_read(&self, name: &str) -> BoxFuture<'static, Result<Option<ReadGuard>>> {
         Box::pin(self.read(name).try_now())
     }
 
-    /// Takes the lock `name` alone if that can be done now; the same as `write(name).try_now()`.
+    /// Acquires the lock `name` for writing if it is available now. Equivalent to `write(name).try_now()`.
     ///
     /// # Errors
     ///
-    /// As for [`write`](RwLockManager::write). That others hold the lock is `Ok(None)`.
+    /// The errors of [`write`](RwLockManager::write). If others hold the lock, the answer is `Ok(None)`, which is no
+    /// error.
     fn try_write(&self, name: &str) -> BoxFuture<'static, Result<Option<WriteGuard>>> {
         Box::pin(self.write(name).try_now())
     }
 
-    /// Shows who holds the lock `name`, as the server sees it. Changes nothing.
+    /// Shows which processes hold the lock `name`, as the server sees it. Changes nothing.
     ///
     /// # Errors
     ///
@@ -212,7 +223,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     ///
     /// # Cancel safety
     ///
-    /// Safe: it leaves nothing on the server.
+    /// Safe: a dropped future leaves nothing on the server.
     ///
     /// # Examples
     ///
@@ -236,15 +247,18 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         })
     }
 
-    /// Ends every hold of the lock `name`, whoever has it. For operators: the holders are still at work, and learn of it
-    /// as [`LossReason::Forced`](crate::LossReason::Forced) at their next renewal. Tokens go on growing.
+    /// Ends every hold of the lock `name`, in all processes. For operators.
     ///
-    /// It looks who holds the lock and ends those. Who gets it after that look keeps it, also when a request is repeated
-    /// because its answer was lost, or arrives late.
+    /// The holders are still at work. They learn of the loss as [`LossReason::Forced`](crate::LossReason::Forced) at
+    /// their next renewal. Fencing tokens continue to grow.
     ///
-    /// Returns what it ended, as the look showed it: nothing if nobody held the lock. Of readers beyond the hundred that a look
-    /// shows age and remaining time are not known, and zero. If an answer was lost on the way, those are listed too who let go
-    /// by themselves in that moment.
+    /// The call first asks the server for the holders of the lock, and then ends those holds only. A process that is
+    /// granted the lock after that question keeps it, also when a request is repeated after a lost answer, or arrives
+    /// late.
+    ///
+    /// Returns the holds that it ended, as the server showed them before; nothing if the lock was free. The server
+    /// shows at most a hundred readers with their age and remaining time; those values are zero for further readers. If
+    /// an answer was lost on the way, the list includes holders that released by themselves at that moment.
     ///
     /// # Errors
     ///
@@ -281,12 +295,13 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         })
     }
 
-    /// Ends the holds that `view` shows, and none that came later: [`force_release`](RwLockManager::force_release) for operators
-    /// who look at the holders before they decide. `view` is of a manager with the same servers and key prefix.
+    /// Ends the holds that `view` shows, and none that came later. For operators who look at the holders before they
+    /// decide; [`force_release`](RwLockManager::force_release) does both at once. `view` is from a manager with the
+    /// same servers and key prefix.
     ///
-    /// A hold counts as shown for as long as it lasts, renewed or not. Readers share one phase, which ends as a whole: readers that
-    /// have joined the shown ones since end with them, and are among those returned. Holds that `view` shows and that have ended by
-    /// themselves are not. Of a free lock nothing is ended.
+    /// A hold counts as shown for as long as it lasts, renewed or not. Readers share one phase, which ends as a whole.
+    /// So readers that joined the shown readers later end with them, and the returned list has them too. The list does
+    /// not have holds of `view` that ended by themselves. On a free lock nothing ends.
     ///
     /// # Errors
     ///
@@ -328,25 +343,27 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         })
     }
 
-    /// The names of all locks of this manager's [`key_prefix`](Builder::key_prefix), or of its
-    /// [`published_keys`](Builder::published_keys), that the servers know: those that are held or waited for now, and those that
-    /// were within about the last minute. In order, each once. For operators: [`inspect`](RwLockManager::inspect) tells more of
-    /// one.
+    /// Lists the names of all locks that the servers know, in order, each once. For operators:
+    /// [`inspect`](RwLockManager::inspect) tells more of one lock.
     ///
-    /// It looks through all keys of every primary, with `SCAN`, five hundred at a time, between which the server works for others.
-    /// With many other keys that takes its time: a second for each million or so. A lock that comes or goes meanwhile, or whose
-    /// slot moves, may be missing.
+    /// Known are the locks of this manager's [`key_prefix`](Builder::key_prefix), or of its
+    /// [`published_keys`](Builder::published_keys). A lock is in the list while a process holds it or waits for it, and
+    /// for about a minute after that.
     ///
-    /// The user needs the right `+scan`, with which it can see the names of all keys.
+    /// The call scans all keys of every primary with `SCAN`, five hundred at a time; between these steps the server
+    /// works for others. With many other keys the scan takes about a second for each million. A lock that comes or goes
+    /// during the scan, or whose slot moves, may be missing.
+    ///
+    /// The user needs the right `+scan`, which shows the user the names of all keys.
     ///
     /// # Errors
     ///
-    /// [`Unreachable`](Error::Unreachable), also if one of the primaries cannot be asked: there is no list with gaps.
+    /// [`Unreachable`](Error::Unreachable), also if one of the primaries does not answer: the list never has gaps.
     /// [`Refused`](Error::Refused) without the right.
     ///
     /// # Cancel safety
     ///
-    /// Safe: it changes nothing.
+    /// Safe: the call changes nothing.
     ///
     /// # Examples
     ///
@@ -368,24 +385,28 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         Box::pin(async move { engine.names().await })
     }
 
-    /// Asks every server that this manager knows how it is: who it is, how far away, whether its clock, its memory and its memory
-    /// policy are as they should be. For health checks and operators.
+    /// Asks every server of this manager for its health. For health checks and operators.
     ///
-    /// Never hangs: a server that has not answered within four [`response_timeout`](Builder::response_timeout)s (2 s by default)
-    /// is not [reachable](crate::NodeHealth::is_reachable). Of a cluster one is asked who its members are, and all of them, replicas too,
-    /// how they are, which costs a connection each. Ask every few seconds, not for each request.
+    /// The report names each server, its round-trip time, and whether its clock, its memory and its memory policy are
+    /// in order.
     ///
-    /// Of the rights only `+info` is beyond what locks need; without it
-    /// [`noeviction`](crate::NodeHealth::noeviction) is not known, and each question leaves a line in the server's `ACL LOG`.
+    /// Never hangs: a server that has not answered within four [`response_timeout`](Builder::response_timeout)s (2 s by
+    /// default) is not [reachable](crate::NodeHealth::is_reachable). In a cluster, one server names the members. Then
+    /// all members, replicas too, are asked for their health, which costs a connection each. Ask every few seconds, not
+    /// for each request.
+    ///
+    /// The right `+info` is the only one beyond those that locks need. Without it
+    /// [`noeviction`](crate::NodeHealth::noeviction) is not known, and each question leaves a line in the server's
+    /// `ACL LOG`.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](Error::InvalidOption) outside of a tokio runtime. That no server answers is no error: it is what this
-    /// tells.
+    /// [`InvalidOption`](Error::InvalidOption) outside of a tokio runtime. Servers that do not answer are no error: the
+    /// report says so.
     ///
     /// # Cancel safety
     ///
-    /// Safe: it changes nothing.
+    /// Safe: the call changes nothing.
     ///
     /// # Examples
     ///
@@ -407,48 +428,51 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         Box::pin(async move { engine.health().await })
     }
 
-    /// What this manager is doing at the moment; see [`Stats`]. Asks nobody, and looks at each hold once.
+    /// Counts what this manager does at the moment; see [`Stats`]. Sends nothing, and visits each hold once.
     fn stats(&self) -> Stats {
         self.engine().stats()
     }
 
-    /// Ends the manager: new and waiting acquisitions fail with [`Closed`](Error::Closed), guards are lost with
-    /// [`LossReason::Closed`](crate::LossReason::Closed) *before* their holds are given back. Returns when the server
-    /// knows, at the latest when the last lease is over by the local clock. An acquisition that is under way and whose
-    /// future is neither polled nor dropped is waited for as long as one response timeout; it takes itself back later.
+    /// Closes the manager. New and waiting acquisitions fail with [`Closed`](Error::Closed), and guards are lost with
+    /// [`LossReason::Closed`](crate::LossReason::Closed) *before* their holds are released.
+    ///
+    /// Returns when the server has confirmed the releases, at the latest when the last lease is over by the local
+    /// clock. If the future of an acquisition is neither polled nor dropped, `close` waits for it for one response
+    /// timeout. Such an acquisition cancels itself later.
     ///
     /// # Errors
     ///
-    /// [`Unreachable`](Error::Unreachable) if the server could not be told: the leases end the holds.
+    /// [`Unreachable`](Error::Unreachable) if no server confirmed the releases: the holds then end with their leases.
     ///
     /// # Cancel safety
     ///
-    /// A dropped future leaves the manager closed, once it was polled, and the releases to the background.
+    /// A future that was polled once and then dropped leaves the manager closed. The background sends the releases.
     fn close(&self) -> BoxFuture<'static, Result<()>> {
         let engine = Arc::clone(self.engine());
         Box::pin(async move { engine.close().await })
     }
 
-    /// Waits until everything that was dropped is released: guards, and acquisitions whose futures were dropped after they had asked
-    /// the server. The manager goes on: guards that are there stay held, and acquisitions that wait go on. A hold that is
-    /// [kept](Builder::idle_hold) stays kept.
+    /// Waits until everything that was dropped is released: guards, and acquisitions whose futures were dropped after
+    /// their request was sent. The manager stays open: guards that exist stay held, and waiting acquisitions continue.
+    /// A [cached hold](Builder::idle_hold) stays cached. The call also waits for what is dropped during the call.
     ///
-    /// A drop is told to the servers in the background. A program that ends right after it may end first: then a lock stays held for
-    /// the rest of its lease, and a place in the queue may be granted for a claim of 3 s. So let a program end with this, or with
-    /// [`close`](Self::close). What is dropped while this waits is waited for as well.
+    /// The background sends the release of a dropped guard. A program that ends right after the drop may end before
+    /// that. Then the lock stays held for the rest of its lease. A place in the queue that stays behind may be granted,
+    /// for a claim of 3 s. So call this, or [`close`](Self::close), at the end of a program.
     ///
-    /// A request whose answer never came may be carried out for two [response timeouts](Builder::response_timeout); if its future was
-    /// dropped, this waits for that long.
+    /// The server may execute a request whose answer never came for two [response timeouts](Builder::response_timeout).
+    /// If the future of such a request was dropped, this call waits for that long.
     ///
     /// # Errors
     ///
-    /// [`Unreachable`](Error::Unreachable) if no release came to its end, by an answer or with its lease, for
-    /// [`unreachable_after`](Builder::unreachable_after), or for four response timeouts and the clock skew if that is longer. The
-    /// background goes on. [`InvalidOption`](Error::InvalidOption) outside of a tokio runtime.
+    /// [`Unreachable`](Error::Unreachable) if no release finished, by an answer or with its lease, for
+    /// [`unreachable_after`](Builder::unreachable_after). If four response timeouts and the clock skew are longer, the
+    /// limit is those. The background continues to send the releases. [`InvalidOption`](Error::InvalidOption) outside
+    /// of a tokio runtime.
     ///
     /// # Cancel safety
     ///
-    /// Safe: dropping the future changes nothing, and the releases go on.
+    /// Safe: dropping the future changes nothing, and the background continues to send the releases.
     ///
     /// # Examples
     ///
@@ -475,7 +499,7 @@ fn tell_forced(key: &Key, ended: &[HolderView]) {
     events::forced(key.name(), &holders);
 }
 
-/// An acquisition that has not begun.
+/// Creates an acquisition; nothing is sent before it is awaited.
 fn acquire<G: Guard>(manager: &(impl Sealed + ?Sized), name: &str) -> Acquire<G> {
     let name = LockName::new(name);
     Acquire::new(Arc::clone(manager.engine_of(name.hash())), name)
@@ -519,11 +543,11 @@ macro_rules! manager {
     };
 }
 
-/// The hash scheme: one key per lock, on one node or a cluster. The one to recommend.
+/// Manager of the hash scheme: one key per lock, on one node or a cluster. The recommended manager.
 ///
-/// A client of the published hash scheme on the same key (`<prefix>:{name}:lock`) is excluded by our holds and excludes
-/// us, within the limits that `lua/README.md` states. [`published_keys`](Builder::published_keys) lets a service that runs
-/// that scheme keep the keys it has.
+/// Its holds exclude the clients of the timestamp scheme on the same key (`<prefix>:{name}:lock`), and these exclude
+/// its holds, within the limits that `lua/README.md` states. With [`published_keys`](Builder::published_keys) a service
+/// that runs that scheme keeps its keys.
 ///
 /// # Examples
 ///
@@ -547,11 +571,13 @@ mod quorum;
 use quorum::Masters;
 pub use quorum::QuorumManager;
 
-/// The two-key scheme: a read key and a write key per lock, on one node. The server hands nothing over: whoever is next is told
-/// to ask again, and is passed if it does not do so within a quarter of a second.
+/// Manager of the two-key scheme: a read key and a write key per lock, on one node. The server hands no lock over. It
+/// notifies the next waiter, which asks again; if the waiter does not ask within a quarter of a second, the server goes
+/// on to the one after it.
 ///
-/// Keys of the published two-key scheme cannot be shared with its clients: all their readers have one value, so any one that
-/// leaves removes all, ours included. Move to this by new keys, with the old clients stopped.
+/// The manager cannot share keys with clients of the article's two-key scheme: all their readers write one value, so
+/// any reader that leaves removes all readers, ours included. Migrate to this manager with new keys, and with the old
+/// clients stopped.
 ///
 /// # Examples
 ///
@@ -571,11 +597,12 @@ pub struct TwoKeyManager {
 }
 manager!(TwoKeyManager);
 
-/// Locks in this process's memory: for tests of services, with the same behaviour as on a server.
+/// Manager of locks in this process's memory: for tests of services, with the same behaviour as on a server.
 ///
-/// Time is the runtime's, so a test with a paused clock can let leases run out at once. Faults are made by
-/// [`disconnect`](MemoryManager::disconnect) and [`lose_all`](MemoryManager::lose_all), so a test can see what a service does with
-/// [`Unreachable`](Error::Unreachable), [`HoldState::Unconfirmed`](crate::HoldState::Unconfirmed) and [`Lost`](Error::Lost).
+/// Time is the runtime's, so a test with a paused clock can let leases run out at once.
+/// [`disconnect`](MemoryManager::disconnect) and [`lose_all`](MemoryManager::lose_all) cause faults. With them a test
+/// sees what a service does with [`Unreachable`](Error::Unreachable),
+/// [`HoldState::Unconfirmed`](crate::HoldState::Unconfirmed) and [`Lost`](Error::Lost).
 ///
 /// # Examples
 ///
@@ -596,7 +623,7 @@ manager!(TwoKeyManager);
 pub struct MemoryManager {
     handles: Handles,
     store: Arc<Store>,
-    /// What connects it with the store.
+    /// Connection of this manager and its clones to the store.
     wire: Arc<Wire>,
 }
 manager!(MemoryManager);
@@ -606,12 +633,12 @@ impl RedisManager {
     ///
     /// # Errors
     ///
-    /// As [`Builder::connect`].
+    /// The errors of [`Builder::connect`].
     pub async fn connect(topology: impl Into<Topology>) -> Result<Self> {
         Self::builder(topology).connect().await
     }
 
-    /// Begins to put a manager together; see [`Builder`].
+    /// Returns a [`Builder`] for a manager of these servers.
     pub fn builder(topology: impl Into<Topology>) -> Builder<Self> {
         Builder::new(Place::Servers(topology.into()))
     }
@@ -622,12 +649,12 @@ impl TwoKeyManager {
     ///
     /// # Errors
     ///
-    /// As [`Builder::connect`].
+    /// The errors of [`Builder::connect`].
     pub async fn connect(topology: impl Into<Topology>) -> Result<Self> {
         Self::builder(topology).connect().await
     }
 
-    /// Begins to put a manager together; see [`Builder`].
+    /// Returns a [`Builder`] for a manager of these servers.
     pub fn builder(topology: impl Into<Topology>) -> Builder<Self> {
         Builder::new(Place::Servers(topology.into()))
     }
@@ -640,35 +667,35 @@ impl Default for MemoryManager {
 }
 
 impl MemoryManager {
-    /// A manager on a store of its own, with default options.
+    /// Creates a manager on a store of its own, with default options.
     #[must_use]
     pub fn new() -> Self {
         Self::on(Arc::new(Store::new()), Options::default())
     }
 
-    /// Begins to put a manager on a store of its own together; see [`Builder`].
+    /// Returns a [`Builder`] for a manager on a store of its own.
     pub fn builder() -> Builder<Self> {
         Builder::new(Place::Memory(Arc::new(Store::new())))
     }
 
-    /// Another manager on the same store and with the same options, as a second process would have.
+    /// Creates another manager on the same store and with the same options, as a second process would have.
     #[must_use]
     pub fn peer(&self) -> Self {
         Self::on(Arc::clone(&self.store), self.engine().options().clone())
     }
 
-    /// Begins to put another manager on the same store together; see [`Builder`].
+    /// Returns a [`Builder`] for another manager on the same store.
     pub fn peer_builder(&self) -> Builder<Self> {
         Builder::new(Place::Memory(Arc::clone(&self.store)))
     }
 
-    /// Cuts this manager and its clones off from the locks, as a broken network would; its peers are not concerned.
+    /// Disconnects this manager and its clones from the store, as a broken network would. Its peers stay connected.
     ///
-    /// Nothing is carried out until [`reconnect`](MemoryManager::reconnect): acquisitions, releases and `inspect` end with
-    /// [`Unreachable`](Error::Unreachable) after [`unreachable_after`](Builder::unreachable_after); holds become
-    /// [`Unconfirmed`](crate::HoldState::Unconfirmed) at their next renewal, after a third of their lease, and are lost as
-    /// [`Expired`](crate::LossReason::Expired) at their local deadline. The source of the errors is an [`std::io::Error`]. Twice
-    /// is as good as once.
+    /// The store executes nothing until [`reconnect`](MemoryManager::reconnect). Acquisitions, releases and `inspect`
+    /// end with [`Unreachable`](Error::Unreachable) after [`unreachable_after`](Builder::unreachable_after). Holds
+    /// become [`Unconfirmed`](crate::HoldState::Unconfirmed) at their next renewal, after a third of their lease. They
+    /// are lost as [`Expired`](crate::LossReason::Expired) at their local deadline. The source of the errors is an
+    /// [`std::io::Error`]. A second call has no further effect.
     ///
     /// # Examples
     ///
@@ -695,16 +722,17 @@ impl MemoryManager {
         self.store.cut(&self.wire);
     }
 
-    /// Ends a [`disconnect`](MemoryManager::disconnect). What waits goes on by itself. A hold whose local deadline has not come is
-    /// renewed; one that was lost stays lost.
+    /// Ends a [`disconnect`](MemoryManager::disconnect). Waiting acquisitions continue by themselves. A hold whose
+    /// local deadline has not passed is renewed; a lost hold stays lost.
     pub fn reconnect(&self) {
         self.store.mend(&self.wire);
     }
 
-    /// Makes the store forget all locks, of this manager and its peers, as a server that restarts empty or `FLUSHALL`.
+    /// Deletes all locks of the store, of this manager and its peers, like a server that restarts empty, or `FLUSHALL`.
     ///
-    /// Others may take the locks at once. The holders learn of it as [`LossReason::Gone`](crate::LossReason::Gone) at their next
-    /// renewal or at their release. Tokens go on growing.
+    /// Others may acquire the locks at once. The holders learn of the loss as
+    /// [`LossReason::Gone`](crate::LossReason::Gone) at their next renewal or at their release. Fencing tokens continue
+    /// to grow.
     ///
     /// # Examples
     ///
@@ -732,7 +760,7 @@ impl MemoryManager {
     }
 }
 
-/// What a [`Builder`] builds: one of this crate's managers.
+/// Managers of this crate, which a [`Builder`] builds.
 pub trait Build: RwLockManager + FromPlace {}
 impl<M: RwLockManager + FromPlace> Build for M {}
 
@@ -779,7 +807,7 @@ impl Place {
     }
 }
 
-/// A manager that is being put together.
+/// Options and servers of a manager before it is built.
 ///
 /// # Examples
 ///
@@ -856,24 +884,25 @@ impl<M: Build> fmt::Debug for Builder<M> {
 }
 
 impl Builder<RedisManager> {
-    /// Uses the keys that clients of the published hash scheme use already, so that a service can change over to this crate
-    /// process by process, without renaming. No default: keys are made with [`key_prefix`](Builder::key_prefix), which is
-    /// not used with this.
+    /// Uses keys that clients of the timestamp scheme use already. So a service can change over to this crate process
+    /// by process, without renaming its keys. No default: without this option, keys are made with
+    /// [`key_prefix`](Builder::key_prefix), which this option replaces.
     ///
-    /// The template is a key with exactly one `*` in the place of the name: `lock:*` for `lock:cfg`, `*` where the key is the
-    /// name, `{shop}:*`, `lock:{*}`. (A `*` stands there in the patterns of `KEYS` and ACL rules too; braces are a hash tag
-    /// to the server.) The name is put in as it is. Names are [`InvalidName`](Error::InvalidName) that cannot have a
-    /// channel in the key's slot, or would share one: where the key has no hash tag it may have no `}`, and with the template
-    /// `*` a name in braces is another's channel. Choose a template that fits nothing but locks if names come from
-    /// outside.
+    /// The template is a key with exactly one `*` in the place of the name: `lock:*` for `lock:cfg`, `*` if the key is
+    /// the name, `{shop}:*`, `lock:{*}`. (Patterns of `KEYS` and of ACL rules use `*` in the same way. To the server,
+    /// braces are a hash tag.) The name replaces the `*` unchanged.
     ///
-    /// What the published clients are set to is told by [`published_limits`](Builder::published_limits). No
-    /// [`lease`](Builder::lease) may be longer than their
-    /// [`key_ttl`](PublishedLimits::key_ttl) (10 s), here and per acquisition: each grant of theirs sets the key to expire
-    /// after that time, our hold with it.
+    /// A name is [`InvalidName`](Error::InvalidName) if it cannot have a channel in the slot of its key, or would share
+    /// a channel with another name. So if the key has no hash tag, a name may have no `}`. With the template `*`, a
+    /// name in braces has the channel of another name. If names come from outside, choose a template that matches
+    /// nothing but locks.
     ///
-    /// What such clients cannot be protected against is listed in `lua/README.md`. Have no more of them than the change
-    /// needs.
+    /// [`published_limits`](Builder::published_limits) says how the clients of the timestamp scheme are configured. No
+    /// [`lease`](Builder::lease) may be longer than their [`key_ttl`](PublishedLimits::key_ttl) (10 s), in the manager
+    /// and per acquisition. Each of their grants sets the key to expire after that time, and our hold with it.
+    ///
+    /// `lua/README.md` lists the faults against which such clients cannot be protected. Run no more of them than the
+    /// migration needs.
     ///
     /// # Examples
     ///
@@ -905,21 +934,21 @@ impl Builder<RedisManager> {
 macro_rules! durability {
     ($manager:ident) => {
         impl Builder<$manager> {
-            /// What a grant has to outlive before it counts. Defaults to [`Durability::Primary`].
+            /// Sets what a grant must survive before it counts. Defaults to [`Durability::Primary`].
             ///
-            /// At [`Durability::Replicated`] every grant, claim, conversion and renewal is followed by a `WAIT` on the connection
-            /// that carried it, one of a few that are kept for that, so that others' requests do not stand behind it. Local
-            /// sharing and hand-over cost nothing more: what they share was acknowledged. Give all managers of a lock the same
-            /// level, and ask for all replicas that can be promoted.
+            /// At [`Durability::Replicated`] every grant, claim, conversion and renewal is followed by a `WAIT` on its
+            /// connection. A few connections serve only such requests, so that other requests do not wait behind a
+            /// `WAIT`. Local sharing and hand-off cost nothing more, since the replicas acknowledged the hold before.
+            /// Set the same level in all managers of a lock, and require all replicas that can be promoted.
             ///
-            /// The user needs the right `+wait`, and `+info` for [`connect`](Builder::connect), which refuses a primary with
-            /// fewer replicas than are asked for.
+            /// The user needs the right `+wait`, and `+info` for [`connect`](Builder::connect), which refuses a primary
+            /// with fewer replicas than this option requires.
             ///
             /// # Errors
             ///
-            /// Of [`build`](Builder::build): [`InvalidOption`](Error::InvalidOption) unless the timeout is at least 1 ms and at most
-            /// half of the [`response_timeout`](Builder::response_timeout). Of all that asks a server:
-            /// [`NotEnoughReplicas`](Error::NotEnoughReplicas).
+            /// [`build`](Builder::build) fails with [`InvalidOption`](Error::InvalidOption) unless the timeout is at
+            /// least 1 ms and at most half of the [`response_timeout`](Builder::response_timeout). Every call that asks
+            /// a server may fail with [`NotEnoughReplicas`](Error::NotEnoughReplicas).
             ///
             /// # Examples
             ///
@@ -951,120 +980,137 @@ impl<M: Build> Builder<M> {
         Self { place, options: Options::default(), manager: PhantomData }
     }
 
-    /// How long the server keeps a hold without hearing from us. Defaults to 10 s.
+    /// Sets how long the server keeps a hold without a renewal. Defaults to 10 s.
     ///
-    /// Renewed at a third. A shorter lease frees locks sooner after a crash; a longer one outlasts longer outages.
+    /// The manager renews a hold after a third of its lease. A shorter lease frees locks sooner after a crash; a longer
+    /// lease survives longer outages.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = lease;
         self
     }
 
-    /// When a hold is over whatever happens. Defaults to 1 h, so that a forgotten guard does not lock for ever.
+    /// Sets the longest time that a hold lasts, renewed or not. Defaults to 1 h, so that a forgotten guard does not
+    /// lock for ever.
     ///
-    /// Up to the lease it makes a fixed lease, which is never renewed. `Duration::MAX` is no limit. Guards are lost 50 ms before the
-    /// server is told ([`Acquire::max_hold`]).
+    /// A `max_hold` that is no longer than the lease makes a fixed lease, which is never renewed. `Duration::MAX` is no
+    /// limit. Guards are lost 50 ms before the server is asked to release the hold ([`Acquire::max_hold`]). A shorter
+    /// limit ends forgotten holds sooner; a longer limit leaves time for longer work.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.options.max_hold = max_hold;
         self
     }
 
-    /// How long acquisitions wait for others. Defaults to no limit. [`WaitTimeout`](Error::WaitTimeout) comes when the place in the
-    /// queue is taken back: usually one round trip, at most two [response timeouts](Builder::response_timeout) later. For a hold that [stays](Builder::idle_hold) elsewhere they wait for
-    /// [`try_wait`](Builder::try_wait) at least.
+    /// Sets how long acquisitions wait for other holders. Defaults to no limit.
+    ///
+    /// A shorter limit gives up earlier under contention; a longer limit survives longer holds of others.
+    /// [`WaitTimeout`](Error::WaitTimeout) comes after the place in the queue is cancelled: usually one round trip
+    /// after the limit, at most two [response timeouts](Builder::response_timeout). For a hold that another process
+    /// [caches](Builder::idle_hold), acquisitions wait for [`try_wait`](Builder::try_wait) at least.
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
         self.options.wait_timeout = Some(wait_timeout);
         self
     }
 
-    /// How long to go on without an answer from any server before [`Error::Unreachable`]. Defaults to 5 s.
+    /// Sets how long to retry without an answer from any server before [`Error::Unreachable`]. Defaults to 5 s.
     ///
-    /// Shorter tells callers sooner; longer rides out longer failovers. The last try may take a response timeout more, and up to
-    /// four where it needs a new connection.
-    /// `Duration::MAX` never gives up; a [`wait_timeout`](Builder::wait_timeout) still counts.
+    /// A shorter time reports an outage sooner; a longer time survives longer failovers. The last try may take a
+    /// response timeout more, and up to four if it needs a new connection. `Duration::MAX` never gives up; a
+    /// [`wait_timeout`](Builder::wait_timeout) still counts.
     pub fn unreachable_after(mut self, unreachable_after: Duration) -> Self {
         self.options.unreachable_after = unreachable_after;
         self
     }
 
-    /// How long one request may take; a later reply is never believed. Defaults to 500 ms.
+    /// Sets how long one request may take; the manager never trusts a later reply. Defaults to 500 ms.
     ///
-    /// Should stay well under half of a cluster's node timeout. Shorter notices a frozen node sooner; longer bears
-    /// slower networks. A minute is the most. A hold whose lease is shorter cannot have an unanswered renewal repeated.
+    /// The value should be well under half of a cluster's node timeout. A shorter time detects a frozen node sooner; a
+    /// longer time suits slower networks. The maximum is one minute. A hold whose lease is shorter than this cannot
+    /// repeat an unanswered renewal.
     ///
-    /// Name resolution for a new connection may take four response timeouts, TCP one, the TLS handshake two, and each of the two answers
-    /// of the greeting one; so does each step to a Sentinel. An error names the step that took longer.
+    /// A new connection may take longer: four response timeouts for the name resolution, one for TCP, two for the TLS
+    /// handshake. Each of the two answers of the greeting may take one more. Each step to a Sentinel has the same
+    /// limits. An error names the step that took longer.
     pub fn response_timeout(mut self, response_timeout: Duration) -> Self {
         self.options.response_timeout = response_timeout;
         self
     }
 
-    /// How far the clocks of servers that may serve the same lock can be apart. Defaults to 100 ms.
+    /// Sets how far the clocks of servers that may serve the same lock can be apart. Defaults to 100 ms.
     ///
-    /// Taken off every validity. Smaller leaves more of a lease; larger bears worse clocks.
+    /// The manager subtracts it from every local validity. A smaller value leaves more of a lease; a larger value
+    /// allows worse clocks.
     pub fn clock_margin(mut self, clock_margin: Duration) -> Self {
         self.options.clock_margin = clock_margin;
         self
     }
 
-    /// Whether acquisitions of one owner nest. Defaults to [`Reentry::Off`].
+    /// Sets which acquisitions of one owner nest. Defaults to [`Reentry::Off`].
     pub fn reentry(mut self, reentry: Reentry) -> Self {
         self.options.reentry = reentry;
         self
     }
 
-    /// What all keys begin with. Defaults to `rwlock`. Managers with different prefixes do not see each other's locks.
+    /// Sets the prefix of all keys. Defaults to `rwlock`. Managers with different prefixes do not see each other's
+    /// locks.
     pub fn key_prefix(mut self, key_prefix: impl Into<String>) -> Self {
         self.options.key_prefix = key_prefix.into();
         self
     }
 
-    /// What [`inspect`](RwLockManager::inspect) calls this manager. Defaults to `host:pid`.
+    /// Sets the label of this manager in [`inspect`](RwLockManager::inspect). Defaults to `host:pid`.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.options.label = Some(label.into());
         self
     }
 
-    /// What clients of the published hash scheme are set to: how long they may hold a lock, and the ttl that they give its
-    /// key. Used by [`RedisManager`] only.
+    /// Sets the limits with which clients of the timestamp scheme run: how long they may hold a lock, and the ttl of
+    /// its key. The limits must match the configuration of those clients; [`PublishedLimits`] has the defaults and the
+    /// trade-off. Only [`RedisManager`] uses them.
     pub fn published_limits(mut self, limits: PublishedLimits) -> Self {
         self.options.published_limits = limits;
         self
     }
 
-    /// For how long further readers of this process join a read hold without a word to the server, counted from when it
-    /// was asked last. Defaults to 50 ms; zero asks for each one.
+    /// Sets how long further readers of this process join a read hold without a request, counted from the last request
+    /// for it. Defaults to 50 ms; zero sends a request for each reader.
     ///
-    /// Longer saves requests; a writer that waits elsewhere waits so much longer, and for the readers that were let in.
+    /// A longer time saves requests. A writer that waits in another process waits so much longer, and also for the
+    /// readers that joined. A shorter time lets such a writer in sooner.
     pub fn share_window(mut self, share_window: Duration) -> Self {
         self.options.share_window = share_window;
         self
     }
 
-    /// How many writers of this process may have a write hold one after the other before others get their turn: 1 to 64,
-    /// which is the default, and for 5 ms at most. Not used by [`TwoKeyManager`].
+    /// Sets how many writers of this process may have a write hold one after the other before waiters elsewhere are
+    /// served. Accepts 1 to 64; the default is 64. A series of hand-offs lasts 5 ms at most. [`TwoKeyManager`] does not
+    /// use it.
     ///
-    /// More saves requests under contention; waiters elsewhere wait so much longer.
+    /// A larger number saves requests under contention, and lets waiters elsewhere wait longer; a smaller number is
+    /// fairer to them.
     pub fn hand_over_budget(mut self, hand_overs: u64) -> Self {
         self.options.hand_over_budget = hand_overs;
         self
     }
 
-    /// For how long a hold stays in this process when its last guard has gone, counted from that. Defaults to zero: it is given back
-    /// at once.
+    /// Sets how long this process caches a hold after its last guard was dropped. Defaults to zero: the process
+    /// releases the hold at once.
     ///
-    /// While it stays, the next acquisition of this process in the same mode sends nothing. Whoever waits elsewhere calls for the
-    /// lock, and gets it two round trips later than if it had been free. A hold stays for names only that are used again and
-    /// again, and that others do not want each time before they are. Holds that stay are renewed.
+    /// While the hold is cached, the next acquisition of this process in the same mode sends nothing. A waiter
+    /// elsewhere recalls the lock, and gets it two round trips later than a free lock. The manager caches
+    /// only holds of names that it uses again and again. It does not cache a name that others want before each new
+    /// use. It renews cached holds.
     ///
-    /// What changes with it stands in `docs/GUARANTEES.md`. Above all: a process that dies, stands still or ends without
-    /// [`close`](RwLockManager::close) keeps others out for what is left of its lease, also where no guard was left. Choose the
-    /// lease by how long others may wait for that, and this by how long it takes until the name is used again; below a lease and a
-    /// half it brings little.
+    /// `docs/GUARANTEES.md` says which guarantees change. The main one: a process that dies, stops or ends without
+    /// [`close`](RwLockManager::close) keeps others out for the rest of its lease, even if it had no guard left.
+    ///
+    /// Choose the lease by how long others may wait in that case. Choose this time by how soon the name is used again;
+    /// below one and a half leases it brings little.
     ///
     /// # Errors
     ///
-    /// `build` answers [`InvalidOption`](Error::InvalidOption) on [`published_keys`](Builder::published_keys), whose other clients
-    /// cannot call; and for [`TwoKeyManager`] and [`QuorumManager`](crate::QuorumManager), where nobody is told who waits.
+    /// [`build`](Builder::build) fails with [`InvalidOption`](Error::InvalidOption) on
+    /// [`published_keys`](Builder::published_keys), whose other clients cannot recall. It also fails for
+    /// [`TwoKeyManager`] and [`QuorumManager`](crate::QuorumManager), in which holders do not learn of waiters.
     ///
     /// # Examples
     ///
@@ -1087,35 +1133,40 @@ impl<M: Build> Builder<M> {
         self
     }
 
-    /// How many holds may [stay](Builder::idle_hold) when nobody uses them any more. Defaults to 10,000. With more, those that were
-    /// used longest ago are given back first.
+    /// Sets how many unused holds this manager may [cache](Builder::idle_hold). Defaults to 10,000. Beyond that, the
+    /// least recently used holds are released first.
+    ///
+    /// A larger number saves more requests; a smaller number renews fewer holds and needs less memory.
     pub fn idle_holds_max(mut self, idle_holds_max: usize) -> Self {
         self.options.idle_holds_max = idle_holds_max;
         self
     }
 
-    /// How long `try_read`, `try_write` and `try_upgrade` wait for the word of a process elsewhere whose hold [stays](Builder::idle_hold):
-    /// it gives the hold up, or says that a guard is inside. Defaults to 50 ms, a minute at most. Without such a hold they wait for
-    /// nobody.
+    /// Sets how long `try_read`, `try_write` and `try_upgrade` wait for the recall of a hold that another process
+    /// [caches](Builder::idle_hold). The other process gives the hold up, or replies that a guard uses it. Defaults to
+    /// 50 ms; the maximum is one minute. If there is no such hold, they do not wait.
     ///
-    /// A shorter [`wait_timeout`](crate::Acquire::wait_timeout) counts as this at a lock that such a process has, from the answer
-    /// that tells so. Whoever waits is not told that a guard is inside: beside one, it ends with
-    /// [`WaitTimeout`](crate::Error::WaitTimeout) when this time is over.
+    /// A shorter [`wait_timeout`](crate::Acquire::wait_timeout) counts as this time on a lock that such a process
+    /// holds, from the answer that says so. Waiting acquisitions do not learn that a guard uses the hold. Beside a
+    /// guard, they end with [`WaitTimeout`](crate::Error::WaitTimeout) when this time is over.
     pub fn try_wait(mut self, try_wait: Duration) -> Self {
         self.options.try_wait = try_wait;
         self
     }
 
-    /// Bounds the acquisitions of this manager that are under way at once: those that wait, here or at a server, and those that have
-    /// just been sent. Defaults to 100,000; `usize::MAX` is no limit.
+    /// Limits how many acquisitions of this manager may be in progress at once. Defaults to 100,000; `usize::MAX` is no
+    /// limit.
     ///
-    /// A further acquisition fails at once with [`TooManyWaiters`](Error::TooManyWaiters), and nothing is sent; `try_*` count as well.
-    /// Acquisitions that join or take over a hold of this process without a request do not count. A smaller limit turns overload away
-    /// earlier and bounds memory; a larger one lets more tasks wait.
+    /// In progress are the acquisitions that wait, in this process or at a server, and those whose request was just
+    /// sent. Calls of `try_*` count as well. Acquisitions that join or take over a hold of this process without a
+    /// request do not count.
+    ///
+    /// A further acquisition fails at once with [`TooManyWaiters`](Error::TooManyWaiters), and nothing is sent. A
+    /// smaller limit rejects overload earlier and bounds memory; a larger limit lets more tasks wait.
     ///
     /// # Errors
     ///
-    /// Of [`build`](Builder::build): [`InvalidOption`](Error::InvalidOption) for zero.
+    /// [`build`](Builder::build) fails with [`InvalidOption`](Error::InvalidOption) for zero.
     ///
     /// # Examples
     ///
@@ -1140,26 +1191,29 @@ impl<M: Build> Builder<M> {
         self
     }
 
-    /// For tests that let a process die without ending one: background work runs on this runtime and ends with it, instead of
-    /// as long as the process runs.
+    /// Runs the background of this manager on this runtime, instead of the process's own thread. The background ends
+    /// with the runtime. For tests that let a process die without ending one.
     #[doc(hidden)]
     pub fn background_on(mut self, runtime: tokio::runtime::Handle) -> Self {
         self.options.background = Some(runtime);
         self
     }
 
-    /// Builds the manager without I/O but for the files of [`Tls`](crate::Tls) and of
-    /// [`password_file`](crate::Topology::password_file); it connects at first use.
+    /// Builds the manager without network I/O; it connects at first use. It reads only the files of [`Tls`](crate::Tls)
+    /// and of [`password_file`](crate::Topology::password_file).
     ///
-    /// The manager needs a tokio runtime whenever it is used: what is awaited outside of one is
-    /// [`InvalidOption`](Error::InvalidOption). It may be used on several, and goes on when one ends: holds are renewed and
-    /// dropped guards given back by a thread of the process, named `redis-rwlock`, whatever becomes of the runtimes. Those of a [`MemoryManager`], whose time is
-    /// the runtime's, are so as long as one runs on which it was used.
+    /// The manager needs a tokio runtime in every use; a call awaited outside of one fails with
+    /// [`InvalidOption`](Error::InvalidOption). It works on several runtimes, and continues when one of them ends. A
+    /// thread of the process, named `redis-rwlock`, renews holds and releases dropped guards, also after the end of
+    /// these runtimes. A [`MemoryManager`] uses the time of the runtime, so its background works as long as one runtime
+    /// runs on which it was used.
     ///
-    /// The manager belongs to the process that builds it. A copy of that process by `fork` gets [`Forked`](Error::Forked) from every
-    /// call, finds every guard lost as [`LossReason::Forked`](crate::LossReason::Forked), and sends nothing: workers that are forked
-    /// build their managers after the fork. Nothing can detect that a virtual machine was restored from a snapshot: end the process
-    /// there before it has a network, and start it again.
+    /// The manager belongs to the process that builds it. In a copy of that process by `fork`, every call fails with
+    /// [`Forked`](Error::Forked), and every guard is lost as [`LossReason::Forked`](crate::LossReason::Forked). The
+    /// copy sends nothing. So a worker builds its manager after the fork.
+    ///
+    /// A program cannot detect that its virtual machine was restored from a snapshot. In a restored machine, end the
+    /// process before the network comes up, and start it again.
     ///
     /// # Errors
     ///
@@ -1169,17 +1223,18 @@ impl<M: Build> Builder<M> {
         M::from_place(self.place, self.options)
     }
 
-    /// Builds the manager and makes sure that a server answers which it can work with.
+    /// Builds the manager and checks that a server answers with which it can work.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](Error::InvalidOption); [`Unreachable`](Error::Unreachable) if no server answered within
-    /// [`unreachable_after`](Builder::unreachable_after); [`Refused`](Error::Refused) if one is too old, of another
-    /// topology, or refuses us.
+    /// - [`InvalidOption`](Error::InvalidOption);
+    /// - [`Unreachable`](Error::Unreachable) if no server answered within
+    ///   [`unreachable_after`](Builder::unreachable_after);
+    /// - [`Refused`](Error::Refused) if a server is too old, has another topology, or refuses this manager.
     ///
     /// # Cancel safety
     ///
-    /// Safe: it leaves nothing on the server.
+    /// Safe: a dropped future leaves nothing on the server.
     pub async fn connect(self) -> Result<M> {
         let manager = self.build()?;
         manager.engine().ready().await?;

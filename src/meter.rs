@@ -1,8 +1,8 @@
-//! What is counted for the facade of the crate `metrics`: `docs/METRICS.md`, which a test compares. Without the cargo feature of
-//! that name there is nothing of it.
+//! Metrics for the facade of the crate `metrics`. `docs/METRICS.md` lists them, and a test compares the two. Without
+//! the cargo feature of that name, all of this is empty.
 //!
-//! The handles are asked for when a manager is built, so whoever counts is to be installed before that. Then each event is an
-//! addition or two.
+//! A manager takes its metric handles when it is built, so the recorder must be installed before that. Each event then
+//! costs an addition or two.
 
 #[cfg(not(feature = "metrics"))]
 mod off;
@@ -18,10 +18,10 @@ pub(crate) use off::{Counted, Meter, NodeFindings, Tally, UnusableNodes};
 #[cfg(feature = "metrics")]
 pub(crate) use on::{Counted, Meter, NodeFindings, Tally, UnusableNodes};
 
-/// Whether there is anything to count for.
+/// True if metrics are compiled in.
 pub(crate) const IS_ON: bool = cfg!(feature = "metrics");
 
-/// What came of a renewal.
+/// Outcome of a renewal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RenewalOutcome {
     Renewed,

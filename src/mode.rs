@@ -1,15 +1,15 @@
-//! The two sides of a lock.
+//! Sides of a lock: readers and writers.
 
 use std::fmt;
 
-/// Which of the two sides of a lock. [`inspect`](crate::RwLockManager::inspect) shows it.
+/// Side of a lock. [`inspect`](crate::RwLockManager::inspect) shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[allow(clippy::exhaustive_enums)] // there is no third side to a read-write lock
 pub enum Mode {
-    /// Shared with other readers.
+    /// Readers: the lock is shared with other readers.
     Read,
-    /// Alone.
+    /// Writers: the lock has one holder alone.
     Write,
 }
 

@@ -1,4 +1,4 @@
-//! Every option and every default, in one place.
+//! Options and their defaults, all in one place.
 
 use std::time::Duration;
 
@@ -14,44 +14,48 @@ use crate::lease;
 use crate::reentry::Reentry;
 use crate::scheme::MAX_TOKENS;
 
-/// The longest lease: servers count deadlines in milliseconds and hold them exactly far beyond this.
+/// Longest lease: servers count deadlines in milliseconds and stay exact far beyond this.
 const LEASE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The longest time to wait for one answer: a caller must learn of a frozen server while somebody still waits for it.
+/// Longest time for one answer: a caller must learn of a frozen server while it still waits.
 const RESPONSE_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 
-/// The longest published limit: the retention of the scripts.
+/// Longest limit for clients of the timestamp scheme: the scripts keep their timestamps for this long.
 const PUBLISHED_LIMIT_MAX: Duration = Duration::from_secs(60);
 
-/// The longest time for which a hold stays that nobody uses.
+/// Longest time for which an unused hold is cached.
 const IDLE_HOLD_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How long a client of the published hash scheme may hold a lock, judged from its timestamp;
+/// Time for which a client of the timestamp scheme may hold a lock, counted from its timestamp.
 /// [`published_keys`](crate::Builder::published_keys) has an example.
 ///
-/// The published scheme stores the *time of the grant* and leaves it to the others to know how long it counts.
-/// Defaults to 1 s for reads and 3 s for writes, as published. Longer limits make our clients wait longer for a foreign
-/// one that died; shorter ones let them in beside a foreign one that still works. A minute is the most.
+/// The timestamp scheme stores the *time of the grant*; each client must know how long that grant counts. Defaults to 1
+/// s for reads and 3 s for writes, as in the article. The maximum is one minute.
+///
+/// With longer limits, our clients wait longer for such a client that died. With shorter limits, they enter beside such
+/// a client that still works.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PublishedLimits {
-    /// How long a foreign `read` timestamp keeps writers out.
+    /// Time for which a `read` timestamp of such a client keeps writers out.
     pub read: Duration,
-    /// How long a foreign `write` timestamp keeps everybody out.
+    /// Time for which a `write` timestamp of such a client keeps all others out.
     pub write: Duration,
-    /// The ttl that they give the lock's key with each grant: 10 s, as published. On
-    /// [`published_keys`](crate::Builder::published_keys) no lease may be longer, or their next grant ends our hold early.
+    /// Ttl that such clients set on the lock's key with each grant: 10 s, as in the article. On
+    /// [`published_keys`](crate::Builder::published_keys) no lease may be longer, or their next grant ends our hold
+    /// early.
     pub key_ttl: Duration,
 }
 
 impl PublishedLimits {
-    /// Limits of foreign reads and writes, and the published ttl of the key; see [`published_keys`](crate::Builder::published_keys).
+    /// Creates limits for reads and writes of such clients, with a key ttl of 10 s; see
+    /// [`published_keys`](crate::Builder::published_keys).
     #[must_use]
     pub const fn new(read: Duration, write: Duration) -> Self {
         Self { read, write, key_ttl: Duration::from_secs(10) }
     }
 
-    /// The same with another ttl of the key: that of the clients in use, the shortest if they differ; see
+    /// Sets the ttl of the key to the ttl of the clients in use, the shortest if they differ. See
     /// [`published_keys`](crate::Builder::published_keys).
     #[must_use]
     pub const fn key_ttl(self, key_ttl: Duration) -> Self {
@@ -65,7 +69,7 @@ impl Default for PublishedLimits {
     }
 }
 
-/// A manager's options. The setters with their documentation are those of [`Builder`](crate::Builder).
+/// Options of a manager. The setters and their documentation are in [`Builder`](crate::Builder).
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) lease: Duration,
@@ -76,23 +80,24 @@ pub(crate) struct Options {
     pub(crate) clock_margin: Duration,
     pub(crate) reentry: Reentry,
     pub(crate) key_prefix: String,
-    /// Label of the manager that the user has given. Else `build` makes one of the host and the process in which it runs.
+    /// Label of the manager that the user has given. Without one, `build` makes a label of the host and the process in
+    /// which it runs.
     pub(crate) label: Option<String>,
     pub(crate) published_limits: PublishedLimits,
-    /// The locks have these keys, and none under the prefix.
+    /// Template for the keys of the locks, which replaces the prefix.
     pub(crate) published_keys: Option<KeyTemplate>,
     pub(crate) share_window: Duration,
     pub(crate) hand_over_budget: u64,
-    /// For how long a hold stays when nobody uses it any more.
+    /// Time for which an unused hold is cached.
     pub(crate) idle_hold: Duration,
-    /// How many may.
+    /// Largest number of cached holds.
     pub(crate) idle_holds_max: usize,
-    /// How long whoever tries waits for the word of those who keep the lock.
+    /// Time for which a try waits for the reply to its recall.
     pub(crate) try_wait: Duration,
-    /// Largest number of acquisitions that may be under way.
+    /// Largest number of acquisitions in progress.
     pub(crate) max_waiters: usize,
     pub(crate) durability: Durability,
-    /// Where background work runs, if not where it belongs by the manager's clock.
+    /// Runtime of the background, if the user has chosen one.
     pub(crate) background: Option<Handle>,
 }
 
@@ -102,7 +107,7 @@ impl Options {
         self.label.clone().unwrap_or_else(default_label)
     }
 
-    /// Where the background work of a manager lives that takes its time from this clock.
+    /// Returns where the background of a manager with this clock runs.
     pub(crate) fn home(&self, clock: Clock) -> Home {
         self.background.clone().map_or_else(|| Home::for_clock(clock), Home::On)
     }
@@ -135,7 +140,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Refuses what cannot work.
+    /// Refuses values that cannot work.
     pub(crate) fn check(&self) -> Result<()> {
         check_lease(self.lease, self.clock_margin)?;
         check_max_hold(self.max_hold, self.clock_margin)?;
@@ -159,12 +164,12 @@ impl Options {
         at_least("unreachable_after", self.unreachable_after, Duration::from_millis(10))
     }
 
-    /// Refuses holds that stay where nobody could call for them.
+    /// Refuses cached holds for a scheme in which waiters cannot recall them.
     pub(crate) fn check_not_idle(&self, reason: &str) -> Result<()> {
         if self.may_hold_idle() { invalid("idle_hold", reason.to_owned()) } else { Ok(()) }
     }
 
-    /// Whether any hold may stay when nobody uses it any more.
+    /// Returns true if unused holds may be cached.
     pub(crate) fn may_hold_idle(&self) -> bool {
         !self.idle_hold.is_zero()
     }
@@ -177,7 +182,7 @@ impl Options {
         }
     }
 
-    /// Which keys are locks of this manager.
+    /// Returns the rule that finds the locks of this manager among server keys.
     pub(crate) fn listing(&self) -> Listing {
         match &self.published_keys {
             Some(template) => Listing::Template(template.clone()),
@@ -185,8 +190,8 @@ impl Options {
         }
     }
 
-    /// On a key of theirs, published clients cut the ttl down to their own with each grant. It must not end before a lease
-    /// that was given before that.
+    /// Refuses a lease that is longer than the ttl of the timestamp scheme. With each grant its clients shorten the ttl
+    /// of the key to their own, so the key would expire before our lease is over.
     fn check_foreign_ttl(&self, lease: Duration) -> Result<()> {
         let key_ttl = self.published_limits.key_ttl;
         if self.published_keys.is_none() || lease <= key_ttl {
@@ -202,7 +207,7 @@ impl Options {
     }
 }
 
-/// What one acquisition says differently from its manager.
+/// Options of one acquisition that replace those of its manager.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Overrides {
     pub(crate) lease: Option<Duration>,
@@ -222,21 +227,21 @@ impl Overrides {
     }
 }
 
-/// What one acquisition works with: the manager's options and its own, checked.
+/// Checked options of one acquisition: its own, or else the manager's.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    /// What the server is asked for.
+    /// Lease that the request asks for.
     pub(crate) lease: Duration,
-    /// When the hold is over whatever happens, from the request on.
+    /// Longest time of the hold, counted from the request.
     pub(crate) max_hold: Duration,
     pub(crate) wait_timeout: Option<Duration>,
     pub(crate) reentry: Reentry,
-    /// For how long the hold may stay when nobody uses it any more.
+    /// Time for which the unused hold may be cached.
     pub(crate) idle_hold: Duration,
 }
 
 impl Terms {
-    /// Checks the values that this acquisition brought along; the manager's own were checked when it was built.
+    /// Checks the options of this acquisition; the manager's own were checked when it was built.
     #[inline]
     pub(crate) fn new(options: &Options, overrides: Overrides) -> Result<Self> {
         if overrides.lease.is_some() || overrides.max_hold.is_some() {
@@ -247,19 +252,19 @@ impl Terms {
             max_hold: overrides.max_hold.unwrap_or(options.max_hold),
             wait_timeout: overrides.wait_timeout.or(options.wait_timeout),
             reentry: overrides.reentry.unwrap_or(options.reentry),
-            // Shorter, not longer: what is bounded by the manager's is bounded for all.
+            // The manager's value is the upper limit for all acquisitions.
             idle_hold: overrides.idle_hold.map_or(options.idle_hold, |idle_hold| idle_hold.min(options.idle_hold)),
         })
     }
 }
 
-/// At least half of a lease must be left for its holder after the margins, or it could hardly be renewed.
+/// Refuses a lease of which the margins leave less than half: the holder could hardly renew it in time.
 fn check_lease(lease: Duration, clock_margin: Duration) -> Result<()> {
     at_most("lease", lease, LEASE_MAX)?;
     worth_having("lease", lease, clock_margin)
 }
 
-/// A hold that ends before it is valid is no hold.
+/// Refuses a `max_hold` that ends before the hold is valid.
 fn check_max_hold(max_hold: Duration, clock_margin: Duration) -> Result<()> {
     worth_having("max_hold", max_hold, clock_margin)
 }
@@ -274,7 +279,8 @@ fn worth_having(option: &'static str, span: Duration, clock_margin: Duration) ->
     )
 }
 
-/// A key lives for at least this long after our last hold, and a foreign stamp with it.
+/// Refuses limits beyond the time for which the scripts keep timestamps: a key lives for at least that long after our
+/// last hold.
 fn check_published_limits(limits: PublishedLimits) -> Result<()> {
     if limits.read.max(limits.write) <= PUBLISHED_LIMIT_MAX {
         return Ok(());
@@ -282,12 +288,12 @@ fn check_published_limits(limits: PublishedLimits) -> Result<()> {
     invalid("published_limits", format!("a foreign stamp is kept for {PUBLISHED_LIMIT_MAX:?} at most"))
 }
 
-/// The other half of the response timeout is for the way there and back.
+/// Refuses timeouts beyond half of the response timeout: the network needs the other half.
 fn check_durability(durability: Durability, response_timeout: Duration) -> Result<()> {
     let Durability::Replicated { timeout, .. } = durability else {
         return Ok(());
     };
-    // Nothing is what servers take for ever.
+    // A timeout of zero makes the server wait for ever.
     at_least("durability", timeout, Duration::from_millis(1))?;
     if timeout <= response_timeout / 2 {
         return Ok(());
@@ -308,7 +314,7 @@ fn check_hand_over_budget(hand_overs: u64) -> Result<()> {
     invalid("hand_over_budget", format!("it must be 1 to {MAX_TOKENS}, as many tokens as one grant reserves"))
 }
 
-/// With no place at all there would be no acquisition.
+/// Refuses zero, with which no acquisition could start.
 fn check_max_waiters(max_waiters: usize) -> Result<()> {
     if max_waiters > 0 {
         return Ok(());
@@ -316,7 +322,7 @@ fn check_max_waiters(max_waiters: usize) -> Result<()> {
     invalid("max_waiters", "it must be 1 at least, or nothing could be acquired".to_owned())
 }
 
-/// A label is part of every id on the server, so it holds neither blanks nor what a terminal would act on.
+/// Refuses labels that cannot be part of an id on the server: no blanks, no characters that a terminal would interpret.
 fn check_label(label: &str) -> Result<()> {
     let fits =
         (1..=LABEL_MAX_BYTES).contains(&label.len()) && !label.chars().any(|c| c.is_whitespace() || c.is_control());
@@ -344,7 +350,7 @@ fn invalid(option: &'static str, reason: String) -> Result<()> {
     Err(Error::InvalidOption { option, reason })
 }
 
-/// `host:pid`, as far as it fits a label.
+/// Returns `host:pid`, shortened to fit a label.
 fn default_label() -> String {
     let host: String = host_name().chars().filter(|c| c.is_ascii_graphic()).take(40).collect();
     let host = if host.is_empty() { "localhost" } else { &host };

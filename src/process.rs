@@ -1,11 +1,12 @@
-//! The process that a manager belongs to.
+//! Process to which a manager belongs.
 //!
-//! `fork` copies a manager with all that it knows: its id, its holds and their tokens, its connections. Two processes would then be
-//! one holder. So a manager belongs to the process that built it. In a copy of that process it refuses every call and reports every
-//! guard as lost, its tasks stand still, and the copied sockets are neither read, written nor closed.
+//! `fork` copies a manager with all its state: its id, its holds and their tokens, its connections. Two processes would
+//! then act as one holder. So a manager belongs to the process that built it. In a copy of that process it refuses
+//! every call and reports every guard as lost. Its tasks do not run, and the copied sockets are neither read, written
+//! nor closed.
 //!
-//! Noticed is what the C library's `fork` does. A process that is made past it (a raw `clone` system call), and a virtual machine that
-//! is restored from a snapshot, are not.
+//! The module detects the `fork` of the C library. It cannot detect a process that a raw `clone` system call made, or a
+//! virtual machine that is restored from a snapshot.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,29 +17,30 @@ use tokio::task::JoinHandle;
 
 use crate::error::{Error, Result};
 
-/// Identity of a process. Its copy by `fork` is another process, though all that it has in memory is the same.
+/// Identity of a process. Its copy by `fork` is another process, with the same memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
-    /// Process id, for messages only: the system uses ids again, so to compare them would not do.
+    /// Process id, for messages only: the system reuses ids, so a comparison of ids would prove nothing.
     id: u32,
-    /// Number of forks that led here, as it was then. Asked with a load and a comparison; `getpid` would be a system call.
+    /// Number of forks that had led to this process. A check costs a load and a comparison; `getpid` would be a system
+    /// call.
     forks: forkguard::Guard,
 }
 
 impl Process {
-    /// Names the process that runs this code.
+    /// Returns the process that runs this code.
     pub(crate) fn current() -> Self {
         Self { id: std::process::id(), forks: forkguard::new() }
     }
 
-    /// Returns whether this code runs in this process, and not in a copy of it.
+    /// Returns true if this code runs in this process, and not in a copy of it.
     #[inline]
     pub(crate) fn is_current(&self) -> bool {
-        // The clone is compared: asking the original would make it one of this process.
+        // A clone is compared, since a check of the original would bind the original to this process.
         !self.forks.clone().detected_fork()
     }
 
-    /// Fails in a copy of this process. `lock` is the name of the lock that is asked for; empty for none.
+    /// Fails in a copy of this process. `lock` is the name of the lock of the call; empty for none.
     #[inline]
     pub(crate) fn check(&self, lock: &str) -> Result<()> {
         if self.is_current() { Ok(()) } else { Err(self.forked(lock)) }
@@ -49,7 +51,7 @@ impl Process {
         Error::Forked { lock: Arc::from(lock), process: self.id }
     }
 
-    /// Goes on with a caller's future in this process only. In a copy it fails at the next poll, before anything is done.
+    /// Runs a caller's future in this process only. In a copy it fails at the next poll, before anything is done.
     pub(crate) fn here<'a, T>(
         &'a self,
         lock: &'a str,
@@ -76,9 +78,12 @@ pub(crate) fn spawn_on<T: Send + 'static>(
     runtime.spawn(Bound::new(task))
 }
 
-/// A task that runs in the process that spawned it. A runtime that was copied, and is driven in the copy, finds it pending for ever.
-/// Dropped there, it is forgotten: dropping a socket takes it out of the poll of the process that uses it, a mutex may have been
-/// copied locked, and what a task takes back when it ends is the other process's.
+/// Task that runs only in the process that spawned it. In a copied runtime that is driven in the copy, the task is
+/// pending for ever.
+///
+/// If the copy drops the task, its future is forgotten, not dropped. Dropping a socket would remove it from the poll of
+/// the original process. A mutex may have been copied locked. And the holds that a task releases at its end belong to
+/// the original process.
 struct Bound<F> {
     process: Process,
     task: Option<Pin<Box<F>>>,

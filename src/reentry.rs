@@ -1,11 +1,11 @@
-//! Who counts as one owner, for nested acquisitions.
+//! Owners of nested acquisitions.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Somebody who may hold a lock several times over.
+/// Owner that may hold a lock several times at once.
 ///
-/// A nested acquisition of the same owner only counts; see [`Reentry`].
+/// A nested acquisition of the same owner only changes a counter; see [`Reentry`].
 ///
 /// # Examples
 ///
@@ -33,31 +33,32 @@ enum Owner {
     Nobody,
 }
 
-/// A number that nobody else in this process has.
+/// Returns a number that is unique in this process.
 fn next() -> NonZeroU64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NonZeroU64::new(NEXT.fetch_add(1, Ordering::Relaxed)).unwrap_or(NonZeroU64::MAX)
 }
 
 impl OwnerId {
-    /// Of the share of a hold that nobody has a guard of. No owner is this one.
+    /// Owner of a share that has no guard. No acquisition has this owner.
     pub(crate) const NOBODY: Self = Self(Owner::Nobody);
 
-    /// A new owner, different from all others in this process.
+    /// Creates a new owner, different from all others in this process.
     #[must_use]
     #[allow(clippy::new_without_default)] // two defaults would not be equal, which nobody expects of a default
     pub fn new() -> Self {
         Self(Owner::Named(next()))
     }
 
-    /// The thread that runs this code, also where that is a task.
+    /// Returns the thread that runs this code, also inside of a task.
     pub(crate) fn of_thread() -> Self {
-        // The standard library's would be counted each time.
+        // Own number for the thread: the handle of the standard library is reference-counted, which each call would pay
+        // for.
         thread_local!(static THREAD: NonZeroU64 = next());
         Self(Owner::Thread(THREAD.with(|thread| *thread)))
     }
 
-    /// The tokio task that runs this code, else the thread.
+    /// Returns the tokio task that runs this code; outside of tasks, the thread.
     #[must_use]
     pub fn current() -> Self {
         match tokio::task::try_id() {
@@ -67,21 +68,22 @@ impl OwnerId {
     }
 }
 
-/// Whether acquisitions of one owner nest. Set for a manager, or for one acquisition by [`reentry`](crate::Acquire::reentry).
+/// Rule for nested acquisitions of one owner. Set for a manager, or for one acquisition by
+/// [`reentry`](crate::Acquire::reentry).
 ///
-/// Nested, a read in a read, a write in a write and a read in a write only count and send nothing, and the hold ends
-/// with the last of its guards, in any order. A write in a read is
+/// A nested acquisition only changes a counter and sends nothing: a read in a read, a write in a write, and a read in a
+/// write. The hold ends with the last of its guards, in any order. A write in a read fails with
 /// [`UpgradeConflict`](crate::Error::UpgradeConflict) at once.
 ///
-/// An acquisition nests in a guard that is there when it is first polled. Two of one owner that are under way at the same
-/// time are two strangers: the second waits for the first one's guard.
+/// An acquisition nests in a guard that exists when it is first polled. Two acquisitions of one owner at the same time
+/// do not nest: the second waits for the guard of the first.
 ///
-/// In async code this is off unless asked for: a guard can be moved to another task, and one task can run many futures,
-/// for example under `join!`, which would then all be inside at once.
+/// In async code this is off by default. A guard can be moved to another task. And one task can run several futures,
+/// for example under `join!`, which would then all hold the lock at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Reentry {
-    /// Every acquisition stands for itself: a nested one waits for the outer one, as with tokio's `RwLock`.
+    /// No acquisition nests: an inner one waits for the outer one, as with tokio's `RwLock`.
     #[default]
     Off,
     /// Acquisitions of one tokio task nest; outside of tasks, those of one thread.
@@ -91,7 +93,7 @@ pub enum Reentry {
 }
 
 impl Reentry {
-    /// The owner whose acquisitions nest with one that is made here and now.
+    /// Returns the owner whose acquisitions nest with one that is made here and now.
     pub(crate) fn owner(self) -> Option<OwnerId> {
         match self {
             Self::Off => None,

@@ -1,8 +1,8 @@
-//! Code of users runs in our threads: subscribers of `tracing`, and wakers. One that panics ends nothing but what it was called for.
+//! Protection against panics in code of users that runs in our threads: subscribers of `tracing`, and wakers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Does what may run a subscriber or a waker. `None` if that panics, of which the panic hook has told.
+/// Runs code that may call a subscriber or a waker. `None` if it panics; the panic hook has reported the panic then.
 pub(crate) fn shielded<T>(act: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(act)).ok()
 }

@@ -1,9 +1,9 @@
-//! Spans of time as people write and read them: `10s`, `1.2s`, `500ms`.
+//! Durations as people write and read them: `10s`, `1.2s`, `500ms`.
 
 use std::fmt;
 use std::time::Duration;
 
-/// A duration for people: whole milliseconds, from a second on hundredths of one.
+/// Duration for people: whole milliseconds below a second, hundredths of a second above.
 pub(crate) struct Span(pub(crate) Duration);
 
 impl fmt::Display for Span {
@@ -18,7 +18,7 @@ impl fmt::Display for Span {
     }
 }
 
-/// A duration as configurations have it: `10s`, `1.5h`, `max`.
+/// Duration in configurations: `10s`, `1.5h`, `max`.
 #[cfg(feature = "serde")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Period(pub(crate) Duration);
@@ -45,7 +45,7 @@ impl std::str::FromStr for Period {
             _ => return Err(refused()),
         };
         let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
-        // Nine digits are nanoseconds of a second.
+        // Nine digits reach nanoseconds of a second.
         let digits = u32::try_from(part.len()).ok().filter(|digits| (1..=9).contains(digits)).ok_or_else(refused)?;
         let number = |digits: &str| digits.parse::<u32>().map(u128::from).map_err(|_| refused());
         let nanos = number(whole)? * unit_nanos + number(part)? * unit_nanos / 10_u128.pow(digits);
@@ -63,7 +63,7 @@ impl<'de> serde::Deserialize<'de> for Period {
     }
 }
 
-/// Fields of durations in JSON: each is a text for people and a number beside it, which programs can compare.
+/// Durations as JSON fields: a text for people, and beside it a number that programs can compare.
 #[cfg(feature = "serde")]
 pub(crate) mod json {
     use std::time::Duration;
@@ -89,7 +89,7 @@ pub(crate) mod json {
         both(serializer, "votes_in", "votes_in_ms", *span, number)
     }
 
-    /// In microseconds, since it is below a millisecond as a rule.
+    /// Writes a round trip in microseconds, because it is usually below a millisecond.
     #[allow(clippy::ref_option)] // as serde calls it
     pub(crate) fn round_trip<S: Serializer>(span: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
         let number = span.map(|span| u64::try_from(span.as_micros()).unwrap_or(u64::MAX));

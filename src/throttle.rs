@@ -1,20 +1,21 @@
-//! Bound of the requests that messages cause: every user that may publish can have sent them.
+//! Limit for the requests that messages cause: every user that may publish can send such messages.
 
 use std::time::Duration;
 
 use crate::lease::Moment;
 
-/// Requests that messages cause at once. Genuine ones are a few for each wait, so only a flood is slowed down.
+/// Number of requests that messages may cause at once. Genuine messages are a few for each wait, so only a flood is
+/// slowed down.
 const BURST: u32 = 16;
 /// Time after which one more event is allowed: 200 a second, for as long as a flood lasts.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// Rate limit for what is done because of a message: a burst, then one for each interval.
+/// Rate limit for requests that a message causes: a burst, then one for each interval.
 ///
 /// Source: the generic cell rate algorithm (ITU-T I.371), which needs one moment and no timer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Throttle {
-    /// Moment at which all that was taken is regained.
+    /// Moment at which the whole burst is available again.
     regained_at: Moment,
 }
 
@@ -23,13 +24,15 @@ impl Throttle {
         Self { regained_at: Moment::from_nanos(0) }
     }
 
-    /// Moment from which the next one is allowed, which may be past.
+    /// Returns the moment from which the next request is allowed, which may be past.
     pub(crate) fn next_at(&self) -> Moment {
+        // `regained_at` may be ahead of the clock by a burst at most, and the next request needs one interval of it.
         Moment::from_nanos(self.regained_at.as_nanos().saturating_sub(nanos(INTERVAL * (BURST - 1))))
     }
 
     /// Counts a request that is sent now.
     pub(crate) fn take(&mut self, now: Moment) {
+        // Idle time never adds up to more than one burst.
         self.regained_at = self.regained_at.max(now).after(INTERVAL);
     }
 

@@ -1,4 +1,4 @@
-//! Where the servers are, as a user says it.
+//! Addresses and credentials of the servers, as a user gives them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,8 +13,9 @@ pub use tls::Tls;
 mod remap;
 mod tls;
 
-/// Where the servers are. URLs are those of the `redis` crate: `redis://[user][:password@]host[:port][/db]`, or `rediss://…`
-/// for [TLS](Tls), or `redis+unix:///path[?db=…&user=…&pass=…]` for one node. What a URL cannot hold is percent-encoded.
+/// Servers of a manager. URLs have the form of the `redis` crate: `redis://[user][:password@]host[:port][/db]`, or
+/// `rediss://…` for [TLS](Tls). One node may also be `redis+unix:///path[?db=…&user=…&pass=…]`. Special characters in a
+/// URL are percent-encoded.
 ///
 /// A single text is a node, a list of texts is a cluster:
 ///
@@ -30,8 +31,9 @@ mod tls;
 /// assert_eq!(cluster, Topology::from(listed.split(',').collect::<Vec<_>>()));
 /// ```
 ///
-/// With the cargo feature `serde` it can be read from a configuration, as `{"node": url}`, `{"cluster": [url, …]}` or
-/// `{"sentinel": {"primary": name, "urls": [url, …]}}`. [`Config`](crate::Config) has the files of certificates as well.
+/// With the cargo feature `serde`, a configuration can have it as `{"node": url}`, `{"cluster": [url, …]}` or
+/// `{"sentinel": {"primary": name, "urls": [url, …]}}`. [`Config`](crate::Config) has the files of certificates as
+/// well.
 ///
 /// `Debug` shows no passwords and no keys.
 #[derive(Clone, PartialEq, Eq)]
@@ -43,7 +45,7 @@ pub struct Topology {
     access: Access,
 }
 
-/// Access to servers that others announce, where URLs do not say it.
+/// Access to servers that other servers announce, where URLs do not give it.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Access {
     pub(crate) primary_credentials: Option<Credentials>,
@@ -75,23 +77,24 @@ impl From<Kind> for Topology {
 }
 
 impl Topology {
-    /// One server that is not part of a cluster.
+    /// Selects one server that is not part of a cluster.
     pub fn node(url: impl Into<String>) -> Self {
         Kind::Node(url.into()).into()
     }
 
-    /// A cluster, found through any of these nodes. User and password are taken from the first URL. The database, 0 by default,
-    /// is the same in all URLs. Another than 0 exists only in a cluster with several (`cluster-databases` of Valkey 9); the members
-    /// of any other cluster refuse it, which is [`Refused`](Error::Refused).
+    /// Selects a cluster, found through any of these nodes. User and password are those of the first URL. The database,
+    /// 0 by default, must be the same in all URLs. Another database than 0 exists only in a cluster with several
+    /// (`cluster-databases` of Valkey 9). The members of any other cluster refuse it with [`Refused`](Error::Refused).
     pub fn cluster<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Self {
         Kind::Cluster(urls.into_iter().map(Into::into).collect()).into()
     }
 
-    /// The primary that Sentinels know under this name, wherever they move it.
+    /// Selects the primary that Sentinels know under this name, also after a failover.
     ///
-    /// The URLs are the Sentinels'. Each Sentinel that does not answer strangers is given user and password of its own URL. The
-    /// primary is used with the database of the first URL, and with its user and password unless
-    /// [`primary_credentials`](Topology::primary_credentials) names others. The Sentinels are believed by majority, so name them all.
+    /// The URLs are those of the Sentinels. A Sentinel that requires a login gets user and password of its own URL. The
+    /// primary is used with the database of the first URL. It is used with user and password of the first URL too,
+    /// unless [`primary_credentials`](Topology::primary_credentials) gives others. A majority of the Sentinels decides,
+    /// so name all of them.
     ///
     /// ```
     /// use redis_rwlock::{RedisManager, Topology};
@@ -106,11 +109,11 @@ impl Topology {
         Kind::Sentinel { primary: primary.into(), urls: urls.into_iter().map(Into::into).collect() }.into()
     }
 
-    /// User and password for the primary that [Sentinels](Topology::sentinel) name, instead of those of the first URL. They are sent
-    /// to no Sentinel. An empty user is the server's default user. Nothing is percent-encoded here.
+    /// Sets user and password for the primary that [Sentinels](Topology::sentinel) name, instead of those of the first
+    /// URL. No Sentinel receives them. An empty user is the server's default user. The values are not percent-encoded.
     ///
-    /// With any other topology, where the URLs have user and password, `build` fails with
-    /// [`InvalidOption`](Error::InvalidOption).
+    /// With any other topology, `build` fails with [`InvalidOption`](Error::InvalidOption): there, user and password
+    /// are part of the URLs.
     ///
     /// ```
     /// use redis_rwlock::{RedisManager, Topology};
@@ -129,17 +132,22 @@ impl Topology {
         self
     }
 
-    /// A file with the password, for any topology: of the node, of all members of the cluster, of the primary, and of the Sentinels
-    /// whose URLs have none. The user is that of the URL or of [`primary_credentials`](Topology::primary_credentials). A line
-    /// break at the end of the file is not part of the password.
+    /// Reads the password from a file, for any topology. The password is for the node, for all members of the cluster,
+    /// for the primary, and for the Sentinels whose URLs have none. The user is that of the URL or of
+    /// [`primary_credentials`](Topology::primary_credentials). A line break at the end of the file is not part of the
+    /// password.
     ///
-    /// `build` reads the file, and each new connection does, so a password that was replaced counts from the next connection on;
-    /// open connections stay. While the file is missing, empty or cannot be read, connections are made with the password that was
-    /// read last, and a `warn` line says so once. To change a password without an error in between, let the server accept both for
-    /// a while (`ACL SETUSER … >new`), replace the file by renaming another to its name, then remove the old one from the server.
+    /// `build` and each new connection read the file. So a replaced password counts from the next connection on; open
+    /// connections stay. While the file is missing, empty or unreadable, new connections use the last valid password,
+    /// and one `warn` line says so.
     ///
-    /// `build` fails with [`InvalidOption`](Error::InvalidOption) if the file cannot be read or is empty, and if there is a second
-    /// password: in the URL of a node or of the first member, or in `primary_credentials`. The password is never shown or logged.
+    /// To change a password without an error in between: let the server accept both passwords for a while
+    /// (`ACL SETUSER … >new`). Then replace the file by renaming another file to its name. Then remove the old password
+    /// from the server.
+    ///
+    /// `build` fails with [`InvalidOption`](Error::InvalidOption) if the file cannot be read or is empty. It fails too
+    /// if there is a second password: in the URL of a node or of the first member, or in `primary_credentials`. The
+    /// password is never shown or logged.
     ///
     /// ```
     /// use redis_rwlock::{RedisManager, Topology};
@@ -160,15 +168,19 @@ impl Topology {
         self
     }
 
-    /// Addresses at which this process reaches servers that announce others: behind NAT, in containers, through a bastion.
+    /// Maps announced addresses to addresses at which this process reaches the servers: behind NAT, in containers,
+    /// through a bastion.
     ///
-    /// The mapping is asked for each address that a cluster announces (in its slot map and in redirects) or a Sentinel, and returns
-    /// host and port to connect to. It is not asked for the URLs. A host that an announcement leaves out is the host of the server
-    /// that was asked. The mapping is called often, so it must be quick, and must always say the same; one that panics changes
-    /// nothing. With TLS certificates have to be made for the host that it returns, or for one [`Tls::server_name`].
+    /// The manager calls the mapping for each address that a cluster announces (in its slot map and in redirects) or
+    /// that a Sentinel announces. The mapping returns the host and port to connect to. The manager does not call it for
+    /// the URLs. If an announcement has no host, the host is that of the server that announced it.
     ///
-    /// [`NodeHealth::address_source`](crate::NodeHealth::address_source) and errors have both addresses. With a single node,
-    /// which announces nothing, `build` fails with [`InvalidOption`](Error::InvalidOption).
+    /// The manager calls the mapping often, so it must be quick, and must return the same result each time. A mapping
+    /// that panics changes nothing. With TLS, the certificates must be made for the host that the mapping returns, or
+    /// for one [`Tls::server_name`].
+    ///
+    /// [`NodeHealth::address_source`](crate::NodeHealth::address_source) and errors have both addresses. With a single
+    /// node, which announces nothing, `build` fails with [`InvalidOption`](Error::InvalidOption).
     ///
     /// ```
     /// use redis_rwlock::{RedisManager, Topology};
@@ -189,11 +201,11 @@ impl Topology {
         self
     }
 
-    /// The certificates for `rediss://` URLs. Without this call the public authorities are trusted, and no client
-    /// certificate is shown.
+    /// Sets the certificates for `rediss://` URLs. Without this call the manager trusts the public authorities, and
+    /// shows no client certificate.
     ///
-    /// Either all URLs of a topology are `rediss://` or none is, and what is found through them speaks TLS as well: the other
-    /// nodes of a cluster, the primary that Sentinels name.
+    /// Either all URLs of a topology are `rediss://` or none is. The servers that are found through them use TLS as
+    /// well: the other nodes of a cluster, the primary that Sentinels name.
     ///
     /// ```no_run
     /// use redis_rwlock::{RedisManager, Tls, Topology};
@@ -220,7 +232,7 @@ impl Topology {
         &self.tls
     }
 
-    /// Access to servers that others announce. Refuses what would have no effect.
+    /// Returns the access to announced servers. Refuses options that would have no effect.
     pub(crate) fn access(&self) -> Result<&Access> {
         let refused = |option, reason: &str| Err(Error::InvalidOption { option, reason: reason.to_owned() });
         match (&self.kind, &self.access) {
@@ -239,7 +251,7 @@ impl Topology {
         }
     }
 
-    /// Refuses what the two-key scheme cannot work on.
+    /// Refuses topologies on which the two-key scheme cannot work.
     pub(crate) fn check_single(&self) -> Result<()> {
         match &self.kind {
             Kind::Node(_) | Kind::Sentinel { .. } => Ok(()),
@@ -344,12 +356,12 @@ pub(crate) fn all_without_secrets(urls: &[String]) -> Vec<&str> {
     urls.iter().map(|url| without_secrets(url)).collect()
 }
 
-/// What follows the last `@`, which separates user and password from the host; without one, what follows the scheme.
-/// A query is left out as well.
+/// Returns the part of a URL after the last `@`, which separates user and password from the host; without an `@`, the
+/// part after the scheme. The query is left out as well.
 pub(crate) fn without_secrets(url: &str) -> &str {
     let end_of_host = url.find(['?', '#']).unwrap_or(url.len());
     if url.rfind('@').is_some_and(|at| at > end_of_host) {
-        // Part of a query, or of a password that holds a query's marks: nothing of it is safe to show.
+        // The `@` is part of a query, or of a password with `?` or `#`: no part of it is safe to show.
         return "…";
     }
     let host = match (url.rfind('@'), url.find("://")) {

@@ -1,4 +1,4 @@
-//! What `inspect` shows.
+//! Views of locks, which `inspect` returns.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,27 +7,28 @@ use crate::lease::{FencingToken, ServerTime};
 use crate::options::PublishedLimits;
 use crate::scheme::{AcquisitionId, Answered, Mode, View};
 
-/// One lock as the server sees it at one moment. For people and dashboards: it may be out of date when it is read.
+/// State of one lock at one moment, as the server sees it. For people and dashboards: it may be out of date when it is
+/// read.
 ///
-/// With the cargo feature `serde` it can be serialized, with times as people write them and in milliseconds, to compare:
-/// `"age": "1.2s"`, `"age_ms": 1204`.
-/// [`inspect`](crate::RwLockManager::inspect) has an example.
+/// With the cargo feature `serde` it can be serialized. Each time is a text for people and a number of milliseconds for
+/// programs: `"age": "1.2s"`, `"age_ms": 1204`. [`inspect`](crate::RwLockManager::inspect) has an example.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct LockView {
-    /// The lock's name.
+    /// Name of the lock.
     pub name: String,
-    /// The last token that was granted or reserved, if the server remembers one: a writer's process reserves a few, one for
-    /// each turn among its tasks.
+    /// Last token that was granted or reserved, if the server has one. The process of a writer reserves a few, one for
+    /// each writer that may follow by a hand-off.
     pub last_token: Option<FencingToken>,
-    /// Who holds the lock, writers first. A process counts as one, however many of its tasks share the hold.
+    /// Holders of the lock, writers first. A process counts as one holder, however many of its tasks share the hold.
     pub holders: Vec<HolderView>,
-    /// How many more are recorded at the server, dead ones too: a look shows a hundred holders and waiters at most.
+    /// Number of further holders in the server's record, dead ones too: the view has a hundred holders and waiters at
+    /// most.
     pub more_holders: usize,
-    /// Who waits in the server's queue, in the order in which they came. A process counts as one for each side.
+    /// Waiters in the server's queue, in the order in which they came. A process counts as one waiter for each side.
     pub waiters: Vec<WaiterView>,
-    /// How many more wait, dead ones too.
+    /// Number of further waiters, dead ones too.
     pub more_waiters: usize,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) seen: Seen,
@@ -48,12 +49,12 @@ impl From<Answered<View>> for Seen {
 
 impl fmt::Debug for Seen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The view beside it says the same for people.
+        // The view beside it shows the same to people.
         f.write_str("…")
     }
 }
 
-/// One holder of a lock: a process, however many of its tasks are inside.
+/// Holder of a lock: a process, however many of its tasks share the hold.
 ///
 /// # Examples
 ///
@@ -75,57 +76,59 @@ impl fmt::Debug for Seen {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct HolderView {
-    /// The label of the holder's manager; `published client` for one that runs the published scheme.
+    /// Label of the holder's manager; `published client` for a client of the timestamp scheme.
     pub label: String,
-    /// The side it holds.
+    /// Side of the lock that the holder has.
     pub mode: Mode,
-    /// Whether it is the manager that was asked.
+    /// True if the holder is the manager that made this view.
     pub is_ours: bool,
-    /// How many guards of that manager share the hold, nested ones each. 0 for the holds of others, of which only they know,
-    /// and for one of ours that nobody has any more and that is being given back.
+    /// Number of guards of that manager that share the hold, each nested guard counted. 0 for the holds of other
+    /// managers, which alone know their guards. 0 also for a hold of this manager that has no guard and is being
+    /// released.
     pub guards: usize,
-    /// Whether its process may not be inside, and keeps the hold until somebody wants it
-    /// ([`idle_hold`](crate::Builder::idle_hold)). Of a hold of ours this is exact. Of the others it says that one of them may
-    /// be such a hold: which one, only their processes know.
+    /// True if the process may only cache the hold ([`idle_hold`](crate::Builder::idle_hold)), with no guard, until
+    /// another process wants it. For a hold of this manager the value is exact. For other holds it says that one of
+    /// them may be cached; only their processes know which one.
     pub kept: bool,
-    /// How long it has held the lock, by the server's clock.
+    /// Time since the grant, by the server's clock.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::age"))]
     pub age: Duration,
-    /// How long the server will keep the hold if it hears nothing more.
+    /// Time for which the server will keep the hold without a further renewal.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::remaining"))]
     pub remaining: Duration,
 }
 
-/// One waiter of a lock, as [`inspect`](crate::RwLockManager::inspect) shows it.
+/// Waiter of a lock, as [`inspect`](crate::RwLockManager::inspect) shows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct WaiterView {
-    /// The label of the waiter's manager.
+    /// Label of the waiter's manager.
     pub label: String,
-    /// The side it waits for.
+    /// Side for which the waiter waits.
     pub mode: Mode,
-    /// How long it has waited, by the server's clock.
+    /// Time that it has waited, by the server's clock.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::waiting"))]
     pub waiting: Duration,
 }
 
-/// Who of one manager shares a hold.
+/// Guards of one manager that share a hold.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Guards {
     pub(crate) many: usize,
-    /// Nobody, and it stays until somebody does.
+    /// True if the hold is cached and no guard uses it.
     pub(crate) is_idle: bool,
 }
 
 impl LockView {
-    /// Whether nobody held the lock, when [`inspect`](crate::RwLockManager::inspect) looked.
+    /// Returns true if the lock had no holder when [`inspect`](crate::RwLockManager::inspect) asked the server.
     #[must_use]
     pub fn is_free(&self) -> bool {
         self.holders.is_empty() && self.more_holders == 0
     }
 
-    /// `guards` tells of an id who of this manager shares its hold, and `None` if it is not this manager's.
+    /// Makes a view of the server's answer. `guards` returns the guards of this manager that share the hold with an id,
+    /// and `None` if the hold is another manager's.
     pub(crate) fn new(
         name: &str,
         seen: Seen,
@@ -152,7 +155,7 @@ impl LockView {
 }
 
 impl HolderView {
-    /// Who holds a lock, writers first, with their ids. Clients of the published scheme have none.
+    /// Returns the holders of a lock, writers first, with their ids. Clients of the timestamp scheme have none.
     pub(crate) fn all(
         seen: &Seen,
         limits: PublishedLimits,
@@ -177,7 +180,7 @@ impl HolderView {
         foreign_write.map(nameless).into_iter().chain(ours).chain(foreign_read.map(nameless)).collect()
     }
 
-    /// A reader of which only the id is known.
+    /// Makes the view of a reader of which only the id is known.
     pub(crate) fn unseen_reader(id: &str, guards: Option<Guards>) -> Self {
         Self {
             label: AcquisitionId::label_of(id).to_owned(),
@@ -191,11 +194,12 @@ impl HolderView {
     }
 }
 
-/// A client of the published scheme: its stamp is the time of its grant, its limit is ours to know.
+/// Makes the view of a client of the timestamp scheme. Its timestamp is the time of its grant; the options of
+/// this manager give its limit.
 fn foreign(mode: Mode, stamp_ms: Option<u64>, limit: Duration, now_ms: u64) -> Option<HolderView> {
     let stamp_ms = stamp_ms?;
     let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX - 1);
-    // At its limit it still counts.
+    // A grant still counts in the millisecond of its limit.
     let left_ms = stamp_ms.saturating_add(limit_ms + 1).saturating_sub(now_ms);
     (left_ms > 0).then(|| HolderView {
         label: "published client".to_owned(),

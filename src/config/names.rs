@@ -1,9 +1,9 @@
-//! Names of the variables that [`Config`](super::Config) reads, and whose the others are that begin alike.
+//! Names of the variables that [`Config`](super::Config) reads, and owners of other variables with the same prefix.
 //!
-//! Kubernetes and Docker write variables into every container, named after the services beside it: a service that is called
-//! `rwlock` must not keep a program from starting. The program `redis-rwlock` compiles this file, too.
+//! Kubernetes and Docker write variables into every container, named after the services beside it. A service with the
+//! name `rwlock` must not keep a program from starting. The program `redis-rwlock` compiles this file, too.
 
-/// Fields of a configuration as variables name them, without the prefix.
+/// Fields of a configuration in the form of variables, without the prefix.
 pub(crate) const FIELDS: [&str; 30] = [
     "CLOCK_MARGIN",
     "CLUSTER",
@@ -43,16 +43,16 @@ const OF_THE_PROGRAM: [&str; 3] = ["CONFIG", "FENCING_TOKEN", "NAME"];
 /// Owner of a variable, by its name without the prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Owner {
-    /// A field of the configuration.
+    /// Configuration: the variable is one of its fields.
     Config,
     /// Kubernetes, Docker, or the program `redis-rwlock`.
     Others,
-    /// The user, probably, who meant this field.
+    /// User who probably meant this field.
     Misspelt(&'static str),
     Unknown,
 }
 
-/// Returns whose the variable of this name is.
+/// Returns the owner of the variable with this name.
 pub(crate) fn owner_of(name: &str) -> Owner {
     if FIELDS.contains(&name) {
         return Owner::Config;
@@ -67,9 +67,9 @@ pub(crate) fn owner_of(name: &str) -> Owner {
     }
 }
 
-/// Whether it has a form that Kubernetes gives to variables for a service, or Docker for a linked container: `SERVICE_HOST`,
-/// `SERVICE_PORT`, `SERVICE_PORT_<name>`, `PORT`, `PORT_<number>_<protocol>` and that with `_PROTO`, `_PORT` or `_ADDR`, each of
-/// them also behind the rest of the service's name.
+/// Returns true for names that Kubernetes gives to variables for a service, or Docker for a linked container. The forms
+/// are `SERVICE_HOST`, `SERVICE_PORT`, `SERVICE_PORT_<name>`, `PORT` and `PORT_<number>_<protocol>`, the last also with
+/// `_PROTO`, `_PORT` or `_ADDR`. Each form may follow the rest of the service's name.
 fn is_link(name: &str) -> bool {
     let words: Vec<&str> = name.split('_').collect();
     let is_number = |word: &str| word.parse::<u16>().is_ok();
@@ -83,14 +83,16 @@ fn is_link(name: &str) -> bool {
     })
 }
 
-/// How many typing errors still name this field: short names are near to words that mean something else.
+/// Returns the number of typing errors with which a name still means this field. Short names resemble words with
+/// another meaning, so fewer are allowed.
 fn tolerance(field: &str) -> usize {
     if field.len() < 6 { 1 } else { 2 }
 }
 
-/// Counts the characters that are missing, added, other ones or swapped with their neighbour.
+/// Counts the characters that are missing, added, replaced or swapped with their neighbour.
 fn distance(name: &str, field: &str) -> usize {
     let (name, field): (Vec<char>, Vec<char>) = (name.chars().collect(), field.chars().collect());
+    // Optimal string alignment distance. Three rows are enough, because a swap looks two rows back.
     let mut before: Vec<usize> = Vec::new();
     let mut above: Vec<usize> = (0..=field.len()).collect();
     for (row, letter) in name.iter().enumerate() {
@@ -125,7 +127,7 @@ mod tests {
             "PORT_6379_TCP_PORT",
             "PORT_6379_TCP_ADDR",
             "PORT_53_UDP_ADDR",
-            // A service `rwlock-node` or `rwlock-lease`.
+            // Variables of services with the names `rwlock-node` and `rwlock-lease`.
             "NODE_SERVICE_HOST",
             "NODE_PORT",
             "NODE_PORT_6379_TCP_ADDR",

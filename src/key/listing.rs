@@ -1,21 +1,21 @@
-//! From server keys back to the locks of one manager.
+//! Names of one manager's locks from keys on the server.
 
 use crate::key::{Key, KeyTemplate};
 
-/// Which keys are a manager's locks.
+/// Rule that finds a manager's locks among the keys.
 #[derive(Clone, Debug)]
 pub(crate) enum Listing {
-    /// Those under its prefix.
+    /// Keys under its prefix.
     Prefix(String),
-    /// Those of its published clients.
+    /// Keys of the clients of the timestamp scheme.
     Template(KeyTemplate),
 }
 
 impl Listing {
-    /// What `SCAN` is to match: all keys of locks, and maybe others.
+    /// Returns the pattern for `SCAN`, which matches all keys of locks, and perhaps others.
     pub(crate) fn pattern(&self) -> String {
         match self {
-            // What follows a prefix says which of its two forms a key has.
+            // The character after the prefix shows which of its two forms a key has.
             Self::Prefix(prefix) => [&escape(prefix), "[:#]*"].concat(),
             Self::Template(template) => {
                 let (before, behind) = template.sides();
@@ -24,7 +24,8 @@ impl Listing {
         }
     }
 
-    /// The name of the lock that this key is part of, if it is one's. `parts` are the last parts of the keys of the scheme.
+    /// Returns the name of the lock to which this key belongs, if there is one. `parts` are the last parts of the keys
+    /// of the scheme.
     pub(crate) fn name_of(&self, key: &str, parts: &[&str]) -> Option<String> {
         match self {
             Self::Prefix(prefix) => parts.iter().find_map(|part| Key::name_of(prefix, key, part)),
@@ -32,7 +33,7 @@ impl Listing {
         }
     }
 
-    /// The same from what the keys of a lock begin with.
+    /// Returns the name of the lock whose keys begin with `base`, if there is one.
     pub(crate) fn name_of_base(&self, base: &str) -> Option<String> {
         match self {
             Self::Prefix(_) => self.name_of(&[base, ":lock"].concat(), &["lock"]),
@@ -41,7 +42,7 @@ impl Listing {
     }
 }
 
-/// A text that a pattern matches as it is.
+/// Escapes a text so that a pattern matches it literally.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,21 +1,22 @@
-//! A lock's name on its way to its lock.
+//! Name of a lock before the lock is found.
 
 use std::str;
 
 use super::hash_of;
 
-/// As long as a short one may be.
+/// Largest length in bytes of a name that is stored inline.
 const SHORT: usize = 24;
 
-/// A name as the user wrote it, and its hash. A short one needs no memory of its own: whoever joins a hold of its process is
-/// done before anything else would need any.
+/// Name as the user wrote it, and its hash. A short name needs no allocation, so an acquisition that joins a hold of
+/// its process needs none at all.
 ///
-/// No enum: it is moved several times before it is looked at, and a variant's bytes would be moved one by one.
+/// A struct with fields for both cases, not an enum. The value is moved several times before it is read, and the bytes
+/// of a variant would be moved one by one.
 pub(crate) struct LockName {
     hash: u64,
     short: [u8; SHORT],
     len: u8,
-    /// A long one.
+    /// Name that is too long to be inline.
     long: Option<Box<str>>,
 }
 
@@ -48,7 +49,7 @@ impl LockName {
         self.hash
     }
 
-    /// As [`Key::hashed_name`](super::Key::hashed_name).
+    /// Returns hash and name, as [`Key::hashed_name`](super::Key::hashed_name) does.
     pub(crate) fn hashed(&self) -> (u64, &[u8]) {
         (self.hash, self.bytes())
     }

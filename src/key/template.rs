@@ -1,28 +1,28 @@
-//! Keys that exist already: those of the published hash scheme, named by whoever runs it.
+//! Existing keys: those of the timestamp scheme, whose form the operator defines.
 //!
-//! The name stands in such a key as it is. So not every name will do: where the key has no hash tag its channels wrap the
-//! whole of it in one, and that must neither end early nor be another lock's.
+//! The name is part of such a key without encoding, so some names are not usable. If the key has no hash tag, its
+//! channels use the whole key as one. That tag must not end early, and must not belong to another lock.
 
 use crate::error::{Error, Result};
 use crate::key::{hash_tag, invalid_name};
 
-/// The longest template in bytes.
+/// Longest template in bytes.
 const TEMPLATE_MAX_BYTES: usize = 256;
-/// Where the name goes: what patterns of `ACL SETUSER`, `KEYS` and `SCAN` have there. Braces would not do: to the server
+/// Placeholder of the name, as in patterns of `ACL SETUSER`, `KEYS` and `SCAN`. Braces are not usable: to the server
 /// they are a hash tag.
 const PLACE: char = '*';
 
-/// What the keys of the published clients look like: the text around the name.
+/// Form of the keys of the timestamp scheme's clients: the text around the name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct KeyTemplate(String);
 
 impl KeyTemplate {
-    /// Not checked yet: builders tell what is wrong when they build.
+    /// Stores a template unchecked: a builder reports its defects in `build`.
     pub(crate) fn new(text: String) -> Self {
         Self(text)
     }
 
-    /// Refuses what is no template, and what no name fits.
+    /// Refuses texts that are no template, and templates that fit no name.
     pub(crate) fn check(&self) -> Result<()> {
         let (before, _) = self.sides();
         let reason = if self.0.matches(PLACE).count() != 1 {
@@ -32,7 +32,7 @@ impl KeyTemplate {
         } else if self.0.chars().any(char::is_control) {
             "it has control characters".to_owned()
         } else if before.split_once('{').is_some_and(|(_, rest)| rest.starts_with('}')) {
-            // The first braces are all that count, so none of its keys has a tag.
+            // Only the first braces count, so none of its keys has a hash tag.
             "its keys would begin with the empty hash tag {}, and have no channel in their slot".to_owned()
         } else {
             return Ok(());
@@ -40,12 +40,12 @@ impl KeyTemplate {
         Err(Error::InvalidOption { option: "published_keys", reason })
     }
 
-    /// What is before the name and behind it.
+    /// Returns the texts before and after the name.
     pub(super) fn sides(&self) -> (&str, &str) {
         self.0.split_once(PLACE).unwrap_or((&self.0, ""))
     }
 
-    /// The key of a name that is neither empty nor too long.
+    /// Returns the key of a name that is neither empty nor too long.
     pub(super) fn key(&self, name: &str) -> Result<String> {
         let (before, behind) = self.sides();
         let key = [before, name, behind].concat();
@@ -62,15 +62,17 @@ impl KeyTemplate {
         Ok(key)
     }
 
-    /// The name that has this key, if one has.
+    /// Returns the name that has this key, if there is one.
     pub(crate) fn name_of<'k>(&self, key: &'k str) -> Option<&'k str> {
         let (before, behind) = self.sides();
         let name = key.strip_prefix(before)?.strip_suffix(behind)?;
+        // The text may fit the template although no lock can have this name.
         (super::check_name(name).is_ok() && self.key(name).is_ok()).then_some(name)
     }
 }
 
-/// What is in the braces of a key that is a hash tag and nothing else: the channels of both begin alike.
+/// Returns the text in the braces of a key that consists of a hash tag only. The channels of such a key and of its
+/// inner text begin alike.
 fn whole_tag(key: &str) -> Option<&str> {
     let inner = key.strip_prefix('{')?.strip_suffix('}')?;
     (!inner.contains('}')).then_some(inner)
@@ -145,7 +147,7 @@ mod tests {
             assert!(matches!(&error, Error::InvalidName { reason, .. } if reason.contains("cfg")), "{error}");
             key(text, "cfg").expect("that has them");
         }
-        // Nothing else is named so.
+        // Other templates have no such name.
         key("lock:*", "{cfg}").expect("a key");
         key("{*}", "cfg").expect("a key");
         key("*}", "{cfg").expect("a key");

@@ -1,4 +1,4 @@
-//! The manager over independent masters.
+//! Manager of independent masters.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -18,38 +18,42 @@ use crate::scheme::{Scheme, two_key};
 use crate::topology::{Tls, all_without_secrets};
 use crate::transport;
 
-/// As many as are worth their round trips.
+/// Largest useful number of masters: each costs round trips.
 const MOST: usize = 9;
 
-/// A quorum (Redlock) over 3 or 5 independent masters, for both modes: a majority of them decides, so a minority may crash, hang
-/// or be cut off.
+/// Manager of a quorum (Redlock) of 3 or 5 independent masters, for both modes. A majority decides, so a minority may
+/// crash, hang or be disconnected.
 ///
-/// The masters know nothing of each other: no cluster, no replicas, best on machines that do not fail together. Every manager of
-/// a lock names the same ones. On each of them a lock has the keys of the two-key scheme.
+/// The masters know nothing of each other: there is no cluster, and there are no replicas. They should run on machines
+/// that do not fail together. Every manager of a lock must name the same masters. On each master a lock has the keys of
+/// the two-key scheme.
 ///
-/// * All masters are asked in parallel, and the answer of a majority is enough. A slow one delays nobody, one that does not answer
-///   is asked by nobody but its prober.
-/// * [`remaining`](crate::WriteGuard::remaining) is what is left at a majority of them, less the time that it took to ask and the
-///   margins for clocks.
-/// * What is granted without a majority is given back at once, also by a master that answers late. It is there for one lease at
-///   most if a master cannot be told.
-/// * [Fencing tokens](crate::FencingToken) grow per lock, whichever majorities answer: each is stored by a majority before the
-///   guard is there.
-/// * Nobody queues: who is refused asks again after a pause with jitter, so nobody is first because it came first. Writers of a
-///   process do not hand on to each other.
+/// * The manager asks all masters in parallel, and the answer of a majority is enough. A slow master delays no
+///   acquisition. A master that does not answer gets only the requests of its probe.
+/// * [`remaining`](crate::WriteGuard::remaining) is what is left at a majority of the masters, minus the time of the
+///   requests and the margins for clocks.
+/// * A grant without a majority is released at once, also at a master that answers late. If a master cannot be reached,
+///   the grant stays there for one lease at most.
+/// * [Fencing tokens](crate::FencingToken) grow per lock, whichever majorities answer: a majority stores each token
+///   before the guard exists.
+/// * There is no queue: a refused acquisition asks again after a pause with jitter, so the order of arrival does not
+///   count. The writers of a process do not hand off to each other.
 ///
-/// It takes [`Error::NoQuorum`] if less than a majority answers and may vote: an acquisition that waits after
-/// [`unreachable_after`](Builder::unreachable_after), a `try_*` after two [response timeouts](Builder::response_timeout).
+/// An operation fails with [`Error::NoQuorum`] if less than a majority answers and may vote. A waiting acquisition
+/// fails after [`unreachable_after`](Builder::unreachable_after), a `try_*` after two [response
+/// timeouts](Builder::response_timeout).
 ///
 /// # Masters that restart
 ///
-/// One that comes back empty has forgotten what it had granted, and could make a second majority. So a master has no vote before
-/// it has been running for longer than the longest [`lease`](Builder::lease) that this manager has asked for: all that it may have
-/// forgotten is over by then. Its uptime says so, which the user needs the right `+info` for; without that right it votes at once,
-/// and restarts have to be delayed by whoever runs it. **All managers of a lock should have the same lease.**
+/// A master that restarts empty has forgotten its grants, and could make a second majority. So a master has no vote
+/// until it has been running for longer than the longest [`lease`](Builder::lease) that this manager has asked for. All
+/// grants that it may have forgotten are over by then.
 ///
-/// What its uptime does not show is not survived: `FLUSHALL`, a key that is evicted or deleted, data that an old snapshot brings
-/// back. Have `noeviction`. `docs/GUARANTEES.md` has the whole list.
+/// The manager reads the uptime of a master, for which the user needs the right `+info`. Without that right the master
+/// votes at once, and the operator must delay restarts. **All managers of a lock should have the same lease.**
+///
+/// The uptime does not show every loss of data, so these faults are not survived: `FLUSHALL`, an evicted or deleted
+/// key, data from an old snapshot. Set `noeviction`. `docs/GUARANTEES.md` has the whole list.
 ///
 /// # Examples
 ///
@@ -70,7 +74,7 @@ pub struct QuorumManager {
 }
 manager!(QuorumManager);
 
-/// Where the masters of a quorum are.
+/// Addresses of the masters of a quorum, with their credentials.
 #[derive(Clone)]
 pub(super) struct Masters {
     urls: Vec<String>,
@@ -105,12 +109,13 @@ impl QuorumManager {
     ///
     /// # Errors
     ///
-    /// As [`Builder::connect`]; [`NoQuorum`](Error::NoQuorum) if less than a majority of them answered.
+    /// The errors of [`Builder::connect`]; [`NoQuorum`](Error::NoQuorum) if less than a majority of the masters
+    /// answered.
     pub async fn connect<U: Into<String>>(masters: impl IntoIterator<Item = U>) -> Result<Self> {
         Self::builder(masters).connect().await
     }
 
-    /// Begins to put a manager together.
+    /// Returns a [`Builder`] for a manager of these masters: 3 or 5 URLs, each of one node.
     ///
     /// # Examples
     ///
@@ -140,7 +145,7 @@ impl QuorumManager {
 }
 
 impl Builder<QuorumManager> {
-    /// The certificates for `rediss://` URLs, of all masters. Defaults to [`Tls::new`].
+    /// Sets the certificates for `rediss://` URLs, for all masters. Defaults to [`Tls::new`].
     pub fn tls(mut self, tls: Tls) -> Self {
         if let Place::Masters(masters) = &mut self.place {
             masters.tls = tls;
@@ -148,8 +153,8 @@ impl Builder<QuorumManager> {
         self
     }
 
-    /// A file with the password of all masters, which `build` and each new connection read, as
-    /// [`Topology::password_file`](crate::Topology::password_file) says. Defaults to the passwords of the URLs; `build` fails with
+    /// Reads the password of all masters from a file, as [`Topology::password_file`](crate::Topology::password_file)
+    /// does. `build` and each new connection read the file. Defaults to the passwords of the URLs. `build` fails with
     /// [`InvalidOption`](Error::InvalidOption) if there are both, and if the file cannot be read or is empty.
     ///
     /// ```
@@ -172,11 +177,12 @@ impl Builder<QuorumManager> {
         self
     }
 
-    /// Masters vote as soon as they answer, however short their uptime: for those who delay restarts themselves, by more than the
-    /// longest lease, or whose masters are all new. Defaults to asking for the uptime.
+    /// Lets masters vote as soon as they answer, however short their uptime. Defaults to off: the manager asks for the
+    /// uptime. For operators who delay restarts by more than the longest lease themselves, or whose masters are all
+    /// new.
     ///
-    /// Without the delay that this promises, a master that comes back empty makes a second majority, and two writers are inside.
-    /// [`QuorumManager`] tells more.
+    /// With this option, new masters are usable at once. But without the promised delay, a master that restarts empty
+    /// makes a second majority, and two writers may hold the lock. [`QuorumManager`] explains this.
     pub fn restarts_are_delayed(mut self) -> Self {
         if let Place::Masters(masters) = &mut self.place {
             masters.restarts = Restarts::Delayed;

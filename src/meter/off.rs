@@ -1,4 +1,4 @@
-//! Nobody counts.
+//! Empty metrics, for builds without the feature.
 
 use super::RenewalOutcome;
 use crate::clock::Clock;
@@ -27,7 +27,7 @@ impl Meter {
     pub(crate) fn renewal(self, _: RenewalOutcome) {}
 }
 
-/// An acquisition.
+/// Acquisition in progress.
 #[derive(Debug)]
 pub(crate) struct Underway;
 
@@ -35,7 +35,7 @@ impl Underway {
     pub(crate) fn ended(self, _: &'static str) {}
 }
 
-/// A hold.
+/// Metrics of a hold.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {}
 

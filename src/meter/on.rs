@@ -1,4 +1,4 @@
-//! The counts themselves.
+//! Metrics of managers and their connections.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -14,7 +14,7 @@ use crate::health::FindingKind;
 use crate::lease::Moment;
 use crate::mode::Mode;
 
-/// What may come of an acquisition.
+/// Outcomes of an acquisition.
 const OUTCOMES: [&str; 12] = [
     JOINED,
     GRANTED,
@@ -31,13 +31,13 @@ const OUTCOMES: [&str; 12] = [
 ];
 const JOINED: &str = "joined";
 const GRANTED: &str = "granted";
-/// Its future was.
+/// Outcome of an acquisition whose future was dropped.
 const DROPPED: &str = "dropped";
 
 const REASONS: [LossReason; 5] =
     [LossReason::Expired, LossReason::Gone, LossReason::MaxHold, LossReason::Forced, LossReason::Closed];
 
-/// One of each for readers and for writers.
+/// Pair of values, for readers and for writers.
 #[derive(Debug)]
 struct PerMode<T> {
     read: T,
@@ -57,7 +57,7 @@ impl<T> PerMode<T> {
     }
 }
 
-/// The counts of one manager; those of several add up.
+/// Metrics of one manager; those of several managers add up.
 #[derive(Clone, Debug)]
 pub(crate) struct Meter(Arc<Handles>);
 
@@ -133,12 +133,12 @@ impl Meter {
         }
     }
 
-    /// A reader shares a hold of its process, at once.
+    /// Counts a reader that joins a hold of its process at once.
     pub(crate) fn joined(&self) {
         self.0.acquisitions.read[0].increment(1);
     }
 
-    /// An acquisition that is not over at once.
+    /// Counts an acquisition that does not finish at once.
     pub(crate) fn begins(&self, mode: Mode, clock: Clock) -> Underway {
         self.0.waiters.of(mode).increment(1.0);
         Underway { meter: self.clone(), mode, clock, began: clock.now(), outcome: DROPPED }
@@ -150,17 +150,17 @@ impl Meter {
         }
     }
 
-    /// One more hold stays when nobody uses it.
+    /// Counts one more hold that may be cached.
     pub(crate) fn kept(&self) {
         self.0.kept.increment(1.0);
     }
 
-    /// One such hold is over.
+    /// Counts the end of such a hold.
     pub(crate) fn kept_no_more(&self) {
         self.0.kept.decrement(1.0);
     }
 
-    /// An idle hold was lost.
+    /// Counts the loss of a cached hold that no guard used.
     pub(crate) fn idle_lost(&self) {
         self.0.idle_losses.increment(1);
     }
@@ -175,7 +175,7 @@ impl Meter {
     }
 }
 
-/// An acquisition.
+/// Acquisition in progress.
 #[derive(Debug)]
 pub(crate) struct Underway {
     meter: Meter,
@@ -202,7 +202,7 @@ impl Drop for Underway {
     }
 }
 
-/// A hold, from its grant to its end.
+/// Hold, from its grant to its end.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
     began: OnceLock<(Meter, Mode, Clock, Moment)>,
@@ -217,8 +217,9 @@ impl Counted {
         });
     }
 
-    /// Once; what never began does not end.
+    /// Counts the end once; a hold that was never counted has no end.
     pub(crate) fn end(&self) {
+        // A loss, a release and the drop may come from several threads: the swap lets exactly one of them count.
         if let Some((meter, mode, clock, began)) = self.began.get()
             && !self.is_over.swap(true, Ordering::AcqRel)
         {
@@ -234,7 +235,7 @@ impl Drop for Counted {
     }
 }
 
-/// One count of the connections.
+/// Counter of connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Tally(Counter);
 
@@ -252,7 +253,7 @@ impl Tally {
     }
 }
 
-/// The nodes of one fleet that cannot be used; those of several add up.
+/// Number of unusable nodes of one fleet; those of several fleets add up.
 #[derive(Debug)]
 pub(crate) struct UnusableNodes(Gauge);
 
@@ -272,7 +273,7 @@ impl UnusableNodes {
     }
 }
 
-/// The defects of one manager's nodes; those of several managers add up.
+/// Defects of one manager's nodes; those of several managers add up.
 #[derive(Debug)]
 pub(crate) struct NodeFindings([Gauge; FindingKind::ALL.len()]);
 

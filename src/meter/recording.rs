@@ -1,4 +1,4 @@
-//! Keeps what is counted, for tests.
+//! Recorder that keeps metrics, for tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use metrics::{
 };
 use parking_lot::Mutex;
 
-/// By name and labels: how often something was told, and what it adds up to.
+/// Number of reports and their sum, by name and labels.
 type Told = BTreeMap<String, (usize, f64)>;
 
-/// Each label with its values.
+/// Labels with their values.
 type Labels = BTreeMap<String, BTreeSet<String>>;
 
 #[derive(Default)]
 pub(crate) struct Recording {
     told: Arc<Mutex<Told>>,
-    /// By name: its kind and its labels.
+    /// Kind and labels, by name.
     pub(super) registered: Mutex<BTreeMap<String, (&'static str, Labels)>>,
     pub(super) described: Mutex<BTreeSet<String>>,
 }
@@ -81,7 +81,7 @@ impl Recording {
         self.described.lock().insert(key.as_str().to_owned());
     }
 
-    /// How often a metric was told, and what that adds up to.
+    /// Returns how often a metric was reported, and the sum.
     pub(crate) fn told(&self, name: &str) -> (usize, f64) {
         self.told.lock().get(name).copied().unwrap_or_default()
     }

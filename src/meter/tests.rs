@@ -4,7 +4,7 @@ use std::time::Duration;
 use super::recording::Recording;
 use crate::manager::{MemoryManager, RedisManager, RwLockManager};
 
-/// A manager whose counts go to a recording.
+/// Returns a manager with its recorder.
 fn recorded() -> (Recording, MemoryManager) {
     let recording = Recording::default();
     let manager = metrics::with_local_recorder(&recording, MemoryManager::new);
@@ -70,7 +70,7 @@ async fn conversion_ends_one_hold_and_begins_another() {
     assert_eq!(recording.told("rwlock_holds mode=read").1, 0.0);
 }
 
-/// The rows of the document: name, kind, and the labels with their values.
+/// Compares the rows of the document with the metrics: name, kind, and the labels with their values.
 #[tokio::test]
 async fn document_lists_what_is_counted() {
     let recording = Recording::default();
@@ -78,7 +78,7 @@ async fn document_lists_what_is_counted() {
         RedisManager::builder(["redis://127.0.0.1:1"]).unreachable_after(Duration::from_millis(10)).build()
     })
     .expect("valid");
-    // A connection is counted where it is made.
+    // A connection counts itself where it is made.
     drop(metrics::with_local_recorder(&recording, super::Tally::of_reconnects));
     drop(cluster);
     let listed: BTreeMap<String, (String, String)> = include_str!("../../docs/METRICS.md")
@@ -105,7 +105,7 @@ async fn document_lists_what_is_counted() {
     }
 }
 
-/// Rules and dashboard ask for nothing that is not there.
+/// Checks that rules and dashboard use only metrics that exist.
 #[test]
 fn alerts_and_dashboard_ask_for_what_is_counted() {
     let document = include_str!("../../docs/METRICS.md");

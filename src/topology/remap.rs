@@ -1,11 +1,11 @@
-//! Addresses as servers announce them: the way from there to where this process reaches them, and their source.
+//! Announced addresses of servers: their mapping to reachable addresses, and their sources.
 
 use std::fmt;
 use std::sync::Arc;
 
 type Mapping = dyn Fn(&str, u16) -> (String, u16) + Send + Sync;
 
-/// A mapping that the user gave. Two are equal if they are copies of one.
+/// Mapping that the user gave. Two are equal if they are copies of the same mapping.
 #[derive(Clone)]
 pub(crate) struct Remap(Arc<Mapping>);
 
@@ -27,8 +27,8 @@ impl PartialEq for Remap {
 
 impl Eq for Remap {}
 
-/// The source of a server's address, in [`NodeHealth`](crate::NodeHealth). [`Display`](fmt::Display) tells it in words, as errors
-/// do.
+/// Source of a server's address, in [`NodeHealth`](crate::NodeHealth). Its [`Display`](fmt::Display) writes the same
+/// words as errors do.
 ///
 /// # Examples
 ///
@@ -50,23 +50,23 @@ impl Eq for Remap {}
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum AddressSource {
-    /// The user named it.
+    /// The user named the address.
     #[default]
     User,
-    /// A member of the cluster announced it.
+    /// A member of the cluster announced the address.
     #[non_exhaustive]
     Cluster {
         /// Address of that member.
         at: String,
-        /// Address that the member announced, where [`remap`](crate::Topology::remap) made another one of it.
+        /// Address that the member announced, if [`remap`](crate::Topology::remap) changed it.
         announced: Option<String>,
     },
-    /// A Sentinel announced it.
+    /// A Sentinel announced the address.
     #[non_exhaustive]
     Sentinel {
         /// Address of that Sentinel.
         at: String,
-        /// Address that the Sentinel announced, where [`remap`](crate::Topology::remap) made another one of it.
+        /// Address that the Sentinel announced, if [`remap`](crate::Topology::remap) changed it.
         announced: Option<String>,
     },
 }

@@ -1,34 +1,34 @@
-//! Certificates, as a user gives them.
+//! Certificates that a user gives.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Whom a connection with TLS trusts, and what it shows of itself. Needs the cargo feature `tls`, which is a default one;
-/// without it a `rediss://` URL is an [`InvalidOption`](Error::InvalidOption).
+/// Trusted authorities of TLS connections, and the client certificate. Needs the cargo feature `tls`, which is a
+/// default one; without it a `rediss://` URL is an [`InvalidOption`](Error::InvalidOption).
 ///
-/// Certificates are always checked, and so is that they were made for the host of the URL, or for the address under which a
-/// cluster or Sentinels list a node; or for one [`server_name`](Tls::server_name). `rediss://…/#insecure` is refused.
+/// Certificates are always checked. They must be made for the host of the URL, or for the address under which a cluster
+/// or Sentinels list a node; or for one [`server_name`](Tls::server_name). `rediss://…/#insecure` is refused.
 ///
 /// * Bad certificates or keys: `build` fails with [`InvalidOption`](Error::InvalidOption), and nothing is sent.
 /// * A server whose certificate is not trusted, or was made for another host:
 ///   [`Refusal::Untrusted`](crate::Refusal::Untrusted), at once.
-/// * A server that turns our certificate down, or wants one and is shown none:
+/// * A server that rejects our certificate, or requires one and gets none:
 ///   [`Refusal::Unauthenticated`](crate::Refusal::Unauthenticated), as soon as the server says so.
-/// * TLS where the server speaks none, or none where it speaks TLS: [`Unreachable`](Error::Unreachable) after
+/// * TLS to a server without TLS, or no TLS to a server with TLS: [`Unreachable`](Error::Unreachable) after
 ///   [`unreachable_after`](crate::Builder::unreachable_after).
 ///
-/// The cryptography is that of the process: what the application has installed as the default
-/// `rustls::crypto::CryptoProvider` before it builds a manager, else `ring`. Nothing is installed.
+/// The cryptography is that of the process: the default `rustls::crypto::CryptoProvider` that the application has
+/// installed before it builds a manager, else `ring`. The crate installs nothing.
 ///
-/// Defaults to the public authorities that Mozilla trusts and no client certificate; [`Topology::tls`](crate::Topology::tls) has an example.
-/// `Debug` shows neither certificates nor keys.
+/// Defaults to the public authorities that Mozilla trusts and no client certificate.
+/// [`Topology::tls`](crate::Topology::tls) has an example. `Debug` shows neither certificates nor keys.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Tls {
     ca_pem: Option<Vec<u8>>,
     client_pem: Option<ClientPem>,
-    /// To be read when the manager is built.
+    /// File that is read when the manager is built.
     ca_file: Option<PathBuf>,
     client_files: Option<(PathBuf, PathBuf)>,
     server_name: Option<String>,
@@ -41,33 +41,37 @@ pub(crate) struct ClientPem {
 }
 
 impl Tls {
-    /// Trusts the public authorities, shows no certificate. Others: see [`Topology::tls`](crate::Topology::tls).
+    /// Trusts the public authorities, and shows no certificate. For others, see
+    /// [`Topology::tls`](crate::Topology::tls).
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Trusts the authorities in this PEM text, one or more, and no other; see [`Topology::tls`](crate::Topology::tls).
+    /// Trusts the authorities in this PEM text, one or more, and no others; see
+    /// [`Topology::tls`](crate::Topology::tls).
     #[must_use]
     pub fn ca_pem(mut self, certificates: impl Into<Vec<u8>>) -> Self {
         self.ca_pem = Some(certificates.into());
         self
     }
 
-    /// Shows this certificate, followed by those between it and its authority if there are any, and proves it with its key
-    /// (PKCS #8, PKCS #1 or SEC 1); both as PEM text. See [`Topology::tls`](crate::Topology::tls).
+    /// Shows this client certificate and proves it with its key (PKCS #8, PKCS #1 or SEC 1). Both are PEM text.
+    /// Intermediate certificates follow the client certificate, if there are any. See
+    /// [`Topology::tls`](crate::Topology::tls).
     #[must_use]
     pub fn client_pem(mut self, certificates: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.client_pem = Some(ClientPem { certificates: certificates.into(), key: key.into() });
         self
     }
 
-    /// Trusts the authorities in a PEM file, as [`ca_pem`](Tls::ca_pem) those in a text; the file counts more than the text.
+    /// Trusts the authorities in a PEM file, as [`ca_pem`](Tls::ca_pem) does with a text; the file replaces the text.
     /// `build` reads it, and fails with [`InvalidOption`](Error::InvalidOption) if it cannot.
     ///
-    /// Each new connection reads it again, so a certificate that was replaced counts from the next connection on. While the
-    /// file is missing, half written, or does not fit the others, connections are made with the certificates that were read last,
-    /// and a `warn` line says so once. Replace a file by renaming another to its name. Open connections stay.
+    /// Each new connection reads the file again, so a replaced certificate counts from the next connection on; open
+    /// connections stay. The file may be missing, half written, or not match the other files. Until it is valid again,
+    /// new connections use the last valid certificates, and one `warn` line says so. Replace the file by renaming
+    /// another file to its name.
     ///
     /// ```no_run
     /// use redis_rwlock::{RedisManager, Tls, Topology};
@@ -84,21 +88,22 @@ impl Tls {
         self
     }
 
-    /// Shows a certificate and proves it with its key, as [`client_pem`](Tls::client_pem), from two files that are read like that of
-    /// [`ca_file`](Tls::ca_file).
+    /// Shows a client certificate and proves it with its key, as [`client_pem`](Tls::client_pem) does. Both are files,
+    /// which are read like that of [`ca_file`](Tls::ca_file).
     #[must_use]
     pub fn client_files(mut self, certificates: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         self.client_files = Some((certificates.into(), key.into()));
         self
     }
 
-    /// Checks the certificate of every server for this name instead of for the host of the URL or the address that a cluster or
-    /// Sentinels announce, and asks the servers for the certificate of this name (SNI). A DNS name or an IP address; `build` fails
-    /// with [`InvalidOption`](Error::InvalidOption) for anything else.
+    /// Checks the certificate of every server for this name. Without this call, the certificate must have the host of
+    /// the URL, or the address that a cluster or Sentinels announce. The manager also requests the certificate of this
+    /// name (SNI). The name is a DNS name or an IP address; `build` fails with [`InvalidOption`](Error::InvalidOption)
+    /// for anything else.
     ///
-    /// For servers that are reached by addresses which are not in their certificates: announced IP addresses, a tunnel, a bastion.
-    /// All servers of the topology, Sentinels included, need a certificate with this name. So any of them can stand for any other: where
-    /// each has a name of its own, let the servers announce these.
+    /// For servers that are reached by addresses which are not in their certificates: announced IP addresses, a tunnel,
+    /// a bastion. All servers of the topology, Sentinels included, need a certificate with this name. So any server can
+    /// impersonate any other. If each server has a name of its own, let the servers announce these names instead.
     ///
     /// ```no_run
     /// use redis_rwlock::{RedisManager, Tls, Topology};
@@ -116,12 +121,12 @@ impl Tls {
         self
     }
 
-    /// Whether some of it is in files.
+    /// Returns true if some certificates or keys are in files.
     pub(crate) fn has_files(&self) -> bool {
         self.ca_file.is_some() || self.client_files.is_some()
     }
 
-    /// Reads the files.
+    /// Reads the files into memory.
     pub(crate) fn read(mut self) -> Result<Self> {
         if let Some(path) = self.ca_file.take() {
             self.ca_pem = Some(read(&path)?);
@@ -134,6 +139,7 @@ impl Tls {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
+    // A configuration with only one file of the pair gives an empty path for the other.
     let refused = |error| match path.as_os_str().is_empty() {
         true => "a client certificate and its key need each other".to_owned(),
         false => format!("{} cannot be read: {error}", path.display()),
