@@ -37,7 +37,9 @@ async fn second_majority(with: impl Fn(Builder<QuorumManager>) -> Builder<Quorum
     let mut is_granted = false;
     while guard.remaining() > Duration::from_millis(500) && !is_granted {
         // As long as the restarted one may not be reached there is no majority either.
-        is_granted = second.try_write("cfg").await.is_ok_and(|guard| guard.is_some());
+        let granted = second.try_write("cfg").await;
+        // A try goes on for two response timeouts. A grant counts here only if it came while the first one was valid.
+        is_granted = granted.is_ok_and(|guard| guard.is_some()) && guard.remaining() > Duration::ZERO;
         if guard.state() != redis_rwlock::HoldState::Held {
             break;
         }
