@@ -37,12 +37,12 @@ const URL: &str = "IDLE_URL";
 const HOW: &str = "IDLE_HOW";
 
 async fn connect(node: &Node) -> RedisManager {
-    RedisManager::builder(Topology::node(node.url())).idle_hold(IDLE).connect().await.expect("a manager")
+    RedisManager::builder(Topology::node(node.url())).cache_for(IDLE).connect().await.expect("a manager")
 }
 
 /// Reads until the hold stays, and once more: whose hold is called for before it was of use keeps fewer.
 async fn idles(manager: &RedisManager, name: &str) {
-    while manager.stats().idle_holds == 0 {
+    while manager.stats().cached_holds == 0 {
         manager.read(name).await.expect("granted").release().await.expect("released");
     }
     manager.read(name).await.expect("granted").release().await.expect("released");
@@ -138,13 +138,13 @@ async fn call_backs(effort: Effort, node: &Node) -> Samples {
         }
         idles(&keeper, "one").await;
         let began = Instant::now();
-        let guard = other.write("one").idle_hold(Duration::ZERO).await.expect("granted");
+        let guard = other.write("one").cache_for(Duration::ZERO).await.expect("granted");
         all.write.push(micros(began));
         guard.release().await.expect("released");
 
         idles(&keeper, "one").await;
         let began = Instant::now();
-        let guard = other.write("one").idle_hold(Duration::ZERO).try_now().await.expect("answered");
+        let guard = other.write("one").cache_for(Duration::ZERO).try_now().await.expect("answered");
         all.try_idle.push(micros(began));
         guard.expect("nobody is inside").release().await.expect("released");
 
@@ -162,7 +162,7 @@ async fn call_backs(effort: Effort, node: &Node) -> Samples {
         if round % 10 == 1 {
             join_all(keepers.iter().map(|keeper| idles(keeper, "many"))).await;
             let began = Instant::now();
-            let guard = other.write("many").idle_hold(Duration::ZERO).await.expect("granted");
+            let guard = other.write("many").cache_for(Duration::ZERO).await.expect("granted");
             all.many.push(micros(began));
             guard.release().await.expect("released");
             all.releases.push(bare_releases(&mut readers).await);
@@ -204,8 +204,8 @@ fn tell_call_backs(effort: Effort, mut all: Samples) {
 fn have_locks() {
     let (url, is_idle) = (env::var(URL).expect("a URL"), env::var(HOW).is_ok_and(|how| how == "idle"));
     let runtime = Runtime::new().expect("a runtime");
-    let idle_hold = if is_idle { IDLE } else { Duration::ZERO };
-    let builder = RedisManager::builder(Topology::node(url)).idle_hold(idle_hold).idle_holds_max(2 * LOCKS);
+    let cache_for = if is_idle { IDLE } else { Duration::ZERO };
+    let builder = RedisManager::builder(Topology::node(url)).cache_for(cache_for).max_cached(2 * LOCKS);
     let manager = runtime.block_on(builder.connect()).expect("a manager");
     let (mut kept, mut time, bytes) = (Vec::new(), processor_time(), resident_bytes());
     for line in stdin().lock().lines() {
@@ -214,7 +214,7 @@ fn have_locks() {
         if count > 0 {
             kept = runtime.block_on(take(&manager, count, is_idle));
             // The first use is not kept, the second subscribes.
-            while manager.stats().idle_holds + kept.len() < count {
+            while manager.stats().cached_holds + kept.len() < count {
                 drop(runtime.block_on(take(&manager, count, is_idle)));
             }
         }

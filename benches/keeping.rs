@@ -15,8 +15,8 @@ use tokio::runtime::Runtime;
 
 const IDLE: Duration = Duration::from_secs(60);
 
-async fn connect(node: &Node, count: usize, idle_hold: Duration) -> Vec<RedisManager> {
-    let one = || RedisManager::builder(Topology::node(node.url())).idle_hold(idle_hold).connect();
+async fn connect(node: &Node, count: usize, cache_for: Duration) -> Vec<RedisManager> {
+    let one = || RedisManager::builder(Topology::node(node.url())).cache_for(cache_for).connect();
     join_all((0..count).map(|_| one())).await.into_iter().map(|manager| manager.expect("a manager")).collect()
 }
 
@@ -114,13 +114,13 @@ impl Pattern {
         }
     }
 
-    async fn run(self, node: &Node, idle_hold: Duration, effort: Effort, name: &str) -> Took {
+    async fn run(self, node: &Node, cache_for: Duration, effort: Effort, name: &str) -> Took {
         let count = match self {
             Self::Turns => 2,
             Self::Crowds => 4,
             Self::ManyWrites | Self::FewWrites => 11,
         };
-        let managers = connect(node, count, idle_hold).await;
+        let managers = connect(node, count, cache_for).await;
         let span = |full, quick| Duration::from_millis(effort.of(full, quick, 60));
         let took = measured(node, async {
             match self {
@@ -146,8 +146,8 @@ async fn tell_pattern(node: &Node, pattern: Pattern, effort: Effort) {
     let (mut times, mut scripts, mut sides) = ([vec![], vec![]], [vec![], vec![]], [vec![], vec![]]);
     for round in 0..effort.of(7, 3, 1) {
         let mut took = Vec::new();
-        for (n, idle_hold) in [IDLE, Duration::ZERO].into_iter().enumerate() {
-            let one = pattern.run(node, idle_hold, effort, &format!("lock-{round}-{n}")).await;
+        for (n, cache_for) in [IDLE, Duration::ZERO].into_iter().enumerate() {
+            let one = pattern.run(node, cache_for, effort, &format!("lock-{round}-{n}")).await;
             times[n].push(one.time);
             scripts[n].push(one.scripts);
             took.push(one);

@@ -163,7 +163,7 @@ impl<G: Guard> Acquire<G> {
     /// in progress. Then it fails with [`WaitTimeout`](crate::Error::WaitTimeout), at the latest two [response
     /// timeouts](crate::Builder::response_timeout) after the limit.
     ///
-    /// If another process may cache its hold of the lock ([`idle_hold`](crate::Builder::idle_hold)), the limit is
+    /// If another process may cache its hold of the lock ([`cache_for`](crate::Builder::cache_for)), the limit is
     /// [`try_wait`](crate::Builder::try_wait) at least, from the answer that says so. The other process needs that time
     /// to give the lock up.
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
@@ -172,11 +172,11 @@ impl<G: Guard> Acquire<G> {
     }
 
     /// Sets how long the process caches the hold after its last guard was dropped. The manager's
-    /// [`idle_hold`](crate::Builder::idle_hold) is the upper limit; zero releases the hold at once. If several
+    /// [`cache_for`](crate::Builder::cache_for) is the upper limit; zero releases the hold at once. If several
     /// acquisitions share a hold, the last one decides. A longer time saves requests if this process uses the name
     /// again; a shorter one spares others the recall.
-    pub fn idle_hold(mut self, idle_hold: Duration) -> Self {
-        self.request.overrides.idle_hold = Some(idle_hold);
+    pub fn cache_for(mut self, cache_for: Duration) -> Self {
+        self.request.overrides.cache_for = Some(cache_for);
         self
     }
 

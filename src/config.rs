@@ -31,11 +31,11 @@ use names::Owner;
 /// | `tls` | `{"ca": path, "client_certificate": path, "client_key": path, "server_name": name}`, all optional |
 /// | `password_file` | path of a file with the password of the servers, see [`Topology::password_file`] |
 /// | `lease`, `max_hold`, `wait_timeout`, `unreachable_after`, `response_timeout` | a duration |
-/// | `clock_margin`, `share_window`, `idle_hold`, `try_wait` | a duration |
+/// | `clock_margin`, `share_window`, `cache_for`, `try_wait` | a duration |
 /// | `reentry` | `"off"` or `"per_task"` |
 /// | `key_prefix`, `label`, `published_keys` | a text |
 /// | `published_limits` | `{"read": duration, "write": duration, "key_ttl": duration}`, each of them optional |
-/// | `hand_over_budget`, `idle_holds_max`, `max_waiters` | a number |
+/// | `hand_over_budget`, `max_cached`, `max_waiters` | a number |
 /// | `durability` | `{"replicas": number, "timeout": duration}`, both of them needed |
 ///
 /// The paths of `tls` are PEM files, which `build` and each new connection read. For its `server_name`, the name in the
@@ -83,8 +83,8 @@ pub struct Config {
     published_keys: Option<String>,
     published_limits: Option<Limits>,
     hand_over_budget: Option<u64>,
-    idle_hold: Option<Period>,
-    idle_holds_max: Option<usize>,
+    cache_for: Option<Period>,
+    max_cached: Option<usize>,
     max_waiters: Option<usize>,
     try_wait: Option<Period>,
     durability: Option<Acknowledged>,
@@ -140,8 +140,8 @@ impl Config {
             published_keys: None,
             published_limits: None,
             hand_over_budget: None,
-            idle_hold: None,
-            idle_holds_max: None,
+            cache_for: None,
+            max_cached: None,
             max_waiters: None,
             try_wait: None,
             durability: None,
@@ -295,11 +295,11 @@ impl Config {
                 let number = value.parse().map_err(|_| invalid("hand_over_budget", format!("{name} is no number")))?;
                 self.hand_over_budget = Some(number);
             }
-            "IDLE_HOLD" => self.idle_hold = span("idle_hold")?,
+            "CACHE_FOR" => self.cache_for = span("cache_for")?,
             "TRY_WAIT" => self.try_wait = span("try_wait")?,
-            "IDLE_HOLDS_MAX" => {
-                let number = value.parse().map_err(|_| invalid("idle_holds_max", format!("{name} is no number")))?;
-                self.idle_holds_max = Some(number);
+            "MAX_CACHED" => {
+                let number = value.parse().map_err(|_| invalid("max_cached", format!("{name} is no number")))?;
+                self.max_cached = Some(number);
             }
             "MAX_WAITERS" => {
                 let number = value.parse().map_err(|_| invalid("max_waiters", format!("{name} is no number")))?;
@@ -333,7 +333,7 @@ impl Config {
         set(self.response_timeout, Builder::response_timeout);
         set(self.clock_margin, Builder::clock_margin);
         set(self.share_window, Builder::share_window);
-        set(self.idle_hold, Builder::idle_hold);
+        set(self.cache_for, Builder::cache_for);
         set(self.try_wait, Builder::try_wait);
         if let Some(nesting) = self.reentry {
             builder = builder.reentry(match nesting {
@@ -356,8 +356,8 @@ impl Config {
         if let Some(hand_overs) = self.hand_over_budget {
             builder = builder.hand_over_budget(hand_overs);
         }
-        if let Some(most) = self.idle_holds_max {
-            builder = builder.idle_holds_max(most);
+        if let Some(most) = self.max_cached {
+            builder = builder.max_cached(most);
         }
         if let Some(max_waiters) = self.max_waiters {
             builder = builder.max_waiters(max_waiters);
@@ -439,7 +439,7 @@ mod tests {
         "password_file": "/password", "lease": "11s", "max_hold": "max", "wait_timeout": "1.5s", "unreachable_after": "2m",
         "response_timeout": "250ms", "clock_margin": "50ms", "share_window": "0ms",
         "reentry": "per_task", "key_prefix": "shop", "label": "billing-1", "published_keys": "lock:*",
-        "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "hand_over_budget": 7, "idle_hold": "30s", "idle_holds_max": 9, "max_waiters": 8, "try_wait": "70ms",
+        "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "hand_over_budget": 7, "cache_for": "30s", "max_cached": 9, "max_waiters": 8, "try_wait": "70ms",
         "durability": {"replicas": 2, "timeout": "90ms"}
     }"#;
     const ENVIRONMENT: [(&str, &str); 28] = [
@@ -465,8 +465,8 @@ mod tests {
         ("L_PUBLISHED_LIMITS_WRITE", "4s"),
         ("L_PUBLISHED_LIMITS_KEY_TTL", "12s"),
         ("L_HAND_OVER_BUDGET", "7"),
-        ("L_IDLE_HOLD", "30s"),
-        ("L_IDLE_HOLDS_MAX", "9"),
+        ("L_CACHE_FOR", "30s"),
+        ("L_MAX_CACHED", "9"),
         ("L_MAX_WAITERS", "8"),
         ("L_TRY_WAIT", "70ms"),
         ("L_DURABILITY_REPLICAS", "2"),
@@ -504,8 +504,8 @@ mod tests {
             .published_keys("lock:*")
             .published_limits(PublishedLimits::new(span(2_000), span(4_000)).key_ttl(span(12_000)))
             .hand_over_budget(7)
-            .idle_hold(span(30_000))
-            .idle_holds_max(9)
+            .cache_for(span(30_000))
+            .max_cached(9)
             .max_waiters(8)
             .try_wait(span(70))
             .durability(Durability::Replicated { replicas: NonZeroU8::MIN.saturating_add(1), timeout: span(90) });

@@ -262,7 +262,7 @@ impl Engine {
         let releases =
             Releases::new(Arc::clone(&scheme), Arc::clone(&table), Arc::clone(&wake), options.response_timeout);
         let releases = Arc::new(releases);
-        let uses = options.may_hold_idle().then(|| Uses::of(options.idle_holds_max));
+        let uses = options.may_hold_idle().then(|| Uses::of(options.max_cached));
         let renewals =
             Arc::new(Renewals::new(Arc::clone(&table), Arc::clone(&releases), Arc::clone(&wake), uses.clone()));
         let ears = Ears::new(&manager_id, &scheme, home.clone(), &renewals);
@@ -481,7 +481,7 @@ impl Engine {
 impl Drop for Core {
     fn drop(&mut self) {
         // Without a guard nobody is left who could use them.
-        for (_, hold) in self.table.idle_holds() {
+        for (_, hold) in self.table.cached_holds() {
             hold.lose(LossReason::Closed);
             self.renewals.forget(&hold);
             // Its cell lets go of it, too.

@@ -35,9 +35,9 @@ pub struct Stats {
     pub holds: usize,
     /// Guards that share these holds: the guards of tasks, each nested guard, and guards on their way to a waiter.
     pub guards: usize,
-    /// Cached holds: holds that no guard uses, and that are [cached](crate::Builder::idle_hold) for the next
+    /// Cached holds: holds that no guard uses, and that are [cached](crate::Builder::cache_for) for the next
     /// acquisition.
-    pub idle_holds: usize,
+    pub cached_holds: usize,
     /// Acquisitions that wait for other acquisitions of this process, or for a server.
     pub waiters: usize,
     /// Holds that are [`Unconfirmed`](crate::HoldState::Unconfirmed): the server has not answered their last renewal,

@@ -454,7 +454,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
 
     /// Waits until everything that was dropped is released: guards, and acquisitions whose futures were dropped after
     /// their request was sent. The manager stays open: guards that exist stay held, and waiting acquisitions continue.
-    /// A [cached hold](Builder::idle_hold) stays cached. The call also waits for what is dropped during the call.
+    /// A [cached hold](Builder::cache_for) stays cached. The call also waits for what is dropped during the call.
     ///
     /// The background sends the release of a dropped guard. A program that ends right after the drop may end before
     /// that. Then the lock stays held for the rest of its lease. A place in the queue that stays behind may be granted,
@@ -842,8 +842,8 @@ impl Place {
 ///     .label("host:4711") // the default has this host and process
 ///     .share_window(Duration::from_millis(50))
 ///     .hand_over_budget(64)
-///     .idle_hold(Duration::ZERO)
-///     .idle_holds_max(10_000)
+///     .cache_for(Duration::ZERO)
+///     .max_cached(10_000)
 ///     .try_wait(Duration::from_millis(50))
 ///     .max_waiters(100_000)
 ///     .published_limits(PublishedLimits::default())
@@ -1005,7 +1005,7 @@ impl<M: Build> Builder<M> {
     /// A shorter limit gives up earlier under contention; a longer limit survives longer holds of others.
     /// [`WaitTimeout`](Error::WaitTimeout) comes after the place in the queue is cancelled: usually one round trip
     /// after the limit, at most two [response timeouts](Builder::response_timeout). For a hold that another process
-    /// [caches](Builder::idle_hold), acquisitions wait for [`try_wait`](Builder::try_wait) at least.
+    /// [caches](Builder::cache_for), acquisitions wait for [`try_wait`](Builder::try_wait) at least.
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
         self.options.wait_timeout = Some(wait_timeout);
         self
@@ -1120,7 +1120,7 @@ impl<M: Build> Builder<M> {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> redis_rwlock::Result<()> {
-    /// let manager = MemoryManager::builder().idle_hold(Duration::from_secs(30)).build()?;
+    /// let manager = MemoryManager::builder().cache_for(Duration::from_secs(30)).build()?;
     /// for _ in 0..1000 {
     ///     let guard = manager.read("cfg").await?; // asks the server twice, not a thousand times
     ///     guard.release().await?;
@@ -1128,22 +1128,22 @@ impl<M: Build> Builder<M> {
     /// manager.close().await
     /// # }
     /// ```
-    pub fn idle_hold(mut self, idle_hold: Duration) -> Self {
-        self.options.idle_hold = idle_hold;
+    pub fn cache_for(mut self, cache_for: Duration) -> Self {
+        self.options.cache_for = cache_for;
         self
     }
 
-    /// Sets how many unused holds this manager may [cache](Builder::idle_hold). Defaults to 10,000. Beyond that, the
+    /// Sets how many unused holds this manager may [cache](Builder::cache_for). Defaults to 10,000. Beyond that, the
     /// least recently used holds are released first.
     ///
     /// A larger number saves more requests; a smaller number renews fewer holds and needs less memory.
-    pub fn idle_holds_max(mut self, idle_holds_max: usize) -> Self {
-        self.options.idle_holds_max = idle_holds_max;
+    pub fn max_cached(mut self, max_cached: usize) -> Self {
+        self.options.max_cached = max_cached;
         self
     }
 
     /// Sets how long `try_read`, `try_write` and `try_upgrade` wait for the recall of a hold that another process
-    /// [caches](Builder::idle_hold). The other process gives the hold up, or replies that a guard uses it. Defaults to
+    /// [caches](Builder::cache_for). The other process gives the hold up, or replies that a guard uses it. Defaults to
     /// 50 ms; the maximum is one minute. If there is no such hold, they do not wait.
     ///
     /// A shorter [`wait_timeout`](crate::Acquire::wait_timeout) counts as this time on a lock that such a process

@@ -24,7 +24,7 @@ const RESPONSE_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 const PUBLISHED_LIMIT_MAX: Duration = Duration::from_secs(60);
 
 /// Longest time for which an unused hold is cached.
-const IDLE_HOLD_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+const MAX_CACHE_FOR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Time for which a client of the timestamp scheme may hold a lock, counted from its timestamp.
 /// [`published_keys`](crate::Builder::published_keys) has an example.
@@ -89,9 +89,9 @@ pub(crate) struct Options {
     pub(crate) share_window: Duration,
     pub(crate) hand_over_budget: u64,
     /// Time for which an unused hold is cached.
-    pub(crate) idle_hold: Duration,
+    pub(crate) cache_for: Duration,
     /// Largest number of cached holds.
-    pub(crate) idle_holds_max: usize,
+    pub(crate) max_cached: usize,
     /// Time for which a try waits for the reply to its recall.
     pub(crate) try_wait: Duration,
     /// Largest number of acquisitions in progress.
@@ -129,8 +129,8 @@ impl Default for Options {
             published_keys: None,
             share_window: Duration::from_millis(50),
             hand_over_budget: MAX_TOKENS,
-            idle_hold: Duration::ZERO,
-            idle_holds_max: 10_000,
+            cache_for: Duration::ZERO,
+            max_cached: 10_000,
             try_wait: Duration::from_millis(50),
             max_waiters: 100_000,
             durability: Durability::default(),
@@ -159,19 +159,19 @@ impl Options {
                 "clients of the published scheme cannot call for a hold that stays: they would starve",
             )?;
         }
-        at_most("idle_hold", self.idle_hold, IDLE_HOLD_MAX)?;
+        at_most("cache_for", self.cache_for, MAX_CACHE_FOR)?;
         at_most("try_wait", self.try_wait, RESPONSE_TIMEOUT_MAX)?;
         at_least("unreachable_after", self.unreachable_after, Duration::from_millis(10))
     }
 
     /// Refuses cached holds for a scheme in which waiters cannot recall them.
     pub(crate) fn check_not_idle(&self, reason: &str) -> Result<()> {
-        if self.may_hold_idle() { invalid("idle_hold", reason.to_owned()) } else { Ok(()) }
+        if self.may_hold_idle() { invalid("cache_for", reason.to_owned()) } else { Ok(()) }
     }
 
     /// Returns true if unused holds may be cached.
     pub(crate) fn may_hold_idle(&self) -> bool {
-        !self.idle_hold.is_zero()
+        !self.cache_for.is_zero()
     }
 
     /// Checks a name and derives its keys.
@@ -214,7 +214,7 @@ pub(crate) struct Overrides {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) wait_timeout: Option<Duration>,
     pub(crate) reentry: Option<Reentry>,
-    pub(crate) idle_hold: Option<Duration>,
+    pub(crate) cache_for: Option<Duration>,
 }
 
 impl Overrides {
@@ -237,7 +237,7 @@ pub(crate) struct Terms {
     pub(crate) wait_timeout: Option<Duration>,
     pub(crate) reentry: Reentry,
     /// Time for which the unused hold may be cached.
-    pub(crate) idle_hold: Duration,
+    pub(crate) cache_for: Duration,
 }
 
 impl Terms {
@@ -253,7 +253,7 @@ impl Terms {
             wait_timeout: overrides.wait_timeout.or(options.wait_timeout),
             reentry: overrides.reentry.unwrap_or(options.reentry),
             // The manager's value is the upper limit for all acquisitions.
-            idle_hold: overrides.idle_hold.map_or(options.idle_hold, |idle_hold| idle_hold.min(options.idle_hold)),
+            cache_for: overrides.cache_for.map_or(options.cache_for, |cache_for| cache_for.min(options.cache_for)),
         })
     }
 }

@@ -86,7 +86,7 @@ pub struct HolderView {
     /// managers, which alone know their guards. 0 also for a hold of this manager that has no guard and is being
     /// released.
     pub guards: usize,
-    /// True if the process may only cache the hold ([`idle_hold`](crate::Builder::idle_hold)), with no guard, until
+    /// True if the process may only cache the hold ([`cache_for`](crate::Builder::cache_for)), with no guard, until
     /// another process wants it. For a hold of this manager the value is exact. For other holds it says that one of
     /// them may be cached; only their processes know which one.
     pub kept: bool,

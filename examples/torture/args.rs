@@ -24,7 +24,7 @@ OPTIONS
                      both at once
   --list             shows the faults of the level
   --workers N        processes, 2 to 16; if not given 5
-  --idle-hold-ms N   holds stay in their workers for so long after their last use (`Builder::idle_hold`), until somebody calls for
+  --cache-for-ms N   holds stay in their workers for so long after their last use (`Builder::cache_for`), until somebody calls for
                      them; at the levels primary and replicated; if not given 0: none stays
   --plant NAME       something is wrong on purpose and has to be found: late-renewal (a hold is used beyond its local deadline),
                      skipped-wait (workers of the level replicated do not wait for replicas), late-replies (of a quorum; has to be
@@ -119,7 +119,7 @@ pub(crate) struct Args {
     pub(crate) faults: String,
     pub(crate) workers: usize,
     /// Time for which cached holds stay.
-    pub(crate) idle_hold: Duration,
+    pub(crate) cache_for: Duration,
     pub(crate) plant: Option<Plant>,
     pub(crate) style: Style,
     pub(crate) keeps: Keeps,
@@ -157,7 +157,7 @@ impl Args {
             seed: 1,
             faults: "all".to_owned(),
             workers: 5,
-            idle_hold: Duration::ZERO,
+            cache_for: Duration::ZERO,
             plant: None,
             style: Style::Plain,
             keeps: Keeps::Nothing,
@@ -177,7 +177,7 @@ impl Args {
                     let workers = value()?.parse().ok().filter(|count| (2..=16).contains(count));
                     args.workers = workers.ok_or("--workers: 2 to 16")?;
                 }
-                "--idle-hold-ms" => args.idle_hold = Duration::from_millis(number(&word, &value()?)?),
+                "--cache-for-ms" => args.cache_for = Duration::from_millis(number(&word, &value()?)?),
                 "--plant" => args.plant = Some(value()?.parse()?),
                 "--markdown" => args.style = Style::Markdown,
                 "--keep" => args.keeps = Keeps::Histories,
@@ -187,8 +187,8 @@ impl Args {
             }
         }
         Plant::check(args.plant, args.level)?;
-        if args.level == Level::Quorum && !args.idle_hold.is_zero() {
-            return Err("--idle-hold-ms: in a quorum nobody could call for a hold that stays".into());
+        if args.level == Level::Quorum && !args.cache_for.is_zero() {
+            return Err("--cache-for-ms: in a quorum nobody could call for a hold that stays".into());
         }
         Ok(args)
     }

@@ -129,7 +129,7 @@ impl Journal {
     }
 
     /// Notes the number of cached holds at this moment.
-    pub(crate) fn idle_holds(&self, count: usize) {
+    pub(crate) fn cached_holds(&self, count: usize) {
         self.tell(format_args!("H {} {count}", now()));
     }
 }
@@ -198,7 +198,7 @@ pub(crate) struct History {
     /// Memory in KiB, each with its moment.
     pub(crate) memory: Vec<(Moment, u64)>,
     /// Number of cached holds, at each look.
-    pub(crate) idle_holds: Vec<u64>,
+    pub(crate) cached_holds: Vec<u64>,
     /// Reasons of failed acquisitions, with their counts.
     pub(crate) reasons: std::collections::BTreeMap<String, usize>,
 }
@@ -292,7 +292,7 @@ impl History {
             }
             "S" => self.stalls.push((number(1)?, number(2)?)),
             "M" => self.memory.push((number(1)?, number(2)?)),
-            "H" => self.idle_holds.push(number(2)?),
+            "H" => self.cached_holds.push(number(2)?),
             _ => return None,
         }
         Some(())

@@ -105,7 +105,7 @@ pub(crate) struct Findings {
     /// Memory in KiB of a worker after the first third of the run, and at its end: of the worker where it grew most.
     pub(crate) memory: Option<(u64, u64)>,
     /// Average number of cached holds in a worker.
-    pub(crate) idle_holds: f64,
+    pub(crate) cached_holds: f64,
     /// Number of grants that came too fast for a request to a server.
     pub(crate) at_once: usize,
 }
@@ -159,7 +159,7 @@ pub(crate) fn judge(told: &[Told], ledger: &Ledger, cycles: &[Cycle], began: Mom
     }
     judge.progress(told);
     let memory = memory(told, began, cycles.last().map_or(began, |cycle| cycle.over));
-    Findings { rows: judge.rows, memory, idle_holds: idle_holds(told), at_once: at_once(told) }
+    Findings { rows: judge.rows, memory, cached_holds: cached_holds(told), at_once: at_once(told) }
 }
 
 impl Judge<'_> {
@@ -339,8 +339,8 @@ fn at_once(told: &[Told]) -> usize {
 }
 
 /// Returns the average of all looks at all workers.
-fn idle_holds(told: &[Told]) -> f64 {
-    let looks = || told.iter().flat_map(|told| &told.history.idle_holds);
+fn cached_holds(told: &[Told]) -> f64 {
+    let looks = || told.iter().flat_map(|told| &told.history.cached_holds);
     #[expect(clippy::cast_precision_loss, reason = "fewer than there are bits")]
     let [sum, count] = [looks().sum::<u64>(), looks().count() as u64].map(|number| number as f64);
     if count > 0.0 { sum / count } else { 0.0 }

@@ -121,11 +121,11 @@ pub(crate) fn report(args: &Args, findings: &Findings, aftermath: &Aftermath) ->
 
 /// Formats the setting of cached holds, and its effect.
 fn idle_setting(args: &Args, findings: &Findings) -> String {
-    match args.idle_hold.as_millis() {
+    match args.cache_for.as_millis() {
         0 => String::new(),
         millis => format!(
             "idle holds for {millis} ms ({:.2} in a worker on average, {} grants at once), ",
-            findings.idle_holds, findings.at_once
+            findings.cached_holds, findings.at_once
         ),
     }
 }
@@ -151,7 +151,7 @@ fn complaints(args: &Args, findings: &Findings, aftermath: &Aftermath) -> Vec<St
     if idle > 0 {
         complaints.push(format!("{idle} times a worker had no grant within 3 s after all was well"));
     }
-    if !args.idle_hold.is_zero() && findings.idle_holds == 0.0 {
+    if !args.cache_for.is_zero() && findings.cached_holds == 0.0 {
         complaints.push("no hold ever stayed".to_owned());
     }
     if aftermath.left > 0 {

@@ -99,7 +99,7 @@ fn order(args: &Args, field: &Field, registers: &Registers, dir: &Path) -> Order
     Order {
         level: args.level,
         plant: args.plant,
-        idle_hold: args.idle_hold,
+        cache_for: args.cache_for,
         seed: args.seed,
         journal: dir.to_owned(),
         registers: registers.path().to_owned(),

@@ -434,7 +434,7 @@ impl Task {
 fn own_lock(order: &Order) -> Option<(usize, Mode)> {
     let number = usize::try_from(order.seed).unwrap_or(0);
     let mode = if number % 2 == 0 { Mode::Write } else { Mode::Read };
-    (!order.idle_hold.is_zero()).then(|| (COLD.start + number % COLD.len(), mode))
+    (!order.cache_for.is_zero()).then(|| (COLD.start + number % COLD.len(), mode))
 }
 
 fn mode_of<G: Guard>() -> Mode {

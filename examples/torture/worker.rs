@@ -38,7 +38,7 @@ pub(crate) struct Order {
     pub(crate) level: Level,
     pub(crate) plant: Option<Plant>,
     /// Time for which its cached holds stay.
-    pub(crate) idle_hold: Duration,
+    pub(crate) cache_for: Duration,
     pub(crate) seed: u64,
     pub(crate) journal: PathBuf,
     pub(crate) registers: PathBuf,
@@ -50,7 +50,7 @@ impl Order {
         let plant = self.plant.map_or("-", Plant::name);
         let paths = [&self.journal, &self.registers].map(|path| path.display().to_string());
         let [journal, registers] = &paths;
-        let (level, idle_ms, urls) = (self.level.name(), self.idle_hold.as_millis(), self.urls.join(" "));
+        let (level, idle_ms, urls) = (self.level.name(), self.cache_for.as_millis(), self.urls.join(" "));
         format!("{level} {plant} {idle_ms} {} {journal} {registers} {urls}", self.seed)
     }
 
@@ -62,10 +62,10 @@ impl Order {
             let mut next = || words.next().ok_or("an order with too few words");
             let level = next()?.parse()?;
             let plant = Some(next()?).filter(|word| *word != "-").map(str::parse).transpose()?;
-            let idle_hold = Duration::from_millis(next()?.parse()?);
+            let cache_for = Duration::from_millis(next()?.parse()?);
             let seed = next()?.parse()?;
             let (journal, registers) = (next()?.into(), next()?.into());
-            Ok(Self { level, plant, idle_hold, seed, journal, registers, urls: words.map(str::to_owned).collect() })
+            Ok(Self { level, plant, cache_for, seed, journal, registers, urls: words.map(str::to_owned).collect() })
         };
         Some(read())
     }
@@ -129,14 +129,14 @@ pub(crate) async fn connect(order: &Order) -> Result<Arc<dyn RwLockManager>> {
     }
     let urls = order.urls.clone();
     match order.level {
-        Level::Primary => finish(RedisManager::builder(Topology::cluster(urls)).idle_hold(order.idle_hold)).await,
+        Level::Primary => finish(RedisManager::builder(Topology::cluster(urls)).cache_for(order.cache_for)).await,
         Level::Replicated => {
             let level = match order.plant {
                 Some(Plant::SkippedWait) => Durability::Primary,
                 _ => Durability::Replicated { replicas: NonZeroU8::MIN, timeout: ACKNOWLEDGED },
             };
             let builder = RedisManager::builder(Topology::cluster(urls)).durability(level);
-            finish(builder.idle_hold(order.idle_hold)).await
+            finish(builder.cache_for(order.cache_for)).await
         }
         Level::Quorum => finish(QuorumManager::builder(urls)).await,
     }
@@ -155,7 +155,7 @@ async fn pulse(journal: Arc<Journal>, locks: Arc<dyn RwLockManager>) {
         if looked.elapsed() >= BETWEEN_LOOKS {
             looked = Instant::now();
             journal.memory(resident_kib());
-            journal.idle_holds(locks.stats().idle_holds);
+            journal.cached_holds(locks.stats().cached_holds);
         }
     }
 }

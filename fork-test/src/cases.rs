@@ -159,7 +159,7 @@ fn held(kind: &Kind) {
 fn cached(kind: &Kind) {
     let (runtime, manager) = (runtime(), kind.build_caching());
     let cache = async || {
-        while manager.stats().idle_holds == 0 {
+        while manager.stats().cached_holds == 0 {
             manager.write("cached").await.expect("granted").release().await.expect("held to the end");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -167,7 +167,7 @@ fn cached(kind: &Kind) {
     runtime.block_on(cache());
     let copies = copies(kind, &manager);
     copies.into_iter().for_each(Copy::ends_well);
-    assert_eq!(manager.stats().idle_holds, 1, "the copies have left it alone");
+    assert_eq!(manager.stats().cached_holds, 1, "the copies have left it alone");
     runtime.block_on(async { manager.write("cached").await?.release().await }).expect("taken from the cache");
 }
 

@@ -44,13 +44,13 @@ impl Kind {
 
     fn built(&self, cached_for: Duration) -> Manager {
         let manager: Result<Manager> = match (self.name.as_str(), self.urls.first()) {
-            ("hash", Some(url)) => as_dyn(RedisManager::builder(url.as_str()).idle_hold(cached_for)),
+            ("hash", Some(url)) => as_dyn(RedisManager::builder(url.as_str()).cache_for(cached_for)),
             ("tls", Some(url)) => {
                 // The file of its authority is behind it. Read here: a file of the manager's is read by a thread of the runtime, and tokio
                 // waits for its threads when a runtime is dropped, of which a copy has none.
                 let read = |path: &String| std::fs::read(path).expect("a file");
                 let tls = self.urls.iter().skip(1).fold(Tls::new(), |tls, path| tls.ca_pem(read(path)));
-                as_dyn(RedisManager::builder(Topology::node(url.as_str()).tls(tls)).idle_hold(cached_for))
+                as_dyn(RedisManager::builder(Topology::node(url.as_str()).tls(tls)).cache_for(cached_for))
             }
             ("replicated", Some(url)) => {
                 let level = Durability::Replicated { replicas: NonZeroU8::MIN, timeout: Duration::from_millis(200) };
@@ -58,7 +58,7 @@ impl Kind {
             }
             ("two-key", Some(url)) => as_dyn(TwoKeyManager::builder(url.as_str())),
             ("quorum", Some(_)) => as_dyn(QuorumManager::builder(self.urls.clone()).restarts_are_delayed()),
-            ("memory", None) => as_dyn(MemoryManager::builder().idle_hold(cached_for)),
+            ("memory", None) => as_dyn(MemoryManager::builder().cache_for(cached_for)),
             _ => panic!("no such manager: {self:?}"),
         };
         manager.expect("valid options")

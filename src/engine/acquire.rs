@@ -141,7 +141,7 @@ pub(crate) fn join(engine: &Engine, name: &LockName, mode: Mode, terms: &Terms) 
         owner: OwnerId::current(),
         lease: terms.lease,
         max_hold: terms.max_hold,
-        idle_hold: terms.idle_hold,
+        cache_for: terms.cache_for,
     };
     match mode {
         Mode::Read => engine.table.join(name.hashed(), wants, engine.clock.now()),
@@ -165,7 +165,7 @@ pub(crate) async fn acquire(
         owner: terms.reentry.owner().unwrap_or_else(OwnerId::current),
         lease: terms.lease,
         max_hold: terms.max_hold,
-        idle_hold: terms.idle_hold,
+        cache_for: terms.cache_for,
     };
     if terms.reentry.owner().is_some()
         && let Some(held) = join_own(engine, &key, wants, mode, began)?

@@ -26,7 +26,7 @@ use crate::throttle::Throttle;
 #[derive(Clone, Debug)]
 pub(super) struct Keeping {
     calls: Arc<Calls>,
-    idle_hold: Duration,
+    cache_for: Duration,
     kept: Arc<KeptCount>,
     /// It says that the hold may stay, and this is the subscription that stands.
     standing: Option<Standing>,
@@ -45,7 +45,7 @@ impl Keeping {
 
     /// For the hold that was granted. A notification answers no request: its claim does.
     pub(super) fn of_grant(self) -> Box<Keep> {
-        Box::new(Keep::new(self.calls, self.idle_hold, Kept::among(&self.kept)))
+        Box::new(Keep::new(self.calls, self.cache_for, Kept::among(&self.kept)))
     }
 
     /// What the answer to the request says of it.
@@ -134,22 +134,22 @@ impl Engine {
     }
 
     /// The server is to be asked for a lock: whether its hold may stay.
-    pub(super) fn may_stay(&self, key: &Key, idle_hold: Duration, now: Moment) -> bool {
-        !idle_hold.is_zero() && self.uses.as_ref().is_some_and(|uses| uses.begins(key.name_hash(), now))
+    pub(super) fn may_stay(&self, key: &Key, cache_for: Duration, now: Moment) -> bool {
+        !cache_for.is_zero() && self.uses.as_ref().is_some_and(|uses| uses.begins(key.name_hash(), now))
     }
 
     /// What an attempt says of keeping its hold.
-    pub(super) fn keeping(&self, key: &Arc<Key>, entry: &WaitEntry, idle_hold: Duration) -> Option<Keeping> {
+    pub(super) fn keeping(&self, key: &Arc<Key>, entry: &WaitEntry, cache_for: Duration) -> Option<Keeping> {
         let kept = Arc::clone(self.uses.as_ref()?.kept());
         let calls = entry.calls(|cell| self.listen(key, cell))?;
         let standing = calls.standing();
-        Some(Keeping { calls, idle_hold, kept, standing })
+        Some(Keeping { calls, cache_for, kept, standing })
     }
 
     /// What a conversion says of keeping its hold: the same as of the one before.
     pub(super) fn keeping_on(&self, hold: &Hold) -> Option<Keeping> {
-        let (calls, idle_hold) = hold.terms_of_keep()?;
-        Some(Keeping { calls, idle_hold, kept: Arc::clone(self.uses.as_ref()?.kept()), standing: None })
+        let (calls, cache_for) = hold.terms_of_keep()?;
+        Some(Keeping { calls, cache_for, kept: Arc::clone(self.uses.as_ref()?.kept()), standing: None })
     }
 
     /// One more hold may stay: if these are too many by now, those that were used longest ago are given up.
@@ -157,7 +157,7 @@ impl Engine {
         let Some(excess) = self.uses.as_ref().map_or(0, |uses| uses.excess()).checked_sub(1) else {
             return;
         };
-        let mut idle = self.table.idle_holds();
+        let mut idle = self.table.cached_holds();
         idle.sort_unstable_by_key(|(until, _)| *until);
         // Some more at once: each look takes as long as there are holds.
         for (_, hold) in idle.iter().take(excess + idle.len() / 16 + 1) {

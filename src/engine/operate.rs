@@ -59,7 +59,7 @@ impl Engine {
         }
         let Counts { holds, guards, idle, late, waiters } = self.table.counts();
         let Traffic { in_flight, reconnects, map_refreshes } = self.scheme.traffic();
-        Stats { holds, guards, idle_holds: idle, waiters, renewals_late: late, in_flight, reconnects, map_refreshes }
+        Stats { holds, guards, cached_holds: idle, waiters, renewals_late: late, in_flight, reconnects, map_refreshes }
     }
 
     /// Who of this manager shares a hold; `None` for the hold of another one.

@@ -459,7 +459,7 @@ impl HoldRecord {
             && now < self.deadline()
             && self.lasts(&share, share.lease, now);
         may.then(|| {
-            self.stays_for(wants.idle_hold);
+            self.stays_for(wants.cache_for);
             self.admit(share)
         })
     }

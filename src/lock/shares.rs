@@ -47,7 +47,7 @@ pub(crate) struct ShareRequest {
     pub(crate) lease: Duration,
     pub(crate) max_hold: Duration,
     /// For how long the hold may stay behind it.
-    pub(crate) idle_hold: Duration,
+    pub(crate) cache_for: Duration,
 }
 
 impl ShareRequest {

@@ -245,7 +245,7 @@ impl Table {
     }
 
     /// The holds that nobody has a guard of, and until when each may stay.
-    pub(crate) fn idle_holds(&self) -> Vec<(Moment, Arc<Hold>)> {
+    pub(crate) fn cached_holds(&self) -> Vec<(Moment, Arc<Hold>)> {
         let mut idle = Vec::new();
         for shard in &self.shards {
             let cells = shard.0.lock().all();

@@ -57,7 +57,7 @@ fn key() -> Arc<Key> {
 }
 
 fn want() -> ShareRequest {
-    ShareRequest { owner: OwnerId::new(), lease: LEASE, max_hold: secs(3600), idle_hold: Duration::ZERO }
+    ShareRequest { owner: OwnerId::new(), lease: LEASE, max_hold: secs(3600), cache_for: Duration::ZERO }
 }
 
 fn enter(table: &Arc<Table>, mode: Mode) -> WaitEntry {

@@ -67,7 +67,7 @@ struct Handles {
     acquire_seconds: PerMode<Histogram>,
     hold_seconds: PerMode<Histogram>,
     losses: PerMode<[Counter; REASONS.len()]>,
-    idle_losses: Counter,
+    cached_losses: Counter,
     renewed: Counter,
     unanswered: Counter,
     lost: Counter,
@@ -94,12 +94,12 @@ impl Default for Meter {
                     |reason| metrics::counter!("rwlock_losses_total", "mode" => mode, "reason" => word_for(reason)),
                 )
             }),
-            idle_losses: metrics::counter!("rwlock_idle_losses_total"),
+            cached_losses: metrics::counter!("rwlock_cached_losses_total"),
             renewed: renewals("renewed"),
             unanswered: renewals("unanswered"),
             lost: renewals("lost"),
             holds: PerMode::new(|mode| metrics::gauge!("rwlock_holds", "mode" => mode)),
-            kept: metrics::gauge!("rwlock_kept_holds"),
+            kept: metrics::gauge!("rwlock_cached_holds"),
             waiters: PerMode::new(|mode| metrics::gauge!("rwlock_waiters", "mode" => mode)),
         }))
     }
@@ -116,9 +116,9 @@ fn describe() {
     metrics::describe_counter!("rwlock_acquisitions_total", "What came of acquisitions");
     metrics::describe_counter!("rwlock_renewals_total", "What came of renewals");
     metrics::describe_counter!("rwlock_losses_total", "Holds that were over before they were released, and why");
-    metrics::describe_counter!("rwlock_idle_losses_total", "Holds that were over while nobody used them");
+    metrics::describe_counter!("rwlock_cached_losses_total", "Holds that were over while nobody used them");
     metrics::describe_gauge!("rwlock_holds", "Holds that this process has");
-    metrics::describe_gauge!("rwlock_kept_holds", "Holds that stay when nobody uses them, used or not");
+    metrics::describe_gauge!("rwlock_cached_holds", "Holds that stay when nobody uses them, used or not");
     metrics::describe_gauge!("rwlock_waiters", "Acquisitions that wait");
     metrics::describe_gauge!("rwlock_unusable_nodes", "Nodes that do not answer, or refuse connections");
     metrics::describe_gauge!("rwlock_node_findings", "Nodes with a defect, though they answer, and which defect");
@@ -162,7 +162,7 @@ impl Meter {
 
     /// Counts the loss of a cached hold that no guard used.
     pub(crate) fn idle_lost(&self) {
-        self.0.idle_losses.increment(1);
+        self.0.cached_losses.increment(1);
     }
 
     pub(crate) fn renewal(&self, outcome: RenewalOutcome) {

@@ -114,7 +114,7 @@ impl Pace {
             // A hold can be cached if its recall channel is subscribed when the hold is requested. So as many channels
             // must be able to linger as holds may be cached. Otherwise locks that are used in turn would push out each
             // other's channels.
-            lingering_calls_most: options.idle_holds_max,
+            lingering_calls_most: options.max_cached,
             anchor_age_most: Duration::from_secs(2),
             response_timeout: options.response_timeout,
             ping: FRESH / 2,

@@ -210,7 +210,7 @@ async fn force_release_dropped_after_each_poll(f: &Fixture) {
             match guard.release().await {
                 Ok(()) if ended && f.holds_stay() => {
                     // Into a hold that stays, by the local clock: the process had not heard of the force by then. It does.
-                    until("the hold is given up", async || holder.stats().idle_holds == 0).await;
+                    until("the hold is given up", async || holder.stats().cached_holds == 0).await;
                 }
                 Ok(()) => assert!(!ended, "a force that was seen through ends the hold"),
                 Err(error) => assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}"),

@@ -40,7 +40,7 @@ pub(crate) struct Settings {
     /// The locks have these keys. For the hash scheme only.
     pub(crate) published_keys: Option<String>,
     pub(crate) share_window: Duration,
-    pub(crate) idle_hold: Duration,
+    pub(crate) cache_for: Duration,
     pub(crate) hand_over_budget: u64,
     pub(crate) max_waiters: usize,
     /// For managers of servers; that of the fixture's place, if it has one.
@@ -64,7 +64,7 @@ impl Default for Settings {
             unreachable_after: Duration::from_secs(5),
             reentry: Reentry::Off,
             label: "case".to_owned(),
-            idle_hold: Duration::ZERO,
+            cache_for: Duration::ZERO,
             share_window: Duration::from_millis(50),
             hand_over_budget: 64,
             max_waiters: 100_000,
@@ -141,8 +141,8 @@ impl Home {
         }
         match self {
             Self::Memory(store) => {
-                let idle = settings.idle_hold;
-                finish(settings.apply(store.peer_builder()).idle_hold(idle).key_prefix(prefix), connects).await
+                let idle = settings.cache_for;
+                finish(settings.apply(store.peer_builder()).cache_for(idle).key_prefix(prefix), connects).await
             }
             Self::TwoKey(topology) => {
                 let builder = TwoKeyManager::builder(topology.clone()).durability(settings.durability);
@@ -153,7 +153,7 @@ impl Home {
                 let is_default = settings.response_timeout == Settings::default().response_timeout;
                 let response_timeout = if is_default { Duration::from_secs(4) } else { settings.response_timeout };
                 let level = on_one_replica(response_timeout / 2);
-                let builder = RedisManager::builder(topology.clone()).durability(level).idle_hold(settings.idle_hold);
+                let builder = RedisManager::builder(topology.clone()).durability(level).cache_for(settings.cache_for);
                 let settings = Settings { response_timeout, ..settings };
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
@@ -166,7 +166,7 @@ impl Home {
                 let mut builder = RedisManager::builder(topology.clone()).durability(settings.durability);
                 builder = match &settings.published_keys {
                     Some(template) => builder.published_keys(template),
-                    None => builder.idle_hold(settings.idle_hold),
+                    None => builder.cache_for(settings.cache_for),
                 };
                 finish(settings.apply(builder).key_prefix(prefix), connects).await
             }
@@ -185,7 +185,7 @@ pub(crate) struct Fixture {
     prefix: String,
     names: AtomicU64,
     /// For how long holds stay when nobody uses them, unless a case says so.
-    idle_hold: Duration,
+    cache_for: Duration,
 }
 
 impl Fixture {
@@ -195,7 +195,7 @@ impl Fixture {
 
     /// In memory, where holds stay when nobody uses them.
     pub(crate) fn kept_in_memory() -> Self {
-        Self { idle_hold: IDLE, ..Self::memory() }
+        Self { cache_for: IDLE, ..Self::memory() }
     }
 
     /// The hash scheme on servers of the case's own.
@@ -226,7 +226,7 @@ impl Fixture {
     fn at(home: Home) -> Self {
         static CASES: AtomicU64 = AtomicU64::new(0);
         let prefix = format!("case{}", CASES.fetch_add(1, Ordering::Relaxed));
-        Self { home, prefix, names: AtomicU64::new(0), idle_hold: Duration::ZERO }
+        Self { home, prefix, names: AtomicU64::new(0), cache_for: Duration::ZERO }
     }
 
     /// A name that no other lock has.
@@ -264,7 +264,7 @@ impl Fixture {
     }
 
     pub(crate) async fn connect(&self, settings: Settings) -> Result<Manager, Error> {
-        let settings = self.with_idle_hold(settings);
+        let settings = self.with_cache_for(settings);
         self.home.manager(&self.prefix, settings, Connects::Now).await
     }
 
@@ -280,7 +280,7 @@ impl Fixture {
 
     /// A manager that has not connected yet.
     pub(crate) async fn lazy_manager(&self, settings: Settings) -> Manager {
-        let settings = self.with_idle_hold(settings);
+        let settings = self.with_cache_for(settings);
         self.home.manager(&self.prefix, settings, Connects::AtFirstUse).await.expect("the manager is built")
     }
 
@@ -289,7 +289,7 @@ impl Fixture {
         &self,
         settings: Settings,
     ) -> impl Future<Output = Result<Manager, Error>> + Send + 'static {
-        let (home, prefix, settings) = (self.home.clone(), self.prefix.clone(), self.with_idle_hold(settings));
+        let (home, prefix, settings) = (self.home.clone(), self.prefix.clone(), self.with_cache_for(settings));
         async move { home.manager(&prefix, settings, Connects::Now).await }
     }
 
@@ -312,11 +312,11 @@ impl Fixture {
 
     /// Whether they do when their last guard has left.
     pub(crate) fn holds_stay(&self) -> bool {
-        !self.idle_hold.is_zero()
+        !self.cache_for.is_zero()
     }
 
-    fn with_idle_hold(&self, settings: Settings) -> Settings {
-        Settings { idle_hold: settings.idle_hold.max(self.idle_hold), ..settings }
+    fn with_cache_for(&self, settings: Settings) -> Settings {
+        Settings { cache_for: settings.cache_for.max(self.cache_for), ..settings }
     }
 
     pub(crate) fn is_quorum(&self) -> bool {
@@ -424,7 +424,7 @@ impl ServerFixture {
     /// The same, where holds stay when nobody uses them.
     pub(crate) fn kept(kind: Kind, server: Server) -> Self {
         let shared = Self::shared(kind, server);
-        Self { fixture: Fixture { idle_hold: IDLE, ..shared.fixture }, ..shared }
+        Self { fixture: Fixture { cache_for: IDLE, ..shared.fixture }, ..shared }
     }
 
     /// On servers behind proxies, which other cases use at the same time.

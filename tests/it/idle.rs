@@ -52,7 +52,7 @@ const IDLE: Duration = Duration::from_secs(60);
 const BEFORE_A_HEARTBEAT: Duration = Duration::from_millis(900);
 
 fn keeps() -> Settings {
-    Settings { idle_hold: IDLE, ..Settings::default() }
+    Settings { cache_for: IDLE, ..Settings::default() }
 }
 
 /// Uses the lock until its hold stays. On any runtime, which a future with a closure of its own could not be sent to.
@@ -60,7 +60,7 @@ async fn idle(manager: &Manager, name: &str, mode: Mode) {
     let began = Instant::now();
     loop {
         take(manager, name, mode).await.release_unharmed().await;
-        if manager.stats().idle_holds == 1 {
+        if manager.stats().cached_holds == 1 {
             return;
         }
         assert!(began.elapsed() < BOUND, "the hold does not stay");
@@ -88,7 +88,7 @@ async fn name_that_is_used_again_stays(f: &Fixture) {
             assert_eq!((own.guards, own.kept), (0, true));
             assert!(f.view(&name).await.holders[0].age >= view.holders[0].age, "by the same hold");
         }
-        manager.write(&name).idle_hold(Duration::ZERO).await.expect("granted").release().await.expect("released");
+        manager.write(&name).cache_for(Duration::ZERO).await.expect("granted").release().await.expect("released");
         f.becomes_free(&name).await;
     }
 }
@@ -143,7 +143,7 @@ async fn who_tries_is_refused_by_a_guard_and_disturbs_nobody(f: &Fixture) {
         assert_eq!(guard.state(), HoldState::Held);
         second.release().await.expect("released");
         guard.release().await.expect("released");
-        assert_eq!(keeper.stats().idle_holds, 1);
+        assert_eq!(keeper.stats().cached_holds, 1);
     }
 }
 
@@ -232,7 +232,7 @@ async fn tokens_grow_from_writer_to_writer(f: &Fixture) {
 }
 
 async fn what_nobody_uses_for_long_is_given_back(f: &Fixture) {
-    let settings = Settings { idle_hold: Duration::from_millis(700), ..Settings::default() };
+    let settings = Settings { cache_for: Duration::from_millis(700), ..Settings::default() };
     let (manager, name) = (f.manager_with(settings).await, f.name());
     idle(&manager, &name, Mode::Write).await;
     f.becomes_free(&name).await;
@@ -250,7 +250,7 @@ async fn hold_stays_while_its_node_answers(f: &Fixture) {
         tokio::time::sleep(Duration::from_millis(900)).await;
         take(&manager, &name, Mode::Read).await.release_unharmed().await;
         assert!(age().await > before, "it is the same hold");
-        assert_eq!(manager.stats().idle_holds, 1);
+        assert_eq!(manager.stats().cached_holds, 1);
     }
 }
 
@@ -274,7 +274,7 @@ async fn force_ends_idle_holds_and_lets_nobody_in_again(f: &Fixture) {
     for mode in [Mode::Read, Mode::Write] {
         idle(&keeper, &name, mode).await;
         other.force_release(&name).await.expect("forced");
-        until("it is given up", async || keeper.stats().idle_holds == 0).await;
+        until("it is given up", async || keeper.stats().cached_holds == 0).await;
         soon("the next one", async { take(&keeper, &name, mode).await.release_unharmed().await }).await;
     }
 }
@@ -282,18 +282,18 @@ async fn force_ends_idle_holds_and_lets_nobody_in_again(f: &Fixture) {
 #[test]
 fn where_nobody_can_call_the_option_is_refused() {
     let refused = |built: Result<(), Error>| match built {
-        Err(Error::InvalidOption { option, reason, .. }) => assert_eq!(option, "idle_hold", "{reason}"),
+        Err(Error::InvalidOption { option, reason, .. }) => assert_eq!(option, "cache_for", "{reason}"),
         other => panic!("{other:?}"),
     };
     let url = "redis://127.0.0.1:1";
-    refused(TwoKeyManager::builder(redis_rwlock::Topology::node(url)).idle_hold(IDLE).build().map(drop));
+    refused(TwoKeyManager::builder(redis_rwlock::Topology::node(url)).cache_for(IDLE).build().map(drop));
     refused(
         QuorumManager::builder([1, 2, 3].map(|port| format!("redis://127.0.0.1:{port}")))
-            .idle_hold(IDLE)
+            .cache_for(IDLE)
             .build()
             .map(drop),
     );
     let adopted = RedisManager::builder(redis_rwlock::Topology::node(url)).published_keys("lock:*");
-    refused(adopted.idle_hold(IDLE).build().map(drop));
-    MemoryManager::builder().idle_hold(IDLE).build().map(drop).expect("it may");
+    refused(adopted.cache_for(IDLE).build().map(drop));
+    MemoryManager::builder().cache_for(IDLE).build().map(drop).expect("it may");
 }

@@ -148,9 +148,9 @@ impl Acquisition<'_> {
             self.notices = warm.map_or(Notices::Unwanted, Notices::Subscribed);
         }
         let now = engine.clock.now();
-        let may_stay = *self.may_stay.get_or_insert_with(|| engine.may_stay(&self.key, self.wants.idle_hold, now));
+        let may_stay = *self.may_stay.get_or_insert_with(|| engine.may_stay(&self.key, self.wants.cache_for, now));
         self.keeping =
-            if may_stay { engine.keeping(&self.key, entry, self.wants.idle_hold).map(Box::new) } else { None };
+            if may_stay { engine.keeping(&self.key, entry, self.wants.cache_for).map(Box::new) } else { None };
         let keeps = self.keeping.as_ref().is_some_and(|keeping| keeping.is_said());
         let request = AcquireRequest {
             keeps,

@@ -262,7 +262,7 @@ const LONG: Overrides = Overrides {
     wait_timeout: None,
     max_hold: None,
     reentry: None,
-    idle_hold: None,
+    cache_for: None,
 };
 
 #[tokio::test(start_paused = true)]
@@ -475,7 +475,7 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
         owner: OwnerId::new(),
         lease: Duration::from_secs(10),
         max_hold: Duration::from_secs(3600),
-        idle_hold: Duration::ZERO,
+        cache_for: Duration::ZERO,
     };
     let (entry, _) = engine.table.enter(&key, Mode::Write, wants, grace(engine), engine.clock.now());
     let (permit, now) = (engine.waiters.admit(&key).expect("a place"), engine.clock.now());

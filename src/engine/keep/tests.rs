@@ -33,7 +33,7 @@ impl Stage {
 
     fn on(store: Arc<Store>, options: Options) -> Self {
         let scheme = Arc::new(Staged::new(Memory::new(Arc::clone(&store))));
-        let options = Options { idle_hold: Duration::from_secs(600), ..options };
+        let options = Options { cache_for: Duration::from_secs(600), ..options };
         let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
         let key = engine.key("cfg").expect("valid");
         Self { store, scheme, engine, key }
@@ -89,7 +89,7 @@ impl Stage {
 
     /// The side of which it has an idle hold.
     fn idle(&self) -> Option<Mode> {
-        self.engine.table.idle_holds().first().map(|(_, hold)| hold.mode())
+        self.engine.table.cached_holds().first().map(|(_, hold)| hold.mode())
     }
 
     /// Holders and waiters on the server.

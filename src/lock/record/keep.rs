@@ -100,7 +100,7 @@ impl Place {
 pub(crate) struct Keep {
     calls: Arc<Calls>,
     /// For so long after the last use, as that one has said.
-    idle_hold: Duration,
+    cache_for: Duration,
     /// Every call for it would be heard.
     relied: Option<Standing>,
     /// When it was learnt that somebody waits. Whoever asks later, and is told that nobody does, ends it.
@@ -119,11 +119,11 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
-    pub(crate) fn new(calls: Arc<Calls>, idle_hold: Duration, kept: Kept) -> Self {
+    pub(crate) fn new(calls: Arc<Calls>, cache_for: Duration, kept: Kept) -> Self {
         Self {
             _kept: kept,
             calls,
-            idle_hold,
+            cache_for,
             relied: None,
             called_at: None,
             idle: None,
@@ -193,9 +193,9 @@ impl HoldRecord {
     }
 
     /// For how long it may stay after a use from now on.
-    pub(super) fn stays_for(&mut self, idle_hold: Duration) {
+    pub(super) fn stays_for(&mut self, cache_for: Duration) {
         if let Some(keep) = &mut self.keep {
-            keep.idle_hold = idle_hold;
+            keep.cache_for = cache_for;
         }
     }
 
@@ -264,11 +264,11 @@ impl HoldRecord {
     }
 
     /// A writer of this process takes an idle hold, with the next token; if there is none left, it is to ask for more.
-    pub(in crate::lock) fn take_idle(&mut self, share: Share, idle_hold: Duration, now: Moment) -> Option<ShareId> {
+    pub(in crate::lock) fn take_idle(&mut self, share: Share, cache_for: Duration, now: Moment) -> Option<ShareId> {
         if self.mode != Mode::Write || !self.may_be_taken(now) {
             return None;
         }
-        self.stays_for(idle_hold);
+        self.stays_for(cache_for);
         Some(self.admit_writer(share))
     }
 
@@ -276,11 +276,11 @@ impl HoldRecord {
     pub(in crate::lock) fn take_idle_at_once(
         &mut self,
         share: Share,
-        idle_hold: Duration,
+        cache_for: Duration,
         now: Moment,
     ) -> Option<ShareId> {
         let has_enough = self.next_token().is_some() && self.lasts(&share, share.lease, now);
-        has_enough.then(|| self.take_idle(share, idle_hold, now)).flatten()
+        has_enough.then(|| self.take_idle(share, cache_for, now)).flatten()
     }
 
     /// The next writer has it, with the next token or, for the time being, none.
@@ -315,8 +315,8 @@ impl HoldRecord {
     }
 
     /// Somebody who has no guard yet takes an idle hold, to have it turned into one of the other side. Nobody else enters.
-    pub(in crate::lock) fn take_to_turn(&mut self, share: Share, idle_hold: Duration) -> ShareId {
-        self.stays_for(idle_hold);
+    pub(in crate::lock) fn take_to_turn(&mut self, share: Share, cache_for: Duration) -> ShareId {
+        self.stays_for(cache_for);
         let share_id = self.admit(share);
         self.is_converting = true;
         if let Some(keep) = &mut self.keep {
@@ -327,8 +327,8 @@ impl HoldRecord {
 
     /// What the hold needs that takes its place: who hears of calls, and for how long it may stay.
     pub(in crate::lock) fn terms_of_keep(&self) -> Option<(Arc<Calls>, Duration)> {
-        let keep = self.keep.as_ref().filter(|keep| !keep.idle_hold.is_zero())?;
-        Some((Arc::clone(&keep.calls), keep.idle_hold))
+        let keep = self.keep.as_ref().filter(|keep| !keep.cache_for.is_zero())?;
+        Some((Arc::clone(&keep.calls), keep.cache_for))
     }
 
     /// Stays when its last guard has left, if it may.
@@ -360,9 +360,9 @@ impl HoldRecord {
     /// The share that is nobody's, if the hold may stay.
     #[inline]
     fn share_of_nobody(&self, lease: Duration, now: Moment) -> Option<Share> {
-        let keep = self.keep.as_ref().filter(|keep| !keep.idle_hold.is_zero() && keep.is_open(now))?;
+        let keep = self.keep.as_ref().filter(|keep| !keep.cache_for.is_zero() && keep.is_open(now))?;
         let may = self.is_open() && self.in_doubt.is_none();
-        may.then(|| Share { owner: OwnerId::NOBODY, lease, ends: now.after(keep.idle_hold) })
+        may.then(|| Share { owner: OwnerId::NOBODY, lease, ends: now.after(keep.cache_for) })
     }
 
     fn is_idle_from(&mut self, slot: usize, now: Moment) {

@@ -20,7 +20,7 @@ impl<H: OnAgenda> State<H> {
         }
         self.holds.find_map(|entry| {
             let handle = entry.handle.as_ref().filter(|_| entry.is_listed)?;
-            let share_id = entry.record.take_idle_at_once(wants.from(now), wants.idle_hold, now)?;
+            let share_id = entry.record.take_idle_at_once(wants.from(now), wants.cache_for, now)?;
             Some((Arc::clone(handle), share_id))
         })
     }
@@ -51,7 +51,7 @@ impl<H: OnAgenda> State<H> {
         }
         let handed = self.holds.find_map(|entry| {
             let handle = Arc::clone(entry.handle.as_ref().filter(|_| entry.is_listed)?);
-            let share_id = entry.record.take_idle(wants.from(now).offered(now), wants.idle_hold, now)?;
+            let share_id = entry.record.take_idle(wants.from(now).offered(now), wants.cache_for, now)?;
             entry.due_if_sooner(effects);
             Some((handle, share_id))
         })?;
@@ -74,7 +74,7 @@ impl<H: OnAgenda> State<H> {
         let taken = self.holds.find_map(|entry| {
             let is_to_turn = may && entry.is_listed && entry.record.may_turn(mode, now);
             let handle = entry.handle.clone().filter(|_| is_to_turn)?;
-            Some((handle, entry.record.take_to_turn(wants.from(now), wants.idle_hold)))
+            Some((handle, entry.record.take_to_turn(wants.from(now), wants.cache_for)))
         });
         if taken.is_none() {
             self.want_idle(mode, now, effects);

@@ -42,7 +42,7 @@ struct Keeper {
 }
 
 fn wants() -> ShareRequest {
-    ShareRequest { idle_hold: IDLE, ..want() }
+    ShareRequest { cache_for: IDLE, ..want() }
 }
 
 /// What the answer to a request says that was sent then, while the subscription stood, and said that the hold may stay.
@@ -414,7 +414,7 @@ fn idle_hold_is_renewed_for_no_longer_than_it_may_stay_and_then_given_up() {
 fn whoever_joins_what_was_not_to_be_renewed_has_a_renewal_in_time() {
     let keeper = kept(Mode::Read, 1);
     let began = now();
-    let brief = ShareRequest { idle_hold: LEASE * 9 / 10, ..wants() };
+    let brief = ShareRequest { cache_for: LEASE * 9 / 10, ..wants() };
     let (hold, last) = keeper.table.join(key().hashed_name(), brief, began).expect("it is open");
     assert_eq!((keeper.leaves(), remove(&hold, last)), (ShareRemoved::Shared, ShareRemoved::Kept));
     // Its lease outlasts its stay: nothing is asked of the server, however often the agenda looks.

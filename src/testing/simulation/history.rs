@@ -264,7 +264,7 @@ pub(super) enum What {
         clock_margin_ms: u64,
         share_window_ms: u64,
         hand_over_budget: u64,
-        idle_hold_ms: u64,
+        cache_for_ms: u64,
     },
     // What users do and see.
     Asked {

@@ -71,7 +71,7 @@ impl Player {
         let address = Address::new(process);
         let options = Options { unreachable_after: Duration::from_secs(2), ..Options::default() };
         let options = if world.profile.keeps {
-            Options { idle_hold: Duration::from_secs(10), response_timeout: Duration::from_millis(200), ..options }
+            Options { cache_for: Duration::from_secs(10), response_timeout: Duration::from_millis(200), ..options }
         } else {
             options
         };

@@ -46,7 +46,7 @@ impl SimManager {
             hand_over_budget: [1, 2, 5, 64][rng.usize(0..4)],
             ..Options::default()
         });
-        let options = Options { durability: durability(world), idle_hold: idle_hold(world), ..options };
+        let options = Options { durability: durability(world), cache_for: cache_for(world), ..options };
         Self::with(world, address, options)
     }
 
@@ -59,7 +59,7 @@ impl SimManager {
             clock_margin_ms: millis(options.clock_margin),
             share_window_ms: millis(options.share_window),
             hand_over_budget: options.hand_over_budget,
-            idle_hold_ms: millis(options.idle_hold),
+            cache_for_ms: millis(options.cache_for),
         });
         let options = match world.mutant {
             Some(Mutant::GivesUpSoon) => Options { unreachable_after: options.unreachable_after / 4, ..options },
@@ -81,7 +81,7 @@ fn durability(world: &World) -> Durability {
 }
 
 /// Not all processes keep what they have.
-fn idle_hold(world: &World) -> Duration {
+fn cache_for(world: &World) -> Duration {
     if !world.profile.keeps {
         return Duration::ZERO;
     }

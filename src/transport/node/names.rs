@@ -45,7 +45,7 @@ impl Pair {
 
     async fn manager(&self) -> RedisManager {
         let builder = RedisManager::builder(Topology::node(format!("redis://{}", self.name)));
-        builder.lease(Duration::from_secs(3)).idle_hold(Duration::ZERO).connect().await.expect("connected")
+        builder.lease(Duration::from_secs(3)).cache_for(Duration::ZERO).connect().await.expect("connected")
     }
 
     /// Makes the replica the primary, with all data, and the old primary its replica.

@@ -15,11 +15,11 @@ on_every_fixture![
 
 /// Where holds stay, this one does not: its phase is over when its last guard has left.
 fn read(manager: &Manager, name: &str) -> redis_rwlock::Acquire<ReadGuard> {
-    manager.read(name).idle_hold(Duration::ZERO)
+    manager.read(name).cache_for(Duration::ZERO)
 }
 
 async fn write_token(manager: &Manager, name: &str) -> FencingToken {
-    let guard = manager.write(name).idle_hold(Duration::ZERO).await.expect("granted");
+    let guard = manager.write(name).cache_for(Duration::ZERO).await.expect("granted");
     let token = guard.fencing_token();
     guard.release().await.expect("released");
     token

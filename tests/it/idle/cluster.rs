@@ -75,7 +75,7 @@ async fn hold_is_not_relied_on_where_its_slot_has_been(server: Server) {
         until("it is given up when another node answers", async || s.keeper.stats().holds == 0).await;
         for _ in 0..20 {
             take(&s.keeper, &name, mode).await.release_unharmed().await;
-            assert_eq!(s.keeper.stats().idle_holds, 0, "calls are published elsewhere");
+            assert_eq!(s.keeper.stats().cached_holds, 0, "calls are published elsewhere");
         }
         migration.finish().expect("the migration ends");
         idle(&s.keeper, &name, mode).await;
@@ -191,7 +191,7 @@ async fn failovers_let_no_two_in_where_replicas_know(server: Server) {
     }
     for round in 0..3 {
         crowd.goes_on().await;
-        until("holds stay", async || managers.iter().any(|manager| manager.stats().idle_holds > 0)).await;
+        until("holds stay", async || managers.iter().any(|manager| manager.stats().cached_holds > 0)).await;
         let owner = f.owner(&tag);
         let promoted =
             block_in_place(|| if round == 2 { f.cluster.failover_force(owner) } else { f.cluster.failover(owner) });

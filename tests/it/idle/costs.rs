@@ -35,7 +35,7 @@ async fn try_asks_and_calls_at_once(server: Server) {
         assert!(is_first || scripts_of(&node) == 3, "the try, the word that it is used, the end of its place");
         inside.release().await.expect("released");
         node.proxy().forget_requests();
-        let guard = other.write(&name).idle_hold(Duration::ZERO).try_now().await.expect("answered");
+        let guard = other.write(&name).cache_for(Duration::ZERO).try_now().await.expect("answered");
         let asked = scripts_of(&node);
         assert!(asked <= 3, "the try, the release, and perhaps its claim by now: {asked}");
         guard.expect("nobody is inside").release().await.expect("released");
@@ -56,7 +56,7 @@ async fn as_many_stay_as_may_though_they_are_used_in_turn(server: Server) {
                 released.expect("released");
             }
         }
-        manager.stats().idle_holds == NAMES
+        manager.stats().cached_holds == NAMES
     })
     .await;
 }

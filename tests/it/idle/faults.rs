@@ -100,7 +100,7 @@ async fn lost_word_costs_a_try_its_wait(f: &ServerFixture) {
         for lost in [0, usize::MAX] {
             idle(&keeper, &name, Mode::Read).await;
             proxy_of(f, &name).lose_messages(words.clone(), lost);
-            let guard = other.write(&name).idle_hold(Duration::ZERO).try_now().await.expect("answered");
+            let guard = other.write(&name).cache_for(Duration::ZERO).try_now().await.expect("answered");
             guard.expect("nobody is inside").release().await.expect("released");
         }
         assert!(proxy_of(f, &name).messages_lost(words) >= 1, "it was told");
@@ -176,7 +176,7 @@ async fn nothing_is_relied_on_a_second_after_the_last_word(server: Server) {
         until("holds stay again", async || {
             let guard = soon("an answer", keeper.read(&name).into_future()).await;
             drop(guard);
-            keeper.stats().idle_holds == 1
+            keeper.stats().cached_holds == 1
         })
         .await;
     }

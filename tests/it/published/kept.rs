@@ -16,12 +16,12 @@ const IDLE: Duration = Duration::from_millis(800);
 
 async fn they_starve_beside_steady_use_and_get_in_when_nobody_has_used_it_for_long(f: &ServerFixture) {
     for mode in MODES {
-        let settings = Settings { idle_hold: IDLE, ..Settings::lease(LONG) };
+        let settings = Settings { cache_for: IDLE, ..Settings::lease(LONG) };
         let (manager, name) = (f.manager_with(settings).await, f.name());
         let mut foreign = Foreign::on(f, &name);
         until("the hold stays", async || {
             take(&manager, &name, mode).await.release_unharmed().await;
-            manager.stats().idle_holds == 1
+            manager.stats().cached_holds == 1
         })
         .await;
         let (began, mut used) = (Instant::now(), Instant::now());

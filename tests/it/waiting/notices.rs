@@ -295,11 +295,11 @@ async fn flood_of_calls_is_answered_by_few_scripts(server: Server) {
     const MESSAGES: usize = 20_000;
     const PIPELINE: usize = 1_000;
     let scene = Scene::new(server);
-    let builder = RedisManager::builder(scene.node.url()).key_prefix("notices").idle_hold(PATIENT);
+    let builder = RedisManager::builder(scene.node.url()).key_prefix("notices").cache_for(PATIENT);
     let keeper = builder.connect().await.expect("connected");
     until("it hears calls", async || {
         keeper.write(NAME).await.expect("granted").release().await.expect("ours to the end");
-        keeper.stats().idle_holds == 1
+        keeper.stats().cached_holds == 1
     })
     .await;
     let guard = keeper.write(NAME).await.expect("kept");

@@ -19,7 +19,7 @@ pub(super) async fn hash(url: &str, lease: Duration) -> Box<dyn Peer> {
 }
 
 pub(super) async fn idle(url: &str, lease: Duration) -> Box<dyn Peer> {
-    let builder = RedisManager::builder(Topology::node(url)).lease(lease).idle_hold(lease);
+    let builder = RedisManager::builder(Topology::node(url)).lease(lease).cache_for(lease);
     Box::new(Ours(builder.connect().await.expect("a server")))
 }
 

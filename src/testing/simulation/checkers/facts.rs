@@ -58,7 +58,7 @@ pub(super) struct ProcessFacts {
     pub(super) clock_margin: Micros,
     pub(super) share_window: Micros,
     pub(super) hand_over_budget: u64,
-    pub(super) idle_hold: Micros,
+    pub(super) cache_for: Micros,
     pub(super) crashed: Option<Micros>,
     pub(super) closing: Option<Micros>,
     /// When it stood still, from and to.
@@ -241,7 +241,7 @@ impl<'h> Facts<'h> {
                 clock_margin_ms,
                 share_window_ms,
                 hand_over_budget,
-                idle_hold_ms,
+                cache_for_ms,
             } => {
                 let facts = ProcessFacts {
                     response_timeout: response_timeout_ms * MS,
@@ -249,7 +249,7 @@ impl<'h> Facts<'h> {
                     clock_margin: clock_margin_ms * MS,
                     share_window: share_window_ms * MS,
                     hand_over_budget,
-                    idle_hold: idle_hold_ms * MS,
+                    cache_for: cache_for_ms * MS,
                     ..ProcessFacts::default()
                 };
                 self.processes.insert(process, facts);

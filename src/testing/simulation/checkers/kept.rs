@@ -140,7 +140,7 @@ pub(super) fn tokens(facts: &Facts<'_>) -> Findings {
 pub(super) fn in_time(facts: &Facts<'_>) -> Findings {
     let mut findings = Findings::of("kept: validity");
     for (number, guard) in facts.guards.iter().filter(|(_, guard)| guard.wish.converts.is_none()) {
-        if facts.process(guard.process).idle_hold == 0 {
+        if facts.process(guard.process).cache_for == 0 {
             continue;
         }
         let until = facts.vouched(guard.id, &facts.about(guard.id).collect::<Vec<_>>(), guard.granted);

@@ -45,7 +45,7 @@ pub(super) fn none(facts: &Facts<'_>) -> Findings {
                     let asked = last_asked.get(&held.id).copied().unwrap_or_default();
                     let guards = guards.get(&held.id).map(Vec::as_slice).unwrap_or_default();
                     // Without a guard it may stay for a while more.
-                    let idle = facts.process(held.id.process).idle_hold;
+                    let idle = facts.process(held.id.process).cache_for;
                     let ends = |guard: &&GuardFacts| {
                         let longest = guard.wish.max_hold_ms * MS;
                         guard.root_granted + longest + longest / 100 + TRANSIT + idle

@@ -143,14 +143,14 @@ impl Facts<'_> {
 
     /// Until when a hold may stay that has no guard from some moment on.
     pub(in crate::testing::simulation::checkers) fn stays_until(&self, id: Id, lock: Lock, from: Micros) -> Micros {
-        let idle_hold = self.process(id.process).idle_hold;
-        if idle_hold == 0 || !self.is_door_open(id, lock, from) {
+        let cache_for = self.process(id.process).cache_for;
+        if cache_for == 0 || !self.is_door_open(id, lock, from) {
             return from;
         }
         let spans = self.listening(id.process, lock).into_iter().flat_map(|listening| &listening.subscribed);
         let breaks = spans.map(|(_, to, _)| *to);
         let told = self.words(id).filter(|word| word.is_waited_for).map(|word| word.at);
         let ends = self.calls_for(id, lock).chain(breaks).chain(told).filter(|at| *at >= from);
-        ends.min().unwrap_or(Micros::MAX).min(from + idle_hold)
+        ends.min().unwrap_or(Micros::MAX).min(from + cache_for)
     }
 }
