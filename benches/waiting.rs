@@ -60,7 +60,7 @@ impl Smallest {
 
 /// A window that outlasts the run: what is measured is the join and not the question after each window.
 async fn joinable(topology: &Topology) -> RedisManager {
-    let builder = RedisManager::builder(topology.clone()).share_window(Duration::from_secs(3600));
+    let builder = RedisManager::builder(topology.clone()).join_window(Duration::from_secs(3600));
     builder.lease(Duration::from_secs(3600)).max_hold(Duration::MAX).connect().await.expect("a manager")
 }
 
@@ -171,7 +171,7 @@ fn hand_over_here(effort: Effort, runtime: &Runtime, topology: &Topology) {
     let (mut with, mut without, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     runtime.block_on(async {
         let shared = RedisManager::connect(topology.clone()).await.expect("a manager");
-        let single = RedisManager::builder(topology.clone()).hand_over_budget(1).connect().await.expect("a manager");
+        let single = RedisManager::builder(topology.clone()).max_handoffs(1).connect().await.expect("a manager");
         for _ in 0..rounds {
             let many = local_turns(&shared, "turns", span).await;
             let one = local_turns(&single, "single-turns", span).await;

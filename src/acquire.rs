@@ -164,7 +164,7 @@ impl<G: Guard> Acquire<G> {
     /// timeouts](crate::Builder::response_timeout) after the limit.
     ///
     /// If another process may cache its hold of the lock ([`cache_for`](crate::Builder::cache_for)), the limit is
-    /// [`try_wait`](crate::Builder::try_wait) at least, from the answer that says so. The other process needs that time
+    /// [`recall_timeout`](crate::Builder::recall_timeout) at least, from the answer that says so. The other process needs that time
     /// to give the lock up.
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
         self.request.overrides.wait_timeout = Some(wait_timeout);

@@ -31,11 +31,11 @@ use names::Owner;
 /// | `tls` | `{"ca": path, "client_certificate": path, "client_key": path, "server_name": name}`, all optional |
 /// | `password_file` | path of a file with the password of the servers, see [`Topology::password_file`] |
 /// | `lease`, `max_hold`, `wait_timeout`, `unreachable_after`, `response_timeout` | a duration |
-/// | `clock_margin`, `share_window`, `cache_for`, `try_wait` | a duration |
+/// | `clock_margin`, `join_window`, `cache_for`, `recall_timeout` | a duration |
 /// | `reentry` | `"off"` or `"per_task"` |
 /// | `key_prefix`, `label`, `published_keys` | a text |
 /// | `published_limits` | `{"read": duration, "write": duration, "key_ttl": duration}`, each of them optional |
-/// | `hand_over_budget`, `max_cached`, `max_waiters` | a number |
+/// | `max_handoffs`, `max_cached`, `max_waiters` | a number |
 /// | `durability` | `{"replicas": number, "timeout": duration}`, both of them needed |
 ///
 /// The paths of `tls` are PEM files, which `build` and each new connection read. For its `server_name`, the name in the
@@ -76,17 +76,17 @@ pub struct Config {
     unreachable_after: Option<Period>,
     response_timeout: Option<Period>,
     clock_margin: Option<Period>,
-    share_window: Option<Period>,
+    join_window: Option<Period>,
     reentry: Option<Nesting>,
     key_prefix: Option<String>,
     label: Option<String>,
     published_keys: Option<String>,
     published_limits: Option<Limits>,
-    hand_over_budget: Option<u64>,
+    max_handoffs: Option<u64>,
     cache_for: Option<Period>,
     max_cached: Option<usize>,
     max_waiters: Option<usize>,
-    try_wait: Option<Period>,
+    recall_timeout: Option<Period>,
     durability: Option<Acknowledged>,
 }
 
@@ -133,17 +133,17 @@ impl Config {
             unreachable_after: None,
             response_timeout: None,
             clock_margin: None,
-            share_window: None,
+            join_window: None,
             reentry: None,
             key_prefix: None,
             label: None,
             published_keys: None,
             published_limits: None,
-            hand_over_budget: None,
+            max_handoffs: None,
             cache_for: None,
             max_cached: None,
             max_waiters: None,
-            try_wait: None,
+            recall_timeout: None,
             durability: None,
         }
     }
@@ -283,7 +283,7 @@ impl Config {
             "UNREACHABLE_AFTER" => self.unreachable_after = span("unreachable_after")?,
             "RESPONSE_TIMEOUT" => self.response_timeout = span("response_timeout")?,
             "CLOCK_MARGIN" => self.clock_margin = span("clock_margin")?,
-            "SHARE_WINDOW" => self.share_window = span("share_window")?,
+            "JOIN_WINDOW" => self.join_window = span("join_window")?,
             "REENTRY" => self.reentry = Some(nesting(name, value)?),
             "KEY_PREFIX" => self.key_prefix = text,
             "LABEL" => self.label = text,
@@ -291,12 +291,12 @@ impl Config {
             "PUBLISHED_LIMITS_READ" => limits.get_or_insert_default().read = span("published_limits")?,
             "PUBLISHED_LIMITS_WRITE" => limits.get_or_insert_default().write = span("published_limits")?,
             "PUBLISHED_LIMITS_KEY_TTL" => limits.get_or_insert_default().key_ttl = span("published_limits")?,
-            "HAND_OVER_BUDGET" => {
-                let number = value.parse().map_err(|_| invalid("hand_over_budget", format!("{name} is no number")))?;
-                self.hand_over_budget = Some(number);
+            "MAX_HANDOFFS" => {
+                let number = value.parse().map_err(|_| invalid("max_handoffs", format!("{name} is no number")))?;
+                self.max_handoffs = Some(number);
             }
             "CACHE_FOR" => self.cache_for = span("cache_for")?,
-            "TRY_WAIT" => self.try_wait = span("try_wait")?,
+            "RECALL_TIMEOUT" => self.recall_timeout = span("recall_timeout")?,
             "MAX_CACHED" => {
                 let number = value.parse().map_err(|_| invalid("max_cached", format!("{name} is no number")))?;
                 self.max_cached = Some(number);
@@ -332,9 +332,9 @@ impl Config {
         set(self.unreachable_after, Builder::unreachable_after);
         set(self.response_timeout, Builder::response_timeout);
         set(self.clock_margin, Builder::clock_margin);
-        set(self.share_window, Builder::share_window);
+        set(self.join_window, Builder::join_window);
         set(self.cache_for, Builder::cache_for);
-        set(self.try_wait, Builder::try_wait);
+        set(self.recall_timeout, Builder::recall_timeout);
         if let Some(nesting) = self.reentry {
             builder = builder.reentry(match nesting {
                 Nesting::Off => Reentry::Off,
@@ -353,8 +353,8 @@ impl Config {
         if let Some(limits) = self.published_limits {
             builder = builder.published_limits(limits.or_default());
         }
-        if let Some(hand_overs) = self.hand_over_budget {
-            builder = builder.hand_over_budget(hand_overs);
+        if let Some(hand_overs) = self.max_handoffs {
+            builder = builder.max_handoffs(hand_overs);
         }
         if let Some(most) = self.max_cached {
             builder = builder.max_cached(most);
@@ -437,9 +437,9 @@ mod tests {
         "topology": {"sentinel": {"primary": "main", "urls": ["rediss://:s3cret@a", "rediss://b"]}},
         "tls": {"ca": "/ca.pem", "client_certificate": "/c.pem", "client_key": "/k.pem", "server_name": "locks"},
         "password_file": "/password", "lease": "11s", "max_hold": "max", "wait_timeout": "1.5s", "unreachable_after": "2m",
-        "response_timeout": "250ms", "clock_margin": "50ms", "share_window": "0ms",
+        "response_timeout": "250ms", "clock_margin": "50ms", "join_window": "0ms",
         "reentry": "per_task", "key_prefix": "shop", "label": "billing-1", "published_keys": "lock:*",
-        "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "hand_over_budget": 7, "cache_for": "30s", "max_cached": 9, "max_waiters": 8, "try_wait": "70ms",
+        "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "max_handoffs": 7, "cache_for": "30s", "max_cached": 9, "max_waiters": 8, "recall_timeout": "70ms",
         "durability": {"replicas": 2, "timeout": "90ms"}
     }"#;
     const ENVIRONMENT: [(&str, &str); 28] = [
@@ -456,7 +456,7 @@ mod tests {
         ("L_UNREACHABLE_AFTER", "2m"),
         ("L_RESPONSE_TIMEOUT", "250ms"),
         ("L_CLOCK_MARGIN", "50ms"),
-        ("L_SHARE_WINDOW", "0ms"),
+        ("L_JOIN_WINDOW", "0ms"),
         ("L_REENTRY", "per_task"),
         ("L_KEY_PREFIX", "shop"),
         ("L_LABEL", "billing-1"),
@@ -464,11 +464,11 @@ mod tests {
         ("L_PUBLISHED_LIMITS_READ", "2s"),
         ("L_PUBLISHED_LIMITS_WRITE", "4s"),
         ("L_PUBLISHED_LIMITS_KEY_TTL", "12s"),
-        ("L_HAND_OVER_BUDGET", "7"),
+        ("L_MAX_HANDOFFS", "7"),
         ("L_CACHE_FOR", "30s"),
         ("L_MAX_CACHED", "9"),
         ("L_MAX_WAITERS", "8"),
-        ("L_TRY_WAIT", "70ms"),
+        ("L_RECALL_TIMEOUT", "70ms"),
         ("L_DURABILITY_REPLICAS", "2"),
         ("L_DURABILITY_TIMEOUT", "90ms"),
     ];
@@ -497,17 +497,17 @@ mod tests {
             .unreachable_after(span(120_000))
             .response_timeout(span(250))
             .clock_margin(span(50))
-            .share_window(span(0))
+            .join_window(span(0))
             .reentry(Reentry::PerTask)
             .key_prefix("shop")
             .label("billing-1")
             .published_keys("lock:*")
             .published_limits(PublishedLimits::new(span(2_000), span(4_000)).key_ttl(span(12_000)))
-            .hand_over_budget(7)
+            .max_handoffs(7)
             .cache_for(span(30_000))
             .max_cached(9)
             .max_waiters(8)
-            .try_wait(span(70))
+            .recall_timeout(span(70))
             .durability(Durability::Replicated { replicas: NonZeroU8::MIN.saturating_add(1), timeout: span(90) });
         assert_eq!(format!("{:?}", config.builder()), format!("{built:?}"));
         assert!(!format!("{config:?} {built:?}").contains("s3cret"));
@@ -563,7 +563,7 @@ mod tests {
             (&[("L_SENTINEL_URLS", "redis://:s3cret@a")], "need each other"),
             (&[("L_NODE", "a"), ("L_LEASE", "soon")], "L_LEASE"),
             (&[("L_NODE", "a"), ("L_REENTRY", "on")], "L_REENTRY"),
-            (&[("L_NODE", "a"), ("L_HAND_OVER_BUDGET", "-1")], "L_HAND_OVER_BUDGET"),
+            (&[("L_NODE", "a"), ("L_MAX_HANDOFFS", "-1")], "L_MAX_HANDOFFS"),
             (&[("L_NODE", "a"), ("L_DURABILITY_REPLICAS", "0")], "L_DURABILITY_REPLICAS"),
             (&[("L_NODE", "a"), ("L_DURABILITY_REPLICAS", "1")], "need each other"),
         ] {

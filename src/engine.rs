@@ -498,7 +498,7 @@ fn rules(options: &Options, clock: Clock, process: Process) -> Rules {
         process,
         clock_margin: options.clock_margin,
         stray_span: stray_span(options),
-        hand_overs: options.hand_over_budget,
+        hand_overs: options.max_handoffs,
         hand_over_span: HAND_OVER_SPAN,
         meter: Meter::default(),
     }

@@ -97,7 +97,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// A reader waits while a writer holds the lock, in this process or in another. With [`RedisManager`] and
     /// [`MemoryManager`] it also waits behind a writer that waits already. So readers that overlap all the time do not
     /// keep writers out. When the writer leaves, all waiting readers enter together. For
-    /// [`share_window`](Builder::share_window), 50 ms, a reader can still join the readers of its own process.
+    /// [`join_window`](Builder::join_window), 50 ms, a reader can still join the readers of its own process.
     /// [`TwoKeyManager`] and [`QuorumManager`] promise no order.
     ///
     /// The wait has no limit unless [`Acquire::wait_timeout`] or [`Builder::wait_timeout`] sets one. Without an answer
@@ -149,7 +149,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// A writer waits until all readers and writers have left, in this process and in others. With [`RedisManager`] and
     /// [`MemoryManager`] a waiting writer stops new readers, and writers are served in the order in which their
     /// processes came. A writer that leaves can hand the lock to the next writer of its process. It does so
-    /// [`hand_over_budget`](Builder::hand_over_budget) times and for 5 ms at most. [`TwoKeyManager`] and
+    /// [`max_handoffs`](Builder::max_handoffs) times and for 5 ms at most. [`TwoKeyManager`] and
     /// [`QuorumManager`] promise no order.
     ///
     /// The wait has no limit unless [`Acquire::wait_timeout`] or [`Builder::wait_timeout`] sets one. Without an answer
@@ -840,11 +840,11 @@ impl Place {
 ///     .reentry(Reentry::Off)
 ///     .key_prefix("rwlock")
 ///     .label("host:4711") // the default has this host and process
-///     .share_window(Duration::from_millis(50))
-///     .hand_over_budget(64)
+///     .join_window(Duration::from_millis(50))
+///     .max_handoffs(64)
 ///     .cache_for(Duration::ZERO)
 ///     .max_cached(10_000)
-///     .try_wait(Duration::from_millis(50))
+///     .recall_timeout(Duration::from_millis(50))
 ///     .max_waiters(100_000)
 ///     .published_limits(PublishedLimits::default())
 ///     .durability(Durability::Primary); // not of a `QuorumManager`
@@ -1005,7 +1005,7 @@ impl<M: Build> Builder<M> {
     /// A shorter limit gives up earlier under contention; a longer limit survives longer holds of others.
     /// [`WaitTimeout`](Error::WaitTimeout) comes after the place in the queue is cancelled: usually one round trip
     /// after the limit, at most two [response timeouts](Builder::response_timeout). For a hold that another process
-    /// [caches](Builder::cache_for), acquisitions wait for [`try_wait`](Builder::try_wait) at least.
+    /// [caches](Builder::cache_for), acquisitions wait for [`recall_timeout`](Builder::recall_timeout) at least.
     pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
         self.options.wait_timeout = Some(wait_timeout);
         self
@@ -1076,8 +1076,8 @@ impl<M: Build> Builder<M> {
     ///
     /// A longer time saves requests. A writer that waits in another process waits so much longer, and also for the
     /// readers that joined. A shorter time lets such a writer in sooner.
-    pub fn share_window(mut self, share_window: Duration) -> Self {
-        self.options.share_window = share_window;
+    pub fn join_window(mut self, join_window: Duration) -> Self {
+        self.options.join_window = join_window;
         self
     }
 
@@ -1087,8 +1087,8 @@ impl<M: Build> Builder<M> {
     ///
     /// A larger number saves requests under contention, and lets waiters elsewhere wait longer; a smaller number is
     /// fairer to them.
-    pub fn hand_over_budget(mut self, hand_overs: u64) -> Self {
-        self.options.hand_over_budget = hand_overs;
+    pub fn max_handoffs(mut self, hand_overs: u64) -> Self {
+        self.options.max_handoffs = hand_overs;
         self
     }
 
@@ -1149,8 +1149,8 @@ impl<M: Build> Builder<M> {
     /// A shorter [`wait_timeout`](crate::Acquire::wait_timeout) counts as this time on a lock that such a process
     /// holds, from the answer that says so. Waiting acquisitions do not learn that a guard uses the hold. Beside a
     /// guard, they end with [`WaitTimeout`](crate::Error::WaitTimeout) when this time is over.
-    pub fn try_wait(mut self, try_wait: Duration) -> Self {
-        self.options.try_wait = try_wait;
+    pub fn recall_timeout(mut self, recall_timeout: Duration) -> Self {
+        self.options.recall_timeout = recall_timeout;
         self
     }
 

@@ -86,14 +86,14 @@ pub(crate) struct Options {
     pub(crate) published_limits: PublishedLimits,
     /// Template for the keys of the locks, which replaces the prefix.
     pub(crate) published_keys: Option<KeyTemplate>,
-    pub(crate) share_window: Duration,
-    pub(crate) hand_over_budget: u64,
+    pub(crate) join_window: Duration,
+    pub(crate) max_handoffs: u64,
     /// Time for which an unused hold is cached.
     pub(crate) cache_for: Duration,
     /// Largest number of cached holds.
     pub(crate) max_cached: usize,
     /// Time for which a try waits for the reply to its recall.
-    pub(crate) try_wait: Duration,
+    pub(crate) recall_timeout: Duration,
     /// Largest number of acquisitions in progress.
     pub(crate) max_waiters: usize,
     pub(crate) durability: Durability,
@@ -127,11 +127,11 @@ impl Default for Options {
             label: None,
             published_limits: PublishedLimits::default(),
             published_keys: None,
-            share_window: Duration::from_millis(50),
-            hand_over_budget: MAX_TOKENS,
+            join_window: Duration::from_millis(50),
+            max_handoffs: MAX_TOKENS,
             cache_for: Duration::ZERO,
             max_cached: 10_000,
-            try_wait: Duration::from_millis(50),
+            recall_timeout: Duration::from_millis(50),
             max_waiters: 100_000,
             durability: Durability::default(),
             background: None,
@@ -149,7 +149,7 @@ impl Options {
         check_published_limits(self.published_limits)?;
         self.published_keys.as_ref().map_or(Ok(()), KeyTemplate::check)?;
         self.check_foreign_ttl(self.lease)?;
-        check_hand_over_budget(self.hand_over_budget)?;
+        check_max_handoffs(self.max_handoffs)?;
         check_max_waiters(self.max_waiters)?;
         at_least("response_timeout", self.response_timeout, Duration::from_millis(10))?;
         at_most("response_timeout", self.response_timeout, RESPONSE_TIMEOUT_MAX)?;
@@ -160,7 +160,7 @@ impl Options {
             )?;
         }
         at_most("cache_for", self.cache_for, MAX_CACHE_FOR)?;
-        at_most("try_wait", self.try_wait, RESPONSE_TIMEOUT_MAX)?;
+        at_most("recall_timeout", self.recall_timeout, RESPONSE_TIMEOUT_MAX)?;
         at_least("unreachable_after", self.unreachable_after, Duration::from_millis(10))
     }
 
@@ -307,11 +307,11 @@ fn check_durability(durability: Durability, response_timeout: Duration) -> Resul
     )
 }
 
-fn check_hand_over_budget(hand_overs: u64) -> Result<()> {
+fn check_max_handoffs(hand_overs: u64) -> Result<()> {
     if (1..=MAX_TOKENS).contains(&hand_overs) {
         return Ok(());
     }
-    invalid("hand_over_budget", format!("it must be 1 to {MAX_TOKENS}, as many tokens as one grant reserves"))
+    invalid("max_handoffs", format!("it must be 1 to {MAX_TOKENS}, as many tokens as one grant reserves"))
 }
 
 /// Refuses zero, with which no acquisition could start.

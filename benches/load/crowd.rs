@@ -21,7 +21,7 @@ const LINEAR: f64 = 1.5;
 /// Nothing of this is renewed while it is measured.
 async fn manager(node: &Node) -> RedisManager {
     let builder = RedisManager::builder(Topology::node(node.url())).lease(Duration::from_secs(3600));
-    builder.max_hold(Duration::MAX).share_window(Duration::from_secs(3600)).connect().await.expect("a manager")
+    builder.max_hold(Duration::MAX).join_window(Duration::from_secs(3600)).connect().await.expect("a manager")
 }
 
 /// What `count` of something cost, as often as the effort says, and what a quarter of them did; both in milliseconds.

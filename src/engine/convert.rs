@@ -120,7 +120,7 @@ struct Word {
 
 impl Word {
     fn is_awaited(&mut self, engine: &Engine, now: Moment) -> bool {
-        now < *self.until.get_or_insert(now.after(engine.options().try_wait))
+        now < *self.until.get_or_insert(now.after(engine.options().recall_timeout))
     }
 
     /// Waits a little longer each time.
@@ -142,7 +142,7 @@ impl Conversion {
             id: earlier.map_or_else(|| engine.next_id(), |open| open.id),
             mode,
             lease: share.lease.min(share.ends.since(now)),
-            max_tokens: engine.options().hand_over_budget,
+            max_tokens: engine.options().max_handoffs,
             if_taken: IfTaken::Leave,
             keeps: false,
         };
@@ -286,8 +286,7 @@ impl Conversion {
         if let Some(keeping) = &mut self.keeping {
             keeping.says();
             self.request.keeps = keeping.is_said();
-            self.request.max_tokens =
-                if keeping.is_said() { MAX_TOKENS } else { self.engine.options().hand_over_budget };
+            self.request.max_tokens = if keeping.is_said() { MAX_TOKENS } else { self.engine.options().max_handoffs };
         }
     }
 
@@ -319,7 +318,7 @@ impl Conversion {
             share: self.begins.map_or_else(|| self.old.share(held.share_id()), |wants| wants.from(sent)),
             copies: self.copies,
             keep,
-            share_until: (!is_waited_for).then(|| sent.after(engine.options().share_window)),
+            share_until: (!is_waited_for).then(|| sent.after(engine.options().join_window)),
             is_claim: false,
         };
         let (converted, due) = self.old.converted_into(granted, now);

@@ -65,7 +65,7 @@ pub(super) struct Ears {
     answers: Arc<Semaphore>,
 }
 
-/// Limit of the answers to tries that are on their way at once. A try that hears nothing is refused after [`Options::try_wait`] twice, so one
+/// Limit of the answers to tries that are on their way at once. A try that hears nothing is refused after [`Options::recall_timeout`] twice, so one
 /// that is left out only learns later what it would have been told.
 const MAX_ANSWERS: usize = 256;
 

@@ -39,9 +39,9 @@ pub(crate) struct Settings {
     pub(crate) published_limits: PublishedLimits,
     /// The locks have these keys. For the hash scheme only.
     pub(crate) published_keys: Option<String>,
-    pub(crate) share_window: Duration,
+    pub(crate) join_window: Duration,
     pub(crate) cache_for: Duration,
-    pub(crate) hand_over_budget: u64,
+    pub(crate) max_handoffs: u64,
     pub(crate) max_waiters: usize,
     /// For managers of servers; that of the fixture's place, if it has one.
     pub(crate) durability: Durability,
@@ -65,8 +65,8 @@ impl Default for Settings {
             reentry: Reentry::Off,
             label: "case".to_owned(),
             cache_for: Duration::ZERO,
-            share_window: Duration::from_millis(50),
-            hand_over_budget: 64,
+            join_window: Duration::from_millis(50),
+            max_handoffs: 64,
             max_waiters: 100_000,
             durability: Durability::Primary,
             published_limits: PublishedLimits::default(),
@@ -77,7 +77,7 @@ impl Default for Settings {
 }
 
 /// A busy machine gives up late what it does not use.
-pub(crate) const TRY_WAIT: Duration = Duration::from_secs(2);
+pub(crate) const RECALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Settings {
     pub(crate) fn lease(lease: Duration) -> Self {
@@ -97,9 +97,9 @@ impl Settings {
             .unreachable_after(self.unreachable_after)
             .reentry(self.reentry)
             .label(self.label)
-            .share_window(self.share_window)
-            .try_wait(TRY_WAIT)
-            .hand_over_budget(self.hand_over_budget)
+            .join_window(self.join_window)
+            .recall_timeout(RECALL_TIMEOUT)
+            .max_handoffs(self.max_handoffs)
             .max_waiters(self.max_waiters)
             .published_limits(self.published_limits);
         let builder = match self.background {

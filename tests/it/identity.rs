@@ -53,7 +53,7 @@ fn taking(manager: &Manager, name: &str, mode: Mode) -> tokio::task::JoinHandle<
 }
 
 async fn holder(f: &ServerFixture, label: &str) -> Manager {
-    f.manager_with(Settings { label: label.to_owned(), hand_over_budget: 1, ..Settings::lease(LONG) }).await
+    f.manager_with(Settings { label: label.to_owned(), max_handoffs: 1, ..Settings::lease(LONG) }).await
 }
 
 /// Waits until the fault has done what it was to do.
@@ -64,7 +64,7 @@ async fn has_happened(fault: &Fault) {
 /// A manager whose limits are so far away that a case can do something before.
 async fn patient(f: &ServerFixture) -> Manager {
     let settings =
-        Settings { response_timeout: PATIENT, label: "one".to_owned(), hand_over_budget: 1, ..Settings::lease(LONG) };
+        Settings { response_timeout: PATIENT, label: "one".to_owned(), max_handoffs: 1, ..Settings::lease(LONG) };
     f.manager_with(settings).await
 }
 
@@ -276,7 +276,7 @@ async fn acquire_within_its_limit_after_its_cancel_is_gone_with_the_last_leave(f
 
 async fn acquire_of_a_dead_process_is_over_within_a_lease(f: &ServerFixture) {
     let case = async |mode: Mode| {
-        let settings = Settings { response_timeout: PATIENT, hand_over_budget: 1, ..Settings::lease(SHORT) };
+        let settings = Settings { response_timeout: PATIENT, max_handoffs: 1, ..Settings::lease(SHORT) };
         let (mut process, name, copy) = (f.process(settings).await, f.name(), Copied::default());
         let held = f.proxy(&name).hold_request(copy.first_of(f.requests(Script::Acquire, &name)));
         let asked = name.clone();
@@ -363,7 +363,7 @@ enum Next {
 
 /// Arms a copy of a request of a hold that is held back, lets it arrive after the hold's release, and looks.
 async fn late_copy_changes_nothing(f: &ServerFixture, script: Script, mode: Mode, next: Next) {
-    let settings = Settings { label: "one".to_owned(), hand_over_budget: 1, ..Settings::lease(LONG) };
+    let settings = Settings { label: "one".to_owned(), max_handoffs: 1, ..Settings::lease(LONG) };
     let (manager, other, name) = (f.manager_with(settings).await, holder(f, "two").await, f.name());
     let lease = if script == Script::Renew { RENEWED } else { LONG };
     let first = match mode {
@@ -414,7 +414,7 @@ async fn late_renewal_after_the_release_recreates_nothing(f: &ServerFixture) {
 async fn late_renewal_after_the_lease_recreates_nothing(f: &ServerFixture) {
     let case = async |mode: Mode, is_held_meanwhile: bool| {
         let (manager, other, name) = (
-            f.manager_with(Settings { hand_over_budget: 1, ..Settings::lease(SHORT) }).await,
+            f.manager_with(Settings { max_handoffs: 1, ..Settings::lease(SHORT) }).await,
             holder(f, "two").await,
             f.name(),
         );
@@ -441,7 +441,7 @@ async fn late_renewal_after_the_lease_recreates_nothing(f: &ServerFixture) {
 async fn duplicated_renewal_changes_nothing_more(f: &ServerFixture) {
     let case = async |mode: Mode| {
         let (manager, name) =
-            (f.manager_with(Settings { hand_over_budget: 1, ..Settings::lease(RENEWED) }).await, f.name());
+            (f.manager_with(Settings { max_handoffs: 1, ..Settings::lease(RENEWED) }).await, f.name());
         let twice = f.proxy(&name).duplicate_request(f.requests(Script::Renew, &name));
         let guard = take(&manager, &name, mode).await;
         let token = guard.token();
@@ -458,7 +458,7 @@ async fn duplicated_renewal_changes_nothing_more(f: &ServerFixture) {
 async fn renewal_retried_after_a_lost_reply_keeps_the_hold(f: &ServerFixture) {
     let case = async |mode: Mode| {
         let (manager, name) =
-            (f.manager_with(Settings { hand_over_budget: 1, ..Settings::lease(RENEWED) }).await, f.name());
+            (f.manager_with(Settings { max_handoffs: 1, ..Settings::lease(RENEWED) }).await, f.name());
         let renewals = f.requests(Script::Renew, &name);
         let cut = f.proxy(&name).cut_after_apply(renewals.clone());
         let guard = take(&manager, &name, mode).await;

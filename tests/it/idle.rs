@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redis_rwlock::{Error, HoldState, MemoryManager, Mode, QuorumManager, RedisManager, TwoKeyManager};
 
 use crate::either::{AnyGuard, take};
-use crate::fixture::{Fixture, Manager, Settings, TRY_WAIT};
+use crate::fixture::{Fixture, Manager, RECALL_TIMEOUT, Settings};
 use crate::wait::{BOUND, soon, until};
 
 mod calls;
@@ -168,7 +168,7 @@ async fn of_two_who_try_in_a_process_one_is_refused_at_once(f: &Fixture) {
     idle(&keeper, &name, Mode::Read).await;
     let began = Instant::now();
     let (first, second) = tokio::join!(keeper.try_write(&name), keeper.try_write(&name));
-    assert!(began.elapsed() < TRY_WAIT, "nobody had to wait for a word that does not come");
+    assert!(began.elapsed() < RECALL_TIMEOUT, "nobody had to wait for a word that does not come");
     let guards: Vec<_> = [first, second].into_iter().filter_map(|guard| guard.expect("answered")).collect();
     assert_eq!(guards.len(), 1, "one is inside");
     for guard in guards {

@@ -24,7 +24,7 @@ const LONG: Duration = Duration::from_secs(24 * 3600);
 
 async fn connected<M: Build>(builder: Builder<M>) -> Result<M> {
     // Nor does a join ask the server whether others wait.
-    builder.lease(LONG).max_hold(LONG * 2).share_window(LONG).connect().await
+    builder.lease(LONG).max_hold(LONG * 2).join_window(LONG).connect().await
 }
 
 /// Takes and gives back a lock that nobody else wants.

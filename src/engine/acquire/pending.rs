@@ -158,9 +158,11 @@ impl Acquisition<'_> {
             mode: self.mode,
             lease: self.wants.lease.min(self.wants.max_hold),
             // Who keeps a hold passes it on for as long as nobody calls.
-            max_tokens: if keeps { MAX_TOKENS } else { engine.options().hand_over_budget },
+            max_tokens: if keeps { MAX_TOKENS } else { engine.options().max_handoffs },
             if_taken: match patience {
-                Patience::AskOnce if tries => IfTaken::Try { patience: engine.options().try_wait + CLAIM_OF_A_TRY },
+                Patience::AskOnce if tries => {
+                    IfTaken::Try { patience: engine.options().recall_timeout + CLAIM_OF_A_TRY }
+                }
                 Patience::AskOnce => IfTaken::Leave,
                 // Two heartbeats may be lost.
                 Patience::Wait => {
@@ -186,7 +188,7 @@ impl Acquisition<'_> {
 
     /// It tries, and those who keep the lock have been called, or are to be: until then they have time to say a word.
     fn calls_from(&mut self, now: Moment) -> Moment {
-        *self.calls_until.get_or_insert(now.after(self.engine.options().try_wait))
+        *self.calls_until.get_or_insert(now.after(self.engine.options().recall_timeout))
     }
 
     /// A waiter with a short lease is granted for no longer than that, and has to learn of it in time.
@@ -220,7 +222,7 @@ impl Acquisition<'_> {
         drop(entry.attempt_over(&attempt, now, |pending| leaves(&attempt, pending))?);
         if let Ok(answer) = &attempt {
             if let Acquired::Queued { is_kept: true, .. } | Acquired::Kept { .. } = answer.value {
-                entry.has_called(now.after(engine.options().try_wait));
+                entry.has_called(now.after(engine.options().recall_timeout));
             }
             self.answered_at = answer.server;
             self.heard(now);
@@ -277,7 +279,7 @@ impl Acquisition<'_> {
             grant: Grant { sent, remaining: granted.remaining, asked: request.lease, server: answer.server },
             share: self.wants.from(sent),
             copies: Copies::default(),
-            share_until: (!granted.is_waited_for).then(|| sent.after(self.engine.options().share_window)),
+            share_until: (!granted.is_waited_for).then(|| sent.after(self.engine.options().join_window)),
             is_claim: false,
         };
         let taken = self.take(granted, now);

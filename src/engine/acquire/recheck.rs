@@ -102,7 +102,7 @@ impl Acquisition<'_> {
                     let word = Word { said: standing, sent, node, is_waited_for };
                     engine.carry_out(hold.hears(word, None, now), now);
                 }
-                let share_until = (!is_waited_for).then(|| sent.after(engine.options().share_window));
+                let share_until = (!is_waited_for).then(|| sent.after(engine.options().join_window));
                 let grant = Grant { sent, remaining, asked: lease, server };
                 let ((is_held, claims), due) = hold.rechecked(grant, share_until, now);
                 engine.carry_out(due, now);

@@ -190,7 +190,7 @@ async fn turn_that_crosses_with_close_is_given_back() {
 
 #[tokio::test(start_paused = true)]
 async fn guard_is_not_lost_while_its_upgrade_waits_for_those_who_keep_their_holds() {
-    let stage = Stage::with(Options { try_wait: Duration::from_secs(4), ..Options::default() });
+    let stage = Stage::with(Options { recall_timeout: Duration::from_secs(4), ..Options::default() });
     let keeps = Options { cache_for: Duration::from_secs(60), ..Options::default() };
     let keeper = Arc::new(Engine::new(Arc::new(stage.scheme.memory.clone()), keeps));
     // From its second use on a name stays.

@@ -227,7 +227,7 @@ async fn whoever_waits_briefly_beside_a_guard_has_waited_for_the_word_and_leaves
         let guard = stage.take(Mode::Write).await;
         let refused = other.asks_within(Mode::Write, limit).await.expect_err("a guard is inside");
         let Error::WaitTimeout { waited, .. } = refused else { panic!("{refused:?}") };
-        let most = limit.max(other.engine.options().try_wait);
+        let most = limit.max(other.engine.options().recall_timeout);
         assert!((most..most + STRAY).contains(&waited), "{waited:?} where {limit:?} was the limit");
         stage.settles().await;
         assert_eq!(stage.there().await, (1, 0));
@@ -423,7 +423,7 @@ async fn tries_while_another_waits(begins: impl FnOnce(&Staged, oneshot::Receive
     let began = stage.engine.clock.now();
     assert!(tries.await.expect("answered").is_none(), "somebody else is before it");
     let waited = stage.engine.clock.now().since(began);
-    assert!(waited <= stage.engine.options().try_wait, "{waited:?}");
+    assert!(waited <= stage.engine.options().recall_timeout, "{waited:?}");
     let held = waits.await.expect("answered").expect("granted");
     stage.settles().await;
     assert_eq!(stage.there().await, (1, 0), "nothing is left of it");

@@ -262,8 +262,8 @@ pub(super) enum What {
         response_timeout_ms: u64,
         unreachable_after_ms: u64,
         clock_margin_ms: u64,
-        share_window_ms: u64,
-        hand_over_budget: u64,
+        join_window_ms: u64,
+        max_handoffs: u64,
         cache_for_ms: u64,
     },
     // What users do and see.

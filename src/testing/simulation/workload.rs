@@ -42,8 +42,8 @@ impl SimManager {
         let options = world.draw(|rng| Options {
             response_timeout: Duration::from_millis([100, 200, 500][rng.usize(0..3)]),
             unreachable_after: Duration::from_millis([2_000, 5_000][rng.usize(0..2)]),
-            share_window: Duration::from_millis([0, 10, 50, 400][rng.usize(0..4)]),
-            hand_over_budget: [1, 2, 5, 64][rng.usize(0..4)],
+            join_window: Duration::from_millis([0, 10, 50, 400][rng.usize(0..4)]),
+            max_handoffs: [1, 2, 5, 64][rng.usize(0..4)],
             ..Options::default()
         });
         let options = Options { durability: durability(world), cache_for: cache_for(world), ..options };
@@ -57,15 +57,15 @@ impl SimManager {
             response_timeout_ms: millis(options.response_timeout),
             unreachable_after_ms: millis(options.unreachable_after),
             clock_margin_ms: millis(options.clock_margin),
-            share_window_ms: millis(options.share_window),
-            hand_over_budget: options.hand_over_budget,
+            join_window_ms: millis(options.join_window),
+            max_handoffs: options.max_handoffs,
             cache_for_ms: millis(options.cache_for),
         });
         let options = match world.mutant {
             Some(Mutant::GivesUpSoon) => Options { unreachable_after: options.unreachable_after / 4, ..options },
             Some(Mutant::GivesUpLate) => Options { unreachable_after: options.unreachable_after * 4, ..options },
-            Some(Mutant::SharesForEver) => Options { share_window: Duration::from_secs(5), ..options },
-            Some(Mutant::OverBudget) => Options { hand_over_budget: 64, ..options },
+            Some(Mutant::SharesForEver) => Options { join_window: Duration::from_secs(5), ..options },
+            Some(Mutant::OverBudget) => Options { max_handoffs: 64, ..options },
             _ => options,
         };
         let link = Link::new(world, address.clone(), options.response_timeout, options.clock_margin);

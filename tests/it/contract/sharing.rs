@@ -213,7 +213,7 @@ async fn writer_that_is_handed_the_lock_and_dropped_passes_it_on(f: &Fixture) {
 }
 
 async fn reader_beside_a_waiting_writer_elsewhere_does_not_join(f: &Fixture) {
-    let window = Settings { share_window: Duration::ZERO, ..Settings::default() };
+    let window = Settings { join_window: Duration::ZERO, ..Settings::default() };
     let (here, there, name) = (f.manager_with(window).await, f.manager().await, f.name());
     let reading = here.read(&name).await.expect("granted");
     let joined = here.read(&name).await.expect("nobody waits: it is asked and joins");

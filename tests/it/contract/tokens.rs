@@ -93,7 +93,7 @@ async fn token_is_the_same_wherever_it_is_asked_for(f: &Fixture) {
 
 /// The last that was given counts with those that its writer may give to the next ones of its process.
 async fn is_the_last_given(f: &Fixture, name: &str, token: FencingToken) {
-    let reserved = Settings::default().hand_over_budget;
+    let reserved = Settings::default().max_handoffs;
     let last = u64::from(f.view(name).await.last_token.expect("there is one"));
     let token = u64::from(token);
     assert!((token..token + reserved).contains(&last), "{last} {token}");

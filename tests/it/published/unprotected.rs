@@ -109,7 +109,7 @@ async fn the_older_of_their_readers_is_nobodys(f: &ServerFixture) {
 
 /// Two readers of one process, the second of which asks nobody.
 async fn our_readers_join_each_other_beside_their_writer_for_a_share_window(f: &ServerFixture) {
-    let (manager, name) = (f.manager_with(Settings { share_window: LONG, ..Settings::lease(LONG) }).await, f.name());
+    let (manager, name) = (f.manager_with(Settings { join_window: LONG, ..Settings::lease(LONG) }).await, f.name());
     let guard = take(&manager, &name, Mode::Read).await;
     let mut foreign = Foreign::on(f, &name);
     open_gap(&mut foreign);

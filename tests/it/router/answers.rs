@@ -87,7 +87,7 @@ async fn reply_of_somebody_else_is_never_believed(server: Server) {
     const TASKS: usize = 32;
     let (node, pretender, fixture) = start(server);
     // One token a grant, so that the last one is the guard's.
-    let manager = fixture.manager_with(Settings { hand_over_budget: 1, ..Settings::default() }).await;
+    let manager = fixture.manager_with(Settings { max_handoffs: 1, ..Settings::default() }).await;
     let strangers = "*5\r\n$7\r\ngranted\r\n$7\r\nx.1.foe\r\n:1\r\n:1\r\n:10000\r\n";
     for extra in [strangers, ":1\r\n", "$-1\r\n", "+OK\r\n", "*0\r\n"] {
         let before = pretender.connections();

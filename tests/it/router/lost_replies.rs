@@ -77,7 +77,7 @@ fn start(server: Server) -> (Node, Fixture) {
 
 fn quick() -> Settings {
     // One token a grant, so that the last one is the guard's.
-    Settings { response_timeout: Duration::from_millis(200), hand_over_budget: 1, ..Settings::default() }
+    Settings { response_timeout: Duration::from_millis(200), max_handoffs: 1, ..Settings::default() }
 }
 
 async fn acquisition_finds_its_own_hold(server: Server) {

@@ -18,7 +18,7 @@ hash_on_every_server![reader_gets_in_among_writers_that_never_cease];
 const ROUNDS: usize = 10;
 /// The longest read. Shorter ones end when the next reader is in.
 const READ: Duration = Duration::from_millis(50);
-const SHARE_WINDOW: Duration = Duration::from_millis(50);
+const JOIN_WINDOW: Duration = Duration::from_millis(50);
 
 /// Readers of which each stays until the next one is in, so that the lock is never free unless a reader is kept out.
 async fn writer_gets_in_among_readers_that_never_cease(f: &Fixture) {
@@ -46,7 +46,7 @@ async fn writer_gets_in_among_readers_that_never_cease(f: &Fixture) {
         until("readers come and go", async || reads.load(Ordering::SeqCst) >= before + 12).await;
         let asked = Instant::now();
         let writing = soon("the writer's grant", writer.write(&name).into_future()).await.expect("granted");
-        assert!(asked.elapsed() < SHARE_WINDOW + READ + MACHINE, "{:?}", asked.elapsed());
+        assert!(asked.elapsed() < JOIN_WINDOW + READ + MACHINE, "{:?}", asked.elapsed());
         writing.release().await.expect("ours to the end");
     }
     stop.store(true, Ordering::SeqCst);

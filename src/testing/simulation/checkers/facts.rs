@@ -56,8 +56,8 @@ pub(super) struct ProcessFacts {
     pub(super) response_timeout: Micros,
     pub(super) unreachable_after: Micros,
     pub(super) clock_margin: Micros,
-    pub(super) share_window: Micros,
-    pub(super) hand_over_budget: u64,
+    pub(super) join_window: Micros,
+    pub(super) max_handoffs: u64,
     pub(super) cache_for: Micros,
     pub(super) crashed: Option<Micros>,
     pub(super) closing: Option<Micros>,
@@ -239,16 +239,16 @@ impl<'h> Facts<'h> {
                 response_timeout_ms,
                 unreachable_after_ms,
                 clock_margin_ms,
-                share_window_ms,
-                hand_over_budget,
+                join_window_ms,
+                max_handoffs,
                 cache_for_ms,
             } => {
                 let facts = ProcessFacts {
                     response_timeout: response_timeout_ms * MS,
                     unreachable_after: unreachable_after_ms * MS,
                     clock_margin: clock_margin_ms * MS,
-                    share_window: share_window_ms * MS,
-                    hand_over_budget,
+                    join_window: join_window_ms * MS,
+                    max_handoffs,
                     cache_for: cache_for_ms * MS,
                     ..ProcessFacts::default()
                 };

@@ -137,7 +137,7 @@ pub(super) fn sharing(facts: &Facts<'_>) -> Findings {
             _ => None,
         });
         let last = words.max();
-        let window = facts.process(guard.process).share_window;
+        let window = facts.process(guard.process).join_window;
         let called = facts.called_at(guard.id, guard.wish.lock, guard.granted);
         let right = last.is_some_and(|(at, sent, is_waited_for)| {
             // It waited when the server was asked, or the server said so lately, and nobody has called since.
@@ -167,9 +167,8 @@ pub(super) fn budget(facts: &Facts<'_>) -> Findings {
         if *turns > 1 && (is_open(guard.granted) || is_open(handed_over)) {
             continue;
         }
-        findings.add_unless(*turns <= process.hand_over_budget, guard.index, || {
-            format!("{:?} has {turns} turns", guard.id)
-        });
+        findings
+            .add_unless(*turns <= process.max_handoffs, guard.index, || format!("{:?} has {turns} turns", guard.id));
         let most = *began + TURN_SPAN + facts.asleep_with(guard, *began, guard.granted);
         // It was its own when the one before let go, and it waited for the answer to a renewal.
         let has_waited = answered_when_it_starts(facts, guard).is_some();

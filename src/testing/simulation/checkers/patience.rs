@@ -16,7 +16,7 @@ const RETRY: Micros = 250 * MS;
 const FIRST_RETRY: Micros = 20 * MS;
 
 /// For so long whoever tries waits for the word of those who keep the lock.
-const TRY_WAIT: Micros = 50 * MS;
+const RECALL_TIMEOUT: Micros = 50 * MS;
 
 /// Promise 7: a waiter asks again within `min(1 s, time to the next deadline)` of an answer or of a failed try.
 pub(super) fn heartbeat(facts: &Facts<'_>) -> Findings {
@@ -33,7 +33,7 @@ pub(super) fn heartbeat(facts: &Facts<'_>) -> Findings {
                     let most = SECOND.min(retry_in_ms * MS * 101 / 100 + MS);
                     // Who tries waits for the word, and asks once more.
                     let is_try = matches!(earlier.op, Op::Acquire { tries: true, .. });
-                    (*at, if is_try { most.max(TRY_WAIT) } else { most })
+                    (*at, if is_try { most.max(RECALL_TIMEOUT) } else { most })
                 }
                 (Some((at, _)), _) => (*at, RETRY),
                 (None, Some(at)) => (at, RETRY),
