@@ -31,7 +31,7 @@ use names::Owner;
 /// | `tls` | `{"ca": path, "client_certificate": path, "client_key": path, "server_name": name}`, all optional |
 /// | `password_file` | path of a file with the password of the servers, see [`Topology::password_file`] |
 /// | `lease`, `max_hold`, `wait_timeout`, `unreachable_after`, `response_timeout` | a duration |
-/// | `clock_margin`, `join_window`, `cache_for`, `recall_timeout` | a duration |
+/// | `max_clock_skew`, `join_window`, `cache_for`, `recall_timeout` | a duration |
 /// | `reentry` | `"off"` or `"per_task"` |
 /// | `key_prefix`, `label`, `published_keys` | a text |
 /// | `published_limits` | `{"read": duration, "write": duration, "key_ttl": duration}`, each of them optional |
@@ -75,7 +75,7 @@ pub struct Config {
     wait_timeout: Option<Period>,
     unreachable_after: Option<Period>,
     response_timeout: Option<Period>,
-    clock_margin: Option<Period>,
+    max_clock_skew: Option<Period>,
     join_window: Option<Period>,
     reentry: Option<Nesting>,
     key_prefix: Option<String>,
@@ -132,7 +132,7 @@ impl Config {
             wait_timeout: None,
             unreachable_after: None,
             response_timeout: None,
-            clock_margin: None,
+            max_clock_skew: None,
             join_window: None,
             reentry: None,
             key_prefix: None,
@@ -282,7 +282,7 @@ impl Config {
             "WAIT_TIMEOUT" => self.wait_timeout = span("wait_timeout")?,
             "UNREACHABLE_AFTER" => self.unreachable_after = span("unreachable_after")?,
             "RESPONSE_TIMEOUT" => self.response_timeout = span("response_timeout")?,
-            "CLOCK_MARGIN" => self.clock_margin = span("clock_margin")?,
+            "MAX_CLOCK_SKEW" => self.max_clock_skew = span("max_clock_skew")?,
             "JOIN_WINDOW" => self.join_window = span("join_window")?,
             "REENTRY" => self.reentry = Some(nesting(name, value)?),
             "KEY_PREFIX" => self.key_prefix = text,
@@ -331,7 +331,7 @@ impl Config {
         set(self.wait_timeout, Builder::wait_timeout);
         set(self.unreachable_after, Builder::unreachable_after);
         set(self.response_timeout, Builder::response_timeout);
-        set(self.clock_margin, Builder::clock_margin);
+        set(self.max_clock_skew, Builder::max_clock_skew);
         set(self.join_window, Builder::join_window);
         set(self.cache_for, Builder::cache_for);
         set(self.recall_timeout, Builder::recall_timeout);
@@ -437,7 +437,7 @@ mod tests {
         "topology": {"sentinel": {"primary": "main", "urls": ["rediss://:s3cret@a", "rediss://b"]}},
         "tls": {"ca": "/ca.pem", "client_certificate": "/c.pem", "client_key": "/k.pem", "server_name": "locks"},
         "password_file": "/password", "lease": "11s", "max_hold": "max", "wait_timeout": "1.5s", "unreachable_after": "2m",
-        "response_timeout": "250ms", "clock_margin": "50ms", "join_window": "0ms",
+        "response_timeout": "250ms", "max_clock_skew": "50ms", "join_window": "0ms",
         "reentry": "per_task", "key_prefix": "shop", "label": "billing-1", "published_keys": "lock:*",
         "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "max_handoffs": 7, "cache_for": "30s", "max_cached": 9, "max_waiters": 8, "recall_timeout": "70ms",
         "durability": {"replicas": 2, "timeout": "90ms"}
@@ -455,7 +455,7 @@ mod tests {
         ("L_WAIT_TIMEOUT", "1.5s"),
         ("L_UNREACHABLE_AFTER", "2m"),
         ("L_RESPONSE_TIMEOUT", "250ms"),
-        ("L_CLOCK_MARGIN", "50ms"),
+        ("L_MAX_CLOCK_SKEW", "50ms"),
         ("L_JOIN_WINDOW", "0ms"),
         ("L_REENTRY", "per_task"),
         ("L_KEY_PREFIX", "shop"),
@@ -496,7 +496,7 @@ mod tests {
             .wait_timeout(span(1_500))
             .unreachable_after(span(120_000))
             .response_timeout(span(250))
-            .clock_margin(span(50))
+            .max_clock_skew(span(50))
             .join_window(span(0))
             .reentry(Reentry::PerTask)
             .key_prefix("shop")

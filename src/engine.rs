@@ -496,7 +496,7 @@ fn rules(options: &Options, clock: Clock, process: Process) -> Rules {
     Rules {
         clock,
         process,
-        clock_margin: options.clock_margin,
+        max_clock_skew: options.max_clock_skew,
         stray_span: stray_span(options),
         hand_overs: options.max_handoffs,
         hand_over_span: HAND_OVER_SPAN,
@@ -505,7 +505,7 @@ fn rules(options: &Options, clock: Clock, process: Process) -> Rules {
 }
 
 fn stray_span(options: &Options) -> Duration {
-    lease::stray_span(options.response_timeout, options.clock_margin)
+    lease::stray_span(options.response_timeout, options.max_clock_skew)
 }
 
 fn without_lock(mut error: Error) -> Error {

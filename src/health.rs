@@ -121,7 +121,7 @@ impl Health {
     }
 
     /// Returns the greatest difference between the clocks of two servers. It is exact to half of their round trips.
-    /// `None` if fewer than two servers answer. It must stay below [`clock_margin`](crate::Builder::clock_margin), 100
+    /// `None` if fewer than two servers answer. It must stay below [`max_clock_skew`](crate::Builder::max_clock_skew), 100
     /// ms by default.
     #[must_use]
     pub fn clock_spread(&self) -> Option<Duration> {
@@ -234,7 +234,7 @@ pub enum NodeFinding {
     ClockSkew {
         /// Milliseconds by which the clock is ahead; negative if it is behind.
         ahead_ms: i64,
-        /// Greatest difference that is no finding: [`clock_margin`](crate::Builder::clock_margin) between servers, 1 s
+        /// Greatest difference that is no finding: [`max_clock_skew`](crate::Builder::max_clock_skew) between servers, 1 s
         /// for a single server.
         #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::limit"))]
         limit: Duration,

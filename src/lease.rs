@@ -60,31 +60,31 @@ impl Moment {
 }
 
 /// Returns the local deadline of a grant that was requested at `sent` and has `remaining` left on the server.
-pub(crate) fn valid_until(sent: Moment, remaining: Duration, clock_margin: Duration) -> Moment {
-    sent.after(usable(remaining, clock_margin))
+pub(crate) fn valid_until(sent: Moment, remaining: Duration, max_clock_skew: Duration) -> Moment {
+    sent.after(usable(remaining, max_clock_skew))
 }
 
 /// Returns the part of a server-side lease that the margins leave.
-pub(crate) fn usable(lease: Duration, clock_margin: Duration) -> Duration {
-    lease.saturating_sub(lease / RATE_PARTS).saturating_sub(GRAIN).saturating_sub(clock_margin)
+pub(crate) fn usable(lease: Duration, max_clock_skew: Duration) -> Duration {
+    lease.saturating_sub(lease / RATE_PARTS).saturating_sub(GRAIN).saturating_sub(max_clock_skew)
 }
 
 /// Returns the validity with which a guard starts: half of its lease, which a late renewal leaves. If the margins leave
 /// hardly that much, an answer may take a quarter of the rest.
-pub(crate) fn start(lease: Duration, clock_margin: Duration) -> Duration {
-    (lease / 2).min(usable(lease, clock_margin) * 3 / 4)
+pub(crate) fn start(lease: Duration, max_clock_skew: Duration) -> Duration {
+    (lease / 2).min(usable(lease, max_clock_skew) * 3 / 4)
 }
 
 /// Returns a duration of the local clock after which `span` is surely over by the server's clock.
-pub(crate) fn surely_over(span: Duration, clock_margin: Duration) -> Duration {
-    span.saturating_add(span / RATE_PARTS).saturating_add(GRAIN).saturating_add(clock_margin)
+pub(crate) fn surely_over(span: Duration, max_clock_skew: Duration) -> Duration {
+    span.saturating_add(span / RATE_PARTS).saturating_add(GRAIN).saturating_add(max_clock_skew)
 }
 
 /// Returns how long after its sending a server may execute a request with a limit. The limit is one response timeout
 /// after the sending, by a clock sample. The sample may be ahead of the server by the round trip of its answer, which
 /// is at most another response timeout.
-pub(crate) fn stray_span(response_timeout: Duration, clock_margin: Duration) -> Duration {
-    surely_over(response_timeout.saturating_mul(2), clock_margin)
+pub(crate) fn stray_span(response_timeout: Duration, max_clock_skew: Duration) -> Duration {
+    surely_over(response_timeout.saturating_mul(2), max_clock_skew)
 }
 
 /// Time of the server's clock, in microseconds since the Unix epoch.

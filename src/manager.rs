@@ -836,7 +836,7 @@ impl Place {
 ///     .wait_timeout(Duration::MAX) // no limit
 ///     .unreachable_after(Duration::from_secs(5))
 ///     .response_timeout(Duration::from_millis(500))
-///     .clock_margin(Duration::from_millis(100))
+///     .max_clock_skew(Duration::from_millis(100))
 ///     .reentry(Reentry::Off)
 ///     .key_prefix("rwlock")
 ///     .label("host:4711") // the default has this host and process
@@ -1039,8 +1039,8 @@ impl<M: Build> Builder<M> {
     ///
     /// The manager subtracts it from every local validity. A smaller value leaves more of a lease; a larger value
     /// allows worse clocks.
-    pub fn clock_margin(mut self, clock_margin: Duration) -> Self {
-        self.options.clock_margin = clock_margin;
+    pub fn max_clock_skew(mut self, max_clock_skew: Duration) -> Self {
+        self.options.max_clock_skew = max_clock_skew;
         self
     }
 

@@ -77,7 +77,7 @@ pub(crate) struct Options {
     pub(crate) wait_timeout: Option<Duration>,
     pub(crate) unreachable_after: Duration,
     pub(crate) response_timeout: Duration,
-    pub(crate) clock_margin: Duration,
+    pub(crate) max_clock_skew: Duration,
     pub(crate) reentry: Reentry,
     pub(crate) key_prefix: String,
     /// Label of the manager that the user has given. Without one, `build` makes a label of the host and the process in
@@ -121,7 +121,7 @@ impl Default for Options {
             wait_timeout: None,
             unreachable_after: Duration::from_secs(5),
             response_timeout: Duration::from_millis(500),
-            clock_margin: Duration::from_millis(100),
+            max_clock_skew: Duration::from_millis(100),
             reentry: Reentry::Off,
             key_prefix: "rwlock".to_owned(),
             label: None,
@@ -142,8 +142,8 @@ impl Default for Options {
 impl Options {
     /// Refuses values that cannot work.
     pub(crate) fn check(&self) -> Result<()> {
-        check_lease(self.lease, self.clock_margin)?;
-        check_max_hold(self.max_hold, self.clock_margin)?;
+        check_lease(self.lease, self.max_clock_skew)?;
+        check_max_hold(self.max_hold, self.max_clock_skew)?;
         self.label.as_deref().map_or(Ok(()), check_label)?;
         key::check_prefix(&self.key_prefix)?;
         check_published_limits(self.published_limits)?;
@@ -220,10 +220,10 @@ pub(crate) struct Overrides {
 impl Overrides {
     fn check(&self, options: &Options) -> Result<()> {
         if let Some(lease) = self.lease {
-            check_lease(lease, options.clock_margin)?;
+            check_lease(lease, options.max_clock_skew)?;
             options.check_foreign_ttl(lease)?;
         }
-        self.max_hold.map_or(Ok(()), |max_hold| check_max_hold(max_hold, options.clock_margin))
+        self.max_hold.map_or(Ok(()), |max_hold| check_max_hold(max_hold, options.max_clock_skew))
     }
 }
 
@@ -259,23 +259,25 @@ impl Terms {
 }
 
 /// Refuses a lease of which the margins leave less than half: the holder could hardly renew it in time.
-fn check_lease(lease: Duration, clock_margin: Duration) -> Result<()> {
+fn check_lease(lease: Duration, max_clock_skew: Duration) -> Result<()> {
     at_most("lease", lease, LEASE_MAX)?;
-    worth_having("lease", lease, clock_margin)
+    worth_having("lease", lease, max_clock_skew)
 }
 
 /// Refuses a `max_hold` that ends before the hold is valid.
-fn check_max_hold(max_hold: Duration, clock_margin: Duration) -> Result<()> {
-    worth_having("max_hold", max_hold, clock_margin)
+fn check_max_hold(max_hold: Duration, max_clock_skew: Duration) -> Result<()> {
+    worth_having("max_hold", max_hold, max_clock_skew)
 }
 
-fn worth_having(option: &'static str, span: Duration, clock_margin: Duration) -> Result<()> {
-    if lease::usable(span, clock_margin) >= span / 2 && span >= Duration::from_millis(10) {
+fn worth_having(option: &'static str, span: Duration, max_clock_skew: Duration) -> Result<()> {
+    if lease::usable(span, max_clock_skew) >= span / 2 && span >= Duration::from_millis(10) {
         return Ok(());
     }
     invalid(
         option,
-        format!("of {span:?} less than half would be left after the clock margin of {clock_margin:?}: make it longer"),
+        format!(
+            "of {span:?} less than half would be left after the clock margin of {max_clock_skew:?}: make it longer"
+        ),
     )
 }
 
@@ -380,7 +382,7 @@ mod tests {
     fn leases_that_margins_eat_are_refused() {
         let mut options = Options { lease: Duration::from_millis(150), ..Options::default() };
         assert!(matches!(options.check(), Err(Error::InvalidOption { option: "lease", .. })));
-        options.clock_margin = Duration::ZERO;
+        options.max_clock_skew = Duration::ZERO;
         options.check().expect("valid without a margin");
         options.lease = Duration::MAX;
         assert!(options.check().is_err());

@@ -5,7 +5,7 @@
 
 /// Fields of a configuration in the form of variables, without the prefix.
 pub(crate) const FIELDS: [&str; 30] = [
-    "CLOCK_MARGIN",
+    "MAX_CLOCK_SKEW",
     "CLUSTER",
     "DURABILITY_REPLICAS",
     "DURABILITY_TIMEOUT",

@@ -21,7 +21,7 @@ pub(crate) struct Rules {
     pub(crate) clock: Clock,
     /// Process that has its holds.
     pub(crate) process: Process,
-    pub(crate) clock_margin: Duration,
+    pub(crate) max_clock_skew: Duration,
     /// How long a copy that is sent now may yet be carried out.
     pub(crate) stray_span: Duration,
     /// A hold is passed on to so many writers, and not after this time.
@@ -174,7 +174,7 @@ mod tests {
         let rules = Rules {
             clock: Clock::System,
             process: Process::current(),
-            clock_margin: Duration::ZERO,
+            max_clock_skew: Duration::ZERO,
             stray_span: Duration::ZERO,
             hand_overs: 1,
             hand_over_span: Duration::ZERO,

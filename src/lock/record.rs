@@ -128,9 +128,9 @@ pub(crate) struct Granted {
 
 impl Granted {
     /// Whether its first guard has enough to start with: of the lease, or of the claim with which it begins at once.
-    pub(crate) fn has_enough(&self, now: Moment, clock_margin: Duration) -> bool {
+    pub(crate) fn has_enough(&self, now: Moment, max_clock_skew: Duration) -> bool {
         let Grant { sent, remaining, asked, .. } = self.grant;
-        lease::valid_until(sent, remaining, clock_margin).since(now) >= lease::start(asked, clock_margin)
+        lease::valid_until(sent, remaining, max_clock_skew).since(now) >= lease::start(asked, max_clock_skew)
     }
 
     /// When the copy was sent that it answers; a notification answers none.
@@ -265,11 +265,11 @@ impl HoldRecord {
             self.asked_until = sent;
         }
         let trusted = self.trusted(&grant);
-        self.granted_until = self.granted_until.max(lease::valid_until(sent, trusted, rules.clock_margin));
+        self.granted_until = self.granted_until.max(lease::valid_until(sent, trusted, rules.max_clock_skew));
         self.asked_until = self.asked_until.max(sent.after(asked));
         self.asked = asked;
         self.answered = self.answered.max(sent);
-        let covers = lease::surely_over(remaining, rules.clock_margin);
+        let covers = lease::surely_over(remaining, rules.max_clock_skew);
         self.server_until = self.server_until.max(sent.after(covers));
         self.renewal = if self.needs_renewal() || self.is_idle() {
             Renewal::Due(sent.after(renewal_interval(remaining.min(asked))))
@@ -338,7 +338,7 @@ impl HoldRecord {
 
     /// When the server's hold is over, whatever arrives.
     pub(super) fn server_until(&self, now: Moment, rules: &Rules) -> Moment {
-        let covers = lease::surely_over(self.copies.longest_lease(), rules.clock_margin);
+        let covers = lease::surely_over(self.copies.longest_lease(), rules.max_clock_skew);
         self.stray_until(now, rules).map_or(self.server_until, |until| self.server_until.max(until.after(covers)))
     }
 
@@ -559,7 +559,7 @@ impl HoldRecord {
         }
         let wants = share.lease_at(now);
         let was_renewed = self.answered >= since && self.asked >= wants;
-        if self.deadline().since(now) < lease::start(wants, rules.clock_margin) && !was_renewed {
+        if self.deadline().since(now) < lease::start(wants, rules.max_clock_skew) && !was_renewed {
             return self.await_renewal(share_id, share, since, now);
         }
         if !self.has_token(now) {

@@ -33,7 +33,7 @@ impl Release {
     /// What a hold may have been converted into.
     pub(crate) fn of_conversion(hold: &Hold, open: OpenConversion, now: Moment) -> Self {
         let OpenConversion { id, lease, stray_until } = open;
-        let covers = lease::surely_over(lease, hold.rules().clock_margin);
+        let covers = lease::surely_over(lease, hold.rules().max_clock_skew);
         let server_until = stray_until.max(now).after(covers);
         Self { key: Arc::clone(hold.key()), id, server_until, stray_until: Some(stray_until) }
     }

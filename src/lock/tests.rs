@@ -40,7 +40,7 @@ fn table() -> Arc<Table> {
     Arc::new(Table::new(Rules {
         process: Process::current(),
         clock: Clock::System,
-        clock_margin: Duration::ZERO,
+        max_clock_skew: Duration::ZERO,
         stray_span: STRAY,
         hand_overs: 64,
         hand_over_span: secs(60),

@@ -202,8 +202,8 @@ impl FromPlace for QuorumManager {
             transport::open_voters(&masters.urls, &masters.tls, masters.password_file.as_deref(), &options, &home)?;
         let schemes = voters.into_iter().map(|voter| Arc::new(two_key::scheme(voter)) as Arc<dyn Scheme>).collect();
         let margins = Margins {
-            clock_margin: options.clock_margin,
-            stray_span: lease::stray_span(options.response_timeout, options.clock_margin),
+            max_clock_skew: options.max_clock_skew,
+            stray_span: lease::stray_span(options.response_timeout, options.max_clock_skew),
         };
         let any = Key::new("rwlock", "-")?;
         let quorum = Quorum::new(schemes, &home, &any, margins, masters.restarts, options.lease);

@@ -57,7 +57,7 @@ pub(crate) enum Restarts {
 /// What the masters' clocks and the way to them may cost.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Margins {
-    pub(crate) clock_margin: Duration,
+    pub(crate) max_clock_skew: Duration,
     /// How long a copy that is sent now may yet be carried out.
     pub(crate) stray_span: Duration,
 }
@@ -141,7 +141,7 @@ impl Quorum {
         let clock = masters.first().map_or(Clock::System, |master| master.clock());
         let tended = masters.into_iter().map(|scheme| Arc::new(Master::new(scheme, home.clone(), any.clone())));
         let masters: Vec<_> = tended.collect();
-        let traces = Traces::new(masters.clone(), clock, margins.clock_margin, margins.stray_span);
+        let traces = Traces::new(masters.clone(), clock, margins.max_clock_skew, margins.stray_span);
         let longest_lease = AtomicU64::new(nanos(lease));
         Self { masters, traces, clock, margins, restarts, longest_lease }
     }
@@ -161,7 +161,7 @@ impl Quorum {
             return None;
         }
         let longest = Duration::from_nanos(self.longest_lease.load(Ordering::Relaxed));
-        let forgotten = lease::surely_over(longest, self.margins.clock_margin);
+        let forgotten = lease::surely_over(longest, self.margins.max_clock_skew);
         let up_since = self.masters[master].scheme.up_since()?;
         let left = forgotten.saturating_sub(self.clock.now().since(up_since));
         (!left.is_zero()).then_some(left)

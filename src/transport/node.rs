@@ -70,14 +70,14 @@ mod tls;
 mod wire;
 
 /// Limit for the age of a clock sample: at a clock error of 1 % an older one would be wrong by more than
-/// `clock_margin`.
+/// `max_clock_skew`.
 const MAX_ANCHOR_AGE: Duration = Duration::from_secs(5);
 
 /// Settings that all nodes of a manager share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) response_timeout: Duration,
-    pub(super) clock_margin: Duration,
+    pub(super) max_clock_skew: Duration,
     pub(super) role: Role,
     pub(super) durability: Durability,
 }
@@ -86,7 +86,7 @@ impl Limits {
     pub(super) fn new(options: &Options, role: Role) -> Self {
         Self {
             response_timeout: options.response_timeout,
-            clock_margin: options.clock_margin,
+            max_clock_skew: options.max_clock_skew,
             role,
             durability: options.durability,
         }
@@ -417,7 +417,7 @@ impl Lines {
         let response_timeout = self.limits.response_timeout;
         let outcome = tokio::time::timeout(response_timeout, reply).await;
         let now = self.clock.now();
-        let stray_until = sent.after(lease::stray_span(response_timeout, self.limits.clock_margin));
+        let stray_until = sent.after(lease::stray_span(response_timeout, self.limits.max_clock_skew));
         match outcome {
             // A runtime that stood still sees the reply before the timer: the clock decides.
             Ok(Ok(value)) => {
@@ -485,7 +485,7 @@ impl Lines {
             // The connection gives replies to the wrong callers. This request may still be under way.
             self.give_up(live);
             return Err(Fault::Unknown {
-                stray_until: sent.after(lease::stray_span(self.limits.response_timeout, self.limits.clock_margin)),
+                stray_until: sent.after(lease::stray_span(self.limits.response_timeout, self.limits.max_clock_skew)),
                 source: Some(Arc::new(Answer("the reply is not one to this request".to_owned()))),
             });
         }

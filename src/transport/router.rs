@@ -68,7 +68,7 @@ impl Router {
         let tls = &secrets.certificates();
         let conditions = |infos: &[ConnectionInfo]| {
             let place = Place { servers: servers(topology.kind(), infos), durability: options.durability.to_string() };
-            Arc::new(Conditions::new(place, clock, options.clock_margin))
+            Arc::new(Conditions::new(place, clock, options.max_clock_skew))
         };
         match topology.kind() {
             Kind::Node(url) => {
@@ -108,7 +108,7 @@ impl Router {
         let durability = format!("Quorum ({} of {})", urls.len() / 2 + 1, urls.len());
         let place = Place { servers: addresses.join(", "), durability };
         // One value for all of them, which compares their clocks.
-        let conditions = Arc::new(Conditions::new(place, Clock::System, options.clock_margin));
+        let conditions = Arc::new(Conditions::new(place, Clock::System, options.max_clock_skew));
         let limits = Limits::new(options, Role::Voter);
         infos.into_iter().map(|info| Self::single(info, &secrets, limits, options, home, &conditions)).collect()
     }
@@ -301,7 +301,7 @@ impl Router {
     /// Returns the fault of a request whose node was replaced. It may have waited for room and been sent just now, so
     /// its time in doubt begins now.
     fn was_replaced(&self) -> Fault {
-        let span = lease::stray_span(self.limits.response_timeout, self.limits.clock_margin);
+        let span = lease::stray_span(self.limits.response_timeout, self.limits.max_clock_skew);
         Fault::Unknown { stray_until: self.clock.now().after(span), source: Some(replaced()) }
     }
 

@@ -169,7 +169,7 @@ const LONG_NS: u128 = 3 * SHORT_NS;
 fn stubborn(node: &Node, name: &str, lease: &str, folder: &Folder) -> Running {
     let args = ["run", "--json", "--lease", lease, "--grace", "300ms", name, "--", "sh", "-c", STUBBORN];
     let mut command = at(&node.url(), &args);
-    command.env("RWLOCK_CLOCK_MARGIN", "500ms");
+    command.env("RWLOCK_MAX_CLOCK_SKEW", "500ms");
     let running = Running::told_in(folder, in_folder(command, folder));
     for written in ["stamps", "below", "pid", "below.pid"] {
         folder.line(written);

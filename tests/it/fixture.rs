@@ -31,7 +31,7 @@ pub(crate) struct Settings {
     pub(crate) lease: Duration,
     pub(crate) max_hold: Duration,
     pub(crate) wait_timeout: Option<Duration>,
-    pub(crate) clock_margin: Duration,
+    pub(crate) max_clock_skew: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) unreachable_after: Duration,
     pub(crate) reentry: Reentry,
@@ -59,7 +59,7 @@ impl Default for Settings {
             lease: Duration::from_secs(10),
             max_hold: Duration::from_secs(3600),
             wait_timeout: None,
-            clock_margin: Duration::from_millis(5),
+            max_clock_skew: Duration::from_millis(5),
             response_timeout: Duration::from_millis(500),
             unreachable_after: Duration::from_secs(5),
             reentry: Reentry::Off,
@@ -92,7 +92,7 @@ impl Settings {
         let builder = builder
             .lease(self.lease)
             .max_hold(self.max_hold)
-            .clock_margin(self.clock_margin)
+            .max_clock_skew(self.max_clock_skew)
             .response_timeout(self.response_timeout)
             .unreachable_after(self.unreachable_after)
             .reentry(self.reentry)

@@ -18,7 +18,7 @@ fn option_of(error: &Error) -> &'static str {
 }
 
 async fn lease_of_an_acquisition_is_checked(f: &Fixture) {
-    let settings = Settings { clock_margin: Duration::from_millis(100), ..Settings::default() };
+    let settings = Settings { max_clock_skew: Duration::from_millis(100), ..Settings::default() };
     let (manager, name) = (f.manager_with(settings).await, f.name());
     for lease in [Duration::ZERO, Duration::from_millis(1), Duration::from_millis(150), Duration::MAX] {
         let error = manager.write(&name).lease(lease).await.expect_err("of no use");
@@ -38,7 +38,7 @@ async fn options_of_a_manager_are_checked(f: &Fixture) {
     let with = Settings::default;
     let cases = [
         ("lease", Settings { lease: ms(5), ..with() }),
-        ("lease", Settings { lease: ms(500), clock_margin: ms(400), ..with() }),
+        ("lease", Settings { lease: ms(500), max_clock_skew: ms(400), ..with() }),
         ("max_hold", Settings { max_hold: ms(1), ..with() }),
         ("label", Settings { label: String::new(), ..with() }),
         ("label", Settings { label: "two words".to_owned(), ..with() }),
@@ -48,8 +48,8 @@ async fn options_of_a_manager_are_checked(f: &Fixture) {
         ("response_timeout", Settings { response_timeout: Duration::MAX, ..with() }),
         ("unreachable_after", Settings { unreachable_after: Duration::ZERO, ..with() }),
         ("max_waiters", Settings { max_waiters: 0, ..with() }),
-        ("lease", Settings { clock_margin: Duration::MAX, ..with() }),
-        ("lease", Settings { lease: Duration::from_micros(999), clock_margin: Duration::ZERO, ..with() }),
+        ("lease", Settings { max_clock_skew: Duration::MAX, ..with() }),
+        ("lease", Settings { lease: Duration::from_micros(999), max_clock_skew: Duration::ZERO, ..with() }),
         ("lease", Settings { lease: Duration::MAX, ..with() }),
     ];
     for (option, settings) in cases {

@@ -42,7 +42,7 @@ impl Field {
 /// They have been started just now.
 async fn manager(urls: &[String], lease: Duration) -> Manager {
     let builder = QuorumManager::builder(urls.to_vec()).restarts_are_delayed();
-    let builder = builder.key_prefix(PREFIX).lease(lease).clock_margin(Duration::from_millis(5));
+    let builder = builder.key_prefix(PREFIX).lease(lease).max_clock_skew(Duration::from_millis(5));
     Arc::new(builder.connect().await.expect("a majority answers"))
 }
 

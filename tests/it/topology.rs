@@ -22,7 +22,7 @@ const LATE: Duration = Duration::from_secs(5);
 const FOR_EVER: Duration = Duration::from_secs(300);
 
 fn patient<M: Build>(builder: Builder<M>) -> Builder<M> {
-    builder.clock_margin(Duration::from_millis(5)).unreachable_after(FOR_EVER)
+    builder.max_clock_skew(Duration::from_millis(5)).unreachable_after(FOR_EVER)
 }
 
 fn impatient<M: Build>(builder: Builder<M>) -> Builder<M> {

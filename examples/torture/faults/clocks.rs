@@ -15,12 +15,12 @@ pub(super) const ALL: &[Fault] = &[
         "clock-steps",
         Mixes::Yes,
         steps,
-        "a server's clock is stepped forward and back by less than `clock_margin`, six times",
+        "a server's clock is stepped forward and back by less than `max_clock_skew`, six times",
     ),
     right("clock-ahead", ahead, "the clocks of all servers are stepped forward by a lease, and stay there"),
 ];
 
-/// Steps in milliseconds within `clock_margin`, which is 100 ms.
+/// Steps in milliseconds within `max_clock_skew`, which is 100 ms.
 const WITHIN_MARGIN: (u64, u64) = (20, 80);
 
 fn steps(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {

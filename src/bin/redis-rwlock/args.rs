@@ -36,7 +36,7 @@ RWLOCK_SENTINEL_URLS, or a file with --config. Everybody on the machine can see 
 by the environment or by a file.
 
 Environment: all options of redis_rwlock::Config with the prefix RWLOCK, such as RWLOCK_LEASE=15s, RWLOCK_KEY_PREFIX=shop, \
-RWLOCK_TLS_CA=/etc/locks/ca.pem, RWLOCK_CLOCK_MARGIN=50ms. They count more than the file, and the command line more than they.
+RWLOCK_TLS_CA=/etc/locks/ca.pem, RWLOCK_MAX_CLOCK_SKEW=50ms. They count more than the file, and the command line more than they.
 
 ",
     exit_codes!()

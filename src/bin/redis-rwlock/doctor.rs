@@ -32,7 +32,7 @@ use survey::Survey;
 /// Number of servers that are asked at the same time.
 const AT_ONCE: usize = 16;
 const DEFAULT_LEASE: Duration = Duration::from_secs(10);
-const DEFAULT_CLOCK_MARGIN: Duration = Duration::from_millis(100);
+const DEFAULT_MAX_CLOCK_SKEW: Duration = Duration::from_millis(100);
 const DEFAULT_RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Printed result.
@@ -143,7 +143,7 @@ fn tell_health(health: &Health, settings: &Settings, findings: &mut Findings) {
     {
         findings.add(Finding::new(Level::Problem, "primary", "no server is known that takes locks"));
     }
-    tell_clocks(health, settings.span("CLOCK_MARGIN", DEFAULT_CLOCK_MARGIN), findings);
+    tell_clocks(health, settings.span("MAX_CLOCK_SKEW", DEFAULT_MAX_CLOCK_SKEW), findings);
     let slow = settings.span("RESPONSE_TIMEOUT", DEFAULT_RESPONSE_TIMEOUT) / 4;
     for node in health.nodes.iter().filter(|node| node.round_trip.is_some_and(|round_trip| round_trip > slow)) {
         let took = node.round_trip.unwrap_or_default();
@@ -167,9 +167,9 @@ fn tell_clocks(health: &Health, margin: Duration, findings: &mut Findings) {
         off.extend(clocks().min_by_key(|node| node.clock_ahead_ms));
         off.extend(clocks().max_by_key(|node| node.clock_ahead_ms));
     }
-    let message = format!("the servers' clocks are {} apart, and clock_margin allows {}", Span(spread), Span(margin));
+    let message = format!("the servers' clocks are {} apart, and max_clock_skew allows {}", Span(spread), Span(margin));
     let finding = Finding::new(Level::Problem, "clocks", message)
-        .advise("run NTP on the servers, or raise clock_margin (RWLOCK_CLOCK_MARGIN)");
+        .advise("run NTP on the servers, or raise max_clock_skew (RWLOCK_MAX_CLOCK_SKEW)");
     findings.add(off.iter().fold(finding, |finding, node| finding.at(&node.address)));
 }
 

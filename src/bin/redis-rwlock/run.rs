@@ -35,7 +35,7 @@ use group::Group;
 use signals::Signals;
 
 const DEFAULT_LEASE: Duration = Duration::from_secs(10);
-const DEFAULT_CLOCK_MARGIN: Duration = Duration::from_millis(100);
+const DEFAULT_MAX_CLOCK_SKEW: Duration = Duration::from_millis(100);
 /// Time that a signal may take to arrive, by which it is sent early.
 const REACH: Duration = Duration::from_millis(20);
 /// Longest time between two messages to the watchdog about the lock's deadline.
@@ -167,7 +167,7 @@ fn settings_of(options: &RunOptions, settings: &Settings) -> Result<(Settings, D
     // The guard ends with the command, so no guard can be forgotten.
     settings.set_if_missing("MAX_HOLD", "max");
     let lease = settings.span("LEASE", DEFAULT_LEASE);
-    let most = most_grace(lease, settings.span("CLOCK_MARGIN", DEFAULT_CLOCK_MARGIN));
+    let most = most_grace(lease, settings.span("MAX_CLOCK_SKEW", DEFAULT_MAX_CLOCK_SKEW));
     // The margins are a large part of a short lease, so the default leaves more time for an answer.
     let grace = options.grace.as_deref().map_or(Ok((lease / 3).min(most * 3 / 4)), span)?;
     if grace > most {
@@ -184,8 +184,8 @@ fn settings_of(options: &RunOptions, settings: &Settings) -> Result<(Settings, D
 
 /// Returns the longest grace. Two thirds of the lease are left when a renewal is due, less the margins. A sixth of the
 /// lease is for the answer.
-fn most_grace(lease: Duration, clock_margin: Duration) -> Duration {
-    (lease / 2).saturating_sub(lease / 100).saturating_sub(clock_margin).saturating_sub(REACH)
+fn most_grace(lease: Duration, max_clock_skew: Duration) -> Duration {
+    (lease / 2).saturating_sub(lease / 100).saturating_sub(max_clock_skew).saturating_sub(REACH)
 }
 
 /// Returns the lock, or the signal that ended the wait for it.

@@ -263,7 +263,7 @@ impl Acquisition<'_> {
         let Acquired::Granted(Granted { remaining, .. }) = answer.value else {
             return false;
         };
-        lease::valid_until(answer.sent, remaining, self.engine.options().clock_margin) > now
+        lease::valid_until(answer.sent, remaining, self.engine.options().max_clock_skew) > now
     }
 
     /// Makes a grant a hold, if there is enough left of it.
@@ -323,7 +323,7 @@ impl Acquisition<'_> {
         let Some(entry) = &self.entry else {
             return Taken::PassedBy;
         };
-        let has_enough = granted.has_enough(now, engine.options().clock_margin);
+        let has_enough = granted.has_enough(now, engine.options().max_clock_skew);
         let (installed, pending, due) = entry.granted(granted, now);
         engine.carry_out(due, now);
         match installed {

@@ -21,7 +21,7 @@ pub(super) struct Bounds {
     mode: Mode,
     /// Lease that the server gives to a waiter which it lets in.
     claim: Duration,
-    clock_margin: Duration,
+    max_clock_skew: Duration,
     /// Server's time in the newest answer to this acquisition, which would have told of an earlier grant.
     answered_at: ServerTime,
     /// Last token of the lock that this process has had.
@@ -34,7 +34,7 @@ impl Acquisition<'_> {
         Bounds {
             mode: request.mode,
             claim: request.claim(),
-            clock_margin: self.engine.options().clock_margin,
+            max_clock_skew: self.engine.options().max_clock_skew,
             answered_at: self.answered_at,
             newest: self.entry.as_ref().and_then(WaitEntry::newest_token),
         }
@@ -49,7 +49,7 @@ impl Bounds {
 
     /// Not before the newest answer, and not later than the server's clock can be by now.
     fn admits_time(&self, at: ServerTime, answer: &Answered<Granted>, now: Moment) -> bool {
-        let latest = answer.server.after(lease::surely_over(now.since(answer.sent), self.clock_margin));
+        let latest = answer.server.after(lease::surely_over(now.since(answer.sent), self.max_clock_skew));
         (self.answered_at..=latest).contains(&at)
     }
 
@@ -65,7 +65,7 @@ impl Bounds {
             Mode::Write => token > newest,
         });
         let last = token.as_u64().saturating_add(tokens.saturating_sub(1));
-        is_new && (1..=most).contains(&tokens) && last <= at.after(self.clock_margin).as_micros()
+        is_new && (1..=most).contains(&tokens) && last <= at.after(self.max_clock_skew).as_micros()
     }
 
     fn admits_deadline(&self, at: ServerTime, answer: &Answered<Granted>) -> bool {
@@ -92,7 +92,7 @@ mod tests {
 
     fn bounds(mode: Mode) -> Bounds {
         let answered_at = ServerTime::from_micros(ANCHOR_US);
-        Bounds { mode, claim: CLAIM, clock_margin: MARGIN, answered_at, newest: None }
+        Bounds { mode, claim: CLAIM, max_clock_skew: MARGIN, answered_at, newest: None }
     }
 
     /// A grant by its first token, their number, its deadline, and when it was made: all in microseconds of the server.

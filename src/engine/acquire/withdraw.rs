@@ -102,7 +102,8 @@ impl Acquisition<'_> {
     pub(super) fn release_of(&self, pending: &Pending) -> Release {
         let now = self.engine.clock.now();
         let stray_until = pending.copies.until(now.after(self.engine.stray_span()));
-        let covers = lease::surely_over(self.wants.lease.min(self.wants.max_hold), self.engine.options().clock_margin);
+        let covers =
+            lease::surely_over(self.wants.lease.min(self.wants.max_hold), self.engine.options().max_clock_skew);
         Release {
             key: Arc::clone(&self.key),
             id: pending.id.clone(),

@@ -468,9 +468,9 @@ async fn manager_that_is_dropped_within_a_head_start_gives_the_hold_back() {
 fn hold_whose_runtime_ends_within_a_head_start_runs_out_with_its_lease() {
     let [user, next] = [(); 2].map(|()| Builder::new_current_thread().enable_all().build().expect("a runtime starts"));
     // Over for this process long before it is over on the server.
-    let (lease, clock_margin) = (Duration::from_secs(2), Duration::from_millis(900));
+    let (lease, max_clock_skew) = (Duration::from_secs(2), Duration::from_millis(900));
     let (stage, _held) = user.block_on(async {
-        let stage = Stage::with(Options { clock_margin, ..Options::default() });
+        let stage = Stage::with(Options { max_clock_skew, ..Options::default() });
         let fixed = Overrides { lease: Some(lease), max_hold: Some(lease), ..Overrides::default() };
         let held = stage.take_with("cfg", Mode::Write, fixed).await;
         assert_eq!(held.lost().await, LossReason::MaxHold);

@@ -68,7 +68,7 @@ impl HoldRecord {
         rules: &Rules,
         signals: &mut Signals,
     ) {
-        let until = lease::valid_until(now, lease, rules.clock_margin);
+        let until = lease::valid_until(now, lease, rules.max_clock_skew);
         match &mut self.in_doubt {
             None => self.in_doubt = Some(Box::new(InDoubt { lease, until, open: None })),
             // It goes on with an earlier one.
@@ -85,7 +85,7 @@ impl HoldRecord {
     /// The server knew the old hold when it answered what was sent then: it had not been converted before.
     pub(in crate::lock) fn stood_at(&mut self, sent: Moment, rules: &Rules) {
         if let Some(new) = &mut self.in_doubt {
-            new.until = new.until.max(lease::valid_until(sent, new.lease, rules.clock_margin));
+            new.until = new.until.max(lease::valid_until(sent, new.lease, rules.max_clock_skew));
         }
     }
 

@@ -144,7 +144,7 @@ impl HoldRecord {
     }
 
     fn begin_request(&mut self, now: Moment, lease: Duration, rules: &Rules) {
-        let covers = lease::surely_over(lease, rules.clock_margin);
+        let covers = lease::surely_over(lease, rules.max_clock_skew);
         self.server_until = self.server_until.max(now.after(covers));
         self.copies.ask_for(lease);
     }

@@ -131,7 +131,7 @@ impl Quorum {
 
     /// Highest token that comes from a right clock, this one's proposals and those of other managers among them.
     pub(super) fn reached_token(&self) -> Option<FencingToken> {
-        let reached = self.latest_clock()?.after(HEADROOM).after(self.margins.clock_margin);
+        let reached = self.latest_clock()?.after(HEADROOM).after(self.margins.max_clock_skew);
         FencingToken::from_wire(reached.as_micros())
     }
 
@@ -139,7 +139,7 @@ impl Quorum {
     fn latest_clock(&self) -> Option<ServerTime> {
         let now = self.clock.now();
         let clocks = self.masters.iter().filter_map(|master| master.time_at(now)).collect();
-        latest_right(clocks, self.masters.len() - majority(self.masters.len()), self.margins.clock_margin)
+        latest_right(clocks, self.masters.len() - majority(self.masters.len()), self.margins.max_clock_skew)
     }
 
     /// Counts until there is a majority that has stored the token, or can be none.

@@ -26,7 +26,7 @@ const MIN_SWEEP: usize = 256;
 pub(super) struct Traces {
     masters: Vec<Arc<Master>>,
     clock: Clock,
-    clock_margin: Duration,
+    max_clock_skew: Duration,
     stray_span: Duration,
     of: Mutex<Table>,
 }
@@ -104,10 +104,10 @@ impl Traces {
     pub(super) fn new(
         masters: Vec<Arc<Master>>,
         clock: Clock,
-        clock_margin: Duration,
+        max_clock_skew: Duration,
         stray_span: Duration,
     ) -> Arc<Self> {
-        Arc::new(Self { masters, clock, clock_margin, stray_span, of: Mutex::default() })
+        Arc::new(Self { masters, clock, max_clock_skew, stray_span, of: Mutex::default() })
     }
 
     /// The token of a hold that a majority has granted.
@@ -117,7 +117,7 @@ impl Traces {
 
     /// Masters are asked for it from now on, or asked to keep it for longer.
     pub(super) fn begin(&self, id: &AcquisitionId, mode: Mode, key: &Arc<Key>, lease: Duration) {
-        let (now, covers) = (self.clock.now(), lease::surely_over(lease, self.clock_margin));
+        let (now, covers) = (self.clock.now(), lease::surely_over(lease, self.max_clock_skew));
         let mut table = self.of.lock();
         if table.by_id.len() >= table.sweep_at {
             table.by_id.retain(|_, trace| trace.until > now);
@@ -139,7 +139,7 @@ impl Traces {
 
     /// The same for a hold that is there.
     pub(super) fn extend(&self, id: &AcquisitionId, lease: Duration) {
-        let (now, covers) = (self.clock.now(), lease::surely_over(lease, self.clock_margin));
+        let (now, covers) = (self.clock.now(), lease::surely_over(lease, self.max_clock_skew));
         if let Some(trace) = self.of.lock().by_id.get_mut(id) {
             trace.extend(covers, now.after(self.stray_span));
         }
@@ -177,7 +177,7 @@ impl Traces {
         lease: Duration,
         until: Moment,
     ) -> Option<(Copy, Mode, FencingToken)> {
-        let (now, covers) = (self.clock.now(), lease::surely_over(lease, self.clock_margin));
+        let (now, covers) = (self.clock.now(), lease::surely_over(lease, self.max_clock_skew));
         let mut table = self.of.lock();
         let trace = table.by_id.get_mut(id).filter(|trace| trace.is_wanted() && until > now)?;
         let (mode, token, copies) = (trace.mode, trace.token?, &mut trace.at[master].copies);

@@ -261,7 +261,7 @@ pub(super) enum What {
         process: Process,
         response_timeout_ms: u64,
         unreachable_after_ms: u64,
-        clock_margin_ms: u64,
+        max_clock_skew_ms: u64,
         join_window_ms: u64,
         max_handoffs: u64,
         cache_for_ms: u64,

@@ -33,7 +33,7 @@ pub(super) struct Link {
     pub(super) world: Arc<World>,
     pub(super) address: Address,
     pub(super) response_timeout: Duration,
-    pub(super) clock_margin: Duration,
+    pub(super) max_clock_skew: Duration,
     anchor: Arc<Mutex<Option<Anchor>>>,
     /// As on a connection: whoever finds none waits here, and not at the server. What goes in the background needs none.
     room: Semaphore,
@@ -60,7 +60,7 @@ impl Link {
         world: &Arc<World>,
         address: Address,
         response_timeout: Duration,
-        clock_margin: Duration,
+        max_clock_skew: Duration,
     ) -> Self {
         let anchor = Arc::default();
         world.listens(&address, &anchor);
@@ -69,7 +69,7 @@ impl Link {
             world: Arc::clone(world),
             address,
             response_timeout,
-            clock_margin,
+            max_clock_skew,
             anchor,
             room,
             room_ahead,
@@ -109,7 +109,7 @@ impl Link {
                 world.record(What::Answered { request, reply: answer.reply() });
                 *self.anchor.lock() = Some(Anchor { sent, server });
                 let Some(answer) = self.misheard(answer) else {
-                    let stray_until = sent.after(lease::stray_span(self.response_timeout, self.clock_margin));
+                    let stray_until = sent.after(lease::stray_span(self.response_timeout, self.max_clock_skew));
                     return Err(Failure::Unknown { stray_until, source: None });
                 };
                 let sent = match world.mutant {
@@ -138,7 +138,7 @@ impl Link {
                 }
                 let stray_until = match (world.mutant, &parcel) {
                     (Some(Mutant::NoLateConversions), Parcel::Conversion { .. }) => sent,
-                    _ => sent.after(lease::stray_span(self.response_timeout, self.clock_margin)),
+                    _ => sent.after(lease::stray_span(self.response_timeout, self.max_clock_skew)),
                 };
                 self.unanswered(sent, stray_until, &parcel)
             }

@@ -164,11 +164,11 @@ fn manager(field: &Arc<Field>, process: Process, restarts: Restarts) -> SimManag
 }
 
 fn quorum(field: &Arc<Field>, process: Process, restarts: Restarts) -> Quorum {
-    let (clock_margin, last_renewed) = (Options::default().clock_margin, Arc::default());
-    let link = |place| -> Arc<dyn Scheme> { Arc::new(Link::new(field, process, place, clock_margin, &last_renewed)) };
+    let (max_clock_skew, last_renewed) = (Options::default().max_clock_skew, Arc::default());
+    let link = |place| -> Arc<dyn Scheme> { Arc::new(Link::new(field, process, place, max_clock_skew, &last_renewed)) };
     let links = (0..field.count()).map(link).collect();
-    let stray_span = lease::stray_span(RESPONSE_TIMEOUT, clock_margin);
-    let margins = Margins { clock_margin, stray_span };
+    let stray_span = lease::stray_span(RESPONSE_TIMEOUT, max_clock_skew);
+    let margins = Margins { max_clock_skew, stray_span };
     let any = Key::new("rwlock", "-").expect("a name");
     Quorum::new(links, &Home::Callers, &any, margins, restarts, field.profile.lease)
 }

@@ -56,7 +56,7 @@ impl SimManager {
             process: address.process,
             response_timeout_ms: millis(options.response_timeout),
             unreachable_after_ms: millis(options.unreachable_after),
-            clock_margin_ms: millis(options.clock_margin),
+            max_clock_skew_ms: millis(options.max_clock_skew),
             join_window_ms: millis(options.join_window),
             max_handoffs: options.max_handoffs,
             cache_for_ms: millis(options.cache_for),
@@ -68,7 +68,7 @@ impl SimManager {
             Some(Mutant::OverBudget) => Options { max_handoffs: 64, ..options },
             _ => options,
         };
-        let link = Link::new(world, address.clone(), options.response_timeout, options.clock_margin);
+        let link = Link::new(world, address.clone(), options.response_timeout, options.max_clock_skew);
         Self { engine: Arc::new(Engine::new(Arc::new(link), options)) }
     }
 }

@@ -49,7 +49,7 @@ fn holder() {
 }
 
 fn hold<M: Build>(end: &str, builder: Builder<M>, name: &str) {
-    let builder = builder.lease(LEASE).clock_margin(Duration::from_millis(5)).key_prefix("processes");
+    let builder = builder.lease(LEASE).max_clock_skew(Duration::from_millis(5)).key_prefix("processes");
     let manager = blocking::Blocking::connect_with(builder).expect("connected");
     let guard = manager.write(name).wait().expect("granted");
     println!("\ntoken {}", guard.fencing_token());

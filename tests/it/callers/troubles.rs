@@ -202,7 +202,7 @@ async fn full_house_lets_nobody_in(make: impl AsyncFn(String, Settings) -> Resul
 }
 
 async fn hash(url: String, settings: Settings) -> Result<Manager, Error> {
-    let builder = RedisManager::builder(url).lease(settings.lease).clock_margin(settings.clock_margin);
+    let builder = RedisManager::builder(url).lease(settings.lease).max_clock_skew(settings.max_clock_skew);
     let builder = builder.response_timeout(settings.response_timeout).unreachable_after(settings.unreachable_after);
     Ok(std::sync::Arc::new(builder.connect().await?))
 }

@@ -123,7 +123,7 @@ async fn loss_is_told_before_anybody_else_is_let_in(f: &Fixture) {
 async fn holder_hears_of_max_hold_a_head_start_before_another_one_is_granted(f: &Fixture) {
     const HEAD_START: Duration = Duration::from_millis(50);
     // The server would keep the hold for longer than that.
-    let margin = Settings { clock_margin: SHORT, ..Settings::default() };
+    let margin = Settings { max_clock_skew: SHORT, ..Settings::default() };
     let (a, b, name) = (f.manager_with(margin).await, f.manager().await, f.name());
     let fixed = a.write(&name).fixed_lease(SHORT * 3).await.expect("granted");
     let watch = fixed.watch();

@@ -25,7 +25,7 @@ const LEASE: Duration = Duration::from_secs(6);
 
 /// A margin that a busy machine does not eat up between a deadline and whoever looks at the clock then.
 fn settings() -> Settings {
-    Settings { clock_margin: Duration::from_millis(400), ..Settings::lease(LEASE) }
+    Settings { max_clock_skew: Duration::from_millis(400), ..Settings::lease(LEASE) }
 }
 
 /// The time of the servers, which run on the same machine.

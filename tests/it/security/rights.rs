@@ -75,7 +75,7 @@ impl Place<'_> {
 
     async fn connect(&self, topology: &Topology, prefix: &str) -> Result<Manager, Error> {
         async fn open<M: Build>(builder: Builder<M>, prefix: &str) -> Result<Manager, Error> {
-            let builder = builder.key_prefix(prefix).clock_margin(Duration::from_millis(5));
+            let builder = builder.key_prefix(prefix).max_clock_skew(Duration::from_millis(5));
             Ok(Arc::new(builder.connect().await?))
         }
         match self.kind {
@@ -87,7 +87,7 @@ impl Place<'_> {
     /// A manager that has not connected yet.
     fn build(&self, topology: &Topology, prefix: &str) -> Manager {
         fn open<M: Build>(builder: Builder<M>, prefix: &str) -> Manager {
-            Arc::new(builder.key_prefix(prefix).clock_margin(Duration::from_millis(5)).build().expect("valid"))
+            Arc::new(builder.key_prefix(prefix).max_clock_skew(Duration::from_millis(5)).build().expect("valid"))
         }
         match self.kind {
             Kind::TwoKey => open(TwoKeyManager::builder(topology.clone()), prefix),
@@ -343,7 +343,7 @@ async fn adopted_keys_need_their_own_patterns(server: Server) {
     let (_, topology) = place.user(&rights.chain(keys).collect::<Vec<_>>());
     let connect = async || {
         let builder = RedisManager::builder(topology.clone()).published_keys("lock:*");
-        builder.clock_margin(Duration::from_millis(5)).connect().await.expect("connected")
+        builder.max_clock_skew(Duration::from_millis(5)).connect().await.expect("connected")
     };
     let (manager, other) = (connect().await, connect().await);
     for (name, channels) in [("cfg", "{lock:cfg}:wake:*"), ("{user}:1", "lock:{user}:1:wake:*")] {

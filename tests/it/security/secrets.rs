@@ -53,7 +53,7 @@ fn with<M: Build>(patience: Duration, builder: Builder<M>) -> Builder<M> {
     let builder = builder.unreachable_after(patience).response_timeout(Duration::from_secs(1));
     // What is said in the background is said on this thread, too.
     let builder = builder.background_on(tokio::runtime::Handle::current());
-    builder.lease(Duration::from_secs(3)).clock_margin(Duration::from_millis(5))
+    builder.lease(Duration::from_secs(3)).max_clock_skew(Duration::from_millis(5))
 }
 
 /// Connects, and takes a lock without having connected before; both must fail.

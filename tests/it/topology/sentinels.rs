@@ -27,7 +27,7 @@ impl Scheme {
 
     async fn connect(self, topology: &Topology, label: &str) -> Manager {
         async fn finish<M: Build>(builder: Builder<M>, label: &str) -> Manager {
-            let builder = builder.lease(LEASE).clock_margin(Duration::from_millis(100)).unreachable_after(FOR_EVER);
+            let builder = builder.lease(LEASE).max_clock_skew(Duration::from_millis(100)).unreachable_after(FOR_EVER);
             Arc::new(builder.label(label).connect().await.expect("connects"))
         }
         match self {

@@ -43,13 +43,13 @@ impl Scene {
 
     async fn near(&self, label: &str) -> Manager {
         let builder = RedisManager::builder(self.node.url()).key_prefix("notices").label(label);
-        Arc::new(builder.clock_margin(Duration::from_millis(5)).connect().await.expect("connected"))
+        Arc::new(builder.max_clock_skew(Duration::from_millis(5)).connect().await.expect("connected"))
     }
 
     async fn far(&self, lease: Duration, response_timeout: Duration) -> Manager {
         let builder = RedisManager::builder(self.proxy.url()).key_prefix("notices").label("far").lease(lease);
         let builder = builder.response_timeout(response_timeout).unreachable_after(PATIENT);
-        Arc::new(builder.clock_margin(Duration::from_millis(5)).connect().await.expect("connected"))
+        Arc::new(builder.max_clock_skew(Duration::from_millis(5)).connect().await.expect("connected"))
     }
 
     /// A word of one of the two headers: of who holds, of who waits.

@@ -29,7 +29,7 @@ impl Stage {
         let master = || -> Arc<dyn Scheme> { Arc::new(Memory::new(Arc::new(Store::new()))) };
         let masters = vec![master(), master(), master()];
         let key = Key::new("quorum", "cfg").expect("a name");
-        let margins = Margins { clock_margin: Duration::ZERO, stray_span: Duration::from_secs(1) };
+        let margins = Margins { max_clock_skew: Duration::ZERO, stray_span: Duration::from_secs(1) };
         let quorum = Quorum::new(masters.clone(), &Home::Callers, &key, margins, Restarts::Delayed, LEASE);
         Self { masters, quorum, key: Arc::new(key) }
     }

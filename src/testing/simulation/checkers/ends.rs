@@ -166,7 +166,7 @@ pub(super) fn is_right(facts: &Facts<'_>, guard: Guard, reason: LossReason, now:
         LossReason::Forked => false,
         // The hold's own end may come first, by the margins of the longest lease.
         LossReason::MaxHold => {
-            now + MS + LONGEST_MARGINS + process.clock_margin >= held.root_asked + held.wish.max_hold_ms * MS
+            now + MS + LONGEST_MARGINS + process.max_clock_skew >= held.root_asked + held.wish.max_hold_ms * MS
         }
         // Judged by what was renewed when.
         LossReason::Expired => true,

@@ -55,7 +55,7 @@ pub(super) struct Facts<'h> {
 pub(super) struct ProcessFacts {
     pub(super) response_timeout: Micros,
     pub(super) unreachable_after: Micros,
-    pub(super) clock_margin: Micros,
+    pub(super) max_clock_skew: Micros,
     pub(super) join_window: Micros,
     pub(super) max_handoffs: u64,
     pub(super) cache_for: Micros,
@@ -102,12 +102,12 @@ impl ProcessFacts {
     /// How long after its sending a request with a limit may still be carried out.
     pub(super) fn stray_span(&self) -> Micros {
         let span = 2 * self.response_timeout;
-        span + span / 100 + 2 * MS + self.clock_margin
+        span + span / 100 + 2 * MS + self.max_clock_skew
     }
 
     /// What is left of a lease after the margins.
     pub(super) fn usable(&self, lease: Micros) -> Micros {
-        (lease - lease / 100).saturating_sub(2 * MS + self.clock_margin)
+        (lease - lease / 100).saturating_sub(2 * MS + self.max_clock_skew)
     }
 }
 
@@ -238,7 +238,7 @@ impl<'h> Facts<'h> {
                 process,
                 response_timeout_ms,
                 unreachable_after_ms,
-                clock_margin_ms,
+                max_clock_skew_ms,
                 join_window_ms,
                 max_handoffs,
                 cache_for_ms,
@@ -246,7 +246,7 @@ impl<'h> Facts<'h> {
                 let facts = ProcessFacts {
                     response_timeout: response_timeout_ms * MS,
                     unreachable_after: unreachable_after_ms * MS,
-                    clock_margin: clock_margin_ms * MS,
+                    max_clock_skew: max_clock_skew_ms * MS,
                     join_window: join_window_ms * MS,
                     max_handoffs,
                     cache_for: cache_for_ms * MS,

@@ -117,7 +117,7 @@ fn lease_of_the_dead(facts: &Facts<'_>, id: Id, crashed: Micros) -> Micros {
         request.sent + transit + lease + lease / 100
     };
     // Server clocks differ, and may step back by as much.
-    facts.about(id).map(lasts).max().unwrap_or(crashed) + process.clock_margin
+    facts.about(id).map(lasts).max().unwrap_or(crashed) + process.max_clock_skew
 }
 
 /// When the last guard of a hold was let go or lost. `None` as long as there is one.

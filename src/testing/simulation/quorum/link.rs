@@ -33,7 +33,7 @@ pub(super) struct Link {
     field: Arc<Field>,
     process: Process,
     master: Place,
-    clock_margin: Duration,
+    max_clock_skew: Duration,
     known: Mutex<Known>,
     last_renewed: LastRenewed,
 }
@@ -63,11 +63,11 @@ impl Link {
         field: &Arc<Field>,
         process: Process,
         master: Place,
-        clock_margin: Duration,
+        max_clock_skew: Duration,
         last_renewed: &LastRenewed,
     ) -> Self {
         let (field, last_renewed) = (Arc::clone(field), Arc::clone(last_renewed));
-        Self { field, process, master, clock_margin, known: Mutex::default(), last_renewed }
+        Self { field, process, master, max_clock_skew, known: Mutex::default(), last_renewed }
     }
 
     fn is(&self, wrong: Wrong) -> bool {
@@ -132,7 +132,7 @@ impl Link {
         let Some(Delivery::Answered(value, server)) = self.in_time(sent, answered).await else {
             drop(self.fails());
             self.field.tells(|| format!("{self:?} {what}: no answer"));
-            let stray_until = sent.after(lease::stray_span(RESPONSE_TIMEOUT, self.clock_margin));
+            let stray_until = sent.after(lease::stray_span(RESPONSE_TIMEOUT, self.max_clock_skew));
             return Err(Failure::Unknown { stray_until, source: None });
         };
         self.field.tells(|| format!("{self:?} {what}: {value:?}"));
