@@ -10,7 +10,7 @@ use crate::durability::Durability;
 use crate::error::{Error, Result};
 use crate::events;
 use crate::manager::{Builder, RedisManager};
-use crate::options::PublishedLimits;
+use crate::options::TimestampClients;
 use crate::reentry::Reentry;
 use crate::span::Period;
 use crate::topology::{Tls, Topology};
@@ -33,8 +33,8 @@ use names::Owner;
 /// | `lease`, `max_hold`, `wait_timeout`, `unreachable_after`, `response_timeout` | a duration |
 /// | `max_clock_skew`, `join_window`, `cache_for`, `recall_timeout` | a duration |
 /// | `reentry` | `"off"` or `"per_task"` |
-/// | `key_prefix`, `label`, `published_keys` | a text |
-/// | `published_limits` | `{"read": duration, "write": duration, "key_ttl": duration}`, each of them optional |
+/// | `key_prefix`, `label`, `timestamp_keys` | a text |
+/// | `timestamp_clients` | `{"read": duration, "write": duration, "key_ttl": duration}`, each of them optional |
 /// | `max_handoffs`, `max_cached`, `max_waiters` | a number |
 /// | `durability` | `{"replicas": number, "timeout": duration}`, both of them needed |
 ///
@@ -80,8 +80,8 @@ pub struct Config {
     reentry: Option<Nesting>,
     key_prefix: Option<String>,
     label: Option<String>,
-    published_keys: Option<String>,
-    published_limits: Option<Limits>,
+    timestamp_keys: Option<String>,
+    timestamp_clients: Option<Limits>,
     max_handoffs: Option<u64>,
     cache_for: Option<Period>,
     max_cached: Option<usize>,
@@ -137,8 +137,8 @@ impl Config {
             reentry: None,
             key_prefix: None,
             label: None,
-            published_keys: None,
-            published_limits: None,
+            timestamp_keys: None,
+            timestamp_clients: None,
             max_handoffs: None,
             cache_for: None,
             max_cached: None,
@@ -156,7 +156,7 @@ impl Config {
     ///   `LOCKS_SENTINEL_PRIMARY` and `LOCKS_SENTINEL_URLS`.
     /// - Certificates: the paths `LOCKS_TLS_CA`, `LOCKS_TLS_CLIENT_CERTIFICATE` and `LOCKS_TLS_CLIENT_KEY`, and the
     ///   name in the servers' certificates, `LOCKS_TLS_SERVER_NAME`.
-    /// - Others: the name of the field: `LOCKS_LEASE=15s`, `LOCKS_REENTRY=per_task`, `LOCKS_PUBLISHED_LIMITS_READ=1s`.
+    /// - Others: the name of the field: `LOCKS_LEASE=15s`, `LOCKS_REENTRY=per_task`, `LOCKS_TIMESTAMP_CLIENTS_READ=1s`.
     ///
     /// A comma within a password is percent-encoded, as `%2C`.
     ///
@@ -270,7 +270,7 @@ impl Config {
         let span = |option| value.parse().map(Some).map_err(|reason| invalid(option, format!("{name}: {reason}")));
         let (path, text) = (Some(PathBuf::from(value)), Some(value.to_owned()));
         let tls = &mut self.tls;
-        let limits = &mut self.published_limits;
+        let limits = &mut self.timestamp_clients;
         match field {
             "TLS_CA" => tls.get_or_insert_default().ca = path,
             "TLS_CLIENT_CERTIFICATE" => tls.get_or_insert_default().client_certificate = path,
@@ -287,10 +287,10 @@ impl Config {
             "REENTRY" => self.reentry = Some(nesting(name, value)?),
             "KEY_PREFIX" => self.key_prefix = text,
             "LABEL" => self.label = text,
-            "PUBLISHED_KEYS" => self.published_keys = text,
-            "PUBLISHED_LIMITS_READ" => limits.get_or_insert_default().read = span("published_limits")?,
-            "PUBLISHED_LIMITS_WRITE" => limits.get_or_insert_default().write = span("published_limits")?,
-            "PUBLISHED_LIMITS_KEY_TTL" => limits.get_or_insert_default().key_ttl = span("published_limits")?,
+            "TIMESTAMP_KEYS" => self.timestamp_keys = text,
+            "TIMESTAMP_CLIENTS_READ" => limits.get_or_insert_default().read = span("timestamp_clients")?,
+            "TIMESTAMP_CLIENTS_WRITE" => limits.get_or_insert_default().write = span("timestamp_clients")?,
+            "TIMESTAMP_CLIENTS_KEY_TTL" => limits.get_or_insert_default().key_ttl = span("timestamp_clients")?,
             "MAX_HANDOFFS" => {
                 let number = value.parse().map_err(|_| invalid("max_handoffs", format!("{name} is no number")))?;
                 self.max_handoffs = Some(number);
@@ -347,11 +347,11 @@ impl Config {
         if let Some(label) = &self.label {
             builder = builder.label(label);
         }
-        if let Some(template) = &self.published_keys {
-            builder = builder.published_keys(template);
+        if let Some(template) = &self.timestamp_keys {
+            builder = builder.timestamp_keys(template);
         }
-        if let Some(limits) = self.published_limits {
-            builder = builder.published_limits(limits.or_default());
+        if let Some(limits) = self.timestamp_clients {
+            builder = builder.timestamp_clients(limits.or_default());
         }
         if let Some(hand_overs) = self.max_handoffs {
             builder = builder.max_handoffs(hand_overs);
@@ -388,10 +388,10 @@ impl TlsFields {
 }
 
 impl Limits {
-    fn or_default(self) -> PublishedLimits {
-        let default = PublishedLimits::default();
+    fn or_default(self) -> TimestampClients {
+        let default = TimestampClients::default();
         let or = |period: Option<Period>, default| period.map_or(default, |Period(span)| span);
-        PublishedLimits::new(or(self.read, default.read), or(self.write, default.write))
+        TimestampClients::new(or(self.read, default.read), or(self.write, default.write))
             .key_ttl(or(self.key_ttl, default.key_ttl))
     }
 }
@@ -438,8 +438,8 @@ mod tests {
         "tls": {"ca": "/ca.pem", "client_certificate": "/c.pem", "client_key": "/k.pem", "server_name": "locks"},
         "password_file": "/password", "lease": "11s", "max_hold": "max", "wait_timeout": "1.5s", "unreachable_after": "2m",
         "response_timeout": "250ms", "max_clock_skew": "50ms", "join_window": "0ms",
-        "reentry": "per_task", "key_prefix": "shop", "label": "billing-1", "published_keys": "lock:*",
-        "published_limits": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "max_handoffs": 7, "cache_for": "30s", "max_cached": 9, "max_waiters": 8, "recall_timeout": "70ms",
+        "reentry": "per_task", "key_prefix": "shop", "label": "billing-1", "timestamp_keys": "lock:*",
+        "timestamp_clients": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "max_handoffs": 7, "cache_for": "30s", "max_cached": 9, "max_waiters": 8, "recall_timeout": "70ms",
         "durability": {"replicas": 2, "timeout": "90ms"}
     }"#;
     const ENVIRONMENT: [(&str, &str); 28] = [
@@ -460,10 +460,10 @@ mod tests {
         ("L_REENTRY", "per_task"),
         ("L_KEY_PREFIX", "shop"),
         ("L_LABEL", "billing-1"),
-        ("L_PUBLISHED_KEYS", "lock:*"),
-        ("L_PUBLISHED_LIMITS_READ", "2s"),
-        ("L_PUBLISHED_LIMITS_WRITE", "4s"),
-        ("L_PUBLISHED_LIMITS_KEY_TTL", "12s"),
+        ("L_TIMESTAMP_KEYS", "lock:*"),
+        ("L_TIMESTAMP_CLIENTS_READ", "2s"),
+        ("L_TIMESTAMP_CLIENTS_WRITE", "4s"),
+        ("L_TIMESTAMP_CLIENTS_KEY_TTL", "12s"),
         ("L_MAX_HANDOFFS", "7"),
         ("L_CACHE_FOR", "30s"),
         ("L_MAX_CACHED", "9"),
@@ -501,8 +501,8 @@ mod tests {
             .reentry(Reentry::PerTask)
             .key_prefix("shop")
             .label("billing-1")
-            .published_keys("lock:*")
-            .published_limits(PublishedLimits::new(span(2_000), span(4_000)).key_ttl(span(12_000)))
+            .timestamp_keys("lock:*")
+            .timestamp_clients(TimestampClients::new(span(2_000), span(4_000)).key_ttl(span(12_000)))
             .max_handoffs(7)
             .cache_for(span(30_000))
             .max_cached(9)
@@ -530,7 +530,7 @@ mod tests {
             assert!(error.contains("unknown field"), "{error}");
         }
         for json in [
-            r#"{"topology": {"node": "a"}, "published_limits": {"reed": "1s"}}"#,
+            r#"{"topology": {"node": "a"}, "timestamp_clients": {"reed": "1s"}}"#,
             r#"{"topology": {"nodes": "a"}}"#,
             r#"{"topology": {"sentinel": {"primary": "a", "urls": [], "user": "b"}}}"#,
             r#"{"lease": "1s"}"#,

@@ -147,7 +147,7 @@ pub enum Error {
         message: String,
     },
     /// The name is empty or too long, or it makes no usable key with
-    /// [`published_keys`](crate::Builder::published_keys). Nothing was sent.
+    /// [`timestamp_keys`](crate::Builder::timestamp_keys). Nothing was sent.
     #[non_exhaustive]
     InvalidName {
         /// Beginning of the name.

@@ -123,7 +123,7 @@ pub use lease::{FencingToken, InvalidToken};
 pub use lock::end::{Ended, HoldState};
 pub use manager::{Build, Builder, MemoryManager, QuorumManager, RedisManager, RwLockManager, TwoKeyManager};
 pub use mode::Mode;
-pub use options::PublishedLimits;
+pub use options::TimestampClients;
 pub use reentry::{OwnerId, Reentry};
 pub use topology::{AddressSource, Tls, Topology};
 pub use view::{HolderView, LockView, WaiterView};

@@ -17,7 +17,7 @@ use crate::events;
 use crate::guard::{Guard, ReadGuard, WriteGuard};
 use crate::health::{Health, Stats};
 use crate::key::{Key, KeyTemplate, LockName};
-use crate::options::{Options, PublishedLimits};
+use crate::options::{Options, TimestampClients};
 use crate::reentry::Reentry;
 use crate::scheme::memory::{Memory, Store, Wire};
 use crate::scheme::{BoxFuture, Scheme, hash, two_key};
@@ -347,7 +347,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// [`inspect`](RwLockManager::inspect) tells more of one lock.
     ///
     /// Known are the locks of this manager's [`key_prefix`](Builder::key_prefix), or of its
-    /// [`published_keys`](Builder::published_keys). A lock is in the list while a process holds it or waits for it, and
+    /// [`timestamp_keys`](Builder::timestamp_keys). A lock is in the list while a process holds it or waits for it, and
     /// for about a minute after that.
     ///
     /// The call scans all keys of every primary with `SCAN`, five hundred at a time; between these steps the server
@@ -546,7 +546,7 @@ macro_rules! manager {
 /// Manager of the hash scheme: one key per lock, on one node or a cluster. The recommended manager.
 ///
 /// Its holds exclude the clients of the timestamp scheme on the same key (`<prefix>:{name}:lock`), and these exclude
-/// its holds, within the limits that `lua/README.md` states. With [`published_keys`](Builder::published_keys) a service
+/// its holds, within the limits that `lua/README.md` states. With [`timestamp_keys`](Builder::timestamp_keys) a service
 /// that runs that scheme keeps its keys.
 ///
 /// # Examples
@@ -769,7 +769,7 @@ impl FromPlace for RedisManager {
     fn from_place(place: Place, options: Options) -> Result<Self> {
         let home = options.home(Clock::System);
         let transport = transport::open(&place.servers(), &options, &home)?;
-        let scheme = hash::scheme(transport, options.published_limits);
+        let scheme = hash::scheme(transport, options.timestamp_clients);
         Ok(Self { handles: Handles::new(Arc::new(scheme), options) })
     }
 }
@@ -828,7 +828,7 @@ impl Place {
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use redis_rwlock::{Durability, PublishedLimits, QuorumManager, RedisManager, Reentry};
+/// # use redis_rwlock::{Durability, TimestampClients, QuorumManager, RedisManager, Reentry};
 /// # fn main() -> redis_rwlock::Result<()> {
 /// let builder = RedisManager::builder("redis://127.0.0.1:6379")
 ///     .lease(Duration::from_secs(10))
@@ -846,12 +846,12 @@ impl Place {
 ///     .max_cached(10_000)
 ///     .recall_timeout(Duration::from_millis(50))
 ///     .max_waiters(100_000)
-///     .published_limits(PublishedLimits::default())
+///     .timestamp_clients(TimestampClients::default())
 ///     .durability(Durability::Primary); // not of a `QuorumManager`
 /// let manager = builder.build()?; // `connect` fails unless a server answers
 ///
 /// // Off unless it is called: the keys that clients of the published hash scheme use. Of a `RedisManager`.
-/// let adopting = RedisManager::builder("redis://127.0.0.1:6379").published_keys("lock:*").build()?;
+/// let adopting = RedisManager::builder("redis://127.0.0.1:6379").timestamp_keys("lock:*").build()?;
 ///
 /// // Off unless they are called: masters that restart are kept down for a lease, and a file has their password. Of a
 /// // `QuorumManager`.
@@ -897,8 +897,8 @@ impl Builder<RedisManager> {
     /// name in braces has the channel of another name. If names come from outside, choose a template that matches
     /// nothing but locks.
     ///
-    /// [`published_limits`](Builder::published_limits) says how the clients of the timestamp scheme are configured. No
-    /// [`lease`](Builder::lease) may be longer than their [`key_ttl`](PublishedLimits::key_ttl) (10 s), in the manager
+    /// [`timestamp_clients`](Builder::timestamp_clients) says how the clients of the timestamp scheme are configured. No
+    /// [`lease`](Builder::lease) may be longer than their [`key_ttl`](TimestampClients::key_ttl) (10 s), in the manager
     /// and per acquisition. Each of their grants sets the key to expire after that time, and our hold with it.
     ///
     /// `lua/README.md` lists the faults against which such clients cannot be protected. Run no more of them than the
@@ -908,25 +908,25 @@ impl Builder<RedisManager> {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use redis_rwlock::{RedisManager, Error, PublishedLimits, RwLockManager, Topology};
+    /// use redis_rwlock::{RedisManager, Error, TimestampClients, RwLockManager, Topology};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> redis_rwlock::Result<()> {
-    /// let published = PublishedLimits::new(Duration::from_secs(1), Duration::from_secs(3)).key_ttl(Duration::from_secs(8));
-    /// let builder = || RedisManager::builder(Topology::node("redis://127.0.0.1:6379")).published_limits(published);
+    /// let published = TimestampClients::new(Duration::from_secs(1), Duration::from_secs(3)).key_ttl(Duration::from_secs(8));
+    /// let builder = || RedisManager::builder(Topology::node("redis://127.0.0.1:6379")).timestamp_clients(published);
     ///
-    /// let manager = builder().published_keys("lock:*").lease(Duration::from_secs(8)).build()?;
+    /// let manager = builder().timestamp_keys("lock:*").lease(Duration::from_secs(8)).build()?;
     /// // manager.write("cfg").await is excluded by the published clients on the key `lock:cfg`, and excludes them.
     /// let error = manager.write("}").await.expect_err("no channel is in the slot of the key `lock:}`");
     /// assert!(matches!(error, Error::InvalidName { .. }));
     ///
-    /// let error = builder().published_keys("lock:*").lease(Duration::from_secs(27)).build().expect_err("beyond their ttl");
+    /// let error = builder().timestamp_keys("lock:*").lease(Duration::from_secs(27)).build().expect_err("beyond their ttl");
     /// assert!(matches!(error, Error::InvalidOption { option: "lease", .. }));
     /// # Ok(())
     /// # }
     /// ```
-    pub fn published_keys(mut self, template: impl Into<String>) -> Self {
-        self.options.published_keys = Some(KeyTemplate::new(template.into()));
+    pub fn timestamp_keys(mut self, template: impl Into<String>) -> Self {
+        self.options.timestamp_keys = Some(KeyTemplate::new(template.into()));
         self
     }
 }
@@ -1064,10 +1064,10 @@ impl<M: Build> Builder<M> {
     }
 
     /// Sets the limits with which clients of the timestamp scheme run: how long they may hold a lock, and the ttl of
-    /// its key. The limits must match the configuration of those clients; [`PublishedLimits`] has the defaults and the
+    /// its key. The limits must match the configuration of those clients; [`TimestampClients`] has the defaults and the
     /// trade-off. Only [`RedisManager`] uses them.
-    pub fn published_limits(mut self, limits: PublishedLimits) -> Self {
-        self.options.published_limits = limits;
+    pub fn timestamp_clients(mut self, limits: TimestampClients) -> Self {
+        self.options.timestamp_clients = limits;
         self
     }
 
@@ -1109,7 +1109,7 @@ impl<M: Build> Builder<M> {
     /// # Errors
     ///
     /// [`build`](Builder::build) fails with [`InvalidOption`](Error::InvalidOption) on
-    /// [`published_keys`](Builder::published_keys), whose other clients cannot recall. It also fails for
+    /// [`timestamp_keys`](Builder::timestamp_keys), whose other clients cannot recall. It also fails for
     /// [`TwoKeyManager`] and [`QuorumManager`](crate::QuorumManager), in which holders do not learn of waiters.
     ///
     /// # Examples

@@ -21,13 +21,13 @@ const LEASE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 const RESPONSE_TIMEOUT_MAX: Duration = Duration::from_secs(60);
 
 /// Longest limit for clients of the timestamp scheme: the scripts keep their timestamps for this long.
-const PUBLISHED_LIMIT_MAX: Duration = Duration::from_secs(60);
+const MAX_TIMESTAMP_CLIENT: Duration = Duration::from_secs(60);
 
 /// Longest time for which an unused hold is cached.
 const MAX_CACHE_FOR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Time for which a client of the timestamp scheme may hold a lock, counted from its timestamp.
-/// [`published_keys`](crate::Builder::published_keys) has an example.
+/// [`timestamp_keys`](crate::Builder::timestamp_keys) has an example.
 ///
 /// The timestamp scheme stores the *time of the grant*; each client must know how long that grant counts. Defaults to 1
 /// s for reads and 3 s for writes, as in the article. The maximum is one minute.
@@ -36,34 +36,34 @@ const MAX_CACHE_FOR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// a client that still works.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct PublishedLimits {
+pub struct TimestampClients {
     /// Time for which a `read` timestamp of such a client keeps writers out.
     pub read: Duration,
     /// Time for which a `write` timestamp of such a client keeps all others out.
     pub write: Duration,
     /// Ttl that such clients set on the lock's key with each grant: 10 s, as in the article. On
-    /// [`published_keys`](crate::Builder::published_keys) no lease may be longer, or their next grant ends our hold
+    /// [`timestamp_keys`](crate::Builder::timestamp_keys) no lease may be longer, or their next grant ends our hold
     /// early.
     pub key_ttl: Duration,
 }
 
-impl PublishedLimits {
+impl TimestampClients {
     /// Creates limits for reads and writes of such clients, with a key ttl of 10 s; see
-    /// [`published_keys`](crate::Builder::published_keys).
+    /// [`timestamp_keys`](crate::Builder::timestamp_keys).
     #[must_use]
     pub const fn new(read: Duration, write: Duration) -> Self {
         Self { read, write, key_ttl: Duration::from_secs(10) }
     }
 
     /// Sets the ttl of the key to the ttl of the clients in use, the shortest if they differ. See
-    /// [`published_keys`](crate::Builder::published_keys).
+    /// [`timestamp_keys`](crate::Builder::timestamp_keys).
     #[must_use]
     pub const fn key_ttl(self, key_ttl: Duration) -> Self {
         Self { key_ttl, ..self }
     }
 }
 
-impl Default for PublishedLimits {
+impl Default for TimestampClients {
     fn default() -> Self {
         Self::new(Duration::from_secs(1), Duration::from_secs(3))
     }
@@ -83,9 +83,9 @@ pub(crate) struct Options {
     /// Label of the manager that the user has given. Without one, `build` makes a label of the host and the process in
     /// which it runs.
     pub(crate) label: Option<String>,
-    pub(crate) published_limits: PublishedLimits,
+    pub(crate) timestamp_clients: TimestampClients,
     /// Template for the keys of the locks, which replaces the prefix.
-    pub(crate) published_keys: Option<KeyTemplate>,
+    pub(crate) timestamp_keys: Option<KeyTemplate>,
     pub(crate) join_window: Duration,
     pub(crate) max_handoffs: u64,
     /// Time for which an unused hold is cached.
@@ -125,8 +125,8 @@ impl Default for Options {
             reentry: Reentry::Off,
             key_prefix: "rwlock".to_owned(),
             label: None,
-            published_limits: PublishedLimits::default(),
-            published_keys: None,
+            timestamp_clients: TimestampClients::default(),
+            timestamp_keys: None,
             join_window: Duration::from_millis(50),
             max_handoffs: MAX_TOKENS,
             cache_for: Duration::ZERO,
@@ -146,15 +146,15 @@ impl Options {
         check_max_hold(self.max_hold, self.max_clock_skew)?;
         self.label.as_deref().map_or(Ok(()), check_label)?;
         key::check_prefix(&self.key_prefix)?;
-        check_published_limits(self.published_limits)?;
-        self.published_keys.as_ref().map_or(Ok(()), KeyTemplate::check)?;
+        check_timestamp_clients(self.timestamp_clients)?;
+        self.timestamp_keys.as_ref().map_or(Ok(()), KeyTemplate::check)?;
         self.check_foreign_ttl(self.lease)?;
         check_max_handoffs(self.max_handoffs)?;
         check_max_waiters(self.max_waiters)?;
         at_least("response_timeout", self.response_timeout, Duration::from_millis(10))?;
         at_most("response_timeout", self.response_timeout, RESPONSE_TIMEOUT_MAX)?;
         check_durability(self.durability, self.response_timeout)?;
-        if self.published_keys.is_some() {
+        if self.timestamp_keys.is_some() {
             self.check_not_idle(
                 "clients of the published scheme cannot call for a hold that stays: they would starve",
             )?;
@@ -176,7 +176,7 @@ impl Options {
 
     /// Checks a name and derives its keys.
     pub(crate) fn key(&self, name: &str) -> Result<Key> {
-        match &self.published_keys {
+        match &self.timestamp_keys {
             Some(template) => Key::adopted(template, name),
             None => Key::new(&self.key_prefix, name),
         }
@@ -184,7 +184,7 @@ impl Options {
 
     /// Returns the rule that finds the locks of this manager among server keys.
     pub(crate) fn listing(&self) -> Listing {
-        match &self.published_keys {
+        match &self.timestamp_keys {
             Some(template) => Listing::Template(template.clone()),
             None => Listing::Prefix(self.key_prefix.clone()),
         }
@@ -193,15 +193,15 @@ impl Options {
     /// Refuses a lease that is longer than the ttl of the timestamp scheme. With each grant its clients shorten the ttl
     /// of the key to their own, so the key would expire before our lease is over.
     fn check_foreign_ttl(&self, lease: Duration) -> Result<()> {
-        let key_ttl = self.published_limits.key_ttl;
-        if self.published_keys.is_none() || lease <= key_ttl {
+        let key_ttl = self.timestamp_clients.key_ttl;
+        if self.timestamp_keys.is_none() || lease <= key_ttl {
             return Ok(());
         }
         invalid(
             "lease",
             format!(
                 "on the keys of published clients, {lease:?} is longer than their key ttl of {key_ttl:?}, so a grant of \
-                 theirs would end the hold early: make it shorter, or say what their ttl is (PublishedLimits::key_ttl)"
+                 theirs would end the hold early: make it shorter, or say what their ttl is (TimestampClients::key_ttl)"
             ),
         )
     }
@@ -283,11 +283,11 @@ fn worth_having(option: &'static str, span: Duration, max_clock_skew: Duration) 
 
 /// Refuses limits beyond the time for which the scripts keep timestamps: a key lives for at least that long after our
 /// last hold.
-fn check_published_limits(limits: PublishedLimits) -> Result<()> {
-    if limits.read.max(limits.write) <= PUBLISHED_LIMIT_MAX {
+fn check_timestamp_clients(limits: TimestampClients) -> Result<()> {
+    if limits.read.max(limits.write) <= MAX_TIMESTAMP_CLIENT {
         return Ok(());
     }
-    invalid("published_limits", format!("a foreign stamp is kept for {PUBLISHED_LIMIT_MAX:?} at most"))
+    invalid("timestamp_clients", format!("a foreign stamp is kept for {MAX_TIMESTAMP_CLIENT:?} at most"))
 }
 
 /// Refuses timeouts beyond half of the response timeout: the network needs the other half.

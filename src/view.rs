@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::lease::{FencingToken, ServerTime};
-use crate::options::PublishedLimits;
+use crate::options::TimestampClients;
 use crate::scheme::{AcquisitionId, Answered, Mode, View};
 
 /// State of one lock at one moment, as the server sees it. For people and dashboards: it may be out of date when it is
@@ -132,7 +132,7 @@ impl LockView {
     pub(crate) fn new(
         name: &str,
         seen: Seen,
-        limits: PublishedLimits,
+        limits: TimestampClients,
         guards: impl Fn(&str) -> Option<Guards>,
     ) -> Self {
         let now_ms = seen.at.as_micros() / 1000;
@@ -158,7 +158,7 @@ impl HolderView {
     /// Returns the holders of a lock, writers first, with their ids. Clients of the timestamp scheme have none.
     pub(crate) fn all(
         seen: &Seen,
-        limits: PublishedLimits,
+        limits: TimestampClients,
         guards: impl Fn(&str) -> Option<Guards>,
     ) -> Vec<(Option<&str>, Self)> {
         let now_ms = seen.at.as_micros() / 1000;

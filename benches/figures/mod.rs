@@ -25,7 +25,7 @@ mod scripts;
 pub(crate) const HASH_ACQUIRE: &str = scripts::hash::ACQUIRE;
 pub(crate) const HASH_LEAVE: &str = scripts::hash::LEAVE;
 pub(crate) const HASH_RENEW: &str = scripts::hash::RENEW;
-const PUBLISHED_LIMITS: &str = "1000 3000";
+const TIMESTAMP_CLIENTS: &str = "1000 3000";
 const NOTHING: &str = "#!lua\nreturn 1";
 /// What a lock script cannot do without.
 const LOCK_SHAPE: &str = "#!lua
@@ -165,7 +165,7 @@ impl<C: ConnectionLike + Clone + Send> Bare<C> {
         let mut command = redis::cmd("EVALSHA");
         command.arg(&self.acquire).arg(1).arg(key);
         command.arg(9_000_000_000_000_u64).arg(id).arg(mode).arg(LONG_LEASE.as_millis() as u64);
-        command.arg(patience.as_millis() as u64).arg(1).arg(PUBLISHED_LIMITS);
+        command.arg(patience.as_millis() as u64).arg(1).arg(TIMESTAMP_CLIENTS);
         if !letters.is_empty() {
             command.arg(letters);
         }
@@ -176,7 +176,7 @@ impl<C: ConnectionLike + Clone + Send> Bare<C> {
 
     pub(crate) async fn leave(&mut self, key: &str, id: &str) {
         let mut command = redis::cmd("EVALSHA");
-        command.arg(&self.leave).arg(1).arg(key).arg(id).arg(PUBLISHED_LIMITS);
+        command.arg(&self.leave).arg(1).arg(key).arg(id).arg(TIMESTAMP_CLIENTS);
         let reply = self.call(&command).await;
         assert!(begins_with(&reply, b"held"), "{reply:?}");
     }

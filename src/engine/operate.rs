@@ -17,13 +17,13 @@ const MAX_NAMED: usize = 3;
 impl Engine {
     pub(crate) async fn inspect(&self, key: &Key) -> Result<LockView> {
         let answer = self.look(key).await?;
-        Ok(LockView::new(key.name(), answer.into(), self.options.published_limits, |id| self.guards_of(key, id)))
+        Ok(LockView::new(key.name(), answer.into(), self.options.timestamp_clients, |id| self.guards_of(key, id)))
     }
 
     /// The labels of those who hold a lock now, if one question tells.
     pub(crate) async fn holder_of(&self, key: &Key) -> Option<String> {
         let look = self.scheme.inspect(key).await.ok()?.into();
-        let holders = HolderView::all(&look, self.options.published_limits, |_| None);
+        let holders = HolderView::all(&look, self.options.timestamp_clients, |_| None);
         let labels: Vec<&str> = holders.iter().take(MAX_NAMED).map(|(_, holder)| &*holder.label).collect();
         let others = holders.len() - labels.len() + look.view.more_holders;
         match others {
@@ -81,7 +81,7 @@ impl Engine {
     /// Ends every hold that a look has shown, and tells what it ended. A copy that comes again or late ends nothing newer, for
     /// which it names what was seen.
     pub(crate) async fn force_shown(&self, key: &Key, look: &Seen) -> Result<Vec<HolderView>> {
-        let limits = self.options.published_limits;
+        let limits = self.options.timestamp_clients;
         // Before they are ended: after that nobody knows whose guards they were.
         let seen = HolderView::all(look, limits, |id| self.guards_of(key, id));
         let (mut ended, mut in_doubt) = (HashSet::new(), false);

@@ -37,7 +37,7 @@ impl KeyTemplate {
         } else {
             return Ok(());
         };
-        Err(Error::InvalidOption { option: "published_keys", reason })
+        Err(Error::InvalidOption { option: "timestamp_keys", reason })
     }
 
     /// Returns the texts before and after the name.
@@ -158,7 +158,7 @@ mod tests {
         let long = "x".repeat(TEMPLATE_MAX_BYTES);
         for text in ["", "lock", "lock:{}", "lock:{name}", "*:*", "a\n*", "lock{}:*", &format!("{long}*")] {
             let refused = template(text).check();
-            assert!(matches!(refused, Err(Error::InvalidOption { option: "published_keys", .. })), "{text}");
+            assert!(matches!(refused, Err(Error::InvalidOption { option: "timestamp_keys", .. })), "{text}");
         }
         for text in ["*", "lock:*", "*:lock", "{lock}:*", "lock:{*}", "*{}", "lock}:*", "schloß *", "{lock:*"] {
             template(text).check().expect(text);

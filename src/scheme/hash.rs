@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::options::PublishedLimits;
+use crate::options::TimestampClients;
 use crate::scheme::lua::{LuaScheme, Scripts, Waiting};
 use crate::scheme::scripts::hash;
 use crate::transport::{Script, Transport};
@@ -18,7 +18,7 @@ static SCRIPTS: Scripts = Scripts {
     key_parts: &["lock"],
 };
 
-pub(crate) fn scheme(transport: Arc<dyn Transport>, limits: PublishedLimits) -> LuaScheme {
+pub(crate) fn scheme(transport: Arc<dyn Transport>, limits: TimestampClients) -> LuaScheme {
     scheme_of(&SCRIPTS, transport, limits)
 }
 
@@ -26,7 +26,7 @@ pub(crate) fn scheme(transport: Arc<dyn Transport>, limits: PublishedLimits) -> 
 pub(crate) fn scheme_of(
     scripts: &'static Scripts,
     transport: Arc<dyn Transport>,
-    limits: PublishedLimits,
+    limits: TimestampClients,
 ) -> LuaScheme {
     let limits = format!("{} {}", limits.read.as_millis(), limits.write.as_millis());
     LuaScheme::new(scripts, transport, Waiting::InTheLock { limits })

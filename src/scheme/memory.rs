@@ -20,7 +20,7 @@ pub(crate) mod replica;
 
 pub(crate) use self::record::{CallBack, News, Record};
 #[cfg(test)]
-pub(crate) use self::record::{Limits, PublishedLimitsMs};
+pub(crate) use self::record::{Limits, TimestampClientsMs};
 
 use crate::attempt::{self, NodeId};
 use crate::calls::{Call, Calls, Fresh, Standing};

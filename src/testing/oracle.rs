@@ -30,9 +30,9 @@ use proptest::strategy::Union;
 use proptest::test_runner::{Config, TestError, TestRunner};
 use tokio::runtime::Builder;
 
-use crate::options::{Options, PublishedLimits};
+use crate::options::{Options, TimestampClients};
 use crate::scheme::lua::{LuaScheme, Scripts};
-use crate::scheme::memory::{PublishedLimitsMs, Record};
+use crate::scheme::memory::{Record, TimestampClientsMs};
 use crate::scheme::{hash, scripts, two_key};
 use crate::topology::Topology;
 use crate::transport::{self, Script, Transport};
@@ -134,7 +134,7 @@ struct Setting<'a> {
 }
 
 /// So short that they pass within a few operations.
-const PUBLISHED: PublishedLimitsMs = PublishedLimitsMs { read_ms: 4, write_ms: 7 };
+const PUBLISHED: TimestampClientsMs = TimestampClientsMs { read_ms: 4, write_ms: 7 };
 
 impl<'a> Setting<'a> {
     fn new(topology: Topology, face: Face, cases: u32) -> Self {
@@ -167,9 +167,9 @@ impl<'a> Setting<'a> {
     }
 
     fn scheme(&self, transport: Arc<dyn Transport>) -> LuaScheme {
-        let PublishedLimitsMs { read_ms, write_ms } = PUBLISHED;
+        let TimestampClientsMs { read_ms, write_ms } = PUBLISHED;
         let [read, write] = [read_ms, write_ms].map(Duration::from_millis);
-        let limits = PublishedLimits::new(read, write);
+        let limits = TimestampClients::new(read, write);
         match self.face {
             Face::Hash if self.changes.is_empty() => hash::scheme(transport, limits),
             Face::Hash => hash::scheme_of(altered(&self.changes), transport, limits),

@@ -101,7 +101,7 @@ fn wrong_values_are_called_as_they_were_given() {
     let lease = file("lease.json", r#""lease": "1ms""#);
     let text = file("text.json", r#""lease": "soon""#);
     let unknown = file("unknown.json", r#""colour": "red""#);
-    let misspelt = file("misspelt.json", r#""published_limits": {"reed": "1s"}"#);
+    let misspelt = file("misspelt.json", r#""timestamp_clients": {"reed": "1s"}"#);
     let nested = file("nested.json", r#""durability": {"replicas": 0, "timeout": "1ms"}"#);
     let inspect = ["inspect", "x"];
     let by_file = |file: &str| {
@@ -113,7 +113,7 @@ fn wrong_values_are_called_as_they_were_given() {
         (by_file(&lease), vec!["lease in ", "lease.json"]),
         (by_file(&text), vec!["lease in ", "text.json", "soon"]),
         (by_file(&unknown), vec!["unknown.json", "colour"]),
-        (by_file(&misspelt), vec!["misspelt.json", "published_limits.reed", "published_limits.read"]),
+        (by_file(&misspelt), vec!["misspelt.json", "timestamp_clients.reed", "timestamp_clients.read"]),
         (by_file(&nested), vec!["durability.replicas in ", "nested.json"]),
         (with(&[("RWLOCK_LEASE", "1ms")], &inspect), vec!["RWLOCK_LEASE: "]),
         (with(&[("RWLOCK_LEASE", "soon")], &inspect), vec!["RWLOCK_LEASE: "]),

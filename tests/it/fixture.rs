@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use cluster_testenv::{Node, Reply, Server};
 use redis_rwlock::{
-    Build, Builder, Durability, Error, LockView, MemoryManager, PublishedLimits, QuorumManager, RedisManager, Reentry,
-    RwLockManager, Topology, TwoKeyManager,
+    Build, Builder, Durability, Error, LockView, MemoryManager, QuorumManager, RedisManager, Reentry, RwLockManager,
+    TimestampClients, Topology, TwoKeyManager,
 };
 use tokio::runtime::{Handle, Runtime};
 
@@ -36,9 +36,9 @@ pub(crate) struct Settings {
     pub(crate) unreachable_after: Duration,
     pub(crate) reentry: Reentry,
     pub(crate) label: String,
-    pub(crate) published_limits: PublishedLimits,
+    pub(crate) timestamp_clients: TimestampClients,
     /// The locks have these keys. For the hash scheme only.
-    pub(crate) published_keys: Option<String>,
+    pub(crate) timestamp_keys: Option<String>,
     pub(crate) join_window: Duration,
     pub(crate) cache_for: Duration,
     pub(crate) max_handoffs: u64,
@@ -69,8 +69,8 @@ impl Default for Settings {
             max_handoffs: 64,
             max_waiters: 100_000,
             durability: Durability::Primary,
-            published_limits: PublishedLimits::default(),
-            published_keys: None,
+            timestamp_clients: TimestampClients::default(),
+            timestamp_keys: None,
             background: None,
         }
     }
@@ -101,7 +101,7 @@ impl Settings {
             .recall_timeout(RECALL_TIMEOUT)
             .max_handoffs(self.max_handoffs)
             .max_waiters(self.max_waiters)
-            .published_limits(self.published_limits);
+            .timestamp_clients(self.timestamp_clients);
         let builder = match self.background {
             Some(runtime) => builder.background_on(runtime),
             None => builder,
@@ -164,8 +164,8 @@ impl Home {
             }
             Self::Hash(topology) => {
                 let mut builder = RedisManager::builder(topology.clone()).durability(settings.durability);
-                builder = match &settings.published_keys {
-                    Some(template) => builder.published_keys(template),
+                builder = match &settings.timestamp_keys {
+                    Some(template) => builder.timestamp_keys(template),
                     None => builder.cache_for(settings.cache_for),
                 };
                 finish(settings.apply(builder).key_prefix(prefix), connects).await

@@ -293,7 +293,7 @@ fn where_nobody_can_call_the_option_is_refused() {
             .build()
             .map(drop),
     );
-    let adopted = RedisManager::builder(redis_rwlock::Topology::node(url)).published_keys("lock:*");
+    let adopted = RedisManager::builder(redis_rwlock::Topology::node(url)).timestamp_keys("lock:*");
     refused(adopted.cache_for(IDLE).build().map(drop));
     MemoryManager::builder().cache_for(IDLE).build().map(drop).expect("it may");
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cluster_testenv::{Client, Reply};
 use futures_util::future::join_all;
-use redis_rwlock::{Error, LossReason, Mode, PublishedLimits};
+use redis_rwlock::{Error, LossReason, Mode, TimestampClients};
 
 use crate::either::{AnyGuard, take, try_take};
 use crate::fixture::{Manager, RENEWED, SHORT, ServerFixture, Settings, hash_on_every_server};
@@ -44,7 +44,7 @@ const fn millis(d: Duration) -> u64 {
 struct Foreign {
     client: Client,
     key: String,
-    limits: PublishedLimits,
+    limits: TimestampClients,
     ttl: Duration,
     /// How far its clock is ahead of the server's.
     ahead: Duration,
@@ -69,7 +69,7 @@ impl Foreign {
         Self {
             client: f.servers.owner_of(&key).client().expect("the server answers"),
             key,
-            limits: PublishedLimits::default(),
+            limits: TimestampClients::default(),
             ttl: Duration::from_secs(10),
             ahead: Duration::ZERO,
             behind: Duration::ZERO,
@@ -114,7 +114,7 @@ impl Foreign {
     /// Whatever their limits are: without any they take every stamp of the past for dead.
     fn is_refused(&mut self, mode: Mode) {
         let limits = self.limits;
-        for limits in [limits, PublishedLimits::new(Duration::ZERO, Duration::ZERO)] {
+        for limits in [limits, TimestampClients::new(Duration::ZERO, Duration::ZERO)] {
             self.limits = limits;
             assert_eq!(self.try_lock(mode), None, "{mode} with {limits:?}");
         }
@@ -124,8 +124,8 @@ impl Foreign {
 
 /// Managers that believe in their stamps for as long as a case lasts.
 async fn manager(f: &ServerFixture) -> Manager {
-    let published_limits = PublishedLimits::new(LONG, LONG);
-    f.manager_with(Settings { published_limits, ..Settings::lease(LONG) }).await
+    let timestamp_clients = TimestampClients::new(LONG, LONG);
+    f.manager_with(Settings { timestamp_clients, ..Settings::lease(LONG) }).await
 }
 
 fn excludes(one: Mode, other: Mode) -> bool {
@@ -363,7 +363,7 @@ async fn readers_come_and_leave(f: &ServerFixture, managers: [&Manager; 3], come
 impl Foreign {
     /// With a limit that does not pass while the case lasts: their own stamps count too.
     fn is_refused_as_published(&mut self, mode: Mode) {
-        self.limits = PublishedLimits::new(LONG, LONG);
+        self.limits = TimestampClients::new(LONG, LONG);
         assert_eq!(self.try_lock(mode), None);
     }
 }
@@ -375,15 +375,15 @@ async fn their_reader_is_not_forgotten_when_ours_beside_it_dies(f: &ServerFixtur
     let ends_ms = dies_inside(f, &name, Mode::Read, SHORT).await;
     until("our deadline", async || f.server_ms(&name) > ends_ms).await;
     is_denied(&manager(f).await, &name, Mode::Write).await;
-    let hasty = PublishedLimits::new(Duration::from_millis(1), LONG);
-    let hasty = f.manager_with(Settings { published_limits: hasty, ..Settings::default() }).await;
+    let hasty = TimestampClients::new(Duration::from_millis(1), LONG);
+    let hasty = f.manager_with(Settings { timestamp_clients: hasty, ..Settings::default() }).await;
     take(&hasty, &name, Mode::Write).await.release_unharmed().await;
 }
 
 async fn published_limits_say_how_long_their_stamps_count(f: &ServerFixture) {
     let limited = async |read: Duration, write: Duration| {
-        let published_limits = PublishedLimits::new(read, write);
-        f.manager_with(Settings { published_limits, ..Settings::default() }).await
+        let timestamp_clients = TimestampClients::new(read, write);
+        f.manager_with(Settings { timestamp_clients, ..Settings::default() }).await
     };
     let (short, long) = (Duration::from_secs(4), Duration::from_secs(50));
     for (theirs, ours) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)] {
@@ -434,8 +434,8 @@ async fn overrun_reader_is_told_though_the_evidence_is_gone(f: &ServerFixture) {
         let lease = if is_renewed { Duration::from_secs(6) } else { LONG };
         let name = f.name();
         let limit = Duration::from_millis(50);
-        let published_limits = PublishedLimits::new(limit, limit);
-        let settings = || Settings { published_limits, ..Settings::lease(lease) };
+        let timestamp_clients = TimestampClients::new(limit, limit);
+        let settings = || Settings { timestamp_clients, ..Settings::lease(lease) };
         let (one, two) = (f.manager_with(settings()).await, f.manager_with(settings()).await);
         let overrun = take(&one, &name, Mode::Read).await;
         let mut foreign = Foreign::on(f, &name);

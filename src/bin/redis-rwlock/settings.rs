@@ -69,7 +69,7 @@ impl Source {
 
 /// Returns the field of a file that has the meaning of a variable.
 fn field_of(option: &str) -> String {
-    const GROUPS: [&str; 5] = ["tls", "durability", "published_limits", "sentinel", "topology"];
+    const GROUPS: [&str; 5] = ["tls", "durability", "timestamp_clients", "sentinel", "topology"];
     let name = option.to_lowercase();
     let group = GROUPS.iter().find(|group| name.starts_with(**group) && name[group.len()..].starts_with('_'));
     let field = match group {

@@ -18,7 +18,7 @@ pub(super) use self::marks::CALL_MS;
 pub(crate) use self::marks::CallBack;
 pub(super) use self::marks::Mark;
 #[cfg(test)]
-pub(crate) use self::published::PublishedLimitsMs;
+pub(crate) use self::published::TimestampClientsMs;
 use self::queue::Look;
 use crate::lease::{FencingToken, ServerTime};
 use crate::scheme::{

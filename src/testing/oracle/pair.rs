@@ -16,7 +16,7 @@ use super::{PUBLISHED, Setting};
 use crate::key::Key;
 use crate::lease::{FencingToken, ServerTime};
 use crate::scheme::lua::LuaScheme;
-use crate::scheme::memory::{CallBack, News, PublishedLimitsMs, Record};
+use crate::scheme::memory::{CallBack, News, Record, TimestampClientsMs};
 use crate::scheme::{
     Acquired, AcquisitionId, Answered, Attempt, Converted, Forced, Mode, Renewal, Renewed, Scheme, View,
 };
@@ -206,7 +206,7 @@ impl<'a> Pair<'a> {
             Mode::Read => include_str!("../../../tests/lua/published/read_lock.lua"),
             Mode::Write => include_str!("../../../tests/lua/published/write_lock.lua"),
         };
-        let PublishedLimitsMs { read_ms, write_ms } = PUBLISHED;
+        let TimestampClientsMs { read_ms, write_ms } = PUBLISHED;
         let [read, write, stamp] = [read_ms, write_ms, stamp_ms].map(|ms| ms.to_string());
         let reply = self.ask_raw(&["EVAL", script, "1", &self.keys()[0], "10000", &read, &write, &stamp]);
         let real = Answer::Theirs(mode, reply == Reply::Int(1));

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use cluster_testenv::Reply;
-use redis_rwlock::{Builder, Error, LossReason, Mode, PublishedLimits, RedisManager, RwLockManager, blocking};
+use redis_rwlock::{Builder, Error, LossReason, Mode, RedisManager, RwLockManager, TimestampClients, blocking};
 
 use super::{Foreign, LONG, MODES, excludes, is_denied};
 use crate::either::take;
@@ -22,8 +22,8 @@ const KEYS: [(&str, &str); 5] =
 
 /// Their stamps count, and their keys live, for as long as a case lasts.
 fn adopting(template: &str) -> Settings {
-    let published_limits = PublishedLimits::new(LONG, LONG).key_ttl(LONG);
-    Settings { published_keys: Some(template.to_owned()), published_limits, ..Settings::lease(LONG) }
+    let timestamp_clients = TimestampClients::new(LONG, LONG).key_ttl(LONG);
+    Settings { timestamp_keys: Some(template.to_owned()), timestamp_clients, ..Settings::lease(LONG) }
 }
 
 async fn our_hold_and_theirs_exclude_each_other(f: &ServerFixture) {
@@ -69,9 +69,9 @@ async fn lock_is_the_key_as_it_was(f: &ServerFixture) {
 }
 
 async fn join_with_a_lease_beyond_their_ttl_is_refused(f: &ServerFixture) {
-    let published_limits = PublishedLimits::default();
+    let timestamp_clients = TimestampClients::default();
     let settings = adopting(&format!("{}:*", f.prefix()));
-    let manager = f.manager_with(Settings { published_limits, lease: published_limits.key_ttl, ..settings }).await;
+    let manager = f.manager_with(Settings { timestamp_clients, lease: timestamp_clients.key_ttl, ..settings }).await;
     let guard = take(&manager, "cfg", Mode::Read).await;
     assert_eq!(refused(manager.read("cfg").lease(Duration::from_secs(27)).await), "lease");
     guard.release_unharmed().await;
@@ -92,29 +92,29 @@ fn nowhere() -> Builder<RedisManager> {
 #[test]
 fn templates_that_are_none_are_refused() {
     for template in ["", "lock", "lock:{}", "*:*", "lock{}:*", "lock:*\n", &"x*".repeat(200)] {
-        assert_eq!(refused(nowhere().published_keys(template).build()), "published_keys", "{template}");
-        let blocking = blocking::Blocking::build(nowhere().published_keys(template));
-        assert_eq!(refused(blocking), "published_keys", "{template}");
+        assert_eq!(refused(nowhere().timestamp_keys(template).build()), "timestamp_keys", "{template}");
+        let blocking = blocking::Blocking::build(nowhere().timestamp_keys(template));
+        assert_eq!(refused(blocking), "timestamp_keys", "{template}");
     }
-    nowhere().published_keys("*").build().expect("the key is the name");
+    nowhere().timestamp_keys("*").build().expect("the key is the name");
 }
 
 #[tokio::test]
 async fn leases_beyond_their_ttl_are_refused() {
-    let adopted = || nowhere().published_keys("lock:*");
+    let adopted = || nowhere().timestamp_keys("lock:*");
     let secs = Duration::from_secs;
     assert_eq!(refused(adopted().lease(secs(27)).build()), "lease");
     assert_eq!(
-        refused(adopted().lease(PublishedLimits::default().key_ttl + Duration::from_millis(1)).build()),
+        refused(adopted().lease(TimestampClients::default().key_ttl + Duration::from_millis(1)).build()),
         "lease"
     );
     // A fixed lease is a lease.
     assert_eq!(refused(adopted().lease(secs(27)).max_hold(secs(20)).build()), "lease");
     nowhere().lease(secs(27)).build().expect("keys of our own");
-    let longer = PublishedLimits::default().key_ttl(secs(27));
-    adopted().published_limits(longer).lease(secs(27)).build().expect("as long as their ttl");
-    let shorter = PublishedLimits::default().key_ttl(secs(5));
-    assert_eq!(refused(adopted().published_limits(shorter).build()), "lease", "the default is longer");
+    let longer = TimestampClients::default().key_ttl(secs(27));
+    adopted().timestamp_clients(longer).lease(secs(27)).build().expect("as long as their ttl");
+    let shorter = TimestampClients::default().key_ttl(secs(5));
+    assert_eq!(refused(adopted().timestamp_clients(shorter).build()), "lease", "the default is longer");
 
     let manager = adopted().build().expect("the default is not longer");
     assert_eq!(refused(manager.write("cfg").lease(secs(27)).await), "lease");
@@ -125,7 +125,7 @@ async fn leases_beyond_their_ttl_are_refused() {
 #[tokio::test]
 async fn names_that_no_channel_fits_are_refused() {
     for (template, name) in [("lock:*", "a}b"), ("lock:{*}", "}"), ("*", "{cfg}"), ("*", ""), ("lock}*", "cfg")] {
-        let manager = nowhere().published_keys(template).build().expect("a template");
+        let manager = nowhere().timestamp_keys(template).build().expect("a template");
         for outcome in [
             manager.write(name).await.map(drop),
             manager.try_read(name).await.map(drop),

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use cluster_testenv::Reply;
-use redis_rwlock::{HoldState, LossReason, Mode, PublishedLimits};
+use redis_rwlock::{HoldState, LossReason, Mode, TimestampClients};
 
 use super::{Foreign, LONG, MODES, dies_inside, is_denied, is_gone, manager, millis};
 use crate::either::take;
@@ -69,7 +69,7 @@ async fn their_clock_is_ahead_by_more_than_our_lease_and_their_limit(f: &ServerF
     for (ours, theirs) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)] {
         let (manager, name) = (manager(f).await, f.name());
         let guard = take(&manager, &name, ours).await;
-        let limits = PublishedLimits::default();
+        let limits = TimestampClients::default();
         let limit = if ours == Mode::Read { limits.read } else { limits.write };
         let within = LONG + limit - Duration::from_secs(20);
         assert_eq!(Foreign { ahead: within, ..Foreign::on(f, &name) }.try_lock(theirs), None);
@@ -86,7 +86,7 @@ async fn their_clock_is_ahead_by_more_than_our_lease_and_their_limit(f: &ServerF
 async fn our_crash_keeps_them_out_until_one_of_ours_comes_by(f: &ServerFixture) {
     for mode in MODES {
         let name = f.name();
-        let mut foreign = Foreign { limits: PublishedLimits::new(LONG, LONG), ..Foreign::on(f, &name) };
+        let mut foreign = Foreign { limits: TimestampClients::new(LONG, LONG), ..Foreign::on(f, &name) };
         let ends_ms = dies_inside(f, &name, mode, SHORT).await;
         until("our deadline", async || f.server_ms(&name) >= ends_ms).await;
         assert_eq!(foreign.try_lock(Mode::Write), None, "the hold is over, and they cannot know");
@@ -137,7 +137,7 @@ async fn their_writer_enters_when_the_limit_of_their_reader_beside_ours_passes(f
 async fn their_clock_is_behind_by_more_than_their_limit(f: &ServerFixture) {
     for (theirs, ours) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)] {
         let (manager, name) = (f.manager().await, f.name());
-        let limits = PublishedLimits::default();
+        let limits = TimestampClients::default();
         let limit = if theirs == Mode::Read { limits.read } else { limits.write };
         let mut foreign = Foreign { behind: limit + Duration::from_millis(1), ..Foreign::on(f, &name) };
         foreign.lock(theirs);
@@ -165,7 +165,7 @@ async fn their_reader_that_left_counts_while_ours_covered_its_stamp(f: &ServerFi
 async fn their_client_that_works_beyond_its_limit_is_nobodys(f: &ServerFixture) {
     for (theirs, ours) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)] {
         let limit = Duration::from_millis(50);
-        let settings = Settings { published_limits: PublishedLimits::new(limit, limit), ..Settings::default() };
+        let settings = Settings { timestamp_clients: TimestampClients::new(limit, limit), ..Settings::default() };
         let (manager, name) = (f.manager_with(settings).await, f.name());
         // Whatever it is set to itself, and though it has not left.
         let mut foreign = Foreign::on(f, &name);

@@ -333,7 +333,7 @@ async fn waiters_subscribe_only_with_the_right_on_valkey_9_1() {
     bounded(waiters_subscribe_only_with_the_right(Server::Valkey91)).await;
 }
 
-/// For `published_keys("lock:*")` the patterns are others, as the document says; all else is the same.
+/// For `timestamp_keys("lock:*")` the patterns are others, as the document says; all else is the same.
 async fn adopted_keys_need_their_own_patterns(server: Server) {
     let f = ServerFixture::alone(Kind::HashCluster, server).await;
     let place = Place { f: &f, kind: Kind::HashCluster };
@@ -342,7 +342,7 @@ async fn adopted_keys_need_their_own_patterns(server: Server) {
     let keys = ["~lock:*", "&{lock:*", "&lock:*"].map(str::to_owned);
     let (_, topology) = place.user(&rights.chain(keys).collect::<Vec<_>>());
     let connect = async || {
-        let builder = RedisManager::builder(topology.clone()).published_keys("lock:*");
+        let builder = RedisManager::builder(topology.clone()).timestamp_keys("lock:*");
         builder.max_clock_skew(Duration::from_millis(5)).connect().await.expect("connected")
     };
     let (manager, other) = (connect().await, connect().await);

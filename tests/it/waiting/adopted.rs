@@ -18,11 +18,11 @@ hash_on_every_server![hundred_waiters_are_woken_by_notices];
 const WAITERS: usize = 100;
 
 async fn hundred_waiters_are_woken_by_notices(f: &ServerFixture) {
-    let limits = Settings::default().published_limits;
+    let limits = Settings::default().timestamp_clients;
     let template = format!("{}:*", f.prefix());
     let settings = || Settings {
-        published_keys: Some(template.clone()),
-        published_limits: limits.key_ttl(patient("").lease),
+        timestamp_keys: Some(template.clone()),
+        timestamp_clients: limits.key_ttl(patient("").lease),
         ..patient("waits")
     };
     // As many managers as there are waiters: each of them has its own place in the queue, and its own channel.

@@ -142,7 +142,7 @@ pub(super) fn key_of(settings: &Settings, name: &str) -> String {
 }
 
 fn template(settings: &Settings) -> Option<(&str, &str)> {
-    settings.text("PUBLISHED_KEYS")?.split_once('*')
+    settings.text("TIMESTAMP_KEYS")?.split_once('*')
 }
 
 fn prefix(settings: &Settings) -> &str {

@@ -11,7 +11,7 @@ use crate::scheme::{AcquireRequest, AcquisitionId, Mode, View};
 /// The stamps of one lock, and what we remember of those that ours hide.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(in crate::scheme::memory) struct Stamps {
-    limits: PublishedLimitsMs,
+    limits: TimestampClientsMs,
     write: Option<u64>,
     read: Option<u64>,
     /// Whether we wrote `read`: theirs can be told from ours even where they are the same number.
@@ -24,7 +24,7 @@ pub(in crate::scheme::memory) struct Stamps {
 
 /// For how long a foreign stamp counts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(crate) struct PublishedLimitsMs {
+pub(crate) struct TimestampClientsMs {
     pub(crate) read_ms: u64,
     pub(crate) write_ms: u64,
 }
@@ -88,7 +88,7 @@ impl Stamps {
 impl Stamps {
     /// Their lock scripts: `their_ms` is their own time. At its limit a stamp still counts.
     fn lock(&mut self, mode: Mode, their_ms: u64) -> bool {
-        let PublishedLimitsMs { read_ms, write_ms } = self.limits;
+        let TimestampClientsMs { read_ms, write_ms } = self.limits;
         let is_over = |stamp: Option<u64>, limit_ms| stamp.is_none_or(|stamp| stamp + limit_ms < their_ms);
         let may_enter = is_over(self.write, write_ms) && (mode == Mode::Read || is_over(self.read, read_ms));
         if may_enter {
@@ -116,7 +116,7 @@ impl Stamps {
 #[cfg(test)]
 impl Record {
     /// A lock that clients of the published scheme use as well.
-    pub(crate) fn beside_published(self, limits: PublishedLimitsMs) -> Self {
+    pub(crate) fn beside_published(self, limits: TimestampClientsMs) -> Self {
         Self { stamps: Some(Box::new(Stamps { limits, ..Stamps::default() })), ..self }
     }
 
