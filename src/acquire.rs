@@ -298,7 +298,7 @@ impl Request {
     #[inline]
     fn join(&self, engine: &Engine, mode: Mode) -> Option<(Arc<Hold>, ShareId)> {
         // A writer finds a usable hold at once only if holds are cached; nesting and hand-off take the slow path.
-        if mode == Mode::Write && !engine.options().may_hold_idle() {
+        if mode == Mode::Write && !engine.options().may_cache() {
             return None;
         }
         let terms = Terms::new(engine.options(), self.overrides).ok()?;

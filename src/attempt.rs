@@ -16,7 +16,7 @@ use crate::lease::{FencingToken, Moment, ServerTime};
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Longest label in bytes.
-pub(crate) const LABEL_MAX_BYTES: usize = 64;
+pub(crate) const MAX_LABEL_BYTES: usize = 64;
 
 /// Identity of one hold or waiter on the server: `<manager>.<n>.<label>`. A manager never uses an `n` again.
 ///
@@ -38,7 +38,7 @@ impl AcquisitionId {
     }
 
     /// Length of a manager's id (32), a number, a label, and two dots.
-    const MAX_BYTES: usize = 32 + Digits::MAX + LABEL_MAX_BYTES + 2;
+    const MAX_BYTES: usize = 32 + Digits::MAX + MAX_LABEL_BYTES + 2;
 
     pub(crate) fn as_str(&self) -> &str {
         &self.0
@@ -162,7 +162,7 @@ impl Route {
 
 /// Notification for a waiter of a lock. Each may be lost, late, or delivered twice.
 #[derive(Clone, Debug)]
-pub(crate) enum Notice {
+pub(crate) enum Notification {
     /// The lock may have changed: a waiter should ask again.
     AskAgain,
     /// Grant of this acquisition while it waited, `at` the server's time. The validity of `answer` counts from an
@@ -177,16 +177,16 @@ pub(crate) enum Notice {
 
 /// Largest number of notifications that are kept for a waiter until it reads them. Servers send a few for each attempt.
 /// More must come from another client, and are dropped: a waiter with a full queue asks the server.
-pub(crate) const MAX_NOTICES: usize = 64;
+pub(crate) const MAX_NOTIFICATIONS: usize = 64;
 
 /// Makes the channel between a connection and one waiter.
-pub(crate) fn notices() -> (mpsc::Sender<Notice>, mpsc::Receiver<Notice>) {
-    mpsc::channel(MAX_NOTICES)
+pub(crate) fn notifications() -> (mpsc::Sender<Notification>, mpsc::Receiver<Notification>) {
+    mpsc::channel(MAX_NOTIFICATIONS)
 }
 
 /// Notifications for one waiter of a lock, until it is dropped. Notifications that come between two reads are kept.
 pub(crate) struct Subscription {
-    pub(crate) notices: mpsc::Receiver<Notice>,
+    pub(crate) notices: mpsc::Receiver<Notification>,
     /// Ends the subscription when it is dropped.
     pub(crate) _end: Box<dyn Send + Sync>,
 }

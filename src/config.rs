@@ -12,7 +12,7 @@ use crate::events;
 use crate::manager::{Builder, RedisManager};
 use crate::options::TimestampClients;
 use crate::reentry::Reentry;
-use crate::span::Period;
+use crate::span::ParsedDuration;
 use crate::topology::{Tls, Topology};
 
 mod names;
@@ -70,23 +70,23 @@ pub struct Config {
     topology: Topology,
     tls: Option<TlsFields>,
     password_file: Option<PathBuf>,
-    lease: Option<Period>,
-    max_hold: Option<Period>,
-    wait_timeout: Option<Period>,
-    unreachable_after: Option<Period>,
-    response_timeout: Option<Period>,
-    max_clock_skew: Option<Period>,
-    join_window: Option<Period>,
+    lease: Option<ParsedDuration>,
+    max_hold: Option<ParsedDuration>,
+    wait_timeout: Option<ParsedDuration>,
+    unreachable_after: Option<ParsedDuration>,
+    response_timeout: Option<ParsedDuration>,
+    max_clock_skew: Option<ParsedDuration>,
+    join_window: Option<ParsedDuration>,
     reentry: Option<Nesting>,
     key_prefix: Option<String>,
     label: Option<String>,
     timestamp_keys: Option<String>,
     timestamp_clients: Option<Limits>,
     max_handoffs: Option<u64>,
-    cache_for: Option<Period>,
+    cache_for: Option<ParsedDuration>,
     max_cached: Option<usize>,
     max_waiters: Option<usize>,
-    recall_timeout: Option<Period>,
+    recall_timeout: Option<ParsedDuration>,
     durability: Option<Acknowledged>,
 }
 
@@ -109,16 +109,16 @@ enum Nesting {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Limits {
-    read: Option<Period>,
-    write: Option<Period>,
-    key_ttl: Option<Period>,
+    read: Option<ParsedDuration>,
+    write: Option<ParsedDuration>,
+    key_ttl: Option<ParsedDuration>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Acknowledged {
     replicas: NonZeroU8,
-    timeout: Period,
+    timeout: ParsedDuration,
 }
 
 impl Config {
@@ -321,8 +321,8 @@ impl Config {
             topology = topology.password_file(path);
         }
         let mut builder = RedisManager::builder(topology);
-        let mut set = |period: Option<Period>, setter: fn(Builder<RedisManager>, std::time::Duration) -> _| {
-            if let Some(Period(span)) = period {
+        let mut set = |period: Option<ParsedDuration>, setter: fn(Builder<RedisManager>, std::time::Duration) -> _| {
+            if let Some(ParsedDuration(span)) = period {
                 builder = setter(builder.clone(), span);
             }
         };
@@ -362,7 +362,7 @@ impl Config {
         if let Some(max_waiters) = self.max_waiters {
             builder = builder.max_waiters(max_waiters);
         }
-        if let Some(Acknowledged { replicas, timeout: Period(timeout) }) = self.durability {
+        if let Some(Acknowledged { replicas, timeout: ParsedDuration(timeout) }) = self.durability {
             builder = builder.durability(Durability::Replicated { replicas, timeout });
         }
         builder
@@ -390,7 +390,7 @@ impl TlsFields {
 impl Limits {
     fn or_default(self) -> TimestampClients {
         let default = TimestampClients::default();
-        let or = |period: Option<Period>, default| period.map_or(default, |Period(span)| span);
+        let or = |period: Option<ParsedDuration>, default| period.map_or(default, |ParsedDuration(span)| span);
         TimestampClients::new(or(self.read, default.read), or(self.write, default.write))
             .key_ttl(or(self.key_ttl, default.key_ttl))
     }

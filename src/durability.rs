@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU8;
 use std::time::Duration;
 
-use crate::span::Span;
+use crate::span::DurationText;
 
 /// Durability of a grant of a [`RedisManager`](crate::RedisManager) or [`TwoKeyManager`](crate::TwoKeyManager): the
 /// failures that it must survive before it counts. Set with [`Builder::durability`](crate::Builder#method.durability).
@@ -46,7 +46,9 @@ impl fmt::Display for Durability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Primary => f.write_str("Primary"),
-            Self::Replicated { replicas, timeout } => write!(f, "Replicated ({replicas} within {})", Span(*timeout)),
+            Self::Replicated { replicas, timeout } => {
+                write!(f, "Replicated ({replicas} within {})", DurationText(*timeout))
+            }
         }
     }
 }

@@ -44,7 +44,7 @@ use crate::lock::effects::Rules;
 use crate::lock::hold::{Due, Ended, Hold, HoldState, Next, ShareId};
 use crate::lock::table::Table;
 use crate::lock::watch::Watch;
-use crate::meter::Meter;
+use crate::meter::Metrics;
 use crate::options::Options;
 use crate::process::Process;
 use crate::scheme::{AcquisitionId, Answered, Attempt, Failure, Hearing, Scheme};
@@ -256,13 +256,13 @@ impl std::fmt::Debug for Held {
 impl Engine {
     pub(crate) fn new(scheme: Arc<dyn Scheme>, options: Options) -> Self {
         let (clock, manager_id, process) = (scheme.clock(), random_id(), scheme.process());
-        let home = options.home(clock);
+        let home = options.background_runtime(clock);
         let wake = Arc::new(Wake::default());
         let table = Arc::new(Table::new(rules(&options, clock, process.clone())));
         let releases =
             Releases::new(Arc::clone(&scheme), Arc::clone(&table), Arc::clone(&wake), options.response_timeout);
         let releases = Arc::new(releases);
-        let uses = options.may_hold_idle().then(|| Uses::of(options.max_cached));
+        let uses = options.may_cache().then(|| Uses::of(options.max_cached));
         let renewals =
             Arc::new(Renewals::new(Arc::clone(&table), Arc::clone(&releases), Arc::clone(&wake), uses.clone()));
         let ears = Ears::new(&manager_id, &scheme, home.clone(), &renewals);
@@ -500,12 +500,12 @@ fn rules(options: &Options, clock: Clock, process: Process) -> Rules {
         stray_span: stray_span(options),
         hand_overs: options.max_handoffs,
         hand_over_span: HAND_OVER_SPAN,
-        meter: Meter::default(),
+        meter: Metrics::default(),
     }
 }
 
 fn stray_span(options: &Options) -> Duration {
-    lease::stray_span(options.response_timeout, options.max_clock_skew)
+    lease::max_delay(options.response_timeout, options.max_clock_skew)
 }
 
 fn without_lock(mut error: Error) -> Error {

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::span::Span;
+use crate::span::DurationText;
 
 /// Result of this crate's operations; its error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -184,7 +184,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::WaitTimeout { lock, waited, confirmed } => {
-                let waited = Span(*waited);
+                let waited = DurationText(*waited);
                 write!(
                     f,
                     "waited {waited} for lock {lock:?}, which others hold: try again later, or see who with `inspect`"
@@ -214,7 +214,7 @@ impl fmt::Display for Error {
                     None => f.write_str("no server answered")?,
                 }
                 let advice = advice_on(source.as_deref());
-                write!(f, "{} within {}: {advice}, then try again", For(lock), Span(*waited))
+                write!(f, "{} within {}: {advice}, then try again", For(lock), DurationText(*waited))
             }
             Self::NoQuorum { lock, waited, masters, needed, restarted, .. } => {
                 let span = WithinFor { lock, waited: *waited };
@@ -260,7 +260,7 @@ struct WithinFor<'a> {
 
 impl fmt::Display for WithinFor<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} within {}", For(self.lock), Span(self.waited))
+        write!(f, "{} within {}", For(self.lock), DurationText(self.waited))
     }
 }
 

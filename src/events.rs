@@ -18,7 +18,7 @@ use crate::health::{FindingKind, NodeFinding};
 use crate::lease::{FencingToken, Moment};
 use crate::mode::Mode;
 use crate::reentry::Reentry;
-use crate::span::Span as Time;
+use crate::span::DurationText as Time;
 use crate::topology::AddressSource;
 
 /// Target of events about the health of servers.

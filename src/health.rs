@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::span::Span;
+use crate::span::DurationText;
 use crate::topology::AddressSource;
 
 /// Limit for the clock of a lone server against this machine's clock, on which no lock depends.
@@ -280,10 +280,14 @@ impl fmt::Display for NodeFinding {
             }
             Self::ClockSkew { ahead_ms, limit } => {
                 let (by, way) = (
-                    Span(Duration::from_millis(ahead_ms.unsigned_abs())),
+                    DurationText(Duration::from_millis(ahead_ms.unsigned_abs())),
                     if *ahead_ms < 0 { "behind" } else { "ahead" },
                 );
-                write!(f, "its clock is {by} {way}, and at most {} is safe; run NTP on the servers", Span(*limit))
+                write!(
+                    f,
+                    "its clock is {by} {way}, and at most {} is safe; run NTP on the servers",
+                    DurationText(*limit)
+                )
             }
         }
     }

@@ -23,7 +23,7 @@ use crate::process::{self, Process};
 
 /// Runtime for tasks that belong to no caller.
 #[derive(Clone, Debug)]
-pub(crate) enum Home {
+pub(crate) enum BackgroundRuntime {
     /// Thread of this process.
     Process,
     /// Runtimes that use the manager, each of them.
@@ -32,7 +32,7 @@ pub(crate) enum Home {
     On(Handle),
 }
 
-impl Home {
+impl BackgroundRuntime {
     /// Returns the background of a manager that takes its time from this clock.
     pub(crate) fn for_clock(clock: Clock) -> Self {
         match clock {
@@ -61,15 +61,15 @@ impl Home {
 /// Background thread of one process. A copied process finds the value of its original, and adds its own behind it. The
 /// copied handle belongs to a runtime of the other process, and the copied mutex may be locked. The cell is set by one
 /// atomic exchange, so a copy never finds it half set.
-struct ProcessHome {
+struct ProcessRuntime {
     process: Process,
     runtime: Mutex<Option<Handle>>,
     next: OnceBox<Self>,
 }
 
-impl ProcessHome {
+impl ProcessRuntime {
     fn current() -> &'static Self {
-        static FIRST: OnceBox<ProcessHome> = OnceBox::new();
+        static FIRST: OnceBox<ProcessRuntime> = OnceBox::new();
         let mut home = FIRST.get_or_init(Self::new);
         while !home.process.is_current() {
             home = home.next.get_or_init(Self::new);
@@ -84,7 +84,7 @@ impl ProcessHome {
 
 /// Returns the runtime of this process's thread, and starts it at the first call. `None` if no thread could be started.
 fn process() -> Option<Handle> {
-    let mut started = ProcessHome::current().runtime.lock();
+    let mut started = ProcessRuntime::current().runtime.lock();
     if started.is_none() {
         match start(thread::Builder::new()) {
             Ok(runtime) => *started = Some(runtime),
@@ -140,7 +140,7 @@ mod tests {
     fn process_has_one_home_that_goes_on_without_any_runtime() {
         let runs_on = || {
             let (tell, told) = oneshot::channel();
-            Home::Process.spawn(async move {
+            BackgroundRuntime::Process.spawn(async move {
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 drop(tell.send((Handle::current().id(), thread::current().name().map(str::to_owned))));
             });

@@ -27,9 +27,9 @@ pub(crate) use name::LockName;
 pub(crate) use template::KeyTemplate;
 
 /// Longest name in bytes.
-pub(crate) const NAME_MAX_BYTES: usize = 1024;
+pub(crate) const MAX_NAME_BYTES: usize = 1024;
 /// Longest key prefix in bytes.
-pub(crate) const PREFIX_MAX_BYTES: usize = 64;
+pub(crate) const MAX_PREFIX_BYTES: usize = 64;
 /// Number of hash slots of a cluster.
 pub(crate) const SLOTS: u16 = 16384;
 
@@ -185,8 +185,8 @@ pub(crate) fn hash_of(name: &str) -> u64 {
 fn check_name(name: &str) -> Result<()> {
     let reason = if name.is_empty() {
         "it is empty".to_owned()
-    } else if name.len() > NAME_MAX_BYTES {
-        format!("it has {} bytes, {NAME_MAX_BYTES} are the most", name.len())
+    } else if name.len() > MAX_NAME_BYTES {
+        format!("it has {} bytes, {MAX_NAME_BYTES} are the most", name.len())
     } else {
         return Ok(());
     };
@@ -199,14 +199,14 @@ fn invalid_name(name: &str, reason: String) -> Error {
 
 /// Refuses prefixes that could end a hash tag, look like the separator of a name with a tag, or be hidden in a listing.
 pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
-    let fits = (1..=PREFIX_MAX_BYTES).contains(&prefix.len())
+    let fits = (1..=MAX_PREFIX_BYTES).contains(&prefix.len())
         && prefix.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}' | b'#'));
     if fits {
         return Ok(());
     }
     Err(Error::InvalidOption {
         option: "key_prefix",
-        reason: format!("it must be 1 to {PREFIX_MAX_BYTES} visible ASCII characters other than '{{', '}}' and '#'"),
+        reason: format!("it must be 1 to {MAX_PREFIX_BYTES} visible ASCII characters other than '{{', '}}' and '#'"),
     })
 }
 
@@ -300,8 +300,8 @@ mod tests {
     #[test]
     fn longest_names_have_keys() {
         for name in ["a", "%", "{", "ä}"] {
-            let name = name.repeat(NAME_MAX_BYTES / name.len());
-            let key = Key::new(&"p".repeat(PREFIX_MAX_BYTES), &name).expect("valid");
+            let name = name.repeat(MAX_NAME_BYTES / name.len());
+            let key = Key::new(&"p".repeat(MAX_PREFIX_BYTES), &name).expect("valid");
             assert_eq!((key.name(), key.hashed_name()), (&*name, (hash_of(&name), name.as_bytes())));
             assert!(key.base().ends_with('}') && key.part("lock").ends_with("}:lock"), "{key:?}");
         }
@@ -310,8 +310,8 @@ mod tests {
     #[test]
     fn empty_and_long_names_are_refused() {
         assert!(matches!(Key::new("p", ""), Err(Error::InvalidName { .. })));
-        assert!(Key::new("p", &"x".repeat(NAME_MAX_BYTES)).is_ok());
-        let long = "x".repeat(NAME_MAX_BYTES + 1);
+        assert!(Key::new("p", &"x".repeat(MAX_NAME_BYTES)).is_ok());
+        let long = "x".repeat(MAX_NAME_BYTES + 1);
         assert!(matches!(Key::new("p", &long), Err(Error::InvalidName { .. })));
     }
 

@@ -83,7 +83,7 @@ pub(crate) fn surely_over(span: Duration, max_clock_skew: Duration) -> Duration 
 /// Returns how long after its sending a server may execute a request with a limit. The limit is one response timeout
 /// after the sending, by a clock sample. The sample may be ahead of the server by the round trip of its answer, which
 /// is at most another response timeout.
-pub(crate) fn stray_span(response_timeout: Duration, max_clock_skew: Duration) -> Duration {
+pub(crate) fn max_delay(response_timeout: Duration, max_clock_skew: Duration) -> Duration {
     surely_over(response_timeout.saturating_mul(2), max_clock_skew)
 }
 
@@ -118,12 +118,12 @@ impl ServerTime {
 /// Clock sample: one answered request to one node. It was sent at `sent`, and the server read its clock as `server`
 /// afterwards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Anchor {
+pub(crate) struct ClockSample {
     pub(crate) sent: Moment,
     pub(crate) server: ServerTime,
 }
 
-impl Anchor {
+impl ClockSample {
     /// Returns the server's time at `now`, at most one round trip (and 1 % of the sample's age) ahead of the true time.
     pub(crate) fn server_time_at(&self, now: Moment) -> ServerTime {
         self.server.after(now.since(self.sent))
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn anchor_runs_with_the_local_clock() {
-        let anchor = Anchor { sent: Moment::from_nanos(1_000_000), server: ServerTime::from_micros(5_000_001) };
+        let anchor = ClockSample { sent: Moment::from_nanos(1_000_000), server: ServerTime::from_micros(5_000_001) };
         let later = Moment::from_nanos(3_000_000);
         assert_eq!(anchor.server_time_at(later).as_micros(), 5_002_001);
         assert_eq!(anchor.server_time_at(later).as_millis_up(), 5_003);

@@ -767,7 +767,7 @@ impl<M: RwLockManager + FromPlace> Build for M {}
 impl FromPlace for RedisManager {
     #[allow(private_interfaces)]
     fn from_place(place: Place, options: Options) -> Result<Self> {
-        let home = options.home(Clock::System);
+        let home = options.background_runtime(Clock::System);
         let transport = transport::open(&place.servers(), &options, &home)?;
         let scheme = hash::scheme(transport, options.timestamp_clients);
         Ok(Self { handles: Handles::new(Arc::new(scheme), options) })
@@ -779,9 +779,10 @@ impl FromPlace for TwoKeyManager {
     fn from_place(place: Place, options: Options) -> Result<Self> {
         let topology = place.servers();
         topology.check_single()?;
-        options
-            .check_not_idle("the two-key scheme has no queue, so nobody would be told who waits: use `RedisManager`")?;
-        let home = options.home(Clock::System);
+        options.check_not_cached(
+            "the two-key scheme has no queue, so nobody would be told who waits: use `RedisManager`",
+        )?;
+        let home = options.background_runtime(Clock::System);
         let transport = transport::open(&topology, &options, &home)?;
         let scheme: Arc<dyn Scheme> = Arc::new(two_key::scheme(transport));
         Ok(Self { handles: Handles::new(scheme, options) })

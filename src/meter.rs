@@ -16,7 +16,7 @@ mod tests;
 #[cfg(not(feature = "metrics"))]
 pub(crate) use off::{Counted, Meter, NodeFindings, Tally, UnusableNodes};
 #[cfg(feature = "metrics")]
-pub(crate) use on::{Counted, Meter, NodeFindings, Tally, UnusableNodes};
+pub(crate) use on::{Counted, Counter, Metrics, NodeFindings, UnusableNodes};
 
 /// True if metrics are compiled in.
 pub(crate) const IS_ON: bool = cfg!(feature = "metrics");

@@ -4,21 +4,21 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use crate::attempt::LABEL_MAX_BYTES;
+use crate::attempt::MAX_LABEL_BYTES;
 use crate::clock::Clock;
 use crate::durability::Durability;
 use crate::error::{Error, Result};
-use crate::home::Home;
+use crate::home::BackgroundRuntime;
 use crate::key::{self, Key, KeyTemplate, Listing};
 use crate::lease;
 use crate::reentry::Reentry;
 use crate::scheme::MAX_TOKENS;
 
 /// Longest lease: servers count deadlines in milliseconds and stay exact far beyond this.
-const LEASE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Longest time for one answer: a caller must learn of a frozen server while it still waits.
-const RESPONSE_TIMEOUT_MAX: Duration = Duration::from_secs(60);
+const MAX_RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Longest limit for clients of the timestamp scheme: the scripts keep their timestamps for this long.
 const MAX_TIMESTAMP_CLIENT: Duration = Duration::from_secs(60);
@@ -108,8 +108,8 @@ impl Options {
     }
 
     /// Returns where the background of a manager with this clock runs.
-    pub(crate) fn home(&self, clock: Clock) -> Home {
-        self.background.clone().map_or_else(|| Home::for_clock(clock), Home::On)
+    pub(crate) fn background_runtime(&self, clock: Clock) -> BackgroundRuntime {
+        self.background.clone().map_or_else(|| BackgroundRuntime::for_clock(clock), BackgroundRuntime::On)
     }
 }
 
@@ -152,25 +152,25 @@ impl Options {
         check_max_handoffs(self.max_handoffs)?;
         check_max_waiters(self.max_waiters)?;
         at_least("response_timeout", self.response_timeout, Duration::from_millis(10))?;
-        at_most("response_timeout", self.response_timeout, RESPONSE_TIMEOUT_MAX)?;
+        at_most("response_timeout", self.response_timeout, MAX_RESPONSE_TIMEOUT)?;
         check_durability(self.durability, self.response_timeout)?;
         if self.timestamp_keys.is_some() {
-            self.check_not_idle(
+            self.check_not_cached(
                 "clients of the published scheme cannot call for a hold that stays: they would starve",
             )?;
         }
         at_most("cache_for", self.cache_for, MAX_CACHE_FOR)?;
-        at_most("recall_timeout", self.recall_timeout, RESPONSE_TIMEOUT_MAX)?;
+        at_most("recall_timeout", self.recall_timeout, MAX_RESPONSE_TIMEOUT)?;
         at_least("unreachable_after", self.unreachable_after, Duration::from_millis(10))
     }
 
     /// Refuses cached holds for a scheme in which waiters cannot recall them.
-    pub(crate) fn check_not_idle(&self, reason: &str) -> Result<()> {
-        if self.may_hold_idle() { invalid("cache_for", reason.to_owned()) } else { Ok(()) }
+    pub(crate) fn check_not_cached(&self, reason: &str) -> Result<()> {
+        if self.may_cache() { invalid("cache_for", reason.to_owned()) } else { Ok(()) }
     }
 
     /// Returns true if unused holds may be cached.
-    pub(crate) fn may_hold_idle(&self) -> bool {
+    pub(crate) fn may_cache(&self) -> bool {
         !self.cache_for.is_zero()
     }
 
@@ -260,7 +260,7 @@ impl Terms {
 
 /// Refuses a lease of which the margins leave less than half: the holder could hardly renew it in time.
 fn check_lease(lease: Duration, max_clock_skew: Duration) -> Result<()> {
-    at_most("lease", lease, LEASE_MAX)?;
+    at_most("lease", lease, MAX_LEASE)?;
     worth_having("lease", lease, max_clock_skew)
 }
 
@@ -327,11 +327,11 @@ fn check_max_waiters(max_waiters: usize) -> Result<()> {
 /// Refuses labels that cannot be part of an id on the server: no blanks, no characters that a terminal would interpret.
 fn check_label(label: &str) -> Result<()> {
     let fits =
-        (1..=LABEL_MAX_BYTES).contains(&label.len()) && !label.chars().any(|c| c.is_whitespace() || c.is_control());
+        (1..=MAX_LABEL_BYTES).contains(&label.len()) && !label.chars().any(|c| c.is_whitespace() || c.is_control());
     if fits {
         return Ok(());
     }
-    invalid("label", format!("it must have 1 to {LABEL_MAX_BYTES} bytes without white space or control characters"))
+    invalid("label", format!("it must have 1 to {MAX_LABEL_BYTES} bytes without white space or control characters"))
 }
 
 fn at_least(option: &'static str, value: Duration, least: Duration) -> Result<()> {

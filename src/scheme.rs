@@ -21,14 +21,14 @@ use futures_util::future::join_all;
 use futures_util::stream::BoxStream;
 
 pub(crate) use crate::attempt::{
-    AcquisitionId, Answered, Attempt, BoxFuture, Failure, Granted, Hearing, Notice, Route, Subscription,
+    AcquisitionId, Answered, Attempt, BoxFuture, Failure, Granted, Hearing, Notification, Route, Subscription,
 };
 use crate::calls::Calls;
 use crate::clock::Clock;
 use crate::error::{LossReason, Refusal};
 use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
-use crate::lease::{Anchor, FencingToken, Moment};
+use crate::lease::{ClockSample, FencingToken, Moment};
 pub(crate) use crate::mode::Mode;
 use crate::process::Process;
 
@@ -314,7 +314,7 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
         Hearing::default()
     }
     /// What the server's clock has said last, if that is known.
-    fn anchor(&self) -> Option<Anchor> {
+    fn clock_sample(&self) -> Option<ClockSample> {
         None
     }
     /// Since when the server has been running, as far as it has said so: not later than that.

@@ -4,9 +4,9 @@ use std::fmt;
 use std::time::Duration;
 
 /// Duration for people: whole milliseconds below a second, hundredths of a second above.
-pub(crate) struct Span(pub(crate) Duration);
+pub(crate) struct DurationText(pub(crate) Duration);
 
-impl fmt::Display for Span {
+impl fmt::Display for DurationText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             span if span < Duration::from_millis(1) => write!(f, "{span:?}"),
@@ -21,10 +21,10 @@ impl fmt::Display for Span {
 /// Duration in configurations: `10s`, `1.5h`, `max`.
 #[cfg(feature = "serde")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Period(pub(crate) Duration);
+pub(crate) struct ParsedDuration(pub(crate) Duration);
 
 #[cfg(feature = "serde")]
-impl std::str::FromStr for Period {
+impl std::str::FromStr for ParsedDuration {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -56,7 +56,7 @@ impl std::str::FromStr for Period {
 }
 
 #[cfg(feature = "serde")]
-impl<'de> serde::Deserialize<'de> for Period {
+impl<'de> serde::Deserialize<'de> for ParsedDuration {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
         text.parse().map_err(serde::de::Error::custom)
@@ -71,7 +71,7 @@ pub(crate) mod json {
     use serde::Serializer;
     use serde::ser::SerializeMap as _;
 
-    use super::Span;
+    use super::DurationText;
 
     macro_rules! in_milliseconds {
         ($($field:ident)*) => {$(
@@ -104,7 +104,7 @@ pub(crate) mod json {
         number: Option<u64>,
     ) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_map(Some(2))?;
-        fields.serialize_entry(text_field, &span.map(|span| Span(span).to_string()))?;
+        fields.serialize_entry(text_field, &span.map(|span| DurationText(span).to_string()))?;
         fields.serialize_entry(number_field, &number)?;
         fields.end()
     }
@@ -125,7 +125,7 @@ mod tests {
             (Duration::from_secs(3600), "3600s"),
         ];
         for (span, expected) in spans {
-            assert_eq!(Span(span).to_string(), expected);
+            assert_eq!(DurationText(span).to_string(), expected);
         }
     }
 
@@ -145,17 +145,17 @@ mod tests {
             ("1.5h", 5_400_000_000_000),
             ("1d", 86_400_000_000_000),
         ] {
-            assert_eq!(text.parse(), Ok(Period(Duration::from_nanos(nanos))), "{text}");
+            assert_eq!(text.parse(), Ok(ParsedDuration(Duration::from_nanos(nanos))), "{text}");
         }
-        assert_eq!("max".parse(), Ok(Period(Duration::MAX)));
+        assert_eq!("max".parse(), Ok(ParsedDuration(Duration::MAX)));
         for text in ["", "10", "s", "-1s", "1 s", "1e3s", "1.s", ".5s", "1.2.3s", "1w", "99999999999s", "1.0000000001s"]
         {
-            let error = text.parse::<Period>().expect_err(text);
+            let error = text.parse::<ParsedDuration>().expect_err(text);
             assert!(error.contains("write it as 10s"), "{error}");
         }
         for span in [Duration::ZERO, Duration::from_millis(1_200), Duration::from_micros(70), Duration::from_secs(3600)]
         {
-            assert_eq!(Span(span).to_string().parse(), Ok(Period(span)), "what is written is read");
+            assert_eq!(DurationText(span).to_string().parse(), Ok(ParsedDuration(span)), "what is written is read");
         }
     }
 }

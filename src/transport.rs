@@ -8,14 +8,14 @@ use std::sync::{Arc, OnceLock};
 use futures_util::stream::BoxStream;
 use redis::Value;
 
-use crate::attempt::{Answered, BoxFuture, Failure, Hearing, Notice, Route, Subscription};
+use crate::attempt::{Answered, BoxFuture, Failure, Hearing, Notification, Route, Subscription};
 use crate::calls::Calls;
 use crate::clock::Clock;
 use crate::digits::Digits;
 use crate::error::Result;
 use crate::health::{NodeHealth, Traffic};
-use crate::home::Home;
-use crate::lease::{Anchor, Moment, ServerTime};
+use crate::home::BackgroundRuntime;
+use crate::lease::{ClockSample, Moment, ServerTime};
 use crate::options::Options;
 use crate::topology::{Tls, Topology};
 use crate::transport::secrets::Secrets;
@@ -174,7 +174,7 @@ impl Call {
 
 /// Reads a published message into a notification. The clock sample is of the node that published it, if there is one to
 /// trust.
-pub(crate) type ReadNotice = fn(message: &[u8], anchor: Option<Anchor>) -> Notice;
+pub(crate) type ReadNotice = fn(message: &[u8], anchor: Option<ClockSample>) -> Notification;
 
 /// Carries calls. An answer belongs to this copy of this call, or there is none.
 pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
@@ -197,7 +197,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     /// Returns when the owner of `slot` answered last, as far as that is known.
     fn hearing(&self, slot: u16) -> Hearing;
     /// Returns the newest clock sample of this runtime's connection, if there is only one server.
-    fn anchor(&self) -> Option<Anchor>;
+    fn clock_sample(&self) -> Option<ClockSample>;
     /// Returns a moment at or after the start of the server, if there is only one and it was asked.
     fn up_since(&self) -> Option<Moment>;
     /// Succeeds when a server answers that this library can work with.
@@ -230,7 +230,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
 }
 
 /// Opens a transport to these servers. Connects at first use.
-pub(crate) fn open(topology: &Topology, options: &Options, home: &Home) -> Result<Arc<dyn Transport>> {
+pub(crate) fn open(topology: &Topology, options: &Options, home: &BackgroundRuntime) -> Result<Arc<dyn Transport>> {
     Ok(Arc::new(router::Router::new(topology, options, home)?))
 }
 
@@ -240,7 +240,7 @@ pub(crate) fn open_voters(
     tls: &Tls,
     password_file: Option<&Path>,
     options: &Options,
-    home: &Home,
+    home: &BackgroundRuntime,
 ) -> Result<Vec<Arc<dyn Transport>>> {
     let voters = router::Router::voters(urls, Secrets::new(tls, password_file)?, options, home)?;
     Ok(voters.into_iter().map(|voter| Arc::new(voter) as Arc<dyn Transport>).collect())

@@ -89,7 +89,7 @@ pub struct HolderView {
     /// True if the process may only cache the hold ([`cache_for`](crate::Builder::cache_for)), with no guard, until
     /// another process wants it. For a hold of this manager the value is exact. For other holds it says that one of
     /// them may be cached; only their processes know which one.
-    pub kept: bool,
+    pub cached: bool,
     /// Time since the grant, by the server's clock.
     #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::age"))]
     pub age: Duration,
@@ -167,7 +167,7 @@ impl HolderView {
             let guards = guards(&holder.id);
             let shown = Self {
                 mode: holder.mode,
-                kept: guards.map_or(view.is_marked, |guards| guards.is_idle),
+                cached: guards.map_or(view.is_marked, |guards| guards.is_idle),
                 age: Duration::from_millis(now_ms.saturating_sub(holder.since_ms)),
                 remaining: holder.remaining,
                 ..Self::unseen_reader(&holder.id, guards)
@@ -187,7 +187,7 @@ impl HolderView {
             mode: Mode::Read,
             is_ours: guards.is_some(),
             guards: guards.unwrap_or_default().many,
-            kept: guards.is_some_and(|guards| guards.is_idle),
+            cached: guards.is_some_and(|guards| guards.is_idle),
             age: Duration::ZERO,
             remaining: Duration::ZERO,
         }
@@ -206,7 +206,7 @@ fn foreign(mode: Mode, stamp_ms: Option<u64>, limit: Duration, now_ms: u64) -> O
         mode,
         is_ours: false,
         guards: 0,
-        kept: false,
+        cached: false,
         age: Duration::from_millis(now_ms.saturating_sub(stamp_ms)),
         remaining: Duration::from_millis(left_ms),
     })

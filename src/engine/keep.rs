@@ -14,7 +14,7 @@ use crate::calls::{Call, Calls, OnCall, Standing};
 use crate::engine::Engine;
 use crate::engine::renewals::Renewals;
 use crate::events;
-use crate::home::Home;
+use crate::home::BackgroundRuntime;
 use crate::key::Key;
 use crate::lease::Moment;
 use crate::lock::hold::{Due, Hold, Keep, Kept, KeptCount, Word};
@@ -59,7 +59,7 @@ pub(super) struct Ears {
     /// This one's: what it calls for itself, it need not be told.
     manager: String,
     scheme: Weak<dyn Scheme>,
-    home: Home,
+    home: BackgroundRuntime,
     renewals: Weak<Renewals>,
     /// Bounds the answers to tries that are on their way, of all locks.
     answers: Arc<Semaphore>,
@@ -70,7 +70,12 @@ pub(super) struct Ears {
 const MAX_ANSWERS: usize = 256;
 
 impl Ears {
-    pub(super) fn new(manager: &str, scheme: &Arc<dyn Scheme>, home: Home, renewals: &Arc<Renewals>) -> Arc<Self> {
+    pub(super) fn new(
+        manager: &str,
+        scheme: &Arc<dyn Scheme>,
+        home: BackgroundRuntime,
+        renewals: &Arc<Renewals>,
+    ) -> Arc<Self> {
         let (scheme, renewals) = (Arc::downgrade(scheme), Arc::downgrade(renewals));
         let answers = Arc::new(Semaphore::new(MAX_ANSWERS));
         Arc::new(Self { manager: manager.to_owned(), scheme, home, renewals, answers })

@@ -25,12 +25,12 @@ use crate::clock::Clock;
 use crate::engine::releases::{Job, Releases};
 use crate::engine::renewals::{COMPANY, Due, Renewals};
 use crate::engine::wake::{DriverId, Wake};
-use crate::home::Home;
+use crate::home::BackgroundRuntime;
 use crate::lease::Moment;
 use crate::lock::hold::Hold;
 use crate::process;
 use crate::scheme::{ReleaseReply, Renewed, Scheme};
-use crate::shield::shielded;
+use crate::shield::catch_panic;
 
 #[cfg(test)]
 mod tests;
@@ -54,7 +54,7 @@ const MAX_RELEASING: usize = 2;
 #[derive(Debug)]
 pub(crate) struct Outbox {
     work: Arc<Work>,
-    home: Home,
+    home: BackgroundRuntime,
     /// Those of the runtimes that use the manager.
     drivers: Mutex<Vec<(Id, AbortHandle)>>,
 }
@@ -134,7 +134,7 @@ fn chunk_size(due: usize) -> usize {
 impl Outbox {
     pub(crate) fn new(
         scheme: Arc<dyn Scheme>,
-        home: Home,
+        home: BackgroundRuntime,
         renewals: Arc<Renewals>,
         releases: Arc<Releases>,
         wake: Arc<Wake>,
@@ -155,13 +155,13 @@ impl Outbox {
     /// Sees to it that there is a driver: in the home, or on this runtime. To be called wherever there may be work.
     pub(crate) fn keep_running(&self) {
         match &self.home {
-            Home::Process | Home::On(_) => {
+            BackgroundRuntime::Process | BackgroundRuntime::On(_) => {
                 let is_driven = &self.work.is_driven;
                 if !is_driven.load(Ordering::Relaxed) && !is_driven.swap(true, Ordering::AcqRel) {
                     self.home.spawn(Driven::new(&self.work).run());
                 }
             }
-            Home::Callers => {
+            BackgroundRuntime::Callers => {
                 let Ok(runtime) = Handle::try_current() else {
                     return;
                 };
@@ -312,7 +312,7 @@ impl Work {
                 self.renewals.schedule(&hold, now);
                 continue;
             }
-            match shielded(|| hold.begin_renewal(now, now.after(COMPANY))).flatten() {
+            match catch_panic(|| hold.begin_renewal(now, now.after(COMPANY))).flatten() {
                 Some(lease) => chunk.push(Due::new(hold, lease)),
                 // Over: it has changed while it was in the queue.
                 None => self.renewals.schedule(&hold, now),

@@ -27,7 +27,7 @@ use crate::lock::release::Release;
 use crate::lock::side::{CountsOpen, KeepsOpen};
 use crate::lock::table::Table;
 use crate::scheme::{Leave, ReleaseReply, Scheme};
-use crate::shield::shielded;
+use crate::shield::catch_panic;
 use at_hand::AtHand;
 
 mod at_hand;
@@ -184,10 +184,10 @@ impl Releases {
             Err(Failure::Refused { refusal, message, .. } | Failure::Broken { refusal, message, .. })
                 if is_final(refusal) =>
             {
-                shielded(|| events::release_refused(release.key.name(), &message));
+                catch_panic(|| events::release_refused(release.key.name(), &message));
             }
             Err(failure) if now >= release.server_until => {
-                shielded(|| events::release_given_up(release.key.name(), &failure));
+                catch_panic(|| events::release_given_up(release.key.name(), &failure));
             }
             Err(_) => self.again(job, now),
         }
@@ -284,7 +284,7 @@ impl Releases {
 
     /// Local waiters need not wait for a server that does not answer.
     pub(crate) fn unblock(&self, hold: &Hold) {
-        shielded(|| self.table.ended(hold));
+        catch_panic(|| self.table.ended(hold));
     }
 
     /// Counts as under way until it is dropped. An operation that ends a hold takes it before the hold changes: otherwise `close`

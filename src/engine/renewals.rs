@@ -25,7 +25,7 @@ use crate::lock::release::Release;
 use crate::lock::table::Table;
 use crate::meter::RenewalOutcome;
 use crate::scheme::{Renewal, Renewed, loss_reason};
-use crate::shield::shielded;
+use crate::shield::catch_panic;
 
 /// Renewals due within this time travel with the one that is due now: of 10,000 holds with a lease of 10 s as many as make a chunk.
 pub(super) const COMPANY: Duration = Duration::from_millis(10);
@@ -182,7 +182,7 @@ impl Renewals {
     /// Whether there is more to be done for a hold than to give it back, which is done.
     fn goes_on(&self, hold: &Arc<Hold>, now: Moment) -> bool {
         // That a hold is over wakes who watches it, once.
-        match shielded(|| hold.next(now)).unwrap_or_else(|| hold.due()) {
+        match catch_panic(|| hold.next(now)).unwrap_or_else(|| hold.due()) {
             Next::At(_) => return true,
             Next::Lost(reason) => self.clear_away(hold, reason, now),
             Next::GivenUp => self.give_up(hold, now),
@@ -204,7 +204,7 @@ impl Renewals {
 
     /// A renewal has come to its end.
     pub(super) fn answered(&self, due: Due, attempt: Attempt<Renewed>, now: Moment) {
-        let not_converted = shielded(|| self.is_answered(&due, attempt, now));
+        let not_converted = catch_panic(|| self.is_answered(&due, attempt, now));
         self.schedule(&due.hold, now);
         if let Some(Some(release)) = not_converted {
             self.releases.in_background(release, None);

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::key::{hash_tag, invalid_name};
 
 /// Longest template in bytes.
-const TEMPLATE_MAX_BYTES: usize = 256;
+const MAX_TEMPLATE_BYTES: usize = 256;
 /// Placeholder of the name, as in patterns of `ACL SETUSER`, `KEYS` and `SCAN`. Braces are not usable: to the server
 /// they are a hash tag.
 const PLACE: char = '*';
@@ -27,8 +27,8 @@ impl KeyTemplate {
         let (before, _) = self.sides();
         let reason = if self.0.matches(PLACE).count() != 1 {
             format!("it must have exactly one '{PLACE}', where the name goes, as in \"lock:{PLACE}\"")
-        } else if self.0.len() > TEMPLATE_MAX_BYTES {
-            format!("it has {} bytes, {TEMPLATE_MAX_BYTES} are the most", self.0.len())
+        } else if self.0.len() > MAX_TEMPLATE_BYTES {
+            format!("it has {} bytes, {MAX_TEMPLATE_BYTES} are the most", self.0.len())
         } else if self.0.chars().any(char::is_control) {
             "it has control characters".to_owned()
         } else if before.split_once('{').is_some_and(|(_, rest)| rest.starts_with('}')) {
@@ -85,7 +85,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::key::{Key, NAME_MAX_BYTES, slot_of};
+    use crate::key::{Key, MAX_NAME_BYTES, slot_of};
 
     fn template(text: &str) -> KeyTemplate {
         KeyTemplate::new(text.to_owned())
@@ -134,7 +134,7 @@ mod tests {
             ("lock}:*", "cfg"),
             ("*{}", "cfg"),
             ("lock:*", ""),
-            ("lock:*", &"x".repeat(NAME_MAX_BYTES + 1)),
+            ("lock:*", &"x".repeat(MAX_NAME_BYTES + 1)),
         ] {
             assert!(matches!(key(text, name), Err(Error::InvalidName { .. })), "{text} {name}");
         }
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn what_is_no_template_is_refused() {
-        let long = "x".repeat(TEMPLATE_MAX_BYTES);
+        let long = "x".repeat(MAX_TEMPLATE_BYTES);
         for text in ["", "lock", "lock:{}", "lock:{name}", "*:*", "a\n*", "lock{}:*", &format!("{long}*")] {
             let refused = template(text).check();
             assert!(matches!(refused, Err(Error::InvalidOption { option: "timestamp_keys", .. })), "{text}");

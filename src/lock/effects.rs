@@ -11,9 +11,9 @@ use crate::key::Key;
 use crate::lease::Moment;
 use crate::lock::end::{End, Ended};
 use crate::lock::few::Few;
-use crate::meter::Meter;
+use crate::meter::Metrics;
 use crate::process::Process;
-use crate::shield::shielded;
+use crate::shield::catch_panic;
 
 /// What holds for all locks of a manager.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Rules {
     /// A hold is passed on to so many writers, and not after this time.
     pub(crate) hand_overs: u64,
     pub(crate) hand_over_span: Duration,
-    pub(crate) meter: Meter,
+    pub(crate) meter: Metrics,
 }
 
 /// Who is to be woken or told.
@@ -89,7 +89,7 @@ impl Signal {
                 events::lost(key.name(), loss);
             }
             Self::IdleLost(loss) => {
-                rules.meter.idle_lost();
+                rules.meter.cached_lost();
                 events::idle_lost(key.name(), loss);
             }
         }
@@ -139,7 +139,7 @@ impl<H> Effects<H> {
         let Self { signals: Signals(signals), due, dropped } = self;
         signals.each(|signal| {
             // A waker that panics keeps nobody else from being told. What it said was reported as each panic is.
-            shielded(|| signal.tell(key, rules));
+            catch_panic(|| signal.tell(key, rules));
         });
         drop(dropped);
         Due(due)
@@ -178,7 +178,7 @@ mod tests {
             stray_span: Duration::ZERO,
             hand_overs: 1,
             hand_over_span: Duration::ZERO,
-            meter: Meter::default(),
+            meter: Metrics::default(),
         };
         let Due(due) = effects.carry_out(&Key::new("rwlock", "cfg").expect("valid"), &rules);
         assert!(!due.is_empty(), "the agenda is told");

@@ -20,7 +20,7 @@ use crate::lock::record::HoldRecord;
 use crate::meter::Counted;
 use crate::mode::Mode;
 use crate::reentry::OwnerId;
-use crate::shield::shielded;
+use crate::shield::catch_panic;
 
 pub(crate) use crate::lock::end::{Ended, HoldState};
 pub(crate) use crate::lock::record::{
@@ -293,7 +293,7 @@ impl Hold {
                 Next::Lost(reason) => events::word_for(reason),
                 Next::At(_) | Next::Released | Next::GivenUp => "released",
             };
-            shielded(|| self.span.end(how));
+            catch_panic(|| self.span.end(how));
         }
     }
 

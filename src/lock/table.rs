@@ -16,7 +16,7 @@ use crate::lock::hold::{Due, Hold};
 use crate::lock::overdue::Overdue;
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::wait::WaitEntry;
-use crate::meter::Meter;
+use crate::meter::Metrics;
 use crate::mode::Mode;
 use crate::reentry::OwnerId;
 
@@ -94,7 +94,7 @@ impl Table {
         Self { rules: Arc::new(rules), shards, overdue: Overdue::default() }
     }
 
-    pub(crate) fn meter(&self) -> &Meter {
+    pub(crate) fn meter(&self) -> &Metrics {
         &self.rules.meter
     }
 

@@ -23,7 +23,7 @@ use crate::lock::stray::Copies;
 use crate::lock::table::Table;
 use crate::lock::wait::{Installed, Leaving, WaitEntry, Wake};
 use crate::lock::watch::Watch;
-use crate::meter::Meter;
+use crate::meter::Metrics;
 use crate::mode::Mode;
 use crate::process::Process;
 use crate::reentry::OwnerId;
@@ -44,7 +44,7 @@ fn table() -> Arc<Table> {
         stray_span: STRAY,
         hand_overs: 64,
         hand_over_span: secs(60),
-        meter: Meter::default(),
+        meter: Metrics::default(),
     }))
 }
 
@@ -718,7 +718,7 @@ fn subscription_that_nobody_needs_ends_when_the_mutex_is_free() {
     let [first, second, third] = [0; 3].map(|_| enter(&table, Mode::Write));
     let asking = |entry: &WaitEntry| {
         let end = Ends(Arc::downgrade(entry.cell()), Arc::clone(&ended));
-        let (_, notices) = crate::attempt::notices();
+        let (_, notices) = crate::attempt::notifications();
         Asking { notices: Notices::Subscribed(Subscription { notices, _end: Box::new(end) }), ..Asking::default() }
     };
     let [mine, others, last] = [&first, &second, &third].map(asking);
@@ -739,7 +739,7 @@ fn subscription_of_one_that_has_nothing_under_way_ends_when_the_mutex_is_free() 
     let ended = Arc::new(AtomicUsize::new(0));
     let [entry, _other] = [0; 2].map(|_| enter(&table, Mode::Write));
     let end = Ends(Arc::downgrade(entry.cell()), Arc::clone(&ended));
-    let (_, notices) = crate::attempt::notices();
+    let (_, notices) = crate::attempt::notifications();
     let notices = Notices::Subscribed(Subscription { notices, _end: Box::new(end) });
     drop(entry.leave(Asking { notices, ..Asking::default() }, now()));
     assert_eq!(ended.load(Ordering::Relaxed), 1);

@@ -196,14 +196,14 @@ impl FromPlace for QuorumManager {
     fn from_place(place: Place, options: Options) -> Result<Self> {
         let Place::Masters(masters) = place else { unreachable!("only its own builders build a quorum") };
         masters.check()?;
-        options.check_not_idle("no single master knows who waits: use `RedisManager`, or keep a guard")?;
-        let home = options.home(Clock::System);
+        options.check_not_cached("no single master knows who waits: use `RedisManager`, or keep a guard")?;
+        let home = options.background_runtime(Clock::System);
         let voters =
             transport::open_voters(&masters.urls, &masters.tls, masters.password_file.as_deref(), &options, &home)?;
         let schemes = voters.into_iter().map(|voter| Arc::new(two_key::scheme(voter)) as Arc<dyn Scheme>).collect();
         let margins = Margins {
             max_clock_skew: options.max_clock_skew,
-            stray_span: lease::stray_span(options.response_timeout, options.max_clock_skew),
+            stray_span: lease::max_delay(options.response_timeout, options.max_clock_skew),
         };
         let any = Key::new("rwlock", "-")?;
         let quorum = Quorum::new(schemes, &home, &any, margins, masters.restarts, options.lease);

@@ -59,7 +59,7 @@ impl<T> PerMode<T> {
 
 /// Metrics of one manager; those of several managers add up.
 #[derive(Clone, Debug)]
-pub(crate) struct Meter(Arc<Handles>);
+pub(crate) struct Metrics(Arc<Handles>);
 
 #[derive(Debug)]
 struct Handles {
@@ -72,11 +72,11 @@ struct Handles {
     unanswered: Counter,
     lost: Counter,
     holds: PerMode<Gauge>,
-    kept: Gauge,
+    cached: Gauge,
     waiters: PerMode<Gauge>,
 }
 
-impl Default for Meter {
+impl Default for Metrics {
     fn default() -> Self {
         describe();
         let renewals = |outcome| metrics::counter!("rwlock_renewals_total", "outcome" => outcome);
@@ -99,7 +99,7 @@ impl Default for Meter {
             unanswered: renewals("unanswered"),
             lost: renewals("lost"),
             holds: PerMode::new(|mode| metrics::gauge!("rwlock_holds", "mode" => mode)),
-            kept: metrics::gauge!("rwlock_cached_holds"),
+            cached: metrics::gauge!("rwlock_cached_holds"),
             waiters: PerMode::new(|mode| metrics::gauge!("rwlock_waiters", "mode" => mode)),
         }))
     }
@@ -126,7 +126,7 @@ fn describe() {
     metrics::describe_counter!("rwlock_map_refreshes_total", "Questions who owns which slots");
 }
 
-impl Meter {
+impl Metrics {
     fn acquisition(&self, mode: Mode, outcome: &str) {
         if let Some(place) = OUTCOMES.iter().position(|known| *known == outcome) {
             self.0.acquisitions.of(mode)[place].increment(1);
@@ -151,17 +151,17 @@ impl Meter {
     }
 
     /// Counts one more hold that may be cached.
-    pub(crate) fn kept(&self) {
-        self.0.kept.increment(1.0);
+    pub(crate) fn cached(&self) {
+        self.0.cached.increment(1.0);
     }
 
     /// Counts the end of such a hold.
-    pub(crate) fn kept_no_more(&self) {
-        self.0.kept.decrement(1.0);
+    pub(crate) fn cached_no_more(&self) {
+        self.0.cached.decrement(1.0);
     }
 
     /// Counts the loss of a cached hold that no guard used.
-    pub(crate) fn idle_lost(&self) {
+    pub(crate) fn cached_lost(&self) {
         self.0.cached_losses.increment(1);
     }
 
@@ -178,7 +178,7 @@ impl Meter {
 /// Acquisition in progress.
 #[derive(Debug)]
 pub(crate) struct Underway {
-    meter: Meter,
+    meter: Metrics,
     mode: Mode,
     clock: Clock,
     began: Moment,
@@ -205,12 +205,12 @@ impl Drop for Underway {
 /// Hold, from its grant to its end.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
-    began: OnceLock<(Meter, Mode, Clock, Moment)>,
+    began: OnceLock<(Metrics, Mode, Clock, Moment)>,
     is_over: AtomicBool,
 }
 
 impl Counted {
-    pub(crate) fn begin(&self, meter: &Meter, mode: Mode, clock: Clock) {
+    pub(crate) fn begin(&self, meter: &Metrics, mode: Mode, clock: Clock) {
         self.began.get_or_init(|| {
             meter.0.holds.of(mode).increment(1.0);
             (meter.clone(), mode, clock, clock.now())
@@ -237,9 +237,9 @@ impl Drop for Counted {
 
 /// Counter of connections.
 #[derive(Clone, Debug)]
-pub(crate) struct Tally(Counter);
+pub(crate) struct Counter(Counter);
 
-impl Tally {
+impl Counter {
     pub(crate) fn of_reconnects() -> Self {
         Self(metrics::counter!("rwlock_reconnects_total"))
     }

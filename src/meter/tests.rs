@@ -79,7 +79,7 @@ async fn document_lists_what_is_counted() {
     })
     .expect("valid");
     // A connection counts itself where it is made.
-    drop(metrics::with_local_recorder(&recording, super::Tally::of_reconnects));
+    drop(metrics::with_local_recorder(&recording, super::Counter::of_reconnects));
     drop(cluster);
     let listed: BTreeMap<String, (String, String)> = include_str!("../../docs/METRICS.md")
         .lines()

@@ -18,10 +18,10 @@ use crate::clock::Clock;
 use crate::error::{Refusal, UnreachableSource};
 use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
-use crate::lease::{Anchor, FencingToken, Moment, ServerTime};
+use crate::lease::{ClockSample, FencingToken, Moment, ServerTime};
 use crate::scheme::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    Granted, Hearing, Holder, IfTaken, Leave, Mode, Notice, ReleaseReply, Renewal, Renewed, Route, Scheme,
+    Granted, Hearing, Holder, IfTaken, Leave, Mode, Notification, ReleaseReply, Renewal, Renewed, Route, Scheme,
     Subscription, View, Waiter, nobody_calls, refused, scripts,
 };
 use crate::transport::{Call, Expiry, NO_ID, Script, Transport, Words};
@@ -399,8 +399,8 @@ impl Scheme for LuaScheme {
         self.transport.hearing(key.slot())
     }
 
-    fn anchor(&self) -> Option<Anchor> {
-        self.transport.anchor()
+    fn clock_sample(&self) -> Option<ClockSample> {
+        self.transport.clock_sample()
     }
 
     fn up_since(&self) -> Option<Moment> {
@@ -619,11 +619,11 @@ fn forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
 }
 
 /// Reads what a lock publishes. A grant names who was granted; anything else says that the lock can be taken.
-fn read_notice(message: &[u8], anchor: Option<Anchor>) -> Notice {
+fn read_notice(message: &[u8], anchor: Option<ClockSample>) -> Notification {
     if let Some(id) = message.strip_prefix(b"used ").and_then(id_of) {
-        return Notice::Used { id };
+        return Notification::Used { id };
     }
-    anchor.and_then(|anchor| granted_notice(message, anchor)).unwrap_or(Notice::AskAgain)
+    anchor.and_then(|anchor| granted_notice(message, anchor)).unwrap_or(Notification::AskAgain)
 }
 
 fn id_of(text: &[u8]) -> Option<Arc<str>> {
@@ -631,23 +631,23 @@ fn id_of(text: &[u8]) -> Option<Arc<str>> {
 }
 
 /// Reads a call: `<last_token>`, or `<last_token> <id>` of a try. What is none calls nobody: it names a token below all.
-fn read_call(message: &[u8], _: Option<Anchor>) -> Notice {
-    call(message).unwrap_or(Notice::Called { token: FencingToken::LOWEST, id: None })
+fn read_call(message: &[u8], _: Option<ClockSample>) -> Notification {
+    call(message).unwrap_or(Notification::Called { token: FencingToken::LOWEST, id: None })
 }
 
-fn call(message: &[u8]) -> Option<Notice> {
+fn call(message: &[u8]) -> Option<Notification> {
     let mut words = message.splitn(2, |byte| *byte == b' ');
     let token = FencingToken::from_wire(str::from_utf8(words.next()?).ok()?.parse().ok()?)?;
     let id = match words.next() {
         Some(id) => Some(id_of(id)?),
         None => None,
     };
-    Some(Notice::Called { token, id })
+    Some(Notification::Called { token, id })
 }
 
 /// `<id> <last_token> <tokens> <deadline_ms> <server_us> <is_waited_for>`, counted from the anchor: the deadline alone is what
 /// matters, whatever time has passed since.
-fn granted_notice(message: &[u8], anchor: Anchor) -> Option<Notice> {
+fn granted_notice(message: &[u8], anchor: ClockSample) -> Option<Notification> {
     let mut words = std::str::from_utf8(message).ok()?.split(' ');
     let id = words.next()?.into();
     let mut number = || words.next()?.parse::<u64>().ok();
@@ -659,7 +659,7 @@ fn granted_notice(message: &[u8], anchor: Anchor) -> Option<Notice> {
     let micros = deadline.as_micros().checked_sub(anchor.server.as_micros()).filter(|&micros| micros > 0)?;
     let remaining = Duration::from_micros(micros);
     let value = Granted { token, tokens, remaining, is_waited_for };
-    Some(Notice::Granted {
+    Some(Notification::Granted {
         id,
         at,
         answer: Answered { sent: anchor.sent, server: anchor.server, node: NodeId::default(), value },
@@ -774,13 +774,13 @@ mod tests {
         assert!(matches!(read, Err(Failure::Refused { refusal: Refusal::OtherVersion, .. })));
     }
 
-    const ANCHOR: Anchor = Anchor { sent: Moment::from_nanos(3), server: ServerTime::from_micros(5_000_400) };
+    const ANCHOR: ClockSample = ClockSample { sent: Moment::from_nanos(3), server: ServerTime::from_micros(5_000_400) };
 
     #[test]
     fn notice_of_a_grant_counts_from_the_anchor() {
         for (flag, is_waited_for) in [("0", false), ("1", true)] {
             let message = format!("m.1.label 9007199254740992 64 6000 5900123 {flag}");
-            let Notice::Granted { id, at, answer } = read_notice(message.as_bytes(), Some(ANCHOR)) else {
+            let Notification::Granted { id, at, answer } = read_notice(message.as_bytes(), Some(ANCHOR)) else {
                 panic!("it is one")
             };
             assert_eq!((&*id, at.as_micros()), ("m.1.label", 5_900_123));
@@ -794,7 +794,7 @@ mod tests {
     fn other_notices_mean_that_it_is_time_to_ask() {
         let granted = "m.1.label 72 64 6000 5900123 0";
         // No anchor to trust.
-        assert!(matches!(read_notice(granted.as_bytes(), None), Notice::AskAgain));
+        assert!(matches!(read_notice(granted.as_bytes(), None), Notification::AskAgain));
         let others = [
             "",
             "m.1.label",                      // the two-key scheme names who is next
@@ -806,9 +806,9 @@ mod tests {
             "m.1.label 9 64 6000 5900123 0", // more tokens than there are
         ];
         for other in others {
-            assert!(matches!(read_notice(other.as_bytes(), Some(ANCHOR)), Notice::AskAgain), "{other}");
+            assert!(matches!(read_notice(other.as_bytes(), Some(ANCHOR)), Notification::AskAgain), "{other}");
         }
-        assert!(matches!(read_notice(b"\xff", Some(ANCHOR)), Notice::AskAgain));
+        assert!(matches!(read_notice(b"\xff", Some(ANCHOR)), Notification::AskAgain));
     }
 
     #[test]

@@ -30,8 +30,8 @@ use crate::key::{Key, Listing};
 use crate::lease::{FencingToken, Moment, ServerTime};
 use crate::process::Process;
 use crate::scheme::{
-    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced, Notice,
-    ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
+    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
+    Notification, ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
 };
 
 /// Fewer locks are not worth a look for idle ones.
@@ -92,7 +92,7 @@ struct Keeper {
 struct Subscriber {
     manager: Box<str>,
     wire: Arc<Wire>,
-    notices: mpsc::Sender<Notice>,
+    notices: mpsc::Sender<Notification>,
 }
 
 const CUT: &str = "`MemoryManager::disconnect` has cut this manager off";
@@ -118,7 +118,7 @@ impl Wire {
 
 impl Subscriber {
     /// Tells it, if there is room. `false` if it has gone.
-    fn is_told(&self, notice: &Notice) -> bool {
+    fn is_told(&self, notice: &Notification) -> bool {
         !matches!(self.notices.try_send(notice.clone()), Err(TrySendError::Closed(_)))
     }
 }
@@ -140,10 +140,10 @@ impl Lock {
     fn publish(&mut self, sent: Moment, server: ServerTime) -> Vec<(Arc<Calls>, Call)> {
         for News { id, granted } in self.record.take_news() {
             let answer = Answered { sent, server, node: NodeId::default(), value: granted };
-            self.tell(id.as_str(), &Notice::Granted { id: id.shared(), at: server, answer });
+            self.tell(id.as_str(), &Notification::Granted { id: id.shared(), at: server, answer });
         }
         if let Some(id) = self.record.take_call() {
-            self.tell(id.as_str(), &Notice::AskAgain);
+            self.tell(id.as_str(), &Notification::AskAgain);
         }
         let Some(CallBack { token, id }) = self.record.take_call_back() else {
             return Vec::new();
@@ -153,7 +153,7 @@ impl Lock {
     }
 
     /// The manager of this acquisition.
-    fn tell(&mut self, id: &str, notice: &Notice) {
+    fn tell(&mut self, id: &str, notice: &Notification) {
         self.subscribers.retain(|subscriber| {
             let Subscriber { manager, wire, .. } = subscriber;
             wire.is_cut() || !id.starts_with(&**manager) || subscriber.is_told(notice)
@@ -196,10 +196,10 @@ impl Store {
     }
 
     fn subscribe(&self, key: &Key, manager: &str, wire: &Arc<Wire>) -> Subscription {
-        let (sender, notices) = attempt::notices();
+        let (sender, notices) = attempt::notifications();
         if !wire.is_cut() {
             // The receiver is here: it cannot be closed.
-            drop(sender.try_send(Notice::AskAgain));
+            drop(sender.try_send(Notification::AskAgain));
         }
         let mut locks = self.locks.lock();
         let lock = locks.get(key, self.server_time());
@@ -212,7 +212,7 @@ impl Store {
         let sent = self.clock.now();
         let mut locks = self.locks.lock();
         let server = self.server_time();
-        locks.get(key, server).tell(id, &Notice::Used { id: id.into() });
+        locks.get(key, server).tell(id, &Notification::Used { id: id.into() });
         Answered { sent, server, node: NodeId::default(), value: () }
     }
 
@@ -249,7 +249,7 @@ impl Store {
 
     /// Publishes a message to the waiters of a manager, which a user with the right to publish may have made up.
     #[cfg(test)]
-    pub(crate) fn publish_notice(&self, key: &Key, id: &str, notice: &Notice) {
+    pub(crate) fn publish_notice(&self, key: &Key, id: &str, notice: &Notification) {
         self.locks.lock().get(key, self.server_time()).tell(id, notice);
     }
 
@@ -279,8 +279,9 @@ impl Store {
         wire.is_cut.store(false, Ordering::SeqCst);
         Self::keepers_of(&locks, wire).iter().for_each(|calls| calls.stands(self.standing()));
         for lock in locks.by_base.values_mut() {
-            lock.subscribers
-                .retain(|subscriber| !Arc::ptr_eq(&subscriber.wire, wire) || subscriber.is_told(&Notice::AskAgain));
+            lock.subscribers.retain(|subscriber| {
+                !Arc::ptr_eq(&subscriber.wire, wire) || subscriber.is_told(&Notification::AskAgain)
+            });
         }
     }
 

@@ -27,7 +27,7 @@ use crate::attempt::NodeId;
 use crate::clock::Clock;
 use crate::error::NoMajority;
 use crate::health::{NodeHealth, Traffic};
-use crate::home::Home;
+use crate::home::BackgroundRuntime;
 use crate::key::{Key, Listing};
 use crate::lease::{self, FencingToken, Moment, ServerTime};
 use crate::process;
@@ -132,7 +132,7 @@ impl Heard {
 impl Quorum {
     pub(crate) fn new(
         masters: Vec<Arc<dyn Scheme>>,
-        home: &Home,
+        home: &BackgroundRuntime,
         any: &Key,
         margins: Margins,
         restarts: Restarts,

@@ -386,7 +386,7 @@ impl Setting<'_> {
     fn disagreement(&self, max_shrink_iters: u32) -> Option<String> {
         // However busy the machine is, an answer is waited for.
         let options = Options { response_timeout: Duration::from_secs(20), ..Options::default() };
-        let home = options.home(crate::clock::Clock::System);
+        let home = options.background_runtime(crate::clock::Clock::System);
         let transport = transport::open(&self.topology, &options, &home).expect("a valid topology");
         let scheme = self.scheme(transport);
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use parking_lot::Mutex;
 
-use crate::shield::shielded;
+use crate::shield::catch_panic;
 use crate::topology::{AddressSource, Remap};
 use crate::transport::slots::complete;
 
@@ -64,7 +64,7 @@ impl Announced {
         let remap = self.remap.as_ref()?;
         let (host, port) = announced.rsplit_once(':')?;
         let port = port.parse().ok()?;
-        let (host, port) = shielded(|| remap.of(host, port))?;
+        let (host, port) = catch_panic(|| remap.of(host, port))?;
         let reached = format!("{host}:{port}");
         (reached != announced).then_some(reached)
     }

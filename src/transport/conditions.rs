@@ -15,7 +15,7 @@ use crate::events;
 use crate::health::{ClockReading, FindingKind, NodeFinding, clock_skews, micros};
 use crate::lease::{Moment, ServerTime};
 use crate::meter::NodeFindings;
-use crate::shield::shielded;
+use crate::shield::catch_panic;
 
 /// Time for which a refusal for memory counts, if the user may not ask for the memory in use.
 const MAX_REFUSAL_AGE: Duration = Duration::from_secs(60);
@@ -98,7 +98,7 @@ impl Conditions {
     pub(super) fn note_connected(&self, node: &str, server: &str, version: &str) {
         if !self.has_connected.swap(true, Ordering::Relaxed) {
             let Place { servers, durability } = &self.place;
-            shielded(|| events::connected(node, servers, &format!("{server} {version}"), durability));
+            catch_panic(|| events::connected(node, servers, &format!("{server} {version}"), durability));
         }
     }
 
@@ -184,11 +184,11 @@ impl Conditions {
             match change {
                 Change::Begins(node, finding) => {
                     self.counts.one_more(finding.kind());
-                    shielded(|| events::node_found(&node, &finding));
+                    catch_panic(|| events::node_found(&node, &finding));
                 }
                 Change::Ends(node, finding) => {
                     self.counts.fewer(finding.kind());
-                    shielded(|| events::node_mended(&node, finding.kind()));
+                    catch_panic(|| events::node_mended(&node, finding.kind()));
                 }
             }
         }

@@ -23,11 +23,11 @@ use tokio::sync::{oneshot, watch};
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::events;
-use crate::home::Home;
+use crate::home::BackgroundRuntime;
 use crate::lease::Moment;
-use crate::meter::Tally;
+use crate::meter::Counter;
 use crate::options::Options;
-use crate::shield::shielded;
+use crate::shield::catch_panic;
 use crate::topology::{Access, AddressSource};
 use crate::transport::address::{address_of, check_members, first, with_credentials, with_host};
 use crate::transport::announced::{Announced, Announcer};
@@ -59,7 +59,7 @@ pub(super) struct Fleet {
     secrets: Arc<Secrets>,
     limits: Limits,
     clock: Clock,
-    home: Home,
+    home: BackgroundRuntime,
     nodes: Mutex<HashMap<String, Arc<Node>>>,
     map: watch::Sender<SlotMap>,
     suspects: Mutex<HashMap<String, Doubt>>,
@@ -77,7 +77,7 @@ pub(super) struct Fleet {
     /// Lock for one question at a time, with the last outcome.
     refresh_lock: tokio::sync::Mutex<Asked>,
     map_refreshes: AtomicU64,
-    map_refreshes_tally: Tally,
+    map_refreshes_tally: Counter,
     /// Map as the log has reported it.
     told: Mutex<SlotMap>,
     outages: Arc<Outages>,
@@ -121,7 +121,7 @@ impl Fleet {
         access: &Access,
         secrets: &Arc<Secrets>,
         options: &Options,
-        home: Home,
+        home: BackgroundRuntime,
         conditions: &Arc<Conditions>,
     ) -> Result<Arc<Self>> {
         check_members(&infos)?;
@@ -145,7 +145,7 @@ impl Fleet {
         access: &Access,
         secrets: &Arc<Secrets>,
         options: &Options,
-        home: Home,
+        home: BackgroundRuntime,
         conditions: &Arc<Conditions>,
     ) -> Result<Arc<Self>> {
         let sentinels = Sentinels::new(primary, infos.clone(), Arc::clone(secrets), options.response_timeout);
@@ -167,7 +167,7 @@ impl Fleet {
         template: ConnectionInfo,
         secrets: Arc<Secrets>,
         limits: Limits,
-        home: Home,
+        home: BackgroundRuntime,
         conditions: Arc<Conditions>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -190,7 +190,7 @@ impl Fleet {
             look_until: Mutex::new(Moment::from_nanos(0)),
             refresh_lock: tokio::sync::Mutex::new(None),
             map_refreshes: AtomicU64::new(0),
-            map_refreshes_tally: Tally::of_map_refreshes(),
+            map_refreshes_tally: Counter::of_map_refreshes(),
             told: Mutex::default(),
             outages: Arc::default(),
             conditions,
@@ -527,7 +527,7 @@ impl Fleet {
         for Moved { slots, owner, was } in map.moves_since(&before) {
             // Behind Sentinels one primary has all slots.
             let slots = matches!(self.map_source, MapSource::Members(_)).then_some(&*slots);
-            shielded(|| match owner {
+            catch_panic(|| match owner {
                 Some(owner) if is_first => events::primary_found(slots, &owner, &self.address_source(&owner)),
                 owner => {
                     let source = owner.as_deref().map(|owner| self.address_source(owner)).unwrap_or_default();
@@ -751,7 +751,7 @@ mod tests {
             &Access::default(),
             &Reports::for_test().secrets,
             &Options::default(),
-            Home::On(tokio::runtime::Handle::current()),
+            BackgroundRuntime::On(tokio::runtime::Handle::current()),
             &Reports::for_test().conditions,
         )
         .expect("valid");
@@ -839,7 +839,7 @@ mod tests {
                 &Access::default(),
                 &Reports::for_test().secrets,
                 &options,
-                Home::On(tokio::runtime::Handle::current()),
+                BackgroundRuntime::On(tokio::runtime::Handle::current()),
                 &Reports::for_test().conditions,
             )
             .expect("valid")

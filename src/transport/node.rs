@@ -20,8 +20,8 @@ use crate::attempt::{Answered, Hearing, NodeId, Route};
 use crate::clock::Clock;
 use crate::durability::Durability;
 use crate::error::Result;
-use crate::home::Home;
-use crate::lease::{self, Anchor, Moment, ServerTime};
+use crate::home::BackgroundRuntime;
+use crate::lease::{self, ClockSample, Moment, ServerTime};
 use crate::options::Options;
 use crate::topology::AddressSource;
 #[cfg(test)]
@@ -71,7 +71,7 @@ mod wire;
 
 /// Limit for the age of a clock sample: at a clock error of 1 % an older one would be wrong by more than
 /// `max_clock_skew`.
-const MAX_ANCHOR_AGE: Duration = Duration::from_secs(5);
+const MAX_CLOCK_SAMPLE_AGE: Duration = Duration::from_secs(5);
 
 /// Settings that all nodes of a manager share.
 #[derive(Clone, Copy, Debug)]
@@ -158,7 +158,7 @@ impl Node {
         info: ConnectionInfo,
         limits: Limits,
         clock: Clock,
-        home: Home,
+        home: BackgroundRuntime,
         reports: Reports,
     ) -> Result<Self> {
         let lines = Arc::new(Lines::new(address, info, limits, clock, home, reports));
@@ -185,7 +185,7 @@ impl Node {
     }
 
     /// Returns the number of this runtime's connection, and its clock sample; `None` without a connection.
-    pub(super) fn anchor(&self) -> Option<(u64, Anchor)> {
+    pub(super) fn clock_sample(&self) -> Option<(u64, ClockSample)> {
         self.lines.current().map(|live| (live.number, *live.anchor.lock()))
     }
 
@@ -417,7 +417,7 @@ impl Lines {
         let response_timeout = self.limits.response_timeout;
         let outcome = tokio::time::timeout(response_timeout, reply).await;
         let now = self.clock.now();
-        let stray_until = sent.after(lease::stray_span(response_timeout, self.limits.max_clock_skew));
+        let stray_until = sent.after(lease::max_delay(response_timeout, self.limits.max_clock_skew));
         match outcome {
             // A runtime that stood still sees the reply before the timer: the clock decides.
             Ok(Ok(value)) => {
@@ -485,14 +485,14 @@ impl Lines {
             // The connection gives replies to the wrong callers. This request may still be under way.
             self.give_up(live);
             return Err(Fault::Unknown {
-                stray_until: sent.after(lease::stray_span(self.limits.response_timeout, self.limits.max_clock_skew)),
+                stray_until: sent.after(lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew)),
                 source: Some(Arc::new(Answer("the reply is not one to this request".to_owned()))),
             });
         }
         self.has_served(live);
         let server = server_time(&value).unwrap_or_default();
         if server != ServerTime::default() {
-            *live.anchor.lock() = Anchor { sent, server };
+            *live.anchor.lock() = ClockSample { sent, server };
             self.note_time_if_due(server, sent);
         }
         Ok(Answered { sent, server, node: self.id, value })
@@ -502,7 +502,7 @@ impl Lines {
     async fn not_after(self: &Arc<Self>, live: &Arc<Live>) -> Result<(Moment, ServerTime), Fault> {
         let mut now = self.clock.now();
         let mut anchor = *live.anchor.lock();
-        if anchor.age_at(now) > MAX_ANCHOR_AGE {
+        if anchor.age_at(now) > MAX_CLOCK_SAMPLE_AGE {
             anchor = Box::pin(self.time_of(live)).await?;
             *live.anchor.lock() = anchor;
             now = self.clock.now();
@@ -510,13 +510,13 @@ impl Lines {
         Ok((now, anchor.server_time_at(now).after(self.limits.response_timeout)))
     }
 
-    async fn time_of(self: &Arc<Self>, live: &Arc<Live>) -> Result<Anchor, Fault> {
+    async fn time_of(self: &Arc<Self>, live: &Arc<Live>) -> Result<ClockSample, Fault> {
         let sent = self.clock.now();
         let time = redis::cmd("TIME");
         let reply = pin!(live.connection.ask(Request::Command(&time)));
         let value = fault::reply(self.in_time(live, sent, reply).await?)?;
         let server = parse_time(&value).ok_or_else(|| unreadable("TIME"))?;
-        Ok(Anchor { sent, server })
+        Ok(ClockSample { sent, server })
     }
 }
 

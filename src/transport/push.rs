@@ -61,14 +61,14 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::attempt::{self, Notice, Subscription};
+use crate::attempt::{self, Notification, Subscription};
 use crate::calls::{Calls, FRESH, Fresh, Standing};
 use crate::clock::Clock;
-use crate::home::Home;
+use crate::home::BackgroundRuntime;
 use crate::lease::Moment;
 use crate::options::Options;
 use crate::process;
-use crate::shield::shielded;
+use crate::shield::catch_panic;
 use crate::throttle::Throttle;
 use crate::transport::ReadNotice;
 use crate::transport::node::Node;
@@ -134,7 +134,7 @@ struct Common {
     slot_owners: SlotOwners,
     clock: Clock,
     /// Runtime that serves channels of recalls.
-    home: Home,
+    home: BackgroundRuntime,
     pace: Pace,
     /// Number of channels: mostly none, and then a caller need not know more.
     count: AtomicUsize,
@@ -289,7 +289,7 @@ impl Drop for Unsubscribe {
 }
 
 impl Push {
-    pub(super) fn new(slot_owners: SlotOwners, clock: Clock, home: Home, pace: Pace) -> Self {
+    pub(super) fn new(slot_owners: SlotOwners, clock: Clock, home: BackgroundRuntime, pace: Pace) -> Self {
         let (count, is_refusal_told) = (AtomicUsize::new(0), AtomicBool::new(false));
         let common = Common { slot_owners, clock, home, pace, count, is_refusal_told };
         Self { common: Arc::new(common), of: Mutex::default() }
@@ -302,7 +302,7 @@ impl Push {
     /// Subscribes. The first notification is [`Notice::AskAgain`], as soon as the channel is confirmed on its owner
     /// link. The subscription is served by this runtime, and ends with it.
     pub(super) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Subscription {
-        let (sender, notices) = attempt::notices();
+        let (sender, notices) = attempt::notifications();
         // Panics here outside of a runtime, not under the lock, which a drop of the subscription needs.
         let (shared, place) = self.add(&Handle::current(), slot, channel, read, Listener::Waiter(sender));
         Subscription { notices, _end: Box::new(Unsubscribe::new(&shared, place)) }
@@ -412,7 +412,7 @@ impl Shared {
         if home.has_ended() || !slot_owners.leaves(entry.slot, &home.node) || slot_owners.suspects(&home.node) {
             return None;
         }
-        let (name, (sender, notices)) = (Arc::clone(name), attempt::notices());
+        let (name, (sender, notices)) = (Arc::clone(name), attempt::notifications());
         let place = subscriptions.add_listener(&name, Listener::Waiter(sender));
         Some(Subscription { notices, _end: Box::new(Unsubscribe::new(self, place)) })
     }
@@ -435,7 +435,7 @@ impl Shared {
         let broken = std::mem::take(&mut self.subscriptions.lock().broken);
         // They may log to a user's subscriber of `tracing`.
         for calls in broken {
-            shielded(|| calls.tell_broken());
+            catch_panic(|| calls.tell_broken());
         }
     }
 }
@@ -516,7 +516,7 @@ impl Subscriptions {
         };
         match channel.listeners.last() {
             // Cannot fail: the queue was made just now.
-            Some((_, Listener::Waiter(waiter))) => drop(waiter.try_send(Notice::AskAgain)),
+            Some((_, Listener::Waiter(waiter))) => drop(waiter.try_send(Notification::AskAgain)),
             Some((_, listener)) => {
                 let link = channel.home.and_then(|home| self.links.get_mut(&home));
                 if let (Some(calls), Some(link)) = (listener.keeper(), link) {

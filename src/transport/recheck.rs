@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use crate::home::Home;
+use crate::home::BackgroundRuntime;
 use crate::transport::conditions::Conditions;
 use crate::transport::fleet::Fleet;
 use crate::transport::node::Node;
@@ -24,7 +24,7 @@ const MAX_NODES: usize = 8;
 /// Nodes of one router, and the task that checks them.
 pub(super) struct Recheck {
     nodes: Nodes,
-    home: Home,
+    home: BackgroundRuntime,
     outages: Weak<Outages>,
     conditions: Arc<Conditions>,
     is_running: AtomicBool,
@@ -37,7 +37,12 @@ enum Nodes {
 
 impl Recheck {
     /// Makes the task begin whenever one of these nodes is in trouble.
-    pub(super) fn install(slot_owners: &SlotOwners, home: &Home, outages: &Arc<Outages>, conditions: &Arc<Conditions>) {
+    pub(super) fn install(
+        slot_owners: &SlotOwners,
+        home: &BackgroundRuntime,
+        outages: &Arc<Outages>,
+        conditions: &Arc<Conditions>,
+    ) {
         let nodes = match slot_owners {
             SlotOwners::Single { node } => Nodes::Single(Arc::downgrade(node)),
             SlotOwners::Many(fleet) => Nodes::Many(Arc::downgrade(fleet)),

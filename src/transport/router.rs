@@ -23,8 +23,8 @@ use crate::clock::Clock;
 use crate::durability::Durability;
 use crate::error::{Refusal, Result, Source};
 use crate::health::{NodeHealth, Traffic};
-use crate::home::Home;
-use crate::lease::{self, Anchor, Moment};
+use crate::home::BackgroundRuntime;
+use crate::lease::{self, ClockSample, Moment};
 use crate::options::Options;
 use crate::topology::{AddressSource, Kind, Topology};
 use crate::transport::address::{address_of, parse_all, parse_one};
@@ -62,7 +62,7 @@ impl fmt::Debug for Router {
 }
 
 impl Router {
-    pub(super) fn new(topology: &Topology, options: &Options, home: &Home) -> Result<Self> {
+    pub(super) fn new(topology: &Topology, options: &Options, home: &BackgroundRuntime) -> Result<Self> {
         let clock = Clock::System;
         let (secrets, access) = (Arc::new(Secrets::of(topology)?), topology.access()?);
         let tls = &secrets.certificates();
@@ -99,7 +99,12 @@ impl Router {
     }
 
     /// Creates one router for each of several independent servers.
-    pub(super) fn voters(urls: &[String], secrets: Secrets, options: &Options, home: &Home) -> Result<Vec<Self>> {
+    pub(super) fn voters(
+        urls: &[String],
+        secrets: Secrets,
+        options: &Options,
+        home: &BackgroundRuntime,
+    ) -> Result<Vec<Self>> {
         let secrets = Arc::new(secrets);
         let tls = &secrets.certificates();
         let infos = urls.iter().map(|url| parse_one(url, tls)).collect::<Result<Vec<_>>>()?;
@@ -118,7 +123,7 @@ impl Router {
         secrets: &Arc<Secrets>,
         limits: Limits,
         options: &Options,
-        home: &Home,
+        home: &BackgroundRuntime,
         conditions: &Arc<Conditions>,
     ) -> Result<Self> {
         let outages = Arc::<Outages>::default();
@@ -135,7 +140,7 @@ impl Router {
         Ok(Self::of(slot_owners, options, home))
     }
 
-    fn of(slot_owners: SlotOwners, options: &Options, home: &Home) -> Self {
+    fn of(slot_owners: SlotOwners, options: &Options, home: &BackgroundRuntime) -> Self {
         let clock = Clock::System;
         let push = Push::new(slot_owners.clone(), clock, home.clone(), Pace::of(options));
         Self {
@@ -301,7 +306,7 @@ impl Router {
     /// Returns the fault of a request whose node was replaced. It may have waited for room and been sent just now, so
     /// its time in doubt begins now.
     fn was_replaced(&self) -> Fault {
-        let span = lease::stray_span(self.limits.response_timeout, self.limits.max_clock_skew);
+        let span = lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew);
         Fault::Unknown { stray_until: self.clock.now().after(span), source: Some(replaced()) }
     }
 
@@ -453,9 +458,9 @@ impl Transport for Router {
         self.slot_owners.known_owner(slot).map_or_else(Hearing::default, |node| node.hearing())
     }
 
-    fn anchor(&self) -> Option<Anchor> {
+    fn clock_sample(&self) -> Option<ClockSample> {
         match &self.slot_owners {
-            SlotOwners::Single { node } => node.anchor().map(|(_, anchor)| anchor),
+            SlotOwners::Single { node } => node.clock_sample().map(|(_, anchor)| anchor),
             SlotOwners::Many(_) => None,
         }
     }

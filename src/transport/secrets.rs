@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 
 use crate::error::{Error, Result};
 use crate::events;
-use crate::shield::shielded;
+use crate::shield::catch_panic;
 use crate::topology::{Tls, Topology};
 use crate::transport::tls::Connector;
 
@@ -161,7 +161,7 @@ impl<Place: Clone + Send + Sync + 'static, Secret: Send + 'static> Kept<Place, S
             Err(_) => format!("it could not be read within {MAX_READ:?}"),
         };
         if !self.is_told.swap(true, Ordering::Relaxed) {
-            shielded(|| events::secret_kept(&error));
+            catch_panic(|| events::secret_kept(&error));
         }
     }
 }

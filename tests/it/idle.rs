@@ -78,14 +78,14 @@ async fn name_that_is_used_again_stays(f: &Fixture) {
         idle(&manager, &name, mode).await;
         let view = f.view(&name).await;
         assert_eq!(view.holders.len(), 1, "it is held: {view:?}");
-        assert!(view.holders[0].kept, "and its process may not be inside: {view:?}");
+        assert!(view.holders[0].cached, "and its process may not be inside: {view:?}");
         for _ in 0..20 {
             let guard = take(&manager, &name, mode).await;
             let own = manager.inspect(&name).await.expect("an answer").holders.remove(0);
-            assert_eq!((own.guards, own.kept), (1, false), "somebody is inside");
+            assert_eq!((own.guards, own.cached), (1, false), "somebody is inside");
             guard.release_unharmed().await;
             let own = manager.inspect(&name).await.expect("an answer").holders.remove(0);
-            assert_eq!((own.guards, own.kept), (0, true));
+            assert_eq!((own.guards, own.cached), (0, true));
             assert!(f.view(&name).await.holders[0].age >= view.holders[0].age, "by the same hold");
         }
         manager.write(&name).cache_for(Duration::ZERO).await.expect("granted").release().await.expect("released");

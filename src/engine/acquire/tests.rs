@@ -11,7 +11,7 @@ use crate::lock::hold::{Grant, HoldState, Next};
 use crate::manager::RwLockManager;
 use crate::options::{Options, Overrides};
 use crate::scheme::memory::{Memory, Store};
-use crate::scheme::{Acquired, Answered, Granted, Notice, Scheme};
+use crate::scheme::{Acquired, Answered, Granted, Notification, Scheme};
 use crate::testing::staged::{Fate, STRAY, Staged};
 
 /// A process whose requests a test decides about.
@@ -500,8 +500,8 @@ fn flood(stage: &Stage, store: &Store, waiter: &mut crate::BoxFuture<'_, Result<
         let value = Granted { token, tokens: 1, remaining: Duration::from_secs(1), is_waited_for: true };
         let at = store.server_time();
         let answer = Answered { sent: now, server: at, node: NodeId::default(), value };
-        let forged = Notice::Granted { id: id.shared(), at, answer };
-        store.publish_notice(&stage.key, id.as_str(), if n % 2 == 0 { &Notice::AskAgain } else { &forged });
+        let forged = Notification::Granted { id: id.shared(), at, answer };
+        store.publish_notice(&stage.key, id.as_str(), if n % 2 == 0 { &Notification::AskAgain } else { &forged });
         // It hears the message, asks, and waits again.
         (0..3).for_each(|_| start(waiter));
     }
@@ -524,8 +524,9 @@ async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
     }
     assert!((190..=202).contains(&asked(before)), "{} requests in a second, with a heartbeat", asked(before));
     // What is still in its queue is one reason to ask.
-    (0..1000)
-        .for_each(|_| store.publish_notice(&stage.key, stage.scheme.last_request().id.as_str(), &Notice::AskAgain));
+    (0..1000).for_each(|_| {
+        store.publish_notice(&stage.key, stage.scheme.last_request().id.as_str(), &Notification::AskAgain)
+    });
     let before = asked(0);
     for _ in 0..500 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -533,7 +534,9 @@ async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
     }
     assert!(asked(before) <= 2, "{} requests after the flood", asked(before));
     // The notice of its grant finds no room: it asks.
-    (0..100).for_each(|_| store.publish_notice(&stage.key, stage.scheme.last_request().id.as_str(), &Notice::AskAgain));
+    (0..100).for_each(|_| {
+        store.publish_notice(&stage.key, stage.scheme.last_request().id.as_str(), &Notification::AskAgain)
+    });
     foreign.release().await.expect("ours to the end");
     let held = tokio::time::timeout(Duration::from_secs(1), waits).await.expect("in time");
     held.expect("answered").expect("granted").release().await.expect("ours to the end");
@@ -554,7 +557,7 @@ async fn try_ends_where_the_server_says(said: Acquired) {
                 () = tokio::time::sleep(Duration::from_millis(1)) => {}
             }
             if is_flooded {
-                store.publish_notice(&stage.key, &stage.engine.manager_id, &Notice::AskAgain);
+                store.publish_notice(&stage.key, &stage.engine.manager_id, &Notification::AskAgain);
             }
             // Two response timeouts and one pause.
             let took = stage.engine.clock.now().since(began);

@@ -6,11 +6,11 @@ use tokio::sync::mpsc;
 
 use super::plausible::Bounds;
 use super::{Acquisition, grace};
-use crate::attempt::MAX_NOTICES;
+use crate::attempt::MAX_NOTIFICATIONS;
 use crate::durability::Durability;
 use crate::lease::Moment;
 use crate::lock::side::Notices;
-use crate::scheme::{AcquireRequest, AcquisitionId, Answered, Granted, Notice};
+use crate::scheme::{AcquireRequest, AcquisitionId, Answered, Granted, Notification};
 
 /// First and longest pause between two attempts at a lock that others hold, where there is no queue.
 const RETRY_FIRST: Duration = Duration::from_millis(4);
@@ -59,8 +59,8 @@ enum Heard {
 /// Looks through `first` and what lies behind it: however many messages came, they are one reason to ask. It stops at the length of the
 /// queue, so that a flood which is faster than this loop cannot hold the waiter in it.
 fn hear(
-    first: Notice,
-    notices: &mut mpsc::Receiver<Notice>,
+    first: Notification,
+    notices: &mut mpsc::Receiver<Notification>,
     id: &AcquisitionId,
     bounds: &Bounds,
     now: Moment,
@@ -68,26 +68,26 @@ fn hear(
     let (mut heard, mut next, mut looked_at) = (Heard::Nothing, Some(first), 0);
     while let Some(notice) = next.take() {
         match notice {
-            Notice::Granted { id: granted, at, answer }
+            Notification::Granted { id: granted, at, answer }
                 if *granted == *id.as_str() && bounds.admit(at, &answer, now) =>
             {
                 return Heard::Granted(answer);
             }
             // Another one's of this process.
-            Notice::Granted { id: granted, .. } if *granted != *id.as_str() => {}
-            Notice::Used { id: refused } if *refused == *id.as_str() => heard = Heard::Refused,
+            Notification::Granted { id: granted, .. } if *granted != *id.as_str() => {}
+            Notification::Used { id: refused } if *refused == *id.as_str() => heard = Heard::Refused,
             // Of others, who try.
-            Notice::Used { .. } | Notice::Called { .. } => {}
+            Notification::Used { .. } | Notification::Called { .. } => {}
             // Granted before it was queued again, it is over; or it is not what the server would say.
-            Notice::Granted { .. } | Notice::AskAgain => heard = heard.or_ask_again(),
+            Notification::Granted { .. } | Notification::AskAgain => heard = heard.or_ask_again(),
         }
         looked_at += 1;
-        if looked_at < MAX_NOTICES {
+        if looked_at < MAX_NOTIFICATIONS {
             next = notices.try_recv().ok();
         }
     }
     // More came than there was room for.
-    if looked_at >= MAX_NOTICES { heard.or_ask_again() } else { heard }
+    if looked_at >= MAX_NOTIFICATIONS { heard.or_ask_again() } else { heard }
 }
 
 impl Heard {

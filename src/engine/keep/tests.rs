@@ -5,7 +5,7 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::BoxFuture;
-use crate::attempt::{Notice, Subscription};
+use crate::attempt::{Notification, Subscription};
 use crate::engine::Held;
 use crate::engine::acquire::{Patience, acquire, join};
 use crate::error::{Error, Result};
@@ -466,7 +466,7 @@ async fn answers_to_a_flood(stage: &Stage, subscription: &mut Subscription, toke
     // The answers are given by now: time passes when nothing else is left to do.
     tokio::time::sleep(Duration::from_millis(1)).await;
     std::iter::from_fn(|| subscription.notices.try_recv().ok())
-        .filter(|notice| matches!(notice, Notice::Used { .. }))
+        .filter(|notice| matches!(notice, Notification::Used { .. }))
         .count()
 }
 

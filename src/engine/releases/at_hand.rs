@@ -20,7 +20,7 @@ use crate::engine::releases::{Job, Place, Releases};
 use crate::lease::Moment;
 use crate::process;
 use crate::scheme::Leave;
-use crate::shield::shielded;
+use crate::shield::catch_panic;
 
 /// Releases of one manager that are under way so, at most. More at once go in chunks, which costs less; and should all of them be
 /// late behind each other, no more than these are told twice.
@@ -147,7 +147,7 @@ pub(super) fn tell(releases: &Arc<Releases>, job: Job, now: Moment) {
     let telling = Telling { releases: Arc::clone(releases), place };
     let mut told = Box::pin(telling.run(leave, now));
     // The first poll sends it, or puts it to what the connection sends next. A panic is of no use to whoever drops a guard.
-    let polled = shielded(|| told.as_mut().poll(&mut Context::from_waker(Waker::noop())));
+    let polled = catch_panic(|| told.as_mut().poll(&mut Context::from_waker(Waker::noop())));
     if polled.is_some_and(|polled| polled.is_pending()) {
         at_hand.has_task(place, process::spawn_on(&runtime, told).abort_handle());
     }

@@ -15,7 +15,7 @@ use crate::calls::{Call, Calls, Standing};
 use crate::lease::{FencingToken, Moment};
 use crate::lock::effects::Signals;
 use crate::lock::shares::{Share, ShareId};
-use crate::meter::Meter;
+use crate::meter::Metrics;
 use crate::mode::Mode;
 use crate::reentry::OwnerId;
 
@@ -44,7 +44,7 @@ pub(crate) enum Stay {
 #[derive(Debug, Default)]
 pub(crate) struct KeptCount {
     holds: AtomicUsize,
-    meter: Meter,
+    meter: Metrics,
 }
 
 impl KeptCount {
@@ -60,7 +60,7 @@ pub(crate) struct Kept(Arc<KeptCount>);
 impl Kept {
     pub(crate) fn among(count: &Arc<KeptCount>) -> Self {
         count.holds.fetch_add(1, Ordering::Relaxed);
-        count.meter.kept();
+        count.meter.cached();
         Self(Arc::clone(count))
     }
 }
@@ -68,7 +68,7 @@ impl Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         self.0.holds.fetch_sub(1, Ordering::Relaxed);
-        self.0.meter.kept_no_more();
+        self.0.meter.cached_no_more();
     }
 }
 

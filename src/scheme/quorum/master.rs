@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use crate::attempt::{AcquisitionId, Attempt};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::home::Home;
+use crate::home::BackgroundRuntime;
 use crate::key::Key;
 use crate::lease::{Moment, ServerTime};
 use crate::scheme::{Leave, ReleaseReply, Scheme};
@@ -26,12 +26,12 @@ const MAX_CHUNK: usize = 128;
 const MAX_DEBTS: usize = 8192;
 
 /// An older one says little: clocks differ by 1 % of that.
-const MAX_ANCHOR_AGE: Duration = Duration::from_secs(5);
+const MAX_CLOCK_SAMPLE_AGE: Duration = Duration::from_secs(5);
 
 pub(super) struct Master {
     pub(super) scheme: Arc<dyn Scheme>,
     clock: Clock,
-    home: Home,
+    home: BackgroundRuntime,
     /// Its node serves all keys alike.
     any: Key,
     debts: Mutex<BTreeMap<(Moment, u64), Debt>>,
@@ -60,7 +60,7 @@ impl fmt::Debug for Master {
 }
 
 impl Master {
-    pub(super) fn new(scheme: Arc<dyn Scheme>, home: Home, any: Key) -> Self {
+    pub(super) fn new(scheme: Arc<dyn Scheme>, home: BackgroundRuntime, any: Key) -> Self {
         Self {
             clock: scheme.clock(),
             scheme,
@@ -88,8 +88,8 @@ impl Master {
 
     /// What its clock says about now, if that is known well enough.
     pub(super) fn time_at(&self, now: Moment) -> Option<ServerTime> {
-        let anchor = self.scheme.anchor()?;
-        (anchor.age_at(now) <= MAX_ANCHOR_AGE).then(|| anchor.server_time_at(now))
+        let anchor = self.scheme.clock_sample()?;
+        (anchor.age_at(now) <= MAX_CLOCK_SAMPLE_AGE).then(|| anchor.server_time_at(now))
     }
 
     /// Takes over what it is to be told, until it is or has forgotten it.

@@ -20,10 +20,10 @@ use crate::calls::Calls;
 use crate::clock::Clock;
 use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
-use crate::lease::{self, Anchor, Moment, ServerTime};
+use crate::lease::{self, ClockSample, Moment, ServerTime};
 use crate::scheme::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Leave,
-    Notice, ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
+    Notification, ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
 };
 
 /// As the transport has it.
@@ -34,7 +34,7 @@ pub(super) struct Link {
     pub(super) address: Address,
     pub(super) response_timeout: Duration,
     pub(super) max_clock_skew: Duration,
-    anchor: Arc<Mutex<Option<Anchor>>>,
+    anchor: Arc<Mutex<Option<ClockSample>>>,
     /// As on a connection: whoever finds none waits here, and not at the server. What goes in the background needs none.
     room: Semaphore,
     /// For what is given back: it does not wait behind those who acquire.
@@ -107,9 +107,9 @@ impl Link {
             // A process that stood still sees the reply before the timer: the clock decides.
             Some(Delivery::Answered(answer, server)) if believes_all || now.since(sent) <= self.response_timeout => {
                 world.record(What::Answered { request, reply: answer.reply() });
-                *self.anchor.lock() = Some(Anchor { sent, server });
+                *self.anchor.lock() = Some(ClockSample { sent, server });
                 let Some(answer) = self.misheard(answer) else {
-                    let stray_until = sent.after(lease::stray_span(self.response_timeout, self.max_clock_skew));
+                    let stray_until = sent.after(lease::max_delay(self.response_timeout, self.max_clock_skew));
                     return Err(Failure::Unknown { stray_until, source: None });
                 };
                 let sent = match world.mutant {
@@ -138,7 +138,7 @@ impl Link {
                 }
                 let stray_until = match (world.mutant, &parcel) {
                     (Some(Mutant::NoLateConversions), Parcel::Conversion { .. }) => sent,
-                    _ => sent.after(lease::stray_span(self.response_timeout, self.max_clock_skew)),
+                    _ => sent.after(lease::max_delay(self.response_timeout, self.max_clock_skew)),
                 };
                 self.unanswered(sent, stray_until, &parcel)
             }
@@ -305,9 +305,9 @@ impl Link {
         self.world.mutant == Some(Mutant::IdleUnrenewed) && renewal.keeps && is_idle()
     }
 
-    fn listening(&self, key: &Key, (notices, end): (mpsc::Receiver<Notice>, Unsubscribe)) -> Subscription {
+    fn listening(&self, key: &Key, (notices, end): (mpsc::Receiver<Notification>, Unsubscribe)) -> Subscription {
         let notices = match self.world.mutant {
-            Some(Mutant::DeafToNotices) => attempt::notices().1,
+            Some(Mutant::DeafToNotices) => attempt::notifications().1,
             Some(Mutant::StaleNotice) => self.with_stale(lock_of(key), notices),
             _ => notices,
         };
@@ -315,19 +315,19 @@ impl Link {
     }
 
     /// Each notice comes once more, when it is over, as one of what was asked for since.
-    fn with_stale(&self, lock: Lock, mut notices: mpsc::Receiver<Notice>) -> mpsc::Receiver<Notice> {
-        let (to, passed_on) = attempt::notices();
+    fn with_stale(&self, lock: Lock, mut notices: mpsc::Receiver<Notification>) -> mpsc::Receiver<Notification> {
+        let (to, passed_on) = attempt::notifications();
         let asked = Arc::clone(&self.asked);
         drop(tokio::spawn(async move {
             while let Some(notice) = notices.recv().await {
                 to.try_send(notice.clone()).ok();
-                let Notice::Granted { at, mut answer, .. } = notice else { continue };
+                let Notification::Granted { at, mut answer, .. } = notice else { continue };
                 tokio::time::sleep(Duration::from_millis(500)).await;
                 if let Some(id) = asked.lock().get(&lock) {
                     // As a grant of this moment would look.
                     let at = at.after(Duration::from_millis(550));
                     answer.value.token = answer.value.token.plus(550_000);
-                    to.try_send(Notice::Granted { id: id.shared(), at, answer }).ok();
+                    to.try_send(Notification::Granted { id: id.shared(), at, answer }).ok();
                 }
             }
         }));

@@ -21,7 +21,7 @@ use super::history::{Id, Process};
 use super::seeds_or;
 use super::workload::SimManager;
 use crate::engine::Engine;
-use crate::home::Home;
+use crate::home::BackgroundRuntime;
 use crate::key::Key;
 use crate::lease;
 use crate::options::Options;
@@ -167,10 +167,10 @@ fn quorum(field: &Arc<Field>, process: Process, restarts: Restarts) -> Quorum {
     let (max_clock_skew, last_renewed) = (Options::default().max_clock_skew, Arc::default());
     let link = |place| -> Arc<dyn Scheme> { Arc::new(Link::new(field, process, place, max_clock_skew, &last_renewed)) };
     let links = (0..field.count()).map(link).collect();
-    let stray_span = lease::stray_span(RESPONSE_TIMEOUT, max_clock_skew);
+    let stray_span = lease::max_delay(RESPONSE_TIMEOUT, max_clock_skew);
     let margins = Margins { max_clock_skew, stray_span };
     let any = Key::new("rwlock", "-").expect("a name");
-    Quorum::new(links, &Home::Callers, &any, margins, restarts, field.profile.lease)
+    Quorum::new(links, &BackgroundRuntime::Callers, &any, margins, restarts, field.profile.lease)
 }
 
 /// What happens to masters and links, in an order and at moments of the seed's choice.

@@ -22,7 +22,7 @@ use super::steps::unknown;
 use super::wire::Stream;
 use super::{Node, OnLoss, Role};
 use crate::backoff::Backoff;
-use crate::lease::{Anchor, Moment};
+use crate::lease::{ClockSample, Moment};
 use crate::transport::fault::{self, Fault};
 use crate::transport::pushed::Hear;
 use crate::transport::secrets::Peer;
@@ -237,7 +237,7 @@ impl Lines {
         self.conditions.note_connected(&self.address, &name, &version);
         self.note_time(server, sent, self.clock.now());
         let number = self.dialed.fetch_add(1, Ordering::Relaxed);
-        let anchor = Anchor { sent, server };
+        let anchor = ClockSample { sent, server };
         let timeout = self.limits.response_timeout;
         let live = Live::new(number, connection, anchor, Arc::clone(is_closed), timeout, sharing);
         Ok((Arc::new(live), if is_wanted { Found::Wanted } else { Found::Replica }))

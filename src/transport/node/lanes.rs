@@ -169,7 +169,7 @@ impl Depot {
 
     /// Returns the fault of calls that were sent and not answered.
     fn unknown(&self, sent: Moment) -> Fault {
-        let span = lease::stray_span(self.lines.limits.response_timeout, self.lines.limits.max_clock_skew);
+        let span = lease::max_delay(self.lines.limits.response_timeout, self.lines.limits.max_clock_skew);
         Fault::Unknown { stray_until: sent.after(span), source: None }
     }
 

@@ -24,9 +24,9 @@ use super::{OnLoss, Reports};
 use crate::attempt::NodeId;
 use crate::clock::Clock;
 use crate::error::{Refusal, Source};
-use crate::home::Home;
-use crate::lease::{Anchor, Moment};
-use crate::meter::Tally;
+use crate::home::BackgroundRuntime;
+use crate::lease::{ClockSample, Moment};
+use crate::meter::Counter;
 use crate::process;
 use crate::topology::AddressSource;
 use crate::transport::conditions::Conditions;
@@ -51,13 +51,13 @@ pub(super) struct Lines {
     pub(super) steps: Steps,
     pub(super) limits: Limits,
     pub(super) clock: Clock,
-    pub(super) home: Home,
+    pub(super) home: BackgroundRuntime,
     of: Mutex<Vec<Line>>,
     /// Number of connections so far.
     pub(super) dialed: AtomicU64,
     /// Number of connections that replaced another one.
     reconnects: AtomicU64,
-    reconnects_tally: Tally,
+    reconnects_tally: Counter,
     failed: Mutex<Option<(Moment, DialFault)>>,
     /// Time at which the node last executed a request, in nanoseconds of the local clock; zero for never.
     served: AtomicU64,
@@ -85,7 +85,7 @@ pub(super) struct Live {
     /// Number that no other connection to this node has.
     pub(super) number: u64,
     pub(super) connection: Connection,
-    pub(super) anchor: Mutex<Anchor>,
+    pub(super) anchor: Mutex<ClockSample>,
     /// True once the connection is closed, by the server or with its runtime. Requests not handed over by then are
     /// never sent.
     pub(super) is_closed: Arc<AtomicBool>,
@@ -116,7 +116,7 @@ impl Live {
     pub(super) fn new(
         number: u64,
         connection: Connection,
-        anchor: Anchor,
+        anchor: ClockSample,
         closed: Arc<AtomicBool>,
         response_timeout: Duration,
         sharing: Sharing,
@@ -153,7 +153,7 @@ impl Lines {
         info: ConnectionInfo,
         limits: Limits,
         clock: Clock,
-        home: Home,
+        home: BackgroundRuntime,
         reports: Reports,
     ) -> Self {
         let shown = shown(address, &reports.source).into();
@@ -174,7 +174,7 @@ impl Lines {
             of: Mutex::default(),
             dialed: AtomicU64::new(0),
             reconnects: AtomicU64::new(0),
-            reconnects_tally: Tally::of_reconnects(),
+            reconnects_tally: Counter::of_reconnects(),
             failed: Mutex::new(None),
             served: AtomicU64::new(0),
             up_since: AtomicU64::new(0),

@@ -13,7 +13,7 @@ use crate::backoff::Backoff;
 use crate::error::{Refusal, Source};
 use crate::events;
 use crate::lease::Moment;
-use crate::shield::shielded;
+use crate::shield::catch_panic;
 use crate::topology::AddressSource;
 use crate::transport::outages::{Outages, Trouble};
 
@@ -82,7 +82,7 @@ impl Silence {
         // The log may call a user's subscriber of `tracing`: never under the mutex.
         drop(state);
         if is_news {
-            shielded(|| events::node_unreachable(&self.node, &self.source, source.as_deref(), now.since(sent)));
+            catch_panic(|| events::node_unreachable(&self.node, &self.source, source.as_deref(), now.since(sent)));
         }
     }
 
@@ -131,7 +131,7 @@ impl Silence {
         drop(state);
         self.word.notify_waiters();
         if let Some(since) = since {
-            shielded(|| events::node_back(&self.node, now.since(since)));
+            catch_panic(|| events::node_back(&self.node, now.since(since)));
         }
     }
 
@@ -143,7 +143,7 @@ impl Silence {
         drop(state);
         self.word.notify_waiters();
         if is_news {
-            shielded(|| events::node_refuses(&self.node, &self.source, refusal, words));
+            catch_panic(|| events::node_refuses(&self.node, &self.source, refusal, words));
         }
     }
 }

@@ -20,10 +20,10 @@ const AT_ONCE: Pace = Pace::Every(usize::MAX, Duration::ZERO);
 static SCRIPT: Script = Script::new("return 1");
 
 fn node(fake: &Fake) -> Arc<Node> {
-    node_at_home(fake, Home::Process)
+    node_at_home(fake, BackgroundRuntime::Process)
 }
 
-fn node_at_home(fake: &Fake, home: Home) -> Arc<Node> {
+fn node_at_home(fake: &Fake, home: BackgroundRuntime) -> Arc<Node> {
     let url = format!("redis://{}", fake.addr);
     let info = parse_one(&url, &Tls::new()).expect("a URL");
     let options = Options { response_timeout: RESPONSE_TIMEOUT, ..Options::default() };
@@ -141,7 +141,7 @@ fn node_whose_home_has_ended_is_probed_by_nobody() {
     let (servers, ends) = (tokio::runtime::Runtime::new().expect("a runtime"), tokio::runtime::Runtime::new());
     let fake = servers.block_on(Fake::start(AT_ONCE));
     let ends = ends.expect("a runtime");
-    let node = node_at_home(&fake, Home::On(ends.handle().clone()));
+    let node = node_at_home(&fake, BackgroundRuntime::On(ends.handle().clone()));
     drop(ends);
     servers.block_on(async {
         call(&node).await.expect("answered");
@@ -313,7 +313,7 @@ async fn step_that_takes_too_long_is_named() {
     assert!(words.starts_with("name resolution:") && words.contains("`response_timeout`"), "{words}");
     fake.set(Pace::Never);
     names(&node, &[&fake], Duration::ZERO);
-    let silent = node_at_home(&fake, Home::Process);
+    let silent = node_at_home(&fake, BackgroundRuntime::Process);
     let Err(Fault::NotSent(Some(source))) = call(&silent).await else { panic!("it says nothing") };
     assert!(source.to_string().starts_with("greeting:"), "{source}");
 }
@@ -329,7 +329,9 @@ async fn says_and_closes(words: &'static str) -> Arc<Node> {
     });
     let info = parse_one(&url, &Tls::new()).expect("a URL");
     let limits = Limits::new(&Options::default(), Role::Standalone);
-    Arc::new(Node::new("it", info, limits, Clock::System, Home::Process, Reports::for_test()).expect("a node"))
+    Arc::new(
+        Node::new("it", info, limits, Clock::System, BackgroundRuntime::Process, Reports::for_test()).expect("a node"),
+    )
 }
 
 #[tokio::test]

@@ -7,10 +7,10 @@ use std::sync::{Arc, Weak};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::attempt::Notice;
+use crate::attempt::Notification;
 use crate::calls::{Call, Calls};
 use crate::lease::Moment;
-use crate::shield::shielded;
+use crate::shield::catch_panic;
 use crate::transport::ReadNotice;
 
 /// Number of a link. Small, since each channel has one.
@@ -93,7 +93,7 @@ pub(super) struct Refused {
 #[derive(Clone)]
 pub(super) enum Listener {
     /// Waiter for the lock.
-    Waiter(mpsc::Sender<Notice>),
+    Waiter(mpsc::Sender<Notification>),
     /// Process with a cached hold of the lock. It does not report when it drops the hold: the keeper looks.
     Keeper(Weak<Calls>),
 }
@@ -126,11 +126,11 @@ impl Listener {
         matches!(self, Self::Keeper(calls) if calls.strong_count() > 0)
     }
 
-    fn hear(self, notice: &Notice, now: Moment) {
+    fn hear(self, notice: &Notification, now: Moment) {
         match (&self, notice) {
             // A waiter that has gone needs no notification, and one with a full queue asks the server.
             (Self::Waiter(waiter), notice) => drop(waiter.try_send(notice.clone())),
-            (Self::Keeper(_), Notice::Called { token, id }) => {
+            (Self::Keeper(_), Notification::Called { token, id }) => {
                 if let Some(calls) = self.keeper() {
                     calls.called(&Call { token: *token, tries: id.clone() }, now);
                 }
@@ -181,7 +181,7 @@ impl Channel {
         self.listeners.iter().any(|(_, listener)| listener.keeps())
     }
 
-    pub(super) fn news(&self, notice: Notice) -> News {
+    pub(super) fn news(&self, notice: Notification) -> News {
         News { notice, listeners: self.listeners.iter().map(|(_, listener)| listener.clone()).collect() }
     }
 
@@ -198,7 +198,7 @@ impl Channel {
 
 /// Notification for the listeners of a channel, to be passed on when no lock is held.
 pub(super) struct News {
-    notice: Notice,
+    notice: Notification,
     listeners: Vec<Listener>,
 }
 
@@ -206,7 +206,7 @@ impl News {
     pub(super) fn tell(self, now: Moment) {
         for listener in self.listeners {
             // Wakers and subscribers of `tracing` are a user's, and the link goes on for others.
-            shielded(|| listener.hear(&self.notice, now));
+            catch_panic(|| listener.hear(&self.notice, now));
         }
     }
 }
@@ -228,7 +228,7 @@ mod tests {
         let keeper = || Arc::new(Calls::new(Box::new(Deaf)));
         let (left, stays) = (keeper(), keeper());
         let listener = |calls: &Arc<Calls>| Listener::Keeper(Arc::downgrade(calls));
-        let mut channel = Channel::new(0, |_, _| Notice::AskAgain, &listener(&left));
+        let mut channel = Channel::new(0, |_, _| Notification::AskAgain, &listener(&left));
         channel.add(NonZeroU64::MIN, listener(&left));
         channel.add(NonZeroU64::MIN, listener(&stays));
         assert_eq!(channel.listeners.len(), 2);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::channel::News;
 use super::link::Lost;
 use super::{Link, Origin, Shared, Subscriptions};
-use crate::attempt::Notice;
-use crate::lease::{Anchor, Moment};
+use crate::attempt::Notification;
+use crate::lease::{ClockSample, Moment};
 use crate::transport::pushed::Pushed;
 
 impl Shared {
@@ -36,8 +36,8 @@ impl Shared {
         Some(channel.news((channel.read)(message, anchor)))
     }
 
-    fn anchor(&self, link: &mut Link) -> Option<Anchor> {
-        let (connection, anchor) = link.node.anchor()?;
+    fn anchor(&self, link: &mut Link) -> Option<ClockSample> {
+        let (connection, anchor) = link.node.clock_sample()?;
         if link.proven != Some(connection) {
             link.must_prove = true;
             link.wake.notify_one();
@@ -155,6 +155,6 @@ impl Subscriptions {
             link.is_pinged_from_now_on();
         }
         channel.refused = None;
-        Confirmed::Wanted(channel.news(Notice::AskAgain))
+        Confirmed::Wanted(channel.news(Notification::AskAgain))
     }
 }

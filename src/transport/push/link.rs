@@ -231,7 +231,7 @@ impl Running {
     }
 
     fn next_batch(&self, agenda: &mut Agenda) -> Result<Vec<Command>, Lost> {
-        let main = self.node.anchor().map(|(connection, _)| connection);
+        let main = self.node.clock_sample().map(|(connection, _)| connection);
         let now = Instant::now();
         let subscriptions = &mut *self.shared.subscriptions.lock();
         let link = subscriptions.links.get_mut(&self.link).ok_or(Lost::Unused)?;

@@ -12,8 +12,8 @@ use tokio::net::TcpListener;
 use super::*;
 use crate::attempt::{Answered, Granted, NodeId};
 use crate::calls::{Call, OnCall};
-use crate::home::Home;
-use crate::lease::{Anchor, FencingToken, Moment, ServerTime};
+use crate::home::BackgroundRuntime;
+use crate::lease::{ClockSample, FencingToken, Moment, ServerTime};
 use crate::options::Options;
 use crate::topology::{Access, Topology};
 use crate::transport::address::{address_of, parse_all, parse_one};
@@ -32,8 +32,8 @@ fn pace() -> Pace {
 }
 
 /// Returns a background runtime that ends with the test.
-fn home() -> Home {
-    Handle::try_current().map_or(Home::Process, Home::On)
+fn home() -> BackgroundRuntime {
+    Handle::try_current().map_or(BackgroundRuntime::Process, BackgroundRuntime::On)
 }
 
 fn single(url: &str) -> (Push, Arc<Node>) {
@@ -87,30 +87,30 @@ fn two_channels_of(cluster: &Cluster, owner: &Server) -> (String, String) {
 }
 
 /// Passes on a message, and the clock sample that would judge it.
-fn read(message: &[u8], anchor: Option<Anchor>) -> Notice {
-    let anchor = anchor.unwrap_or(Anchor { sent: Moment::NEVER, server: ServerTime::default() });
+fn read(message: &[u8], anchor: Option<ClockSample>) -> Notification {
+    let anchor = anchor.unwrap_or(ClockSample { sent: Moment::NEVER, server: ServerTime::default() });
     let token = FencingToken::from_wire(1).expect("small");
     let value = Granted { token, tokens: 1, remaining: Duration::ZERO, is_waited_for: false };
     let answer = Answered { sent: anchor.sent, server: anchor.server, node: NodeId::default(), value };
-    Notice::Granted { id: String::from_utf8_lossy(message).into(), at: anchor.server, answer }
+    Notification::Granted { id: String::from_utf8_lossy(message).into(), at: anchor.server, answer }
 }
 
-async fn notice(subscription: &mut Subscription) -> Notice {
+async fn notice(subscription: &mut Subscription) -> Notification {
     let notice = tokio::time::timeout(BOUND, subscription.notices.recv()).await;
     notice.expect("a notice comes in time").expect("the subscription goes on")
 }
 
 async fn told_to_ask(subscription: &mut Subscription) {
     let notice = notice(subscription).await;
-    assert!(matches!(notice, Notice::AskAgain), "{notice:?}");
+    assert!(matches!(notice, Notification::AskAgain), "{notice:?}");
 }
 
 /// Returns the clock sample of the next message, which must be this one.
-async fn message(subscription: &mut Subscription, expected: &str) -> Option<Anchor> {
+async fn message(subscription: &mut Subscription, expected: &str) -> Option<ClockSample> {
     loop {
-        if let Notice::Granted { id, answer, .. } = notice(subscription).await {
+        if let Notification::Granted { id, answer, .. } = notice(subscription).await {
             assert_eq!(&*id, expected);
-            let anchor = Anchor { sent: answer.sent, server: answer.server };
+            let anchor = ClockSample { sent: answer.sent, server: answer.server };
             return (anchor.sent != Moment::NEVER).then_some(anchor);
         }
     }
@@ -404,10 +404,10 @@ async fn a_channel_under_steady_contention_is_subscribed_once() {
         let text = round.to_string();
         assert_eq!(publish(&server, "a", &text), 1);
         let first = notice(&mut next).await;
-        assert!(matches!(&first, Notice::Granted { id, .. } if **id == *text), "{first:?}");
+        assert!(matches!(&first, Notification::Granted { id, .. } if **id == *text), "{first:?}");
         let mut asking = push.subscribe(0, "a", read);
         // The channel is confirmed already, so the notification comes at once.
-        assert!(matches!(asking.notices.try_recv(), Ok(Notice::AskAgain)));
+        assert!(matches!(asking.notices.try_recv(), Ok(Notification::AskAgain)));
         assert_silent(&mut next);
     }
     assert_eq!(server.proxy().requests_seen(Matcher::command("SSUBSCRIBE")), 1);
@@ -768,7 +768,7 @@ async fn a_message_is_judged_by_the_main_connection_to_its_node() {
     assert_eq!(next(&mut subscription, "the main connection is newer").await, None);
     told_to_ask(&mut subscription).await;
     let anchor = next(&mut subscription, "all is well").await.expect("an anchor");
-    assert_eq!(Some(anchor), node.anchor().map(|(_, anchor)| anchor));
+    assert_eq!(Some(anchor), node.clock_sample().map(|(_, anchor)| anchor));
 
     assert_eq!(server.kill_clients().expect("it kills"), 1);
     node.ask(&redis::cmd("TIME")).await.expect_err("the connection is gone");
@@ -799,7 +799,7 @@ async fn a_message_right_behind_the_confirmation_is_judged_too() {
     assert!(message(&mut subscription, "first").await.is_some());
     assert_eq!(publish(&server, "a", "second"), 1);
     let second = notice(&mut subscription).await;
-    assert!(matches!(second, Notice::Granted { .. }), "nothing was missed in between: {second:?}");
+    assert!(matches!(second, Notification::Granted { .. }), "nothing was missed in between: {second:?}");
 }
 
 #[tokio::test]

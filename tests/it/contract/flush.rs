@@ -33,7 +33,7 @@ async fn assert_nothing_is_left(looks: &Manager, names: impl IntoIterator<Item =
     for (round, name) in names.into_iter().enumerate() {
         let view = looks.inspect(name).await.expect("inspected");
         assert!(view.waiters.iter().all(|waiter| waiter.label != DROPS), "round {round}: {view:?}");
-        assert!(view.holders.iter().all(|holder| holder.label != DROPS || holder.kept), "round {round}: {view:?}");
+        assert!(view.holders.iter().all(|holder| holder.label != DROPS || holder.cached), "round {round}: {view:?}");
     }
 }
 

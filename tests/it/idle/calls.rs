@@ -71,7 +71,7 @@ async fn waiters_of_many_processes_call_twice_a_second(f: &ServerFixture) {
     until("they all wait", async || f.view(&name).await.waiters.len() >= PROCESSES).await;
     until("who is not inside has left", async || keepers.iter().all(|keeper| keeper.stats().holds == 0)).await;
     let view = f.view(&name).await;
-    assert_eq!((view.holders.len(), view.holders[0].kept), (1, true), "who is inside has not: {view:?}");
+    assert_eq!((view.holders.len(), view.holders[0].cached), (1, true), "who is inside has not: {view:?}");
 
     let began = Instant::now();
     calls.skip_the_past(f);

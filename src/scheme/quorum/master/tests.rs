@@ -7,7 +7,7 @@ fn indebted(runtime: &tokio::runtime::Runtime) -> (Arc<Master>, [Debt; 2]) {
     let _in = runtime.enter();
     let scheme = Memory::new(Arc::new(Store::new()));
     let any = Key::new("quorum", "-").expect("a name");
-    let master = Arc::new(Master::new(Arc::new(scheme), Home::Callers, any));
+    let master = Arc::new(Master::new(Arc::new(scheme), BackgroundRuntime::Callers, any));
     let debts = ["one", "two"].map(|name| {
         let (key, id) = (Key::new("quorum", name).expect("a name"), AcquisitionId::new("m", 1, name));
         let lease = Duration::from_secs(60);

@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::super::{Margins, Restarts};
 use super::*;
 use crate::attempt::AcquisitionId;
-use crate::home::Home;
+use crate::home::BackgroundRuntime;
 use crate::key::Key;
 use crate::lease::FencingToken;
 use crate::mode::Mode;
@@ -30,7 +30,7 @@ impl Stage {
         let masters = vec![master(), master(), master()];
         let key = Key::new("quorum", "cfg").expect("a name");
         let margins = Margins { max_clock_skew: Duration::ZERO, stray_span: Duration::from_secs(1) };
-        let quorum = Quorum::new(masters.clone(), &Home::Callers, &key, margins, Restarts::Delayed, LEASE);
+        let quorum = Quorum::new(masters.clone(), &BackgroundRuntime::Callers, &key, margins, Restarts::Delayed, LEASE);
         Self { masters, quorum, key: Arc::new(key) }
     }
 

@@ -1,6 +1,6 @@
 use super::*;
 use crate::attempt::{Answered, Granted, NodeId};
-use crate::home::Home;
+use crate::home::BackgroundRuntime;
 use crate::lease::ServerTime;
 use crate::scheme::Acquired;
 use crate::scheme::memory::{Memory, Store};
@@ -21,7 +21,7 @@ impl Stage {
         let key = Key::new("quorum", "cfg").expect("a name");
         let master = || {
             let scheme = Memory::new(Arc::new(Store::new()));
-            Arc::new(Master::new(Arc::new(scheme), Home::Callers, key.clone()))
+            Arc::new(Master::new(Arc::new(scheme), BackgroundRuntime::Callers, key.clone()))
         };
         let masters = vec![master(), master(), master()];
         let traces = Traces::new(masters.clone(), masters[0].scheme.clock(), Duration::ZERO, STRAY);

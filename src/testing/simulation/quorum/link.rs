@@ -16,7 +16,7 @@ use crate::attempt::NodeId;
 use crate::clock::Clock;
 use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
-use crate::lease::{self, Anchor, FencingToken, Moment, ServerTime};
+use crate::lease::{self, ClockSample, FencingToken, Moment, ServerTime};
 use crate::scheme::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
     Granted, Hearing, Leave, Mode, ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
@@ -43,7 +43,7 @@ pub(super) struct Link {
 struct Known {
     /// To which incarnation there is a connection.
     connection: Option<u32>,
-    anchor: Option<Anchor>,
+    anchor: Option<ClockSample>,
     up_since: Option<Moment>,
     served: Option<Moment>,
     is_silent: bool,
@@ -82,7 +82,7 @@ impl Link {
 
     /// The incarnation that there is a connection to, and what is known of its clock. A master says how long it has been up
     /// before it is asked anything else.
-    async fn connected(&self) -> Result<(u32, Anchor), Failure> {
+    async fn connected(&self) -> Result<(u32, ClockSample), Failure> {
         let now = self.field.clock.now();
         {
             let known = self.known.lock();
@@ -100,7 +100,7 @@ impl Link {
         let mut known = self.known.lock();
         let up_since = Moment::from_nanos(now.as_nanos().saturating_sub(greeting.uptime.as_nanos() as u64));
         known.up_since = known.up_since.max(Some(up_since));
-        let anchor = Anchor { sent: now, server };
+        let anchor = ClockSample { sent: now, server };
         (known.connection, known.anchor, known.is_silent) = (Some(greeting.incarnation), Some(anchor), false);
         Ok((greeting.incarnation, anchor))
     }
@@ -132,13 +132,13 @@ impl Link {
         let Some(Delivery::Answered(value, server)) = self.in_time(sent, answered).await else {
             drop(self.fails());
             self.field.tells(|| format!("{self:?} {what}: no answer"));
-            let stray_until = sent.after(lease::stray_span(RESPONSE_TIMEOUT, self.max_clock_skew));
+            let stray_until = sent.after(lease::max_delay(RESPONSE_TIMEOUT, self.max_clock_skew));
             return Err(Failure::Unknown { stray_until, source: None });
         };
         self.field.tells(|| format!("{self:?} {what}: {value:?}"));
         let now = self.field.clock.now();
         let mut known = self.known.lock();
-        (known.anchor, known.served) = (Some(Anchor { sent, server }), Some(now));
+        (known.anchor, known.served) = (Some(ClockSample { sent, server }), Some(now));
         Ok(Answered { sent, server, node: NodeId::default(), value })
     }
 
@@ -307,7 +307,7 @@ impl Scheme for Link {
         Hearing { served: known.served, is_silent: known.is_silent }
     }
 
-    fn anchor(&self) -> Option<Anchor> {
+    fn clock_sample(&self) -> Option<ClockSample> {
         self.known.lock().anchor
     }
 

@@ -9,7 +9,7 @@ use crate::attempt::NodeId;
 use crate::calls::{Call, Calls, Fresh, Standing};
 use crate::key::Key;
 use crate::lease::Moment;
-use crate::scheme::Notice;
+use crate::scheme::Notification;
 use crate::scheme::memory::CallBack;
 use crate::testing::simulation::history::{Called, Heard, Id, Lock, Process, What};
 use crate::testing::simulation::mutants::{Mutant, parse};
@@ -292,6 +292,6 @@ impl World {
 
     /// Whoever tries is told that a guard is inside.
     pub(in crate::testing::simulation) fn tell_used(&self, lock: Lock, id: &str) {
-        self.tell(Id::of(id).process, lock, &Notice::Used { id: id.into() });
+        self.tell(Id::of(id).process, lock, &Notification::Used { id: id.into() });
     }
 }

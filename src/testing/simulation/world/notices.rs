@@ -9,8 +9,8 @@ use tokio::sync::mpsc;
 use super::{Address, World, lock_of, millis};
 use crate::attempt::{self, NodeId};
 use crate::key::Key;
-use crate::lease::{Anchor, ServerTime};
-use crate::scheme::{AcquisitionId, Answered, Granted, Notice};
+use crate::lease::{ClockSample, ServerTime};
+use crate::scheme::{AcquisitionId, Answered, Granted, Notification};
 use crate::testing::simulation::gate::Gate;
 use crate::testing::simulation::history::{Id, Lock, Process, What};
 
@@ -21,13 +21,13 @@ const MAX_ANCHOR_AGE: Duration = Duration::from_secs(2);
 pub(super) struct Subscriber {
     pub(super) process: Process,
     pub(super) lock: Lock,
-    pub(super) to: mpsc::Sender<Notice>,
+    pub(super) to: mpsc::Sender<Notification>,
 }
 
 /// What a process judges notices by.
 pub(super) struct Ear {
     pub(super) gate: Arc<Gate>,
-    pub(super) anchor: Arc<Mutex<Option<Anchor>>>,
+    pub(super) anchor: Arc<Mutex<Option<ClockSample>>>,
 }
 
 /// A notice as it lies on the wire.
@@ -55,7 +55,7 @@ impl Drop for Unsubscribe {
 
 impl World {
     /// A process judges notices by this anchor from now on.
-    pub(in crate::testing::simulation) fn listens(&self, address: &Address, anchor: &Arc<Mutex<Option<Anchor>>>) {
+    pub(in crate::testing::simulation) fn listens(&self, address: &Address, anchor: &Arc<Mutex<Option<ClockSample>>>) {
         let ear = Ear { gate: Arc::clone(&address.gate), anchor: Arc::clone(anchor) };
         self.state.lock().ears.insert(address.process, ear);
     }
@@ -65,12 +65,12 @@ impl World {
         self: &Arc<Self>,
         process: Process,
         key: &Key,
-    ) -> (mpsc::Receiver<Notice>, Unsubscribe) {
+    ) -> (mpsc::Receiver<Notification>, Unsubscribe) {
         let lock = lock_of(key);
         let confirmed = self.state.lock().confirmed.contains(&(process, lock));
         let subscription = self.listen(process, lock);
         if confirmed {
-            self.tell(process, lock, &Notice::AskAgain);
+            self.tell(process, lock, &Notification::AskAgain);
         } else {
             self.confirm(process, lock);
         }
@@ -82,7 +82,7 @@ impl World {
         self: &Arc<Self>,
         process: Process,
         key: &Key,
-    ) -> Option<(mpsc::Receiver<Notice>, Unsubscribe)> {
+    ) -> Option<(mpsc::Receiver<Notification>, Unsubscribe)> {
         let lock = lock_of(key);
         let mut state = self.state.lock();
         let lingers = state.confirmed.contains(&(process, lock)) && state.rng.bool();
@@ -90,9 +90,9 @@ impl World {
         lingers.then(|| self.listen(process, lock))
     }
 
-    fn listen(self: &Arc<Self>, process: Process, lock: Lock) -> (mpsc::Receiver<Notice>, Unsubscribe) {
+    fn listen(self: &Arc<Self>, process: Process, lock: Lock) -> (mpsc::Receiver<Notification>, Unsubscribe) {
         let number = self.number(3);
-        let (to, notices) = attempt::notices();
+        let (to, notices) = attempt::notifications();
         self.state.lock().subscribers.insert(number, Subscriber { process, lock, to });
         (notices, Unsubscribe { world: Arc::clone(self), number })
     }
@@ -116,7 +116,7 @@ impl World {
                 }
                 state.confirmed.insert((process, lock));
             }
-            world.tell(process, lock, &Notice::AskAgain);
+            world.tell(process, lock, &Notification::AskAgain);
         }));
     }
 
@@ -164,11 +164,11 @@ impl World {
         let anchor_us = counted.map(|(anchor, left)| (micros(anchor.sent.since(self.origin)), micros(left)));
         self.record(What::Noticed { process, lock, id: Id::of(message.id.as_str()), anchor: anchor_us });
         let notice = match counted {
-            None => Notice::AskAgain,
+            None => Notification::AskAgain,
             Some((anchor, remaining)) => {
                 let value = Granted { remaining, ..message.granted };
                 let answer = Answered { sent: anchor.sent, server: anchor.server, node: NodeId::default(), value };
-                Notice::Granted { id: message.id.shared(), at: message.at, answer }
+                Notification::Granted { id: message.id.shared(), at: message.at, answer }
             }
         };
         self.tell(process, lock, &notice);
@@ -183,7 +183,7 @@ impl World {
         }
     }
 
-    pub(super) fn tell(&self, process: Process, lock: Lock, notice: &Notice) {
+    pub(super) fn tell(&self, process: Process, lock: Lock, notice: &Notification) {
         let state = self.state.lock();
         let to = state.subscribers.values().filter(|to| (to.process, to.lock) == (process, lock));
         for subscriber in to {
@@ -197,7 +197,7 @@ impl World {
 }
 
 /// What is left of a grant from the moment on at which the anchor was sent; `None` if it is over by then.
-fn remaining_from(anchor: Anchor, message: &Message) -> Option<Duration> {
+fn remaining_from(anchor: ClockSample, message: &Message) -> Option<Duration> {
     let deadline_ms = message.at.as_micros() / 1000 + millis(message.granted.remaining);
     let left_us = (deadline_ms * 1000).checked_sub(anchor.server.as_micros()).filter(|left_us| *left_us > 0)?;
     Some(Duration::from_micros(left_us))

@@ -1,7 +1,7 @@
 //! Servers that push without end: what this process stores of it, and which requests it sends.
 
 use super::*;
-use crate::attempt::MAX_NOTICES;
+use crate::attempt::MAX_NOTIFICATIONS;
 
 /// Counts of what a server of a test is asked.
 #[derive(Default)]
@@ -93,8 +93,8 @@ async fn messages_that_nobody_reads_are_kept_up_to_a_bound() {
         let (number, link) = subscriptions.links.iter().next().expect("a link");
         Origin { link: *number, connection: link.connection }
     };
-    for _ in 0..MAX_NOTICES * 10 {
+    for _ in 0..MAX_NOTIFICATIONS * 10 {
         shared.take(from, Pushed::Message { channel: "a", message: b"flood" });
     }
-    assert_eq!(subscription.notices.len(), MAX_NOTICES);
+    assert_eq!(subscription.notices.len(), MAX_NOTIFICATIONS);
 }
