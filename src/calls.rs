@@ -24,54 +24,54 @@ use crate::attempt::NodeId;
 use crate::lease::{FencingToken, Moment};
 
 /// Time after the sending of an answered request for which the subscriptions on that node count as live.
-pub(crate) const FRESH: Duration = Duration::from_secs(1);
+pub(crate) const LIVE_FOR: Duration = Duration::from_secs(1);
 
 /// Time until which a connection's subscriptions count as live, by the answers of its node on that connection.
 #[derive(Debug)]
-pub(crate) struct Fresh {
+pub(crate) struct Liveness {
     node: NodeId,
     until: AtomicU64,
 }
 
-impl Fresh {
+impl Liveness {
     /// Creates a value that ends at `moment`.
     pub(crate) fn until(node: NodeId, moment: Moment) -> Self {
         Self { node, until: AtomicU64::new(moment.as_nanos()) }
     }
 
     /// Notes that the node has answered a request sent at `sent`.
-    pub(crate) fn answered(&self, sent: Moment) {
-        self.until.fetch_max(sent.after(FRESH).as_nanos(), Ordering::Release);
+    pub(crate) fn on_answer(&self, sent: Moment) {
+        self.until.fetch_max(sent.after(LIVE_FOR).as_nanos(), Ordering::Release);
     }
 
-    fn is_at(&self, now: Moment) -> bool {
+    fn is_live_at(&self, now: Moment) -> bool {
         now.as_nanos() < self.until.load(Ordering::Acquire)
     }
 }
 
 /// Live subscription: from its confirmation to the next break.
 #[derive(Clone, Debug)]
-pub(crate) struct Standing {
+pub(crate) struct LiveSubscription {
     /// Number of the subscription, never used again: after a break there is another one.
     pub(crate) epoch: u64,
-    pub(crate) fresh: Arc<Fresh>,
+    pub(crate) liveness: Arc<Liveness>,
 }
 
-impl Standing {
+impl LiveSubscription {
     /// Returns the node of the subscription.
     pub(crate) fn node(&self) -> NodeId {
-        self.fresh.node
+        self.liveness.node
     }
 
     /// Returns true if the node has answered recently enough.
-    pub(crate) fn is_fresh(&self, now: Moment) -> bool {
-        self.fresh.is_at(now)
+    pub(crate) fn is_live(&self, now: Moment) -> bool {
+        self.liveness.is_live_at(now)
     }
 }
 
 /// Recall: a waiter wants a lock, whose last token was `token`.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
+pub(crate) struct Recall {
     pub(crate) token: FencingToken,
     /// Id of the acquisition if it is a try, which waits only briefly: the holder replies to it if a guard uses the
     /// hold.
@@ -79,76 +79,76 @@ pub(crate) struct Call {
 }
 
 /// Receiver of recalls and breaks. Each may come late or twice, and a recall may be lost.
-pub(crate) trait OnCall: Send + Sync + 'static {
-    fn called(&self, call: &Call);
+pub(crate) trait OnRecall: Send + Sync + 'static {
+    fn on_recall(&self, call: &Recall);
     /// Handles a break: recalls may have been missed.
-    fn broken(&self);
+    fn on_break(&self);
 }
 
 /// Recalls for one lock. The process is subscribed to them as long as this value exists.
-pub(crate) struct Calls {
-    heard: Mutex<Heard>,
-    on_call: Box<dyn OnCall>,
+pub(crate) struct Recalls {
+    state: Mutex<RecallState>,
+    on_recall: Box<dyn OnRecall>,
 }
 
-struct Heard {
-    standing: Option<Standing>,
+struct RecallState {
+    subscription: Option<LiveSubscription>,
     /// Highest token of all recalls by waiters, and the time of the last of them. [`FencingToken::ZERO`]: no recall
     /// yet.
     token: FencingToken,
-    at: Moment,
+    recalled_at: Moment,
 }
 
-impl Calls {
-    pub(crate) fn new(on_call: Box<dyn OnCall>) -> Self {
-        let heard = Heard { standing: None, token: FencingToken::ZERO, at: Moment::from_nanos(0) };
-        Self { heard: Mutex::new(heard), on_call }
+impl Recalls {
+    pub(crate) fn new(on_call: Box<dyn OnRecall>) -> Self {
+        let heard = RecallState { subscription: None, token: FencingToken::ZERO, recalled_at: Moment::from_nanos(0) };
+        Self { state: Mutex::new(heard), on_recall: on_call }
     }
 
     /// Returns the subscription if it is live.
-    pub(crate) fn standing(&self) -> Option<Standing> {
-        self.heard.lock().standing.clone()
+    pub(crate) fn subscription(&self) -> Option<LiveSubscription> {
+        self.state.lock().subscription.clone()
     }
 
     /// Returns true if the subscription has been live without a break since it was `standing`.
-    pub(crate) fn still_stands(&self, standing: &Standing) -> bool {
-        self.heard.lock().standing.as_ref().is_some_and(|now| now.epoch == standing.epoch)
+    pub(crate) fn is_still(&self, standing: &LiveSubscription) -> bool {
+        self.state.lock().subscription.as_ref().is_some_and(|now| now.epoch == standing.epoch)
     }
 
     /// Returns the time of the last recall, if it was for a hold with this token or a later one.
-    pub(crate) fn last_for(&self, token: FencingToken) -> Option<Moment> {
-        let heard = self.heard.lock();
-        (heard.token != FencingToken::ZERO && heard.token >= token).then_some(heard.at)
+    pub(crate) fn last_recall_of(&self, token: FencingToken) -> Option<Moment> {
+        let heard = self.state.lock();
+        (heard.token != FencingToken::ZERO && heard.token >= token).then_some(heard.recalled_at)
     }
 
     /// Notes that the subscription is confirmed.
-    pub(crate) fn stands(&self, standing: Standing) {
-        self.heard.lock().standing = Some(standing);
+    pub(crate) fn on_confirmed(&self, standing: LiveSubscription) {
+        self.state.lock().subscription = Some(standing);
     }
 
     /// Notes that the subscription is broken, and returns true if it was live. The caller then notifies the holder with
     /// [`tell_broken`](Calls::tell_broken), while it holds no mutex.
-    pub(crate) fn breaks(&self) -> bool {
-        self.heard.lock().standing.take().is_some()
+    pub(crate) fn on_lost(&self) -> bool {
+        self.state.lock().subscription.take().is_some()
     }
 
-    pub(crate) fn tell_broken(&self) {
-        self.on_call.broken();
+    pub(crate) fn notify_break(&self) {
+        self.on_recall.on_break();
     }
 
     /// Notes a recall and notifies the holder. The caller must hold no mutex.
-    pub(crate) fn called(&self, call: &Call, now: Moment) {
+    pub(crate) fn called(&self, call: &Recall, now: Moment) {
         // A try does not wait: the holder learns of it, but it must not count as a waiter for later decisions.
         if call.tries.is_none() {
-            let heard = &mut *self.heard.lock();
+            let heard = &mut *self.state.lock();
             heard.token = heard.token.max(call.token);
-            heard.at = now;
+            heard.recalled_at = now;
         }
-        self.on_call.called(call);
+        self.on_recall.on_recall(call);
     }
 }
 
-impl fmt::Debug for Calls {
+impl fmt::Debug for Recalls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Calls")
     }
@@ -161,6 +161,6 @@ mod tests {
     #[test]
     fn calls_for_one_lock_are_small() {
         // Each cached lock has one of these.
-        assert!(size_of::<Calls>() <= 56, "{} bytes", size_of::<Calls>());
+        assert!(size_of::<Recalls>() <= 56, "{} bytes", size_of::<Recalls>());
     }
 }

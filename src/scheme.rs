@@ -23,7 +23,7 @@ use futures_util::stream::BoxStream;
 pub(crate) use crate::attempt::{
     AcquisitionId, Answered, Attempt, BoxFuture, Failure, Granted, Hearing, Notification, Route, Subscription,
 };
-use crate::calls::Calls;
+use crate::calls::Recalls;
 use crate::clock::Clock;
 use crate::error::{LossReason, Refusal};
 use crate::health::{NodeHealth, Traffic};
@@ -334,7 +334,7 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn subscribed(&self, key: &Key, manager: &str) -> Option<Subscription>;
     /// Tells `calls` who calls for the lock, and whether it would hear that, as long as somebody has `calls`. `false` if nobody can
     /// call.
-    fn listen(&self, _key: &Key, _calls: &Arc<Calls>) -> bool {
+    fn listen(&self, _key: &Key, _calls: &Arc<Recalls>) -> bool {
         false
     }
     /// Answers the call of a try: the lock is used. Its waiter is told so, and nothing else changes.

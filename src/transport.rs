@@ -9,7 +9,7 @@ use futures_util::stream::BoxStream;
 use redis::Value;
 
 use crate::attempt::{Answered, BoxFuture, Failure, Hearing, Notification, Route, Subscription};
-use crate::calls::Calls;
+use crate::calls::Recalls;
 use crate::clock::Clock;
 use crate::digits::Digits;
 use crate::error::Result;
@@ -213,7 +213,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn subscribed(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription>;
     /// Passes to `calls` what is published on a channel, and whether the subscription is live, while `calls` has an
     /// owner. It runs in the background runtime. Never waits; returns `false` if there is no such runtime.
-    fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Calls>) -> bool;
+    fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Recalls>) -> bool;
     /// Returns true if any channel is subscribed: if not, the caller need not build a channel name.
     fn is_subscribing(&self) -> bool;
     /// Passes every key on every primary that matches `pattern` to `found`; a key may come twice.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::calls::{Call, Calls, OnCall, Standing};
+use crate::calls::{LiveSubscription, OnRecall, Recall, Recalls};
 use crate::engine::Engine;
 use crate::engine::renewals::Renewals;
 use crate::events;
@@ -25,17 +25,17 @@ use crate::throttle::Throttle;
 /// What a request says of the hold that it wants.
 #[derive(Clone, Debug)]
 pub(super) struct Keeping {
-    calls: Arc<Calls>,
+    calls: Arc<Recalls>,
     cache_for: Duration,
     kept: Arc<KeptCount>,
     /// It says that the hold may stay, and this is the subscription that stands.
-    standing: Option<Standing>,
+    standing: Option<LiveSubscription>,
 }
 
 impl Keeping {
     /// What is said now.
     pub(super) fn says(&mut self) {
-        self.standing = self.calls.standing();
+        self.standing = self.calls.subscription();
     }
 
     /// Whether the request says that the hold may stay.
@@ -105,8 +105,8 @@ impl Ear {
     }
 }
 
-impl OnCall for Ear {
-    fn called(&self, call: &Call) {
+impl OnRecall for Ear {
+    fn on_recall(&self, call: &Recall) {
         let Some((key, is_used, due)) = self.cell.called(call) else {
             return;
         };
@@ -125,7 +125,7 @@ impl OnCall for Ear {
         }
     }
 
-    fn broken(&self) {
+    fn on_break(&self) {
         if let Some(due) = self.cell.broken() {
             self.carry_out(due);
         }
@@ -147,7 +147,7 @@ impl Engine {
     pub(super) fn keeping(&self, key: &Arc<Key>, entry: &WaitEntry, cache_for: Duration) -> Option<Keeping> {
         let kept = Arc::clone(self.uses.as_ref()?.kept());
         let calls = entry.calls(|cell| self.listen(key, cell))?;
-        let standing = calls.standing();
+        let standing = calls.subscription();
         Some(Keeping { calls, cache_for, kept, standing })
     }
 
@@ -179,9 +179,9 @@ impl Engine {
         }
     }
 
-    fn listen(&self, key: &Arc<Key>, cell: KeptCell) -> Option<Arc<Calls>> {
+    fn listen(&self, key: &Arc<Key>, cell: KeptCell) -> Option<Arc<Recalls>> {
         let ear = Ear { cell, common: Arc::clone(&self.ears), answers: Mutex::new(Throttle::new()) };
-        let calls = Arc::new(Calls::new(Box::new(ear)));
+        let calls = Arc::new(Recalls::new(Box::new(ear)));
         self.scheme.listen(key, &calls).then_some(calls)
     }
 }

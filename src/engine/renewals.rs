@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::futures::Notified;
 
 use crate::attempt::Attempt;
-use crate::calls::Standing;
+use crate::calls::LiveSubscription;
 use crate::engine::releases::Releases;
 use crate::engine::uses::Uses;
 use crate::engine::wake::Wake;
@@ -76,7 +76,7 @@ pub(super) struct Due {
     pub(super) hold: Arc<Hold>,
     pub(super) lease: Duration,
     /// It says that the hold may stay.
-    said: Option<Standing>,
+    said: Option<LiveSubscription>,
 }
 
 impl Due {

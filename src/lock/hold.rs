@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::attempt::{AcquisitionId, Attempt};
-use crate::calls::{Calls, Standing};
+use crate::calls::{LiveSubscription, Recalls};
 use crate::clock::Clock;
 use crate::error::LossReason;
 use crate::events::{self, HoldSpan};
@@ -325,18 +325,18 @@ impl Hold {
     // What lets it stay.
 
     /// The subscription that stands now, for a request that says that the hold may stay.
-    pub(crate) fn keeps_by(&self) -> Option<Standing> {
+    pub(crate) fn keeps_by(&self) -> Option<LiveSubscription> {
         self.event(|record, _, _| record.keeps_by())
     }
 
     /// What the hold needs that takes its place: who hears of calls, and for how long it may stay.
-    pub(crate) fn terms_of_keep(&self) -> Option<(Arc<Calls>, Duration)> {
+    pub(crate) fn terms_of_keep(&self) -> Option<(Arc<Recalls>, Duration)> {
         self.event(|record, _, _| record.terms_of_keep())
     }
 
     /// A writer who has no token yet asks for more with a renewal: with this lease. `None` if the hold is over, or not to be relied
     /// on.
-    pub(crate) fn begin_refill(&self, share: Share, now: Moment) -> Option<(Standing, Duration)> {
+    pub(crate) fn begin_refill(&self, share: Share, now: Moment) -> Option<(LiveSubscription, Duration)> {
         self.event(|record, rules, signals| record.begin_refill(share, now, rules, signals))
     }
 

@@ -16,7 +16,7 @@ mod waiting;
 use std::sync::Arc;
 
 use crate::attempt::Failure;
-use crate::calls::Calls;
+use crate::calls::Recalls;
 use crate::lease::{FencingToken, Moment};
 use crate::lock::effects::{Effects, OnAgenda};
 use crate::lock::record::{HoldRecord, Next};
@@ -39,7 +39,7 @@ pub(super) struct State<H> {
     /// When the agenda of askers looks. None: never.
     looks_at: Option<Moment>,
     /// Who calls for a hold that stays, while one may.
-    pub(super) calls: Option<Arc<Calls>>,
+    pub(super) calls: Option<Arc<Recalls>>,
 }
 
 /// A hold, for as long as anybody has it.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::attempt::{AcquisitionId, Attempt, Failure};
-use crate::calls::{Call, Calls};
+use crate::calls::{Recall, Recalls};
 use crate::key::Key;
 use crate::lease::{FencingToken, Moment};
 use crate::lock::cell::Cell;
@@ -29,7 +29,7 @@ pub(crate) struct KeptCell(Weak<Cell<Hold>>);
 
 impl KeptCell {
     /// Somebody calls. For which lock, and whether a guard is inside that it may want to know of.
-    pub(crate) fn called(&self, call: &Call) -> Option<(Arc<Key>, bool, Due)> {
+    pub(crate) fn called(&self, call: &Recall) -> Option<(Arc<Key>, bool, Due)> {
         let cell = self.0.upgrade()?;
         let now = cell.rules().clock.now();
         let (is_used, due) = cell.event(now, |state, _, effects| state.called(call, now, effects));
@@ -158,7 +158,7 @@ impl WaitEntry {
     }
 
     /// Who calls for a hold of this lock that stays: as others have found out here, or `listen` does.
-    pub(crate) fn calls(&self, listen: impl FnOnce(KeptCell) -> Option<Arc<Calls>>) -> Option<Arc<Calls>> {
+    pub(crate) fn calls(&self, listen: impl FnOnce(KeptCell) -> Option<Arc<Recalls>>) -> Option<Arc<Recalls>> {
         if let Some(calls) = self.cell.ask(|state| state.calls.clone()) {
             return Some(calls);
         }

@@ -13,7 +13,7 @@ use futures_util::stream::BoxStream;
 use redis::Value;
 
 use crate::attempt::NodeId;
-use crate::calls::Calls;
+use crate::calls::Recalls;
 use crate::clock::Clock;
 use crate::error::{Refusal, UnreachableSource};
 use crate::health::{NodeHealth, Traffic};
@@ -436,7 +436,7 @@ impl Scheme for LuaScheme {
         self.transport.subscribed(key.slot(), &self.channel(key, manager), read_notice)
     }
 
-    fn listen(&self, key: &Key, calls: &Arc<Calls>) -> bool {
+    fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {
         self.calls_back() && self.transport.listen(key.slot(), &self.call_channel(key), read_call, calls)
     }
 

@@ -23,7 +23,7 @@ pub(crate) use self::record::{CallBack, News, Record};
 pub(crate) use self::record::{Limits, TimestampClientsMs};
 
 use crate::attempt::{self, NodeId};
-use crate::calls::{Call, Calls, Fresh, Standing};
+use crate::calls::{LiveSubscription, Liveness, Recall, Recalls};
 use crate::clock::Clock;
 use crate::health::{NodeHealth, NodeRole, Traffic};
 use crate::key::{Key, Listing};
@@ -85,7 +85,7 @@ struct Lock {
 /// Somebody who keeps the lock.
 struct Keeper {
     wire: Arc<Wire>,
-    calls: Weak<Calls>,
+    calls: Weak<Recalls>,
 }
 
 /// Waiters of one manager.
@@ -130,14 +130,14 @@ impl Lock {
     }
 
     /// Those who keep the lock and hear of it.
-    fn keepers(&mut self) -> Vec<Arc<Calls>> {
+    fn keepers(&mut self) -> Vec<Arc<Recalls>> {
         self.keepers.retain(|keeper| keeper.calls.strong_count() > 0);
         let heard = self.keepers.iter().filter(|keeper| !keeper.wire.is_cut());
         heard.filter_map(|keeper| keeper.calls.upgrade()).collect()
     }
 
     /// Tells the managers whom it concerns. Answers who is to be told that somebody calls, when the store is not locked.
-    fn publish(&mut self, sent: Moment, server: ServerTime) -> Vec<(Arc<Calls>, Call)> {
+    fn publish(&mut self, sent: Moment, server: ServerTime) -> Vec<(Arc<Recalls>, Recall)> {
         for News { id, granted } in self.record.take_news() {
             let answer = Answered { sent, server, node: NodeId::default(), value: granted };
             self.tell(id.as_str(), &Notification::Granted { id: id.shared(), at: server, answer });
@@ -148,7 +148,7 @@ impl Lock {
         let Some(CallBack { token, id }) = self.record.take_call_back() else {
             return Vec::new();
         };
-        let call = Call { token, tries: id.map(|id| id.shared()) };
+        let call = Recall { token, tries: id.map(|id| id.shared()) };
         self.keepers().into_iter().map(|calls| (calls, call.clone())).collect()
     }
 
@@ -217,25 +217,25 @@ impl Store {
     }
 
     /// Tells `calls` who calls for the lock, unless the manager is cut off.
-    fn listen(&self, key: &Key, calls: &Arc<Calls>, wire: &Arc<Wire>) {
+    fn listen(&self, key: &Key, calls: &Arc<Recalls>, wire: &Arc<Wire>) {
         let mut locks = self.locks.lock();
         let lock = locks.get(key, self.server_time());
         // Whoever keeps it no more does not say so.
         lock.keepers.retain(|keeper| keeper.calls.strong_count() > 0);
         lock.keepers.push(Keeper { wire: Arc::clone(wire), calls: Arc::downgrade(calls) });
         if !wire.is_cut() {
-            calls.stands(self.standing());
+            calls.on_confirmed(self.standing());
         }
     }
 
     /// A subscription that stands from now on.
-    fn standing(&self) -> Standing {
+    fn standing(&self) -> LiveSubscription {
         let epoch = self.epochs.fetch_add(1, Ordering::Relaxed);
-        Standing { epoch, fresh: Arc::new(Fresh::until(NodeId::default(), Moment::NEVER)) }
+        LiveSubscription { epoch, liveness: Arc::new(Liveness::until(NodeId::default(), Moment::NEVER)) }
     }
 
     /// All who keep a lock over this wire.
-    fn keepers_of(locks: &Locks, wire: &Wire) -> Vec<Arc<Calls>> {
+    fn keepers_of(locks: &Locks, wire: &Wire) -> Vec<Arc<Recalls>> {
         let keepers = locks.by_base.values().flat_map(|lock| &lock.keepers);
         keepers.filter(|keeper| std::ptr::eq(&*keeper.wire, wire)).filter_map(|keeper| keeper.calls.upgrade()).collect()
     }
@@ -255,7 +255,7 @@ impl Store {
 
     /// Publishes a call that a user with the right to publish may have made up.
     #[cfg(test)]
-    pub(crate) fn publish_call(&self, key: &Key, call: &Call, now: Moment) {
+    pub(crate) fn publish_call(&self, key: &Key, call: &Recall, now: Moment) {
         let mut locks = self.locks.lock();
         let keepers = &locks.get(key, self.server_time()).keepers;
         let keepers: Vec<_> = keepers.iter().filter_map(|keeper| keeper.calls.upgrade()).collect();
@@ -270,14 +270,14 @@ impl Store {
         wire.is_cut.store(true, Ordering::SeqCst);
         let keepers = Self::keepers_of(&locks, wire);
         drop(locks);
-        keepers.iter().filter(|calls| calls.breaks()).for_each(|calls| calls.tell_broken());
+        keepers.iter().filter(|calls| calls.on_lost()).for_each(|calls| calls.notify_break());
     }
 
     /// Connects it again. Its waiters may have missed something.
     pub(crate) fn mend(&self, wire: &Arc<Wire>) {
         let mut locks = self.locks.lock();
         wire.is_cut.store(false, Ordering::SeqCst);
-        Self::keepers_of(&locks, wire).iter().for_each(|calls| calls.stands(self.standing()));
+        Self::keepers_of(&locks, wire).iter().for_each(|calls| calls.on_confirmed(self.standing()));
         for lock in locks.by_base.values_mut() {
             lock.subscribers.retain(|subscriber| {
                 !Arc::ptr_eq(&subscriber.wire, wire) || subscriber.is_told(&Notification::AskAgain)
@@ -416,7 +416,7 @@ impl Scheme for Memory {
         None
     }
 
-    fn listen(&self, key: &Key, calls: &Arc<Calls>) -> bool {
+    fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {
         self.store.listen(key, calls, &self.wire);
         true
     }

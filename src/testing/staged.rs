@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::attempt::NodeId;
-use crate::calls::Calls;
+use crate::calls::Recalls;
 use crate::clock::Clock;
 use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
@@ -300,7 +300,7 @@ impl Scheme for Staged {
         self.memory.subscribed(key, manager)
     }
 
-    fn listen(&self, key: &Key, calls: &Arc<Calls>) -> bool {
+    fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {
         self.memory.listen(key, calls)
     }
 

@@ -62,7 +62,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::attempt::{self, Notification, Subscription};
-use crate::calls::{Calls, FRESH, Fresh, Standing};
+use crate::calls::{LIVE_FOR, LiveSubscription, Liveness, Recalls};
 use crate::clock::Clock;
 use crate::home::BackgroundRuntime;
 use crate::lease::Moment;
@@ -117,7 +117,7 @@ impl Pace {
             lingering_calls_most: options.max_cached,
             anchor_age_most: Duration::from_secs(2),
             response_timeout: options.response_timeout,
-            ping: FRESH / 2,
+            ping: LIVE_FOR / 2,
         }
     }
 }
@@ -178,7 +178,7 @@ struct Subscriptions {
     last_number: u64,
     last_link: Option<LinkId>,
     /// Recall handlers that have to learn of a break, once no lock is held.
-    broken: Vec<Arc<Calls>>,
+    broken: Vec<Arc<Recalls>>,
 }
 
 type Lingering = BTreeMap<NonZeroU64, (Arc<str>, Instant)>;
@@ -201,7 +201,7 @@ struct Link {
     /// Limit for repeated subscriptions of channels that the server ends unasked.
     ended: Throttle,
     /// Time until which the subscriptions of this connection are live.
-    fresh: Arc<Fresh>,
+    fresh: Arc<Liveness>,
     /// True if a cached hold may depend on a subscription here.
     is_kept: bool,
     /// Number of the main connection before the last commands were sent.
@@ -217,8 +217,8 @@ impl Link {
         self.task.is_finished()
     }
 
-    fn standing(&self, epoch: u64) -> Standing {
-        Standing { epoch, fresh: Arc::clone(&self.fresh) }
+    fn standing(&self, epoch: u64) -> LiveSubscription {
+        LiveSubscription { epoch, liveness: Arc::clone(&self.fresh) }
     }
 
     /// Starts the pings, for cached holds that may depend on this link.
@@ -310,7 +310,7 @@ impl Push {
 
     /// Passes published messages to `calls`, in the background runtime, while `calls` has an owner. Never waits;
     /// returns `false` if there is no such runtime.
-    pub(super) fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Calls>) -> bool {
+    pub(super) fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Recalls>) -> bool {
         let Some(home) = self.common.home.runtime() else {
             return false;
         };
@@ -427,7 +427,7 @@ impl Shared {
         let links = subscriptions.links.values().map(|link| &link.task);
         subscriptions.keeper.iter().chain(links).for_each(AbortHandle::abort);
         subscriptions.unconfirm_all();
-        subscriptions.broken.into_iter().for_each(|calls| calls.tell_broken());
+        subscriptions.broken.into_iter().for_each(|calls| calls.notify_break());
     }
 
     /// Tells recall handlers that their subscriptions have broken.
@@ -435,7 +435,7 @@ impl Shared {
         let broken = std::mem::take(&mut self.subscriptions.lock().broken);
         // They may log to a user's subscriber of `tracing`.
         for calls in broken {
-            catch_panic(|| calls.tell_broken());
+            catch_panic(|| calls.notify_break());
         }
     }
 }
@@ -520,7 +520,7 @@ impl Subscriptions {
             Some((_, listener)) => {
                 let link = channel.home.and_then(|home| self.links.get_mut(&home));
                 if let (Some(calls), Some(link)) = (listener.keeper(), link) {
-                    calls.stands(link.standing(epoch));
+                    calls.on_confirmed(link.standing(epoch));
                     link.is_pinged_from_now_on();
                 }
             }
@@ -654,7 +654,7 @@ impl Shared {
             todo: VecDeque::new(),
             awaited: VecDeque::new(),
             ended: Throttle::new(),
-            fresh: Arc::new(Fresh::until(node.id(), Moment::from_nanos(0))),
+            fresh: Arc::new(Liveness::until(node.id(), Moment::from_nanos(0))),
             is_kept: false,
             asked: None,
             proven: None,

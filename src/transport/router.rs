@@ -18,7 +18,7 @@ use redis::{ConnectionInfo, Value};
 use tokio::sync::watch;
 
 use crate::attempt::{Answered, BoxFuture, Failure, Hearing, Route, Subscription};
-use crate::calls::Calls;
+use crate::calls::Recalls;
 use crate::clock::Clock;
 use crate::durability::Durability;
 use crate::error::{Refusal, Result, Source};
@@ -495,7 +495,7 @@ impl Transport for Router {
         self.push.subscribed(channel)
     }
 
-    fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Calls>) -> bool {
+    fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Recalls>) -> bool {
         self.push.listen(slot, channel, read, calls)
     }
 

@@ -461,7 +461,7 @@ async fn answers_to_a_flood(stage: &Stage, subscription: &mut Subscription, toke
     let now = stage.engine.clock.now();
     for n in 0..1000 {
         let tries = Some(format!("forger.{n}.x").into());
-        stage.store.publish_call(&stage.key, &Call { token, tries }, now);
+        stage.store.publish_call(&stage.key, &Recall { token, tries }, now);
     }
     // The answers are given by now: time passes when nothing else is left to do.
     tokio::time::sleep(Duration::from_millis(1)).await;

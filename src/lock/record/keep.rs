@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::{CLOSED, HoldRecord, Next, Phase, Renewal, renewal_interval};
 use crate::attempt::NodeId;
-use crate::calls::{Call, Calls, Standing};
+use crate::calls::{LiveSubscription, Recall, Recalls};
 use crate::lease::{FencingToken, Moment};
 use crate::lock::effects::Signals;
 use crate::lock::shares::{Share, ShareId};
@@ -23,7 +23,7 @@ use crate::reentry::OwnerId;
 #[derive(Clone, Debug)]
 pub(crate) struct Word {
     /// The request said that the hold may stay, and this was the subscription then.
-    pub(crate) said: Option<Standing>,
+    pub(crate) said: Option<LiveSubscription>,
     pub(crate) sent: Moment,
     pub(crate) node: NodeId,
     pub(crate) is_waited_for: bool,
@@ -98,11 +98,11 @@ impl Place {
 /// What lets a hold stay.
 #[derive(Debug)]
 pub(crate) struct Keep {
-    calls: Arc<Calls>,
+    calls: Arc<Recalls>,
     /// For so long after the last use, as that one has said.
     cache_for: Duration,
     /// Every call for it would be heard.
-    relied: Option<Standing>,
+    relied: Option<LiveSubscription>,
     /// When it was learnt that somebody waits. Whoever asks later, and is told that nobody does, ends it.
     called_at: Option<Moment>,
     /// The place of the share that is nobody's, while no guard is inside. Few holds have as many guards as this can count.
@@ -119,7 +119,7 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
-    pub(crate) fn new(calls: Arc<Calls>, cache_for: Duration, kept: Kept) -> Self {
+    pub(crate) fn new(calls: Arc<Recalls>, cache_for: Duration, kept: Kept) -> Self {
         Self {
             _kept: kept,
             calls,
@@ -145,11 +145,11 @@ impl Keep {
             self.called_at = Some(now);
             return;
         }
-        let heard = self.calls.last_for(first);
+        let heard = self.calls.last_recall_of(first);
         self.called_at = self.called_at.into_iter().chain(heard).max().filter(|at| *at >= sent);
         if let Some(standing) = said
             && standing.node() == node
-            && self.calls.still_stands(&standing)
+            && self.calls.is_still(&standing)
         {
             self.relied = Some(standing);
         }
@@ -162,7 +162,7 @@ impl Keep {
 
     /// Whether guards may come without asking.
     fn is_open(&self, now: Moment) -> bool {
-        self.called_at.is_none() && self.relied.as_ref().is_some_and(|standing| standing.is_fresh(now))
+        self.called_at.is_none() && self.relied.as_ref().is_some_and(|standing| standing.is_live(now))
     }
 }
 
@@ -178,8 +178,8 @@ impl HoldRecord {
     }
 
     /// The subscription that stands now, for a request that says that the hold may stay.
-    pub(in crate::lock) fn keeps_by(&self) -> Option<Standing> {
-        self.keep.as_ref()?.calls.standing()
+    pub(in crate::lock) fn keeps_by(&self) -> Option<LiveSubscription> {
+        self.keep.as_ref()?.calls.subscription()
     }
 
     /// Takes the place of the share that is nobody's, if the hold is idle.
@@ -326,7 +326,7 @@ impl HoldRecord {
     }
 
     /// What the hold needs that takes its place: who hears of calls, and for how long it may stay.
-    pub(in crate::lock) fn terms_of_keep(&self) -> Option<(Arc<Calls>, Duration)> {
+    pub(in crate::lock) fn terms_of_keep(&self) -> Option<(Arc<Recalls>, Duration)> {
         let keep = self.keep.as_ref().filter(|keep| !keep.cache_for.is_zero())?;
         Some((Arc::clone(&keep.calls), keep.cache_for))
     }
@@ -418,7 +418,7 @@ impl HoldRecord {
     // What others say.
 
     /// Somebody waits for it elsewhere. Whether a guard is inside that somebody may want to know of.
-    pub(in crate::lock) fn called(&mut self, call: &Call, now: Moment) -> bool {
+    pub(in crate::lock) fn called(&mut self, call: &Recall, now: Moment) -> bool {
         if call.token < self.token || !self.phase.is_live() || self.keep.is_none() {
             return false;
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::{Accepted, CLOSED, Grant, HoldRecord, Next, OpenConversion, Phase, Renewal, renewal_interval};
-use crate::calls::Standing;
+use crate::calls::LiveSubscription;
 use crate::error::LossReason;
 use crate::lease::{self, Moment};
 use crate::lock::effects::{Rules, Signals};
@@ -135,7 +135,7 @@ impl HoldRecord {
         now: Moment,
         rules: &Rules,
         signals: &mut Signals,
-    ) -> Option<(Standing, Duration)> {
+    ) -> Option<(LiveSubscription, Duration)> {
         self.look(now, signals);
         let standing = self.keeps_by().filter(|_| self.phase.is_live() && self.is_kept_open(now))?;
         let lease = self.shares.lease_at(now).max(share.lease_at(now));

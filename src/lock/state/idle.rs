@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 
 use super::State;
-use crate::calls::Call;
+use crate::calls::Recall;
 use crate::lease::Moment;
 use crate::lock::effects::{Effects, OnAgenda};
 use crate::lock::shares::{ShareId, ShareRequest};
@@ -94,7 +94,7 @@ impl<H: OnAgenda> State<H> {
     }
 
     /// Somebody elsewhere calls. Whether a guard is inside that it may want to know of.
-    pub(in crate::lock) fn called(&mut self, call: &Call, now: Moment, effects: &mut Effects<H>) -> bool {
+    pub(in crate::lock) fn called(&mut self, call: &Recall, now: Moment, effects: &mut Effects<H>) -> bool {
         let mut is_used = false;
         for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
             is_used |= entry.record.called(call, now);

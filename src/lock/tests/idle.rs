@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::attempt::NodeId;
-use crate::calls::{Call, Calls, Fresh, OnCall, Standing};
+use crate::calls::{LiveSubscription, Liveness, OnRecall, Recall, Recalls};
 use crate::lock::hold::{Keep, Kept, Next, Stay, Word};
 use crate::lock::wait::KeptCell;
 
@@ -11,12 +11,12 @@ const IDLE: Duration = Duration::from_secs(30);
 /// Passes calls on to the cell, as the engine does.
 struct Ear(KeptCell);
 
-impl OnCall for Ear {
-    fn called(&self, call: &Call) {
+impl OnRecall for Ear {
+    fn on_recall(&self, call: &Recall) {
         drop(self.0.called(call));
     }
 
-    fn broken(&self) {
+    fn on_break(&self) {
         drop(self.0.broken());
     }
 }
@@ -25,8 +25,8 @@ fn node() -> NodeId {
     NodeId::of("a")
 }
 
-fn standing(epoch: u64) -> Standing {
-    Standing { epoch, fresh: Arc::new(Fresh::until(node(), Moment::NEVER)) }
+fn standing(epoch: u64) -> LiveSubscription {
+    LiveSubscription { epoch, liveness: Arc::new(Liveness::until(node(), Moment::NEVER)) }
 }
 
 fn token(n: u64) -> FencingToken {
@@ -36,7 +36,7 @@ fn token(n: u64) -> FencingToken {
 /// A process that keeps one lock.
 struct Keeper {
     table: Arc<Table>,
-    calls: Arc<Calls>,
+    calls: Arc<Recalls>,
     hold: Arc<Hold>,
     share_id: ShareId,
 }
@@ -46,17 +46,17 @@ fn wants() -> ShareRequest {
 }
 
 /// What the answer to a request says that was sent then, while the subscription stood, and said that the hold may stay.
-fn word(calls: &Calls, sent: Moment) -> Word {
-    Word { said: calls.standing(), sent, node: node(), is_waited_for: false }
+fn word(calls: &Recalls, sent: Moment) -> Word {
+    Word { said: calls.subscription(), sent, node: node(), is_waited_for: false }
 }
 
 /// It is granted the lock. `tell` makes the word that comes with the grant.
-fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Calls, Moment) -> Option<Word>) -> Keeper {
+fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> Option<Word>) -> Keeper {
     let (table, sent) = (table(), now());
     let entry = table.enter(&key(), mode, wants(), GRACE, sent).0;
-    let calls = entry.calls(|cell| Some(Arc::new(Calls::new(Box::new(Ear(cell))))));
+    let calls = entry.calls(|cell| Some(Arc::new(Recalls::new(Box::new(Ear(cell))))));
     let calls = calls.expect("somebody listens");
-    calls.stands(standing(1));
+    calls.on_confirmed(standing(1));
     assert!(sends(&entry, 1).is_some());
     let told = tell(&calls, sent);
     let keep = Keep::new(Arc::clone(&calls), IDLE, Kept::among(&Arc::default()));
@@ -107,7 +107,7 @@ impl Keeper {
     }
 
     fn called(&self, n: u64) {
-        self.calls.called(&Call { token: token(n), tries: None }, now());
+        self.calls.called(&Recall { token: token(n), tries: None }, now());
     }
 
     fn is_given_up(&self) -> bool {
@@ -279,7 +279,7 @@ fn used_hold_stays_until_its_last_guard_leaves_and_lets_nobody_in_beside_it() {
 #[test]
 fn who_tries_closes_nothing_where_a_guard_is_inside() {
     let keeper = kept(Mode::Read, 1);
-    keeper.calls.called(&Call { token: token(FIRST), tries: Some("m.7.l".into()) }, now());
+    keeper.calls.called(&Recall { token: token(FIRST), tries: Some("m.7.l".into()) }, now());
     assert!(keeper.join().is_some(), "the door is open");
     assert!(!keeper.is_given_up());
 }
@@ -287,7 +287,7 @@ fn who_tries_closes_nothing_where_a_guard_is_inside() {
 #[test]
 fn who_tries_has_an_idle_hold_given_up() {
     let keeper = idle(Mode::Write, 8);
-    keeper.calls.called(&Call { token: token(FIRST), tries: Some("m.7.l".into()) }, now());
+    keeper.calls.called(&Recall { token: token(FIRST), tries: Some("m.7.l".into()) }, now());
     assert!(keeper.is_given_up());
 }
 
@@ -313,24 +313,24 @@ fn who_tries_is_not_kept_out_by_a_hold_on_its_way_back() {
 
 #[test]
 fn hold_stays_only_on_a_word_that_is_to_be_relied_on() {
-    let leaves = |tell: &dyn Fn(&Calls, Moment) -> Option<Word>| granted_with(Mode::Read, 1, tell).leaves();
+    let leaves = |tell: &dyn Fn(&Recalls, Moment) -> Option<Word>| granted_with(Mode::Read, 1, tell).leaves();
     assert_eq!(leaves(&|calls, sent| Some(word(calls, sent))), ShareRemoved::Kept);
     assert_eq!(leaves(&|_, _| None), ShareRemoved::Last, "a notification says nothing of it");
-    let unsaid = |calls: &Calls, sent| Some(Word { said: None, ..word(calls, sent) });
+    let unsaid = |calls: &Recalls, sent| Some(Word { said: None, ..word(calls, sent) });
     assert_eq!(leaves(&unsaid), ShareRemoved::Last, "the lock is not marked, or was before the subscription stood");
-    let elsewhere = |calls: &Calls, sent| Some(Word { node: NodeId::of("b"), ..word(calls, sent) });
+    let elsewhere = |calls: &Recalls, sent| Some(Word { node: NodeId::of("b"), ..word(calls, sent) });
     assert_eq!(leaves(&elsewhere), ShareRemoved::Last, "calls would be published elsewhere");
-    let waited_for = |calls: &Calls, sent| Some(Word { is_waited_for: true, ..word(calls, sent) });
+    let waited_for = |calls: &Recalls, sent| Some(Word { is_waited_for: true, ..word(calls, sent) });
     assert_eq!(leaves(&waited_for), ShareRemoved::Last, "somebody waits");
-    let broken = |calls: &Calls, sent| {
+    let broken = |calls: &Recalls, sent| {
         let word = word(calls, sent);
-        calls.breaks();
-        calls.stands(standing(2));
+        calls.on_lost();
+        calls.on_confirmed(standing(2));
         Some(word)
     };
     assert_eq!(leaves(&broken), ShareRemoved::Last, "a call may have been missed in between");
-    let called = |calls: &Calls, sent| {
-        calls.called(&Call { token: token(FIRST), tries: None }, now());
+    let called = |calls: &Recalls, sent| {
+        calls.called(&Recall { token: token(FIRST), tries: None }, now());
         Some(word(calls, sent))
     };
     assert_eq!(leaves(&called), ShareRemoved::Last, "the call came before the grant");
@@ -352,8 +352,8 @@ fn word_that_somebody_waits_closes_the_share_window() {
     let keeper = kept(Mode::Read, 1);
     let grant = answer(now(), LEASE, LEASE);
     drop(keeper.hold.rechecked(grant, Some(now().after(LEASE)), now()));
-    keeper.calls.breaks();
-    keeper.calls.tell_broken();
+    keeper.calls.on_lost();
+    keeper.calls.notify_break();
     assert!(keeper.join().is_some(), "the window is open");
     let waited_for = Word { is_waited_for: true, ..word(&keeper.calls, now()) };
     drop(keeper.hold.hears(waited_for, None, now()));
@@ -364,8 +364,8 @@ fn word_that_somebody_waits_closes_the_share_window() {
 fn break_of_the_subscription_has_an_idle_hold_given_up_and_a_used_one_left_with_its_last_guard() {
     let (unused, used) = (idle(Mode::Read, 1), kept(Mode::Read, 1));
     for keeper in [&unused, &used] {
-        assert!(keeper.calls.breaks());
-        keeper.calls.tell_broken();
+        assert!(keeper.calls.on_lost());
+        keeper.calls.notify_break();
         assert!(keeper.join().is_none());
     }
     assert!(unused.is_given_up() && !used.is_given_up());
@@ -385,7 +385,7 @@ fn idle_hold_is_given_up_when_another_node_answers_than_the_one_where_calls_are_
 #[test]
 fn nobody_enters_when_the_node_was_not_heard_of_for_long() {
     let keeper = granted_with(Mode::Read, 1, |calls, sent| {
-        calls.stands(Standing { fresh: Arc::new(Fresh::until(node(), now())), ..standing(2) });
+        calls.on_confirmed(LiveSubscription { liveness: Arc::new(Liveness::until(node(), now())), ..standing(2) });
         Some(word(calls, sent))
     });
     assert!(keeper.join().is_none());

@@ -16,7 +16,7 @@ use super::mutants::Mutant;
 use super::runtime::{self, Runtime};
 use super::world::{Address, Answer, Delivery, Fates, Parcel, Unsubscribe, World, lock_of};
 use crate::attempt::{self, NodeId};
-use crate::calls::Calls;
+use crate::calls::Recalls;
 use crate::clock::Clock;
 use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
@@ -478,7 +478,7 @@ impl Scheme for Link {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn listen(&self, key: &Key, calls: &Arc<Calls>) -> bool {
+    fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {
         self.world.listen_for_calls(self.address.process, key, calls);
         true
     }

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::attempt::Notification;
-use crate::calls::{Call, Calls};
+use crate::calls::{Recall, Recalls};
 use crate::lease::Moment;
 use crate::shield::catch_panic;
 use crate::transport::ReadNotice;
@@ -95,7 +95,7 @@ pub(super) enum Listener {
     /// Waiter for the lock.
     Waiter(mpsc::Sender<Notification>),
     /// Process with a cached hold of the lock. It does not report when it drops the hold: the keeper looks.
-    Keeper(Weak<Calls>),
+    Keeper(Weak<Recalls>),
 }
 
 /// Purpose of a channel.
@@ -115,7 +115,7 @@ impl Listener {
         }
     }
 
-    pub(super) fn keeper(&self) -> Option<Arc<Calls>> {
+    pub(super) fn keeper(&self) -> Option<Arc<Recalls>> {
         match self {
             Self::Waiter(_) => None,
             Self::Keeper(calls) => calls.upgrade(),
@@ -132,7 +132,7 @@ impl Listener {
             (Self::Waiter(waiter), notice) => drop(waiter.try_send(notice.clone())),
             (Self::Keeper(_), Notification::Called { token, id }) => {
                 if let Some(calls) = self.keeper() {
-                    calls.called(&Call { token: *token, tries: id.clone() }, now);
+                    calls.called(&Recall { token: *token, tries: id.clone() }, now);
                 }
             }
             (Self::Keeper(_), _) => {}
@@ -185,14 +185,14 @@ impl Channel {
         News { notice, listeners: self.listeners.iter().map(|(_, listener)| listener.clone()).collect() }
     }
 
-    pub(super) fn keepers(&self) -> impl Iterator<Item = Arc<Calls>> {
+    pub(super) fn keepers(&self) -> impl Iterator<Item = Arc<Recalls>> {
         self.listeners.iter().filter_map(|(_, listener)| listener.keeper())
     }
 
     /// Notes that messages may be missed from now on. Recall handlers that depended on them are added to `broken`.
-    pub(super) fn unconfirm(&mut self, broken: &mut Vec<Arc<Calls>>) {
+    pub(super) fn unconfirm(&mut self, broken: &mut Vec<Arc<Recalls>>) {
         self.is_confirmed = false;
-        broken.extend(self.keepers().filter(|calls| calls.breaks()));
+        broken.extend(self.keepers().filter(|calls| calls.on_lost()));
     }
 }
 
@@ -214,20 +214,20 @@ impl News {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::calls::OnCall;
+    use crate::calls::OnRecall;
 
     struct Deaf;
 
-    impl OnCall for Deaf {
-        fn called(&self, _: &Call) {}
-        fn broken(&self) {}
+    impl OnRecall for Deaf {
+        fn on_recall(&self, _: &Recall) {}
+        fn on_break(&self) {}
     }
 
     #[test]
     fn who_keeps_a_lock_no_more_makes_room_for_the_next() {
-        let keeper = || Arc::new(Calls::new(Box::new(Deaf)));
+        let keeper = || Arc::new(Recalls::new(Box::new(Deaf)));
         let (left, stays) = (keeper(), keeper());
-        let listener = |calls: &Arc<Calls>| Listener::Keeper(Arc::downgrade(calls));
+        let listener = |calls: &Arc<Recalls>| Listener::Keeper(Arc::downgrade(calls));
         let mut channel = Channel::new(0, |_, _| Notification::AskAgain, &listener(&left));
         channel.add(NonZeroU64::MIN, listener(&left));
         channel.add(NonZeroU64::MIN, listener(&stays));

@@ -151,7 +151,7 @@ impl Subscriptions {
         // A channel that was confirmed all the while has missed nothing.
         let was_confirmed = std::mem::replace(&mut channel.is_confirmed, true);
         let heard = channel.keepers().filter(|_| !was_confirmed);
-        if heard.map(|calls| calls.stands(link.standing(epoch))).count() > 0 {
+        if heard.map(|calls| calls.on_confirmed(link.standing(epoch))).count() > 0 {
             link.is_pinged_from_now_on();
         }
         channel.refused = None;

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::channel::{LinkId, Purpose};
 use super::{Origin, Shared, Subscriptions};
-use crate::calls::Fresh;
+use crate::calls::Liveness;
 use crate::events;
 use crate::lease::Moment;
 use crate::transport::fault::{self, Fault};
@@ -146,18 +146,18 @@ impl Running {
             }
             let sent = self.shared.clock.now();
             let replies = self.send(&connection, &batch).await?;
-            fresh.answered(sent);
+            fresh.on_answer(sent);
             self.settle(origin, &batch, replies)?;
         }
     }
 
-    fn fresh(&self) -> Result<Arc<Fresh>, Lost> {
+    fn fresh(&self) -> Result<Arc<Liveness>, Lost> {
         let subscriptions = self.shared.subscriptions.lock();
         subscriptions.links.get(&self.link).map(|link| Arc::clone(&link.fresh)).ok_or(Lost::Unused)
     }
 
     /// Pings the node if that is due, for cached holds that depend on this link. Returns true if there may be any.
-    async fn ping(&self, connection: &Connection, agenda: &mut Agenda, fresh: &Fresh) -> Result<bool, Lost> {
+    async fn ping(&self, connection: &Connection, agenda: &mut Agenda, fresh: &Liveness) -> Result<bool, Lost> {
         let (now, is_due) = (Instant::now(), |at| at <= Instant::now());
         {
             let subscriptions = &mut *self.shared.subscriptions.lock();
@@ -174,7 +174,7 @@ impl Running {
                 // No server redirects a ping, or answers it with anything else: this answers an earlier command.
                 Err(Fault::Moved { .. } | Fault::Ask { .. }) => return Err(Lost::Surprise),
                 // A refusal of the ping is an answer, too.
-                Ok(Value::SimpleString(_)) | Err(_) => fresh.answered(sent),
+                Ok(Value::SimpleString(_)) | Err(_) => fresh.on_answer(sent),
                 Ok(_) => return Err(Lost::Surprise),
             }
         }
@@ -213,7 +213,7 @@ impl Running {
         link.awaited.clear();
         link.must_prove = false;
         // Cached holds must not depend on the earlier connection any more.
-        link.fresh = Arc::new(Fresh::until(link.node.id(), Moment::from_nanos(0)));
+        link.fresh = Arc::new(Liveness::until(link.node.id(), Moment::from_nanos(0)));
         link.asked = None;
         link.proven = None;
         link.leftovers.clear();

@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 use crate::attempt::{Answered, Granted, NodeId};
-use crate::calls::{Call, OnCall};
+use crate::calls::{OnRecall, Recall};
 use crate::home::BackgroundRuntime;
 use crate::lease::{ClockSample, FencingToken, Moment, ServerTime};
 use crate::options::Options;
@@ -564,14 +564,14 @@ async fn everything_is_confirmed_again_at_times() {
 
 struct Deaf;
 
-impl OnCall for Deaf {
-    fn called(&self, _: &Call) {}
-    fn broken(&self) {}
+impl OnRecall for Deaf {
+    fn on_recall(&self, _: &Recall) {}
+    fn on_break(&self) {}
 }
 
 /// Listens for recalls on a channel, as long as the returned value exists.
-fn keeper(push: &Push, channel: &str) -> Arc<Calls> {
-    let calls = Arc::new(Calls::new(Box::new(Deaf)));
+fn keeper(push: &Push, channel: &str) -> Arc<Recalls> {
+    let calls = Arc::new(Recalls::new(Box::new(Deaf)));
     assert!(push.listen(0, channel, read, &calls), "there is a home");
     calls
 }
@@ -581,11 +581,11 @@ async fn what_calls_come_by_goes_when_nobody_keeps_the_lock() {
     let server = Server::start(Version::Redis70).expect("the server starts");
     let (push, _node) = single_at(&server.url(), Pace { linger: Duration::from_millis(100), ..pace() });
     let (kept, left) = (keeper(&push, "kept"), keeper(&push, "left"));
-    until("both are confirmed", || kept.standing().is_some() && left.standing().is_some()).await;
+    until("both are confirmed", || kept.subscription().is_some() && left.subscription().is_some()).await;
     assert_eq!(shard_channels(&server), ["kept", "left"]);
     drop(left);
     until("one is gone", || shard_channels(&server) == ["kept"]).await;
-    assert!(kept.standing().is_some());
+    assert!(kept.subscription().is_some());
     drop(kept);
     until("both are gone", || !push.is_in_use()).await;
 }
@@ -602,7 +602,7 @@ async fn what_a_connection_says_that_was_given_up_confirms_nothing() {
     let server = Server::start(Version::Redis70).expect("the server starts");
     let (push, _node) = single(&server.url());
     let kept = keeper(&push, "kept");
-    until("it is confirmed", || kept.standing().is_some()).await;
+    until("it is confirmed", || kept.subscription().is_some()).await;
     let shared = shared(&push);
     let from = {
         let subscriptions = shared.subscriptions.lock();
@@ -611,7 +611,7 @@ async fn what_a_connection_says_that_was_given_up_confirms_nothing() {
     };
     shared.subscriptions.lock().unconfirm(from.link);
     shared.take(from, Pushed::Subscribed { channel: "kept" });
-    assert!(kept.standing().is_none(), "nothing would be heard");
+    assert!(kept.subscription().is_none(), "nothing would be heard");
 }
 
 /// Confirms subscriptions, and answers the pings of its first two connections with replies that answer no ping.
@@ -651,10 +651,10 @@ async fn ping_that_is_answered_by_something_else_ends_the_connection() {
     tokio::spawn(answers_pings_wrongly(listener, Arc::clone(&connections)));
     let (push, _node) = single(&url);
     let told = Arc::new(AtomicUsize::new(0));
-    let calls = Arc::new(Calls::new(Box::new(Counts(Arc::clone(&told)))));
+    let calls = Arc::new(Recalls::new(Box::new(Counts(Arc::clone(&told)))));
     assert!(push.listen(0, "kept", read, &calls), "there is a home");
     until("it is told", || told.load(Ordering::SeqCst) > 0).await;
-    until("it stands on the third", || connections.load(Ordering::SeqCst) == 3 && calls.standing().is_some()).await;
+    until("it stands on the third", || connections.load(Ordering::SeqCst) == 3 && calls.subscription().is_some()).await;
 }
 
 /// Waker of a user.
@@ -687,9 +687,9 @@ async fn waker_that_panics_keeps_nobody_else_from_being_told() {
 /// Counts the breaks that are reported to it.
 struct Counts(Arc<AtomicUsize>);
 
-impl OnCall for Counts {
-    fn called(&self, _: &Call) {}
-    fn broken(&self) {
+impl OnRecall for Counts {
+    fn on_recall(&self, _: &Recall) {}
+    fn on_break(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
 }
@@ -699,9 +699,9 @@ async fn who_keeps_a_lock_is_told_when_its_channel_moves() {
     let server = Server::start(Version::Redis70).expect("the server starts");
     let (push, _node) = single(&server.url());
     let told = Arc::new(AtomicUsize::new(0));
-    let calls = Arc::new(Calls::new(Box::new(Counts(Arc::clone(&told)))));
+    let calls = Arc::new(Recalls::new(Box::new(Counts(Arc::clone(&told)))));
     assert!(push.listen(0, "kept", read, &calls), "there is a home");
-    until("it is confirmed", || calls.standing().is_some()).await;
+    until("it is confirmed", || calls.subscription().is_some()).await;
     let shared = shared(&push);
     // As if the owner of its slot were not known any more: the keeper gives the channel a link anew.
     for channel in shared.subscriptions.lock().channels.values_mut() {
@@ -716,12 +716,12 @@ async fn no_more_linger_for_calls_than_may() {
     let server = Server::start(Version::Redis70).expect("the server starts");
     let (push, _node) = single_at(&server.url(), Pace { lingering_calls_most: 1, ..pace() });
     let keepers = ["a", "b", "c"].map(|channel| keeper(&push, channel));
-    until("all are confirmed", || keepers.iter().all(|calls| calls.standing().is_some())).await;
+    until("all are confirmed", || keepers.iter().all(|calls| calls.subscription().is_some())).await;
     drop(keepers);
     until("one is left", || shard_channels(&server).len() == 1).await;
     // The next listener for recalls finds it confirmed at once.
     let left = shard_channels(&server).remove(0);
-    assert!(keeper(&push, &left).standing().is_some());
+    assert!(keeper(&push, &left).subscription().is_some());
 }
 
 #[tokio::test]

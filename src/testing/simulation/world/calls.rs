@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{Parcel, World, lock_of};
 use crate::attempt::NodeId;
-use crate::calls::{Call, Calls, Fresh, Standing};
+use crate::calls::{LiveSubscription, Liveness, Recall, Recalls};
 use crate::key::Key;
 use crate::lease::Moment;
 use crate::scheme::Notification;
@@ -21,11 +21,11 @@ const PING: Duration = Duration::from_millis(500);
 pub(super) struct Keeper {
     process: Process,
     lock: Lock,
-    calls: Weak<Calls>,
+    calls: Weak<Recalls>,
     /// The server at which it is subscribed, and until when that is heard.
-    stands: Option<(u32, Arc<Fresh>)>,
+    stands: Option<(u32, Arc<Liveness>)>,
     /// What a wrong one is told of that: by each server, and whichever it hears counts for all.
-    told: Vec<(u32, Arc<Fresh>)>,
+    told: Vec<(u32, Arc<Liveness>)>,
 }
 
 impl World {
@@ -43,7 +43,7 @@ impl World {
         self: &Arc<Self>,
         process: Process,
         key: &Key,
-        calls: &Arc<Calls>,
+        calls: &Arc<Recalls>,
     ) {
         let (number, lock) = (self.number(3), lock_of(key));
         let keeper = Keeper { process, lock, calls: Arc::downgrade(calls), stands: None, told: Vec::new() };
@@ -107,7 +107,7 @@ impl World {
                 }
             };
             if let Some(calls) = lost {
-                calls.tell_broken();
+                calls.notify_break();
                 if self.mutant == Some(Mutant::StandsAgainAtOnce) {
                     self.tell_stands(&calls, &self.fresh_until(server, sent.after(PING * 2)));
                 }
@@ -125,7 +125,7 @@ impl World {
     }
 
     /// Until when that server is heard, of a subscription that is there.
-    fn confirms(&self, number: u32, server: u32) -> Option<Arc<Fresh>> {
+    fn confirms(&self, number: u32, server: u32) -> Option<Arc<Liveness>> {
         let new = self.fresh_until(server, self.first_fresh());
         let mut state = self.state.lock();
         let keeper = state.keepers.get_mut(&number)?;
@@ -142,15 +142,15 @@ impl World {
         Some(new)
     }
 
-    fn fresh_until(&self, server: u32, until: Moment) -> Arc<Fresh> {
-        Arc::new(Fresh::until(self.name_of(server), until))
+    fn fresh_until(&self, server: u32, until: Moment) -> Arc<Liveness> {
+        Arc::new(Liveness::until(self.name_of(server), until))
     }
 
     /// What a keeper is told by some answer to what was sent then.
-    fn answered(&self, number: u32, fresh: &Fresh, sent: Moment) {
-        fresh.answered(sent);
+    fn answered(&self, number: u32, fresh: &Liveness, sent: Moment) {
+        fresh.on_answer(sent);
         if let Some(keeper) = self.state.lock().keepers.get(&number) {
-            keeper.told.iter().for_each(|(_, told)| told.answered(sent));
+            keeper.told.iter().for_each(|(_, told)| told.on_answer(sent));
         }
     }
 
@@ -166,13 +166,13 @@ impl World {
         if self.mutant == Some(Mutant::NoAge) { Moment::NEVER } else { Moment::from_nanos(0) }
     }
 
-    fn breaks_unless(&self, number: u32, server: u32) -> Option<Arc<Calls>> {
+    fn breaks_unless(&self, number: u32, server: u32) -> Option<Arc<Recalls>> {
         let stands = self.state.lock().keepers.get(&number).and_then(|keeper| Some(keeper.stands.as_ref()?.0));
         if stands == Some(server) { None } else { self.breaks(number) }
     }
 
     /// Whom to tell.
-    fn breaks(&self, number: u32) -> Option<Arc<Calls>> {
+    fn breaks(&self, number: u32) -> Option<Arc<Recalls>> {
         let mut state = self.state.lock();
         let keeper = state.keepers.get_mut(&number)?;
         let stood = keeper.stands.take().is_some();
@@ -184,10 +184,10 @@ impl World {
         if self.mutant == Some(Mutant::IgnoresBreak) {
             return None;
         }
-        calls.breaks().then_some(calls)
+        calls.on_lost().then_some(calls)
     }
 
-    fn stands(&self, number: u32, server: u32, fresh: &Arc<Fresh>) {
+    fn stands(&self, number: u32, server: u32, fresh: &Arc<Liveness>) {
         let mut state = self.state.lock();
         let Some(keeper) = state.keepers.get_mut(&number).filter(|keeper| keeper.stands.is_none()) else {
             return;
@@ -201,14 +201,14 @@ impl World {
         }
     }
 
-    fn tell_stands(&self, calls: &Calls, fresh: &Arc<Fresh>) {
+    fn tell_stands(&self, calls: &Recalls, fresh: &Arc<Liveness>) {
         let epoch = u64::from(self.number(3));
-        calls.stands(Standing { epoch, fresh: Arc::clone(fresh) });
+        calls.on_confirmed(LiveSubscription { epoch, liveness: Arc::clone(fresh) });
     }
 
     /// Passes a call on to all who are subscribed at that server.
     pub(super) fn publish_call(self: &Arc<Self>, lock: Lock, CallBack { token, id }: CallBack, server: u32) {
-        let call = Call { token, tries: id.map(|id| id.shared()) };
+        let call = Recall { token, tries: id.map(|id| id.shared()) };
         let keepers: Vec<_> = {
             let state = self.state.lock();
             let there = state.keepers.values().filter(|keeper| keeper.lock == lock);
@@ -245,7 +245,7 @@ impl World {
     }
 
     /// A call has come to a process.
-    async fn is_called(self: &Arc<Self>, (process, lock): (Process, Lock), call: &Call, calls: &Calls) {
+    async fn is_called(self: &Arc<Self>, (process, lock): (Process, Lock), call: &Recall, calls: &Recalls) {
         let called = Called { token: call.token.as_u64(), tries: call.tries.as_deref().map(Id::of) };
         self.hears_of(process, lock, Heard::Call(called));
         match self.mutant {
