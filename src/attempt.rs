@@ -142,7 +142,7 @@ fn at_node(source: Option<Source>, address: &str) -> Source {
 
 /// Last answers of one node, to any request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Hearing {
+pub(crate) struct ServerContact {
     /// Time when the node last executed a request, if it has.
     pub(crate) served: Option<Moment>,
     /// True if the node has answered no request since then, though requests were sent.

@@ -47,7 +47,7 @@ use crate::lock::watch::Watch;
 use crate::meter::Metrics;
 use crate::options::Options;
 use crate::process::Process;
-use crate::scheme::{AcquisitionId, Answered, Attempt, Failure, Hearing, Scheme};
+use crate::scheme::{AcquisitionId, Answered, Attempt, Failure, Scheme, ServerContact};
 
 /// A hold is passed on between the writers of a process for so long at most.
 const HAND_OVER_SPAN: Duration = Duration::from_millis(5);
@@ -402,7 +402,7 @@ impl Engine {
     /// Since when nobody has answered whoever asks since `since`, given how it failed. What was asked is not what counts: a
     /// request may have waited long for room, and the node have answered others all the while.
     pub(crate) fn unheard_since(&self, key: &Key, failure: &Failure, since: Moment) -> Moment {
-        let Hearing { served, is_silent } = self.scheme.hearing(key);
+        let ServerContact { served, is_silent } = self.scheme.contact(key);
         // A node that answers others, and this one that it may not serve it now, does not serve it.
         let counts = is_silent || matches!(failure, Failure::Unknown { .. });
         served.filter(|_| counts).map_or(since, |served| served.max(since))

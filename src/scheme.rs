@@ -21,7 +21,7 @@ use futures_util::future::join_all;
 use futures_util::stream::BoxStream;
 
 pub(crate) use crate::attempt::{
-    AcquisitionId, Answered, Attempt, BoxFuture, Failure, Granted, Hearing, Notification, Route, Subscription,
+    AcquisitionId, Answered, Attempt, BoxFuture, Failure, Granted, Notification, Route, ServerContact, Subscription,
 };
 use crate::calls::Recalls;
 use crate::clock::Clock;
@@ -50,7 +50,7 @@ pub(crate) struct AcquireRequest {
     pub(crate) max_tokens: u64,
     pub(crate) if_taken: IfTaken,
     /// The process may keep the hold when its last guard is gone: the lock is marked, if it can be.
-    pub(crate) keeps: bool,
+    pub(crate) caches: bool,
 }
 
 /// What a grant's token is not to be below.
@@ -240,7 +240,7 @@ pub(crate) struct Renewal {
 
 /// One hold, or acquisition that is under way, to end.
 #[derive(Clone, Debug)]
-pub(crate) struct Leave {
+pub(crate) struct ReleaseRequest {
     pub(crate) key: Arc<Key>,
     pub(crate) id: AcquisitionId,
 }
@@ -249,7 +249,7 @@ fn no_part_of_a_quorum() -> Failure {
     refused("this scheme is no part of a quorum")
 }
 
-pub(crate) fn nobody_calls() -> Failure {
+pub(crate) fn without_recalls() -> Failure {
     refused("nobody is called in this scheme")
 }
 
@@ -274,14 +274,18 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
         false
     }
     /// Ends a hold, or an acquisition that is under way.
-    fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>>;
+    fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>>;
     /// Whether this runtime can send [`leave`](Scheme::leave) without waiting for a connection.
-    fn is_at_hand(&self, _leave: &Leave) -> bool {
+    fn can_send_inline(&self, _leave: &ReleaseRequest) -> bool {
         false
     }
     /// Ends several of one route; one answer each, in order.
-    fn leave_all<'a>(&'a self, _route: &'a Route, batch: &'a [Leave]) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
-        Box::pin(join_all(batch.iter().map(|leave| self.leave(&leave.key, &leave.id))))
+    fn release_all<'a>(
+        &'a self,
+        _route: &'a Route,
+        batch: &'a [ReleaseRequest],
+    ) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
+        Box::pin(join_all(batch.iter().map(|leave| self.release(&leave.key, &leave.id))))
     }
     /// Gives up the hold `old` for one of the other side: a writer for a read hold, always, and the only reader for a write
     /// hold if no writer waits.
@@ -310,8 +314,8 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
         Box::pin(std::future::ready(Err(no_part_of_a_quorum())))
     }
     /// What is known of whoever serves this lock at the moment, from what it has said to anybody.
-    fn hearing(&self, _key: &Key) -> Hearing {
-        Hearing::default()
+    fn contact(&self, _key: &Key) -> ServerContact {
+        ServerContact::default()
     }
     /// What the server's clock has said last, if that is known.
     fn clock_sample(&self) -> Option<ClockSample> {
@@ -338,8 +342,8 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
         false
     }
     /// Answers the call of a try: the lock is used. Its waiter is told so, and nothing else changes.
-    fn tell_used<'a>(&'a self, _key: &'a Key, _id: &'a str) -> BoxFuture<'a, Attempt<()>> {
-        Box::pin(std::future::ready(Err(nobody_calls())))
+    fn reply_in_use<'a>(&'a self, _key: &'a Key, _id: &'a str) -> BoxFuture<'a, Attempt<()>> {
+        Box::pin(std::future::ready(Err(without_recalls())))
     }
     /// The names of the locks in `listing` that the servers know, in order.
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>>;

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use futures_util::stream::BoxStream;
 use redis::Value;
 
-use crate::attempt::{Answered, BoxFuture, Failure, Hearing, Notification, Route, Subscription};
+use crate::attempt::{Answered, BoxFuture, Failure, Notification, Route, ServerContact, Subscription};
 use crate::calls::Recalls;
 use crate::clock::Clock;
 use crate::digits::Digits;
@@ -193,9 +193,9 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync + 'static {
     /// Yields an item when routes may have changed; `None` where they never do.
     fn changes(&self) -> Option<BoxStream<'static, ()>>;
     /// Returns true if this runtime has a connection with room for a call for `slot`.
-    fn is_at_hand(&self, slot: u16) -> bool;
+    fn can_send_inline(&self, slot: u16) -> bool;
     /// Returns when the owner of `slot` answered last, as far as that is known.
-    fn hearing(&self, slot: u16) -> Hearing;
+    fn hearing(&self, slot: u16) -> ServerContact;
     /// Returns the newest clock sample of this runtime's connection, if there is only one server.
     fn clock_sample(&self) -> Option<ClockSample>;
     /// Returns a moment at or after the start of the server, if there is only one and it was asked.

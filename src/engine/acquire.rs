@@ -38,7 +38,7 @@ use crate::lock::side::{Notices, Pending, SideOutage};
 use crate::lock::wait::{Listening, WaitEntry};
 use crate::options::Terms;
 use crate::reentry::{OwnerId, Reentry};
-use crate::scheme::{Hearing, Mode};
+use crate::scheme::{Mode, ServerContact};
 use crate::throttle::Throttle;
 
 use self::patience::WaitEnds;
@@ -235,8 +235,8 @@ async fn limit_of(engine: &Engine, key: &Key, listening: &Listening, limit: Mome
     tokio::select! {
         biased;
         () = Box::pin(shown) => {}
-        () = at(engine, limit.after(engine.options().response_timeout * 2)) => match engine.scheme.hearing(key) {
-            Hearing { served: Some(served), is_silent: false } if served >= limit => {}
+        () = at(engine, limit.after(engine.options().response_timeout * 2)) => match engine.scheme.contact(key) {
+            ServerContact { served: Some(served), is_silent: false } if served >= limit => {}
             _ => return WaitEnd::Silence,
         },
     }
@@ -253,8 +253,8 @@ async fn silence_of(engine: &Engine, key: &Key, listening: &Listening, began: Mo
     let mut until = began.after(patience);
     loop {
         at(engine, until).await;
-        match engine.scheme.hearing(key) {
-            Hearing { served: Some(served), is_silent: false } if served.after(patience) > until => {
+        match engine.scheme.contact(key) {
+            ServerContact { served: Some(served), is_silent: false } if served.after(patience) > until => {
                 until = served.after(patience);
             }
             _ => match listening.called_until() {

@@ -144,7 +144,7 @@ impl Conversion {
             lease: share.lease.min(share.ends.since(now)),
             max_tokens: engine.options().max_handoffs,
             if_taken: IfTaken::Leave,
-            keeps: false,
+            caches: false,
         };
         let (old, keeping) = (Arc::clone(held.hold()), engine.keeping_on(held.hold()));
         let unsettled = engine.releases.unsettled();
@@ -285,7 +285,7 @@ impl Conversion {
     fn says_whether_it_stays(&mut self) {
         if let Some(keeping) = &mut self.keeping {
             keeping.says();
-            self.request.keeps = keeping.is_said();
+            self.request.caches = keeping.is_said();
             self.request.max_tokens = if keeping.is_said() { MAX_TOKENS } else { self.engine.options().max_handoffs };
         }
     }

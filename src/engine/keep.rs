@@ -119,7 +119,7 @@ impl OnRecall for Ear {
         {
             // Whoever tries waits for no longer than it can: lost, it is not told.
             common.home.spawn(async move {
-                drop(scheme.tell_used(&key, &id).await);
+                drop(scheme.reply_in_use(&key, &id).await);
                 drop(permit);
             });
         }

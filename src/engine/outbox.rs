@@ -359,7 +359,7 @@ impl Work {
                 }
                 Load::Releases(jobs) => {
                     let batch: Vec<_> = jobs.iter().map(Job::leave).collect();
-                    Answered::Releases(scheme.leave_all(&route, &batch).await)
+                    Answered::Releases(scheme.release_all(&route, &batch).await)
                 }
             };
             sent.answered(answers)

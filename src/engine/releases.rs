@@ -26,7 +26,7 @@ use crate::lock::hold::Hold;
 use crate::lock::release::Release;
 use crate::lock::side::{CountsOpen, KeepsOpen};
 use crate::lock::table::Table;
-use crate::scheme::{Leave, ReleaseReply, Scheme};
+use crate::scheme::{ReleaseReply, ReleaseRequest, Scheme};
 use crate::shield::catch_panic;
 use at_hand::AtHand;
 
@@ -105,10 +105,10 @@ impl Releases {
     /// Tells the server once.
     pub(crate) async fn send_once(self: &Arc<Self>, release: &Release) -> Attempt<ReleaseReply> {
         if self.recent.is_none() {
-            return self.scheme.leave(&release.key, &release.id).await;
+            return self.scheme.release(&release.key, &release.id).await;
         }
         let route = self.scheme.route(&release.key);
-        let answer = self.scheme.leave(&release.key, &release.id).await?;
+        let answer = self.scheme.release(&release.key, &release.id).await?;
         self.carried_out(release, &route, self.clock.now());
         Ok(answer)
     }
@@ -368,8 +368,8 @@ impl Job {
         &self.release.key
     }
 
-    pub(super) fn leave(&self) -> Leave {
-        Leave { key: Arc::clone(&self.release.key), id: self.release.id.clone() }
+    pub(super) fn leave(&self) -> ReleaseRequest {
+        ReleaseRequest { key: Arc::clone(&self.release.key), id: self.release.id.clone() }
     }
 
     /// The hold that local waiters wait for, to be taken once.

@@ -59,7 +59,7 @@ impl Tries {
             Some(error) => Err(error),
             None => {
                 // The next try waits for the word of a node that is silent, with all others.
-                if !engine.scheme.hearing(key).is_silent {
+                if !engine.scheme.contact(key).is_silent {
                     // No pause makes the caller wait for longer than it bears.
                     tokio::time::sleep(self.backoff.pause().min(left)).await;
                 }

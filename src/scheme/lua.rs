@@ -21,8 +21,8 @@ use crate::key::{Key, Listing};
 use crate::lease::{ClockSample, FencingToken, Moment, ServerTime};
 use crate::scheme::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    Granted, Hearing, Holder, IfTaken, Leave, Mode, Notification, ReleaseReply, Renewal, Renewed, Route, Scheme,
-    Subscription, View, Waiter, nobody_calls, refused, scripts,
+    Granted, Holder, IfTaken, Mode, Notification, ReleaseReply, ReleaseRequest, Renewal, Renewed, Route, Scheme,
+    ServerContact, Subscription, View, Waiter, refused, scripts, without_recalls,
 };
 use crate::transport::{Call, Expiry, NO_ID, Script, Transport, Words};
 
@@ -106,7 +106,7 @@ impl LuaScheme {
         if let Waiting::InTheLock { limits } = &self.waiting {
             max_tokens_arg(call, request.max_tokens);
             call.arg(limits);
-            match (request.keeps, matches!(request.if_taken, IfTaken::Try { .. })) {
+            match (request.caches, matches!(request.if_taken, IfTaken::Try { .. })) {
                 (true, false) => call.arg(KEEP),
                 (false, true) => call.arg("t"),
                 (true, true) => call.arg("kt"),
@@ -153,7 +153,7 @@ impl LuaScheme {
             max_tokens_arg(call, request.max_tokens);
         }
         self.surroundings(call);
-        if request.keeps && self.calls_back() {
+        if request.caches && self.calls_back() {
             call.arg(KEEP);
         }
     }
@@ -320,18 +320,22 @@ impl Scheme for LuaScheme {
         })
     }
 
-    fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+    fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move {
             let reply = self.transport.call_ahead(self.leave_call(key, id)).await?;
             read_reply(reply, id.as_str(), left)
         })
     }
 
-    fn is_at_hand(&self, leave: &Leave) -> bool {
-        self.transport.is_at_hand(leave.key.slot())
+    fn can_send_inline(&self, leave: &ReleaseRequest) -> bool {
+        self.transport.can_send_inline(leave.key.slot())
     }
 
-    fn leave_all<'a>(&'a self, route: &'a Route, batch: &'a [Leave]) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
+    fn release_all<'a>(
+        &'a self,
+        route: &'a Route,
+        batch: &'a [ReleaseRequest],
+    ) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
         Box::pin(async move {
             let calls = batch.iter().map(|leave| self.leave_call(&leave.key, &leave.id)).collect();
             let replies = self.transport.call_all(route, calls).await;
@@ -395,7 +399,7 @@ impl Scheme for LuaScheme {
         })
     }
 
-    fn hearing(&self, key: &Key) -> Hearing {
+    fn contact(&self, key: &Key) -> ServerContact {
         self.transport.hearing(key.slot())
     }
 
@@ -440,9 +444,9 @@ impl Scheme for LuaScheme {
         self.calls_back() && self.transport.listen(key.slot(), &self.call_channel(key), read_call, calls)
     }
 
-    fn tell_used<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
+    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
         Box::pin(async move {
-            let script = self.scripts.used.as_ref().ok_or_else(nobody_calls)?;
+            let script = self.scripts.used.as_ref().ok_or_else(without_recalls)?;
             if !AcquisitionId::is_one(id) {
                 return Err(refused("this is no id"));
             }

@@ -349,7 +349,7 @@ impl Scheme for Memory {
         Box::pin(async move { self.apply(key, |record, now| record.acquire_above(now, u64::MAX, request, floor)) })
     }
 
-    fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+    fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move { self.apply(key, |record, now| record.leave(now, id)) })
     }
 
@@ -405,7 +405,7 @@ impl Scheme for Memory {
         Some(self.store.subscribe(key, manager, &self.wire))
     }
 
-    fn tell_used<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
+    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
         Box::pin(async move {
             self.wire.check()?;
             Ok(self.store.tell_used(key, id))

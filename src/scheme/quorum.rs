@@ -33,7 +33,7 @@ use crate::lease::{self, FencingToken, Moment, ServerTime};
 use crate::process;
 use crate::scheme::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Granted,
-    Hearing, Leave, ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
+    ReleaseReply, ReleaseRequest, Renewal, Renewed, Route, Scheme, ServerContact, Subscription, View,
 };
 
 mod acquire;
@@ -272,14 +272,18 @@ impl Scheme for Quorum {
         true
     }
 
-    fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+    fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move {
-            let leave = Leave { key: Arc::new(key.clone()), id: id.clone() };
+            let leave = ReleaseRequest { key: Arc::new(key.clone()), id: id.clone() };
             self.leave_everywhere(&[leave]).await.pop().expect("one answer each")
         })
     }
 
-    fn leave_all<'a>(&'a self, _: &'a Route, batch: &'a [Leave]) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
+    fn release_all<'a>(
+        &'a self,
+        _: &'a Route,
+        batch: &'a [ReleaseRequest],
+    ) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
         Box::pin(self.leave_everywhere(batch))
     }
 
@@ -330,12 +334,12 @@ impl Scheme for Quorum {
         })
     }
 
-    fn hearing(&self, key: &Key) -> Hearing {
-        let mut served: Vec<_> = self.masters.iter().map(|master| master.scheme.hearing(key).served).collect();
+    fn contact(&self, key: &Key) -> ServerContact {
+        let mut served: Vec<_> = self.masters.iter().map(|master| master.scheme.contact(key).served).collect();
         served.sort_unstable();
         // When a majority had served last. Never silent: whoever is told that there is no majority has not waited for a word.
         let served = served.len().checked_sub(majority(served.len())).and_then(|place| served[place]);
-        Hearing { served, is_silent: false }
+        ServerContact { served, is_silent: false }
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {

@@ -18,8 +18,8 @@ use crate::key::{Key, Listing};
 use crate::lease::{Moment, ServerTime};
 use crate::scheme::memory::Memory;
 use crate::scheme::{
-    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Hearing, Leave,
-    ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
+    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, ReleaseReply,
+    ReleaseRequest, Renewal, Renewed, Route, Scheme, ServerContact, Subscription, View,
 };
 
 /// How long a lost copy may yet arrive.
@@ -200,7 +200,7 @@ impl Staged {
     async fn leave_once(&self, key: &Key, id: &AcquisitionId) -> Attempt<ReleaseReply> {
         self.counts(1);
         let fate = self.leaves.lock().pop_front();
-        self.meet(fate, self.memory.leave(key, id)).await
+        self.meet(fate, self.memory.release(key, id)).await
     }
 }
 
@@ -220,7 +220,7 @@ impl Scheme for Staged {
         Box::pin(self.meet(fate, self.memory.acquire(key, request)))
     }
 
-    fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+    fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async {
             drop(self.connection.lock().await);
             self.leave_once(key, id).await
@@ -228,11 +228,15 @@ impl Scheme for Staged {
     }
 
     /// In the background, which has a connection of its own.
-    fn leave_all<'a>(&'a self, _: &'a Route, batch: &'a [Leave]) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
+    fn release_all<'a>(
+        &'a self,
+        _: &'a Route,
+        batch: &'a [ReleaseRequest],
+    ) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
         Box::pin(join_all(batch.iter().map(|leave| self.leave_once(&leave.key, &leave.id))))
     }
 
-    fn is_at_hand(&self, _: &Leave) -> bool {
+    fn can_send_inline(&self, _: &ReleaseRequest) -> bool {
         self.leaves_at_hand.load(Ordering::SeqCst)
     }
 
@@ -304,8 +308,8 @@ impl Scheme for Staged {
         self.memory.listen(key, calls)
     }
 
-    fn tell_used<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
-        self.memory.tell_used(key, id)
+    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
+        self.memory.reply_in_use(key, id)
     }
 
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
@@ -316,11 +320,11 @@ impl Scheme for Staged {
         self.memory.health()
     }
 
-    fn hearing(&self, key: &Key) -> Hearing {
+    fn contact(&self, key: &Key) -> ServerContact {
         if self.serves.load(Ordering::SeqCst) {
-            return Hearing { served: Some(self.memory.clock().now()), is_silent: false };
+            return ServerContact { served: Some(self.memory.clock().now()), is_silent: false };
         }
-        self.memory.hearing(key)
+        self.memory.contact(key)
     }
 
     fn traffic(&self) -> Traffic {

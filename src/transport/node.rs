@@ -16,7 +16,7 @@ use std::time::Duration;
 use redis::{Cmd, ConnectionInfo, RedisError, Value};
 use tokio::sync::oneshot;
 
-use crate::attempt::{Answered, Hearing, NodeId, Route};
+use crate::attempt::{Answered, NodeId, Route, ServerContact};
 use crate::clock::Clock;
 use crate::durability::Durability;
 use crate::error::Result;
@@ -206,12 +206,12 @@ impl Node {
         Route(Arc::clone(&self.lines.address))
     }
 
-    pub(super) fn hearing(&self) -> Hearing {
-        Hearing { served: self.lines.served(), is_silent: self.lines.silence.is() }
+    pub(super) fn hearing(&self) -> ServerContact {
+        ServerContact { served: self.lines.served(), is_silent: self.lines.silence.is() }
     }
 
     /// Returns true if this runtime has a connection with room.
-    pub(super) fn is_at_hand(&self) -> bool {
+    pub(super) fn can_send_inline(&self) -> bool {
         !self.lines.silence.is() && self.lines.current().is_some_and(|live| live.space.has_room())
     }
 

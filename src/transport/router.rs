@@ -17,7 +17,7 @@ use futures_util::stream::{self, BoxStream};
 use redis::{ConnectionInfo, Value};
 use tokio::sync::watch;
 
-use crate::attempt::{Answered, BoxFuture, Failure, Hearing, Route, Subscription};
+use crate::attempt::{Answered, BoxFuture, Failure, Route, ServerContact, Subscription};
 use crate::calls::Recalls;
 use crate::clock::Clock;
 use crate::durability::Durability;
@@ -450,12 +450,12 @@ impl Transport for Router {
         Some(Box::pin(stream::unfold(maps, next)))
     }
 
-    fn is_at_hand(&self, slot: u16) -> bool {
-        self.slot_owners.known_owner(slot).is_some_and(|node| node.is_at_hand())
+    fn can_send_inline(&self, slot: u16) -> bool {
+        self.slot_owners.known_owner(slot).is_some_and(|node| node.can_send_inline())
     }
 
-    fn hearing(&self, slot: u16) -> Hearing {
-        self.slot_owners.known_owner(slot).map_or_else(Hearing::default, |node| node.hearing())
+    fn hearing(&self, slot: u16) -> ServerContact {
+        self.slot_owners.known_owner(slot).map_or_else(ServerContact::default, |node| node.hearing())
     }
 
     fn clock_sample(&self) -> Option<ClockSample> {

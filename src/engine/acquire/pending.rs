@@ -153,7 +153,7 @@ impl Acquisition<'_> {
             if may_stay { engine.keeping(&self.key, entry, self.wants.cache_for).map(Box::new) } else { None };
         let keeps = self.keeping.as_ref().is_some_and(|keeping| keeping.is_said());
         let request = AcquireRequest {
-            keeps,
+            caches: keeps,
             id: begun.id,
             mode: self.mode,
             lease: self.wants.lease.min(self.wants.max_hold),

@@ -79,7 +79,7 @@ impl Acquisition<'_> {
             lease,
             max_tokens: 1,
             if_taken: IfTaken::Leave,
-            keeps: standing.is_some(),
+            caches: standing.is_some(),
         };
         let underway = self.begin_underway();
         let repeat = Repeat { engine, hold, is_known: false };

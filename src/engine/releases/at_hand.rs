@@ -19,7 +19,7 @@ use tokio::task::AbortHandle;
 use crate::engine::releases::{Job, Place, Releases};
 use crate::lease::Moment;
 use crate::process;
-use crate::scheme::Leave;
+use crate::scheme::ReleaseRequest;
 use crate::shield::catch_panic;
 
 /// Releases of one manager that are under way so, at most. More at once go in chunks, which costs less; and should all of them be
@@ -136,7 +136,7 @@ pub(super) fn tell(releases: &Arc<Releases>, job: Job, now: Moment) {
     let at_hand = &releases.at_hand;
     let leave = job.leave();
     let runtime = Handle::try_current().ok();
-    let Some(runtime) = runtime.filter(|_| releases.scheme.is_at_hand(&leave)) else {
+    let Some(runtime) = runtime.filter(|_| releases.scheme.can_send_inline(&leave)) else {
         return releases.carry(job);
     };
     let place = (now.after(at_hand.patience()), releases.wake.next_number());
@@ -160,10 +160,10 @@ struct Telling {
 }
 
 impl Telling {
-    async fn run(self, leave: Leave, began: Moment) {
+    async fn run(self, leave: ReleaseRequest, began: Moment) {
         let releases = &self.releases;
         let route = releases.scheme.route(&leave.key);
-        let answer = releases.scheme.leave(&leave.key, &leave.id).await;
+        let answer = releases.scheme.release(&leave.key, &leave.id).await;
         let now = releases.clock.now();
         if answer.is_ok() {
             releases.at_hand.is_answered_within(now.since(began));

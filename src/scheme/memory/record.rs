@@ -264,7 +264,7 @@ impl Record {
 
     fn answer_granted(&mut self, step: &mut Step, request: &AcquireRequest) -> Granted {
         let is_waited_for = self.is_waited_for(step);
-        if request.keeps {
+        if request.caches {
             self.set_mark(is_waited_for);
         }
         self.granted(step.now_ms, &request.id, is_waited_for).expect("it holds the lock")

@@ -86,7 +86,7 @@ impl Quorum {
     pub(super) async fn acquire_anew(&self, key: &Key, request: &AcquireRequest) -> Attempt<Acquired> {
         let key = Arc::new(key.clone());
         let request =
-            Arc::new(AcquireRequest { max_tokens: 1, if_taken: IfTaken::Leave, keeps: false, ..request.clone() });
+            Arc::new(AcquireRequest { max_tokens: 1, if_taken: IfTaken::Leave, caches: false, ..request.clone() });
         self.traces.begin(&request.id, request.mode, &key, request.lease);
         let (mut ballot, mut heard) = (self.ballot(), Heard::default());
         let mut asked = self.ask_for(&mut ballot, &key, &request);

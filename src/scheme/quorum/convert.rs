@@ -54,7 +54,7 @@ impl Quorum {
         request: &AcquireRequest,
     ) -> Attempt<Converted> {
         let voters = voters(request.mode);
-        let request = AcquireRequest { max_tokens: 1, if_taken: IfTaken::Leave, keeps: false, ..request.clone() };
+        let request = AcquireRequest { max_tokens: 1, if_taken: IfTaken::Leave, caches: false, ..request.clone() };
         let mut conversion = Conversion {
             key: Arc::new(key.clone()),
             old: old.clone(),

@@ -18,7 +18,7 @@ use crate::clock::Clock;
 use crate::home::BackgroundRuntime;
 use crate::key::Key;
 use crate::lease::{Moment, ServerTime};
-use crate::scheme::{Leave, ReleaseReply, Scheme};
+use crate::scheme::{ReleaseReply, ReleaseRequest, Scheme};
 
 /// So many are told in one pipeline.
 const MAX_CHUNK: usize = 128;
@@ -76,7 +76,7 @@ impl Master {
 
     /// Whether it is no use to ask it. If so, it is looked after until it answers again.
     pub(super) fn is_silent(self: &Arc<Self>) -> bool {
-        let is_silent = self.scheme.hearing(&self.any).is_silent;
+        let is_silent = self.scheme.contact(&self.any).is_silent;
         if is_silent {
             self.is_wanted.store(true, Ordering::SeqCst);
             self.tend();
@@ -131,7 +131,7 @@ impl Master {
     async fn see_to_it(&self) {
         let mut backoff = Backoff::new();
         loop {
-            if self.scheme.hearing(&self.any).is_silent {
+            if self.scheme.contact(&self.any).is_silent {
                 self.forget(self.clock.now());
                 if !self.is_wanted.swap(false, Ordering::SeqCst) && self.debts.lock().is_empty() {
                     // Whoever wants it next has it probed.
@@ -168,7 +168,7 @@ impl Master {
     /// Ends the look-out if there is nothing left. What comes at the same time finds it either ended or going on.
     fn ends(&self) -> bool {
         self.is_tended.store(false, Ordering::SeqCst);
-        let is_idle = self.debts.lock().is_empty() && !self.scheme.hearing(&self.any).is_silent;
+        let is_idle = self.debts.lock().is_empty() && !self.scheme.contact(&self.any).is_silent;
         is_idle || self.is_tended.swap(true, Ordering::SeqCst)
     }
 
@@ -190,9 +190,9 @@ impl Master {
 
     /// Whether any was answered.
     async fn tell(&self, mut due: Due<'_>, backoff: &mut Backoff) -> bool {
-        let leave = |debt: &Debt| Leave { key: Arc::clone(&debt.key), id: debt.id.clone() };
+        let leave = |debt: &Debt| ReleaseRequest { key: Arc::clone(&debt.key), id: debt.id.clone() };
         let batch: Vec<_> = due.debts.iter().map(leave).collect();
-        let attempts = self.scheme.leave_all(&self.scheme.route(&self.any), &batch).await;
+        let attempts = self.scheme.release_all(&self.scheme.route(&self.any), &batch).await;
         let (now, is_heard) = (self.clock.now(), attempts.iter().any(Result::is_ok));
         let pause = if is_heard { Duration::ZERO } else { backoff.pause() };
         for (debt, attempt) in std::mem::take(&mut due.debts).into_iter().zip(attempts) {

@@ -9,7 +9,7 @@ use super::traces::{Standing, Telling};
 use super::votes::{Ballot, Verdict, Vote};
 use super::{Asked, Heard, Quorum, answered, finish, unknown};
 use crate::attempt::{Answered, Attempt, BoxFuture};
-use crate::scheme::{Absence, Leave, ReleaseReply, Scheme};
+use crate::scheme::{Absence, ReleaseReply, ReleaseRequest, Scheme};
 
 /// What is known of one of them.
 type Count = (Ballot, Heard);
@@ -24,14 +24,14 @@ struct Told {
 /// What one master is to be told.
 #[derive(Default)]
 struct ToTell {
-    batch: Vec<Leave>,
+    batch: Vec<ReleaseRequest>,
     /// For each, its place among all, and that the master is being told.
     tellings: Vec<(usize, Telling)>,
 }
 
 impl Quorum {
     /// Gives holds back at all masters that may have them; one answer each, in order, when a majority has said it for each.
-    pub(super) async fn leave_everywhere(&self, batch: &[Leave]) -> Vec<Attempt<ReleaseReply>> {
+    pub(super) async fn leave_everywhere(&self, batch: &[ReleaseRequest]) -> Vec<Attempt<ReleaseReply>> {
         let mut counts: Vec<Count> = batch.iter().map(|_| (self.ballot(), Heard::default())).collect();
         let mut asked: Asked<(usize, Vec<Told>)> = FuturesUnordered::new();
         for (place, to_tell) in self.to_tell(batch, &mut counts).into_iter().enumerate() {
@@ -53,7 +53,7 @@ impl Quorum {
     }
 
     /// What each master is to be told. Of the others it is known what they have to say.
-    fn to_tell(&self, batch: &[Leave], counts: &mut [Count]) -> Vec<ToTell> {
+    fn to_tell(&self, batch: &[ReleaseRequest], counts: &mut [Count]) -> Vec<ToTell> {
         let mut all: Vec<_> = self.masters.iter().map(|_| ToTell::default()).collect();
         for (of, (leave, (ballot, _))) in batch.iter().zip(counts).enumerate() {
             // What nobody knows anything of may be anywhere.
@@ -79,7 +79,7 @@ impl Quorum {
         all
     }
 
-    fn reply(&self, leave: &Leave, (mut ballot, heard): Count) -> Attempt<ReleaseReply> {
+    fn reply(&self, leave: &ReleaseRequest, (mut ballot, heard): Count) -> Attempt<ReleaseReply> {
         let (sent, server) = (self.clock.now(), heard.server);
         let reply = match ballot.verdict() {
             Verdict::Won(_) => ReleaseReply::Held,
@@ -98,9 +98,9 @@ fn tell(place: usize, scheme: Arc<dyn Scheme>, to_tell: ToTell) -> BoxFuture<'st
     Box::pin(async move {
         let ToTell { batch, tellings } = to_tell;
         let attempts = match &*batch {
-            [leave] => vec![scheme.leave(&leave.key, &leave.id).await],
+            [leave] => vec![scheme.release(&leave.key, &leave.id).await],
             [] => Vec::new(),
-            [first, ..] => scheme.leave_all(&scheme.route(&first.key), &batch).await,
+            [first, ..] => scheme.release_all(&scheme.route(&first.key), &batch).await,
         };
         let told = tellings.into_iter().zip(attempts);
         let told = told.map(|((of, telling), attempt)| Told { of, was_held: telling.told(&attempt), attempt });

@@ -175,7 +175,7 @@ impl Heal {
             lease: *lease,
             max_tokens: 1,
             if_taken: IfTaken::Leave,
-            keeps: false,
+            caches: false,
         };
         let attempt = self.traces.master(place).acquire_above(key, &request, Floor::Any(token)).await;
         // A refusal says nothing of what a conversion that is undone has brought meanwhile.

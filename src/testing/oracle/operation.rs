@@ -32,7 +32,7 @@ impl Face {
             lease: Duration::from_millis(lease_ms),
             max_tokens,
             if_taken,
-            keeps: self == Self::Hash && keeps,
+            caches: self == Self::Hash && keeps,
         }
     }
 

@@ -105,7 +105,7 @@ impl<'a> Pair<'a> {
             Operation::AcquireUntil { who, wish, limit_ms } => self.acquire_until(who, wish, limit_ms).await,
             Operation::Leave { who } => {
                 let id = acquisition(who);
-                let real = self.real.leave(&self.key, &id).await;
+                let real = self.real.release(&self.key, &id).await;
                 self.compare(Some(who), real, Answer::ReleaseReply, |record, now| record.leave(now, &id))
             }
             Operation::Conversion { old, new, wish } => {

@@ -22,8 +22,8 @@ use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
 use crate::lease::{self, ClockSample, Moment, ServerTime};
 use crate::scheme::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Leave,
-    Notification, ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
+    Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced,
+    Notification, ReleaseReply, ReleaseRequest, Renewal, Renewed, Route, Scheme, Subscription, View,
 };
 
 /// As the transport has it.
@@ -400,7 +400,7 @@ impl Scheme for Link {
         })
     }
 
-    fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+    fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         let runtime = self.at_hand.lock().remove(id);
         Box::pin(async move {
             let Some(runtime) = runtime else {
@@ -417,7 +417,7 @@ impl Scheme for Link {
         })
     }
 
-    fn is_at_hand(&self, leave: &Leave) -> bool {
+    fn can_send_inline(&self, leave: &ReleaseRequest) -> bool {
         let Some(runtime) = runtime::current() else {
             return false;
         };
@@ -425,8 +425,12 @@ impl Scheme for Link {
         true
     }
 
-    fn leave_all<'a>(&'a self, _: &'a Route, batch: &'a [Leave]) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
-        Box::pin(join_all(batch.iter().map(async |leave: &Leave| {
+    fn release_all<'a>(
+        &'a self,
+        _: &'a Route,
+        batch: &'a [ReleaseRequest],
+    ) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
+        Box::pin(join_all(batch.iter().map(async |leave: &ReleaseRequest| {
             if self.left_alone.lock().contains(&leave.id) {
                 return Ok(self.made_up(ReleaseReply::Held));
             }
@@ -483,7 +487,7 @@ impl Scheme for Link {
         true
     }
 
-    fn tell_used<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
+    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
         self.world.tell_used(lock_of(key), id);
         let (sent, node) = (self.world.clock.now(), self.world.answering(self.address.process));
         Box::pin(std::future::ready(Ok(Answered { sent, server: ServerTime::default(), node, value: () })))

@@ -433,7 +433,7 @@ impl Wrong {
             }
             (Mutant::ForceMissesTokens, Parcel::Force { seen }) => Answer::Forced(record.force(now, seen.token)),
             (Mutant::NoMark, Parcel::Acquire { request, not_after_ms }) => {
-                let request = AcquireRequest { keeps: false, ..request.clone() };
+                let request = AcquireRequest { caches: false, ..request.clone() };
                 Answer::Acquired(record.acquire(now, *not_after_ms, &request))
             }
             (Mutant::NoMark, Parcel::Renew { id, lease, .. }) => Answer::Renewed(record.renew(now, id, *lease)),

@@ -372,7 +372,7 @@ impl Server {
             lease: span(LEASE),
             max_tokens: TOKENS,
             if_taken,
-            keeps: false,
+            caches: false,
         }
     }
 
@@ -502,7 +502,7 @@ impl Server {
         let not_after_ms =
             NOW_MS.saturating_add_signed(i64::from(limit) * i64::try_from(TICK_MS).expect("small")).max(late_ms);
         let own = self.id(id);
-        let ask = |id, side, waits| AcquireRequest { keeps: keeps.is_some(), ..self.ask(id, side, waits) };
+        let ask = |id, side, waits| AcquireRequest { caches: keeps.is_some(), ..self.ask(id, side, waits) };
         match what {
             What::Acquire { mode, waits } => match record.acquire(now, not_after_ms, &ask(id, mode, waits)) {
                 Acquired::Granted(granted) => Reply::Granted(Self::grant(granted, at_us)),

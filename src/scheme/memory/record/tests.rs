@@ -10,7 +10,7 @@ fn at(ms: u64) -> ServerTime {
 
 fn ask(n: u64, mode: Mode) -> AcquireRequest {
     let (lease, patience) = (Duration::from_secs(10), Duration::from_secs(10));
-    AcquireRequest { id: id(n), mode, lease, max_tokens: 64, if_taken: IfTaken::Queue { patience }, keeps: false }
+    AcquireRequest { id: id(n), mode, lease, max_tokens: 64, if_taken: IfTaken::Queue { patience }, caches: false }
 }
 
 fn id(n: u64) -> AcquisitionId {

@@ -17,7 +17,7 @@ fn indebted(runtime: &tokio::runtime::Runtime) -> (Arc<Master>, [Debt; 2]) {
             lease,
             max_tokens: 1,
             if_taken: IfTaken::Leave,
-            keeps: false,
+            caches: false,
         };
         let granted = runtime.block_on(master.scheme.acquire(&key, &request)).expect("answered").value;
         assert!(matches!(granted, Acquired::Granted(_)));
@@ -88,7 +88,7 @@ fn debt_is_told_again_when_no_copy_can_arrive_any_more() {
             lease,
             max_tokens: 1,
             if_taken: IfTaken::Leave,
-            keeps: false,
+            caches: false,
         };
         master.scheme.acquire(&debt.key, &late).await.expect("answered");
         assert_eq!(holders(&master, &debt).await, 1);

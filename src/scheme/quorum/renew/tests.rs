@@ -8,7 +8,7 @@ use crate::key::Key;
 use crate::lease::FencingToken;
 use crate::mode::Mode;
 use crate::scheme::memory::{Memory, Store};
-use crate::scheme::{Leave, ReleaseReply, Scheme, View};
+use crate::scheme::{ReleaseReply, ReleaseRequest, Scheme, View};
 
 const LEASE: Duration = Duration::from_secs(10);
 
@@ -21,7 +21,7 @@ struct Stage {
 
 fn asks(id: u64, mode: Mode) -> AcquireRequest {
     let id = AcquisitionId::new("m", id, "test");
-    AcquireRequest { id, mode, lease: LEASE, max_tokens: 1, if_taken: IfTaken::Leave, keeps: false }
+    AcquireRequest { id, mode, lease: LEASE, max_tokens: 1, if_taken: IfTaken::Leave, caches: false }
 }
 
 impl Stage {
@@ -48,7 +48,7 @@ impl Stage {
     }
 
     async fn gives_back(&self, master: usize, request: &AcquireRequest) -> ReleaseReply {
-        self.masters[master].leave(&self.key, &request.id).await.expect("answered").value
+        self.masters[master].release(&self.key, &request.id).await.expect("answered").value
     }
 
     /// And all that follows.
@@ -97,7 +97,7 @@ async fn renewal_brings_a_hold_and_its_token_to_a_master_that_lacks_it() {
             [(ours.id.as_str(), mode)]
         );
         assert!(view.token >= Some(token), "{:?} is below {token}", view.token);
-        let leave = Leave { key: Arc::clone(&stage.key), id: ours.id.clone() };
+        let leave = ReleaseRequest { key: Arc::clone(&stage.key), id: ours.id.clone() };
         assert_eq!(
             stage.quorum.leave_everywhere(&[leave]).await.remove(0).expect("answered").value,
             ReleaseReply::Held

@@ -19,7 +19,7 @@ use crate::key::{Key, Listing};
 use crate::lease::{self, ClockSample, FencingToken, Moment, ServerTime};
 use crate::scheme::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    Granted, Hearing, Leave, Mode, ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
+    Granted, Mode, ReleaseReply, ReleaseRequest, Renewal, Renewed, Route, Scheme, ServerContact, Subscription, View,
 };
 
 /// As the transport has it.
@@ -171,7 +171,7 @@ impl Link {
     }
 
     /// In one pipeline.
-    async fn leave_together(&self, batch: &[Leave]) -> Vec<Attempt<ReleaseReply>> {
+    async fn leave_together(&self, batch: &[ReleaseRequest]) -> Vec<Attempt<ReleaseReply>> {
         if self.is(Wrong::ReleasesWhereGranted) {
             return join_all(batch.iter().map(|leave| self.leave_at(&leave.key, &leave.id))).await;
         }
@@ -248,11 +248,15 @@ impl Scheme for Link {
         Box::pin(self.acquire_at(key, request, floor))
     }
 
-    fn leave<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+    fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(self.leave_at(key, id))
     }
 
-    fn leave_all<'a>(&'a self, _: &'a Route, batch: &'a [Leave]) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
+    fn release_all<'a>(
+        &'a self,
+        _: &'a Route,
+        batch: &'a [ReleaseRequest],
+    ) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
         Box::pin(self.leave_together(batch))
     }
 
@@ -302,9 +306,9 @@ impl Scheme for Link {
         Box::pin(self.carry("forces", act))
     }
 
-    fn hearing(&self, _: &Key) -> Hearing {
+    fn contact(&self, _: &Key) -> ServerContact {
         let known = self.known.lock();
-        Hearing { served: known.served, is_silent: known.is_silent }
+        ServerContact { served: known.served, is_silent: known.is_silent }
     }
 
     fn clock_sample(&self) -> Option<ClockSample> {

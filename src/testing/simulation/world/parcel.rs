@@ -85,7 +85,7 @@ impl Parcel {
                     IfTaken::Queue { patience } | IfTaken::Try { patience } => Some(millis(patience)),
                 },
                 tries: matches!(request.if_taken, IfTaken::Try { .. }),
-                keeps: request.keeps,
+                keeps: request.caches,
             },
             Self::Conversion { old, request, not_after_ms } => Op::Conversion {
                 old: Id::of(old.as_str()),
@@ -93,7 +93,7 @@ impl Parcel {
                 mode: request.mode,
                 lease_ms: millis(request.lease),
                 not_after_ms: *not_after_ms,
-                keeps: request.keeps,
+                keeps: request.caches,
             },
             Self::Leave { id } => Op::Leave { id: Id::of(id.as_str()) },
             Self::Renew { id, lease, keeps } => {
