@@ -24,7 +24,7 @@ use crate::lease::Moment;
 use crate::lock::hold::{self, Grant, Granting, Hold, HoldState, LeftOpen, OpenConversion, ShareId};
 use crate::lock::release::Release;
 use crate::lock::shares::ShareRequest;
-use crate::lock::stray::Copies;
+use crate::lock::stray::InDoubt;
 use crate::scheme::{AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, MAX_TOKENS, Mode, loss_reason};
 
 /// Why a guard could not be converted, and the guard.
@@ -92,7 +92,7 @@ struct Conversion {
     /// Whether the new hold may stay, as the old one may.
     keeping: Option<Keeping>,
     word: Word,
-    copies: Copies,
+    copies: InDoubt,
     settled: bool,
     _unsettled: Unsettled,
 }
@@ -137,7 +137,8 @@ impl Conversion {
         let now = engine.clock.now();
         // A later copy of the same conversion finds what an earlier one did.
         let earlier = held.hold().take_open_conversion();
-        let copies = earlier.as_ref().map(|open| Copies::of_earlier(open.stray_until, open.lease)).unwrap_or_default();
+        let copies =
+            earlier.as_ref().map(|open| InDoubt::of_earlier(open.arrives_until, open.lease)).unwrap_or_default();
         let request = AcquireRequest {
             id: earlier.map_or_else(|| engine.next_id(), |open| open.id),
             mode,
@@ -190,7 +191,7 @@ impl Conversion {
 
     /// The new hold is left to the old one, unless that is over.
     fn left_open(&mut self, held: &Held, error: Error, now: Moment) -> Error {
-        let open = self.open(self.copies.stray_until().unwrap_or(now));
+        let open = self.open(self.copies.arrives_until().unwrap_or(now));
         let (left, due) = self.old.conversion_left_open(open, now);
         self.engine.carry_out(due, now);
         match left {
@@ -204,7 +205,7 @@ impl Conversion {
     }
 
     fn open(&self, stray_until: Moment) -> OpenConversion {
-        OpenConversion { id: self.request.id.clone(), lease: self.request.lease, stray_until }
+        OpenConversion { id: self.request.id.clone(), lease: self.request.lease, arrives_until: stray_until }
     }
 
     /// Asks until there is an answer, or the old hold is over.
@@ -222,9 +223,9 @@ impl Conversion {
                 return Outcome::Lost(LossReason::Forked);
             }
             let now = engine.clock.now();
-            self.copies.settle(&attempt);
+            self.copies.resolve(&attempt);
             if let Ok(Answered { sent, value: Converted::Refused | Converted::Kept, .. }) = &attempt {
-                match self.copies.stray_until() {
+                match self.copies.arrives_until() {
                     None => self.old.conversion_was_not_done(),
                     Some(_) => self.old.stood_at(*sent),
                 }
@@ -234,11 +235,11 @@ impl Conversion {
                     Converted::Granted(granted) => {
                         return Outcome::Granted { answer: Answered { sent, server, node, value: () }, granted };
                     }
-                    Converted::Kept if self.copies.stray_until().is_none() && self.word.is_awaited(&engine, now) => {
+                    Converted::Kept if self.copies.arrives_until().is_none() && self.word.is_awaited(&engine, now) => {
                         self.word.pause(&engine, now).await;
                         continue;
                     }
-                    Converted::Refused | Converted::Kept => match self.copies.stray_until() {
+                    Converted::Refused | Converted::Kept => match self.copies.arrives_until() {
                         // An earlier copy may yet find the others gone: then the old hold would be gone too.
                         Some(until) => {
                             engine.clock.sleep_until(until).await;
@@ -335,7 +336,7 @@ impl Conversion {
         engine.note_stay(&self.old);
         engine.renewals.forget(&self.old);
         let release = Release::of(&self.old, now);
-        if release.stray_after(sent).is_some() {
+        if release.arrives_after(sent).is_some() {
             engine.releases.in_background(release, None);
         }
         events::converted(hold.key().name(), hold.mode(), hold.token());
@@ -353,7 +354,7 @@ impl Drop for Conversion {
         self.old.lose(LossReason::Gone);
         let now = self.engine.clock.now();
         self.copies.abandon_all(now.after(self.engine.stray_span()));
-        let open = self.open(self.copies.stray_until().unwrap_or(now));
+        let open = self.open(self.copies.arrives_until().unwrap_or(now));
         self.engine.release_in_background(&self.old);
         self.engine.releases.in_background(Release::of_conversion(&self.old, open, now), None);
     }

@@ -86,7 +86,7 @@ impl Engine {
         let patience = self.options().unreachable_after.min(release.server_until.since(began));
         let mut tries = Tries::new(began, patience);
         let told = self.told(hold, &release, &mut tries).await?;
-        if release.stray_after(told.answer.sent).is_none() {
+        if release.arrives_after(told.answer.sent).is_none() {
             goes_on.hold = None;
             self.table.ended(hold);
         }
@@ -98,7 +98,7 @@ impl Engine {
                 let in_time = self.clock.now() < hold.deadline();
                 if let Some(conversion) = goes_on.conversion.clone() {
                     let new = Box::pin(self.told(hold, &conversion, &mut tries)).await?.answer;
-                    if conversion.stray_after(new.sent).is_none() {
+                    if conversion.arrives_after(new.sent).is_none() {
                         goes_on.conversion = None;
                     }
                     // It had been converted, and was ours as the new hold.

@@ -177,7 +177,7 @@ impl Releases {
         match attempt {
             Ok(answer) => {
                 self.carried_out(release, route, now);
-                if let Some(until) = release.stray_after(answer.sent) {
+                if let Some(until) = release.arrives_after(answer.sent) {
                     self.later(job, until);
                 }
             }

@@ -250,13 +250,13 @@ impl Hold {
 
     /// When the server's hold is over, whatever arrives; and until when a copy of the acquisition may.
     pub(crate) fn until(&self, now: Moment) -> (Moment, Option<Moment>) {
-        self.event(|record, rules, _| (record.server_until(now, rules), record.stray_until(now, rules)))
+        self.event(|record, rules, _| (record.server_until(now, rules), record.arrives_until(now, rules)))
     }
 
     /// The same, and the conversion that is to be given back as well: once.
     pub(super) fn gives_back(&self, now: Moment) -> ((Moment, Option<Moment>), Option<OpenConversion>) {
         self.event(|record, rules, _| {
-            let until = (record.server_until(now, rules), record.stray_until(now, rules));
+            let until = (record.server_until(now, rules), record.arrives_until(now, rules));
             (until, record.take_open_conversion())
         })
     }
@@ -392,7 +392,7 @@ impl Hold {
 
     /// What became of the repeat is known, as far as it ever will be.
     pub(crate) fn recheck_settled<T>(&self, attempt: &Attempt<T>) {
-        self.event(|record, _, _| record.copies_mut().settle(attempt));
+        self.event(|record, _, _| record.copies_mut().resolve(attempt));
     }
 
     /// Nobody waits for the repeat any more.

@@ -26,11 +26,11 @@ use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::{End, Ended, HoldState};
 use crate::lock::shares::{Share, ShareId, ShareRequest, Shares};
 use crate::lock::side::First;
-use crate::lock::stray::Copies;
+use crate::lock::stray::InDoubt;
 use crate::mode::Mode;
 use crate::reentry::OwnerId;
 
-use conversion::InDoubt;
+use conversion::ConversionInDoubt;
 pub(crate) use conversion::{LeftOpen, OpenConversion};
 pub(crate) use keep::{Keep, Kept, KeptCount, Stay, Word};
 use promise::Promise;
@@ -117,7 +117,7 @@ pub(crate) struct Granted {
     /// What its first guard wants.
     pub(crate) share: Share,
     /// Copies of the request that got it.
-    pub(crate) copies: Copies,
+    pub(crate) copies: InDoubt,
     /// Further readers may join until then; none at all, if a writer waits.
     pub(crate) share_until: Option<Moment>,
     /// It came by a notification: until the next answer the server grants it no more than the claim.
@@ -154,7 +154,7 @@ pub(super) struct HoldRecord {
     /// What the server has granted, by its own clock.
     promise: Promise,
     /// While a request to convert it may have been carried out, or may yet be.
-    in_doubt: Option<Box<InDoubt>>,
+    in_doubt: Option<Box<ConversionInDoubt>>,
     /// How far the longest lease that was asked for reaches. A share that ends before needs no renewal.
     asked_until: Moment,
     /// The lease that was asked for last.
@@ -169,7 +169,7 @@ pub(super) struct HoldRecord {
     server_until: Moment,
     /// Those of the acquisition, its repeats by which readers want to join among them, with the longest lease that they and renewals
     /// ask for.
-    copies: Copies,
+    copies: InDoubt,
     shares: Shares,
     /// Readers may join until then.
     share_until: Moment,
@@ -339,11 +339,11 @@ impl HoldRecord {
     /// When the server's hold is over, whatever arrives.
     pub(super) fn server_until(&self, now: Moment, rules: &Rules) -> Moment {
         let covers = lease::surely_over(self.copies.longest_lease(), rules.max_clock_skew);
-        self.stray_until(now, rules).map_or(self.server_until, |until| self.server_until.max(until.after(covers)))
+        self.arrives_until(now, rules).map_or(self.server_until, |until| self.server_until.max(until.after(covers)))
     }
 
     /// Until when a copy of the acquisition may arrive.
-    pub(super) fn stray_until(&self, now: Moment, rules: &Rules) -> Option<Moment> {
+    pub(super) fn arrives_until(&self, now: Moment, rules: &Rules) -> Option<Moment> {
         self.copies.until(now.after(rules.stray_span))
     }
 

@@ -14,32 +14,33 @@ pub(crate) struct Release {
     pub(crate) id: AcquisitionId,
     /// The server has forgotten it by then, whatever arrived.
     pub(crate) server_until: Moment,
-    pub(crate) stray_until: Option<Moment>,
+    pub(crate) arrives_until: Option<Moment>,
 }
 
 impl Release {
     pub(crate) fn of(hold: &Hold, now: Moment) -> Self {
         let (server_until, stray_until) = hold.until(now);
-        Self { key: Arc::clone(hold.key()), id: hold.id().clone(), server_until, stray_until }
+        Self { key: Arc::clone(hold.key()), id: hold.id().clone(), server_until, arrives_until: stray_until }
     }
 
     /// All that the server may have of a hold that is over: the hold, or what it was to be converted into.
     pub(crate) fn all_of(hold: &Hold, now: Moment) -> (Self, Option<Self>) {
         let ((server_until, stray_until), open) = hold.gives_back(now);
-        let release = Self { key: Arc::clone(hold.key()), id: hold.id().clone(), server_until, stray_until };
+        let release =
+            Self { key: Arc::clone(hold.key()), id: hold.id().clone(), server_until, arrives_until: stray_until };
         (release, open.map(|open| Self::of_conversion(hold, open, now)))
     }
 
     /// What a hold may have been converted into.
     pub(crate) fn of_conversion(hold: &Hold, open: OpenConversion, now: Moment) -> Self {
-        let OpenConversion { id, lease, stray_until } = open;
+        let OpenConversion { id, lease, arrives_until: stray_until } = open;
         let covers = lease::surely_over(lease, hold.rules().max_clock_skew);
         let server_until = stray_until.max(now).after(covers);
-        Self { key: Arc::clone(hold.key()), id, server_until, stray_until: Some(stray_until) }
+        Self { key: Arc::clone(hold.key()), id, server_until, arrives_until: Some(stray_until) }
     }
 
     /// Until when a copy of the acquisition may arrive behind what was sent then: it may have before that was answered.
-    pub(crate) fn stray_after(&self, sent: Moment) -> Option<Moment> {
-        self.stray_until.filter(|until| *until > sent)
+    pub(crate) fn arrives_after(&self, sent: Moment) -> Option<Moment> {
+        self.arrives_until.filter(|until| *until > sent)
     }
 }

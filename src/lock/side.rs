@@ -16,7 +16,7 @@ use crate::error::Source;
 use crate::lease::Moment;
 use crate::lock::effects::Signals;
 use crate::lock::shares::ShareRequest;
-use crate::lock::stray::Copies;
+use crate::lock::stray::InDoubt;
 
 /// Names a waiter of its cell, later ones by higher numbers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -49,7 +49,7 @@ impl Drop for KeepsOpen {
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) id: AcquisitionId,
-    pub(crate) copies: Copies,
+    pub(crate) copies: InDoubt,
     /// An answered copy has left a hold or a waiter, or may have.
     pub(crate) is_recorded: bool,
     /// While something of this may be on the server or on its way there. Given up after what is taken back has been counted.
@@ -79,7 +79,7 @@ pub(crate) enum Notices {
 
 impl Pending {
     pub(crate) fn new(id: AcquisitionId) -> Self {
-        Self { id, copies: Copies::default(), is_recorded: false, keeps_open: None, left: None }
+        Self { id, copies: InDoubt::default(), is_recorded: false, keeps_open: None, left: None }
     }
 
     /// The server has nothing of it, and nothing of it is on its way.

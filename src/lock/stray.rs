@@ -10,19 +10,19 @@ use crate::lease::Moment;
 
 /// The copies of one id, sent by one or by several.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Copies {
+pub(crate) struct InDoubt {
     /// So many are sent or waited for.
     in_flight: u32,
     /// One that nobody waits for any more may arrive until then.
-    stray_until: Option<Moment>,
+    arrives_until: Option<Moment>,
     /// Longest lease that one of them has asked for, answered or not.
     longest_lease: Duration,
 }
 
-impl Copies {
+impl InDoubt {
     /// Nobody waits any more for those of an earlier try, which have asked for this lease.
     pub(crate) fn of_earlier(stray_until: Moment, lease: Duration) -> Self {
-        Self { in_flight: 0, stray_until: Some(stray_until), longest_lease: lease }
+        Self { in_flight: 0, arrives_until: Some(stray_until), longest_lease: lease }
     }
 
     /// One more is on its way.
@@ -41,9 +41,9 @@ impl Copies {
     }
 
     /// What became of one of them is known, as far as it ever will be.
-    pub(crate) fn settle<T>(&mut self, attempt: &Attempt<T>) {
+    pub(crate) fn resolve<T>(&mut self, attempt: &Attempt<T>) {
         match attempt {
-            Ok(answer) => self.answered(answer.sent),
+            Ok(answer) => self.on_answer(answer.sent),
             Err(Failure::Unknown { stray_until, .. }) => self.abandon(*stray_until),
             // What was refused, also half way, has come to its end.
             Err(
@@ -56,32 +56,32 @@ impl Copies {
     }
 
     /// The one that was sent then was answered. What could only arrive before it is in the answer.
-    pub(crate) fn answered(&mut self, sent: Moment) {
+    pub(crate) fn on_answer(&mut self, sent: Moment) {
         self.in_flight -= 1;
-        self.stray_until = self.stray_until.filter(|until| *until > sent);
+        self.arrives_until = self.arrives_until.filter(|until| *until > sent);
     }
 
     /// Nobody waits any more for one that is on its way.
     pub(crate) fn abandon(&mut self, until: Moment) {
         self.in_flight -= 1;
-        self.stray_until = self.stray_until.max(Some(until));
+        self.arrives_until = self.arrives_until.max(Some(until));
     }
 
     /// The same for all that are.
     pub(crate) fn abandon_all(&mut self, until: Moment) {
         if std::mem::take(&mut self.in_flight) > 0 {
-            self.stray_until = self.stray_until.max(Some(until));
+            self.arrives_until = self.arrives_until.max(Some(until));
         }
     }
 
     /// Until when one may arrive, if those that are on their way may until `in_flight_until`.
     pub(crate) fn until(&self, in_flight_until: Moment) -> Option<Moment> {
-        self.stray_until.max((self.in_flight > 0).then_some(in_flight_until))
+        self.arrives_until.max((self.in_flight > 0).then_some(in_flight_until))
     }
 
     /// Until when one may arrive for which nobody waits.
-    pub(crate) fn stray_until(&self) -> Option<Moment> {
-        self.stray_until
+    pub(crate) fn arrives_until(&self) -> Option<Moment> {
+        self.arrives_until
     }
 
     /// How many are on their way, of which somebody waits to hear.
@@ -91,7 +91,7 @@ impl Copies {
 
     /// None is on its way, and none can be.
     pub(crate) fn is_none(&self) -> bool {
-        self.in_flight == 0 && self.stray_until.is_none()
+        self.in_flight == 0 && self.arrives_until.is_none()
     }
 }
 
@@ -115,37 +115,37 @@ mod tests {
 
     #[test]
     fn copy_that_nobody_heard_of_may_arrive_until_its_limit() {
-        let mut copies = Copies::default();
+        let mut copies = InDoubt::default();
         copies.begin();
         assert_eq!(copies.until(at(7)), Some(at(7)), "it is on its way");
-        copies.settle(&unknown(at(10)));
+        copies.resolve(&unknown(at(10)));
         assert_eq!(copies.until(at(99)), Some(at(10)));
         copies.begin();
-        copies.settle(&answer(at(9)));
+        copies.resolve(&answer(at(9)));
         assert_eq!(copies.until(at(99)), Some(at(10)), "the answer was sent for before that");
         copies.begin();
-        copies.settle(&answer(at(10)));
+        copies.resolve(&answer(at(10)));
         assert!(copies.is_none());
     }
 
     #[test]
     fn copy_of_a_sender_that_died_counts_until_it_cannot_arrive() {
-        let mut copies = Copies::default();
+        let mut copies = InDoubt::default();
         copies.abandon_all(at(5));
         assert!(copies.is_none(), "there was none");
         copies.begin();
         copies.abandon_all(at(5));
-        assert_eq!(copies.stray_until(), Some(at(5)));
+        assert_eq!(copies.arrives_until(), Some(at(5)));
     }
 
     #[test]
     fn one_of_two_that_is_answered_leaves_the_other() {
-        let mut copies = Copies::default();
+        let mut copies = InDoubt::default();
         copies.begin();
         copies.begin();
-        copies.settle(&answer(at(1)));
+        copies.resolve(&answer(at(1)));
         assert_eq!(copies.until(at(8)), Some(at(8)));
-        copies.settle(&unknown(at(4)));
+        copies.resolve(&unknown(at(4)));
         assert_eq!(copies.until(at(8)), Some(at(4)));
     }
 }

@@ -19,7 +19,7 @@ use crate::lock::effects::Rules;
 use crate::lock::hold::{Accepted, Grant, Granted, Granting, Hold, HoldState, Share, ShareId, ShareRemoved};
 use crate::lock::shares::ShareRequest;
 use crate::lock::side::{Asking, CountsOpen, KeepsOpen, Notices, Pending};
-use crate::lock::stray::Copies;
+use crate::lock::stray::InDoubt;
 use crate::lock::table::Table;
 use crate::lock::wait::{Installed, Leaving, WaitEntry, Wake};
 use crate::lock::watch::Watch;
@@ -110,7 +110,7 @@ fn granted(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> In
         granting: Granting { id: id(n), mode, token: FencingToken::from_wire(token).expect("small"), tokens },
         grant: answer(now, LEASE, LEASE),
         share: want().from(now),
-        copies: Copies::default(),
+        copies: InDoubt::default(),
         share_until: Some(now.after(secs(5))),
         is_claim: false,
     };
@@ -182,7 +182,7 @@ fn what_is_under_way_goes_to_the_next_waiter_and_back_to_the_last() {
     assert!(leave(first).pending.is_none());
     assert_eq!(sends(&second, 2), Some(id(1)), "left by the one before");
     let pending = leave(second).pending.expect("nobody goes on with it");
-    assert!(pending.copies.stray_until().is_some(), "a copy is on its way");
+    assert!(pending.copies.arrives_until().is_some(), "a copy is on its way");
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn asker_that_is_not_seen_loses_the_right_to_ask_and_waits_again() {
     // What the first one had sent may yet arrive.
     assert!(leave(second).pending.is_none());
     assert!(asks(&mut first), "it is polled again");
-    assert!(leave(first).pending.is_some_and(|pending| pending.copies.stray_until().is_some()));
+    assert!(leave(first).pending.is_some_and(|pending| pending.copies.arrives_until().is_some()));
     assert!(table.is_idle());
 }
 
@@ -348,7 +348,7 @@ fn grant_that_is_over_when_it_comes_is_no_hold() {
         },
         grant: answer(sent, Duration::ZERO, LEASE),
         share: want().from(sent),
-        copies: Copies::default(),
+        copies: InDoubt::default(),
         share_until: None,
         is_claim: false,
     };
@@ -620,7 +620,7 @@ fn claim_counts_from_when_it_was_granted() {
         },
         grant: answer(sent, LEASE * 3 / 2, LEASE),
         share: want().from(told),
-        copies: Copies::default(),
+        copies: InDoubt::default(),
         share_until: None,
         is_claim: true,
     };
@@ -785,7 +785,7 @@ fn cell_goes_with_a_hold_that_was_converted() {
         },
         grant: answer(now(), LEASE, LEASE),
         share: want().from(now()),
-        copies: Copies::default(),
+        copies: InDoubt::default(),
         share_until: None,
         is_claim: false,
     };

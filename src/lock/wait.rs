@@ -231,7 +231,7 @@ impl WaitEntry {
         let seen_by = now.after(self.grace);
         self.cell.quietly(|state, _, _| {
             let pending = state.attempt_over(self.mode, self.waiter_id, seen_by)?;
-            pending.copies.settle(attempt);
+            pending.copies.resolve(attempt);
             Some(over(pending))
         })
     }

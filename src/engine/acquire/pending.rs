@@ -11,7 +11,7 @@ use crate::events;
 use crate::lease::{self, Moment, ServerTime};
 use crate::lock::hold::{self, Grant, Granting};
 use crate::lock::side::{KeepsOpen, Notices, Pending, SideOutage};
-use crate::lock::stray::Copies;
+use crate::lock::stray::InDoubt;
 use crate::lock::wait::{Installed, WaitEntry};
 use crate::scheme::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken, MAX_TOKENS};
 
@@ -278,7 +278,7 @@ impl Acquisition<'_> {
             granting: self.granting(request, granted),
             grant: Grant { sent, remaining: granted.remaining, asked: request.lease, server: answer.server },
             share: self.wants.from(sent),
-            copies: Copies::default(),
+            copies: InDoubt::default(),
             share_until: (!granted.is_waited_for).then(|| sent.after(self.engine.options().join_window)),
             is_claim: false,
         };
@@ -302,7 +302,7 @@ impl Acquisition<'_> {
             granting: self.granting(request, granted),
             grant: Grant { sent, remaining, asked: request.claim(), server: ServerTime::default() },
             share: self.wants.from(now),
-            copies: Copies::default(),
+            copies: InDoubt::default(),
             share_until: (!granted.is_waited_for).then_some(sent),
             is_claim: true,
         };

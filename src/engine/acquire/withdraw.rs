@@ -108,7 +108,7 @@ impl Acquisition<'_> {
             key: Arc::clone(&self.key),
             id: pending.id.clone(),
             server_until: stray_until.unwrap_or(now).max(now).after(covers),
-            stray_until,
+            arrives_until: stray_until,
         }
     }
 }
@@ -128,7 +128,7 @@ impl Withdrawing<'_> {
         let (engine, mut backoff) = (self.engine, Backoff::new());
         while let Some(release) = &self.release {
             match engine.releases.send_once(release).await {
-                Ok(answer) => match release.stray_after(answer.sent) {
+                Ok(answer) => match release.arrives_after(answer.sent) {
                     Some(until) => at(engine, until).await,
                     None => self.release = None,
                 },

@@ -14,7 +14,7 @@ use crate::mode::Mode;
 
 /// It may have been converted, but not before a certain moment.
 #[derive(Debug)]
-pub(super) struct InDoubt {
+pub(super) struct ConversionInDoubt {
     /// What was asked for the new hold.
     pub(super) lease: Duration,
     /// How long that lasts at least.
@@ -31,7 +31,7 @@ pub(crate) struct OpenConversion {
     pub(crate) id: AcquisitionId,
     pub(crate) lease: Duration,
     /// A copy of the request may be carried out until then.
-    pub(crate) stray_until: Moment,
+    pub(crate) arrives_until: Moment,
 }
 
 /// What becomes of a guard whose conversion was not answered.
@@ -70,7 +70,7 @@ impl HoldRecord {
     ) {
         let until = lease::valid_until(now, lease, rules.max_clock_skew);
         match &mut self.in_doubt {
-            None => self.in_doubt = Some(Box::new(InDoubt { lease, until, open: None })),
+            None => self.in_doubt = Some(Box::new(ConversionInDoubt { lease, until, open: None })),
             // It goes on with an earlier one.
             Some(new) if lease < new.lease => (new.lease, new.until) = (lease, new.until.min(until)),
             Some(_) => {}
@@ -137,9 +137,9 @@ impl HoldRecord {
 
     /// The server knew the hold when it answered what was sent then. Answers the conversion that was open until now: it was not
     /// carried out, and cannot be any more.
-    pub(super) fn settle_open_conversion(&mut self, sent: Moment) -> Option<OpenConversion> {
+    pub(super) fn resolve_open_conversion(&mut self, sent: Moment) -> Option<OpenConversion> {
         let open = self.in_doubt.as_ref()?.open.as_ref()?;
-        if sent >= open.stray_until {
+        if sent >= open.arrives_until {
             return self.in_doubt.take()?.open;
         }
         self.phase = Phase::Unconfirmed;

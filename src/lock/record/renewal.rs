@@ -12,7 +12,7 @@ use crate::lease::{self, Moment};
 use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::Ended;
 use crate::lock::shares::{Share, ShareId};
-use crate::lock::stray::Copies;
+use crate::lock::stray::InDoubt;
 use crate::mode::Mode;
 
 /// With less left nobody joins without a word: half of the shortest lease that can be asked for.
@@ -171,7 +171,7 @@ impl HoldRecord {
         if self.deadline() < deadline {
             self.shares.watched().for_each(|(_, end)| signals.changed(Arc::clone(end)));
         }
-        let not_converted = self.settle_open_conversion(grant.sent);
+        let not_converted = self.resolve_open_conversion(grant.sent);
         self.renew_in_doubt(grant.sent);
         self.tell_awaiting(signals);
         if is_claim {
@@ -185,7 +185,7 @@ impl HoldRecord {
     /// as soon as an answer can tell for good.
     pub(super) fn renew_in_doubt(&mut self, since: Moment) {
         let Some(new) = &self.in_doubt else { return };
-        let settles = new.open.as_ref().map_or(Moment::NEVER, |open| open.stray_until.max(since));
+        let settles = new.open.as_ref().map_or(Moment::NEVER, |open| open.arrives_until.max(since));
         let next = since.after(renewal_interval(new.lease)).min(settles);
         self.renewal = match self.renewal {
             Renewal::Due(at) => Renewal::Due(at.min(next)),
@@ -286,7 +286,7 @@ impl HoldRecord {
         Some((share_id, lease))
     }
 
-    pub(in crate::lock) fn copies_mut(&mut self) -> &mut Copies {
+    pub(in crate::lock) fn copies_mut(&mut self) -> &mut InDoubt {
         &mut self.copies
     }
 

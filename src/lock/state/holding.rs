@@ -92,7 +92,7 @@ impl<H: OnAgenda> State<H> {
             return (Installed::NotMine, None);
         };
         if let Some(sent) = granted.answers() {
-            pending.copies.answered(sent);
+            pending.copies.on_answer(sent);
         }
         pending.is_recorded = true;
         granted.copies = pending.copies;

@@ -65,7 +65,7 @@ fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> 
         granting: Granting { id: id(1), mode, token: token(FIRST), tokens },
         grant: answer(sent, LEASE, LEASE),
         share: wants().from(sent),
-        copies: Copies::default(),
+        copies: InDoubt::default(),
         share_until: None,
         is_claim: false,
     };

@@ -15,7 +15,7 @@ use crate::attempt::{AcquisitionId, Attempt, Failure};
 use crate::clock::Clock;
 use crate::key::Key;
 use crate::lease::{self, FencingToken, Moment};
-use crate::lock::stray::Copies;
+use crate::lock::stray::InDoubt;
 use crate::mode::Mode;
 use crate::scheme::{Absence, ReleaseReply, Scheme};
 
@@ -59,7 +59,7 @@ struct Trace {
 /// What one master may have.
 #[derive(Clone, Debug, Default)]
 struct At {
-    copies: Copies,
+    copies: InDoubt,
     may_hold: bool,
     /// When its last answer came that said so.
     held_at: Option<Moment>,
@@ -181,7 +181,7 @@ impl Traces {
         let mut table = self.of.lock();
         let trace = table.by_id.get_mut(id).filter(|trace| trace.is_wanted() && until > now)?;
         let (mode, token, copies) = (trace.mode, trace.token?, &mut trace.at[master].copies);
-        if copies.in_flight() > 0 || copies.stray_until().is_some_and(|until| until > now) {
+        if copies.in_flight() > 0 || copies.arrives_until().is_some_and(|until| until > now) {
             return None;
         }
         copies.begin();
@@ -227,7 +227,7 @@ impl Traces {
         (trace.is_left, trace.is_settled) = (true, true);
         trace.token = None;
         for (master, at) in trace.at.iter().enumerate() {
-            let stray_until = at.copies.stray_until();
+            let stray_until = at.copies.arrives_until();
             if at.may_hold || stray_until.is_some() {
                 owed.push((master, trace.debt(id, stray_until, now)));
             }
@@ -244,7 +244,7 @@ impl Traces {
     }
 
     /// Something has become of a copy. `has` says whether the master has a hold by it, if that is known.
-    fn settle(&self, id: &AcquisitionId, master: usize, has: Option<bool>, settles: impl FnOnce(&mut Copies)) {
+    fn settle(&self, id: &AcquisitionId, master: usize, has: Option<bool>, settles: impl FnOnce(&mut InDoubt)) {
         let now = self.clock.now();
         let mut table = self.of.lock();
         let Some(trace) = table.by_id.get_mut(id) else {
@@ -253,7 +253,7 @@ impl Traces {
         let at = &mut trace.at[master];
         at.held_at = if has == Some(true) { Some(now) } else { at.held_at };
         settles(&mut at.copies);
-        let stray_until = at.copies.stray_until();
+        let stray_until = at.copies.arrives_until();
         let owes = at.is_owed_for(has) && trace.is_left;
         let debt = owes.then(|| trace.debt(id, stray_until, now));
         Self::tidy(&mut table, id);
@@ -303,7 +303,7 @@ impl Traces {
         at.is_ended = *reply == ReleaseReply::Held && !at.may_hold && at.copies.in_flight() == 1;
         let overtaken = std::mem::take(&mut at.is_late) && *reply != ReleaseReply::Held;
         (at.released, at.may_hold) = (Some(was_held), false);
-        let stray_until = at.copies.stray_until().filter(|until| *until > sent);
+        let stray_until = at.copies.arrives_until().filter(|until| *until > sent);
         let debt = (overtaken || stray_until.is_some()).then(|| trace.debt(id, stray_until, now));
         Self::tidy(&mut table, id);
         drop(table);
@@ -323,7 +323,7 @@ impl Traces {
         let at = &mut trace.at[master];
         at.no_longer_told();
         at.in_doubt |= was_sent == Sent::Perhaps;
-        let (is_owed, stray_until) = (std::mem::replace(&mut at.is_owed, true), at.copies.stray_until());
+        let (is_owed, stray_until) = (std::mem::replace(&mut at.is_owed, true), at.copies.arrives_until());
         let is_late = std::mem::take(&mut at.is_late);
         let debt = (!is_owed || is_late).then(|| trace.debt(id, stray_until, now));
         Self::tidy(&mut table, id);
@@ -366,7 +366,7 @@ impl At {
             self.is_late = true;
             return false;
         }
-        has == Some(true) || has.is_none() && self.copies.stray_until().is_some()
+        has == Some(true) || has.is_none() && self.copies.arrives_until().is_some()
     }
 }
 
@@ -399,7 +399,7 @@ impl Copy {
             Err(Failure::Broken { .. } | Failure::Unreplicated { .. }) => Some(true),
             Err(Failure::Unknown { .. } | Failure::NotDone { .. } | Failure::Refused { .. }) => None,
         };
-        self.traces.settle(&self.id, self.master, has, |copies| copies.settle(attempt));
+        self.traces.settle(&self.id, self.master, has, |copies| copies.resolve(attempt));
     }
 }
 
