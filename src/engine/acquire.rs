@@ -34,8 +34,8 @@ use crate::key::{Key, LockName};
 use crate::lease::{Moment, ServerTime};
 use crate::lock::hold::Hold;
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::{Notices, Pending, SideOutage};
-use crate::lock::wait::{Listening, WaitEntry};
+use crate::lock::side::{Notifications, Pending, SideOutage};
+use crate::lock::wait::{FirstAnswer, WaitEntry};
 use crate::options::Terms;
 use crate::reentry::{OwnerId, Reentry};
 use crate::scheme::{Mode, ServerContact};
@@ -226,10 +226,10 @@ fn join_own(engine: &Arc<Engine>, key: &Key, wants: ShareRequest, mode: Mode, no
 /// that of whoever asks for this side of the lock before it. These may wait for room behind many others: then it is over when
 /// it takes longer than two answers, and it is no silence if the node answers others. Nobody is refused by a hold that nobody is
 /// inside of: whoever keeps the lock elsewhere has time to give it up.
-async fn limit_of(engine: &Engine, key: &Key, listening: &Listening, limit: Moment, attempts: &Attempts) -> WaitEnd {
+async fn limit_of(engine: &Engine, key: &Key, listening: &FirstAnswer, limit: Moment, attempts: &Attempts) -> WaitEnd {
     at(engine, limit).await;
     let shown = async {
-        listening.heard().await;
+        listening.first_answer().await;
         attempts.first_over().await;
     };
     tokio::select! {
@@ -240,7 +240,7 @@ async fn limit_of(engine: &Engine, key: &Key, listening: &Listening, limit: Mome
             _ => return WaitEnd::Silence,
         },
     }
-    if let Some(until) = listening.called_until() {
+    if let Some(until) = listening.recall_until() {
         at(engine, until).await;
     }
     WaitEnd::Limit
@@ -248,7 +248,7 @@ async fn limit_of(engine: &Engine, key: &Key, listening: &Listening, limit: Mome
 
 /// Returns when the node has answered nobody for as long as it takes to ask twice, from `began` on, or since whoever was called had
 /// time to say a word.
-async fn silence_of(engine: &Engine, key: &Key, listening: &Listening, began: Moment) -> WaitEnd {
+async fn silence_of(engine: &Engine, key: &Key, listening: &FirstAnswer, began: Moment) -> WaitEnd {
     let patience = engine.options().response_timeout * 2;
     let mut until = began.after(patience);
     loop {
@@ -257,7 +257,7 @@ async fn silence_of(engine: &Engine, key: &Key, listening: &Listening, began: Mo
             ServerContact { served: Some(served), is_silent: false } if served.after(patience) > until => {
                 until = served.after(patience);
             }
-            _ => match listening.called_until() {
+            _ => match listening.recall_until() {
                 Some(called) if called.after(patience) > until => until = called.after(patience),
                 _ => return WaitEnd::Silence,
             },
@@ -313,7 +313,7 @@ struct Acquisition<'a> {
     wants: ShareRequest,
     reentry: Reentry,
     entry: Option<WaitEntry>,
-    notices: Notices,
+    notices: Notifications,
     /// The server's time in the last answer: what it granted before that, the answer would have told.
     answered_at: ServerTime,
     began: Moment,
@@ -361,7 +361,7 @@ impl<'a> Acquisition<'a> {
             wants,
             reentry,
             entry: Some(entry),
-            notices: Notices::default(),
+            notices: Notifications::default(),
             answered_at: ServerTime::default(),
             began: tries.since,
             warned: false,
@@ -432,7 +432,7 @@ impl<'a> Acquisition<'a> {
     /// what it brings counts, and as long as it may yet be carried out nothing can be taken back for good.
     async fn run_within(&mut self, limit: Option<Moment>, patience: Patience) -> End {
         let (engine, began) = (self.engine, self.began);
-        let Some(listening) = self.entry.as_ref().map(WaitEntry::listening) else {
+        let Some(listening) = self.entry.as_ref().map(WaitEntry::awaited_first_answer) else {
             return End::Over(Ok(None));
         };
         let limited = limit.map(|limit| (limit, Arc::clone(self.attempts.insert(Arc::default()))));
@@ -466,7 +466,7 @@ impl<'a> Acquisition<'a> {
             end = impatience => end,
         };
         let (at, outage) = (engine.clock.now(), listening.outage());
-        let counts_from = limit.max(listening.called_until()).unwrap_or(at);
+        let counts_from = limit.max(listening.recall_until()).unwrap_or(at);
         let answer_by = counts_from.after(withdrawal_span(engine));
         if let (WaitEnd::Limit, Some((_, attempts))) = (why, &limited)
             && let Some(result) = Box::pin(heard_out(engine, run, attempts, answer_by)).await
@@ -478,7 +478,7 @@ impl<'a> Acquisition<'a> {
 
     async fn run(&mut self, patience: Patience) -> Result<Option<Held>> {
         loop {
-            while !self.entry.as_ref().is_none_or(WaitEntry::asks) {
+            while !self.entry.as_ref().is_none_or(WaitEntry::is_leader) {
                 if let Some(held) = Box::pin(self.called(patience)).await? {
                     return Ok(Some(held));
                 }
@@ -488,7 +488,7 @@ impl<'a> Acquisition<'a> {
                     return Ok(Some(held));
                 }
                 // What was turned was over before anybody could begin with it: it waits again.
-                if !self.entry.as_ref().is_none_or(WaitEntry::asks) {
+                if !self.entry.as_ref().is_none_or(WaitEntry::is_leader) {
                     continue;
                 }
             }
@@ -516,7 +516,7 @@ impl<'a> Acquisition<'a> {
 
     /// What it was called for came to nothing: it waits, as others do.
     fn wait_again(&mut self) {
-        self.notices = Notices::Unwanted;
+        self.notices = Notifications::Unwanted;
         let (table, now) = (&self.engine.table, self.engine.clock.now());
         let Some(entry) = &mut self.entry else {
             return;
@@ -544,7 +544,7 @@ impl<'a> Acquisition<'a> {
 
     /// Takes back what an acquisition may have left on the server, while nobody waits for that. Returns until when it may be there.
     fn cancel(&self, pending: Pending) -> Option<Moment> {
-        if pending.is_traceless() {
+        if pending.is_unknown_to_server() {
             return None;
         }
         let release = self.release_of(&pending);

@@ -18,7 +18,7 @@ use crate::home::BackgroundRuntime;
 use crate::key::Key;
 use crate::lease::Moment;
 use crate::lock::hold::{Due, Hold, Keep, Kept, KeptCount, Word};
-use crate::lock::wait::{KeptCell, WaitEntry};
+use crate::lock::wait::{CachedCell, WaitEntry};
 use crate::scheme::{Answered, Scheme};
 use crate::throttle::Throttle;
 
@@ -84,7 +84,7 @@ impl Ears {
 
 /// Hears who calls for one lock.
 struct Ear {
-    cell: KeptCell,
+    cell: CachedCell,
     common: Arc<Ears>,
     /// Bounds the answers to those who try: a call is a message that anybody may have sent.
     answers: Mutex<Throttle>,
@@ -107,7 +107,7 @@ impl Ear {
 
 impl OnRecall for Ear {
     fn on_recall(&self, call: &Recall) {
-        let Some((key, is_used, due)) = self.cell.called(call) else {
+        let Some((key, is_used, due)) = self.cell.on_recall(call) else {
             return;
         };
         self.carry_out(due);
@@ -126,7 +126,7 @@ impl OnRecall for Ear {
     }
 
     fn on_break(&self) {
-        if let Some(due) = self.cell.broken() {
+        if let Some(due) = self.cell.on_break() {
             self.carry_out(due);
         }
     }
@@ -146,7 +146,7 @@ impl Engine {
     /// What an attempt says of keeping its hold.
     pub(super) fn keeping(&self, key: &Arc<Key>, entry: &WaitEntry, cache_for: Duration) -> Option<Keeping> {
         let kept = Arc::clone(self.uses.as_ref()?.kept());
-        let calls = entry.calls(|cell| self.listen(key, cell))?;
+        let calls = entry.recalls(|cell| self.listen(key, cell))?;
         let standing = calls.subscription();
         Some(Keeping { calls, cache_for, kept, standing })
     }
@@ -179,7 +179,7 @@ impl Engine {
         }
     }
 
-    fn listen(&self, key: &Arc<Key>, cell: KeptCell) -> Option<Arc<Recalls>> {
+    fn listen(&self, key: &Arc<Key>, cell: CachedCell) -> Option<Arc<Recalls>> {
         let ear = Ear { cell, common: Arc::clone(&self.ears), answers: Mutex::new(Throttle::new()) };
         let calls = Arc::new(Recalls::new(Box::new(ear)));
         self.scheme.listen(key, &calls).then_some(calls)

@@ -24,7 +24,7 @@ use crate::key::Key;
 use crate::lease::Moment;
 use crate::lock::hold::Hold;
 use crate::lock::release::Release;
-use crate::lock::side::{CountsOpen, KeepsOpen};
+use crate::lock::side::{CountOperations, OpenOperation};
 use crate::lock::table::Table;
 use crate::scheme::{ReleaseReply, ReleaseRequest, Scheme};
 use crate::shield::catch_panic;
@@ -295,9 +295,9 @@ impl Releases {
     }
 
     /// The same for an attempt, which its cell keeps.
-    pub(crate) fn keeps_open(self: &Arc<Self>) -> KeepsOpen {
+    pub(crate) fn keeps_open(self: &Arc<Self>) -> OpenOperation {
         self.unsettled.fetch_add(1, Ordering::SeqCst);
-        KeepsOpen::counted_by(Arc::<Self>::clone(self))
+        OpenOperation::counted_by(Arc::<Self>::clone(self))
     }
 
     /// Marks the moment between the change of a hold and the count of its release, at which a test may stop the operation.
@@ -390,8 +390,8 @@ struct Underway {
 #[derive(Debug)]
 pub(crate) struct Unsettled(Arc<Releases>);
 
-impl CountsOpen for Releases {
-    fn one_less(&self) {
+impl CountOperations for Releases {
+    fn on_end(&self) {
         if self.unsettled.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.settled.notify_waiters();
         }
@@ -400,7 +400,7 @@ impl CountsOpen for Releases {
 
 impl Drop for Unsettled {
     fn drop(&mut self) {
-        self.0.one_less();
+        self.0.on_end();
     }
 }
 

@@ -102,8 +102,8 @@ impl<H: OnAgenda> Cell<H> {
     }
 
     /// An asker may be overdue.
-    pub(super) fn look_for_overdue(self: &Arc<Self>, now: Moment) -> Due<H> {
-        self.event(now, |state, rules, _| state.asker_overdue(now, rules)).1
+    pub(super) fn look_for_stalled(self: &Arc<Self>, now: Moment) -> Due<H> {
+        self.event(now, |state, rules, _| state.on_stalled_leader(now, rules)).1
     }
 
     /// Nobody has this hold any more.

@@ -16,22 +16,22 @@ use crate::lock::few::Few;
 use crate::lock::hold::{Due, Hold};
 
 #[derive(Debug, Default)]
-pub(crate) struct Overdue {
-    agenda: Mutex<Agenda>,
+pub(crate) struct StalledLeaders {
+    deadlines: Mutex<PollDeadlines>,
     /// There is something earlier than is known.
     sooner: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Agenda {
+struct PollDeadlines {
     cells: BTreeMap<(Moment, u64), Weak<Cell<Hold>>>,
     last: u64,
 }
 
-impl Overdue {
+impl StalledLeaders {
     /// Looks at a cell at this moment, or soon after.
     pub(super) fn look_at(&self, cell: &Arc<Cell<Hold>>, at: Moment) {
-        let mut agenda = self.agenda.lock();
+        let mut agenda = self.deadlines.lock();
         let is_first = agenda.cells.first_key_value().is_none_or(|((first, _), _)| at < *first);
         agenda.last += 1;
         let place = (at, agenda.last);
@@ -43,7 +43,7 @@ impl Overdue {
     }
 
     fn take_due(&self, now: Moment) -> (Vec<Arc<Cell<Hold>>>, Moment) {
-        let mut agenda = self.agenda.lock();
+        let mut agenda = self.deadlines.lock();
         let mut due = Vec::new();
         while let Some(first) = agenda.cells.first_entry()
             && first.key().0 <= now
@@ -57,7 +57,7 @@ impl Overdue {
     pub(crate) fn look(&self, now: Moment) -> (Moment, Due) {
         let (cells, next) = self.take_due(now);
         let mut due = Few::None;
-        cells.iter().for_each(|cell| cell.look_for_overdue(now).0.each(|hold| due.push(hold)));
+        cells.iter().for_each(|cell| cell.look_for_stalled(now).0.each(|hold| due.push(hold)));
         (next, effects::Due(due))
     }
 
@@ -68,6 +68,6 @@ impl Overdue {
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.agenda.lock().cells.len()
+        self.deadlines.lock().cells.len()
     }
 }

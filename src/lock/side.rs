@@ -23,25 +23,25 @@ use crate::lock::stray::InDoubt;
 pub(crate) struct WaiterId(pub(super) u64);
 
 /// What counts those that `close` waits for.
-pub(crate) trait CountsOpen: fmt::Debug + Send + Sync {
+pub(crate) trait CountOperations: fmt::Debug + Send + Sync {
     /// One of them is over.
-    fn one_less(&self);
+    fn on_end(&self);
 }
 
 /// As long as it is kept, `close` waits for it.
 #[derive(Debug)]
-pub(crate) struct KeepsOpen(Arc<dyn CountsOpen>);
+pub(crate) struct OpenOperation(Arc<dyn CountOperations>);
 
-impl KeepsOpen {
+impl OpenOperation {
     /// It is counted already.
-    pub(crate) fn counted_by(count: Arc<dyn CountsOpen>) -> Self {
+    pub(crate) fn counted_by(count: Arc<dyn CountOperations>) -> Self {
         Self(count)
     }
 }
 
-impl Drop for KeepsOpen {
+impl Drop for OpenOperation {
     fn drop(&mut self) {
-        self.0.one_less();
+        self.0.on_end();
     }
 }
 
@@ -53,22 +53,22 @@ pub(crate) struct Pending {
     /// An answered copy has left a hold or a waiter, or may have.
     pub(crate) is_recorded: bool,
     /// While something of this may be on the server or on its way there. Given up after what is taken back has been counted.
-    pub(crate) keeps_open: Option<KeepsOpen>,
+    pub(crate) open_operation: Option<OpenOperation>,
     /// What the one that asked before leaves to the next.
-    pub(crate) left: Option<Asking>,
+    pub(crate) left: Option<LeaderState>,
 }
 
 /// What belongs to whoever asks, and is worth handing on.
 #[derive(Debug, Default)]
-pub(crate) struct Asking {
-    pub(crate) notices: Notices,
+pub(crate) struct LeaderState {
+    pub(crate) notifications: Notifications,
     /// Of tries without an answer, whoever made them.
     pub(crate) backoff: Backoff,
 }
 
 /// What the server tells without being asked.
 #[derive(Debug, Default)]
-pub(crate) enum Notices {
+pub(crate) enum Notifications {
     /// Nobody has waited yet.
     #[default]
     Unwanted,
@@ -79,11 +79,11 @@ pub(crate) enum Notices {
 
 impl Pending {
     pub(crate) fn new(id: AcquisitionId) -> Self {
-        Self { id, copies: InDoubt::default(), is_recorded: false, keeps_open: None, left: None }
+        Self { id, copies: InDoubt::default(), is_recorded: false, open_operation: None, left: None }
     }
 
     /// The server has nothing of it, and nothing of it is on its way.
-    pub(crate) fn is_traceless(&self) -> bool {
+    pub(crate) fn is_unknown_to_server(&self) -> bool {
         self.copies.is_none() && !self.is_recorded
     }
 }
@@ -109,17 +109,17 @@ impl SideOutage {
 #[derive(Debug, Default)]
 pub(super) struct Side {
     waiters: BTreeMap<WaiterId, Waiter>,
-    asker: Option<Asker>,
+    leader: Option<Leader>,
     /// Left by an asker, for the next one.
     pub(super) pending: Option<Pending>,
     /// Present while the server does not answer the asker.
     pub(super) outage: Option<SideOutage>,
     /// Until when those who keep the lock, and may not be inside, have time to give it up.
-    called_until: Option<Moment>,
+    recall_until: Option<Moment>,
     /// Whoever asks has had an answer, or none in time.
-    is_heard: bool,
+    is_answered: bool,
     /// Wait for that.
-    heard: Option<Arc<Notify>>,
+    first_answer: Option<Arc<Notify>>,
 }
 
 /// Who comes next on a side.
@@ -129,22 +129,22 @@ pub(super) enum First {
     /// It waits here, for this.
     Waits(ShareRequest),
     /// It came before all that wait, and has its place at the server.
-    Asks,
+    Leader,
 }
 
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) wants: ShareRequest,
     /// For so long it may not be seen when it asks.
-    pub(super) grace: Duration,
+    pub(super) poll_within: Duration,
     pub(super) signal: Arc<Notify>,
 }
 
 #[derive(Debug)]
-pub(super) struct Asker {
+pub(super) struct Leader {
     pub(super) waiter_id: WaiterId,
     /// If it is not seen by then, its future is not polled.
-    pub(super) seen_by: Moment,
+    pub(super) poll_deadline: Moment,
     pub(super) pending: Option<Pending>,
     /// Last waiter that was here when its newest attempt was sent.
     pub(super) newest: WaiterId,
@@ -152,28 +152,28 @@ pub(super) struct Asker {
 
 impl Side {
     pub(super) fn is_idle(&self) -> bool {
-        self.waiters.is_empty() && self.asker.is_none()
+        self.waiters.is_empty() && self.leader.is_none()
     }
 
     /// How many wait here, and ask.
     pub(super) fn len(&self) -> usize {
-        self.waiters.len() + usize::from(self.asker.is_some())
+        self.waiters.len() + usize::from(self.leader.is_some())
     }
 
     pub(super) fn has_waiters(&self) -> bool {
         !self.waiters.is_empty()
     }
 
-    pub(super) fn has_asker(&self) -> bool {
-        self.asker.is_some()
+    pub(super) fn has_leader(&self) -> bool {
+        self.leader.is_some()
     }
 
     /// Who comes next, of those who wait and whoever asks.
     pub(super) fn first(&self) -> First {
         let waiter = self.waiters.first_key_value();
-        let asker = self.asker.as_ref().map(|asker| asker.waiter_id);
+        let asker = self.leader.as_ref().map(|asker| asker.waiter_id);
         match (asker, waiter) {
-            (Some(asker), waiter) if waiter.is_none_or(|(waiter_id, _)| asker < *waiter_id) => First::Asks,
+            (Some(asker), waiter) if waiter.is_none_or(|(waiter_id, _)| asker < *waiter_id) => First::Leader,
             (_, Some((_, waiter))) => First::Waits(waiter.wants),
             (_, None) => First::Nobody,
         }
@@ -202,32 +202,33 @@ impl Side {
         std::mem::replace(&mut self.waiters, later)
     }
 
-    pub(super) fn ask(&mut self, waiter_id: WaiterId, seen_by: Moment) {
-        self.asker = Some(Asker { waiter_id, seen_by, pending: self.pending.take(), newest: waiter_id });
-        self.is_heard = false;
+    pub(super) fn lead(&mut self, waiter_id: WaiterId, seen_by: Moment) {
+        self.leader =
+            Some(Leader { waiter_id, poll_deadline: seen_by, pending: self.pending.take(), newest: waiter_id });
+        self.is_answered = false;
     }
 
     /// The one that asks, if this waiter does.
-    pub(super) fn asker(&mut self, waiter_id: WaiterId) -> Option<&mut Asker> {
-        self.asker.as_mut().filter(|asker| asker.waiter_id == waiter_id)
+    pub(super) fn leader(&mut self, waiter_id: WaiterId) -> Option<&mut Leader> {
+        self.leader.as_mut().filter(|asker| asker.waiter_id == waiter_id)
     }
 
-    pub(super) fn take_asker(&mut self, waiter_id: WaiterId) -> Option<Asker> {
-        self.asker.take_if(|asker| asker.waiter_id == waiter_id)
+    pub(super) fn take_leader(&mut self, waiter_id: WaiterId) -> Option<Leader> {
+        self.leader.take_if(|asker| asker.waiter_id == waiter_id)
     }
 
     /// When the one that asks is overdue. Only of interest to those who wait behind it.
-    pub(super) fn overdue_at(&self) -> Option<Moment> {
-        self.asker.as_ref().filter(|_| self.has_waiters()).map(|asker| asker.seen_by)
+    pub(super) fn stalled_at(&self) -> Option<Moment> {
+        self.leader.as_ref().filter(|_| self.has_waiters()).map(|asker| asker.poll_deadline)
     }
 
-    pub(super) fn take_overdue(&mut self, now: Moment) -> Option<Asker> {
-        if self.overdue_at().is_some_and(|at| at <= now) { self.asker.take() } else { None }
+    pub(super) fn take_stalled(&mut self, now: Moment) -> Option<Leader> {
+        if self.stalled_at().is_some_and(|at| at <= now) { self.leader.take() } else { None }
     }
 
     /// Calls the first waiter to ask, if nobody does.
-    pub(super) fn call_next(&mut self, now: Moment, signals: &mut Signals) -> Option<WaiterId> {
-        if self.asker.is_some() {
+    pub(super) fn promote_next(&mut self, now: Moment, signals: &mut Signals) -> Option<WaiterId> {
+        if self.leader.is_some() {
             return None;
         }
         let Some((first, waiter)) = self.waiters.pop_first() else {
@@ -235,41 +236,41 @@ impl Side {
             self.outage = None;
             return None;
         };
-        self.ask(first, now.after(waiter.grace));
+        self.lead(first, now.after(waiter.poll_within));
         signals.wake(waiter.signal);
         Some(first)
     }
 
     /// The server does not answer, or does again. `is_word` if that is from whoever asks.
-    pub(super) fn hears(&mut self, outage: Option<SideOutage>, is_word: bool, signals: &mut Signals) {
+    pub(super) fn on_outage(&mut self, outage: Option<SideOutage>, is_word: bool, signals: &mut Signals) {
         let earlier = self.outage.take();
         self.outage = outage.map(|outage| outage.after(earlier));
         if is_word {
-            self.is_heard = true;
-            self.tell_heard(signals);
+            self.is_answered = true;
+            self.wake_at_first_answer(signals);
         }
     }
 
     /// Those who keep the lock and may not be inside have been called, and have this time. To be said before the answer is
     /// heard by those who wait.
-    pub(super) fn has_called(&mut self, until: Moment) {
-        self.called_until = self.called_until.max(Some(until));
+    pub(super) fn note_recall(&mut self, until: Moment) {
+        self.recall_until = self.recall_until.max(Some(until));
     }
 
-    pub(super) fn called_until(&self) -> Option<Moment> {
-        self.called_until
+    pub(super) fn recall_until(&self) -> Option<Moment> {
+        self.recall_until
     }
 
-    pub(super) fn tell_heard(&mut self, signals: &mut Signals) {
-        if let Some(heard) = self.heard.take() {
+    pub(super) fn wake_at_first_answer(&mut self, signals: &mut Signals) {
+        if let Some(heard) = self.first_answer.take() {
             signals.heard(heard);
         }
     }
 
     /// Whether whoever asks may yet bring the first word from the server since it asks. `waiter_id` itself knows. If so, what is
     /// notified then.
-    pub(super) fn is_asking_for(&mut self, waiter_id: WaiterId) -> Option<Arc<Notify>> {
-        let other_asks = self.asker.as_ref().is_some_and(|asker| asker.waiter_id != waiter_id);
-        (other_asks && !self.is_heard).then(|| Arc::clone(self.heard.get_or_insert_default()))
+    pub(super) fn awaits_first_answer(&mut self, waiter_id: WaiterId) -> Option<Arc<Notify>> {
+        let other_asks = self.leader.as_ref().is_some_and(|asker| asker.waiter_id != waiter_id);
+        (other_asks && !self.is_answered).then(|| Arc::clone(self.first_answer.get_or_insert_default()))
     }
 }

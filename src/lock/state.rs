@@ -21,8 +21,8 @@ use crate::lease::{FencingToken, Moment};
 use crate::lock::effects::{Effects, OnAgenda};
 use crate::lock::record::{HoldRecord, Next};
 use crate::lock::shares::ShareId;
-use crate::lock::side::{Asking, Pending};
-use crate::lock::state::crowd::Crowd;
+use crate::lock::side::{LeaderState, Pending};
+use crate::lock::state::crowd::WaitQueue;
 use crate::lock::state::holds::Holds;
 use crate::mode::Mode;
 
@@ -35,7 +35,7 @@ pub(super) struct State<H> {
     last_hold: u64,
     holds: Holds<H>,
     /// Absent while nobody waits or asks, which is most of the time that a lock is held.
-    crowd: Option<Box<Crowd<H>>>,
+    wait_queue: Option<Box<WaitQueue<H>>>,
     /// When the agenda of askers looks. None: never.
     looks_at: Option<Moment>,
     /// Who calls for a hold that stays, while one may.
@@ -55,18 +55,18 @@ struct Entry<H> {
 
 /// What somebody finds that gives up its entry.
 #[derive(Debug)]
-pub(crate) struct Leaving<H> {
+pub(crate) struct LeftEntry<H> {
     /// Nobody goes on with it.
     pub(crate) pending: Option<Pending>,
     /// It had been handed this.
     pub(crate) handed: Option<(Arc<H>, ShareId)>,
     /// Nobody needs it. A subscription wakes others when it ends, so it is to be dropped where no mutex is held.
-    pub(crate) needless: Option<Asking>,
+    pub(crate) needless: Option<LeaderState>,
 }
 
 /// What came of a grant.
 #[derive(Debug)]
-pub(crate) enum Installed<H> {
+pub(crate) enum GrantOutcome<H> {
     /// It is a hold.
     Hold(Arc<H>, ShareId),
     /// Nothing is left of it.
@@ -77,7 +77,7 @@ pub(crate) enum Installed<H> {
 
 /// What a waiter is called for.
 #[derive(Debug)]
-pub(crate) enum Wake<H> {
+pub(crate) enum WakeReason<H> {
     /// It may ask the server.
     Ask,
     /// It has the lock.
@@ -93,7 +93,7 @@ impl<H> Default for State<H> {
             last_waiter: 0,
             last_hold: 0,
             holds: Holds::default(),
-            crowd: None,
+            wait_queue: None,
             looks_at: None,
             calls: None,
         }
@@ -128,17 +128,17 @@ impl<H: OnAgenda> Entry<H> {
 impl<H: OnAgenda> State<H> {
     /// How many wait here, and ask.
     pub(super) fn waiting(&self) -> usize {
-        self.crowd.as_deref().map_or(0, Crowd::len)
+        self.wait_queue.as_deref().map_or(0, WaitQueue::len)
     }
 
     /// Those who wait and ask, also when nobody does.
-    fn crowd(&mut self) -> &mut Crowd<H> {
-        self.crowd.get_or_insert_default()
+    fn wait_queue(&mut self) -> &mut WaitQueue<H> {
+        self.wait_queue.get_or_insert_default()
     }
 
     /// Whether a writer waits here, or asks.
     pub(super) fn writer_waits(&self) -> bool {
-        self.crowd.as_deref().is_some_and(|crowd| !crowd.writes.is_idle())
+        self.wait_queue.as_deref().is_some_and(|crowd| !crowd.writes.is_idle())
     }
 
     fn listed(&self) -> impl Iterator<Item = &Entry<H>> {
@@ -161,29 +161,29 @@ impl<H: OnAgenda> State<H> {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.listed().next().is_none() && self.crowd.as_deref().is_none_or(Crowd::is_idle)
+        self.listed().next().is_none() && self.wait_queue.as_deref().is_none_or(WaitQueue::is_idle)
     }
 
     /// The next waiters may ask.
     pub(super) fn advance(&mut self, now: Moment, effects: &mut Effects<H>) {
         let may_write = self.may_ask(Mode::Write);
-        let Some(crowd) = self.crowd.as_deref_mut() else {
+        let Some(crowd) = self.wait_queue.as_deref_mut() else {
             return;
         };
-        crowd.reads.call_next(now, &mut effects.signals);
+        crowd.reads.promote_next(now, &mut effects.signals);
         if may_write {
-            crowd.writes.call_next(now, &mut effects.signals);
+            crowd.writes.promote_next(now, &mut effects.signals);
         }
         if crowd.is_empty() {
-            self.crowd = None;
+            self.wait_queue = None;
         }
     }
 
     /// When the agenda of askers has to look, if it would look later.
     pub(super) fn next_look(&mut self) -> Option<Moment> {
-        let crowd = self.crowd.as_deref()?;
-        let writer = crowd.writes.overdue_at().filter(|_| self.may_ask(Mode::Write));
-        let at = [crowd.reads.overdue_at(), writer].into_iter().flatten().min()?;
+        let crowd = self.wait_queue.as_deref()?;
+        let writer = crowd.writes.stalled_at().filter(|_| self.may_ask(Mode::Write));
+        let at = [crowd.reads.stalled_at(), writer].into_iter().flatten().min()?;
         let sooner = self.looks_at.is_none_or(|looks_at| at < looks_at);
         sooner.then(|| *self.looks_at.insert(at))
     }
@@ -212,7 +212,7 @@ impl<H: OnAgenda> State<H> {
     /// Nobody has this hold any more. What is left of it is to be dropped where no mutex is held.
     pub(super) fn forget(&mut self, number: u64) -> Option<impl Sized + use<H>> {
         let entry = self.holds.remove(number)?;
-        if let Some(crowd) = self.crowd.as_deref_mut() {
+        if let Some(crowd) = self.wait_queue.as_deref_mut() {
             crowd.newest = crowd.newest.max(Some(entry.record.current_token()));
         }
         Some(entry)
@@ -221,6 +221,6 @@ impl<H: OnAgenda> State<H> {
     /// Last token of this lock that the process has had, as far back as its holds and its waiters go.
     pub(super) fn newest_token(&self) -> Option<FencingToken> {
         let held = self.holds.iter().map(|entry| entry.record.current_token()).max();
-        held.max(self.crowd.as_deref().and_then(|crowd| crowd.newest))
+        held.max(self.wait_queue.as_deref().and_then(|crowd| crowd.newest))
     }
 }

@@ -13,7 +13,7 @@ use crate::lease::Moment;
 use crate::lock::cell::{Cell, Surroundings};
 use crate::lock::effects::Rules;
 use crate::lock::hold::{Due, Hold};
-use crate::lock::overdue::Overdue;
+use crate::lock::overdue::StalledLeaders;
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::wait::WaitEntry;
 use crate::meter::Metrics;
@@ -33,7 +33,7 @@ pub(crate) fn shard_of(hash: u64) -> usize {
 pub(crate) struct Table {
     rules: Arc<Rules>,
     shards: Box<[Shard]>,
-    pub(crate) overdue: Overdue,
+    pub(crate) overdue: StalledLeaders,
 }
 
 /// On a line of its own: who writes there keeps nobody from the next one.
@@ -91,7 +91,7 @@ impl Counts {
 impl Table {
     pub(crate) fn new(rules: Rules) -> Self {
         let shards = std::iter::repeat_with(Shard::default).take(SHARDS).collect();
-        Self { rules: Arc::new(rules), shards, overdue: Overdue::default() }
+        Self { rules: Arc::new(rules), shards, overdue: StalledLeaders::default() }
     }
 
     pub(crate) fn meter(&self) -> &Metrics {

@@ -18,7 +18,7 @@ use crate::lock::cell::Cell;
 use crate::lock::effects::Rules;
 use crate::lock::hold::{Accepted, Grant, Granted, Granting, Hold, HoldState, Share, ShareId, ShareRemoved};
 use crate::lock::shares::ShareRequest;
-use crate::lock::side::{Asking, CountsOpen, KeepsOpen, Notices, Pending};
+use crate::lock::side::{CountOperations, LeaderState, Notifications, OpenOperation, Pending};
 use crate::lock::stray::InDoubt;
 use crate::lock::table::Table;
 use crate::lock::wait::{Installed, Leaving, WaitEntry, Wake};
@@ -85,13 +85,15 @@ fn answer_at(sent: Moment, remaining: Duration, asked: Duration, server: ServerT
 #[derive(Debug)]
 struct Nobody;
 
-impl CountsOpen for Nobody {
-    fn one_less(&self) {}
+impl CountOperations for Nobody {
+    fn on_end(&self) {}
 }
 
 /// It sends a copy of its request.
 fn sends(entry: &WaitEntry, n: u64) -> Option<AcquisitionId> {
-    entry.attempt_begins(now(), KeepsOpen::counted_by(Arc::new(Nobody)), || Pending::new(id(n))).map(|begun| begun.id)
+    entry
+        .begin_attempt(now(), OpenOperation::counted_by(Arc::new(Nobody)), || Pending::new(id(n)))
+        .map(|begun| begun.id)
 }
 
 /// The server grants what this one asks for.
@@ -114,7 +116,7 @@ fn granted(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> In
         share_until: Some(now.after(secs(5))),
         is_claim: false,
     };
-    let (installed, pending, due) = entry.granted(granted, now);
+    let (installed, pending, due) = entry.on_grant(granted, now);
     assert!(pending.is_none_or(|pending| pending.copies.is_none()));
     if let Installed::Hold(hold, _) = &installed {
         assert!(due.0.iter().any(|due| Arc::ptr_eq(due, hold)), "the agenda hears of a new hold");
@@ -124,7 +126,7 @@ fn granted(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> In
 
 /// Answers what has been under way and is to be taken back.
 fn leave(entry: WaitEntry) -> Leaving {
-    entry.leave(Asking::default(), now()).0
+    entry.leave(LeaderState::default(), now()).0
 }
 
 fn remove(hold: &Hold, share_id: ShareId) -> ShareRemoved {
@@ -133,7 +135,7 @@ fn remove(hold: &Hold, share_id: ShareId) -> ShareRemoved {
 
 /// What a waiter has been called for, if it has been.
 fn called(entry: &mut WaitEntry) -> Option<Wake> {
-    let mut called = std::pin::pin!(entry.called());
+    let mut called = std::pin::pin!(entry.signalled());
     match called.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(call) => Some(call),
         Poll::Pending => None,
@@ -236,14 +238,14 @@ fn asker_that_is_seen_goes_on_asking() {
     let first = enter(&table, Mode::Read);
     let mut second = enter(&table, Mode::Read);
     let later = now().after(GRACE);
-    assert!(first.seen(later));
+    assert!(first.note_polled(later));
     drop(table.overdue.look(later));
     assert!(called(&mut second).is_none());
     assert_eq!(table.overdue.len(), 1, "it is looked at again");
     leave(second);
     drop(table.overdue.look(later.after(GRACE)));
     assert_eq!(table.overdue.len(), 0, "nobody waits behind it any more");
-    assert!(first.seen(later));
+    assert!(first.note_polled(later));
 }
 
 #[test]
@@ -327,7 +329,7 @@ fn hold_that_is_over_does_not_come_back() {
     let (hold, _) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 1000, 1);
     hold.lose(LossReason::Forced);
     table.ended(&hold);
-    let (pending, _) = reader.seated(&hold, now());
+    let (pending, _) = reader.on_seated(&hold, now());
     assert!(pending.is_none());
     assert!(table.holds(&key()).is_empty() && table.is_idle());
 }
@@ -352,7 +354,7 @@ fn grant_that_is_over_when_it_comes_is_no_hold() {
         share_until: None,
         is_claim: false,
     };
-    let (installed, _, _) = entry.granted(granted, sent);
+    let (installed, _, _) = entry.on_grant(granted, sent);
     assert!(matches!(installed, Installed::Over));
     let pending = entry.give_up_pending().expect("it is to be given back");
     assert!(pending.is_recorded && pending.copies.is_none());
@@ -374,7 +376,7 @@ fn reader_joins_unless_a_writer_waits() {
     grant(&first, 1, Mode::Read, 1000, 1);
     assert!(table.join(key().hashed_name(), want(), now()).is_some());
     let writer = enter(&table, Mode::Write);
-    assert!(writer.asks(), "it may queue on the server");
+    assert!(writer.is_leader(), "it may queue on the server");
     assert!(table.join(key().hashed_name(), want(), now()).is_none());
     leave(writer);
     assert!(table.join(key().hashed_name(), want(), now()).is_some());
@@ -624,7 +626,7 @@ fn claim_counts_from_when_it_was_granted() {
         share_until: None,
         is_claim: true,
     };
-    let Installed::Hold(hold, _) = entry.granted(granted, told).0 else { panic!("it is a hold") };
+    let Installed::Hold(hold, _) = entry.on_grant(granted, told).0 else { panic!("it is a hold") };
     assert!(hold.deadline() > told.after(LEASE * 9 / 10));
 }
 
@@ -719,7 +721,10 @@ fn subscription_that_nobody_needs_ends_when_the_mutex_is_free() {
     let asking = |entry: &WaitEntry| {
         let end = Ends(Arc::downgrade(entry.cell()), Arc::clone(&ended));
         let (_, notices) = crate::attempt::notifications();
-        Asking { notices: Notices::Subscribed(Subscription { notices, _end: Box::new(end) }), ..Asking::default() }
+        LeaderState {
+            notifications: Notifications::Subscribed(Subscription { notices, _end: Box::new(end) }),
+            ..LeaderState::default()
+        }
     };
     let [mine, others, last] = [&first, &second, &third].map(asking);
     sends(&first, 1);
@@ -740,8 +745,8 @@ fn subscription_of_one_that_has_nothing_under_way_ends_when_the_mutex_is_free() 
     let [entry, _other] = [0; 2].map(|_| enter(&table, Mode::Write));
     let end = Ends(Arc::downgrade(entry.cell()), Arc::clone(&ended));
     let (_, notices) = crate::attempt::notifications();
-    let notices = Notices::Subscribed(Subscription { notices, _end: Box::new(end) });
-    drop(entry.leave(Asking { notices, ..Asking::default() }, now()));
+    let notices = Notifications::Subscribed(Subscription { notices, _end: Box::new(end) });
+    drop(entry.leave(LeaderState { notifications: notices, ..LeaderState::default() }, now()));
     assert_eq!(ended.load(Ordering::Relaxed), 1);
 }
 

@@ -12,24 +12,24 @@ use crate::lease::{FencingToken, Moment};
 use crate::lock::cell::Cell;
 use crate::lock::hold::{Due, Granted, Hold};
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::{Asking, KeepsOpen, Pending, SideOutage, WaiterId};
+use crate::lock::side::{LeaderState, OpenOperation, Pending, SideOutage, WaiterId};
 use crate::lock::state;
 use crate::mode::Mode;
 
 /// What a waiter is called for.
-pub(crate) type Wake = state::Wake<Hold>;
+pub(crate) type Wake = state::WakeReason<Hold>;
 /// What came of a grant.
-pub(crate) type Installed = state::Installed<Hold>;
+pub(crate) type Installed = state::GrantOutcome<Hold>;
 /// What somebody finds that gives up its entry.
-pub(crate) type Leaving = state::Leaving<Hold>;
+pub(crate) type Leaving = state::LeftEntry<Hold>;
 
 /// A lock that is kept, for whoever hears of those who call for it. Without the cell nobody keeps it.
 #[derive(Debug)]
-pub(crate) struct KeptCell(Weak<Cell<Hold>>);
+pub(crate) struct CachedCell(Weak<Cell<Hold>>);
 
-impl KeptCell {
+impl CachedCell {
     /// Somebody calls. For which lock, and whether a guard is inside that it may want to know of.
-    pub(crate) fn called(&self, call: &Recall) -> Option<(Arc<Key>, bool, Due)> {
+    pub(crate) fn on_recall(&self, call: &Recall) -> Option<(Arc<Key>, bool, Due)> {
         let cell = self.0.upgrade()?;
         let now = cell.rules().clock.now();
         let (is_used, due) = cell.event(now, |state, _, effects| state.called(call, now, effects));
@@ -37,7 +37,7 @@ impl KeptCell {
     }
 
     /// Calls may have been missed.
-    pub(crate) fn broken(&self) -> Option<Due> {
+    pub(crate) fn on_break(&self) -> Option<Due> {
         let cell = self.0.upgrade()?;
         let now = cell.rules().clock.now();
         Some(cell.event(now, |state, _, effects| state.calls_are_broken(effects)).1)
@@ -62,24 +62,24 @@ pub(crate) struct WaitEntry {
 pub(crate) struct Begun {
     pub(crate) id: AcquisitionId,
     /// What the one that asked before has left.
-    pub(crate) left: Option<Asking>,
+    pub(crate) left: Option<LeaderState>,
     /// Somebody waits behind it.
     pub(crate) is_waited_for: bool,
 }
 
 /// What whoever asks for one side of a lock hears, for those who wait behind it.
 #[derive(Clone, Debug)]
-pub(crate) struct Listening {
+pub(crate) struct FirstAnswer {
     cell: Arc<Cell<Hold>>,
     mode: Mode,
     waiter_id: WaiterId,
 }
 
-impl Listening {
+impl FirstAnswer {
     /// Returns when it is known what there is to wait for: whoever asks the server for this side has had an answer since it
     /// does, or none in time. At once if nobody else asks.
-    pub(crate) async fn heard(&self) {
-        let is_asking = || self.cell.quietly(|state, _, _| state.is_asking_for(self.mode, self.waiter_id));
+    pub(crate) async fn first_answer(&self) {
+        let is_asking = || self.cell.quietly(|state, _, _| state.awaits_first_answer(self.mode, self.waiter_id));
         while let Some(signal) = is_asking() {
             let heard = signal.notified();
             tokio::pin!(heard);
@@ -99,8 +99,8 @@ impl Listening {
     }
 
     /// Until when those have time who keep the lock elsewhere and may not be inside, if any were called for this side of it.
-    pub(crate) fn called_until(&self) -> Option<Moment> {
-        self.cell.quietly(|state, _, _| state.called_until(self.mode))
+    pub(crate) fn recall_until(&self) -> Option<Moment> {
+        self.cell.quietly(|state, _, _| state.recall_until(self.mode))
     }
 }
 
@@ -122,21 +122,21 @@ impl WaitEntry {
     }
 
     /// Whether it may ask, as far as this waiter has looked.
-    pub(crate) fn asks(&self) -> bool {
+    pub(crate) fn is_leader(&self) -> bool {
         self.signal.is_none()
     }
 
-    pub(crate) fn listening(&self) -> Listening {
-        Listening { cell: Arc::clone(&self.cell), mode: self.mode, waiter_id: self.waiter_id }
+    pub(crate) fn awaited_first_answer(&self) -> FirstAnswer {
+        FirstAnswer { cell: Arc::clone(&self.cell), mode: self.mode, waiter_id: self.waiter_id }
     }
 
     /// Returns when this waiter is called. Dropping the future keeps the entry.
-    pub(crate) async fn called(&mut self) -> Wake {
+    pub(crate) async fn signalled(&mut self) -> Wake {
         let Some(signal) = &self.signal else {
             return Wake::Ask;
         };
         let call = loop {
-            let call = self.cell.quietly(|state, _, _| state.take_call(self.mode, self.waiter_id));
+            let call = self.cell.quietly(|state, _, _| state.take_signal(self.mode, self.waiter_id));
             if let Some(call) = call {
                 break call;
             }
@@ -158,12 +158,12 @@ impl WaitEntry {
     }
 
     /// Who calls for a hold of this lock that stays: as others have found out here, or `listen` does.
-    pub(crate) fn calls(&self, listen: impl FnOnce(KeptCell) -> Option<Arc<Recalls>>) -> Option<Arc<Recalls>> {
+    pub(crate) fn recalls(&self, listen: impl FnOnce(CachedCell) -> Option<Arc<Recalls>>) -> Option<Arc<Recalls>> {
         if let Some(calls) = self.cell.ask(|state| state.calls.clone()) {
             return Some(calls);
         }
         // With no mutex held: it may be told at once that somebody calls.
-        let new = listen(KeptCell(Arc::downgrade(&self.cell)))?;
+        let new = listen(CachedCell(Arc::downgrade(&self.cell)))?;
         Some(self.cell.ask(|state| Arc::clone(state.calls.get_or_insert_with(|| Arc::clone(&new)))))
     }
 
@@ -184,7 +184,7 @@ impl WaitEntry {
 
     /// Whoever asks takes an idle hold of the other side, to have it turned into one of this side. If that cannot be, idle holds
     /// that are in the way are given up.
-    pub(crate) fn take_to_turn(&self, now: Moment) -> (Option<(Arc<Hold>, ShareId)>, Due) {
+    pub(crate) fn take_to_convert(&self, now: Moment) -> (Option<(Arc<Hold>, ShareId)>, Due) {
         let (mode, waiter_id, wants) = (self.mode, self.waiter_id, self.wants);
         self.cell.event(now, |state, _, effects| state.take_to_turn(mode, waiter_id, wants, now, effects))
     }
@@ -195,24 +195,24 @@ impl WaitEntry {
     }
 
     /// States that this waiter is polled, and will be again. `false` if it may not ask any more.
-    pub(crate) fn seen(&self, now: Moment) -> bool {
+    pub(crate) fn note_polled(&self, now: Moment) -> bool {
         let seen_by = now.after(self.grace);
-        self.cell.quietly(|state, _, _| state.seen(self.mode, self.waiter_id, seen_by))
+        self.cell.quietly(|state, _, _| state.note_polled(self.mode, self.waiter_id, seen_by))
     }
 
     /// A copy of the request is sent: of what is under way, or of what `begin` makes. `None` if it may not ask any more.
-    pub(crate) fn attempt_begins(
+    pub(crate) fn begin_attempt(
         &self,
         now: Moment,
-        keeps_open: KeepsOpen,
+        keeps_open: OpenOperation,
         begin: impl FnOnce() -> Pending,
     ) -> Option<Begun> {
         let (seen_by, mut keeps_open) = (now.after(self.grace), Some(keeps_open));
         // What is not needed is dropped when the mutex is free.
         self.cell.quietly(|state, _, _| {
-            let pending = state.attempt_begins(self.mode, self.waiter_id, seen_by, begin)?;
-            if pending.keeps_open.is_none() {
-                pending.keeps_open = keeps_open.take();
+            let pending = state.begin_attempt(self.mode, self.waiter_id, seen_by, begin)?;
+            if pending.open_operation.is_none() {
+                pending.open_operation = keeps_open.take();
             }
             pending.copies.ask_for(self.wants.lease.min(self.wants.max_hold));
             let (id, left) = (pending.id.clone(), pending.left.take());
@@ -222,7 +222,7 @@ impl WaitEntry {
 
     /// What became of a copy is known. `over` notes what it has left and answers what is to be dropped;
     /// `None` if this one may not ask any more.
-    pub(crate) fn attempt_over<T, U>(
+    pub(crate) fn end_attempt<T, U>(
         &self,
         attempt: &Attempt<T>,
         now: Moment,
@@ -230,15 +230,15 @@ impl WaitEntry {
     ) -> Option<U> {
         let seen_by = now.after(self.grace);
         self.cell.quietly(|state, _, _| {
-            let pending = state.attempt_over(self.mode, self.waiter_id, seen_by)?;
+            let pending = state.end_attempt(self.mode, self.waiter_id, seen_by)?;
             pending.copies.resolve(attempt);
             Some(over(pending))
         })
     }
 
     /// The server does not answer this one, or does again.
-    pub(crate) fn hears(&self, outage: Option<SideOutage>) {
-        self.cell.quietly(|state, _, effects| state.hears(self.mode, self.waiter_id, outage, effects));
+    pub(crate) fn on_outage(&self, outage: Option<SideOutage>) {
+        self.cell.quietly(|state, _, effects| state.on_outage(self.mode, self.waiter_id, outage, effects));
     }
 
     /// Ends the wait of all that waited behind this one when its newest attempt was sent: it has failed for them as well.
@@ -247,14 +247,14 @@ impl WaitEntry {
     }
 
     /// Those who keep the lock elsewhere and may not be inside have been called, and have until then to give it up.
-    pub(crate) fn has_called(&self, until: Moment) {
-        self.cell.quietly(|state, _, _| state.has_called(self.mode, until));
+    pub(crate) fn note_recall(&self, until: Moment) {
+        self.cell.quietly(|state, _, _| state.note_recall(self.mode, until));
     }
 
     /// Whether the server may have something of what this one asked for.
     pub(crate) fn has_traces(&self) -> bool {
         self.cell.quietly(|state, _, _| match state.pending(self.mode, self.waiter_id) {
-            Some(Some(pending)) => !pending.is_traceless(),
+            Some(Some(pending)) => !pending.is_unknown_to_server(),
             Some(None) | None => false,
         })
     }
@@ -265,7 +265,7 @@ impl WaitEntry {
     }
 
     /// The server has granted what this one asked for. Answers also what was under way, to be dropped.
-    pub(crate) fn granted(&self, granted: Granted, now: Moment) -> (Installed, Option<Pending>, Due) {
+    pub(crate) fn on_grant(&self, granted: Granted, now: Moment) -> (Installed, Option<Pending>, Due) {
         let make = |number, granting| Arc::new(Hold::new(&self.cell, number, granting));
         let ((installed, pending), due) = self
             .cell
@@ -274,12 +274,12 @@ impl WaitEntry {
     }
 
     /// It has a share of a hold that the server has granted or confirmed before. What it has under way is to be taken back.
-    pub(crate) fn seated(&self, hold: &Hold, now: Moment) -> (Option<Pending>, Due) {
+    pub(crate) fn on_seated(&self, hold: &Hold, now: Moment) -> (Option<Pending>, Due) {
         self.cell.event(now, |state, _, effects| state.seated(self.mode, self.waiter_id, hold.number(), now, effects))
     }
 
     /// Gives the place up. What is under way goes to the next waiter, if there is one that may go on with it now.
-    pub(crate) fn leave(self, asking: Asking, now: Moment) -> (Leaving, Due) {
+    pub(crate) fn leave(self, asking: LeaderState, now: Moment) -> (Leaving, Due) {
         self.cell
             .event(now, |state, rules, effects| state.leave(self.mode, self.waiter_id, asking, now, rules, effects))
     }

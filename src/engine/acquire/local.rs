@@ -27,9 +27,9 @@ impl Acquisition<'_> {
             };
             tokio::select! {
                 biased;
-                call = entry.called() => {
+                call = entry.signalled() => {
                     // A server that was silent to those before is so to this one: its patience does not begin again.
-                    let outage = entry.listening().outage();
+                    let outage = entry.awaited_first_answer().outage();
                     let now = self.engine.clock.now();
                     self.tries.since = outage.map_or(now, |outage| outage.since.max(self.tries.since));
                     if self.mode == Mode::Write && matches!(call, Wake::Handed(..)) {
@@ -70,7 +70,7 @@ impl Acquisition<'_> {
 
     /// Silence of the server to the asker, as far as this waiter is concerned.
     fn outage(&self) -> Option<SideOutage> {
-        let outage = self.entry.as_ref().and_then(|entry| entry.listening().outage())?;
+        let outage = self.entry.as_ref().and_then(|entry| entry.awaited_first_answer().outage())?;
         Some(SideOutage { since: outage.since.max(self.tries.since), ..outage })
     }
 
@@ -171,7 +171,7 @@ impl Acquisition<'_> {
     /// The renewal for which it waits goes unanswered.
     fn renewal_is_late(&self) -> Result<()> {
         if let Some(entry) = &self.entry {
-            entry.hears(Some(SideOutage { since: self.tries.since, source: None }));
+            entry.on_outage(Some(SideOutage { since: self.tries.since, source: None }));
         }
         // The renewal's own failure is with the task that renews.
         let silence = Failure::NotDone { source: self.outage().and_then(|outage| outage.source) };

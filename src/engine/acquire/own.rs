@@ -30,7 +30,7 @@ impl Acquisition<'_> {
         let Some(entry) = &self.entry else {
             return Ok(None);
         };
-        let (taken, due) = entry.take_to_turn(now);
+        let (taken, due) = entry.take_to_convert(now);
         engine.carry_out(due, now);
         let Some((hold, share_id)) = taken else {
             return Ok(None);

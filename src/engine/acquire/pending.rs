@@ -10,7 +10,7 @@ use crate::error::{Error, Result, Source};
 use crate::events;
 use crate::lease::{self, Moment, ServerTime};
 use crate::lock::hold::{self, Grant, Granting};
-use crate::lock::side::{KeepsOpen, Notices, Pending, SideOutage};
+use crate::lock::side::{Notifications, OpenOperation, Pending, SideOutage};
 use crate::lock::stray::InDoubt;
 use crate::lock::wait::{Installed, WaitEntry};
 use crate::scheme::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken, MAX_TOKENS};
@@ -131,7 +131,7 @@ impl Acquisition<'_> {
         let counted = engine.releases.keeps_open();
         engine.check_open(&self.key)?;
         let mut is_new = false;
-        let begun = entry.attempt_begins(engine.clock.now(), counted, || {
+        let begun = entry.begin_attempt(engine.clock.now(), counted, || {
             is_new = true;
             Pending::new(engine.next_id())
         });
@@ -139,13 +139,13 @@ impl Acquisition<'_> {
             return Ok(None);
         };
         if let Some(left) = begun.left {
-            (self.notices, self.tries.backoff) = (left.notices, left.backoff);
+            (self.notices, self.tries.backoff) = (left.notifications, left.backoff);
         }
         // A process that keeps holds knows that others may, too. It asks and calls at once.
         let tries = patience == Patience::AskOnce && (self.calls_until.is_some() || engine.holds_may_stay());
-        if (is_new && patience == Patience::Wait || tries) && matches!(self.notices, Notices::Unwanted) {
+        if (is_new && patience == Patience::Wait || tries) && matches!(self.notices, Notifications::Unwanted) {
             let warm = engine.scheme.subscribed(&self.key, &engine.manager_id);
-            self.notices = warm.map_or(Notices::Unwanted, Notices::Subscribed);
+            self.notices = warm.map_or(Notifications::Unwanted, Notifications::Subscribed);
         }
         let now = engine.clock.now();
         let may_stay = *self.may_stay.get_or_insert_with(|| engine.may_stay(&self.key, self.wants.cache_for, now));
@@ -219,10 +219,10 @@ impl Acquisition<'_> {
             return Some((attempt, now));
         }
         let entry = self.entry.as_ref()?;
-        drop(entry.attempt_over(&attempt, now, |pending| leaves(&attempt, pending))?);
+        drop(entry.end_attempt(&attempt, now, |pending| leaves(&attempt, pending))?);
         if let Ok(answer) = &attempt {
             if let Acquired::Queued { is_kept: true, .. } | Acquired::Kept { .. } = answer.value {
-                entry.has_called(now.after(engine.options().recall_timeout));
+                entry.note_recall(now.after(engine.options().recall_timeout));
             }
             self.answered_at = answer.server;
             self.heard(now);
@@ -243,7 +243,7 @@ impl Acquisition<'_> {
                 attempt = &mut attempt => return attempt,
                 () = clock.timer(restates) => {
                     if let Some(entry) = &self.entry {
-                        entry.seen(clock.now());
+                        entry.note_polled(clock.now());
                     }
                 }
             }
@@ -254,7 +254,7 @@ impl Acquisition<'_> {
     pub(super) fn heard(&mut self, now: Moment) {
         self.tries.answered(now);
         if let Some(entry) = &self.entry {
-            entry.hears(None);
+            entry.on_outage(None);
         }
     }
 
@@ -324,7 +324,7 @@ impl Acquisition<'_> {
             return Taken::PassedBy;
         };
         let has_enough = granted.has_enough(now, engine.options().max_clock_skew);
-        let (installed, pending, due) = entry.granted(granted, now);
+        let (installed, pending, due) = entry.on_grant(granted, now);
         engine.carry_out(due, now);
         match installed {
             Installed::Hold(hold, share_id) => {
@@ -357,7 +357,7 @@ impl Acquisition<'_> {
     /// The answer was too long on its way. The old id is given back, and a new one asks again.
     fn too_late(&mut self) -> Failure {
         if let Some(entry) = &self.entry {
-            entry.hears(None);
+            entry.on_outage(None);
             if let Some(pending) = entry.give_up_pending() {
                 self.earlier_until = self.earlier_until.max(self.cancel(pending));
             }
@@ -375,7 +375,7 @@ impl Acquisition<'_> {
             Failure::Refused { .. } | Failure::Broken { .. } | Failure::Unreplicated { .. } => None,
         };
         if let Some(entry) = &self.entry {
-            entry.hears(Some(SideOutage { since, source: source.clone() }));
+            entry.on_outage(Some(SideOutage { since, source: source.clone() }));
         }
         if let Some(source) = source {
             self.last_failure = Some((now, source));
@@ -390,7 +390,7 @@ impl Acquisition<'_> {
 }
 
 /// Notes what an attempt that is over has left on the server. Answers what is to be dropped where no mutex is held.
-fn leaves(attempt: &Attempt<Acquired>, pending: &mut Pending) -> Option<KeepsOpen> {
+fn leaves(attempt: &Attempt<Acquired>, pending: &mut Pending) -> Option<OpenOperation> {
     match attempt {
         Ok(answer) => match answer.value {
             Acquired::Granted(_) | Acquired::Queued { .. } => pending.is_recorded = true,
@@ -404,7 +404,7 @@ fn leaves(attempt: &Attempt<Acquired>, pending: &mut Pending) -> Option<KeepsOpe
         }
         Err(Failure::Unknown { .. } | Failure::NotDone { .. }) => return None,
     }
-    if attempt.is_ok() && pending.is_traceless() { pending.keeps_open.take() } else { None }
+    if attempt.is_ok() && pending.is_unknown_to_server() { pending.open_operation.take() } else { None }
 }
 
 /// The round trip took longer than the grant was worth.

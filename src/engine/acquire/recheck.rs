@@ -35,7 +35,7 @@ impl Acquisition<'_> {
             let Some(hold) = entry.to_recheck() else {
                 return Ok(None);
             };
-            if !entry.seen(now) {
+            if !entry.note_polled(now) {
                 return Ok(None);
             }
             let Some((share_id, lease)) = hold.begin_recheck(self.wants.from(now), now) else {
@@ -60,7 +60,7 @@ impl Acquisition<'_> {
     pub(super) fn seated(&mut self, held: &Held) {
         if let Some(entry) = &self.entry {
             let now = self.engine.clock.now();
-            let (pending, due) = entry.seated(held.hold(), now);
+            let (pending, due) = entry.on_seated(held.hold(), now);
             self.engine.carry_out(due, now);
             // It needs nothing of its own.
             if let Some(pending) = pending {

@@ -9,7 +9,7 @@ use super::{Acquisition, grace};
 use crate::attempt::MAX_NOTIFICATIONS;
 use crate::durability::Durability;
 use crate::lease::Moment;
-use crate::lock::side::Notices;
+use crate::lock::side::Notifications;
 use crate::scheme::{AcquireRequest, AcquisitionId, Answered, Granted, Notification};
 
 /// First and longest pause between two attempts at a lock that others hold, where there is no queue.
@@ -108,7 +108,7 @@ impl Acquisition<'_> {
         let mut asks_again = clock.now().after(nap);
         self.subscribe();
         let bounds = self.bounds(request);
-        let Notices::Subscribed(subscription) = &mut self.notices else {
+        let Notifications::Subscribed(subscription) = &mut self.notices else {
             clock.sleep_until(asks_again).await;
             return None;
         };
@@ -143,7 +143,7 @@ impl Acquisition<'_> {
             }
         }
         // Whoever brought them has ended: the runtime of the one that waited before.
-        self.notices = Notices::Unwanted;
+        self.notices = Notifications::Unwanted;
         clock.sleep_until(asks_again).await;
         None
     }
@@ -152,7 +152,7 @@ impl Acquisition<'_> {
     pub(super) async fn word(&mut self, request: &AcquireRequest, until: Moment) -> Word {
         self.subscribe();
         let bounds = self.bounds(request);
-        let Notices::Subscribed(subscription) = &mut self.notices else {
+        let Notifications::Subscribed(subscription) = &mut self.notices else {
             return Word::Silence;
         };
         let (clock, grace) = (self.engine.clock, grace(self.engine));
@@ -190,7 +190,7 @@ impl Acquisition<'_> {
             if restates <= now {
                 restates = now.after(grace / 2);
                 if let Some(entry) = &self.entry {
-                    entry.seen(now);
+                    entry.note_polled(now);
                 }
             }
         }
@@ -200,18 +200,18 @@ impl Acquisition<'_> {
     pub(super) async fn pause(&mut self, pause: &mut Pause, retry_in: Duration) {
         self.subscribe();
         let longest = match self.notices {
-            Notices::Subscribed(_) => MAX_RETRY_WOKEN,
-            Notices::Unwanted | Notices::Never => MAX_RETRY,
+            Notifications::Subscribed(_) => MAX_RETRY_WOKEN,
+            Notifications::Unwanted | Notifications::Never => MAX_RETRY,
         };
         let nap = pause.next(longest).min(retry_in + Duration::from_millis(1));
         let clock = self.engine.clock;
         let until = clock.now().after(nap);
         match &mut self.notices {
-            Notices::Subscribed(subscription) => {
+            Notifications::Subscribed(subscription) => {
                 match tokio::time::timeout(nap, subscription.notices.recv()).await {
                     Err(_) => return,
                     Ok(None) => {
-                        self.notices = Notices::Unwanted;
+                        self.notices = Notifications::Unwanted;
                         return tokio::time::sleep(nap).await;
                     }
                     Ok(Some(_)) => {}
@@ -224,15 +224,15 @@ impl Acquisition<'_> {
                 // All that is there says the same.
                 while subscription.notices.try_recv().is_ok() {}
             }
-            Notices::Unwanted | Notices::Never => tokio::time::sleep(nap).await,
+            Notifications::Unwanted | Notifications::Never => tokio::time::sleep(nap).await,
         }
     }
 
     /// Whoever waits wants notifications, if there are any.
     fn subscribe(&mut self) {
-        if matches!(self.notices, Notices::Unwanted) {
+        if matches!(self.notices, Notifications::Unwanted) {
             let subscription = self.engine.scheme.subscribe(&self.key, &self.engine.manager_id);
-            self.notices = subscription.map_or(Notices::Never, Notices::Subscribed);
+            self.notices = subscription.map_or(Notifications::Never, Notifications::Subscribed);
         }
     }
 }

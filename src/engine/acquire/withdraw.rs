@@ -14,7 +14,7 @@ use crate::lease::{self, Moment};
 use crate::lock::hold::Hold;
 use crate::lock::release::Release;
 use crate::lock::shares::ShareId;
-use crate::lock::side::{Asking, KeepsOpen, Pending};
+use crate::lock::side::{LeaderState, OpenOperation, Pending};
 use crate::scheme::Failure;
 
 /// Whether anything of an acquisition that was given up may yet be granted.
@@ -43,11 +43,11 @@ impl Acquisition<'_> {
     pub(super) fn leave(&mut self) -> Option<Left> {
         let entry = self.entry.take()?;
         let now = self.engine.clock.now();
-        let asking = Asking { notices: std::mem::take(&mut self.notices), backoff: self.tries.backoff };
+        let asking = LeaderState { notifications: std::mem::take(&mut self.notices), backoff: self.tries.backoff };
         let (leaving, due) = entry.leave(asking, now);
         self.engine.carry_out(due, now);
         drop(leaving.needless);
-        let pending = leaving.pending.filter(|pending| !pending.is_traceless());
+        let pending = leaving.pending.filter(|pending| !pending.is_unknown_to_server());
         (pending.is_some() || leaving.handed.is_some()).then_some(Left { pending, handed: leaving.handed })
     }
 
@@ -70,7 +70,7 @@ impl Acquisition<'_> {
             let withdrawing = pending.map(|pending| Withdrawing {
                 engine,
                 release: Some(self.release_of(&pending)),
-                _keeps_open: pending.keeps_open,
+                _keeps_open: pending.open_operation,
             });
             let given_back = async {
                 let is_released = match handed {
@@ -119,7 +119,7 @@ struct Withdrawing<'a> {
     /// Present until the server has nothing of it.
     release: Option<Release>,
     /// Given up after what goes on has been counted.
-    _keeps_open: Option<KeepsOpen>,
+    _keeps_open: Option<OpenOperation>,
 }
 
 impl Withdrawing<'_> {

@@ -10,7 +10,7 @@ use crate::lock::side::{Pending, Side, WaiterId};
 use crate::mode::Mode;
 
 #[derive(Debug)]
-pub(super) struct Crowd<H> {
+pub(super) struct WaitQueue<H> {
     pub(super) reads: Side,
     pub(super) writes: Side,
     /// What waiters were handed and have not taken yet.
@@ -18,26 +18,26 @@ pub(super) struct Crowd<H> {
     /// Failures of attempts that waiters share and have not taken yet.
     pub(super) failed: BTreeMap<WaiterId, Failure>,
     /// Who asks without the right to, or has lost it. The table keeps the lock for them.
-    pub(super) guests: BTreeMap<WaiterId, Guest>,
+    pub(super) extra_requests: BTreeMap<WaiterId, ExtraRequest>,
     /// Last token of the holds that ended while somebody waited.
     pub(super) newest: Option<FencingToken>,
 }
 
 #[derive(Debug)]
-pub(super) struct Guest {
+pub(super) struct ExtraRequest {
     pub(super) pending: Option<Pending>,
     /// It has to wait again.
     pub(super) has_lost_right: bool,
 }
 
-impl<H> Default for Crowd<H> {
+impl<H> Default for WaitQueue<H> {
     fn default() -> Self {
         let (handed, failed, guests) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { reads: Side::default(), writes: Side::default(), handed, failed, guests, newest: None }
+        Self { reads: Side::default(), writes: Side::default(), handed, failed, extra_requests: guests, newest: None }
     }
 }
 
-impl<H> Crowd<H> {
+impl<H> WaitQueue<H> {
     pub(super) fn side(&mut self, mode: Mode) -> &mut Side {
         match mode {
             Mode::Read => &mut self.reads,
@@ -46,12 +46,12 @@ impl<H> Crowd<H> {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.reads.len() + self.writes.len() + self.guests.len()
+        self.reads.len() + self.writes.len() + self.extra_requests.len()
     }
 
     /// Nobody waits or asks.
     pub(super) fn is_idle(&self) -> bool {
-        self.reads.is_idle() && self.writes.is_idle() && self.guests.is_empty()
+        self.reads.is_idle() && self.writes.is_idle() && self.extra_requests.is_empty()
     }
 
     /// Nor has anybody something to take.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Entry, Installed, State};
+use super::{Entry, GrantOutcome, State};
 use crate::error::LossReason;
 use crate::lease::Moment;
 use crate::lock::effects::{Effects, OnAgenda, Rules, Signals};
@@ -86,10 +86,10 @@ impl<H: OnAgenda> State<H> {
         now: Moment,
         rules: &Rules,
         effects: &mut Effects<H>,
-    ) -> (Installed<H>, Option<Pending>) {
+    ) -> (GrantOutcome<H>, Option<Pending>) {
         let mode = granted.granting.mode;
         let Some(Some(pending)) = self.pending(mode, waiter_id) else {
-            return (Installed::NotMine, None);
+            return (GrantOutcome::NotMine, None);
         };
         if let Some(sent) = granted.answers() {
             pending.copies.on_answer(sent);
@@ -97,10 +97,10 @@ impl<H: OnAgenda> State<H> {
         pending.is_recorded = true;
         granted.copies = pending.copies;
         let Some((number, hold, share_id)) = self.install(make, granted, now, rules, effects) else {
-            return (Installed::Over, None);
+            return (GrantOutcome::Over, None);
         };
         let pending = self.seated(mode, waiter_id, number, now, effects);
-        (Installed::Hold(hold, share_id), pending)
+        (GrantOutcome::Hold(hold, share_id), pending)
     }
 
     /// This waiter has a share of a hold that the server has granted or confirmed just now. Whoever waits here to read has one
@@ -113,12 +113,12 @@ impl<H: OnAgenda> State<H> {
         now: Moment,
         effects: &mut Effects<H>,
     ) -> Option<Pending> {
-        let crowd = self.crowd();
+        let crowd = self.wait_queue();
         let side = crowd.side(mode);
         side.outage = None;
-        side.tell_heard(&mut effects.signals);
-        let asker = side.take_asker(waiter_id).map(|asker| asker.pending);
-        let guest = crowd.guests.remove(&waiter_id).map(|guest| guest.pending);
+        side.wake_at_first_answer(&mut effects.signals);
+        let asker = side.take_leader(waiter_id).map(|asker| asker.pending);
+        let guest = crowd.extra_requests.remove(&waiter_id).map(|guest| guest.pending);
         if mode == Mode::Read {
             self.join_waiting(number, now, effects);
         }
@@ -128,7 +128,7 @@ impl<H: OnAgenda> State<H> {
 
     /// All waiting readers join a hold, if they may.
     fn join_waiting(&mut self, number: u64, now: Moment, effects: &mut Effects<H>) {
-        let (Some(entry), Some(crowd)) = (self.holds.get_mut(number), self.crowd.as_deref_mut()) else {
+        let (Some(entry), Some(crowd)) = (self.holds.get_mut(number), self.wait_queue.as_deref_mut()) else {
             return;
         };
         let (Entry { record, handle: Some(hold), .. }, handed) = (entry, &mut crowd.handed) else {
@@ -174,14 +174,14 @@ impl<H: OnAgenda> State<H> {
         rules: &Rules,
         effects: &mut Effects<H>,
     ) -> ShareRemoved {
-        let next = self.crowd.as_deref().map_or(First::Nobody, |crowd| crowd.writes.first());
+        let next = self.wait_queue.as_deref().map_or(First::Nobody, |crowd| crowd.writes.first());
         let entry = self.entry(number);
         let removed = entry.record.remove_share(share_id, now, next, rules, &mut effects.signals);
         entry.due_if_sooner(effects);
         entry.release_handle(effects);
         if let ShareRemoved::HandedOver(share_id) = removed
             && let Some(hold) = entry.handle.clone()
-            && let Some(crowd) = self.crowd.as_deref_mut()
+            && let Some(crowd) = self.wait_queue.as_deref_mut()
             && let Some((first, waiter)) = crowd.writes.pop_first()
         {
             crowd.handed.insert(first, (hold, share_id));

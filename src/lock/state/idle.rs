@@ -15,7 +15,7 @@ use crate::mode::Mode;
 impl<H: OnAgenda> State<H> {
     /// A writer takes an idle hold, if there is one that has enough for it and nobody here is before it.
     pub(in crate::lock) fn take_idle(&mut self, wants: ShareRequest, now: Moment) -> Option<(Arc<H>, ShareId)> {
-        if self.crowd.is_some() {
+        if self.wait_queue.is_some() {
             return None;
         }
         self.holds.find_map(|entry| {
@@ -29,7 +29,7 @@ impl<H: OnAgenda> State<H> {
     /// more to it.
     #[inline]
     pub(in crate::lock) fn rests(&mut self, number: u64, share_id: ShareId, now: Moment) -> Option<Option<Arc<H>>> {
-        if self.crowd.is_some() {
+        if self.wait_queue.is_some() {
             return None;
         }
         let entry = self.entry(number);
@@ -46,7 +46,7 @@ impl<H: OnAgenda> State<H> {
         now: Moment,
         effects: &mut Effects<H>,
     ) -> Option<Arc<Notify>> {
-        if self.crowd.as_deref().is_some_and(|crowd| !crowd.writes.is_idle()) {
+        if self.wait_queue.as_deref().is_some_and(|crowd| !crowd.writes.is_idle()) {
             return None;
         }
         let handed = self.holds.find_map(|entry| {
@@ -55,7 +55,7 @@ impl<H: OnAgenda> State<H> {
             entry.due_if_sooner(effects);
             Some((handle, share_id))
         })?;
-        self.crowd().handed.insert(waiter_id, handed);
+        self.wait_queue().handed.insert(waiter_id, handed);
         Some(Arc::default())
     }
 

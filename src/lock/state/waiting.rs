@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::crowd::Guest;
-use super::{Leaving, State, Wake};
+use super::crowd::ExtraRequest;
+use super::{LeftEntry, State, WakeReason};
 use crate::attempt::Failure;
 use crate::lease::Moment;
 use crate::lock::effects::{Effects, OnAgenda, Rules};
 use crate::lock::shares::ShareRequest;
-use crate::lock::side::{Asking, Pending, SideOutage, Waiter, WaiterId};
+use crate::lock::side::{LeaderState, Pending, SideOutage, Waiter, WaiterId};
 use crate::mode::Mode;
 
 impl<H: OnAgenda> State<H> {
@@ -37,18 +37,18 @@ impl<H: OnAgenda> State<H> {
             return (waiter_id, Some(signal));
         }
         let may_ask = self.may_ask(mode);
-        let crowd = self.crowd();
-        crowd.guests.remove(&waiter_id);
+        let crowd = self.wait_queue();
+        crowd.extra_requests.remove(&waiter_id);
         let side = crowd.side(mode);
         if may_ask && side.is_idle() {
             // It goes on with an idle hold, if it can, before it asks.
-            side.ask(waiter_id, now.after(grace));
+            side.lead(waiter_id, now.after(grace));
             return (waiter_id, None);
         }
         self.want_idle(mode, now, effects);
-        let side = self.crowd().side(mode);
+        let side = self.wait_queue().side(mode);
         let signal = Arc::<Notify>::default();
-        side.wait(waiter_id, Waiter { wants, grace, signal: Arc::clone(&signal) });
+        side.wait(waiter_id, Waiter { wants, poll_within: grace, signal: Arc::clone(&signal) });
         (waiter_id, Some(signal))
     }
 
@@ -63,7 +63,7 @@ impl<H: OnAgenda> State<H> {
         effects: &mut Effects<H>,
     ) -> Option<(WaiterId, Option<Arc<Notify>>)> {
         let has_waiters =
-            || self.crowd.as_deref().is_some_and(|crowd| crowd.reads.has_waiters() || crowd.writes.has_waiters());
+            || self.wait_queue.as_deref().is_some_and(|crowd| crowd.reads.has_waiters() || crowd.writes.has_waiters());
         let is_in_the_way = match mode {
             Mode::Read => self.used().any(|entry| entry.record.mode() == Mode::Write) || self.writer_waits(),
             Mode::Write => self.used().next().is_some() || has_waiters(),
@@ -77,71 +77,71 @@ impl<H: OnAgenda> State<H> {
         {
             return Some((waiter_id, Some(signal)));
         }
-        let crowd = self.crowd();
-        if crowd.side(mode).has_asker() {
-            crowd.guests.insert(waiter_id, Guest { pending: None, has_lost_right: false });
+        let crowd = self.wait_queue();
+        if crowd.side(mode).has_leader() {
+            crowd.extra_requests.insert(waiter_id, ExtraRequest { pending: None, has_lost_right: false });
         } else {
-            crowd.side(mode).ask(waiter_id, now.after(grace));
+            crowd.side(mode).lead(waiter_id, now.after(grace));
         }
         Some((waiter_id, None))
     }
 
     /// What a waiter is called for, if it is.
-    pub(in crate::lock) fn take_call(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<Wake<H>> {
-        let crowd = self.crowd();
+    pub(in crate::lock) fn take_signal(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<WakeReason<H>> {
+        let crowd = self.wait_queue();
         if let Some((hold, share_id)) = crowd.handed.remove(&waiter_id) {
             if crowd.is_empty() {
-                self.crowd = None;
+                self.wait_queue = None;
             }
-            return Some(Wake::Handed(hold, share_id));
+            return Some(WakeReason::Handed(hold, share_id));
         }
         if let Some(failure) = crowd.failed.remove(&waiter_id) {
             if crowd.is_empty() {
-                self.crowd = None;
+                self.wait_queue = None;
             }
-            return Some(Wake::Failed(failure));
+            return Some(WakeReason::Failed(failure));
         }
-        let was_called = crowd.side(mode).asker(waiter_id).is_some();
+        let was_called = crowd.side(mode).leader(waiter_id).is_some();
         // Called, and too late: it finds out when it asks.
-        let was_passed_by = crowd.guests.contains_key(&waiter_id);
-        (was_called || was_passed_by).then_some(Wake::Ask)
+        let was_passed_by = crowd.extra_requests.contains_key(&waiter_id);
+        (was_called || was_passed_by).then_some(WakeReason::Ask)
     }
 
     /// Whether nobody else may be asked by now.
-    fn is_guest(&mut self, waiter_id: WaiterId) -> Option<&mut Guest> {
-        self.crowd().guests.get_mut(&waiter_id).filter(|guest| !guest.has_lost_right)
+    fn extra_request(&mut self, waiter_id: WaiterId) -> Option<&mut ExtraRequest> {
+        self.wait_queue().extra_requests.get_mut(&waiter_id).filter(|guest| !guest.has_lost_right)
     }
 
     /// What this waiter has under way; `None` if it may not ask.
     pub(in crate::lock) fn pending(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<&mut Option<Pending>> {
-        if self.crowd().side(mode).asker(waiter_id).is_some() {
-            return self.crowd().side(mode).asker(waiter_id).map(|asker| &mut asker.pending);
+        if self.wait_queue().side(mode).leader(waiter_id).is_some() {
+            return self.wait_queue().side(mode).leader(waiter_id).map(|asker| &mut asker.pending);
         }
-        self.is_guest(waiter_id).map(|guest| &mut guest.pending)
+        self.extra_request(waiter_id).map(|guest| &mut guest.pending)
     }
 
     /// An asker states until when it will be seen again. `false` if it may not ask any more.
-    pub(in crate::lock) fn seen(&mut self, mode: Mode, waiter_id: WaiterId, seen_by: Moment) -> bool {
-        if let Some(asker) = self.crowd().side(mode).asker(waiter_id) {
-            asker.seen_by = seen_by;
+    pub(in crate::lock) fn note_polled(&mut self, mode: Mode, waiter_id: WaiterId, seen_by: Moment) -> bool {
+        if let Some(asker) = self.wait_queue().side(mode).leader(waiter_id) {
+            asker.poll_deadline = seen_by;
             return true;
         }
-        self.is_guest(waiter_id).is_some()
+        self.extra_request(waiter_id).is_some()
     }
 
     /// An attempt begins: of what is under way, or of what `begin` makes. `None` if it may not ask any more.
-    pub(in crate::lock) fn attempt_begins(
+    pub(in crate::lock) fn begin_attempt(
         &mut self,
         mode: Mode,
         waiter_id: WaiterId,
         seen_by: Moment,
         begin: impl FnOnce() -> Pending,
     ) -> Option<&mut Pending> {
-        if !self.seen(mode, waiter_id, seen_by) {
+        if !self.note_polled(mode, waiter_id, seen_by) {
             return None;
         }
         let newest = WaiterId(self.last_waiter);
-        if let Some(asker) = self.crowd().side(mode).asker(waiter_id) {
+        if let Some(asker) = self.wait_queue().side(mode).leader(waiter_id) {
             asker.newest = newest;
         }
         let pending = self.pending(mode, waiter_id)?.get_or_insert_with(begin);
@@ -150,13 +150,13 @@ impl<H: OnAgenda> State<H> {
     }
 
     /// What one that asks has under way, for the answer to an attempt.
-    pub(in crate::lock) fn attempt_over(
+    pub(in crate::lock) fn end_attempt(
         &mut self,
         mode: Mode,
         waiter_id: WaiterId,
         seen_by: Moment,
     ) -> Option<&mut Pending> {
-        if !self.seen(mode, waiter_id, seen_by) {
+        if !self.note_polled(mode, waiter_id, seen_by) {
             return None;
         }
         self.pending(mode, waiter_id)?.as_mut()
@@ -168,16 +168,16 @@ impl<H: OnAgenda> State<H> {
     }
 
     /// The server does not answer, or does again.
-    pub(in crate::lock) fn hears(
+    pub(in crate::lock) fn on_outage(
         &mut self,
         mode: Mode,
         waiter_id: WaiterId,
         outage: Option<SideOutage>,
         effects: &mut Effects<H>,
     ) {
-        let side = self.crowd().side(mode);
-        let asks = side.asker(waiter_id).is_some();
-        side.hears(outage, asks, &mut effects.signals);
+        let side = self.wait_queue().side(mode);
+        let asks = side.leader(waiter_id).is_some();
+        side.on_outage(outage, asks, &mut effects.signals);
     }
 
     /// The newest attempt of one that asks has failed for good: so it has for all that waited behind it when it was sent.
@@ -188,8 +188,8 @@ impl<H: OnAgenda> State<H> {
         failure: &Failure,
         effects: &mut Effects<H>,
     ) {
-        let crowd = self.crowd();
-        let Some(newest) = crowd.side(mode).asker(waiter_id).map(|asker| asker.newest) else {
+        let crowd = self.wait_queue();
+        let Some(newest) = crowd.side(mode).leader(waiter_id).map(|asker| asker.newest) else {
             return;
         };
         for (waiter_id, waiter) in crowd.side(mode).take_waiters_up_to(newest) {
@@ -198,30 +198,30 @@ impl<H: OnAgenda> State<H> {
         }
     }
 
-    pub(in crate::lock) fn has_called(&mut self, mode: Mode, until: Moment) {
-        self.crowd().side(mode).has_called(until);
+    pub(in crate::lock) fn note_recall(&mut self, mode: Mode, until: Moment) {
+        self.wait_queue().side(mode).note_recall(until);
     }
 
-    pub(in crate::lock) fn called_until(&mut self, mode: Mode) -> Option<Moment> {
-        self.crowd().side(mode).called_until()
+    pub(in crate::lock) fn recall_until(&mut self, mode: Mode) -> Option<Moment> {
+        self.wait_queue().side(mode).recall_until()
     }
 
     pub(in crate::lock) fn outage(&mut self, mode: Mode) -> Option<SideOutage> {
-        self.crowd().side(mode).outage.clone()
+        self.wait_queue().side(mode).outage.clone()
     }
 
-    pub(in crate::lock) fn is_asking_for(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<Arc<Notify>> {
-        self.crowd().side(mode).is_asking_for(waiter_id)
+    pub(in crate::lock) fn awaits_first_answer(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<Arc<Notify>> {
+        self.wait_queue().side(mode).awaits_first_answer(waiter_id)
     }
 
     /// Whether somebody waits behind whoever asks.
     pub(in crate::lock) fn is_waited_for(&mut self, mode: Mode) -> bool {
-        self.crowd().side(mode).has_waiters()
+        self.wait_queue().side(mode).has_waiters()
     }
 
     /// An asker that was not seen in time loses the right to ask to the next waiter, and what it has under way. When it is
     /// polled again it waits as others do.
-    pub(in crate::lock) fn asker_overdue(&mut self, now: Moment, rules: &Rules) {
+    pub(in crate::lock) fn on_stalled_leader(&mut self, now: Moment, rules: &Rules) {
         if self.looks_at.is_some_and(|at| at > now) {
             return; // a later look is on the agenda, which finds the rest
         }
@@ -230,16 +230,16 @@ impl<H: OnAgenda> State<H> {
             if !self.may_ask(mode) {
                 continue;
             }
-            let crowd = self.crowd();
+            let crowd = self.wait_queue();
             let side = crowd.side(mode);
-            let Some(mut asker) = side.take_overdue(now) else {
+            let Some(mut asker) = side.take_stalled(now) else {
                 continue;
             };
             if let Some(pending) = &mut asker.pending {
                 pending.copies.abandon_all(now.after(rules.stray_span));
             }
             side.pending = asker.pending;
-            crowd.guests.insert(asker.waiter_id, Guest { pending: None, has_lost_right: true });
+            crowd.extra_requests.insert(asker.waiter_id, ExtraRequest { pending: None, has_lost_right: true });
         }
     }
 
@@ -248,23 +248,23 @@ impl<H: OnAgenda> State<H> {
         &mut self,
         mode: Mode,
         waiter_id: WaiterId,
-        asking: Asking,
+        asking: LeaderState,
         now: Moment,
         rules: &Rules,
         effects: &mut Effects<H>,
-    ) -> Leaving<H> {
+    ) -> LeftEntry<H> {
         let may_ask = self.may_ask(mode);
-        let crowd = self.crowd();
+        let crowd = self.wait_queue();
         let handed = crowd.handed.remove(&waiter_id);
         crowd.failed.remove(&waiter_id);
         let side = crowd.side(mode);
         side.stop_waiting(waiter_id);
-        let asker = side.take_asker(waiter_id);
+        let asker = side.take_leader(waiter_id);
         let goes_on = asker.is_some() && may_ask && side.has_waiters();
         if asker.is_some() {
-            side.tell_heard(&mut effects.signals);
+            side.wake_at_first_answer(&mut effects.signals);
         }
-        let asked = asker.map(|asker| asker.pending).or_else(|| Some(crowd.guests.remove(&waiter_id)?.pending));
+        let asked = asker.map(|asker| asker.pending).or_else(|| Some(crowd.extra_requests.remove(&waiter_id)?.pending));
         let (mut pending, mut needless) = (asked.flatten(), Some(asking));
         if let Some(pending) = &mut pending {
             pending.copies.abandon_all(now.after(rules.stray_span));
@@ -274,6 +274,6 @@ impl<H: OnAgenda> State<H> {
         if goes_on {
             crowd.side(mode).pending = pending.take();
         }
-        Leaving { pending, handed, needless }
+        LeftEntry { pending, handed, needless }
     }
 }

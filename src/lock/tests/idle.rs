@@ -4,20 +4,20 @@ use super::*;
 use crate::attempt::NodeId;
 use crate::calls::{LiveSubscription, Liveness, OnRecall, Recall, Recalls};
 use crate::lock::hold::{Keep, Kept, Next, Stay, Word};
-use crate::lock::wait::KeptCell;
+use crate::lock::wait::CachedCell;
 
 const IDLE: Duration = Duration::from_secs(30);
 
 /// Passes calls on to the cell, as the engine does.
-struct Ear(KeptCell);
+struct Ear(CachedCell);
 
 impl OnRecall for Ear {
     fn on_recall(&self, call: &Recall) {
-        drop(self.0.called(call));
+        drop(self.0.on_recall(call));
     }
 
     fn on_break(&self) {
-        drop(self.0.broken());
+        drop(self.0.on_break());
     }
 }
 
@@ -54,7 +54,7 @@ fn word(calls: &Recalls, sent: Moment) -> Word {
 fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> Option<Word>) -> Keeper {
     let (table, sent) = (table(), now());
     let entry = table.enter(&key(), mode, wants(), GRACE, sent).0;
-    let calls = entry.calls(|cell| Some(Arc::new(Recalls::new(Box::new(Ear(cell))))));
+    let calls = entry.recalls(|cell| Some(Arc::new(Recalls::new(Box::new(Ear(cell))))));
     let calls = calls.expect("somebody listens");
     calls.on_confirmed(standing(1));
     assert!(sends(&entry, 1).is_some());
@@ -69,7 +69,7 @@ fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> 
         share_until: None,
         is_claim: false,
     };
-    let Installed::Hold(hold, share_id) = entry.granted(granted, now()).0 else {
+    let Installed::Hold(hold, share_id) = entry.on_grant(granted, now()).0 else {
         panic!("there is something left of it")
     };
     Keeper { table, calls, hold, share_id }
@@ -198,7 +198,7 @@ fn turned(mode: Mode) -> (Keeper, ShareId) {
     let keeper = idle(other(mode), 8);
     let mut entry = keeper.table.enter(&key(), mode, wants(), GRACE, now()).0;
     assert!(asks(&mut entry));
-    let (Some((hold, share_id)), _) = entry.take_to_turn(now()) else { panic!("it may have it turned") };
+    let (Some((hold, share_id)), _) = entry.take_to_convert(now()) else { panic!("it may have it turned") };
     assert!(Arc::ptr_eq(&hold, &keeper.hold) && !keeper.is_given_up());
     (keeper, share_id)
 }
@@ -224,7 +224,7 @@ fn idle_hold_that_somebody_calls_for_is_not_turned() {
     let mut entry = keeper.table.enter(&key(), Mode::Write, wants(), GRACE, now()).0;
     assert!(asks(&mut entry));
     keeper.called(FIRST);
-    assert!(entry.take_to_turn(now()).0.is_none() && keeper.is_given_up());
+    assert!(entry.take_to_convert(now()).0.is_none() && keeper.is_given_up());
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn who_has_something_under_way_has_idle_holds_given_up() {
     let keeper = idle(Mode::Read, 1);
     let mut entry = keeper.table.enter(&key(), Mode::Write, wants(), GRACE, now()).0;
     assert!(asks(&mut entry) && sends(&entry, 2).is_some());
-    assert!(entry.take_to_turn(now()).0.is_none() && keeper.is_given_up());
+    assert!(entry.take_to_convert(now()).0.is_none() && keeper.is_given_up());
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn who_tries_is_not_kept_out_by_a_hold_on_its_way_back() {
         let keeper = idle(mode, 8);
         keeper.called(FIRST);
         assert!(keeper.is_given_up());
-        assert!(try_enter(&keeper.table, Mode::Write).is_some_and(|entry| entry.asks()));
+        assert!(try_enter(&keeper.table, Mode::Write).is_some_and(|entry| entry.is_leader()));
     }
     let keeper = kept(Mode::Write, 8);
     assert!(try_enter(&keeper.table, Mode::Read).is_none(), "a guard is inside");
