@@ -497,9 +497,9 @@ fn rules(options: &Options, clock: Clock, process: Process) -> Rules {
         clock,
         process,
         max_clock_skew: options.max_clock_skew,
-        stray_span: stray_span(options),
-        hand_overs: options.max_handoffs,
-        hand_over_span: HAND_OVER_SPAN,
+        max_delay: stray_span(options),
+        max_handoffs: options.max_handoffs,
+        handoff_span: HAND_OVER_SPAN,
         meter: Metrics::default(),
     }
 }

@@ -209,7 +209,7 @@ pub(crate) fn granted_by_notice(lock: &str, mode: Mode, token: FencingToken) {
 }
 
 /// Reports the hand-off of a hold within this process.
-pub(crate) fn handed_over(lock: &str, token: FencingToken) {
+pub(crate) fn handed_off(lock: &str, token: FencingToken) {
     tracing::debug!(target: LOCK, lock, token = token.as_u64(), "handed over");
 }
 
@@ -257,7 +257,7 @@ pub(crate) fn lost(lock: &str, loss: &Loss) {
 }
 
 /// Reports the loss of a cached hold that no guard used, so that no work was interrupted.
-pub(crate) fn idle_lost(lock: &str, loss: &Loss) {
+pub(crate) fn cached_lost(lock: &str, loss: &Loss) {
     let Loss { mode, token, reason, held } = *loss;
     let (token, held_ms, word) = (token.as_u64(), millis(held), word_for(reason));
     tracing::debug!(
@@ -267,7 +267,7 @@ pub(crate) fn idle_lost(lock: &str, loss: &Loss) {
 }
 
 /// Reports that a process elsewhere recalls a lock which this process caches.
-pub(crate) fn called(lock: &str, token: FencingToken, is_used: bool) {
+pub(crate) fn recalled(lock: &str, token: FencingToken, is_used: bool) {
     tracing::trace!(target: LOCK, lock, token = token.as_u64(), is_used, "somebody calls for lock {lock:?}");
 }
 

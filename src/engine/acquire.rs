@@ -145,7 +145,7 @@ pub(crate) fn join(engine: &Engine, name: &LockName, mode: Mode, terms: &Terms) 
     };
     match mode {
         Mode::Read => engine.table.join(name.hashed(), wants, engine.clock.now()),
-        Mode::Write => engine.table.take_idle(name.hashed(), wants, engine.clock.now()),
+        Mode::Write => engine.table.take_cached(name.hashed(), wants, engine.clock.now()),
     }
 }
 

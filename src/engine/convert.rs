@@ -21,7 +21,7 @@ use crate::engine::{Engine, Held};
 use crate::error::{Error, LossReason};
 use crate::events;
 use crate::lease::Moment;
-use crate::lock::hold::{self, Grant, Granting, Hold, HoldState, LeftOpen, OpenConversion, ShareId};
+use crate::lock::hold::{self, Grant, GrantIdentity, Hold, HoldState, LeftOpen, OpenConversion, ShareId};
 use crate::lock::release::Release;
 use crate::lock::shares::ShareRequest;
 use crate::lock::stray::InDoubt;
@@ -170,7 +170,7 @@ impl Conversion {
             },
             Outcome::Stays(error) => {
                 self.settled = true;
-                self.engine.carry_out(self.old.conversion_refused(now), now);
+                self.engine.carry_out(self.old.refuse_conversion(now), now);
                 error
             }
             Outcome::Open(error) => self.left_open(&held, error, now),
@@ -192,7 +192,7 @@ impl Conversion {
     /// The new hold is left to the old one, unless that is over.
     fn left_open(&mut self, held: &Held, error: Error, now: Moment) -> Error {
         let open = self.open(self.copies.arrives_until().unwrap_or(now));
-        let (left, due) = self.old.conversion_left_open(open, now);
+        let (left, due) = self.old.leave_conversion_open(open, now);
         self.engine.carry_out(due, now);
         match left {
             LeftOpen::InDoubt => {
@@ -217,7 +217,7 @@ impl Conversion {
             self.says_whether_it_stays();
             // Should this future die at the next await, a copy is under way.
             self.copies.begin();
-            engine.carry_out(self.old.conversion_begins(now, self.request.lease), now);
+            engine.carry_out(self.old.send_conversion(now, self.request.lease), now);
             let attempt = engine.scheme.convert(self.old.key(), self.old.id(), &self.request).await;
             if engine.is_copied() {
                 return Outcome::Lost(LossReason::Forked);
@@ -226,7 +226,7 @@ impl Conversion {
             self.copies.resolve(&attempt);
             if let Ok(Answered { sent, value: Converted::Refused | Converted::Kept, .. }) = &attempt {
                 match self.copies.arrives_until() {
-                    None => self.old.conversion_was_not_done(),
+                    None => self.old.cancel_conversion(),
                     Some(_) => self.old.stood_at(*sent),
                 }
             }
@@ -259,7 +259,7 @@ impl Conversion {
             let is_broken = matches!(failure, Failure::Broken { .. });
             let is_unreplicated = matches!(failure, Failure::Unreplicated { .. });
             if self.copies.is_none() && !is_broken && !is_unreplicated {
-                self.old.conversion_was_not_done();
+                self.old.cancel_conversion();
             } else {
                 // Each answer that knows the old hold shows that it was not converted yet.
                 engine.carry_out(self.old.renew_now(now), now);
@@ -313,16 +313,16 @@ impl Conversion {
             let word = keeping.word(answer, is_waited_for);
             (keeping.of_grant(), Some(word))
         });
-        let granted = hold::Granted {
-            granting: Granting { id: self.request.id.clone(), mode: self.request.mode, token, tokens },
+        let granted = hold::NewHold {
+            granting: GrantIdentity { id: self.request.id.clone(), mode: self.request.mode, token, tokens },
             grant: Grant { sent, remaining, asked: self.request.lease, server: answer.server },
             share: self.begins.map_or_else(|| self.old.share(held.share_id()), |wants| wants.from(sent)),
-            copies: self.copies,
-            keep,
+            in_doubt_requests: self.copies,
+            cache: keep,
             share_until: (!is_waited_for).then(|| sent.after(engine.options().join_window)),
             is_claim: false,
         };
-        let (converted, due) = self.old.converted_into(granted, now);
+        let (converted, due) = self.old.convert_into(granted, now);
         engine.carry_out(due, now);
         let (hold, share_id) = converted?;
         // `close` has listed its holds already, or finds this one in its cell.
@@ -332,7 +332,7 @@ impl Conversion {
             drop(Held::new(engine, hold, share_id));
             return None;
         }
-        self.old.share_was_converted(held.share_id());
+        self.old.note_share_converted(held.share_id());
         engine.note_stay(&self.old);
         engine.renewals.forget(&self.old);
         let release = Release::of(&self.old, now);

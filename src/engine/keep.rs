@@ -17,7 +17,7 @@ use crate::events;
 use crate::home::BackgroundRuntime;
 use crate::key::Key;
 use crate::lease::Moment;
-use crate::lock::hold::{Due, Hold, Keep, Kept, KeptCount, Word};
+use crate::lock::hold::{CacheAnswer, CacheState, CachedCount, CachedPermit, Due, Hold};
 use crate::lock::wait::{CachedCell, WaitEntry};
 use crate::scheme::{Answered, Scheme};
 use crate::throttle::Throttle;
@@ -27,7 +27,7 @@ use crate::throttle::Throttle;
 pub(super) struct Keeping {
     calls: Arc<Recalls>,
     cache_for: Duration,
-    kept: Arc<KeptCount>,
+    kept: Arc<CachedCount>,
     /// It says that the hold may stay, and this is the subscription that stands.
     standing: Option<LiveSubscription>,
 }
@@ -44,13 +44,13 @@ impl Keeping {
     }
 
     /// For the hold that was granted. A notification answers no request: its claim does.
-    pub(super) fn of_grant(self) -> Box<Keep> {
-        Box::new(Keep::new(self.calls, self.cache_for, Kept::among(&self.kept)))
+    pub(super) fn of_grant(self) -> Box<CacheState> {
+        Box::new(CacheState::new(self.calls, self.cache_for, CachedPermit::among(&self.kept)))
     }
 
     /// What the answer to the request says of it.
-    pub(super) fn word<T>(&self, answer: &Answered<T>, is_waited_for: bool) -> Word {
-        Word { said: self.standing.clone(), sent: answer.sent, node: answer.node, is_waited_for }
+    pub(super) fn word<T>(&self, answer: &Answered<T>, is_waited_for: bool) -> CacheAnswer {
+        CacheAnswer { offered_on: self.standing.clone(), sent: answer.sent, node: answer.node, is_waited_for }
     }
 }
 
@@ -111,7 +111,7 @@ impl OnRecall for Ear {
             return;
         };
         self.carry_out(due);
-        events::called(key.name(), call.token, is_used);
+        events::recalled(key.name(), call.token, is_used);
         let common = &*self.common;
         let tries = call.tries.clone().filter(|id| !id.starts_with(&*common.manager));
         if let (true, Some(id), Some(scheme)) = (is_used, tries, common.scheme.upgrade())
@@ -153,7 +153,7 @@ impl Engine {
 
     /// What a conversion says of keeping its hold: the same as of the one before.
     pub(super) fn keeping_on(&self, hold: &Hold) -> Option<Keeping> {
-        let (calls, cache_for) = hold.terms_of_keep()?;
+        let (calls, cache_for) = hold.cache_terms()?;
         Some(Keeping { calls, cache_for, kept: Arc::clone(self.uses.as_ref()?.kept()), standing: None })
     }
 
@@ -166,14 +166,14 @@ impl Engine {
         idle.sort_unstable_by_key(|(until, _)| *until);
         // Some more at once: each look takes as long as there are holds.
         for (_, hold) in idle.iter().take(excess + idle.len() / 16 + 1) {
-            self.carry_out(hold.is_wanted(now), now);
+            self.carry_out(hold.note_wanted(now), now);
         }
     }
 
     /// The last guard of a hold has gone.
     pub(super) fn note_stay(&self, hold: &Hold) {
         if let Some(uses) = &self.uses
-            && let Some(stay) = hold.stay()
+            && let Some(stay) = hold.cache_outcome()
         {
             uses.ended(hold.key().name_hash(), stay);
         }

@@ -68,7 +68,7 @@ impl Engine {
         rest.starts_with('.').then(|| {
             let holds = self.table.holds(key);
             let hold = holds.iter().find(|hold| hold.id().as_str() == id);
-            hold.map_or(Guards::default(), |hold| Guards { many: hold.usage().0, is_idle: hold.is_idle() })
+            hold.map_or(Guards::default(), |hold| Guards { many: hold.usage().0, is_idle: hold.is_cached() })
         })
     }
 
@@ -119,7 +119,7 @@ impl Engine {
         for hold in self.table.holds(key) {
             if seen.contains(hold.id().as_str()) || ended.contains(hold.id().as_str()) {
                 hold.lose(LossReason::Forced);
-                self.table.ended(&hold);
+                self.table.on_end(&hold);
             }
         }
         unseen

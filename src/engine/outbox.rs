@@ -261,7 +261,7 @@ impl Work {
         let mut is_any = false;
         for hold in self.renewals.take_due(now) {
             is_any = true;
-            if hold.enter_line(now.after(COMPANY)) {
+            if hold.join_batch(now.after(COMPANY)) {
                 let route = self.scheme.route(hold.key());
                 let place = (hold.deadline(), self.wake.next_number());
                 let mut queues = self.queues.lock();
@@ -308,7 +308,7 @@ impl Work {
         for hold in holds {
             // Its slot has another owner since it came into the queue: there is another queue for it.
             if self.scheme.route(hold.key()) != route {
-                hold.leave_line(now);
+                hold.leave_batch(now);
                 self.renewals.schedule(&hold, now);
                 continue;
             }
@@ -376,7 +376,7 @@ impl Work {
                 for (due, attempt) in chunk.into_iter().zip(attempts) {
                     if matches!(attempt, Err(Failure::NotDone { .. })) && self.scheme.route(due.hold.key()) != route {
                         // The node has said that another owns its slot.
-                        due.hold.leave_line(now.after(REDIRECT_PAUSE));
+                        due.hold.leave_batch(now.after(REDIRECT_PAUSE));
                         self.renewals.schedule(&due.hold, now);
                     } else {
                         self.renewals.answered(due, attempt, now);

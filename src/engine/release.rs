@@ -16,7 +16,7 @@ impl Engine {
         let (removed, due) = hold.remove_share(share_id, now);
         self.carry_out(due, now);
         if let ShareRemoved::HandedOver(next) = removed {
-            events::handed_over(hold.key().name(), next.token);
+            events::handed_off(hold.key().name(), next.token);
         }
         removed
     }
@@ -27,7 +27,7 @@ impl Engine {
             return false;
         }
         let now = self.clock.now();
-        let rests = hold.rests(share_id, now);
+        let rests = hold.cache(share_id, now);
         let is_over = rests.is_some();
         if let Some(due) = rests.filter(|due| !due.0.is_empty()) {
             self.carry_out(due, now);
@@ -88,7 +88,7 @@ impl Engine {
         let told = self.told(hold, &release, &mut tries).await?;
         if release.arrives_after(told.answer.sent).is_none() {
             goes_on.hold = None;
-            self.table.ended(hold);
+            self.table.on_end(hold);
         }
         match told.answer.value {
             ReleaseReply::Held => Ok(()),
@@ -130,7 +130,7 @@ impl Engine {
             };
             in_doubt |= !matches!(failure, Failure::NotDone { .. });
             // Local waiters ask for themselves: they learn of the silence, too.
-            self.table.ended(hold);
+            self.table.on_end(hold);
             Box::pin(tries.failed(self, hold.key(), failure)).await?;
         }
     }

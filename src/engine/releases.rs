@@ -284,7 +284,7 @@ impl Releases {
 
     /// Local waiters need not wait for a server that does not answer.
     pub(crate) fn unblock(&self, hold: &Hold) {
-        catch_panic(|| self.table.ended(hold));
+        catch_panic(|| self.table.on_end(hold));
     }
 
     /// Counts as under way until it is dropped. An operation that ends a hold takes it before the hold changes: otherwise `close`

@@ -20,7 +20,7 @@ use crate::engine::wake::Wake;
 use crate::error::LossReason;
 use crate::events::{self, Limiter};
 use crate::lease::Moment;
-use crate::lock::hold::{self, Grant, Hold, Next, Word};
+use crate::lock::hold::{self, CacheAnswer, Grant, Hold, Next};
 use crate::lock::release::Release;
 use crate::lock::table::Table;
 use crate::meter::RenewalOutcome;
@@ -81,12 +81,12 @@ pub(super) struct Due {
 
 impl Due {
     pub(super) fn new(hold: Arc<Hold>, lease: Duration) -> Self {
-        let said = hold.keeps_by();
+        let said = hold.live_subscription();
         Self { hold, lease, said }
     }
 
     pub(super) fn renewal(&self) -> Renewal {
-        let tokens = if self.said.is_some() { self.hold.wants_tokens() } else { 0 };
+        let tokens = if self.said.is_some() { self.hold.missing_tokens() } else { 0 };
         Renewal {
             key: Arc::clone(self.hold.key()),
             id: self.hold.id().clone(),
@@ -133,14 +133,14 @@ impl Renewals {
 
     /// Looks whether askers are overdue. Answers when to look again.
     pub(super) fn look_for_overdue(&self, now: Moment) -> Moment {
-        let (next, due) = self.table.overdue.look(now);
+        let (next, due) = self.table.stalled.look(now);
         self.schedule_all(due, now);
         next
     }
 
     /// Returns when that is earlier than a look has found. To be enabled before that look.
     pub(super) fn overdue_sooner(&self) -> Notified<'_> {
-        self.table.overdue.sooner()
+        self.table.stalled.sooner()
     }
 
     /// Nothing is due for a hold any more.
@@ -213,7 +213,7 @@ impl Renewals {
 
     /// Whoever had it under way has gone.
     pub(super) fn unanswered(&self, due: &Due, now: Moment) {
-        due.hold.unanswered(now);
+        due.hold.on_no_answer(now);
         self.schedule(&due.hold, now);
     }
 
@@ -226,12 +226,13 @@ impl Renewals {
                     meter.renewal(RenewalOutcome::Renewed);
                     if let Some(standing) = said {
                         let said = Some(standing.clone());
-                        let word = Word { said, sent: answer.sent, node: answer.node, is_waited_for };
+                        let word =
+                            CacheAnswer { offered_on: said, sent: answer.sent, node: answer.node, is_waited_for };
                         // Whoever has it in hand puts it back on the agenda.
-                        drop(hold.hears(word, tokens, now));
+                        drop(hold.on_cache_answer(word, tokens, now));
                     }
                     let grant = Grant { sent: answer.sent, remaining, asked: *lease, server: answer.server };
-                    let confirmed = hold.renewed(grant, now);
+                    let confirmed = hold.on_renewed(grant, now);
                     if confirmed.is_claim {
                         events::claimed(hold.key().name(), hold.mode(), hold.token());
                     }
@@ -239,12 +240,12 @@ impl Renewals {
                 }
                 Renewed::Lost { forced } => {
                     meter.renewal(RenewalOutcome::Lost);
-                    hold.unknown_to_server(loss_reason(hold.token(), forced));
+                    hold.on_unknown(loss_reason(hold.token(), forced));
                 }
             },
             Err(failure) => {
                 meter.renewal(RenewalOutcome::Unanswered);
-                hold.unanswered(now);
+                hold.on_no_answer(now);
                 events::renewal_unanswered(hold.key().name(), &failure, &self.lines, now);
             }
         }
@@ -254,7 +255,7 @@ impl Renewals {
     /// An idle hold is to be given back. Local waiters ask when the server has been told.
     fn give_up(&self, hold: &Arc<Hold>, now: Moment) {
         self.forget(hold);
-        if let (Some(uses), Some(stay)) = (&self.uses, hold.stay()) {
+        if let (Some(uses), Some(stay)) = (&self.uses, hold.cache_outcome()) {
             uses.ended(hold.key().name_hash(), stay);
         }
         self.releases.give_back(hold, Some(Arc::clone(hold)), now);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::lease::Moment;
-use crate::lock::hold::{KeptCount, Stay};
+use crate::lock::hold::{CacheOutcome, CachedCount};
 
 /// A name that was used longer ago is a new one.
 const REMEMBERED: Duration = Duration::from_secs(10);
@@ -29,7 +29,7 @@ const WAYS: usize = 8;
 pub(crate) struct Uses {
     places: Box<[Mutex<[Place; WAYS]>]>,
     /// How many holds may stay, and how many at most.
-    kept: Arc<KeptCount>,
+    kept: Arc<CachedCount>,
     most: usize,
 }
 
@@ -52,7 +52,7 @@ impl Uses {
         Arc::new(Self { places, kept: Arc::default(), most: names })
     }
 
-    pub(crate) fn kept(&self) -> &Arc<KeptCount> {
+    pub(crate) fn kept(&self) -> &Arc<CachedCount> {
         &self.kept
     }
 
@@ -88,19 +88,19 @@ impl Uses {
     }
 
     /// A hold that stayed is over: called for before it was used again, or of use.
-    pub(crate) fn ended(&self, hash: u64, stay: Stay) {
+    pub(crate) fn ended(&self, hash: u64, stay: CacheOutcome) {
         let (places, name) = self.place(hash);
         let mut places = places.lock();
         let Some(place) = places.iter_mut().find(|place| place.name == name) else {
             return;
         };
         match stay {
-            Stay::ForNothing => {
+            CacheOutcome::Recalled => {
                 place.strikes = (place.strikes + 1).min(MAX_STRIKES);
                 place.skips = (1 << place.strikes) - 1;
             }
-            Stay::OfUse => (place.strikes, place.skips) = (0, 0),
-            Stay::Unused => {}
+            CacheOutcome::Reused => (place.strikes, place.skips) = (0, 0),
+            CacheOutcome::Unused => {}
         }
     }
 }
@@ -137,15 +137,15 @@ mod tests {
         uses.begins(NAME, at(1));
         for pause in [1, 3, 7, 15, 15] {
             assert!(uses.begins(NAME, at(1)));
-            uses.ended(NAME, Stay::ForNothing);
+            uses.ended(NAME, CacheOutcome::Recalled);
             for _ in 0..pause {
                 assert!(!uses.begins(NAME, at(1)));
             }
         }
         assert!(uses.begins(NAME, at(1)));
-        uses.ended(NAME, Stay::OfUse);
+        uses.ended(NAME, CacheOutcome::Reused);
         assert!(uses.begins(NAME, at(1)), "it was of use");
-        uses.ended(NAME, Stay::ForNothing);
+        uses.ended(NAME, CacheOutcome::Recalled);
         assert!(!uses.begins(NAME, at(1)) && uses.begins(NAME, at(1)), "and begins anew");
     }
 
@@ -154,7 +154,7 @@ mod tests {
         let (uses, other) = (Uses::of(8), NAME + (1 << 33));
         uses.begins(NAME, at(0));
         assert!(!uses.begins(other, at(0)));
-        uses.ended(other, Stay::ForNothing);
+        uses.ended(other, CacheOutcome::Recalled);
         assert!(uses.begins(NAME, at(0)), "the other one's calls are no matter of it");
         assert!(!uses.begins(other, at(0)), "it was called for in vain");
     }

@@ -23,10 +23,10 @@ pub(crate) struct Rules {
     pub(crate) process: Process,
     pub(crate) max_clock_skew: Duration,
     /// How long a copy that is sent now may yet be carried out.
-    pub(crate) stray_span: Duration,
+    pub(crate) max_delay: Duration,
     /// A hold is passed on to so many writers, and not after this time.
-    pub(crate) hand_overs: u64,
-    pub(crate) hand_over_span: Duration,
+    pub(crate) max_handoffs: u64,
+    pub(crate) handoff_span: Duration,
     pub(crate) meter: Metrics,
 }
 
@@ -52,7 +52,7 @@ impl Signals {
     }
 
     /// Wakes all who wait for a word of whoever asks.
-    pub(super) fn heard(&mut self, heard: Arc<Notify>) {
+    pub(super) fn first_answer(&mut self, heard: Arc<Notify>) {
         self.0.push(Signal::Heard(heard));
     }
 
@@ -62,7 +62,7 @@ impl Signals {
     }
 
     /// Nobody was inside.
-    pub(super) fn idle_lost(&mut self, loss: Loss) {
+    pub(super) fn cached_lost(&mut self, loss: Loss) {
         self.0.push(Signal::IdleLost(Box::new(loss)));
     }
 
@@ -90,7 +90,7 @@ impl Signal {
             }
             Self::IdleLost(loss) => {
                 rules.meter.cached_lost();
-                events::idle_lost(key.name(), loss);
+                events::cached_lost(key.name(), loss);
             }
         }
     }
@@ -175,9 +175,9 @@ mod tests {
             clock: Clock::System,
             process: Process::current(),
             max_clock_skew: Duration::ZERO,
-            stray_span: Duration::ZERO,
-            hand_overs: 1,
-            hand_over_span: Duration::ZERO,
+            max_delay: Duration::ZERO,
+            max_handoffs: 1,
+            handoff_span: Duration::ZERO,
             meter: Metrics::default(),
         };
         let Due(due) = effects.carry_out(&Key::new("rwlock", "cfg").expect("valid"), &rules);

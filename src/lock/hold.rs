@@ -24,8 +24,8 @@ use crate::shield::catch_panic;
 
 pub(crate) use crate::lock::end::{Ended, HoldState};
 pub(crate) use crate::lock::record::{
-    Accepted, Confirmed, Grant, Granted, Granting, Keep, Kept, KeptCount, LeftOpen, Next, OpenConversion, ShareRemoved,
-    Stay, Word,
+    Accepted, CacheAnswer, CacheOutcome, CacheState, CachedCount, CachedPermit, Confirmed, Grant, GrantIdentity,
+    LeftOpen, NewHold, Next, OpenConversion, ShareRemoved,
 };
 pub(crate) use crate::lock::shares::{Share, ShareId};
 
@@ -36,7 +36,7 @@ pub(crate) type Due = effects::Due<Hold>;
 pub(crate) struct Hold {
     cell: Arc<Cell<Self>>,
     number: u64,
-    granting: Granting,
+    granting: GrantIdentity,
     /// Where the renewal's agenda keeps this hold, and until when; both are written under the agenda's lock only. Zero and
     /// never: nowhere, and whoever has it in hand looks again before it puts it back.
     pub(crate) agenda_slot: AtomicU64,
@@ -48,7 +48,7 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    pub(super) fn new(cell: &Arc<Cell<Self>>, number: u64, granting: Granting) -> Self {
+    pub(super) fn new(cell: &Arc<Cell<Self>>, number: u64, granting: GrantIdentity) -> Self {
         Self {
             cell: Arc::clone(cell),
             number,
@@ -191,14 +191,14 @@ impl Hold {
     pub(crate) fn leave_quietly(&self, share_id: ShareId) -> Option<Due> {
         let due = self.cell.ask(|state| {
             let others = state.leave_others(self.number, share_id);
-            others.or_else(|| state.rests(self.number, share_id, self.clock().now()))
+            others.or_else(|| state.cache(self.number, share_id, self.clock().now()))
         })?;
         Some(effects::Due(due.map_or(Few::None, Few::One)))
     }
 
     /// The last guard lets go of a hold that stays, while nobody waits here. `None` if there is more to it.
-    pub(crate) fn rests(&self, share_id: ShareId, now: Moment) -> Option<Due> {
-        let due = self.cell.ask(|state| state.rests(self.number, share_id, now))?;
+    pub(crate) fn cache(&self, share_id: ShareId, now: Moment) -> Option<Due> {
+        let due = self.cell.ask(|state| state.cache(self.number, share_id, now))?;
         Some(effects::Due(due.map_or(Few::None, Few::One)))
     }
 
@@ -275,12 +275,12 @@ impl Hold {
     }
 
     /// If a renewal is due by `by`, it waits in a line from now on.
-    pub(crate) fn enter_line(&self, by: Moment) -> bool {
+    pub(crate) fn join_batch(&self, by: Moment) -> bool {
         self.event(|record, _, _| record.enter_line(by))
     }
 
     /// The line that it waited in, or was sent from, is not its own any more. It enters another one then.
-    pub(crate) fn leave_line(&self, then: Moment) {
+    pub(crate) fn leave_batch(&self, then: Moment) {
         self.event(|record, _, _| record.leave_line(then));
     }
 
@@ -318,20 +318,20 @@ impl Hold {
     }
 
     /// A renewal was answered. Comes too late if the local deadline was reached meanwhile.
-    pub(crate) fn renewed(&self, grant: Grant, now: Moment) -> Confirmed {
-        self.event(|record, rules, signals| record.renewed(grant, now, rules, signals))
+    pub(crate) fn on_renewed(&self, grant: Grant, now: Moment) -> Confirmed {
+        self.event(|record, rules, signals| record.on_renewed(grant, now, rules, signals))
     }
 
     // What lets it stay.
 
     /// The subscription that stands now, for a request that says that the hold may stay.
-    pub(crate) fn keeps_by(&self) -> Option<LiveSubscription> {
-        self.event(|record, _, _| record.keeps_by())
+    pub(crate) fn live_subscription(&self) -> Option<LiveSubscription> {
+        self.event(|record, _, _| record.live_subscription())
     }
 
     /// What the hold needs that takes its place: who hears of calls, and for how long it may stay.
-    pub(crate) fn terms_of_keep(&self) -> Option<(Arc<Recalls>, Duration)> {
-        self.event(|record, _, _| record.terms_of_keep())
+    pub(crate) fn cache_terms(&self) -> Option<(Arc<Recalls>, Duration)> {
+        self.event(|record, _, _| record.cache_terms())
     }
 
     /// A writer who has no token yet asks for more with a renewal: with this lease. `None` if the hold is over, or not to be relied
@@ -341,44 +341,44 @@ impl Hold {
     }
 
     /// How many tokens to ask for.
-    pub(crate) fn wants_tokens(&self) -> u64 {
-        self.event(|record, _, _| record.wants_tokens())
+    pub(crate) fn missing_tokens(&self) -> u64 {
+        self.event(|record, _, _| record.missing_tokens())
     }
 
     /// What an answer says to those who keep the hold, and the tokens that it brought.
-    pub(crate) fn hears(&self, word: Word, tokens: Option<(FencingToken, u64)>, now: Moment) -> Due {
+    pub(crate) fn on_cache_answer(&self, word: CacheAnswer, tokens: Option<(FencingToken, u64)>, now: Moment) -> Due {
         let hear = |record: &mut HoldRecord| {
-            record.hears(word, now);
-            tokens.into_iter().for_each(|(first, count)| record.has_tokens(first, count));
+            record.on_cache_answer(word, now);
+            tokens.into_iter().for_each(|(first, count)| record.add_tokens(first, count));
         };
         self.change(|record, _, _| hear(record)).1
     }
 
     /// Whether no guard is inside.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.event(|record, _, _| record.is_idle())
+    pub(crate) fn is_cached(&self) -> bool {
+        self.event(|record, _, _| record.is_cached())
     }
 
     /// It is to be given up, if it is idle, or behind its last guard.
-    pub(crate) fn is_wanted(&self, now: Moment) -> Due {
-        self.change(|record, _, _| record.is_wanted(now)).1
+    pub(crate) fn note_wanted(&self, now: Moment) -> Due {
+        self.change(|record, _, _| record.note_wanted(now)).1
     }
 
     /// What has come of letting it stay. `None` if it was not to.
-    pub(crate) fn stay(&self) -> Option<Stay> {
-        self.event(|record, _, _| record.stay())
+    pub(crate) fn cache_outcome(&self) -> Option<CacheOutcome> {
+        self.event(|record, _, _| record.cache_outcome())
     }
 
     /// A renewal was not answered; it is tried again after a pause.
-    pub(crate) fn unanswered(&self, now: Moment) {
-        self.event(|record, _, signals| record.unanswered(now, signals));
+    pub(crate) fn on_no_answer(&self, now: Moment) {
+        self.event(|record, _, signals| record.on_no_answer(now, signals));
     }
 
     /// A renewal was answered: the server does not know the hold. While it is being converted, that may be the conversion, and the
     /// answer to that will tell; a force has ended both.
-    pub(crate) fn unknown_to_server(&self, reason: LossReason) {
+    pub(crate) fn on_unknown(&self, reason: LossReason) {
         let now = self.clock().now();
-        self.event(|record, _, signals| record.unknown_to_server(reason, now, signals));
+        self.event(|record, _, signals| record.on_unknown(reason, now, signals));
     }
 }
 
@@ -391,18 +391,18 @@ impl Hold {
     }
 
     /// What became of the repeat is known, as far as it ever will be.
-    pub(crate) fn recheck_settled<T>(&self, attempt: &Attempt<T>) {
+    pub(crate) fn end_recheck<T>(&self, attempt: &Attempt<T>) {
         self.event(|record, _, _| record.copies_mut().resolve(attempt));
     }
 
     /// Nobody waits for the repeat any more.
-    pub(crate) fn recheck_abandoned(&self, now: Moment) {
-        self.event(|record, rules, _| record.copies_mut().abandon(now.after(rules.stray_span)));
+    pub(crate) fn abandon_recheck(&self, now: Moment) {
+        self.event(|record, rules, _| record.copies_mut().abandon(now.after(rules.max_delay)));
     }
 
     /// The server knows the hold and has extended it. Answers whether it is held here still, and whether this was its claim.
-    pub(crate) fn rechecked(&self, grant: Grant, share_until: Option<Moment>, now: Moment) -> ((bool, bool), Due) {
-        self.change(|record, rules, signals| record.rechecked(grant, share_until, now, rules, signals))
+    pub(crate) fn on_rechecked(&self, grant: Grant, share_until: Option<Moment>, now: Moment) -> ((bool, bool), Due) {
+        self.change(|record, rules, signals| record.on_rechecked(grant, share_until, now, rules, signals))
     }
 
     /// The server did not know it: the next renewal, which is due now, tells why.
@@ -419,7 +419,7 @@ impl Hold {
     }
 
     /// A request to convert it is sent now: from its being carried out on the server keeps only the new hold, for `lease`.
-    pub(crate) fn conversion_begins(&self, now: Moment, lease: Duration) -> Due {
+    pub(crate) fn send_conversion(&self, now: Moment, lease: Duration) -> Due {
         self.change(|record, rules, signals| record.conversion_begins(now, lease, rules, signals)).1
     }
 
@@ -429,7 +429,7 @@ impl Hold {
     }
 
     /// No request to convert it was carried out so far, nor can one be that was sent.
-    pub(crate) fn conversion_was_not_done(&self) {
+    pub(crate) fn cancel_conversion(&self) {
         self.event(|record, _, _| record.conversion_was_not_done());
     }
 
@@ -439,25 +439,25 @@ impl Hold {
     }
 
     /// Nobody has answered, and nobody asks any more.
-    pub(crate) fn conversion_left_open(&self, open: OpenConversion, now: Moment) -> (LeftOpen, Due) {
+    pub(crate) fn leave_conversion_open(&self, open: OpenConversion, now: Moment) -> (LeftOpen, Due) {
         self.change(|record, _, signals| record.conversion_left_open(open, now, signals))
     }
 
     /// The server has not converted it: it is what it was, confirmed or not.
-    pub(crate) fn conversion_refused(&self, now: Moment) -> Due {
+    pub(crate) fn refuse_conversion(&self, now: Moment) -> Due {
         self.change(|record, _, _| record.conversion_refused(now)).1
     }
 
     /// The server has converted it into another hold, which takes its place. `None` if that one is over already.
-    pub(crate) fn converted_into(&self, granted: Granted, now: Moment) -> (Option<(Arc<Self>, ShareId)>, Due) {
+    pub(crate) fn convert_into(&self, granted: NewHold, now: Moment) -> (Option<(Arc<Self>, ShareId)>, Due) {
         let cell = &self.cell;
         let make = |number, granting| Arc::new(Self::new(cell, number, granting));
-        cell.event(now, |state, rules, effects| state.converted(make, self.number, granted, now, rules, effects))
+        cell.event(now, |state, rules, effects| state.on_converted(make, self.number, granted, now, rules, effects))
     }
 
     /// The guard has the new hold: there is nothing to give back.
-    pub(crate) fn share_was_converted(&self, share_id: ShareId) {
-        self.cell.quietly(|state, _, effects| state.share_was_converted(self.number, share_id, effects));
+    pub(crate) fn note_share_converted(&self, share_id: ShareId) {
+        self.cell.quietly(|state, _, effects| state.note_share_converted(self.number, share_id, effects));
     }
 }
 

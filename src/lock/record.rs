@@ -32,7 +32,7 @@ use crate::reentry::OwnerId;
 
 use conversion::ConversionInDoubt;
 pub(crate) use conversion::{LeftOpen, OpenConversion};
-pub(crate) use keep::{Keep, Kept, KeptCount, Stay, Word};
+pub(crate) use keep::{CacheAnswer, CacheOutcome, CacheState, CachedCount, CachedPermit};
 use promise::Promise;
 pub(crate) use renewal::Confirmed;
 
@@ -101,7 +101,7 @@ pub(crate) enum Accepted {
 
 /// What stays the same about a hold.
 #[derive(Clone, Debug)]
-pub(crate) struct Granting {
+pub(crate) struct GrantIdentity {
     pub(crate) id: AcquisitionId,
     pub(crate) mode: Mode,
     /// The first of its tokens, and how many it has.
@@ -111,22 +111,22 @@ pub(crate) struct Granting {
 
 /// A grant that is to become a hold.
 #[derive(Debug)]
-pub(crate) struct Granted {
-    pub(crate) granting: Granting,
+pub(crate) struct NewHold {
+    pub(crate) granting: GrantIdentity,
     pub(crate) grant: Grant,
     /// What its first guard wants.
     pub(crate) share: Share,
     /// Copies of the request that got it.
-    pub(crate) copies: InDoubt,
+    pub(crate) in_doubt_requests: InDoubt,
     /// Further readers may join until then; none at all, if a writer waits.
     pub(crate) share_until: Option<Moment>,
     /// It came by a notification: until the next answer the server grants it no more than the claim.
     pub(crate) is_claim: bool,
     /// It may stay when its last guard has left, and what was said of that.
-    pub(crate) keep: Option<(Box<Keep>, Option<Word>)>,
+    pub(crate) cache: Option<(Box<CacheState>, Option<CacheAnswer>)>,
 }
 
-impl Granted {
+impl NewHold {
     /// Whether its first guard has enough to start with: of the lease, or of the claim with which it begins at once.
     pub(crate) fn has_enough(&self, now: Moment, max_clock_skew: Duration) -> bool {
         let Grant { sent, remaining, asked, .. } = self.grant;
@@ -159,7 +159,7 @@ pub(super) struct HoldRecord {
     asked_until: Moment,
     /// The lease that was asked for last.
     asked: Duration,
-    renewal: Renewal,
+    renewal: RenewalState,
     /// When that was sent which was answered last.
     answered: Moment,
     /// Of those who have too little to start with.
@@ -175,11 +175,11 @@ pub(super) struct HoldRecord {
     share_until: Moment,
     /// When it was granted, and how many writers have had it since.
     began: Moment,
-    hand_overs: u64,
+    handoffs: u64,
     /// It was granted by a notification, and the server has not answered it since.
     is_claim: bool,
     /// What lets it stay when its last guard has left.
-    keep: Option<Box<Keep>>,
+    cache: Option<Box<CacheState>>,
 }
 
 /// The answer to a renewal, for waiters whose shares are offers until then.
@@ -191,7 +191,7 @@ struct Awaited {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Renewal {
+enum RenewalState {
     Due(Moment),
     /// It is due, and waits for others of its route.
     InLine,
@@ -216,8 +216,9 @@ impl Phase {
 
 impl HoldRecord {
     /// A hold with its first guard.
-    pub(super) fn new(granted: Granted, now: Moment, rules: &Rules) -> (Self, ShareId) {
-        let Granted { granting, grant, share, mut copies, share_until, is_claim, keep } = granted;
+    pub(super) fn new(granted: NewHold, now: Moment, rules: &Rules) -> (Self, ShareId) {
+        let NewHold { granting, grant, share, in_doubt_requests: mut copies, share_until, is_claim, cache: keep } =
+            granted;
         copies.ask_for(grant.asked);
         let mut shares = Shares::new();
         let share_id = ShareId { slot: shares.add(share), token: granting.token };
@@ -233,7 +234,7 @@ impl HoldRecord {
             in_doubt: None,
             asked_until: grant.sent,
             asked: grant.asked,
-            renewal: Renewal::Needless,
+            renewal: RenewalState::Needless,
             answered: grant.sent,
             awaited: None,
             backoff: Backoff::new(),
@@ -242,13 +243,13 @@ impl HoldRecord {
             shares,
             share_until: share_until.unwrap_or(CLOSED),
             began: now,
-            hand_overs: 0,
+            handoffs: 0,
             is_claim,
-            keep: None,
+            cache: None,
         };
         if let Some((keep, word)) = keep {
-            record.keep = Some(keep);
-            word.into_iter().for_each(|word| record.hears(word, now));
+            record.cache = Some(keep);
+            word.into_iter().for_each(|word| record.on_cache_answer(word, now));
         }
         record.apply(grant, now, rules);
         (record, share_id)
@@ -271,10 +272,10 @@ impl HoldRecord {
         self.answered = self.answered.max(sent);
         let covers = lease::surely_over(remaining, rules.max_clock_skew);
         self.server_until = self.server_until.max(sent.after(covers));
-        self.renewal = if self.needs_renewal() || self.is_idle() {
-            Renewal::Due(sent.after(renewal_interval(remaining.min(asked))))
+        self.renewal = if self.needs_renewal() || self.is_cached() {
+            RenewalState::Due(sent.after(renewal_interval(remaining.min(asked))))
         } else {
-            Renewal::Needless
+            RenewalState::Needless
         };
     }
 
@@ -300,7 +301,7 @@ impl HoldRecord {
 
     /// The token that its guards have now.
     pub(super) fn current_token(&self) -> FencingToken {
-        self.keep.as_ref().and_then(|keep| keep.last_token()).unwrap_or_else(|| self.token.plus(self.hand_overs))
+        self.cache.as_ref().and_then(|keep| keep.last_token()).unwrap_or_else(|| self.token.plus(self.handoffs))
     }
 
     pub(super) fn began(&self) -> Moment {
@@ -308,7 +309,7 @@ impl HoldRecord {
     }
 
     pub(super) fn guards(&self) -> usize {
-        self.shares.len() - usize::from(self.is_idle())
+        self.shares.len() - usize::from(self.is_cached())
     }
 
     /// Whether this process may go on with it.
@@ -344,7 +345,7 @@ impl HoldRecord {
 
     /// Until when a copy of the acquisition may arrive.
     pub(super) fn arrives_until(&self, now: Moment, rules: &Rules) -> Option<Moment> {
-        self.copies.until(now.after(rules.stray_span))
+        self.copies.until(now.after(rules.max_delay))
     }
 
     /// Whether nothing is left to renew for a share that ends then.
@@ -386,16 +387,16 @@ impl HoldRecord {
     /// Looks at the clock: a hold whose deadline is reached is lost from here on.
     pub(super) fn look(&mut self, now: Moment, signals: &mut Signals) {
         if self.phase.is_live() && now >= self.deadline() {
-            self.ends(LossReason::Expired, now, signals);
+            self.next_end(LossReason::Expired, now, signals);
         }
     }
 
-    fn ends(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
+    fn next_end(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
         self.phase = Phase::Lost(reason);
-        let was_idle = self.leaves_idle();
+        let was_idle = self.end_cached();
         let (mode, token, held) = (self.mode, self.current_token(), now.since(self.began));
         if was_idle {
-            signals.idle_lost(Loss { mode, token, reason, held });
+            signals.cached_lost(Loss { mode, token, reason, held });
         } else if let Next::Lost(reason) = self.due() {
             signals.lost(Loss { mode, token, reason, held });
         }
@@ -411,7 +412,7 @@ impl HoldRecord {
     pub(super) fn lose(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) -> bool {
         let live = self.phase.is_live();
         if live {
-            self.ends(reason, now, signals);
+            self.next_end(reason, now, signals);
         }
         live
     }
@@ -435,7 +436,7 @@ impl HoldRecord {
         let wanted_until = now.after(lease).min(share.ends);
         self.is_open()
             && self.deadline() >= now.halfway_to(wanted_until)
-            && (self.renewal != Renewal::Needless || self.covers(share.ends))
+            && (self.renewal != RenewalState::Needless || self.covers(share.ends))
     }
 
     /// The same for one that goes on with what another one was granted: that may be a claim still.
@@ -445,7 +446,7 @@ impl HoldRecord {
 
     #[inline]
     fn admit(&mut self, share: Share) -> ShareId {
-        let slot = self.take_idle_place(share).unwrap_or_else(|| self.shares.add(share));
+        let slot = self.take_cached_place(share).unwrap_or_else(|| self.shares.add(share));
         ShareId { slot, token: self.current_token() }
     }
 
@@ -455,11 +456,11 @@ impl HoldRecord {
         let share = wants.from(now);
         // By the clock it may be over. Then somebody else finds that, who tells those who watch.
         let may = self.mode == Mode::Read
-            && (now < self.share_until || self.is_kept_open(now))
+            && (now < self.share_until || self.is_open_to_all(now))
             && now < self.deadline()
             && self.lasts(&share, share.lease, now);
         may.then(|| {
-            self.stays_for(wants.cache_for);
+            self.set_cache_for(wants.cache_for);
             self.admit(share)
         })
     }
@@ -468,7 +469,7 @@ impl HoldRecord {
     pub(super) fn join_phase(&mut self, share: Share, now: Moment, signals: &mut Signals) -> Option<ShareId> {
         self.look(now, signals);
         let may = self.suits_next(&share, now);
-        may.then(|| self.admit(share.offered(now)))
+        may.then(|| self.admit(share.unclaimed(now)))
     }
 
     /// One more guard of an owner that has one, with a lease and an end of its own.
@@ -520,11 +521,11 @@ impl HoldRecord {
         }
         match next {
             First::Waits(wants) if lost.is_none() => {
-                if let Some(share_id) = self.hand_over(wants.from(now), now, rules) {
+                if let Some(share_id) = self.hand_off(wants.from(now), now, rules) {
                     return ShareRemoved::HandedOver(share_id);
                 }
             }
-            First::Nobody if lost.is_none() && self.rests(share.lease, now) => return ShareRemoved::Kept,
+            First::Nobody if lost.is_none() && self.cache(share.lease, now) => return ShareRemoved::Kept,
             // Whoever waits here and cannot have it as it is asks the server; whoever asks already is passed by nobody.
             _ => {}
         }
@@ -533,13 +534,13 @@ impl HoldRecord {
     }
 
     /// The next writer of this process has the hold, with a token of its own.
-    fn hand_over(&mut self, next: Share, now: Moment, rules: &Rules) -> Option<ShareId> {
-        let is_within_budget = self.hand_overs + 1 < rules.hand_overs && now.since(self.began) < rules.hand_over_span;
-        let may_go_on = is_within_budget && self.next_token().is_some() || self.is_kept_open(now);
+    fn hand_off(&mut self, next: Share, now: Moment, rules: &Rules) -> Option<ShareId> {
+        let is_within_budget = self.handoffs + 1 < rules.max_handoffs && now.since(self.began) < rules.handoff_span;
+        let may_go_on = is_within_budget && self.next_token().is_some() || self.is_open_to_all(now);
         if self.mode != Mode::Write || !may_go_on || !self.suits_next(&next, now) {
             return None;
         }
-        Some(self.admit_writer(next.offered(now)))
+        Some(self.admit_writer(next.unclaimed(now)))
     }
 
     /// A waiter takes what it was handed or granted. With too little left of it to start with, it waits for the answer to a
@@ -562,13 +563,13 @@ impl HoldRecord {
         if self.deadline().since(now) < lease::start(wants, rules.max_clock_skew) && !was_renewed {
             return self.await_renewal(share_id, share, since, now);
         }
-        if !self.has_token(now) {
+        if !self.ensure_token(now) {
             return Accepted::Tokenless;
         }
         self.shares.replace(share_id.slot, share);
         // What was renewed meanwhile was renewed for the offer.
-        if self.renewal == Renewal::Needless && self.needs_renewal() {
-            self.renewal = Renewal::Due(self.answered.after(renewal_interval(self.asked)).max(now));
+        if self.renewal == RenewalState::Needless && self.needs_renewal() {
+            self.renewal = RenewalState::Due(self.answered.after(renewal_interval(self.asked)).max(now));
         }
         Accepted::Taken(if self.mode == Mode::Write { self.current_token() } else { share_id.token })
     }

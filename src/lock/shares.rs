@@ -16,7 +16,7 @@ use crate::reentry::OwnerId;
 /// So many are looked through.
 const MAX_SCANNED: usize = 8;
 /// How long a waiter that was handed the lock has to take it: its future may not be polled any more.
-const OFFER: Duration = Duration::from_secs(3);
+const UNCLAIMED_FOR: Duration = Duration::from_secs(3);
 
 /// What one guard wants of a hold.
 #[derive(Clone, Copy, Debug)]
@@ -30,8 +30,8 @@ pub(crate) struct Share {
 
 impl Share {
     /// As a waiter has it until it takes it.
-    pub(super) fn offered(self, now: Moment) -> Self {
-        Self { ends: self.ends.min(now.after(OFFER)), ..self }
+    pub(super) fn unclaimed(self, now: Moment) -> Self {
+        Self { ends: self.ends.min(now.after(UNCLAIMED_FOR)), ..self }
     }
 
     /// The lease that it wants at `now`.
@@ -64,7 +64,7 @@ pub(crate) struct ShareId {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct OrderedShares {
     share: Share,
     /// Present once somebody watches.
     end: Option<Arc<End>>,
@@ -73,7 +73,7 @@ struct Shared {
 /// All shares of a hold.
 #[derive(Debug)]
 pub(super) struct Shares {
-    all: Slab<Shared>,
+    all: Slab<OrderedShares>,
     order: Option<Box<Order>>,
     /// Those that somebody watches, by their ends.
     watched: BTreeSet<(Moment, usize)>,
@@ -136,7 +136,7 @@ impl Shares {
 
     #[inline]
     pub(super) fn add(&mut self, share: Share) -> usize {
-        let slot = self.all.insert(Shared { share, end: None });
+        let slot = self.all.insert(OrderedShares { share, end: None });
         match &mut self.order {
             Some(order) => order.add(&share, slot),
             None if self.all.len() > MAX_SCANNED => {
@@ -151,7 +151,7 @@ impl Shares {
 
     /// Answers the end too, if somebody watches it.
     pub(super) fn remove(&mut self, slot: usize) -> (Share, Option<Arc<End>>) {
-        let Shared { share, end } = self.all.remove(slot);
+        let OrderedShares { share, end } = self.all.remove(slot);
         if end.is_some() {
             self.watched.remove(&(share.ends, slot));
         }

@@ -263,7 +263,7 @@ impl Side {
 
     pub(super) fn wake_at_first_answer(&mut self, signals: &mut Signals) {
         if let Some(heard) = self.first_answer.take() {
-            signals.heard(heard);
+            signals.first_answer(heard);
         }
     }
 

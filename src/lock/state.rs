@@ -147,7 +147,7 @@ impl<H: OnAgenda> State<H> {
 
     /// Those that somebody has a guard of, or is about to. What is on its way back is nobody's: the server has it, or not.
     fn used(&self) -> impl Iterator<Item = &Entry<H>> {
-        self.listed().filter(|entry| entry.record.is_live() && !entry.record.is_idle())
+        self.listed().filter(|entry| entry.record.is_live() && !entry.record.is_cached())
     }
 
     fn holds_write(&self) -> bool {

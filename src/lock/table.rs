@@ -33,7 +33,7 @@ pub(crate) fn shard_of(hash: u64) -> usize {
 pub(crate) struct Table {
     rules: Arc<Rules>,
     shards: Box<[Shard]>,
-    pub(crate) overdue: StalledLeaders,
+    pub(crate) stalled: StalledLeaders,
 }
 
 /// On a line of its own: who writes there keeps nobody from the next one.
@@ -82,7 +82,7 @@ impl Counts {
     fn add(&mut self, hold: &Hold) {
         let (guards, is_late) = hold.usage();
         self.holds += 1;
-        self.idle += usize::from(hold.is_idle());
+        self.idle += usize::from(hold.is_cached());
         self.guards += guards;
         self.late += usize::from(is_late);
     }
@@ -91,7 +91,7 @@ impl Counts {
 impl Table {
     pub(crate) fn new(rules: Rules) -> Self {
         let shards = std::iter::repeat_with(Shard::default).take(SHARDS).collect();
-        Self { rules: Arc::new(rules), shards, overdue: StalledLeaders::default() }
+        Self { rules: Arc::new(rules), shards, stalled: StalledLeaders::default() }
     }
 
     pub(crate) fn meter(&self) -> &Metrics {
@@ -142,7 +142,7 @@ impl Table {
     }
 
     /// A writer takes an idle hold of this process, if it has one that has enough for it and nobody waits here.
-    pub(crate) fn take_idle(
+    pub(crate) fn take_cached(
         &self,
         name: (u64, &[u8]),
         wants: ShareRequest,
@@ -151,7 +151,7 @@ impl Table {
         let shard = self.shard(name.0);
         let cell = Arc::clone(shard.get(name)?);
         drop(shard);
-        cell.ask(|state| state.take_idle(wants, now))
+        cell.ask(|state| state.take_cached(wants, now))
     }
 
     /// Waits for one side of `key`, or may ask at once. One that asks is seen again within `grace`.
@@ -197,9 +197,9 @@ impl Table {
     }
 
     /// A hold is over: it is in nobody's way any more.
-    pub(crate) fn ended(&self, hold: &Hold) {
+    pub(crate) fn on_end(&self, hold: &Hold) {
         let cell = hold.cell();
-        let ((), due) = cell.event(self.rules.clock.now(), |state, _, effects| state.ended(hold.number(), effects));
+        let ((), due) = cell.event(self.rules.clock.now(), |state, _, effects| state.on_end(hold.number(), effects));
         debug_assert!(due.0.is_empty(), "what is over makes nothing due");
     }
 
@@ -249,7 +249,7 @@ impl Table {
         let mut idle = Vec::new();
         for shard in &self.shards {
             let cells = shard.0.lock().all();
-            idle.extend(cells.iter().flat_map(|cell| cell.quietly(|state, _, _| state.idle().collect::<Vec<_>>())));
+            idle.extend(cells.iter().flat_map(|cell| cell.quietly(|state, _, _| state.cached().collect::<Vec<_>>())));
         }
         idle
     }
@@ -262,7 +262,7 @@ impl Table {
 
 impl Surroundings<Hold> for Table {
     fn look_at(&self, cell: &Arc<Cell<Hold>>, at: Moment) {
-        self.overdue.look_at(cell, at);
+        self.stalled.look_at(cell, at);
     }
 
     fn forget(&self, cell: &Arc<Cell<Hold>>) {

@@ -16,7 +16,7 @@ use crate::key::Key;
 use crate::lease::{FencingToken, Moment, ServerTime};
 use crate::lock::cell::Cell;
 use crate::lock::effects::Rules;
-use crate::lock::hold::{Accepted, Grant, Granted, Granting, Hold, HoldState, Share, ShareId, ShareRemoved};
+use crate::lock::hold::{Accepted, Grant, GrantIdentity, Hold, HoldState, NewHold, Share, ShareId, ShareRemoved};
 use crate::lock::shares::ShareRequest;
 use crate::lock::side::{CountOperations, LeaderState, Notifications, OpenOperation, Pending};
 use crate::lock::stray::InDoubt;
@@ -41,9 +41,9 @@ fn table() -> Arc<Table> {
         process: Process::current(),
         clock: Clock::System,
         max_clock_skew: Duration::ZERO,
-        stray_span: STRAY,
-        hand_overs: 64,
-        hand_over_span: secs(60),
+        max_delay: STRAY,
+        max_handoffs: 64,
+        handoff_span: secs(60),
         meter: Metrics::default(),
     }))
 }
@@ -107,12 +107,12 @@ fn grant(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> (Arc
 fn granted(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> Installed {
     let now = now();
     sends(entry, n);
-    let granted = Granted {
-        keep: None,
-        granting: Granting { id: id(n), mode, token: FencingToken::from_wire(token).expect("small"), tokens },
+    let granted = NewHold {
+        cache: None,
+        granting: GrantIdentity { id: id(n), mode, token: FencingToken::from_wire(token).expect("small"), tokens },
         grant: answer(now, LEASE, LEASE),
         share: want().from(now),
-        copies: InDoubt::default(),
+        in_doubt_requests: InDoubt::default(),
         share_until: Some(now.after(secs(5))),
         is_claim: false,
     };
@@ -214,11 +214,11 @@ fn asker_that_is_not_seen_loses_the_right_to_ask_and_waits_again() {
     let table = table();
     let mut first = enter(&table, Mode::Write);
     sends(&first, 1);
-    assert_eq!(table.overdue.len(), 0, "nobody waits behind it");
+    assert_eq!(table.stalled.len(), 0, "nobody waits behind it");
     let mut second = enter(&table, Mode::Write);
-    assert_eq!(table.overdue.len(), 1);
+    assert_eq!(table.stalled.len(), 1);
     let later = now().after(GRACE);
-    drop(table.overdue.look(later));
+    drop(table.stalled.look(later));
     assert!(asks(&mut second), "the first one has not been seen");
     assert_eq!(sends(&second, 2), Some(id(1)), "with what it had under way");
     assert_eq!(sends(&first, 3), None);
@@ -239,12 +239,12 @@ fn asker_that_is_seen_goes_on_asking() {
     let mut second = enter(&table, Mode::Read);
     let later = now().after(GRACE);
     assert!(first.note_polled(later));
-    drop(table.overdue.look(later));
+    drop(table.stalled.look(later));
     assert!(called(&mut second).is_none());
-    assert_eq!(table.overdue.len(), 1, "it is looked at again");
+    assert_eq!(table.stalled.len(), 1, "it is looked at again");
     leave(second);
-    drop(table.overdue.look(later.after(GRACE)));
-    assert_eq!(table.overdue.len(), 0, "nobody waits behind it any more");
+    drop(table.stalled.look(later.after(GRACE)));
+    assert_eq!(table.stalled.len(), 0, "nobody waits behind it any more");
     assert!(first.note_polled(later));
 }
 
@@ -254,7 +254,7 @@ fn waiter_that_was_passed_by_keeps_its_place() {
     let mut first = enter(&table, Mode::Write);
     let mut second = enter(&table, Mode::Write);
     let mut third = enter(&table, Mode::Write);
-    drop(table.overdue.look(now().after(GRACE)));
+    drop(table.stalled.look(now().after(GRACE)));
     assert!(asks(&mut second));
     assert!(first.waits_again(now()).0);
     leave(second);
@@ -267,14 +267,14 @@ fn hold_that_is_being_converted_is_renewed_and_not_lost_by_the_answer() {
     let table = table();
     let (hold, share_id) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 1000, 1);
     let now = now();
-    hold.unanswered(now);
+    hold.on_no_answer(now);
     assert!(hold.begin_conversion(now));
-    drop(hold.conversion_begins(now, LEASE));
+    drop(hold.send_conversion(now, LEASE));
     let soon = now.after(secs(1));
     assert!(hold.begin_renewal(now, soon).is_some(), "it stands if the conversion is refused");
-    hold.unknown_to_server(LossReason::Gone);
+    hold.on_unknown(LossReason::Gone);
     assert!(hold.is_live(), "the server may have converted it");
-    assert_eq!(hold.conversion_refused(now).0.len(), 1);
+    assert_eq!(hold.refuse_conversion(now).0.len(), 1);
     assert_eq!(hold.state_of(share_id), HoldState::Unconfirmed, "nobody has answered for it");
     assert!(hold.begin_renewal(now, soon).is_some(), "it is asked for again");
 }
@@ -285,9 +285,9 @@ fn hold_that_no_request_can_have_converted_is_lost_by_the_answer() {
     let (hold, share_id) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 1000, 1);
     let now = now();
     assert!(hold.begin_conversion(now));
-    drop(hold.conversion_begins(now, LEASE));
-    hold.conversion_was_not_done();
-    hold.unknown_to_server(LossReason::Gone);
+    drop(hold.send_conversion(now, LEASE));
+    hold.cancel_conversion();
+    hold.on_unknown(LossReason::Gone);
     assert_eq!(hold.state_of(share_id), HoldState::Lost(LossReason::Gone));
 }
 
@@ -318,7 +318,7 @@ fn server_is_told_for_as_long_as_a_stray_copy_may_last() {
     let until = now().after(secs(60));
     assert!(hold.begin_recheck(want().from(now()), now()).is_some());
     let unknown: Attempt<()> = Err(Failure::Unknown { stray_until: until, source: None });
-    hold.recheck_settled(&unknown);
+    hold.end_recheck(&unknown);
     assert!(hold.until(now()).0 >= until.after(LEASE));
 }
 
@@ -328,7 +328,7 @@ fn hold_that_is_over_does_not_come_back() {
     let reader = enter(&table, Mode::Read);
     let (hold, _) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 1000, 1);
     hold.lose(LossReason::Forced);
-    table.ended(&hold);
+    table.on_end(&hold);
     let (pending, _) = reader.on_seated(&hold, now());
     assert!(pending.is_none());
     assert!(table.holds(&key()).is_empty() && table.is_idle());
@@ -340,9 +340,9 @@ fn grant_that_is_over_when_it_comes_is_no_hold() {
     let entry = enter(&table, Mode::Write);
     sends(&entry, 1);
     let sent = now();
-    let granted = Granted {
-        keep: None,
-        granting: Granting {
+    let granted = NewHold {
+        cache: None,
+        granting: GrantIdentity {
             id: id(1),
             mode: Mode::Write,
             token: FencingToken::from_wire(1).expect("small"),
@@ -350,7 +350,7 @@ fn grant_that_is_over_when_it_comes_is_no_hold() {
         },
         grant: answer(sent, Duration::ZERO, LEASE),
         share: want().from(sent),
-        copies: InDoubt::default(),
+        in_doubt_requests: InDoubt::default(),
         share_until: None,
         is_claim: false,
     };
@@ -401,7 +401,7 @@ fn writers_have_the_hold_one_after_the_other_with_a_token_each() {
     // Three tokens, three writers: the hold is given back, and then the next one may ask.
     assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
     assert!(called(&mut others[2]).is_none());
-    table.ended(&hold);
+    table.on_end(&hold);
     assert!(asks(&mut others[2]));
 }
 
@@ -428,7 +428,7 @@ fn hold_is_handed_past_no_writer_that_asks_and_came_before() {
     let mut later = enter(&table, Mode::Write);
     assert!(called(&mut later).is_none());
     assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
-    table.ended(&hold);
+    table.on_end(&hold);
     assert!(called(&mut later).is_none() && sends(&first, 2).is_some(), "it is the turn of the first");
 }
 
@@ -469,7 +469,7 @@ fn guard_that_would_start_with_less_than_half_of_its_lease_waits_for_a_renewal()
     assert_eq!(hold.begin_renewal(since, since), Some(LEASE * 6), "for all that it wants");
     let sent = now();
     assert!(matches!(hold.accept(share_id, long.from(sent), since, sent).0, Accepted::Short { .. }), "not yet");
-    hold.renewed(answer(sent, LEASE * 6, LEASE * 6), sent);
+    hold.on_renewed(answer(sent, LEASE * 6, LEASE * 6), sent);
     assert!(matches!(hold.accept(share_id, long.from(sent), since, sent).0, Accepted::Taken(_)));
     assert!(hold.remaining(share_id) > LEASE * 5);
     assert!(
@@ -486,7 +486,7 @@ fn guard_starts_with_what_an_answer_leaves_that_was_long_on_its_way() {
     let since = now();
     assert!(matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Short { .. }));
     assert!(hold.begin_renewal(since, since).is_some());
-    hold.renewed(answer(since, LEASE, LEASE * 6), since);
+    hold.on_renewed(answer(since, LEASE, LEASE * 6), since);
     assert!(
         matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Taken(_)),
         "no renewal brings more"
@@ -501,17 +501,17 @@ async fn deadline_moves_back_only_if_the_server_has_lost_a_renewal() {
     let (hold, share_id) = grant(&entry, 1, Mode::Read, 5, 1);
     let at = |passed| now().after(Duration::from_millis(passed));
     let (first, second, third) = (at(0), at(10), at(20));
-    hold.renewed(answer(second, LEASE * 6, LEASE * 6), second);
+    hold.on_renewed(answer(second, LEASE * 6, LEASE * 6), second);
     let long = hold.deadline();
     assert!(long > second.after(LEASE * 5));
-    hold.renewed(answer(first, LEASE, LEASE), third);
+    hold.on_renewed(answer(first, LEASE, LEASE), third);
     assert_eq!(hold.deadline(), long, "the answer to an earlier request");
-    hold.renewed(answer(third, LEASE * 6, LEASE), third.after(secs(1)));
+    hold.on_renewed(answer(third, LEASE * 6, LEASE), third.after(secs(1)));
     assert!(hold.deadline() >= long, "it knows all of it");
     let (watch, _) = Watch::of(&hold, share_id);
     let (mut ended, woken) = (std::pin::pin!(watch.ended()), Arc::new(Woken::default()));
     assert!(ended.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(&woken)))).is_pending());
-    hold.renewed(answer(third, LEASE, LEASE), third);
+    hold.on_renewed(answer(third, LEASE, LEASE), third);
     assert!(hold.deadline() <= third.after(LEASE), "a guard counts on no more than the server has");
     assert!(woken.0.load(Ordering::SeqCst), "whoever waits for its end looks again");
 }
@@ -520,7 +520,7 @@ async fn deadline_moves_back_only_if_the_server_has_lost_a_renewal() {
 fn renewed_for_long(server: ServerTime) -> (Arc<Hold>, Moment) {
     let (hold, _) = grant(&enter(&table(), Mode::Write), 1, Mode::Write, 5, 1);
     let sent = now();
-    hold.renewed(answer_at(sent, LEASE * 6, LEASE * 6, server), sent);
+    hold.on_renewed(answer_at(sent, LEASE * 6, LEASE * 6, server), sent);
     (hold, sent)
 }
 
@@ -531,7 +531,7 @@ fn renewed_slowly(hold: &Hold, renewed: Moment, server: ServerTime) -> Moment {
     let sent = renewed.after(secs(1));
     let answered = sent.after(LEASE);
     assert!(sent.after(LEFT) < hold.deadline() && hold.deadline() < answered.after(LEFT));
-    hold.renewed(answer_at(sent, LEFT, LEASE, server), answered);
+    hold.on_renewed(answer_at(sent, LEFT, LEASE, server), answered);
     sent.after(LEFT)
 }
 
@@ -579,7 +579,7 @@ fn answer_that_is_over_when_it_comes_joins_nobody() {
     assert!(hold.begin_recheck(want().from(sent), sent).is_some());
     // The server has lost what it had granted, and was slow to say what is left.
     let ((is_held, _), _) =
-        hold.rechecked(answer(sent, secs(1), secs(1)), Some(sent.after(LEASE)), sent.after(secs(2)));
+        hold.on_rechecked(answer(sent, secs(1), secs(1)), Some(sent.after(LEASE)), sent.after(secs(2)));
     assert!(!is_held);
 }
 
@@ -589,10 +589,10 @@ fn short_renewal_counts_for_all_that_a_longer_one_without_an_answer_was_granted(
     let since = now();
     assert!(matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Short { .. }));
     assert_eq!(hold.begin_renewal(since, since), Some(LEASE * 6));
-    hold.unanswered(since);
+    hold.on_no_answer(since);
     let sent = since.after(secs(1));
     let left = LEASE * 6 - secs(1);
-    hold.renewed(answer(sent, left, secs(1)), sent);
+    hold.on_renewed(answer(sent, left, secs(1)), sent);
     assert!(hold.deadline() > sent.after(LEASE * 5), "the server has granted as much as was asked for");
 }
 
@@ -600,7 +600,7 @@ fn short_renewal_counts_for_all_that_a_longer_one_without_an_answer_was_granted(
 fn no_answer_counts_for_more_than_was_asked_for() {
     let (hold, _) = grant(&enter(&table(), Mode::Write), 1, Mode::Write, 5, 1);
     let sent = now();
-    hold.renewed(answer(sent, LEASE * 30, LEASE), sent);
+    hold.on_renewed(answer(sent, LEASE * 30, LEASE), sent);
     assert!(hold.deadline() <= sent.after(LEASE), "the server's clock has gone back");
 }
 
@@ -612,9 +612,9 @@ fn claim_counts_from_when_it_was_granted() {
     sends(&entry, 1);
     let sent = now();
     let told = sent.after(LEASE / 2);
-    let granted = Granted {
-        keep: None,
-        granting: Granting {
+    let granted = NewHold {
+        cache: None,
+        granting: GrantIdentity {
             id: id(1),
             mode: Mode::Write,
             token: FencingToken::from_wire(5).expect("small"),
@@ -622,7 +622,7 @@ fn claim_counts_from_when_it_was_granted() {
         },
         grant: answer(sent, LEASE * 3 / 2, LEASE),
         share: want().from(told),
-        copies: InDoubt::default(),
+        in_doubt_requests: InDoubt::default(),
         share_until: None,
         is_claim: true,
     };
@@ -638,7 +638,7 @@ fn waiter_whose_renewal_goes_unanswered_hears_of_it_and_of_the_end() {
     let accepts = || hold.accept(share_id, long.from(now()), since, now()).0;
     let Accepted::Short { answer, .. } = accepts() else { panic!("it has too little") };
     assert!(hold.begin_renewal(now(), now()).is_some());
-    hold.unanswered(since);
+    hold.on_no_answer(since);
     assert!(is_notified(&answer));
     let Accepted::Short { answer, is_late: true, .. } = accepts() else { panic!("it waits for the next") };
     assert!(hold.begin_renewal(since, since).is_none(), "after a pause");
@@ -659,7 +659,7 @@ fn share_of_a_waiter_that_is_not_polled_is_over_with_its_offer() {
     let since = now();
     assert!(matches!(hold.accept(share_id, long.from(since), since, since).0, Accepted::Short { .. }));
     assert!(hold.begin_renewal(since, since).is_some());
-    hold.renewed(answer(since, LEASE * 6, LEASE * 6), since);
+    hold.on_renewed(answer(since, LEASE * 6, LEASE * 6), since);
     let later = since.after(secs(4));
     hold.next(later);
     assert!(matches!(hold.accept(share_id, long.from(later), since, later).0, Accepted::Over));
@@ -758,7 +758,7 @@ fn idle_locks_are_forgotten() {
     let (hold, share_id) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
     assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
     assert!(!table.is_idle(), "the server is to be told");
-    table.ended(&hold);
+    table.on_end(&hold);
     assert!(table.is_idle());
 }
 
@@ -768,7 +768,7 @@ fn cell_goes_with_its_last_hold_and_guard() {
     let (hold, share_id) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
     let cell = Arc::downgrade(hold.cell());
     hold.lose(LossReason::Gone);
-    table.ended(&hold);
+    table.on_end(&hold);
     remove(&hold, share_id);
     drop(hold);
     assert_eq!(cell.strong_count(), 0);
@@ -780,9 +780,9 @@ fn cell_goes_with_a_hold_that_was_converted() {
     let (old, old_share) = grant(&enter(&table, Mode::Write), 1, Mode::Write, 1000, 1);
     let cell = Arc::downgrade(old.cell());
     assert!(old.begin_conversion(now()));
-    let granted = Granted {
-        keep: None,
-        granting: Granting {
+    let granted = NewHold {
+        cache: None,
+        granting: GrantIdentity {
             id: id(2),
             mode: Mode::Read,
             token: FencingToken::from_wire(1001).expect("small"),
@@ -790,14 +790,14 @@ fn cell_goes_with_a_hold_that_was_converted() {
         },
         grant: answer(now(), LEASE, LEASE),
         share: want().from(now()),
-        copies: InDoubt::default(),
+        in_doubt_requests: InDoubt::default(),
         share_until: None,
         is_claim: false,
     };
-    let (new, share_id) = old.converted_into(granted, now()).0.expect("there is enough left of it");
-    old.share_was_converted(old_share);
+    let (new, share_id) = old.convert_into(granted, now()).0.expect("there is enough left of it");
+    old.note_share_converted(old_share);
     remove(&new, share_id);
-    table.ended(&new);
+    table.on_end(&new);
     drop((old, new));
     assert_eq!(cell.strong_count(), 0);
 }
@@ -813,7 +813,7 @@ fn one_who_waits_again_when_the_lock_is_forgotten_enters_anew() {
     // Before it looks, all is over.
     hold.lose(LossReason::Gone);
     remove(&hold, share_id);
-    table.ended(&hold);
+    table.on_end(&hold);
     assert!(table.is_idle());
     assert!(!second.waits_again(now()).0, "nobody would call it here");
 }

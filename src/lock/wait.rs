@@ -10,7 +10,7 @@ use crate::calls::{Recall, Recalls};
 use crate::key::Key;
 use crate::lease::{FencingToken, Moment};
 use crate::lock::cell::Cell;
-use crate::lock::hold::{Due, Granted, Hold};
+use crate::lock::hold::{Due, Hold, NewHold};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{LeaderState, OpenOperation, Pending, SideOutage, WaiterId};
 use crate::lock::state;
@@ -32,7 +32,7 @@ impl CachedCell {
     pub(crate) fn on_recall(&self, call: &Recall) -> Option<(Arc<Key>, bool, Due)> {
         let cell = self.0.upgrade()?;
         let now = cell.rules().clock.now();
-        let (is_used, due) = cell.event(now, |state, _, effects| state.called(call, now, effects));
+        let (is_used, due) = cell.event(now, |state, _, effects| state.on_recall(call, now, effects));
         Some((Arc::clone(cell.key()), is_used, due))
     }
 
@@ -40,7 +40,7 @@ impl CachedCell {
     pub(crate) fn on_break(&self) -> Option<Due> {
         let cell = self.0.upgrade()?;
         let now = cell.rules().clock.now();
-        Some(cell.event(now, |state, _, effects| state.calls_are_broken(effects)).1)
+        Some(cell.event(now, |state, _, effects| state.on_subscription_lost(effects)).1)
     }
 }
 
@@ -186,7 +186,7 @@ impl WaitEntry {
     /// that are in the way are given up.
     pub(crate) fn take_to_convert(&self, now: Moment) -> (Option<(Arc<Hold>, ShareId)>, Due) {
         let (mode, waiter_id, wants) = (self.mode, self.waiter_id, self.wants);
-        self.cell.event(now, |state, _, effects| state.take_to_turn(mode, waiter_id, wants, now, effects))
+        self.cell.event(now, |state, _, effects| state.take_to_convert(mode, waiter_id, wants, now, effects))
     }
 
     /// Whether it waits for a guard of its own owner.
@@ -265,17 +265,18 @@ impl WaitEntry {
     }
 
     /// The server has granted what this one asked for. Answers also what was under way, to be dropped.
-    pub(crate) fn on_grant(&self, granted: Granted, now: Moment) -> (Installed, Option<Pending>, Due) {
+    pub(crate) fn on_grant(&self, granted: NewHold, now: Moment) -> (Installed, Option<Pending>, Due) {
         let make = |number, granting| Arc::new(Hold::new(&self.cell, number, granting));
         let ((installed, pending), due) = self
             .cell
-            .event(now, |state, rules, effects| state.granted(make, self.waiter_id, granted, now, rules, effects));
+            .event(now, |state, rules, effects| state.on_grant(make, self.waiter_id, granted, now, rules, effects));
         (installed, pending, due)
     }
 
     /// It has a share of a hold that the server has granted or confirmed before. What it has under way is to be taken back.
     pub(crate) fn on_seated(&self, hold: &Hold, now: Moment) -> (Option<Pending>, Due) {
-        self.cell.event(now, |state, _, effects| state.seated(self.mode, self.waiter_id, hold.number(), now, effects))
+        self.cell
+            .event(now, |state, _, effects| state.on_seated(self.mode, self.waiter_id, hold.number(), now, effects))
     }
 
     /// Gives the place up. What is under way goes to the next waiter, if there is one that may go on with it now.

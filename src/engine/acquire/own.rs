@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::engine::Held;
 use crate::engine::convert::{self, NotConverted};
 use crate::error::{Error, Result};
-use crate::lock::hold::{Grant, Word};
+use crate::lock::hold::{CacheAnswer, Grant};
 use crate::scheme::{Attempt, Failure, Renewal, Renewed, loss_reason};
 
 use super::{Acquisition, Patience};
@@ -67,7 +67,7 @@ impl Acquisition<'_> {
             id: hold.id().clone(),
             lease,
             keeps: true,
-            tokens: hold.wants_tokens(),
+            tokens: hold.missing_tokens(),
         };
         let route = engine.scheme.route(&self.key);
         let attempt = engine.scheme.renew(&route, &[renewal]).await.pop();
@@ -84,9 +84,10 @@ impl Acquisition<'_> {
         match answer.value {
             Renewed::Renewed { remaining, is_waited_for, tokens } => {
                 let grant = Grant { sent: answer.sent, remaining, asked: lease, server: answer.server };
-                hold.renewed(grant, now);
-                let word = Word { said: Some(standing), sent: answer.sent, node: answer.node, is_waited_for };
-                engine.carry_out(hold.hears(word, tokens, now), now);
+                hold.on_renewed(grant, now);
+                let word =
+                    CacheAnswer { offered_on: Some(standing), sent: answer.sent, node: answer.node, is_waited_for };
+                engine.carry_out(hold.on_cache_answer(word, tokens, now), now);
                 Ok(match (is_waited_for, tokens) {
                     (true, _) => Refilled::WaitedFor,
                     (false, Some(_)) => Refilled::Perhaps,
@@ -94,7 +95,7 @@ impl Acquisition<'_> {
                 })
             }
             Renewed::Lost { forced } => {
-                hold.unknown_to_server(loss_reason(hold.token(), forced));
+                hold.on_unknown(loss_reason(hold.token(), forced));
                 Ok(Refilled::InVain)
             }
         }
@@ -103,6 +104,6 @@ impl Acquisition<'_> {
     /// Nobody here goes on with it.
     pub(super) fn give_up_own(&self, held: Held) {
         let now = self.engine.clock.now();
-        self.engine.carry_out(held.hold().is_wanted(now), now);
+        self.engine.carry_out(held.hold().note_wanted(now), now);
     }
 }

@@ -9,7 +9,7 @@ use crate::engine::Held;
 use crate::error::{Error, Result, Source};
 use crate::events;
 use crate::lease::{self, Moment, ServerTime};
-use crate::lock::hold::{self, Grant, Granting};
+use crate::lock::hold::{self, Grant, GrantIdentity};
 use crate::lock::side::{Notifications, OpenOperation, Pending, SideOutage};
 use crate::lock::stray::InDoubt;
 use crate::lock::wait::{Installed, WaitEntry};
@@ -273,12 +273,12 @@ impl Acquisition<'_> {
             let word = keeping.word(answer, granted.is_waited_for);
             (keeping.of_grant(), Some(word))
         });
-        let granted = hold::Granted {
-            keep,
+        let granted = hold::NewHold {
+            cache: keep,
             granting: self.granting(request, granted),
             grant: Grant { sent, remaining: granted.remaining, asked: request.lease, server: answer.server },
             share: self.wants.from(sent),
-            copies: InDoubt::default(),
+            in_doubt_requests: InDoubt::default(),
             share_until: (!granted.is_waited_for).then(|| sent.after(self.engine.options().join_window)),
             is_claim: false,
         };
@@ -297,12 +297,12 @@ impl Acquisition<'_> {
         let remaining = granted.remaining.min(now.since(sent) + request.claim());
         // It answers no request: what answers the claim says whether it may stay.
         let keep = self.keeping.take().map(|keeping| (keeping.of_grant(), None));
-        let granted = hold::Granted {
-            keep,
+        let granted = hold::NewHold {
+            cache: keep,
             granting: self.granting(request, granted),
             grant: Grant { sent, remaining, asked: request.claim(), server: ServerTime::default() },
             share: self.wants.from(now),
-            copies: InDoubt::default(),
+            in_doubt_requests: InDoubt::default(),
             share_until: (!granted.is_waited_for).then_some(sent),
             is_claim: true,
         };
@@ -313,13 +313,13 @@ impl Acquisition<'_> {
         taken
     }
 
-    fn granting(&self, request: &AcquireRequest, granted: Granted) -> Granting {
-        Granting { id: request.id.clone(), mode: self.mode, token: granted.token, tokens: granted.tokens }
+    fn granting(&self, request: &AcquireRequest, granted: Granted) -> GrantIdentity {
+        GrantIdentity { id: request.id.clone(), mode: self.mode, token: granted.token, tokens: granted.tokens }
     }
 
-    fn take(&mut self, granted: hold::Granted, now: Moment) -> Taken {
+    fn take(&mut self, granted: hold::NewHold, now: Moment) -> Taken {
         let engine = self.engine;
-        let may_stay = granted.keep.is_some();
+        let may_stay = granted.cache.is_some();
         let Some(entry) = &self.entry else {
             return Taken::PassedBy;
         };

@@ -9,7 +9,7 @@ use super::Acquisition;
 use crate::engine::{Engine, Held};
 use crate::error::{LossReason, Result};
 use crate::events;
-use crate::lock::hold::{Grant, Hold, Word};
+use crate::lock::hold::{CacheAnswer, Grant, Hold};
 use crate::scheme::{AcquireRequest, Acquired, Answered, Attempt, Granted, IfTaken, Mode};
 
 /// What an attempt at a hold that the process has already came to.
@@ -72,7 +72,7 @@ impl Acquisition<'_> {
     async fn recheck(&mut self, held: Held, lease: Duration) -> Result<Recheck> {
         let engine = self.engine;
         let hold = &Arc::clone(held.hold());
-        let standing = hold.keeps_by();
+        let standing = hold.live_subscription();
         let request = AcquireRequest {
             id: hold.id().clone(),
             mode: Mode::Read,
@@ -99,12 +99,12 @@ impl Acquisition<'_> {
         match value {
             Acquired::Granted(Granted { token, remaining, is_waited_for, .. }) if token == hold.token() => {
                 if standing.is_some() {
-                    let word = Word { said: standing, sent, node, is_waited_for };
-                    engine.carry_out(hold.hears(word, None, now), now);
+                    let word = CacheAnswer { offered_on: standing, sent, node, is_waited_for };
+                    engine.carry_out(hold.on_cache_answer(word, None, now), now);
                 }
                 let share_until = (!is_waited_for).then(|| sent.after(engine.options().join_window));
                 let grant = Grant { sent, remaining, asked: lease, server };
-                let ((is_held, claims), due) = hold.rechecked(grant, share_until, now);
+                let ((is_held, claims), due) = hold.on_rechecked(grant, share_until, now);
                 engine.carry_out(due, now);
                 if claims {
                     events::claimed(hold.key().name(), hold.mode(), hold.token());
@@ -147,14 +147,14 @@ struct Repeat<'a> {
 impl Repeat<'_> {
     fn settled<T>(mut self, attempt: &Attempt<T>) {
         self.is_known = true;
-        self.hold.recheck_settled(attempt);
+        self.hold.end_recheck(attempt);
     }
 }
 
 impl Drop for Repeat<'_> {
     fn drop(&mut self) {
         if !self.is_known {
-            self.hold.recheck_abandoned(self.engine.clock.now());
+            self.hold.abandon_recheck(self.engine.clock.now());
         }
     }
 }

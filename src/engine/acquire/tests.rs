@@ -461,7 +461,7 @@ async fn hold_that_is_passed_on_while_its_renewal_is_out_goes_on_being_renewed()
     let now = stage.engine.clock.now();
     let asked = hold.begin_renewal(now, now.after(Duration::from_secs(2))).expect("a claim is due");
     drop(first);
-    hold.renewed(Grant { sent: now, remaining: asked, asked, server: ServerTime::default() }, now);
+    hold.on_renewed(Grant { sent: now, remaining: asked, asked, server: ServerTime::default() }, now);
     let second = second.await.expect("answered").expect("handed over");
     assert_eq!(second.hold().id(), hold.id());
     assert!(matches!(hold.next(now), Next::At(at) if at < hold.deadline()), "nobody renews it");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{HoldRecord, Phase, Renewal};
+use super::{HoldRecord, Phase, RenewalState};
 use crate::attempt::AcquisitionId;
 use crate::error::LossReason;
 use crate::lease::{self, Moment};
@@ -104,7 +104,7 @@ impl HoldRecord {
         self.renew_if_needed(now);
         if std::mem::take(&mut self.is_missed) {
             // Then it was no conversion that the server had in its place.
-            self.renewal = Renewal::Due(now);
+            self.renewal = RenewalState::Due(now);
         }
     }
 

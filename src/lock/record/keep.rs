@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::{CLOSED, HoldRecord, Next, Phase, Renewal, renewal_interval};
+use super::{CLOSED, HoldRecord, Next, Phase, RenewalState, renewal_interval};
 use crate::attempt::NodeId;
 use crate::calls::{LiveSubscription, Recall, Recalls};
 use crate::lease::{FencingToken, Moment};
@@ -21,9 +21,9 @@ use crate::reentry::OwnerId;
 
 /// What an answer says to those who keep the hold.
 #[derive(Clone, Debug)]
-pub(crate) struct Word {
+pub(crate) struct CacheAnswer {
     /// The request said that the hold may stay, and this was the subscription then.
-    pub(crate) said: Option<LiveSubscription>,
+    pub(crate) offered_on: Option<LiveSubscription>,
     pub(crate) sent: Moment,
     pub(crate) node: NodeId,
     pub(crate) is_waited_for: bool,
@@ -31,23 +31,23 @@ pub(crate) struct Word {
 
 /// What came of letting a hold stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Stay {
+pub(crate) enum CacheOutcome {
     /// It was used again.
-    OfUse,
+    Reused,
     /// Somebody called for it before it was.
-    ForNothing,
+    Recalled,
     /// Neither.
     Unused,
 }
 
 /// How many holds of a manager may stay.
 #[derive(Debug, Default)]
-pub(crate) struct KeptCount {
+pub(crate) struct CachedCount {
     holds: AtomicUsize,
     meter: Metrics,
 }
 
-impl KeptCount {
+impl CachedCount {
     pub(crate) fn get(&self) -> usize {
         self.holds.load(Ordering::Relaxed)
     }
@@ -55,17 +55,17 @@ impl KeptCount {
 
 /// A hold that is counted among those that may stay, as long as this is there.
 #[derive(Debug)]
-pub(crate) struct Kept(Arc<KeptCount>);
+pub(crate) struct CachedPermit(Arc<CachedCount>);
 
-impl Kept {
-    pub(crate) fn among(count: &Arc<KeptCount>) -> Self {
+impl CachedPermit {
+    pub(crate) fn among(count: &Arc<CachedCount>) -> Self {
         count.holds.fetch_add(1, Ordering::Relaxed);
         count.meter.cached();
         Self(Arc::clone(count))
     }
 }
 
-impl Drop for Kept {
+impl Drop for CachedPermit {
     fn drop(&mut self) {
         self.0.holds.fetch_sub(1, Ordering::Relaxed);
         self.0.meter.cached_no_more();
@@ -74,7 +74,7 @@ impl Drop for Kept {
 
 /// Tokens that a renewal has brought, for the writers to come.
 #[derive(Clone, Copy, Debug)]
-struct Block {
+struct TokenBlock {
     next: FencingToken,
     left: u64,
     /// The one before: that of the writer inside, or of the last that was.
@@ -83,9 +83,9 @@ struct Block {
 
 /// A place among the shares of a hold. One more than its number is kept, so that a place that is missing takes no room.
 #[derive(Clone, Copy, Debug)]
-struct Place(NonZeroU32);
+struct SharePlace(NonZeroU32);
 
-impl Place {
+impl SharePlace {
     fn of(slot: usize) -> Self {
         Self(NonZeroU32::MIN.saturating_add(slot as u32))
     }
@@ -97,61 +97,61 @@ impl Place {
 
 /// What lets a hold stay.
 #[derive(Debug)]
-pub(crate) struct Keep {
-    calls: Arc<Recalls>,
+pub(crate) struct CacheState {
+    recalls: Arc<Recalls>,
     /// For so long after the last use, as that one has said.
     cache_for: Duration,
     /// Every call for it would be heard.
-    relied: Option<LiveSubscription>,
+    live: Option<LiveSubscription>,
     /// When it was learnt that somebody waits. Whoever asks later, and is told that nobody does, ends it.
-    called_at: Option<Moment>,
+    recalled_at: Option<Moment>,
     /// The place of the share that is nobody's, while no guard is inside. Few holds have as many guards as this can count.
-    idle: Option<Place>,
+    idle: Option<SharePlace>,
     /// It was used by somebody else than who asked for it.
-    is_used_again: bool,
+    is_reused: bool,
     /// Its one share is that of somebody who has no guard yet: it was idle, and is to be turned into one of the other side.
-    is_turned: bool,
+    is_converting: bool,
     /// Its one share is that of a writer who has no token yet.
     lacks_token: bool,
     /// Boxed, since readers have none: there may be many idle holds.
-    block: Option<Box<Block>>,
-    _kept: Kept,
+    block: Option<Box<TokenBlock>>,
+    _permit: CachedPermit,
 }
 
-impl Keep {
-    pub(crate) fn new(calls: Arc<Recalls>, cache_for: Duration, kept: Kept) -> Self {
+impl CacheState {
+    pub(crate) fn new(calls: Arc<Recalls>, cache_for: Duration, kept: CachedPermit) -> Self {
         Self {
-            _kept: kept,
-            calls,
+            _permit: kept,
+            recalls: calls,
             cache_for,
-            relied: None,
-            called_at: None,
+            live: None,
+            recalled_at: None,
             idle: None,
-            is_used_again: false,
-            is_turned: false,
+            is_reused: false,
+            is_converting: false,
             lacks_token: false,
             block: None,
         }
     }
 
     /// An answer about the hold whose first token is `first`.
-    pub(super) fn hears(&mut self, word: Word, first: FencingToken, now: Moment) {
-        let Word { said, sent, node, is_waited_for } = word;
+    pub(super) fn on_answer(&mut self, word: CacheAnswer, first: FencingToken, now: Moment) {
+        let CacheAnswer { offered_on: said, sent, node, is_waited_for } = word;
         if said.as_ref().is_some_and(|standing| standing.node() != node) {
             // That is where who waits calls, as in a migration.
-            self.relied = None;
+            self.live = None;
         }
         if is_waited_for {
-            self.called_at = Some(now);
+            self.recalled_at = Some(now);
             return;
         }
-        let heard = self.calls.last_recall_of(first);
-        self.called_at = self.called_at.into_iter().chain(heard).max().filter(|at| *at >= sent);
+        let heard = self.recalls.last_recall_of(first);
+        self.recalled_at = self.recalled_at.into_iter().chain(heard).max().filter(|at| *at >= sent);
         if let Some(standing) = said
             && standing.node() == node
-            && self.calls.is_still(&standing)
+            && self.recalls.is_still(&standing)
         {
-            self.relied = Some(standing);
+            self.live = Some(standing);
         }
     }
 
@@ -162,67 +162,67 @@ impl Keep {
 
     /// Whether guards may come without asking.
     fn is_open(&self, now: Moment) -> bool {
-        self.called_at.is_none() && self.relied.as_ref().is_some_and(|standing| standing.is_live(now))
+        self.recalled_at.is_none() && self.live.as_ref().is_some_and(|standing| standing.is_live(now))
     }
 }
 
 impl HoldRecord {
     /// Whether no guard is inside, and the hold is there all the same.
-    pub(in crate::lock) fn is_idle(&self) -> bool {
-        self.keep.as_ref().is_some_and(|keep| keep.idle.is_some())
+    pub(in crate::lock) fn is_cached(&self) -> bool {
+        self.cache.as_ref().is_some_and(|keep| keep.idle.is_some())
     }
 
     /// Whether guards may come without asking, whatever the share window says.
-    pub(super) fn is_kept_open(&self, now: Moment) -> bool {
-        self.keep.as_ref().is_some_and(|keep| keep.is_open(now))
+    pub(super) fn is_open_to_all(&self, now: Moment) -> bool {
+        self.cache.as_ref().is_some_and(|keep| keep.is_open(now))
     }
 
     /// The subscription that stands now, for a request that says that the hold may stay.
-    pub(in crate::lock) fn keeps_by(&self) -> Option<LiveSubscription> {
-        self.keep.as_ref()?.calls.subscription()
+    pub(in crate::lock) fn live_subscription(&self) -> Option<LiveSubscription> {
+        self.cache.as_ref()?.recalls.subscription()
     }
 
     /// Takes the place of the share that is nobody's, if the hold is idle.
     #[inline]
-    pub(super) fn take_idle_place(&mut self, share: Share) -> Option<usize> {
-        let keep = self.keep.as_mut()?;
-        keep.is_used_again = true;
+    pub(super) fn take_cached_place(&mut self, share: Share) -> Option<usize> {
+        let keep = self.cache.as_mut()?;
+        keep.is_reused = true;
         let slot = keep.idle.take()?.slot();
         self.shares.replace(slot, share);
         Some(slot)
     }
 
     /// For how long it may stay after a use from now on.
-    pub(super) fn stays_for(&mut self, cache_for: Duration) {
-        if let Some(keep) = &mut self.keep {
+    pub(super) fn set_cache_for(&mut self, cache_for: Duration) {
+        if let Some(keep) = &mut self.cache {
             keep.cache_for = cache_for;
         }
     }
 
     /// An answer about it.
-    pub(in crate::lock) fn hears(&mut self, word: Word, now: Moment) {
+    pub(in crate::lock) fn on_cache_answer(&mut self, word: CacheAnswer, now: Moment) {
         let first = self.token;
-        let Some(keep) = &mut self.keep else { return };
-        keep.hears(word, first, now);
+        let Some(keep) = &mut self.cache else { return };
+        keep.on_answer(word, first, now);
         // What was said before lets nobody in any more.
-        if keep.called_at.is_some() && self.mode == Mode::Read {
+        if keep.recalled_at.is_some() && self.mode == Mode::Read {
             self.share_until = CLOSED;
         }
     }
 
     /// Whether it was learnt after that moment that somebody waits.
-    pub(super) fn was_called_since(&self, moment: Moment) -> bool {
-        self.keep.as_ref().and_then(|keep| keep.called_at).is_some_and(|at| at >= moment)
+    pub(super) fn was_recalled_since(&self, moment: Moment) -> bool {
+        self.cache.as_ref().and_then(|keep| keep.recalled_at).is_some_and(|at| at >= moment)
     }
 
     // Tokens.
 
     /// The next one for a writer, if there is one left.
     pub(super) fn next_token(&self) -> Option<FencingToken> {
-        if let Some(block) = self.keep.as_ref().and_then(|keep| keep.block.as_ref()) {
+        if let Some(block) = self.cache.as_ref().and_then(|keep| keep.block.as_ref()) {
             return (block.left > 0).then_some(block.next);
         }
-        (self.hand_overs + 1 < self.tokens).then(|| self.token.plus(self.hand_overs + 1))
+        (self.handoffs + 1 < self.tokens).then(|| self.token.plus(self.handoffs + 1))
     }
 
     /// Hands it out. `false` if there is none left.
@@ -230,29 +230,29 @@ impl HoldRecord {
         let Some(next) = self.next_token() else {
             return false;
         };
-        self.hand_overs += 1;
-        if let Some(block) = self.keep.as_mut().and_then(|keep| keep.block.as_mut()) {
-            **block = Block { next: next.plus(1), left: block.left.saturating_sub(1), last: next };
+        self.handoffs += 1;
+        if let Some(block) = self.cache.as_mut().and_then(|keep| keep.block.as_mut()) {
+            **block = TokenBlock { next: next.plus(1), left: block.left.saturating_sub(1), last: next };
         }
         true
     }
 
     /// How many more tokens to ask for: a block before the one that is there is used up.
-    pub(in crate::lock) fn wants_tokens(&self) -> u64 {
-        const MOST: u64 = crate::scheme::MAX_TOKENS;
-        let Some(keep) = &self.keep else {
+    pub(in crate::lock) fn missing_tokens(&self) -> u64 {
+        const MAX: u64 = crate::scheme::MAX_TOKENS;
+        let Some(keep) = &self.cache else {
             return 0;
         };
-        let of_grant = || self.tokens.saturating_sub(self.hand_overs + 1);
+        let of_grant = || self.tokens.saturating_sub(self.handoffs + 1);
         let left = keep.block.as_ref().map_or_else(of_grant, |block| block.left);
-        if self.mode == Mode::Write && left <= MOST / 2 { MOST } else { 0 }
+        if self.mode == Mode::Write && left <= MAX / 2 { MAX } else { 0 }
     }
 
     /// A renewal has brought tokens. Those below one that was handed out are not used: the answers to two renewals may cross.
-    pub(in crate::lock) fn has_tokens(&mut self, first: FencingToken, count: u64) {
+    pub(in crate::lock) fn add_tokens(&mut self, first: FencingToken, count: u64) {
         let last = self.current_token();
-        if let Some(keep) = self.keep.as_mut().filter(|_| first > last) {
-            keep.block = Some(Box::new(Block { next: first, left: count, last }));
+        if let Some(keep) = self.cache.as_mut().filter(|_| first > last) {
+            keep.block = Some(Box::new(TokenBlock { next: first, left: count, last }));
         }
     }
 
@@ -260,33 +260,33 @@ impl HoldRecord {
 
     /// Whether somebody of this process may go on with it.
     fn may_be_taken(&self, now: Moment) -> bool {
-        self.is_idle() && self.is_open() && self.is_kept_open(now) && now < self.deadline()
+        self.is_cached() && self.is_open() && self.is_open_to_all(now) && now < self.deadline()
     }
 
     /// A writer of this process takes an idle hold, with the next token; if there is none left, it is to ask for more.
-    pub(in crate::lock) fn take_idle(&mut self, share: Share, cache_for: Duration, now: Moment) -> Option<ShareId> {
+    pub(in crate::lock) fn take_cached(&mut self, share: Share, cache_for: Duration, now: Moment) -> Option<ShareId> {
         if self.mode != Mode::Write || !self.may_be_taken(now) {
             return None;
         }
-        self.stays_for(cache_for);
+        self.set_cache_for(cache_for);
         Some(self.admit_writer(share))
     }
 
     /// The same for one that needs nothing more than is left of it.
-    pub(in crate::lock) fn take_idle_at_once(
+    pub(in crate::lock) fn take_cached_at_once(
         &mut self,
         share: Share,
         cache_for: Duration,
         now: Moment,
     ) -> Option<ShareId> {
         let has_enough = self.next_token().is_some() && self.lasts(&share, share.lease, now);
-        has_enough.then(|| self.take_idle(share, cache_for, now)).flatten()
+        has_enough.then(|| self.take_cached(share, cache_for, now)).flatten()
     }
 
     /// The next writer has it, with the next token or, for the time being, none.
     pub(super) fn admit_writer(&mut self, share: Share) -> ShareId {
         let has_token = self.take_token();
-        if let Some(keep) = &mut self.keep {
+        if let Some(keep) = &mut self.cache {
             keep.lacks_token = !has_token;
         }
         self.admit(share)
@@ -294,145 +294,145 @@ impl HoldRecord {
 
     /// Whether whoever is inside has no token yet: then nobody is beside it, be it the same owner.
     pub(super) fn lacks_token(&self) -> bool {
-        self.keep.as_ref().is_some_and(|keep| keep.lacks_token)
+        self.cache.as_ref().is_some_and(|keep| keep.lacks_token)
     }
 
     /// Whether the writer inside has its token. If it had none until now, the next one is its own, unless somebody waits elsewhere.
-    pub(super) fn has_token(&mut self, now: Moment) -> bool {
+    pub(super) fn ensure_token(&mut self, now: Moment) -> bool {
         if !self.lacks_token() {
             return true;
         }
-        let has_token = self.is_kept_open(now) && self.take_token();
-        if let Some(keep) = &mut self.keep {
+        let has_token = self.is_open_to_all(now) && self.take_token();
+        if let Some(keep) = &mut self.cache {
             keep.lacks_token = !has_token;
         }
         has_token
     }
 
     /// Whether this process goes on with an idle hold of the other side by having it turned.
-    pub(in crate::lock) fn may_turn(&self, mode: Mode, now: Moment) -> bool {
+    pub(in crate::lock) fn may_convert_cached(&self, mode: Mode, now: Moment) -> bool {
         self.mode != mode && self.in_doubt.is_none() && self.may_be_taken(now)
     }
 
     /// Somebody who has no guard yet takes an idle hold, to have it turned into one of the other side. Nobody else enters.
-    pub(in crate::lock) fn take_to_turn(&mut self, share: Share, cache_for: Duration) -> ShareId {
-        self.stays_for(cache_for);
+    pub(in crate::lock) fn take_to_convert(&mut self, share: Share, cache_for: Duration) -> ShareId {
+        self.set_cache_for(cache_for);
         let share_id = self.admit(share);
         self.is_converting = true;
-        if let Some(keep) = &mut self.keep {
-            keep.is_turned = true;
+        if let Some(keep) = &mut self.cache {
+            keep.is_converting = true;
         }
         share_id
     }
 
     /// What the hold needs that takes its place: who hears of calls, and for how long it may stay.
-    pub(in crate::lock) fn terms_of_keep(&self) -> Option<(Arc<Recalls>, Duration)> {
-        let keep = self.keep.as_ref().filter(|keep| !keep.cache_for.is_zero())?;
-        Some((Arc::clone(&keep.calls), keep.cache_for))
+    pub(in crate::lock) fn cache_terms(&self) -> Option<(Arc<Recalls>, Duration)> {
+        let keep = self.cache.as_ref().filter(|keep| !keep.cache_for.is_zero())?;
+        Some((Arc::clone(&keep.recalls), keep.cache_for))
     }
 
     /// Stays when its last guard has left, if it may.
-    pub(super) fn rests(&mut self, lease: Duration, now: Moment) -> bool {
-        let Some(share) = self.share_of_nobody(lease, now) else {
+    pub(super) fn cache(&mut self, lease: Duration, now: Moment) -> bool {
+        let Some(share) = self.unowned_share(lease, now) else {
             return false;
         };
         let slot = self.shares.add(share);
-        self.is_idle_from(slot, now);
+        self.set_cached(slot, now);
         true
     }
 
     /// The last guard lets go of a hold that stays, which nobody else need know. `false` if there is more to it.
     #[inline]
-    pub(in crate::lock) fn rests_at_once(&mut self, share_id: ShareId, now: Moment) -> bool {
+    pub(in crate::lock) fn cache_at_once(&mut self, share_id: ShareId, now: Moment) -> bool {
         let is_last = self.shares.len() == 1 && !self.shares.is_watched(share_id.slot);
         if !is_last || now >= self.deadline() {
             return false;
         }
         let share = self.shares.get(share_id.slot);
-        let Some(idle) = self.share_of_nobody(share.lease, now).filter(|_| now < share.ends) else {
+        let Some(idle) = self.unowned_share(share.lease, now).filter(|_| now < share.ends) else {
             return false;
         };
         self.shares.replace(share_id.slot, idle);
-        self.is_idle_from(share_id.slot, now);
+        self.set_cached(share_id.slot, now);
         true
     }
 
     /// The share that is nobody's, if the hold may stay.
     #[inline]
-    fn share_of_nobody(&self, lease: Duration, now: Moment) -> Option<Share> {
-        let keep = self.keep.as_ref().filter(|keep| !keep.cache_for.is_zero() && keep.is_open(now))?;
+    fn unowned_share(&self, lease: Duration, now: Moment) -> Option<Share> {
+        let keep = self.cache.as_ref().filter(|keep| !keep.cache_for.is_zero() && keep.is_open(now))?;
         let may = self.is_open() && self.in_doubt.is_none();
         may.then(|| Share { owner: OwnerId::NOBODY, lease, ends: now.after(keep.cache_for) })
     }
 
-    fn is_idle_from(&mut self, slot: usize, now: Moment) {
-        if let Some(keep) = &mut self.keep {
-            keep.idle = Some(Place::of(slot));
+    fn set_cached(&mut self, slot: usize, now: Moment) {
+        if let Some(keep) = &mut self.cache {
+            keep.idle = Some(SharePlace::of(slot));
         }
-        if self.renewal == Renewal::Needless {
-            self.renewal = Renewal::Due(self.answered.after(renewal_interval(self.asked)).max(now));
+        if self.renewal == RenewalState::Needless {
+            self.renewal = RenewalState::Due(self.answered.after(renewal_interval(self.asked)).max(now));
         }
     }
 
     /// Whether it is to be given up: nobody is inside, and somebody waits, or might without being heard, or nobody has used it for
     /// long.
-    pub(super) fn gives_up(&self, now: Moment) -> bool {
-        self.idle_until().is_some_and(|until| until <= now)
+    pub(super) fn has_to_give_up(&self, now: Moment) -> bool {
+        self.cached_until().is_some_and(|until| until <= now)
     }
 
     /// When it is to be given up, if no guard comes before.
-    pub(in crate::lock) fn idle_until(&self) -> Option<Moment> {
-        let keep = self.keep.as_ref()?;
+    pub(in crate::lock) fn cached_until(&self) -> Option<Moment> {
+        let keep = self.cache.as_ref()?;
         let ends = self.shares.get(keep.idle?.slot()).ends;
-        let is_called = keep.called_at.is_some() || keep.relied.is_none();
+        let is_called = keep.recalled_at.is_some() || keep.live.is_none();
         Some(if is_called { Moment::from_nanos(0) } else { ends })
     }
 
     /// It is over, and its share that is nobody's with it. Whether nobody had a guard of it.
-    pub(super) fn leaves_idle(&mut self) -> bool {
-        let idle = self.keep.as_mut().and_then(|keep| keep.idle.take());
+    pub(super) fn end_cached(&mut self) -> bool {
+        let idle = self.cache.as_mut().and_then(|keep| keep.idle.take());
         if let Some(place) = idle {
             self.shares.remove(place.slot());
         }
-        idle.is_some() || self.keep.as_ref().is_some_and(|keep| keep.is_turned || keep.lacks_token)
+        idle.is_some() || self.cache.as_ref().is_some_and(|keep| keep.is_converting || keep.lacks_token)
     }
 
     /// It is given up, as by its last guard.
     pub(super) fn give_up(&mut self, signals: &mut Signals) -> Next {
-        self.leaves_idle();
+        self.end_cached();
         self.tell_awaiting(signals);
         self.phase = Phase::Released;
         Next::GivenUp
     }
 
     /// What has come of letting it stay. `None` if it was not to.
-    pub(in crate::lock) fn stay(&self) -> Option<Stay> {
-        let keep = self.keep.as_ref()?;
-        Some(match (keep.is_used_again, keep.called_at) {
-            (true, _) => Stay::OfUse,
-            (false, Some(_)) => Stay::ForNothing,
-            (false, None) => Stay::Unused,
+    pub(in crate::lock) fn cache_outcome(&self) -> Option<CacheOutcome> {
+        let keep = self.cache.as_ref()?;
+        Some(match (keep.is_reused, keep.recalled_at) {
+            (true, _) => CacheOutcome::Reused,
+            (false, Some(_)) => CacheOutcome::Recalled,
+            (false, None) => CacheOutcome::Unused,
         })
     }
 
     // What others say.
 
     /// Somebody waits for it elsewhere. Whether a guard is inside that somebody may want to know of.
-    pub(in crate::lock) fn called(&mut self, call: &Recall, now: Moment) -> bool {
-        if call.token < self.token || !self.phase.is_live() || self.keep.is_none() {
+    pub(in crate::lock) fn on_recall(&mut self, call: &Recall, now: Moment) -> bool {
+        if call.token < self.token || !self.phase.is_live() || self.cache.is_none() {
             return false;
         }
-        if call.tries.is_some() && !self.is_idle() {
+        if call.tries.is_some() && !self.is_cached() {
             return true;
         }
-        self.is_wanted(now);
+        self.note_wanted(now);
         false
     }
 
     /// Somebody waits whom it excludes, here or elsewhere.
-    pub(in crate::lock) fn is_wanted(&mut self, now: Moment) {
-        if let Some(keep) = &mut self.keep {
-            keep.called_at = Some(now);
+    pub(in crate::lock) fn note_wanted(&mut self, now: Moment) {
+        if let Some(keep) = &mut self.cache {
+            keep.recalled_at = Some(now);
             if self.mode == Mode::Read {
                 self.share_until = CLOSED;
             }
@@ -440,9 +440,9 @@ impl HoldRecord {
     }
 
     /// Calls for it may have been missed: it is not relied on any more.
-    pub(in crate::lock) fn is_not_heard_of(&mut self) {
-        if let Some(keep) = &mut self.keep {
-            keep.relied = None;
+    pub(in crate::lock) fn on_subscription_lost(&mut self) {
+        if let Some(keep) = &mut self.cache {
+            keep.live = None;
         }
     }
 }
@@ -454,6 +454,6 @@ mod tests {
     #[test]
     fn what_lets_a_hold_stay_is_small() {
         // There is one for each idle hold.
-        assert!(size_of::<Keep>() <= 88, "{} bytes", size_of::<Keep>());
+        assert!(size_of::<CacheState>() <= 88, "{} bytes", size_of::<CacheState>());
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::{Accepted, CLOSED, Grant, HoldRecord, Next, OpenConversion, Phase, Renewal, renewal_interval};
+use super::{Accepted, CLOSED, Grant, HoldRecord, Next, OpenConversion, Phase, RenewalState, renewal_interval};
 use crate::calls::LiveSubscription;
 use crate::error::LossReason;
 use crate::lease::{self, Moment};
@@ -31,13 +31,13 @@ pub(crate) struct Confirmed {
 impl HoldRecord {
     /// A guard may want more than the server was asked for.
     pub(super) fn renew_if_needed(&mut self, now: Moment) {
-        if self.renewal == Renewal::Needless && self.needs_renewal() {
-            self.renewal = Renewal::Due(now);
+        if self.renewal == RenewalState::Needless && self.needs_renewal() {
+            self.renewal = RenewalState::Due(now);
         }
     }
 
     fn is_renewal_due(&self, by: Moment) -> bool {
-        self.phase.is_live() && matches!(self.renewal, Renewal::Due(at) if at <= by)
+        self.phase.is_live() && matches!(self.renewal, RenewalState::Due(at) if at <= by)
     }
 
     /// What is due for this hold by what is known: a renewal, its local deadline, or the end of a share that somebody watches.
@@ -45,10 +45,10 @@ impl HoldRecord {
         match self.phase {
             Phase::Held | Phase::Unconfirmed => {
                 let ends = self.shares.first_watched_end().unwrap_or(Moment::NEVER).min(self.last_end());
-                let over = self.deadline().min(ends).min(self.idle_until().unwrap_or(Moment::NEVER));
+                let over = self.deadline().min(ends).min(self.cached_until().unwrap_or(Moment::NEVER));
                 Next::At(match self.renewal {
-                    Renewal::Due(at) => at.min(over),
-                    Renewal::InLine | Renewal::Underway | Renewal::Needless => over,
+                    RenewalState::Due(at) => at.min(over),
+                    RenewalState::InLine | RenewalState::Underway | RenewalState::Needless => over,
                 })
             }
             Phase::Released => Next::Released,
@@ -66,11 +66,11 @@ impl HoldRecord {
             for end in self.shares.take_over(now) {
                 signals.ended(end, Ended::Lost(LossReason::MaxHold));
             }
-            if self.gives_up(now) {
+            if self.has_to_give_up(now) {
                 return self.give_up(signals);
             }
             if self.last_end() <= now {
-                self.ends(LossReason::MaxHold, now, signals);
+                self.next_end(LossReason::MaxHold, now, signals);
             }
         }
         self.due()
@@ -80,15 +80,15 @@ impl HoldRecord {
     pub(in crate::lock) fn enter_line(&mut self, by: Moment) -> bool {
         let due = self.is_renewal_due(by);
         if due {
-            self.renewal = Renewal::InLine;
+            self.renewal = RenewalState::InLine;
         }
         due
     }
 
     /// The line that it waited in, or was sent from, is not its own any more. It enters another one then.
     pub(in crate::lock) fn leave_line(&mut self, then: Moment) {
-        if matches!(self.renewal, Renewal::InLine | Renewal::Underway) {
-            self.renewal = Renewal::Due(then);
+        if matches!(self.renewal, RenewalState::InLine | RenewalState::Underway) {
+            self.renewal = RenewalState::Due(then);
         }
     }
 
@@ -101,31 +101,31 @@ impl HoldRecord {
         rules: &Rules,
         signals: &mut Signals,
     ) -> Option<Duration> {
-        let in_line = self.phase.is_live() && self.renewal == Renewal::InLine;
+        let in_line = self.phase.is_live() && self.renewal == RenewalState::InLine;
         if !in_line && !self.is_renewal_due(by) {
             return None;
         }
-        if self.is_idle() && !self.needs_renewal() {
+        if self.is_cached() && !self.needs_renewal() {
             self.renewal = self.renewal_of_whoever_comes(now);
             return None;
         }
         let lease = self.shares.lease_at(now);
         if lease.is_zero() {
-            self.ends(LossReason::MaxHold, now, signals);
+            self.next_end(LossReason::MaxHold, now, signals);
             return None;
         }
         let lease = self.awaited.as_ref().map_or(lease, |awaited| lease.max(awaited.lease));
-        self.renewal = Renewal::Underway;
+        self.renewal = RenewalState::Underway;
         self.begin_request(now, lease, rules);
         Some(lease)
     }
 
     /// Nobody needs one now. Whoever comes without a word may, and has at least half of what is left now for it.
-    fn renewal_of_whoever_comes(&self, now: Moment) -> Renewal {
+    fn renewal_of_whoever_comes(&self, now: Moment) -> RenewalState {
         if self.deadline().since(now) < LEAST {
-            return Renewal::Needless;
+            return RenewalState::Needless;
         }
-        Renewal::Due(now.after(renewal_interval(self.asked)).min(now.halfway_to(self.deadline())))
+        RenewalState::Due(now.after(renewal_interval(self.asked)).min(now.halfway_to(self.deadline())))
     }
 
     /// A writer who has no token yet asks for more: with this lease.
@@ -137,7 +137,7 @@ impl HoldRecord {
         signals: &mut Signals,
     ) -> Option<(LiveSubscription, Duration)> {
         self.look(now, signals);
-        let standing = self.keeps_by().filter(|_| self.phase.is_live() && self.is_kept_open(now))?;
+        let standing = self.live_subscription().filter(|_| self.phase.is_live() && self.is_open_to_all(now))?;
         let lease = self.shares.lease_at(now).max(share.lease_at(now));
         self.begin_request(now, lease, rules);
         Some((standing, lease))
@@ -150,7 +150,7 @@ impl HoldRecord {
     }
 
     /// A renewal was answered. Comes too late if the local deadline was reached meanwhile.
-    pub(in crate::lock) fn renewed(
+    pub(in crate::lock) fn on_renewed(
         &mut self,
         grant: Grant,
         now: Moment,
@@ -188,18 +188,18 @@ impl HoldRecord {
         let settles = new.open.as_ref().map_or(Moment::NEVER, |open| open.arrives_until.max(since));
         let next = since.after(renewal_interval(new.lease)).min(settles);
         self.renewal = match self.renewal {
-            Renewal::Due(at) => Renewal::Due(at.min(next)),
-            Renewal::Needless => Renewal::Due(next),
-            asked @ (Renewal::InLine | Renewal::Underway) => asked,
+            RenewalState::Due(at) => RenewalState::Due(at.min(next)),
+            RenewalState::Needless => RenewalState::Due(next),
+            asked @ (RenewalState::InLine | RenewalState::Underway) => asked,
         };
     }
 
     /// A renewal was not answered; it is tried again after a pause.
-    pub(in crate::lock) fn unanswered(&mut self, now: Moment, signals: &mut Signals) {
+    pub(in crate::lock) fn on_no_answer(&mut self, now: Moment, signals: &mut Signals) {
         if self.phase == Phase::Held {
             self.phase = Phase::Unconfirmed;
         }
-        self.renewal = Renewal::Due(now.after(self.backoff.pause()));
+        self.renewal = RenewalState::Due(now.after(self.backoff.pause()));
         self.tell_awaiting(signals);
     }
 
@@ -207,7 +207,7 @@ impl HoldRecord {
     /// share is an offer, since its future may not be polled any more.
     pub(super) fn await_renewal(&mut self, share_id: ShareId, share: Share, since: Moment, now: Moment) -> Accepted {
         if since == now {
-            self.shares.replace(share_id.slot, share.offered(now));
+            self.shares.replace(share_id.slot, share.unclaimed(now));
         }
         self.renew_at_once(now);
         let awaited = self.awaited.get_or_insert_default();
@@ -221,9 +221,9 @@ impl HoldRecord {
     fn renew_at_once(&mut self, now: Moment) {
         self.renewal = match self.renewal {
             // After one that went unanswered there is a pause.
-            Renewal::Due(at) if self.phase == Phase::Held => Renewal::Due(at.min(now)),
-            Renewal::Needless => Renewal::Due(now),
-            asked @ (Renewal::Due(_) | Renewal::InLine | Renewal::Underway) => asked,
+            RenewalState::Due(at) if self.phase == Phase::Held => RenewalState::Due(at.min(now)),
+            RenewalState::Needless => RenewalState::Due(now),
+            asked @ (RenewalState::Due(_) | RenewalState::InLine | RenewalState::Underway) => asked,
         };
     }
 
@@ -249,9 +249,9 @@ impl HoldRecord {
 
     /// A renewal was answered: the server does not know the hold. While somebody asks to convert it, that may be the conversion,
     /// and the answer to that will tell; a force has ended both.
-    pub(in crate::lock) fn unknown_to_server(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
+    pub(in crate::lock) fn on_unknown(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
         if self.is_converting && self.in_doubt.is_some() && reason != LossReason::Forced {
-            self.renewal = Renewal::Needless;
+            self.renewal = RenewalState::Needless;
             self.is_missed = true;
             return;
         }
@@ -292,7 +292,7 @@ impl HoldRecord {
 
     /// The server knows the hold and has extended it. Answers whether it is held here still, and whether
     /// this was its claim.
-    pub(in crate::lock) fn rechecked(
+    pub(in crate::lock) fn on_rechecked(
         &mut self,
         grant: Grant,
         share_until: Option<Moment>,
@@ -300,9 +300,9 @@ impl HoldRecord {
         rules: &Rules,
         signals: &mut Signals,
     ) -> (bool, bool) {
-        let claims = self.renewed(grant, now, rules, signals).is_claim;
+        let claims = self.on_renewed(grant, now, rules, signals).is_claim;
         // Somebody has called since it was asked: whoever has asked enters behind that one.
-        let is_called = self.was_called_since(grant.sent);
+        let is_called = self.was_recalled_since(grant.sent);
         self.share_until = share_until.filter(|_| !is_called).unwrap_or(CLOSED);
         (self.phase == Phase::Held && !is_called, claims)
     }
@@ -310,8 +310,8 @@ impl HoldRecord {
     /// The server did not know it: the next renewal, which is due now, tells why.
     pub(in crate::lock) fn renew_now(&mut self, now: Moment) {
         self.share_until = CLOSED;
-        if self.phase == Phase::Held && !matches!(self.renewal, Renewal::InLine | Renewal::Underway) {
-            self.renewal = Renewal::Due(now);
+        if self.phase == Phase::Held && !matches!(self.renewal, RenewalState::InLine | RenewalState::Underway) {
+            self.renewal = RenewalState::Due(now);
         }
     }
 }

@@ -6,7 +6,7 @@ use super::{Entry, GrantOutcome, State};
 use crate::error::LossReason;
 use crate::lease::Moment;
 use crate::lock::effects::{Effects, OnAgenda, Rules, Signals};
-use crate::lock::record::{Granted, Granting, HoldRecord, Next, ShareRemoved};
+use crate::lock::record::{GrantIdentity, HoldRecord, NewHold, Next, ShareRemoved};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{First, Pending, WaiterId};
 use crate::mode::Mode;
@@ -56,8 +56,8 @@ impl<H: OnAgenda> State<H> {
     /// Makes a grant a hold, if anything is left of it. The one place where that is done.
     fn install(
         &mut self,
-        make: impl FnOnce(u64, Granting) -> Arc<H>,
-        granted: Granted,
+        make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
+        granted: NewHold,
         now: Moment,
         rules: &Rules,
         effects: &mut Effects<H>,
@@ -78,11 +78,11 @@ impl<H: OnAgenda> State<H> {
     }
 
     /// What this waiter asked for was granted: by the answer to what was sent then, or by a notification.
-    pub(in crate::lock) fn granted(
+    pub(in crate::lock) fn on_grant(
         &mut self,
-        make: impl FnOnce(u64, Granting) -> Arc<H>,
+        make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
         waiter_id: WaiterId,
-        mut granted: Granted,
+        mut granted: NewHold,
         now: Moment,
         rules: &Rules,
         effects: &mut Effects<H>,
@@ -95,17 +95,17 @@ impl<H: OnAgenda> State<H> {
             pending.copies.on_answer(sent);
         }
         pending.is_recorded = true;
-        granted.copies = pending.copies;
+        granted.in_doubt_requests = pending.copies;
         let Some((number, hold, share_id)) = self.install(make, granted, now, rules, effects) else {
             return (GrantOutcome::Over, None);
         };
-        let pending = self.seated(mode, waiter_id, number, now, effects);
+        let pending = self.on_seated(mode, waiter_id, number, now, effects);
         (GrantOutcome::Hold(hold, share_id), pending)
     }
 
     /// This waiter has a share of a hold that the server has granted or confirmed just now. Whoever waits here to read has one
     /// too, and an older hold that this one conflicts with is one that the server has lost. Answers what the waiter has under way.
-    pub(in crate::lock) fn seated(
+    pub(in crate::lock) fn on_seated(
         &mut self,
         mode: Mode,
         waiter_id: WaiterId,
@@ -191,25 +191,25 @@ impl<H: OnAgenda> State<H> {
     }
 
     /// A hold is over: it is in nobody's way any more.
-    pub(in crate::lock) fn ended(&mut self, number: u64, effects: &mut Effects<H>) {
+    pub(in crate::lock) fn on_end(&mut self, number: u64, effects: &mut Effects<H>) {
         let entry = self.entry(number);
         entry.is_listed = false;
         entry.release_handle(effects);
     }
 
     /// A hold was converted into one of the other side.
-    pub(in crate::lock) fn converted(
+    pub(in crate::lock) fn on_converted(
         &mut self,
-        make: impl FnOnce(u64, Granting) -> Arc<H>,
+        make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
         old: u64,
-        granted: Granted,
+        granted: NewHold,
         now: Moment,
         rules: &Rules,
         effects: &mut Effects<H>,
     ) -> Option<(Arc<H>, ShareId)> {
         let mode = granted.granting.mode;
         let (number, hold, share_id) = self.install(make, granted, now, rules, effects)?;
-        self.ended(old, effects);
+        self.on_end(old, effects);
         if mode == Mode::Read {
             self.join_waiting(number, now, effects);
         }
@@ -218,7 +218,7 @@ impl<H: OnAgenda> State<H> {
     }
 
     /// The guard of a hold that was converted has the new one.
-    pub(in crate::lock) fn share_was_converted(&mut self, number: u64, share_id: ShareId, effects: &mut Effects<H>) {
+    pub(in crate::lock) fn note_share_converted(&mut self, number: u64, share_id: ShareId, effects: &mut Effects<H>) {
         let entry = self.entry(number);
         entry.record.converted(share_id, &mut effects.signals);
         entry.release_handle(effects);

@@ -14,13 +14,13 @@ use crate::mode::Mode;
 
 impl<H: OnAgenda> State<H> {
     /// A writer takes an idle hold, if there is one that has enough for it and nobody here is before it.
-    pub(in crate::lock) fn take_idle(&mut self, wants: ShareRequest, now: Moment) -> Option<(Arc<H>, ShareId)> {
+    pub(in crate::lock) fn take_cached(&mut self, wants: ShareRequest, now: Moment) -> Option<(Arc<H>, ShareId)> {
         if self.wait_queue.is_some() {
             return None;
         }
         self.holds.find_map(|entry| {
             let handle = entry.handle.as_ref().filter(|_| entry.is_listed)?;
-            let share_id = entry.record.take_idle_at_once(wants.from(now), wants.cache_for, now)?;
+            let share_id = entry.record.take_cached_at_once(wants.from(now), wants.cache_for, now)?;
             Some((Arc::clone(handle), share_id))
         })
     }
@@ -28,18 +28,18 @@ impl<H: OnAgenda> State<H> {
     /// The last guard of a hold lets go, and the hold stays. Answers the hold, if something is due for it earlier. `None`: there is
     /// more to it.
     #[inline]
-    pub(in crate::lock) fn rests(&mut self, number: u64, share_id: ShareId, now: Moment) -> Option<Option<Arc<H>>> {
+    pub(in crate::lock) fn cache(&mut self, number: u64, share_id: ShareId, now: Moment) -> Option<Option<Arc<H>>> {
         if self.wait_queue.is_some() {
             return None;
         }
         let entry = self.entry(number);
-        let rests = entry.is_listed && entry.record.rests_at_once(share_id, now);
+        let rests = entry.is_listed && entry.record.cache_at_once(share_id, now);
         rests.then(|| entry.due_sooner().cloned())
     }
 
     /// The same as [`take_idle`](Self::take_idle), whatever is left of it: the writer that comes waits for the answer to a renewal then, as others do that go on with
     /// a hold. Answers what is notified.
-    pub(super) fn hand_idle(
+    pub(super) fn hand_cached(
         &mut self,
         waiter_id: WaiterId,
         wants: ShareRequest,
@@ -51,7 +51,7 @@ impl<H: OnAgenda> State<H> {
         }
         let handed = self.holds.find_map(|entry| {
             let handle = Arc::clone(entry.handle.as_ref().filter(|_| entry.is_listed)?);
-            let share_id = entry.record.take_idle(wants.from(now).offered(now), wants.cache_for, now)?;
+            let share_id = entry.record.take_cached(wants.from(now).unclaimed(now), wants.cache_for, now)?;
             entry.due_if_sooner(effects);
             Some((handle, share_id))
         })?;
@@ -61,7 +61,7 @@ impl<H: OnAgenda> State<H> {
 
     /// Whoever asks for one side, and has nothing under way, takes an idle hold of the other side to have it turned. If that cannot
     /// be, idle holds that are in the way are given up.
-    pub(in crate::lock) fn take_to_turn(
+    pub(in crate::lock) fn take_to_convert(
         &mut self,
         mode: Mode,
         waiter_id: WaiterId,
@@ -72,47 +72,47 @@ impl<H: OnAgenda> State<H> {
         let asks_anew = matches!(self.pending(mode, waiter_id), Some(None));
         let may = asks_anew && self.listed().take(2).count() == 1;
         let taken = self.holds.find_map(|entry| {
-            let is_to_turn = may && entry.is_listed && entry.record.may_turn(mode, now);
+            let is_to_turn = may && entry.is_listed && entry.record.may_convert_cached(mode, now);
             let handle = entry.handle.clone().filter(|_| is_to_turn)?;
-            Some((handle, entry.record.take_to_turn(wants.from(now), wants.cache_for)))
+            Some((handle, entry.record.take_to_convert(wants.from(now), wants.cache_for)))
         });
         if taken.is_none() {
-            self.want_idle(mode, now, effects);
+            self.give_up_cached(mode, now, effects);
         }
         taken
     }
 
     /// Somebody here wants the other side, or more of this one than there is: idle holds that are in the way are given up.
-    pub(super) fn want_idle(&mut self, mode: Mode, now: Moment, effects: &mut Effects<H>) {
+    pub(super) fn give_up_cached(&mut self, mode: Mode, now: Moment, effects: &mut Effects<H>) {
         for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
             let is_in_the_way = mode == Mode::Write || entry.record.mode() == Mode::Write;
-            if is_in_the_way && entry.record.is_idle() {
-                entry.record.is_wanted(now);
+            if is_in_the_way && entry.record.is_cached() {
+                entry.record.note_wanted(now);
                 entry.due_if_sooner(effects);
             }
         }
     }
 
     /// Somebody elsewhere calls. Whether a guard is inside that it may want to know of.
-    pub(in crate::lock) fn called(&mut self, call: &Recall, now: Moment, effects: &mut Effects<H>) -> bool {
+    pub(in crate::lock) fn on_recall(&mut self, call: &Recall, now: Moment, effects: &mut Effects<H>) -> bool {
         let mut is_used = false;
         for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
-            is_used |= entry.record.called(call, now);
+            is_used |= entry.record.on_recall(call, now);
             entry.due_if_sooner(effects);
         }
         is_used
     }
 
     /// Calls may have been missed.
-    pub(in crate::lock) fn calls_are_broken(&mut self, effects: &mut Effects<H>) {
+    pub(in crate::lock) fn on_subscription_lost(&mut self, effects: &mut Effects<H>) {
         for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
-            entry.record.is_not_heard_of();
+            entry.record.on_subscription_lost();
             entry.due_if_sooner(effects);
         }
     }
 
     /// The idle holds, and until when each may stay.
-    pub(in crate::lock) fn idle(&self) -> impl Iterator<Item = (Moment, Arc<H>)> {
-        self.listed().filter_map(|entry| Some((entry.record.idle_until()?, entry.handle.clone()?)))
+    pub(in crate::lock) fn cached(&self) -> impl Iterator<Item = (Moment, Arc<H>)> {
+        self.listed().filter_map(|entry| Some((entry.record.cached_until()?, entry.handle.clone()?)))
     }
 }

@@ -32,7 +32,7 @@ impl<H: OnAgenda> State<H> {
     ) -> (WaiterId, Option<Arc<Notify>>) {
         let waiter_id = again.unwrap_or_else(|| self.waiter_id());
         if mode == Mode::Write
-            && let Some(signal) = self.hand_idle(waiter_id, wants, now, effects)
+            && let Some(signal) = self.hand_cached(waiter_id, wants, now, effects)
         {
             return (waiter_id, Some(signal));
         }
@@ -45,7 +45,7 @@ impl<H: OnAgenda> State<H> {
             side.lead(waiter_id, now.after(grace));
             return (waiter_id, None);
         }
-        self.want_idle(mode, now, effects);
+        self.give_up_cached(mode, now, effects);
         let side = self.wait_queue().side(mode);
         let signal = Arc::<Notify>::default();
         side.wait(waiter_id, Waiter { wants, poll_within: grace, signal: Arc::clone(&signal) });
@@ -73,7 +73,7 @@ impl<H: OnAgenda> State<H> {
         }
         let waiter_id = self.waiter_id();
         if mode == Mode::Write
-            && let Some(signal) = self.hand_idle(waiter_id, wants, now, effects)
+            && let Some(signal) = self.hand_cached(waiter_id, wants, now, effects)
         {
             return Some((waiter_id, Some(signal)));
         }
@@ -236,7 +236,7 @@ impl<H: OnAgenda> State<H> {
                 continue;
             };
             if let Some(pending) = &mut asker.pending {
-                pending.copies.abandon_all(now.after(rules.stray_span));
+                pending.copies.abandon_all(now.after(rules.max_delay));
             }
             side.pending = asker.pending;
             crowd.extra_requests.insert(asker.waiter_id, ExtraRequest { pending: None, has_lost_right: true });
@@ -267,7 +267,7 @@ impl<H: OnAgenda> State<H> {
         let asked = asker.map(|asker| asker.pending).or_else(|| Some(crowd.extra_requests.remove(&waiter_id)?.pending));
         let (mut pending, mut needless) = (asked.flatten(), Some(asking));
         if let Some(pending) = &mut pending {
-            pending.copies.abandon_all(now.after(rules.stray_span));
+            pending.copies.abandon_all(now.after(rules.max_delay));
             // What the one before has left is still there, if this one never looked.
             std::mem::swap(&mut pending.left, &mut needless);
         }

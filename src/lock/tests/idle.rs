@@ -3,7 +3,7 @@
 use super::*;
 use crate::attempt::NodeId;
 use crate::calls::{LiveSubscription, Liveness, OnRecall, Recall, Recalls};
-use crate::lock::hold::{Keep, Kept, Next, Stay, Word};
+use crate::lock::hold::{CacheAnswer, CacheOutcome, CacheState, CachedPermit, Next};
 use crate::lock::wait::CachedCell;
 
 const IDLE: Duration = Duration::from_secs(30);
@@ -46,12 +46,12 @@ fn wants() -> ShareRequest {
 }
 
 /// What the answer to a request says that was sent then, while the subscription stood, and said that the hold may stay.
-fn word(calls: &Recalls, sent: Moment) -> Word {
-    Word { said: calls.subscription(), sent, node: node(), is_waited_for: false }
+fn word(calls: &Recalls, sent: Moment) -> CacheAnswer {
+    CacheAnswer { offered_on: calls.subscription(), sent, node: node(), is_waited_for: false }
 }
 
 /// It is granted the lock. `tell` makes the word that comes with the grant.
-fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> Option<Word>) -> Keeper {
+fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> Option<CacheAnswer>) -> Keeper {
     let (table, sent) = (table(), now());
     let entry = table.enter(&key(), mode, wants(), GRACE, sent).0;
     let calls = entry.recalls(|cell| Some(Arc::new(Recalls::new(Box::new(Ear(cell))))));
@@ -59,13 +59,13 @@ fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> 
     calls.on_confirmed(standing(1));
     assert!(sends(&entry, 1).is_some());
     let told = tell(&calls, sent);
-    let keep = Keep::new(Arc::clone(&calls), IDLE, Kept::among(&Arc::default()));
-    let granted = Granted {
-        keep: Some((Box::new(keep), told)),
-        granting: Granting { id: id(1), mode, token: token(FIRST), tokens },
+    let keep = CacheState::new(Arc::clone(&calls), IDLE, CachedPermit::among(&Arc::default()));
+    let granted = NewHold {
+        cache: Some((Box::new(keep), told)),
+        granting: GrantIdentity { id: id(1), mode, token: token(FIRST), tokens },
         grant: answer(sent, LEASE, LEASE),
         share: wants().from(sent),
-        copies: InDoubt::default(),
+        in_doubt_requests: InDoubt::default(),
         share_until: None,
         is_claim: false,
     };
@@ -97,7 +97,7 @@ impl Keeper {
     }
 
     fn take(&self) -> Option<ShareId> {
-        let (hold, share_id) = self.table.take_idle(key().hashed_name(), wants(), now())?;
+        let (hold, share_id) = self.table.take_cached(key().hashed_name(), wants(), now())?;
         assert!(Arc::ptr_eq(&hold, &self.hold));
         Some(share_id)
     }
@@ -118,11 +118,11 @@ impl Keeper {
 #[test]
 fn idle_hold_is_joined_without_a_word() {
     let keeper = idle(Mode::Read, 1);
-    assert!(keeper.hold.is_idle() && !keeper.is_given_up());
+    assert!(keeper.hold.is_cached() && !keeper.is_given_up());
     let share_id = keeper.join().expect("it may be joined");
-    assert!(share_id.token == token(FIRST) && !keeper.hold.is_idle());
+    assert!(share_id.token == token(FIRST) && !keeper.hold.is_cached());
     assert_eq!(remove(&keeper.hold, share_id), ShareRemoved::Kept);
-    assert_eq!(keeper.hold.stay(), Some(Stay::OfUse));
+    assert_eq!(keeper.hold.cache_outcome(), Some(CacheOutcome::Reused));
 }
 
 #[test]
@@ -158,9 +158,9 @@ fn writer_for_whom_no_token_is_left_enters_with_the_first_of_a_new_block() {
     let own = keeper.hold.share(share_id);
     assert!(keeper.hold.join_own(own, now()).0.is_none(), "there is no token to share");
     let (standing, lease) = keeper.hold.begin_refill(wants().from(now()), now()).expect("it may ask for more");
-    assert!(standing.epoch == 1 && lease > LEASE - secs(1) && keeper.hold.wants_tokens() == 64);
+    assert!(standing.epoch == 1 && lease > LEASE - secs(1) && keeper.hold.missing_tokens() == 64);
     let told = word(&keeper.calls, now());
-    drop(keeper.hold.hears(told, Some((token(90), 64)), now()));
+    drop(keeper.hold.on_cache_answer(told, Some((token(90), 64)), now()));
     assert!(matches!(accept(&keeper, share_id), Accepted::Taken(first) if first == token(90)));
     assert!(matches!(accept(&keeper, share_id), Accepted::Taken(first) if first == token(90)), "it has it");
     assert_eq!(remove(&keeper.hold, share_id), ShareRemoved::Kept);
@@ -172,7 +172,7 @@ fn writer_for_whom_no_token_is_left_does_not_enter_before_who_waits_elsewhere() 
     let (keeper, share_id) = tokenless();
     let told = word(&keeper.calls, now());
     keeper.called(FIRST);
-    drop(keeper.hold.hears(told, Some((token(90), 64)), now()));
+    drop(keeper.hold.on_cache_answer(told, Some((token(90), 64)), now()));
     assert!(matches!(accept(&keeper, share_id), Accepted::Tokenless));
     assert!(keeper.hold.begin_refill(wants().from(now()), now()).is_none(), "it asks for no more");
     assert_eq!(remove(&keeper.hold, share_id), ShareRemoved::Last);
@@ -212,8 +212,8 @@ fn who_asks_for_the_other_side_has_an_idle_hold_to_itself() {
     for mode in [Mode::Read, Mode::Write] {
         let (keeper, share_id) = turned(mode);
         assert!(keeper.join().is_none() && keeper.take().is_none(), "it is to be turned");
-        drop(keeper.hold.conversion_refused(now()));
-        drop(keeper.hold.is_wanted(now()));
+        drop(keeper.hold.refuse_conversion(now()));
+        drop(keeper.hold.note_wanted(now()));
         assert_eq!(remove(&keeper.hold, share_id), ShareRemoved::Last, "it is given up");
     }
 }
@@ -239,11 +239,11 @@ fn who_has_something_under_way_has_idle_holds_given_up() {
 fn tokens_of_a_renewal_are_used_if_they_are_newer_than_those_that_were_handed_out() {
     let keeper = idle(Mode::Write, 8);
     let told = word(&keeper.calls, now());
-    drop(keeper.hold.hears(told.clone(), Some((token(90), 64)), now()));
+    drop(keeper.hold.on_cache_answer(told.clone(), Some((token(90), 64)), now()));
     let share_id = keeper.take().expect("there is a token");
     assert_eq!(share_id.token, token(90));
     // The answer to an earlier renewal crosses it.
-    drop(keeper.hold.hears(told, Some((token(40), 64)), now()));
+    drop(keeper.hold.on_cache_answer(told, Some((token(40), 64)), now()));
     assert_eq!(remove(&keeper.hold, share_id), ShareRemoved::Kept);
     assert_eq!(keeper.take().expect("there is a token").token, token(91));
 }
@@ -255,7 +255,7 @@ fn who_is_called_gives_an_idle_hold_up_and_lets_nobody_in() {
         keeper.called(FIRST);
         assert!(keeper.join().is_none() && keeper.take().is_none());
         assert!(keeper.is_given_up());
-        assert_eq!(keeper.hold.stay(), Some(Stay::ForNothing));
+        assert_eq!(keeper.hold.cache_outcome(), Some(CacheOutcome::Recalled));
         assert_eq!(keeper.hold.usage().0, 0, "nobody is inside");
     }
 }
@@ -313,14 +313,14 @@ fn who_tries_is_not_kept_out_by_a_hold_on_its_way_back() {
 
 #[test]
 fn hold_stays_only_on_a_word_that_is_to_be_relied_on() {
-    let leaves = |tell: &dyn Fn(&Recalls, Moment) -> Option<Word>| granted_with(Mode::Read, 1, tell).leaves();
+    let leaves = |tell: &dyn Fn(&Recalls, Moment) -> Option<CacheAnswer>| granted_with(Mode::Read, 1, tell).leaves();
     assert_eq!(leaves(&|calls, sent| Some(word(calls, sent))), ShareRemoved::Kept);
     assert_eq!(leaves(&|_, _| None), ShareRemoved::Last, "a notification says nothing of it");
-    let unsaid = |calls: &Recalls, sent| Some(Word { said: None, ..word(calls, sent) });
+    let unsaid = |calls: &Recalls, sent| Some(CacheAnswer { offered_on: None, ..word(calls, sent) });
     assert_eq!(leaves(&unsaid), ShareRemoved::Last, "the lock is not marked, or was before the subscription stood");
-    let elsewhere = |calls: &Recalls, sent| Some(Word { node: NodeId::of("b"), ..word(calls, sent) });
+    let elsewhere = |calls: &Recalls, sent| Some(CacheAnswer { node: NodeId::of("b"), ..word(calls, sent) });
     assert_eq!(leaves(&elsewhere), ShareRemoved::Last, "calls would be published elsewhere");
-    let waited_for = |calls: &Recalls, sent| Some(Word { is_waited_for: true, ..word(calls, sent) });
+    let waited_for = |calls: &Recalls, sent| Some(CacheAnswer { is_waited_for: true, ..word(calls, sent) });
     assert_eq!(leaves(&waited_for), ShareRemoved::Last, "somebody waits");
     let broken = |calls: &Recalls, sent| {
         let word = word(calls, sent);
@@ -341,9 +341,9 @@ fn only_an_answer_to_what_was_sent_later_ends_a_call() {
     let keeper = kept(Mode::Read, 1);
     let early = word(&keeper.calls, now());
     keeper.called(FIRST);
-    drop(keeper.hold.hears(early, None, now()));
+    drop(keeper.hold.on_cache_answer(early, None, now()));
     assert!(keeper.join().is_none());
-    drop(keeper.hold.hears(word(&keeper.calls, now()), None, now()));
+    drop(keeper.hold.on_cache_answer(word(&keeper.calls, now()), None, now()));
     assert!(keeper.join().is_some(), "whoever called has gone");
 }
 
@@ -351,12 +351,12 @@ fn only_an_answer_to_what_was_sent_later_ends_a_call() {
 fn word_that_somebody_waits_closes_the_share_window() {
     let keeper = kept(Mode::Read, 1);
     let grant = answer(now(), LEASE, LEASE);
-    drop(keeper.hold.rechecked(grant, Some(now().after(LEASE)), now()));
+    drop(keeper.hold.on_rechecked(grant, Some(now().after(LEASE)), now()));
     keeper.calls.on_lost();
     keeper.calls.notify_break();
     assert!(keeper.join().is_some(), "the window is open");
-    let waited_for = Word { is_waited_for: true, ..word(&keeper.calls, now()) };
-    drop(keeper.hold.hears(waited_for, None, now()));
+    let waited_for = CacheAnswer { is_waited_for: true, ..word(&keeper.calls, now()) };
+    drop(keeper.hold.on_cache_answer(waited_for, None, now()));
     assert!(keeper.join().is_none());
 }
 
@@ -375,10 +375,10 @@ fn break_of_the_subscription_has_an_idle_hold_given_up_and_a_used_one_left_with_
 #[test]
 fn idle_hold_is_given_up_when_another_node_answers_than_the_one_where_calls_are_heard() {
     let keeper = idle(Mode::Read, 1);
-    drop(keeper.hold.hears(word(&keeper.calls, now()), None, now()));
+    drop(keeper.hold.on_cache_answer(word(&keeper.calls, now()), None, now()));
     assert!(!keeper.is_given_up());
-    let elsewhere = Word { node: NodeId::of("b"), ..word(&keeper.calls, now()) };
-    drop(keeper.hold.hears(elsewhere, None, now()));
+    let elsewhere = CacheAnswer { node: NodeId::of("b"), ..word(&keeper.calls, now()) };
+    drop(keeper.hold.on_cache_answer(elsewhere, None, now()));
     assert!(keeper.is_given_up() && keeper.join().is_none());
 }
 
@@ -400,14 +400,14 @@ fn idle_hold_is_renewed_for_no_longer_than_it_may_stay_and_then_given_up() {
         let at = began.after(secs(after));
         let lease = keeper.hold.begin_renewal(at, at).expect("it is due");
         assert!(lease <= asked && lease >= asked - secs(1), "{lease:?} after {after} s");
-        keeper.hold.renewed(answer(at, LEASE, lease), at);
+        keeper.hold.on_renewed(answer(at, LEASE, lease), at);
         assert!(matches!(keeper.hold.next(at), Next::At(_)));
     }
     let late = began.after(secs(29));
     assert!(keeper.hold.begin_renewal(late, late.after(LEASE)).is_none(), "its end is covered");
     assert!(matches!(keeper.hold.next(late), Next::At(_)));
     assert_eq!(keeper.hold.next(began.after(IDLE + secs(1))), Next::GivenUp);
-    assert_eq!(keeper.hold.stay(), Some(Stay::Unused));
+    assert_eq!(keeper.hold.cache_outcome(), Some(CacheOutcome::Unused));
 }
 
 #[test]
@@ -437,7 +437,7 @@ fn whoever_joins_what_was_not_to_be_renewed_has_a_renewal_in_time() {
 fn idle_hold_is_not_handed_out_after_its_deadline() {
     let keeper = idle(Mode::Write, 8);
     let late = now().after(LEASE);
-    assert!(keeper.table.take_idle(key().hashed_name(), wants(), late).is_none());
+    assert!(keeper.table.take_cached(key().hashed_name(), wants(), late).is_none());
     assert!(matches!(keeper.hold.next(late), Next::Lost(_)));
     assert!(keeper.take().is_none());
 }
@@ -446,7 +446,7 @@ fn idle_hold_is_not_handed_out_after_its_deadline() {
 fn writer_for_whom_too_little_is_left_is_handed_an_idle_hold_and_waits_for_its_renewal() {
     let keeper = idle(Mode::Write, 8);
     let long = ShareRequest { lease: LEASE * 6, ..wants() };
-    assert!(keeper.table.take_idle(key().hashed_name(), long, now()).is_none());
+    assert!(keeper.table.take_cached(key().hashed_name(), long, now()).is_none());
     let mut entry = keeper.table.enter(&key(), Mode::Write, long, GRACE, now()).0;
     let Some(Wake::Handed(hold, share_id)) = called(&mut entry) else { panic!("it has the lock") };
     let (accepted, _) = hold.accept(share_id, long.from(now()), now(), now());
