@@ -78,7 +78,7 @@ pub type MemoryManager = Blocking<crate::MemoryManager>;
 #[derive(Clone)]
 pub struct Blocking<M> {
     manager: M,
-    background: Arc<Background>,
+    background: Arc<BlockingRuntime>,
 }
 
 impl<M: fmt::Debug> fmt::Debug for Blocking<M> {
@@ -88,13 +88,13 @@ impl<M: fmt::Debug> fmt::Debug for Blocking<M> {
 }
 
 /// Runtime of a manager and its guards.
-struct Background {
+struct BlockingRuntime {
     /// Runtime until the manager and its last guard are dropped.
     runtime: Option<Runtime>,
     engine: Arc<Engine>,
 }
 
-impl Background {
+impl BlockingRuntime {
     fn new(engine: Arc<Engine>) -> Result<Self> {
         let no_thread = |error: io::Error| Error::InvalidOption {
             option: "runtime",
@@ -121,7 +121,7 @@ impl Background {
     }
 }
 
-impl Drop for Background {
+impl Drop for BlockingRuntime {
     /// Returns at once: a new thread waits for the releases in progress, then ends the runtime.
     fn drop(&mut self) {
         let Some(runtime) = self.runtime.take() else {
@@ -257,7 +257,7 @@ impl<M: RwLockManager> Blocking<M> {
     /// # }
     /// ```
     pub fn over(manager: M) -> Result<Self> {
-        let background = Arc::new(Background::new(Arc::clone(manager.engine()))?);
+        let background = Arc::new(BlockingRuntime::new(Arc::clone(manager.engine()))?);
         Ok(Self { manager, background })
     }
 
@@ -410,7 +410,7 @@ impl<M: RwLockManager> Blocking<M> {
 pub struct Acquire<G: AsyncGuard> {
     acquire: crate::Acquire<G>,
     reentry: Option<Reentry>,
-    background: Arc<Background>,
+    background: Arc<BlockingRuntime>,
 }
 
 impl<G: AsyncGuard> fmt::Debug for Acquire<G> {
@@ -516,7 +516,7 @@ impl<G: AsyncGuard> Acquire<G> {
     }
 
     /// Names the thread as the owner at this point: inside `block_on` the acquisition runs as a task of the runtime.
-    fn terms(self) -> (crate::Acquire<G>, Arc<Background>) {
+    fn terms(self) -> (crate::Acquire<G>, Arc<BlockingRuntime>) {
         let reentry = match self.reentry {
             None | Some(Reentry::PerTask) => Reentry::Named(OwnerId::of_thread()),
             Some(other) => other,
@@ -546,7 +546,7 @@ impl<G: AsyncGuard> Acquire<G> {
 pub struct Guard<G> {
     // Declared before the runtime, so that it is dropped first: the runtime sends its release.
     guard: G,
-    background: Arc<Background>,
+    background: Arc<BlockingRuntime>,
     thread: PhantomData<*const ()>,
 }
 

@@ -28,12 +28,12 @@ use tokio::sync::Notify;
 
 use crate::clock::Clock;
 use crate::durability::Durability;
-use crate::engine::keep::Ears;
-use crate::engine::outbox::Outbox;
+use crate::engine::keep::RecallContext;
+use crate::engine::outbox::Background;
 use crate::engine::releases::Releases;
 use crate::engine::renewals::Renewals;
 use crate::engine::tries::Tries;
-use crate::engine::uses::Uses;
+use crate::engine::uses::CachePolicy;
 use crate::engine::waiters::WaiterLimit;
 use crate::engine::wake::Wake;
 use crate::error::{Error, LossReason, Refusal, Result};
@@ -50,7 +50,7 @@ use crate::process::Process;
 use crate::scheme::{AcquisitionId, Answered, Attempt, Failure, Scheme, ServerContact};
 
 /// A hold is passed on between the writers of a process for so long at most.
-const HAND_OVER_SPAN: Duration = Duration::from_millis(5);
+const HANDOFF_SPAN: Duration = Duration::from_millis(5);
 
 /// What a manager is made of, below its face; or one of several [handles](handles) of that.
 #[repr(align(64))] // whoever counts a handle writes on a line of its own
@@ -92,9 +92,9 @@ pub(crate) struct Core {
     pub(crate) releases: Arc<Releases>,
     pub(crate) renewals: Arc<Renewals>,
     /// Which names come back, if holds may stay at all.
-    uses: Option<Arc<Uses>>,
-    ears: Arc<Ears>,
-    outbox: Outbox,
+    uses: Option<Arc<CachePolicy>>,
+    ears: Arc<RecallContext>,
+    outbox: Background,
     pub(crate) closing: Closing,
     /// Of lines about attempts that were not answered, and about long waits.
     attempt_lines: Limiter,
@@ -262,11 +262,11 @@ impl Engine {
         let releases =
             Releases::new(Arc::clone(&scheme), Arc::clone(&table), Arc::clone(&wake), options.response_timeout);
         let releases = Arc::new(releases);
-        let uses = options.may_cache().then(|| Uses::of(options.max_cached));
+        let uses = options.may_cache().then(|| CachePolicy::of(options.max_cached));
         let renewals =
             Arc::new(Renewals::new(Arc::clone(&table), Arc::clone(&releases), Arc::clone(&wake), uses.clone()));
-        let ears = Ears::new(&manager_id, &scheme, home.clone(), &renewals);
-        let outbox = Outbox::new(Arc::clone(&scheme), home, Arc::clone(&renewals), Arc::clone(&releases), wake);
+        let ears = RecallContext::new(&manager_id, &scheme, home.clone(), &renewals);
+        let outbox = Background::new(Arc::clone(&scheme), home, Arc::clone(&renewals), Arc::clone(&releases), wake);
         let waiters = WaiterLimit::new(options.max_waiters);
         let core = Core {
             clock,
@@ -329,7 +329,7 @@ impl Engine {
     }
 
     /// How long a copy that is sent now may yet be carried out.
-    pub(crate) fn stray_span(&self) -> Duration {
+    pub(crate) fn max_delay(&self) -> Duration {
         stray_span(&self.options)
     }
 
@@ -374,7 +374,7 @@ impl Engine {
             loop {
                 match attempt().await {
                     Ok(answer) => return Ok(answer),
-                    Err(failure) => tries.failed(self, &nameless, failure).await.map_err(without_lock)?,
+                    Err(failure) => tries.on_failure(self, &nameless, failure).await.map_err(without_lock)?,
                 }
             }
         });
@@ -392,7 +392,7 @@ impl Engine {
             loop {
                 match attempt().await {
                     Ok(answer) => return Ok(answer),
-                    Err(failure) => tries.failed(self, key, failure).await?,
+                    Err(failure) => tries.on_failure(self, key, failure).await?,
                 }
             }
         });
@@ -416,7 +416,7 @@ impl Engine {
 
     /// Returns when no release is under way in the background.
     pub(crate) async fn settled(&self) {
-        self.releases.settled().await;
+        self.releases.await_resolved().await;
     }
 
     /// Returns when nothing that was dropped is left on the servers. If no release comes to its end for `unreachable_after`, that is an
@@ -425,7 +425,7 @@ impl Engine {
         in_runtime()?;
         let began = self.clock.now();
         // A server that answers leaves a release open for so long, if a copy of its acquisition may be late.
-        let late = self.stray_span() + self.options.response_timeout * 2;
+        let late = self.max_delay() + self.options.response_timeout * 2;
         let patience = self.options.unreachable_after.max(late);
         self.renewals.give_back_lost(began);
         loop {
@@ -463,11 +463,11 @@ impl Engine {
             }
         }
         // An attempt that ends now is taken back when no copy of it can arrive any more, and that has to be answered.
-        let taken_back = self.stray_span() + self.options.response_timeout * 2;
+        let taken_back = self.max_delay() + self.options.response_timeout * 2;
         let waits_until = latest.max(self.clock.now().after(taken_back));
         tokio::select! {
             biased;
-            () = self.releases.settled() => return Ok(()),
+            () = self.releases.await_resolved() => return Ok(()),
             () = self.clock.sleep_until(waits_until) => {}
         }
         if self.releases.is_releasing() {
@@ -499,7 +499,7 @@ fn rules(options: &Options, clock: Clock, process: Process) -> Rules {
         max_clock_skew: options.max_clock_skew,
         max_delay: stray_span(options),
         max_handoffs: options.max_handoffs,
-        handoff_span: HAND_OVER_SPAN,
+        handoff_span: HANDOFF_SPAN,
         meter: Metrics::default(),
     }
 }

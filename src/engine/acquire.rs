@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::engine::keep::Keeping;
+use crate::engine::keep::CacheRequest;
 use crate::engine::tries::Tries;
 use crate::engine::waiters::WaiterPermit;
 use crate::engine::{Engine, Held, in_runtime};
@@ -333,7 +333,7 @@ struct Acquisition<'a> {
     /// Whether the hold may stay. Known when the server is asked.
     may_stay: Option<bool>,
     /// What the last attempt has said of that.
-    keeping: Option<Box<Keeping>>,
+    keeping: Option<Box<CacheRequest>>,
     /// It tries, and somebody has the lock who may not be inside: until then it waits for the word.
     calls_until: Option<Moment>,
     /// Until then, and asks for the last time.
@@ -479,12 +479,12 @@ impl<'a> Acquisition<'a> {
     async fn run(&mut self, patience: Patience) -> Result<Option<Held>> {
         loop {
             while !self.entry.as_ref().is_none_or(WaitEntry::is_leader) {
-                if let Some(held) = Box::pin(self.called(patience)).await? {
+                if let Some(held) = Box::pin(self.signalled(patience)).await? {
                     return Ok(Some(held));
                 }
             }
-            if self.engine.holds_may_stay() {
-                if let Some(held) = Box::pin(self.turn_own(patience)).await? {
+            if self.engine.can_cache() {
+                if let Some(held) = Box::pin(self.convert_own(patience)).await? {
                     return Ok(Some(held));
                 }
                 // What was turned was over before anybody could begin with it: it waits again.
@@ -504,7 +504,7 @@ impl<'a> Acquisition<'a> {
                     return Ok(Some(held));
                 }
                 (Pursued::Granted(held), _) => {
-                    if let Some(held) = Box::pin(self.accepted(held, patience)).await? {
+                    if let Some(held) = Box::pin(self.accept(held, patience)).await? {
                         return Ok(Some(held));
                     }
                 }

@@ -14,7 +14,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::keep::Keeping;
+use crate::engine::keep::CacheRequest;
 use crate::engine::releases::Unsettled;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held};
@@ -45,7 +45,10 @@ pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
             None => Ok(held),
         };
     }
-    Conversion::new(&held, Mode::Read, Word::default()).run(held).await.inspect(|held| held.hold().begin_span())
+    Converting::new(&held, Mode::Read, ConversionNews::default())
+        .run(held)
+        .await
+        .inspect(|held| held.hold().begin_span())
 }
 
 /// Makes a read hold a write hold, if nobody else reads and no writer waits.
@@ -63,14 +66,17 @@ pub(crate) async fn upgrade(held: Held) -> Result<Held, NotConverted> {
         let error = lost(&held).unwrap_or_else(conflict);
         return Err(NotConverted { held, error });
     }
-    Conversion::new(&held, Mode::Write, Word::default()).run(held).await.inspect(|held| held.hold().begin_span())
+    Converting::new(&held, Mode::Write, ConversionNews::default())
+        .run(held)
+        .await
+        .inspect(|held| held.hold().begin_span())
 }
 
 /// The same for somebody of this process who has no guard yet, and has taken an idle hold of the other side: one answer is enough.
 /// Its guard begins with the new hold.
 pub(super) async fn turn(held: Held, mode: Mode, wants: ShareRequest) -> Result<Held, NotConverted> {
-    let word = Word { until: Some(held.engine().clock.now()), ..Word::default() };
-    let mut conversion = Conversion::new(&held, mode, word);
+    let word = ConversionNews { until: Some(held.engine().clock.now()), ..ConversionNews::default() };
+    let mut conversion = Converting::new(&held, mode, word);
     conversion.begins = Some(wants);
     conversion.run(held).await
 }
@@ -83,15 +89,15 @@ fn lost(held: &Held) -> Option<Error> {
 }
 
 /// One conversion on its way. Dropped before it knows better, it loses the hold and gives both back.
-struct Conversion {
+struct Converting {
     engine: Arc<Engine>,
     old: Arc<Hold>,
     request: AcquireRequest,
     /// What its guard wants, which begins with the new hold. Without that it goes on.
     begins: Option<ShareRequest>,
     /// Whether the new hold may stay, as the old one may.
-    keeping: Option<Keeping>,
-    word: Word,
+    keeping: Option<CacheRequest>,
+    word: ConversionNews,
     copies: InDoubt,
     settled: bool,
     _unsettled: Unsettled,
@@ -113,12 +119,12 @@ enum Outcome {
 
 /// How long an upgrade waits for those to give their holds up who may not be inside.
 #[derive(Default)]
-struct Word {
+struct ConversionNews {
     until: Option<Moment>,
     pause: Duration,
 }
 
-impl Word {
+impl ConversionNews {
     fn is_awaited(&mut self, engine: &Engine, now: Moment) -> bool {
         now < *self.until.get_or_insert(now.after(engine.options().recall_timeout))
     }
@@ -130,8 +136,8 @@ impl Word {
     }
 }
 
-impl Conversion {
-    fn new(held: &Held, mode: Mode, word: Word) -> Self {
+impl Converting {
+    fn new(held: &Held, mode: Mode, word: ConversionNews) -> Self {
         let engine = Arc::clone(held.engine());
         let share = held.hold().share(held.share_id());
         let now = engine.clock.now();
@@ -147,7 +153,7 @@ impl Conversion {
             if_taken: IfTaken::Leave,
             caches: false,
         };
-        let (old, keeping) = (Arc::clone(held.hold()), engine.keeping_on(held.hold()));
+        let (old, keeping) = (Arc::clone(held.hold()), engine.cache_request_on(held.hold()));
         let unsettled = engine.releases.unsettled();
         Self { engine, old, request, begins: None, keeping, word, copies, settled: false, _unsettled: unsettled }
     }
@@ -214,7 +220,7 @@ impl Conversion {
         let mut tries = Tries::new(engine.clock.now(), engine.options().unreachable_after);
         loop {
             let now = engine.clock.now();
-            self.says_whether_it_stays();
+            self.note_subscription();
             // Should this future die at the next await, a copy is under way.
             self.copies.begin();
             engine.carry_out(self.old.send_conversion(now, self.request.lease), now);
@@ -283,11 +289,12 @@ impl Conversion {
     }
 
     /// Each copy says what is true when it is sent.
-    fn says_whether_it_stays(&mut self) {
+    fn note_subscription(&mut self) {
         if let Some(keeping) = &mut self.keeping {
-            keeping.says();
-            self.request.caches = keeping.is_said();
-            self.request.max_tokens = if keeping.is_said() { MAX_TOKENS } else { self.engine.options().max_handoffs };
+            keeping.note_subscription();
+            self.request.caches = keeping.offers_caching();
+            self.request.max_tokens =
+                if keeping.offers_caching() { MAX_TOKENS } else { self.engine.options().max_handoffs };
         }
     }
 
@@ -310,8 +317,8 @@ impl Conversion {
         let (engine, sent) = (&self.engine, answer.sent);
         let Granted { token, tokens, remaining, is_waited_for } = granted;
         let keep = self.keeping.take().map(|keeping| {
-            let word = keeping.word(answer, is_waited_for);
-            (keeping.of_grant(), Some(word))
+            let word = keeping.answer(answer, is_waited_for);
+            (keeping.into_state(), Some(word))
         });
         let granted = hold::NewHold {
             granting: GrantIdentity { id: self.request.id.clone(), mode: self.request.mode, token, tokens },
@@ -333,7 +340,7 @@ impl Conversion {
             return None;
         }
         self.old.note_share_converted(held.share_id());
-        engine.note_stay(&self.old);
+        engine.note_cache_outcome(&self.old);
         engine.renewals.forget(&self.old);
         let release = Release::of(&self.old, now);
         if release.arrives_after(sent).is_some() {
@@ -345,7 +352,7 @@ impl Conversion {
     }
 }
 
-impl Drop for Conversion {
+impl Drop for Converting {
     fn drop(&mut self) {
         if self.settled || self.engine.is_copied() {
             return;
@@ -353,7 +360,7 @@ impl Drop for Conversion {
         // Which of the two the server has is not known: neither is to be relied on, both are given back.
         self.old.lose(LossReason::Gone);
         let now = self.engine.clock.now();
-        self.copies.abandon_all(now.after(self.engine.stray_span()));
+        self.copies.abandon_all(now.after(self.engine.max_delay()));
         let open = self.open(self.copies.arrives_until().unwrap_or(now));
         self.engine.release_in_background(&self.old);
         self.engine.releases.in_background(Release::of_conversion(&self.old, open, now), None);

@@ -24,38 +24,38 @@ use crate::throttle::Throttle;
 
 /// What a request says of the hold that it wants.
 #[derive(Clone, Debug)]
-pub(super) struct Keeping {
-    calls: Arc<Recalls>,
+pub(super) struct CacheRequest {
+    recalls: Arc<Recalls>,
     cache_for: Duration,
-    kept: Arc<CachedCount>,
+    cached_count: Arc<CachedCount>,
     /// It says that the hold may stay, and this is the subscription that stands.
-    standing: Option<LiveSubscription>,
+    subscription: Option<LiveSubscription>,
 }
 
-impl Keeping {
+impl CacheRequest {
     /// What is said now.
-    pub(super) fn says(&mut self) {
-        self.standing = self.calls.subscription();
+    pub(super) fn note_subscription(&mut self) {
+        self.subscription = self.recalls.subscription();
     }
 
     /// Whether the request says that the hold may stay.
-    pub(super) fn is_said(&self) -> bool {
-        self.standing.is_some()
+    pub(super) fn offers_caching(&self) -> bool {
+        self.subscription.is_some()
     }
 
     /// For the hold that was granted. A notification answers no request: its claim does.
-    pub(super) fn of_grant(self) -> Box<CacheState> {
-        Box::new(CacheState::new(self.calls, self.cache_for, CachedPermit::among(&self.kept)))
+    pub(super) fn into_state(self) -> Box<CacheState> {
+        Box::new(CacheState::new(self.recalls, self.cache_for, CachedPermit::among(&self.cached_count)))
     }
 
     /// What the answer to the request says of it.
-    pub(super) fn word<T>(&self, answer: &Answered<T>, is_waited_for: bool) -> CacheAnswer {
-        CacheAnswer { offered_on: self.standing.clone(), sent: answer.sent, node: answer.node, is_waited_for }
+    pub(super) fn answer<T>(&self, answer: &Answered<T>, is_waited_for: bool) -> CacheAnswer {
+        CacheAnswer { offered_on: self.subscription.clone(), sent: answer.sent, node: answer.node, is_waited_for }
     }
 }
 
 /// What hears of all locks of a manager have in common.
-pub(super) struct Ears {
+pub(super) struct RecallContext {
     /// This one's: what it calls for itself, it need not be told.
     manager: String,
     scheme: Weak<dyn Scheme>,
@@ -67,9 +67,9 @@ pub(super) struct Ears {
 
 /// Limit of the answers to tries that are on their way at once. A try that hears nothing is refused after [`Options::recall_timeout`] twice, so one
 /// that is left out only learns later what it would have been told.
-const MAX_ANSWERS: usize = 256;
+const MAX_RECALL_REPLIES: usize = 256;
 
-impl Ears {
+impl RecallContext {
     pub(super) fn new(
         manager: &str,
         scheme: &Arc<dyn Scheme>,
@@ -77,20 +77,20 @@ impl Ears {
         renewals: &Arc<Renewals>,
     ) -> Arc<Self> {
         let (scheme, renewals) = (Arc::downgrade(scheme), Arc::downgrade(renewals));
-        let answers = Arc::new(Semaphore::new(MAX_ANSWERS));
+        let answers = Arc::new(Semaphore::new(MAX_RECALL_REPLIES));
         Arc::new(Self { manager: manager.to_owned(), scheme, home, renewals, answers })
     }
 }
 
 /// Hears who calls for one lock.
-struct Ear {
+struct RecallHandler {
     cell: CachedCell,
-    common: Arc<Ears>,
+    common: Arc<RecallContext>,
     /// Bounds the answers to those who try: a call is a message that anybody may have sent.
     answers: Mutex<Throttle>,
 }
 
-impl Ear {
+impl RecallHandler {
     /// Whether one more try is answered, and what counts it until it is.
     fn may_answer(&self) -> Option<OwnedSemaphorePermit> {
         let permit = Arc::clone(&self.common.answers).try_acquire_owned().ok()?;
@@ -105,7 +105,7 @@ impl Ear {
     }
 }
 
-impl OnRecall for Ear {
+impl OnRecall for RecallHandler {
     fn on_recall(&self, call: &Recall) {
         let Some((key, is_used, due)) = self.cell.on_recall(call) else {
             return;
@@ -134,31 +134,36 @@ impl OnRecall for Ear {
 
 impl Engine {
     /// Whether any may.
-    pub(super) fn holds_may_stay(&self) -> bool {
+    pub(super) fn can_cache(&self) -> bool {
         self.uses.is_some()
     }
 
     /// The server is to be asked for a lock: whether its hold may stay.
-    pub(super) fn may_stay(&self, key: &Key, cache_for: Duration, now: Moment) -> bool {
-        !cache_for.is_zero() && self.uses.as_ref().is_some_and(|uses| uses.begins(key.name_hash(), now))
+    pub(super) fn may_cache(&self, key: &Key, cache_for: Duration, now: Moment) -> bool {
+        !cache_for.is_zero() && self.uses.as_ref().is_some_and(|uses| uses.may_cache(key.name_hash(), now))
     }
 
     /// What an attempt says of keeping its hold.
-    pub(super) fn keeping(&self, key: &Arc<Key>, entry: &WaitEntry, cache_for: Duration) -> Option<Keeping> {
-        let kept = Arc::clone(self.uses.as_ref()?.kept());
+    pub(super) fn cache_request(&self, key: &Arc<Key>, entry: &WaitEntry, cache_for: Duration) -> Option<CacheRequest> {
+        let kept = Arc::clone(self.uses.as_ref()?.cached_count());
         let calls = entry.recalls(|cell| self.listen(key, cell))?;
         let standing = calls.subscription();
-        Some(Keeping { calls, cache_for, kept, standing })
+        Some(CacheRequest { recalls: calls, cache_for, cached_count: kept, subscription: standing })
     }
 
     /// What a conversion says of keeping its hold: the same as of the one before.
-    pub(super) fn keeping_on(&self, hold: &Hold) -> Option<Keeping> {
+    pub(super) fn cache_request_on(&self, hold: &Hold) -> Option<CacheRequest> {
         let (calls, cache_for) = hold.cache_terms()?;
-        Some(Keeping { calls, cache_for, kept: Arc::clone(self.uses.as_ref()?.kept()), standing: None })
+        Some(CacheRequest {
+            recalls: calls,
+            cache_for,
+            cached_count: Arc::clone(self.uses.as_ref()?.cached_count()),
+            subscription: None,
+        })
     }
 
     /// One more hold may stay: if these are too many by now, those that were used longest ago are given up.
-    pub(super) fn bound_idle(&self, now: Moment) {
+    pub(super) fn bound_cached(&self, now: Moment) {
         let Some(excess) = self.uses.as_ref().map_or(0, |uses| uses.excess()).checked_sub(1) else {
             return;
         };
@@ -171,16 +176,16 @@ impl Engine {
     }
 
     /// The last guard of a hold has gone.
-    pub(super) fn note_stay(&self, hold: &Hold) {
+    pub(super) fn note_cache_outcome(&self, hold: &Hold) {
         if let Some(uses) = &self.uses
             && let Some(stay) = hold.cache_outcome()
         {
-            uses.ended(hold.key().name_hash(), stay);
+            uses.note_outcome(hold.key().name_hash(), stay);
         }
     }
 
     fn listen(&self, key: &Arc<Key>, cell: CachedCell) -> Option<Arc<Recalls>> {
-        let ear = Ear { cell, common: Arc::clone(&self.ears), answers: Mutex::new(Throttle::new()) };
+        let ear = RecallHandler { cell, common: Arc::clone(&self.ears), answers: Mutex::new(Throttle::new()) };
         let calls = Arc::new(Recalls::new(Box::new(ear)));
         self.scheme.listen(key, &calls).then_some(calls)
     }

@@ -22,8 +22,8 @@ use tokio::task::AbortHandle;
 use crate::attempt::{Attempt, BoxFuture, Failure, Route};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::engine::releases::{Job, Releases};
-use crate::engine::renewals::{COMPANY, Due, Renewals};
+use crate::engine::releases::{ReleaseTask, Releases};
+use crate::engine::renewals::{BATCH_WINDOW, DueRenewal, Renewals};
 use crate::engine::wake::{DriverId, Wake};
 use crate::home::BackgroundRuntime;
 use crate::lease::Moment;
@@ -36,14 +36,14 @@ use crate::shield::catch_panic;
 mod tests;
 
 /// The most requests in one pipeline: larger ones would keep other callers of the node waiting.
-pub(super) const MAX_CHUNK: usize = 128;
+pub(super) const MAX_BATCH: usize = 128;
 /// A node takes 5 to 10 us for one of them, so one chunk delays others by little more than a round trip takes. With smaller ones
 /// more of the others would meet one, and each costs both sides as much as ten renewals: threads are woken.
-const MIN_CHUNK: usize = 32;
+const MIN_BATCH: usize = 32;
 /// Between two chunks of renewals for one route, in which its node serves others.
-pub(super) const CHUNK_GAP: Duration = Duration::from_millis(3);
+pub(super) const BATCH_GAP: Duration = Duration::from_millis(3);
 /// The same behind one of the largest chunks: a line that grows all the same would outlast leases.
-const MIN_CHUNK_GAP: Duration = Duration::from_millis(1);
+const MIN_BATCH_GAP: Duration = Duration::from_millis(1);
 /// Before it is renewed elsewhere: two nodes that name each other would be asked as fast as they answer.
 const REDIRECT_PAUSE: Duration = Duration::from_millis(10);
 /// Chunks of renewals, and of releases, that may be under way on one route.
@@ -52,8 +52,8 @@ const MAX_RELEASING: usize = 2;
 
 /// The background work of one manager.
 #[derive(Debug)]
-pub(crate) struct Outbox {
-    work: Arc<Work>,
+pub(crate) struct Background {
+    work: Arc<BackgroundWork>,
     home: BackgroundRuntime,
     /// Those of the runtimes that use the manager.
     drivers: Mutex<Vec<(Id, AbortHandle)>>,
@@ -61,7 +61,7 @@ pub(crate) struct Outbox {
 
 /// What drivers share.
 #[derive(Debug)]
-struct Work {
+struct BackgroundWork {
     scheme: Arc<dyn Scheme>,
     clock: Clock,
     renewals: Arc<Renewals>,
@@ -79,7 +79,7 @@ struct Work {
 struct RouteQueue {
     /// By their local deadlines.
     holds: BTreeMap<(Moment, u64), Arc<Hold>>,
-    releases: VecDeque<Job>,
+    releases: VecDeque<ReleaseTask>,
     /// When the next chunk of renewals may go.
     next: Moment,
     /// Chunks under way.
@@ -112,14 +112,14 @@ impl RouteQueue {
 
     /// Those whose renewals are one chunk, which counts as under way.
     fn next_holds(&mut self, now: Moment) -> Vec<Arc<Hold>> {
-        let most = chunk_size(self.holds.len());
-        self.next = now.after(if most < MAX_CHUNK { CHUNK_GAP } else { MIN_CHUNK_GAP });
+        let most = batch_size(self.holds.len());
+        self.next = now.after(if most < MAX_BATCH { BATCH_GAP } else { MIN_BATCH_GAP });
         self.renewing += 1;
         std::iter::from_fn(|| self.holds.pop_first()).take(most).map(|(_, hold)| hold).collect()
     }
 
-    fn next_releases(&mut self) -> Vec<Job> {
-        let most = chunk_size(self.releases.len()).min(self.releases.len());
+    fn next_releases(&mut self) -> Vec<ReleaseTask> {
+        let most = batch_size(self.releases.len()).min(self.releases.len());
         self.releasing += 1;
         self.releases.drain(..most).collect()
     }
@@ -127,11 +127,11 @@ impl RouteQueue {
 
 /// The size of chunks: small ones as long as they keep up, since a node serves one to its end before anybody else. A few too many
 /// go along.
-fn chunk_size(due: usize) -> usize {
-    if due <= MIN_CHUNK * 5 / 4 { due } else { (due / 8).clamp(MIN_CHUNK, MAX_CHUNK) }
+fn batch_size(due: usize) -> usize {
+    if due <= MIN_BATCH * 5 / 4 { due } else { (due / 8).clamp(MIN_BATCH, MAX_BATCH) }
 }
 
-impl Outbox {
+impl Background {
     pub(crate) fn new(
         scheme: Arc<dyn Scheme>,
         home: BackgroundRuntime,
@@ -139,7 +139,7 @@ impl Outbox {
         releases: Arc<Releases>,
         wake: Arc<Wake>,
     ) -> Self {
-        let work = Work {
+        let work = BackgroundWork {
             clock: scheme.clock(),
             scheme,
             renewals,
@@ -190,10 +190,10 @@ impl Outbox {
 }
 
 /// A driver from its start to its end, be it that of its runtime.
-struct Driven(Arc<Work>);
+struct Driven(Arc<BackgroundWork>);
 
 impl Driven {
-    fn new(work: &Arc<Work>) -> Self {
+    fn new(work: &Arc<BackgroundWork>) -> Self {
         work.drivers.fetch_add(1, Ordering::SeqCst);
         Self(Arc::clone(work))
     }
@@ -219,14 +219,14 @@ impl Drop for Driven {
     }
 }
 
-impl Work {
+impl BackgroundWork {
     /// A driver. Ends when it is stopped and nothing is left to be told.
     async fn drive(self: Arc<Self>) {
         let driver = Driver { work: Arc::clone(&self), id: self.wake.register() };
-        let mut underway: FuturesUnordered<BoxFuture<'static, Answers>> = FuturesUnordered::new();
+        let mut underway: FuturesUnordered<BoxFuture<'static, BatchAnswers>> = FuturesUnordered::new();
         let mut changes = self.scheme.changes().unwrap_or_else(never).chain(never());
         loop {
-            let (woken, sooner) = (self.wake.woken(), self.renewals.overdue_sooner());
+            let (woken, sooner) = (self.wake.woken(), self.renewals.stalled_sooner());
             tokio::pin!(woken, sooner);
             // Registered before the look, so nothing that is put in meanwhile is missed.
             woken.as_mut().enable();
@@ -239,10 +239,10 @@ impl Work {
             if self.take_due(now) {
                 self.wake.others_of(driver.id);
             }
-            for chunk in self.next_chunks(now) {
+            for chunk in self.next_batches(now) {
                 underway.push(Arc::clone(&self).send(chunk));
             }
-            let alarm = self.renewals.look_for_overdue(now).min(self.next(now));
+            let alarm = self.renewals.look_for_stalled(now).min(self.next(now));
             let alarm = self.wake.sleeps(driver.id, alarm);
             // In any order: each round looks at all that is due, whatever ended the wait.
             tokio::select! {
@@ -261,7 +261,7 @@ impl Work {
         let mut is_any = false;
         for hold in self.renewals.take_due(now) {
             is_any = true;
-            if hold.join_batch(now.after(COMPANY)) {
+            if hold.join_batch(now.after(BATCH_WINDOW)) {
                 let route = self.scheme.route(hold.key());
                 let place = (hold.deadline(), self.wake.next_number());
                 let mut queues = self.queues.lock();
@@ -284,7 +284,7 @@ impl Work {
     }
 
     /// What may go now.
-    fn next_chunks(&self, now: Moment) -> Vec<Chunk> {
+    fn next_batches(&self, now: Moment) -> Vec<Batch> {
         let (mut renewals, mut releases) = (Vec::new(), Vec::new());
         let mut queues = self.queues.lock();
         for (route, queue) in &mut *queues {
@@ -292,7 +292,7 @@ impl Work {
                 renewals.push((route.clone(), queue.next_holds(now)));
             }
             while !queue.releases.is_empty() && queue.releasing < MAX_RELEASING {
-                releases.push(Chunk { route: route.clone(), load: Load::Releases(queue.next_releases()) });
+                releases.push(Batch { route: route.clone(), load: BatchTasks::Releases(queue.next_releases()) });
             }
         }
         queues.retain(|_, queue| !queue.is_done(now));
@@ -303,7 +303,7 @@ impl Work {
     }
 
     /// The chunk of these holds, if any of them is to be renewed.
-    fn renewals_of(&self, route: Route, holds: Vec<Arc<Hold>>, now: Moment) -> Option<Chunk> {
+    fn renewals_of(&self, route: Route, holds: Vec<Arc<Hold>>, now: Moment) -> Option<Batch> {
         let mut chunk = Vec::with_capacity(holds.len());
         for hold in holds {
             // Its slot has another owner since it came into the queue: there is another queue for it.
@@ -312,14 +312,14 @@ impl Work {
                 self.renewals.schedule(&hold, now);
                 continue;
             }
-            match catch_panic(|| hold.begin_renewal(now, now.after(COMPANY))).flatten() {
-                Some(lease) => chunk.push(Due::new(hold, lease)),
+            match catch_panic(|| hold.begin_renewal(now, now.after(BATCH_WINDOW))).flatten() {
+                Some(lease) => chunk.push(DueRenewal::new(hold, lease)),
                 // Over: it has changed while it was in the queue.
                 None => self.renewals.schedule(&hold, now),
             }
         }
         let is_empty = chunk.is_empty();
-        let chunk = Chunk { route, load: Load::Renewals(chunk) };
+        let chunk = Batch { route, load: BatchTasks::Renewals(chunk) };
         if is_empty {
             self.is_back(&chunk);
             return None;
@@ -328,11 +328,11 @@ impl Work {
     }
 
     /// There is room for another chunk.
-    fn is_back(&self, chunk: &Chunk) {
+    fn is_back(&self, chunk: &Batch) {
         if let Some(queue) = self.queues.lock().get_mut(&chunk.route) {
             match chunk.load {
-                Load::Renewals(_) => queue.renewing -= 1,
-                Load::Releases(_) => queue.releasing -= 1,
+                BatchTasks::Renewals(_) => queue.renewing -= 1,
+                BatchTasks::Releases(_) => queue.releasing -= 1,
             }
         }
     }
@@ -347,30 +347,30 @@ impl Work {
     }
 
     /// Sends one chunk. The agenda has its holds at their deadlines, at which they are over, answered or not.
-    fn send(self: Arc<Self>, chunk: Chunk) -> BoxFuture<'static, Answers> {
+    fn send(self: Arc<Self>, chunk: Batch) -> BoxFuture<'static, BatchAnswers> {
         let scheme = Arc::clone(&self.scheme);
-        let sent = Sent { work: self, chunk: Some(chunk) };
+        let sent = SentBatch { work: self, chunk: Some(chunk) };
         Box::pin(async move {
             let route = sent.route();
             let answers = match sent.load() {
-                Load::Renewals(chunk) => {
-                    let batch: Vec<_> = chunk.iter().map(Due::renewal).collect();
-                    Answered::Renewals(scheme.renew(&route, &batch).await)
+                BatchTasks::Renewals(chunk) => {
+                    let batch: Vec<_> = chunk.iter().map(DueRenewal::renewal).collect();
+                    BatchResults::Renewals(scheme.renew(&route, &batch).await)
                 }
-                Load::Releases(jobs) => {
-                    let batch: Vec<_> = jobs.iter().map(Job::leave).collect();
-                    Answered::Releases(scheme.release_all(&route, &batch).await)
+                BatchTasks::Releases(jobs) => {
+                    let batch: Vec<_> = jobs.iter().map(ReleaseTask::leave).collect();
+                    BatchResults::Releases(scheme.release_all(&route, &batch).await)
                 }
             };
-            sent.answered(answers)
+            sent.on_answer(answers)
         })
     }
 
-    fn take_answers(&self, Answers { chunk, answered }: Answers) {
+    fn take_answers(&self, BatchAnswers { chunk, answered }: BatchAnswers) {
         let now = self.clock.now();
-        let Chunk { route, load } = chunk;
+        let Batch { route, load } = chunk;
         match (load, answered) {
-            (Load::Renewals(chunk), Answered::Renewals(attempts)) => {
+            (BatchTasks::Renewals(chunk), BatchResults::Renewals(attempts)) => {
                 self.has_answered(&route, attempts.iter().any(Result::is_ok));
                 self.looks_how_long(&attempts, now);
                 for (due, attempt) in chunk.into_iter().zip(attempts) {
@@ -379,18 +379,19 @@ impl Work {
                         due.hold.leave_batch(now.after(REDIRECT_PAUSE));
                         self.renewals.schedule(&due.hold, now);
                     } else {
-                        self.renewals.answered(due, attempt, now);
+                        self.renewals.on_answer(due, attempt, now);
                     }
                 }
             }
-            (Load::Releases(jobs), Answered::Releases(attempts)) => {
+            (BatchTasks::Releases(jobs), BatchResults::Releases(attempts)) => {
                 self.has_answered(&route, attempts.iter().any(Result::is_ok));
                 self.looks_how_long(&attempts, now);
                 for (job, attempt) in jobs.into_iter().zip(attempts) {
-                    self.releases.answered(job, &route, attempt, now);
+                    self.releases.on_answer(job, &route, attempt, now);
                 }
             }
-            (Load::Renewals(_), Answered::Releases(_)) | (Load::Releases(_), Answered::Renewals(_)) => {
+            (BatchTasks::Renewals(_), BatchResults::Releases(_))
+            | (BatchTasks::Releases(_), BatchResults::Renewals(_)) => {
                 unreachable!("a chunk is answered by its own kind")
             }
         }
@@ -409,7 +410,7 @@ impl Work {
         if let Some(queue) = self.queues.lock().get_mut(route) {
             queue.is_silent = !is_heard;
             if !is_heard {
-                holds.extend(queue.releases.iter_mut().filter_map(Job::take_hold));
+                holds.extend(queue.releases.iter_mut().filter_map(ReleaseTask::take_hold));
             }
         }
         // With no lock of ours: waiters are woken.
@@ -423,7 +424,7 @@ fn never() -> BoxStream<'static, ()> {
 
 /// A driver that runs. Dropped, the others do without it.
 struct Driver {
-    work: Arc<Work>,
+    work: Arc<BackgroundWork>,
     id: DriverId,
 }
 
@@ -436,54 +437,54 @@ impl Drop for Driver {
 }
 
 /// What travels together.
-struct Chunk {
+struct Batch {
     route: Route,
-    load: Load,
+    load: BatchTasks,
 }
 
-enum Load {
-    Renewals(Vec<Due>),
-    Releases(Vec<Job>),
+enum BatchTasks {
+    Renewals(Vec<DueRenewal>),
+    Releases(Vec<ReleaseTask>),
 }
 
-enum Answered {
+enum BatchResults {
     Renewals(Vec<Attempt<Renewed>>),
     Releases(Vec<Attempt<ReleaseReply>>),
 }
 
 /// The answers to one chunk.
-struct Answers {
-    chunk: Chunk,
-    answered: Answered,
+struct BatchAnswers {
+    chunk: Batch,
+    answered: BatchResults,
 }
 
 /// A chunk that was sent. If its driver ends with its runtime before the answer is there, another one sends it again.
-struct Sent {
-    work: Arc<Work>,
-    chunk: Option<Chunk>,
+struct SentBatch {
+    work: Arc<BackgroundWork>,
+    chunk: Option<Batch>,
 }
 
-impl Sent {
-    fn chunk(&self) -> &Chunk {
+impl SentBatch {
+    fn batch(&self) -> &Batch {
         self.chunk.as_ref().expect("it is there until it is answered")
     }
 
     fn route(&self) -> Route {
-        self.chunk().route.clone()
+        self.batch().route.clone()
     }
 
-    fn load(&self) -> &Load {
-        &self.chunk().load
+    fn load(&self) -> &BatchTasks {
+        &self.batch().load
     }
 
-    fn answered(mut self, answered: Answered) -> Answers {
+    fn on_answer(mut self, answered: BatchResults) -> BatchAnswers {
         let chunk = self.chunk.take().expect("it is answered once");
         self.work.is_back(&chunk);
-        Answers { chunk, answered }
+        BatchAnswers { chunk, answered }
     }
 }
 
-impl Drop for Sent {
+impl Drop for SentBatch {
     fn drop(&mut self) {
         let Some(chunk) = self.chunk.take() else {
             return;
@@ -491,8 +492,8 @@ impl Drop for Sent {
         self.work.is_back(&chunk);
         let now = self.work.clock.now();
         match chunk.load {
-            Load::Renewals(chunk) => chunk.iter().for_each(|due| self.work.renewals.unanswered(due, now)),
-            Load::Releases(jobs) => jobs.into_iter().for_each(|job| self.work.releases.again(job, now)),
+            BatchTasks::Renewals(chunk) => chunk.iter().for_each(|due| self.work.renewals.on_no_answer(due, now)),
+            BatchTasks::Releases(jobs) => jobs.into_iter().for_each(|job| self.work.releases.again(job, now)),
         }
     }
 }

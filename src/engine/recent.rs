@@ -22,33 +22,33 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// What each node has carried out of late.
 #[derive(Debug, Default)]
-pub(crate) struct Recent {
-    memory: Mutex<Memory>,
+pub(crate) struct ReleaseReplay {
+    memory: Mutex<ReplayMemory>,
 }
 
 #[derive(Debug)]
-struct Memory {
-    releases: BTreeMap<Route, VecDeque<Remembered>>,
+struct ReplayMemory {
+    releases: BTreeMap<Route, VecDeque<ReplayedRelease>>,
     /// Nothing is over before.
     look_at: Moment,
 }
 
-impl Default for Memory {
+impl Default for ReplayMemory {
     fn default() -> Self {
         Self { releases: BTreeMap::new(), look_at: Moment::NEVER }
     }
 }
 
 #[derive(Debug)]
-struct Remembered {
+struct ReplayedRelease {
     release: Release,
     until: Moment,
 }
 
-impl Recent {
+impl ReleaseReplay {
     /// Forgets what is over. Answers when to look again.
     pub(crate) fn forget(&self, now: Moment) -> Moment {
-        let Memory { releases, look_at } = &mut *self.memory.lock();
+        let ReplayMemory { releases, look_at } = &mut *self.memory.lock();
         if now < *look_at {
             return *look_at;
         }
@@ -67,21 +67,21 @@ impl Recent {
     /// Whoever the route led to has carried this out. It may have been somebody else by then, which does no harm: to tell it
     /// once more changes nothing.
     pub(crate) fn remember(&self, route: Route, release: &Release, now: Moment) {
-        let Memory { releases, look_at } = &mut *self.memory.lock();
+        let ReplayMemory { releases, look_at } = &mut *self.memory.lock();
         let recent = releases.entry(route).or_default();
         while recent.len() >= MAX_RECENT || recent.front().is_some_and(|first| first.until <= now) {
             recent.pop_front();
         }
         let until = release.server_until.min(now.after(MAX_AGE));
         *look_at = (*look_at).min(until.max(now.after(LOOK)));
-        recent.push_back(Remembered { release: release.clone(), until });
+        recent.push_back(ReplayedRelease { release: release.clone(), until });
     }
 
     /// Takes those whose lock another node than then owns now, as far as is known, and which it may yet hold.
     pub(crate) fn take_moved(&self, route: impl Fn(&Release) -> Route, now: Moment) -> Vec<Release> {
         let mut moved = Vec::new();
         self.memory.lock().releases.retain(|then, recent| {
-            recent.retain(|Remembered { release, until }| {
+            recent.retain(|ReplayedRelease { release, until }| {
                 let at = route(release);
                 let stays = at.is_unknown() || at == *then;
                 let lives = *until > now;
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn those_of_another_owner_are_taken_once() {
-        let (recent, later) = (Recent::default(), START.after(Duration::from_secs(9)));
+        let (recent, later) = (ReleaseReplay::default(), START.after(Duration::from_secs(9)));
         recent.remember(route("old"), &release(1, later), START);
         recent.remember(route("new"), &release(2, later), START);
         assert!(recent.take_moved(|_| route(""), START).is_empty(), "nobody is known");
@@ -132,14 +132,14 @@ mod tests {
 
     #[test]
     fn what_is_over_anyway_is_forgotten() {
-        let (recent, end) = (Recent::default(), START.after(Duration::from_secs(9)));
+        let (recent, end) = (ReleaseReplay::default(), START.after(Duration::from_secs(9)));
         recent.remember(route("old"), &release(1, end), START);
         assert!(recent.take_moved(|_| route("new"), end).is_empty());
     }
 
     #[test]
     fn nothing_is_remembered_for_ever() {
-        let (recent, end) = (Recent::default(), START.after(Duration::from_secs(3600)));
+        let (recent, end) = (ReleaseReplay::default(), START.after(Duration::from_secs(3600)));
         recent.remember(route("old"), &release(1, end), START);
         let next = recent.forget(START);
         assert!(next <= START.after(MAX_AGE), "{next:?}");
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn nobody_looks_again_before_something_can_be_over() {
-        let (recent, end) = (Recent::default(), START.after(Duration::from_secs(9)));
+        let (recent, end) = (ReleaseReplay::default(), START.after(Duration::from_secs(9)));
         for n in 0..100 {
             recent.remember(route(&n.to_string()), &release(n, end), START);
         }
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_latest_of_each_node_are_remembered() {
-        let (recent, end) = (Recent::default(), START.after(Duration::from_secs(9)));
+        let (recent, end) = (ReleaseReplay::default(), START.after(Duration::from_secs(9)));
         recent.remember(route("failed"), &release(0, end), START);
         for n in 1..=MAX_RECENT as u64 + 1 {
             recent.remember(route("busy"), &release(n, end), START);

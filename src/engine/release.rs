@@ -22,8 +22,8 @@ impl Engine {
     }
 
     /// The last guard lets go of a hold that is valid, and that stays. `false` if there is more to it.
-    fn rests(&self, hold: &Hold, share_id: ShareId) -> bool {
-        if !self.holds_may_stay() {
+    fn cache(&self, hold: &Hold, share_id: ShareId) -> bool {
+        if !self.can_cache() {
             return false;
         }
         let now = self.clock.now();
@@ -50,7 +50,7 @@ impl Engine {
         match removed {
             ShareRemoved::Shared | ShareRemoved::HandedOver(_) | ShareRemoved::Kept | ShareRemoved::Lost(_) => {}
             ShareRemoved::Last | ShareRemoved::LastLate(_) => {
-                self.note_stay(hold);
+                self.note_cache_outcome(hold);
                 self.release_from_here(hold);
             }
         }
@@ -59,7 +59,7 @@ impl Engine {
     /// A guard lets go and waits for the server's word.
     pub(super) async fn release(&self, hold: &Arc<Hold>, share_id: ShareId) -> Result<()> {
         let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
-        if self.rests(hold, share_id) {
+        if self.cache(hold, share_id) {
             return Ok(());
         }
         in_runtime().inspect_err(|_| self.guard_dropped(hold, share_id))?;
@@ -77,7 +77,7 @@ impl Engine {
             }
             ShareRemoved::Last => {}
         }
-        self.note_stay(hold);
+        self.note_cache_outcome(hold);
         self.renewals.forget(hold);
         let (release, conversion) = Release::all_of(hold, began);
         // Dropped, or without an answer: the background goes on.
@@ -121,17 +121,17 @@ impl Engine {
     }
 
     /// Tells the server of a release until that is answered.
-    async fn told(&self, hold: &Arc<Hold>, release: &Release, tries: &mut Tries) -> Result<Told> {
+    async fn told(&self, hold: &Arc<Hold>, release: &Release, tries: &mut Tries) -> Result<ReleaseAnswer> {
         let mut in_doubt = false;
         loop {
             let failure = match self.releases.send_once(release).await {
-                Ok(answer) => return Ok(Told { answer, in_doubt }),
+                Ok(answer) => return Ok(ReleaseAnswer { answer, in_doubt }),
                 Err(failure) => failure,
             };
             in_doubt |= !matches!(failure, Failure::NotDone { .. });
             // Local waiters ask for themselves: they learn of the silence, too.
             self.table.on_end(hold);
-            Box::pin(tries.failed(self, hold.key(), failure)).await?;
+            Box::pin(tries.on_failure(self, hold.key(), failure)).await?;
         }
     }
 
@@ -163,7 +163,7 @@ fn judge_absence(hold: &Hold, share_id: ShareId, absence: Absence, may_be_ours: 
 }
 
 /// What the server has said to a release.
-struct Told {
+struct ReleaseAnswer {
     answer: Answered<ReleaseReply>,
     /// An earlier copy went unanswered.
     in_doubt: bool,

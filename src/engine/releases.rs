@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use crate::attempt::{Attempt, Failure, Route};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::engine::recent::Recent;
+use crate::engine::recent::ReleaseReplay;
 use crate::engine::wake::Wake;
 use crate::error::Refusal;
 use crate::events;
@@ -28,7 +28,7 @@ use crate::lock::side::{CountOperations, OpenOperation};
 use crate::lock::table::Table;
 use crate::scheme::{ReleaseReply, ReleaseRequest, Scheme};
 use crate::shield::catch_panic;
-use at_hand::AtHand;
+use at_hand::InlineReleases;
 
 mod at_hand;
 #[cfg(test)]
@@ -45,10 +45,10 @@ pub(crate) struct Releases {
     table: Arc<Table>,
     clock: Clock,
     /// Where the next primary may not know of a release that this one carried out.
-    recent: Option<Recent>,
-    waiting: Mutex<Waiting>,
+    replay: Option<ReleaseReplay>,
+    waiting: Mutex<WaitingReleases>,
     wake: Arc<Wake>,
-    at_hand: AtHand,
+    at_hand: InlineReleases,
     /// Acquisitions and releases that the server may yet have to be told of.
     unsettled: AtomicUsize,
     /// The releases among them.
@@ -69,29 +69,29 @@ pub(super) type Interruption = (std::sync::mpsc::Sender<()>, std::sync::mpsc::Re
 
 /// Releases that nobody carries yet.
 #[derive(Debug, Default)]
-struct Waiting {
-    now: VecDeque<Job>,
+struct WaitingReleases {
+    now: VecDeque<ReleaseTask>,
     /// Until a pause is over.
-    later: BTreeMap<Place, Job>,
+    later: BTreeMap<DueNumber, ReleaseTask>,
     /// Nobody carries anything any more.
     is_abandoned: bool,
 }
 
 /// When something is due, and a number of its own.
-type Place = (Moment, u64);
+type DueNumber = (Moment, u64);
 
 impl Releases {
     pub(crate) fn new(scheme: Arc<dyn Scheme>, table: Arc<Table>, wake: Arc<Wake>, response_timeout: Duration) -> Self {
         let clock = scheme.clock();
-        let recent = scheme.changes().map(|_| Recent::default());
+        let recent = scheme.changes().map(|_| ReleaseReplay::default());
         Self {
             scheme,
             table,
             clock,
-            recent,
+            replay: recent,
             waiting: Mutex::default(),
             wake,
-            at_hand: AtHand::new(response_timeout),
+            at_hand: InlineReleases::new(response_timeout),
             unsettled: AtomicUsize::new(0),
             departing: AtomicUsize::new(0),
             ended: AtomicU64::new(0),
@@ -104,7 +104,7 @@ impl Releases {
 
     /// Tells the server once.
     pub(crate) async fn send_once(self: &Arc<Self>, release: &Release) -> Attempt<ReleaseReply> {
-        if self.recent.is_none() {
+        if self.replay.is_none() {
             return self.scheme.release(&release.key, &release.id).await;
         }
         let route = self.scheme.route(&release.key);
@@ -115,7 +115,7 @@ impl Releases {
 
     /// A node has carried a release out, which its successor may not know of.
     fn carried_out(self: &Arc<Self>, release: &Release, route: &Route, now: Moment) {
-        let Some(recent) = &self.recent else {
+        let Some(recent) = &self.replay else {
             return;
         };
         recent.remember(route.clone(), release, now);
@@ -127,7 +127,7 @@ impl Releases {
 
     /// Whoever owns a lock after a change is told of the releases that its predecessor carried out of late, the latest first.
     pub(super) fn resend_moved(self: &Arc<Self>) {
-        let Some(recent) = &self.recent else {
+        let Some(recent) = &self.replay else {
             return;
         };
         let mut moved = recent.take_moved(|release| self.scheme.route(&release.key), self.clock.now());
@@ -148,11 +148,11 @@ impl Releases {
             return Moment::from_nanos(0);
         }
         drop(waiting);
-        later.min(self.at_hand.next()).min(self.recent.as_ref().map_or(Moment::NEVER, |recent| recent.forget(now)))
+        later.min(self.at_hand.next()).min(self.replay.as_ref().map_or(Moment::NEVER, |recent| recent.forget(now)))
     }
 
     /// What is to be carried now.
-    pub(super) fn take_due(&self, now: Moment) -> VecDeque<Job> {
+    pub(super) fn take_due(&self, now: Moment) -> VecDeque<ReleaseTask> {
         let mut waiting = self.waiting.lock();
         let mut due = std::mem::take(&mut waiting.now);
         while let Some(first) = waiting.later.first_entry().filter(|first| first.key().0 <= now) {
@@ -169,7 +169,13 @@ impl Releases {
     }
 
     /// A copy of a release has come to its end.
-    pub(super) fn answered(self: &Arc<Self>, mut job: Job, route: &Route, attempt: Attempt<ReleaseReply>, now: Moment) {
+    pub(super) fn on_answer(
+        self: &Arc<Self>,
+        mut job: ReleaseTask,
+        route: &Route,
+        attempt: Attempt<ReleaseReply>,
+        now: Moment,
+    ) {
         if let Some(hold) = job.take_hold() {
             self.unblock(&hold);
         }
@@ -194,12 +200,12 @@ impl Releases {
     }
 
     /// It was not answered, and is told again after a pause.
-    pub(super) fn again(&self, mut job: Job, now: Moment) {
+    pub(super) fn again(&self, mut job: ReleaseTask, now: Moment) {
         let pause = job.backoff.pause();
         self.later(job, now.after(pause));
     }
 
-    fn later(&self, job: Job, at: Moment) {
+    fn later(&self, job: ReleaseTask, at: Moment) {
         let place = (at, self.wake.next_number());
         self.put(job, |waiting, job| drop(waiting.later.insert(place, job)));
         self.wake.at(at);
@@ -207,16 +213,16 @@ impl Releases {
 
     /// Takes a release over. Without a driver that still runs, the lease ends it.
     pub(crate) fn in_background(self: &Arc<Self>, release: Release, hold: Option<Arc<Hold>>) {
-        self.carry(Job::new(self, release, hold));
+        self.carry(ReleaseTask::new(self, release, hold));
     }
 
-    fn carry(&self, job: Job) {
+    fn carry(&self, job: ReleaseTask) {
         self.put(job, |waiting, job| waiting.now.push_back(job));
         self.wake.at(Moment::from_nanos(0));
     }
 
     /// Where nobody carries it, it would wait for ever, and keep all this in memory.
-    fn put(&self, job: Job, put: impl FnOnce(&mut Waiting, Job)) {
+    fn put(&self, job: ReleaseTask, put: impl FnOnce(&mut WaitingReleases, ReleaseTask)) {
         let mut waiting = self.waiting.lock();
         if waiting.is_abandoned {
             drop(waiting);
@@ -241,16 +247,16 @@ impl Releases {
         let now = self.clock.now();
         let (release, conversion) = Release::all_of(hold, now);
         let then = now.after(HEAD_START);
-        self.later(Job::new(self, release, Some(Arc::clone(hold))), then);
+        self.later(ReleaseTask::new(self, release, Some(Arc::clone(hold))), then);
         if let Some(release) = conversion {
-            self.later(Job::new(self, release, None), then);
+            self.later(ReleaseTask::new(self, release, None), then);
         }
     }
 
     /// The same for a hold whose last guard was dropped here.
     pub(crate) fn give_back_from_here(self: &Arc<Self>, hold: &Arc<Hold>, now: Moment) {
         let (release, conversion) = Release::all_of(hold, now);
-        at_hand::tell(self, Job::new(self, release, Some(Arc::clone(hold))), now);
+        at_hand::tell(self, ReleaseTask::new(self, release, Some(Arc::clone(hold))), now);
         if let Some(release) = conversion {
             self.in_background(release, None);
         }
@@ -262,7 +268,7 @@ impl Releases {
     /// release could arrive first and find nothing; then the request would leave a hold or a place in the queue until the release is
     /// repeated, which is when no copy can arrive any more.
     pub(crate) fn take_back_from_here(self: &Arc<Self>, release: Release, now: Moment) {
-        at_hand::tell(self, Job::new(self, release, None), now);
+        at_hand::tell(self, ReleaseTask::new(self, release, None), now);
     }
 
     /// Nothing more is given back.
@@ -276,8 +282,10 @@ impl Releases {
 
     /// Nobody carries what waits any more: leases end it.
     pub(super) fn abandon(&self) {
-        let abandoned =
-            std::mem::replace(&mut *self.waiting.lock(), Waiting { is_abandoned: true, ..Waiting::default() });
+        let abandoned = std::mem::replace(
+            &mut *self.waiting.lock(),
+            WaitingReleases { is_abandoned: true, ..WaitingReleases::default() },
+        );
         drop(abandoned);
         self.at_hand.abandon();
     }
@@ -324,7 +332,7 @@ impl Releases {
     }
 
     /// Returns when the server knows of all releases so far, or has forgotten them.
-    pub(crate) async fn settled(&self) {
+    pub(crate) async fn await_resolved(&self) {
         self.until_none(&self.unsettled).await;
     }
 
@@ -353,15 +361,15 @@ fn is_final(refusal: Refusal) -> bool {
 
 /// A release that is to be told until the server knows, or has forgotten.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct ReleaseTask {
     release: Release,
     backoff: Backoff,
-    underway: Underway,
+    underway: UnderwayRelease,
 }
 
-impl Job {
+impl ReleaseTask {
     fn new(releases: &Arc<Releases>, release: Release, hold: Option<Arc<Hold>>) -> Self {
-        Self { release, backoff: Backoff::new(), underway: Underway::new(releases, hold) }
+        Self { release, backoff: Backoff::new(), underway: UnderwayRelease::new(releases, hold) }
     }
 
     pub(super) fn key(&self) -> &Key {
@@ -380,7 +388,7 @@ impl Job {
 
 /// A release in the background. Dropped at any point, it leaves the table and the count right.
 #[derive(Debug)]
-struct Underway {
+struct UnderwayRelease {
     hold: Option<Arc<Hold>>,
     /// Given up after the hold.
     unsettled: Unsettled,
@@ -404,14 +412,14 @@ impl Drop for Unsettled {
     }
 }
 
-impl Underway {
+impl UnderwayRelease {
     fn new(releases: &Arc<Releases>, hold: Option<Arc<Hold>>) -> Self {
         releases.departing.fetch_add(1, Ordering::SeqCst);
         Self { hold, unsettled: releases.unsettled() }
     }
 }
 
-impl Drop for Underway {
+impl Drop for UnderwayRelease {
     fn drop(&mut self) {
         let Unsettled(releases) = &self.unsettled;
         if let Some(hold) = self.hold.take() {

@@ -15,7 +15,7 @@ use tokio::sync::futures::Notified;
 use crate::attempt::Attempt;
 use crate::calls::LiveSubscription;
 use crate::engine::releases::Releases;
-use crate::engine::uses::Uses;
+use crate::engine::uses::CachePolicy;
 use crate::engine::wake::Wake;
 use crate::error::LossReason;
 use crate::events::{self, Limiter};
@@ -28,28 +28,28 @@ use crate::scheme::{Renewal, Renewed, loss_reason};
 use crate::shield::catch_panic;
 
 /// Renewals due within this time travel with the one that is due now: of 10,000 holds with a lease of 10 s as many as make a chunk.
-pub(super) const COMPANY: Duration = Duration::from_millis(10);
+pub(super) const BATCH_WINDOW: Duration = Duration::from_millis(10);
 
 /// The holds of one manager and what is due for them.
 #[derive(Debug)]
 pub(crate) struct Renewals {
     table: Arc<Table>,
     releases: Arc<Releases>,
-    agenda: Mutex<Agenda>,
+    agenda: Mutex<RenewalQueue>,
     wake: Arc<Wake>,
     /// What becomes of holds that stay.
-    uses: Option<Arc<Uses>>,
+    uses: Option<Arc<CachePolicy>>,
     /// Of lines about renewals that were not answered.
     lines: Limiter,
 }
 
 #[derive(Debug, Default)]
-struct Agenda {
+struct RenewalQueue {
     due: BTreeMap<(Moment, u64), Arc<Hold>>,
     next: u64,
 }
 
-impl Agenda {
+impl RenewalQueue {
     fn insert(&mut self, hold: Arc<Hold>, at: Moment) {
         self.next += 1;
         hold.agenda_slot.store(self.next, Ordering::Relaxed);
@@ -72,14 +72,14 @@ fn taken(hold: &Hold) {
 }
 
 /// A hold that is to be renewed, and the lease to ask for.
-pub(super) struct Due {
+pub(super) struct DueRenewal {
     pub(super) hold: Arc<Hold>,
     pub(super) lease: Duration,
     /// It says that the hold may stay.
     said: Option<LiveSubscription>,
 }
 
-impl Due {
+impl DueRenewal {
     pub(super) fn new(hold: Arc<Hold>, lease: Duration) -> Self {
         let said = hold.live_subscription();
         Self { hold, lease, said }
@@ -98,7 +98,12 @@ impl Due {
 }
 
 impl Renewals {
-    pub(crate) fn new(table: Arc<Table>, releases: Arc<Releases>, wake: Arc<Wake>, uses: Option<Arc<Uses>>) -> Self {
+    pub(crate) fn new(
+        table: Arc<Table>,
+        releases: Arc<Releases>,
+        wake: Arc<Wake>,
+        uses: Option<Arc<CachePolicy>>,
+    ) -> Self {
         Self { table, releases, agenda: Mutex::default(), wake, uses, lines: Limiter::default() }
     }
 
@@ -132,14 +137,14 @@ impl Renewals {
     }
 
     /// Looks whether askers are overdue. Answers when to look again.
-    pub(super) fn look_for_overdue(&self, now: Moment) -> Moment {
+    pub(super) fn look_for_stalled(&self, now: Moment) -> Moment {
         let (next, due) = self.table.stalled.look(now);
         self.schedule_all(due, now);
         next
     }
 
     /// Returns when that is earlier than a look has found. To be enabled before that look.
-    pub(super) fn overdue_sooner(&self) -> Notified<'_> {
+    pub(super) fn stalled_sooner(&self) -> Notified<'_> {
         self.table.stalled.sooner()
     }
 
@@ -196,14 +201,14 @@ impl Renewals {
         if agenda.due.first_key_value().is_none_or(|((at, _), _)| *at > now) {
             return Vec::new();
         }
-        let later = agenda.due.split_off(&(now.after(COMPANY), u64::MAX));
+        let later = agenda.due.split_off(&(now.after(BATCH_WINDOW), u64::MAX));
         let due: Vec<_> = std::mem::replace(&mut agenda.due, later).into_values().collect();
         due.iter().for_each(|hold| taken(hold));
         due
     }
 
     /// A renewal has come to its end.
-    pub(super) fn answered(&self, due: Due, attempt: Attempt<Renewed>, now: Moment) {
+    pub(super) fn on_answer(&self, due: DueRenewal, attempt: Attempt<Renewed>, now: Moment) {
         let not_converted = catch_panic(|| self.is_answered(&due, attempt, now));
         self.schedule(&due.hold, now);
         if let Some(Some(release)) = not_converted {
@@ -212,13 +217,18 @@ impl Renewals {
     }
 
     /// Whoever had it under way has gone.
-    pub(super) fn unanswered(&self, due: &Due, now: Moment) {
+    pub(super) fn on_no_answer(&self, due: &DueRenewal, now: Moment) {
         due.hold.on_no_answer(now);
         self.schedule(&due.hold, now);
     }
 
     /// What an answer, or its absence, does to a hold, and what is told of it. Answers what it shows not to be there.
-    fn is_answered(&self, Due { hold, lease, said }: &Due, attempt: Attempt<Renewed>, now: Moment) -> Option<Release> {
+    fn is_answered(
+        &self,
+        DueRenewal { hold, lease, said }: &DueRenewal,
+        attempt: Attempt<Renewed>,
+        now: Moment,
+    ) -> Option<Release> {
         let meter = self.table.meter();
         match attempt {
             Ok(answer) => match answer.value {
@@ -256,7 +266,7 @@ impl Renewals {
     fn give_up(&self, hold: &Arc<Hold>, now: Moment) {
         self.forget(hold);
         if let (Some(uses), Some(stay)) = (&self.uses, hold.cache_outcome()) {
-            uses.ended(hold.key().name_hash(), stay);
+            uses.note_outcome(hold.key().name_hash(), stay);
         }
         self.releases.give_back(hold, Some(Arc::clone(hold)), now);
     }
@@ -283,7 +293,7 @@ mod tests {
 
     use super::*;
     use crate::engine::acquire::{Patience, acquire};
-    use crate::engine::outbox::{CHUNK_GAP, MAX_CHUNK};
+    use crate::engine::outbox::{BATCH_GAP, MAX_BATCH};
     use crate::engine::{Engine, Held};
     use crate::lock::hold::HoldState;
     use crate::options::{Options, Overrides, Terms};
@@ -311,22 +321,22 @@ mod tests {
         (engine, held)
     }
 
-    fn staged() -> Arc<Staged> {
+    fn renewed_in_a_stage() -> Arc<Staged> {
         Arc::new(Staged::new(Memory::new(Arc::new(Store::new()))))
     }
 
     #[tokio::test(start_paused = true)]
     async fn node_is_left_to_others_between_chunks() {
-        let scheme = staged();
+        let scheme = renewed_in_a_stage();
         let (_engine, _held) = taken_together(&scheme, LOCKS).await;
         tokio::time::sleep(LEASE / 2).await;
         let chunks = scheme.chunks();
         for pair in chunks.windows(2) {
             let gap = pair[1].0.since(pair[0].0);
-            assert!(gap >= CHUNK_GAP, "a chunk {gap:?} after another");
+            assert!(gap >= BATCH_GAP, "a chunk {gap:?} after another");
         }
         let sizes: Vec<_> = chunks.iter().map(|(_, ids)| ids.len()).collect();
-        assert!(sizes.iter().all(|&size| size <= MAX_CHUNK), "{sizes:?}");
+        assert!(sizes.iter().all(|&size| size <= MAX_BATCH), "{sizes:?}");
         let renewed: BTreeSet<_> = chunks.iter().flat_map(|(_, ids)| ids).map(|id| id.as_str()).collect();
         assert_eq!(renewed.len(), LOCKS, "each was renewed within half of its lease");
         assert_eq!(sizes.iter().sum::<usize>(), LOCKS, "and once");
@@ -340,7 +350,7 @@ mod tests {
         let (first, second) = (runtime(), runtime());
         let (_word, answer) = oneshot::channel();
         let (scheme, (engine, held)) = first.block_on(async {
-            let scheme = staged();
+            let scheme = renewed_in_a_stage();
             scheme.next_renewals(answer);
             let taken = taken_together(&scheme, FEW).await;
             while scheme.chunks().is_empty() {
@@ -361,7 +371,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn answer_counts_also_while_somebody_else_has_the_hold_in_hand() {
-        let scheme = staged();
+        let scheme = renewed_in_a_stage();
         let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), Options::default()));
         let (word, answer) = oneshot::channel();
         scheme.next_renewals(answer);
@@ -378,7 +388,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn released_in_the_line_is_not_renewed() {
-        let scheme = staged();
+        let scheme = renewed_in_a_stage();
         let (_engine, held) = taken_together(&scheme, LOCKS).await;
         while scheme.chunks().is_empty() {
             tokio::time::sleep(Duration::from_millis(1)).await;

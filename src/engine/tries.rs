@@ -25,7 +25,7 @@ impl Tries {
     }
 
     /// An answer has come.
-    pub(super) fn answered(&mut self, now: Moment) {
+    pub(super) fn on_answer(&mut self, now: Moment) {
         self.since = now;
         self.backoff.reset();
     }
@@ -53,7 +53,7 @@ impl Tries {
     }
 
     /// Returns when it is time for the next try.
-    pub(super) async fn failed(&mut self, engine: &Engine, key: &Key, failure: Failure) -> Result<()> {
+    pub(super) async fn on_failure(&mut self, engine: &Engine, key: &Key, failure: Failure) -> Result<()> {
         let left = self.patience.saturating_sub(self.waited(engine, key, &failure));
         match self.verdict(engine, key, failure) {
             Some(error) => Err(error),

@@ -19,7 +19,7 @@ const SELF_WAIT_WARNING: Duration = Duration::from_secs(3);
 impl Acquisition<'_> {
     /// Waits in this process until it is called: to ask, or with a share that it has. Ends early when the server is
     /// silent to those before.
-    pub(super) async fn called(&mut self, patience: Patience) -> Result<Option<Held>> {
+    pub(super) async fn signalled(&mut self, patience: Patience) -> Result<Option<Held>> {
         let mut next_look = self.next_look(self.outage().as_ref(), self.engine.clock.now());
         loop {
             let Some(entry) = &mut self.entry else {
@@ -33,16 +33,16 @@ impl Acquisition<'_> {
                     let now = self.engine.clock.now();
                     self.tries.since = outage.map_or(now, |outage| outage.since.max(self.tries.since));
                     if self.mode == Mode::Write && matches!(call, Wake::Handed(..)) {
-                        self.was_kept_out_here(now);
+                        self.note_kept_out(now);
                     }
                     return Ok(match call {
                         Wake::Ask => None,
                         Wake::Handed(hold, share_id) => {
                             let held = Held::new(self.engine, hold, share_id);
-                            Box::pin(self.accepted(held, patience)).await?
+                            Box::pin(self.accept(held, patience)).await?
                         }
                         Wake::Failed(failure) => {
-                            Box::pin(self.tries.failed(self.engine, &self.key, failure)).await?;
+                            Box::pin(self.tries.on_failure(self.engine, &self.key, failure)).await?;
                             None
                         }
                     });
@@ -95,7 +95,7 @@ impl Acquisition<'_> {
 
     /// Takes a share that it was handed or granted. With too little left of that to start with, it waits for the answer to a
     /// renewal first. If it is over before, it waits as others do, and who only tries asks. Dropped, it gives the share back.
-    pub(super) async fn accepted(&mut self, held: Held, patience: Patience) -> Result<Option<Held>> {
+    pub(super) async fn accept(&mut self, held: Held, patience: Patience) -> Result<Option<Held>> {
         let clock = self.engine.clock;
         let (since, mut underway, mut was_late) = (clock.now(), None, false);
         loop {
@@ -105,7 +105,7 @@ impl Acquisition<'_> {
             match accepted {
                 Accepted::Taken(token) => {
                     if was_late {
-                        self.heard(now);
+                        self.on_first_answer(now);
                     }
                     self.entry = None;
                     return Ok(Some(held.with_token(token)));

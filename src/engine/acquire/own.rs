@@ -24,7 +24,7 @@ pub(super) enum Refilled {
 impl Acquisition<'_> {
     /// Has an idle hold of the other side turned into one of this side. `None` if there is none, or others are in the way: then it
     /// was given up, and the server is to be asked.
-    pub(super) async fn turn_own(&mut self, patience: Patience) -> Result<Option<Held>> {
+    pub(super) async fn convert_own(&mut self, patience: Patience) -> Result<Option<Held>> {
         self.asks_on().await;
         let (engine, now) = (self.engine, self.engine.clock.now());
         let Some(entry) = &self.entry else {
@@ -40,10 +40,10 @@ impl Acquisition<'_> {
         drop(underway);
         match turned {
             // One answer is enough, also for a guard that starts with little.
-            Ok(held) if patience == Patience::AskOnce => Ok(Some(self.joined(held))),
+            Ok(held) if patience == Patience::AskOnce => Ok(Some(self.on_joined(held))),
             Ok(held) => {
-                self.seated(&held);
-                self.accepted(held, patience).await
+                self.on_seated(&held);
+                self.accept(held, patience).await
             }
             Err(NotConverted { held, error }) => {
                 self.give_up_own(held);
@@ -76,11 +76,11 @@ impl Acquisition<'_> {
         let answer = match attempt {
             Ok(answer) => answer,
             Err(failure) => {
-                self.unanswered(failure).await?;
+                self.on_no_answer(failure).await?;
                 return Ok(Refilled::Perhaps);
             }
         };
-        self.heard(now);
+        self.on_first_answer(now);
         match answer.value {
             Renewed::Renewed { remaining, is_waited_for, tokens } => {
                 let grant = Grant { sent: answer.sent, remaining, asked: lease, server: answer.server };

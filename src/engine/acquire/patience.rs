@@ -16,7 +16,7 @@ pub(super) enum WaitEnds {
 
 impl Acquisition<'_> {
     /// The server has said no, again.
-    pub(super) fn waits_on(&mut self, now: Moment) {
+    pub(super) fn note_wait(&mut self, now: Moment) {
         self.warn_of_self(now);
         if self.is_long(now) && self.holder.is_none() {
             let holder = Arc::clone(self.holder.insert(Arc::default()));
@@ -32,7 +32,7 @@ impl Acquisition<'_> {
     }
 
     /// It waited for a guard of this process, which handed its hold on.
-    pub(super) fn was_kept_out_here(&mut self, now: Moment) {
+    pub(super) fn note_kept_out(&mut self, now: Moment) {
         if self.is_long(now) {
             let label = self.engine.label.clone();
             self.holder = Some(Arc::new(OnceLock::from(label)));

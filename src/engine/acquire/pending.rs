@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::wait::{Pause, Word};
+use super::wait::{Pause, RecallReply};
 use super::{Acquisition, HEARTBEAT, Patience, grace};
 use crate::engine::Held;
 use crate::error::{Error, Result, Source};
@@ -54,7 +54,7 @@ impl Acquisition<'_> {
                 Ok(answer) => answer,
                 Err(failure) => {
                     self.begin_anew();
-                    Box::pin(self.unanswered(failure)).await?;
+                    Box::pin(self.on_no_answer(failure)).await?;
                     continue;
                 }
             };
@@ -65,12 +65,12 @@ impl Acquisition<'_> {
                 self.late_since = None;
             }
             match answer.value {
-                Acquired::Granted(granted) => match self.granted(&request, &answer, granted, now) {
+                Acquired::Granted(granted) => match self.on_grant(&request, &answer, granted, now) {
                     Taken::Held(held) => return Ok(Pursued::Granted(held)),
                     Taken::PassedBy => return Ok(Pursued::PassedBy),
                     Taken::Over => {
                         let failure = self.too_late();
-                        Box::pin(self.unanswered(failure)).await?;
+                        Box::pin(self.on_no_answer(failure)).await?;
                     }
                 },
                 // Nobody would answer.
@@ -80,26 +80,26 @@ impl Acquisition<'_> {
                     return Ok(Pursued::Refused);
                 }
                 // They have had their time to say a word.
-                Acquired::Kept { .. } if patience == Patience::AskOnce && self.calls_from(now) <= now => {
+                Acquired::Kept { .. } if patience == Patience::AskOnce && self.recalls_from(now) <= now => {
                     return Ok(Pursued::Refused);
                 }
                 Acquired::Contended { retry_in } | Acquired::Kept { retry_in } => {
-                    self.waits_on(engine.clock.now());
+                    self.note_wait(engine.clock.now());
                     Box::pin(self.pause(&mut pause, retry_in)).await;
                 }
                 Acquired::Queued { retry_in, .. } => {
-                    self.waits_on(engine.clock.now());
+                    self.note_wait(engine.clock.now());
                     if !std::mem::replace(&mut queued, true) {
                         events::queued(self.key.name(), self.mode);
                     }
-                    match Box::pin(self.told(&request, retry_in, patience, now)).await {
-                        Word::Granted(answer) => match self.notified(&request, answer) {
+                    match Box::pin(self.recall_reply(&request, retry_in, patience, now)).await {
+                        RecallReply::Granted(answer) => match self.on_notification(&request, answer) {
                             Taken::Held(held) => return Ok(Pursued::Granted(held)),
                             Taken::PassedBy => return Ok(Pursued::PassedBy),
                             Taken::Over => {}
                         },
-                        Word::AskAgain => {}
-                        Word::Refused | Word::Silence => return Ok(Pursued::Refused),
+                        RecallReply::AskAgain => {}
+                        RecallReply::Refused | RecallReply::Silence => return Ok(Pursued::Refused),
                     }
                 }
                 // The answer brought the server's time along: the next one has a better limit.
@@ -142,16 +142,16 @@ impl Acquisition<'_> {
             (self.notices, self.tries.backoff) = (left.notifications, left.backoff);
         }
         // A process that keeps holds knows that others may, too. It asks and calls at once.
-        let tries = patience == Patience::AskOnce && (self.calls_until.is_some() || engine.holds_may_stay());
+        let tries = patience == Patience::AskOnce && (self.calls_until.is_some() || engine.can_cache());
         if (is_new && patience == Patience::Wait || tries) && matches!(self.notices, Notifications::Unwanted) {
             let warm = engine.scheme.subscribed(&self.key, &engine.manager_id);
             self.notices = warm.map_or(Notifications::Unwanted, Notifications::Subscribed);
         }
         let now = engine.clock.now();
-        let may_stay = *self.may_stay.get_or_insert_with(|| engine.may_stay(&self.key, self.wants.cache_for, now));
+        let may_stay = *self.may_stay.get_or_insert_with(|| engine.may_cache(&self.key, self.wants.cache_for, now));
         self.keeping =
-            if may_stay { engine.keeping(&self.key, entry, self.wants.cache_for).map(Box::new) } else { None };
-        let keeps = self.keeping.as_ref().is_some_and(|keeping| keeping.is_said());
+            if may_stay { engine.cache_request(&self.key, entry, self.wants.cache_for).map(Box::new) } else { None };
+        let keeps = self.keeping.as_ref().is_some_and(|keeping| keeping.offers_caching());
         let request = AcquireRequest {
             caches: keeps,
             id: begun.id,
@@ -175,19 +175,25 @@ impl Acquisition<'_> {
 
     /// It is queued, and is told what there is to be told. Who tries, and hears nothing in time, asks once more: the word may have
     /// been lost.
-    async fn told(&mut self, request: &AcquireRequest, retry_in: Duration, patience: Patience, now: Moment) -> Word {
+    async fn recall_reply(
+        &mut self,
+        request: &AcquireRequest,
+        retry_in: Duration,
+        patience: Patience,
+        now: Moment,
+    ) -> RecallReply {
         if patience == Patience::Wait {
-            return self.notice(request, retry_in).await.map_or(Word::AskAgain, Word::Granted);
+            return self.notice(request, retry_in).await.map_or(RecallReply::AskAgain, RecallReply::Granted);
         }
-        let until = self.calls_from(now);
+        let until = self.recalls_from(now);
         match self.word(request, until).await {
-            Word::Silence if !std::mem::replace(&mut self.has_heard_nothing, true) => Word::AskAgain,
+            RecallReply::Silence if !std::mem::replace(&mut self.has_heard_nothing, true) => RecallReply::AskAgain,
             word => word,
         }
     }
 
     /// It tries, and those who keep the lock have been called, or are to be: until then they have time to say a word.
-    fn calls_from(&mut self, now: Moment) -> Moment {
+    fn recalls_from(&mut self, now: Moment) -> Moment {
         *self.calls_until.get_or_insert(now.after(self.engine.options().recall_timeout))
     }
 
@@ -225,7 +231,7 @@ impl Acquisition<'_> {
                 entry.note_recall(now.after(engine.options().recall_timeout));
             }
             self.answered_at = answer.server;
-            self.heard(now);
+            self.on_first_answer(now);
             self.last_failure = None;
         }
         Some((attempt, now))
@@ -251,8 +257,8 @@ impl Acquisition<'_> {
     }
 
     /// The server answers.
-    pub(super) fn heard(&mut self, now: Moment) {
-        self.tries.answered(now);
+    pub(super) fn on_first_answer(&mut self, now: Moment) {
+        self.tries.on_answer(now);
         if let Some(entry) = &self.entry {
             entry.on_outage(None);
         }
@@ -267,11 +273,11 @@ impl Acquisition<'_> {
     }
 
     /// Makes a grant a hold, if there is enough left of it.
-    fn granted<T>(&mut self, request: &AcquireRequest, answer: &Answered<T>, granted: Granted, now: Moment) -> Taken {
+    fn on_grant<T>(&mut self, request: &AcquireRequest, answer: &Answered<T>, granted: Granted, now: Moment) -> Taken {
         let sent = answer.sent;
         let keep = self.keeping.take().map(|keeping| {
-            let word = keeping.word(answer, granted.is_waited_for);
-            (keeping.of_grant(), Some(word))
+            let word = keeping.answer(answer, granted.is_waited_for);
+            (keeping.into_state(), Some(word))
         });
         let granted = hold::NewHold {
             cache: keep,
@@ -290,13 +296,13 @@ impl Acquisition<'_> {
     }
 
     /// The same for a grant that came by a notification. It is to be claimed by a renewal, and asked about before it is shared.
-    pub(super) fn notified(&mut self, request: &AcquireRequest, answer: Answered<Granted>) -> Taken {
+    pub(super) fn on_notification(&mut self, request: &AcquireRequest, answer: Answered<Granted>) -> Taken {
         let Answered { sent, value: granted, .. } = answer;
         let now = self.engine.clock.now();
         // Counted from an earlier answer; should the server's clock have jumped since, a claim from now on is the most.
         let remaining = granted.remaining.min(now.since(sent) + request.claim());
         // It answers no request: what answers the claim says whether it may stay.
-        let keep = self.keeping.take().map(|keeping| (keeping.of_grant(), None));
+        let keep = self.keeping.take().map(|keeping| (keeping.into_state(), None));
         let granted = hold::NewHold {
             cache: keep,
             granting: self.granting(request, granted),
@@ -330,7 +336,7 @@ impl Acquisition<'_> {
             Installed::Hold(hold, share_id) => {
                 hold.count();
                 if may_stay {
-                    engine.bound_idle(now);
+                    engine.bound_cached(now);
                 }
                 // With too little to start with it keeps its place.
                 if has_enough {
@@ -365,7 +371,7 @@ impl Acquisition<'_> {
         Failure::NotDone { source: Some(Arc::new(TooLate)) }
     }
 
-    pub(super) async fn unanswered(&mut self, failure: Failure) -> Result<()> {
+    pub(super) async fn on_no_answer(&mut self, failure: Failure) -> Result<()> {
         let now = self.engine.clock.now();
         let since = self.engine.unheard_since(&self.key, &failure, self.tries.since);
         let source = match &failure {
@@ -385,7 +391,7 @@ impl Acquisition<'_> {
             entry.fail_waiters(&failure);
         }
         events::attempt_unanswered(self.key.name(), &failure, &self.engine.attempt_lines, now);
-        self.tries.failed(self.engine, &self.key, failure).await
+        self.tries.on_failure(self.engine, &self.key, failure).await
     }
 }
 

@@ -97,16 +97,16 @@ mod tests {
 
     /// A grant by its first token, their number, its deadline, and when it was made: all in microseconds of the server.
     #[derive(Clone, Copy)]
-    struct Told {
+    struct TestAnswer {
         token: u64,
         tokens: u64,
         deadline_us: u64,
         at_us: u64,
     }
 
-    const GENUINE: Told = Told { token: AT_US, tokens: 1, deadline_us: AT_US + 3_000_000, at_us: AT_US };
+    const GENUINE: TestAnswer = TestAnswer { token: AT_US, tokens: 1, deadline_us: AT_US + 3_000_000, at_us: AT_US };
 
-    fn admits(bounds: &Bounds, told: Told) -> bool {
+    fn admits(bounds: &Bounds, told: TestAnswer) -> bool {
         let sent = Moment::from_nanos(7);
         let value = Granted {
             token: token(told.token),
@@ -120,22 +120,22 @@ mod tests {
 
     #[test]
     fn genuine_grants_are_believed() {
-        let blocks = Told { token: AT_US - 63, tokens: 64, ..GENUINE };
+        let blocks = TestAnswer { token: AT_US - 63, tokens: 64, ..GENUINE };
         assert!(admits(&bounds(Mode::Write), GENUINE) && admits(&bounds(Mode::Write), blocks));
         assert!(admits(&bounds(Mode::Read), GENUINE));
-        let short = Told { deadline_us: AT_US + 1, ..GENUINE };
+        let short = TestAnswer { deadline_us: AT_US + 1, ..GENUINE };
         assert!(admits(&bounds(Mode::Write), short));
     }
 
     #[test]
     fn token_ahead_of_the_servers_clock_is_refused() {
         // The other primary's clock was ahead of this one's.
-        assert!(admits(&bounds(Mode::Write), Told { token: AT_US + 100_000, ..GENUINE }));
+        assert!(admits(&bounds(Mode::Write), TestAnswer { token: AT_US + 100_000, ..GENUINE }));
         for raw in [AT_US + 100_001, 1 << 53] {
-            assert!(!admits(&bounds(Mode::Write), Told { token: raw, ..GENUINE }), "{raw}");
-            assert!(!admits(&bounds(Mode::Read), Told { token: raw, ..GENUINE }), "{raw}");
+            assert!(!admits(&bounds(Mode::Write), TestAnswer { token: raw, ..GENUINE }), "{raw}");
+            assert!(!admits(&bounds(Mode::Read), TestAnswer { token: raw, ..GENUINE }), "{raw}");
         }
-        let block = Told { token: AT_US + 100_000, tokens: 2, ..GENUINE };
+        let block = TestAnswer { token: AT_US + 100_000, tokens: 2, ..GENUINE };
         assert!(!admits(&bounds(Mode::Write), block), "its last token is beyond");
     }
 
@@ -143,26 +143,29 @@ mod tests {
     fn token_that_is_not_above_the_last_one_here_is_refused() {
         for (mode, equal) in [(Mode::Read, true), (Mode::Write, false)] {
             let bounds = Bounds { newest: Some(token(AT_US - 5)), ..bounds(mode) };
-            assert!(admits(&bounds, Told { token: AT_US - 4, ..GENUINE }));
-            assert_eq!(admits(&bounds, Told { token: AT_US - 5, ..GENUINE }), equal, "{mode}");
-            assert!(!admits(&bounds, Told { token: AT_US - 6, ..GENUINE }));
+            assert!(admits(&bounds, TestAnswer { token: AT_US - 4, ..GENUINE }));
+            assert_eq!(admits(&bounds, TestAnswer { token: AT_US - 5, ..GENUINE }), equal, "{mode}");
+            assert!(!admits(&bounds, TestAnswer { token: AT_US - 6, ..GENUINE }));
         }
         let bounds = Bounds { newest: Some(token(AT_US - 5)), ..bounds(Mode::Write) };
-        assert!(!admits(&bounds, Told { token: AT_US - 5, tokens: 6, ..GENUINE }), "its first token is a used one");
+        assert!(
+            !admits(&bounds, TestAnswer { token: AT_US - 5, tokens: 6, ..GENUINE }),
+            "its first token is a used one"
+        );
     }
 
     #[test]
     fn number_of_tokens_that_no_grant_has_is_refused() {
-        assert!(!admits(&bounds(Mode::Write), Told { token: AT_US - 64, tokens: 65, ..GENUINE }));
-        assert!(!admits(&bounds(Mode::Read), Told { token: AT_US - 1, tokens: 2, ..GENUINE }));
-        assert!(!admits(&bounds(Mode::Write), Told { tokens: 0, ..GENUINE }));
+        assert!(!admits(&bounds(Mode::Write), TestAnswer { token: AT_US - 64, tokens: 65, ..GENUINE }));
+        assert!(!admits(&bounds(Mode::Read), TestAnswer { token: AT_US - 1, tokens: 2, ..GENUINE }));
+        assert!(!admits(&bounds(Mode::Write), TestAnswer { tokens: 0, ..GENUINE }));
     }
 
     #[test]
     fn time_to_come_is_refused() {
         // One second here is at most that, 1 %, 2 ms and the margin there.
         let latest = ANCHOR_US + 1_112_000;
-        let at = |at_us| Told { token: AT_US, deadline_us: at_us + 1, tokens: 1, at_us };
+        let at = |at_us| TestAnswer { token: AT_US, deadline_us: at_us + 1, tokens: 1, at_us };
         assert!(admits(&bounds(Mode::Write), at(latest)));
         assert!(!admits(&bounds(Mode::Write), at(latest + 1)));
     }
@@ -171,12 +174,12 @@ mod tests {
     fn time_before_the_last_answer_is_refused() {
         let bounds = Bounds { answered_at: ServerTime::from_micros(AT_US + 1), ..bounds(Mode::Write) };
         assert!(!admits(&bounds, GENUINE));
-        assert!(admits(&bounds, Told { at_us: AT_US + 1, ..GENUINE }));
+        assert!(admits(&bounds, TestAnswer { at_us: AT_US + 1, ..GENUINE }));
     }
 
     #[test]
     fn more_time_than_the_claim_is_refused() {
-        assert!(!admits(&bounds(Mode::Write), Told { deadline_us: AT_US + 3_000_001, ..GENUINE }));
-        assert!(!admits(&bounds(Mode::Write), Told { deadline_us: u64::MAX / 1000, ..GENUINE }));
+        assert!(!admits(&bounds(Mode::Write), TestAnswer { deadline_us: AT_US + 3_000_001, ..GENUINE }));
+        assert!(!admits(&bounds(Mode::Write), TestAnswer { deadline_us: u64::MAX / 1000, ..GENUINE }));
     }
 }

@@ -13,7 +13,7 @@ use crate::lock::hold::{CacheAnswer, Grant, Hold};
 use crate::scheme::{AcquireRequest, Acquired, Answered, Attempt, Granted, IfTaken, Mode};
 
 /// What an attempt at a hold that the process has already came to.
-enum Recheck {
+enum RecheckOutcome {
     Joined(Held),
     /// Not to be joined: the server is to be asked for another.
     Closed,
@@ -30,7 +30,7 @@ impl Acquisition<'_> {
                 return Ok(None);
             };
             if let Some((hold, share_id)) = entry.join(now) {
-                return Ok(Some(self.joined(Held::new(self.engine, hold, share_id))));
+                return Ok(Some(self.on_joined(Held::new(self.engine, hold, share_id))));
             }
             let Some(hold) = entry.to_recheck() else {
                 return Ok(None);
@@ -42,22 +42,22 @@ impl Acquisition<'_> {
                 return Ok(None);
             };
             match self.recheck(Held::new(self.engine, hold, share_id), lease).await? {
-                Recheck::Joined(held) => return Ok(Some(self.joined(held))),
-                Recheck::Closed => return Ok(None),
-                Recheck::Again => {}
+                RecheckOutcome::Joined(held) => return Ok(Some(self.on_joined(held))),
+                RecheckOutcome::Closed => return Ok(None),
+                RecheckOutcome::Again => {}
             }
         }
     }
 
     /// It has a share of a hold that was granted before: whoever waits here to read may have one too.
-    pub(super) fn joined(&mut self, held: Held) -> Held {
-        self.seated(&held);
+    pub(super) fn on_joined(&mut self, held: Held) -> Held {
+        self.on_seated(&held);
         self.entry = None;
         held
     }
 
     /// The same for one that keeps its place until it knows that it has enough.
-    pub(super) fn seated(&mut self, held: &Held) {
+    pub(super) fn on_seated(&mut self, held: &Held) {
         if let Some(entry) = &self.entry {
             let now = self.engine.clock.now();
             let (pending, due) = entry.on_seated(held.hold(), now);
@@ -69,7 +69,7 @@ impl Acquisition<'_> {
         }
     }
 
-    async fn recheck(&mut self, held: Held, lease: Duration) -> Result<Recheck> {
+    async fn recheck(&mut self, held: Held, lease: Duration) -> Result<RecheckOutcome> {
         let engine = self.engine;
         let hold = &Arc::clone(held.hold());
         let standing = hold.live_subscription();
@@ -84,18 +84,18 @@ impl Acquisition<'_> {
         let underway = self.begin_underway();
         let repeat = Repeat { engine, hold, is_known: false };
         let attempt = engine.scheme.acquire(&self.key, &request).await;
-        repeat.settled(&attempt);
+        repeat.resolve(&attempt);
         drop(underway);
         let now = engine.clock.now();
         let Answered { sent, server, node, value } = match attempt {
             Ok(answer) => answer,
             Err(failure) => {
                 drop(held);
-                self.unanswered(failure).await?;
-                return Ok(Recheck::Again);
+                self.on_no_answer(failure).await?;
+                return Ok(RecheckOutcome::Again);
             }
         };
-        self.heard(now);
+        self.on_first_answer(now);
         match value {
             Acquired::Granted(Granted { token, remaining, is_waited_for, .. }) if token == hold.token() => {
                 if standing.is_some() {
@@ -110,27 +110,27 @@ impl Acquisition<'_> {
                     events::claimed(hold.key().name(), hold.mode(), hold.token());
                 }
                 // A writer waits: this one must not be let in, though it has extended the hold of the others.
-                Ok(if is_held && !is_waited_for { Recheck::Joined(held) } else { Recheck::Closed })
+                Ok(if is_held && !is_waited_for { RecheckOutcome::Joined(held) } else { RecheckOutcome::Closed })
             }
             Acquired::Granted(_) => {
                 // It was lost, and this has begun another one under its id.
                 if hold.lose(LossReason::Gone) {
                     engine.release_in_background(hold);
                 }
-                Ok(Recheck::Closed)
+                Ok(RecheckOutcome::Closed)
             }
             Acquired::Late => {
                 // The answer brought the server's time along. Meanwhile it has no share.
                 drop(held);
                 self.tries.backoff.wait().await;
-                Ok(Recheck::Again)
+                Ok(RecheckOutcome::Again)
             }
             Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Kept { .. } => {
                 // The server does not know it: others may be inside.
                 if hold.lose(LossReason::Gone) {
                     engine.release_in_background(hold);
                 }
-                Ok(Recheck::Closed)
+                Ok(RecheckOutcome::Closed)
             }
         }
     }
@@ -145,7 +145,7 @@ struct Repeat<'a> {
 }
 
 impl Repeat<'_> {
-    fn settled<T>(mut self, attempt: &Attempt<T>) {
+    fn resolve<T>(mut self, attempt: &Attempt<T>) {
         self.is_known = true;
         self.hold.end_recheck(attempt);
     }

@@ -487,7 +487,7 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
     let token = FencingToken::from_wire(1).expect("small");
     let value = Granted { token, tokens: 1, remaining, is_waited_for: false };
     let answer = Answered { sent: now, server: ServerTime::default(), node: NodeId::default(), value };
-    let Taken::Held(held) = acquisition.notified(&request, answer) else { panic!("granted") };
+    let Taken::Held(held) = acquisition.on_notification(&request, answer) else { panic!("granted") };
     assert!(held.hold().deadline() <= now.after(request.claim()));
 }
 

@@ -35,7 +35,7 @@ impl Pause {
 }
 
 /// What those say who have a lock and may not be inside.
-pub(super) enum Word {
+pub(super) enum RecallReply {
     Granted(Answered<Granted>),
     /// It may have been granted meanwhile.
     AskAgain,
@@ -46,7 +46,7 @@ pub(super) enum Word {
 }
 
 /// Sum of the notices that lie there when a waiter looks.
-enum Heard {
+enum HeardNotification {
     Granted(Answered<Granted>),
     /// Something may have changed.
     AskAgain,
@@ -64,18 +64,18 @@ fn hear(
     id: &AcquisitionId,
     bounds: &Bounds,
     now: Moment,
-) -> Heard {
-    let (mut heard, mut next, mut looked_at) = (Heard::Nothing, Some(first), 0);
+) -> HeardNotification {
+    let (mut heard, mut next, mut looked_at) = (HeardNotification::Nothing, Some(first), 0);
     while let Some(notice) = next.take() {
         match notice {
             Notification::Granted { id: granted, at, answer }
                 if *granted == *id.as_str() && bounds.admit(at, &answer, now) =>
             {
-                return Heard::Granted(answer);
+                return HeardNotification::Granted(answer);
             }
             // Another one's of this process.
             Notification::Granted { id: granted, .. } if *granted != *id.as_str() => {}
-            Notification::Used { id: refused } if *refused == *id.as_str() => heard = Heard::Refused,
+            Notification::Used { id: refused } if *refused == *id.as_str() => heard = HeardNotification::Refused,
             // Of others, who try.
             Notification::Used { .. } | Notification::Called { .. } => {}
             // Granted before it was queued again, it is over; or it is not what the server would say.
@@ -90,7 +90,7 @@ fn hear(
     if looked_at >= MAX_NOTIFICATIONS { heard.or_ask_again() } else { heard }
 }
 
-impl Heard {
+impl HeardNotification {
     fn or_ask_again(self) -> Self {
         match self {
             Self::Nothing => Self::AskAgain,
@@ -120,16 +120,16 @@ impl Acquisition<'_> {
                     let Some(notice) = notice else { break };
                     match hear(notice, &mut subscription.notices, &request.id, &bounds, clock.now()) {
                         // What replicas have to know of counts when the server has said so.
-                        Heard::Granted(answer) if self.engine.options().durability == Durability::Primary => {
+                        HeardNotification::Granted(answer) if self.engine.options().durability == Durability::Primary => {
                             return Some(answer);
                         }
-                        Heard::Granted(_) => return None,
+                        HeardNotification::Granted(_) => return None,
                         // Whoever floods the channel makes it ask as often as that is allowed, and no more.
-                        Heard::AskAgain => {
+                        HeardNotification::AskAgain => {
                             is_told = true;
                             asks_again = asks_again.min(self.told_to_ask.next_at());
                         }
-                        Heard::Refused | Heard::Nothing => {}
+                        HeardNotification::Refused | HeardNotification::Nothing => {}
                     }
                 }
                 () = clock.sleep_until(asks_again) => {}
@@ -149,11 +149,11 @@ impl Acquisition<'_> {
     }
 
     /// Waits for the word of those who have the lock and may not be inside.
-    pub(super) async fn word(&mut self, request: &AcquireRequest, until: Moment) -> Word {
+    pub(super) async fn word(&mut self, request: &AcquireRequest, until: Moment) -> RecallReply {
         self.subscribe();
         let bounds = self.bounds(request);
         let Notifications::Subscribed(subscription) = &mut self.notices else {
-            return Word::Silence;
+            return RecallReply::Silence;
         };
         let (clock, grace) = (self.engine.clock, grace(self.engine));
         let (mut asks_again, mut restates) = (Moment::NEVER, clock.now().after(grace / 2));
@@ -161,17 +161,17 @@ impl Acquisition<'_> {
             tokio::select! {
                 biased;
                 notice = subscription.notices.recv() => {
-                    let Some(notice) = notice else { return Word::Silence };
+                    let Some(notice) = notice else { return RecallReply::Silence };
                     match hear(notice, &mut subscription.notices, &request.id, &bounds, clock.now()) {
-                        Heard::Granted(answer) => {
+                        HeardNotification::Granted(answer) => {
                             // What replicas have to know of counts when the server has said so.
                             let counts = self.engine.options().durability == Durability::Primary;
-                            return if counts { Word::Granted(answer) } else { Word::AskAgain };
+                            return if counts { RecallReply::Granted(answer) } else { RecallReply::AskAgain };
                         }
-                        Heard::Refused => return Word::Refused,
+                        HeardNotification::Refused => return RecallReply::Refused,
                         // What was said before the subscription stood has woken nobody.
-                        Heard::AskAgain => asks_again = asks_again.min(self.told_to_ask.next_at()),
-                        Heard::Nothing => {}
+                        HeardNotification::AskAgain => asks_again = asks_again.min(self.told_to_ask.next_at()),
+                        HeardNotification::Nothing => {}
                     }
                 }
                 () = clock.sleep_until(asks_again.min(until)) => {}
@@ -181,11 +181,11 @@ impl Acquisition<'_> {
             let now = clock.now();
             // First, or a flood of notices would keep a try from its end.
             if until <= now {
-                return Word::Silence;
+                return RecallReply::Silence;
             }
             if asks_again <= now {
                 self.told_to_ask.take(now);
-                return Word::AskAgain;
+                return RecallReply::AskAgain;
             }
             if restates <= now {
                 restates = now.after(grace / 2);

@@ -101,7 +101,7 @@ impl Acquisition<'_> {
     /// Returns the release that takes back a request which comes to nothing.
     pub(super) fn release_of(&self, pending: &Pending) -> Release {
         let now = self.engine.clock.now();
-        let stray_until = pending.copies.until(now.after(self.engine.stray_span()));
+        let stray_until = pending.copies.until(now.after(self.engine.max_delay()));
         let covers =
             lease::surely_over(self.wants.lease.min(self.wants.max_hold), self.engine.options().max_clock_skew);
         Release {

@@ -113,7 +113,7 @@ fn nothing_waits_for_a_home_that_has_ended() {
 }
 
 /// Looks whether the lines are locked when it is called.
-struct LooksAt(Arc<Work>, AtomicBool);
+struct LooksAt(Arc<BackgroundWork>, AtomicBool);
 
 impl Waking for LooksAt {
     fn wake(self: Arc<Self>) {
@@ -136,12 +136,12 @@ async fn waker_of_a_hold_that_is_over_in_its_line_runs_under_no_lock() {
     // The clock stands: the driver sleeps.
     let now = work.clock.now();
     assert!(work.take_due(now.after(LEASE / 2)), "it is to be renewed");
-    assert!(work.next_chunks(now.after(LEASE * 3)).is_empty(), "it is over");
+    assert!(work.next_batches(now.after(LEASE * 3)).is_empty(), "it is over");
     assert!(looks.1.load(Ordering::SeqCst), "the waker was not called, or under the lock of the lines");
 }
 
 #[test]
 fn few_too_many_go_along_and_long_lines_go_in_larger_chunks() {
-    let sizes = [1, MIN_CHUNK, MIN_CHUNK + 1, MIN_CHUNK * 2, MIN_CHUNK * 16, MAX_CHUNK * 100].map(chunk_size);
-    assert_eq!(sizes, [1, MIN_CHUNK, MIN_CHUNK + 1, MIN_CHUNK, MIN_CHUNK * 2, MAX_CHUNK]);
+    let sizes = [1, MIN_BATCH, MIN_BATCH + 1, MIN_BATCH * 2, MIN_BATCH * 16, MAX_BATCH * 100].map(batch_size);
+    assert_eq!(sizes, [1, MIN_BATCH, MIN_BATCH + 1, MIN_BATCH, MIN_BATCH * 2, MAX_BATCH]);
 }

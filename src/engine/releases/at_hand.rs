@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use crate::engine::releases::{Job, Place, Releases};
+use crate::engine::releases::{DueNumber, ReleaseTask, Releases};
 use crate::lease::Moment;
 use crate::process;
 use crate::scheme::ReleaseRequest;
@@ -24,18 +24,18 @@ use crate::shield::catch_panic;
 
 /// Releases of one manager that are under way so, at most. More at once go in chunks, which costs less; and should all of them be
 /// late behind each other, no more than these are told twice.
-pub(super) const MOST: usize = 16;
+pub(super) const MAX_INLINE: usize = 16;
 /// In times of what an answer takes.
 const PATIENCE: u32 = 4;
 /// Each look that finds nothing to do wakes a thread, and on a machine with more work than processors any thread may stand still for
 /// some milliseconds.
-pub(super) const LEAST_PATIENCE: Duration = Duration::from_millis(25);
+pub(super) const MIN_PATIENCE: Duration = Duration::from_millis(25);
 
 /// The releases that are under way where their guards, or futures, were dropped.
 #[derive(Debug)]
-pub(super) struct AtHand {
+pub(super) struct InlineReleases {
     /// By when the outbox tells them.
-    jobs: Mutex<BTreeMap<Place, FirstCopy>>,
+    jobs: Mutex<BTreeMap<DueNumber, FirstCopy>>,
     /// In nanoseconds.
     patience: AtomicU64,
     most_patience: Duration,
@@ -43,12 +43,12 @@ pub(super) struct AtHand {
 
 #[derive(Debug)]
 struct FirstCopy {
-    job: Job,
+    job: ReleaseTask,
     /// Ended when the outbox tells: a runtime that goes on late would take the connection for dead.
     task: Option<AbortHandle>,
 }
 
-impl AtHand {
+impl InlineReleases {
     pub(super) fn new(response_timeout: Duration) -> Self {
         let at_hand = Self { jobs: Mutex::default(), patience: AtomicU64::new(0), most_patience: response_timeout / 2 };
         at_hand.answers_take(Duration::ZERO);
@@ -69,7 +69,7 @@ impl AtHand {
     }
 
     fn patience_for(&self, span: Duration) -> u64 {
-        let patience = span.saturating_mul(PATIENCE).max(LEAST_PATIENCE).min(self.most_patience);
+        let patience = span.saturating_mul(PATIENCE).max(MIN_PATIENCE).min(self.most_patience);
         u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX)
     }
 
@@ -83,7 +83,7 @@ impl AtHand {
     }
 
     /// What was not answered in time.
-    pub(super) fn take_due(&self, now: Moment) -> Vec<Job> {
+    pub(super) fn take_due(&self, now: Moment) -> Vec<ReleaseTask> {
         let mut due = Vec::new();
         let mut jobs = self.jobs.lock();
         while let Some(first) = jobs.first_entry().filter(|first| first.key().0 <= now) {
@@ -105,9 +105,9 @@ impl AtHand {
     }
 
     /// The job again if there are enough.
-    fn begins(&self, place: Place, job: Job) -> Result<(), Job> {
+    fn begins(&self, place: DueNumber, job: ReleaseTask) -> Result<(), ReleaseTask> {
         let mut jobs = self.jobs.lock();
-        if jobs.len() >= MOST {
+        if jobs.len() >= MAX_INLINE {
             return Err(job);
         }
         jobs.insert(place, FirstCopy { job, task: None });
@@ -115,7 +115,7 @@ impl AtHand {
     }
 
     /// The task goes on with it, unless it was answered, or told by the outbox, in the meantime.
-    fn has_task(&self, place: Place, task: AbortHandle) {
+    fn has_task(&self, place: DueNumber, task: AbortHandle) {
         let mut jobs = self.jobs.lock();
         if let Some(copy) = jobs.get_mut(&place) {
             copy.task = Some(task);
@@ -126,13 +126,13 @@ impl AtHand {
     }
 
     /// `None` if the outbox has it, or if it was answered.
-    fn take(&self, place: Place) -> Option<Job> {
+    fn take(&self, place: DueNumber) -> Option<ReleaseTask> {
         self.jobs.lock().remove(&place).map(|copy| copy.job)
     }
 }
 
 /// Tells of it on this runtime, if that has a connection with room; else in the background.
-pub(super) fn tell(releases: &Arc<Releases>, job: Job, now: Moment) {
+pub(super) fn tell(releases: &Arc<Releases>, job: ReleaseTask, now: Moment) {
     let at_hand = &releases.at_hand;
     let leave = job.leave();
     let runtime = Handle::try_current().ok();
@@ -144,7 +144,7 @@ pub(super) fn tell(releases: &Arc<Releases>, job: Job, now: Moment) {
         return releases.carry(job);
     }
     releases.wake.at(place.0);
-    let telling = Telling { releases: Arc::clone(releases), place };
+    let telling = InlineRelease { releases: Arc::clone(releases), place };
     let mut told = Box::pin(telling.run(leave, now));
     // The first poll sends it, or puts it to what the connection sends next. A panic is of no use to whoever drops a guard.
     let polled = catch_panic(|| told.as_mut().poll(&mut Context::from_waker(Waker::noop())));
@@ -154,12 +154,12 @@ pub(super) fn tell(releases: &Arc<Releases>, job: Job, now: Moment) {
 }
 
 /// One release that is told where its guard was dropped.
-struct Telling {
+struct InlineRelease {
     releases: Arc<Releases>,
-    place: Place,
+    place: DueNumber,
 }
 
-impl Telling {
+impl InlineRelease {
     async fn run(self, leave: ReleaseRequest, began: Moment) {
         let releases = &self.releases;
         let route = releases.scheme.route(&leave.key);
@@ -169,12 +169,12 @@ impl Telling {
             releases.at_hand.is_answered_within(now.since(began));
         }
         if let Some(job) = releases.at_hand.take(self.place) {
-            releases.answered(job, &route, answer, now);
+            releases.on_answer(job, &route, answer, now);
         }
     }
 }
 
-impl Drop for Telling {
+impl Drop for InlineRelease {
     /// If it was not answered, its runtime has ended.
     fn drop(&mut self) {
         if let Some(job) = self.releases.at_hand.take(self.place) {

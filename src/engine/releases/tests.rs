@@ -7,7 +7,7 @@ use std::thread;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
-use super::at_hand::{LEAST_PATIENCE, MOST};
+use super::at_hand::{MAX_INLINE, MIN_PATIENCE};
 use super::*;
 use crate::engine::acquire::{Patience, acquire};
 use crate::engine::{Engine, Held};
@@ -120,7 +120,7 @@ async fn release_of_a_runtime_that_stands_still_is_told_from_elsewhere() {
     let held = stage.take("cfg").await;
     let _never = lost_with_its_runtime(&stage);
     drop(held);
-    tokio::time::sleep(LEAST_PATIENCE - INSTANT).await;
+    tokio::time::sleep(MIN_PATIENCE - INSTANT).await;
     assert_eq!(stage.holders("cfg").await, 1);
     tokio::time::sleep(INSTANT * 2).await;
     assert_eq!(stage.holders("cfg").await, 0);
@@ -134,7 +134,7 @@ async fn whoever_waits_in_the_process_waits_no_longer_than_that() {
     let began = stage.engine.clock.now();
     drop(held);
     stage.take("cfg").await.release().await.expect("ours");
-    assert!(stage.engine.clock.now().since(began) <= LEAST_PATIENCE + INSTANT);
+    assert!(stage.engine.clock.now().since(began) <= MIN_PATIENCE + INSTANT);
 }
 
 #[tokio::test(start_paused = true)]
@@ -143,13 +143,13 @@ async fn copy_that_somebody_else_tells_is_not_waited_for() {
     let held = stage.take("cfg").await;
     let mut never = lost_with_its_runtime(&stage);
     drop(held);
-    assert!(tokio::time::timeout(LEAST_PATIENCE * 2, never.closed()).await.is_ok(), "its task goes on");
+    assert!(tokio::time::timeout(MIN_PATIENCE * 2, never.closed()).await.is_ok(), "its task goes on");
 }
 
 #[tokio::test(start_paused = true)]
 async fn server_that_takes_its_time_is_told_once() {
     let stage = Stage::new();
-    let slow = LEAST_PATIENCE * 5;
+    let slow = MIN_PATIENCE * 5;
     let (first, second) = (stage.take("first").await, stage.take("second").await);
     // Told from elsewhere, where it shows how long an answer takes.
     let word = stage.next_leave_waits();
@@ -184,14 +184,14 @@ async fn release_that_fails_is_told_again() {
 async fn patience_follows_the_answers_within_its_limits() {
     let stage = Stage::new();
     let at_hand = &stage.engine.releases.at_hand;
-    assert_eq!(at_hand.patience(), LEAST_PATIENCE);
-    at_hand.answers_take(LEAST_PATIENCE);
-    assert_eq!(at_hand.patience(), LEAST_PATIENCE * 4);
+    assert_eq!(at_hand.patience(), MIN_PATIENCE);
+    at_hand.answers_take(MIN_PATIENCE);
+    assert_eq!(at_hand.patience(), MIN_PATIENCE * 4);
     at_hand.answers_take(LONG);
     assert_eq!(at_hand.patience(), stage.engine.options().response_timeout / 2);
     // The outbox has no more answers, and the server is fast again.
     drop(stage.take("cfg").await);
-    assert_eq!(at_hand.patience(), LEAST_PATIENCE);
+    assert_eq!(at_hand.patience(), MIN_PATIENCE);
 }
 
 #[tokio::test(start_paused = true)]
@@ -200,9 +200,9 @@ async fn busy_runtime_is_not_taken_for_a_slow_server() {
     let held = stage.take("cfg").await;
     let word = stage.next_leave_waits();
     drop(held);
-    Stage::answers(LEAST_PATIENCE - INSTANT, word).await;
+    Stage::answers(MIN_PATIENCE - INSTANT, word).await;
     stage.engine.settled().await;
-    assert_eq!(stage.engine.releases.at_hand.patience(), LEAST_PATIENCE);
+    assert_eq!(stage.engine.releases.at_hand.patience(), MIN_PATIENCE);
 }
 
 #[tokio::test(start_paused = true)]
@@ -226,7 +226,7 @@ async fn close_waits_for_the_answer_where_the_guard_was_dropped() {
     let word = stage.next_leave_waits();
     drop(held);
     let mut closing = Box::pin(stage.engine.close());
-    let early = tokio::time::timeout(LEAST_PATIENCE / 2, &mut closing).await;
+    let early = tokio::time::timeout(MIN_PATIENCE / 2, &mut closing).await;
     assert!(early.is_err(), "it is not answered");
     word.send(()).expect("it waits for that");
     closing.await.expect("closed");
@@ -236,15 +236,15 @@ async fn close_waits_for_the_answer_where_the_guard_was_dropped() {
 #[tokio::test(start_paused = true)]
 async fn of_many_at_once_only_so_many_go_out_one_by_one() {
     let stage = Stage::new();
-    let names: Vec<_> = (0..MOST + 36).map(|n| format!("cfg-{n}")).collect();
+    let names: Vec<_> = (0..MAX_INLINE + 36).map(|n| format!("cfg-{n}")).collect();
     let mut held = Vec::new();
     for name in &names {
         held.push(stage.take(name).await);
     }
-    let words: Vec<_> = (0..MOST).map(|_| stage.next_leave_waits()).collect();
+    let words: Vec<_> = (0..MAX_INLINE).map(|_| stage.next_leave_waits()).collect();
     let before = stage.scheme.scripts();
     drop(held);
-    assert_eq!(stage.scheme.scripts() - before, MOST);
+    assert_eq!(stage.scheme.scripts() - before, MAX_INLINE);
     words.into_iter().for_each(|word| word.send(()).expect("it waits for that"));
     stage.engine.settled().await;
     assert_eq!(stage.scheme.scripts() - before, names.len(), "each is told once");
@@ -258,7 +258,7 @@ async fn of_many_at_once_only_so_many_go_out_one_by_one() {
 async fn runtime_that_stands_still_takes_no_room_from_others() {
     let stage = Stage::new();
     let mut nevers = Vec::new();
-    for n in 0..MOST {
+    for n in 0..MAX_INLINE {
         let held = stage.take(&format!("cfg-{n}")).await;
         nevers.push(lost_with_its_runtime(&stage));
         drop(held);
@@ -384,7 +384,7 @@ async fn release_of_a_dropped_acquisition_does_not_overtake_its_request() {
     let mut asks = Box::pin(stage.take("cfg"));
     assert!(asks.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it is on its way");
     drop(asks);
-    tokio::time::sleep(LEAST_PATIENCE / 2).await;
+    tokio::time::sleep(MIN_PATIENCE / 2).await;
     arrives.send(()).expect("it is on its way");
     tokio::time::sleep(INSTANT).await;
     assert_eq!(stage.holders("cfg").await, 0, "nobody has it, and it keeps others out");
