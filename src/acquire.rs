@@ -16,7 +16,7 @@ use crate::guard::Guard;
 use crate::guard::WriteGuard;
 use crate::key::LockName;
 use crate::lock::hold::{Hold, ShareId};
-use crate::meter;
+use crate::metrics;
 use crate::options::{Overrides, Terms};
 use crate::process::Process;
 use crate::reentry::{OwnerId, Reentry};
@@ -329,7 +329,7 @@ impl Request {
 /// Returns true if metrics or spans want the outcome of acquisitions. Usually false.
 #[inline]
 fn is_observed() -> bool {
-    meter::IS_ON || events::spans_are_wanted()
+    metrics::IS_ON || events::spans_are_wanted()
 }
 
 /// Counts an acquisition and runs it within its tracing span. The span of the hold begins where the guard is returned,

@@ -29,11 +29,11 @@ use std::time::Duration;
 
 use tokio::runtime::Runtime;
 
+use crate::background_runtime::DetachedRuntime;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::guard::{Guard as AsyncGuard, conversion_error};
 use crate::health::{Health, Stats};
-use crate::home::DetachedRuntime;
 use crate::manager::{Build, Builder, RwLockManager};
 use crate::reentry::{OwnerId, Reentry};
 use crate::topology::Topology;

@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::durability::Durability;
+use crate::duration_text::ParsedDuration;
 use crate::error::{Error, Result};
 use crate::events;
 use crate::manager::{Builder, RedisManager};
 use crate::options::TimestampClients;
 use crate::reentry::Reentry;
-use crate::span::ParsedDuration;
 use crate::topology::{Tls, Topology};
 
 mod names;

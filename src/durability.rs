@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU8;
 use std::time::Duration;
 
-use crate::span::DurationText;
+use crate::duration_text::DurationText;
 
 /// Durability of a grant of a [`RedisManager`](crate::RedisManager) or [`TwoKeyManager`](crate::TwoKeyManager): the
 /// failures that it must survive before it counts. Set with [`Builder::durability`](crate::Builder#method.durability).

@@ -3,17 +3,17 @@
 //! What goes on with a lock is the business of four siblings over its cell: `acquire`, `release`, `renewals`, `convert`.
 
 pub(crate) mod acquire;
+mod background;
+mod cache_policy;
+mod caching;
 pub(crate) mod convert;
 pub(crate) mod handles;
-mod keep;
 mod operate;
-mod outbox;
-mod recent;
 mod release;
 pub(crate) mod releases;
 mod renewals;
+mod replay;
 mod tries;
-mod uses;
 mod waiters;
 mod wake;
 
@@ -28,12 +28,12 @@ use tokio::sync::Notify;
 
 use crate::clock::Clock;
 use crate::durability::Durability;
-use crate::engine::keep::RecallContext;
-use crate::engine::outbox::Background;
+use crate::engine::background::Background;
+use crate::engine::cache_policy::CachePolicy;
+use crate::engine::caching::RecallContext;
 use crate::engine::releases::Releases;
 use crate::engine::renewals::Renewals;
 use crate::engine::tries::Tries;
-use crate::engine::uses::CachePolicy;
 use crate::engine::waiters::WaiterLimit;
 use crate::engine::wake::Wake;
 use crate::error::{Error, LossReason, Refusal, Result};
@@ -44,7 +44,7 @@ use crate::lock::effects::Rules;
 use crate::lock::hold::{Due, Ended, Hold, HoldState, Next, ShareId};
 use crate::lock::table::Table;
 use crate::lock::watch::Watch;
-use crate::meter::Metrics;
+use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::process::Process;
 use crate::scheme::{AcquisitionId, Answered, Attempt, Failure, Scheme, ServerContact};

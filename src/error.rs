@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::span::DurationText;
+use crate::duration_text::DurationText;
 
 /// Result of this crate's operations; its error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -13,12 +13,12 @@ use tracing::field::Empty;
 use tracing::{Instrument, Level, Span};
 
 use crate::attempt::Failure;
+use crate::duration_text::DurationText as Time;
 use crate::error::{Error, LossReason, Refusal, Result};
 use crate::health::{FindingKind, NodeFinding};
 use crate::lease::{FencingToken, Moment};
 use crate::mode::Mode;
 use crate::reentry::Reentry;
-use crate::span::DurationText as Time;
 use crate::topology::AddressSource;
 
 /// Target of events about the health of servers.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::span::DurationText;
+use crate::duration_text::DurationText;
 use crate::topology::AddressSource;
 
 /// Limit for the clock of a lone server against this machine's clock, on which no lock depends.
@@ -149,7 +149,7 @@ pub struct NodeHealth {
     /// True if the server answered in time.
     pub is_reachable: bool,
     /// Time of one request and its answer, on an open connection.
-    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::round_trip"))]
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::duration_text::json::round_trip"))]
     pub round_trip: Option<Duration>,
     /// Milliseconds by which the server's clock is ahead of the clock of this machine; negative if it is behind. The
     /// value is exact to half of the round trip. Locks do not depend on this machine's clock, but on the clocks of
@@ -161,7 +161,7 @@ pub struct NodeHealth {
     /// Time until this master of a [`QuorumManager`](crate::QuorumManager) may vote. After a restart a master may not
     /// vote before it has been running for longer than the longest lease. `None` if the master may vote, and for all
     /// other servers.
-    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::votes_in"))]
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::duration_text::json::votes_in"))]
     pub votes_in: Option<Duration>,
     /// Reason why the server did not answer.
     pub problem: Option<String>,
@@ -236,7 +236,7 @@ pub enum NodeFinding {
         ahead_ms: i64,
         /// Greatest difference that is no finding: [`max_clock_skew`](crate::Builder::max_clock_skew) between servers, 1 s
         /// for a single server.
-        #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::limit"))]
+        #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::duration_text::json::limit"))]
         limit: Duration,
     },
 }

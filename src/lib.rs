@@ -78,32 +78,32 @@ struct Readme;
 
 mod acquire;
 mod attempt;
+mod background_runtime;
 mod backoff;
 pub mod blocking;
-mod calls;
 mod clock;
 #[cfg(feature = "serde")]
 mod config;
 mod digits;
 mod durability;
+mod duration_text;
 mod engine;
 mod error;
 mod events;
 mod guard;
 mod health;
-mod home;
 mod key;
 mod lease;
 mod lock;
 mod manager;
-mod meter;
+mod metrics;
 mod mode;
 mod options;
+mod panics;
 mod process;
+mod recalls;
 mod reentry;
 mod scheme;
-mod shield;
-mod span;
 #[cfg(test)]
 mod testing;
 mod throttle;

@@ -9,13 +9,13 @@ pub(crate) mod effects;
 pub(crate) mod end;
 mod few;
 pub(crate) mod hold;
-mod overdue;
+pub(crate) mod in_doubt;
 mod record;
 pub(crate) mod release;
 pub(crate) mod shares;
 pub(crate) mod side;
+mod stalled;
 mod state;
-pub(crate) mod stray;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;

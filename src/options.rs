@@ -5,10 +5,10 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use crate::attempt::MAX_LABEL_BYTES;
+use crate::background_runtime::BackgroundRuntime;
 use crate::clock::Clock;
 use crate::durability::Durability;
 use crate::error::{Error, Result};
-use crate::home::BackgroundRuntime;
 use crate::key::{self, Key, KeyTemplate, Listing};
 use crate::lease;
 use crate::reentry::Reentry;

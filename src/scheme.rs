@@ -23,7 +23,6 @@ use futures_util::stream::BoxStream;
 pub(crate) use crate::attempt::{
     AcquisitionId, Answered, Attempt, BoxFuture, Failure, Granted, Notification, Route, ServerContact, Subscription,
 };
-use crate::calls::Recalls;
 use crate::clock::Clock;
 use crate::error::{LossReason, Refusal};
 use crate::health::{NodeHealth, Traffic};
@@ -31,6 +30,7 @@ use crate::key::{Key, Listing};
 use crate::lease::{ClockSample, FencingToken, Moment};
 pub(crate) use crate::mode::Mode;
 use crate::process::Process;
+use crate::recalls::Recalls;
 
 pub(crate) mod hash;
 pub(crate) mod lua;

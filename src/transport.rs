@@ -9,14 +9,14 @@ use futures_util::stream::BoxStream;
 use redis::Value;
 
 use crate::attempt::{Answered, BoxFuture, Failure, Notification, Route, ServerContact, Subscription};
-use crate::calls::Recalls;
+use crate::background_runtime::BackgroundRuntime;
 use crate::clock::Clock;
 use crate::digits::Digits;
 use crate::error::Result;
 use crate::health::{NodeHealth, Traffic};
-use crate::home::BackgroundRuntime;
 use crate::lease::{ClockSample, Moment, ServerTime};
 use crate::options::Options;
+use crate::recalls::Recalls;
 use crate::topology::{Tls, Topology};
 use crate::transport::secrets::Secrets;
 

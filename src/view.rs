@@ -91,10 +91,10 @@ pub struct HolderView {
     /// them may be cached; only their processes know which one.
     pub cached: bool,
     /// Time since the grant, by the server's clock.
-    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::age"))]
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::duration_text::json::age"))]
     pub age: Duration,
     /// Time for which the server will keep the hold without a further renewal.
-    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::remaining"))]
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::duration_text::json::remaining"))]
     pub remaining: Duration,
 }
 
@@ -108,7 +108,7 @@ pub struct WaiterView {
     /// Side for which the waiter waits.
     pub mode: Mode,
     /// Time that it has waited, by the server's clock.
-    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::span::json::waiting"))]
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::duration_text::json::waiting"))]
     pub waiting: Duration,
 }
 

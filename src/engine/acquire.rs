@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::engine::keep::CacheRequest;
+use crate::engine::caching::CacheRequest;
 use crate::engine::tries::Tries;
 use crate::engine::waiters::WaiterPermit;
 use crate::engine::{Engine, Held, in_runtime};

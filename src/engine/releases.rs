@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use crate::attempt::{Attempt, Failure, Route};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::engine::recent::ReleaseReplay;
+use crate::engine::replay::ReleaseReplay;
 use crate::engine::wake::Wake;
 use crate::error::Refusal;
 use crate::events;
@@ -26,11 +26,11 @@ use crate::lock::hold::Hold;
 use crate::lock::release::Release;
 use crate::lock::side::{CountOperations, OpenOperation};
 use crate::lock::table::Table;
+use crate::panics::catch_panic;
 use crate::scheme::{ReleaseReply, ReleaseRequest, Scheme};
-use crate::shield::catch_panic;
-use at_hand::InlineReleases;
+use inline::InlineReleases;
 
-mod at_hand;
+mod inline;
 #[cfg(test)]
 mod tests;
 
@@ -256,7 +256,7 @@ impl Releases {
     /// The same for a hold whose last guard was dropped here.
     pub(crate) fn give_back_from_here(self: &Arc<Self>, hold: &Arc<Hold>, now: Moment) {
         let (release, conversion) = Release::all_of(hold, now);
-        at_hand::tell(self, ReleaseTask::new(self, release, Some(Arc::clone(hold))), now);
+        inline::tell(self, ReleaseTask::new(self, release, Some(Arc::clone(hold))), now);
         if let Some(release) = conversion {
             self.in_background(release, None);
         }
@@ -268,7 +268,7 @@ impl Releases {
     /// release could arrive first and find nothing; then the request would leave a hold or a place in the queue until the release is
     /// repeated, which is when no copy can arrive any more.
     pub(crate) fn take_back_from_here(self: &Arc<Self>, release: Release, now: Moment) {
-        at_hand::tell(self, ReleaseTask::new(self, release, None), now);
+        inline::tell(self, ReleaseTask::new(self, release, None), now);
     }
 
     /// Nothing more is given back.

@@ -13,9 +13,8 @@ use parking_lot::Mutex;
 use tokio::sync::futures::Notified;
 
 use crate::attempt::Attempt;
-use crate::calls::LiveSubscription;
+use crate::engine::cache_policy::CachePolicy;
 use crate::engine::releases::Releases;
-use crate::engine::uses::CachePolicy;
 use crate::engine::wake::Wake;
 use crate::error::LossReason;
 use crate::events::{self, Limiter};
@@ -23,9 +22,10 @@ use crate::lease::Moment;
 use crate::lock::hold::{self, CacheAnswer, Grant, Hold, Next};
 use crate::lock::release::Release;
 use crate::lock::table::Table;
-use crate::meter::RenewalOutcome;
+use crate::metrics::RenewalOutcome;
+use crate::panics::catch_panic;
+use crate::recalls::LiveSubscription;
 use crate::scheme::{Renewal, Renewed, loss_reason};
-use crate::shield::catch_panic;
 
 /// Renewals due within this time travel with the one that is due now: of 10,000 holds with a lease of 10 s as many as make a chunk.
 pub(super) const BATCH_WINDOW: Duration = Duration::from_millis(10);
@@ -293,7 +293,7 @@ mod tests {
 
     use super::*;
     use crate::engine::acquire::{Patience, acquire};
-    use crate::engine::outbox::{BATCH_GAP, MAX_BATCH};
+    use crate::engine::background::{BATCH_GAP, MAX_BATCH};
     use crate::engine::{Engine, Held};
     use crate::lock::hold::HoldState;
     use crate::options::{Options, Overrides, Terms};

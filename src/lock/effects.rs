@@ -11,9 +11,9 @@ use crate::key::Key;
 use crate::lease::Moment;
 use crate::lock::end::{End, Ended};
 use crate::lock::few::Few;
-use crate::meter::Metrics;
+use crate::metrics::Metrics;
+use crate::panics::catch_panic;
 use crate::process::Process;
-use crate::shield::catch_panic;
 
 /// What holds for all locks of a manager.
 #[derive(Clone, Debug)]

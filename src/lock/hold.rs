@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::attempt::{AcquisitionId, Attempt};
-use crate::calls::{LiveSubscription, Recalls};
 use crate::clock::Clock;
 use crate::error::LossReason;
 use crate::events::{self, HoldSpan};
@@ -17,10 +16,11 @@ use crate::lock::effects::{self, Effects, OnAgenda, Rules, Signals};
 use crate::lock::end::End;
 use crate::lock::few::Few;
 use crate::lock::record::HoldRecord;
-use crate::meter::Counted;
+use crate::metrics::Counted;
 use crate::mode::Mode;
+use crate::panics::catch_panic;
+use crate::recalls::{LiveSubscription, Recalls};
 use crate::reentry::OwnerId;
-use crate::shield::catch_panic;
 
 pub(crate) use crate::lock::end::{Ended, HoldState};
 pub(crate) use crate::lock::record::{

@@ -7,8 +7,8 @@
 //! longest of what its guards still want. Readers join while the server has said lately that no writer waits; a writer
 //! passes the hold to the next one of its process, with the next of the tokens that the grant reserved.
 
+mod cache;
 mod conversion;
-mod keep;
 mod promise;
 mod renewal;
 
@@ -24,15 +24,15 @@ use crate::events::Loss;
 use crate::lease::{self, FencingToken, Moment, ServerTime};
 use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::{End, Ended, HoldState};
+use crate::lock::in_doubt::InDoubt;
 use crate::lock::shares::{Share, ShareId, ShareRequest, Shares};
 use crate::lock::side::First;
-use crate::lock::stray::InDoubt;
 use crate::mode::Mode;
 use crate::reentry::OwnerId;
 
+pub(crate) use cache::{CacheAnswer, CacheOutcome, CacheState, CachedCount, CachedPermit};
 use conversion::ConversionInDoubt;
 pub(crate) use conversion::{LeftOpen, OpenConversion};
-pub(crate) use keep::{CacheAnswer, CacheOutcome, CacheState, CachedCount, CachedPermit};
 use promise::Promise;
 pub(crate) use renewal::Confirmed;
 

@@ -15,8 +15,8 @@ use crate::backoff::Backoff;
 use crate::error::Source;
 use crate::lease::Moment;
 use crate::lock::effects::Signals;
+use crate::lock::in_doubt::InDoubt;
 use crate::lock::shares::ShareRequest;
-use crate::lock::stray::InDoubt;
 
 /// Names a waiter of its cell, later ones by higher numbers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -7,24 +7,24 @@
 //!
 //! There is no I/O and no clock in it. `H` is a hold as those know it who are outside.
 
-mod crowd;
+mod caching;
 mod holding;
 mod holds;
-mod idle;
+mod wait_queue;
 mod waiting;
 
 use std::sync::Arc;
 
 use crate::attempt::Failure;
-use crate::calls::Recalls;
 use crate::lease::{FencingToken, Moment};
 use crate::lock::effects::{Effects, OnAgenda};
 use crate::lock::record::{HoldRecord, Next};
 use crate::lock::shares::ShareId;
 use crate::lock::side::{LeaderState, Pending};
-use crate::lock::state::crowd::WaitQueue;
 use crate::lock::state::holds::Holds;
+use crate::lock::state::wait_queue::WaitQueue;
 use crate::mode::Mode;
+use crate::recalls::Recalls;
 
 /// All that this process knows of a lock.
 #[derive(Debug)]

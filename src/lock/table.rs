@@ -13,10 +13,10 @@ use crate::lease::Moment;
 use crate::lock::cell::{Cell, Surroundings};
 use crate::lock::effects::Rules;
 use crate::lock::hold::{Due, Hold};
-use crate::lock::overdue::StalledLeaders;
 use crate::lock::shares::{ShareId, ShareRequest};
+use crate::lock::stalled::StalledLeaders;
 use crate::lock::wait::WaitEntry;
-use crate::meter::Metrics;
+use crate::metrics::Metrics;
 use crate::mode::Mode;
 use crate::reentry::OwnerId;
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::attempt::{AcquisitionId, Attempt, Failure};
-use crate::calls::{Recall, Recalls};
 use crate::key::Key;
 use crate::lease::{FencingToken, Moment};
 use crate::lock::cell::Cell;
@@ -15,6 +14,7 @@ use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{LeaderState, OpenOperation, Pending, SideOutage, WaiterId};
 use crate::lock::state;
 use crate::mode::Mode;
+use crate::recalls::{Recall, Recalls};
 
 /// What a waiter is called for.
 pub(crate) type Wake = state::WakeReason<Hold>;

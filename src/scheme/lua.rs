@@ -13,12 +13,12 @@ use futures_util::stream::BoxStream;
 use redis::Value;
 
 use crate::attempt::NodeId;
-use crate::calls::Recalls;
 use crate::clock::Clock;
 use crate::error::{Refusal, UnreachableSource};
 use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
 use crate::lease::{ClockSample, FencingToken, Moment, ServerTime};
+use crate::recalls::Recalls;
 use crate::scheme::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
     Granted, Holder, IfTaken, Mode, Notification, ReleaseReply, ReleaseRequest, Renewal, Renewed, Route, Scheme,

@@ -23,12 +23,12 @@ pub(crate) use self::record::{CallBack, News, Record};
 pub(crate) use self::record::{Limits, TimestampClientsMs};
 
 use crate::attempt::{self, NodeId};
-use crate::calls::{LiveSubscription, Liveness, Recall, Recalls};
 use crate::clock::Clock;
 use crate::health::{NodeHealth, NodeRole, Traffic};
 use crate::key::{Key, Listing};
 use crate::lease::{FencingToken, Moment, ServerTime};
 use crate::process::Process;
+use crate::recalls::{LiveSubscription, Liveness, Recall, Recalls};
 use crate::scheme::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
     Notification, ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,

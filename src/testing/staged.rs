@@ -11,11 +11,11 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::attempt::NodeId;
-use crate::calls::Recalls;
 use crate::clock::Clock;
 use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
 use crate::lease::{Moment, ServerTime};
+use crate::recalls::Recalls;
 use crate::scheme::memory::Memory;
 use crate::scheme::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, ReleaseReply,

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use parking_lot::Mutex;
 
-use crate::shield::catch_panic;
+use crate::panics::catch_panic;
 use crate::topology::{AddressSource, Remap};
 use crate::transport::slots::complete;
 

@@ -14,8 +14,8 @@ use crate::clock::Clock;
 use crate::events;
 use crate::health::{ClockReading, FindingKind, NodeFinding, clock_skews, micros};
 use crate::lease::{Moment, ServerTime};
-use crate::meter::NodeFindings;
-use crate::shield::catch_panic;
+use crate::metrics::NodeFindings;
+use crate::panics::catch_panic;
 
 /// Time for which a refusal for memory counts, if the user may not ask for the memory in use.
 const MAX_REFUSAL_AGE: Duration = Duration::from_secs(60);

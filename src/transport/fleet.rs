@@ -20,14 +20,14 @@ use parking_lot::Mutex;
 use redis::{ConnectionAddr, ConnectionInfo};
 use tokio::sync::{oneshot, watch};
 
+use crate::background_runtime::BackgroundRuntime;
 use crate::clock::Clock;
 use crate::error::Result;
 use crate::events;
-use crate::home::BackgroundRuntime;
 use crate::lease::Moment;
-use crate::meter::Counter;
+use crate::metrics::Counter;
 use crate::options::Options;
-use crate::shield::catch_panic;
+use crate::panics::catch_panic;
 use crate::topology::{Access, AddressSource};
 use crate::transport::address::{address_of, check_members, first, with_credentials, with_host};
 use crate::transport::announced::{Announced, Announcer};

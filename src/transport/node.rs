@@ -17,10 +17,10 @@ use redis::{Cmd, ConnectionInfo, RedisError, Value};
 use tokio::sync::oneshot;
 
 use crate::attempt::{Answered, NodeId, Route, ServerContact};
+use crate::background_runtime::BackgroundRuntime;
 use crate::clock::Clock;
 use crate::durability::Durability;
 use crate::error::Result;
-use crate::home::BackgroundRuntime;
 use crate::lease::{self, ClockSample, Moment, ServerTime};
 use crate::options::Options;
 use crate::topology::AddressSource;

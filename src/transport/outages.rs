@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use parking_lot::Mutex;
 
 use crate::lease::Moment;
-use crate::meter::UnusableNodes;
+use crate::metrics::UnusableNodes;
 
 /// Nodes that cannot be used. The gauge changes outside of the mutex: its recorder is the user's code.
 #[derive(Default)]
@@ -93,7 +93,7 @@ impl Drop for Outages {
 #[cfg(all(test, feature = "metrics"))]
 mod tests {
     use super::*;
-    use crate::meter::recording::Recording;
+    use crate::metrics::recording::Recording;
 
     #[test]
     fn gauge_has_each_node_once_until_it_is_back_or_forgotten() {

@@ -62,13 +62,13 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::attempt::{self, Notification, Subscription};
-use crate::calls::{LIVE_FOR, LiveSubscription, Liveness, Recalls};
+use crate::background_runtime::BackgroundRuntime;
 use crate::clock::Clock;
-use crate::home::BackgroundRuntime;
 use crate::lease::Moment;
 use crate::options::Options;
+use crate::panics::catch_panic;
 use crate::process;
-use crate::shield::catch_panic;
+use crate::recalls::{LIVE_FOR, LiveSubscription, Liveness, Recalls};
 use crate::throttle::Throttle;
 use crate::transport::ReadNotice;
 use crate::transport::node::Node;

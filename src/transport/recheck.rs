@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use crate::home::BackgroundRuntime;
+use crate::background_runtime::BackgroundRuntime;
 use crate::transport::conditions::Conditions;
 use crate::transport::fleet::Fleet;
 use crate::transport::node::Node;

@@ -18,14 +18,14 @@ use redis::{ConnectionInfo, Value};
 use tokio::sync::watch;
 
 use crate::attempt::{Answered, BoxFuture, Failure, Route, ServerContact, Subscription};
-use crate::calls::Recalls;
+use crate::background_runtime::BackgroundRuntime;
 use crate::clock::Clock;
 use crate::durability::Durability;
 use crate::error::{Refusal, Result, Source};
 use crate::health::{NodeHealth, Traffic};
-use crate::home::BackgroundRuntime;
 use crate::lease::{self, ClockSample, Moment};
 use crate::options::Options;
+use crate::recalls::Recalls;
 use crate::topology::{AddressSource, Kind, Topology};
 use crate::transport::address::{address_of, parse_all, parse_one};
 use crate::transport::conditions::{Conditions, Place};

@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 
 use crate::error::{Error, Result};
 use crate::events;
-use crate::shield::catch_panic;
+use crate::panics::catch_panic;
 use crate::topology::{Tls, Topology};
 use crate::transport::tls::Connector;
 

@@ -11,10 +11,10 @@ use futures_util::{StreamExt, stream};
 use redis_rwlock::{Health, NodeFinding, NodeHealth, NodeRole, RwLockManager};
 use serde::Serialize;
 
+use crate::duration_text::DurationText;
 use crate::exit::{Code, Failure, in_words_of_users};
 use crate::output::Output;
 use crate::settings::{Place, Settings};
-use crate::span::Span;
 use crate::table::{columns, shown};
 
 #[cfg(feature = "tls")]
@@ -147,7 +147,7 @@ fn tell_health(health: &Health, settings: &Settings, findings: &mut Findings) {
     let slow = settings.span("RESPONSE_TIMEOUT", DEFAULT_RESPONSE_TIMEOUT) / 4;
     for node in health.nodes.iter().filter(|node| node.round_trip.is_some_and(|round_trip| round_trip > slow)) {
         let took = node.round_trip.unwrap_or_default();
-        let message = format!("a round trip takes {}, near response_timeout", Span(took));
+        let message = format!("a round trip takes {}, near response_timeout", DurationText(took));
         findings.add(
             Finding::new(Level::Warning, "round-trip", message)
                 .at(&node.address)
@@ -167,7 +167,11 @@ fn tell_clocks(health: &Health, margin: Duration, findings: &mut Findings) {
         off.extend(clocks().min_by_key(|node| node.clock_ahead_ms));
         off.extend(clocks().max_by_key(|node| node.clock_ahead_ms));
     }
-    let message = format!("the servers' clocks are {} apart, and max_clock_skew allows {}", Span(spread), Span(margin));
+    let message = format!(
+        "the servers' clocks are {} apart, and max_clock_skew allows {}",
+        DurationText(spread),
+        DurationText(margin)
+    );
     let finding = Finding::new(Level::Problem, "clocks", message)
         .advise("run NTP on the servers, or raise max_clock_skew (RWLOCK_MAX_CLOCK_SKEW)");
     findings.add(off.iter().fold(finding, |finding, node| finding.at(&node.address)));
@@ -189,7 +193,7 @@ fn text(report: &Report<'_>) -> String {
 fn row(node: &NodeHealth) -> [String; 5] {
     let role = format!("{:?}", node.role).to_lowercase();
     let server = [node.server.as_deref(), node.version.as_deref()].into_iter().flatten().collect::<Vec<_>>().join(" ");
-    let round_trip = node.round_trip.map(|span| Span(span).to_string()).unwrap_or_default();
+    let round_trip = node.round_trip.map(|span| DurationText(span).to_string()).unwrap_or_default();
     let clock = node.clock_ahead_ms.map(|ahead| format!("{ahead:+} ms")).unwrap_or_default();
     [node.address.clone(), role, server, round_trip, clock]
 }

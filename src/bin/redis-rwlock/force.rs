@@ -4,11 +4,11 @@ use std::io::{self, BufRead, IsTerminal, Write};
 
 use redis_rwlock::RwLockManager;
 
+use crate::duration_text::DurationText;
 use crate::exit::{Code, Failure};
 use crate::look;
 use crate::output::Output;
 use crate::settings::Settings;
-use crate::span::Span;
 use crate::table::shown;
 
 pub(crate) async fn force_release(name: &str, yes: bool, settings: &Settings, output: Output) -> Result<Code, Failure> {
@@ -28,7 +28,12 @@ pub(crate) async fn force_release(name: &str, yes: bool, settings: &Settings, ou
         ended => ended
             .iter()
             .map(|holder| {
-                format!("ended the {} hold of {}, {} old\n", holder.mode, shown(&holder.label), Span(holder.age))
+                format!(
+                    "ended the {} hold of {}, {} old\n",
+                    holder.mode,
+                    shown(&holder.label),
+                    DurationText(holder.age)
+                )
             })
             .collect(),
     })?;

@@ -6,10 +6,10 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use redis_rwlock::{Error, LockView, NodeHealth, NodeRole, RedisManager, Refusal, RwLockManager};
 use serde::Serialize;
 
+use crate::duration_text::DurationText;
 use crate::exit::{Code, Failure, full_text};
 use crate::output::Output;
 use crate::settings::Settings;
-use crate::span::Span;
 use crate::table::{self, shown};
 
 /// Number of locks that are inspected at the same time.
@@ -87,12 +87,12 @@ fn is_of_one_key(error: &Error) -> bool {
 pub(crate) fn lines(view: &LockView) -> Vec<String> {
     let mut rows = Vec::new();
     for holder in &view.holders {
-        let for_so_long = Span(holder.age).to_string();
-        let left = format!("{} left", Span(holder.remaining));
+        let for_so_long = DurationText(holder.age).to_string();
+        let left = format!("{} left", DurationText(holder.remaining));
         rows.push(["holds".to_owned(), holder.mode.to_string(), holder.label.clone(), for_so_long, left]);
     }
     for waiter in &view.waiters {
-        let for_so_long = Span(waiter.waiting).to_string();
+        let for_so_long = DurationText(waiter.waiting).to_string();
         rows.push(["waits".to_owned(), waiter.mode.to_string(), waiter.label.clone(), for_so_long, String::new()]);
     }
     let token = view.last_token.map(|token| format!(", last token {token}")).unwrap_or_default();
@@ -115,11 +115,10 @@ pub(crate) fn lines(view: &LockView) -> Vec<String> {
 
 /// Describes the holders of the lock in a few words.
 pub(crate) fn holders(view: &LockView) -> String {
-    let each = view
-        .holders
-        .iter()
-        .take(3)
-        .map(|holder| format!("{} ({}, for {})", shown(&holder.label), holder.mode, Span(short(holder.age))));
+    let each =
+        view.holders.iter().take(3).map(|holder| {
+            format!("{} ({}, for {})", shown(&holder.label), holder.mode, DurationText(short(holder.age)))
+        });
     let text = each.collect::<Vec<_>>().join(", ");
     match (view.holders.len() + view.more_holders).saturating_sub(3) {
         0 => text,

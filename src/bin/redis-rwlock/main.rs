@@ -7,6 +7,9 @@ compile_error!("the program `redis-rwlock` needs signals and process groups, as 
 
 mod args;
 mod doctor;
+#[allow(dead_code)] // the library's file, which writes and reads more than this program needs
+#[path = "../../duration_text.rs"]
+mod duration_text;
 mod exit;
 mod force;
 mod look;
@@ -15,9 +18,6 @@ mod names;
 mod output;
 mod run;
 mod settings;
-#[allow(dead_code)] // the library's file, which writes and reads more than this program needs
-#[path = "../../span.rs"]
-mod span;
 mod table;
 mod top;
 

@@ -16,11 +16,11 @@ use rustix::process::Signal;
 use tokio::time::Instant;
 
 use crate::args::RunOptions;
+use crate::duration_text::DurationText;
 use crate::exit::{Code, Failure, full_text};
 use crate::look;
 use crate::output::Output;
 use crate::settings::{Settings, span};
-use crate::span::Span;
 use crate::table::shown;
 
 mod group;
@@ -173,9 +173,9 @@ fn settings_of(options: &RunOptions, settings: &Settings) -> Result<(Settings, D
     if grace > most {
         let reason = format!(
             "a grace of {} is too long for a lease of {}: {} is the most, or renewals would come too late",
-            Span(grace),
-            Span(lease),
-            Span(most)
+            DurationText(grace),
+            DurationText(lease),
+            DurationText(most)
         );
         return Err(Failure::new(Code::USAGE, reason));
     }
@@ -303,7 +303,10 @@ async fn stop(
     group.signal(Signal::TERM);
     // A stopped command can clean up only after it continues.
     group.signal(Signal::CONT);
-    output.tell("stopping", &format!("{UNCONFIRMED}: the command gets SIGTERM now, and SIGKILL in {}", Span(left)));
+    output.tell(
+        "stopping",
+        &format!("{UNCONFIRMED}: the command gets SIGTERM now, and SIGKILL in {}", DurationText(left)),
+    );
     loop {
         tokio::select! {
             biased;

@@ -12,10 +12,10 @@ use redis_rwlock::{Config, Error, RedisManager};
 use serde_json::Value;
 
 use crate::args::Servers;
+use crate::duration_text::ParsedDuration;
 use crate::exit::{Code, Failure, in_words_of_users};
 use crate::names::{self, Owner};
 use crate::output::Output;
-use crate::span::Period;
 
 const PREFIX: &str = "RWLOCK";
 /// Variables that together are one option.
@@ -202,7 +202,7 @@ impl Settings {
 
 /// Parses a duration as in the options: `10s`, `1.5h`, `max`.
 pub(crate) fn span(text: &str) -> Result<Duration, Failure> {
-    text.parse().map(|Period(span)| span).map_err(|reason| Failure::new(Code::USAGE, reason))
+    text.parse().map(|ParsedDuration(span)| span).map_err(|reason| Failure::new(Code::USAGE, reason))
 }
 
 fn split(urls: &str) -> Vec<String> {

@@ -2,8 +2,8 @@
 
 use redis_rwlock::LockView;
 
+use crate::duration_text::DurationText;
 use crate::look::Look;
-use crate::span::Span;
 
 /// Heads of the columns that [`row`] makes.
 const HEADS: [&str; 7] = ["LOCK", "HELD", "BY", "FOR", "LEFT", "WAITING", "LONGEST"];
@@ -33,8 +33,8 @@ fn row(view: &LockView) -> [String; 7] {
             } else {
                 holder.label.clone()
             },
-            Span(holder.age).to_string(),
-            Span(holder.remaining).to_string(),
+            DurationText(holder.age).to_string(),
+            DurationText(holder.remaining).to_string(),
         ),
         None => Default::default(),
     };
@@ -47,7 +47,7 @@ fn row(view: &LockView) -> [String; 7] {
         age,
         left,
         if waiting == 0 { String::new() } else { waiting.to_string() },
-        longest.map(|longest| Span(longest).to_string()).unwrap_or_default(),
+        longest.map(|longest| DurationText(longest).to_string()).unwrap_or_default(),
     ]
 }
 

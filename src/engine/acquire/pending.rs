@@ -10,8 +10,8 @@ use crate::error::{Error, Result, Source};
 use crate::events;
 use crate::lease::{self, Moment, ServerTime};
 use crate::lock::hold::{self, Grant, GrantIdentity};
+use crate::lock::in_doubt::InDoubt;
 use crate::lock::side::{Notifications, OpenOperation, Pending, SideOutage};
-use crate::lock::stray::InDoubt;
 use crate::lock::wait::{Installed, WaitEntry};
 use crate::scheme::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken, MAX_TOKENS};
 

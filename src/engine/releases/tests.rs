@@ -7,7 +7,7 @@ use std::thread;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
-use super::at_hand::{MAX_INLINE, MIN_PATIENCE};
+use super::inline::{MAX_INLINE, MIN_PATIENCE};
 use super::*;
 use crate::engine::acquire::{Patience, acquire};
 use crate::engine::{Engine, Held};

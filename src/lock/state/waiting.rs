@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::crowd::ExtraRequest;
+use super::wait_queue::ExtraRequest;
 use super::{LeftEntry, State, WakeReason};
 use crate::attempt::Failure;
 use crate::lease::Moment;

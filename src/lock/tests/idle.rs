@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::attempt::NodeId;
-use crate::calls::{LiveSubscription, Liveness, OnRecall, Recall, Recalls};
 use crate::lock::hold::{CacheAnswer, CacheOutcome, CacheState, CachedPermit, Next};
 use crate::lock::wait::CachedCell;
+use crate::recalls::{LiveSubscription, Liveness, OnRecall, Recall, Recalls};
 
 const IDLE: Duration = Duration::from_secs(30);
 

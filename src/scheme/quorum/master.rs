@@ -13,9 +13,9 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::attempt::{AcquisitionId, Attempt};
+use crate::background_runtime::BackgroundRuntime;
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::home::BackgroundRuntime;
 use crate::key::Key;
 use crate::lease::{Moment, ServerTime};
 use crate::scheme::{ReleaseReply, ReleaseRequest, Scheme};

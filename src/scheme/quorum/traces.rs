@@ -15,7 +15,7 @@ use crate::attempt::{AcquisitionId, Attempt, Failure};
 use crate::clock::Clock;
 use crate::key::Key;
 use crate::lease::{self, FencingToken, Moment};
-use crate::lock::stray::InDoubt;
+use crate::lock::in_doubt::InDoubt;
 use crate::mode::Mode;
 use crate::scheme::{Absence, ReleaseReply, Scheme};
 

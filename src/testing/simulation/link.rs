@@ -16,11 +16,11 @@ use super::mutants::Mutant;
 use super::runtime::{self, Runtime};
 use super::world::{Address, Answer, Delivery, Fates, Parcel, Unsubscribe, World, lock_of};
 use crate::attempt::{self, NodeId};
-use crate::calls::Recalls;
 use crate::clock::Clock;
 use crate::health::{NodeHealth, Traffic};
 use crate::key::{Key, Listing};
 use crate::lease::{self, ClockSample, Moment, ServerTime};
+use crate::recalls::Recalls;
 use crate::scheme::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced,
     Notification, ReleaseReply, ReleaseRequest, Renewal, Renewed, Route, Scheme, Subscription, View,

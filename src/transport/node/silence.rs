@@ -13,7 +13,7 @@ use crate::backoff::Backoff;
 use crate::error::{Refusal, Source};
 use crate::events;
 use crate::lease::Moment;
-use crate::shield::catch_panic;
+use crate::panics::catch_panic;
 use crate::topology::AddressSource;
 use crate::transport::outages::{Outages, Trouble};
 

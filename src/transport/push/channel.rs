@@ -8,9 +8,9 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::attempt::Notification;
-use crate::calls::{Recall, Recalls};
 use crate::lease::Moment;
-use crate::shield::catch_panic;
+use crate::panics::catch_panic;
+use crate::recalls::{Recall, Recalls};
 use crate::transport::ReadNotice;
 
 /// Number of a link. Small, since each channel has one.
@@ -214,7 +214,7 @@ impl News {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::calls::OnRecall;
+    use crate::recalls::OnRecall;
 
     struct Deaf;
 

@@ -18,9 +18,9 @@ use tokio::time::Instant;
 
 use super::channel::{LinkId, Purpose};
 use super::{Origin, Shared, Subscriptions};
-use crate::calls::Liveness;
 use crate::events;
 use crate::lease::Moment;
+use crate::recalls::Liveness;
 use crate::transport::fault::{self, Fault};
 use crate::transport::node::{Connection, DialFault, Node, Request};
 use crate::transport::pushed::Pushed;

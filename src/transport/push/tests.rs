@@ -11,10 +11,10 @@ use tokio::net::TcpListener;
 
 use super::*;
 use crate::attempt::{Answered, Granted, NodeId};
-use crate::calls::{OnRecall, Recall};
-use crate::home::BackgroundRuntime;
+use crate::background_runtime::BackgroundRuntime;
 use crate::lease::{ClockSample, FencingToken, Moment, ServerTime};
 use crate::options::Options;
+use crate::recalls::{OnRecall, Recall};
 use crate::topology::{Access, Topology};
 use crate::transport::address::{address_of, parse_all, parse_one};
 use crate::transport::fake;

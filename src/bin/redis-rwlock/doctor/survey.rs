@@ -9,8 +9,8 @@ use redis::Value;
 use super::finding::{Finding, Findings, Level};
 use super::link::{Failure, Link};
 use super::rights::{self, Refused};
+use crate::duration_text::DurationText;
 use crate::settings::{Place, Settings};
-use crate::span::Span;
 
 const SLOTS: u16 = 16384;
 
@@ -206,8 +206,8 @@ pub(super) fn tell_node_timeout(surveys: &BTreeMap<String, Survey>, lease: Durat
     if longest >= lease {
         let message = format!(
             "cluster-node-timeout is {} and the lease {}: when a primary fails, its locks are lost before a replica takes over",
-            Span(longest),
-            Span(lease)
+            DurationText(longest),
+            DurationText(lease)
         );
         let finding = Finding::new(Level::Warning, "node-timeout", message).advise(format!(
             "CONFIG SET cluster-node-timeout {} on every node and the same in its configuration file, or a longer lease (RWLOCK_LEASE)",

@@ -10,9 +10,9 @@ use redis_rwlock::{RedisManager, RwLockManager};
 use super::finding::{Finding, Findings, Level};
 use super::rights;
 use super::survey::{self, Survey};
+use crate::duration_text::DurationText;
 use crate::exit::Failure;
 use crate::settings::Settings;
-use crate::span::Span;
 
 /// Limit of names to try when looking for one that lies at a certain primary, which may have one slot of 16384.
 const MAX_NAMES: u32 = 300_000;
@@ -40,7 +40,7 @@ pub(super) async fn try_locks(surveys: &BTreeMap<String, Survey>, settings: &Set
         findings.add(Finding::new(
             Level::Note,
             "trial",
-            format!("a lock was taken and given back{at_each} in {}", Span(took)),
+            format!("a lock was taken and given back{at_each} in {}", DurationText(took)),
         ));
     }
 }

@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::super::{Margins, Restarts};
 use super::*;
 use crate::attempt::AcquisitionId;
-use crate::home::BackgroundRuntime;
+use crate::background_runtime::BackgroundRuntime;
 use crate::key::Key;
 use crate::lease::FencingToken;
 use crate::mode::Mode;

@@ -1,6 +1,6 @@
 use super::*;
 use crate::attempt::{Answered, Granted, NodeId};
-use crate::home::BackgroundRuntime;
+use crate::background_runtime::BackgroundRuntime;
 use crate::lease::ServerTime;
 use crate::scheme::Acquired;
 use crate::scheme::memory::{Memory, Store};

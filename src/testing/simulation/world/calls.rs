@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::{Parcel, World, lock_of};
 use crate::attempt::NodeId;
-use crate::calls::{LiveSubscription, Liveness, Recall, Recalls};
 use crate::key::Key;
 use crate::lease::Moment;
+use crate::recalls::{LiveSubscription, Liveness, Recall, Recalls};
 use crate::scheme::Notification;
 use crate::scheme::memory::CallBack;
 use crate::testing::simulation::history::{Called, Heard, Id, Lock, Process, What};

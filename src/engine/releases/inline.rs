@@ -18,9 +18,9 @@ use tokio::task::AbortHandle;
 
 use crate::engine::releases::{DueNumber, ReleaseTask, Releases};
 use crate::lease::Moment;
+use crate::panics::catch_panic;
 use crate::process;
 use crate::scheme::ReleaseRequest;
-use crate::shield::catch_panic;
 
 /// Releases of one manager that are under way so, at most. More at once go in chunks, which costs less; and should all of them be
 /// late behind each other, no more than these are told twice.

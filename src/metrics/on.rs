@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use metrics::{Counter, Gauge, Histogram, Unit};
+use metrics::{Gauge, Histogram, Unit};
 
 use super::RenewalOutcome;
 use crate::clock::Clock;
@@ -63,14 +63,14 @@ pub(crate) struct Metrics(Arc<Handles>);
 
 #[derive(Debug)]
 struct Handles {
-    acquisitions: PerMode<[Counter; OUTCOMES.len()]>,
+    acquisitions: PerMode<[metrics::Counter; OUTCOMES.len()]>,
     acquire_seconds: PerMode<Histogram>,
     hold_seconds: PerMode<Histogram>,
-    losses: PerMode<[Counter; REASONS.len()]>,
-    cached_losses: Counter,
-    renewed: Counter,
-    unanswered: Counter,
-    lost: Counter,
+    losses: PerMode<[metrics::Counter; REASONS.len()]>,
+    cached_losses: metrics::Counter,
+    renewed: metrics::Counter,
+    unanswered: metrics::Counter,
+    lost: metrics::Counter,
     holds: PerMode<Gauge>,
     cached: Gauge,
     waiters: PerMode<Gauge>,
@@ -237,7 +237,7 @@ impl Drop for Counted {
 
 /// Counter of connections.
 #[derive(Clone, Debug)]
-pub(crate) struct Counter(Counter);
+pub(crate) struct Counter(metrics::Counter);
 
 impl Counter {
     pub(crate) fn of_reconnects() -> Self {

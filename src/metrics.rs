@@ -14,7 +14,7 @@ pub(crate) mod recording;
 mod tests;
 
 #[cfg(not(feature = "metrics"))]
-pub(crate) use off::{Counted, Meter, NodeFindings, Tally, UnusableNodes};
+pub(crate) use off::{Counted, Counter, Metrics, NodeFindings, UnusableNodes};
 #[cfg(feature = "metrics")]
 pub(crate) use on::{Counted, Counter, Metrics, NodeFindings, UnusableNodes};
 

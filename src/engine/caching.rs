@@ -10,15 +10,15 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::calls::{LiveSubscription, OnRecall, Recall, Recalls};
+use crate::background_runtime::BackgroundRuntime;
 use crate::engine::Engine;
 use crate::engine::renewals::Renewals;
 use crate::events;
-use crate::home::BackgroundRuntime;
 use crate::key::Key;
 use crate::lease::Moment;
 use crate::lock::hold::{CacheAnswer, CacheState, CachedCount, CachedPermit, Due, Hold};
 use crate::lock::wait::{CachedCell, WaitEntry};
+use crate::recalls::{LiveSubscription, OnRecall, Recall, Recalls};
 use crate::scheme::{Answered, Scheme};
 use crate::throttle::Throttle;
 

@@ -7,9 +7,9 @@ use crate::health::FindingKind;
 use crate::mode::Mode;
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Meter {}
+pub(crate) struct Metrics {}
 
-impl Meter {
+impl Metrics {
     pub(crate) fn joined(self) {}
 
     pub(crate) fn begins(self, _: Mode, _: Clock) -> Underway {
@@ -18,11 +18,11 @@ impl Meter {
 
     pub(crate) fn lost(self, _: Mode, _: LossReason) {}
 
-    pub(crate) fn kept(self) {}
+    pub(crate) fn cached(self) {}
 
-    pub(crate) fn kept_no_more(self) {}
+    pub(crate) fn cached_no_more(self) {}
 
-    pub(crate) fn idle_lost(self) {}
+    pub(crate) fn cached_lost(self) {}
 
     pub(crate) fn renewal(self, _: RenewalOutcome) {}
 }
@@ -40,15 +40,15 @@ impl Underway {
 pub(crate) struct Counted {}
 
 impl Counted {
-    pub(crate) fn begin(&self, _: &Meter, _: Mode, _: Clock) {}
+    pub(crate) fn begin(&self, _: &Metrics, _: Mode, _: Clock) {}
 
     pub(crate) fn end(&self) {}
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tally;
+pub(crate) struct Counter;
 
-impl Tally {
+impl Counter {
     pub(crate) fn of_reconnects() -> Self {
         Self
     }

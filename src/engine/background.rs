@@ -20,17 +20,17 @@ use tokio::runtime::{Handle, Id};
 use tokio::task::AbortHandle;
 
 use crate::attempt::{Attempt, BoxFuture, Failure, Route};
+use crate::background_runtime::BackgroundRuntime;
 use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::engine::releases::{ReleaseTask, Releases};
 use crate::engine::renewals::{BATCH_WINDOW, DueRenewal, Renewals};
 use crate::engine::wake::{DriverId, Wake};
-use crate::home::BackgroundRuntime;
 use crate::lease::Moment;
 use crate::lock::hold::Hold;
+use crate::panics::catch_panic;
 use crate::process;
 use crate::scheme::{ReleaseReply, Renewed, Scheme};
-use crate::shield::catch_panic;
 
 #[cfg(test)]
 mod tests;

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use super::{CLOSED, HoldRecord, Next, Phase, RenewalState, renewal_interval};
 use crate::attempt::NodeId;
-use crate::calls::{LiveSubscription, Recall, Recalls};
 use crate::lease::{FencingToken, Moment};
 use crate::lock::effects::Signals;
 use crate::lock::shares::{Share, ShareId};
-use crate::meter::Metrics;
+use crate::metrics::Metrics;
 use crate::mode::Mode;
+use crate::recalls::{LiveSubscription, Recall, Recalls};
 use crate::reentry::OwnerId;
 
 /// What an answer says to those who keep the hold.
