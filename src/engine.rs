@@ -26,8 +26,15 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-use crate::clock::Clock;
-use crate::durability::Durability;
+use crate::base::clock::Clock;
+use crate::base::durability::Durability;
+use crate::base::error::{Error, LossReason, Refusal, Result};
+use crate::base::events::Limiter;
+use crate::base::key::Key;
+use crate::base::lease::{self, FencingToken, Moment};
+use crate::base::metrics::Metrics;
+use crate::base::options::Options;
+use crate::base::process::Process;
 use crate::engine::background::Background;
 use crate::engine::cache_policy::CachePolicy;
 use crate::engine::caching::RecallContext;
@@ -36,18 +43,11 @@ use crate::engine::renewals::Renewals;
 use crate::engine::tries::Tries;
 use crate::engine::waiters::WaiterLimit;
 use crate::engine::wake::Wake;
-use crate::error::{Error, LossReason, Refusal, Result};
-use crate::events::Limiter;
-use crate::key::Key;
-use crate::lease::{self, FencingToken, Moment};
 use crate::lock::effects::Rules;
 use crate::lock::hold::{Due, Ended, Hold, HoldState, Next, ShareId};
 use crate::lock::table::Table;
 use crate::lock::watch::Watch;
-use crate::metrics::Metrics;
-use crate::options::Options;
-use crate::process::Process;
-use crate::scheme::{AcquisitionId, Answered, Attempt, Failure, Scheme, ServerContact};
+use crate::store::{AcquisitionId, Answered, Attempt, Failure, Scheme, ServerContact};
 
 /// A hold is passed on between the writers of a process for so long at most.
 const HANDOFF_SPAN: Duration = Duration::from_millis(5);

@@ -76,54 +76,29 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-mod acquire;
-mod attempt;
-mod background_runtime;
-mod backoff;
-pub mod blocking;
-mod clock;
-#[cfg(feature = "serde")]
-mod config;
-mod digits;
-mod durability;
-mod duration_text;
+mod base;
 mod engine;
-mod error;
-mod events;
-mod guard;
-mod health;
-mod key;
-mod lease;
+mod face;
 mod lock;
-mod manager;
-mod metrics;
-mod mode;
-mod options;
-mod panics;
-mod process;
-mod recalls;
-mod reentry;
-mod scheme;
+mod net;
+mod store;
 #[cfg(test)]
 mod testing;
-mod throttle;
-mod topology;
-mod transport;
-mod view;
 
-pub use acquire::{Acquire, Acquiring};
-pub use attempt::BoxFuture;
+pub use base::attempt::BoxFuture;
+pub use base::durability::Durability;
+pub use base::error::{Error, LossReason, Refusal, Result, Source};
+pub use base::health::{Health, NodeFinding, NodeHealth, NodeRole, Stats};
+pub use base::lease::{FencingToken, InvalidToken};
+pub use base::mode::Mode;
+pub use base::options::TimestampClients;
+pub use base::reentry::{OwnerId, Reentry};
+pub use base::topology::{AddressSource, Tls, Topology};
+pub use face::acquire::{Acquire, Acquiring};
+pub use face::blocking;
 #[cfg(feature = "serde")]
-pub use config::Config;
-pub use durability::Durability;
-pub use error::{Error, LossReason, Refusal, Result, Source};
-pub use guard::{DowngradeError, Guard, HoldWatch, ReadGuard, TryUpgradeError, WriteGuard};
-pub use health::{Health, NodeFinding, NodeHealth, NodeRole, Stats};
-pub use lease::{FencingToken, InvalidToken};
+pub use face::config::Config;
+pub use face::guard::{DowngradeError, Guard, HoldWatch, ReadGuard, TryUpgradeError, WriteGuard};
+pub use face::manager::{Build, Builder, MemoryManager, QuorumManager, RedisManager, RwLockManager, TwoKeyManager};
+pub use face::view::{HolderView, LockView, WaiterView};
 pub use lock::end::{Ended, HoldState};
-pub use manager::{Build, Builder, MemoryManager, QuorumManager, RedisManager, RwLockManager, TwoKeyManager};
-pub use mode::Mode;
-pub use options::TimestampClients;
-pub use reentry::{OwnerId, Reentry};
-pub use topology::{AddressSource, Tls, Topology};
-pub use view::{HolderView, LockView, WaiterView};

@@ -25,21 +25,21 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use crate::base::error::{Error, LossReason, Result, Source};
+use crate::base::key::{Key, LockName};
+use crate::base::lease::{Moment, ServerTime};
+use crate::base::options::Terms;
+use crate::base::reentry::{OwnerId, Reentry};
+use crate::base::throttle::Throttle;
 use crate::engine::caching::CacheRequest;
 use crate::engine::tries::Tries;
 use crate::engine::waiters::WaiterPermit;
 use crate::engine::{Engine, Held, in_runtime};
-use crate::error::{Error, LossReason, Result, Source};
-use crate::key::{Key, LockName};
-use crate::lease::{Moment, ServerTime};
 use crate::lock::hold::Hold;
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{Notifications, Pending, SideOutage};
 use crate::lock::wait::{FirstAnswer, WaitEntry};
-use crate::options::Terms;
-use crate::reentry::{OwnerId, Reentry};
-use crate::scheme::{Mode, ServerContact};
-use crate::throttle::Throttle;
+use crate::store::{Mode, ServerContact};
 
 use self::patience::WaitEnds;
 use self::pending::Pursued;

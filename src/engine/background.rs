@@ -19,18 +19,18 @@ use parking_lot::Mutex;
 use tokio::runtime::{Handle, Id};
 use tokio::task::AbortHandle;
 
-use crate::attempt::{Attempt, BoxFuture, Failure, Route};
-use crate::background_runtime::BackgroundRuntime;
-use crate::backoff::Backoff;
-use crate::clock::Clock;
+use crate::base::attempt::{Attempt, BoxFuture, Failure, Route};
+use crate::base::background_runtime::BackgroundRuntime;
+use crate::base::backoff::Backoff;
+use crate::base::clock::Clock;
+use crate::base::lease::Moment;
+use crate::base::panics::catch_panic;
+use crate::base::process;
 use crate::engine::releases::{ReleaseTask, Releases};
 use crate::engine::renewals::{BATCH_WINDOW, DueRenewal, Renewals};
 use crate::engine::wake::{DriverId, Wake};
-use crate::lease::Moment;
 use crate::lock::hold::Hold;
-use crate::panics::catch_panic;
-use crate::process;
-use crate::scheme::{ReleaseReply, Renewed, Scheme};
+use crate::store::{ReleaseReply, Renewed, Scheme};
 
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::lease::Moment;
+use crate::base::lease::Moment;
 use crate::lock::hold::{CacheOutcome, CachedCount};
 
 /// A name that was used longer ago is a new one.

@@ -10,17 +10,17 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::background_runtime::BackgroundRuntime;
+use crate::base::background_runtime::BackgroundRuntime;
+use crate::base::events;
+use crate::base::key::Key;
+use crate::base::lease::Moment;
+use crate::base::recalls::{LiveSubscription, OnRecall, Recall, Recalls};
+use crate::base::throttle::Throttle;
 use crate::engine::Engine;
 use crate::engine::renewals::Renewals;
-use crate::events;
-use crate::key::Key;
-use crate::lease::Moment;
 use crate::lock::hold::{CacheAnswer, CacheState, CachedCount, CachedPermit, Due, Hold};
 use crate::lock::wait::{CachedCell, WaitEntry};
-use crate::recalls::{LiveSubscription, OnRecall, Recall, Recalls};
-use crate::scheme::{Answered, Scheme};
-use crate::throttle::Throttle;
+use crate::store::{Answered, Scheme};
 
 /// What a request says of the hold that it wants.
 #[derive(Clone, Debug)]

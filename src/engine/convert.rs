@@ -14,18 +14,18 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::error::{Error, LossReason};
+use crate::base::events;
+use crate::base::lease::Moment;
 use crate::engine::caching::CacheRequest;
 use crate::engine::releases::Unsettled;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held};
-use crate::error::{Error, LossReason};
-use crate::events;
-use crate::lease::Moment;
 use crate::lock::hold::{self, Grant, GrantIdentity, Hold, HoldState, LeftOpen, OpenConversion, ShareId};
 use crate::lock::in_doubt::InDoubt;
 use crate::lock::release::Release;
 use crate::lock::shares::ShareRequest;
-use crate::scheme::{AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, MAX_TOKENS, Mode, loss_reason};
+use crate::store::{AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, MAX_TOKENS, Mode, loss_reason};
 
 /// Why a guard could not be converted, and the guard.
 pub(crate) struct NotConverted {

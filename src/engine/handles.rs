@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
+use crate::base::options::Options;
 use crate::engine::Engine;
 use crate::lock::table::{self, SHARDS};
-use crate::options::Options;
-use crate::scheme::Scheme;
+use crate::store::Scheme;
 
 /// All handles of one engine, for a manager.
 #[derive(Clone, Debug)]
@@ -34,12 +34,12 @@ impl Handles {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::key::{self, Key};
+    use crate::base::options::{Overrides, Terms};
     use crate::engine::Held;
     use crate::engine::acquire::{Patience, acquire};
-    use crate::key::{self, Key};
-    use crate::options::{Overrides, Terms};
-    use crate::scheme::Mode;
-    use crate::scheme::memory::{Memory, Store};
+    use crate::store::Mode;
+    use crate::store::memory::{Memory, Store};
 
     async fn read(handles: &Handles, name: &str) -> Held {
         let engine = handles.of(key::hash_of(name));

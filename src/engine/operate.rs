@@ -3,13 +3,13 @@
 use std::collections::HashSet;
 use std::pin::pin;
 
+use crate::base::error::{LossReason, Result};
+use crate::base::health::{Health, Stats, Traffic};
+use crate::base::key::Key;
 use crate::engine::{Engine, in_runtime};
-use crate::error::{LossReason, Result};
-use crate::health::{Health, Stats, Traffic};
-use crate::key::Key;
+use crate::face::view::{Guards, HolderView, LockView, Seen};
 use crate::lock::table::Counts;
-use crate::scheme::{Answered, Forced, View};
-use crate::view::{Guards, HolderView, LockView, Seen};
+use crate::store::{Answered, Forced, View};
 
 /// So many holders are named where one line is to be enough.
 const MAX_NAMED: usize = 3;

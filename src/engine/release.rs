@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use crate::base::error::{Error, LossReason, Result};
+use crate::base::events::{self, Loss};
+use crate::base::lease::Moment;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, in_runtime};
-use crate::error::{Error, LossReason, Result};
-use crate::events::{self, Loss};
-use crate::lease::Moment;
 use crate::lock::hold::{Hold, ShareId, ShareRemoved};
 use crate::lock::release::Release;
-use crate::scheme::{Absence, Answered, Failure, ReleaseReply, loss_reason};
+use crate::store::{Absence, Answered, Failure, ReleaseReply, loss_reason};
 
 impl Engine {
     fn remove_share(&self, hold: &Hold, share_id: ShareId, now: Moment) -> ShareRemoved {

@@ -12,20 +12,20 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::futures::Notified;
 
-use crate::attempt::Attempt;
+use crate::base::attempt::Attempt;
+use crate::base::error::LossReason;
+use crate::base::events::{self, Limiter};
+use crate::base::lease::Moment;
+use crate::base::metrics::RenewalOutcome;
+use crate::base::panics::catch_panic;
+use crate::base::recalls::LiveSubscription;
 use crate::engine::cache_policy::CachePolicy;
 use crate::engine::releases::Releases;
 use crate::engine::wake::Wake;
-use crate::error::LossReason;
-use crate::events::{self, Limiter};
-use crate::lease::Moment;
 use crate::lock::hold::{self, CacheAnswer, Grant, Hold, Next};
 use crate::lock::release::Release;
 use crate::lock::table::Table;
-use crate::metrics::RenewalOutcome;
-use crate::panics::catch_panic;
-use crate::recalls::LiveSubscription;
-use crate::scheme::{Renewal, Renewed, loss_reason};
+use crate::store::{Renewal, Renewed, loss_reason};
 
 /// Renewals due within this time travel with the one that is due now: of 10,000 holds with a lease of 10 s as many as make a chunk.
 pub(super) const BATCH_WINDOW: Duration = Duration::from_millis(10);
@@ -292,13 +292,13 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
+    use crate::base::options::{Options, Overrides, Terms};
     use crate::engine::acquire::{Patience, acquire};
     use crate::engine::background::{BATCH_GAP, MAX_BATCH};
     use crate::engine::{Engine, Held};
     use crate::lock::hold::HoldState;
-    use crate::options::{Options, Overrides, Terms};
-    use crate::scheme::memory::{Memory, Store};
-    use crate::scheme::{Mode, Scheme};
+    use crate::store::memory::{Memory, Store};
+    use crate::store::{Mode, Scheme};
     use crate::testing::staged::Staged;
 
     const LEASE: Duration = Duration::from_secs(3);

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::attempt::Route;
-use crate::lease::Moment;
+use crate::base::attempt::Route;
+use crate::base::lease::Moment;
 use crate::lock::release::Release;
 
 /// How many are remembered for one node, the latest. A replica lags by milliseconds, and a node that failed carries out no
@@ -102,8 +102,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::attempt::AcquisitionId;
-    use crate::key::Key;
+    use crate::base::attempt::AcquisitionId;
+    use crate::base::key::Key;
 
     fn release(n: u64, server_until: Moment) -> Release {
         let key = Arc::new(Key::new("rwlock", "cfg").expect("valid"));

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::backoff::Backoff;
+use crate::base::backoff::Backoff;
+use crate::base::error::{Error, Result};
+use crate::base::key::Key;
+use crate::base::lease::Moment;
 use crate::engine::Engine;
-use crate::error::{Error, Result};
-use crate::key::Key;
-use crate::lease::Moment;
-use crate::scheme::Failure;
+use crate::store::Failure;
 
 /// The tries of one request.
 #[derive(Debug)]

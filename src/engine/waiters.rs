@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::error::{Error, Result};
-use crate::key::Key;
+use crate::base::error::{Error, Result};
+use crate::base::key::Key;
 
 /// Counts the acquisitions that are under way, and refuses those beyond `max`.
 #[derive(Debug)]

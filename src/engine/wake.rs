@@ -11,7 +11,7 @@ use slab::Slab;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
-use crate::lease::Moment;
+use crate::base::lease::Moment;
 
 /// Whoever looks sees all that is put in before it sleeps.
 const LOOKS: Moment = Moment::from_nanos(0);

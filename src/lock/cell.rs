@@ -8,8 +8,8 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use crate::key::Key;
-use crate::lease::Moment;
+use crate::base::key::Key;
+use crate::base::lease::Moment;
 use crate::lock::effects::{Due, Effects, OnAgenda, Rules};
 use crate::lock::state::State;
 

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::clock::Clock;
-use crate::events::{self, Loss};
-use crate::key::Key;
-use crate::lease::Moment;
+use crate::base::clock::Clock;
+use crate::base::events::{self, Loss};
+use crate::base::key::Key;
+use crate::base::lease::Moment;
+use crate::base::metrics::Metrics;
+use crate::base::panics::catch_panic;
+use crate::base::process::Process;
 use crate::lock::end::{End, Ended};
 use crate::lock::few::Few;
-use crate::metrics::Metrics;
-use crate::panics::catch_panic;
-use crate::process::Process;
 
 /// What holds for all locks of a manager.
 #[derive(Clone, Debug)]

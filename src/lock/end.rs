@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use tokio::sync::Notify;
 
-use crate::error::LossReason;
+use crate::base::error::LossReason;
 
 /// How much a hold can be trusted, by the local clock, as a [guard](crate::WriteGuard) tells it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

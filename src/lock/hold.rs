@@ -5,22 +5,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::attempt::{AcquisitionId, Attempt};
-use crate::clock::Clock;
-use crate::error::LossReason;
-use crate::events::{self, HoldSpan};
-use crate::key::Key;
-use crate::lease::{FencingToken, Moment};
+use crate::base::attempt::{AcquisitionId, Attempt};
+use crate::base::clock::Clock;
+use crate::base::error::LossReason;
+use crate::base::events::{self, HoldSpan};
+use crate::base::key::Key;
+use crate::base::lease::{FencingToken, Moment};
+use crate::base::metrics::Counted;
+use crate::base::mode::Mode;
+use crate::base::panics::catch_panic;
+use crate::base::recalls::{LiveSubscription, Recalls};
+use crate::base::reentry::OwnerId;
 use crate::lock::cell::Cell;
 use crate::lock::effects::{self, Effects, OnAgenda, Rules, Signals};
 use crate::lock::end::End;
 use crate::lock::few::Few;
 use crate::lock::record::HoldRecord;
-use crate::metrics::Counted;
-use crate::mode::Mode;
-use crate::panics::catch_panic;
-use crate::recalls::{LiveSubscription, Recalls};
-use crate::reentry::OwnerId;
 
 pub(crate) use crate::lock::end::{Ended, HoldState};
 pub(crate) use crate::lock::record::{

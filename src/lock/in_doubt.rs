@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use crate::attempt::{Attempt, Failure};
-use crate::lease::Moment;
+use crate::base::attempt::{Attempt, Failure};
+use crate::base::lease::Moment;
 
 /// The copies of one id, sent by one or by several.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -98,8 +98,8 @@ impl InDoubt {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attempt::{Answered, NodeId};
-    use crate::lease::ServerTime;
+    use crate::base::attempt::{Answered, NodeId};
+    use crate::base::lease::ServerTime;
 
     fn at(nanos: u64) -> Moment {
         Moment::from_nanos(nanos)

@@ -17,18 +17,18 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::attempt::AcquisitionId;
-use crate::backoff::Backoff;
-use crate::error::LossReason;
-use crate::events::Loss;
-use crate::lease::{self, FencingToken, Moment, ServerTime};
+use crate::base::attempt::AcquisitionId;
+use crate::base::backoff::Backoff;
+use crate::base::error::LossReason;
+use crate::base::events::Loss;
+use crate::base::lease::{self, FencingToken, Moment, ServerTime};
+use crate::base::mode::Mode;
+use crate::base::reentry::OwnerId;
 use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::{End, Ended, HoldState};
 use crate::lock::in_doubt::InDoubt;
 use crate::lock::shares::{Share, ShareId, ShareRequest, Shares};
 use crate::lock::side::First;
-use crate::mode::Mode;
-use crate::reentry::OwnerId;
 
 pub(crate) use cache::{CacheAnswer, CacheOutcome, CacheState, CachedCount, CachedPermit};
 use conversion::ConversionInDoubt;

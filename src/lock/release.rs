@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::attempt::AcquisitionId;
-use crate::key::Key;
-use crate::lease::{self, Moment};
+use crate::base::attempt::AcquisitionId;
+use crate::base::key::Key;
+use crate::base::lease::{self, Moment};
 use crate::lock::hold::{Hold, OpenConversion};
 
 /// One acquisition that is to end on the server.

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use slab::Slab;
 
-use crate::lease::{FencingToken, Moment};
+use crate::base::lease::{FencingToken, Moment};
+use crate::base::reentry::OwnerId;
 use crate::lock::end::End;
-use crate::reentry::OwnerId;
 
 /// So many are looked through.
 const MAX_SCANNED: usize = 8;

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::attempt::{AcquisitionId, Subscription};
-use crate::backoff::Backoff;
-use crate::error::Source;
-use crate::lease::Moment;
+use crate::base::attempt::{AcquisitionId, Subscription};
+use crate::base::backoff::Backoff;
+use crate::base::error::Source;
+use crate::base::lease::Moment;
 use crate::lock::effects::Signals;
 use crate::lock::in_doubt::InDoubt;
 use crate::lock::shares::ShareRequest;

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
-use crate::lease::Moment;
+use crate::base::lease::Moment;
 use crate::lock::cell::Cell;
 use crate::lock::effects;
 use crate::lock::few::Few;

@@ -15,16 +15,16 @@ mod waiting;
 
 use std::sync::Arc;
 
-use crate::attempt::Failure;
-use crate::lease::{FencingToken, Moment};
+use crate::base::attempt::Failure;
+use crate::base::lease::{FencingToken, Moment};
+use crate::base::mode::Mode;
+use crate::base::recalls::Recalls;
 use crate::lock::effects::{Effects, OnAgenda};
 use crate::lock::record::{HoldRecord, Next};
 use crate::lock::shares::ShareId;
 use crate::lock::side::{LeaderState, Pending};
 use crate::lock::state::holds::Holds;
 use crate::lock::state::wait_queue::WaitQueue;
-use crate::mode::Mode;
-use crate::recalls::Recalls;
 
 /// All that this process knows of a lock.
 #[derive(Debug)]

@@ -7,18 +7,18 @@ use std::time::Duration;
 use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::clock::Clock;
-use crate::key::Key;
-use crate::lease::Moment;
+use crate::base::clock::Clock;
+use crate::base::key::Key;
+use crate::base::lease::Moment;
+use crate::base::metrics::Metrics;
+use crate::base::mode::Mode;
+use crate::base::reentry::OwnerId;
 use crate::lock::cell::{Cell, Surroundings};
 use crate::lock::effects::Rules;
 use crate::lock::hold::{Due, Hold};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::stalled::StalledLeaders;
 use crate::lock::wait::WaitEntry;
-use crate::metrics::Metrics;
-use crate::mode::Mode;
-use crate::reentry::OwnerId;
 
 /// More than threads that run at a time on most machines. A power of two.
 pub(crate) const SHARDS: usize = 64;

@@ -9,11 +9,15 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::attempt::{AcquisitionId, Attempt, Failure, Subscription};
-use crate::clock::Clock;
-use crate::error::LossReason;
-use crate::key::Key;
-use crate::lease::{FencingToken, Moment, ServerTime};
+use crate::base::attempt::{AcquisitionId, Attempt, Failure, Subscription};
+use crate::base::clock::Clock;
+use crate::base::error::LossReason;
+use crate::base::key::Key;
+use crate::base::lease::{FencingToken, Moment, ServerTime};
+use crate::base::metrics::Metrics;
+use crate::base::mode::Mode;
+use crate::base::process::Process;
+use crate::base::reentry::OwnerId;
 use crate::lock::cell::Cell;
 use crate::lock::effects::Rules;
 use crate::lock::hold::{Accepted, Grant, GrantIdentity, Hold, HoldState, NewHold, Share, ShareId, ShareRemoved};
@@ -23,10 +27,6 @@ use crate::lock::side::{CountOperations, LeaderState, Notifications, OpenOperati
 use crate::lock::table::Table;
 use crate::lock::wait::{Installed, Leaving, WaitEntry, Wake};
 use crate::lock::watch::Watch;
-use crate::metrics::Metrics;
-use crate::mode::Mode;
-use crate::process::Process;
-use crate::reentry::OwnerId;
 
 const GRACE: Duration = Duration::from_secs(2);
 const STRAY: Duration = Duration::from_secs(1);
@@ -720,7 +720,7 @@ fn subscription_that_nobody_needs_ends_when_the_mutex_is_free() {
     let [first, second, third] = [0; 3].map(|_| enter(&table, Mode::Write));
     let asking = |entry: &WaitEntry| {
         let end = Ends(Arc::downgrade(entry.cell()), Arc::clone(&ended));
-        let (_, notices) = crate::attempt::notifications();
+        let (_, notices) = crate::base::attempt::notifications();
         LeaderState {
             notifications: Notifications::Subscribed(Subscription { notices, _end: Box::new(end) }),
             ..LeaderState::default()
@@ -744,7 +744,7 @@ fn subscription_of_one_that_has_nothing_under_way_ends_when_the_mutex_is_free() 
     let ended = Arc::new(AtomicUsize::new(0));
     let [entry, _other] = [0; 2].map(|_| enter(&table, Mode::Write));
     let end = Ends(Arc::downgrade(entry.cell()), Arc::clone(&ended));
-    let (_, notices) = crate::attempt::notifications();
+    let (_, notices) = crate::base::attempt::notifications();
     let notices = Notifications::Subscribed(Subscription { notices, _end: Box::new(end) });
     drop(entry.leave(LeaderState { notifications: notices, ..LeaderState::default() }, now()));
     assert_eq!(ended.load(Ordering::Relaxed), 1);

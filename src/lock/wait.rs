@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::attempt::{AcquisitionId, Attempt, Failure};
-use crate::key::Key;
-use crate::lease::{FencingToken, Moment};
+use crate::base::attempt::{AcquisitionId, Attempt, Failure};
+use crate::base::key::Key;
+use crate::base::lease::{FencingToken, Moment};
+use crate::base::mode::Mode;
+use crate::base::recalls::{Recall, Recalls};
 use crate::lock::cell::Cell;
 use crate::lock::hold::{Due, Hold, NewHold};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{LeaderState, OpenOperation, Pending, SideOutage, WaiterId};
 use crate::lock::state;
-use crate::mode::Mode;
-use crate::recalls::{Recall, Recalls};
 
 /// What a waiter is called for.
 pub(crate) type Wake = state::WakeReason<Hold>;

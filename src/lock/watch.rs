@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use crate::lease::{FencingToken, Moment};
+use crate::base::lease::{FencingToken, Moment};
 use crate::lock::end::{End, Ended, HoldState};
 use crate::lock::hold::{Due, Hold};
 use crate::lock::shares::{Share, ShareId};

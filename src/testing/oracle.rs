@@ -30,12 +30,12 @@ use proptest::strategy::Union;
 use proptest::test_runner::{Config, TestError, TestRunner};
 use tokio::runtime::Builder;
 
-use crate::options::{Options, TimestampClients};
-use crate::scheme::lua::{LuaScheme, Scripts};
-use crate::scheme::memory::{Record, TimestampClientsMs};
-use crate::scheme::{hash, scripts, two_key};
-use crate::topology::Topology;
-use crate::transport::{self, Script, Transport};
+use crate::base::options::{Options, TimestampClients};
+use crate::base::topology::Topology;
+use crate::net::{self, Script, Transport};
+use crate::store::lua::{LuaScheme, Scripts};
+use crate::store::memory::{Record, TimestampClientsMs};
+use crate::store::{hash, scripts, two_key};
 
 #[test]
 fn hash_on_redis() {
@@ -386,8 +386,8 @@ impl Setting<'_> {
     fn disagreement(&self, max_shrink_iters: u32) -> Option<String> {
         // However busy the machine is, an answer is waited for.
         let options = Options { response_timeout: Duration::from_secs(20), ..Options::default() };
-        let home = options.background_runtime(crate::clock::Clock::System);
-        let transport = transport::open(&self.topology, &options, &home).expect("a valid topology");
+        let home = options.background_runtime(crate::base::clock::Clock::System);
+        let transport = net::open(&self.topology, &options, &home).expect("a valid topology");
         let scheme = self.scheme(transport);
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let seen = RefCell::new(BTreeSet::new());

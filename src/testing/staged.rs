@@ -10,14 +10,14 @@ use futures_util::stream::BoxStream;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::attempt::NodeId;
-use crate::clock::Clock;
-use crate::health::{NodeHealth, Traffic};
-use crate::key::{Key, Listing};
-use crate::lease::{Moment, ServerTime};
-use crate::recalls::Recalls;
-use crate::scheme::memory::Memory;
-use crate::scheme::{
+use crate::base::attempt::NodeId;
+use crate::base::clock::Clock;
+use crate::base::health::{NodeHealth, Traffic};
+use crate::base::key::{Key, Listing};
+use crate::base::lease::{Moment, ServerTime};
+use crate::base::recalls::Recalls;
+use crate::store::memory::Memory;
+use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, ReleaseReply,
     ReleaseRequest, Renewal, Renewed, Route, Scheme, ServerContact, Subscription, View,
 };

@@ -145,7 +145,7 @@ async fn conversion_that_ends_in_a_loss_is_told_once() {
 /// Each target and each line of the documents is in the source, and the other way round.
 #[test]
 fn documents_name_every_target() {
-    let (source, told) = (include_str!("../../src/events.rs"), include_str!("../../docs/LOGS.md"));
+    let (source, told) = (include_str!("../../src/base/events.rs"), include_str!("../../docs/LOGS.md"));
     let targets = |text: &str| -> Vec<String> {
         let mut all: Vec<_> = text.split("redis_rwlock::").skip(1).map(word).collect();
         all.sort();

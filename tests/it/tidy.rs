@@ -100,7 +100,7 @@ fn no_client_type_is_in_a_public_signature() {
 fn readme_lists_all_managers() {
     let readme = fs::read_to_string(root().join("README.md")).expect("there is a README");
     let source = |path| fs::read_to_string(root().join(path)).expect("a source file");
-    let managers = source("src/manager.rs") + &source("src/manager/quorum.rs");
+    let managers = source("src/face/manager.rs") + &source("src/face/manager/quorum.rs");
     let names: Vec<&str> =
         managers.lines().filter_map(|line| line.strip_prefix("manager!(")?.strip_suffix(");")).collect();
     assert!(names.len() >= 4, "{names:?}");
@@ -138,7 +138,7 @@ fn architecture_names_what_is_there() {
 #[test]
 fn events_are_told_in_one_file() {
     for (source, text) in files("src", "rs") {
-        let may = source.ends_with("src/events.rs") || source.ends_with("tests.rs");
+        let may = source.ends_with("src/base/events.rs") || source.ends_with("tests.rs");
         assert!(may || !text.contains("tracing::"), "{} tells an event", source.display());
     }
 }
@@ -274,7 +274,7 @@ fn demonstration_in_the_readme_is_that_of_the_example() {
 fn options_are_listed_where_they_are_looked_for() {
     let text = |name: &str| fs::read_to_string(root().join(name)).expect("a file");
     let (manager, quorum, operations) =
-        (text("src/manager.rs"), text("src/manager/quorum.rs"), text("docs/OPERATIONS.md"));
+        (text("src/face/manager.rs"), text("src/face/manager/quorum.rs"), text("docs/OPERATIONS.md"));
     let (_, rest) = manager.split_once("/// All options, with their defaults").expect("the example");
     let example = rest.split("pub struct Builder").next().expect("its end");
     let table = operations.split_once("## All options").expect("the table").1.split("\n## ").next().expect("its end");

@@ -49,7 +49,7 @@ fn files() -> Vec<String> {
     let lib = read("src/lib.rs");
     let used = lib.lines().filter_map(|line| line.strip_prefix("pub use ")?.rsplit_once("::"));
     let paths = used.map(|(module, _)| format!("src/{}.rs", module.replace("::", "/")));
-    paths.chain(["src/blocking.rs".to_owned(), "src/manager/quorum.rs".to_owned()]).collect()
+    paths.chain(["src/face/blocking.rs".to_owned(), "src/face/manager/quorum.rs".to_owned()]).collect()
 }
 
 /// The word after one of these.

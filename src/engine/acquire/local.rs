@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use super::own::Refilled;
 use super::{Acquisition, Patience, grace};
+use crate::base::error::{Error, Result};
+use crate::base::events;
+use crate::base::lease::Moment;
 use crate::engine::Held;
-use crate::error::{Error, Result};
-use crate::events;
-use crate::lease::Moment;
 use crate::lock::hold::Accepted;
 use crate::lock::side::SideOutage;
 use crate::lock::wait::Wake;
-use crate::scheme::{Failure, Mode};
+use crate::store::{Failure, Mode};
 
 /// A waiter that holds the lock itself is told so after this time.
 const SELF_WAIT_WARNING: Duration = Duration::from_secs(3);

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use crate::base::error::{Error, Result};
 use crate::engine::Held;
 use crate::engine::convert::{self, NotConverted};
-use crate::error::{Error, Result};
 use crate::lock::hold::{CacheAnswer, Grant};
-use crate::scheme::{Attempt, Failure, Renewal, Renewed, loss_reason};
+use crate::store::{Attempt, Failure, Renewal, Renewed, loss_reason};
 
 use super::{Acquisition, Patience};
 

@@ -3,9 +3,9 @@
 use std::sync::{Arc, OnceLock};
 
 use super::Acquisition;
-use crate::events::{self, LONG_WAIT, Waited};
-use crate::lease::Moment;
-use crate::process;
+use crate::base::events::{self, LONG_WAIT, Waited};
+use crate::base::lease::Moment;
+use crate::base::process;
 
 /// How a wait ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

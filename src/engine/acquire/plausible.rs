@@ -8,10 +8,10 @@
 
 use std::time::Duration;
 
-use crate::lease::{self, FencingToken, Moment, ServerTime};
+use crate::base::lease::{self, FencingToken, Moment, ServerTime};
+use crate::base::mode::Mode;
 use crate::lock::wait::WaitEntry;
-use crate::mode::Mode;
-use crate::scheme::{AcquireRequest, Answered, Granted, MAX_TOKENS};
+use crate::store::{AcquireRequest, Answered, Granted, MAX_TOKENS};
 
 use super::Acquisition;
 
@@ -76,7 +76,7 @@ impl Bounds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attempt::NodeId;
+    use crate::base::attempt::NodeId;
 
     const MARGIN: Duration = Duration::from_millis(100);
     const CLAIM: Duration = Duration::from_secs(3);

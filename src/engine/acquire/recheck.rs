@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Acquisition;
+use crate::base::error::{LossReason, Result};
+use crate::base::events;
 use crate::engine::{Engine, Held};
-use crate::error::{LossReason, Result};
-use crate::events;
 use crate::lock::hold::{CacheAnswer, Grant, Hold};
-use crate::scheme::{AcquireRequest, Acquired, Answered, Attempt, Granted, IfTaken, Mode};
+use crate::store::{AcquireRequest, Acquired, Answered, Attempt, Granted, IfTaken, Mode};
 
 /// What an attempt at a hold that the process has already came to.
 enum RecheckOutcome {

@@ -4,14 +4,14 @@ use tokio::sync::oneshot;
 
 use super::pending::Taken;
 use super::*;
-use crate::attempt::NodeId;
-use crate::key::LockName;
-use crate::lease::{FencingToken, ServerTime};
+use crate::base::attempt::NodeId;
+use crate::base::key::LockName;
+use crate::base::lease::{FencingToken, ServerTime};
+use crate::base::options::{Options, Overrides};
+use crate::face::manager::RwLockManager;
 use crate::lock::hold::{Grant, HoldState, Next};
-use crate::manager::RwLockManager;
-use crate::options::{Options, Overrides};
-use crate::scheme::memory::{Memory, Store};
-use crate::scheme::{Acquired, Answered, Granted, Notification, Scheme};
+use crate::store::memory::{Memory, Store};
+use crate::store::{Acquired, Answered, Granted, Notification, Scheme};
 use crate::testing::staged::{Fate, STRAY, Staged};
 
 /// A process whose requests a test decides about.

@@ -6,11 +6,11 @@ use tokio::sync::mpsc;
 
 use super::plausible::Bounds;
 use super::{Acquisition, grace};
-use crate::attempt::MAX_NOTIFICATIONS;
-use crate::durability::Durability;
-use crate::lease::Moment;
+use crate::base::attempt::MAX_NOTIFICATIONS;
+use crate::base::durability::Durability;
+use crate::base::lease::Moment;
 use crate::lock::side::Notifications;
-use crate::scheme::{AcquireRequest, AcquisitionId, Answered, Granted, Notification};
+use crate::store::{AcquireRequest, AcquisitionId, Answered, Granted, Notification};
 
 /// First and longest pause between two attempts at a lock that others hold, where there is no queue.
 const RETRY_FIRST: Duration = Duration::from_millis(4);

@@ -8,14 +8,14 @@
 use std::sync::Arc;
 
 use super::{Acquisition, at};
-use crate::backoff::Backoff;
+use crate::base::backoff::Backoff;
+use crate::base::lease::{self, Moment};
 use crate::engine::{Engine, Held};
-use crate::lease::{self, Moment};
 use crate::lock::hold::Hold;
 use crate::lock::release::Release;
 use crate::lock::shares::ShareId;
 use crate::lock::side::{LeaderState, OpenOperation, Pending};
-use crate::scheme::Failure;
+use crate::store::Failure;
 
 /// Whether anything of an acquisition that was given up may yet be granted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

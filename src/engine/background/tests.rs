@@ -9,12 +9,12 @@ use tracing::subscriber::NoSubscriber;
 use tracing::{Dispatch, span};
 
 use super::*;
+use crate::base::options::{Options, Overrides, Terms};
 use crate::engine::acquire::{Patience, acquire};
 use crate::engine::{Engine, Held};
 use crate::lock::hold::HoldState;
-use crate::options::{Options, Overrides, Terms};
-use crate::scheme::Mode;
-use crate::scheme::memory::{Memory, Store};
+use crate::store::Mode;
+use crate::store::memory::{Memory, Store};
 use crate::testing::staged::Staged;
 
 const LEASE: Duration = Duration::from_secs(3);

@@ -5,17 +5,17 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::BoxFuture;
-use crate::attempt::{Notification, Subscription};
+use crate::base::attempt::{Notification, Subscription};
+use crate::base::error::{Error, Result};
+use crate::base::key::LockName;
+use crate::base::lease::FencingToken;
+use crate::base::mode::Mode;
+use crate::base::options::{Options, Overrides, Terms};
 use crate::engine::Held;
 use crate::engine::acquire::{Patience, acquire, join};
-use crate::error::{Error, Result};
-use crate::key::LockName;
-use crate::lease::FencingToken;
 use crate::lock::hold::HoldState;
-use crate::mode::Mode;
-use crate::options::{Options, Overrides, Terms};
-use crate::scheme::MAX_TOKENS;
-use crate::scheme::memory::{Memory, Store};
+use crate::store::MAX_TOKENS;
+use crate::store::memory::{Memory, Store};
 use crate::testing::staged::{Fate, STRAY, Staged};
 
 /// A process that keeps its holds, whose requests a test counts and decides about.

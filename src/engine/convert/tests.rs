@@ -3,12 +3,12 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::*;
+use crate::base::key::Key;
+use crate::base::options::{Options, Overrides, Terms};
 use crate::engine::acquire::{Patience, acquire};
-use crate::key::Key;
 use crate::lock::hold::Accepted;
-use crate::options::{Options, Overrides, Terms};
-use crate::scheme::memory::{Memory, Store};
-use crate::scheme::{Acquired, Converted, Scheme};
+use crate::store::memory::{Memory, Store};
+use crate::store::{Acquired, Converted, Scheme};
 use crate::testing::staged::{Fate, STRAY, Staged};
 
 /// A process whose requests a test decides about, and another one on the same store.

@@ -16,11 +16,11 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
+use crate::base::lease::Moment;
+use crate::base::panics::catch_panic;
+use crate::base::process;
 use crate::engine::releases::{DueNumber, ReleaseTask, Releases};
-use crate::lease::Moment;
-use crate::panics::catch_panic;
-use crate::process;
-use crate::scheme::ReleaseRequest;
+use crate::store::ReleaseRequest;
 
 /// Releases of one manager that are under way so, at most. More at once go in chunks, which costs less; and should all of them be
 /// late behind each other, no more than these are told twice.

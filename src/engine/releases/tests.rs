@@ -9,12 +9,12 @@ use tokio::sync::oneshot;
 
 use super::inline::{MAX_INLINE, MIN_PATIENCE};
 use super::*;
+use crate::base::error::{Error, LossReason};
+use crate::base::options::{Options, Overrides, Terms};
 use crate::engine::acquire::{Patience, acquire};
 use crate::engine::{Engine, Held};
-use crate::error::{Error, LossReason};
-use crate::options::{Options, Overrides, Terms};
-use crate::scheme::Mode;
-use crate::scheme::memory::{Memory, Store};
+use crate::store::Mode;
+use crate::store::memory::{Memory, Store};
 use crate::testing::staged::{Fate, Staged};
 
 /// A process whose releases go out where its guards are dropped.

@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::{CLOSED, HoldRecord, Next, Phase, RenewalState, renewal_interval};
-use crate::attempt::NodeId;
-use crate::lease::{FencingToken, Moment};
+use crate::base::attempt::NodeId;
+use crate::base::lease::{FencingToken, Moment};
+use crate::base::metrics::Metrics;
+use crate::base::mode::Mode;
+use crate::base::recalls::{LiveSubscription, Recall, Recalls};
+use crate::base::reentry::OwnerId;
 use crate::lock::effects::Signals;
 use crate::lock::shares::{Share, ShareId};
-use crate::metrics::Metrics;
-use crate::mode::Mode;
-use crate::recalls::{LiveSubscription, Recall, Recalls};
-use crate::reentry::OwnerId;
 
 /// What an answer says to those who keep the hold.
 #[derive(Clone, Debug)]
@@ -239,7 +239,7 @@ impl HoldRecord {
 
     /// How many more tokens to ask for: a block before the one that is there is used up.
     pub(in crate::lock) fn missing_tokens(&self) -> u64 {
-        const MAX: u64 = crate::scheme::MAX_TOKENS;
+        const MAX: u64 = crate::store::MAX_TOKENS;
         let Some(keep) = &self.cache else {
             return 0;
         };

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{HoldRecord, Phase, RenewalState};
-use crate::attempt::AcquisitionId;
-use crate::error::LossReason;
-use crate::lease::{self, Moment};
+use crate::base::attempt::AcquisitionId;
+use crate::base::error::LossReason;
+use crate::base::lease::{self, Moment};
+use crate::base::mode::Mode;
 use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::Ended;
 use crate::lock::shares::ShareId;
-use crate::mode::Mode;
 
 /// It may have been converted, but not before a certain moment.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Deadline of a hold as the server has it, by the server's clock.
 
 use super::Grant;
-use crate::lease::ServerTime;
+use crate::base::lease::ServerTime;
 
 /// The deadline that the server named, and its time then. Both are zero where an answer brings no server's time.
 #[derive(Clone, Copy, Debug, Default)]

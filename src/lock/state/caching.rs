@@ -5,12 +5,12 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 
 use super::State;
-use crate::lease::Moment;
+use crate::base::lease::Moment;
+use crate::base::mode::Mode;
+use crate::base::recalls::Recall;
 use crate::lock::effects::{Effects, OnAgenda};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::WaiterId;
-use crate::mode::Mode;
-use crate::recalls::Recall;
 
 impl<H: OnAgenda> State<H> {
     /// A writer takes an idle hold, if there is one that has enough for it and nobody here is before it.

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::{Entry, GrantOutcome, State};
-use crate::error::LossReason;
-use crate::lease::Moment;
+use crate::base::error::LossReason;
+use crate::base::lease::Moment;
+use crate::base::mode::Mode;
+use crate::base::reentry::OwnerId;
 use crate::lock::effects::{Effects, OnAgenda, Rules, Signals};
 use crate::lock::record::{GrantIdentity, HoldRecord, NewHold, Next, ShareRemoved};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{First, Pending, WaiterId};
-use crate::mode::Mode;
-use crate::reentry::OwnerId;
 
 impl<H: OnAgenda> State<H> {
     /// A reader joins a hold, if there is one that may be joined now and no writer waits here.

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::attempt::Failure;
-use crate::lease::FencingToken;
+use crate::base::attempt::Failure;
+use crate::base::lease::FencingToken;
+use crate::base::mode::Mode;
 use crate::lock::shares::ShareId;
 use crate::lock::side::{Pending, Side, WaiterId};
-use crate::mode::Mode;
 
 #[derive(Debug)]
 pub(super) struct WaitQueue<H> {

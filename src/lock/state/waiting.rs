@@ -7,12 +7,12 @@ use tokio::sync::Notify;
 
 use super::wait_queue::ExtraRequest;
 use super::{LeftEntry, State, WakeReason};
-use crate::attempt::Failure;
-use crate::lease::Moment;
+use crate::base::attempt::Failure;
+use crate::base::lease::Moment;
+use crate::base::mode::Mode;
 use crate::lock::effects::{Effects, OnAgenda, Rules};
 use crate::lock::shares::ShareRequest;
 use crate::lock::side::{LeaderState, Pending, SideOutage, Waiter, WaiterId};
-use crate::mode::Mode;
 
 impl<H: OnAgenda> State<H> {
     fn waiter_id(&mut self) -> WaiterId {

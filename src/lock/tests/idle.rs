@@ -1,10 +1,10 @@
 //! Holds that stay when their last guard has left.
 
 use super::*;
-use crate::attempt::NodeId;
+use crate::base::attempt::NodeId;
+use crate::base::recalls::{LiveSubscription, Liveness, OnRecall, Recall, Recalls};
 use crate::lock::hold::{CacheAnswer, CacheOutcome, CacheState, CachedPermit, Next};
 use crate::lock::wait::CachedCell;
-use crate::recalls::{LiveSubscription, Liveness, OnRecall, Recall, Recalls};
 
 const IDLE: Duration = Duration::from_secs(30);
 

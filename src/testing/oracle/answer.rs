@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::scheme::{Absence, Acquired, Converted, Forced, Mode, ReleaseReply, Renewed, View};
+use crate::store::{Absence, Acquired, Converted, Forced, Mode, ReleaseReply, Renewed, View};
 
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Answer {

@@ -3,7 +3,7 @@
 use cluster_testenv::{Client, Node};
 
 use super::operation::MANAGER;
-use crate::key::Key;
+use crate::base::key::Key;
 
 /// Hears what is published to the waiters of a lock, and to those who keep it.
 pub(super) struct Listener {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::scheme::{AcquireRequest, AcquisitionId, IfTaken, Mode};
+use crate::store::{AcquireRequest, AcquisitionId, IfTaken, Mode};
 
 /// The scheme that is compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

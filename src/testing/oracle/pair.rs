@@ -13,11 +13,11 @@ use super::answer::Answer;
 use super::listener::Listener;
 use super::operation::{Face, Operation, Patience, Renews, Wish, acquisition};
 use super::{PUBLISHED, Setting};
-use crate::key::Key;
-use crate::lease::{FencingToken, ServerTime};
-use crate::scheme::lua::LuaScheme;
-use crate::scheme::memory::{CallBack, News, Record, TimestampClientsMs};
-use crate::scheme::{
+use crate::base::key::Key;
+use crate::base::lease::{FencingToken, ServerTime};
+use crate::store::lua::LuaScheme;
+use crate::store::memory::{CallBack, News, Record, TimestampClientsMs};
+use crate::store::{
     Acquired, AcquisitionId, Answered, Attempt, Converted, Forced, Mode, Renewal, Renewed, Scheme, View,
 };
 

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use super::history::Attempt;
 use super::world::World;
-use crate::scheme::BoxFuture;
+use crate::store::BoxFuture;
 
 const OPEN: u8 = 0;
 const CLOSED: u8 = 1;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::error::{Error, LossReason};
-use crate::scheme::Mode;
+use crate::base::error::{Error, LossReason};
+use crate::store::Mode;
 
 /// True time since the start of the run, in microseconds.
 pub(super) type Micros = u64;

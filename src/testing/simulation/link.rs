@@ -15,13 +15,13 @@ use super::history::{Lock, What};
 use super::mutants::Mutant;
 use super::runtime::{self, Runtime};
 use super::world::{Address, Answer, Delivery, Fates, Parcel, Unsubscribe, World, lock_of};
-use crate::attempt::{self, NodeId};
-use crate::clock::Clock;
-use crate::health::{NodeHealth, Traffic};
-use crate::key::{Key, Listing};
-use crate::lease::{self, ClockSample, Moment, ServerTime};
-use crate::recalls::Recalls;
-use crate::scheme::{
+use crate::base::attempt::{self, NodeId};
+use crate::base::clock::Clock;
+use crate::base::health::{NodeHealth, Traffic};
+use crate::base::key::{Key, Listing};
+use crate::base::lease::{self, ClockSample, Moment, ServerTime};
+use crate::base::recalls::Recalls;
+use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced,
     Notification, ReleaseReply, ReleaseRequest, Renewal, Renewed, Route, Scheme, Subscription, View,
 };

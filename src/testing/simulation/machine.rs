@@ -8,8 +8,8 @@ use super::history::{Process, What};
 use super::runtime::Runtime;
 use super::workload::{Actor, Leaked, SimManager};
 use super::world::{Address, World};
-use crate::manager::RwLockManager as _;
-use crate::reentry::OwnerId;
+use crate::base::reentry::OwnerId;
+use crate::face::manager::RwLockManager as _;
 
 /// One machine: the process that runs there, and its tasks.
 pub(super) struct Machine {

@@ -3,10 +3,10 @@
 use std::collections::{HashMap, HashSet};
 
 use super::world::{Answer, Parcel, operate};
-use crate::key::Key;
-use crate::lease::{FencingToken, ServerTime};
-use crate::scheme::memory::{CallBack, News, Record};
-use crate::scheme::{
+use crate::base::key::Key;
+use crate::base::lease::{FencingToken, ServerTime};
+use crate::store::memory::{CallBack, News, Record};
+use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Converted, Granted, IfTaken, MAX_TOKENS, Mode, ReleaseReply, Renewed,
 };
 
@@ -295,7 +295,7 @@ impl Wrong {
             }
             Mutant::LooksAtHalf => {
                 if let Answer::View(view) = answer {
-                    return (Answer::View(crate::scheme::View { waiters: Vec::new(), ..view }), news);
+                    return (Answer::View(crate::store::View { waiters: Vec::new(), ..view }), news);
                 }
             }
             Mutant::FullLeaseUnclaimed => {

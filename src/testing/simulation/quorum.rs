@@ -20,14 +20,14 @@ use users::{Judge, User};
 use super::history::{Id, Process};
 use super::seeds_or;
 use super::workload::SimManager;
-use crate::background_runtime::BackgroundRuntime;
+use crate::base::background_runtime::BackgroundRuntime;
+use crate::base::key::Key;
+use crate::base::lease;
+use crate::base::options::Options;
+use crate::base::reentry::OwnerId;
 use crate::engine::Engine;
-use crate::key::Key;
-use crate::lease;
-use crate::options::Options;
-use crate::reentry::OwnerId;
-use crate::scheme::quorum::{Margins, Quorum, Restarts};
-use crate::scheme::{Answered, Attempt, Forced, Scheme, View};
+use crate::store::quorum::{Margins, Quorum, Restarts};
+use crate::store::{Answered, Attempt, Forced, Scheme, View};
 
 /// How long things go wrong.
 const TROUBLE: Duration = Duration::from_secs(9);

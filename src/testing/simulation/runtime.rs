@@ -13,7 +13,7 @@ use super::gate::{Gate, Pausable};
 use super::history::{Guard as GuardNo, Letting, What};
 use super::workload::{AnyGuard, Leaked};
 use super::world::World;
-use crate::scheme::BoxFuture;
+use crate::store::BoxFuture;
 
 /// One runtime.
 #[derive(Default)]

@@ -11,9 +11,9 @@ use super::history::{Attempt, End, Guard, Letting, Lock, Process, What, Wish};
 use super::runtime::Runtime;
 use super::workload::{Actor, AnyGuard, Leaked, SimManager, released, taking};
 use super::world::{Address, Down, World};
-use crate::options::Options;
-use crate::reentry::OwnerId;
-use crate::scheme::{BoxFuture, Mode};
+use crate::base::options::Options;
+use crate::base::reentry::OwnerId;
+use crate::store::{BoxFuture, Mode};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Scene {

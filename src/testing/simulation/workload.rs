@@ -10,17 +10,17 @@ use super::link::Link;
 use super::mutants::Mutant;
 use super::runtime::{Hand, Otherwise, Runtime};
 use super::world::{Address, Live, World, is_valid, millis};
-use crate::acquire::Acquire;
-use crate::durability::Durability;
+use crate::base::durability::Durability;
+use crate::base::error::{Error, LossReason, Result};
+use crate::base::lease::FencingToken;
+use crate::base::options::Options;
+use crate::base::reentry::OwnerId;
 use crate::engine::Engine;
-use crate::error::{Error, LossReason, Result};
-use crate::guard::{Guard, HoldWatch, ReadGuard, WriteGuard};
-use crate::lease::FencingToken;
+use crate::face::acquire::Acquire;
+use crate::face::guard::{Guard, HoldWatch, ReadGuard, WriteGuard};
+use crate::face::manager::{RwLockManager, Sealed};
 use crate::lock::hold::HoldState;
-use crate::manager::{RwLockManager, Sealed};
-use crate::options::Options;
-use crate::reentry::OwnerId;
-use crate::scheme::Mode;
+use crate::store::Mode;
 
 /// A manager whose server is the world.
 #[derive(Clone, Debug)]

@@ -26,14 +26,14 @@ use super::history::{
 use super::mutants::{Mutant, Wrong};
 use super::profile::Profile;
 use super::runtime::Runtime;
-use crate::clock::Clock;
-use crate::guard::HoldWatch;
-use crate::key::Key;
-use crate::lease::{FencingToken, Moment, ServerTime};
+use crate::base::clock::Clock;
+use crate::base::key::Key;
+use crate::base::lease::{FencingToken, Moment, ServerTime};
+use crate::face::guard::HoldWatch;
 use crate::lock::hold::HoldState;
-use crate::scheme::Granted;
-use crate::scheme::memory::replica::Image;
-use crate::scheme::memory::{self, CallBack, Limits, Record, Store};
+use crate::store::Granted;
+use crate::store::memory::replica::Image;
+use crate::store::memory::{self, CallBack, Limits, Record, Store};
 
 /// When the server's clock stood at the start, in microseconds since the Unix epoch.
 const EPOCH_US: u64 = 1_700_000_000_000_000;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Findings;
 use super::facts::{Facts, id_of};
-use crate::scheme::Mode;
+use crate::store::Mode;
 use crate::testing::simulation::history::{Id, Lock, Op, Reply, Seen, Shown, What};
 
 fn queued(seen: &Seen, mode: Mode) -> Vec<Id> {

@@ -4,8 +4,8 @@ use super::Findings;
 use super::ends::is_right;
 use super::facts::{Facts, GuardFacts, MS, RequestFacts};
 use super::patience::expired_rightly;
-use crate::error::LossReason;
-use crate::scheme::Mode;
+use crate::base::error::LossReason;
+use crate::store::Mode;
 use crate::testing::simulation::history::{Attempt, End, Guard, Micros, Op, Released, Reply, What};
 
 /// What a timer may add.

@@ -3,7 +3,7 @@
 
 use super::Findings;
 use super::facts::{AttemptFacts, Facts, GuardFacts, MS, SECOND};
-use crate::scheme::Mode;
+use crate::store::Mode;
 use crate::testing::simulation::history::{Attempt, End, Micros, Op, Reply};
 
 /// So long a word of the server counts for those who wait behind whoever it was for: until the next heartbeat.

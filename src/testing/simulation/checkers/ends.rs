@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::Findings;
 use super::facts::{Facts, GuardFacts, MS, id_of};
-use crate::error::LossReason;
+use crate::base::error::LossReason;
 use crate::testing::simulation::history::{End, Guard, Held, Lock, Micros, News, Op, Released, Reply, Seen, What};
 
 /// 1 % and 2 ms of the longest lease.
@@ -110,7 +110,7 @@ fn left(reply: &Reply) -> u64 {
     }
 }
 
-fn mode_of(op: Op) -> Option<crate::scheme::Mode> {
+fn mode_of(op: Op) -> Option<crate::store::Mode> {
     match op {
         Op::Acquire { mode, .. } | Op::Conversion { mode, .. } => Some(mode),
         _ => None,

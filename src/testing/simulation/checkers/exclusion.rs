@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Findings;
 use super::facts::{Facts, GuardFacts, MS, Trust};
-use crate::scheme::Mode;
+use crate::store::Mode;
 use crate::testing::simulation::history::{Guard, Micros, Reply, What};
 
 /// Whether two guards may not both be valid at that moment.

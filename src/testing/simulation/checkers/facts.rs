@@ -11,7 +11,7 @@ use listening::Listening;
 use noticed::Notice;
 pub(super) use trust::Trust;
 
-use crate::scheme::Mode;
+use crate::store::Mode;
 use crate::testing::simulation::history::{
     Attempt, End, Event, Guard, History, Id, Letting, Lock, Micros, Op, Process, Reply, Request, Seen, What, Wish,
 };

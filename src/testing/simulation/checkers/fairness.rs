@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::Findings;
 use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts};
 use super::starts::answered_when_it_starts;
-use crate::scheme::Mode;
+use crate::store::Mode;
 use crate::testing::simulation::history::{Id, Micros, Op, Reply, What};
 
 /// A hold is passed on for so long, and whoever is handed it takes it in the next moment.

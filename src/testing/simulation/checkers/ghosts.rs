@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::Findings;
 use super::facts::{Facts, MS, RequestFacts};
-use crate::scheme::Mode;
+use crate::store::Mode;
 use crate::testing::simulation::history::{Attempt, Id, Micros, Op, What};
 
 /// Pauses and trips between an end and the word of it.

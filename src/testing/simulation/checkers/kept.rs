@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::Findings;
 use super::facts::{Facts, Given, MS, SECOND};
-use crate::scheme::Mode;
+use crate::store::Mode;
 use crate::testing::simulation::history::{Called, Held, Id, Lock, Micros, Op, Reply, Seen, What};
 
 /// From a call to the server's word that a hold is over, if nothing goes wrong.

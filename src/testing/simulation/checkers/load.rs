@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Findings;
 use super::facts::{Facts, MS, RequestFacts, SECOND};
-use crate::error::LossReason;
+use crate::base::error::LossReason;
 use crate::testing::simulation::history::{Id, Micros, Op, Request, What};
 
 /// So often one acquisition may be asked for in a second: the heartbeat, deadlines that pass, and answers that are late.

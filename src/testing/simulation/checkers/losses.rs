@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::Findings;
 use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, id_of};
-use crate::error::LossReason;
-use crate::scheme::Mode;
+use crate::base::error::LossReason;
+use crate::store::Mode;
 use crate::testing::simulation::history::{Guard, Id, Lock, Micros, Op, Process, Released, Reply, What};
 
 /// No guard is valid after its process was told that the server does not know the hold, or has begun another under its

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::Findings;
 use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, SECOND};
-use crate::error::LossReason;
-use crate::scheme::Mode;
+use crate::base::error::LossReason;
+use crate::store::Mode;
 use crate::testing::simulation::history::{Attempt, End, Guard, Lock, Micros, Op, Process, Reply, What};
 
 /// What timers and a full agenda may add to a pause.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Findings;
 use super::facts::{Facts, Given, id_of};
-use crate::scheme::Mode;
+use crate::store::Mode;
 use crate::testing::simulation::history::{Held, Id, Lock, News, Op, Reply, Seen, What};
 
 struct Step<'h> {

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use super::Findings;
 use super::facts::{AttemptFacts, Facts, GuardFacts, MS, RUNTIME_NOTICED as ASKED, RequestFacts, SECOND};
 use super::patience::expired_rightly;
-use crate::error::LossReason;
-use crate::mode::Mode;
+use crate::base::error::LossReason;
+use crate::base::mode::Mode;
 use crate::testing::simulation::history::{Letting, Lock, Micros, Op, Process, Released, What};
 
 /// What was handed to a future that nobody polls is taken from it within this.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Findings;
 use super::facts::{Facts, Given};
-use crate::scheme::Mode;
+use crate::store::Mode;
 use crate::testing::simulation::history::{Guard, Id, Lock, Micros, Op, Reply, Seen, What};
 
 pub(super) fn grow(facts: &Facts<'_>) -> Findings {

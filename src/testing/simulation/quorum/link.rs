@@ -12,12 +12,12 @@ use parking_lot::Mutex;
 use super::super::history::Process;
 use super::Wrong;
 use super::masters::{Delivery, Field, Master, Place};
-use crate::attempt::NodeId;
-use crate::clock::Clock;
-use crate::health::{NodeHealth, Traffic};
-use crate::key::{Key, Listing};
-use crate::lease::{self, ClockSample, FencingToken, Moment, ServerTime};
-use crate::scheme::{
+use crate::base::attempt::NodeId;
+use crate::base::clock::Clock;
+use crate::base::health::{NodeHealth, Traffic};
+use crate::base::key::{Key, Listing};
+use crate::base::lease::{self, ClockSample, FencingToken, Moment, ServerTime};
+use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
     Granted, Mode, ReleaseReply, ReleaseRequest, Renewal, Renewed, Route, Scheme, ServerContact, Subscription, View,
 };

@@ -11,11 +11,11 @@ use tokio::sync::{Notify, oneshot};
 use super::super::history::{Id, Process};
 use super::Wrong;
 use super::profile::Profile;
-use crate::clock::Clock;
-use crate::key::Key;
-use crate::lease::{FencingToken, Moment, ServerTime};
-use crate::scheme::memory::Record;
-use crate::scheme::{AcquireRequest, Acquired, Floor, Forced, View};
+use crate::base::clock::Clock;
+use crate::base::key::Key;
+use crate::base::lease::{FencingToken, Moment, ServerTime};
+use crate::store::memory::Record;
+use crate::store::{AcquireRequest, Acquired, Floor, Forced, View};
 
 /// When the masters' clocks stood at the start, in microseconds since the Unix epoch.
 const EPOCH_US: u64 = 1_700_000_000_000_000;

@@ -6,14 +6,14 @@ use std::time::Duration;
 use super::masters::{Data, Field};
 use super::profile::{CALM, Profile};
 use super::{RESPONSE_TIMEOUT, Restarts, SimManager, Wrong, force, manager, quorum};
-use crate::error::{Error, LossReason};
-use crate::guard::WriteGuard;
-use crate::key::Key;
-use crate::lease::FencingToken;
+use crate::base::error::{Error, LossReason};
+use crate::base::key::Key;
+use crate::base::lease::FencingToken;
+use crate::face::guard::WriteGuard;
+use crate::face::manager::RwLockManager;
 use crate::lock::hold::HoldState;
-use crate::manager::RwLockManager;
-use crate::scheme::quorum::Quorum;
-use crate::scheme::{Scheme, View};
+use crate::store::quorum::Quorum;
+use crate::store::{Scheme, View};
 
 /// Masters that are well, and a process.
 fn stage(many: usize, restarts: Restarts) -> (Arc<Field>, SimManager) {

@@ -11,10 +11,10 @@ use super::super::history::{End, Id, Lock, Process, Released, Wish};
 use super::super::workload::{AnyGuard, SimManager, released, taking};
 use super::super::world::is_valid;
 use super::masters::Field;
-use crate::error::LossReason;
-use crate::guard::HoldWatch;
-use crate::reentry::OwnerId;
-use crate::scheme::Mode;
+use crate::base::error::LossReason;
+use crate::base::reentry::OwnerId;
+use crate::face::guard::HoldWatch;
+use crate::store::Mode;
 
 /// What was seen of promises.
 #[derive(Default)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Player, wish};
-use crate::scheme::Mode;
+use crate::store::Mode;
 use crate::testing::simulation::history::Wish;
 use crate::testing::simulation::workload::Leaked;
 use crate::testing::simulation::world::{Down, World};

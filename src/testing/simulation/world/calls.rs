@@ -5,12 +5,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::{Parcel, World, lock_of};
-use crate::attempt::NodeId;
-use crate::key::Key;
-use crate::lease::Moment;
-use crate::recalls::{LiveSubscription, Liveness, Recall, Recalls};
-use crate::scheme::Notification;
-use crate::scheme::memory::CallBack;
+use crate::base::attempt::NodeId;
+use crate::base::key::Key;
+use crate::base::lease::Moment;
+use crate::base::recalls::{LiveSubscription, Liveness, Recall, Recalls};
+use crate::store::Notification;
+use crate::store::memory::CallBack;
 use crate::testing::simulation::history::{Called, Heard, Id, Lock, Process, What};
 use crate::testing::simulation::mutants::{Mutant, parse};
 

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::parcel::{Delivery, Fate, Fates, Parcel};
 use super::{Down, World, lock_of, millis};
-use crate::key::Key;
+use crate::base::key::Key;
 use crate::testing::simulation::history::{Op, Process, Request, What};
 
 /// What counts as slow.

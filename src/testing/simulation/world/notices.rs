@@ -7,10 +7,10 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::{Address, World, lock_of, millis};
-use crate::attempt::{self, NodeId};
-use crate::key::Key;
-use crate::lease::{ClockSample, ServerTime};
-use crate::scheme::{AcquisitionId, Answered, Granted, Notification};
+use crate::base::attempt::{self, NodeId};
+use crate::base::key::Key;
+use crate::base::lease::{ClockSample, ServerTime};
+use crate::store::{AcquisitionId, Answered, Granted, Notification};
 use crate::testing::simulation::gate::Gate;
 use crate::testing::simulation::history::{Id, Lock, Process, What};
 

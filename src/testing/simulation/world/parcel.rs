@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::millis;
-use crate::lease::{FencingToken, ServerTime};
-use crate::scheme::memory::Record;
-use crate::scheme::{
+use crate::base::lease::{FencingToken, ServerTime};
+use crate::store::memory::Record;
+use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Forced, IfTaken, Mode, ReleaseReply, Renewed, View,
 };
 use crate::testing::simulation::history::{Id, Op, Reply, Shown};

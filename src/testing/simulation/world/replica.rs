@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::parcel::Answer;
 use super::{Down, OldPrimary, World};
-use crate::scheme::memory::Store;
-use crate::scheme::memory::replica::Image;
+use crate::store::memory::Store;
+use crate::store::memory::replica::Image;
 use crate::testing::simulation::history::{Micros, Process, What};
 use crate::testing::simulation::mutants::Mutant;
 

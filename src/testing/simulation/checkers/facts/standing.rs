@@ -1,7 +1,7 @@
 //! How a hold stands at some moment, by what had happened until then.
 
 use super::{AttemptFacts, Facts, GuardFacts, MS, RequestFacts, Trust, id_of, within};
-use crate::scheme::Mode;
+use crate::store::Mode;
 use crate::testing::simulation::history::{Attempt, End, Id, Micros, Op, Reply};
 
 impl Facts<'_> {

@@ -1,0 +1,25 @@
+//! What all other folders use: moments and leases, keys, options, errors, events, metrics, and the process with its background runtime.
+//!
+//! Knows no other folder. Has no lock, no store and no connection.
+
+pub(crate) mod attempt;
+pub(crate) mod background_runtime;
+pub(crate) mod backoff;
+pub(crate) mod clock;
+pub(crate) mod digits;
+pub(crate) mod durability;
+pub(crate) mod duration_text;
+pub(crate) mod error;
+pub(crate) mod events;
+pub(crate) mod health;
+pub(crate) mod key;
+pub(crate) mod lease;
+pub(crate) mod metrics;
+pub(crate) mod mode;
+pub(crate) mod options;
+pub(crate) mod panics;
+pub(crate) mod process;
+pub(crate) mod recalls;
+pub(crate) mod reentry;
+pub(crate) mod throttle;
+pub(crate) mod topology;

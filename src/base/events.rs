@@ -1,0 +1,484 @@
+//! Events for operators, sent with `tracing`, in one place. `docs/LOGS.md` lists them, and a test compares the two.
+//!
+//! The levels `info` and `warn` report each change of state once. Events of single locks are `debug`. Outcomes of
+//! single attempts are `trace`, with a limit per second. Texts from outside, such as lock names and server errors, are
+//! always quoted: a line break in such a text makes no new line in the log.
+
+use std::fmt;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tracing::field::Empty;
+use tracing::{Instrument, Level, Span};
+
+use crate::base::attempt::Failure;
+use crate::base::duration_text::DurationText as Time;
+use crate::base::error::{Error, LossReason, Refusal, Result};
+use crate::base::health::{FindingKind, NodeFinding};
+use crate::base::lease::{FencingToken, Moment};
+use crate::base::mode::Mode;
+use crate::base::reentry::Reentry;
+use crate::base::topology::AddressSource;
+
+/// Target of events about the health of servers.
+const NODE: &str = "redis_rwlock::node";
+/// Target of events about the owners of slots.
+const TOPOLOGY: &str = "redis_rwlock::topology";
+/// Target of events about holds and waits.
+const LOCK: &str = "redis_rwlock::lock";
+/// Target of events about single requests.
+const ATTEMPT: &str = "redis_rwlock::attempt";
+/// Target of events about the manager itself.
+const MANAGER: &str = "redis_rwlock::manager";
+
+/// Waiting time from which a wait is reported at `info`.
+pub(crate) const LONG_WAIT: Duration = Duration::from_secs(1);
+/// Largest number of lines of one frequent kind in a second.
+const MAX_LINES: u32 = 10;
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+// Servers.
+
+/// Reports that a node does not answer any more.
+pub(crate) fn node_unreachable(
+    node: &str,
+    address_source: &AddressSource,
+    cause: Option<&(dyn std::error::Error + Send + Sync + 'static)>,
+    silent: Duration,
+) {
+    let error = cause.map_or_else(|| "no answer".to_owned(), ToString::to_string);
+    let address_source = announced(address_source);
+    tracing::warn!(target: NODE, node, address_source, silent_ms = millis(silent), error, "{node} does not answer");
+}
+
+/// Returns the source of an address, unless the user named it.
+fn announced(source: &AddressSource) -> Option<String> {
+    (*source != AddressSource::User).then(|| source.to_string())
+}
+
+/// Reports that a node answers and refuses connections.
+pub(crate) fn node_refuses(node: &str, address_source: &AddressSource, refusal: Refusal, words: &str) {
+    let address_source = announced(address_source);
+    tracing::warn!(target: NODE, node, address_source, error = words, "{node} refuses connections: {refusal}");
+}
+
+/// Reports that a node which did not answer, or refused, works again.
+pub(crate) fn node_back(node: &str, away: Duration) {
+    tracing::info!(target: NODE, node, unreachable_ms = millis(away), "{node} answers again, after {}", Time(away));
+}
+
+/// Reports that a server answers and has a defect.
+pub(crate) fn node_found(node: &str, finding: &NodeFinding) {
+    tracing::warn!(target: NODE, node, finding = finding.kind().word(), "{node} answers, but {finding}");
+}
+
+/// Reports the end of a defect.
+pub(crate) fn node_mended(node: &str, kind: FindingKind) {
+    tracing::info!(target: NODE, node, finding = kind.word(), "{node} is mended: {} is as it should be", kind.word());
+}
+
+/// Reports that a connection for notifications broke. The transport opens another one.
+pub(crate) fn link_lost(node: &str, reason: &dyn fmt::Display) {
+    tracing::debug!(target: NODE, node, error = reason.to_string(), "lost the connection for notifications");
+}
+
+/// Reports that a file with a password or certificates is unusable, and that its last valid version stays in use.
+pub(crate) fn secret_kept(error: &str) {
+    tracing::warn!(target: NODE, error, "a secret cannot be read again, the one before stays in use");
+}
+
+/// Reports that a node refuses subscriptions, so that it cannot wake the waiters of its locks.
+pub(crate) fn may_not_subscribe(node: &str, words: &str) {
+    tracing::warn!(
+        target: NODE, node, error = words,
+        "{node} may not subscribe: waiters are not woken and ask once a second"
+    );
+}
+
+/// Reports each refused subscription.
+pub(crate) fn subscription_refused(node: &str, words: &str) {
+    tracing::debug!(target: NODE, node, error = words, "{node} refused to subscribe");
+}
+
+/// Reports that some slots have another primary; all slots, if one primary has all.
+pub(crate) fn primary_changed(
+    slots: Option<&str>,
+    node: Option<&str>,
+    address_source: &AddressSource,
+    was: Option<&str>,
+) {
+    let address_source = announced(address_source);
+    let of = slots.map(|slots| format!(" of slots {slots}")).unwrap_or_default();
+    match (node, was) {
+        (Some(node), Some(was)) => {
+            tracing::info!(
+                target: TOPOLOGY, node, address_source, was, slots,
+                "the primary{of} is now {node}, and was {was}"
+            );
+        }
+        (Some(node), None) => {
+            tracing::info!(target: TOPOLOGY, node, address_source, slots, "the primary{of} is now {node}");
+        }
+        (None, was) => tracing::warn!(target: TOPOLOGY, was, slots, "there is no primary{of}"),
+    }
+}
+
+/// Reports the first known primary of some slots, or of all.
+pub(crate) fn primary_found(slots: Option<&str>, node: &str, address_source: &AddressSource) {
+    let address_source = announced(address_source);
+    let of = slots.map(|slots| format!(" of slots {slots}")).unwrap_or_default();
+    tracing::debug!(target: TOPOLOGY, node, address_source, slots, "the primary{of} is {node}");
+}
+
+// Waits.
+
+/// Returns true if long waits are logged. To name the holder in that line, the manager must ask the server.
+pub(crate) fn long_waits_are_told() -> bool {
+    tracing::event_enabled!(target: LOCK, Level::INFO)
+}
+
+/// Long wait, as the log reports it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waited<'a> {
+    pub(crate) lock: &'a str,
+    pub(crate) mode: Mode,
+    pub(crate) waited: Duration,
+    /// Holder of the lock when the wait had become long, if it is known.
+    pub(crate) holder: Option<&'a str>,
+    /// Number of other waits that the log left out.
+    pub(crate) left_out: Option<u64>,
+}
+
+impl fmt::Display for Waited<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} for the {} lock {:?}", Time(self.waited), self.mode, self.lock)?;
+        self.holder.map_or(Ok(()), |holder| write!(f, ", held by {holder:?}"))
+    }
+}
+
+/// Reports a long wait that ended with a grant.
+pub(crate) fn waited(wait: &Waited<'_>) {
+    let Waited { lock, mode, waited, holder, left_out } = *wait;
+    let waited_ms = millis(waited);
+    tracing::info!(target: LOCK, lock, %mode, waited_ms, holder, left_out, "waited {wait}");
+}
+
+/// Reports a long wait that ended at the caller's `wait_timeout`.
+pub(crate) fn waited_in_vain(wait: &Waited<'_>) {
+    let Waited { lock, mode, waited, holder, left_out } = *wait;
+    let waited_ms = millis(waited);
+    tracing::info!(target: LOCK, lock, %mode, waited_ms, holder, left_out, "waited in vain {wait}");
+}
+
+/// Reports that an acquisition waits for a guard of its own owner. With reentry on, that guard was acquired while the
+/// acquisition was in the queue already.
+pub(crate) fn waits_for_itself(lock: &str, reentry: Reentry) {
+    if reentry == Reentry::Off {
+        tracing::warn!(
+            target: LOCK, lock,
+            "this task waits for a lock that it holds itself; nested acquisitions must opt in with `.reentrant()`"
+        );
+    } else {
+        tracing::warn!(
+            target: LOCK, lock,
+            "this owner waits for a lock that it holds itself: it asked twice at the same time, and an acquisition nests only \
+             in a guard that is there when it is first polled; await one before the other"
+        );
+    }
+}
+
+/// Reports that an acquisition begins to wait in the server's queue.
+pub(crate) fn queued(lock: &str, mode: Mode) {
+    tracing::debug!(target: LOCK, lock, %mode, "queued");
+}
+
+// Holds.
+
+/// Reports that the server granted a lock, by its answer.
+pub(crate) fn granted(lock: &str, mode: Mode, token: FencingToken) {
+    tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "granted");
+}
+
+/// Reports that the server granted a lock, by a notification.
+pub(crate) fn granted_by_notice(lock: &str, mode: Mode, token: FencingToken) {
+    tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "granted by notice");
+}
+
+/// Reports the hand-off of a hold within this process.
+pub(crate) fn handed_off(lock: &str, token: FencingToken) {
+    tracing::debug!(target: LOCK, lock, token = token.as_u64(), "handed over");
+}
+
+/// Reports that a hold was converted into this one.
+pub(crate) fn converted(lock: &str, mode: Mode, token: FencingToken) {
+    tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "converted");
+}
+
+/// Hold that ended before its release.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Loss {
+    pub(crate) mode: Mode,
+    pub(crate) token: FencingToken,
+    pub(crate) reason: LossReason,
+    pub(crate) held: Duration,
+}
+
+/// Returns the word for the reason in fields and labels.
+pub(crate) fn word_for(reason: LossReason) -> &'static str {
+    match reason {
+        LossReason::Expired => "expired",
+        LossReason::Gone => "gone",
+        LossReason::MaxHold => "max_hold",
+        LossReason::Forced => "forced",
+        LossReason::Closed => "closed",
+        LossReason::Forked => "forked",
+    }
+}
+
+/// Reports a hold that ended before its release. If its manager was closed, the loss is expected and no warning.
+pub(crate) fn lost(lock: &str, loss: &Loss) {
+    let Loss { mode, token, reason, held } = *loss;
+    let (token, held_ms, word) = (token.as_u64(), millis(held), word_for(reason));
+    if reason == LossReason::Closed {
+        tracing::info!(
+            target: LOCK, lock, %mode, token, held_ms, reason = word,
+            "gave the {mode} hold of lock {lock:?} back after {}: {reason}", Time(held)
+        );
+    } else {
+        tracing::warn!(
+            target: LOCK, lock, %mode, token, held_ms, reason = word,
+            "lost the {mode} hold of lock {lock:?} after {}: {reason}", Time(held)
+        );
+    }
+}
+
+/// Reports the loss of a cached hold that no guard used, so that no work was interrupted.
+pub(crate) fn cached_lost(lock: &str, loss: &Loss) {
+    let Loss { mode, token, reason, held } = *loss;
+    let (token, held_ms, word) = (token.as_u64(), millis(held), word_for(reason));
+    tracing::debug!(
+        target: LOCK, lock, %mode, token, held_ms, reason = word,
+        "lost the idle {mode} hold of lock {lock:?} after {}: {reason}", Time(held)
+    );
+}
+
+/// Reports that a process elsewhere recalls a lock which this process caches.
+pub(crate) fn recalled(lock: &str, token: FencingToken, is_used: bool) {
+    tracing::trace!(target: LOCK, lock, token = token.as_u64(), is_used, "somebody calls for lock {lock:?}");
+}
+
+/// Reports that the server broke off a conversion half way.
+pub(crate) fn conversion_broke_off(lock: &str, error: &Error) {
+    tracing::warn!(target: LOCK, lock, error = error.to_string(), "a conversion of lock {lock:?} broke off half way");
+}
+
+/// Reports that an operator ended all holds of a lock.
+pub(crate) fn forced(lock: &str, holders: &[&str]) {
+    tracing::warn!(target: LOCK, lock, ?holders, "released lock {lock:?} by force");
+}
+
+// Single requests.
+
+/// Admits [`MAX_LINES`] lines in a second, and counts the others.
+#[derive(Debug, Default)]
+pub(crate) struct Limiter(Mutex<Lines>);
+
+#[derive(Debug, Default)]
+struct Lines {
+    second: u64,
+    told: u32,
+    left_out: u64,
+}
+
+impl Limiter {
+    /// Returns `None` if this line is one too many; otherwise the number of lines that were left out before it, if any.
+    pub(crate) fn admits(&self, now: Moment) -> Option<Option<u64>> {
+        let second = now.as_nanos() / 1_000_000_000;
+        let mut lines = self.0.lock();
+        if lines.second != second {
+            (lines.second, lines.told) = (second, 0);
+        }
+        if lines.told == MAX_LINES {
+            lines.left_out += 1;
+            return None;
+        }
+        lines.told += 1;
+        let left_out = std::mem::take(&mut lines.left_out);
+        Some((left_out > 0).then_some(left_out))
+    }
+}
+
+/// Text of the failure of an attempt, with its node.
+struct Said<'a>(&'a Failure);
+
+impl fmt::Display for Said<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Failure::Unknown { source: Some(source), .. } | Failure::NotDone { source: Some(source) } => source.fmt(f),
+            Failure::Unknown { .. } | Failure::NotDone { .. } => f.write_str("no answer"),
+            Failure::Refused { node, message, .. } | Failure::Broken { node, message, .. } => match node {
+                Some(node) => write!(f, "{node}: {message}"),
+                None => f.write_str(message),
+            },
+            Failure::Unreplicated { asked, acknowledged, .. } => {
+                write!(f, "{acknowledged} of {asked} replicas acknowledged it")
+            }
+        }
+    }
+}
+
+fn attempts_are_told() -> bool {
+    tracing::event_enabled!(target: ATTEMPT, Level::TRACE)
+}
+
+/// Reports that no server answered an attempt to acquire a lock.
+pub(crate) fn attempt_unanswered(lock: &str, failure: &Failure, limiter: &Limiter, now: Moment) {
+    if attempts_are_told()
+        && let Some(left_out) = limiter.admits(now)
+    {
+        let error = Said(failure).to_string();
+        tracing::trace!(target: ATTEMPT, lock, error, left_out, "an attempt was not answered");
+    }
+}
+
+/// Reports that no server answered a renewal.
+pub(crate) fn renewal_unanswered(lock: &str, failure: &Failure, limiter: &Limiter, now: Moment) {
+    if attempts_are_told()
+        && let Some(left_out) = limiter.admits(now)
+    {
+        let error = Said(failure).to_string();
+        tracing::trace!(target: ATTEMPT, lock, error, left_out, "a renewal was not answered");
+    }
+}
+
+/// Reports the answer to the first renewal of a hold that the server granted by a notification.
+pub(crate) fn claimed(lock: &str, mode: Mode, token: FencingToken) {
+    tracing::trace!(target: ATTEMPT, lock, %mode, token = token.as_u64(), "claimed");
+}
+
+/// Reports that the server refuses a release for good.
+pub(crate) fn release_refused(lock: &str, words: &str) {
+    tracing::debug!(target: LOCK, lock, error = words, "the server refuses a release");
+}
+
+/// Reports a release that is given up: the server has surely forgotten the hold.
+pub(crate) fn release_given_up(lock: &str, failure: &Failure) {
+    tracing::debug!(target: LOCK, lock, error = Said(failure).to_string(), "gave up telling the server of a release");
+}
+
+// The manager.
+
+/// Reports the first connection of a manager.
+pub(crate) fn connected(node: &str, servers: &str, version: &str, durability: &str) {
+    tracing::info!(
+        target: MANAGER, node, servers, version, durability,
+        "connected to {node}, {version}, durability {durability}"
+    );
+}
+
+/// Reports that the thread for background work could not be started.
+pub(crate) fn no_thread(error: &std::io::Error) {
+    let error = error.to_string();
+    tracing::warn!(target: MANAGER, error, "no thread for background work: it runs where the manager is used");
+}
+
+/// Reports a variable of the environment that has the prefix of a configuration, and is none of its fields.
+#[cfg(feature = "serde")]
+pub(crate) fn unknown_variable(name: &str) {
+    tracing::warn!(target: MANAGER, name, "ignored the variable {name:?}: it is no option");
+}
+
+// Spans.
+
+/// Returns true if a subscriber wants spans.
+#[inline]
+pub(crate) fn spans_are_wanted() -> bool {
+    tracing::span_enabled!(target: LOCK, Level::DEBUG)
+}
+
+/// Runs an acquisition in its span, if a subscriber wants spans.
+pub(crate) async fn within<T>(
+    lock: &str,
+    mode: Mode,
+    acquiring: impl Future<Output = Result<T>>,
+    is_granted: impl FnOnce(&T) -> bool,
+) -> Result<T> {
+    if !spans_are_wanted() {
+        return acquiring.await;
+    }
+    let span = tracing::debug_span!(target: LOCK, "rwlock.acquire", lock, %mode, outcome = Empty);
+    let outcome = acquiring.instrument(span.clone()).await;
+    span.record("outcome", word_for_outcome(&outcome, is_granted));
+    outcome
+}
+
+/// Returns the word for the outcome of an acquisition in fields and labels: granted, denied, or the kind of failure.
+pub(crate) fn word_for_outcome<T>(outcome: &Result<T>, is_granted: impl FnOnce(&T) -> bool) -> &'static str {
+    match outcome {
+        Ok(answer) if is_granted(answer) => "granted",
+        Ok(_) => "denied",
+        Err(error) => word_for_error(error),
+    }
+}
+
+fn word_for_error(error: &Error) -> &'static str {
+    match error {
+        Error::WaitTimeout { .. } => "timeout",
+        Error::Lost { .. } => "lost",
+        Error::UpgradeConflict { .. } => "conflict",
+        Error::Unreachable { .. } => "unreachable",
+        Error::NoQuorum { .. } => "no_quorum",
+        Error::NotEnoughReplicas { .. } => "not_enough_replicas",
+        Error::TooManyWaiters { .. } => "too_many_waiters",
+        Error::Refused { .. } => "refused",
+        Error::InvalidName { .. } | Error::InvalidOption { .. } => "invalid",
+        Error::Closed { .. } => "closed",
+        Error::Forked { .. } => "forked",
+    }
+}
+
+/// Tracing span of a hold, from the first returned guard to the release or loss. In a box, since few holds have a span.
+#[derive(Debug, Default)]
+pub(crate) struct HoldSpan(OnceLock<Box<Mutex<Option<Span>>>>);
+
+impl HoldSpan {
+    /// Begins the span below the current span, in which the guard is returned, if a subscriber wants spans.
+    pub(crate) fn begin(&self, lock: &str, mode: Mode, token: FencingToken) {
+        if spans_are_wanted() {
+            let token = token.as_u64();
+            self.0.get_or_init(|| {
+                let span = tracing::debug_span!(target: LOCK, "rwlock.hold", lock, %mode, token, ended = Empty);
+                Box::new(Mutex::new(Some(span)))
+            });
+        }
+    }
+
+    pub(crate) fn has_begun(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    pub(crate) fn end(&self, how: &'static str) {
+        if let Some(span) = self.0.get().and_then(|span| span.lock().take()) {
+            span.record("ended", how);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_a_kind_are_so_many_in_a_second() {
+        let limiter = Limiter::default();
+        let at = |ms: u64| Moment::from_nanos(ms * 1_000_000);
+        let told = (0..25).filter(|ms| limiter.admits(at(*ms)).is_some()).count();
+        assert_eq!(told, 10);
+        assert_eq!(limiter.admits(at(1000)), Some(Some(15)), "those between are told of");
+        assert_eq!(limiter.admits(at(1001)), Some(None));
+    }
+}

@@ -1,0 +1,427 @@
+//! Health of servers and managers, for health checks, dashboards and operators.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::base::duration_text::DurationText;
+use crate::base::topology::AddressSource;
+
+/// Limit for the clock of a lone server against this machine's clock, on which no lock depends.
+const MAX_LONE_SKEW: Duration = Duration::from_secs(1);
+
+/// Counts of a manager at one moment; [`stats`](crate::RwLockManager::stats) returns them.
+///
+/// The first six fields count what exists now; the last two count events since the manager was built.
+///
+/// # Examples
+///
+/// ```
+/// # use redis_rwlock::{MemoryManager, RwLockManager};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> redis_rwlock::Result<()> {
+/// let manager = MemoryManager::new();
+/// let guards = (manager.read("cfg").await?, manager.read("cfg").await?);
+/// let stats = manager.stats();
+/// assert_eq!((stats.holds, stats.guards, stats.waiters), (1, 2, 0));
+/// # drop(guards);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Stats {
+    /// Holds that servers have granted and that were not released yet.
+    pub holds: usize,
+    /// Guards that share these holds: the guards of tasks, each nested guard, and guards on their way to a waiter.
+    pub guards: usize,
+    /// Cached holds: holds that no guard uses, and that are [cached](crate::Builder::cache_for) for the next
+    /// acquisition.
+    pub cached_holds: usize,
+    /// Acquisitions that wait for other acquisitions of this process, or for a server.
+    pub waiters: usize,
+    /// Holds that are [`Unconfirmed`](crate::HoldState::Unconfirmed): the server has not answered their last renewal,
+    /// and the manager repeats it. A server does not answer if there are more than a few, or if they last longer than
+    /// seconds.
+    pub renewals_late: usize,
+    /// Requests that were sent to servers and have no answer yet. Always 0 in memory.
+    pub in_flight: usize,
+    /// Connections that replaced a broken or silent one.
+    pub reconnects: u64,
+    /// Number of times that the manager asked the members of a cluster, or the Sentinels, for the owners of slots. In a
+    /// healthy cluster only [`health`](crate::RwLockManager::health) and [`locks`](crate::RwLockManager::locks) ask.
+    pub map_refreshes: u64,
+}
+
+/// Traffic of a scheme with its servers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Traffic {
+    pub(crate) in_flight: usize,
+    pub(crate) reconnects: u64,
+    pub(crate) map_refreshes: u64,
+}
+
+/// Health of the servers of a manager; [`health`](crate::RwLockManager::health) returns it.
+///
+/// # Examples
+///
+/// ```
+/// # use std::time::Duration;
+/// # use redis_rwlock::{MemoryManager, RwLockManager};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> redis_rwlock::Result<()> {
+/// let health = MemoryManager::new().health().await?;
+/// assert!(health.is_ready());
+/// if health.clock_spread().is_some_and(|spread| spread > Duration::from_millis(50)) {
+///     eprintln!("the servers' clocks drift apart");
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Health {
+    /// Entries for all servers that the manager knows: the node; all members of the cluster that its map names; or the
+    /// primary and the Sentinels.
+    pub nodes: Vec<NodeHealth>,
+    /// Number of lock servers that must answer: a majority of a [`QuorumManager`](crate::QuorumManager)'s masters.
+    /// `None` if all must answer.
+    pub needed: Option<usize>,
+}
+
+impl Health {
+    /// Collects the nodes, and adds a finding to each server whose clock differs from the others' by more than
+    /// `max_skew`.
+    pub(crate) fn new(mut nodes: Vec<NodeHealth>, needed: Option<usize>, max_skew: Duration) -> Self {
+        let reading = |node: &NodeHealth| {
+            let ahead_us = node.clock_ahead_ms?.saturating_mul(1000);
+            // Half of the round trip, and the millisecond to which the reading is rounded.
+            Some(ClockReading { ahead_us, uncertain_us: micros(node.round_trip.unwrap_or_default()) / 2 + 1000 })
+        };
+        let known: Vec<usize> = (0..nodes.len()).filter(|&n| reading(&nodes[n]).is_some()).collect();
+        let readings: Vec<ClockReading> = known.iter().filter_map(|&n| reading(&nodes[n])).collect();
+        for (n, skew) in known.into_iter().zip(clock_skews(&readings, 0, max_skew)) {
+            nodes[n].findings.extend(skew);
+        }
+        Self { nodes, needed }
+    }
+
+    /// Returns true if every server that stores locks answers and can grant them, or as many as are
+    /// [needed](Health::needed). For a readiness check: replicas and Sentinels may be missing. A server whose [memory
+    /// is full](NodeFinding::MemoryFull) grants nothing. A master that [may not vote yet](NodeHealth::votes_in) does
+    /// not either.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        // A server with an unknown role may be a primary, so it counts as one.
+        let primaries = self.nodes.iter().filter(|node| matches!(node.role, NodeRole::Primary | NodeRole::Unknown));
+        let (all, ready) =
+            primaries.fold((0, 0), |(all, ready), node| (all + 1, ready + usize::from(node.can_grant())));
+        all > 0 && ready >= self.needed.unwrap_or(all)
+    }
+
+    /// Returns the greatest difference between the clocks of two servers. It is exact to half of their round trips.
+    /// `None` if fewer than two servers answer. It must stay below [`max_clock_skew`](crate::Builder::max_clock_skew), 100
+    /// ms by default.
+    #[must_use]
+    pub fn clock_spread(&self) -> Option<Duration> {
+        let clocks: Vec<i64> = self.nodes.iter().filter_map(|node| node.clock_ahead_ms).collect();
+        let (first, last) = (clocks.iter().min()?, clocks.iter().max()?);
+        (clocks.len() > 1).then(|| Duration::from_millis(last.abs_diff(*first)))
+    }
+}
+
+/// Health of one server in [`Health`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct NodeHealth {
+    /// Address: `host:port`, or the path of a socket; `memory` for a [`MemoryManager`](crate::MemoryManager).
+    pub address: String,
+    /// Source of the address: the user, the cluster or a Sentinel.
+    pub address_source: AddressSource,
+    /// Role that the server reports; if it does not answer, the role that others report for it.
+    pub role: NodeRole,
+    /// Name of the server software: `redis`, `valkey`, or another name that it reports.
+    pub server: Option<String>,
+    /// Version of the server software, such as `7.0.15`.
+    pub version: Option<String>,
+    /// True if the server answered in time.
+    pub is_reachable: bool,
+    /// Time of one request and its answer, on an open connection.
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::round_trip"))]
+    pub round_trip: Option<Duration>,
+    /// Milliseconds by which the server's clock is ahead of the clock of this machine; negative if it is behind. The
+    /// value is exact to half of the round trip. Locks do not depend on this machine's clock, but on the clocks of
+    /// servers relative to each other: see [`Health::clock_spread`].
+    pub clock_ahead_ms: Option<i64>,
+    /// True if the server's `maxmemory-policy` is `noeviction`, which is necessary if it has a `maxmemory`. `None` if
+    /// the user lacks the right `+info`.
+    pub noeviction: Option<bool>,
+    /// Time until this master of a [`QuorumManager`](crate::QuorumManager) may vote. After a restart a master may not
+    /// vote before it has been running for longer than the longest lease. `None` if the master may vote, and for all
+    /// other servers.
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::votes_in"))]
+    pub votes_in: Option<Duration>,
+    /// Reason why the server did not answer.
+    pub problem: Option<String>,
+    /// Defects of a server that answers: its memory, its memory policy, its clock. Empty if there is no defect; without
+    /// the right `+info`, some defects cannot be found. Each finding is also a line of the log and a metric.
+    pub findings: Vec<NodeFinding>,
+}
+
+impl NodeHealth {
+    /// Creates an entry for a server that has not answered yet.
+    pub(crate) fn unknown(address: &str, role: NodeRole) -> Self {
+        Self {
+            address: address.to_owned(),
+            address_source: AddressSource::User,
+            role,
+            server: None,
+            version: None,
+            is_reachable: false,
+            round_trip: None,
+            clock_ahead_ms: None,
+            noeviction: None,
+            votes_in: None,
+            problem: None,
+            findings: Vec::new(),
+        }
+    }
+
+    fn can_grant(&self) -> bool {
+        self.is_reachable && self.votes_in.is_none() && !self.findings.iter().any(NodeFinding::prevents_grants)
+    }
+}
+
+/// Defect of a server that answers; see [`NodeHealth::findings`]. Its [`Display`](fmt::Display) says what to do.
+///
+/// # Examples
+///
+/// ```
+/// use redis_rwlock::{MemoryManager, RwLockManager};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> redis_rwlock::Result<()> {
+/// let manager = MemoryManager::new();
+/// for node in &manager.health().await?.nodes {
+///     for finding in &node.findings {
+///         eprintln!("{}: {finding}", node.address);
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum NodeFinding {
+    /// The server is above its `maxmemory` and refuses commands that need memory: new grants, not renewals or releases.
+    /// Without `+info`, only refusals show this, and the finding stays for a minute after the last refusal.
+    MemoryFull {
+        /// Bytes in use that count against the limit, if the user may ask for them.
+        used: Option<u64>,
+        /// Value of `maxmemory` in bytes, if the user may ask for it.
+        maxmemory: Option<u64>,
+    },
+    /// The `maxmemory-policy` is not `noeviction`: when memory is short the server removes locks that are held.
+    Evicts {
+        /// Policy of the server.
+        policy: String,
+    },
+    /// The clock differs from the clocks of the other servers. After a failover to or from this server a lock may end
+    /// too early or too late. A single server is compared with the clock of this machine.
+    ClockSkew {
+        /// Milliseconds by which the clock is ahead; negative if it is behind.
+        ahead_ms: i64,
+        /// Greatest difference that is no finding: [`max_clock_skew`](crate::Builder::max_clock_skew) between servers, 1 s
+        /// for a single server.
+        #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::limit"))]
+        limit: Duration,
+    },
+}
+
+impl NodeFinding {
+    /// Returns true if the server refuses to grant locks because of this defect.
+    ///
+    /// ```
+    /// use redis_rwlock::NodeFinding;
+    ///
+    /// fn pages_somebody(finding: &NodeFinding) -> bool {
+    ///     finding.prevents_grants() || matches!(finding, NodeFinding::ClockSkew { .. })
+    /// }
+    /// ```
+    #[must_use]
+    pub fn prevents_grants(&self) -> bool {
+        matches!(self, Self::MemoryFull { .. })
+    }
+
+    pub(crate) fn kind(&self) -> FindingKind {
+        match self {
+            Self::MemoryFull { .. } => FindingKind::Memory,
+            Self::Evicts { .. } => FindingKind::Policy,
+            Self::ClockSkew { .. } => FindingKind::Clock,
+        }
+    }
+}
+
+impl fmt::Display for NodeFinding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MemoryFull { used: Some(used), maxmemory: Some(maxmemory) } => write!(
+                f,
+                "memory is full, {used} bytes of maxmemory {maxmemory}: it grants no locks; free memory or raise maxmemory"
+            ),
+            Self::MemoryFull { .. } => {
+                f.write_str("memory is full: it grants no locks; free memory or raise maxmemory")
+            }
+            Self::Evicts { policy } => {
+                write!(f, "maxmemory-policy is {policy}: it removes held locks when memory is short; set noeviction")
+            }
+            Self::ClockSkew { ahead_ms, limit } => {
+                let (by, way) = (
+                    DurationText(Duration::from_millis(ahead_ms.unsigned_abs())),
+                    if *ahead_ms < 0 { "behind" } else { "ahead" },
+                );
+                write!(
+                    f,
+                    "its clock is {by} {way}, and at most {} is safe; run NTP on the servers",
+                    DurationText(*limit)
+                )
+            }
+        }
+    }
+}
+
+/// Kind of a finding: its word in logs and metrics.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum FindingKind {
+    Memory,
+    Policy,
+    Clock,
+}
+
+impl FindingKind {
+    pub(crate) const ALL: [Self; 3] = [Self::Memory, Self::Policy, Self::Clock];
+
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Policy => "policy",
+            Self::Clock => "clock",
+        }
+    }
+}
+
+/// Reading of a server's clock: its lead over a base that all readings share, and the uncertainty of that lead.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ClockReading {
+    pub(crate) ahead_us: i64,
+    pub(crate) uncertain_us: i64,
+}
+
+/// Compares clocks with their median. With two middle clocks, the reference is the one that is nearer to this machine's
+/// clock, `here_us`.
+pub(crate) fn clock_skews(readings: &[ClockReading], here_us: i64, max_skew: Duration) -> Vec<Option<NodeFinding>> {
+    let mut sorted = readings.to_vec();
+    sorted.sort_by_key(|reading| reading.ahead_us);
+    let from_here = |reading: &ClockReading| reading.ahead_us.saturating_sub(here_us).saturating_abs();
+    let (reference, limit) = match sorted.len() {
+        0 | 1 => (ClockReading { ahead_us: here_us, uncertain_us: 0 }, max_skew.max(MAX_LONE_SKEW)),
+        all => {
+            let middle = [sorted[(all - 1) / 2], sorted[all / 2]];
+            (if from_here(&middle[0]) <= from_here(&middle[1]) { middle[0] } else { middle[1] }, max_skew)
+        }
+    };
+    let skew = |reading: &ClockReading| {
+        let ahead_us = reading.ahead_us.saturating_sub(reference.ahead_us);
+        let allowed = micros(limit).saturating_add(reading.uncertain_us).saturating_add(reference.uncertain_us);
+        (ahead_us.saturating_abs() > allowed).then_some(NodeFinding::ClockSkew { ahead_ms: ahead_us / 1000, limit })
+    };
+    readings.iter().map(skew).collect()
+}
+
+pub(crate) fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// Role of a server among the others; see [`Health`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
+#[non_exhaustive]
+pub enum NodeRole {
+    /// Primary: it stores locks.
+    Primary,
+    /// Replica: it follows a primary, and may become one.
+    Replica,
+    /// Sentinel: it knows which server is the primary.
+    Sentinel,
+    /// Unknown: no server has reported the role.
+    Unknown,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(role: NodeRole, is_reachable: bool, clock_ahead_ms: Option<i64>) -> NodeHealth {
+        NodeHealth { is_reachable, clock_ahead_ms, ..NodeHealth::unknown("h:1", role) }
+    }
+
+    #[test]
+    fn readiness_is_that_of_those_who_take_locks() {
+        let ready = |nodes: &[NodeHealth]| Health { nodes: nodes.to_vec(), needed: None }.is_ready();
+        let primary = node(NodeRole::Primary, true, None);
+        assert!(ready(&[primary.clone(), node(NodeRole::Replica, false, None), node(NodeRole::Sentinel, false, None)]));
+        assert!(!ready(&[primary.clone(), node(NodeRole::Primary, false, None)]));
+        assert!(!ready(&[primary, node(NodeRole::Unknown, false, None)]));
+        assert!(!ready(&[node(NodeRole::Replica, true, None)]), "there is nobody to take locks");
+        assert!(!ready(&[]));
+        let down = node(NodeRole::Primary, false, None);
+        let masters = vec![node(NodeRole::Primary, true, None), node(NodeRole::Unknown, true, None), down.clone()];
+        assert!(Health { nodes: masters.clone(), needed: Some(2) }.is_ready());
+        assert!(!Health { nodes: [masters, vec![down]].concat(), needed: Some(3) }.is_ready());
+    }
+
+    #[test]
+    fn server_that_is_full_grants_nothing_and_one_that_evicts_does() {
+        let with = |finding| NodeHealth { findings: vec![finding], ..node(NodeRole::Primary, true, None) };
+        let full = with(NodeFinding::MemoryFull { used: None, maxmemory: None });
+        let evicts = with(NodeFinding::Evicts { policy: "volatile-lru".to_owned() });
+        let ready = |nodes: &[&NodeHealth], needed| {
+            Health { nodes: nodes.iter().copied().cloned().collect(), needed }.is_ready()
+        };
+        assert!(!ready(&[&full], None) && ready(&[&evicts], None));
+        assert!(ready(&[&full, &evicts, &evicts], Some(2)) && !ready(&[&full, &full, &evicts], Some(2)));
+    }
+
+    #[test]
+    fn clock_is_compared_with_the_median_and_a_lone_one_with_this_machine() {
+        let skewed = |clocks: &[i64]| -> Vec<usize> {
+            let nodes = clocks.iter().map(|ahead| node(NodeRole::Primary, true, Some(*ahead))).collect();
+            let health = Health::new(nodes, None, Duration::from_millis(100));
+            (0..clocks.len()).filter(|&n| !health.nodes[n].findings.is_empty()).collect()
+        };
+        assert_eq!(skewed(&[0, 3000, 10]), [1]);
+        assert_eq!(skewed(&[-3000, 5]), [0], "the machine's clock decides between two");
+        assert_eq!(skewed(&[5000, 5050, 8000]), [2], "the machine may be wrong itself");
+        assert!(skewed(&[-90, 0, 90]).is_empty());
+        assert!(skewed(&[900]).is_empty());
+        assert_eq!(skewed(&[3000]), [0]);
+        assert_eq!(skewed(&[i64::MAX, i64::MIN, 0]), [0, 1], "no clock is too far off");
+        let said = NodeFinding::ClockSkew { ahead_ms: -3000, limit: Duration::from_millis(100) }.to_string();
+        assert_eq!(said, "its clock is 3s behind, and at most 100ms is safe; run NTP on the servers");
+    }
+
+    #[test]
+    fn clocks_are_compared_with_each_other() {
+        let spread = |clocks: &[i64]| {
+            let nodes = clocks.iter().map(|ahead| node(NodeRole::Primary, true, Some(*ahead)));
+            Health { nodes: nodes.chain([node(NodeRole::Replica, false, None)]).collect(), needed: None }.clock_spread()
+        };
+        assert_eq!(spread(&[-200, 100, 0]), Some(Duration::from_millis(300)));
+        assert_eq!(spread(&[5000, 5000]), Some(Duration::ZERO), "nobody compares with this machine");
+        assert_eq!(spread(&[7]), None);
+        assert_eq!(spread(&[]), None);
+    }
+}

@@ -1,0 +1,383 @@
+//! Keys on the server for the name of a lock: pure, no I/O.
+//!
+//! Every key and channel of one lock must be in one hash slot, for every valid name. Two forms guarantee it:
+//!
+//! * a name with a valid hash tag (`{user}:1`) keeps it: `<prefix>#{user}:1`;
+//! * any other name becomes the tag: `<prefix>:{name}`, with `%`, `{` and `}` percent-encoded. A brace inside a tag
+//!   would end the tag early (`na}me`) or empty it (`}`). The keys of one lock would then be in several slots.
+//!
+//! The two forms never collide: a prefix has no `#`, so the first `#` before the first `{` marks the first form. The
+//! encoding is injective. Source: the hash tag rule of the Redis cluster specification.
+//!
+//! Existing keys of the timestamp scheme follow other rules: see [`template`].
+
+use std::borrow::Cow;
+use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::ops::Range;
+use std::sync::{Arc, LazyLock};
+
+use crate::base::error::{Error, Result};
+
+mod listing;
+mod name;
+mod template;
+pub(crate) use listing::Listing;
+pub(crate) use name::LockName;
+pub(crate) use template::KeyTemplate;
+
+/// Longest name in bytes.
+pub(crate) const MAX_NAME_BYTES: usize = 1024;
+/// Longest key prefix in bytes.
+pub(crate) const MAX_PREFIX_BYTES: usize = 64;
+/// Number of hash slots of a cluster.
+pub(crate) const SLOTS: u16 = 16384;
+
+/// Lock as its manager addresses it: its name, the base of its server keys, and their hash slot. A process has one for
+/// each lock that it holds. Both texts share one allocation, and usually one text is within the other.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Key {
+    /// Base, followed by the name if the base does not contain the name unchanged.
+    text: Box<str>,
+    name_hash: u64,
+    base_len: u16,
+    name_begin: u16,
+    name_len: u16,
+    slot: u16,
+    form: Form,
+}
+
+/// Text after the base of a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// Separator and part.
+    Parts,
+    /// Nothing: the base is the whole key, which existed before this crate used it.
+    Whole,
+}
+
+impl Key {
+    /// Checks `name` and derives its keys under `prefix`, which [`check_prefix`] has accepted.
+    pub(crate) fn new(prefix: &str, name: &str) -> Result<Self> {
+        check_name(name)?;
+        let (mark, tag, end) = match hash_tag(name.as_bytes()) {
+            Some(_) => ("#", name.into(), ""),
+            None => (":{", encode(name), "}"),
+        };
+        let behind = if tag == name { "" } else { name };
+        let base_len = prefix.len() + mark.len() + tag.len() + end.len();
+        let name_begin = if behind.is_empty() { prefix.len() + mark.len() } else { base_len };
+        let text = [prefix, mark, &tag, end, behind].concat();
+        Ok(Self::of(text.into(), base_len, name_begin, name.len(), Form::Parts))
+    }
+
+    /// Checks `name` and inserts it into the template, which was checked before. Such a lock has one key for all parts.
+    pub(crate) fn adopted(template: &KeyTemplate, name: &str) -> Result<Self> {
+        check_name(name)?;
+        let base = template.key(name)?;
+        let name_begin = template.sides().0.len();
+        let base_len = base.len();
+        Ok(Self::of(base.into(), base_len, name_begin, name.len(), Form::Whole))
+    }
+
+    fn of(text: Box<str>, base_len: usize, name_begin: usize, name_len: usize, form: Form) -> Self {
+        // Keys and channels add text behind the base, so the base alone decides the slot of them all.
+        let slot = slot_of(&text.as_bytes()[..base_len]);
+        let name_hash = hash_of(&text[name_begin..name_begin + name_len]);
+        let [base_len, name_begin, name_len] = [base_len, name_begin, name_len].map(short);
+        Self { text, name_hash, base_len, name_begin, name_len, slot, form }
+    }
+
+    /// Returns the name whose key of this part is `key`, if there is one under `prefix`.
+    pub(crate) fn name_of(prefix: &str, key: &str, part: &str) -> Option<String> {
+        let base = key.strip_suffix(part)?.strip_suffix(':')?;
+        let rest = base.strip_prefix(prefix)?;
+        let name = match rest.strip_prefix('#') {
+            Some(name) => name.to_owned(),
+            None => decode(rest.strip_prefix(":{")?.strip_suffix('}')?)?,
+        };
+        // A key that no name produces belongs to no lock: each key has one form.
+        let made = Self::new(prefix, &name).ok()?;
+        (made.part(part) == key).then_some(name)
+    }
+
+    /// Returns the name as the user wrote it.
+    pub(crate) fn name(&self) -> &str {
+        &self.text[self.name_range()]
+    }
+
+    fn name_range(&self) -> Range<usize> {
+        let begin = usize::from(self.name_begin);
+        begin..begin + usize::from(self.name_len)
+    }
+
+    /// Returns a copy of the name that can outlive the key.
+    pub(crate) fn shared_name(&self) -> Arc<str> {
+        self.name().into()
+    }
+
+    /// Returns the hash of the name, which differs between processes.
+    pub(crate) fn name_hash(&self) -> u64 {
+        self.name_hash
+    }
+
+    /// Returns hash and name, for a lookup.
+    pub(crate) fn hashed_name(&self) -> (u64, &[u8]) {
+        (self.name_hash, &self.text.as_bytes()[self.name_range()])
+    }
+
+    /// Returns the beginning of all server keys of this lock, with the prefix. Two locks never share it.
+    pub(crate) fn base(&self) -> &str {
+        &self.text[..usize::from(self.base_len)]
+    }
+
+    /// Returns the hash slot of all keys and channels of this lock.
+    pub(crate) fn slot(&self) -> u16 {
+        self.slot
+    }
+
+    /// Returns a server key or channel of this lock. `part` is one of our constants and has no brace, so the tag stays
+    /// the first one.
+    pub(crate) fn part(&self, part: &str) -> String {
+        self.pieces(part).concat()
+    }
+
+    /// Returns the pieces of [`part`](Self::part), for callers that write them into a buffer.
+    pub(crate) fn pieces<'a>(&'a self, part: &'a str) -> [&'a str; 3] {
+        match self.form {
+            Form::Parts => [self.base(), ":", part],
+            Form::Whole => [self.base(), "", ""],
+        }
+    }
+
+    /// Returns the beginning of the channels of the key `part`: the key if it has a hash tag, else the key as a hash
+    /// tag. Scripts know only the key of a lock, and derive its channels in the same way.
+    pub(crate) fn channels(&self, part: &str) -> String {
+        let key = self.part(part);
+        match hash_tag(key.as_bytes()) {
+            Some(_) => key,
+            None => ["{", &key, "}"].concat(),
+        }
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({:?}, slot {})", self.name(), self.slot)
+    }
+}
+
+/// Converts a position in a key's text. Names, prefixes and templates have limits, so 16 bits are enough.
+fn short(place: usize) -> u16 {
+    u16::try_from(place).expect("a key is shorter")
+}
+
+/// Returns the hash of a lock's name within this process. The seed is random, since users choose the names and could
+/// make them collide.
+pub(crate) fn hash_of(name: &str) -> u64 {
+    static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    let mut hasher = SEED.build_hasher();
+    hasher.write(name.as_bytes());
+    hasher.finish()
+}
+
+/// Refuses names that make no server key: empty, or longer than [`NAME_MAX_BYTES`].
+fn check_name(name: &str) -> Result<()> {
+    let reason = if name.is_empty() {
+        "it is empty".to_owned()
+    } else if name.len() > MAX_NAME_BYTES {
+        format!("it has {} bytes, {MAX_NAME_BYTES} are the most", name.len())
+    } else {
+        return Ok(());
+    };
+    Err(invalid_name(name, reason))
+}
+
+fn invalid_name(name: &str, reason: String) -> Error {
+    Error::InvalidName { lock: shorten(name).into(), reason }
+}
+
+/// Refuses prefixes that could end a hash tag, look like the separator of a name with a tag, or be hidden in a listing.
+pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
+    let fits = (1..=MAX_PREFIX_BYTES).contains(&prefix.len())
+        && prefix.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}' | b'#'));
+    if fits {
+        return Ok(());
+    }
+    Err(Error::InvalidOption {
+        option: "key_prefix",
+        reason: format!("it must be 1 to {MAX_PREFIX_BYTES} visible ASCII characters other than '{{', '}}' and '#'"),
+    })
+}
+
+/// Returns the first 64 characters of a name, for an error.
+fn shorten(name: &str) -> String {
+    name.chars().take(64).collect()
+}
+
+fn encode(name: &str) -> Cow<'_, str> {
+    if !name.bytes().any(|byte| matches!(byte, b'%' | b'{' | b'}')) {
+        return name.into();
+    }
+    let mut out = String::with_capacity(name.len());
+    for c in name.chars() {
+        match c {
+            '%' => out.push_str("%25"),
+            '{' => out.push_str("%7B"),
+            '}' => out.push_str("%7D"),
+            other => out.push(other),
+        }
+    }
+    out.into()
+}
+
+/// Returns the name that [`encode`] made this text of; `None` if there is no such name.
+fn decode(text: &str) -> Option<String> {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((plain, code)) = rest.split_once('%') {
+        out.push_str(plain);
+        out.push(match code.get(..2)? {
+            "25" => '%',
+            "7B" => '{',
+            "7D" => '}',
+            _ => return None,
+        });
+        rest = &code[2..];
+    }
+    out.push_str(rest);
+    Some(out)
+}
+
+/// Returns the hash tag of a key: the text between the first `{` and the first `}` after it, unless it is empty.
+fn hash_tag(key: &[u8]) -> Option<&[u8]> {
+    let open = key.iter().position(|&byte| byte == b'{')?;
+    let rest = key.get(open + 1..)?;
+    let close = rest.iter().position(|&byte| byte == b'}')?;
+    rest.get(..close).filter(|tag| !tag.is_empty())
+}
+
+/// Returns CRC16/XMODEM of the hash tag, else of the whole key, modulo the number of slots.
+fn slot_of(key: &[u8]) -> u16 {
+    crc16::State::<crc16::XMODEM>::calculate(hash_tag(key).unwrap_or(key)) % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key(name: &str) -> Key {
+        Key::new("rwlock", name).expect("a valid name")
+    }
+
+    #[test]
+    fn hash_tag_of_the_name_is_kept() {
+        assert_eq!(key("{user}:1").slot(), key("{user}:2").slot());
+        assert_eq!(key("{user}:1").slot(), slot_of(b"user"));
+        assert_eq!(key("{user}:1").part("lock"), "rwlock#{user}:1:lock");
+    }
+
+    #[test]
+    fn plain_name_is_its_own_tag() {
+        assert_eq!(key("cfg").part("lock"), "rwlock:{cfg}:lock");
+        assert_eq!(key("cfg").slot(), slot_of(b"cfg"));
+    }
+
+    #[test]
+    fn known_slots_of_the_cluster_specification() {
+        assert_eq!(slot_of(b"123456789"), 0x31C3);
+        assert_eq!(slot_of(b"foo{}{bar}"), slot_of_whole(b"foo{}{bar}"));
+        assert_eq!(slot_of(b"foo{{bar}}zap"), slot_of_whole(b"{bar"));
+        assert_eq!(slot_of(b"foo{bar}{zap}"), slot_of_whole(b"bar"));
+    }
+
+    fn slot_of_whole(key: &[u8]) -> u16 {
+        crc16::State::<crc16::XMODEM>::calculate(key) % SLOTS
+    }
+
+    #[test]
+    fn longest_names_have_keys() {
+        for name in ["a", "%", "{", "ä}"] {
+            let name = name.repeat(MAX_NAME_BYTES / name.len());
+            let key = Key::new(&"p".repeat(MAX_PREFIX_BYTES), &name).expect("valid");
+            assert_eq!((key.name(), key.hashed_name()), (&*name, (hash_of(&name), name.as_bytes())));
+            assert!(key.base().ends_with('}') && key.part("lock").ends_with("}:lock"), "{key:?}");
+        }
+    }
+
+    #[test]
+    fn empty_and_long_names_are_refused() {
+        assert!(matches!(Key::new("p", ""), Err(Error::InvalidName { .. })));
+        assert!(Key::new("p", &"x".repeat(MAX_NAME_BYTES)).is_ok());
+        let long = "x".repeat(MAX_NAME_BYTES + 1);
+        assert!(matches!(Key::new("p", &long), Err(Error::InvalidName { .. })));
+    }
+
+    #[test]
+    fn prefixes_that_reach_into_the_tag_are_refused() {
+        for prefix in ["", "a{b", "a}b", "a#b", "a b", "a\0b", "ü", &"x".repeat(65)] {
+            assert!(check_prefix(prefix).is_err(), "{prefix:?}");
+        }
+        assert!(check_prefix("my-app:locks").is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn all_parts_share_the_slot(name in "\\PC{1,40}|[{}%#:a]{1,12}") {
+            let key = key(&name);
+            for part in ["lock", "read", "write", "wake"] {
+                prop_assert_eq!(slot_of(key.part(part).as_bytes()), key.slot());
+            }
+        }
+
+        #[test]
+        fn prefixes_keep_locks_apart_and_parts_together(
+            one in "[!-~]{1,6}|[:%ab]{1,4}", other in "[!-~]{1,6}|[:%ab]{1,4}",
+            a in "[{}%#:ab]{1,6}", b in "[{}%#:ab]{1,6}",
+        ) {
+            prop_assume!(check_prefix(&one).is_ok() && check_prefix(&other).is_ok());
+            let (first, second) = (Key::new(&one, &a).expect("a valid name"), Key::new(&other, &b).expect("a valid name"));
+            for part in ["lock", "read", "write", "wake"] {
+                prop_assert_eq!(slot_of(first.part(part).as_bytes()), first.slot());
+                prop_assert!((&one, &a) == (&other, &b) || first.part(part) != second.part(part));
+            }
+        }
+
+        #[test]
+        fn channels_lie_in_the_slot(name in "\\PC{1,40}|[{}%#:a]{1,12}") {
+            let key = key(&name);
+            let channel = key.channels("lock") + ":wake:0123456789abcdef0123456789abcdef";
+            prop_assert_eq!(slot_of(channel.as_bytes()), key.slot());
+            prop_assert!(channel.starts_with(&key.part("lock")));
+        }
+
+        #[test]
+        fn names_come_back_from_their_keys(name in "\\PC{1,40}|[{}%#:a7BD25]{1,12}") {
+            let key = key(&name);
+            prop_assert_eq!(key.name(), &name);
+            prop_assert_eq!(Key::name_of("rwlock", &key.part("lock"), "lock"), Some(name));
+            prop_assert_eq!(Key::name_of("rwlock2", &key.part("lock"), "lock"), None);
+            prop_assert_eq!(Key::name_of("rwlock", &key.part("read"), "lock"), None);
+        }
+
+        #[test]
+        fn keys_that_no_name_makes_are_nobodys(rest in "[:#]?[{]?[{}%a25]{0,6}[}]?(:lock)?") {
+            let key = format!("rwlock{rest}");
+            if let Some(name) = Key::name_of("rwlock", &key, "lock") {
+                prop_assert_eq!(Key::new("rwlock", &name).expect("a name").part("lock"), key);
+            }
+        }
+
+        #[test]
+        fn different_names_have_different_keys(
+            a in "[{}%#:ab27BD5]{1,8}", b in "[{}%#:ab27BD5]{1,8}",
+        ) {
+            prop_assume!(a != b);
+            for (x, y) in [("lock", "lock"), ("lock", "read"), ("read", "write")] {
+                prop_assert_ne!(key(&a).part(x), key(&b).part(y));
+            }
+        }
+    }
+}

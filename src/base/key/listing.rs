@@ -1,0 +1,84 @@
+//! Names of one manager's locks from keys on the server.
+
+use crate::base::key::{Key, KeyTemplate};
+
+/// Rule that finds a manager's locks among the keys.
+#[derive(Clone, Debug)]
+pub(crate) enum Listing {
+    /// Keys under its prefix.
+    Prefix(String),
+    /// Keys of the clients of the timestamp scheme.
+    Template(KeyTemplate),
+}
+
+impl Listing {
+    /// Returns the pattern for `SCAN`, which matches all keys of locks, and perhaps others.
+    pub(crate) fn pattern(&self) -> String {
+        match self {
+            // The character after the prefix shows which of its two forms a key has.
+            Self::Prefix(prefix) => [&escape(prefix), "[:#]*"].concat(),
+            Self::Template(template) => {
+                let (before, behind) = template.sides();
+                [&escape(before), "*", &escape(behind)].concat()
+            }
+        }
+    }
+
+    /// Returns the name of the lock to which this key belongs, if there is one. `parts` are the last parts of the keys
+    /// of the scheme.
+    pub(crate) fn name_of(&self, key: &str, parts: &[&str]) -> Option<String> {
+        match self {
+            Self::Prefix(prefix) => parts.iter().find_map(|part| Key::name_of(prefix, key, part)),
+            Self::Template(template) => template.name_of(key).map(str::to_owned),
+        }
+    }
+
+    /// Returns the name of the lock whose keys begin with `base`, if there is one.
+    pub(crate) fn name_of_base(&self, base: &str) -> Option<String> {
+        match self {
+            Self::Prefix(_) => self.name_of(&[base, ":lock"].concat(), &["lock"]),
+            Self::Template(_) => self.name_of(base, &[]),
+        }
+    }
+}
+
+/// Escapes a text so that a pattern matches it literally.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\') {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_are_the_keys_as_they_are() {
+        assert_eq!(Listing::Prefix("rwlock".to_owned()).pattern(), "rwlock[:#]*");
+        assert_eq!(Listing::Prefix("a*[b]?\\".to_owned()).pattern(), r"a\*\[b\]\?\\[:#]*");
+        let template = |text: &str| Listing::Template(KeyTemplate::new(text.to_owned()));
+        assert_eq!(template("lock:*").pattern(), "lock:*");
+        assert_eq!(template("{shop}:*:[rw]").pattern(), r"{shop}:*:\[rw\]");
+    }
+
+    #[test]
+    fn names_are_read_back_from_keys_of_ours_only() {
+        let ours = Listing::Prefix("rwlock".to_owned());
+        assert_eq!(ours.name_of("rwlock:{cfg}:lock", &["lock"]).as_deref(), Some("cfg"));
+        assert_eq!(ours.name_of("rwlock:{na%7Dme}:write", &["read", "write"]).as_deref(), Some("na}me"));
+        assert_eq!(ours.name_of("rwlock#{user}:1:lock", &["lock"]).as_deref(), Some("{user}:1"));
+        assert_eq!(ours.name_of_base("rwlock:{cfg}").as_deref(), Some("cfg"));
+        for other in ["rwlock2:{cfg}:lock", "rwlock:{cfg}:read", "rwlock:cfg:lock", "rwlock:{%zz}:lock"] {
+            assert_eq!(ours.name_of(other, &["lock"]), None, "{other}");
+        }
+        let theirs = Listing::Template(KeyTemplate::new("lock:*".to_owned()));
+        assert_eq!(theirs.name_of("lock:cfg", &["lock"]).as_deref(), Some("cfg"));
+        assert_eq!(theirs.name_of_base("lock:cfg").as_deref(), Some("cfg"));
+    }
+}

@@ -1,0 +1,303 @@
+//! Metrics of managers and their connections.
+
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use metrics::{Gauge, Histogram, Unit};
+
+use super::RenewalOutcome;
+use crate::base::clock::Clock;
+use crate::base::error::LossReason;
+use crate::base::events::word_for;
+use crate::base::health::FindingKind;
+use crate::base::lease::Moment;
+use crate::base::mode::Mode;
+
+/// Outcomes of an acquisition.
+const OUTCOMES: [&str; 12] = [
+    JOINED,
+    GRANTED,
+    "denied",
+    "timeout",
+    "unreachable",
+    "no_quorum",
+    "not_enough_replicas",
+    "refused",
+    "conflict",
+    "invalid",
+    "closed",
+    DROPPED,
+];
+const JOINED: &str = "joined";
+const GRANTED: &str = "granted";
+/// Outcome of an acquisition whose future was dropped.
+const DROPPED: &str = "dropped";
+
+const REASONS: [LossReason; 5] =
+    [LossReason::Expired, LossReason::Gone, LossReason::MaxHold, LossReason::Forced, LossReason::Closed];
+
+/// Pair of values, for readers and for writers.
+#[derive(Debug)]
+struct PerMode<T> {
+    read: T,
+    write: T,
+}
+
+impl<T> PerMode<T> {
+    fn new(make: impl Fn(&'static str) -> T) -> Self {
+        Self { read: make("read"), write: make("write") }
+    }
+
+    fn of(&self, mode: Mode) -> &T {
+        match mode {
+            Mode::Read => &self.read,
+            Mode::Write => &self.write,
+        }
+    }
+}
+
+/// Metrics of one manager; those of several managers add up.
+#[derive(Clone, Debug)]
+pub(crate) struct Metrics(Arc<Handles>);
+
+#[derive(Debug)]
+struct Handles {
+    acquisitions: PerMode<[metrics::Counter; OUTCOMES.len()]>,
+    acquire_seconds: PerMode<Histogram>,
+    hold_seconds: PerMode<Histogram>,
+    losses: PerMode<[metrics::Counter; REASONS.len()]>,
+    cached_losses: metrics::Counter,
+    renewed: metrics::Counter,
+    unanswered: metrics::Counter,
+    lost: metrics::Counter,
+    holds: PerMode<Gauge>,
+    cached: Gauge,
+    waiters: PerMode<Gauge>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        describe();
+        let renewals = |outcome| metrics::counter!("rwlock_renewals_total", "outcome" => outcome);
+        Self(Arc::new(Handles {
+            acquisitions: PerMode::new(|mode| {
+                OUTCOMES
+                    .map(|outcome| metrics::counter!("rwlock_acquisitions_total", "mode" => mode, "outcome" => outcome))
+            }),
+            acquire_seconds: PerMode::new(
+                |mode| metrics::histogram!("rwlock_acquire_duration_seconds", "mode" => mode),
+            ),
+            hold_seconds: PerMode::new(|mode| metrics::histogram!("rwlock_hold_duration_seconds", "mode" => mode)),
+            losses: PerMode::new(|mode| {
+                REASONS.map(
+                    |reason| metrics::counter!("rwlock_losses_total", "mode" => mode, "reason" => word_for(reason)),
+                )
+            }),
+            cached_losses: metrics::counter!("rwlock_cached_losses_total"),
+            renewed: renewals("renewed"),
+            unanswered: renewals("unanswered"),
+            lost: renewals("lost"),
+            holds: PerMode::new(|mode| metrics::gauge!("rwlock_holds", "mode" => mode)),
+            cached: metrics::gauge!("rwlock_cached_holds"),
+            waiters: PerMode::new(|mode| metrics::gauge!("rwlock_waiters", "mode" => mode)),
+        }))
+    }
+}
+
+fn describe() {
+    let seconds = Unit::Seconds;
+    metrics::describe_histogram!(
+        "rwlock_acquire_duration_seconds",
+        seconds,
+        "From the first poll of an acquisition to its guard"
+    );
+    metrics::describe_histogram!("rwlock_hold_duration_seconds", seconds, "From a grant to its release or loss");
+    metrics::describe_counter!("rwlock_acquisitions_total", "What came of acquisitions");
+    metrics::describe_counter!("rwlock_renewals_total", "What came of renewals");
+    metrics::describe_counter!("rwlock_losses_total", "Holds that were over before they were released, and why");
+    metrics::describe_counter!("rwlock_cached_losses_total", "Holds that were over while nobody used them");
+    metrics::describe_gauge!("rwlock_holds", "Holds that this process has");
+    metrics::describe_gauge!("rwlock_cached_holds", "Holds that stay when nobody uses them, used or not");
+    metrics::describe_gauge!("rwlock_waiters", "Acquisitions that wait");
+    metrics::describe_gauge!("rwlock_unusable_nodes", "Nodes that do not answer, or refuse connections");
+    metrics::describe_gauge!("rwlock_node_findings", "Nodes with a defect, though they answer, and which defect");
+    metrics::describe_counter!("rwlock_reconnects_total", "Connections in place of one that broke or went silent");
+    metrics::describe_counter!("rwlock_map_refreshes_total", "Questions who owns which slots");
+}
+
+impl Metrics {
+    fn acquisition(&self, mode: Mode, outcome: &str) {
+        if let Some(place) = OUTCOMES.iter().position(|known| *known == outcome) {
+            self.0.acquisitions.of(mode)[place].increment(1);
+        }
+    }
+
+    /// Counts a reader that joins a hold of its process at once.
+    pub(crate) fn joined(&self) {
+        self.0.acquisitions.read[0].increment(1);
+    }
+
+    /// Counts an acquisition that does not finish at once.
+    pub(crate) fn begins(&self, mode: Mode, clock: Clock) -> Underway {
+        self.0.waiters.of(mode).increment(1.0);
+        Underway { meter: self.clone(), mode, clock, began: clock.now(), outcome: DROPPED }
+    }
+
+    pub(crate) fn lost(&self, mode: Mode, reason: LossReason) {
+        if let Some(place) = REASONS.iter().position(|known| *known == reason) {
+            self.0.losses.of(mode)[place].increment(1);
+        }
+    }
+
+    /// Counts one more hold that may be cached.
+    pub(crate) fn cached(&self) {
+        self.0.cached.increment(1.0);
+    }
+
+    /// Counts the end of such a hold.
+    pub(crate) fn cached_no_more(&self) {
+        self.0.cached.decrement(1.0);
+    }
+
+    /// Counts the loss of a cached hold that no guard used.
+    pub(crate) fn cached_lost(&self) {
+        self.0.cached_losses.increment(1);
+    }
+
+    pub(crate) fn renewal(&self, outcome: RenewalOutcome) {
+        let counter = match outcome {
+            RenewalOutcome::Renewed => &self.0.renewed,
+            RenewalOutcome::Unanswered => &self.0.unanswered,
+            RenewalOutcome::Lost => &self.0.lost,
+        };
+        counter.increment(1);
+    }
+}
+
+/// Acquisition in progress.
+#[derive(Debug)]
+pub(crate) struct Underway {
+    meter: Metrics,
+    mode: Mode,
+    clock: Clock,
+    began: Moment,
+    outcome: &'static str,
+}
+
+impl Underway {
+    pub(crate) fn ended(mut self, outcome: &'static str) {
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        let (handles, mode) = (&self.meter.0, self.mode);
+        handles.waiters.of(mode).decrement(1.0);
+        self.meter.acquisition(mode, self.outcome);
+        if self.outcome == GRANTED {
+            handles.acquire_seconds.of(mode).record(self.clock.now().since(self.began).as_secs_f64());
+        }
+    }
+}
+
+/// Hold, from its grant to its end.
+#[derive(Debug, Default)]
+pub(crate) struct Counted {
+    began: OnceLock<(Metrics, Mode, Clock, Moment)>,
+    is_over: AtomicBool,
+}
+
+impl Counted {
+    pub(crate) fn begin(&self, meter: &Metrics, mode: Mode, clock: Clock) {
+        self.began.get_or_init(|| {
+            meter.0.holds.of(mode).increment(1.0);
+            (meter.clone(), mode, clock, clock.now())
+        });
+    }
+
+    /// Counts the end once; a hold that was never counted has no end.
+    pub(crate) fn end(&self) {
+        // A loss, a release and the drop may come from several threads: the swap lets exactly one of them count.
+        if let Some((meter, mode, clock, began)) = self.began.get()
+            && !self.is_over.swap(true, Ordering::AcqRel)
+        {
+            meter.0.holds.of(*mode).decrement(1.0);
+            meter.0.hold_seconds.of(*mode).record(clock.now().since(*began).as_secs_f64());
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Counter of connections.
+#[derive(Clone, Debug)]
+pub(crate) struct Counter(metrics::Counter);
+
+impl Counter {
+    pub(crate) fn of_reconnects() -> Self {
+        Self(metrics::counter!("rwlock_reconnects_total"))
+    }
+
+    pub(crate) fn of_map_refreshes() -> Self {
+        Self(metrics::counter!("rwlock_map_refreshes_total"))
+    }
+
+    pub(crate) fn add_one(&self) {
+        self.0.increment(1);
+    }
+}
+
+/// Number of unusable nodes of one fleet; those of several fleets add up.
+#[derive(Debug)]
+pub(crate) struct UnusableNodes(Gauge);
+
+impl Default for UnusableNodes {
+    fn default() -> Self {
+        Self(metrics::gauge!("rwlock_unusable_nodes"))
+    }
+}
+
+impl UnusableNodes {
+    pub(crate) fn one_more(&self) {
+        self.0.increment(1.0);
+    }
+
+    pub(crate) fn fewer(&self, nodes: usize) {
+        self.0.decrement(nodes as f64);
+    }
+}
+
+/// Defects of one manager's nodes; those of several managers add up.
+#[derive(Debug)]
+pub(crate) struct NodeFindings([Gauge; FindingKind::ALL.len()]);
+
+impl Default for NodeFindings {
+    fn default() -> Self {
+        Self(FindingKind::ALL.map(|kind| metrics::gauge!("rwlock_node_findings", "finding" => kind.word())))
+    }
+}
+
+impl NodeFindings {
+    fn of(&self, kind: FindingKind) -> &Gauge {
+        let [memory, policy, clock] = &self.0;
+        match kind {
+            FindingKind::Memory => memory,
+            FindingKind::Policy => policy,
+            FindingKind::Clock => clock,
+        }
+    }
+
+    pub(crate) fn one_more(&self, kind: FindingKind) {
+        self.of(kind).increment(1.0);
+    }
+
+    pub(crate) fn fewer(&self, kind: FindingKind) {
+        self.of(kind).decrement(1.0);
+    }
+}

@@ -1,0 +1,399 @@
+//! Options and their defaults, all in one place.
+
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+
+use crate::base::attempt::MAX_LABEL_BYTES;
+use crate::base::background_runtime::BackgroundRuntime;
+use crate::base::clock::Clock;
+use crate::base::durability::Durability;
+use crate::base::error::{Error, Result};
+use crate::base::key::{self, Key, KeyTemplate, Listing};
+use crate::base::lease;
+use crate::base::reentry::Reentry;
+use crate::store::MAX_TOKENS;
+
+/// Longest lease: servers count deadlines in milliseconds and stay exact far beyond this.
+const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Longest time for one answer: a caller must learn of a frozen server while it still waits.
+const MAX_RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Longest limit for clients of the timestamp scheme: the scripts keep their timestamps for this long.
+const MAX_TIMESTAMP_CLIENT: Duration = Duration::from_secs(60);
+
+/// Longest time for which an unused hold is cached.
+const MAX_CACHE_FOR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Time for which a client of the timestamp scheme may hold a lock, counted from its timestamp.
+/// [`timestamp_keys`](crate::Builder::timestamp_keys) has an example.
+///
+/// The timestamp scheme stores the *time of the grant*; each client must know how long that grant counts. Defaults to 1
+/// s for reads and 3 s for writes, as in the article. The maximum is one minute.
+///
+/// With longer limits, our clients wait longer for such a client that died. With shorter limits, they enter beside such
+/// a client that still works.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct TimestampClients {
+    /// Time for which a `read` timestamp of such a client keeps writers out.
+    pub read: Duration,
+    /// Time for which a `write` timestamp of such a client keeps all others out.
+    pub write: Duration,
+    /// Ttl that such clients set on the lock's key with each grant: 10 s, as in the article. On
+    /// [`timestamp_keys`](crate::Builder::timestamp_keys) no lease may be longer, or their next grant ends our hold
+    /// early.
+    pub key_ttl: Duration,
+}
+
+impl TimestampClients {
+    /// Creates limits for reads and writes of such clients, with a key ttl of 10 s; see
+    /// [`timestamp_keys`](crate::Builder::timestamp_keys).
+    #[must_use]
+    pub const fn new(read: Duration, write: Duration) -> Self {
+        Self { read, write, key_ttl: Duration::from_secs(10) }
+    }
+
+    /// Sets the ttl of the key to the ttl of the clients in use, the shortest if they differ. See
+    /// [`timestamp_keys`](crate::Builder::timestamp_keys).
+    #[must_use]
+    pub const fn key_ttl(self, key_ttl: Duration) -> Self {
+        Self { key_ttl, ..self }
+    }
+}
+
+impl Default for TimestampClients {
+    fn default() -> Self {
+        Self::new(Duration::from_secs(1), Duration::from_secs(3))
+    }
+}
+
+/// Options of a manager. The setters and their documentation are in [`Builder`](crate::Builder).
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) lease: Duration,
+    pub(crate) max_hold: Duration,
+    pub(crate) wait_timeout: Option<Duration>,
+    pub(crate) unreachable_after: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) max_clock_skew: Duration,
+    pub(crate) reentry: Reentry,
+    pub(crate) key_prefix: String,
+    /// Label of the manager that the user has given. Without one, `build` makes a label of the host and the process in
+    /// which it runs.
+    pub(crate) label: Option<String>,
+    pub(crate) timestamp_clients: TimestampClients,
+    /// Template for the keys of the locks, which replaces the prefix.
+    pub(crate) timestamp_keys: Option<KeyTemplate>,
+    pub(crate) join_window: Duration,
+    pub(crate) max_handoffs: u64,
+    /// Time for which an unused hold is cached.
+    pub(crate) cache_for: Duration,
+    /// Largest number of cached holds.
+    pub(crate) max_cached: usize,
+    /// Time for which a try waits for the reply to its recall.
+    pub(crate) recall_timeout: Duration,
+    /// Largest number of acquisitions in progress.
+    pub(crate) max_waiters: usize,
+    pub(crate) durability: Durability,
+    /// Runtime of the background, if the user has chosen one.
+    pub(crate) background: Option<Handle>,
+}
+
+impl Options {
+    /// Returns the label of a manager that is built here and now.
+    pub(crate) fn label(&self) -> String {
+        self.label.clone().unwrap_or_else(default_label)
+    }
+
+    /// Returns where the background of a manager with this clock runs.
+    pub(crate) fn background_runtime(&self, clock: Clock) -> BackgroundRuntime {
+        self.background.clone().map_or_else(|| BackgroundRuntime::for_clock(clock), BackgroundRuntime::On)
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(10),
+            max_hold: Duration::from_secs(3600),
+            wait_timeout: None,
+            unreachable_after: Duration::from_secs(5),
+            response_timeout: Duration::from_millis(500),
+            max_clock_skew: Duration::from_millis(100),
+            reentry: Reentry::Off,
+            key_prefix: "rwlock".to_owned(),
+            label: None,
+            timestamp_clients: TimestampClients::default(),
+            timestamp_keys: None,
+            join_window: Duration::from_millis(50),
+            max_handoffs: MAX_TOKENS,
+            cache_for: Duration::ZERO,
+            max_cached: 10_000,
+            recall_timeout: Duration::from_millis(50),
+            max_waiters: 100_000,
+            durability: Durability::default(),
+            background: None,
+        }
+    }
+}
+
+impl Options {
+    /// Refuses values that cannot work.
+    pub(crate) fn check(&self) -> Result<()> {
+        check_lease(self.lease, self.max_clock_skew)?;
+        check_max_hold(self.max_hold, self.max_clock_skew)?;
+        self.label.as_deref().map_or(Ok(()), check_label)?;
+        key::check_prefix(&self.key_prefix)?;
+        check_timestamp_clients(self.timestamp_clients)?;
+        self.timestamp_keys.as_ref().map_or(Ok(()), KeyTemplate::check)?;
+        self.check_foreign_ttl(self.lease)?;
+        check_max_handoffs(self.max_handoffs)?;
+        check_max_waiters(self.max_waiters)?;
+        at_least("response_timeout", self.response_timeout, Duration::from_millis(10))?;
+        at_most("response_timeout", self.response_timeout, MAX_RESPONSE_TIMEOUT)?;
+        check_durability(self.durability, self.response_timeout)?;
+        if self.timestamp_keys.is_some() {
+            self.check_not_cached(
+                "clients of the published scheme cannot call for a hold that stays: they would starve",
+            )?;
+        }
+        at_most("cache_for", self.cache_for, MAX_CACHE_FOR)?;
+        at_most("recall_timeout", self.recall_timeout, MAX_RESPONSE_TIMEOUT)?;
+        at_least("unreachable_after", self.unreachable_after, Duration::from_millis(10))
+    }
+
+    /// Refuses cached holds for a scheme in which waiters cannot recall them.
+    pub(crate) fn check_not_cached(&self, reason: &str) -> Result<()> {
+        if self.may_cache() { invalid("cache_for", reason.to_owned()) } else { Ok(()) }
+    }
+
+    /// Returns true if unused holds may be cached.
+    pub(crate) fn may_cache(&self) -> bool {
+        !self.cache_for.is_zero()
+    }
+
+    /// Checks a name and derives its keys.
+    pub(crate) fn key(&self, name: &str) -> Result<Key> {
+        match &self.timestamp_keys {
+            Some(template) => Key::adopted(template, name),
+            None => Key::new(&self.key_prefix, name),
+        }
+    }
+
+    /// Returns the rule that finds the locks of this manager among server keys.
+    pub(crate) fn listing(&self) -> Listing {
+        match &self.timestamp_keys {
+            Some(template) => Listing::Template(template.clone()),
+            None => Listing::Prefix(self.key_prefix.clone()),
+        }
+    }
+
+    /// Refuses a lease that is longer than the ttl of the timestamp scheme. With each grant its clients shorten the ttl
+    /// of the key to their own, so the key would expire before our lease is over.
+    fn check_foreign_ttl(&self, lease: Duration) -> Result<()> {
+        let key_ttl = self.timestamp_clients.key_ttl;
+        if self.timestamp_keys.is_none() || lease <= key_ttl {
+            return Ok(());
+        }
+        invalid(
+            "lease",
+            format!(
+                "on the keys of published clients, {lease:?} is longer than their key ttl of {key_ttl:?}, so a grant of \
+                 theirs would end the hold early: make it shorter, or say what their ttl is (TimestampClients::key_ttl)"
+            ),
+        )
+    }
+}
+
+/// Options of one acquisition that replace those of its manager.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Overrides {
+    pub(crate) lease: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) wait_timeout: Option<Duration>,
+    pub(crate) reentry: Option<Reentry>,
+    pub(crate) cache_for: Option<Duration>,
+}
+
+impl Overrides {
+    fn check(&self, options: &Options) -> Result<()> {
+        if let Some(lease) = self.lease {
+            check_lease(lease, options.max_clock_skew)?;
+            options.check_foreign_ttl(lease)?;
+        }
+        self.max_hold.map_or(Ok(()), |max_hold| check_max_hold(max_hold, options.max_clock_skew))
+    }
+}
+
+/// Checked options of one acquisition: its own, or else the manager's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// Lease that the request asks for.
+    pub(crate) lease: Duration,
+    /// Longest time of the hold, counted from the request.
+    pub(crate) max_hold: Duration,
+    pub(crate) wait_timeout: Option<Duration>,
+    pub(crate) reentry: Reentry,
+    /// Time for which the unused hold may be cached.
+    pub(crate) cache_for: Duration,
+}
+
+impl Terms {
+    /// Checks the options of this acquisition; the manager's own were checked when it was built.
+    #[inline]
+    pub(crate) fn new(options: &Options, overrides: Overrides) -> Result<Self> {
+        if overrides.lease.is_some() || overrides.max_hold.is_some() {
+            overrides.check(options)?;
+        }
+        Ok(Self {
+            lease: overrides.lease.unwrap_or(options.lease),
+            max_hold: overrides.max_hold.unwrap_or(options.max_hold),
+            wait_timeout: overrides.wait_timeout.or(options.wait_timeout),
+            reentry: overrides.reentry.unwrap_or(options.reentry),
+            // The manager's value is the upper limit for all acquisitions.
+            cache_for: overrides.cache_for.map_or(options.cache_for, |cache_for| cache_for.min(options.cache_for)),
+        })
+    }
+}
+
+/// Refuses a lease of which the margins leave less than half: the holder could hardly renew it in time.
+fn check_lease(lease: Duration, max_clock_skew: Duration) -> Result<()> {
+    at_most("lease", lease, MAX_LEASE)?;
+    worth_having("lease", lease, max_clock_skew)
+}
+
+/// Refuses a `max_hold` that ends before the hold is valid.
+fn check_max_hold(max_hold: Duration, max_clock_skew: Duration) -> Result<()> {
+    worth_having("max_hold", max_hold, max_clock_skew)
+}
+
+fn worth_having(option: &'static str, span: Duration, max_clock_skew: Duration) -> Result<()> {
+    if lease::usable(span, max_clock_skew) >= span / 2 && span >= Duration::from_millis(10) {
+        return Ok(());
+    }
+    invalid(
+        option,
+        format!(
+            "of {span:?} less than half would be left after the clock margin of {max_clock_skew:?}: make it longer"
+        ),
+    )
+}
+
+/// Refuses limits beyond the time for which the scripts keep timestamps: a key lives for at least that long after our
+/// last hold.
+fn check_timestamp_clients(limits: TimestampClients) -> Result<()> {
+    if limits.read.max(limits.write) <= MAX_TIMESTAMP_CLIENT {
+        return Ok(());
+    }
+    invalid("timestamp_clients", format!("a foreign stamp is kept for {MAX_TIMESTAMP_CLIENT:?} at most"))
+}
+
+/// Refuses timeouts beyond half of the response timeout: the network needs the other half.
+fn check_durability(durability: Durability, response_timeout: Duration) -> Result<()> {
+    let Durability::Replicated { timeout, .. } = durability else {
+        return Ok(());
+    };
+    // A timeout of zero makes the server wait for ever.
+    at_least("durability", timeout, Duration::from_millis(1))?;
+    if timeout <= response_timeout / 2 {
+        return Ok(());
+    }
+    invalid(
+        "durability",
+        format!(
+            "waiting {timeout:?} for replicas is more than half of the response timeout of {response_timeout:?}: make one \
+             shorter or the other longer"
+        ),
+    )
+}
+
+fn check_max_handoffs(hand_overs: u64) -> Result<()> {
+    if (1..=MAX_TOKENS).contains(&hand_overs) {
+        return Ok(());
+    }
+    invalid("max_handoffs", format!("it must be 1 to {MAX_TOKENS}, as many tokens as one grant reserves"))
+}
+
+/// Refuses zero, with which no acquisition could start.
+fn check_max_waiters(max_waiters: usize) -> Result<()> {
+    if max_waiters > 0 {
+        return Ok(());
+    }
+    invalid("max_waiters", "it must be 1 at least, or nothing could be acquired".to_owned())
+}
+
+/// Refuses labels that cannot be part of an id on the server: no blanks, no characters that a terminal would interpret.
+fn check_label(label: &str) -> Result<()> {
+    let fits =
+        (1..=MAX_LABEL_BYTES).contains(&label.len()) && !label.chars().any(|c| c.is_whitespace() || c.is_control());
+    if fits {
+        return Ok(());
+    }
+    invalid("label", format!("it must have 1 to {MAX_LABEL_BYTES} bytes without white space or control characters"))
+}
+
+fn at_least(option: &'static str, value: Duration, least: Duration) -> Result<()> {
+    if value >= least {
+        return Ok(());
+    }
+    invalid(option, format!("{value:?} is less than {least:?}, the least"))
+}
+
+fn at_most(option: &'static str, value: Duration, most: Duration) -> Result<()> {
+    if value <= most {
+        return Ok(());
+    }
+    invalid(option, format!("{value:?} is more than {most:?}, the most"))
+}
+
+fn invalid(option: &'static str, reason: String) -> Result<()> {
+    Err(Error::InvalidOption { option, reason })
+}
+
+/// Returns `host:pid`, shortened to fit a label.
+fn default_label() -> String {
+    let host: String = host_name().chars().filter(|c| c.is_ascii_graphic()).take(40).collect();
+    let host = if host.is_empty() { "localhost" } else { &host };
+    format!("{host}:{}", std::process::id())
+}
+
+#[cfg(unix)]
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(not(unix))]
+fn host_name() -> String {
+    std::env::var("COMPUTERNAME").unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid() {
+        Options::default().check().expect("valid");
+    }
+
+    #[test]
+    fn leases_that_margins_eat_are_refused() {
+        let mut options = Options { lease: Duration::from_millis(150), ..Options::default() };
+        assert!(matches!(options.check(), Err(Error::InvalidOption { option: "lease", .. })));
+        options.max_clock_skew = Duration::ZERO;
+        options.check().expect("valid without a margin");
+        options.lease = Duration::MAX;
+        assert!(options.check().is_err());
+        options.lease = Duration::ZERO;
+        assert!(options.check().is_err());
+    }
+
+    #[test]
+    fn labels_with_blanks_are_refused() {
+        for label in ["", "a b", "a\n", "\u{7}", &"x".repeat(65)] {
+            assert!(check_label(label).is_err(), "{label:?}");
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Process to which a manager belongs.
+//!
+//! `fork` copies a manager with all its state: its id, its holds and their tokens, its connections. Two processes would
+//! then act as one holder. So a manager belongs to the process that built it. In a copy of that process it refuses
+//! every call and reports every guard as lost. Its tasks do not run, and the copied sockets are neither read, written
+//! nor closed.
+//!
+//! The module detects the `fork` of the C library. It cannot detect a process that a raw `clone` system call made, or a
+//! virtual machine that is restored from a snapshot.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+use crate::base::error::{Error, Result};
+
+/// Identity of a process. Its copy by `fork` is another process, with the same memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Process {
+    /// Process id, for messages only: the system reuses ids, so a comparison of ids would prove nothing.
+    id: u32,
+    /// Number of forks that had led to this process. A check costs a load and a comparison; `getpid` would be a system
+    /// call.
+    forks: forkguard::Guard,
+}
+
+impl Process {
+    /// Returns the process that runs this code.
+    pub(crate) fn current() -> Self {
+        Self { id: std::process::id(), forks: forkguard::new() }
+    }
+
+    /// Returns true if this code runs in this process, and not in a copy of it.
+    #[inline]
+    pub(crate) fn is_current(&self) -> bool {
+        // A clone is compared, since a check of the original would bind the original to this process.
+        !self.forks.clone().detected_fork()
+    }
+
+    /// Fails in a copy of this process. `lock` is the name of the lock of the call; empty for none.
+    #[inline]
+    pub(crate) fn check(&self, lock: &str) -> Result<()> {
+        if self.is_current() { Ok(()) } else { Err(self.forked(lock)) }
+    }
+
+    #[cold]
+    pub(crate) fn forked(&self, lock: &str) -> Error {
+        Error::Forked { lock: Arc::from(lock), process: self.id }
+    }
+
+    /// Runs a caller's future in this process only. In a copy it fails at the next poll, before anything is done.
+    pub(crate) fn here<'a, T>(
+        &'a self,
+        lock: &'a str,
+        mut future: Pin<&'a mut (impl Future<Output = Result<T>> + ?Sized)>,
+    ) -> impl Future<Output = Result<T>> {
+        std::future::poll_fn(move |cx| match self.check(lock) {
+            Ok(()) => future.as_mut().poll(cx),
+            Err(forked) => Poll::Ready(Err(forked)),
+        })
+    }
+}
+
+/// Spawns a task of this process on the runtime of its caller.
+#[track_caller]
+pub(crate) fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    tokio::spawn(Bound::new(task))
+}
+
+/// Spawns a task of this process on a runtime.
+pub(crate) fn spawn_on<T: Send + 'static>(
+    runtime: &Handle,
+    task: impl Future<Output = T> + Send + 'static,
+) -> JoinHandle<T> {
+    runtime.spawn(Bound::new(task))
+}
+
+/// Task that runs only in the process that spawned it. In a copied runtime that is driven in the copy, the task is
+/// pending for ever.
+///
+/// If the copy drops the task, its future is forgotten, not dropped. Dropping a socket would remove it from the poll of
+/// the original process. A mutex may have been copied locked. And the holds that a task releases at its end belong to
+/// the original process.
+struct Bound<F> {
+    process: Process,
+    task: Option<Pin<Box<F>>>,
+}
+
+impl<F> Bound<F> {
+    fn new(task: F) -> Self {
+        Self { process: Process::current(), task: Some(Box::pin(task)) }
+    }
+}
+
+impl<F: Future> Future for Bound<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let is_here = self.process.is_current();
+        match &mut self.task {
+            Some(task) if is_here => task.as_mut().poll(cx),
+            Some(_) | None => Poll::Pending,
+        }
+    }
+}
+
+impl<F> Drop for Bound<F> {
+    fn drop(&mut self) {
+        if !self.process.is_current() {
+            std::mem::forget(self.task.take());
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Limit for the requests that messages cause: every user that may publish can send such messages.
+
+use std::time::Duration;
+
+use crate::base::lease::Moment;
+
+/// Number of requests that messages may cause at once. Genuine messages are a few for each wait, so only a flood is
+/// slowed down.
+const BURST: u32 = 16;
+/// Time after which one more event is allowed: 200 a second, for as long as a flood lasts.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// Rate limit for requests that a message causes: a burst, then one for each interval.
+///
+/// Source: the generic cell rate algorithm (ITU-T I.371), which needs one moment and no timer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Throttle {
+    /// Moment at which the whole burst is available again.
+    regained_at: Moment,
+}
+
+impl Throttle {
+    pub(crate) fn new() -> Self {
+        Self { regained_at: Moment::from_nanos(0) }
+    }
+
+    /// Returns the moment from which the next request is allowed, which may be past.
+    pub(crate) fn next_at(&self) -> Moment {
+        // `regained_at` may be ahead of the clock by a burst at most, and the next request needs one interval of it.
+        Moment::from_nanos(self.regained_at.as_nanos().saturating_sub(nanos(INTERVAL * (BURST - 1))))
+    }
+
+    /// Counts a request that is sent now.
+    pub(crate) fn take(&mut self, now: Moment) {
+        // Idle time never adds up to more than one burst.
+        self.regained_at = self.regained_at.max(now).after(INTERVAL);
+    }
+
+    /// Counts a request if it is allowed now.
+    pub(crate) fn try_take(&mut self, now: Moment) -> bool {
+        let is_allowed = self.next_at() <= now;
+        if is_allowed {
+            self.take(now);
+        }
+        is_allowed
+    }
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn burst_is_allowed_and_then_one_for_each_interval() {
+        let (mut throttle, begin) = (Throttle::new(), Moment::from_nanos(0).after(Duration::from_secs(1)));
+        assert_eq!((0..100).filter(|_| throttle.try_take(begin)).count(), 16);
+        assert_eq!(throttle.next_at(), begin.after(INTERVAL));
+        let second = (0..1_000_u64).map(|millis| begin.after(Duration::from_millis(millis)));
+        assert_eq!(second.filter(|now| throttle.try_take(*now)).count(), 199);
+        let later = begin.after(Duration::from_secs(3));
+        assert_eq!((0..100).filter(|_| throttle.try_take(later)).count(), 16, "all of the burst is regained");
+    }
+}

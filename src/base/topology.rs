@@ -1,0 +1,429 @@
+//! Addresses and credentials of the servers, as a user gives them.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::base::error::{Error, Result};
+pub use remap::AddressSource;
+pub(crate) use remap::Remap;
+#[cfg(feature = "tls")]
+pub(crate) use tls::ClientPem;
+pub use tls::Tls;
+
+mod remap;
+mod tls;
+
+/// Servers of a manager. URLs have the form of the `redis` crate: `redis://[user][:password@]host[:port][/db]`, or
+/// `rediss://…` for [TLS](Tls). One node may also be `redis+unix:///path[?db=…&user=…&pass=…]`. Special characters in a
+/// URL are percent-encoded.
+///
+/// A single text is a node, a list of texts is a cluster:
+///
+/// ```
+/// use redis_rwlock::Topology;
+/// let node: Topology = "redis://127.0.0.1:6379".into();
+/// assert_eq!(node, Topology::node("redis://127.0.0.1:6379"));
+/// let from_the_environment = String::from("redis://127.0.0.1:6379");
+/// assert_eq!(node, Topology::from(&from_the_environment));
+/// let cluster: Topology = ["redis://127.0.0.1:7000", "redis://127.0.0.1:7001"].into();
+/// assert_eq!(cluster, Topology::cluster(["redis://127.0.0.1:7000", "redis://127.0.0.1:7001"]));
+/// let listed = "redis://127.0.0.1:7000,redis://127.0.0.1:7001";
+/// assert_eq!(cluster, Topology::from(listed.split(',').collect::<Vec<_>>()));
+/// ```
+///
+/// With the cargo feature `serde`, a configuration can have it as `{"node": url}`, `{"cluster": [url, …]}` or
+/// `{"sentinel": {"primary": name, "urls": [url, …]}}`. [`Config`](crate::Config) has the files of certificates as
+/// well.
+///
+/// `Debug` shows no passwords and no keys.
+#[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(from = "Kind"))]
+pub struct Topology {
+    kind: Kind,
+    tls: Tls,
+    access: Access,
+}
+
+/// Access to servers that other servers announce, where URLs do not give it.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Access {
+    pub(crate) primary_credentials: Option<Credentials>,
+    pub(crate) remap: Option<Remap>,
+    pub(crate) password_file: Option<PathBuf>,
+}
+
+/// User and password, apart from any URL.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Credentials {
+    /// Empty for the server's default user.
+    pub(crate) user: String,
+    pub(crate) password: String,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case", deny_unknown_fields))]
+pub(crate) enum Kind {
+    Node(String),
+    Cluster(Vec<String>),
+    Sentinel { primary: String, urls: Vec<String> },
+}
+
+impl From<Kind> for Topology {
+    fn from(kind: Kind) -> Self {
+        Self { kind, tls: Tls::new(), access: Access::default() }
+    }
+}
+
+impl Topology {
+    /// Selects one server that is not part of a cluster.
+    pub fn node(url: impl Into<String>) -> Self {
+        Kind::Node(url.into()).into()
+    }
+
+    /// Selects a cluster, found through any of these nodes. User and password are those of the first URL. The database,
+    /// 0 by default, must be the same in all URLs. Another database than 0 exists only in a cluster with several
+    /// (`cluster-databases` of Valkey 9). The members of any other cluster refuse it with [`Refused`](Error::Refused).
+    pub fn cluster<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Self {
+        Kind::Cluster(urls.into_iter().map(Into::into).collect()).into()
+    }
+
+    /// Selects the primary that Sentinels know under this name, also after a failover.
+    ///
+    /// The URLs are those of the Sentinels. A Sentinel that requires a login gets user and password of its own URL. The
+    /// primary is used with the database of the first URL. It is used with user and password of the first URL too,
+    /// unless [`primary_credentials`](Topology::primary_credentials) gives others. A majority of the Sentinels decides,
+    /// so name all of them.
+    ///
+    /// ```
+    /// use redis_rwlock::{RedisManager, Topology};
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let sentinels = ["redis://:secret@10.0.0.1:26379/3", "redis://:secret@10.0.0.2:26379", "redis://:secret@10.0.0.3:26379"];
+    /// let manager = RedisManager::builder(Topology::sentinel("mymaster", sentinels)).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn sentinel<U: Into<String>>(primary: impl Into<String>, urls: impl IntoIterator<Item = U>) -> Self {
+        Kind::Sentinel { primary: primary.into(), urls: urls.into_iter().map(Into::into).collect() }.into()
+    }
+
+    /// Sets user and password for the primary that [Sentinels](Topology::sentinel) name, instead of those of the first
+    /// URL. No Sentinel receives them. An empty user is the server's default user. The values are not percent-encoded.
+    ///
+    /// With any other topology, `build` fails with [`InvalidOption`](Error::InvalidOption): there, user and password
+    /// are part of the URLs.
+    ///
+    /// ```
+    /// use redis_rwlock::{RedisManager, Topology};
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let sentinels = ["redis://:watch@10.0.0.1:26379", "redis://:watch@10.0.0.2:26379", "redis://:watch@10.0.0.3:26379"];
+    /// let topology = Topology::sentinel("mymaster", sentinels).primary_credentials("locks", "secret");
+    /// assert!(!format!("{topology:?}").contains("secret"));
+    /// let manager = RedisManager::builder(topology).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn primary_credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
+        self.access.primary_credentials = Some(Credentials { user: user.into(), password: password.into() });
+        self
+    }
+
+    /// Reads the password from a file, for any topology. The password is for the node, for all members of the cluster,
+    /// for the primary, and for the Sentinels whose URLs have none. The user is that of the URL or of
+    /// [`primary_credentials`](Topology::primary_credentials). A line break at the end of the file is not part of the
+    /// password.
+    ///
+    /// `build` and each new connection read the file. So a replaced password counts from the next connection on; open
+    /// connections stay. While the file is missing, empty or unreadable, new connections use the last valid password,
+    /// and one `warn` line says so.
+    ///
+    /// To change a password without an error in between: let the server accept both passwords for a while
+    /// (`ACL SETUSER … >new`). Then replace the file by renaming another file to its name. Then remove the old password
+    /// from the server.
+    ///
+    /// `build` fails with [`InvalidOption`](Error::InvalidOption) if the file cannot be read or is empty. It fails too
+    /// if there is a second password: in the URL of a node or of the first member, or in `primary_credentials`. The
+    /// password is never shown or logged.
+    ///
+    /// ```
+    /// use redis_rwlock::{RedisManager, Topology};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let path = std::env::temp_dir().join(format!("redis-rwlock-doc-{}", std::process::id()));
+    /// # std::fs::write(&path, "secret\n")?;
+    /// // As a container has it: /run/secrets/locks
+    /// let topology = Topology::node("redis://locks@10.0.0.1:6379").password_file(&path);
+    /// let manager = RedisManager::builder(topology).build()?;
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn password_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.access.password_file = Some(path.into());
+        self
+    }
+
+    /// Maps announced addresses to addresses at which this process reaches the servers: behind NAT, in containers,
+    /// through a bastion.
+    ///
+    /// The manager calls the mapping for each address that a cluster announces (in its slot map and in redirects) or
+    /// that a Sentinel announces. The mapping returns the host and port to connect to. The manager does not call it for
+    /// the URLs. If an announcement has no host, the host is that of the server that announced it.
+    ///
+    /// The manager calls the mapping often, so it must be quick, and must return the same result each time. A mapping
+    /// that panics changes nothing. With TLS, the certificates must be made for the host that the mapping returns, or
+    /// for one [`Tls::server_name`].
+    ///
+    /// [`NodeHealth::address_source`](crate::NodeHealth::address_source) and errors have both addresses. With a single
+    /// node, which announces nothing, `build` fails with [`InvalidOption`](Error::InvalidOption).
+    ///
+    /// ```
+    /// use redis_rwlock::{RedisManager, Topology};
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// // The members announce 10.0.0.1 to 10.0.0.3, port 6379; tunnels to them listen here, on the ports 7001 to 7003.
+    /// let cluster = Topology::cluster(["redis://127.0.0.1:7001"]).remap(|host, port| match host.strip_prefix("10.0.0.") {
+    ///     Some(last) if port == 6379 => ("127.0.0.1".to_owned(), 7000 + last.parse::<u16>().unwrap_or(0)),
+    ///     _ => (host.to_owned(), port),
+    /// });
+    /// let manager = RedisManager::builder(cluster).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn remap(mut self, mapping: impl Fn(&str, u16) -> (String, u16) + Send + Sync + 'static) -> Self {
+        self.access.remap = Some(Remap::new(mapping));
+        self
+    }
+
+    /// Sets the certificates for `rediss://` URLs. Without this call the manager trusts the public authorities, and
+    /// shows no client certificate.
+    ///
+    /// Either all URLs of a topology are `rediss://` or none is. The servers that are found through them use TLS as
+    /// well: the other nodes of a cluster, the primary that Sentinels name.
+    ///
+    /// ```no_run
+    /// use redis_rwlock::{RedisManager, Tls, Topology};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let read = |name: &str| std::fs::read(format!("/etc/locks/{name}.pem"));
+    /// let tls = Tls::new().ca_pem(read("ca")?).client_pem(read("client")?, read("client-key")?);
+    /// let cluster = Topology::cluster(["rediss://10.0.0.1:6379", "rediss://10.0.0.2:6379"]).tls(tls);
+    /// let manager = RedisManager::builder(cluster).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = tls;
+        self
+    }
+
+    pub(crate) fn kind(&self) -> &Kind {
+        &self.kind
+    }
+
+    pub(crate) fn certificates(&self) -> &Tls {
+        &self.tls
+    }
+
+    /// Returns the access to announced servers. Refuses options that would have no effect.
+    pub(crate) fn access(&self) -> Result<&Access> {
+        let refused = |option, reason: &str| Err(Error::InvalidOption { option, reason: reason.to_owned() });
+        match (&self.kind, &self.access) {
+            (Kind::Node(_) | Kind::Cluster(_), Access { primary_credentials: Some(_), .. }) => {
+                refused("primary_credentials", "no Sentinel names the servers: put user and password into the URL")
+            }
+            (Kind::Node(_), Access { remap: Some(_), .. }) => {
+                refused("remap", "a single node announces no addresses: put the one to connect to into the URL")
+            }
+            (_, Access { password_file: Some(_), primary_credentials: Some(Credentials { password, .. }), .. })
+                if !password.is_empty() =>
+            {
+                refused("password_file", "primary_credentials has a password as well: leave it empty there")
+            }
+            (_, access) => Ok(access),
+        }
+    }
+
+    /// Refuses topologies on which the two-key scheme cannot work.
+    pub(crate) fn check_single(&self) -> Result<()> {
+        match &self.kind {
+            Kind::Node(_) | Kind::Sentinel { .. } => Ok(()),
+            Kind::Cluster(_) => Err(Error::InvalidOption {
+                option: "topology",
+                reason: "the two-key scheme needs two keys at once, which a migrating slot refuses; use RedisManager"
+                    .to_owned(),
+            }),
+        }
+    }
+}
+
+impl From<&str> for Topology {
+    fn from(url: &str) -> Self {
+        Self::node(url)
+    }
+}
+
+impl From<String> for Topology {
+    fn from(url: String) -> Self {
+        Self::node(url)
+    }
+}
+
+impl From<&String> for Topology {
+    fn from(url: &String) -> Self {
+        Self::node(url)
+    }
+}
+
+impl<const N: usize> From<[&str; N]> for Topology {
+    fn from(urls: [&str; N]) -> Self {
+        Self::cluster(urls)
+    }
+}
+
+impl<const N: usize> From<[String; N]> for Topology {
+    fn from(urls: [String; N]) -> Self {
+        Self::cluster(urls)
+    }
+}
+
+impl From<&[&str]> for Topology {
+    fn from(urls: &[&str]) -> Self {
+        Self::cluster(urls.iter().copied())
+    }
+}
+
+impl From<&[String]> for Topology {
+    fn from(urls: &[String]) -> Self {
+        Self::cluster(urls)
+    }
+}
+
+impl From<Vec<&str>> for Topology {
+    fn from(urls: Vec<&str>) -> Self {
+        Self::cluster(urls)
+    }
+}
+
+impl From<Vec<String>> for Topology {
+    fn from(urls: Vec<String>) -> Self {
+        Self::cluster(urls)
+    }
+}
+
+impl From<&Vec<String>> for Topology {
+    fn from(urls: &Vec<String>) -> Self {
+        Self::cluster(urls)
+    }
+}
+
+impl fmt::Debug for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = match &self.kind {
+            Kind::Node(_) => f.debug_tuple("Node"),
+            Kind::Cluster(_) => f.debug_tuple("Cluster"),
+            Kind::Sentinel { .. } => f.debug_tuple("Sentinel"),
+        };
+        match &self.kind {
+            Kind::Node(url) => shown.field(&without_secrets(url)),
+            Kind::Cluster(urls) => shown.field(&all_without_secrets(urls)),
+            Kind::Sentinel { primary, urls } => shown.field(primary).field(&all_without_secrets(urls)),
+        };
+        if self.access.primary_credentials.is_some() {
+            shown.field(&format_args!("primary_credentials: given"));
+        }
+        if let Some(path) = &self.access.password_file {
+            shown.field(&format_args!("password_file: {path:?}"));
+        }
+        if self.access.remap.is_some() {
+            shown.field(&format_args!("remap: given"));
+        }
+        if self.tls != Tls::new() {
+            shown.field(&self.tls);
+        }
+        shown.finish()
+    }
+}
+
+pub(crate) fn all_without_secrets(urls: &[String]) -> Vec<&str> {
+    urls.iter().map(|url| without_secrets(url)).collect()
+}
+
+/// Returns the part of a URL after the last `@`, which separates user and password from the host; without an `@`, the
+/// part after the scheme. The query is left out as well.
+pub(crate) fn without_secrets(url: &str) -> &str {
+    let end_of_host = url.find(['?', '#']).unwrap_or(url.len());
+    if url.rfind('@').is_some_and(|at| at > end_of_host) {
+        // The `@` is part of a query, or of a password with `?` or `#`: no part of it is safe to show.
+        return "…";
+    }
+    let host = match (url.rfind('@'), url.find("://")) {
+        (Some(at), _) => url.get(at + 1..),
+        (None, Some(scheme)) => url.get(scheme + 3..),
+        (None, None) => None,
+    };
+    host.and_then(|host| host.split(['?', '#']).next()).unwrap_or("…")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn configurations_read_as_documented() {
+        use serde::Deserialize;
+        use serde::de::value::{Error, MapAccessDeserializer, MapDeserializer};
+
+        let node = MapDeserializer::<_, Error>::new([("node", "redis://a")].into_iter());
+        let node = Topology::deserialize(MapAccessDeserializer::new(node)).expect("a node");
+        assert_eq!(node, Topology::node("redis://a"));
+        let cluster = MapDeserializer::<_, Error>::new([("cluster", vec!["redis://a", "redis://b"])].into_iter());
+        let cluster = Topology::deserialize(MapAccessDeserializer::new(cluster)).expect("a cluster");
+        assert_eq!(cluster, Topology::cluster(["redis://a", "redis://b"]));
+        assert_ne!(cluster.clone().tls(Tls::new().ca_pem("x")), cluster);
+    }
+
+    #[test]
+    fn list_of_any_kind_is_a_cluster() {
+        let cluster = Topology::cluster(["redis://a", "redis://b"]);
+        let (texts, strings) = (["redis://a", "redis://b"], ["redis://a".to_owned(), "redis://b".to_owned()]);
+        let lists: [Topology; 7] = [
+            texts.into(),
+            texts.as_slice().into(),
+            texts.to_vec().into(),
+            strings.clone().into(),
+            strings.as_slice().into(),
+            strings.to_vec().into(),
+            (&strings.to_vec()).into(),
+        ];
+        for list in lists {
+            assert_eq!(list, cluster);
+        }
+    }
+
+    #[test]
+    fn debug_shows_no_secrets() {
+        let secret = "s3cr@t";
+        let urls = [
+            format!("redis://user:{secret}@host:1/2"),
+            format!("redis://:{secret}@host:1"),
+            format!("rediss://host:1/?password={secret}"),
+            format!("redis+unix:///s?user=u&pass=abc@{secret}"),
+            secret.to_owned(),
+        ];
+        for url in urls {
+            let shown = format!("{:?} {:?}", Topology::node(&*url), Topology::cluster([&*url]));
+            let sentinel = Topology::sentinel("main", [&*url]);
+            let shown = format!("{shown} {sentinel:?} {:?}", sentinel.clone().primary_credentials(secret, secret));
+            assert!(!shown.contains("s3cr"), "{shown}");
+        }
+    }
+}

@@ -1,0 +1,447 @@
+//! Builder of an acquisition, and the future that it becomes.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::base::error::{Error, Result};
+use crate::base::events;
+use crate::base::key::LockName;
+use crate::base::metrics;
+use crate::base::options::{Overrides, Terms};
+use crate::base::process::Process;
+use crate::base::reentry::{OwnerId, Reentry};
+use crate::engine::acquire::{self, Patience};
+use crate::engine::{Engine, Held};
+use crate::face::guard::Guard;
+#[allow(unused_imports)] // for the documentation
+use crate::face::guard::WriteGuard;
+use crate::lock::hold::{Hold, ShareId};
+use crate::store::{BoxFuture, Mode};
+
+/// Options of an acquisition. Awaiting it acquires the lock; before that, nothing is sent.
+///
+/// Invalid names and options are reported when it is awaited.
+///
+/// # Cancel safety
+///
+/// Dropping the future at any point gives up the place in the queue, to the next waiter of this process if there is
+/// one. The background cancels what the request may have left on the server. Nothing stays there longer than one lease.
+///
+/// An acquisition that ends with [`WaitTimeout`](crate::Error::WaitTimeout) has left nothing on the server when it
+/// returns, unless the error says `confirmed: false`.
+///
+/// A future that is neither polled nor dropped keeps its place in the queue of this process, as with tokio's locks: the
+/// waiters behind it wait for it. Waiters of other processes do not, because the server removes a waiter that sends
+/// nothing.
+///
+/// # Errors
+///
+/// - [`WaitTimeout`](crate::Error::WaitTimeout) if others held the lock for the whole
+///   [`wait_timeout`](Acquire::wait_timeout). With `try_now`, only if its place in the queue could not be cancelled in
+///   time.
+/// - [`Unreachable`](crate::Error::Unreachable) if no server answered.
+/// - [`Refused`](crate::Error::Refused) if a server refused the request.
+/// - [`InvalidName`](crate::Error::InvalidName) and [`InvalidOption`](crate::Error::InvalidOption) before anything is
+///   sent, also outside of a tokio runtime.
+/// - [`UpgradeConflict`](crate::Error::UpgradeConflict) for a nested write in a read.
+/// - [`Closed`](crate::Error::Closed) after the manager was closed.
+/// - [`TooManyWaiters`](crate::Error::TooManyWaiters) beyond [`max_waiters`](crate::Builder::max_waiters).
+/// - [`Forked`](crate::Error::Forked) in a copy of the process that built the manager.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// # use redis_rwlock::{MemoryManager, OwnerId, RwLockManager};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> redis_rwlock::Result<()> {
+/// # let manager = MemoryManager::new();
+/// let guard = manager
+///     .write("cfg")
+///     .lease(Duration::from_secs(5))
+///     .max_hold(Duration::from_secs(60))
+///     .wait_timeout(Duration::from_secs(2))
+///     .await?;
+/// assert!(guard.remaining() < Duration::from_secs(5));
+/// assert!(manager.read("cfg").try_now().await?.is_none()); // asked once: somebody writes
+/// guard.release().await?;
+///
+/// // Nested: within this task, or of an owner with a name.
+/// let outer = manager.write("cfg").reentrant().await?;
+/// let inner = manager.read("cfg").reentrant().await?;
+/// # drop((outer, inner));
+/// let job = OwnerId::new();
+/// let outer = manager.write("jobs").owner(job).await?;
+/// let inner = manager.read("jobs").owner(job).await?;
+/// # drop((outer, inner));
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "an acquisition does nothing unless it is awaited"]
+pub struct Acquire<G: Guard> {
+    engine: Arc<Engine>,
+    request: Request,
+    guard: PhantomData<fn() -> G>,
+}
+
+/// Name and options of an acquisition.
+struct Request {
+    name: LockName,
+    overrides: Overrides,
+}
+
+impl<G: Guard> Acquire<G> {
+    pub(crate) fn new(engine: Arc<Engine>, name: LockName) -> Self {
+        Self { engine, request: Request { name, overrides: Overrides::default() }, guard: PhantomData }
+    }
+
+    /// Sets how long the server keeps the hold without a renewal. Defaults to the manager's lease, 10 s.
+    ///
+    /// The manager renews the hold after a third of its lease. A shorter lease frees the lock sooner after a crash; a
+    /// longer lease survives longer outages of the server.
+    ///
+    /// A guard starts with at least half of its lease, if the clock margin leaves as much. An acquisition that
+    /// continues a hold of its process with less than that waits for the answer to a renewal first. Three kinds of
+    /// guards start with what is left:
+    ///
+    /// - The guard of a hold that was granted while its acquisition waited: 3 s or the lease at first, whichever is
+    ///   shorter. It has all of its lease when [`confirmed`](WriteGuard::confirmed) returns.
+    /// - A nested guard.
+    /// - A guard of `try_read` or `try_write` whose answer, with all of its lease, took long on the network.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.request.overrides.lease = Some(lease);
+        self
+    }
+
+    /// Sets the longest time that the hold lasts, renewed or not. Defaults to the manager's, 1 h. A `max_hold` that is
+    /// no longer than the lease makes a fixed lease, which is never renewed.
+    ///
+    /// The guard is lost by then at the latest. The server lets others in 50 ms later, or when its lease is over. So a
+    /// task that waits for [`lost`](WriteGuard::lost) learns of the end first. If the process ends within these 50 ms,
+    /// without [`flush`](crate::RwLockManager::flush) or [`close`](crate::RwLockManager::close), the hold stays on the
+    /// server until its lease is over.
+    ///
+    /// A shorter limit ends a forgotten hold sooner; a longer limit leaves time for longer work.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.request.overrides.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Sets a lease that is never renewed: the lock is free again after this time, also if this process dies.
+    /// Equivalent to `lease(lease).max_hold(lease)`.
+    ///
+    /// For work that is known to be short, and for holders that nothing supervises. A shorter lease frees the lock
+    /// sooner; a longer one leaves more time for slow work.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// # use redis_rwlock::{MemoryManager, RwLockManager};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// # let manager = MemoryManager::new();
+    /// let guard = manager.write("cfg").fixed_lease(Duration::from_secs(3)).await?;
+    /// assert!(guard.remaining() <= Duration::from_secs(3));
+    /// # guard.release().await
+    /// # }
+    /// ```
+    pub fn fixed_lease(self, lease: Duration) -> Self {
+        self.lease(lease).max_hold(lease)
+    }
+
+    /// Sets how long to wait for other holders. Defaults to the manager's limit: none.
+    ///
+    /// The acquisition sends at least one request, and waits for its first answer for one response timeout, so zero
+    /// asks once. A longer limit survives longer holds of others; a shorter one gives up earlier.
+    ///
+    /// At the limit the acquisition cancels its place in the queue, which takes one round trip, or two if a request is
+    /// in progress. Then it fails with [`WaitTimeout`](crate::Error::WaitTimeout), at the latest two [response
+    /// timeouts](crate::Builder::response_timeout) after the limit.
+    ///
+    /// If another process may cache its hold of the lock ([`cache_for`](crate::Builder::cache_for)), the limit is
+    /// [`recall_timeout`](crate::Builder::recall_timeout) at least, from the answer that says so. The other process needs that time
+    /// to give the lock up.
+    pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
+        self.request.overrides.wait_timeout = Some(wait_timeout);
+        self
+    }
+
+    /// Sets how long the process caches the hold after its last guard was dropped. The manager's
+    /// [`cache_for`](crate::Builder::cache_for) is the upper limit; zero releases the hold at once. If several
+    /// acquisitions share a hold, the last one decides. A longer time saves requests if this process uses the name
+    /// again; a shorter one spares others the recall.
+    pub fn cache_for(mut self, cache_for: Duration) -> Self {
+        self.request.overrides.cache_for = Some(cache_for);
+        self
+    }
+
+    /// Lets the acquisition nest if this task (outside of tasks: this thread) holds the lock already; see [`Reentry`].
+    pub fn reentrant(self) -> Self {
+        self.reentry(Reentry::PerTask)
+    }
+
+    /// Lets the acquisition nest if this owner holds the lock already; see [`Reentry`].
+    pub fn owner(self, owner: OwnerId) -> Self {
+        self.reentry(Reentry::Named(owner))
+    }
+
+    /// Sets in which guards the acquisition nests. Replaces the manager's [`reentry`](crate::Builder::reentry).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::{MemoryManager, Reentry, RwLockManager};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::builder().reentry(Reentry::PerTask).build()?;
+    /// let outer = manager.write("cfg").await?;
+    /// let inner = manager.write("cfg").reentry(Reentry::Off).try_now().await?;
+    /// assert!(inner.is_none());
+    /// # outer.release().await
+    /// # }
+    /// ```
+    pub fn reentry(mut self, reentry: Reentry) -> Self {
+        self.request.overrides.reentry = Some(reentry);
+        self
+    }
+
+    /// Asks the server once. Returns `None` if others hold the lock, or wait for it in this process. Ends within two
+    /// response timeouts.
+    ///
+    /// # Errors
+    ///
+    /// The errors of the acquisition itself, except `WaitTimeout`.
+    ///
+    /// # Cancel safety
+    ///
+    /// The same as for the acquisition itself.
+    pub async fn try_now(self) -> Result<Option<G>> {
+        self.engine.process.check(self.request.name.as_str())?;
+        if is_observed() {
+            return self.request.take_observed(self.engine, Patience::AskOnce).await;
+        }
+        self.request.take(self.engine, Patience::AskOnce)?.await
+    }
+
+    /// Acquires the lock, runs `work`, and releases the lock.
+    ///
+    /// `work` gets the guard, for its [fencing token](WriteGuard::fencing_token). If the hold is lost during the work,
+    /// the future of `work` is dropped before another process can enter. That stops the work at its next await only. A
+    /// computation that never awaits continues, and so does a task that the work has spawned.
+    ///
+    /// `Ok` means that the work ended while the hold was valid. A release without an answer is no error then: the
+    /// background retries it, and the lease ends the hold in any case.
+    ///
+    /// The future is `Send` if the future of `work` is. Work that can fail returns a `Result` as its value.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](Error::Lost) if the work was dropped, or if the server reports at the release that it lost the hold
+    /// before the end. Others may have held the lock meanwhile. All other errors are those of the acquisition, and the
+    /// work did not begin.
+    ///
+    /// # Cancel safety
+    ///
+    /// Before the lock is acquired, dropping the future has the effect that it has for the acquisition itself. Later it
+    /// drops the work first and then lets the background release the hold.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// # use redis_rwlock::{FencingToken, MemoryManager, RwLockManager};
+    /// # async fn store(_: &str, token: FencingToken) -> u64 { token.into() }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// # let manager = MemoryManager::new();
+    /// let written = manager
+    ///     .write("cfg")
+    ///     .wait_timeout(Duration::from_secs(2))
+    ///     .run(async |guard| store("new value", guard.fencing_token()).await)
+    ///     .await?;
+    /// # assert!(written > 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn run<T>(self, work: impl AsyncFnOnce(&G) -> T) -> Result<T> {
+        let guard = self.into_future().await?;
+        let outcome = {
+            let lost = guard.held().lost();
+            let work = work(&guard);
+            tokio::select! {
+                // The loss has priority: work that ended beside other holders must not count as done.
+                biased;
+                reason = lost => Err(reason),
+                done = work => Ok(done),
+            }
+        };
+        let lock = guard.held().hold().key().shared_name();
+        match outcome {
+            Ok(done) => match guard.into_held().release().await {
+                Err(lost @ (Error::Lost { .. } | Error::Forked { .. })) => Err(lost),
+                // Unanswered or refused: the work ended in time all the same.
+                Ok(()) | Err(_) => Ok(done),
+            },
+            Err(reason) => Err(Error::Lost { lock, reason }),
+        }
+    }
+}
+
+impl Request {
+    /// Returns a share of a hold that this process already has, if no request is needed for it.
+    #[inline]
+    fn join(&self, engine: &Engine, mode: Mode) -> Option<(Arc<Hold>, ShareId)> {
+        // A writer finds a usable hold at once only if holds are cached; nesting and hand-off take the slow path.
+        if mode == Mode::Write && !engine.options().may_cache() {
+            return None;
+        }
+        let terms = Terms::new(engine.options(), self.overrides).ok()?;
+        acquire::join(engine, &self.name, mode, &terms)
+    }
+
+    fn take_observed<G: Guard>(self, engine: Arc<Engine>, patience: Patience) -> BoxFuture<'static, Result<Option<G>>> {
+        let (name, observer) = (self.name.as_str().to_owned(), Arc::clone(&engine));
+        Box::pin(async move { observed(&observer, &name, async move { self.take(engine, patience)?.await }).await })
+    }
+
+    /// Returns the future that acquires the lock. It moves only what is needed later out of `self`: many futures may
+    /// wait at once, each with its memory.
+    fn take<G: Guard>(
+        self,
+        engine: Arc<Engine>,
+        patience: Patience,
+    ) -> Result<impl Future<Output = Result<Option<G>>> + Send + 'static> {
+        let key = engine.key(self.name.as_str())?;
+        let terms = Terms::new(engine.options(), self.overrides)?;
+        Ok(async move {
+            let taken = pin!(acquire::acquire(&engine, Arc::clone(&key), G::MODE, terms, patience));
+            Ok(engine.process.here(key.name(), taken).await?.map(G::new))
+        })
+    }
+}
+
+/// Returns true if metrics or spans want the outcome of acquisitions. Usually false.
+#[inline]
+fn is_observed() -> bool {
+    metrics::IS_ON || events::spans_are_wanted()
+}
+
+/// Counts an acquisition and runs it within its tracing span. The span of the hold begins where the guard is returned,
+/// not within the span of the acquisition.
+async fn observed<G: Guard>(
+    engine: &Engine,
+    name: &str,
+    acquiring: impl Future<Output = Result<Option<G>>> + Send,
+) -> Result<Option<G>> {
+    let underway = engine.table.meter().begins(G::MODE, engine.clock);
+    let outcome = events::within(name, G::MODE, acquiring, Option::is_some).await;
+    if let Ok(Some(guard)) = &outcome {
+        guard.held().hold().begin_span();
+    }
+    underway.ended(events::word_for_outcome(&outcome, Option::is_some));
+    outcome
+}
+
+impl<G: Guard> IntoFuture for Acquire<G> {
+    type Output = Result<G>;
+    type IntoFuture = Acquiring<G>;
+
+    #[inline]
+    fn into_future(self) -> Acquiring<G> {
+        Acquiring { engine: Some(self.engine), step: Step::New(self.request) }
+    }
+}
+
+impl<G: Guard> fmt::Debug for Acquire<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Acquire")
+            .field("lock", &self.request.name.as_str())
+            .field("mode", &G::MODE)
+            .field("options", &self.request.overrides)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Future of an acquisition; see [`Acquire`].
+#[must_use = "futures do nothing unless they are polled"]
+pub struct Acquiring<G: Guard> {
+    /// Engine until the acquisition starts; `None` while it runs and after its end.
+    engine: Option<Arc<Engine>>,
+    step: Step<G>,
+}
+
+enum Step<G: Guard> {
+    /// First state, before the first poll. A reader that joins a hold of its process is ready at the first poll, and
+    /// needs no allocation.
+    New(Request),
+    Underway {
+        process: Process,
+        future: BoxFuture<'static, Result<Option<G>>>,
+    },
+    Done,
+}
+
+impl<G: Guard> Acquiring<G> {
+    /// Starts the acquisition that could not finish at its first poll.
+    fn set_out(&mut self, engine: Arc<Engine>) -> Result<()> {
+        // After an error below the step stays `Done`, since the future has ended with that error.
+        if let Step::New(request) = std::mem::replace(&mut self.step, Step::Done) {
+            let process = engine.process.clone();
+            process.check(request.name.as_str())?;
+            let future = match is_observed() {
+                true => request.take_observed(engine, Patience::Wait),
+                false => Box::pin(request.take(engine, Patience::Wait)?),
+            };
+            self.step = Step::Underway { process, future };
+        }
+        Ok(())
+    }
+}
+
+impl<G: Guard> Future for Acquiring<G> {
+    type Output = Result<G>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some(engine) = self.engine.take()
+            && let Step::New(request) = &self.step
+        {
+            // Joining needs only a reference: moving the request would cost time on the fastest path.
+            if let Some((hold, share_id)) = request.join(&engine, G::MODE) {
+                engine.table.meter().joined();
+                return Poll::Ready(Ok(G::new(Held::of(engine, hold, share_id))));
+            }
+            self.set_out(engine)?;
+        }
+        match &mut self.step {
+            Step::Underway { future, .. } => future.as_mut().poll(cx).map_ok(|guard| match guard {
+                Some(guard) => guard,
+                None => unreachable!("only a caller that asks once is told no"),
+            }),
+            Step::New(_) | Step::Done => panic!("polled after its end"),
+        }
+    }
+}
+
+impl<G: Guard> Drop for Acquiring<G> {
+    /// Cancels nothing in a copy of the process: the acquisition belongs to the original process.
+    fn drop(&mut self) {
+        if let Step::Underway { process, .. } = &self.step
+            && !process.is_current()
+        {
+            std::mem::forget(std::mem::replace(&mut self.step, Step::Done));
+        }
+    }
+}
+
+impl<G: Guard> fmt::Debug for Acquiring<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Acquiring")
+    }
+}

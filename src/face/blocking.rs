@@ -1,0 +1,648 @@
+//! Blocking locks for threads without a runtime.
+//!
+//! A blocking manager runs a small runtime of its own, with one thread. Its guards stay in the thread that acquired
+//! them, so acquisitions of one thread nest by default; see [`Reentry`].
+//!
+//! ```
+//! use redis_rwlock::blocking::MemoryManager;
+//!
+//! # fn main() -> redis_rwlock::Result<()> {
+//! let manager = MemoryManager::new()?;
+//! let outer = manager.write("cfg").wait()?;
+//! let inner = manager.read("cfg").wait()?; // the same thread: only counts
+//! outer.release()?;
+//! inner.release()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Options, errors and views are the same as in the asynchronous interface, under the same names. A service that has an
+//! `Arc<dyn RwLockManager>` uses it from threads without a runtime with [`Blocking::over`].
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Runtime;
+
+use crate::base::background_runtime::DetachedRuntime;
+use crate::base::error::{Error, Result};
+use crate::base::health::{Health, Stats};
+use crate::base::reentry::{OwnerId, Reentry};
+use crate::base::topology::Topology;
+use crate::engine::Engine;
+use crate::face::guard::{Guard as AsyncGuard, conversion_error};
+use crate::face::manager::{Build, Builder, RwLockManager};
+use crate::face::view::{HolderView, LockView};
+
+/// Time for which the runtime of a dropped manager continues with releases in progress.
+const LAST_RELEASES: Duration = Duration::from_secs(2);
+
+/// [`RedisManager`](crate::RedisManager) for threads without a runtime.
+pub type RedisManager = Blocking<crate::RedisManager>;
+/// [`TwoKeyManager`](crate::TwoKeyManager) for threads without a runtime.
+pub type TwoKeyManager = Blocking<crate::TwoKeyManager>;
+/// [`QuorumManager`](crate::QuorumManager) for threads without a runtime.
+pub type QuorumManager = Blocking<crate::QuorumManager>;
+/// [`MemoryManager`](crate::MemoryManager) for threads without a runtime.
+pub type MemoryManager = Blocking<crate::MemoryManager>;
+
+/// Manager for threads without a runtime. Clones share it.
+///
+/// # Panics
+///
+/// The methods block the thread, so they panic inside of asynchronous code, like all blocking functions of tokio.
+///
+/// # Examples
+///
+/// ```
+/// use redis_rwlock::blocking::{Blocking, MemoryManager};
+///
+/// # fn main() -> redis_rwlock::Result<()> {
+/// let manager: MemoryManager = Blocking::build(redis_rwlock::MemoryManager::builder())?;
+/// let guard = manager.write("cfg").wait()?;
+/// let elsewhere = manager.peer()?;
+/// assert!(elsewhere.try_read("cfg")?.is_none());
+/// guard.release()?;
+/// let reading = manager.read("cfg").wait()?;
+/// assert!(elsewhere.try_write("cfg")?.is_none());
+/// assert_eq!(manager.stats().guards, 1);
+/// # drop(reading);
+/// manager.close() // gives back whatever is still held
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Blocking<M> {
+    manager: M,
+    background: Arc<BlockingRuntime>,
+}
+
+impl<M: fmt::Debug> fmt::Debug for Blocking<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Blocking").field(&self.manager).finish()
+    }
+}
+
+/// Runtime of a manager and its guards.
+struct BlockingRuntime {
+    /// Runtime until the manager and its last guard are dropped.
+    runtime: Option<Runtime>,
+    engine: Arc<Engine>,
+}
+
+impl BlockingRuntime {
+    fn new(engine: Arc<Engine>) -> Result<Self> {
+        let no_thread = |error: io::Error| Error::InvalidOption {
+            option: "runtime",
+            reason: format!(
+                "no thread could be started: {error}; raise the limits of the process on threads and memory"
+            ),
+        };
+        // Tokio panics if it cannot start its worker. So a test thread first shows whether a thread can be started.
+        drop(std::thread::Builder::new().spawn(|| ()).map_err(no_thread)?.join());
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("redis-rwlock")
+            .enable_all()
+            .build()
+            .map_err(no_thread)?;
+        Ok(Self { runtime: Some(runtime), engine })
+    }
+
+    fn block_on<F: Future>(&self, future: F) -> F::Output {
+        match &self.runtime {
+            Some(runtime) => runtime.block_on(future),
+            None => unreachable!("the runtime is taken when nobody is left"),
+        }
+    }
+}
+
+impl Drop for BlockingRuntime {
+    /// Returns at once: a new thread waits for the releases in progress, then ends the runtime.
+    fn drop(&mut self) {
+        let Some(runtime) = self.runtime.take() else {
+            return;
+        };
+        if self.engine.is_copied() {
+            // The runtime's thread is in the other process; ending the runtime here would wait for that thread for
+            // ever.
+            std::mem::forget(runtime);
+            return;
+        }
+        let (engine, runtime) = (Arc::clone(&self.engine), DetachedRuntime::new(runtime));
+        let last = std::thread::Builder::new().name("redis-rwlock-end".to_owned()).spawn(move || {
+            // A timeout is harmless: the leases end the remaining holds.
+            drop(runtime.block_on(async { tokio::time::timeout(LAST_RELEASES, engine.settled()).await }));
+        });
+        // If no thread could be started, the runtime ends here, and the leases end the remaining holds.
+        drop(last);
+    }
+}
+
+impl<M: Build> Blocking<M> {
+    /// Builds a manager from an asynchronous builder, without network I/O; it connects at first use.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](Error::InvalidOption), also if no thread could be started.
+    pub fn build(builder: Builder<M>) -> Result<Self> {
+        Self::over(builder.build()?)
+    }
+
+    /// Builds a manager and checks that a server answers with which it can work.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Builder::connect`].
+    pub fn connect_with(builder: Builder<M>) -> Result<Self> {
+        let blocking = Self::build(builder)?;
+        blocking.background.block_on(blocking.manager.engine().ready())?;
+        Ok(blocking)
+    }
+}
+
+impl RedisManager {
+    /// Connects with default options.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Builder::connect`].
+    pub fn connect(topology: impl Into<Topology>) -> Result<Self> {
+        Self::connect_with(crate::RedisManager::builder(topology))
+    }
+}
+
+impl TwoKeyManager {
+    /// Connects with default options.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Builder::connect`].
+    pub fn connect(topology: impl Into<Topology>) -> Result<Self> {
+        Self::connect_with(crate::TwoKeyManager::builder(topology))
+    }
+}
+
+impl QuorumManager {
+    /// Connects to these masters with default options.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Builder::connect`].
+    pub fn connect<U: Into<String>>(masters: impl IntoIterator<Item = U>) -> Result<Self> {
+        Self::connect_with(crate::QuorumManager::builder(masters))
+    }
+}
+
+impl MemoryManager {
+    /// Creates a manager on a store of its own, with default options.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](Error::InvalidOption) if no thread could be started.
+    pub fn new() -> Result<Self> {
+        Self::build(crate::MemoryManager::builder())
+    }
+
+    /// Creates another manager on the same store and with the same options, as a second process would have.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](Error::InvalidOption) if no thread could be started.
+    pub fn peer(&self) -> Result<Self> {
+        Self::over(self.manager.peer())
+    }
+
+    /// Disconnects from the store; see [`MemoryManager::disconnect`](crate::MemoryManager::disconnect).
+    pub fn disconnect(&self) {
+        self.manager.disconnect();
+    }
+
+    /// Ends a [`disconnect`](crate::MemoryManager::disconnect); see
+    /// [`MemoryManager::reconnect`](crate::MemoryManager::reconnect).
+    pub fn reconnect(&self) {
+        self.manager.reconnect();
+    }
+
+    /// Deletes all locks of the store; see [`MemoryManager::lose_all`](crate::MemoryManager::lose_all).
+    pub fn lose_all(&self) {
+        self.manager.lose_all();
+    }
+}
+
+impl<M: RwLockManager> Blocking<M> {
+    /// Wraps a manager for threads without a runtime. Asynchronous code may use the manager at the same time. Any
+    /// manager can be wrapped, also an `Arc<dyn RwLockManager>`.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](Error::InvalidOption) if no thread could be started.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use redis_rwlock::blocking::Blocking;
+    /// use redis_rwlock::{MemoryManager, RwLockManager};
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let locks: Arc<dyn RwLockManager> = Arc::new(MemoryManager::new());
+    /// let locks = Blocking::over(locks)?;
+    /// let guard = locks.write("cfg").wait()?;
+    /// guard.release()
+    /// # }
+    /// ```
+    pub fn over(manager: M) -> Result<Self> {
+        let background = Arc::new(BlockingRuntime::new(Arc::clone(manager.engine()))?);
+        Ok(Self { manager, background })
+    }
+
+    /// Acquires the lock `name` for reading, together with other readers, as [`RwLockManager::read`] does.
+    /// [`Acquire::wait`] waits for the lock. Acquisitions of one thread nest, unless [`Acquire::reentry`] says
+    /// otherwise.
+    pub fn read(&self, name: &str) -> Acquire<crate::ReadGuard> {
+        self.acquire(self.manager.read(name))
+    }
+
+    /// Acquires the lock `name` for writing, alone, as [`RwLockManager::write`] does. [`Acquire::wait`] waits for the
+    /// lock. Acquisitions of one thread nest, unless [`Acquire::reentry`] says otherwise.
+    pub fn write(&self, name: &str) -> Acquire<crate::WriteGuard> {
+        self.acquire(self.manager.write(name))
+    }
+
+    fn acquire<G: AsyncGuard>(&self, acquire: crate::Acquire<G>) -> Acquire<G> {
+        Acquire { acquire, reentry: None, background: Arc::clone(&self.background) }
+    }
+
+    /// Acquires the lock `name` for reading if it is available now.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`RwLockManager::try_read`].
+    pub fn try_read(&self, name: &str) -> Result<Option<ReadGuard>> {
+        self.read(name).try_now()
+    }
+
+    /// Acquires the lock `name` for writing if it is available now.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`RwLockManager::try_write`].
+    pub fn try_write(&self, name: &str) -> Result<Option<WriteGuard>> {
+        self.write(name).try_now()
+    }
+
+    /// Shows which processes hold the lock `name`, and which wait for it.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`RwLockManager::inspect`].
+    pub fn inspect(&self, name: &str) -> Result<LockView> {
+        self.background.block_on(self.manager.inspect(name))
+    }
+
+    /// Ends every hold of the lock `name`, in all processes, and returns the holds that it ended.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`RwLockManager::force_release`].
+    pub fn force_release(&self, name: &str) -> Result<Vec<HolderView>> {
+        self.background.block_on(self.manager.force_release(name))
+    }
+
+    /// Ends the holds of a lock that `view` shows, and none that came later. Returns the holds that it ended.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`RwLockManager::force_release_shown`].
+    pub fn force_release_shown(&self, view: &LockView) -> Result<Vec<HolderView>> {
+        self.background.block_on(self.manager.force_release_shown(view))
+    }
+
+    /// Lists the names of all locks of this manager that the servers know.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`RwLockManager::locks`].
+    pub fn locks(&self) -> Result<Vec<String>> {
+        self.background.block_on(self.manager.locks())
+    }
+
+    /// Asks every server of this manager for its health.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`RwLockManager::health`].
+    pub fn health(&self) -> Result<Health> {
+        self.background.block_on(self.manager.health())
+    }
+
+    /// Counts what this manager does at the moment.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.manager.stats()
+    }
+
+    /// Closes the manager and releases all holds.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`RwLockManager::close`].
+    pub fn close(&self) -> Result<()> {
+        self.background.block_on(self.manager.close())
+    }
+
+    /// Waits until everything that was dropped is released: guards, and acquisitions whose request was sent. The
+    /// manager stays open.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`RwLockManager::flush`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::MemoryManager;
+    /// use redis_rwlock::blocking::Blocking;
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let manager = Blocking::over(MemoryManager::new())?;
+    /// drop(manager.write("cfg").wait()?);
+    /// manager.flush()?;
+    /// assert!(manager.inspect("cfg")?.holders.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn flush(&self) -> Result<()> {
+        self.background.block_on(self.manager.flush())
+    }
+}
+
+/// Options of an acquisition; [`wait`](Acquire::wait) acquires the lock.
+///
+/// # Errors
+///
+/// The errors of the asynchronous [`Acquire`](crate::Acquire).
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use redis_rwlock::{OwnerId, Reentry};
+/// use redis_rwlock::blocking::MemoryManager;
+///
+/// # fn main() -> redis_rwlock::Result<()> {
+/// let manager = MemoryManager::new()?;
+/// let second = Duration::from_secs(1);
+/// let guard = manager.write("cfg").lease(2 * second).max_hold(60 * second).wait_timeout(second).wait()?;
+/// let nested = manager.read("cfg").reentrant().wait()?; // as by default: this thread holds the lock
+/// assert!(manager.read("cfg").reentry(Reentry::Off).try_now()?.is_none());
+/// assert!(manager.read("cfg").owner(OwnerId::new()).try_now()?.is_none());
+/// # drop((guard, nested));
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "an acquisition does nothing unless it is waited for"]
+pub struct Acquire<G: AsyncGuard> {
+    acquire: crate::Acquire<G>,
+    reentry: Option<Reentry>,
+    background: Arc<BlockingRuntime>,
+}
+
+impl<G: AsyncGuard> fmt::Debug for Acquire<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.acquire.fmt(f)
+    }
+}
+
+impl<G: AsyncGuard> Acquire<G> {
+    /// Sets the lease, as [`Acquire::lease`](crate::Acquire::lease) does.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.acquire = self.acquire.lease(lease);
+        self
+    }
+
+    /// Sets the longest time that the hold lasts, as [`Acquire::max_hold`](crate::Acquire::max_hold) does.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.acquire = self.acquire.max_hold(max_hold);
+        self
+    }
+
+    /// Sets how long to wait for other holders, as [`Acquire::wait_timeout`](crate::Acquire::wait_timeout) does.
+    pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
+        self.acquire = self.acquire.wait_timeout(wait_timeout);
+        self
+    }
+
+    /// Sets a lease that is never renewed, as [`Acquire::fixed_lease`](crate::Acquire::fixed_lease) does.
+    pub fn fixed_lease(mut self, lease: Duration) -> Self {
+        self.acquire = self.acquire.fixed_lease(lease);
+        self
+    }
+
+    /// Lets the acquisition nest if this thread holds the lock already, which is the default.
+    pub fn reentrant(self) -> Self {
+        self.reentry(Reentry::PerTask)
+    }
+
+    /// Lets the acquisition nest if this owner holds the lock already, as [`Acquire::owner`](crate::Acquire::owner)
+    /// does.
+    pub fn owner(self, owner: OwnerId) -> Self {
+        self.reentry(Reentry::Named(owner))
+    }
+
+    /// Sets in which guards the acquisition nests. Defaults to guards of this thread, which counts as the task here.
+    pub fn reentry(mut self, reentry: Reentry) -> Self {
+        self.reentry = Some(reentry);
+        self
+    }
+
+    /// Acquires the lock, runs `work`, and releases the lock.
+    ///
+    /// A thread cannot be stopped from outside. So work that may take longer than its hold lasts must check
+    /// [`state`](crate::ReadGuard::state) from time to time.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](Error::Lost) if the hold was lost before the end of the work: others may have held the lock. All other
+    /// errors are those of the acquisition, and the work did not begin.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::blocking::MemoryManager;
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let manager = MemoryManager::new()?;
+    /// let token = manager.write("cfg").run(|guard| guard.fencing_token())?;
+    /// # let _ = token;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn run<T>(self, work: impl FnOnce(&Guard<G>) -> T) -> Result<T> {
+        let guard = self.wait()?;
+        let done = work(&guard);
+        match guard.release() {
+            Err(lost @ (Error::Lost { .. } | Error::Forked { .. })) => Err(lost),
+            // Unanswered or refused: the work ended in time all the same.
+            Ok(()) | Err(_) => Ok(done),
+        }
+    }
+
+    /// Waits for the lock and returns its guard.
+    ///
+    /// # Errors
+    ///
+    /// The errors of the asynchronous [`Acquire`](crate::Acquire).
+    pub fn wait(self) -> Result<Guard<G>> {
+        let (acquire, background) = self.terms();
+        let guard = background.block_on(acquire.into_future())?;
+        Ok(Guard { guard, background, thread: PhantomData })
+    }
+
+    /// Asks the server once. Returns `None` if others hold the lock, or wait for it in this process.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Acquire::try_now`](crate::Acquire::try_now).
+    pub fn try_now(self) -> Result<Option<Guard<G>>> {
+        let (acquire, background) = self.terms();
+        let guard = background.block_on(acquire.try_now())?;
+        Ok(guard.map(|guard| Guard { guard, background, thread: PhantomData }))
+    }
+
+    /// Names the thread as the owner at this point: inside `block_on` the acquisition runs as a task of the runtime.
+    fn terms(self) -> (crate::Acquire<G>, Arc<BlockingRuntime>) {
+        let reentry = match self.reentry {
+            None | Some(Reentry::PerTask) => Reentry::Named(OwnerId::of_thread()),
+            Some(other) => other,
+        };
+        (self.acquire.reentry(reentry), self.background)
+    }
+}
+
+/// Guard that stays in its thread. Gives access to all methods of the asynchronous guard.
+///
+/// Dropping it releases the lock in the background; [`release`](Guard::release) waits for the server's answer.
+///
+/// # Examples
+///
+/// ```
+/// use redis_rwlock::HoldState;
+/// use redis_rwlock::blocking::MemoryManager;
+///
+/// # fn main() -> redis_rwlock::Result<()> {
+/// let guard = MemoryManager::new()?.write("cfg").wait()?;
+/// println!("{} with token {}, for {:?}", guard.name(), guard.fencing_token(), guard.remaining());
+/// assert_eq!(guard.state(), HoldState::Held);
+/// guard.release()
+/// # }
+/// ```
+#[must_use = "a guard that is dropped releases the lock"]
+pub struct Guard<G> {
+    // Declared before the runtime, so that it is dropped first: the runtime sends its release.
+    guard: G,
+    background: Arc<BlockingRuntime>,
+    thread: PhantomData<*const ()>,
+}
+
+/// [`ReadGuard`](crate::ReadGuard) for threads without a runtime.
+pub type ReadGuard = Guard<crate::ReadGuard>;
+/// [`WriteGuard`](crate::WriteGuard) for threads without a runtime.
+pub type WriteGuard = Guard<crate::WriteGuard>;
+
+impl<G> Deref for Guard<G> {
+    type Target = G;
+
+    fn deref(&self) -> &G {
+        &self.guard
+    }
+}
+
+impl<G: fmt::Debug> fmt::Debug for Guard<G> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.guard.fmt(f)
+    }
+}
+
+impl<G: AsyncGuard> Guard<G> {
+    /// Blocks until the server has answered the first renewal of a hold that was granted while its acquisition waited.
+    /// Returns at once for every other hold.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`ReadGuard::confirmed`](crate::ReadGuard::confirmed).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::blocking::MemoryManager;
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let guard = MemoryManager::new()?.write("cfg").wait()?;
+    /// guard.confirmed()?; // before a step that takes long
+    /// guard.release()
+    /// # }
+    /// ```
+    pub fn confirmed(&self) -> Result<()> {
+        self.background.block_on(self.guard.held().confirmed())
+    }
+
+    /// Releases the lock and returns when the server has confirmed it.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`ReadGuard::release`](crate::ReadGuard::release).
+    pub fn release(self) -> Result<()> {
+        self.background.block_on(self.guard.into_held().release())
+    }
+}
+
+impl Guard<crate::WriteGuard> {
+    /// Converts the exclusive hold into a shared one, in one step.
+    ///
+    /// # Errors
+    ///
+    /// A [`DowngradeError`] with the guard in it, as for [`WriteGuard::downgrade`](crate::WriteGuard::downgrade).
+    pub fn downgrade(self) -> Result<ReadGuard, DowngradeError> {
+        let Self { guard, background, thread } = self;
+        match background.block_on(guard.downgrade()) {
+            Ok(guard) => Ok(Guard { guard, background, thread }),
+            Err(error) => {
+                let told = error.error().clone();
+                Err(DowngradeError { guard: Self { guard: error.into_guard(), background, thread }, error: told })
+            }
+        }
+    }
+}
+
+impl Guard<crate::ReadGuard> {
+    /// Converts the shared hold into the exclusive one, if there is no other reader and no writer waits. Asks once.
+    ///
+    /// # Errors
+    ///
+    /// A [`TryUpgradeError`] with the guard in it, as for [`ReadGuard::try_upgrade`](crate::ReadGuard::try_upgrade).
+    pub fn try_upgrade(self) -> Result<WriteGuard, TryUpgradeError> {
+        let Self { guard, background, thread } = self;
+        match background.block_on(guard.try_upgrade()) {
+            Ok(guard) => Ok(Guard { guard, background, thread }),
+            Err(error) => {
+                let told = error.error().clone();
+                Err(TryUpgradeError { guard: Self { guard: error.into_guard(), background, thread }, error: told })
+            }
+        }
+    }
+}
+
+conversion_error! {
+    /// Error of [`downgrade`](Guard::downgrade), with the guard.
+    DowngradeError, WriteGuard
+}
+conversion_error! {
+    /// Error of [`try_upgrade`](Guard::try_upgrade), with the guard.
+    TryUpgradeError, ReadGuard
+}

@@ -1,0 +1,574 @@
+//! Topology and options of a manager as configuration: from files that serde reads, and from the environment.
+
+use std::ffi::OsString;
+use std::num::NonZeroU8;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::base::durability::Durability;
+use crate::base::duration_text::ParsedDuration;
+use crate::base::error::{Error, Result};
+use crate::base::events;
+use crate::base::options::TimestampClients;
+use crate::base::reentry::Reentry;
+use crate::base::topology::{Tls, Topology};
+use crate::face::manager::{Builder, RedisManager};
+
+mod names;
+use names::Owner;
+
+/// Configuration of a [`RedisManager`]: its topology, the files of its certificates, and every option of [`Builder`].
+/// Needs the cargo feature `serde`.
+///
+/// Serde reads it, or [`from_env`](Config::from_env). Durations are texts: `"10s"`, `"500ms"`, `"1.5h"`, or `"max"` for
+/// no limit. A field that is missing has the default of the builder's setter of the same name. A field that does not
+/// exist is an error, so that a misspelt field is not ignored. For variables, see [`from_env`](Config::from_env).
+///
+/// | field | value |
+/// |---|---|
+/// | `topology` | `{"node": url}`, `{"cluster": [url, …]}` or `{"sentinel": {"primary": name, "urls": [url, …]}}` |
+/// | `tls` | `{"ca": path, "client_certificate": path, "client_key": path, "server_name": name}`, all optional |
+/// | `password_file` | path of a file with the password of the servers, see [`Topology::password_file`] |
+/// | `lease`, `max_hold`, `wait_timeout`, `unreachable_after`, `response_timeout` | a duration |
+/// | `max_clock_skew`, `join_window`, `cache_for`, `recall_timeout` | a duration |
+/// | `reentry` | `"off"` or `"per_task"` |
+/// | `key_prefix`, `label`, `timestamp_keys` | a text |
+/// | `timestamp_clients` | `{"read": duration, "write": duration, "key_ttl": duration}`, each of them optional |
+/// | `max_handoffs`, `max_cached`, `max_waiters` | a number |
+/// | `durability` | `{"replicas": number, "timeout": duration}`, both of them needed |
+///
+/// The paths of `tls` are PEM files, which `build` and each new connection read. For its `server_name`, the name in the
+/// servers' certificates, see [`Tls::server_name`].
+///
+/// `Debug` shows no passwords.
+///
+/// # Examples
+///
+/// ```
+/// use redis_rwlock::{Config, RedisManager};
+///
+/// let config: Config = serde_json::from_str(
+///     r#"{
+///         "topology": { "cluster": ["redis://:secret@10.0.0.1:6379", "redis://:secret@10.0.0.2:6379"] },
+///         "lease": "15s",
+///         "wait_timeout": "2s",
+///         "label": "billing-1"
+///     }"#,
+/// )?;
+/// # fn main() {}
+/// # async fn connect(config: Config) -> redis_rwlock::Result<()> {
+/// let manager: RedisManager = config.builder().connect().await?;
+/// # Ok(())
+/// # }
+/// assert!(!format!("{config:?}").contains("secret"));
+/// # Ok::<_, serde_json::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    topology: Topology,
+    tls: Option<TlsFields>,
+    password_file: Option<PathBuf>,
+    lease: Option<ParsedDuration>,
+    max_hold: Option<ParsedDuration>,
+    wait_timeout: Option<ParsedDuration>,
+    unreachable_after: Option<ParsedDuration>,
+    response_timeout: Option<ParsedDuration>,
+    max_clock_skew: Option<ParsedDuration>,
+    join_window: Option<ParsedDuration>,
+    reentry: Option<Nesting>,
+    key_prefix: Option<String>,
+    label: Option<String>,
+    timestamp_keys: Option<String>,
+    timestamp_clients: Option<Limits>,
+    max_handoffs: Option<u64>,
+    cache_for: Option<ParsedDuration>,
+    max_cached: Option<usize>,
+    max_waiters: Option<usize>,
+    recall_timeout: Option<ParsedDuration>,
+    durability: Option<Acknowledged>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TlsFields {
+    ca: Option<PathBuf>,
+    client_certificate: Option<PathBuf>,
+    client_key: Option<PathBuf>,
+    server_name: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Nesting {
+    Off,
+    PerTask,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Limits {
+    read: Option<ParsedDuration>,
+    write: Option<ParsedDuration>,
+    key_ttl: Option<ParsedDuration>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Acknowledged {
+    replicas: NonZeroU8,
+    timeout: ParsedDuration,
+}
+
+impl Config {
+    fn new(topology: Topology) -> Self {
+        Self {
+            topology,
+            tls: None,
+            password_file: None,
+            lease: None,
+            max_hold: None,
+            wait_timeout: None,
+            unreachable_after: None,
+            response_timeout: None,
+            max_clock_skew: None,
+            join_window: None,
+            reentry: None,
+            key_prefix: None,
+            label: None,
+            timestamp_keys: None,
+            timestamp_clients: None,
+            max_handoffs: None,
+            cache_for: None,
+            max_cached: None,
+            max_waiters: None,
+            recall_timeout: None,
+            durability: None,
+        }
+    }
+
+    /// Reads the configuration from the environment: the variables that begin with `prefix` and an underscore.
+    ///
+    /// With the prefix `LOCKS`, these variables count:
+    ///
+    /// - Topology: one of `LOCKS_NODE` (a URL), `LOCKS_CLUSTER` (URLs, separated by commas), or
+    ///   `LOCKS_SENTINEL_PRIMARY` and `LOCKS_SENTINEL_URLS`.
+    /// - Certificates: the paths `LOCKS_TLS_CA`, `LOCKS_TLS_CLIENT_CERTIFICATE` and `LOCKS_TLS_CLIENT_KEY`, and the
+    ///   name in the servers' certificates, `LOCKS_TLS_SERVER_NAME`.
+    /// - Others: the name of the field: `LOCKS_LEASE=15s`, `LOCKS_REENTRY=per_task`, `LOCKS_TIMESTAMP_CLIENTS_READ=1s`.
+    ///
+    /// A comma within a password is percent-encoded, as `%2C`.
+    ///
+    /// Variables of other names may have other owners. The call ignores variables that Kubernetes and Docker write for
+    /// a service of that name (`LOCKS_SERVICE_HOST`, `LOCKS_PORT=tcp://…`), and variables of the program `redis-rwlock`
+    /// (`RWLOCK_NAME`). It ignores all others with a line at `warn`. But a name that nearly matches one of the fields
+    /// is a typing error, and fails.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](Error::InvalidOption) if a value is malformed, if a name is misspelt (one or two letters off),
+    /// or if there is not exactly one topology. The error does not quote values that may have a password.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use redis_rwlock::Config;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> redis_rwlock::Result<()> {
+    /// // LOCKS_NODE=redis://127.0.0.1:6379 LOCKS_LEASE=15s
+    /// let manager = Config::from_env("LOCKS")?.builder().connect().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_env(prefix: &str) -> Result<Self> {
+        Self::from_vars(prefix, std::env::vars_os())
+    }
+
+    /// Reads the configuration from variables of another source, in the same way as [`from_env`](Config::from_env).
+    /// Such variables may be a selection of the environment, or a program's options.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`from_env`](Config::from_env).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis_rwlock::Config;
+    ///
+    /// # fn main() -> redis_rwlock::Result<()> {
+    /// let vars = [("LOCKS_NODE", "redis://127.0.0.1:6379"), ("LOCKS_LEASE", "15s")];
+    /// let config = Config::from_vars("LOCKS", vars.map(|(name, value)| (name.into(), value.into())))?;
+    /// # let _ = config;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_vars(prefix: &str, vars: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self> {
+        let mut topologies = Vec::new();
+        let (mut primary, mut urls) = (None, None);
+        let (mut replicas, mut timeout) = (None, None);
+        // A placeholder: the topology is known only after all variables are read.
+        let mut config = Self::new(Topology::node(""));
+        for (name, value) in vars {
+            let Some(name) = name.to_str() else { continue };
+            let Some(field) = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('_')) else { continue };
+            if !is_field(prefix, name, field)? {
+                continue;
+            }
+            let value = value.to_str().ok_or_else(|| invalid("environment", format!("{name} is not valid Unicode")))?;
+            match field {
+                "NODE" => topologies.push(Topology::node(value)),
+                "CLUSTER" => topologies.push(Topology::cluster(split(value))),
+                "SENTINEL_PRIMARY" => primary = Some(value.to_owned()),
+                "SENTINEL_URLS" => urls = Some(split(value)),
+                "DURABILITY_REPLICAS" => {
+                    let number = value.parse::<NonZeroU8>();
+                    replicas =
+                        Some(number.map_err(|_| invalid("durability", format!("{name} is no number of replicas")))?);
+                }
+                "DURABILITY_TIMEOUT" => {
+                    let span = value.parse().map_err(|reason| invalid("durability", format!("{name}: {reason}")))?;
+                    timeout = Some(span);
+                }
+                _ => config.set(name, field, value)?,
+            }
+        }
+        match (primary, urls) {
+            (Some(primary), Some(urls)) => topologies.push(Topology::sentinel(primary, urls)),
+            (None, None) => {}
+            _ => {
+                return Err(invalid(
+                    "topology",
+                    format!("{prefix}_SENTINEL_PRIMARY and {prefix}_SENTINEL_URLS need each other"),
+                ));
+            }
+        }
+        match (replicas, timeout) {
+            (Some(replicas), Some(timeout)) => config.durability = Some(Acknowledged { replicas, timeout }),
+            (None, None) => {}
+            _ => {
+                let reason = format!("{prefix}_DURABILITY_REPLICAS and {prefix}_DURABILITY_TIMEOUT need each other");
+                return Err(invalid("durability", reason));
+            }
+        }
+        match <[Topology; 1]>::try_from(topologies) {
+            Ok([topology]) => Ok(Self { topology, ..config }),
+            Err(topologies) => {
+                let count = if topologies.is_empty() { "none" } else { "more than one" };
+                let reason = format!(
+                    "there is {count} of {prefix}_NODE, {prefix}_CLUSTER and {prefix}_SENTINEL_PRIMARY: set one of them"
+                );
+                Err(invalid("topology", reason))
+            }
+        }
+    }
+
+    /// Sets `field` to the value of the variable `name`.
+    fn set(&mut self, name: &str, field: &str, value: &str) -> Result<()> {
+        let span = |option| value.parse().map(Some).map_err(|reason| invalid(option, format!("{name}: {reason}")));
+        let (path, text) = (Some(PathBuf::from(value)), Some(value.to_owned()));
+        let tls = &mut self.tls;
+        let limits = &mut self.timestamp_clients;
+        match field {
+            "TLS_CA" => tls.get_or_insert_default().ca = path,
+            "TLS_CLIENT_CERTIFICATE" => tls.get_or_insert_default().client_certificate = path,
+            "TLS_CLIENT_KEY" => tls.get_or_insert_default().client_key = path,
+            "TLS_SERVER_NAME" => tls.get_or_insert_default().server_name = text,
+            "PASSWORD_FILE" => self.password_file = path,
+            "LEASE" => self.lease = span("lease")?,
+            "MAX_HOLD" => self.max_hold = span("max_hold")?,
+            "WAIT_TIMEOUT" => self.wait_timeout = span("wait_timeout")?,
+            "UNREACHABLE_AFTER" => self.unreachable_after = span("unreachable_after")?,
+            "RESPONSE_TIMEOUT" => self.response_timeout = span("response_timeout")?,
+            "MAX_CLOCK_SKEW" => self.max_clock_skew = span("max_clock_skew")?,
+            "JOIN_WINDOW" => self.join_window = span("join_window")?,
+            "REENTRY" => self.reentry = Some(nesting(name, value)?),
+            "KEY_PREFIX" => self.key_prefix = text,
+            "LABEL" => self.label = text,
+            "TIMESTAMP_KEYS" => self.timestamp_keys = text,
+            "TIMESTAMP_CLIENTS_READ" => limits.get_or_insert_default().read = span("timestamp_clients")?,
+            "TIMESTAMP_CLIENTS_WRITE" => limits.get_or_insert_default().write = span("timestamp_clients")?,
+            "TIMESTAMP_CLIENTS_KEY_TTL" => limits.get_or_insert_default().key_ttl = span("timestamp_clients")?,
+            "MAX_HANDOFFS" => {
+                let number = value.parse().map_err(|_| invalid("max_handoffs", format!("{name} is no number")))?;
+                self.max_handoffs = Some(number);
+            }
+            "CACHE_FOR" => self.cache_for = span("cache_for")?,
+            "RECALL_TIMEOUT" => self.recall_timeout = span("recall_timeout")?,
+            "MAX_CACHED" => {
+                let number = value.parse().map_err(|_| invalid("max_cached", format!("{name} is no number")))?;
+                self.max_cached = Some(number);
+            }
+            "MAX_WAITERS" => {
+                let number = value.parse().map_err(|_| invalid("max_waiters", format!("{name} is no number")))?;
+                self.max_waiters = Some(number);
+            }
+            // Unreachable in practice: `is_field` rejects such names before.
+            _ => return Err(invalid("environment", format!("{name} is no option: correct its name or remove it"))),
+        }
+        Ok(())
+    }
+
+    /// Returns a builder with all options of the configuration. Setters that are called on it replace them.
+    pub fn builder(&self) -> Builder<RedisManager> {
+        let mut topology = self.topology.clone();
+        if let Some(files) = &self.tls {
+            topology = topology.tls(files.tls());
+        }
+        if let Some(path) = &self.password_file {
+            topology = topology.password_file(path);
+        }
+        let mut builder = RedisManager::builder(topology);
+        let mut set = |period: Option<ParsedDuration>, setter: fn(Builder<RedisManager>, std::time::Duration) -> _| {
+            if let Some(ParsedDuration(span)) = period {
+                builder = setter(builder.clone(), span);
+            }
+        };
+        set(self.lease, Builder::lease);
+        set(self.max_hold, Builder::max_hold);
+        set(self.wait_timeout, Builder::wait_timeout);
+        set(self.unreachable_after, Builder::unreachable_after);
+        set(self.response_timeout, Builder::response_timeout);
+        set(self.max_clock_skew, Builder::max_clock_skew);
+        set(self.join_window, Builder::join_window);
+        set(self.cache_for, Builder::cache_for);
+        set(self.recall_timeout, Builder::recall_timeout);
+        if let Some(nesting) = self.reentry {
+            builder = builder.reentry(match nesting {
+                Nesting::Off => Reentry::Off,
+                Nesting::PerTask => Reentry::PerTask,
+            });
+        }
+        if let Some(prefix) = &self.key_prefix {
+            builder = builder.key_prefix(prefix);
+        }
+        if let Some(label) = &self.label {
+            builder = builder.label(label);
+        }
+        if let Some(template) = &self.timestamp_keys {
+            builder = builder.timestamp_keys(template);
+        }
+        if let Some(limits) = self.timestamp_clients {
+            builder = builder.timestamp_clients(limits.or_default());
+        }
+        if let Some(hand_overs) = self.max_handoffs {
+            builder = builder.max_handoffs(hand_overs);
+        }
+        if let Some(most) = self.max_cached {
+            builder = builder.max_cached(most);
+        }
+        if let Some(max_waiters) = self.max_waiters {
+            builder = builder.max_waiters(max_waiters);
+        }
+        if let Some(Acknowledged { replicas, timeout: ParsedDuration(timeout) }) = self.durability {
+            builder = builder.durability(Durability::Replicated { replicas, timeout });
+        }
+        builder
+    }
+}
+
+impl TlsFields {
+    fn tls(&self) -> Tls {
+        let mut tls = Tls::new();
+        if let Some(ca) = &self.ca {
+            tls = tls.ca_file(ca);
+        }
+        if self.client_certificate.is_some() || self.client_key.is_some() {
+            // A path that is missing becomes an empty path, which `build` cannot read and so reports.
+            let path = |path: &Option<PathBuf>| path.clone().unwrap_or_default();
+            tls = tls.client_files(path(&self.client_certificate), path(&self.client_key));
+        }
+        if let Some(name) = &self.server_name {
+            tls = tls.server_name(name);
+        }
+        tls
+    }
+}
+
+impl Limits {
+    fn or_default(self) -> TimestampClients {
+        let default = TimestampClients::default();
+        let or = |period: Option<ParsedDuration>, default| period.map_or(default, |ParsedDuration(span)| span);
+        TimestampClients::new(or(self.read, default.read), or(self.write, default.write))
+            .key_ttl(or(self.key_ttl, default.key_ttl))
+    }
+}
+
+/// Returns true if the variable `name` belongs to the configuration, false if it belongs to another owner.
+fn is_field(prefix: &str, name: &str, field: &str) -> Result<bool> {
+    match names::owner_of(field) {
+        Owner::Config => Ok(true),
+        Owner::Others => Ok(false),
+        Owner::Unknown => {
+            events::unknown_variable(name);
+            Ok(false)
+        }
+        Owner::Misspelt(meant) => {
+            let reason = format!("{name} is no option: {prefix}_{meant} is, so correct the name or remove it");
+            Err(invalid("environment", reason))
+        }
+    }
+}
+
+fn split(urls: &str) -> Vec<String> {
+    urls.split(',').map(|url| url.trim().to_owned()).filter(|url| !url.is_empty()).collect()
+}
+
+fn nesting(name: &str, value: &str) -> Result<Nesting> {
+    match value {
+        "off" => Ok(Nesting::Off),
+        "per_task" => Ok(Nesting::PerTask),
+        _ => Err(invalid("reentry", format!("{name} is neither off nor per_task"))),
+    }
+}
+
+fn invalid(option: &'static str, reason: String) -> Error {
+    Error::InvalidOption { option, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Configuration in which no field has its default.
+    const JSON: &str = r#"{
+        "topology": {"sentinel": {"primary": "main", "urls": ["rediss://:s3cret@a", "rediss://b"]}},
+        "tls": {"ca": "/ca.pem", "client_certificate": "/c.pem", "client_key": "/k.pem", "server_name": "locks"},
+        "password_file": "/password", "lease": "11s", "max_hold": "max", "wait_timeout": "1.5s", "unreachable_after": "2m",
+        "response_timeout": "250ms", "max_clock_skew": "50ms", "join_window": "0ms",
+        "reentry": "per_task", "key_prefix": "shop", "label": "billing-1", "timestamp_keys": "lock:*",
+        "timestamp_clients": {"read": "2s", "write": "4s", "key_ttl": "12s"}, "max_handoffs": 7, "cache_for": "30s", "max_cached": 9, "max_waiters": 8, "recall_timeout": "70ms",
+        "durability": {"replicas": 2, "timeout": "90ms"}
+    }"#;
+    const ENVIRONMENT: [(&str, &str); 28] = [
+        ("L_SENTINEL_PRIMARY", "main"),
+        ("L_SENTINEL_URLS", "rediss://:s3cret@a, rediss://b"),
+        ("L_TLS_CA", "/ca.pem"),
+        ("L_TLS_CLIENT_CERTIFICATE", "/c.pem"),
+        ("L_TLS_CLIENT_KEY", "/k.pem"),
+        ("L_TLS_SERVER_NAME", "locks"),
+        ("L_PASSWORD_FILE", "/password"),
+        ("L_LEASE", "11s"),
+        ("L_MAX_HOLD", "max"),
+        ("L_WAIT_TIMEOUT", "1.5s"),
+        ("L_UNREACHABLE_AFTER", "2m"),
+        ("L_RESPONSE_TIMEOUT", "250ms"),
+        ("L_MAX_CLOCK_SKEW", "50ms"),
+        ("L_JOIN_WINDOW", "0ms"),
+        ("L_REENTRY", "per_task"),
+        ("L_KEY_PREFIX", "shop"),
+        ("L_LABEL", "billing-1"),
+        ("L_TIMESTAMP_KEYS", "lock:*"),
+        ("L_TIMESTAMP_CLIENTS_READ", "2s"),
+        ("L_TIMESTAMP_CLIENTS_WRITE", "4s"),
+        ("L_TIMESTAMP_CLIENTS_KEY_TTL", "12s"),
+        ("L_MAX_HANDOFFS", "7"),
+        ("L_CACHE_FOR", "30s"),
+        ("L_MAX_CACHED", "9"),
+        ("L_MAX_WAITERS", "8"),
+        ("L_RECALL_TIMEOUT", "70ms"),
+        ("L_DURABILITY_REPLICAS", "2"),
+        ("L_DURABILITY_TIMEOUT", "90ms"),
+    ];
+
+    fn from_vars(vars: &[(&str, &str)]) -> Result<Config> {
+        Config::from_vars("L", vars.iter().map(|(name, value)| ((*name).into(), (*value).into())))
+    }
+
+    fn from_json(json: &str) -> serde_json::Result<Config> {
+        serde_json::from_str(json)
+    }
+
+    #[test]
+    fn file_and_environment_say_the_same_and_the_builder_has_it() {
+        let config = from_json(JSON).expect("readable");
+        let others = [("L2_NODE", "x"), ("PATH", "/bin"), ("LX", "y")];
+        assert_eq!(from_vars(&[&ENVIRONMENT[..], &others].concat()).expect("readable"), config);
+        let tls = Tls::new().ca_file("/ca.pem").client_files("/c.pem", "/k.pem").server_name("locks");
+        let topology =
+            Topology::sentinel("main", ["rediss://:s3cret@a", "rediss://b"]).tls(tls).password_file("/password");
+        let span = std::time::Duration::from_millis;
+        let built = RedisManager::builder(topology)
+            .lease(span(11_000))
+            .max_hold(std::time::Duration::MAX)
+            .wait_timeout(span(1_500))
+            .unreachable_after(span(120_000))
+            .response_timeout(span(250))
+            .max_clock_skew(span(50))
+            .join_window(span(0))
+            .reentry(Reentry::PerTask)
+            .key_prefix("shop")
+            .label("billing-1")
+            .timestamp_keys("lock:*")
+            .timestamp_clients(TimestampClients::new(span(2_000), span(4_000)).key_ttl(span(12_000)))
+            .max_handoffs(7)
+            .cache_for(span(30_000))
+            .max_cached(9)
+            .max_waiters(8)
+            .recall_timeout(span(70))
+            .durability(Durability::Replicated { replicas: NonZeroU8::MIN.saturating_add(1), timeout: span(90) });
+        assert_eq!(format!("{:?}", config.builder()), format!("{built:?}"));
+        assert!(!format!("{config:?} {built:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn what_is_not_said_is_as_by_default() {
+        let config = from_json(r#"{"topology": {"node": "redis://a"}}"#).expect("readable");
+        assert_eq!(from_vars(&[("L_NODE", "redis://a")]).expect("readable"), config);
+        assert_eq!(format!("{:?}", config.builder()), format!("{:?}", RedisManager::builder("redis://a")));
+        let cluster = from_vars(&[("L_CLUSTER", "redis://a,redis://b")]).expect("readable");
+        assert_eq!(cluster.topology, Topology::cluster(["redis://a", "redis://b"]));
+    }
+
+    #[test]
+    fn unknown_fields_are_errors_at_every_depth() {
+        for (at, extra) in [(r#""a"}"#, r#""a"}, "leese": "1s""#), (r#""a"}"#, r#""a"}, "tls": {"cert": "x"}"#)] {
+            let json = r#"{"topology": {"node": "a"}}"#.replace(at, extra);
+            let error = from_json(&json).expect_err("a field that does not exist").to_string();
+            assert!(error.contains("unknown field"), "{error}");
+        }
+        for json in [
+            r#"{"topology": {"node": "a"}, "timestamp_clients": {"reed": "1s"}}"#,
+            r#"{"topology": {"nodes": "a"}}"#,
+            r#"{"topology": {"sentinel": {"primary": "a", "urls": [], "user": "b"}}}"#,
+            r#"{"lease": "1s"}"#,
+            r#"{"topology": {"node": "a"}, "lease": 10}"#,
+        ] {
+            from_json(json).expect_err(json);
+        }
+        let error = from_vars(&[("L_NODE", "a"), ("L_LEESE", "1s")]).expect_err("no option").to_string();
+        assert!(error.contains("L_LEESE") && error.contains("L_LEASE"), "{error}");
+    }
+
+    #[test]
+    fn variables_of_others_stop_nobody() {
+        let set = |name: &'static str| from_vars(&[("L_NODE", "a"), (name, "tcp://10.0.0.1:6379")]);
+        for name in ["L_PORT", "L_SERVICE_HOST", "L_NODE_PORT_6379_TCP", "L_NAME", "L_FENCING_TOKEN", "L_SOMETHING"] {
+            assert_eq!(set(name).expect(name), from_vars(&[("L_NODE", "a")]).expect("readable"));
+        }
+        // Each field must be a known name: an unknown one would be ignored.
+        for (name, _) in ENVIRONMENT.iter().chain(&[("L_NODE", ""), ("L_CLUSTER", "")]) {
+            assert_eq!(names::owner_of(name.strip_prefix("L_").expect("the prefix")), Owner::Config, "{name}");
+        }
+        assert_eq!(ENVIRONMENT.len() + 2, names::FIELDS.len());
+    }
+
+    #[test]
+    fn environment_is_told_what_is_wrong_and_no_password() {
+        for (vars, part) in [
+            (&[][..], "none of L_NODE"),
+            (&[("L_NODE", "redis://:s3cret@a"), ("L_CLUSTER", "redis://:s3cret@b")], "more than one"),
+            (&[("L_SENTINEL_URLS", "redis://:s3cret@a")], "need each other"),
+            (&[("L_NODE", "a"), ("L_LEASE", "soon")], "L_LEASE"),
+            (&[("L_NODE", "a"), ("L_REENTRY", "on")], "L_REENTRY"),
+            (&[("L_NODE", "a"), ("L_MAX_HANDOFFS", "-1")], "L_MAX_HANDOFFS"),
+            (&[("L_NODE", "a"), ("L_DURABILITY_REPLICAS", "0")], "L_DURABILITY_REPLICAS"),
+            (&[("L_NODE", "a"), ("L_DURABILITY_REPLICAS", "1")], "need each other"),
+        ] {
+            let error = from_vars(vars).expect_err(part).to_string();
+            assert!(error.contains(part) && !error.contains("s3cret"), "{error}");
+        }
+    }
+}

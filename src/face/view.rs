@@ -1,0 +1,213 @@
+//! Views of locks, which `inspect` returns.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::base::lease::{FencingToken, ServerTime};
+use crate::base::options::TimestampClients;
+use crate::store::{AcquisitionId, Answered, Mode, View};
+
+/// State of one lock at one moment, as the server sees it. For people and dashboards: it may be out of date when it is
+/// read.
+///
+/// With the cargo feature `serde` it can be serialized. Each time is a text for people and a number of milliseconds for
+/// programs: `"age": "1.2s"`, `"age_ms": 1204`. [`inspect`](crate::RwLockManager::inspect) has an example.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct LockView {
+    /// Name of the lock.
+    pub name: String,
+    /// Last token that was granted or reserved, if the server has one. The process of a writer reserves a few, one for
+    /// each writer that may follow by a hand-off.
+    pub last_token: Option<FencingToken>,
+    /// Holders of the lock, writers first. A process counts as one holder, however many of its tasks share the hold.
+    pub holders: Vec<HolderView>,
+    /// Number of further holders in the server's record, dead ones too: the view has a hundred holders and waiters at
+    /// most.
+    pub more_holders: usize,
+    /// Waiters in the server's queue, in the order in which they came. A process counts as one waiter for each side.
+    pub waiters: Vec<WaiterView>,
+    /// Number of further waiters, dead ones too.
+    pub more_waiters: usize,
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) seen: Seen,
+}
+
+/// Answer of the server that a view shows, with the ids of the holds.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Seen {
+    at: ServerTime,
+    pub(crate) view: View,
+}
+
+impl From<Answered<View>> for Seen {
+    fn from(answer: Answered<View>) -> Self {
+        Self { at: answer.server, view: answer.value }
+    }
+}
+
+impl fmt::Debug for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The view beside it shows the same to people.
+        f.write_str("…")
+    }
+}
+
+/// Holder of a lock: a process, however many of its tasks share the hold.
+///
+/// # Examples
+///
+/// ```
+/// # use redis_rwlock::{MemoryManager, RwLockManager};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> redis_rwlock::Result<()> {
+/// let here = MemoryManager::new();
+/// let (first, second) = (here.read("cfg").await?, here.read("cfg").await?);
+/// let holder = &here.inspect("cfg").await?.holders[0];
+/// assert_eq!((holder.is_ours, holder.guards), (true, 2));
+/// let holder = &here.peer().inspect("cfg").await?.holders[0];
+/// assert_eq!((holder.is_ours, holder.guards), (false, 0));
+/// # drop((first, second));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct HolderView {
+    /// Label of the holder's manager; `published client` for a client of the timestamp scheme.
+    pub label: String,
+    /// Side of the lock that the holder has.
+    pub mode: Mode,
+    /// True if the holder is the manager that made this view.
+    pub is_ours: bool,
+    /// Number of guards of that manager that share the hold, each nested guard counted. 0 for the holds of other
+    /// managers, which alone know their guards. 0 also for a hold of this manager that has no guard and is being
+    /// released.
+    pub guards: usize,
+    /// True if the process may only cache the hold ([`cache_for`](crate::Builder::cache_for)), with no guard, until
+    /// another process wants it. For a hold of this manager the value is exact. For other holds it says that one of
+    /// them may be cached; only their processes know which one.
+    pub cached: bool,
+    /// Time since the grant, by the server's clock.
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::age"))]
+    pub age: Duration,
+    /// Time for which the server will keep the hold without a further renewal.
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::remaining"))]
+    pub remaining: Duration,
+}
+
+/// Waiter of a lock, as [`inspect`](crate::RwLockManager::inspect) shows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct WaiterView {
+    /// Label of the waiter's manager.
+    pub label: String,
+    /// Side for which the waiter waits.
+    pub mode: Mode,
+    /// Time that it has waited, by the server's clock.
+    #[cfg_attr(feature = "serde", serde(flatten, serialize_with = "crate::base::duration_text::json::waiting"))]
+    pub waiting: Duration,
+}
+
+/// Guards of one manager that share a hold.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Guards {
+    pub(crate) many: usize,
+    /// True if the hold is cached and no guard uses it.
+    pub(crate) is_idle: bool,
+}
+
+impl LockView {
+    /// Returns true if the lock had no holder when [`inspect`](crate::RwLockManager::inspect) asked the server.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        self.holders.is_empty() && self.more_holders == 0
+    }
+
+    /// Makes a view of the server's answer. `guards` returns the guards of this manager that share the hold with an id,
+    /// and `None` if the hold is another manager's.
+    pub(crate) fn new(
+        name: &str,
+        seen: Seen,
+        limits: TimestampClients,
+        guards: impl Fn(&str) -> Option<Guards>,
+    ) -> Self {
+        let now_ms = seen.at.as_micros() / 1000;
+        let view = &seen.view;
+        let waiters = view.waiters.iter().map(|waiter| WaiterView {
+            label: AcquisitionId::label_of(&waiter.id).to_owned(),
+            mode: waiter.mode,
+            waiting: Duration::from_millis(now_ms.saturating_sub(waiter.since_ms)),
+        });
+        Self {
+            name: name.to_owned(),
+            last_token: view.token,
+            more_holders: view.more_holders,
+            more_waiters: view.more_waiters,
+            waiters: waiters.collect(),
+            holders: HolderView::all(&seen, limits, guards).into_iter().map(|(_, holder)| holder).collect(),
+            seen,
+        }
+    }
+}
+
+impl HolderView {
+    /// Returns the holders of a lock, writers first, with their ids. Clients of the timestamp scheme have none.
+    pub(crate) fn all(
+        seen: &Seen,
+        limits: TimestampClients,
+        guards: impl Fn(&str) -> Option<Guards>,
+    ) -> Vec<(Option<&str>, Self)> {
+        let now_ms = seen.at.as_micros() / 1000;
+        let view = &seen.view;
+        let ours = view.holders.iter().map(|holder| {
+            let guards = guards(&holder.id);
+            let shown = Self {
+                mode: holder.mode,
+                cached: guards.map_or(view.is_marked, |guards| guards.is_idle),
+                age: Duration::from_millis(now_ms.saturating_sub(holder.since_ms)),
+                remaining: holder.remaining,
+                ..Self::unseen_reader(&holder.id, guards)
+            };
+            (Some(&*holder.id), shown)
+        });
+        let foreign_write = foreign(Mode::Write, view.foreign_write_ms, limits.write, now_ms);
+        let foreign_read = foreign(Mode::Read, view.foreign_read_ms, limits.read, now_ms);
+        let nameless = |holder| (None, holder);
+        foreign_write.map(nameless).into_iter().chain(ours).chain(foreign_read.map(nameless)).collect()
+    }
+
+    /// Makes the view of a reader of which only the id is known.
+    pub(crate) fn unseen_reader(id: &str, guards: Option<Guards>) -> Self {
+        Self {
+            label: AcquisitionId::label_of(id).to_owned(),
+            mode: Mode::Read,
+            is_ours: guards.is_some(),
+            guards: guards.unwrap_or_default().many,
+            cached: guards.is_some_and(|guards| guards.is_idle),
+            age: Duration::ZERO,
+            remaining: Duration::ZERO,
+        }
+    }
+}
+
+/// Makes the view of a client of the timestamp scheme. Its timestamp is the time of its grant; the options of
+/// this manager give its limit.
+fn foreign(mode: Mode, stamp_ms: Option<u64>, limit: Duration, now_ms: u64) -> Option<HolderView> {
+    let stamp_ms = stamp_ms?;
+    let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX - 1);
+    // A grant still counts in the millisecond of its limit.
+    let left_ms = stamp_ms.saturating_add(limit_ms + 1).saturating_sub(now_ms);
+    (left_ms > 0).then(|| HolderView {
+        label: "published client".to_owned(),
+        mode,
+        is_ours: false,
+        guards: 0,
+        cached: false,
+        age: Duration::from_millis(now_ms.saturating_sub(stamp_ms)),
+        remaining: Duration::from_millis(left_ms),
+    })
+}

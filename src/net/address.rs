@@ -1,0 +1,182 @@
+//! URLs of servers, and addresses of other servers that are reached the same way.
+
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
+
+use crate::base::error::{Error, Result};
+use crate::base::topology::{Credentials, Tls};
+use crate::net::tls::Connector;
+
+/// Parses all URLs of a topology, of which there has to be at least one.
+pub(super) fn parse_all(urls: &[String], tls: &Tls) -> Result<Vec<ConnectionInfo>> {
+    let infos = urls.iter().map(|url| parse(url)).collect::<Result<Vec<_>>>()?;
+    let secure = infos.iter().filter(|info| speaks_tls(info)).count();
+    if infos.is_empty() {
+        return invalid("it needs the URL of at least one node");
+    }
+    if secure == 0 && *tls != Tls::new() {
+        return Err(Error::InvalidOption {
+            option: "tls",
+            reason: "there are certificates or a server name, and the URLs are not rediss://".to_owned(),
+        });
+    }
+    if secure != 0 && secure != infos.len() {
+        return invalid("either all URLs are rediss:// or none is");
+    }
+    if secure != 0 {
+        // Only for its errors about the certificates.
+        Connector::new(tls)?;
+    }
+    Ok(infos)
+}
+
+/// Parses the only URL of a topology.
+pub(super) fn parse_one(url: &str, tls: &Tls) -> Result<ConnectionInfo> {
+    first(parse_all(&[url.to_owned()], tls)?)
+}
+
+pub(super) fn first(infos: Vec<ConnectionInfo>) -> Result<ConnectionInfo> {
+    infos.into_iter().next().map_or_else(|| invalid("it needs the URL of at least one node"), Ok)
+}
+
+/// Refuses URLs that cannot be of one cluster. The servers decide if a database exists: Valkey 9 can have several,
+/// other servers refuse all but 0.
+pub(super) fn check_members(infos: &[ConnectionInfo]) -> Result<()> {
+    // All members are used with one database. Two services that list the same URLs in another order must not end up in
+    // different databases.
+    let mut databases = infos.iter().map(|info| info.redis_settings().db());
+    if databases.next().is_some_and(|first| databases.any(|other| other != first)) {
+        return invalid("the URLs of a cluster name different databases, and all members are used with one");
+    }
+    if infos.iter().any(|info| matches!(info.addr(), ConnectionAddr::Unix(_))) {
+        return invalid("the nodes of a cluster are found by host and port, not by a socket's path");
+    }
+    Ok(())
+}
+
+fn parse(url: &str) -> Result<ConnectionInfo> {
+    let plain = plain(url);
+    if plain.is_some() && cfg!(not(feature = "tls")) {
+        return invalid("TLS needs the cargo feature `tls` of redis-rwlock");
+    }
+    if !is_socket(url) && at_sign_behind_host(url) {
+        return invalid("an @ behind the host: what a user name or password has of `/?#@` must be percent-encoded");
+    }
+    let mut info = plain.as_deref().unwrap_or(url).into_connection_info().map_err(|_| invalid_url())?;
+    if plain.is_some() {
+        match url.trim_end().split_once('#') {
+            None => {}
+            Some((_, "insecure")) => return invalid("certificates are always checked, `#insecure` cannot be"),
+            Some(_) => return Err(invalid_url()),
+        }
+        info = with_tls(info);
+    }
+    if info.redis_settings().db() < 0 {
+        return invalid("databases are counted from 0 on");
+    }
+    Ok(info)
+}
+
+/// Returns the URL without TLS, if it has TLS: the library reads such URLs only with its own TLS, which is not in use.
+fn plain(url: &str) -> Option<String> {
+    let (scheme, rest) = url.trim().split_once(':')?;
+    let plain = match scheme.to_ascii_lowercase().as_str() {
+        "rediss" => "redis",
+        "valkeys" => "valkey",
+        _ => return None,
+    };
+    Some(format!("{plain}:{rest}"))
+}
+
+fn with_tls(info: ConnectionInfo) -> ConnectionInfo {
+    match info.addr() {
+        ConnectionAddr::Tcp(host, port) => {
+            let (host, port) = (host.clone(), *port);
+            info.set_addr(ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None })
+        }
+        _ => info,
+    }
+}
+
+fn is_socket(url: &str) -> bool {
+    url.split_once(':').is_some_and(|(scheme, _)| scheme.ends_with("unix"))
+}
+
+/// Returns true if an `@` follows the host. Then the host is most likely part of a password, which would appear in
+/// errors and be sent to a name server.
+fn at_sign_behind_host(url: &str) -> bool {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    rest.find(['/', '?', '#']).is_some_and(|end| rest[end..].contains('@'))
+}
+
+fn speaks_tls(info: &ConnectionInfo) -> bool {
+    matches!(info.addr(), ConnectionAddr::TcpTls { .. })
+}
+
+fn invalid<T>(reason: &str) -> Result<T> {
+    Err(Error::InvalidOption { option: "topology", reason: reason.to_owned() })
+}
+
+/// Returns the error of a URL that does not parse. The library's text may quote the URL with its password, so it is
+/// left out.
+fn invalid_url() -> Error {
+    Error::InvalidOption {
+        option: "topology",
+        reason: "a URL must read redis://[user][:password@]host[:port][/db]".to_owned(),
+    }
+}
+
+/// Replaces user and password, if others are given.
+pub(super) fn with_credentials(info: ConnectionInfo, credentials: Option<&Credentials>) -> ConnectionInfo {
+    let Some(Credentials { user, password }) = credentials else { return info };
+    let before = info.redis_settings();
+    // A user of the URL must not stay beside the password of another user.
+    let mut settings = RedisConnectionInfo::default().set_db(before.db());
+    if !user.is_empty() {
+        settings = settings.set_username(user);
+    }
+    if !password.is_empty() {
+        settings = settings.set_password(password);
+    }
+    info.set_redis_settings(settings)
+}
+
+/// Returns `host:port`.
+pub(super) fn address_of(address: &ConnectionAddr) -> String {
+    match address {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => format!("{host}:{port}"),
+        other => other.to_string(),
+    }
+}
+
+/// Returns the address of another node that is reached the same way.
+pub(super) fn with_host(template: &ConnectionAddr, host: &str, port: u16) -> ConnectionAddr {
+    let host = host.to_owned();
+    match template {
+        ConnectionAddr::TcpTls { .. } => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
+        _ => ConnectionAddr::Tcp(host, port),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_are_not_taken_for_hosts() {
+        for url in ["redis://u:12/3@host", "redis://u:1?2@host", "redis://u:1#2@host", "redis://:1/2@host:1/3"] {
+            assert!(parse(url).is_err(), "{url}");
+        }
+        for url in ["redis://u:1@host/2", "redis+unix:///run/r@dis?pass=a@b", "redis://u:%40%2F@host"] {
+            assert!(parse(url).is_ok(), "{url}");
+        }
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[test]
+    fn tls_without_its_feature_is_refused_by_name() {
+        for url in ["rediss://host", "valkeys://host"] {
+            let error = parse(url).expect_err("no TLS").to_string();
+            assert!(error.contains("cargo feature `tls`"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Addresses that servers announce: the source of each, and the address at which this process reaches the server.
+
+use std::collections::{HashMap, HashSet};
+
+use parking_lot::Mutex;
+
+use crate::base::panics::catch_panic;
+use crate::base::topology::{AddressSource, Remap};
+use crate::net::slots::complete;
+
+/// Server that announces an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Announcer<'a> {
+    /// Member of a cluster, by the address where it was asked.
+    Member(&'a str),
+    /// Sentinel, by the address where it was asked.
+    Sentinel(&'a str),
+}
+
+impl Announcer<'_> {
+    fn address(&self) -> &str {
+        match self {
+            Self::Member(address) | Self::Sentinel(address) => address,
+        }
+    }
+
+    fn source(&self, announced: Option<String>) -> AddressSource {
+        match self {
+            Self::Member(at) => AddressSource::Cluster { at: (*at).to_owned(), announced },
+            Self::Sentinel(at) => AddressSource::Sentinel { at: (*at).to_owned(), announced },
+        }
+    }
+}
+
+/// Announced addresses of one fleet. The rest of the fleet knows a node by the address at which this process reaches
+/// it.
+pub(super) struct Announced {
+    remap: Option<Remap>,
+    /// Addresses that the user named.
+    named: HashSet<String>,
+    sources: Mutex<HashMap<String, AddressSource>>,
+}
+
+impl Announced {
+    pub(super) fn new(remap: Option<Remap>, named: impl IntoIterator<Item = String>) -> Self {
+        Self { remap, named: named.into_iter().collect(), sources: Mutex::default() }
+    }
+
+    /// Returns the address at which to reach a server that is announced at `address`. Fills in the announcer's host if
+    /// the address has none.
+    pub(super) fn hear(&self, address: &str, announcer: Announcer<'_>) -> String {
+        let announced = complete(address, announcer.address());
+        let Some(reached) = self.remapped(&announced) else {
+            self.note(&announced, || announcer.source(None));
+            return announced;
+        };
+        self.note(&reached, || announcer.source(Some(announced)));
+        reached
+    }
+
+    /// Returns the mapped address; `None` if it is the same. A mapping that panics does not count: its panic hook has
+    /// reported it.
+    fn remapped(&self, announced: &str) -> Option<String> {
+        let remap = self.remap.as_ref()?;
+        let (host, port) = announced.rsplit_once(':')?;
+        let port = port.parse().ok()?;
+        let (host, port) = catch_panic(|| remap.of(host, port))?;
+        let reached = format!("{host}:{port}");
+        (reached != announced).then_some(reached)
+    }
+
+    /// Notes the source of an address. The first announcer stays the source, so the answer does not depend on the
+    /// member that is asked next.
+    fn note(&self, address: &str, source: impl FnOnce() -> AddressSource) {
+        let mut sources = self.sources.lock();
+        if !self.named.contains(address) && !sources.contains_key(address) {
+            sources.insert(address.to_owned(), source());
+        }
+    }
+
+    pub(super) fn source(&self, address: &str) -> AddressSource {
+        self.sources.lock().get(address).cloned().unwrap_or_default()
+    }
+
+    /// Forgets the sources of other addresses than these.
+    pub(super) fn retain(&self, is_known: impl Fn(&str) -> bool) {
+        self.sources.lock().retain(|address, _| is_known(address));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_is_remapped_once_and_keeps_its_first_source() {
+        let remap = Remap::new(|host, port| (host.replace("10.0.0.", "127.0.0."), port + 1000));
+        let announced = Announced::new(Some(remap), ["127.0.0.9:2001".to_owned()]);
+        let cluster = |at: &str, announced: &str| AddressSource::Cluster {
+            at: at.to_owned(),
+            announced: Some(announced.to_owned()),
+        };
+        assert_eq!(announced.hear("10.0.0.1:1", Announcer::Member("a:9")), "127.0.0.1:1001");
+        assert_eq!(announced.hear("10.0.0.1:1", Announcer::Member("b:9")), "127.0.0.1:1001");
+        assert_eq!(announced.source("127.0.0.1:1001"), cluster("a:9", "10.0.0.1:1"));
+        assert_eq!(announced.hear(":7", Announcer::Member("10.0.0.2:9")), "127.0.0.2:1007");
+        assert_eq!(announced.hear("10.0.0.9:1001", Announcer::Member("a:9")), "127.0.0.9:2001");
+        assert_eq!(announced.source("127.0.0.9:2001"), AddressSource::User, "the user named it as well");
+        announced.retain(|address| address == "127.0.0.2:1007");
+        assert_eq!(announced.source("127.0.0.1:1001"), AddressSource::User);
+        let shown = announced.source("127.0.0.2:1007").to_string();
+        assert_eq!(shown, "announced as 10.0.0.2:7 by the cluster at 10.0.0.2:9");
+    }
+
+    #[test]
+    fn mapping_that_panics_changes_nothing() {
+        let announced = Announced::new(Some(Remap::new(|_, _| panic!("no such host"))), []);
+        assert_eq!(announced.hear("h:1", Announcer::Sentinel("s:2")), "h:1");
+        assert_eq!(announced.source("h:1").to_string(), "announced by the Sentinel at s:2");
+    }
+}

@@ -1,0 +1,230 @@
+//! Defects of servers that answer: memory, its policy, clocks. They go to `health`, to the log, which has each change
+//! once, and to a gauge. The log also has the first connection of a manager.
+//!
+//! The facts come from answers that are there anyway: refusals for memory, times in replies, and `INFO memory` on a new
+//! connection.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+
+use crate::base::clock::Clock;
+use crate::base::events;
+use crate::base::health::{ClockReading, FindingKind, NodeFinding, clock_skews, micros};
+use crate::base::lease::{Moment, ServerTime};
+use crate::base::metrics::NodeFindings;
+use crate::base::panics::catch_panic;
+
+/// Time for which a refusal for memory counts, if the user may not ask for the memory in use.
+const MAX_REFUSAL_AGE: Duration = Duration::from_secs(60);
+/// Pause between two questions for the memory of a node, over all connections.
+const MEMORY_PAUSE: Duration = Duration::from_secs(5);
+
+/// Addresses that the user named, and level of durability, for the log.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Place {
+    pub(crate) servers: String,
+    pub(crate) durability: String,
+}
+
+/// Conditions of all servers of one manager. Log and gauge change outside of the mutex.
+#[derive(Debug)]
+pub(crate) struct Conditions {
+    place: Place,
+    clock: Clock,
+    max_skew: Duration,
+    has_connected: AtomicBool,
+    nodes: Mutex<BTreeMap<String, Condition>>,
+    counts: NodeFindings,
+}
+
+/// Facts about one server, and the findings that the log has.
+#[derive(Clone, Debug, Default)]
+struct Condition {
+    memory: Option<Memory>,
+    asked: Option<Moment>,
+    may_not_ask: bool,
+    refused: Option<Moment>,
+    clock: Option<ClockReading>,
+    findings: Vec<NodeFinding>,
+}
+
+/// Answer to `INFO memory`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Memory {
+    pub(crate) used: u64,
+    /// Limit in bytes; zero for none.
+    pub(crate) max: u64,
+    pub(crate) policy: String,
+}
+
+/// Change of one finding of one node, for the log.
+enum Change {
+    Begins(String, NodeFinding),
+    Ends(String, NodeFinding),
+}
+
+impl Condition {
+    fn memory_findings(&self) -> impl Iterator<Item = NodeFinding> {
+        let evicts = self.memory.as_ref().filter(|memory| memory.policy != "noeviction");
+        let evicts = evicts.map(|memory| NodeFinding::Evicts { policy: memory.policy.clone() });
+        let is_full = |memory: &&Memory| memory.max > 0 && memory.used > memory.max && memory.policy == "noeviction";
+        let full = match self.memory.as_ref() {
+            Some(memory) if self.refused.is_some() || is_full(&memory) => {
+                Some(NodeFinding::MemoryFull { used: Some(memory.used), maxmemory: Some(memory.max) })
+            }
+            None if self.refused.is_some() => Some(NodeFinding::MemoryFull { used: None, maxmemory: None }),
+            Some(_) | None => None,
+        };
+        full.into_iter().chain(evicts)
+    }
+}
+
+impl Conditions {
+    pub(crate) fn new(place: Place, clock: Clock, max_skew: Duration) -> Self {
+        Self {
+            place,
+            clock,
+            max_skew,
+            has_connected: AtomicBool::new(false),
+            nodes: Mutex::default(),
+            counts: NodeFindings::default(),
+        }
+    }
+
+    /// Logs the first connection of the manager.
+    pub(super) fn note_connected(&self, node: &str, server: &str, version: &str) {
+        if !self.has_connected.swap(true, Ordering::Relaxed) {
+            let Place { servers, durability } = &self.place;
+            catch_panic(|| events::connected(node, servers, &format!("{server} {version}"), durability));
+        }
+    }
+
+    /// Returns true if the memory of a node is to be asked for on a new connection, and notes that.
+    pub(super) fn begins_asking(&self, node: &str) -> bool {
+        let now = self.clock.now();
+        let mut nodes = self.nodes.lock();
+        let known = nodes.entry(node.to_owned()).or_default();
+        let is_due = !known.may_not_ask && known.asked.is_none_or(|asked| now.since(asked) >= MEMORY_PAUSE);
+        if is_due {
+            known.asked = Some(now);
+        }
+        is_due
+    }
+
+    /// Notes the answer to `INFO memory`: `None` if the user may not ask.
+    pub(super) fn note_memory(&self, node: &str, memory: Option<Memory>) {
+        let now = self.clock.now();
+        self.change(node, |known| {
+            known.may_not_ask = memory.is_none();
+            known.asked = Some(now);
+            let is_old = |refused: Moment| now.since(refused) >= MAX_REFUSAL_AGE;
+            if memory.is_some() || known.refused.is_some_and(is_old) {
+                known.refused = None;
+            }
+            known.memory = memory;
+        });
+    }
+
+    /// Notes that the server refused a request for want of memory.
+    pub(super) fn note_memory_refusal(&self, node: &str) {
+        let now = self.clock.now();
+        self.change(node, |known| known.refused = Some(now));
+    }
+
+    /// Notes a reading of a server's clock, taken between two moments.
+    pub(super) fn note_time(&self, node: &str, server: ServerTime, sent: Moment, answered: Moment) {
+        let here = micros(Duration::from_nanos(sent.halfway_to(answered).as_nanos()));
+        let server = i64::try_from(server.as_micros()).unwrap_or(i64::MAX);
+        let uncertain_us = micros(answered.since(sent)) / 2 + 1000;
+        let reading = ClockReading { ahead_us: server.saturating_sub(here), uncertain_us };
+        self.change(node, |known| known.clock = Some(reading));
+    }
+
+    /// Returns the findings of a server, without those of its clock, which depend on other clocks.
+    pub(super) fn memory_findings(&self, node: &str) -> Vec<NodeFinding> {
+        self.nodes.lock().get(node).into_iter().flat_map(Condition::memory_findings).collect()
+    }
+
+    /// Returns the servers with findings.
+    pub(super) fn concerned(&self) -> Vec<String> {
+        let nodes = self.nodes.lock();
+        nodes.iter().filter(|(_, known)| !known.findings.is_empty()).map(|(node, _)| node.clone()).collect()
+    }
+
+    pub(super) fn has_findings(&self, node: &str) -> bool {
+        self.nodes.lock().get(node).is_some_and(|known| !known.findings.is_empty())
+    }
+
+    /// Forgets servers that are no members any more.
+    pub(super) fn retain(&self, is_member: impl Fn(&str) -> bool) {
+        let mut gone = Vec::new();
+        self.nodes.lock().retain(|node, known| {
+            let is_member = is_member(node);
+            if !is_member {
+                gone.append(&mut known.findings);
+            }
+            is_member
+        });
+        gone.iter().for_each(|finding| self.counts.fewer(finding.kind()));
+    }
+
+    fn change(&self, node: &str, change: impl FnOnce(&mut Condition)) {
+        let mut nodes = self.nodes.lock();
+        match nodes.get_mut(node) {
+            Some(known) => change(known),
+            None => change(nodes.entry(node.to_owned()).or_default()),
+        }
+        let changes = self.judge(&mut nodes);
+        // Log and gauge may call code of the user.
+        drop(nodes);
+        for change in changes {
+            match change {
+                Change::Begins(node, finding) => {
+                    self.counts.one_more(finding.kind());
+                    catch_panic(|| events::node_found(&node, &finding));
+                }
+                Change::Ends(node, finding) => {
+                    self.counts.fewer(finding.kind());
+                    catch_panic(|| events::node_mended(&node, finding.kind()));
+                }
+            }
+        }
+    }
+
+    /// Judges all servers anew, since their clocks are compared with each other.
+    fn judge(&self, nodes: &mut BTreeMap<String, Condition>) -> Vec<Change> {
+        let readings: Vec<_> = nodes.values().filter_map(|known| known.clock).collect();
+        let mut skews = clock_skews(&readings, self.wall_ahead_us(), self.max_skew).into_iter();
+        let mut changes = Vec::new();
+        for (node, known) in nodes {
+            let skew = known.clock.and_then(|_| skews.next().flatten());
+            let findings: Vec<_> = known.memory_findings().chain(skew).collect();
+            let before = std::mem::replace(&mut known.findings, findings);
+            for kind in FindingKind::ALL {
+                let of_kind = |findings: &[NodeFinding]| findings.iter().find(|other| other.kind() == kind).cloned();
+                match (of_kind(&before), of_kind(&known.findings)) {
+                    (None, Some(finding)) => changes.push(Change::Begins(node.clone(), finding)),
+                    (Some(finding), None) => changes.push(Change::Ends(node.clone(), finding)),
+                    _ => {}
+                }
+            }
+        }
+        changes
+    }
+
+    /// Returns how far this machine's wall clock is ahead of the clock of moments, in microseconds.
+    fn wall_ahead_us(&self) -> i64 {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        micros(wall).saturating_sub(micros(Duration::from_nanos(self.clock.now().as_nanos())))
+    }
+}
+
+impl Drop for Conditions {
+    fn drop(&mut self) {
+        let findings = self.nodes.get_mut().values().flat_map(|known| &known.findings);
+        findings.for_each(|finding| self.counts.fewer(finding.kind()));
+    }
+}

@@ -1,0 +1,333 @@
+//! Faults: meaning of a node's answer that is not a reply. Some errors prove that nothing ran, others leave it open.
+
+use std::io;
+use std::sync::Arc;
+
+use redis::{ErrorKind, RedisError, ServerError, Value};
+
+use crate::base::attempt::Failure;
+use crate::base::error::{AtNode, NoTls, NotPrimary, Refusal, Source};
+use crate::base::lease::Moment;
+
+/// Reason why a node did not execute a call, as far as one node can tell.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// The slot belongs to another node. Nothing ran.
+    Moved { address: String },
+    /// Another node may have this key already. Nothing ran.
+    Ask { address: String },
+    /// The node cannot now, and may later. Nothing ran.
+    Again(Source),
+    /// The server is no primary that serves: the address may lead to another server by now. Nothing ran.
+    WrongServer(Source),
+    /// The script is not loaded. Nothing ran.
+    NoScript,
+    /// The node refuses this call, and will refuse it later too. Nothing ran.
+    Refused { refusal: Refusal, message: String },
+    /// The node refused a command within the script, which may have written before.
+    Broken { refusal: Refusal, message: String },
+    /// The call ran, and too few replicas have it, so that it does not count.
+    Unreplicated { asked: u8, acknowledged: u64 },
+    /// No connection. Nothing was sent.
+    NotSent(Option<Source>),
+    /// The call may have run.
+    Unknown { stray_until: Moment, source: Option<Source> },
+}
+
+impl Fault {
+    /// Classifies an error that a node sent instead of a reply.
+    pub(super) fn of_server(error: &ServerError) -> Self {
+        match Self::of_words(error) {
+            // Scripts read all keys before they write, so a key of another type ends a script before it changes
+            // anything.
+            Self::Refused { refusal, message } if refusal != Refusal::ForeignKey && is_from_within(&message) => {
+                Self::Broken { refusal, message }
+            }
+            fault => fault,
+        }
+    }
+
+    fn of_words(error: &ServerError) -> Self {
+        let details = error.details().unwrap_or_default();
+        // `<slot> <host>:<port>`; an empty host is for the caller to fill in.
+        let address = || details.split(' ').nth(1).unwrap_or_default().to_owned();
+        let refused = |refusal| Self::Refused { refusal, message: format!("{} {details}", error.code()) };
+        match error.code() {
+            "MOVED" => Self::Moved { address: address() },
+            "ASK" => Self::Ask { address: address() },
+            "TRYAGAIN" | "CLUSTERDOWN" | "BUSY" => Self::Again(Arc::new(Answer(format!("{} {details}", error.code())))),
+            "LOADING" | "MASTERDOWN" => Self::WrongServer(Arc::new(Answer(format!("{} {details}", error.code())))),
+            "NOSCRIPT" => Self::NoScript,
+            // Also from within a script: its first write is refused, and a server does not change its role during a
+            // script.
+            "READONLY" => Self::WrongServer(Arc::new(NotPrimary(format!("READONLY {details}")))),
+            "MISCONF" | "NOREPLICAS" => refused(Refusal::ReadOnly),
+            "OOM" => refused(Refusal::OutOfMemory),
+            "NOAUTH" | "WRONGPASS" => refused(Refusal::Unauthenticated),
+            "NOPERM" => refused(Refusal::Forbidden),
+            "WRONGTYPE" => refused(Refusal::ForeignKey),
+            // A script that fails half way names the command's own error at the beginning of its message.
+            _ if details.contains("-OOM ") || details.starts_with("OOM ") => refused(Refusal::OutOfMemory),
+            // A command that the user may not run, within a script: Redis 7.0 and Valkey have their own words.
+            _ if details.contains("executing the script can't run") || details.contains("ACL failure in script") => {
+                refused(Refusal::Forbidden)
+            }
+            "ERR" if details.starts_with("max number of clients") => {
+                Self::Again(Arc::new(Answer(format!("{} {details}", error.code()))))
+            }
+            _ if details.contains("WRONGTYPE") => refused(Refusal::ForeignKey),
+            _ if details.contains("cluster support disabled") => Self::Refused {
+                refusal: Refusal::OtherTopology,
+                message: "it is no member of a cluster: use `Topology::node`, or give a member's URL".to_owned(),
+            },
+            _ => refused(Refusal::Other),
+        }
+    }
+
+    /// Classifies an error of the client library: from the server, or of the connection with a request under way.
+    pub(super) fn of_request(error: RedisError, stray_until: Moment) -> Self {
+        match server_error(&error) {
+            Some(fault) => fault,
+            None => Self::Unknown { stray_until, source: Some(cause_of(error)) },
+        }
+    }
+
+    /// Classifies an error while connecting: no request was sent yet.
+    pub(super) fn of_dial(error: RedisError) -> Self {
+        if error.kind() == ErrorKind::AuthenticationFailed {
+            return Self::Refused {
+                refusal: Refusal::Unauthenticated,
+                message: error.detail().unwrap_or("authentication failed").to_owned(),
+            };
+        }
+        if let Some(fault) = of_handshake(&error) {
+            return fault;
+        }
+        match server_error(&error) {
+            Some(fault) => fault,
+            None => Self::NotSent(Some(cause_of(error))),
+        }
+    }
+
+    /// Adds the node's address, for callers that do not know which node it was.
+    pub(super) fn at(self, address: &str) -> Self {
+        let at_node = |cause| Arc::new(AtNode { node: address.into(), cause });
+        match self {
+            Self::NotSent(cause) => Self::NotSent(Some(at_node(cause))),
+            Self::Again(cause) => Self::Again(at_node(Some(cause))),
+            Self::WrongServer(cause) => Self::WrongServer(at_node(Some(cause))),
+            Self::Unknown { stray_until, source } => Self::Unknown { stray_until, source: Some(at_node(source)) },
+            Self::Refused { refusal, message } => Self::Refused { refusal, message: format!("{address}: {message}") },
+            other => other,
+        }
+    }
+
+    /// Returns true if the server takes no writes in its present state, so that the connection is worth leaving.
+    pub(super) fn is_of_no_primary(&self) -> bool {
+        matches!(self, Self::WrongServer(_) | Self::Refused { refusal: Refusal::ReadOnly, .. })
+    }
+
+    /// Returns the error of the server or the operating system.
+    pub(super) fn into_source(self) -> Option<Source> {
+        match self.into_failure() {
+            Failure::Unknown { source, .. } | Failure::NotDone { source } => source,
+            Failure::Refused { message, .. } | Failure::Broken { message, .. } => Some(Arc::new(Answer(message))),
+            Failure::Unreplicated { .. } => None,
+        }
+    }
+
+    /// Converts a fault that the router could not follow.
+    pub(super) fn into_failure(self) -> Failure {
+        match self {
+            Self::Refused { refusal, message } => Failure::Refused { refusal, node: None, message },
+            Self::Broken { refusal, message } => Failure::Broken { refusal, node: None, message },
+            Self::Unreplicated { asked, acknowledged } => Failure::Unreplicated { asked, acknowledged, node: None },
+            Self::Unknown { stray_until, source } => Failure::Unknown { stray_until, source },
+            Self::NotSent(source) => Failure::NotDone { source },
+            Self::Again(source) | Self::WrongServer(source) => Failure::NotDone { source: Some(source) },
+            Self::Moved { address } | Self::Ask { address } => {
+                Failure::NotDone { source: Some(Arc::new(Answer(format!("redirected to {address}")))) }
+            }
+            Self::NoScript => {
+                Failure::NotDone { source: Some(Arc::new(Answer("NOSCRIPT for a script with its text".to_owned()))) }
+            }
+        }
+    }
+}
+
+/// Returns the operating system's error, which callers can match, if there is one. Returns the library's error
+/// otherwise.
+fn cause_of(error: RedisError) -> Source {
+    // The library keeps the stream's error in an `Arc`.
+    let stream = std::error::Error::source(&error).and_then(|below| below.downcast_ref::<Source>()).cloned();
+    stream.unwrap_or_else(|| Arc::new(error))
+}
+
+/// Adds the likely reason why a TLS handshake failed: a server without TLS closes the connection, or waits for the end
+/// of what it takes for a command.
+pub(super) fn without_tls(fault: Fault) -> Fault {
+    match fault {
+        Fault::NotSent(Some(cause)) if cause.downcast_ref::<io::Error>().is_some_and(is_no_refusal) => {
+            Fault::NotSent(Some(Arc::new(NoTls(cause))))
+        }
+        other => other,
+    }
+}
+
+fn is_no_refusal(error: &io::Error) -> bool {
+    error.kind() != io::ErrorKind::ConnectionRefused
+}
+
+/// Returns true if the error came from a command within a script. Redis and Valkey name the place in the script then.
+fn is_from_within(message: &str) -> bool {
+    message.contains("@user_script:")
+}
+
+/// Names the commands in the script line that an error came from, where the server does not. Redis 7.0 names only the
+/// place of a command that the user may not run.
+pub(super) fn with_command(fault: Fault, script: &str) -> Fault {
+    match fault {
+        Fault::Broken { refusal, message } => {
+            let message = match commands_at(&message, script) {
+                Some(commands) if !message.contains(" '") => format!("{message} (there it calls {commands})"),
+                _ => message,
+            };
+            Fault::Broken { refusal, message }
+        }
+        other => other,
+    }
+}
+
+fn commands_at(message: &str, script: &str) -> Option<String> {
+    let (_, place) = message.split_once("@user_script:")?;
+    let digits = place.split(|c: char| !c.is_ascii_digit()).next()?;
+    let line = script.lines().nth(digits.parse::<usize>().ok()?.checked_sub(1)?)?;
+    let calls = line.split("call('").skip(1).filter_map(|rest| rest.split('\'').next());
+    let commands: Vec<&str> = calls.collect();
+    (!commands.is_empty()).then(|| commands.join(" or "))
+}
+
+/// Finds the fault in an error that carries a server's words.
+fn server_error(error: &RedisError) -> Option<Fault> {
+    let code = error.code()?;
+    let text = format!("-{code} {}\r\n", error.detail().unwrap_or_default());
+    match redis::parse_redis_value(text.as_bytes()) {
+        Ok(Value::ServerError(error)) => Some(Fault::of_server(&error)),
+        _ => None,
+    }
+}
+
+/// Finds the fault in an error of a TLS handshake, if it is about a certificate.
+#[cfg(feature = "tls")]
+fn of_handshake(error: &RedisError) -> Option<Fault> {
+    use rustls::AlertDescription as Alert;
+    // The library keeps the stream's error in an `Arc`, and the stream the handshake's in its own.
+    let stream: &Source = std::error::Error::source(error)?.downcast_ref()?;
+    let handshake: &rustls::Error = stream.downcast_ref::<std::io::Error>()?.get_ref()?.downcast_ref()?;
+    let refusal = match handshake {
+        rustls::Error::InvalidCertificate(_) => Refusal::Untrusted,
+        // Alert about our certificate, or about its absence. It comes after the handshake, and may be lost with the
+        // connection.
+        rustls::Error::AlertReceived(
+            Alert::CertificateRequired
+            | Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            | Alert::AccessDenied,
+        ) => Refusal::Unauthenticated,
+        _ => return None,
+    };
+    Some(Fault::Refused { refusal, message: handshake.to_string() })
+}
+
+#[cfg(not(feature = "tls"))]
+fn of_handshake(_: &RedisError) -> Option<Fault> {
+    None
+}
+
+/// Splits a value into a reply and a fault.
+pub(super) fn reply(value: Value) -> Result<Value, Fault> {
+    match value {
+        Value::ServerError(error) => Err(Fault::of_server(&error)),
+        value => Ok(value),
+    }
+}
+
+/// A server's words as an error.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Answer(pub(super) String);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(line: &str) -> Fault {
+        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("an error reply");
+        reply(value).expect_err("an error")
+    }
+
+    #[test]
+    fn redirects_name_the_node() {
+        assert!(matches!(fault("MOVED 7 10.0.0.1:7001"), Fault::Moved { address } if address == "10.0.0.1:7001"));
+        assert!(matches!(fault("ASK 7 h:1"), Fault::Ask { address } if address == "h:1"));
+    }
+
+    #[test]
+    fn refusals_are_told_apart() {
+        let cases = [
+            ("OOM command not allowed when used memory > 'maxmemory'.", Refusal::OutOfMemory),
+            ("NOAUTH Authentication required.", Refusal::Unauthenticated),
+            ("NOPERM this user has no permissions", Refusal::Forbidden),
+            ("MISCONF Errors writing to the append only file", Refusal::ReadOnly),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", Refusal::ForeignKey),
+            ("ERR something", Refusal::Other),
+        ];
+        for (line, expected) in cases {
+            assert!(matches!(fault(line), Fault::Refused { refusal, .. } if refusal == expected), "{line}");
+        }
+    }
+
+    #[test]
+    fn refusals_from_within_a_script_are_told_from_those_before_it() {
+        let redis = "NOPERM The user executing the script can't run this command or subcommand script: \
+                     d7be9d8e6d5e0d7a, on @user_script:3.";
+        let redis_7_0 = "ERR The user executing the script can't run this command or subcommand script: \
+                     d7be9d8e6d5e0d7a, on @user_script:3.";
+        let valkey = "ERR ACL failure in script: User u has no permissions to run the 'pexpireat' command script: \
+                      d7be9d8e6d5e0d7a, on @user_script:3.";
+        for line in [redis, redis_7_0, valkey] {
+            assert!(matches!(fault(line), Fault::Broken { refusal: Refusal::Forbidden, .. }), "{line}");
+        }
+        let number = "ERR value is not an integer or out of range script: d7be9d8e, on @user_script:3.";
+        assert!(matches!(fault(number), Fault::Broken { refusal: Refusal::Other, .. }));
+        let foreign =
+            "WRONGTYPE Operation against a key holding the wrong kind of value script: d7be, on @user_script:3.";
+        assert!(matches!(fault(foreign), Fault::Refused { refusal: Refusal::ForeignKey, .. }));
+        let script = "-- one\nlocal two\nredis.call('PEXPIREAT', KEYS[1], 1)";
+        let named = |line| match with_command(fault(line), script) {
+            Fault::Broken { message, .. } => message.to_lowercase().contains("pexpireat"),
+            _ => false,
+        };
+        assert!(named(redis) && named(redis_7_0) && named(valkey));
+    }
+
+    #[test]
+    fn passing_troubles_are_no_refusals() {
+        for line in ["TRYAGAIN x", "CLUSTERDOWN x", "BUSY x"] {
+            assert!(matches!(fault(line), Fault::Again(_)), "{line}");
+        }
+    }
+
+    #[test]
+    fn servers_that_are_no_primary_are_told_apart() {
+        let within = "READONLY You can't write against a read only replica. script: d7be9d8e, on @user_script:3.";
+        for line in ["READONLY You can't write against a read only replica.", within, "LOADING x", "MASTERDOWN x"] {
+            let fault = fault(line);
+            assert!(matches!(fault, Fault::WrongServer(_)) && fault.is_of_no_primary(), "{line}");
+        }
+    }
+}

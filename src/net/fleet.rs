@@ -1,0 +1,972 @@
+//! Fleet: several nodes of which one owns a slot. It is a cluster, or a primary that Sentinels move.
+//!
+//! The map of owners comes from the map source: the members of a cluster, or the Sentinels. The fleet asks it after a
+//! silence, a refusal or a redirection, and when a connection breaks: a healthy fleet sends no questions.
+//!
+//! A silent node is *suspect*, until it answers or owns nothing any more. Meanwhile the fleet asks the map source again
+//! and again, but never the suspect itself. So a shard works again as soon as the others know its new primary, whatever
+//! the old one does.
+//!
+//! A node that cannot serve its slots is suspect until it can: cut off from the others it would name itself for ever.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use redis::{ConnectionAddr, ConnectionInfo};
+use tokio::sync::{oneshot, watch};
+
+use crate::base::background_runtime::BackgroundRuntime;
+use crate::base::clock::Clock;
+use crate::base::error::Result;
+use crate::base::events;
+use crate::base::lease::Moment;
+use crate::base::metrics::Counter;
+use crate::base::options::Options;
+use crate::base::panics::catch_panic;
+use crate::base::topology::{Access, AddressSource};
+use crate::net::address::{address_of, check_members, first, with_credentials, with_host};
+use crate::net::announced::{Announced, Announcer};
+use crate::net::conditions::Conditions;
+use crate::net::fault::{Answer, Fault};
+use crate::net::members::{MAX_ASKED, Members, Standing};
+use crate::net::node::{DialFault, Limits, Node, OnLoss, Reports, Role, not_sent, shown};
+use crate::net::outages::Outages;
+use crate::net::secrets::Secrets;
+use crate::net::sentinels::Sentinels;
+use crate::net::slots::{Moved, SlotMap};
+
+/// Pause between two questions to the map source while a node is suspect.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const MAX_LOOK_AGAIN: Duration = Duration::from_millis(400);
+/// Time until all members know of a failover.
+const NEWS: Duration = Duration::from_secs(2);
+/// Time for which a slot counts as migrating after a node has said so.
+const MIGRATION: Duration = Duration::from_secs(1);
+/// Limit for suspects that are asked at one time whether they answer again.
+const MAX_SUSPECTS_ASKED: usize = 8;
+
+pub(super) struct Fleet {
+    me: Weak<Self>,
+    map_source: MapSource,
+    announced: Announced,
+    /// Connection settings of all nodes, without an address.
+    template: ConnectionInfo,
+    secrets: Arc<Secrets>,
+    limits: Limits,
+    clock: Clock,
+    home: BackgroundRuntime,
+    nodes: Mutex<HashMap<String, Arc<Node>>>,
+    map: watch::Sender<SlotMap>,
+    suspects: Mutex<HashMap<String, Doubt>>,
+    /// Number of suspects: mostly none, and then a call need not know more.
+    suspect_count: AtomicUsize,
+    /// Slots of which some keys were elsewhere recently, and the end of the time for which that counts.
+    migrating: Mutex<HashMap<u16, Moment>>,
+    /// Number of migrating slots: mostly none.
+    migrating_count: AtomicUsize,
+    looking: AtomicBool,
+    /// True while a task asks suspects whether they answer.
+    asking_suspects: AtomicBool,
+    /// Moment until which the refresh loop goes on, whatever is known.
+    look_until: Mutex<Moment>,
+    /// Lock for one question at a time, with the last outcome.
+    refresh_lock: tokio::sync::Mutex<Asked>,
+    map_refreshes: AtomicU64,
+    map_refreshes_tally: Counter,
+    /// Map as the log has reported it.
+    told: Mutex<SlotMap>,
+    outages: Arc<Outages>,
+    conditions: Arc<Conditions>,
+    /// Reconnections to nodes that are forgotten.
+    past_reconnects: AtomicU64,
+}
+
+/// End of the last question, and its outcome.
+type Asked = Option<(Moment, Result<(), DialFault>)>;
+
+/// Reason why a node is suspect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Doubt {
+    /// The node does not answer.
+    Silent,
+    /// The node answers that it cannot serve its slots.
+    Refuses,
+}
+
+/// Source of the map.
+enum MapSource {
+    /// Any member of the cluster.
+    Members(Mutex<Members>),
+    /// Sentinels, which name one primary for all slots.
+    Sentinels(Sentinels),
+}
+
+impl std::fmt::Debug for Fleet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.map_source {
+            MapSource::Members(members) => f.debug_tuple("Cluster").field(&members.lock().len()).finish(),
+            MapSource::Sentinels(sentinels) => sentinels.fmt(f),
+        }
+    }
+}
+
+impl Fleet {
+    pub(super) fn cluster(
+        infos: Vec<ConnectionInfo>,
+        access: &Access,
+        secrets: &Arc<Secrets>,
+        options: &Options,
+        home: BackgroundRuntime,
+        conditions: &Arc<Conditions>,
+    ) -> Result<Arc<Self>> {
+        check_members(&infos)?;
+        let seeds = || infos.iter().map(|info| address_of(info.addr()));
+        let map_source = MapSource::Members(Mutex::new(Members::new(seeds())));
+        let announced = Announced::new(access.remap.clone(), seeds());
+        Ok(Self::new(
+            map_source,
+            announced,
+            first(infos)?,
+            Arc::clone(secrets),
+            Limits::new(options, Role::ClusterMember),
+            home,
+            Arc::clone(conditions),
+        ))
+    }
+
+    pub(super) fn behind_sentinels(
+        primary: &str,
+        infos: Vec<ConnectionInfo>,
+        access: &Access,
+        secrets: &Arc<Secrets>,
+        options: &Options,
+        home: BackgroundRuntime,
+        conditions: &Arc<Conditions>,
+    ) -> Result<Arc<Self>> {
+        let sentinels = Sentinels::new(primary, infos.clone(), Arc::clone(secrets), options.response_timeout);
+        let template = with_credentials(first(infos)?, access.primary_credentials.as_ref());
+        Ok(Self::new(
+            MapSource::Sentinels(sentinels),
+            Announced::new(access.remap.clone(), []),
+            template,
+            Arc::clone(secrets),
+            Limits::new(options, Role::Standalone),
+            home,
+            Arc::clone(conditions),
+        ))
+    }
+
+    fn new(
+        map_source: MapSource,
+        announced: Announced,
+        template: ConnectionInfo,
+        secrets: Arc<Secrets>,
+        limits: Limits,
+        home: BackgroundRuntime,
+        conditions: Arc<Conditions>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            map_source,
+            announced,
+            template,
+            secrets,
+            limits,
+            clock: Clock::System,
+            home,
+            nodes: Mutex::default(),
+            map: watch::Sender::new(SlotMap::default()),
+            suspects: Mutex::default(),
+            suspect_count: AtomicUsize::new(0),
+            migrating: Mutex::default(),
+            migrating_count: AtomicUsize::new(0),
+            looking: AtomicBool::new(false),
+            asking_suspects: AtomicBool::new(false),
+            look_until: Mutex::new(Moment::from_nanos(0)),
+            refresh_lock: tokio::sync::Mutex::new(None),
+            map_refreshes: AtomicU64::new(0),
+            map_refreshes_tally: Counter::of_map_refreshes(),
+            told: Mutex::default(),
+            outages: Arc::default(),
+            conditions,
+            past_reconnects: AtomicU64::new(0),
+        })
+    }
+
+    /// Returns the node at `host:port`. It connects at first use.
+    pub(super) fn node(&self, address: &str) -> Result<Arc<Node>, Fault> {
+        let mut nodes = self.nodes.lock();
+        if let Some(node) = nodes.get(address) {
+            return Ok(Arc::clone(node));
+        }
+        let fleet = Weak::clone(&self.me);
+        // The server went away, or closed the connection: others know what became of it.
+        let on_loss: OnLoss = Arc::new(move || {
+            if let Some(fleet) = fleet.upgrade() {
+                fleet.look_in_background();
+            }
+        });
+        let node = Arc::new(self.new_node(address, Some(on_loss))?);
+        nodes.insert(address.to_owned(), Arc::clone(&node));
+        Ok(node)
+    }
+
+    fn new_node(&self, address: &str, on_loss: Option<OnLoss>) -> Result<Node, Fault> {
+        let unusable = || Fault::NotSent(Some(Arc::new(Answer(format!("{address:?} is no address of a node")))));
+        let (outages, conditions) = (Arc::clone(&self.outages), Arc::clone(&self.conditions));
+        let (source, secrets) = (self.announced.source(address), Arc::clone(&self.secrets));
+        let reports = Reports { on_loss, outages, conditions, source, secrets };
+        let info = self.template.clone().set_addr(self.address_like_ours(address).ok_or_else(unusable)?);
+        Node::new(address, info, self.limits, self.clock, self.home.clone(), reports).map_err(|_| unusable())
+    }
+
+    fn address_like_ours(&self, address: &str) -> Option<ConnectionAddr> {
+        let (host, port) = address.rsplit_once(':')?;
+        Some(with_host(self.template.addr(), host, port.parse().ok()?))
+    }
+
+    /// Returns the address of a slot's owner, as far as is known.
+    pub(super) fn owner_address(&self, slot: u16) -> Option<Arc<str>> {
+        self.map.borrow().owner(slot).cloned()
+    }
+
+    /// Returns true if no other node is known to own the slot.
+    pub(super) fn leaves(&self, slot: u16, to: &Node) -> bool {
+        self.map.borrow().owner(slot).is_none_or(|owner| **owner == *to.address())
+    }
+
+    /// Yields the map after each refresh and each move; it may be unchanged.
+    pub(super) fn changes(&self) -> watch::Receiver<SlotMap> {
+        self.map.subscribe()
+    }
+
+    pub(super) async fn owner(&self, slot: u16) -> Result<Arc<Node>, Fault> {
+        let mut address = self.owner_address(slot);
+        let mut asked = Ok(());
+        if address.is_none() {
+            asked = Box::pin(self.refresh_unless_known(slot)).await;
+            address = self.owner_address(slot);
+        }
+        match (address, asked) {
+            (Some(address), _) => self.node(&address),
+            (None, Err(fault)) => Err(fault),
+            (None, Ok(())) => Err(Fault::NotSent(Some(Arc::new(Answer(format!("nobody says who owns slot {slot}")))))),
+        }
+    }
+
+    /// Returns the address at which to reach a server that a member announced at `address`.
+    pub(super) fn hear(&self, address: &str, member: &str) -> String {
+        self.announced.hear(address, Announcer::Member(member))
+    }
+
+    /// Notes that one slot has moved, as a member announced; others may have moved, too.
+    pub(super) fn moved(self: &Arc<Self>, slot: u16, address: &str, member: &str) -> Result<Arc<Node>, Fault> {
+        let address = self.hear(address, member);
+        self.map.send_modify(|map| map.set_owner(slot, &address));
+        self.look_in_background();
+        self.node(&address)
+    }
+
+    /// Returns the source of a node's address.
+    pub(super) fn address_source(&self, address: &str) -> AddressSource {
+        self.announced.source(address)
+    }
+
+    /// Returns a node's address for errors: with its source, unless the user named it.
+    fn shown(&self, address: &str) -> String {
+        shown(address, &self.announced.source(address))
+    }
+
+    /// Notes that a slot migrates: its owner redirects requests for keys that have gone already, so each goes one by
+    /// one.
+    pub(super) fn migrates(&self, slot: u16) {
+        let now = self.clock.now();
+        let mut migrating = self.migrating.lock();
+        migrating.retain(|_, until| *until > now);
+        migrating.insert(slot, now.after(MIGRATION));
+        self.migrating_count.store(migrating.len(), Ordering::Release);
+    }
+
+    pub(super) fn is_migrating(&self, slot: u16) -> bool {
+        if self.migrating_count.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let now = self.clock.now();
+        let mut migrating = self.migrating.lock();
+        migrating.retain(|_, until| *until > now);
+        self.migrating_count.store(migrating.len(), Ordering::Release);
+        migrating.contains_key(&slot)
+    }
+
+    /// Notes that a node answered.
+    pub(super) fn trust(&self, node: &Node) {
+        if self.suspect_count.load(Ordering::Acquire) > 0 {
+            self.change_suspects(|suspects| {
+                suspects.remove(node.address());
+            });
+        }
+    }
+
+    /// Notes that a node was silent, or cannot serve its slots any more. Others are asked for the owner.
+    pub(super) fn suspect(self: &Arc<Self>, node: &Node, doubt: Doubt) {
+        self.change_suspects(|suspects| {
+            suspects.insert(node.address().to_owned(), doubt);
+        });
+        self.look_in_background();
+    }
+
+    pub(super) fn suspects(&self, node: &Node) -> bool {
+        self.suspect_count.load(Ordering::Acquire) > 0 && self.suspects.lock().contains_key(node.address())
+    }
+
+    fn change_suspects(&self, change: impl FnOnce(&mut HashMap<String, Doubt>)) {
+        let mut suspects = self.suspects.lock();
+        change(&mut suspects);
+        self.suspect_count.store(suspects.len(), Ordering::Release);
+    }
+
+    /// Resolves when another node than this suspect owns the slot; never for a node that is trusted.
+    pub(super) async fn abandoned(&self, slot: u16, node: &Node) {
+        if !self.suspects(node) {
+            return std::future::pending().await;
+        }
+        let mut map = self.map.subscribe();
+        let moved = |map: &SlotMap| map.owner(slot).is_some_and(|owner| **owner != *node.address());
+        if map.wait_for(moved).await.is_err() {
+            // The sender lives as long as this fleet.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Asks the Sentinels for the primary, as a regular check though nothing is wrong. An old primary that they have
+    /// not reached yet does not say that it was replaced.
+    ///
+    /// Never asks a cluster, whose map is large and whose nodes redirect.
+    pub(super) fn look_from_time_to_time(self: &Arc<Self>) {
+        if let MapSource::Sentinels(_) = self.map_source {
+            self.look_in_background();
+        }
+    }
+
+    /// Refreshes the map for [`NEWS`] after a change, of which not all members know yet.
+    pub(super) fn look_for_news(self: &Arc<Self>) {
+        *self.look_until.lock() = self.clock.now().after(NEWS);
+        self.look_in_background();
+    }
+
+    /// Refreshes the map until no owner is suspect. One task does so at a time.
+    pub(super) fn look_in_background(self: &Arc<Self>) {
+        if self.looking.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let looking = Looking(Arc::downgrade(self));
+        self.home.spawn(async move {
+            let mut pause = LOOK_AGAIN;
+            loop {
+                let Some(fleet) = looking.0.upgrade() else {
+                    return;
+                };
+                fleet.ask_suspects_in_background();
+                drop(fleet.ask_in_turn(None).await);
+                drop(fleet);
+                // Also when all is well: it limits the rate of questions.
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(MAX_LOOK_AGAIN);
+                if looking.0.upgrade().is_none_or(|fleet| fleet.ends_look_out()) {
+                    // The flag is clear already, and another loop may have set it again.
+                    return looking.let_go();
+                }
+            }
+        });
+    }
+
+    /// Asks suspects in a task of its own: a silent one must not delay the question to the map source.
+    fn ask_suspects_in_background(self: &Arc<Self>) {
+        if self.asking_suspects.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let asking = AsksSuspects(Arc::clone(self));
+        self.home.spawn(async move { asking.0.ask_suspects().await });
+    }
+
+    /// Asks silent suspects that own slots, as far as is known. Trusts one that answers, even if no caller has a
+    /// request for it.
+    async fn ask_suspects(&self) {
+        let mut silent: Vec<String> = {
+            let map = self.map.borrow();
+            let suspects = self.suspects.lock();
+            let silent = suspects.iter().filter(|(address, doubt)| **doubt == Doubt::Silent && map.has(address));
+            silent.map(|(address, _)| address.clone()).collect()
+        };
+        fastrand::shuffle(&mut silent);
+        let nodes = silent.iter().take(MAX_SUSPECTS_ASKED).filter_map(|owner| self.node(owner).ok());
+        let mut answers: FuturesUnordered<_> = nodes
+            .map(|node| async move {
+                let answer = node.ask(&redis::cmd("TIME")).await;
+                answer.is_ok().then_some(node)
+            })
+            .collect();
+        while let Some(answer) = answers.next().await {
+            if let Some(node) = answer {
+                self.trust(&node);
+            }
+        }
+    }
+
+    /// Ends the refresh loop if all is well. A node that becomes suspect at the same time finds the loop either ended
+    /// or going on.
+    fn ends_look_out(&self) -> bool {
+        if !self.is_well() {
+            return false;
+        }
+        if let MapSource::Members(members) = &self.map_source {
+            members.lock().begin_again();
+        }
+        // Cleared before the second look: a suspect that this look misses finds the flag clear, and begins a loop.
+        self.looking.store(false, Ordering::SeqCst);
+        // A node became suspect meanwhile: goes on, unless another loop has begun.
+        self.is_well() || self.looking.swap(true, Ordering::SeqCst)
+    }
+
+    /// Returns true if all owners answer. Keeps a suspect that owns nothing while it is a member, which might be asked.
+    fn is_well(&self) -> bool {
+        if self.clock.now() < *self.look_until.lock() {
+            return false;
+        }
+        let map = self.map.borrow();
+        let mut is_well = true;
+        self.change_suspects(|suspects| {
+            suspects.retain(|suspect, _| map.has(suspect) || self.is_member(suspect));
+            is_well = !suspects.iter().any(|(suspect, doubt)| *doubt == Doubt::Silent && map.has(suspect));
+        });
+        is_well
+    }
+
+    fn is_member(&self, address: &str) -> bool {
+        match &self.map_source {
+            MapSource::Members(members) => members.lock().has(address),
+            MapSource::Sentinels(_) => false,
+        }
+    }
+
+    /// Asks the map source for the owner of a slot, once for all callers at the same time: an answer that it does not
+    /// have now it will not have for the next caller either.
+    async fn refresh_unless_known(&self, slot: u16) -> Result<(), Fault> {
+        self.ask_at_home(Some(slot)).await
+    }
+
+    /// Takes the first map that a member which is not suspect gives.
+    pub(super) async fn refresh(&self) -> Result<(), Fault> {
+        self.ask_at_home(None).await
+    }
+
+    /// Asks in the background runtime: the task that holds the lock goes on, whatever becomes of its caller.
+    async fn ask_at_home(&self, slot: Option<u16>) -> Result<(), Fault> {
+        let (tell, told) = oneshot::channel();
+        let fleet = Weak::clone(&self.me);
+        self.home.spawn(async move {
+            if let Some(fleet) = fleet.upgrade() {
+                // The caller may have gone.
+                drop(tell.send(fleet.ask_in_turn(slot).await));
+            }
+        });
+        match tokio::time::timeout(self.limits.response_timeout * 3, told).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) | Err(_) => {
+                Err(Fault::NotSent(Some(Arc::new(Answer("the question for the map has no answer".to_owned())))))
+            }
+        }
+    }
+
+    /// Asks the map source, unless it is for the owner of a slot that is known by then.
+    async fn ask_in_turn(&self, slot: Option<u16>) -> Result<(), Fault> {
+        let mut last = self.refresh_lock.lock().await;
+        if let Some(slot) = slot {
+            if self.owner_address(slot).is_some() {
+                return Ok(());
+            }
+            if let Some((at, refreshed)) = &*last
+                && self.clock.now().since(*at) < LOOK_AGAIN
+            {
+                return Ok(refreshed.clone()?);
+            }
+        }
+        let refreshed = self.ask_guide().await.map_err(not_sent);
+        *last = Some((self.clock.now(), refreshed.clone()));
+        Ok(refreshed?)
+    }
+
+    async fn ask_guide(&self) -> Result<(), Fault> {
+        self.map_refreshes.fetch_add(1, Ordering::Relaxed);
+        self.map_refreshes_tally.add_one();
+        let map = match &self.map_source {
+            MapSource::Members(members) => self.ask_members(members).await?,
+            MapSource::Sentinels(sentinels) => {
+                let (primary, sentinel) = sentinels.primary().await?;
+                SlotMap::whole(&self.announced.hear(&primary, Announcer::Sentinel(&sentinel)))
+            }
+        };
+        self.forget_others(&map);
+        self.tell_news(&map);
+        self.map.send_replace(map);
+        Ok(())
+    }
+
+    /// Reports each slot in the log that has another owner than in the last report.
+    fn tell_news(&self, map: &SlotMap) {
+        self.outages.retain(|node| map.has(node) || self.is_member(node));
+        self.conditions.retain(|node| map.has(node) || self.is_member(node));
+        self.announced.retain(|node| map.has(node) || self.is_member(node));
+        let before = std::mem::replace(&mut *self.told.lock(), map.clone());
+        let is_first = before.is_empty();
+        for Moved { slots, owner, was } in map.moves_since(&before) {
+            // Behind Sentinels one primary has all slots.
+            let slots = matches!(self.map_source, MapSource::Members(_)).then_some(&*slots);
+            catch_panic(|| match owner {
+                Some(owner) if is_first => events::primary_found(slots, &owner, &self.address_source(&owner)),
+                owner => {
+                    let source = owner.as_deref().map(|owner| self.address_source(owner)).unwrap_or_default();
+                    events::primary_changed(slots, owner.as_deref(), &source, was.as_deref());
+                }
+            });
+        }
+    }
+
+    /// Forgets nodes that own nothing, except those that the user named. A caller that still waits for one keeps it
+    /// alive.
+    ///
+    /// One connection stays, if only that of the member that gave the map: its end would tell of changes.
+    fn forget_others(&self, map: &SlotMap) {
+        let nodes: Vec<_> = self.nodes.lock().values().cloned().collect();
+        let has_owner = nodes.iter().any(|node| map.has(node.address()) && node.is_connected());
+        for node in nodes.iter().filter(|node| !map.has(node.address())) {
+            let is_kept = match &self.map_source {
+                MapSource::Members(members) => {
+                    let members = members.lock();
+                    members.is_seed(node.address()) || !has_owner && members.answered_last(node.address())
+                }
+                MapSource::Sentinels(_) => false,
+            };
+            if !is_kept && self.nodes.lock().remove(node.address()).is_some() {
+                // A later connection to this address belongs to a new node, and counts as its first.
+                self.past_reconnects.fetch_add(node.reconnects(), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Returns a node of this fleet that is asked once. It is not kept unless it is known already.
+    pub(super) fn passing_node(&self, address: &str) -> Result<Arc<Node>, Fault> {
+        if let Some(node) = self.nodes.lock().get(address) {
+            return Ok(Arc::clone(node));
+        }
+        self.new_node(address, None).map(Arc::new)
+    }
+
+    /// Returns the present map.
+    pub(super) fn known_map(&self) -> SlotMap {
+        self.map.borrow().clone()
+    }
+
+    /// Returns the addresses that the user named, of a cluster.
+    pub(super) fn seeds(&self) -> Vec<Arc<str>> {
+        match &self.map_source {
+            MapSource::Members(members) => members.lock().seeds(),
+            MapSource::Sentinels(_) => Vec::new(),
+        }
+    }
+
+    pub(super) fn outages(&self) -> &Arc<Outages> {
+        &self.outages
+    }
+
+    pub(super) fn sentinels(&self) -> Option<&Sentinels> {
+        match &self.map_source {
+            MapSource::Members(_) => None,
+            MapSource::Sentinels(sentinels) => Some(sentinels),
+        }
+    }
+
+    pub(super) fn reconnects(&self) -> u64 {
+        let nodes: u64 = self.nodes.lock().values().map(|node| node.reconnects()).sum();
+        nodes + self.past_reconnects.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn map_refreshes(&self) -> u64 {
+        self.map_refreshes.load(Ordering::Relaxed)
+    }
+
+    /// Succeeds when a primary answers: that of the Sentinels, or any of a cluster.
+    pub(super) async fn ready(&self) -> Result<(), Fault> {
+        self.refresh().await?;
+        let mut owners: Vec<_> = self.known_map().owners().cloned().collect();
+        let is_connected = |owner: &Arc<str>| self.nodes.lock().get(&**owner).is_some_and(|node| node.is_connected());
+        if let MapSource::Members(_) = self.map_source
+            && owners.iter().any(is_connected)
+        {
+            return Ok(());
+        }
+        fastrand::shuffle(&mut owners);
+        // A few in place of all: if no primary can be reached, that shows as soon. A starting process does not dial all
+        // nodes of a large cluster.
+        let mut answers: FuturesUnordered<_> = owners.iter().take(MAX_ASKED).map(|owner| self.greet(owner)).collect();
+        let mut fault = Ok(());
+        while let Some(answer) = answers.next().await {
+            if answer.is_ok() {
+                return Ok(());
+            }
+            fault = answer;
+        }
+        fault
+    }
+
+    async fn greet(&self, owner: &str) -> Result<(), Fault> {
+        let node = self.node(owner)?;
+        node.ready().await.map_err(|fault| fault.at(node.shown()))
+    }
+
+    /// Asks a few members at a time until one gives a map, all were asked, or time is over.
+    ///
+    /// The next question goes on with members that were not asked yet. A round begins when the one before has failed,
+    /// or is slow.
+    async fn ask_members(&self, members: &Mutex<Members>) -> Result<SlotMap, Fault> {
+        let response_timeout = self.limits.response_timeout;
+        let time_is_over = tokio::time::sleep(response_timeout * 2);
+        tokio::pin!(time_is_over);
+        let mut fault = Fault::NotSent(None);
+        let mut unasked = members.lock().len();
+        let mut answers = FuturesUnordered::new();
+        loop {
+            let round = if unasked > 0 { self.next_members(members) } else { Vec::new() };
+            unasked = unasked.saturating_sub(if round.is_empty() { MAX_ASKED } else { round.len() });
+            answers.extend(round.into_iter().map(|address| self.ask_for_slots(address)));
+            let is_slow = tokio::time::sleep(response_timeout / 2);
+            tokio::pin!(is_slow);
+            loop {
+                tokio::select! {
+                    biased;
+                    answer = answers.next() => match answer {
+                        Some((address, Ok(map))) => {
+                            let mut members = members.lock();
+                            if members.believes(&address, &map) {
+                                members.answered(&address, &map);
+                                return Ok(map);
+                            }
+                            fault = Fault::NotSent(Some(Arc::new(Answer(format!(
+                                "{address} is a member of another cluster by now"
+                            )))));
+                        }
+                        // A refusal says more than a silence.
+                        Some((_, Err(refused @ Fault::Refused { .. }))) => fault = refused,
+                        Some((_, Err(other))) if matches!(fault, Fault::NotSent(None)) => fault = other,
+                        Some((_, Err(_))) => {}
+                        None if unasked > 0 => break,
+                        None => return Err(fault),
+                    },
+                    // Checked before the next round: on a busy machine both timers may be over.
+                    () = &mut time_is_over => return Err(fault),
+                    () = &mut is_slow, if unasked > 0 => break,
+                }
+            }
+        }
+    }
+
+    /// Returns the members to ask next. Copies what is known of nodes first: calls need those locks.
+    fn next_members(&self, members: &Mutex<Members>) -> Vec<Arc<str>> {
+        let suspects = self.suspects.lock().clone();
+        let mut nodes: Vec<_> = self.nodes.lock().values().cloned().collect();
+        nodes.retain(|node| node.is_connected());
+        let connected: HashSet<&str> = nodes.iter().map(|node| node.address()).collect();
+        members.lock().next(|address| match address {
+            _ if suspects.contains_key(address) => Standing::Suspect,
+            _ if connected.contains(address) => Standing::Connected,
+            _ => Standing::Unconnected,
+        })
+    }
+
+    async fn ask_for_slots(&self, address: Arc<str>) -> (Arc<str>, Result<SlotMap, Fault>) {
+        let asking = async {
+            let mut question = redis::cmd("CLUSTER");
+            question.arg("SLOTS");
+            let reply = self.node(&address)?.ask_for_map(&question).await?;
+            let map = SlotMap::parse(&reply, |announced| self.hear(announced, &address));
+            let map = map.filter(|map| !map.is_empty());
+            map.ok_or_else(|| Fault::NotSent(Some(Arc::new(Answer("it knows no slots".to_owned())))))
+        };
+        // The time covers the connection, too; a connection that comes later serves the next question.
+        let answer = tokio::time::timeout(self.limits.response_timeout, asking).await;
+        let silence = || Fault::NotSent(Some(Arc::new(Answer("no answer in time".to_owned()))));
+        let answer = answer.unwrap_or_else(|_| Err(silence())).map_err(|fault| fault.at(&self.shown(&address)));
+        (address, answer)
+    }
+}
+
+/// Marks the refresh loop as ended, also when its runtime drops it.
+struct Looking(Weak<Fleet>);
+
+impl Looking {
+    /// Ends without clearing the flag.
+    fn let_go(mut self) {
+        self.0 = Weak::new();
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        if let Some(fleet) = self.0.upgrade() {
+            fleet.looking.store(false, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Marks the question to suspects as over, also when its runtime drops it.
+struct AsksSuspects(Arc<Fleet>);
+
+impl Drop for AsksSuspects {
+    fn drop(&mut self) {
+        self.0.asking_suspects.store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+    use crate::base::topology::Tls;
+    use crate::net::address::parse_all;
+    use crate::net::fake::{TIME, command, hello};
+
+    #[tokio::test(start_paused = true)]
+    async fn look_out_that_has_ended_leaves_nothing_of_a_dropped_fleet() {
+        let nobody = parse_all(&["redis://127.0.0.1:1".to_owned()], &Tls::new()).expect("valid");
+        let fleet = Fleet::cluster(
+            nobody,
+            &Access::default(),
+            &Reports::for_test().secrets,
+            &Options::default(),
+            BackgroundRuntime::On(tokio::runtime::Handle::current()),
+            &Reports::for_test().conditions,
+        )
+        .expect("valid");
+        fleet.look_in_background();
+        assert!(fleet.looking.load(Ordering::SeqCst));
+        let ended = async {
+            while fleet.looking.load(Ordering::SeqCst) {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the look-out ends");
+        tokio::task::yield_now().await;
+        // One of the loop, and one of the only node's connection.
+        assert!(Arc::weak_count(&fleet) <= 2, "the look-out holds on to the fleet's memory");
+    }
+
+    /// A thousand nodes on one listener: each has an address of its own in 127/8.
+    struct Crowd {
+        port: u16,
+        shared: Arc<Shared>,
+    }
+
+    #[derive(Default)]
+    struct Shared {
+        dead: Mutex<HashSet<IpAddr>>,
+        /// Nodes that a client connected to, and nodes that were asked for the map, in order.
+        connected: Mutex<Vec<IpAddr>>,
+        asked: Mutex<Vec<IpAddr>>,
+        died: tokio::sync::Notify,
+        /// True if dead nodes keep connections, and say nothing.
+        are_silent: AtomicBool,
+        kept: Mutex<Vec<tokio::net::TcpStream>>,
+    }
+
+    const CROWD: u16 = 1000;
+    const PRIMARIES: u16 = CROWD / 2;
+
+    fn address(n: u16) -> IpAddr {
+        let [high, low] = n.to_be_bytes();
+        IpAddr::from([127, 1, high, low])
+    }
+
+    impl Crowd {
+        async fn start() -> Self {
+            let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.expect("a port");
+            let port = listener.local_addr().expect("bound").port();
+            let shared = Arc::<Shared>::default();
+            let serving = Arc::clone(&shared);
+            let map = Self::map(port);
+            tokio::spawn(async move {
+                while let Ok((stream, _)) = listener.accept().await {
+                    let at = stream.local_addr().expect("connected").ip();
+                    serving.connected.lock().push(at);
+                    let is_dead = serving.dead.lock().contains(&at);
+                    if is_dead && serving.are_silent.load(Ordering::SeqCst) {
+                        serving.kept.lock().push(stream);
+                    } else if !is_dead {
+                        tokio::spawn(serve(stream, at, Arc::clone(&map), Arc::clone(&serving)));
+                    }
+                }
+            });
+            Self { port, shared }
+        }
+
+        /// Returns the reply to `CLUSTER SLOTS`: each primary has a replica.
+        fn map(port: u16) -> Arc<str> {
+            let mut map = format!("*{PRIMARIES}\r\n");
+            for n in 0..PRIMARIES {
+                let slots = |n: u16| u32::from(n) * u32::from(crate::base::key::SLOTS) / u32::from(PRIMARIES);
+                map += &format!("*4\r\n:{}\r\n:{}\r\n", slots(n), slots(n + 1) - 1);
+                for node in [n, n + PRIMARIES] {
+                    let host = address(node).to_string();
+                    map += &format!("*3\r\n${}\r\n{host}\r\n:{port}\r\n$2\r\nid\r\n", host.len());
+                }
+            }
+            map.into()
+        }
+
+        fn fleet(&self, response_timeout: Duration) -> Arc<Fleet> {
+            let seed = format!("redis://{}:{}", address(0), self.port);
+            let infos = parse_all(&[seed], &Tls::new()).expect("valid");
+            let options = Options { response_timeout, ..Options::default() };
+            Fleet::cluster(
+                infos,
+                &Access::default(),
+                &Reports::for_test().secrets,
+                &options,
+                BackgroundRuntime::On(tokio::runtime::Handle::current()),
+                &Reports::for_test().conditions,
+            )
+            .expect("valid")
+        }
+
+        fn counts(&self) -> (usize, usize) {
+            (self.shared.connected.lock().len(), self.shared.asked.lock().len())
+        }
+
+        /// All but these die, and their connections with them.
+        fn kill_all_but(&self, alive: &[u16]) {
+            let dead = (0..CROWD).filter(|n| !alive.contains(n)).map(address);
+            self.shared.dead.lock().extend(dead);
+            self.shared.died.notify_waiters();
+        }
+    }
+
+    async fn serve(mut stream: tokio::net::TcpStream, at: IpAddr, map: Arc<str>, shared: Arc<Shared>) {
+        let (mut said, mut done) = (Vec::new(), 0);
+        loop {
+            let died = shared.died.notified();
+            if shared.dead.lock().contains(&at) {
+                return;
+            }
+            tokio::select! {
+                read = stream.read_buf(&mut said) => if read.is_err() || matches!(read, Ok(0)) { return },
+                () = died => return,
+            }
+            while let Some((words, end)) = command(&said, done) {
+                done = end;
+                let answer = match (words[0].to_ascii_uppercase().as_str(), words.len()) {
+                    ("HELLO", _) => hello("cluster"),
+                    ("TIME", _) => TIME.to_owned(),
+                    ("CLUSTER", _) => {
+                        shared.asked.lock().push(at);
+                        map.to_string()
+                    }
+                    _ => "+OK\r\n".to_owned(),
+                };
+                if stream.write_all(answer.as_bytes()).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn thousand_nodes_are_asked_by_three() {
+        let crowd = Crowd::start().await;
+        let fleet = crowd.fleet(Duration::from_secs(5));
+        assert!(fleet.ready().await.is_ok(), "the seed answers");
+        assert_eq!(crowd.counts(), (1, 1));
+        for slot in [0, 8000, 16383] {
+            let node = fleet.owner(slot).await.expect("it is known");
+            assert!(node.ready().await.is_ok(), "it answers");
+        }
+        // The seed owns slot 0.
+        assert_eq!(crowd.counts(), (3, 1), "whoever has nothing to ask asks nobody");
+        // One slot moves: the connected members are asked, once.
+        let moved = format!("{}:{}", address(7), crowd.port);
+        assert!(fleet.moved(0, &moved, &moved).is_ok());
+        let ended = async {
+            while fleet.looking.load(Ordering::SeqCst) {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the look-out ends");
+        let (connected, asked) = crowd.counts();
+        assert!(connected <= 3 && asked <= 1 + MAX_ASKED, "{connected} connections, {asked} questions");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn silent_suspect_does_not_hold_up_questions_to_others() {
+        let crowd = Crowd::start().await;
+        let response_timeout = Duration::from_secs(20);
+        let fleet = crowd.fleet(response_timeout);
+        assert!(fleet.ready().await.is_ok(), "the seed answers");
+        crowd.shared.are_silent.store(true, Ordering::SeqCst);
+        crowd.shared.dead.lock().insert(address(1));
+        let suspect = fleet.node(&format!("{}:{}", address(1), crowd.port)).expect("an address");
+        let (asked, began) = (crowd.counts().1, tokio::time::Instant::now());
+        fleet.suspect(&suspect, Doubt::Silent);
+        while crowd.counts().1 < asked + 5 {
+            assert!(began.elapsed() < response_timeout, "{} questions", crowd.counts().1 - asked);
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        assert!(fleet.suspects(&suspect), "it has not answered");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn ten_of_a_thousand_nodes_are_found() {
+        let crowd = Crowd::start().await;
+        let fleet = crowd.fleet(Duration::from_secs(5));
+        assert!(fleet.ready().await.is_ok(), "the seed answers");
+        crowd.kill_all_but(&[13, 99, 140, 255, 400, 511, 600, 777, 900, 999]);
+        let began = tokio::time::Instant::now();
+        while fleet.refresh().await.is_err() {
+            assert!(began.elapsed() < Duration::from_secs(60), "each question asks others than those before");
+        }
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        let connected = crowd.shared.connected.lock().clone();
+        let distinct: HashSet<_> = connected.iter().collect();
+        // The seed was connected before it died, and is asked again.
+        assert!(connected.len() <= distinct.len() + 1 + MAX_ASKED, "nobody is asked twice before all were");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn each_question_to_silent_nodes_goes_on_where_the_last_one_ended() {
+        let crowd = Crowd::start().await;
+        let fleet = crowd.fleet(Duration::from_secs(1));
+        assert!(fleet.ready().await.is_ok(), "the seed answers");
+        // The refresh loop for the lost connection would ask in between.
+        fleet.looking.store(true, Ordering::SeqCst);
+        crowd.shared.are_silent.store(true, Ordering::SeqCst);
+        crowd.kill_all_but(&[]);
+        let mut before = crowd.counts().0;
+        for _ in 0..3 {
+            let began = tokio::time::Instant::now();
+            assert!(fleet.refresh().await.is_err(), "nobody answers");
+            assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+            let connected = crowd.counts().0;
+            // One round at its beginning, and one each time that half a response timeout is over.
+            assert!((1..=4 * MAX_ASKED).contains(&(connected - before)), "{}", connected - before);
+            before = connected;
+        }
+        let connected = crowd.shared.connected.lock().clone();
+        let distinct: HashSet<_> = connected.iter().collect();
+        assert!(connected.len() <= distinct.len() + 1, "nobody is asked twice before all were, but for the seed");
+    }
+}

@@ -1,0 +1,250 @@
+//! All members of a cluster that were ever seen, and the choice among them for the next question for the map.
+//!
+//! Replicas are members like others: when all known primaries have been replaced, the replicas know the new ones.
+//!
+//! A member that no map names any more is kept as well, since the map may have been wrong; the number of these is
+//! limited. They are asked last, and their map counts only if it still has a node of the newest map: by now their
+//! address may belong to another cluster. The maps of nodes that the user named always count.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::net::slots::SlotMap;
+
+/// Limit for members that are asked at one time.
+pub(super) const MAX_ASKED: usize = 3;
+/// Limit for members that the newest map does not name.
+const MAX_UNLISTED: usize = 1024;
+
+/// Preference among members, best first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Standing {
+    Connected,
+    Unconnected,
+    Suspect,
+    /// The newest map does not name the member.
+    Unlisted,
+}
+
+#[derive(Debug)]
+pub(super) struct Members {
+    roll: HashMap<Arc<str>, Member>,
+    /// Number of the cycle. No member is asked twice within one.
+    cycle: u64,
+    /// Number of maps so far.
+    maps: u64,
+    /// Node ids in the newest map.
+    ids: HashSet<String>,
+    last_to_answer: Option<Arc<str>>,
+    /// Cycle in which that member answered.
+    answered_in: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    /// Cycle in which the member was asked last.
+    asked: u64,
+    /// Number of the last map that named the member.
+    listed: u64,
+    /// True if the user named the member: it is never forgotten.
+    is_seed: bool,
+}
+
+impl Members {
+    pub(super) fn new(seeds: impl IntoIterator<Item = String>) -> Self {
+        let member = Member { asked: 0, listed: 0, is_seed: true };
+        let roll = seeds.into_iter().map(|seed| (Arc::from(seed), member)).collect();
+        Self { roll, cycle: 1, maps: 0, ids: HashSet::new(), last_to_answer: None, answered_in: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.roll.len()
+    }
+
+    pub(super) fn has(&self, address: &str) -> bool {
+        self.roll.contains_key(address)
+    }
+
+    pub(super) fn is_seed(&self, address: &str) -> bool {
+        self.roll.get(address).is_some_and(|member| member.is_seed)
+    }
+
+    pub(super) fn seeds(&self) -> Vec<Arc<str>> {
+        self.roll.iter().filter(|(_, member)| member.is_seed).map(|(address, _)| Arc::clone(address)).collect()
+    }
+
+    pub(super) fn answered_last(&self, address: &str) -> bool {
+        self.last_to_answer.as_deref() == Some(address)
+    }
+
+    /// Returns the members to ask in the next round: others than in the rounds before, until all were asked.
+    ///
+    /// While there are members with an open connection, only these are asked. Suspects are asked when no other member
+    /// has answered: an old primary that is cut off from the others would name itself. After them come members that the
+    /// newest map does not name.
+    pub(super) fn next(&mut self, standing: impl Fn(&str) -> Standing) -> Vec<Arc<str>> {
+        let mut candidates = self.unasked(&standing);
+        let has_answer = self.answered_in == self.cycle;
+        if candidates.first().is_none_or(|(best, _, _)| has_answer && *best >= Standing::Suspect) {
+            self.cycle += 1;
+            candidates = self.unasked(&standing);
+        }
+        candidates.truncate(MAX_ASKED);
+        if let Some((best, _, _)) = candidates.first() {
+            let best = *best;
+            candidates.retain(|(standing, _, _)| *standing == best);
+        }
+        let asked: Vec<_> = candidates.into_iter().map(|(_, _, address)| address).collect();
+        for address in &asked {
+            if let Some(member) = self.roll.get_mut(address) {
+                member.asked = self.cycle;
+            }
+        }
+        asked
+    }
+
+    /// Returns the members that were not asked in this cycle, in the order in which to ask them.
+    fn unasked(&self, standing: impl Fn(&str) -> Standing) -> Vec<(Standing, u64, Arc<str>)> {
+        let unasked = self.roll.iter().filter(|(_, member)| member.asked < self.cycle);
+        let standing = |address: &str, member: &Member| match self.is_listed(member) {
+            true => standing(address),
+            false => Standing::Unlisted,
+        };
+        let candidate = |(address, member): (&Arc<str>, &Member)| {
+            (standing(address, member), fastrand::u64(..), Arc::clone(address))
+        };
+        let mut candidates: Vec<_> = unasked.map(candidate).collect();
+        candidates.sort_unstable();
+        candidates
+    }
+
+    fn is_listed(&self, member: &Member) -> bool {
+        member.is_seed || member.listed == self.maps
+    }
+
+    /// Returns true if this map is one of our cluster. Forgets the member otherwise.
+    pub(super) fn believes(&mut self, address: &str, map: &SlotMap) -> bool {
+        let is_listed = self.roll.get(address).is_some_and(|member| self.is_listed(member));
+        let is_ours = is_listed || self.ids.is_empty() || !self.ids.is_disjoint(map.ids());
+        if !is_ours {
+            self.roll.remove(address);
+        }
+        is_ours
+    }
+
+    /// Begins a new cycle: members with an open connection come first again.
+    pub(super) fn begin_again(&mut self) {
+        self.cycle += 1;
+    }
+
+    /// Notes a map that a member gave.
+    pub(super) fn answered(&mut self, address: &Arc<str>, map: &SlotMap) {
+        self.maps += 1;
+        self.ids.clone_from(map.ids());
+        for listed in map.everybody().chain([address]) {
+            let member = Member { asked: 0, listed: self.maps, is_seed: false };
+            self.roll.entry(Arc::clone(listed)).or_insert(member).listed = self.maps;
+        }
+        self.last_to_answer = Some(Arc::clone(address));
+        self.answered_in = self.cycle;
+        self.forget_unlisted();
+    }
+
+    /// Forgets members above the limit. Those that maps have not named for the longest time go first, at random among
+    /// equals. The member that answered last stays, whatever its map said.
+    fn forget_unlisted(&mut self) {
+        let unlisted = self.roll.iter().filter(|(_, member)| member.listed < self.maps && !member.is_seed);
+        let mut unlisted: Vec<_> =
+            unlisted.map(|(address, member)| (member.listed, fastrand::u64(..), Arc::clone(address))).collect();
+        if let Some(surplus) = unlisted.len().checked_sub(MAX_UNLISTED) {
+            unlisted.sort_unstable();
+            for (_, _, address) in unlisted.iter().take(surplus) {
+                self.roll.remove(address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::Value;
+
+    use super::*;
+
+    fn seeds(count: usize) -> Members {
+        Members::new((0..count).map(|n| format!("h:{n}")))
+    }
+
+    #[test]
+    fn each_round_asks_others_until_all_were_asked() {
+        let mut members = seeds(10);
+        let mut asked = HashSet::new();
+        for _ in 0..4 {
+            let round = members.next(|_| Standing::Unconnected);
+            assert!(round.len() <= MAX_ASKED);
+            asked.extend(round);
+        }
+        assert_eq!(asked.len(), 10, "nobody twice, everybody once");
+        assert_eq!(members.next(|_| Standing::Unconnected).len(), MAX_ASKED, "from the beginning");
+    }
+
+    #[test]
+    fn open_connections_come_first_and_suspects_last() {
+        let mut members = seeds(5);
+        let standing = |address: &str| match address {
+            "h:3" => Standing::Connected,
+            "h:1" => Standing::Suspect,
+            _ => Standing::Unconnected,
+        };
+        let next =
+            |members: &mut Members| -> Vec<String> { members.next(standing).iter().map(ToString::to_string).collect() };
+        assert_eq!(next(&mut members), ["h:3"], "nobody is dialled as long as there is a connection");
+        let second = next(&mut members);
+        assert_eq!(second.len(), 3);
+        assert!(!second.contains(&"h:1".to_owned()));
+        assert_eq!(next(&mut members), ["h:1"], "nobody has answered");
+        next(&mut members);
+        members.answered(&"h:3".into(), &SlotMap::whole("h:3"));
+        next(&mut members);
+        assert_eq!(next(&mut members), ["h:3"], "a suspect is not asked when another one has answered");
+        members.begin_again();
+        assert_eq!(next(&mut members), ["h:3"]);
+    }
+
+    fn told(hosts: &[&str]) -> SlotMap {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let node = |host: &&str| Value::Array(vec![text(host), Value::Int(1), text(&format!("id of {host}"))]);
+        let nodes = hosts.iter().map(node);
+        let range = [Value::Int(0), Value::Int(9)].into_iter().chain(nodes).collect();
+        SlotMap::parse(&Value::Array(vec![Value::Array(range)]), str::to_owned).expect("readable")
+    }
+
+    #[test]
+    fn member_that_left_is_asked_last_and_not_believed_in_another_cluster() {
+        let mut members = seeds(1);
+        members.answered(&"h:0".into(), &told(&["a", "b", "gone"]));
+        members.answered(&"h:0".into(), &told(&["a", "b"]));
+        members.begin_again();
+        let standing = |address: &str| if address == "a:1" { Standing::Suspect } else { Standing::Unconnected };
+        let mut asked: Vec<_> = std::iter::repeat_with(|| members.next(standing)).take(3).flatten().collect();
+        assert_eq!(asked.split_off(2).iter().map(|a| &**a).collect::<Vec<_>>(), ["a:1", "gone:1"]);
+        assert!(members.believes("gone:1", &told(&["gone", "b"])), "it is back");
+        assert!(members.believes("a:1", &told(&["x", "y"])), "all were replaced in place");
+        assert!(members.believes("h:0", &told(&["x", "y"])), "the user says so");
+        assert!(!members.believes("gone:1", &told(&["gone", "y"])), "it is one of others now");
+        assert!(!members.has("gone:1"));
+    }
+
+    #[test]
+    fn members_that_no_map_names_are_forgotten_but_for_some() {
+        let mut members = seeds(1);
+        let odd: Arc<str> = "odd:1".into();
+        for n in 0..3000 {
+            members.answered(&odd, &SlotMap::whole(&format!("node:{n}")));
+        }
+        assert!(members.len() <= MAX_UNLISTED + 3, "{}", members.len());
+        assert!(members.has("node:2999") && members.has("node:2998") && !members.has("node:0"));
+        assert!(members.has("odd:1"), "whoever answered last is not forgotten though no map names it");
+        assert!(members.has("h:0"), "nor is one that the user named");
+    }
+}

@@ -1,0 +1,534 @@
+//! Node: one server, with the connections that callers share, and a few for calls that need one to themselves.
+//!
+//! The hot path keeps the shared [connection](lines) of its runtime, because a pool's `get` costs a round trip. The
+//! number of requests in flight on it is limited: a caller that finds no [room] waits here, and the response timeout
+//! begins when its request is sent.
+//!
+//! A connection is given up when a request had no answer, and no other caller had one since it was sent. An answer that
+//! still comes on it never counts.
+
+use std::fmt;
+use std::iter;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, ConnectionInfo, RedisError, Value};
+use tokio::sync::oneshot;
+
+use crate::base::attempt::{Answered, NodeId, Route, ServerContact};
+use crate::base::background_runtime::BackgroundRuntime;
+use crate::base::clock::Clock;
+use crate::base::durability::Durability;
+use crate::base::error::Result;
+use crate::base::lease::{self, ClockSample, Moment, ServerTime};
+use crate::base::options::Options;
+use crate::base::topology::AddressSource;
+#[cfg(test)]
+use crate::base::topology::Tls;
+use crate::net::conditions::Conditions;
+#[cfg(test)]
+use crate::net::conditions::Place;
+use crate::net::fault::{self, Answer, Fault};
+use crate::net::outages::Outages;
+use crate::net::pushed::Hear;
+use crate::net::secrets::Secrets;
+use crate::net::{Call, Expiry, is_reply_to, server_time};
+use apart::Apart;
+use connection::Load;
+pub(super) use connection::{Connection, Request};
+use greeting::unreadable;
+pub(super) use greeting::{hello_field, parse_time};
+use lanes::{Calls, Lanes};
+pub(super) use lines::{DialFault, not_sent, shown};
+use lines::{Lines, Live};
+pub(super) use room::Precedence;
+pub(super) use steps::ask_once;
+
+mod apart;
+mod checkup;
+mod connection;
+mod dial;
+mod ears;
+mod greeting;
+#[cfg(test)]
+mod hostile;
+mod lanes;
+mod lines;
+#[cfg(test)]
+mod mutations;
+#[cfg(test)]
+mod names;
+mod prober;
+mod room;
+mod silence;
+mod steps;
+#[cfg(test)]
+mod tests;
+#[cfg(all(test, feature = "tls"))]
+mod tls;
+mod wire;
+
+/// Limit for the age of a clock sample: at a clock error of 1 % an older one would be wrong by more than
+/// `max_clock_skew`.
+const MAX_CLOCK_SAMPLE_AGE: Duration = Duration::from_secs(5);
+
+/// Settings that all nodes of a manager share.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) response_timeout: Duration,
+    pub(super) max_clock_skew: Duration,
+    pub(super) role: Role,
+    pub(super) durability: Durability,
+}
+
+impl Limits {
+    pub(super) fn new(options: &Options, role: Role) -> Self {
+        Self {
+            response_timeout: options.response_timeout,
+            max_clock_skew: options.max_clock_skew,
+            role,
+            durability: options.durability,
+        }
+    }
+}
+
+/// Expected kind of a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Role {
+    Standalone,
+    /// Master of a quorum: one of several independent servers. It is asked for its uptime.
+    Voter,
+    ClusterMember,
+}
+
+/// Form of a call: for the owner of its slot, or behind `ASKING` for a node that is about to own it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Admission {
+    Owner,
+    Asking,
+}
+
+/// Callback for a server that has closed a shared connection.
+pub(super) type OnLoss = Arc<dyn Fn() + Send + Sync>;
+
+/// Values that a node gets from its creator: recipients of its events, source of its address, and secrets.
+#[derive(Clone)]
+pub(super) struct Reports {
+    pub(super) on_loss: Option<OnLoss>,
+    pub(super) outages: Arc<Outages>,
+    pub(super) conditions: Arc<Conditions>,
+    /// Source of the node's address.
+    pub(super) source: AddressSource,
+    pub(super) secrets: Arc<Secrets>,
+}
+
+#[cfg(test)]
+impl Reports {
+    pub(super) fn for_test() -> Self {
+        let conditions = Conditions::new(Place::default(), Clock::System, Duration::from_millis(100));
+        Self {
+            on_loss: None,
+            outages: Arc::default(),
+            conditions: Arc::new(conditions),
+            source: AddressSource::User,
+            secrets: Arc::new(Secrets::new(&Tls::new(), None).expect("no files")),
+        }
+    }
+}
+
+pub(super) struct Node {
+    lines: Arc<Lines>,
+    apart: Apart,
+    /// Connections for requests that count only on replicas.
+    lanes: Option<Lanes>,
+    limits: Limits,
+    clock: Clock,
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Node").field(&self.lines.address).finish()
+    }
+}
+
+impl Node {
+    pub(super) fn new(
+        address: &str,
+        info: ConnectionInfo,
+        limits: Limits,
+        clock: Clock,
+        home: BackgroundRuntime,
+        reports: Reports,
+    ) -> Result<Self> {
+        let lines = Arc::new(Lines::new(address, info, limits, clock, home, reports));
+        let lanes = Lanes::new(&lines, limits.durability);
+        Ok(Self { lines, apart: Apart::default(), lanes, limits, clock })
+    }
+
+    pub(super) fn address(&self) -> &str {
+        &self.lines.address
+    }
+
+    /// Returns the address for errors: with its source, unless the user named it.
+    pub(super) fn shown(&self) -> &str {
+        &self.lines.shown
+    }
+
+    pub(super) fn id(&self) -> NodeId {
+        self.lines.id
+    }
+
+    /// Dials a connection of its own for subscriptions. The task that reads it calls both handlers.
+    pub(super) async fn dial_link(&self, on_loss: OnLoss, hear: Hear) -> Result<Connection, DialFault> {
+        self.lines.dial_link(on_loss, hear).await
+    }
+
+    /// Returns the number of this runtime's connection, and its clock sample; `None` without a connection.
+    pub(super) fn clock_sample(&self) -> Option<(u64, ClockSample)> {
+        self.lines.current().map(|live| (live.number, *live.anchor.lock()))
+    }
+
+    /// Returns how many connections replaced another one.
+    pub(super) fn reconnects(&self) -> u64 {
+        self.lines.reconnects()
+    }
+
+    pub(super) fn up_since(&self) -> Option<Moment> {
+        self.lines.up_since()
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.lines.is_connected()
+    }
+
+    pub(super) fn route(&self) -> Route {
+        Route(Arc::clone(&self.lines.address))
+    }
+
+    pub(super) fn hearing(&self) -> ServerContact {
+        ServerContact { served: self.lines.served(), is_silent: self.lines.silence.is() }
+    }
+
+    /// Returns true if this runtime has a connection with room.
+    pub(super) fn can_send_inline(&self) -> bool {
+        !self.lines.silence.is() && self.lines.current().is_some_and(|live| live.space.has_room())
+    }
+
+    /// Returns when the node is not silent, or after a response timeout with the reason of the silence.
+    pub(super) async fn word(&self) -> Result<(), Fault> {
+        self.lines.word().await
+    }
+
+    /// Sends one call on the shared connection.
+    pub(super) async fn call(
+        &self,
+        call: &Call,
+        admission: Admission,
+        precedence: Precedence,
+    ) -> Result<Answered<Value>, Fault> {
+        if call.grants
+            && let Some(lanes) = &self.lanes
+        {
+            return Box::pin(self.call_replicated(lanes, call, admission, precedence)).await;
+        }
+        // Paths that are seldom taken are boxed here and below: the future of a call is moved more than once.
+        if !self.lines.silence.is()
+            && let Some(live) = self.lines.current()
+            && let Some(_room) = live.space.try_take()
+        {
+            return self.send_or_load(&live, call, admission).await;
+        }
+        Box::pin(self.call_in_turn(call, admission, precedence)).await
+    }
+
+    async fn call_replicated(
+        &self,
+        lanes: &Lanes,
+        call: &Call,
+        admission: Admission,
+        precedence: Precedence,
+    ) -> Result<Answered<Value>, Fault> {
+        let calls = |load| Calls { calls: vec![call.clone()], load, admission, precedence };
+        match self.ask_replicated(lanes, calls(Load::Digest)).await?.pop() {
+            Some(Err(Fault::NoScript)) => {
+                let again = self.ask_replicated(lanes, calls(Load::Text)).await?.pop();
+                again.unwrap_or(Err(Fault::NoScript))
+            }
+            answer => answer.unwrap_or(Err(Fault::NoScript)),
+        }
+    }
+
+    async fn ask_replicated(&self, lanes: &Lanes, calls: Calls) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+        self.word().await?;
+        // A node that cannot be reached fails here, with its reason.
+        self.lines.live().await?;
+        lanes.ask(calls).await
+    }
+
+    async fn call_in_turn(
+        &self,
+        call: &Call,
+        admission: Admission,
+        precedence: Precedence,
+    ) -> Result<Answered<Value>, Fault> {
+        loop {
+            self.word().await?;
+            let live = self.lines.live().await?;
+            // A polled caller gives its permit back within one response timeout, or within two if it sends the text of
+            // a script.
+            if let Some(_room) = live.space.take(precedence, self.limits.response_timeout * 2).await
+                && live.is_open()
+            {
+                return self.send_or_load(&live, call, admission).await;
+            }
+            self.lines.give_up(&live);
+        }
+    }
+
+    async fn send_or_load(
+        &self,
+        live: &Arc<Live>,
+        call: &Call,
+        admission: Admission,
+    ) -> Result<Answered<Value>, Fault> {
+        match self.send(live, call, Load::Digest, admission).await {
+            Err(Fault::NoScript) => Box::pin(self.send(live, call, Load::Text, admission)).await,
+            other => other,
+        }
+    }
+
+    /// Sends calls in one pipeline; returns one answer each, in order.
+    pub(super) async fn call_all(&self, calls: &[Call]) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+        let all: Vec<_> = calls.iter().collect();
+        let mut answers = self.send_all(&all, Load::Digest).await?;
+        let unknown: Vec<_> = (0..calls.len()).filter(|&n| matches!(answers[n], Err(Fault::NoScript))).collect();
+        if !unknown.is_empty() {
+            let again: Vec<_> = unknown.iter().map(|&n| &calls[n]).collect();
+            match self.send_all(&again, Load::Text).await {
+                Ok(again) => unknown.into_iter().zip(again).for_each(|(n, answer)| answers[n] = answer),
+                Err(Fault::Unknown { stray_until, source }) => unknown.into_iter().for_each(|n| {
+                    answers[n] = Err(Fault::Unknown { stray_until, source: source.clone() });
+                }),
+                // The script did not run, and their answers say so already.
+                Err(_) => {}
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Sends calls in one pipeline. Only the first has the text, if any: the others are of the same script.
+    async fn send_all(&self, calls: &[&Call], first: Load) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+        if let Some(lanes) = self.lanes.as_ref().filter(|_| calls.iter().any(|call| call.grants)) {
+            let calls = calls.iter().map(|&call| call.clone()).collect();
+            let (admission, precedence) = (Admission::Owner, Precedence::Ahead);
+            return self.ask_replicated(lanes, Calls { calls, load: first, admission, precedence }).await;
+        }
+        self.word().await?;
+        let live = &self.lines.live().await?;
+        let (sent, not_after) = self.lines.not_after(live).await?;
+        let loads = iter::once(first).chain(iter::repeat(Load::Digest));
+        let requests = calls.iter().zip(loads).map(|(call, load)| Request::Call { call, load, not_after });
+        let requests: Vec<_> = requests.collect();
+        let values = self.ask_all(live, &requests, sent).await?;
+        let pairs = calls.iter().zip(values);
+        Ok(pairs.map(|(call, value)| self.lines.answered(live, call, sent, value)).collect())
+    }
+
+    /// Asks a question that changes nothing. Does not wait for a prober: its callers have pauses of their own.
+    pub(super) async fn ask(&self, question: &Cmd) -> Result<Value, Fault> {
+        self.ask_now(Request::Command(question)).await
+    }
+
+    /// Asks for the map of the cluster, as [`ask`](Self::ask) does.
+    pub(super) async fn ask_for_map(&self, question: &Cmd) -> Result<Value, Fault> {
+        self.ask_now(Request::Map(question)).await
+    }
+
+    async fn ask_now(&self, question: Request<'_>) -> Result<Value, Fault> {
+        let live = self.lines.live().await?;
+        let sent = self.clock.now();
+        let reply = pin!(live.connection.ask(question));
+        fault::reply(self.lines.in_time(&live, sent, reply).await?)
+    }
+
+    /// Succeeds when the server answers, and this library can work with it.
+    pub(super) async fn ready(&self) -> Result<(), Fault> {
+        self.word().await?;
+        // Background requests get their connection from the beginning, too.
+        let (tell, told) = oneshot::channel();
+        let lines = Arc::clone(&self.lines);
+        self.lines.home.spawn(async move {
+            // A failure shows when the connection is needed.
+            drop(lines.live().await);
+            tell.send(()).unwrap_or_default();
+        });
+        self.lines.live().await?;
+        // The background connection may also come later.
+        drop(tokio::time::timeout(self.limits.response_timeout, told).await);
+        Ok(())
+    }
+
+    async fn send(
+        &self,
+        live: &Arc<Live>,
+        call: &Call,
+        load: Load,
+        admission: Admission,
+    ) -> Result<Answered<Value>, Fault> {
+        let (sent, not_after) = match call.expiry {
+            Expiry::ResponseTimeout => self.lines.not_after(live).await?,
+            Expiry::Never => (self.clock.now(), ServerTime::default()),
+        };
+        let request = Request::Call { call, load, not_after };
+        let value = match admission {
+            Admission::Owner => {
+                let reply = pin!(live.connection.ask(request));
+                self.lines.in_time(live, sent, reply).await?
+            }
+            Admission::Asking => {
+                let asking = redis::cmd("ASKING");
+                let requests = [Request::Command(&asking), request];
+                let mut replies = Box::pin(self.ask_all(live, &requests, sent)).await?.into_iter();
+                let mut next = || replies.next().unwrap_or_default();
+                admitted(next(), next())?
+            }
+        };
+        self.lines.answered(live, call, sent, value)
+    }
+
+    async fn ask_all(&self, live: &Arc<Live>, requests: &[Request<'_>], sent: Moment) -> Result<Vec<Value>, Fault> {
+        let replies = pin!(live.connection.ask_all(requests));
+        self.lines.in_time(live, sent, replies).await
+    }
+}
+
+impl Lines {
+    /// Waits for the reply to a request of the moment `sent`, as long as a reply counts.
+    ///
+    /// Without a reply the connection is given up, unless it brought other callers their answers recently. Each reply
+    /// goes to its own request, and a late one to no caller.
+    async fn in_time<T>(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        sent: Moment,
+        reply: Pin<&mut impl Future<Output = Result<T, RedisError>>>,
+    ) -> Result<T, Fault> {
+        let response_timeout = self.limits.response_timeout;
+        let outcome = tokio::time::timeout(response_timeout, reply).await;
+        let now = self.clock.now();
+        let stray_until = sent.after(lease::max_delay(response_timeout, self.limits.max_clock_skew));
+        match outcome {
+            // A runtime that stood still sees the reply before the timer: the clock decides.
+            Ok(Ok(value)) => {
+                live.has_answered(now);
+                live.space.is_back(sent, now);
+                self.silence.ends(now);
+                if now.since(sent) <= response_timeout { Ok(value) } else { Err(self.unanswered(stray_until)) }
+            }
+            Ok(Err(error)) => {
+                let fault = Fault::of_request(error, stray_until);
+                if matches!(fault, Fault::Unknown { .. }) {
+                    self.give_up(live);
+                }
+                Err(fault)
+            }
+            Err(_) => {
+                let fault = self.unanswered(stray_until);
+                live.space.is_back(sent, now);
+                // Answers of the first half do not prove that the connection still works.
+                let of_late = sent.after(response_timeout / 2);
+                if !live.has_answered_since(of_late) {
+                    self.give_up(live);
+                    // A process that stood still itself knows nothing about the node. Nor does a call apart, which may
+                    // take long.
+                    if !live.is_apart && now.since(sent) < response_timeout * 2 {
+                        self.is_missed(live, sent, now, &fault);
+                    }
+                }
+                Err(fault)
+            }
+        }
+    }
+
+    /// Notes that a connection brought no recent answer after a request of the moment `sent`. The outage of the node
+    /// begins, unless another connection to it has had answers.
+    fn is_missed(self: &Arc<Self>, live: &Arc<Live>, sent: Moment, now: Moment, fault: &Fault) {
+        let of_late = sent.after(self.limits.response_timeout / 2);
+        if let Fault::Unknown { source, .. } = fault
+            && !self.has_answered_elsewhere(live, of_late)
+        {
+            self.silence.begins(source.clone(), sent, now);
+        }
+    }
+
+    fn unanswered(&self, stray_until: Moment) -> Fault {
+        let silence = format!("no answer within {:?}", self.limits.response_timeout);
+        Fault::Unknown { stray_until, source: Some(Arc::new(Answer(silence))) }
+    }
+
+    fn answered(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        call: &Call,
+        sent: Moment,
+        value: Value,
+    ) -> Result<Answered<Value>, Fault> {
+        let value = fault::reply(value).map_err(|fault| fault::with_command(fault, call.script.text));
+        let value = value.inspect_err(|fault| {
+            self.note_refusal(fault);
+            if fault.is_of_no_primary() {
+                self.leave(live);
+            }
+        })?;
+        if !is_reply_to(&value, call.echo()) {
+            // The connection gives replies to the wrong callers. This request may still be under way.
+            self.give_up(live);
+            return Err(Fault::Unknown {
+                stray_until: sent.after(lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew)),
+                source: Some(Arc::new(Answer("the reply is not one to this request".to_owned()))),
+            });
+        }
+        self.has_served(live);
+        let server = server_time(&value).unwrap_or_default();
+        if server != ServerTime::default() {
+            *live.anchor.lock() = ClockSample { sent, server };
+            self.note_time_if_due(server, sent);
+        }
+        Ok(Answered { sent, server, node: self.id, value })
+    }
+
+    /// Returns the present moment, and the server time after which the server must refuse a call that is sent now.
+    async fn not_after(self: &Arc<Self>, live: &Arc<Live>) -> Result<(Moment, ServerTime), Fault> {
+        let mut now = self.clock.now();
+        let mut anchor = *live.anchor.lock();
+        if anchor.age_at(now) > MAX_CLOCK_SAMPLE_AGE {
+            anchor = Box::pin(self.time_of(live)).await?;
+            *live.anchor.lock() = anchor;
+            now = self.clock.now();
+        }
+        Ok((now, anchor.server_time_at(now).after(self.limits.response_timeout)))
+    }
+
+    async fn time_of(self: &Arc<Self>, live: &Arc<Live>) -> Result<ClockSample, Fault> {
+        let sent = self.clock.now();
+        let time = redis::cmd("TIME");
+        let reply = pin!(live.connection.ask(Request::Command(&time)));
+        let value = fault::reply(self.in_time(live, sent, reply).await?)?;
+        let server = parse_time(&value).ok_or_else(|| unreadable("TIME"))?;
+        Ok(ClockSample { sent, server })
+    }
+}
+
+/// Returns the reply to a call behind `ASKING`.
+///
+/// A node that refuses `ASKING` redirects the call to its origin, and so on without end: then the refusal counts. A
+/// node that owns the slot by then, or is no member of a cluster, executes the call all the same.
+fn admitted(asking: Value, reply: Value) -> Result<Value, Fault> {
+    match (fault::reply(asking), &reply) {
+        (Err(refusal), Value::ServerError(error)) if !matches!(Fault::of_server(error), Fault::Broken { .. }) => {
+            Err(refusal)
+        }
+        _ => Ok(reply),
+    }
+}

@@ -1,0 +1,91 @@
+//! Calls that may take long: each has a connection to itself, and each runtime has a few of these.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use redis::Value;
+use tokio::runtime::{Handle, Id};
+use tokio::sync::Semaphore;
+
+use super::lines::{Live, Sharing};
+use super::{Admission, Node};
+use crate::base::attempt::Answered;
+use crate::net::Call;
+use crate::net::fault::{Answer, Fault};
+
+/// Limit for such connections of one runtime to one node.
+pub(super) const MAX_APART: usize = 4;
+
+/// Connections of all runtimes. A runtime that stands still keeps only its own.
+#[derive(Default)]
+pub(super) struct Apart {
+    of: Mutex<Vec<(Id, Arc<Few>)>>,
+}
+
+/// Connections of one runtime.
+struct Few {
+    places: Semaphore,
+    idle: Mutex<Vec<Arc<Live>>>,
+}
+
+impl Apart {
+    /// Returns the connections of this runtime. Removes those of other runtimes that are not in use when new ones come.
+    fn of_this_runtime(&self) -> Arc<Few> {
+        let runtime = Handle::current().id();
+        let mut of = self.of.lock();
+        if let Some((_, few)) = of.iter().find(|(of, _)| *of == runtime) {
+            return Arc::clone(few);
+        }
+        of.retain(|(_, few)| few.places.available_permits() < MAX_APART);
+        let few = Arc::new(Few { places: Semaphore::new(MAX_APART), idle: Mutex::default() });
+        of.push((runtime, Arc::clone(&few)));
+        few
+    }
+}
+
+impl Few {
+    fn idle(&self) -> Option<Arc<Live>> {
+        let mut idle = self.idle.lock();
+        idle.retain(|live| live.is_open());
+        idle.pop()
+    }
+
+    fn put_back(&self, live: Arc<Live>) {
+        if live.is_open() {
+            self.idle.lock().push(live);
+        }
+    }
+
+    /// Closes the connections that are not in use.
+    fn forget_idle(&self) {
+        let idle = std::mem::take(&mut *self.idle.lock());
+        drop(idle);
+    }
+}
+
+impl Node {
+    /// Sends one call on a connection that no other call uses meanwhile. Dropped before its end, it closes the
+    /// connection.
+    pub(in crate::net) async fn call_apart(&self, call: &Call) -> Result<Answered<Value>, Fault> {
+        self.word().await?;
+        // Fails here if the node cannot be reached, rather than in the queue for a connection.
+        self.lines.live().await?;
+        let few = self.apart.of_this_runtime();
+        let place = tokio::time::timeout(self.limits.response_timeout * 2, few.places.acquire()).await;
+        let Ok(Ok(_place)) = place else {
+            let late = format!("all {MAX_APART} connections for looks are in use");
+            return Err(Fault::NotSent(Some(Arc::new(Answer(late)))));
+        };
+        let live = match few.idle() {
+            Some(live) => live,
+            None => self.lines.dial(Sharing::Apart).await?,
+        };
+        let answer = self.send_or_load(&live, call, Admission::Owner).await;
+        match answer {
+            // The others may be dead too: they are not tried one after the other.
+            Err(Fault::Unknown { .. }) => few.forget_idle(),
+            _ => few.put_back(live),
+        }
+        answer
+    }
+}

@@ -1,0 +1,138 @@
+//! Health checks of a node: its memory and its clock. No lock depends on their answers.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use redis::Value;
+
+use super::connection::Request;
+use super::lines::{DialFault, Lines, Live, Sharing};
+use super::{Node, parse_time};
+use crate::base::error::Refusal;
+use crate::base::health::NodeFinding;
+use crate::base::lease::{Moment, ServerTime};
+use crate::base::process;
+use crate::net::conditions::Memory;
+use crate::net::fault::{self, Fault};
+
+/// Pause between two looks at the server times in answers.
+const CLOCK_PAUSE: Duration = Duration::from_secs(10);
+
+impl Lines {
+    /// Asks for the memory on a new connection, unless it was asked for recently. No caller waits for the answer.
+    pub(super) fn check_up_in_background(self: &Arc<Self>, live: &Arc<Live>) {
+        if self.conditions.begins_asking(&self.address) {
+            let (lines, live) = (Arc::clone(self), Arc::clone(live));
+            process::spawn(async move { lines.ask_for_memory(&live).await });
+        }
+    }
+
+    async fn ask_for_memory(&self, live: &Live) {
+        let mut info = redis::cmd("INFO");
+        info.arg("memory");
+        let asking = live.connection.ask(Request::Command(&info));
+        if let Ok(Ok(reply)) = tokio::time::timeout(self.limits.response_timeout, asking).await {
+            self.note_memory(fault::reply(reply));
+        }
+    }
+
+    /// Notes an answer to `INFO memory`. A user without the right to ask is no fault.
+    pub(super) fn note_memory(&self, reply: Result<Value, Fault>) {
+        match reply {
+            Ok(info) => self.conditions.note_memory(&self.address, read_memory(&info)),
+            Err(Fault::Refused { .. }) => self.conditions.note_memory(&self.address, None),
+            Err(_) => {}
+        }
+        self.tell_findings();
+    }
+
+    /// Notes a request that the server refused for want of memory.
+    pub(super) fn note_refusal(&self, fault: &Fault) {
+        if let Fault::Refused { refusal: Refusal::OutOfMemory, .. }
+        | Fault::Broken { refusal: Refusal::OutOfMemory, .. } = fault
+        {
+            self.conditions.note_memory_refusal(&self.address);
+            self.tell_findings();
+        }
+    }
+
+    pub(super) fn note_time(&self, server: ServerTime, sent: Moment, answered: Moment) {
+        self.clock_noted.store(answered.as_nanos(), Ordering::Relaxed);
+        self.conditions.note_time(&self.address, server, sent, answered);
+        self.tell_findings();
+    }
+
+    /// Notes the server time of an answer, at most once per [`CLOCK_PAUSE`].
+    pub(super) fn note_time_if_due(&self, server: ServerTime, sent: Moment) {
+        let noted = Moment::from_nanos(self.clock_noted.load(Ordering::Relaxed));
+        if sent.since(noted) >= CLOCK_PAUSE {
+            self.note_time(server, sent, self.clock.now());
+        }
+    }
+
+    fn tell_findings(&self) {
+        if self.conditions.has_findings(&self.address) {
+            self.outages.tell_trouble();
+        }
+    }
+}
+
+impl Node {
+    /// Looks at a node that is in trouble: whether it answers, admits connections, has memory and the right time.
+    ///
+    /// Opens a connection of its own, since the present ones may be dead, or older than the trouble.
+    pub(in crate::net) async fn look_again(&self) {
+        let lines = &self.lines;
+        if lines.silence.is()
+            && let Some(live) = lines.current()
+        {
+            lines.give_up(&live);
+        }
+        let began = self.clock.now();
+        let dialed = lines.dial(Sharing::Apart).await;
+        let now = self.clock.now();
+        match dialed {
+            Ok(live) => {
+                lines.silence.greeted(now);
+                lines.ask_for_memory(&live).await;
+            }
+            Err(DialFault::Refused(refusal, words)) => lines.silence.refuses(refusal, &words, now),
+            Err(DialFault::NotSent(source)) => lines.silence.begins(source, began, now),
+        }
+    }
+
+    pub(in crate::net) fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
+    /// Notes the server time in an answer to a health check.
+    pub(in crate::net) fn note_time(&self, time: &Value, sent: Moment, answered: Moment) {
+        if let Some(server) = parse_time(time) {
+            self.lines.note_time(server, sent, answered);
+        }
+    }
+
+    pub(in crate::net) fn note_memory(&self, reply: Result<Value, Fault>) {
+        self.lines.note_memory(reply);
+    }
+
+    pub(in crate::net) fn memory_findings(&self) -> Vec<NodeFinding> {
+        self.lines.conditions.memory_findings(&self.lines.address)
+    }
+}
+
+/// Reads an answer to `INFO memory`.
+fn read_memory(info: &Value) -> Option<Memory> {
+    let text = match info {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => text,
+        _ => return None,
+    };
+    let field =
+        |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim_end);
+    let number = |name: &str| field(name)?.parse::<u64>().ok();
+    // The server does not count buffers for replicas against the limit.
+    let used = number("used_memory")?.saturating_sub(number("mem_not_counted_for_evict").unwrap_or(0));
+    Some(Memory { used, max: number("maxmemory")?, policy: field("maxmemory_policy")?.to_owned() })
+}

@@ -1,0 +1,141 @@
+//! Connection for requests: a [wire](super::wire), and the requests in RESP.
+
+use redis::{Cmd, RedisError, Value};
+
+use super::wire::{AllAndLast, Of, Wire};
+use crate::base::digits::Digits;
+use crate::base::lease::ServerTime;
+use crate::net::encode::{head, part};
+use crate::net::{Call, Expiry};
+
+pub(in crate::net) struct Connection(pub(super) Wire);
+
+/// Request to a server.
+#[derive(Clone, Copy)]
+pub(in crate::net) enum Request<'a> {
+    Call {
+        call: &'a Call,
+        load: Load,
+        not_after: ServerTime,
+    },
+    Command(&'a Cmd),
+    /// Question for the map of a cluster, whose answer may be larger than others.
+    Map(&'a Cmd),
+}
+
+/// Form in which a call names its script.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::net) enum Load {
+    Digest,
+    Text,
+}
+
+impl Connection {
+    pub(in crate::net) async fn ask(&self, request: Request<'_>) -> Result<Value, RedisError> {
+        match request {
+            Request::Map(_) => self.0.ask_for_map(|bytes| request.encode(bytes)).await,
+            _ => self.0.ask(|bytes| request.encode(bytes)).await,
+        }
+    }
+
+    /// Sends requests in one piece; returns one answer each, in order.
+    pub(super) async fn ask_all(&self, requests: &[Request<'_>]) -> Result<Vec<Value>, RedisError> {
+        let encode = |bytes: &mut Vec<u8>| requests.iter().for_each(|request| request.encode(bytes));
+        self.0.ask_all(Of::Questions, requests.len(), encode).await
+    }
+
+    /// Subscribes or unsubscribes in one piece. Returns a confirmation or a refusal of each, in order.
+    pub(in crate::net) async fn subscribe_all(&self, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
+        let encode = |bytes: &mut Vec<u8>| {
+            commands.iter().for_each(|command| Request::Command(command).encode(bytes));
+        };
+        self.0.ask_all(Of::Subscriptions, commands.len(), encode).await
+    }
+
+    /// Sends requests, and one more behind them, in one piece: two pieces would wake the server and its replicas twice.
+    /// The answers to the others do not wait for the last one.
+    pub(super) fn ask_all_then<'a>(&'a self, requests: &[Request<'_>], last: &Cmd) -> AllAndLast<'a> {
+        let encode = |bytes: &mut Vec<u8>| {
+            requests.iter().for_each(|request| request.encode(bytes));
+            Request::Command(last).encode(bytes);
+        };
+        self.0.ask_all_then(requests.len(), encode)
+    }
+}
+
+impl Request<'_> {
+    /// Appends the request in RESP.
+    pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
+        match self {
+            Self::Call { call, load, not_after } => encode_call(bytes, call, *load, *not_after),
+            Self::Command(command) | Self::Map(command) => bytes.extend_from_slice(&command.get_packed_command()),
+        }
+    }
+}
+
+fn encode_call(bytes: &mut Vec<u8>, call: &Call, load: Load, not_after: ServerTime) {
+    let expires = call.expiry == Expiry::ResponseTimeout;
+    // Two words name the script, and one says how many keys there are.
+    head(bytes, b'*', call.parts + 3 + usize::from(expires));
+    match load {
+        Load::Digest => bytes.extend_from_slice(call.script.named().as_bytes()),
+        Load::Text => ["EVAL", call.script.text].iter().for_each(|word| part(bytes, word.as_bytes())),
+    }
+    part(bytes, Digits::of(call.keys as u64).as_bytes());
+    let (keys, args) = call.encoded();
+    bytes.extend_from_slice(keys);
+    if expires {
+        part(bytes, Digits::of(not_after.as_millis_up()).as_bytes());
+    }
+    bytes.extend_from_slice(args);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::Script;
+
+    static SCRIPT: Script = Script::new("return ARGV[1]");
+
+    fn command_of(call: &Call, load: Load, not_after: ServerTime) -> Cmd {
+        let (name, script) = match load {
+            Load::Digest => ("EVALSHA", call.script.digest()),
+            Load::Text => ("EVAL", call.script.text),
+        };
+        // Room for two short numbers and a name beside the call and the script.
+        let mut command = Cmd::with_capacity(call.parts + 4, call.encoded.len() + script.len() + 32);
+        command.arg(name).arg(script).arg(call.keys);
+        for key in call.keys() {
+            command.arg(key);
+        }
+        if call.expiry == Expiry::ResponseTimeout {
+            command.arg(not_after.as_millis_up());
+        }
+        for arg in call.args() {
+            command.arg(arg);
+        }
+        command
+    }
+
+    #[test]
+    fn calls_are_encoded_as_the_library_does() {
+        let mut call = Call::new(&SCRIPT, 0);
+        call.key(["rwlock", ":", "lock"]);
+        call.key(["é", "", ""]);
+        call.arg("");
+        call.echoed_arg("an\r\nid");
+        for expiry in [Expiry::Never, Expiry::ResponseTimeout] {
+            call.expiry = expiry;
+            for load in [Load::Digest, Load::Text] {
+                let not_after = ServerTime::from_micros(1_234_567_890);
+                let request = Request::Call { call: &call, load, not_after };
+                let mut bytes = b"before".to_vec();
+                request.encode(&mut bytes);
+                assert_eq!(
+                    bytes,
+                    [b"before".as_slice(), &command_of(&call, load, not_after).get_packed_command()].concat()
+                );
+            }
+        }
+    }
+}

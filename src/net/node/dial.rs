@@ -1,0 +1,261 @@
+//! Dialling and leaving a server: the [steps](super::steps) to it, and the choice among its addresses.
+//!
+//! A name may lead to several servers. An address may lead to another server than before: behind a virtual address, a
+//! Service or the endpoint of a managed primary. So the dialler looks for a primary among all addresses of a name.
+//!
+//! A server that says that it is no primary is *left*: all connections to the node are given up, and the next one
+//! resolves the name anew. Pauses between two departures grow, since there may be no primary for a while. Meanwhile
+//! callers can still inspect locks at a replica.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use redis::{ConnectionAddr, ConnectionInfo, Value};
+
+use super::connection::{Connection, Request};
+use super::ears::Ears;
+use super::greeting::{check_server, hello_field, is_replica, parse_time, parse_uptime, unreadable};
+use super::lines::{DialFault, Lines, Live, Sharing, not_sent};
+use super::steps::unknown;
+use super::wire::Stream;
+use super::{Node, OnLoss, Role};
+use crate::base::backoff::Backoff;
+use crate::base::lease::{ClockSample, Moment};
+use crate::net::fault::{self, Fault};
+use crate::net::pushed::Hear;
+use crate::net::secrets::Peer;
+
+/// Limit for addresses of one name that are greeted for one connection.
+const MAX_GREETED: usize = 8;
+/// Time after which a departure no longer counts as the one before the next.
+const DEPARTURES_APART: Duration = Duration::from_secs(2);
+
+/// Addresses to choose from for one connection.
+#[derive(Clone, Copy)]
+enum Choice<'a> {
+    /// All but these.
+    AllBut(&'a [SocketAddr]),
+    /// Address at which a primary was greeted last, if there is one and the name still has it.
+    Primary,
+}
+
+/// Stream, and what is left of the addresses of its name.
+struct Reached {
+    stream: Stream,
+    peer: Option<SocketAddr>,
+    /// Number of addresses that were not tried.
+    others: usize,
+}
+
+/// Open connections to a node, and when their server was left.
+#[derive(Default)]
+pub(super) struct Departures {
+    open: Vec<(Weak<AtomicBool>, Option<OnLoss>)>,
+    /// Address at which a primary was greeted last, among those of a name.
+    primary: Option<SocketAddr>,
+    last: Option<Moment>,
+    not_before: Option<Moment>,
+    backoff: Backoff,
+}
+
+impl Departures {
+    /// Returns true if the server may be left now, and notes the departure.
+    fn begins(&mut self, now: Moment) -> bool {
+        if self.not_before.is_some_and(|at| now < at) {
+            return false;
+        }
+        if self.last.is_none_or(|last| now.since(last) > DEPARTURES_APART) {
+            self.backoff.reset();
+        }
+        self.last = Some(now);
+        self.not_before = Some(now.after(self.backoff.pause()));
+        true
+    }
+
+    fn close_all_but(&mut self, stays: Option<&Arc<AtomicBool>>) -> Vec<OnLoss> {
+        let mut lost = Vec::new();
+        self.open.retain(|(flag, on_loss)| {
+            let Some(flag) = flag.upgrade() else { return false };
+            if stays.is_some_and(|stays| Arc::ptr_eq(stays, &flag)) {
+                return true;
+            }
+            flag.store(true, Ordering::Release);
+            lost.extend(on_loss.clone());
+            false
+        });
+        lost
+    }
+}
+
+impl Lines {
+    /// Leaves a server that is no primary, unless it was left already. Later requests wait for another connection,
+    /// which resolves the name anew. Requests that are under way are still answered.
+    pub(super) fn leave(&self, live: &Live) {
+        if live.is_open() {
+            self.leave_now();
+        }
+    }
+
+    fn leave_now(&self) {
+        let mut departures = self.departures.lock();
+        if !departures.begins(self.clock.now()) {
+            return;
+        }
+        departures.primary = None;
+        let lost = departures.close_all_but(None);
+        // The handlers take locks of their own.
+        drop(departures);
+        self.give_up_closed();
+        lost.iter().for_each(|on_loss| on_loss());
+    }
+
+    fn register(&self, is_closed: &Arc<AtomicBool>, on_loss: Option<OnLoss>) {
+        let mut departures = self.departures.lock();
+        departures.open.retain(|(flag, _)| flag.strong_count() > 0);
+        departures.open.push((Arc::downgrade(is_closed), on_loss));
+    }
+
+    /// Notes a primary at one of several addresses, and gives up the connections to the others.
+    fn note_primary(&self, peer: SocketAddr, is_closed: &Arc<AtomicBool>) {
+        let mut departures = self.departures.lock();
+        if departures.primary.replace(peer) == Some(peer) {
+            return;
+        }
+        let lost = departures.close_all_but(Some(is_closed));
+        drop(departures);
+        self.give_up_closed();
+        lost.iter().for_each(|on_loss| on_loss());
+    }
+
+    /// Connects, and asks the server for its role and its clock. Takes a replica in place of a primary only if no
+    /// address has a primary.
+    pub(super) async fn dial(&self, sharing: Sharing) -> Result<Arc<Live>, DialFault> {
+        let info = self.secrets.renewed(&self.info, Peer::Server).await;
+        let (mut tried, mut replica, mut failed) = (Vec::new(), None, None);
+        loop {
+            let is_closed = Arc::<AtomicBool>::default();
+            self.register(&is_closed, self.on_loss.clone());
+            let reached = match self.reach(Choice::AllBut(&tried)).await {
+                Ok(reached) => reached,
+                Err(fault) => return replica.ok_or(failed.unwrap_or(fault)),
+            };
+            let (peer, others) = (reached.peer, reached.others);
+            let ears = Ears::new(Arc::clone(&is_closed), self.on_loss.clone());
+            match self.greet(&info, reached, ears, &is_closed, sharing).await {
+                Ok((live, Found::Wanted)) => {
+                    if let Some(peer) = peer.filter(|_| others > 0 || !tried.is_empty()) {
+                        self.note_primary(peer, &is_closed);
+                    }
+                    return Ok(live);
+                }
+                Ok((live, Found::Replica)) => replica = replica.or(Some(live)),
+                Err(fault) => failed = failed.or(Some(fault)),
+            }
+            match peer {
+                Some(peer) if others > 0 && tried.len() < MAX_GREETED => tried.push(peer),
+                _ => return replica.ok_or(failed.unwrap_or(DialFault::NotSent(None))),
+            }
+        }
+    }
+
+    /// Connects for subscriptions, to the primary as far as that is known.
+    pub(super) async fn dial_link(&self, on_loss: OnLoss, hear: Hear) -> Result<Connection, DialFault> {
+        let info = self.secrets.renewed(&self.info, Peer::Server).await;
+        let is_closed = Arc::<AtomicBool>::default();
+        self.register(&is_closed, Some(Arc::clone(&on_loss)));
+        let reached = self.reach(Choice::Primary).await?;
+        let ears = Ears::new(is_closed, Some(on_loss)).hearing(hear);
+        Ok(self.log_in(&info, reached, ears, &[]).await?.0)
+    }
+
+    async fn reach(&self, choice: Choice<'_>) -> Result<Reached, DialFault> {
+        let alone = |stream| Reached { stream, peer: None, others: 0 };
+        match self.info.addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                let mut addresses = self.steps.look_up(&self.address, host, *port).await?;
+                match choice {
+                    Choice::AllBut(tried) => addresses.retain(|address| !tried.contains(address)),
+                    Choice::Primary => {
+                        let primary = self.departures.lock().primary;
+                        if let Some(primary) = primary.filter(|primary| addresses.contains(primary)) {
+                            addresses = vec![primary];
+                        }
+                    }
+                }
+                let (stream, peer) = self.steps.connect(&addresses).await?;
+                Ok(Reached { stream, peer: Some(peer), others: addresses.len() - 1 })
+            }
+            ConnectionAddr::Unix(path) => self.steps.connect_path(path).await.map(alone),
+            other => Err(not_sent(Fault::of_dial(unknown(other).into()))),
+        }
+    }
+
+    /// Encrypts where that is needed, logs in, and asks `questions` in the same piece. Checks the server's answer to
+    /// `HELLO`.
+    async fn log_in(
+        &self,
+        info: &ConnectionInfo,
+        reached: Reached,
+        ears: Ears,
+        questions: &[Request<'_>],
+    ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
+        let stream = self.steps.encrypt(reached.stream, info.addr(), &self.secrets).await?;
+        let check = |hello| check_server(hello, self.limits.role);
+        self.steps.log_in(stream, info.redis_settings(), ears, questions, check).await
+    }
+
+    async fn greet(
+        &self,
+        info: &ConnectionInfo,
+        reached: Reached,
+        ears: Ears,
+        is_closed: &Arc<AtomicBool>,
+        sharing: Sharing,
+    ) -> Result<(Arc<Live>, Found), DialFault> {
+        let (time, mut of_server) = (redis::cmd("TIME"), redis::cmd("INFO"));
+        of_server.arg("server");
+        let mut questions = vec![Request::Command(&time)];
+        if self.limits.role == Role::Voter {
+            questions.push(Request::Command(&of_server));
+        }
+        let sent = self.clock.now();
+        let (connection, hello, mut answers) = self.log_in(info, reached, ears, &questions).await?;
+        if self.limits.role == Role::Voter
+            && let Some(uptime) = answers.pop().and_then(|info| parse_uptime(&info))
+        {
+            let up_since = sent.as_nanos().saturating_sub(u64::try_from(uptime.as_nanos()).unwrap_or(u64::MAX));
+            // Keeps the youngest server that was ever met: a connection to an older one brings no answer any more.
+            self.up_since.fetch_max(up_since.max(1), Ordering::AcqRel);
+        }
+        let named = |field| hello_field(&hello, field).unwrap_or_default();
+        let (name, version) = (named("server"), named("version"));
+        let is_wanted = self.limits.role == Role::ClusterMember || !is_replica(&hello);
+        let time = fault::reply(answers.swap_remove(0)).map_err(not_sent)?;
+        let server = parse_time(&time).ok_or_else(|| not_sent(unreadable("TIME")))?;
+        self.conditions.note_connected(&self.address, &name, &version);
+        self.note_time(server, sent, self.clock.now());
+        let number = self.dialed.fetch_add(1, Ordering::Relaxed);
+        let anchor = ClockSample { sent, server };
+        let timeout = self.limits.response_timeout;
+        let live = Live::new(number, connection, anchor, Arc::clone(is_closed), timeout, sharing);
+        Ok((Arc::new(live), if is_wanted { Found::Wanted } else { Found::Replica }))
+    }
+}
+
+impl Node {
+    /// Leaves the server if it says on another connection that it is a replica.
+    pub(in crate::net) fn note_role(&self, hello: &Value) {
+        if is_replica(hello) {
+            self.lines.leave_now();
+        }
+    }
+}
+
+/// Outcome of a greeting: the wanted server, or a replica in place of a primary.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Found {
+    Wanted,
+    Replica,
+}

@@ -1,0 +1,55 @@
+//! Handlers for what a connection reports unasked: pushes, and its end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::OnLoss;
+use crate::net::pushed::{Hear, Pushed};
+
+/// Handlers of one connection. Its driver owns them: dropped, the driver has ended, perhaps with its runtime.
+pub(super) struct Ears {
+    /// Set when the connection ends, before any task learns of it.
+    is_closed: Arc<AtomicBool>,
+    on_loss: Option<OnLoss>,
+    hear: Option<Hear>,
+}
+
+impl Ears {
+    pub(super) fn new(is_closed: Arc<AtomicBool>, on_loss: Option<OnLoss>) -> Self {
+        Self { is_closed, on_loss, hear: None }
+    }
+
+    /// Adds the handler for pushes, for a connection that subscribes.
+    pub(super) fn hearing(mut self, hear: Hear) -> Self {
+        self.hear = Some(hear);
+        self
+    }
+
+    /// Returns true for a connection that subscribes.
+    pub(super) fn hears(&self) -> bool {
+        self.hear.is_some()
+    }
+
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    /// Reports that the server ended the connection.
+    pub(super) fn lose(&self) {
+        if let Some(on_loss) = &self.on_loss {
+            on_loss();
+        }
+    }
+
+    pub(super) fn hear(&self, pushed: Pushed<'_>) {
+        if let Some(hear) = &self.hear {
+            hear(pushed);
+        }
+    }
+}
+
+impl Drop for Ears {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

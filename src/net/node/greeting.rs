@@ -1,0 +1,128 @@
+//! Greeting of a server: its kind and version, its role, and its clock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+
+use super::Role;
+use crate::base::error::Refusal;
+use crate::base::lease::ServerTime;
+use crate::net::fault::{self, Answer, Fault};
+
+/// Oldest Redis that works.
+const REDIS_OLDEST: (u32, u32) = (7, 0);
+const VALKEY_OLDEST: (u32, u32) = (7, 2);
+
+pub(super) fn unreadable(question: &str) -> Fault {
+    Fault::NotSent(Some(Arc::new(Answer(format!("the reply to {question} is not one")))))
+}
+
+pub(in crate::net) fn parse_time(reply: &Value) -> Option<ServerTime> {
+    let Value::Array(parts) = reply else {
+        return None;
+    };
+    let [Value::BulkString(secs), Value::BulkString(micros)] = parts.as_slice() else {
+        return None;
+    };
+    let number = |bytes: &[u8]| std::str::from_utf8(bytes).ok()?.parse::<u64>().ok();
+    Some(ServerTime::from_micros(number(secs)?.checked_mul(1_000_000)? + number(micros)?))
+}
+
+/// Reads a lower bound for the uptime of a server from its `INFO`. `None` if the user may not ask.
+pub(super) fn parse_uptime(info: &Value) -> Option<Duration> {
+    let text = match info {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
+        Value::VerbatimString { text, .. } => text,
+        _ => return None,
+    };
+    let line = text.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:"))?;
+    // The server counts whole seconds, and between two of them may have counted one too many.
+    Some(Duration::from_secs(line.trim().parse::<u64>().ok()?.saturating_sub(1)))
+}
+
+/// Refuses servers that are too old, and servers of another kind than the topology names.
+pub(super) fn check_server(hello: Value, role: Role) -> Result<(), Fault> {
+    let refuse = |refusal, message| Err(Fault::Refused { refusal, message });
+    let unsupported = |what: &str| {
+        let (redis, valkey) = (REDIS_OLDEST, VALKEY_OLDEST);
+        let needs =
+            format!("Redis {}.{} or Valkey {}.{} is the oldest that works", redis.0, redis.1, valkey.0, valkey.1);
+        refuse(Refusal::UnsupportedServer, format!("{what}; {needs}"))
+    };
+    let hello = match fault::reply(hello) {
+        Ok(hello) => hello,
+        // Before Redis 6 there was no HELLO.
+        Err(Fault::Refused { refusal: Refusal::Other, message }) => return unsupported(&message),
+        Err(fault) => return Err(fault),
+    };
+    let field = |name: &str| hello_field(&hello, name).unwrap_or_default();
+    // A proxy may answer in the server's place, and leave out what it does not know.
+    let or_unnamed = |text: String| if text.is_empty() { "(unnamed)".to_owned() } else { text };
+    let (server, version) = (or_unnamed(field("server")), or_unnamed(field("version")));
+    let oldest = if server == "valkey" { VALKEY_OLDEST } else { REDIS_OLDEST };
+    let mut numbers = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    let (major, minor) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if (major, minor) < oldest {
+        return unsupported(&format!("the server is {server} {version}"));
+    }
+    let mode = or_unnamed(field("mode"));
+    let expected = match role {
+        Role::Standalone | Role::Voter => "standalone",
+        Role::ClusterMember => "cluster",
+    };
+    if mode != expected {
+        let message = match mode.as_str() {
+            "sentinel" => "it is a Sentinel: use `Topology::sentinel`".to_owned(),
+            "cluster" => "it is a member of a cluster: use `Topology::cluster`".to_owned(),
+            "standalone" => "it is no member of a cluster: use `Topology::node`, or give a member's URL".to_owned(),
+            other => format!("it runs in {other} mode, which is none that the topology can name"),
+        };
+        return refuse(Refusal::OtherTopology, message);
+    }
+    Ok(())
+}
+
+/// Returns true if a server says that it is a replica.
+pub(super) fn is_replica(hello: &Value) -> bool {
+    matches!(hello_field(hello, "role").as_deref(), Some("replica" | "slave"))
+}
+
+pub(in crate::net) fn hello_field(hello: &Value, name: &str) -> Option<String> {
+    let text = |value: &Value| match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
+        Value::SimpleString(text) => Some(text.clone()),
+        _ => None,
+    };
+    let Value::Map(fields) = hello else {
+        return None;
+    };
+    fields.iter().find(|(key, _)| text(key).as_deref() == Some(name)).and_then(|(_, value)| text(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal_of(fields: &[(&str, &str)]) -> String {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let hello = Value::Map(fields.iter().map(|(name, value)| (text(name), text(value))).collect());
+        match check_server(hello, Role::Standalone) {
+            Err(Fault::Refused { message, .. }) => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn refusal_has_no_blank_where_the_server_names_nothing() {
+        let messages = [
+            refusal_of(&[]),
+            refusal_of(&[("server", "proxy")]),
+            refusal_of(&[("version", "6.0.0")]),
+            refusal_of(&[("server", "redis"), ("version", "7.0.0")]),
+        ];
+        for message in messages {
+            assert!(message.contains("(unnamed)") && !message.contains("  ") && !message.contains(" ;"), "{message}");
+        }
+    }
+}

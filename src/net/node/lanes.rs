@@ -1,0 +1,365 @@
+//! Scripts whose grants count only when replicas have them: behind each pipeline of such scripts goes a `WAIT`.
+//!
+//! `WAIT` covers the writes of its own connection, and blocks that connection until it is answered. So these scripts
+//! have a few connections of their own on each runtime, and no other request stands behind a `WAIT`.
+//!
+//! A call that comes while all of them are busy waits. It goes along with the next connection that is free, and shares
+//! its `WAIT`. So the connections are few however many callers there are, and a caller waits little longer than for the
+//! pipelines that are under way.
+//!
+//! A reply without a hold, such as a place in the queue, goes to the caller at once; only its connection waits for the
+//! replicas.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::future::join;
+use parking_lot::Mutex;
+use redis::{Cmd, ServerError, Value};
+use tokio::runtime::{Handle, Id};
+use tokio::sync::oneshot;
+
+use super::connection::{Load, Request};
+use super::lines::{DialFault, Lines, Live, Sharing};
+use super::room::Precedence;
+use super::{Admission, admitted};
+use crate::base::attempt::Answered;
+use crate::base::durability::Durability;
+use crate::base::error::Refusal;
+use crate::base::lease::{self, Moment};
+use crate::base::process;
+use crate::net::fault::{Answer, Fault};
+use crate::net::{Call, gives_hold};
+
+/// Limit for such connections of one runtime to one node.
+const MAX_LANES: usize = 8;
+/// Limit for calls in one pipeline, unless one batch alone has more.
+const MAX_CALLS: usize = 64;
+
+/// Answer to one call.
+type Said = Result<Answered<Value>, Fault>;
+
+/// Replicated connections to one node, for each runtime those that it drives itself.
+pub(super) struct Lanes {
+    lines: Arc<Lines>,
+    asked: u8,
+    wait: Cmd,
+    of: Mutex<Vec<(Id, Arc<Depot>)>>,
+}
+
+impl Lanes {
+    /// Returns `None` if the primary's reply alone is enough.
+    pub(super) fn new(lines: &Arc<Lines>, durability: Durability) -> Option<Self> {
+        let (replicas, timeout_ms) = durability.acknowledgement()?;
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(replicas.get()).arg(timeout_ms.to_string());
+        Some(Self { lines: Arc::clone(lines), asked: replicas.get(), wait, of: Mutex::default() })
+    }
+
+    /// Sends calls in one pipeline; returns one answer each, in order. A hold is returned once `asked` replicas have
+    /// it.
+    pub(super) async fn ask(&self, job: Calls) -> Result<Vec<Said>, Fault> {
+        let depot = self.depot();
+        let (answers, answer) = oneshot::channel();
+        let lane = depot.put(Job { calls: job, answers });
+        if let Some(lane) = lane {
+            drop(process::spawn(lane.run()));
+        }
+        // The sender was dropped: the runtime that drove the connection has ended.
+        answer.await.unwrap_or_else(|_| Err(depot.unknown(depot.lines.clock.now())))
+    }
+
+    /// Returns the connections of this runtime. Removes those with nothing under way when a new runtime comes: their
+    /// runtimes may have ended.
+    fn depot(&self) -> Arc<Depot> {
+        let runtime = Handle::current().id();
+        let mut depots = self.of.lock();
+        if let Some((_, depot)) = depots.iter().find(|(of, _)| *of == runtime) {
+            return Arc::clone(depot);
+        }
+        depots.retain(|(_, depot)| depot.is_busy());
+        let (lines, wait) = (Arc::clone(&self.lines), self.wait.clone());
+        let depot = Arc::new(Depot { lines, asked: self.asked, wait, state: Mutex::default() });
+        depots.push((runtime, Arc::clone(&depot)));
+        depot
+    }
+}
+
+/// Calls that travel together.
+pub(super) struct Calls {
+    pub(super) calls: Vec<Call>,
+    pub(super) load: Load,
+    pub(super) admission: Admission,
+    pub(super) precedence: Precedence,
+}
+
+/// Calls that a caller waits for.
+struct Job {
+    calls: Calls,
+    answers: Answers,
+}
+
+/// Replicated connections of one runtime, and the batches that wait for one.
+struct Depot {
+    lines: Arc<Lines>,
+    asked: u8,
+    wait: Cmd,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    ahead: VecDeque<Job>,
+    in_turn: VecDeque<Job>,
+    idle: Vec<Arc<Live>>,
+    /// Number of connections that carry something, or are being dialled.
+    busy: usize,
+}
+
+impl State {
+    /// Returns the batches that go together next. Drops those whose caller has gone.
+    fn next(&mut self) -> Vec<Job> {
+        let (mut jobs, mut count) = (Vec::new(), 0);
+        while count < MAX_CALLS
+            && let Some(job) = self.ahead.pop_front().or_else(|| self.in_turn.pop_front())
+        {
+            if !job.answers.is_closed() {
+                count += job.calls.calls.len();
+                jobs.push(job);
+            }
+        }
+        jobs
+    }
+
+    fn take(&mut self) -> Vec<Job> {
+        self.ahead.drain(..).chain(self.in_turn.drain(..)).collect()
+    }
+}
+
+impl Depot {
+    fn is_busy(&self) -> bool {
+        self.state.lock().busy > 0
+    }
+
+    /// Queues a batch. Returns the connection to be run for it, unless all are busy: then the next free one takes it
+    /// along.
+    fn put(self: &Arc<Self>, job: Job) -> Option<Lane> {
+        let mut state = self.state.lock();
+        match job.calls.precedence {
+            Precedence::Ahead => state.ahead.push_back(job),
+            Precedence::InTurn => state.in_turn.push_back(job),
+        }
+        if state.busy == MAX_LANES {
+            return None;
+        }
+        state.busy += 1;
+        state.idle.retain(|live| live.is_open());
+        let live = state.idle.pop();
+        Some(Lane { depot: Arc::clone(self), live })
+    }
+
+    /// Reports that a dial failed. The waiting callers learn it only if no other connection can take their calls.
+    fn fail(&self, fault: &DialFault) {
+        let mut state = self.state.lock();
+        let left = if state.busy == 1 { state.take() } else { Vec::new() };
+        drop(state);
+        left.into_iter().for_each(|job| tell(job.answers, Err(fault.clone().into())));
+    }
+
+    /// Returns the fault of calls that were sent and not answered.
+    fn unknown(&self, sent: Moment) -> Fault {
+        let span = lease::max_delay(self.lines.limits.response_timeout, self.lines.limits.max_clock_skew);
+        Fault::Unknown { stray_until: sent.after(span), source: None }
+    }
+
+    /// Copies the fault for another of several calls.
+    fn copy(&self, fault: &Fault, sent: Moment) -> Fault {
+        match fault {
+            Fault::Unknown { stray_until, source } => {
+                Fault::Unknown { stray_until: *stray_until, source: source.clone() }
+            }
+            Fault::Broken { refusal, message } => Fault::Broken { refusal: *refusal, message: message.clone() },
+            _ => self.unknown(sent),
+        }
+    }
+
+    /// Sends batches and waits for their answers. Returns true if the connection is still usable.
+    async fn carry(&self, live: &Arc<Live>, jobs: Vec<Job>) -> bool {
+        let (sent, not_after) = match self.lines.not_after(live).await {
+            Ok(limits) => limits,
+            Err(fault) => {
+                let source = fault.into_source();
+                jobs.into_iter().for_each(|job| tell(job.answers, Err(Fault::NotSent(source.clone()))));
+                return false;
+            }
+        };
+        // A caller that has gone meanwhile assumes that nothing is sent after that.
+        let waited_for = jobs.into_iter().filter(|job| !job.answers.is_closed());
+        let (batches, waiting): (Vec<Calls>, Vec<Answers>) = waited_for.map(|job| (job.calls, job.answers)).unzip();
+        if batches.is_empty() {
+            return true;
+        }
+        let asking = redis::cmd("ASKING");
+        let mut requests = Vec::new();
+        for batch in &batches {
+            for (n, call) in batch.calls.iter().enumerate() {
+                if batch.admission == Admission::Asking {
+                    requests.push(Request::Command(&asking));
+                }
+                // The calls behind the first are of the same script.
+                let load = if n == 0 { batch.load } else { Load::Digest };
+                requests.push(Request::Call { call, load, not_after });
+            }
+        }
+        let (mut scripts, mut wait) = live.connection.ask_all_then(&requests, &self.wait);
+        let answered = async {
+            match self.lines.in_time(live, sent, Pin::new(&mut scripts)).await {
+                Ok(values) => Ok(self.hand_out(live, &batches, waiting, sent, values)),
+                Err(fault) => Err((fault, waiting)),
+            }
+        };
+        let (answered, waited) = join(answered, self.lines.in_time(live, sent, Pin::new(&mut wait))).await;
+        let waited = waited.and_then(|reply| {
+            if is_demoted(&reply) {
+                self.lines.leave(live);
+            }
+            acknowledged(reply, sent)
+        });
+        let is_well = answered.is_ok() && waited.is_ok();
+        match answered {
+            Ok(held_back) => {
+                for (answers, mut said) in held_back {
+                    said.iter_mut().for_each(|one| self.judge(one, &waited, sent));
+                    tell(answers, Ok(said));
+                }
+            }
+            Err((fault, waiting)) => {
+                waiting.into_iter().for_each(|answers| tell(answers, Err(self.copy(&fault, sent))));
+            }
+        }
+        is_well
+    }
+
+    /// Answers the callers that got no hold. Returns those that wait for the replicas.
+    fn hand_out(
+        &self,
+        live: &Arc<Live>,
+        batches: &[Calls],
+        waiting: Vec<Answers>,
+        sent: Moment,
+        values: Vec<Value>,
+    ) -> Vec<(Answers, Vec<Said>)> {
+        let (mut values, mut held_back) = (values.into_iter(), Vec::new());
+        for (batch, answers) in batches.iter().zip(waiting) {
+            let mut said = Vec::with_capacity(batch.calls.len());
+            for call in &batch.calls {
+                let mut next = || values.next().unwrap_or_default();
+                let value = match batch.admission {
+                    Admission::Owner => Ok(next()),
+                    Admission::Asking => admitted(next(), next()),
+                };
+                said.push(value.and_then(|value| self.lines.answered(live, call, sent, value)));
+            }
+            if said.iter().any(is_hold) { held_back.push((answers, said)) } else { tell(answers, Ok(said)) }
+        }
+        held_back
+    }
+
+    /// Replaces a hold by a fault if too few replicas have it.
+    fn judge(&self, said: &mut Said, waited: &Result<u64, Fault>, sent: Moment) {
+        if !is_hold(said) {
+            return;
+        }
+        match waited {
+            Ok(replicas) if *replicas >= self.asked.into() => {}
+            Ok(replicas) => *said = Err(Fault::Unreplicated { asked: self.asked, acknowledged: *replicas }),
+            Err(fault) => *said = Err(self.copy(fault, sent)),
+        }
+    }
+}
+
+type Answers = oneshot::Sender<Result<Vec<Said>, Fault>>;
+
+/// Passes the answer on. The caller may have gone.
+fn tell(answers: Answers, said: Result<Vec<Said>, Fault>) {
+    drop(answers.send(said));
+}
+
+fn is_hold(said: &Said) -> bool {
+    said.as_ref().is_ok_and(|answer| gives_hold(&answer.value))
+}
+
+/// Returns true if the primary became a replica during the `WAIT`.
+fn is_demoted(reply: &Value) -> bool {
+    let says = |error: &ServerError| {
+        error.code() == "UNBLOCKED" || error.details().is_some_and(|details| details.contains("replica instances"))
+    };
+    matches!(reply, Value::ServerError(error) if says(error))
+}
+
+/// Reads the answer to `WAIT`: the number of replicas that have everything sent before it.
+fn acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
+    let words = match reply {
+        Value::Int(replicas) => return Ok(u64::try_from(replicas).unwrap_or(0)),
+        Value::ServerError(error) => error,
+        other => return Err(Fault::Broken { refusal: Refusal::Other, message: format!("{other:?} to WAIT") }),
+    };
+    let details = words.details().unwrap_or_default().to_owned();
+    // The server became a replica meanwhile. The scripts have run, so no request is in doubt after `sent`.
+    if words.code() == "UNBLOCKED" || details.contains("replica instances") {
+        let source = Answer(format!("{} {details}", words.code()));
+        return Err(Fault::Unknown { stray_until: sent, source: Some(Arc::new(source)) });
+    }
+    Err(match Fault::of_server(&words) {
+        // The scripts were executed.
+        Fault::Refused { refusal, message } | Fault::Broken { refusal, message } => Fault::Broken { refusal, message },
+        _ => {
+            Fault::Unknown { stray_until: sent, source: Some(Arc::new(Answer(format!("{} {details}", words.code())))) }
+        }
+    })
+}
+
+/// Connection that carries something, or is about to. It becomes idle when no batch waits.
+struct Lane {
+    depot: Arc<Depot>,
+    live: Option<Arc<Live>>,
+}
+
+impl Lane {
+    async fn run(mut self) {
+        let live = match self.live.take() {
+            Some(live) => live,
+            None => match self.depot.lines.dial(Sharing::Shared).await {
+                Ok(live) => live,
+                Err(fault) => return self.depot.fail(&fault),
+            },
+        };
+        while let Some(jobs) = self.next(&live) {
+            if !self.depot.carry(&live, jobs).await {
+                return;
+            }
+        }
+    }
+
+    fn next(&self, live: &Arc<Live>) -> Option<Vec<Job>> {
+        let mut state = self.depot.state.lock();
+        let jobs = state.next();
+        if jobs.is_empty() {
+            state.idle.push(Arc::clone(live));
+            return None;
+        }
+        Some(jobs)
+    }
+}
+
+impl Drop for Lane {
+    /// Ends also with its runtime. When the last connection goes, the waiting callers learn that nothing was sent.
+    fn drop(&mut self) {
+        let mut state = self.depot.state.lock();
+        state.busy -= 1;
+        let left = if state.busy == 0 { state.take() } else { Vec::new() };
+        drop(state);
+        left.into_iter().for_each(|job| tell(job.answers, Err(Fault::NotSent(None))));
+    }
+}

@@ -1,0 +1,367 @@
+//! Connections to one node: one for each runtime that calls it.
+//!
+//! A task of the runtime that dialled a connection drives it. So a runtime that ends, or stands still, affects only its
+//! own callers, and the runtime that waits for a reply also reads it. A connection serves all callers of its runtime. A
+//! task of its own dials it, so a caller that gives up does not end the dial.
+//!
+//! After a server has closed a connection, nothing is sent on it. So the server has not executed a request that waits
+//! for the next connection.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::ConnectionInfo;
+use tokio::runtime::{Handle, Id};
+
+use super::connection::Connection;
+use super::dial::Departures;
+use super::room::Space;
+use super::silence::Silence;
+use super::steps::Steps;
+use super::{OnLoss, Reports};
+use crate::base::attempt::NodeId;
+use crate::base::background_runtime::BackgroundRuntime;
+use crate::base::clock::Clock;
+use crate::base::error::{Refusal, Source};
+use crate::base::lease::{ClockSample, Moment};
+use crate::base::metrics::Counter;
+use crate::base::process;
+use crate::base::topology::AddressSource;
+use crate::net::conditions::Conditions;
+use crate::net::fault::Fault;
+use crate::net::node::Limits;
+use crate::net::outages::Outages;
+use crate::net::secrets::Secrets;
+
+/// Time for which the fault of a dial answers all callers, so that they do not dial one after the other.
+const DIAL_PAUSE: Duration = Duration::from_millis(50);
+
+/// Connections to one node, without knowledge of calls.
+pub(super) struct Lines {
+    pub(super) address: Arc<str>,
+    /// Address for errors.
+    pub(super) shown: Arc<str>,
+    pub(super) id: NodeId,
+    pub(super) info: ConnectionInfo,
+    pub(super) secrets: Arc<Secrets>,
+    pub(super) on_loss: Option<OnLoss>,
+    pub(super) departures: Mutex<Departures>,
+    pub(super) steps: Steps,
+    pub(super) limits: Limits,
+    pub(super) clock: Clock,
+    pub(super) home: BackgroundRuntime,
+    of: Mutex<Vec<Line>>,
+    /// Number of connections so far.
+    pub(super) dialed: AtomicU64,
+    /// Number of connections that replaced another one.
+    reconnects: AtomicU64,
+    reconnects_tally: Counter,
+    failed: Mutex<Option<(Moment, DialFault)>>,
+    /// Time at which the node last executed a request, in nanoseconds of the local clock; zero for never.
+    served: AtomicU64,
+    /// Time since which the node has been running, in nanoseconds of the local clock; zero if no connection asked.
+    pub(super) up_since: AtomicU64,
+    pub(super) silence: Silence,
+    pub(super) outages: Arc<Outages>,
+    pub(super) conditions: Arc<Conditions>,
+    /// Time at which the server's clock was last compared with others, in nanoseconds of the local clock.
+    pub(super) clock_noted: AtomicU64,
+}
+
+/// Connection of one runtime.
+struct Line {
+    runtime: Id,
+    live: Option<Arc<Live>>,
+    /// True once there has been a connection.
+    has_had: bool,
+    /// Held by the task that dials.
+    dialing: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// Connection, and the clock sample of its server.
+pub(super) struct Live {
+    /// Number that no other connection to this node has.
+    pub(super) number: u64,
+    pub(super) connection: Connection,
+    pub(super) anchor: Mutex<ClockSample>,
+    /// True once the connection is closed, by the server or with its runtime. Requests not handed over by then are
+    /// never sent.
+    pub(super) is_closed: Arc<AtomicBool>,
+    /// Time at which the last answer came, in nanoseconds of the local clock.
+    answered: AtomicU64,
+    pub(super) space: Space,
+    /// True if no other caller waits for answers on it.
+    pub(super) is_apart: bool,
+}
+
+/// Use of a connection: by several requests at a time, or by one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sharing {
+    Shared,
+    Apart,
+}
+
+/// Fault of a dial. It can be cloned, for several callers.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(in crate::net) enum DialFault {
+    #[error("{}", .0.as_ref().map_or_else(|| "no connection".to_owned(), ToString::to_string))]
+    NotSent(Option<Source>),
+    #[error("{1}")]
+    Refused(Refusal, String),
+}
+
+impl Live {
+    pub(super) fn new(
+        number: u64,
+        connection: Connection,
+        anchor: ClockSample,
+        closed: Arc<AtomicBool>,
+        response_timeout: Duration,
+        sharing: Sharing,
+    ) -> Self {
+        Self {
+            number,
+            connection,
+            anchor: Mutex::new(anchor),
+            is_closed: closed,
+            answered: AtomicU64::new(anchor.sent.as_nanos()),
+            space: Space::new(response_timeout),
+            is_apart: sharing == Sharing::Apart,
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        !self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Notes that a reply came at `now`.
+    pub(super) fn has_answered(&self, now: Moment) {
+        self.answered.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Returns true if a reply has come since `moment`.
+    pub(super) fn has_answered_since(&self, moment: Moment) -> bool {
+        self.answered.load(Ordering::Relaxed) >= moment.as_nanos()
+    }
+}
+
+impl Lines {
+    pub(super) fn new(
+        address: &str,
+        info: ConnectionInfo,
+        limits: Limits,
+        clock: Clock,
+        home: BackgroundRuntime,
+        reports: Reports,
+    ) -> Self {
+        let shown = shown(address, &reports.source).into();
+        let (id, address) = (NodeId::of(address), address.into());
+        let silence = Silence::new(&address, reports.source, Arc::clone(&reports.outages));
+        Self {
+            address,
+            shown,
+            id,
+            info,
+            secrets: reports.secrets,
+            on_loss: reports.on_loss,
+            departures: Mutex::default(),
+            steps: Steps::new(limits.response_timeout),
+            limits,
+            clock,
+            home,
+            of: Mutex::default(),
+            dialed: AtomicU64::new(0),
+            reconnects: AtomicU64::new(0),
+            reconnects_tally: Counter::of_reconnects(),
+            failed: Mutex::new(None),
+            served: AtomicU64::new(0),
+            up_since: AtomicU64::new(0),
+            silence,
+            outages: reports.outages,
+            conditions: reports.conditions,
+            clock_noted: AtomicU64::new(0),
+        }
+    }
+
+    /// Notes that the node executed a request.
+    pub(super) fn has_served(&self, live: &Live) {
+        // Copies the time from the connection whose reply it is.
+        self.served.store(live.answered.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.silence.is_over();
+    }
+
+    pub(super) fn served(&self) -> Option<Moment> {
+        let nanos = self.served.load(Ordering::Relaxed);
+        (nanos > 0).then_some(Moment::from_nanos(nanos))
+    }
+
+    /// Returns the time since which the server of the present connections has been running. A restarted server has said
+    /// so before any other request.
+    pub(super) fn up_since(&self) -> Option<Moment> {
+        let nanos = self.up_since.load(Ordering::Acquire);
+        (nanos > 0).then_some(Moment::from_nanos(nanos))
+    }
+
+    /// Returns the connection of this runtime, if it has one.
+    pub(super) fn current(&self) -> Option<Arc<Live>> {
+        let runtime = Handle::try_current().ok()?.id();
+        let lines = self.of.lock();
+        let line = lines.iter().find(|line| line.runtime == runtime)?;
+        line.live.as_ref().filter(|live| live.is_open()).cloned()
+    }
+
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.of.lock().len()
+    }
+
+    /// Returns true if any runtime has a connection.
+    pub(super) fn is_connected(&self) -> bool {
+        self.of.lock().iter().any(|line| line.live.as_ref().is_some_and(|live| live.is_open()))
+    }
+
+    /// Returns true if the node has answered on another connection since `since`.
+    pub(super) fn has_answered_elsewhere(&self, live: &Arc<Live>, since: Moment) -> bool {
+        let others = self.of.lock();
+        let mut others = others.iter().filter_map(|line| line.live.as_ref());
+        others.any(|other| !Arc::ptr_eq(other, live) && other.is_open() && other.has_answered_since(since))
+    }
+
+    /// Sends nothing more on a connection; callers that wait for room on it go elsewhere.
+    pub(super) fn give_up(&self, live: &Arc<Live>) {
+        let is_it = |line: &&mut Line| line.live.as_ref().is_some_and(|current| Arc::ptr_eq(current, live));
+        if let Some(line) = self.of.lock().iter_mut().find(is_it) {
+            line.live = None;
+        }
+        live.space.close();
+    }
+
+    /// Gives up the connections of all runtimes that were closed meanwhile.
+    pub(super) fn give_up_closed(&self) {
+        let mut closed = Vec::new();
+        for line in self.of.lock().iter_mut() {
+            closed.extend(line.live.take_if(|live| !live.is_open()));
+        }
+        closed.iter().for_each(|live| live.space.close());
+    }
+
+    /// Returns the connection of this runtime, and makes it if there is none.
+    pub(super) async fn live(self: &Arc<Self>) -> Result<Arc<Live>, Fault> {
+        if let Some(live) = self.current() {
+            return Ok(live);
+        }
+        let most = self.limits.response_timeout * 3;
+        let in_time = tokio::time::timeout(most, self.dial_in_turn()).await;
+        in_time.unwrap_or_else(|_| Err(self.steps.no_connection_within(most))).map_err(Fault::from)
+    }
+
+    async fn dial_in_turn(self: &Arc<Self>) -> Result<Arc<Live>, DialFault> {
+        let runtime = Handle::current();
+        let dialing = self.dialing(runtime.id()).lock_owned().await;
+        if let Some(live) = self.current() {
+            return Ok(live);
+        }
+        if let Some((at, fault)) = &*self.failed.lock()
+            && self.clock.now().since(*at) < DIAL_PAUSE
+        {
+            return Err(fault.clone());
+        }
+        let lines = Arc::clone(self);
+        // The task goes on when its caller gives up: impatient callers would otherwise never get a connection.
+        let dialed = process::spawn_on(&runtime, async move {
+            let _dialing = dialing;
+            lines.connect().await
+        });
+        // Without an outcome the runtime has ended.
+        dialed.await.unwrap_or(Err(DialFault::NotSent(None)))
+    }
+
+    /// Returns the right to dial for a runtime. Removes the entries of runtimes that have ended.
+    fn dialing(&self, runtime: Id) -> Arc<tokio::sync::Mutex<()>> {
+        let mut lines = self.of.lock();
+        if let Some(line) = lines.iter().find(|line| line.runtime == runtime) {
+            return Arc::clone(&line.dialing);
+        }
+        lines.retain(|line| {
+            Arc::strong_count(&line.dialing) > 1 || line.live.as_ref().is_some_and(|live| live.is_open())
+        });
+        let dialing = Arc::default();
+        lines.push(Line { runtime, live: None, has_had: false, dialing: Arc::clone(&dialing) });
+        dialing
+    }
+
+    async fn connect(self: Arc<Self>) -> Result<Arc<Live>, DialFault> {
+        let began = self.clock.now();
+        let dialed = self.dial(Sharing::Shared).await;
+        let now = self.clock.now();
+        *self.failed.lock() = dialed.as_ref().err().map(|fault| (now, fault.clone()));
+        match &dialed {
+            Ok(live) => {
+                self.begins(live);
+                self.silence.greeted(now);
+                self.check_up_in_background(live);
+            }
+            // A refusal is an answer.
+            Err(DialFault::Refused(refusal, words)) => self.silence.refuses(*refusal, words, now),
+            Err(DialFault::NotSent(source)) => self.silence.begins(source.clone(), began, now),
+        }
+        dialed
+    }
+
+    /// Notes a new connection of this runtime.
+    fn begins(&self, live: &Arc<Live>) {
+        let runtime = Handle::current().id();
+        let mut lines = self.of.lock();
+        match lines.iter_mut().find(|line| line.runtime == runtime) {
+            Some(line) => {
+                let is_another = std::mem::replace(&mut line.has_had, true);
+                self.reconnects.fetch_add(u64::from(is_another), Ordering::Relaxed);
+                if is_another {
+                    self.reconnects_tally.add_one();
+                }
+                line.live = Some(Arc::clone(live));
+            }
+            None => {
+                let live = Some(Arc::clone(live));
+                lines.push(Line { runtime, live, has_had: true, dialing: Arc::default() });
+            }
+        }
+    }
+
+    pub(super) fn reconnects(&self) -> u64 {
+        self.reconnects.load(Ordering::Relaxed)
+    }
+}
+
+/// Returns an address with its source, unless the user named it.
+pub(in crate::net) fn shown(address: &str, source: &AddressSource) -> String {
+    match source {
+        AddressSource::User => address.to_owned(),
+        source => format!("{address} ({source})"),
+    }
+}
+
+impl From<DialFault> for Fault {
+    fn from(fault: DialFault) -> Self {
+        match fault {
+            DialFault::NotSent(source) => Self::NotSent(source),
+            DialFault::Refused(refusal, message) => Self::Refused { refusal, message },
+        }
+    }
+}
+
+/// Converts a fault while connecting: no request was sent, whatever went wrong.
+pub(in crate::net) fn not_sent(fault: Fault) -> DialFault {
+    match fault {
+        Fault::Refused { refusal, message } | Fault::Broken { refusal, message } => {
+            DialFault::Refused(refusal, message)
+        }
+        Fault::NotSent(source) | Fault::Unknown { source, .. } => DialFault::NotSent(source),
+        Fault::Again(source) | Fault::WrongServer(source) => DialFault::NotSent(Some(source)),
+        Fault::Moved { .. } | Fault::Ask { .. } | Fault::NoScript | Fault::Unreplicated { .. } => {
+            DialFault::NotSent(None)
+        }
+    }
+}

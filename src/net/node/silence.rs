@@ -1,0 +1,168 @@
+//! Outage of one node: known since when, which callers wait for its end, and how long its [prober](super::prober)
+//! pauses.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+
+use crate::base::backoff::Backoff;
+use crate::base::error::{Refusal, Source};
+use crate::base::events;
+use crate::base::lease::Moment;
+use crate::base::panics::catch_panic;
+use crate::base::topology::AddressSource;
+use crate::net::outages::{Outages, Trouble};
+
+pub(super) struct Silence {
+    node: Arc<str>,
+    source: AddressSource,
+    outages: Arc<Outages>,
+    /// True if a request that was sent after the last answer of the node had none.
+    is_silent: AtomicBool,
+    /// True if the node was probed after it last executed a request.
+    was_probed: AtomicBool,
+    state: Mutex<State>,
+    /// Wakes the callers when the node answers again.
+    word: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    is_probing: bool,
+    /// Number of callers that wait for the end of the outage.
+    waiting: usize,
+    /// True if a caller began to wait after the last probe.
+    is_wanted: bool,
+    source: Option<Source>,
+    /// Pauses of all probers of this outage, one after the other.
+    backoff: Option<Backoff>,
+}
+
+impl Silence {
+    pub(super) fn new(node: &Arc<str>, source: AddressSource, outages: Arc<Outages>) -> Self {
+        Self {
+            node: Arc::clone(node),
+            source,
+            outages,
+            is_silent: AtomicBool::new(false),
+            was_probed: AtomicBool::new(false),
+            state: Mutex::default(),
+            word: Notify::new(),
+        }
+    }
+
+    pub(super) fn is(&self) -> bool {
+        self.is_silent.load(Ordering::Acquire)
+    }
+
+    /// Notes that the node executed a request: the next outage begins with short pauses.
+    pub(super) fn is_over(&self) {
+        if self.was_probed.load(Ordering::Relaxed) {
+            self.was_probed.store(false, Ordering::Relaxed);
+            self.state.lock().backoff = None;
+        }
+    }
+
+    pub(super) fn pause(&self) -> Duration {
+        self.was_probed.store(true, Ordering::Relaxed);
+        self.state.lock().backoff.get_or_insert_with(Backoff::new).pause()
+    }
+
+    /// Notes that a request of the moment `sent` was not answered, nor any other since, or that it could not be sent.
+    /// The next caller has the node probed.
+    pub(super) fn begins(&self, source: Option<Source>, sent: Moment, now: Moment) {
+        let mut state = self.state.lock();
+        state.source.clone_from(&source);
+        self.is_silent.store(true, Ordering::Release);
+        let is_news = self.outages.begins(&self.node, Trouble::Silent, sent);
+        // The log may call a user's subscriber of `tracing`: never under the mutex.
+        drop(state);
+        if is_news {
+            catch_panic(|| events::node_unreachable(&self.node, &self.source, source.as_deref(), now.since(sent)));
+        }
+    }
+
+    /// Returns the error that showed the outage.
+    pub(super) fn source(&self) -> Option<Source> {
+        self.state.lock().source.clone()
+    }
+
+    /// Returns a future that resolves when the node answers again.
+    pub(super) fn word(&self) -> Notified<'_> {
+        self.word.notified()
+    }
+
+    /// Claims the right to probe. Returns `true` if no task has it yet: then the caller probes from now on.
+    pub(super) fn begins_probing(&self) -> bool {
+        !std::mem::replace(&mut self.state.lock().is_probing, true)
+    }
+
+    pub(super) fn ends_probing(&self) {
+        self.state.lock().is_probing = false;
+    }
+
+    /// Returns true if a caller waits, or began to wait after the last probe.
+    pub(super) fn is_wanted(&self) -> bool {
+        let mut state = self.state.lock();
+        std::mem::take(&mut state.is_wanted) || state.waiting > 0
+    }
+
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.state.lock().waiting > 0
+    }
+
+    /// Notes an answer of the node to any caller.
+    pub(super) fn ends(&self, now: Moment) {
+        if self.is() {
+            self.greeted(now);
+        }
+    }
+
+    /// Notes that a new connection was greeted. Ends an outage in the log even if this value does not have it: a fleet
+    /// may have forgotten the node meanwhile, and made a new one.
+    pub(super) fn greeted(&self, now: Moment) {
+        let state = self.state.lock();
+        self.is_silent.store(false, Ordering::Release);
+        let since = self.outages.ends(&self.node);
+        drop(state);
+        self.word.notify_waiters();
+        if let Some(since) = since {
+            catch_panic(|| events::node_back(&self.node, now.since(since)));
+        }
+    }
+
+    /// Notes that the node answers, and refuses this client.
+    pub(super) fn refuses(&self, refusal: Refusal, words: &str, now: Moment) {
+        let state = self.state.lock();
+        self.is_silent.store(false, Ordering::Release);
+        let is_news = self.outages.begins(&self.node, Trouble::Refuses, now);
+        drop(state);
+        self.word.notify_waiters();
+        if is_news {
+            catch_panic(|| events::node_refuses(&self.node, &self.source, refusal, words));
+        }
+    }
+}
+
+/// Waiting caller, counted while this exists.
+pub(super) struct Waits<'a>(&'a Silence);
+
+impl<'a> Waits<'a> {
+    pub(super) fn begin(silence: &'a Silence) -> Self {
+        let mut state = silence.state.lock();
+        state.waiting += 1;
+        state.is_wanted = true;
+        drop(state);
+        Self(silence)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().waiting -= 1;
+    }
+}

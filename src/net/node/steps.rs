@@ -1,0 +1,227 @@
+//! Steps on the way to a server: name, TCP, TLS and greeting, each with a time of its own. All connections take them,
+//! those to Sentinels too.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::{Cmd, ConnectionAddr, RedisConnectionInfo, RedisError, Value};
+
+use super::connection::{Connection, Request};
+use super::ears::Ears;
+use super::greeting::unreadable;
+use super::lines::{DialFault, not_sent};
+use super::wire::{AnswerMemory, Stream, Wire};
+use crate::net::address::address_of;
+use crate::net::fault::{self, Fault};
+use crate::net::secrets::Secrets;
+
+/// Step on the way to a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    Name,
+    Tcp,
+    Tls,
+    Greeting,
+}
+
+impl Step {
+    /// Returns the time limit of the step, in response timeouts.
+    fn budget(self) -> u32 {
+        match self {
+            // Resolvers ask more than one server.
+            Self::Name => 4,
+            Self::Tcp | Self::Greeting => 1,
+            // TLS 1.2 takes two round trips, and so does a server that wants another key.
+            Self::Tls => 2,
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Name => "name resolution",
+            Self::Tcp => "TCP connect",
+            Self::Tls => "TLS handshake",
+            Self::Greeting => "greeting",
+        })
+    }
+}
+
+/// Way to one server, and its step that began last.
+pub(super) struct Steps {
+    response_timeout: Duration,
+    last: Mutex<Option<Step>>,
+    /// Memory of the answers that are being read from this server, on all connections.
+    answer_memory: Arc<AnswerMemory>,
+}
+
+impl Steps {
+    pub(super) fn new(response_timeout: Duration) -> Self {
+        Self { response_timeout, last: Mutex::new(None), answer_memory: Arc::default() }
+    }
+
+    /// Looks up the addresses of a host. A test may have set addresses for `address`.
+    pub(super) async fn look_up(&self, address: &str, host: &str, port: u16) -> Result<Vec<SocketAddr>, DialFault> {
+        let looking_up = look_up(address, host, port);
+        self.take(Step::Name, looking_up).await
+    }
+
+    /// Connects to the first of these addresses that answers.
+    pub(super) async fn connect(&self, addresses: &[SocketAddr]) -> Result<(Stream, SocketAddr), DialFault> {
+        if addresses.is_empty() {
+            return Err(not_sent(Fault::of_dial(no_address().into())));
+        }
+        self.take(Step::Tcp, Stream::connect_tcp(addresses)).await
+    }
+
+    /// Connects to a server on this machine.
+    pub(super) async fn connect_path(&self, path: &std::path::Path) -> Result<Stream, DialFault> {
+        self.take(Step::Tcp, Stream::connect_path(path)).await
+    }
+
+    /// Does the TLS handshake, if the server of this address speaks TLS.
+    pub(super) async fn encrypt(
+        &self,
+        stream: Stream,
+        address: &ConnectionAddr,
+        secrets: &Secrets,
+    ) -> Result<Stream, DialFault> {
+        let ConnectionAddr::TcpTls { host, .. } = address else { return Ok(stream) };
+        let unusable = |error: crate::Error| DialFault::NotSent(Some(Arc::new(error)));
+        let connector = secrets.connector().map_err(unusable)?;
+        let shaken = self.take(Step::Tls, stream.encrypt(&connector, host)).await;
+        shaken.map_err(|fault| not_sent(fault::without_tls(fault.into())))
+    }
+
+    /// Logs in, and asks `questions` in the same piece. `check` examines the server's answer to `HELLO`.
+    pub(super) async fn log_in(
+        &self,
+        stream: Stream,
+        settings: &RedisConnectionInfo,
+        ears: Ears,
+        questions: &[Request<'_>],
+        check: impl FnOnce(Value) -> Result<(), Fault>,
+    ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
+        let login = login(settings);
+        let count = login.len() - 1 + questions.len();
+        let (wire, mut opening) = Wire::open(stream, ears, &self.answer_memory, count, |bytes| {
+            login.iter().for_each(|command| Request::Command(command).encode(bytes));
+            questions.iter().for_each(|question| question.encode(bytes));
+        });
+        // Read alone: a server that admits no client says why, and closes the connection.
+        let hello = self.take(Step::Greeting, opening.first()).await?;
+        check(hello.clone()).map_err(not_sent)?;
+        let mut answers = self.take(Step::Greeting, opening.others()).await?;
+        if answers.len() < count {
+            return Err(not_sent(unreadable("HELLO")));
+        }
+        let answers_to_questions = answers.split_off(login.len() - 1);
+        if settings.db() != 0 {
+            fault::reply(answers.swap_remove(0)).map_err(not_sent)?;
+        }
+        Ok((Connection(wire), hello, answers_to_questions))
+    }
+
+    /// Takes one step; the fault names the step if it takes too long.
+    async fn take<T, E: Into<RedisError>>(
+        &self,
+        step: Step,
+        taking: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, DialFault> {
+        *self.last.lock() = Some(step);
+        let budget = self.response_timeout * step.budget();
+        match tokio::time::timeout(budget, taking).await {
+            Ok(taken) => taken.map_err(|error| not_sent(Fault::of_dial(error.into()))),
+            Err(_) => Err(self.late(step, budget)),
+        }
+    }
+
+    fn late(&self, step: Step, waited: Duration) -> DialFault {
+        let words = format!(
+            "{step}: no answer within {waited:?}; on a slow way raise `response_timeout`, which is {:?}",
+            self.response_timeout
+        );
+        DialFault::NotSent(Some(Arc::new(io::Error::new(io::ErrorKind::TimedOut, words))))
+    }
+
+    /// Returns the fault of a connection that is still on its way after `waited`.
+    pub(super) fn no_connection_within(&self, waited: Duration) -> DialFault {
+        let step = *self.last.lock();
+        let fault = step.map_or(DialFault::NotSent(None), |step| self.late(step, waited));
+        // A server without TLS waits for the end of what it takes for a command.
+        if step == Some(Step::Tls) { not_sent(fault::without_tls(fault.into())) } else { fault }
+    }
+}
+
+/// Asks one question on a connection of its own. The answer to `HELLO` counts only if it refuses the user: `question`
+/// finds out what the server is.
+pub(in crate::net) async fn ask_once(
+    address: &ConnectionAddr,
+    settings: &RedisConnectionInfo,
+    secrets: &Secrets,
+    response_timeout: Duration,
+    question: &Cmd,
+) -> Result<Value, Fault> {
+    let steps = Steps::new(response_timeout);
+    let stream = match address {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            let addresses = steps.look_up(&address_of(address), host, *port).await?;
+            let (stream, _) = steps.connect(&addresses).await?;
+            steps.encrypt(stream, address, secrets).await?
+        }
+        ConnectionAddr::Unix(path) => steps.connect_path(path).await?,
+        other => return Err(Fault::of_dial(unknown(other).into())),
+    };
+    let admits = |hello| match fault::reply(hello) {
+        Err(Fault::Refused { refusal: crate::Refusal::Other, .. }) | Ok(_) => Ok(()),
+        Err(fault) => Err(fault),
+    };
+    let ears = Ears::new(Arc::default(), None);
+    let asked = steps.log_in(stream, settings, ears, &[Request::Command(question)], admits).await?;
+    let (_connection, _, mut answers) = asked;
+    Ok(answers.swap_remove(0))
+}
+
+async fn look_up(address: &str, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    #[cfg(test)]
+    {
+        if let Some((addresses, pause)) = super::names::resolve(address) {
+            tokio::time::sleep(pause).await;
+            return Ok(addresses);
+        }
+    }
+    #[cfg(not(test))]
+    let _ = address;
+    Ok(tokio::net::lookup_host((host, port)).await?.collect())
+}
+
+/// Returns the first commands on each connection: they name the user, the database and this library.
+fn login(settings: &RedisConnectionInfo) -> Vec<Cmd> {
+    let mut hello = redis::cmd("HELLO");
+    hello.arg(3);
+    if let Some(password) = settings.password() {
+        hello.arg("AUTH").arg(settings.username().unwrap_or("default")).arg(password);
+    }
+    let mut login = vec![hello];
+    if settings.db() != 0 {
+        login.push(redis::cmd("SELECT").arg(settings.db()).take());
+    }
+    for (field, value) in [("LIB-NAME", env!("CARGO_PKG_NAME")), ("LIB-VER", env!("CARGO_PKG_VERSION"))] {
+        // No task looks at the answer: older servers do not know the command, and some users may not call it.
+        login.push(redis::cmd("CLIENT").arg("SETINFO").arg(field).arg(value).take());
+    }
+    login
+}
+
+fn no_address() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "the host has no address")
+}
+
+pub(super) fn unknown(address: &ConnectionAddr) -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, address.to_string())
+}

@@ -1,0 +1,119 @@
+//! Nodes that cannot be used, and the beginning of each outage: for the log, which has each change once, and for a
+//! gauge.
+//!
+//! Kept by address: a fleet forgets a node that owns nothing, and a later node at that address knows nothing of the
+//! past.
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
+
+use crate::base::lease::Moment;
+use crate::base::metrics::UnusableNodes;
+
+/// Nodes that cannot be used. The gauge changes outside of the mutex: its recorder is the user's code.
+#[derive(Default)]
+pub(super) struct Outages {
+    nodes: Mutex<HashMap<String, (Trouble, Moment)>>,
+    count: UnusableNodes,
+    on_trouble: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+/// Trouble with a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Trouble {
+    /// The node does not answer.
+    Silent,
+    /// The node answers, and refuses this client.
+    Refuses,
+}
+
+impl Outages {
+    /// Notes trouble with a node, which began at `since` if there was none before. Returns true if the log does not
+    /// have it.
+    pub(super) fn begins(&self, node: &str, trouble: Trouble, since: Moment) -> bool {
+        let mut nodes = self.nodes.lock();
+        let known = nodes.get(node).copied();
+        let is_news = known.is_none_or(|(known, _)| known != trouble);
+        if is_news {
+            let since = known.map_or(since, |(_, since)| since);
+            nodes.insert(node.to_owned(), (trouble, since));
+        }
+        drop(nodes);
+        if known.is_none() {
+            self.count.one_more();
+        }
+        self.tell_trouble();
+        is_news
+    }
+
+    /// Sets the action that runs whenever a node is in trouble.
+    pub(super) fn on_trouble(&self, act: Box<dyn Fn() + Send + Sync>) {
+        // Set once, by the router.
+        drop(self.on_trouble.set(act));
+    }
+
+    /// Runs that action. The trouble may be a silence or anything else.
+    pub(super) fn tell_trouble(&self) {
+        if let Some(act) = self.on_trouble.get() {
+            act();
+        }
+    }
+
+    /// Addresses of the nodes that cannot be used.
+    pub(super) fn addresses(&self) -> Vec<String> {
+        self.nodes.lock().keys().cloned().collect()
+    }
+
+    /// Notes that a node works again. Returns the beginning of the outage, if there was one.
+    pub(super) fn ends(&self, node: &str) -> Option<Moment> {
+        let (_, since) = self.nodes.lock().remove(node)?;
+        self.count.fewer(1);
+        Some(since)
+    }
+
+    /// Forgets nodes that are no members any more: no caller will ask them again.
+    pub(super) fn retain(&self, is_member: impl Fn(&str) -> bool) {
+        let mut nodes = self.nodes.lock();
+        let before = nodes.len();
+        nodes.retain(|node, _| is_member(node));
+        let gone = before - nodes.len();
+        drop(nodes);
+        self.count.fewer(gone);
+    }
+}
+
+impl Drop for Outages {
+    fn drop(&mut self) {
+        self.count.fewer(self.nodes.get_mut().len());
+    }
+}
+
+#[cfg(all(test, feature = "metrics"))]
+mod tests {
+    use super::*;
+    use crate::base::metrics::recording::Recording;
+
+    #[test]
+    fn gauge_has_each_node_once_until_it_is_back_or_forgotten() {
+        let recording = Recording::default();
+        let outages = metrics::with_local_recorder(&recording, Outages::default);
+        let gauge = || recording.told("rwlock_unusable_nodes").1;
+        let now = Moment::from_nanos(1);
+        assert!(outages.begins("a:1", Trouble::Silent, now));
+        assert!(!outages.begins("a:1", Trouble::Silent, now));
+        assert!(outages.begins("a:1", Trouble::Refuses, now), "news, and still one node");
+        assert_eq!(gauge(), 1.0);
+        outages.begins("b:1", Trouble::Refuses, now);
+        outages.begins("c:1", Trouble::Silent, now);
+        assert_eq!(gauge(), 3.0);
+        assert_eq!(outages.ends("a:1"), Some(now));
+        assert_eq!(outages.ends("a:1"), None);
+        assert_eq!(gauge(), 2.0);
+        outages.retain(|node| node == "b:1");
+        assert_eq!(gauge(), 1.0);
+        drop(outages);
+        assert_eq!(gauge(), 0.0, "nobody asks it any more");
+    }
+}

@@ -1,0 +1,666 @@
+//! Notifications for waiters, and recalls, on connections that carry nothing but subscriptions.
+//!
+//! Each channel is subscribed at the known owner of its slot, on its *owner link*. A node that owns channels has one
+//! such [`link`], which is one connection and one task; no other node has any.
+//!
+//! One more task, the keeper, moves channels whose slots have moved, and ends channels without a listener. A channel
+//! *lingers* for a while after its last waiter, so that a contended lock does not subscribe at every hand-over.
+//!
+//! Each runtime with waiters has links and a keeper of its own. So a message is read where its waiter waits, and a
+//! runtime that ends or stands still delays no other.
+//!
+//! Only its pushes tell what a server has subscribed. They name their channel, and come in the order in which the
+//! server acted. So after `ssubscribe` no message is missed until `sunsubscribe`, whatever caused either.
+//!
+//! The task that reads the connection handles pushes and messages: from there to the waiter is one hop. Every
+//! confirmation makes the channel's waiters ask again, since a message before it woke none of them.
+//!
+//! # Anchors
+//!
+//! A message may carry a deadline by the clock of the server that published it. The process judges it by a clock sample
+//! of the main connection to the same node: a request sent at the local moment `s`, answered with the server's time
+//! `t`.
+//!
+//! The server read `t` after `s`. So its clock reaches a deadline `d` no earlier here than `s + (d - t)`, but for the
+//! clocks' rates. The moment at which the process reads the message does not enter.
+//!
+//! So a message that lay in a socket while this process stood still is judged rightly. If no request was answered
+//! since, the clock sample is as old as the pause, and is refused for its age. If one was, `t` is later, and the
+//! deadline is over. An answer that lay in the socket as well was too late for its request, and gave no clock sample.
+//!
+//! A clock sample is refused in three cases:
+//!
+//! * It is older than [`Pace::anchor_age_most`].
+//! * Its node is suspect.
+//! * Its main connection is newer than the last answer on the link: a server that has been replaced since may have sent
+//!   the message.
+//!
+//! Waiters are notified, and let go, with no lock of ours held: their wakers are the user's, and may do anything.
+//!
+//! # Calls
+//!
+//! A process with a cached hold listens on another channel for recalls ([`Calls`]). These channels are served in the
+//! [background runtime](crate::home), whatever the callers' runtimes do. There may be one for each lock, so they are
+//! small.
+//!
+//! A process that drops a cached hold need not unsubscribe: the keeper finds that out. A cached hold may be used only
+//! while its subscription is live. So a link with such channels pings its node, and reports each break of a
+//! subscription.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::num::NonZeroU64;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::runtime::{Handle, Id};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::base::attempt::{self, Notification, Subscription};
+use crate::base::background_runtime::BackgroundRuntime;
+use crate::base::clock::Clock;
+use crate::base::lease::Moment;
+use crate::base::options::Options;
+use crate::base::panics::catch_panic;
+use crate::base::process;
+use crate::base::recalls::{LIVE_FOR, LiveSubscription, Liveness, Recalls};
+use crate::base::throttle::Throttle;
+use crate::net::ReadNotice;
+use crate::net::node::Node;
+use crate::net::slot_owners::SlotOwners;
+use channel::{Channel, LinkId, Listener, Purpose};
+use link::{Lost, Running};
+
+mod channel;
+mod hearing;
+mod keeper;
+mod link;
+#[cfg(test)]
+mod tests;
+
+/// Number of new channels after the last look that causes another one.
+const BURST: usize = 1024;
+
+/// Times and limits of subscriptions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// Pause between two subscriptions of all channels, whatever the server said before.
+    pub(super) refresh: Duration,
+    /// Time for which a channel stays after its last waiter: the next contention is likely to come soon.
+    pub(super) linger: Duration,
+    /// Limit for channels of waiters that linger; those that linger the longest go first.
+    pub(super) lingering_most: usize,
+    /// Limit for channels of recalls that linger. These are not subscribed again and again.
+    pub(super) lingering_calls_most: usize,
+    /// Limit for the age of a clock sample: two heartbeats of a waiter.
+    pub(super) anchor_age_most: Duration,
+    /// Time limit for an answer of a node.
+    pub(super) response_timeout: Duration,
+    /// Pause between two pings to a node that owns channels of recalls.
+    pub(super) ping: Duration,
+}
+
+impl Pace {
+    pub(super) fn of(options: &Options) -> Self {
+        Self {
+            refresh: Duration::from_secs(5),
+            linger: Duration::from_secs(10),
+            lingering_most: 1024,
+            // A hold can be cached if its recall channel is subscribed when the hold is requested. So as many channels
+            // must be able to linger as holds may be cached. Otherwise locks that are used in turn would push out each
+            // other's channels.
+            lingering_calls_most: options.max_cached,
+            anchor_age_most: Duration::from_secs(2),
+            response_timeout: options.response_timeout,
+            ping: LIVE_FOR / 2,
+        }
+    }
+}
+
+/// All subscriptions of one transport. Dropping it ends them.
+pub(super) struct Push {
+    common: Arc<Common>,
+    /// Subscriptions of each runtime.
+    of: Mutex<Vec<(Id, Arc<Shared>)>>,
+}
+
+/// State that the subscriptions of all runtimes share.
+struct Common {
+    slot_owners: SlotOwners,
+    clock: Clock,
+    /// Runtime that serves channels of recalls.
+    home: BackgroundRuntime,
+    pace: Pace,
+    /// Number of channels: mostly none, and then a caller need not know more.
+    count: AtomicUsize,
+    /// True once the log has a warning about the missing right to subscribe.
+    is_refusal_told: AtomicBool,
+}
+
+/// Subscriptions of one runtime, whose tasks all run there.
+struct Shared {
+    common: Arc<Common>,
+    /// Number of channels of this runtime.
+    count: AtomicUsize,
+    subscriptions: Mutex<Subscriptions>,
+    /// Wakes the keeper when a channel has no owner link.
+    strayed: Notify,
+    /// True once the runtime has ended.
+    has_ended: AtomicBool,
+}
+
+impl Deref for Shared {
+    type Target = Common;
+
+    fn deref(&self) -> &Common {
+        &self.common
+    }
+}
+
+#[derive(Default)]
+struct Subscriptions {
+    /// Boxed, since a map has room for up to twice as many, and there may be one for each lock.
+    channels: HashMap<Arc<str>, Box<Channel>>,
+    links: HashMap<LinkId, Link>,
+    /// Channels without a waiter, in the order in which they lost their last, and when that was.
+    lingering: Lingering,
+    /// Channels of recalls without a cached hold, once the keeper found that.
+    lingering_calls: Lingering,
+    /// Task that runs while there are channels.
+    keeper: Option<AbortHandle>,
+    /// Number of channels after the last look for channels without a listener.
+    looked_at: usize,
+    last_number: u64,
+    last_link: Option<LinkId>,
+    /// Recall handlers that have to learn of a break, once no lock is held.
+    broken: Vec<Arc<Recalls>>,
+}
+
+type Lingering = BTreeMap<NonZeroU64, (Arc<str>, Instant)>;
+
+/// State of a link for all but its task.
+struct Link {
+    node: Arc<Node>,
+    wake: Arc<Notify>,
+    task: AbortHandle,
+    /// Number of the present connection. Pushes of an earlier one do not count.
+    connection: u64,
+    /// Present if the connection is to be replaced.
+    lost: Option<Lost>,
+    /// Subscribed channels that are not wanted on this link: the task unsubscribes them.
+    leftovers: HashSet<Arc<str>>,
+    /// Channels that the task has to look at. Pushes add none that this process has not asked for since the last look.
+    todo: VecDeque<Arc<str>>,
+    /// Channels of the last commands whose confirmation has not come.
+    awaited: VecDeque<Arc<str>>,
+    /// Limit for repeated subscriptions of channels that the server ends unasked.
+    ended: Throttle,
+    /// Time until which the subscriptions of this connection are live.
+    fresh: Arc<Liveness>,
+    /// True if a cached hold may depend on a subscription here.
+    is_kept: bool,
+    /// Number of the main connection before the last commands were sent.
+    asked: Option<u64>,
+    /// Number of the main connection before commands were sent of which one was answered.
+    proven: Option<u64>,
+    must_prove: bool,
+}
+
+impl Link {
+    /// Returns true if the task has ended, most likely with its runtime.
+    fn has_ended(&self) -> bool {
+        self.task.is_finished()
+    }
+
+    fn standing(&self, epoch: u64) -> LiveSubscription {
+        LiveSubscription { epoch, liveness: Arc::clone(&self.fresh) }
+    }
+
+    /// Starts the pings, for cached holds that may depend on this link.
+    fn is_pinged_from_now_on(&mut self) {
+        if !std::mem::replace(&mut self.is_kept, true) {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Gives up a channel that belonged to this link.
+    fn lets_go(&mut self, name: &Arc<str>, channel: &Channel) {
+        if channel.is_confirmed {
+            self.leftovers.insert(Arc::clone(name));
+        }
+        self.look_at(name);
+    }
+
+    /// Counts a channel that the server has ended unasked. Returns when to subscribe it again, if that is not now.
+    fn subscribes_again_at(&mut self, now: Moment) -> Option<Instant> {
+        let at = self.ended.next_at().max(now);
+        self.ended.take(at);
+        (at > now).then(|| Instant::now() + at.since(now))
+    }
+
+    fn look_at(&mut self, name: &Arc<str>) {
+        self.todo.push_back(Arc::clone(name));
+        self.wake.notify_one();
+    }
+}
+
+/// Connection that a push comes from.
+#[derive(Clone, Copy)]
+struct Origin {
+    link: LinkId,
+    connection: u64,
+}
+
+impl fmt::Debug for Push {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Push")
+    }
+}
+
+/// Place of a listener in a channel.
+struct Place {
+    channel: Arc<str>,
+    number: NonZeroU64,
+}
+
+/// Ends one waiter's subscription when it is dropped.
+struct Unsubscribe {
+    shared: Weak<Shared>,
+    place: Place,
+}
+
+impl Unsubscribe {
+    fn new(shared: &Arc<Shared>, place: Place) -> Self {
+        Self { shared: Arc::downgrade(shared), place }
+    }
+}
+
+impl Drop for Unsubscribe {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.leave(&self.place);
+        }
+    }
+}
+
+impl Push {
+    pub(super) fn new(slot_owners: SlotOwners, clock: Clock, home: BackgroundRuntime, pace: Pace) -> Self {
+        let (count, is_refusal_told) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let common = Common { slot_owners, clock, home, pace, count, is_refusal_told };
+        Self { common: Arc::new(common), of: Mutex::default() }
+    }
+
+    pub(super) fn is_in_use(&self) -> bool {
+        self.common.count.load(Ordering::Acquire) > 0
+    }
+
+    /// Subscribes. The first notification is [`Notice::AskAgain`], as soon as the channel is confirmed on its owner
+    /// link. The subscription is served by this runtime, and ends with it.
+    pub(super) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Subscription {
+        let (sender, notices) = attempt::notifications();
+        // Panics here outside of a runtime, not under the lock, which a drop of the subscription needs.
+        let (shared, place) = self.add(&Handle::current(), slot, channel, read, Listener::Waiter(sender));
+        Subscription { notices, _end: Box::new(Unsubscribe::new(&shared, place)) }
+    }
+
+    /// Passes published messages to `calls`, in the background runtime, while `calls` has an owner. Never waits;
+    /// returns `false` if there is no such runtime.
+    pub(super) fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Recalls>) -> bool {
+        let Some(home) = self.common.home.runtime() else {
+            return false;
+        };
+        // The task of a link is spawned within this context.
+        let _in_home = home.enter();
+        self.add(&home, slot, channel, read, Listener::Keeper(Arc::downgrade(calls)));
+        true
+    }
+
+    /// Adds a listener, and returns its place.
+    fn add(
+        &self,
+        runtime: &Handle,
+        slot: u16,
+        channel: &str,
+        read: ReadNotice,
+        listener: Listener,
+    ) -> (Arc<Shared>, Place) {
+        let mut of = self.of.lock();
+        let id = runtime.id();
+        let known = of.iter().find(|(of, shared)| *of == id && !shared.has_ended.load(Ordering::Acquire));
+        let shared = match known {
+            Some((_, shared)) => Arc::clone(shared),
+            None => {
+                of.retain(|(of, shared)| *of != id && shared.count.load(Ordering::Acquire) > 0);
+                let shared = Arc::new(Shared::new(Arc::clone(&self.common)));
+                of.push((id, Arc::clone(&shared)));
+                shared
+            }
+        };
+        // Under the lock of the list, so that no other thread removes the entry before it counts as used.
+        let (place, is_kept) = shared.subscribe(slot, channel, read, listener);
+        drop(of);
+        shared.tell_broken();
+        if !is_kept {
+            // With no lock held: a runtime that shuts down drops the task within this call, and the drop needs the
+            // locks.
+            let keeper = process::spawn_on(runtime, Arc::clone(&shared).keep()).abort_handle();
+            shared.subscriptions.lock().keeper = Some(keeper);
+        }
+        (shared, place)
+    }
+
+    /// Subscribes only if the channel is confirmed on its owner link now, and the node there is not suspect.
+    pub(super) fn subscribed(&self, channel: &str) -> Option<Subscription> {
+        if !self.is_in_use() {
+            return None;
+        }
+        let id = Handle::try_current().ok()?.id();
+        let of = self.of.lock();
+        let (_, shared) = of.iter().find(|(of, _)| *of == id)?;
+        shared.subscribed(channel)
+    }
+}
+
+impl Shared {
+    fn new(common: Arc<Common>) -> Self {
+        Self {
+            common,
+            count: AtomicUsize::new(0),
+            subscriptions: Mutex::default(),
+            strayed: Notify::new(),
+            has_ended: AtomicBool::new(false),
+        }
+    }
+
+    fn counts(&self, channels: usize) {
+        let before = self.count.swap(channels, Ordering::AcqRel);
+        self.common.count.fetch_add(channels.wrapping_sub(before), Ordering::AcqRel);
+    }
+
+    /// Adds a listener. Returns its place, and true if the keeper runs.
+    fn subscribe(self: &Arc<Self>, slot: u16, channel: &str, read: ReadNotice, listener: Listener) -> (Place, bool) {
+        let mut subscriptions = self.subscriptions.lock();
+        subscriptions.bury();
+        // The keeper looks only once a second. By then there may be many names that are never used again.
+        if subscriptions.channels.len() > subscriptions.looked_at + self.pace.lingering_calls_most.max(BURST) {
+            subscriptions.tidy(&self.pace);
+        }
+        let name = subscriptions.name(channel, || Channel::new(slot, read, &listener));
+        self.counts(subscriptions.channels.len());
+        let (is_confirmed, home) =
+            subscriptions.channels.get(&name).map_or((false, None), |it| (it.is_confirmed, it.home));
+        let place = subscriptions.add_listener(&name, listener);
+        if is_confirmed {
+            subscriptions.tell_newest(&name);
+        } else if home.is_none() && !self.place(&mut subscriptions, &name) {
+            self.strayed.notify_one();
+        }
+        let is_kept = subscriptions.keeper.as_ref().is_some_and(|keeper| !keeper.is_finished());
+        (place, is_kept)
+    }
+
+    fn subscribed(self: &Arc<Self>, channel: &str) -> Option<Subscription> {
+        let mut subscriptions = self.subscriptions.lock();
+        let (name, entry) = subscriptions.channels.get_key_value(channel)?;
+        let home = subscriptions.links.get(&entry.home.filter(|_| entry.is_confirmed)?)?;
+        let slot_owners = &self.slot_owners;
+        if home.has_ended() || !slot_owners.leaves(entry.slot, &home.node) || slot_owners.suspects(&home.node) {
+            return None;
+        }
+        let (name, (sender, notices)) = (Arc::clone(name), attempt::notifications());
+        let place = subscriptions.add_listener(&name, Listener::Waiter(sender));
+        Some(Subscription { notices, _end: Box::new(Unsubscribe::new(self, place)) })
+    }
+}
+
+impl Shared {
+    /// Ends all subscriptions of the runtime. Waiters learn that nothing will come.
+    fn end(&self) {
+        // Taken out of the lock: dropped listeners wake their waiters.
+        let mut subscriptions = std::mem::take(&mut *self.subscriptions.lock());
+        self.counts(0);
+        let links = subscriptions.links.values().map(|link| &link.task);
+        subscriptions.keeper.iter().chain(links).for_each(AbortHandle::abort);
+        subscriptions.unconfirm_all();
+        subscriptions.broken.into_iter().for_each(|calls| calls.notify_break());
+    }
+
+    /// Tells recall handlers that their subscriptions have broken.
+    fn tell_broken(&self) {
+        let broken = std::mem::take(&mut self.subscriptions.lock().broken);
+        // They may log to a user's subscriber of `tracing`.
+        for calls in broken {
+            catch_panic(|| calls.notify_break());
+        }
+    }
+}
+
+impl Drop for Push {
+    fn drop(&mut self) {
+        let of = std::mem::take(&mut *self.of.lock());
+        of.iter().for_each(|(_, shared)| shared.end());
+    }
+}
+
+impl Subscriptions {
+    fn next_number(&mut self) -> NonZeroU64 {
+        self.last_number += 1;
+        NonZeroU64::MIN.saturating_add(self.last_number)
+    }
+
+    fn next_link(&mut self) -> LinkId {
+        *self.last_link.insert(self.last_link.map_or(LinkId::FIRST, LinkId::next))
+    }
+
+    fn add_listener(&mut self, name: &Arc<str>, listener: Listener) -> Place {
+        let number = self.next_number();
+        if let Some(channel) = self.channels.get_mut(name) {
+            channel.add(number, listener);
+            let (lingers, purpose) = (channel.lingers.take(), channel.purpose);
+            if let Some(number) = lingers {
+                self.lingering_of(purpose).remove(&number);
+            }
+        }
+        Place { channel: Arc::clone(name), number }
+    }
+
+    /// Notes that a channel has no listener any more.
+    fn begin_to_linger(&mut self, name: &Arc<str>) {
+        let number = self.next_number();
+        if let Some(channel) = self.channels.get_mut(name).filter(|channel| channel.lingers.is_none()) {
+            channel.lingers = Some(number);
+            let purpose = channel.purpose;
+            self.lingering_of(purpose).insert(number, (Arc::clone(name), Instant::now()));
+        }
+    }
+
+    /// Lets channels linger that no cached hold needs any more, and removes those above the limits.
+    fn tidy(&mut self, pace: &Pace) {
+        self.note_kept_no_more();
+        self.bound_lingering(pace);
+        self.looked_at = self.channels.len();
+    }
+
+    /// Removes the channels that linger the longest, as long as there are too many.
+    fn bound_lingering(&mut self, pace: &Pace) {
+        let bounds = [(Purpose::Turns, pace.lingering_most), (Purpose::Calls, pace.lingering_calls_most)];
+        for (purpose, most) in bounds {
+            while self.lingering_of(purpose).len() > most
+                && let Some((_, (oldest, _))) = self.lingering_of(purpose).pop_first()
+            {
+                self.forget(&oldest);
+            }
+        }
+    }
+
+    /// Returns the shared name of a channel, and adds the channel if it is new.
+    fn name(&mut self, channel: &str, new: impl FnOnce() -> Channel) -> Arc<str> {
+        if let Some((name, _)) = self.channels.get_key_value(channel) {
+            return Arc::clone(name);
+        }
+        let name: Arc<str> = channel.into();
+        self.channels.insert(Arc::clone(&name), Box::new(new()));
+        name
+    }
+
+    /// Tells the newest listener of a confirmed channel so.
+    fn tell_newest(&mut self, name: &str) {
+        let epoch = self.next_number().get();
+        let Some(channel) = self.channels.get(name) else {
+            return;
+        };
+        match channel.listeners.last() {
+            // Cannot fail: the queue was made just now.
+            Some((_, Listener::Waiter(waiter))) => drop(waiter.try_send(Notification::AskAgain)),
+            Some((_, listener)) => {
+                let link = channel.home.and_then(|home| self.links.get_mut(&home));
+                if let (Some(calls), Some(link)) = (listener.keeper(), link) {
+                    calls.on_confirmed(link.standing(epoch));
+                    link.is_pinged_from_now_on();
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn unconfirm_all(&mut self) {
+        self.channels.values_mut().for_each(|channel| channel.unconfirm(&mut self.broken));
+    }
+
+    fn lingering_of(&mut self, purpose: Purpose) -> &mut Lingering {
+        match purpose {
+            Purpose::Turns => &mut self.lingering,
+            Purpose::Calls => &mut self.lingering_calls,
+        }
+    }
+
+    /// Removes a channel without listeners.
+    fn forget(&mut self, name: &Arc<str>) {
+        let Some(channel) = self.channels.remove(name) else {
+            return;
+        };
+        if let Some(home) = channel.home.and_then(|home| self.links.get_mut(&home)) {
+            home.lets_go(name, &channel);
+        }
+    }
+
+    /// Removes links whose task has ended, and takes their channels from them.
+    ///
+    /// The task cannot do this itself when it is dropped. A runtime that shuts down drops it within the call that
+    /// spawns it, with the lock held, so the task would wait for ever.
+    fn bury(&mut self) {
+        let dead: Vec<_> = self.links.extract_if(|_, link| link.has_ended()).map(|(number, _)| number).collect();
+        // Mostly no link has ended: saves a look at all channels.
+        if dead.is_empty() {
+            return;
+        }
+        for channel in
+            self.channels.values_mut().filter(|channel| channel.home.is_some_and(|home| dead.contains(&home)))
+        {
+            channel.home = None;
+            channel.unconfirm(&mut self.broken);
+        }
+    }
+
+    /// Unconfirms all channels of a link. The task that reads its connection may still have pushes in hand: they do not
+    /// count any more.
+    fn unconfirm(&mut self, link: LinkId) {
+        let none = self.next_number().get();
+        if let Some(link) = self.links.get_mut(&link) {
+            link.connection = none;
+        }
+        for channel in self.channels.values_mut().filter(|channel| channel.home == Some(link)) {
+            channel.unconfirm(&mut self.broken);
+        }
+    }
+
+    /// Returns true if a cached hold depends on this link; looks at all its channels.
+    fn is_kept(&mut self, link: LinkId) -> bool {
+        let is_kept = self.channels.values().any(|channel| channel.home == Some(link) && channel.is_kept());
+        if let Some(link) = self.links.get_mut(&link) {
+            link.is_kept = is_kept;
+        }
+        is_kept
+    }
+}
+
+impl Shared {
+    fn leave(&self, Place { channel: name, number }: &Place) {
+        let mut subscriptions = self.subscriptions.lock();
+        let Some(channel) = subscriptions.channels.get_mut(name) else {
+            return;
+        };
+        let left = channel.remove(*number);
+        if channel.listeners.is_empty() {
+            subscriptions.begin_to_linger(name);
+            subscriptions.bound_lingering(&self.pace);
+            self.counts(subscriptions.channels.len());
+        }
+        // Behind the lock: a dropped sender wakes its receiver.
+        drop(subscriptions);
+        drop(left);
+    }
+
+    /// Gives a channel the link to the known owner of its slot. Returns `false` if it then has none.
+    fn place(self: &Arc<Self>, subscriptions: &mut Subscriptions, name: &Arc<str>) -> bool {
+        let Some(channel) = subscriptions.channels.get(name) else {
+            return true;
+        };
+        let old = channel.home;
+        let Some(owner) = self.slot_owners.known_owner(channel.slot) else {
+            return old.is_some();
+        };
+        let new = self.link_to(subscriptions, &owner);
+        if old == Some(new) {
+            return true;
+        }
+        let channel = subscriptions.channels.get(name);
+        if let (Some(link), Some(channel)) = (old.and_then(|old| subscriptions.links.get_mut(&old)), channel) {
+            link.lets_go(name, channel);
+        }
+        if let Some(link) = subscriptions.links.get_mut(&new) {
+            link.look_at(name);
+        }
+        if let Some(channel) = subscriptions.channels.get_mut(name) {
+            channel.home = Some(new);
+            // The pause after an end by the old server does not count for the new one.
+            drop(channel.refused.take_if(|refused| refused.times == 0));
+            channel.unconfirm(&mut subscriptions.broken);
+        }
+        true
+    }
+
+    /// Returns the link to a node, and adds it if there is none.
+    fn link_to(self: &Arc<Self>, subscriptions: &mut Subscriptions, node: &Arc<Node>) -> LinkId {
+        let mut known = subscriptions.links.iter().filter(|(_, link)| link.node.address() == node.address());
+        if let Some((number, _)) = known.next() {
+            return *number;
+        }
+        let number = subscriptions.next_link();
+        let wake = Arc::new(Notify::new());
+        let running = Running::new(Arc::clone(self), number, Arc::clone(node), Arc::clone(&wake));
+        let link = Link {
+            node: Arc::clone(node),
+            wake,
+            task: process::spawn(running.run()).abort_handle(),
+            connection: 0,
+            lost: None,
+            leftovers: HashSet::new(),
+            todo: VecDeque::new(),
+            awaited: VecDeque::new(),
+            ended: Throttle::new(),
+            fresh: Arc::new(Liveness::until(node.id(), Moment::from_nanos(0))),
+            is_kept: false,
+            asked: None,
+            proven: None,
+            must_prove: false,
+        };
+        subscriptions.links.insert(number, link);
+        number
+    }
+}

@@ -1,0 +1,249 @@
+//! A channel, and its listeners.
+
+use std::num::{NonZeroU32, NonZeroU64};
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::base::attempt::Notification;
+use crate::base::lease::Moment;
+use crate::base::panics::catch_panic;
+use crate::base::recalls::{Recall, Recalls};
+use crate::net::ReadNotice;
+
+/// Number of a link. Small, since each channel has one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct LinkId(NonZeroU32);
+
+impl LinkId {
+    pub(super) const FIRST: Self = Self(NonZeroU32::MIN);
+
+    /// Returns the next number. Each node with channels needs one for each runtime: no process reaches the end.
+    pub(super) fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+}
+
+pub(super) struct Channel {
+    pub(super) slot: u16,
+    pub(super) read: ReadNotice,
+    pub(super) purpose: Purpose,
+    /// True if the server has the channel subscribed, on the connection of the owner link.
+    pub(super) is_confirmed: bool,
+    pub(super) listeners: Listeners,
+    /// Number among the channels that linger.
+    pub(super) lingers: Option<NonZeroU64>,
+    /// Owner link: the link to the owner of the channel's slot.
+    pub(super) home: Option<LinkId>,
+    /// Refusals since the last confirmation.
+    pub(super) refused: Option<Box<Refused>>,
+}
+
+/// Listeners of one channel: few, and mostly one, which needs no allocation of its own.
+pub(super) enum Listeners {
+    Nobody,
+    One((NonZeroU64, Listener)),
+    #[expect(clippy::box_collection, reason = "a pointer leaves the channel as small as with one listener")]
+    Many(Box<Vec<(NonZeroU64, Listener)>>),
+}
+
+impl Listeners {
+    fn take(&mut self) -> Vec<(NonZeroU64, Listener)> {
+        match std::mem::replace(self, Self::Nobody) {
+            Self::Nobody => Vec::new(),
+            Self::One(listener) => vec![listener],
+            Self::Many(listeners) => *listeners,
+        }
+    }
+}
+
+impl Deref for Listeners {
+    type Target = [(NonZeroU64, Listener)];
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Nobody => &[],
+            Self::One(listener) => std::slice::from_ref(listener),
+            Self::Many(listeners) => listeners,
+        }
+    }
+}
+
+impl FromIterator<(NonZeroU64, Listener)> for Listeners {
+    fn from_iter<I: IntoIterator<Item = (NonZeroU64, Listener)>>(listeners: I) -> Self {
+        let mut listeners = listeners.into_iter().fuse();
+        match (listeners.next(), listeners.next()) {
+            (None, _) => Self::Nobody,
+            (Some(one), None) => Self::One(one),
+            (Some(first), Some(second)) => Self::Many(Box::new([first, second].into_iter().chain(listeners).collect())),
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Refused {
+    pub(super) times: u32,
+    /// Time before which the channel is not tried again.
+    pub(super) not_before: Option<Instant>,
+}
+
+/// Recipient of what is published.
+#[derive(Clone)]
+pub(super) enum Listener {
+    /// Waiter for the lock.
+    Waiter(mpsc::Sender<Notification>),
+    /// Process with a cached hold of the lock. It does not report when it drops the hold: the keeper looks.
+    Keeper(Weak<Recalls>),
+}
+
+/// Purpose of a channel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Purpose {
+    /// Notifications for waiters.
+    Turns,
+    /// Recalls of cached holds.
+    Calls,
+}
+
+impl Listener {
+    fn purpose(&self) -> Purpose {
+        match self {
+            Self::Waiter(_) => Purpose::Turns,
+            Self::Keeper(_) => Purpose::Calls,
+        }
+    }
+
+    pub(super) fn keeper(&self) -> Option<Arc<Recalls>> {
+        match self {
+            Self::Waiter(_) => None,
+            Self::Keeper(calls) => calls.upgrade(),
+        }
+    }
+
+    fn keeps(&self) -> bool {
+        matches!(self, Self::Keeper(calls) if calls.strong_count() > 0)
+    }
+
+    fn hear(self, notice: &Notification, now: Moment) {
+        match (&self, notice) {
+            // A waiter that has gone needs no notification, and one with a full queue asks the server.
+            (Self::Waiter(waiter), notice) => drop(waiter.try_send(notice.clone())),
+            (Self::Keeper(_), Notification::Called { token, id }) => {
+                if let Some(calls) = self.keeper() {
+                    calls.called(&Recall { token: *token, tries: id.clone() }, now);
+                }
+            }
+            (Self::Keeper(_), _) => {}
+        }
+    }
+
+    /// Returns true if the cached hold is gone. A waiter unsubscribes itself.
+    fn has_left(&self) -> bool {
+        matches!(self, Self::Keeper(_)) && !self.keeps()
+    }
+}
+
+impl Channel {
+    pub(super) fn new(slot: u16, read: ReadNotice, first: &Listener) -> Self {
+        Self {
+            slot,
+            read,
+            purpose: first.purpose(),
+            is_confirmed: false,
+            listeners: Listeners::Nobody,
+            lingers: None,
+            home: None,
+            refused: None,
+        }
+    }
+
+    pub(super) fn is_confirmed_at(&self, link: LinkId) -> bool {
+        self.home == Some(link) && self.is_confirmed
+    }
+
+    pub(super) fn add(&mut self, number: NonZeroU64, listener: Listener) {
+        let there = self.listeners.take().into_iter().filter(|(_, listener)| !listener.has_left());
+        self.listeners = there.chain([(number, listener)]).collect();
+    }
+
+    /// Removes a listener. The caller drops it when no lock is held: the last sender wakes its receiver.
+    pub(super) fn remove(&mut self, number: NonZeroU64) -> Option<Listener> {
+        let place = self.listeners.iter().position(|(of, _)| *of == number)?;
+        let mut listeners = self.listeners.take();
+        let (_, left) = listeners.remove(place);
+        self.listeners = listeners.into_iter().collect();
+        Some(left)
+    }
+
+    pub(super) fn is_kept(&self) -> bool {
+        self.listeners.iter().any(|(_, listener)| listener.keeps())
+    }
+
+    pub(super) fn news(&self, notice: Notification) -> News {
+        News { notice, listeners: self.listeners.iter().map(|(_, listener)| listener.clone()).collect() }
+    }
+
+    pub(super) fn keepers(&self) -> impl Iterator<Item = Arc<Recalls>> {
+        self.listeners.iter().filter_map(|(_, listener)| listener.keeper())
+    }
+
+    /// Notes that messages may be missed from now on. Recall handlers that depended on them are added to `broken`.
+    pub(super) fn unconfirm(&mut self, broken: &mut Vec<Arc<Recalls>>) {
+        self.is_confirmed = false;
+        broken.extend(self.keepers().filter(|calls| calls.on_lost()));
+    }
+}
+
+/// Notification for the listeners of a channel, to be passed on when no lock is held.
+pub(super) struct News {
+    notice: Notification,
+    listeners: Vec<Listener>,
+}
+
+impl News {
+    pub(super) fn tell(self, now: Moment) {
+        for listener in self.listeners {
+            // Wakers and subscribers of `tracing` are a user's, and the link goes on for others.
+            catch_panic(|| listener.hear(&self.notice, now));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::recalls::OnRecall;
+
+    struct Deaf;
+
+    impl OnRecall for Deaf {
+        fn on_recall(&self, _: &Recall) {}
+        fn on_break(&self) {}
+    }
+
+    #[test]
+    fn who_keeps_a_lock_no_more_makes_room_for_the_next() {
+        let keeper = || Arc::new(Recalls::new(Box::new(Deaf)));
+        let (left, stays) = (keeper(), keeper());
+        let listener = |calls: &Arc<Recalls>| Listener::Keeper(Arc::downgrade(calls));
+        let mut channel = Channel::new(0, |_, _| Notification::AskAgain, &listener(&left));
+        channel.add(NonZeroU64::MIN, listener(&left));
+        channel.add(NonZeroU64::MIN, listener(&stays));
+        assert_eq!(channel.listeners.len(), 2);
+        drop(left);
+        channel.add(NonZeroU64::MIN, listener(&stays));
+        assert_eq!(channel.listeners.len(), 2);
+        assert!(channel.is_kept());
+        drop(stays);
+        assert!(!channel.is_kept());
+    }
+
+    #[test]
+    fn channel_is_small() {
+        // There is one for each cached hold.
+        assert!(size_of::<Channel>() <= 56, "{} bytes", size_of::<Channel>());
+        assert!(size_of::<(NonZeroU64, Listener)>() <= 24);
+    }
+}

@@ -1,0 +1,160 @@
+//! Pushes on a link, handled by the task that reads the connection.
+
+use std::sync::Arc;
+
+use super::channel::News;
+use super::link::Lost;
+use super::{Link, Origin, Shared, Subscriptions};
+use crate::base::attempt::Notification;
+use crate::base::lease::{ClockSample, Moment};
+use crate::net::pushed::Pushed;
+
+impl Shared {
+    /// Handles one push of a server.
+    pub(super) fn take(&self, from: Origin, pushed: Pushed<'_>) {
+        match pushed {
+            Pushed::Message { channel, message } => self.deliver(from, channel, message),
+            Pushed::Subscribed { channel } => self.confirm(from, channel),
+            Pushed::Unsubscribed { channel } => self.unsubscribed(from, channel),
+        }
+    }
+
+    fn deliver(&self, from: Origin, name: &str, message: &[u8]) {
+        // The lock ends with this line, before wakers of users run.
+        let news = self.read(&mut self.subscriptions.lock(), from, name, message);
+        if let Some(news) = news {
+            news.tell(self.clock.now());
+        }
+    }
+
+    fn read(&self, subscriptions: &mut Subscriptions, from: Origin, name: &str, message: &[u8]) -> Option<News> {
+        let channel = subscriptions.channels.get(name).filter(|channel| !channel.listeners.is_empty())?;
+        let is_at_home = channel.home == Some(from.link);
+        // Messages on a connection that was given up are lost; the next confirmation makes up for them.
+        let link = subscriptions.links.get_mut(&from.link).filter(|link| link.connection == from.connection)?;
+        let anchor = if is_at_home { self.anchor(link) } else { None };
+        Some(channel.news((channel.read)(message, anchor)))
+    }
+
+    fn anchor(&self, link: &mut Link) -> Option<ClockSample> {
+        let (connection, anchor) = link.node.clock_sample()?;
+        if link.proven != Some(connection) {
+            link.must_prove = true;
+            link.wake.notify_one();
+            return None;
+        }
+        let is_fresh = anchor.age_at(self.clock.now()) <= self.pace.anchor_age_most;
+        (is_fresh && !self.slot_owners.suspects(&link.node)).then_some(anchor)
+    }
+
+    fn confirm(&self, from: Origin, channel: &str) {
+        let confirmed = self.subscriptions.lock().confirm(from, channel);
+        match confirmed {
+            Confirmed::Wanted(news) => news.tell(self.clock.now()),
+            Confirmed::NotWanted => {}
+            // Each would need an unsubscription. A server that sends them without end would make this process store
+            // names, and send requests, without end.
+            Confirmed::Unasked => self.replace(from, Lost::Surprise),
+        }
+    }
+
+    /// Handles the end of a subscription. If this process did not ask for it, the slot has most likely left.
+    fn unsubscribed(&self, from: Origin, channel: &str) {
+        let now = self.clock.now();
+        let is_wanted = self.subscriptions.lock().unsubscribed(from, channel, now);
+        if is_wanted {
+            self.tell_broken();
+            self.slot_owners.look_for_news();
+        }
+    }
+
+    pub(super) fn lose(&self, from: Origin) {
+        self.replace(from, Lost::Closed);
+    }
+
+    /// Gives the connection up. Pushes that it still brings do not count.
+    fn replace(&self, from: Origin, lost: Lost) {
+        let mut subscriptions = self.subscriptions.lock();
+        if let Some(link) = subscriptions.current(from) {
+            link.lost = Some(lost);
+            link.wake.notify_one();
+            subscriptions.unconfirm(from.link);
+        }
+        drop(subscriptions);
+        self.tell_broken();
+    }
+}
+
+/// Outcome of a confirmation that a server has pushed.
+pub(super) enum Confirmed {
+    Wanted(News),
+    /// Channel that is not wanted there any more, or connection that was given up.
+    NotWanted,
+    /// Channel whose confirmation is not awaited.
+    Unasked,
+}
+
+impl Subscriptions {
+    /// Returns the link that a push comes from, unless its connection was given up.
+    pub(super) fn current(&mut self, from: Origin) -> Option<&mut Link> {
+        self.links.get_mut(&from.link).filter(|link| link.connection == from.connection)
+    }
+
+    /// Notes the end of a subscription. Returns true if the channel is still wanted there.
+    fn unsubscribed(&mut self, from: Origin, channel: &str, now: Moment) -> bool {
+        let Some(link) = self.current(from) else {
+            return false;
+        };
+        let was_left_over = link.leftovers.remove(channel);
+        let Some((name, entry)) = self.channels.get_key_value(channel) else {
+            return false;
+        };
+        let (name, was_confirmed) = (Arc::clone(name), entry.is_confirmed_at(from.link));
+        let is_wanted = was_confirmed || was_left_over && entry.home == Some(from.link);
+        if is_wanted {
+            // Only ends by the server count against the limit: this process itself has ended a leftover.
+            let again =
+                if was_confirmed { self.current(from).and_then(|link| link.subscribes_again_at(now)) } else { None };
+            if let Some(entry) = self.channels.get_mut(channel) {
+                entry.unconfirm(&mut self.broken);
+                if again.is_some() {
+                    entry.refused.get_or_insert_default().not_before = again;
+                }
+            }
+            if let Some(link) = self.current(from) {
+                link.look_at(&name);
+            }
+        }
+        is_wanted
+    }
+
+    fn confirm(&mut self, from: Origin, name: &str) -> Confirmed {
+        let epoch = self.next_number().get();
+        let Some(link) = self.links.get_mut(&from.link).filter(|link| link.connection == from.connection) else {
+            return Confirmed::NotWanted;
+        };
+        // Mostly the first: confirmations come in the order of the commands.
+        let Some(place) = link.awaited.iter().position(|awaited| **awaited == *name) else {
+            return Confirmed::Unasked;
+        };
+        link.awaited.remove(place);
+        // Set already here, since a message may be next. Only the last commands are under way.
+        link.proven = link.asked;
+        let Some(channel) = self.channels.get_mut(name).filter(|channel| channel.home == Some(from.link)) else {
+            // The channel has moved meanwhile, or is not wanted any more.
+            let name = name.into();
+            link.look_at(&name);
+            link.leftovers.insert(name);
+            return Confirmed::NotWanted;
+        };
+        link.leftovers.remove(name);
+        // A channel that was confirmed all the while has missed nothing.
+        let was_confirmed = std::mem::replace(&mut channel.is_confirmed, true);
+        let heard = channel.keepers().filter(|_| !was_confirmed);
+        if heard.map(|calls| calls.on_confirmed(link.standing(epoch))).count() > 0 {
+            link.is_pinged_from_now_on();
+        }
+        channel.refused = None;
+        Confirmed::Wanted(channel.news(Notification::AskAgain))
+    }
+}

@@ -1,0 +1,399 @@
+//! Link: connection to one node that owns channels. Its task keeps the subscriptions of the server equal to the wanted
+//! ones.
+//!
+//! Commands go out in batches, one channel for each command, and one batch at a time. Pushes report subscriptions, so
+//! replies matter only as refusals. A refusal names no channel: its place in the batch does.
+//!
+//! An unsolicited `sunsubscribe` looks like a reply. If anything in a batch is not the reply to its own command, the
+//! connection is replaced.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use redis::{RedisError, Value};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::channel::{LinkId, Purpose};
+use super::{Origin, Shared, Subscriptions};
+use crate::base::events;
+use crate::base::lease::Moment;
+use crate::base::recalls::Liveness;
+use crate::net::fault::{self, Fault};
+use crate::net::node::{Connection, DialFault, Node, Request};
+use crate::net::pushed::Pushed;
+
+/// Limit for commands in one batch.
+const MAX_BATCH: usize = 128;
+/// First and longest pause before the next dial, after a connection that failed at once. One that worked is replaced at
+/// once.
+const REDIAL_FIRST: Duration = Duration::from_millis(50);
+const MAX_REDIAL: Duration = Duration::from_secs(1);
+/// Pause between two questions for the role of a single node, while a waiter waits. A primary that became a replica
+/// keeps its connections, and does not report it; and a waiter asks only once a second.
+const ROLE_PAUSE: Duration = Duration::from_millis(400);
+/// First and longest pause before the next try for a channel whose owner is not known.
+const AGAIN_FIRST: Duration = Duration::from_millis(10);
+const MAX_AGAIN: Duration = Duration::from_millis(500);
+/// First and longest pause before the next try for a channel that the server refuses: an operator has to change that.
+const REFUSED_FIRST: Duration = Duration::from_millis(500);
+const MAX_REFUSED: Duration = Duration::from_secs(5);
+
+/// Task of a link.
+pub(super) struct Running {
+    shared: Arc<Shared>,
+    link: LinkId,
+    node: Arc<Node>,
+    wake: Arc<Notify>,
+}
+
+/// Reason why a connection was given up.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Lost {
+    #[error("it was closed")]
+    Closed,
+    #[error("it says what nobody has asked for")]
+    Surprise,
+    #[error("nobody needs it")]
+    Unused,
+    #[error(transparent)]
+    NotMade(#[from] DialFault),
+    #[error("no answer in time")]
+    NoAnswer,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verb {
+    Subscribe,
+    Unsubscribe,
+}
+
+/// Reason why the task looks at a channel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Look {
+    New,
+    Again,
+}
+
+/// Command for one channel.
+type Command = (Verb, Arc<str>);
+
+/// Deadlines of the task, and channels that come later.
+struct Agenda {
+    refresh_at: Instant,
+    ping_at: Instant,
+    role_at: Instant,
+    /// Channels to be confirmed once more.
+    again: Vec<Arc<str>>,
+    /// Channels that were refused, by the moment of the next try.
+    refused: BTreeSet<(Instant, Arc<str>)>,
+}
+
+impl Running {
+    pub(super) fn new(shared: Arc<Shared>, link: LinkId, node: Arc<Node>, wake: Arc<Notify>) -> Self {
+        Self { shared, link, node, wake }
+    }
+
+    /// Serves the link until the task is aborted, or the link is removed.
+    pub(super) async fn run(self) {
+        let mut pause = Duration::ZERO;
+        loop {
+            let began = Instant::now();
+            let lost = match self.serve().await {
+                Ok(never) => match never {},
+                Err(lost) => lost,
+            };
+            self.shared.unconfirm(self.link);
+            self.shared.tell_broken();
+            events::link_lost(self.node.address(), &lost);
+            match lost {
+                Lost::Unused => return,
+                // Waiters notice a silence as well, but there may be few of them.
+                Lost::NotMade(_) | Lost::NoAnswer => self.shared.slot_owners.suspect(&self.node),
+                Lost::Closed | Lost::Surprise => self.shared.slot_owners.look(),
+            }
+            if began.elapsed() >= MAX_REDIAL {
+                pause = Duration::ZERO;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).clamp(REDIAL_FIRST, MAX_REDIAL);
+        }
+    }
+
+    /// Serves one connection until it is lost.
+    async fn serve(&self) -> Result<std::convert::Infallible, Lost> {
+        let origin = self.begin()?;
+        let connection = self.dial(origin).await?;
+        let refresh_at = Instant::now() + self.shared.pace.refresh;
+        let (ping_at, role_at) = (Instant::now(), Instant::now() + ROLE_PAUSE);
+        let mut agenda = Agenda { refresh_at, ping_at, role_at, again: Vec::new(), refused: BTreeSet::new() };
+        let fresh = self.fresh()?;
+        loop {
+            let is_kept = self.ping(&connection, &mut agenda, &fresh).await?;
+            let is_watched = self.ask_role(&connection, &mut agenda).await?;
+            let batch = self.next_batch(&mut agenda)?;
+            if batch.is_empty() {
+                let next = agenda.refused.first().map_or(agenda.refresh_at, |(at, _)| agenda.refresh_at.min(*at));
+                let next = if is_kept { next.min(agenda.ping_at) } else { next };
+                let next = if is_watched { next.min(agenda.role_at) } else { next };
+                tokio::select! {
+                    () = self.wake.notified() => {}
+                    () = tokio::time::sleep_until(next) => {}
+                }
+                continue;
+            }
+            let sent = self.shared.clock.now();
+            let replies = self.send(&connection, &batch).await?;
+            fresh.on_answer(sent);
+            self.settle(origin, &batch, replies)?;
+        }
+    }
+
+    fn fresh(&self) -> Result<Arc<Liveness>, Lost> {
+        let subscriptions = self.shared.subscriptions.lock();
+        subscriptions.links.get(&self.link).map(|link| Arc::clone(&link.fresh)).ok_or(Lost::Unused)
+    }
+
+    /// Pings the node if that is due, for cached holds that depend on this link. Returns true if there may be any.
+    async fn ping(&self, connection: &Connection, agenda: &mut Agenda, fresh: &Liveness) -> Result<bool, Lost> {
+        let (now, is_due) = (Instant::now(), |at| at <= Instant::now());
+        {
+            let subscriptions = &mut *self.shared.subscriptions.lock();
+            let link = subscriptions.links.get(&self.link).ok_or(Lost::Unused)?;
+            if !link.is_kept || is_due(agenda.ping_at) && !subscriptions.is_kept(self.link) {
+                return Ok(false);
+            }
+        }
+        if is_due(agenda.ping_at) {
+            agenda.ping_at = now + self.shared.pace.ping;
+            let (sent, ping) = (self.shared.clock.now(), redis::cmd("PING"));
+            let pong = in_time(self.shared.pace.ping, connection.ask(Request::Command(&ping))).await?;
+            match fault::reply(pong) {
+                // No server redirects a ping, or answers it with anything else: this answers an earlier command.
+                Err(Fault::Moved { .. } | Fault::Ask { .. }) => return Err(Lost::Surprise),
+                // A refusal of the ping is an answer, too.
+                Ok(Value::SimpleString(_)) | Err(_) => fresh.on_answer(sent),
+                Ok(_) => return Err(Lost::Surprise),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Asks a single node, if that is due and a waiter waits, whether it is still a primary. Returns true if the role
+    /// is to be asked again.
+    async fn ask_role(&self, connection: &Connection, agenda: &mut Agenda) -> Result<bool, Lost> {
+        let waits = |subscriptions: &Subscriptions| {
+            let here = subscriptions.channels.values().filter(|channel| channel.is_confirmed_at(self.link));
+            here.filter(|channel| channel.purpose == Purpose::Turns).any(|channel| !channel.listeners.is_empty())
+        };
+        if !self.shared.slot_owners.is_single() {
+            return Ok(false);
+        }
+        if agenda.role_at > Instant::now() {
+            return Ok(true);
+        }
+        agenda.role_at = Instant::now() + ROLE_PAUSE;
+        if waits(&self.shared.subscriptions.lock()) {
+            let hello = redis::cmd("HELLO");
+            let asking = connection.ask(Request::Command(&hello));
+            self.node.note_role(&in_time(self.shared.pace.response_timeout, asking).await?);
+        }
+        Ok(true)
+    }
+
+    /// Begins a new connection: nothing is subscribed on it, and all channels of the link are wanted.
+    fn begin(&self) -> Result<Origin, Lost> {
+        let subscriptions = &mut *self.shared.subscriptions.lock();
+        let connection = subscriptions.next_number().get();
+        let link = subscriptions.links.get_mut(&self.link).ok_or(Lost::Unused)?;
+        link.connection = connection;
+        link.lost = None;
+        link.awaited.clear();
+        link.must_prove = false;
+        // Cached holds must not depend on the earlier connection any more.
+        link.fresh = Arc::new(Liveness::until(link.node.id(), Moment::from_nanos(0)));
+        link.asked = None;
+        link.proven = None;
+        link.leftovers.clear();
+        let ours = subscriptions.channels.iter().filter(|(_, channel)| channel.home == Some(self.link));
+        link.todo = ours.map(|(name, _)| Arc::clone(name)).collect();
+        Ok(Origin { link: self.link, connection })
+    }
+
+    async fn dial(&self, origin: Origin) -> Result<Connection, Lost> {
+        // Weak, since the connection lives within the task.
+        let (loses, hears) = (Arc::downgrade(&self.shared), Arc::downgrade(&self.shared));
+        let lose = move || loses.upgrade().into_iter().for_each(|shared| shared.lose(origin));
+        let hear = move |pushed: Pushed<'_>| hears.upgrade().into_iter().for_each(|shared| shared.take(origin, pushed));
+        Ok(self.node.dial_link(Arc::new(lose), Box::new(hear)).await?)
+    }
+
+    fn next_batch(&self, agenda: &mut Agenda) -> Result<Vec<Command>, Lost> {
+        let main = self.node.clock_sample().map(|(connection, _)| connection);
+        let now = Instant::now();
+        let subscriptions = &mut *self.shared.subscriptions.lock();
+        let link = subscriptions.links.get_mut(&self.link).ok_or(Lost::Unused)?;
+        if let Some(lost) = link.lost.take() {
+            return Err(lost);
+        }
+        if now >= agenda.refresh_at {
+            agenda.refresh_at = now + self.shared.pace.refresh;
+            // Pings check channels of recalls instead, before a cached hold depends on them: there may be many.
+            let here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
+            let of_waiters = here.filter(|(_, channel)| channel.purpose == Purpose::Turns).map(|(name, _)| name);
+            agenda.again = of_waiters.chain(&link.leftovers).cloned().collect();
+            // A replica confirms, too. In a cluster waiters notice that when they ask the same node, once a second.
+            self.shared.slot_owners.look_from_time_to_time();
+        } else if std::mem::take(&mut link.must_prove) {
+            // One channel is enough: any answer proves the connection.
+            let mut here = subscriptions.channels.iter().filter(|(_, channel)| channel.is_confirmed_at(self.link));
+            agenda.again.extend(here.next().map(|(name, _)| Arc::clone(name)));
+        }
+        while agenda.refused.first().is_some_and(|(at, _)| *at <= now) {
+            link.todo.extend(agenda.refused.pop_first().map(|(_, name)| name));
+        }
+        link.asked = main;
+        let mut commands = Vec::new();
+        while commands.len() < MAX_BATCH {
+            let todo = link.todo.pop_front().map(|name| (name, Look::New));
+            let Some((name, look)) = todo.or_else(|| agenda.again.pop().map(|name| (name, Look::Again))) else {
+                break;
+            };
+            let channel = subscriptions.channels.get(&name).filter(|channel| channel.home == Some(self.link));
+            let not_before = channel.and_then(|channel| channel.refused.as_ref()?.not_before);
+            match channel {
+                Some(_) if not_before.is_some_and(|at| at > now) => {
+                    agenda.refused.insert((not_before.unwrap_or(now), name));
+                }
+                Some(channel) if look == Look::Again || !channel.is_confirmed => commands.push((Verb::Subscribe, name)),
+                None if link.leftovers.contains(&name) => commands.push((Verb::Unsubscribe, name)),
+                Some(_) | None => {}
+            }
+        }
+        let subscribed = commands.iter().filter(|(verb, _)| *verb == Verb::Subscribe);
+        link.awaited = subscribed.map(|(_, name)| Arc::clone(name)).collect();
+        Ok(commands)
+    }
+
+    async fn send(&self, connection: &Connection, batch: &[Command]) -> Result<Vec<Value>, Lost> {
+        let command = |(verb, channel): &Command| redis::cmd(verb.command()).arg(&**channel).take();
+        let commands: Vec<_> = batch.iter().map(command).collect();
+        in_time(self.shared.pace.response_timeout, connection.subscribe_all(&commands)).await
+    }
+
+    fn settle(&self, origin: Origin, batch: &[Command], replies: Vec<Value>) -> Result<(), Lost> {
+        if replies.len() != batch.len() {
+            return Err(Lost::Surprise);
+        }
+        let mut refusals = Vec::new();
+        for ((verb, channel), reply) in batch.iter().zip(replies) {
+            match reply {
+                Value::Push { kind, data } if Pushed::of_library(&kind, &data) == Some(verb.confirmation(channel)) => {}
+                Value::ServerError(error) => refusals.push((*verb, channel, error)),
+                _ => return Err(Lost::Surprise),
+            }
+        }
+        for (verb, channel, error) in refusals {
+            let details = error.details().unwrap_or_default().to_owned();
+            match (verb, fault::reply(Value::ServerError(error))) {
+                (Verb::Subscribe, Err(fault)) => self.refused(channel, fault, &details)?,
+                // The channel has left with its slot.
+                (Verb::Unsubscribe, _) => self.shared.forget_subscribed(origin, channel),
+                (Verb::Subscribe, Ok(_)) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles the refusal of a channel: tries again at the owner that is known then, at a bounded rate.
+    fn refused(&self, name: &Arc<str>, fault: Fault, details: &str) -> Result<(), Lost> {
+        let (first, longest) = match fault {
+            Fault::Moved { .. } | Fault::Ask { .. } | Fault::Again(_) | Fault::WrongServer(_) => {
+                (AGAIN_FIRST, MAX_AGAIN)
+            }
+            _ => (REFUSED_FIRST, MAX_REFUSED),
+        };
+        let is_redirect = matches!(fault, Fault::Moved { .. });
+        let mut subscriptions = self.shared.subscriptions.lock();
+        let Some(channel) = subscriptions.channels.get_mut(name).filter(|channel| channel.home == Some(self.link))
+        else {
+            return Ok(());
+        };
+        let slot = channel.slot;
+        if is_redirect && details.split(' ').next() != Some(&slot.to_string()) {
+            // This answers an earlier command, whose place an unsolicited push has taken.
+            return Err(Lost::Surprise);
+        }
+        // The first redirect is followed at once. Two nodes that name each other are not.
+        let refused = channel.refused.get_or_insert_default();
+        let doublings = if is_redirect { refused.times.checked_sub(1) } else { Some(refused.times) };
+        let pause = doublings.map(|doublings| first.saturating_mul(1 << doublings.min(16)).min(longest));
+        refused.times = refused.times.saturating_add(1);
+        refused.not_before = pause.map(|pause| Instant::now() + pause);
+        drop(subscriptions);
+        match fault {
+            Fault::Moved { address } => self.shared.slot_owners.moved(slot, &address, &self.node),
+            Fault::Ask { .. } | Fault::Again(_) | Fault::WrongServer(_) => self.shared.slot_owners.look(),
+            Fault::Refused { message, .. } => self.tell_refusal(&message),
+            _ => {}
+        }
+        let mut subscriptions = self.shared.subscriptions.lock();
+        self.shared.place(&mut subscriptions, name);
+        let is_still_ours = subscriptions.channels.get(name).is_some_and(|channel| channel.home == Some(self.link));
+        if let Some(link) = subscriptions.links.get_mut(&self.link).filter(|_| is_still_ours) {
+            link.look_at(name);
+        }
+        drop(subscriptions);
+        self.shared.tell_broken();
+        Ok(())
+    }
+}
+
+impl Running {
+    /// Logs a refusal. Waits get longer, and no other message says why.
+    fn tell_refusal(&self, message: &str) {
+        let node = self.node.address();
+        if message.starts_with("NOPERM") && !self.shared.is_refusal_told.swap(true, Ordering::Relaxed) {
+            events::may_not_subscribe(node, message);
+        }
+        events::subscription_refused(node, message);
+    }
+}
+
+async fn in_time<T>(most: Duration, answer: impl Future<Output = Result<T, RedisError>>) -> Result<T, Lost> {
+    match tokio::time::timeout(most, answer).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) if !error.is_timeout() => Err(Lost::Closed),
+        Ok(Err(_)) | Err(_) => Err(Lost::NoAnswer),
+    }
+}
+
+impl Verb {
+    fn command(self) -> &'static str {
+        match self {
+            Self::Subscribe => "SSUBSCRIBE",
+            Self::Unsubscribe => "SUNSUBSCRIBE",
+        }
+    }
+
+    fn confirmation(self, channel: &str) -> Pushed<'_> {
+        match self {
+            Self::Subscribe => Pushed::Subscribed { channel },
+            Self::Unsubscribe => Pushed::Unsubscribed { channel },
+        }
+    }
+}
+
+impl Shared {
+    fn unconfirm(&self, link: LinkId) {
+        self.subscriptions.lock().unconfirm(link);
+    }
+
+    fn forget_subscribed(&self, from: Origin, channel: &str) {
+        if let Some(link) = self.subscriptions.lock().current(from) {
+            link.leftovers.remove(channel);
+        }
+    }
+}

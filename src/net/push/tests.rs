@@ -1,0 +1,945 @@
+//! Tests against real servers: every message arrives, from the right node and judged rightly, whatever happens to nodes
+//! and connections.
+
+mod limits;
+
+use std::task::{Context, Wake, Waker};
+
+use cluster_testenv::{Cluster, Matcher, Node as Server, Sentinels, Server as Version, SlotMigration};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::base::attempt::{Answered, Granted, NodeId};
+use crate::base::background_runtime::BackgroundRuntime;
+use crate::base::lease::{ClockSample, FencingToken, Moment, ServerTime};
+use crate::base::options::Options;
+use crate::base::recalls::{OnRecall, Recall};
+use crate::base::topology::{Access, Topology};
+use crate::net::address::{address_of, parse_all, parse_one};
+use crate::net::fake;
+use crate::net::fleet::{Doubt, Fleet};
+use crate::net::node::{Limits, Reports, Role};
+use crate::net::pushed::Pushed;
+
+/// Far longer than anything that a test waits for.
+const BOUND: Duration = Duration::from_secs(30);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Returns a pace at which all is kept for ever unless a test is about it.
+fn pace() -> Pace {
+    Pace { refresh: HOUR, linger: HOUR, anchor_age_most: HOUR, ..Pace::of(&Options::default()) }
+}
+
+/// Returns a background runtime that ends with the test.
+fn home() -> BackgroundRuntime {
+    Handle::try_current().map_or(BackgroundRuntime::Process, BackgroundRuntime::On)
+}
+
+fn single(url: &str) -> (Push, Arc<Node>) {
+    single_at(url, pace())
+}
+
+fn single_at(url: &str, pace: Pace) -> (Push, Arc<Node>) {
+    let info = parse_one(url, Topology::node(url).certificates()).expect("a URL");
+    let limits = Limits::new(&Options::default(), Role::Standalone);
+    let node =
+        Node::new(&address_of(info.addr()), info, limits, Clock::System, home(), Reports::for_test()).expect("a node");
+    let node = Arc::new(node);
+    (Push::new(SlotOwners::Single { node: Arc::clone(&node) }, Clock::System, home(), pace), node)
+}
+
+fn infos(urls: &[String]) -> Vec<redis::ConnectionInfo> {
+    parse_all(urls, Topology::cluster(urls).certificates()).expect("URLs")
+}
+
+async fn in_cluster(cluster: &Cluster, pace: Pace) -> (Push, Arc<Fleet>) {
+    let options = Options { response_timeout: pace.response_timeout, ..Options::default() };
+    let fleet = Fleet::cluster(
+        infos(&cluster.urls()),
+        &Access::default(),
+        &Reports::for_test().secrets,
+        &options,
+        home(),
+        &Reports::for_test().conditions,
+    )
+    .expect("a cluster");
+    assert!(fleet.ready().await.is_ok(), "the cluster answers");
+    // A main connection made between a confirmation and a message would make the waiters ask once more.
+    for primary in cluster.primaries() {
+        let node = fleet.node(&primary.addr().to_string()).expect("an address");
+        assert!(node.ready().await.is_ok(), "it answers");
+    }
+    (Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, home(), pace), fleet)
+}
+
+/// Returns a channel whose slot this node owns.
+fn channel_of(cluster: &Cluster, owner: &Server) -> String {
+    two_channels_of(cluster, owner).0
+}
+
+/// Returns two channels of different slots that this node owns.
+fn two_channels_of(cluster: &Cluster, owner: &Server) -> (String, String) {
+    let owned = |name: &String| cluster.primary_of_slot(cluster.keyslot(name)).port() == owner.port();
+    let mut names = (0..).map(|number| format!("{{{number}}}")).filter(owned);
+    let mut next = || names.next().expect("there are always more");
+    (next(), next())
+}
+
+/// Passes on a message, and the clock sample that would judge it.
+fn read(message: &[u8], anchor: Option<ClockSample>) -> Notification {
+    let anchor = anchor.unwrap_or(ClockSample { sent: Moment::NEVER, server: ServerTime::default() });
+    let token = FencingToken::from_wire(1).expect("small");
+    let value = Granted { token, tokens: 1, remaining: Duration::ZERO, is_waited_for: false };
+    let answer = Answered { sent: anchor.sent, server: anchor.server, node: NodeId::default(), value };
+    Notification::Granted { id: String::from_utf8_lossy(message).into(), at: anchor.server, answer }
+}
+
+async fn notice(subscription: &mut Subscription) -> Notification {
+    let notice = tokio::time::timeout(BOUND, subscription.notices.recv()).await;
+    notice.expect("a notice comes in time").expect("the subscription goes on")
+}
+
+async fn told_to_ask(subscription: &mut Subscription) {
+    let notice = notice(subscription).await;
+    assert!(matches!(notice, Notification::AskAgain), "{notice:?}");
+}
+
+/// Returns the clock sample of the next message, which must be this one.
+async fn message(subscription: &mut Subscription, expected: &str) -> Option<ClockSample> {
+    loop {
+        if let Notification::Granted { id, answer, .. } = notice(subscription).await {
+            assert_eq!(&*id, expected);
+            let anchor = ClockSample { sent: answer.sent, server: answer.server };
+            return (anchor.sent != Moment::NEVER).then_some(anchor);
+        }
+    }
+}
+
+fn assert_silent(subscription: &mut Subscription) {
+    let notice = subscription.notices.try_recv();
+    assert!(notice.is_err(), "{notice:?}");
+}
+
+/// Publishes a message, and returns how many connections received it.
+fn publish(server: &Server, channel: &str, text: &str) -> i64 {
+    let reply = server.command(&["SPUBLISH", channel, text]).expect("it answers");
+    reply.int().unwrap_or_else(|| panic!("{reply:?}"))
+}
+
+fn shard_channels(server: &Server) -> Vec<String> {
+    let reply = server.command(&["PUBSUB", "SHARDCHANNELS"]).expect("it answers");
+    let channels = reply.array().unwrap_or_default().iter().filter_map(|name| Some(name.text()?.into_owned()));
+    let mut channels: Vec<_> = channels.collect();
+    channels.sort();
+    channels
+}
+
+/// Returns the ids of the connections that subscribe.
+fn subscribers(server: &Server) -> Vec<String> {
+    let reply = server.command(&["CLIENT", "LIST", "TYPE", "pubsub"]).expect("it answers");
+    let list = reply.text().expect("a text").into_owned();
+    list.lines().filter_map(|line| Some(line.split(' ').next()?.to_owned())).collect()
+}
+
+async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < BOUND, "{what} did not come true");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn tasks() -> usize {
+    tokio::runtime::Handle::current().metrics().num_alive_tasks()
+}
+
+#[tokio::test]
+async fn channels_are_subscribed_at_the_owners_of_their_slots_and_nowhere_else() {
+    let cluster = Cluster::builder(Version::Redis70).replicas(0).start().expect("the cluster starts");
+    let (push, _fleet) = in_cluster(&cluster, pace()).await;
+    let primaries = cluster.primaries();
+    let channels: Vec<_> = primaries.iter().map(|primary| channel_of(&cluster, primary)).collect();
+    let mut subscriptions = Vec::new();
+    for channel in &channels[..2] {
+        subscriptions.push(push.subscribe(cluster.keyslot(channel), channel, read));
+        told_to_ask(subscriptions.last_mut().expect("just pushed")).await;
+    }
+    for ((primary, channel), subscription) in primaries.iter().zip(&channels).zip(&mut subscriptions) {
+        assert_eq!(shard_channels(primary), [channel.as_str()]);
+        assert_eq!(publish(primary, channel, channel), 1);
+        message(subscription, channel).await;
+    }
+    assert!(shard_channels(primaries[2]).is_empty());
+    assert_eq!(primaries.iter().map(|primary| subscribers(primary).len()).collect::<Vec<_>>(), [1, 1, 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_connection_is_replaced_and_waiters_ask_again() {
+    let cluster = Cluster::builder(Version::Redis70).replicas(0).start().expect("the cluster starts");
+    let (push, _fleet) = in_cluster(&cluster, pace()).await;
+    let owner = cluster.primaries()[0];
+    let channel = channel_of(&cluster, owner);
+    let mut subscription = push.subscribe(cluster.keyslot(&channel), &channel, read);
+    told_to_ask(&mut subscription).await;
+    for round in ["first", "second", "third"] {
+        assert_eq!(cluster.kill_subscribers().expect("it kills"), 1);
+        told_to_ask(&mut subscription).await;
+        assert_eq!(publish(owner, &channel, round), 1);
+        message(&mut subscription, round).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_channel_moves_with_its_slot_and_others_stay_on_their_connection() {
+    let cluster = Cluster::builder(Version::Redis70).replicas(0).start().expect("the cluster starts");
+    let (push, _fleet) = in_cluster(&cluster, pace()).await;
+    let (from, to) = (cluster.primaries()[0], cluster.primaries()[1]);
+    let (moving, stays) = two_channels_of(&cluster, from);
+    let slot = cluster.keyslot(&moving);
+    let mut other = push.subscribe(cluster.keyslot(&stays), &stays, read);
+    told_to_ask(&mut other).await;
+    let connection = subscribers(from);
+
+    let migration = SlotMigration::begin(&cluster, slot, to).expect("it begins");
+    // While a slot migrates, its channels still belong to the old owner.
+    let mut subscription = push.subscribe(slot, &moving, read);
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(from, &moving, "before"), 1);
+    message(&mut subscription, "before").await;
+    assert_silent(&mut subscription);
+    migration.finish().expect("it ends");
+
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(to, &moving, "after"), 1);
+    message(&mut subscription, "after").await;
+    until("the old owner has let go", || shard_channels(from) == [&*stays]).await;
+    assert_eq!(publish(from, &stays, "all the time"), 1);
+    assert_eq!(subscribers(from), connection);
+    message(&mut other, "all the time").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_channel_of_a_slot_that_has_moved_unnoticed_is_subscribed_where_it_is() {
+    let cluster = Cluster::builder(Version::Redis70).replicas(0).start().expect("the cluster starts");
+    let (push, _fleet) = in_cluster(&cluster, pace()).await;
+    let (from, to) = (cluster.primaries()[0], cluster.primaries()[1]);
+    let channel = channel_of(&cluster, from);
+    cluster.migrate_slot(cluster.keyslot(&channel), to).expect("it moves");
+    let mut subscription = push.subscribe(cluster.keyslot(&channel), &channel, read);
+    told_to_ask(&mut subscription).await;
+    assert_eq!(shard_channels(to), [&*channel]);
+    until("the old owner has no subscriber", || subscribers(from).is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_whose_replies_have_shifted_is_replaced() {
+    let cluster = Cluster::builder(Version::Redis70).replicas(0).proxied().start().expect("the cluster starts");
+    // A silence would be another reason to replace the connection.
+    let (push, _fleet) = in_cluster(&cluster, Pace { response_timeout: HOUR, ..pace() }).await;
+    let (from, to) = (cluster.primaries()[0], cluster.primaries()[1]);
+    let (moving, stays) = two_channels_of(&cluster, from);
+    let slot = cluster.keyslot(&moving);
+    let mut moves = push.subscribe(slot, &moving, read);
+    told_to_ask(&mut moves).await;
+    let connection = subscribers(from);
+
+    // An unsolicited push that comes before the reply takes the place of the reply.
+    let request = from.proxy().hold_request(Matcher::command("SSUBSCRIBE"));
+    let mut other = push.subscribe(cluster.keyslot(&stays), &stays, read);
+    request.wait_held(BOUND).expect("it is asked for");
+    cluster.migrate_slot(slot, to).expect("it moves");
+
+    told_to_ask(&mut moves).await;
+    told_to_ask(&mut other).await;
+    request.release();
+    assert_eq!(shard_channels(to), [&*moving]);
+    until("the connection was replaced", || shard_channels(from) == [&*stays]).await;
+    // The server lists a connection until it has read its end.
+    until("the shifted one is gone", || subscribers(from).iter().all(|id| !connection.contains(id))).await;
+    assert_eq!(publish(to, &moving, "after"), 1);
+    message(&mut moves, "after").await;
+    assert_eq!(publish(from, &stays, "after"), 1);
+    message(&mut other, "after").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_channel_moves_with_a_slot_that_moves_at_once() {
+    let cluster = Cluster::builder(Version::Valkey91).replicas(0).start().expect("the cluster starts");
+    let (push, _fleet) = in_cluster(&cluster, pace()).await;
+    let (from, to) = (cluster.primaries()[0], cluster.primaries()[1]);
+    let channel = channel_of(&cluster, from);
+    let slot = cluster.keyslot(&channel);
+    let mut subscription = push.subscribe(slot, &channel, read);
+    told_to_ask(&mut subscription).await;
+    cluster.migrate_slot_atomically(slot, to).expect("it moves");
+    told_to_ask(&mut subscription).await;
+    until("the new owner has it", || shard_channels(to) == [&*channel]).await;
+    assert_eq!(publish(to, &channel, "after"), 1);
+    message(&mut subscription, "after").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_channel_that_its_server_gave_up_is_subscribed_again_when_it_is_taken_again() {
+    let cluster = Cluster::builder(Version::Redis70).replicas(0).start().expect("the cluster starts");
+    let (push, _fleet) = in_cluster(&cluster, pace()).await;
+    let owner = cluster.primaries()[0];
+    let channel = channel_of(&cluster, owner);
+    let slot = cluster.keyslot(&channel);
+    let mut subscription = push.subscribe(slot, &channel, read);
+    told_to_ask(&mut subscription).await;
+    let order = |verb: &str| owner.command(&["CLUSTER", verb, &slot.to_string()]).expect("it answers").is_ok();
+    assert!(order("DELSLOTS"));
+    // No node owns the slot, so the subscription is refused.
+    until("the loss is noticed", || push.subscribed(&channel).is_none()).await;
+    assert_silent(&mut subscription);
+    assert!(order("ADDSLOTS"));
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(owner, &channel, "after"), 1);
+    message(&mut subscription, "after").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_channel_follows_a_failover() {
+    let cluster = Cluster::start(Version::Redis70).expect("the cluster starts");
+    let (push, _fleet) = in_cluster(&cluster, Pace { refresh: Duration::from_secs(1), ..pace() }).await;
+    let owner = cluster.primaries()[0];
+    let channel = channel_of(&cluster, owner);
+    let mut subscription = push.subscribe(cluster.keyslot(&channel), &channel, read);
+    told_to_ask(&mut subscription).await;
+    let successor = cluster.failover(owner).expect("it fails over");
+    until("the new owner has it", || shard_channels(successor) == [&*channel]).await;
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(successor, &channel, "after"), 1);
+    message(&mut subscription, "after").await;
+    until("the old owner has let go", || subscribers(owner).is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_channel_of_a_killed_owner_finds_its_successor_without_any_other_call() {
+    let cluster = Cluster::start(Version::Redis70).expect("the cluster starts");
+    let (push, _fleet) = in_cluster(&cluster, pace()).await;
+    let owner = cluster.primaries()[0];
+    let channel = channel_of(&cluster, owner);
+    let mut subscription = push.subscribe(cluster.keyslot(&channel), &channel, read);
+    told_to_ask(&mut subscription).await;
+    let replica = cluster.replicas_of(owner)[0];
+    owner.kill();
+    told_to_ask(&mut subscription).await;
+    assert_eq!(shard_channels(replica), [&*channel]);
+    assert_eq!(publish(replica, &channel, "after"), 1);
+    message(&mut subscription, "after").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_channel_follows_the_primary_behind_sentinels() {
+    let sentinels = Sentinels::start(Version::Redis70).expect("the Sentinels start");
+    let options = Options::default();
+    let fleet = Fleet::behind_sentinels(
+        sentinels.primary_name(),
+        infos(&sentinels.urls()),
+        &Access::default(),
+        &Reports::for_test().secrets,
+        &options,
+        home(),
+        &Reports::for_test().conditions,
+    );
+    let fleet = Arc::new(fleet.expect("Sentinels"));
+    let pace = Pace { refresh: Duration::from_secs(1), ..pace() };
+    let push = Push::new(SlotOwners::Many(Arc::clone(&fleet)), Clock::System, home(), pace);
+    let old = sentinels.primary();
+    // No caller has asked who the primary is.
+    let mut subscription = push.subscribe(5, "channel", read);
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(old, "channel", "before"), 1);
+    message(&mut subscription, "before").await;
+    let new = sentinels.failover().expect("it fails over");
+    // Sentinels also close other connections to servers whose role has changed.
+    let listed = |server: &Server| {
+        let reply = server.command(&["PUBSUB", "SHARDCHANNELS"]).ok()?;
+        reply.array().map(<[_]>::len)
+    };
+    until("the new primary has it", || listed(new) == Some(1)).await;
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(new, "channel", "after"), 1);
+    message(&mut subscription, "after").await;
+    until("the old one has not", || listed(old) == Some(0)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_node_delays_no_channel_of_another() {
+    let cluster = Cluster::builder(Version::Redis70).replicas(0).node_timeout(HOUR).proxied();
+    let cluster = cluster.start().expect("the cluster starts");
+    // No time limit ends the wait for the frozen node.
+    let (push, _fleet) = in_cluster(&cluster, Pace { response_timeout: HOUR, ..pace() }).await;
+    let (frozen, other) = (cluster.primaries()[0], cluster.primaries()[1]);
+    let (late, early) = (channel_of(&cluster, frozen), channel_of(&cluster, other));
+    frozen.proxy().freeze();
+    let mut waits = push.subscribe(cluster.keyslot(&late), &late, read);
+    let mut subscription = push.subscribe(cluster.keyslot(&early), &early, read);
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(other, &early, "meanwhile"), 1);
+    message(&mut subscription, "meanwhile").await;
+    assert_silent(&mut waits);
+    frozen.proxy().heal();
+    told_to_ask(&mut waits).await;
+    assert_silent(&mut subscription);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_channel_under_steady_contention_is_subscribed_once() {
+    let server = Server::builder(Version::Redis70).proxied().start().expect("the server starts");
+    let (push, _node) = single(&server.proxy().url());
+    assert!(push.subscribed("a").is_none(), "nothing is subscribed");
+    let hold = server.proxy().hold_reply(Matcher::command("SSUBSCRIBE"));
+    let mut first = push.subscribe(0, "a", read);
+    hold.wait_applied(BOUND).expect("it is asked for");
+    assert!(push.subscribed("a").is_none(), "it is not confirmed");
+    assert_silent(&mut first);
+    hold.release();
+    told_to_ask(&mut first).await;
+    drop(first);
+    for round in 0..20 {
+        let mut next = push.subscribed("a").expect("it is confirmed");
+        let text = round.to_string();
+        assert_eq!(publish(&server, "a", &text), 1);
+        let first = notice(&mut next).await;
+        assert!(matches!(&first, Notification::Granted { id, .. } if **id == *text), "{first:?}");
+        let mut asking = push.subscribe(0, "a", read);
+        // The channel is confirmed already, so the notification comes at once.
+        assert!(matches!(asking.notices.try_recv(), Ok(Notification::AskAgain)));
+        assert_silent(&mut next);
+    }
+    assert_eq!(server.proxy().requests_seen(Matcher::command("SSUBSCRIBE")), 1);
+    assert_eq!(server.proxy().requests_seen(Matcher::command("SUNSUBSCRIBE")), 0);
+    server.proxy().refuse();
+    server.proxy().cut();
+    until("the loss is noticed", || push.subscribed("a").is_none()).await;
+}
+
+#[tokio::test]
+async fn the_oldest_of_too_many_channels_without_a_waiter_goes() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single_at(&server.url(), Pace { lingering_most: 2, ..pace() });
+    let mut subscriptions = ["a", "b", "c", "d"].map(|channel| push.subscribe(0, channel, read));
+    for subscription in &mut subscriptions {
+        told_to_ask(subscription).await;
+    }
+    let [a, b, c, mut d] = subscriptions;
+    drop(b);
+    drop(a);
+    // Used in between, so it is not the oldest any more.
+    drop(push.subscribed("b").expect("it is confirmed"));
+    drop(c);
+    until("the oldest is gone", || shard_channels(&server) == ["b", "c", "d"]).await;
+    assert!(push.subscribed("a").is_none());
+    assert_silent(&mut d);
+    // Removed or not, the channel can be subscribed again.
+    told_to_ask(&mut push.subscribe(0, "a", read)).await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_channels_that_nobody_needs() {
+    let cluster = Cluster::builder(Version::Redis70).replicas(0).start().expect("the cluster starts");
+    let linger = Duration::from_millis(300);
+    let (push, _fleet) = in_cluster(&cluster, Pace { linger, ..pace() }).await;
+    let primaries = cluster.primaries();
+    let baseline = tasks();
+    for _ in 0..2 {
+        let channels = primaries.iter().map(|primary| channel_of(&cluster, primary));
+        let mut subscriptions: Vec<_> =
+            channels.map(|channel| push.subscribe(cluster.keyslot(&channel), &channel, read)).collect();
+        for subscription in &mut subscriptions {
+            told_to_ask(subscription).await;
+        }
+        assert!(tasks() > baseline && push.is_in_use());
+        drop(subscriptions);
+        until("tasks end", || tasks() <= baseline && !push.is_in_use()).await;
+        for primary in &primaries {
+            until("the connection ends", || subscribers(primary).is_empty()).await;
+            assert!(shard_channels(primary).is_empty());
+        }
+    }
+}
+
+#[tokio::test]
+async fn many_channels_are_all_kept() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single(&server.url());
+    let channels: Vec<_> = (0..500).map(|number| format!("channel {number:03}")).collect();
+    let mut subscriptions: Vec<_> = channels.iter().map(|channel| push.subscribe(0, channel, read)).collect();
+    for _ in 0..2 {
+        for subscription in &mut subscriptions {
+            told_to_ask(subscription).await;
+        }
+        assert_eq!(shard_channels(&server), channels);
+        assert_eq!(server.kill_subscribers().expect("it kills"), 1);
+    }
+}
+
+#[tokio::test]
+async fn one_channel_goes_while_another_stays() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single_at(&server.url(), Pace { linger: Duration::from_millis(100), ..pace() });
+    let mut stays = push.subscribe(0, "stays", read);
+    let mut goes = push.subscribe(0, "goes", read);
+    told_to_ask(&mut stays).await;
+    told_to_ask(&mut goes).await;
+    drop(goes);
+    until("it is gone", || shard_channels(&server) == ["stays"]).await;
+    assert_silent(&mut stays);
+}
+
+#[tokio::test]
+async fn dropping_it_ends_everything() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let baseline = tasks();
+    let (push, _node) = single(&server.url());
+    let mut subscription = push.subscribe(0, "a", read);
+    told_to_ask(&mut subscription).await;
+    drop(push);
+    assert!(subscription.notices.recv().await.is_none(), "its notices end");
+    until("tasks end", || tasks() == baseline).await;
+    until("the connection ends", || subscribers(&server).is_empty()).await;
+    drop(subscription);
+}
+
+#[test]
+fn subscription_ends_with_the_runtime_that_serves_it_and_no_other_does() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single(&server.url());
+    let (ends, stays, stands) = (runtime(), runtime(), runtime());
+    let subscribed = |on: &tokio::runtime::Runtime| {
+        on.block_on(async {
+            let mut subscription = push.subscribe(0, "a", read);
+            told_to_ask(&mut subscription).await;
+            subscription
+        })
+    };
+    let (mut ended, mut other, _not_driven) = (subscribed(&ends), subscribed(&stays), subscribed(&stands));
+    drop(ends);
+    assert!(push.subscribed("a").is_none(), "nobody reads a connection here");
+    stays.block_on(async {
+        let last = tokio::time::timeout(BOUND, ended.notices.recv()).await.expect("it ends at once");
+        assert!(last.is_none(), "{last:?}");
+        until("the server has noticed", || publish(&server, "a", "now") == 2).await;
+        message(&mut other, "now").await;
+        assert!(push.subscribed("a").is_some());
+    });
+    // A later runtime that reuses the number must not find the ended subscriptions.
+    drop(subscribed(&runtime()));
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_is_asked_at_a_bounded_pace() {
+    let server = Server::builder(Version::Redis70).proxied().start().expect("the server starts");
+    server.acl_set_user("default", &["-ssubscribe"]).expect("it obeys");
+    let (push, _node) = single(&server.proxy().url());
+    let began = Instant::now();
+    let mut subscription = push.subscribe(0, "a", read);
+    until("it is asked three times", || server.proxy().requests_seen(Matcher::command("SSUBSCRIBE")) >= 3).await;
+    // Pauses of half a second and of a whole one.
+    assert!(began.elapsed() >= Duration::from_millis(1500), "{:?}", began.elapsed());
+    assert_silent(&mut subscription);
+    server.acl_set_user("default", &["+ssubscribe"]).expect("it obeys");
+    told_to_ask(&mut subscription).await;
+}
+
+#[tokio::test]
+async fn everything_is_confirmed_again_at_times() {
+    let server = Server::builder(Version::Redis70).proxied().start().expect("the server starts");
+    let (push, _node) = single_at(&server.proxy().url(), Pace { refresh: Duration::from_millis(50), ..pace() });
+    let mut subscription = push.subscribe(0, "a", read);
+    for _ in 0..5 {
+        told_to_ask(&mut subscription).await;
+    }
+    // A connection that has died unnoticed is found out.
+    server.proxy().black_hole();
+    until("the loss is noticed", || push.subscribed("a").is_none()).await;
+    while subscription.notices.try_recv().is_ok() {}
+    server.proxy().heal();
+    told_to_ask(&mut subscription).await;
+}
+
+struct Deaf;
+
+impl OnRecall for Deaf {
+    fn on_recall(&self, _: &Recall) {}
+    fn on_break(&self) {}
+}
+
+/// Listens for recalls on a channel, as long as the returned value exists.
+fn keeper(push: &Push, channel: &str) -> Arc<Recalls> {
+    let calls = Arc::new(Recalls::new(Box::new(Deaf)));
+    assert!(push.listen(0, channel, read, &calls), "there is a home");
+    calls
+}
+
+#[tokio::test]
+async fn what_calls_come_by_goes_when_nobody_keeps_the_lock() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single_at(&server.url(), Pace { linger: Duration::from_millis(100), ..pace() });
+    let (kept, left) = (keeper(&push, "kept"), keeper(&push, "left"));
+    until("both are confirmed", || kept.subscription().is_some() && left.subscription().is_some()).await;
+    assert_eq!(shard_channels(&server), ["kept", "left"]);
+    drop(left);
+    until("one is gone", || shard_channels(&server) == ["kept"]).await;
+    assert!(kept.subscription().is_some());
+    drop(kept);
+    until("both are gone", || !push.is_in_use()).await;
+}
+
+/// Returns the subscriptions of the only runtime that has any.
+fn shared(push: &Push) -> Arc<Shared> {
+    let of = push.of.lock();
+    Arc::clone(&of.first().expect("somebody subscribes").1)
+}
+
+/// The task that reads a connection may still have pushes in hand when the link gives it up.
+#[tokio::test]
+async fn what_a_connection_says_that_was_given_up_confirms_nothing() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single(&server.url());
+    let kept = keeper(&push, "kept");
+    until("it is confirmed", || kept.subscription().is_some()).await;
+    let shared = shared(&push);
+    let from = {
+        let subscriptions = shared.subscriptions.lock();
+        let (number, link) = subscriptions.links.iter().next().expect("a link");
+        Origin { link: *number, connection: link.connection }
+    };
+    shared.subscriptions.lock().unconfirm(from.link);
+    shared.take(from, Pushed::Subscribed { channel: "kept" });
+    assert!(kept.subscription().is_none(), "nothing would be heard");
+}
+
+/// Confirms subscriptions, and answers the pings of its first two connections with replies that answer no ping.
+async fn answers_pings_wrongly(listener: TcpListener, connections: Arc<AtomicUsize>) {
+    while let Ok((mut stream, _)) = listener.accept().await {
+        let pong = match connections.fetch_add(1, Ordering::SeqCst) {
+            0 => "-MOVED 7 127.0.0.1:1\r\n",
+            1 => "$4\r\nPONG\r\n",
+            _ => "+PONG\r\n",
+        };
+        tokio::spawn(async move {
+            let (mut said, mut done) = (Vec::new(), 0);
+            while stream.read_buf(&mut said).await.is_ok_and(|count| count > 0) {
+                while let Some((words, end)) = fake::command(&said, done) {
+                    done = end;
+                    let answer = match words[0].as_str() {
+                        "HELLO" => fake::hello("standalone"),
+                        "SSUBSCRIBE" => {
+                            format!(">3\r\n$10\r\nssubscribe\r\n${}\r\n{}\r\n:1\r\n", words[1].len(), words[1])
+                        }
+                        "PING" => pong.to_owned(),
+                        _ => "+OK\r\n".to_owned(),
+                    };
+                    stream.write_all(answer.as_bytes()).await.expect("a live socket");
+                }
+            }
+        });
+    }
+}
+
+/// Such a reply answers an earlier command, and proves nothing about the time of the ping.
+#[tokio::test]
+async fn ping_that_is_answered_by_something_else_ends_the_connection() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("redis://{}", listener.local_addr().expect("bound"));
+    let connections = Arc::<AtomicUsize>::default();
+    tokio::spawn(answers_pings_wrongly(listener, Arc::clone(&connections)));
+    let (push, _node) = single(&url);
+    let told = Arc::new(AtomicUsize::new(0));
+    let calls = Arc::new(Recalls::new(Box::new(Counts(Arc::clone(&told)))));
+    assert!(push.listen(0, "kept", read, &calls), "there is a home");
+    until("it is told", || told.load(Ordering::SeqCst) > 0).await;
+    until("it stands on the third", || connections.load(Ordering::SeqCst) == 3 && calls.subscription().is_some()).await;
+}
+
+/// Waker of a user.
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker that panics");
+    }
+}
+
+#[tokio::test]
+async fn waker_that_panics_keeps_nobody_else_from_being_told() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single(&server.url());
+    let mut panics = push.subscribe(0, "a", read);
+    told_to_ask(&mut panics).await;
+    let mut other = push.subscribe(0, "a", read);
+    told_to_ask(&mut other).await;
+    let connection = subscribers(&server);
+    let waker = Waker::from(Arc::new(Panics));
+    assert!(panics.notices.poll_recv(&mut Context::from_waker(&waker)).is_pending());
+    for text in ["first", "second"] {
+        assert_eq!(publish(&server, "a", text), 1);
+        message(&mut other, text).await;
+    }
+    assert_eq!(subscribers(&server), connection, "the link goes on");
+}
+
+/// Counts the breaks that are reported to it.
+struct Counts(Arc<AtomicUsize>);
+
+impl OnRecall for Counts {
+    fn on_recall(&self, _: &Recall) {}
+    fn on_break(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn who_keeps_a_lock_is_told_when_its_channel_moves() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single(&server.url());
+    let told = Arc::new(AtomicUsize::new(0));
+    let calls = Arc::new(Recalls::new(Box::new(Counts(Arc::clone(&told)))));
+    assert!(push.listen(0, "kept", read, &calls), "there is a home");
+    until("it is confirmed", || calls.subscription().is_some()).await;
+    let shared = shared(&push);
+    // As if the owner of its slot were not known any more: the keeper gives the channel a link anew.
+    for channel in shared.subscriptions.lock().channels.values_mut() {
+        channel.home = None;
+    }
+    shared.strayed.notify_one();
+    until("it is told", || told.load(Ordering::SeqCst) == 1).await;
+}
+
+#[tokio::test]
+async fn no_more_linger_for_calls_than_may() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single_at(&server.url(), Pace { lingering_calls_most: 1, ..pace() });
+    let keepers = ["a", "b", "c"].map(|channel| keeper(&push, channel));
+    until("all are confirmed", || keepers.iter().all(|calls| calls.subscription().is_some())).await;
+    drop(keepers);
+    until("one is left", || shard_channels(&server).len() == 1).await;
+    // The next listener for recalls finds it confirmed at once.
+    let left = shard_channels(&server).remove(0);
+    assert!(keeper(&push, &left).subscription().is_some());
+}
+
+#[tokio::test]
+async fn names_that_never_come_back_do_not_pile_up_between_two_looks() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, _node) = single_at(&server.url(), Pace { lingering_calls_most: 1, ..pace() });
+    for n in 0..5 * BURST {
+        drop(keeper(&push, &format!("once-{n}")));
+    }
+    let channels = push.common.count.load(Ordering::Acquire);
+    assert!(channels <= BURST + 2, "{channels}");
+}
+
+#[tokio::test]
+async fn what_calls_come_by_is_subscribed_once() {
+    let server = Server::builder(Version::Redis70).proxied().start().expect("the server starts");
+    let (push, _node) = single_at(&server.proxy().url(), Pace { refresh: Duration::from_millis(50), ..pace() });
+    let (kept, left) = (keeper(&push, "kept"), keeper(&push, "left"));
+    until("both are confirmed", || shard_channels(&server) == ["kept", "left"]).await;
+    drop(left);
+    let mut subscription = push.subscribe(0, "a", read);
+    for _ in 0..5 {
+        told_to_ask(&mut subscription).await;
+    }
+    for channel in ["kept", "left"] {
+        let asked = server.proxy().requests_seen(Matcher::command("SSUBSCRIBE").and(Matcher::containing(channel)));
+        assert_eq!(asked, 1, "{channel}");
+    }
+    drop(kept);
+}
+
+#[tokio::test]
+async fn a_message_is_judged_by_the_main_connection_to_its_node() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, node) = single(&server.url());
+    let mut subscription = push.subscribe(0, "a", read);
+    told_to_ask(&mut subscription).await;
+    let next = async |subscription: &mut Subscription, text: &str| {
+        assert_eq!(publish(&server, "a", text), 1);
+        message(subscription, text).await
+    };
+    assert_eq!(next(&mut subscription, "there is no main connection").await, None);
+    node.ready().await.expect("it answers");
+    assert_eq!(next(&mut subscription, "the main connection is newer").await, None);
+    told_to_ask(&mut subscription).await;
+    let anchor = next(&mut subscription, "all is well").await.expect("an anchor");
+    assert_eq!(Some(anchor), node.clock_sample().map(|(_, anchor)| anchor));
+
+    assert_eq!(server.kill_clients().expect("it kills"), 1);
+    node.ask(&redis::cmd("TIME")).await.expect_err("the connection is gone");
+    assert_eq!(next(&mut subscription, "there is none any more").await, None);
+    node.ready().await.expect("it answers");
+    assert_eq!(next(&mut subscription, "the other is newer").await, None);
+    told_to_ask(&mut subscription).await;
+    let newer = next(&mut subscription, "all is well again").await.expect("an anchor");
+    assert!(newer.sent > anchor.sent);
+
+    // After a new connection of the link the old clock sample must not count either, until the link has had an answer.
+    assert_eq!(server.kill_subscribers().expect("it kills"), 1);
+    told_to_ask(&mut subscription).await;
+    assert_silent(&mut subscription);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_right_behind_the_confirmation_is_judged_too() {
+    let server = Server::builder(Version::Redis70).proxied().start().expect("the server starts");
+    let (push, node) = single(&server.proxy().url());
+    node.ready().await.expect("it answers");
+    let confirmation = server.proxy().hold_reply(Matcher::command("SSUBSCRIBE"));
+    let mut subscription = push.subscribe(0, "a", read);
+    confirmation.wait_applied(BOUND).expect("it is asked for");
+    assert_eq!(publish(&server, "a", "first"), 1);
+    confirmation.release();
+    told_to_ask(&mut subscription).await;
+    assert!(message(&mut subscription, "first").await.is_some());
+    assert_eq!(publish(&server, "a", "second"), 1);
+    let second = notice(&mut subscription).await;
+    assert!(matches!(second, Notification::Granted { .. }), "nothing was missed in between: {second:?}");
+}
+
+#[tokio::test]
+async fn an_anchor_that_is_too_old_is_none() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let (push, node) = single_at(&server.url(), Pace { anchor_age_most: Duration::ZERO, ..pace() });
+    node.ready().await.expect("it answers");
+    let mut subscription = push.subscribe(0, "a", read);
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(&server, "a", "old"), 1);
+    assert_eq!(message(&mut subscription, "old").await, None);
+}
+
+#[tokio::test]
+async fn a_suspect_node_has_no_anchor_and_its_channels_are_not_certain() {
+    let cluster = Cluster::builder(Version::Redis70).replicas(0).proxied().start().expect("the cluster starts");
+    let (push, fleet) = in_cluster(&cluster, Pace { response_timeout: BOUND, ..pace() }).await;
+    let owner = cluster.primaries()[0];
+    let channel = channel_of(&cluster, owner);
+    let slot = cluster.keyslot(&channel);
+    let node = fleet.owner(slot).await.expect("it is known");
+    node.ready().await.expect("it answers");
+    let mut subscription = push.subscribe(slot, &channel, read);
+    told_to_ask(&mut subscription).await;
+    assert_eq!(publish(owner, &channel, "trusted"), 1);
+    assert!(message(&mut subscription, "trusted").await.is_some());
+    // The node stays suspect until this is answered.
+    let doubt = owner.proxy().hold_request(Matcher::command("TIME"));
+    fleet.suspect(&node, Doubt::Silent);
+    assert!(push.subscribed(&channel).is_none());
+    assert_eq!(publish(owner, &channel, "suspect"), 1);
+    assert_eq!(message(&mut subscription, "suspect").await, None);
+    until("it is asked", || doubt.wait_held(Duration::from_millis(1)).is_ok()).await;
+    doubt.release();
+    until("it is trusted", || push.subscribed(&channel).is_some()).await;
+    assert_eq!(publish(owner, &channel, "trusted"), 1);
+    assert!(message(&mut subscription, "trusted").await.is_some());
+}
+
+/// Waker of a user that subscribes, and counts how often it could.
+struct Subscribes {
+    push: Push,
+    woken: AtomicUsize,
+}
+
+impl Wake for Subscribes {
+    fn wake(self: Arc<Self>) {
+        drop(self.push.subscribe(0, "another", read));
+        self.woken.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn waker_that_subscribes_when_it_is_told_does_not_hang() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let (push, _node) = single(&server.url());
+    let subscribes = Arc::new(Subscribes { push, woken: AtomicUsize::new(0) });
+    let is_woken = |subscribes: &Subscribes, times: usize| {
+        let began = Instant::now();
+        while subscribes.woken.load(Ordering::SeqCst) < times && began.elapsed() < BOUND {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        subscribes.woken.load(Ordering::SeqCst) >= times
+    };
+    // A thread of its own: this one must not hang.
+    let handle = runtime.handle().clone();
+    let ends = std::thread::spawn(move || {
+        let _entered = handle.enter();
+        let waker = Waker::from(Arc::clone(&subscribes));
+        let mut context = Context::from_waker(&waker);
+        let mut subscription = subscribes.push.subscribe(0, "a", read);
+        // First the confirmation, then a message, then the end.
+        assert!(subscription.notices.poll_recv(&mut context).is_pending());
+        assert!(is_woken(&subscribes, 1), "hangs at the confirmation");
+        while subscription.notices.poll_recv(&mut context).is_ready() {}
+        publish(&server, "a", "told");
+        assert!(is_woken(&subscribes, 2), "hangs at a message");
+        while subscription.notices.poll_recv(&mut context).is_ready() {}
+        drop(subscription);
+    });
+    let began = Instant::now();
+    while !ends.is_finished() && began.elapsed() < BOUND * 3 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    runtime.shutdown_background();
+    assert!(ends.is_finished(), "hangs at the end");
+    ends.join().expect("the wakers ran");
+}
+
+/// Value that subscribes when it is dropped.
+struct Late(Arc<Push>);
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        drop(self.0.subscribe(0, "late", read));
+    }
+}
+
+/// A runtime that shuts down drops a task within the call that spawns it.
+#[test]
+fn runtime_may_shut_down_under_a_subscription() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let push = Arc::new(single(&server.url()).0);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime starts");
+    let late = Late(Arc::clone(&push));
+    let (started, starts) = std::sync::mpsc::channel();
+    runtime.spawn(async move {
+        started.send(()).expect("somebody listens");
+        std::future::pending::<()>().await;
+        drop(late);
+    });
+    starts.recv_timeout(BOUND).expect("it starts");
+    let (ended, ends) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(runtime);
+        ended.send(()).expect("somebody listens");
+    });
+    ends.recv_timeout(BOUND).expect("the runtime ends");
+    let another = tokio::runtime::Runtime::new().expect("a runtime starts");
+    another.block_on(async {
+        let mut subscription = push.subscribe(0, "late", read);
+        told_to_ask(&mut subscription).await;
+    });
+}
+
+#[test]
+fn subscribing_outside_of_a_runtime_panics_and_does_not_hang() {
+    let server = Server::start(Version::Redis70).expect("the server starts");
+    let push = Arc::new(single(&server.url()).0);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime starts");
+    // No call has started a keeper or a link yet.
+    let subscribing = Arc::clone(&push);
+    let outside = std::thread::spawn(move || drop(subscribing.subscribe(0, "outside", read)));
+    let began = Instant::now();
+    while !outside.is_finished() {
+        assert!(began.elapsed() < BOUND, "it hangs");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(outside.join().is_err());
+    runtime.block_on(async { told_to_ask(&mut push.subscribe(0, "outside", read)).await });
+}

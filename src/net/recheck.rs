@@ -1,0 +1,120 @@
+//! Checks nodes that are in trouble again and again, used or not, until each is well or no member any more.
+//!
+//! A process without callers asks no node, and no caller asks a primary that was replaced: without this the gauge would
+//! keep its value for ever. A check costs one connection. While all nodes are well there is no task.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use crate::base::background_runtime::BackgroundRuntime;
+use crate::net::conditions::Conditions;
+use crate::net::fleet::Fleet;
+use crate::net::node::Node;
+use crate::net::outages::Outages;
+use crate::net::slot_owners::SlotOwners;
+
+/// Pause between two checks.
+const PAUSE: Duration = Duration::from_secs(10);
+/// Limit for nodes that are checked at one time.
+const MAX_NODES: usize = 8;
+
+/// Nodes of one router, and the task that checks them.
+pub(super) struct Recheck {
+    nodes: Nodes,
+    home: BackgroundRuntime,
+    outages: Weak<Outages>,
+    conditions: Arc<Conditions>,
+    is_running: AtomicBool,
+}
+
+enum Nodes {
+    Single(Weak<Node>),
+    Many(Weak<Fleet>),
+}
+
+impl Recheck {
+    /// Makes the task begin whenever one of these nodes is in trouble.
+    pub(super) fn install(
+        slot_owners: &SlotOwners,
+        home: &BackgroundRuntime,
+        outages: &Arc<Outages>,
+        conditions: &Arc<Conditions>,
+    ) {
+        let nodes = match slot_owners {
+            SlotOwners::Single { node } => Nodes::Single(Arc::downgrade(node)),
+            SlotOwners::Many(fleet) => Nodes::Many(Arc::downgrade(fleet)),
+        };
+        let recheck = Arc::new(Self {
+            nodes,
+            home: home.clone(),
+            outages: Arc::downgrade(outages),
+            conditions: Arc::clone(conditions),
+            is_running: AtomicBool::new(false),
+        });
+        outages.on_trouble(Box::new(move || recheck.begin()));
+    }
+
+    fn begin(self: &Arc<Self>) {
+        if !self.is_running.swap(true, Ordering::SeqCst) {
+            let running = Running { recheck: Arc::clone(self), has_ended: false };
+            self.home.spawn(running.run());
+        }
+    }
+
+    /// Returns the nodes to check; `None` when their owner is gone.
+    fn concerned(&self) -> Option<Vec<Arc<Node>>> {
+        let outages = self.outages.upgrade()?;
+        let mut addresses = outages.addresses();
+        addresses.extend(self.conditions.concerned());
+        addresses.sort();
+        addresses.dedup();
+        fastrand::shuffle(&mut addresses);
+        Some(match &self.nodes {
+            // Several independent nodes may share the conditions.
+            Nodes::Single(node) => {
+                let node = node.upgrade()?;
+                addresses.iter().any(|address| **address == *node.address()).then_some(node).into_iter().collect()
+            }
+            Nodes::Many(fleet) => {
+                let fleet = fleet.upgrade()?;
+                addresses.iter().take(MAX_NODES).filter_map(|address| fleet.passing_node(address).ok()).collect()
+            }
+        })
+    }
+}
+
+/// Running task. Its end is marked also when its runtime drops it.
+struct Running {
+    recheck: Arc<Recheck>,
+    has_ended: bool,
+}
+
+impl Running {
+    async fn run(mut self) {
+        loop {
+            tokio::time::sleep(PAUSE).await;
+            let Some(nodes) = self.recheck.concerned() else { return };
+            if nodes.is_empty() {
+                self.recheck.is_running.store(false, Ordering::SeqCst);
+                // Trouble that began meanwhile found the task still running.
+                let is_idle = self.recheck.concerned().is_none_or(|nodes| nodes.is_empty());
+                if is_idle || self.recheck.is_running.swap(true, Ordering::SeqCst) {
+                    self.has_ended = true;
+                    return;
+                }
+            }
+            join_all(nodes.iter().map(|node| node.look_again())).await;
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.recheck.is_running.store(false, Ordering::SeqCst);
+        }
+    }
+}

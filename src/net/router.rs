@@ -1,0 +1,545 @@
+//! Router: finds the node that owns a slot, and follows the slot when it moves.
+//!
+//! It follows or repeats redirects and refusals that prove that nothing ran, for one response timeout. After a silence
+//! it does not: the caller learns that the outcome is unknown, and other nodes are asked for the slot map meanwhile.
+//!
+//! Behind Sentinels one primary owns all slots, and the Sentinels say which one.
+//!
+//! Source: the redirection rules of the Redis cluster specification.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use futures_util::stream::{self, BoxStream};
+use redis::{ConnectionInfo, Value};
+use tokio::sync::watch;
+
+use crate::base::attempt::{Answered, BoxFuture, Failure, Route, ServerContact, Subscription};
+use crate::base::background_runtime::BackgroundRuntime;
+use crate::base::clock::Clock;
+use crate::base::durability::Durability;
+use crate::base::error::{Refusal, Result, Source};
+use crate::base::health::{NodeHealth, Traffic};
+use crate::base::lease::{self, ClockSample, Moment};
+use crate::base::options::Options;
+use crate::base::recalls::Recalls;
+use crate::base::topology::{AddressSource, Kind, Topology};
+use crate::net::address::{address_of, parse_all, parse_one};
+use crate::net::conditions::{Conditions, Place};
+use crate::net::fault::{Answer, Fault};
+use crate::net::fleet::{Doubt, Fleet};
+use crate::net::node::{Admission, Limits, Node, Precedence, Reports, Role};
+use crate::net::outages::Outages;
+use crate::net::push::{Pace, Push};
+use crate::net::recheck::Recheck;
+use crate::net::secrets::Secrets;
+use crate::net::slot_owners::SlotOwners;
+use crate::net::slots::SlotMap;
+use crate::net::survey;
+use crate::net::{Call, ReadNotice, Transport};
+
+/// Pause before the next request to a node that refused for now.
+const AGAIN_PAUSE: Duration = Duration::from_millis(10);
+
+pub(crate) struct Router {
+    slot_owners: SlotOwners,
+    push: Push,
+    clock: Clock,
+    limits: Limits,
+    in_flight: AtomicUsize,
+}
+
+impl fmt::Debug for Router {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.slot_owners {
+            SlotOwners::Single { node } => f.debug_tuple("Router").field(node).finish(),
+            SlotOwners::Many(fleet) => f.debug_tuple("Router").field(fleet).finish(),
+        }
+    }
+}
+
+impl Router {
+    pub(super) fn new(topology: &Topology, options: &Options, home: &BackgroundRuntime) -> Result<Self> {
+        let clock = Clock::System;
+        let (secrets, access) = (Arc::new(Secrets::of(topology)?), topology.access()?);
+        let tls = &secrets.certificates();
+        let conditions = |infos: &[ConnectionInfo]| {
+            let place = Place { servers: servers(topology.kind(), infos), durability: options.durability.to_string() };
+            Arc::new(Conditions::new(place, clock, options.max_clock_skew))
+        };
+        match topology.kind() {
+            Kind::Node(url) => {
+                let (info, limits) = (parse_one(url, tls)?, Limits::new(options, Role::Standalone));
+                secrets.check(std::slice::from_ref(&info))?;
+                let conditions = conditions(std::slice::from_ref(&info));
+                Self::single(info, &secrets, limits, options, home, &conditions)
+            }
+            Kind::Cluster(urls) => {
+                let infos = parse_all(urls, tls)?;
+                // The credentials of the first URL count for all members.
+                secrets.check(&infos[..1])?;
+                let conditions = conditions(&infos);
+                let fleet = Fleet::cluster(infos, access, &secrets, options, home.clone(), &conditions)?;
+                Recheck::install(&SlotOwners::Many(Arc::clone(&fleet)), home, fleet.outages(), &conditions);
+                Ok(Self::of(SlotOwners::Many(fleet), options, home))
+            }
+            Kind::Sentinel { primary, urls } => {
+                let infos = parse_all(urls, tls)?;
+                // Sentinels may have passwords of their own.
+                let conditions = conditions(&infos);
+                let fleet =
+                    Fleet::behind_sentinels(primary, infos, access, &secrets, options, home.clone(), &conditions)?;
+                Recheck::install(&SlotOwners::Many(Arc::clone(&fleet)), home, fleet.outages(), &conditions);
+                Ok(Self::of(SlotOwners::Many(fleet), options, home))
+            }
+        }
+    }
+
+    /// Creates one router for each of several independent servers.
+    pub(super) fn voters(
+        urls: &[String],
+        secrets: Secrets,
+        options: &Options,
+        home: &BackgroundRuntime,
+    ) -> Result<Vec<Self>> {
+        let secrets = Arc::new(secrets);
+        let tls = &secrets.certificates();
+        let infos = urls.iter().map(|url| parse_one(url, tls)).collect::<Result<Vec<_>>>()?;
+        secrets.check(&infos)?;
+        let addresses: Vec<_> = infos.iter().map(|info| address_of(info.addr())).collect();
+        let durability = format!("Quorum ({} of {})", urls.len() / 2 + 1, urls.len());
+        let place = Place { servers: addresses.join(", "), durability };
+        // One value for all of them, which compares their clocks.
+        let conditions = Arc::new(Conditions::new(place, Clock::System, options.max_clock_skew));
+        let limits = Limits::new(options, Role::Voter);
+        infos.into_iter().map(|info| Self::single(info, &secrets, limits, options, home, &conditions)).collect()
+    }
+
+    fn single(
+        info: ConnectionInfo,
+        secrets: &Arc<Secrets>,
+        limits: Limits,
+        options: &Options,
+        home: &BackgroundRuntime,
+        conditions: &Arc<Conditions>,
+    ) -> Result<Self> {
+        let outages = Arc::<Outages>::default();
+        let reports = Reports {
+            on_loss: None,
+            outages: Arc::clone(&outages),
+            conditions: Arc::clone(conditions),
+            source: AddressSource::User,
+            secrets: Arc::clone(secrets),
+        };
+        let node = Node::new(&address_of(info.addr()), info, limits, Clock::System, home.clone(), reports)?;
+        let slot_owners = SlotOwners::Single { node: Arc::new(node) };
+        Recheck::install(&slot_owners, home, &outages, conditions);
+        Ok(Self::of(slot_owners, options, home))
+    }
+
+    fn of(slot_owners: SlotOwners, options: &Options, home: &BackgroundRuntime) -> Self {
+        let clock = Clock::System;
+        let push = Push::new(slot_owners.clone(), clock, home.clone(), Pace::of(options));
+        Self {
+            slot_owners,
+            push,
+            clock,
+            limits: Limits::new(options, Role::Standalone),
+            in_flight: AtomicUsize::new(0),
+        }
+    }
+
+    /// Carries a call to the owner of its slot, wherever the slot goes.
+    async fn carry(&self, call: Call, lane: Lane) -> Result<Answered<Value>, Failure> {
+        let mut give_up = None;
+        let mut next = self.owner(call.slot).await.map_err(Fault::into_failure)?;
+        let mut admission = Admission::Owner;
+        let mut redirects = 0;
+        loop {
+            let fault = match self.send(&next, &call, lane, admission).await {
+                Ok(answer) => return Ok(answer),
+                Err(fault) => fault,
+            };
+            // The limit runs from the first fault on: most calls are answered at once, and need no clock for this.
+            let now = self.clock.now();
+            // A single address that still leads to no primary: the caller has pauses and a time limit for that.
+            let is_left_twice = redirects > 0 && self.slot_owners.is_single() && matches!(fault, Fault::WrongServer(_));
+            if is_left_twice || now >= *give_up.get_or_insert(now.after(self.limits.response_timeout)) {
+                return Err(self.for_now(fault).at(next.shown()));
+            }
+            redirects += 1;
+            if redirects > 1 {
+                // Two nodes that name each other would be asked as fast as they answer.
+                tokio::time::sleep(AGAIN_PAUSE).await;
+            }
+            // Boxed, like the other paths that are seldom taken: the future of a call is moved more than once.
+            (next, admission) = Box::pin(self.follow(fault, call.slot, &next)).await?;
+        }
+    }
+
+    /// Converts a fault that outlasted an attempt. A replica among several nodes means that a failover is not over.
+    fn for_now(&self, fault: Fault) -> Failure {
+        match (fault, &self.slot_owners) {
+            (Fault::Refused { refusal: Refusal::ReadOnly, message }, SlotOwners::Many(_)) => {
+                Failure::NotDone { source: Some(Arc::new(Answer(message))) }
+            }
+            (Fault::WrongServer(source), SlotOwners::Many(_)) => {
+                Failure::NotDone { source: Some(Arc::new(Answer(source.to_string()))) }
+            }
+            (fault, _) => fault.into_failure(),
+        }
+    }
+
+    /// Sends a call to one node, and tells the fleet what the outcome says about the node.
+    async fn send(
+        &self,
+        node: &Arc<Node>,
+        call: &Call,
+        lane: Lane,
+        admission: Admission,
+    ) -> Result<Answered<Value>, Fault> {
+        let suspect_in = match &self.slot_owners {
+            SlotOwners::Many(fleet) if fleet.suspects(node) => Some(fleet),
+            SlotOwners::Many(_) | SlotOwners::Single { .. } => None,
+        };
+        let answer = match suspect_in {
+            Some(fleet) => Box::pin(self.send_to_suspect(fleet, node, call, lane, admission)).await,
+            None => carry_to(node, call, lane, admission).await,
+        };
+        self.judge(node, answer.as_ref().err());
+        answer
+    }
+
+    async fn send_to_suspect(
+        &self,
+        fleet: &Fleet,
+        node: &Node,
+        call: &Call,
+        lane: Lane,
+        admission: Admission,
+    ) -> Result<Answered<Value>, Fault> {
+        // Nothing has been sent until the node answers the prober.
+        tokio::select! {
+            biased;
+            word = node.word() => word?,
+            () = fleet.abandoned(call.slot, node) => return Err(Fault::NotSent(Some(replaced()))),
+        }
+        tokio::select! {
+            // An answer that is there wins over a successor that is known.
+            biased;
+            answer = carry_to(node, call, lane, admission) => answer,
+            // The successor is known: no need to wait for a node that most likely never answers.
+            () = fleet.abandoned(call.slot, node) => Err(self.was_replaced()),
+        }
+    }
+
+    /// Marks a node that is silent, or cannot serve its slots, as suspect until it answers.
+    fn judge(&self, node: &Node, fault: Option<&Fault>) {
+        let SlotOwners::Many(fleet) = &self.slot_owners else {
+            return;
+        };
+        match fault {
+            Some(Fault::Unknown { .. } | Fault::NotSent(_)) => fleet.suspect(node, Doubt::Silent),
+            Some(Fault::Again(_) | Fault::WrongServer(_) | Fault::Refused { refusal: Refusal::ReadOnly, .. }) => {
+                fleet.suspect(node, Doubt::Refuses);
+            }
+            Some(
+                Fault::Moved { .. }
+                | Fault::Ask { .. }
+                | Fault::NoScript
+                | Fault::Refused { .. }
+                | Fault::Broken { .. }
+                | Fault::Unreplicated { .. },
+            )
+            | None => {
+                fleet.trust(node);
+            }
+        }
+    }
+
+    /// Returns the next node for a call after a fault that proves that nothing ran.
+    async fn follow(&self, fault: Fault, slot: u16, from: &Node) -> Result<(Arc<Node>, Admission), Failure> {
+        let next = match (fault, &self.slot_owners) {
+            (Fault::Moved { address }, SlotOwners::Many(fleet)) => fleet.moved(slot, &address, from.address()),
+            (Fault::Ask { address }, SlotOwners::Many(fleet)) => {
+                fleet.migrates(slot);
+                let node = fleet.node(&fleet.hear(&address, from.address()));
+                return node.map(|node| (node, Admission::Asking)).map_err(Fault::into_failure);
+            }
+            (Fault::Moved { .. } | Fault::Ask { .. }, SlotOwners::Single { .. }) => Err(is_of_cluster()),
+            // Also a primary that has become a replica: others know its successor, or the same address leads to it, now
+            // or soon. The node has left its connections by then.
+            (Fault::Again(_) | Fault::WrongServer(_), _)
+            | (Fault::Refused { refusal: Refusal::ReadOnly, .. }, SlotOwners::Many(_)) => {
+                tokio::time::sleep(AGAIN_PAUSE).await;
+                self.owner(slot).await
+            }
+            (fault, _) => Err(fault),
+        };
+        // The next node reports its own faults. A fault that could not be followed belongs to this node.
+        next.map(|node| (node, Admission::Owner)).map_err(|fault| fault.into_failure().at(from.shown()))
+    }
+
+    async fn owner(&self, slot: u16) -> Result<Arc<Node>, Fault> {
+        match &self.slot_owners {
+            SlotOwners::Single { node } => Ok(Arc::clone(node)),
+            SlotOwners::Many(fleet) => fleet.owner(slot).await,
+        }
+    }
+
+    async fn call_all_of(&self, node: &Node, calls: &[Call]) -> Result<Vec<Result<Answered<Value>, Fault>>, Fault> {
+        match (&self.slot_owners, calls.first()) {
+            (SlotOwners::Many(fleet), Some(first)) if fleet.suspects(node) => {
+                tokio::select! {
+                    biased;
+                    answers = node.call_all(calls) => answers,
+                    () = fleet.abandoned(first.slot, node) => Err(self.was_replaced()),
+                }
+            }
+            _ => node.call_all(calls).await,
+        }
+    }
+
+    /// Returns the fault of a request whose node was replaced. It may have waited for room and been sent just now, so
+    /// its time in doubt begins now.
+    fn was_replaced(&self) -> Fault {
+        let span = lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew);
+        Fault::Unknown { stray_until: self.clock.now().after(span), source: Some(replaced()) }
+    }
+
+    /// Carries calls, such as renewals, in one pipeline.
+    ///
+    /// A call that the node did not execute gets that as its answer, and its caller asks again: the other answers wait
+    /// for no call. A call alone delays no other, and calls without a route go one by one, among them those of slots
+    /// that migrate.
+    async fn carry_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Result<Answered<Value>, Failure>> {
+        let node = match &self.slot_owners {
+            SlotOwners::Single { node } => Ok(Arc::clone(node)),
+            SlotOwners::Many(fleet) if calls.len() > 1 && !route.is_unknown() => fleet.node(&route.0),
+            SlotOwners::Many(_) => {
+                return join_all(calls.into_iter().map(|call| self.carry(call, Lane::Ahead))).await;
+            }
+        };
+        let answers = match node {
+            Ok(node) => {
+                let answers = self.call_all_of(&node, &calls).await;
+                self.judge(&node, answers.as_ref().err());
+                answers
+                    .map(|answers| (answers, Arc::clone(&node)))
+                    .map_err(|fault| fault.into_failure().at(node.shown()))
+            }
+            Err(fault) => Err(fault.into_failure()),
+        };
+        match answers {
+            Ok((answers, node)) => {
+                let pairs = calls.iter().zip(answers);
+                pairs.map(|(call, answer)| answer.map_err(|fault| self.put_off(fault, call.slot, &node))).collect()
+            }
+            Err(failure) => calls.iter().map(|_| Err(failure.clone())).collect(),
+        }
+    }
+
+    /// Returns the failure of one call in a pipeline that the node did not execute. Keeps what the fault says about
+    /// owners, for the next attempt.
+    fn put_off(&self, fault: Fault, slot: u16, node: &Node) -> Failure {
+        self.judge(node, Some(&fault));
+        let fault = match (&self.slot_owners, fault) {
+            (SlotOwners::Many(fleet), Fault::Moved { address }) => {
+                // An invalid address only means that the map is asked for again.
+                drop(fleet.moved(slot, &address, node.address()));
+                Fault::Moved { address }
+            }
+            (SlotOwners::Many(fleet), Fault::Ask { address }) => {
+                fleet.migrates(slot);
+                Fault::Ask { address }
+            }
+            (SlotOwners::Single { .. }, Fault::Moved { .. } | Fault::Ask { .. }) => is_of_cluster(),
+            (_, fault) => fault,
+        };
+        self.for_now(fault).at(node.shown())
+    }
+}
+
+/// Returns the addresses that the user named, without all else that URLs may have.
+fn servers(kind: &Kind, infos: &[ConnectionInfo]) -> String {
+    let addresses = infos.iter().map(|info| address_of(info.addr())).collect::<Vec<_>>().join(", ");
+    match kind {
+        Kind::Node(_) => addresses,
+        Kind::Cluster(_) => format!("cluster {addresses}"),
+        Kind::Sentinel { primary, .. } => format!("{primary:?} behind Sentinels {addresses}"),
+    }
+}
+
+fn is_of_cluster() -> Fault {
+    Fault::Refused {
+        refusal: Refusal::OtherTopology,
+        message: "it is a member of a cluster: use `Topology::cluster`".to_owned(),
+    }
+}
+
+fn replaced() -> Source {
+    Arc::new(Answer("it was replaced".to_owned()))
+}
+
+async fn carry_to(node: &Node, call: &Call, lane: Lane, admission: Admission) -> Result<Answered<Value>, Fault> {
+    match (lane, admission) {
+        (Lane::Dedicated, Admission::Owner) => Box::pin(node.call_apart(call)).await,
+        (Lane::Dedicated, Admission::Asking) | (Lane::Shared, _) => {
+            node.call(call, admission, Precedence::InTurn).await
+        }
+        (Lane::Ahead, _) => node.call(call, admission, Precedence::Ahead).await,
+    }
+}
+
+/// Connection that a call takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Lane {
+    Shared,
+    /// Shared connection, ahead of calls that acquire.
+    Ahead,
+    Dedicated,
+}
+
+impl Transport for Router {
+    fn call(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>> {
+        Box::pin(async move {
+            let _in_flight = InFlight::new(&self.in_flight, 1);
+            self.carry(call, Lane::Shared).await
+        })
+    }
+
+    fn call_ahead(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>> {
+        Box::pin(async move {
+            let _in_flight = InFlight::new(&self.in_flight, 1);
+            self.carry(call, Lane::Ahead).await
+        })
+    }
+
+    fn call_apart(&self, call: Call) -> BoxFuture<'_, Result<Answered<Value>, Failure>> {
+        Box::pin(async move {
+            let _in_flight = InFlight::new(&self.in_flight, 1);
+            self.carry(call, Lane::Dedicated).await
+        })
+    }
+
+    fn call_all<'a>(
+        &'a self,
+        route: &'a Route,
+        calls: Vec<Call>,
+    ) -> BoxFuture<'a, Vec<Result<Answered<Value>, Failure>>> {
+        Box::pin(async move {
+            let _in_flight = InFlight::new(&self.in_flight, calls.len());
+            self.carry_all(route, calls).await
+        })
+    }
+
+    fn route(&self, slot: u16) -> Route {
+        match &self.slot_owners {
+            SlotOwners::Single { node } => node.route(),
+            SlotOwners::Many(fleet) if fleet.is_migrating(slot) => Route(Arc::default()),
+            SlotOwners::Many(fleet) => Route(fleet.owner_address(slot).unwrap_or_default()),
+        }
+    }
+
+    fn changes(&self) -> Option<BoxStream<'static, ()>> {
+        let maps = self.slot_owners.changes()?;
+        let next = async |mut maps: watch::Receiver<SlotMap>| maps.changed().await.ok().map(|()| ((), maps));
+        Some(Box::pin(stream::unfold(maps, next)))
+    }
+
+    fn can_send_inline(&self, slot: u16) -> bool {
+        self.slot_owners.known_owner(slot).is_some_and(|node| node.can_send_inline())
+    }
+
+    fn hearing(&self, slot: u16) -> ServerContact {
+        self.slot_owners.known_owner(slot).map_or_else(ServerContact::default, |node| node.hearing())
+    }
+
+    fn clock_sample(&self) -> Option<ClockSample> {
+        match &self.slot_owners {
+            SlotOwners::Single { node } => node.clock_sample().map(|(_, anchor)| anchor),
+            SlotOwners::Many(_) => None,
+        }
+    }
+
+    fn up_since(&self) -> Option<Moment> {
+        match &self.slot_owners {
+            SlotOwners::Single { node } => node.up_since(),
+            SlotOwners::Many(_) => None,
+        }
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
+        Box::pin(async move {
+            match &self.slot_owners {
+                SlotOwners::Single { node } => {
+                    node.ready().await.map_err(|fault| fault.into_failure().at(node.shown()))?;
+                }
+                SlotOwners::Many(fleet) => fleet.ready().await.map_err(Fault::into_failure)?,
+            }
+            match self.limits.durability {
+                Durability::Primary => Ok(()),
+                Durability::Replicated { replicas, .. } => self.slot_owners.check_replicas(replicas.get()).await,
+            }
+        })
+    }
+
+    fn subscribe(&self, slot: u16, channel: &str, read: ReadNotice) -> Option<Subscription> {
+        Some(self.push.subscribe(slot, channel, read))
+    }
+
+    fn subscribed(&self, _: u16, channel: &str, _: ReadNotice) -> Option<Subscription> {
+        self.push.subscribed(channel)
+    }
+
+    fn listen(&self, slot: u16, channel: &str, read: ReadNotice, calls: &Arc<Recalls>) -> bool {
+        self.push.listen(slot, channel, read, calls)
+    }
+
+    fn is_subscribing(&self) -> bool {
+        self.push.is_in_use()
+    }
+
+    fn scan<'a>(
+        &'a self,
+        pattern: &'a str,
+        found: &'a mut (dyn FnMut(&str) + Send),
+    ) -> BoxFuture<'a, Result<(), Failure>> {
+        Box::pin(async move { self.slot_owners.scan(pattern, found).await.map_err(Fault::into_failure) })
+    }
+
+    fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>> {
+        Box::pin(survey::health(&self.slot_owners, self.limits.response_timeout))
+    }
+
+    fn traffic(&self) -> Traffic {
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        Traffic { in_flight, ..self.slot_owners.traffic() }
+    }
+
+    fn clock(&self) -> Clock {
+        self.clock
+    }
+}
+
+/// Requests that wait for their answers.
+struct InFlight<'a> {
+    count: &'a AtomicUsize,
+    calls: usize,
+}
+
+impl<'a> InFlight<'a> {
+    fn new(count: &'a AtomicUsize, calls: usize) -> Self {
+        count.fetch_add(calls, Ordering::Relaxed);
+        Self { count, calls }
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(self.calls, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,183 @@
+//! Passwords and certificates. Those in files are read again for each connection, since operators replace them while
+//! services run.
+//!
+//! A file that cannot be read or used, perhaps because it is being replaced, changes nothing: the last secret stays in
+//! use.
+//!
+//! Threads for blocking work read the files. For each secret, a file system that hangs delays a connection by
+//! [`MAX_READ`] at most, and blocks one thread at most.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::{ConnectionInfo, RedisConnectionInfo};
+use tokio::sync::Semaphore;
+
+use crate::base::error::{Error, Result};
+use crate::base::events;
+use crate::base::panics::catch_panic;
+use crate::base::topology::{Tls, Topology};
+use crate::net::tls::Connector;
+
+/// Limit for the time that a connection waits for one of its files. Its own time limits begin after that.
+const MAX_READ: Duration = Duration::from_secs(1);
+
+/// Passwords and certificates of one manager.
+pub(crate) struct Secrets {
+    password: Option<Kept<PathBuf, String>>,
+    tls: Kept<Tls, Certificates>,
+}
+
+/// Certificates as they were read last.
+struct Certificates {
+    tls: Tls,
+    /// Connector for them, made for the first connection that needs it: most managers have none.
+    connector: Option<Connector>,
+}
+
+impl Certificates {
+    fn read(tls: &Tls) -> Result<Self> {
+        Ok(Self { tls: tls.clone().read()?, connector: None })
+    }
+
+    /// Refuses certificates that no connection could use: the key may be new already, and the certificate not yet.
+    fn usable(self) -> Result<Self> {
+        let connector = Some(Connector::new(&self.tls)?);
+        Ok(Self { connector, ..self })
+    }
+}
+
+/// Secret as it was read last, and its file or source.
+struct Kept<Place, Secret> {
+    from: Place,
+    read: Arc<Mutex<Secret>>,
+    /// Held by the thread that reads.
+    reading: Arc<Semaphore>,
+    /// True once the log has said that the secret cannot be read again.
+    is_told: AtomicBool,
+}
+
+/// Server that a connection is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Peer {
+    /// Server with locks.
+    Server,
+    /// Sentinel, with a password of its own if its URL has one.
+    Sentinel,
+}
+
+impl Secrets {
+    /// Reads all files for the first time.
+    pub(crate) fn of(topology: &Topology) -> Result<Self> {
+        Self::new(topology.certificates(), topology.access()?.password_file.as_deref())
+    }
+
+    /// Reads all files of these certificates and this password for the first time.
+    pub(super) fn new(tls: &Tls, password_file: Option<&Path>) -> Result<Self> {
+        let password = match password_file {
+            Some(path) => Some(Kept::new(path.to_owned(), read_password(path)?)),
+            None => None,
+        };
+        Ok(Self { password, tls: Kept::new(tls.clone(), Certificates::read(tls)?) })
+    }
+
+    /// Refuses a second password: a URL must not have one if the file is for its server.
+    pub(super) fn check(&self, infos: &[ConnectionInfo]) -> Result<()> {
+        if self.password.is_some() && infos.iter().any(|info| info.redis_settings().password().is_some()) {
+            return Err(Error::InvalidOption {
+                option: "password_file",
+                reason: "the URL has a password as well: leave one of them out".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Returns the certificates and keys that were read last.
+    pub(super) fn certificates(&self) -> Tls {
+        self.tls.read.lock().tls.clone()
+    }
+
+    /// Returns the connector for TLS, with the certificates that were read last.
+    pub(super) fn connector(&self) -> Result<Connector> {
+        let certificates = &mut *self.tls.read.lock();
+        match &certificates.connector {
+            Some(connector) => Ok(connector.clone()),
+            None => Ok(certificates.connector.insert(Connector::new(&certificates.tls)?).clone()),
+        }
+    }
+
+    /// Reads the files again, and returns the settings for a login, with the password that is in its file now.
+    pub(super) async fn renewed(&self, info: &ConnectionInfo, peer: Peer) -> ConnectionInfo {
+        if let Some(password) = &self.password {
+            password.read_again(|path| read_password(path)).await;
+        }
+        if self.tls.from.has_files() {
+            self.tls.read_again(|tls| Certificates::read(tls)?.usable()).await;
+        }
+        self.with_password(info.clone(), peer)
+    }
+
+    fn with_password(&self, info: ConnectionInfo, peer: Peer) -> ConnectionInfo {
+        let settings = info.redis_settings();
+        match &self.password {
+            Some(_) if peer == Peer::Sentinel && settings.password().is_some() => info,
+            Some(password) => {
+                let settings: RedisConnectionInfo = settings.clone().set_password(&*password.read.lock());
+                info.set_redis_settings(settings)
+            }
+            None => info,
+        }
+    }
+}
+
+impl<Place: Clone + Send + Sync + 'static, Secret: Send + 'static> Kept<Place, Secret> {
+    fn new(from: Place, read: Secret) -> Self {
+        let reading = Arc::new(Semaphore::new(1));
+        Self { from, read: Arc::new(Mutex::new(read)), reading, is_told: AtomicBool::new(false) }
+    }
+
+    /// Reads the secret again. A secret that cannot be read changes nothing.
+    async fn read_again(&self, read: impl FnOnce(&Place) -> Result<Secret> + Send + 'static) {
+        let (from, last, turn) = (self.from.clone(), Arc::clone(&self.read), Arc::clone(&self.reading));
+        let reading = async {
+            // The semaphore is never closed. The permit stays with the thread, however long that reads.
+            let turn = turn.acquire_owned().await;
+            let reading = tokio::task::spawn_blocking(move || {
+                // Held until the secret is stored: a slower reader must not bring an older secret back.
+                let _turn = turn;
+                read(&from).map(|read| *last.lock() = read)
+            });
+            reading.await
+        };
+        let error = match tokio::time::timeout(MAX_READ, reading).await {
+            Ok(Ok(Ok(()))) => return self.is_told.store(false, Ordering::Relaxed),
+            Ok(Ok(Err(Error::InvalidOption { option, reason }))) => format!("{option}: {reason}"),
+            Ok(Ok(Err(error))) => error.to_string(),
+            Ok(Err(_)) => "it could not be read".to_owned(),
+            Err(_) => format!("it could not be read within {MAX_READ:?}"),
+        };
+        if !self.is_told.swap(true, Ordering::Relaxed) {
+            catch_panic(|| events::secret_kept(&error));
+        }
+    }
+}
+
+/// Reads a password, without a line break at its end, which editors leave there.
+fn read_password(path: &Path) -> Result<String> {
+    let invalid =
+        |reason: &str| Error::InvalidOption { option: "password_file", reason: format!("{} {reason}", path.display()) };
+    let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
+        // The text of this error is fixed: it quotes nothing of the file.
+        io::ErrorKind::InvalidData => invalid("is not UTF-8"),
+        _ => invalid(&format!("cannot be read: {error}")),
+    })?;
+    let password = text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
+    if password.is_empty() {
+        return Err(invalid("is empty"));
+    }
+    Ok(password.to_owned())
+}

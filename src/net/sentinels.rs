@@ -1,0 +1,138 @@
+//! Sentinels: asks them which server is the primary of a name.
+//!
+//! Each question has a connection of its own: they are rare, and a Sentinel that hangs must not delay the others.
+//!
+//! The answer with the most votes counts, once more than half of all Sentinels give it, or all have answered. A
+//! Sentinel that was cut off alone names the old primary for as long as it is alone.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use redis::{ConnectionInfo, RedisConnectionInfo, Value};
+
+use crate::base::error::Refusal;
+use crate::net::address::address_of;
+use crate::net::fault::{self, Fault};
+use crate::net::node::ask_once;
+use crate::net::secrets::{Peer, Secrets};
+
+pub(super) struct Sentinels {
+    primary: String,
+    infos: Vec<ConnectionInfo>,
+    secrets: Arc<Secrets>,
+    response_timeout: Duration,
+}
+
+impl fmt::Debug for Sentinels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let addresses: Vec<String> = self.infos.iter().map(|info| address_of(info.addr())).collect();
+        f.debug_tuple("Sentinels").field(&self.primary).field(&addresses).finish()
+    }
+}
+
+impl Sentinels {
+    pub(super) fn new(
+        primary: &str,
+        infos: Vec<ConnectionInfo>,
+        secrets: Arc<Secrets>,
+        response_timeout: Duration,
+    ) -> Self {
+        Self { primary: primary.to_owned(), infos, secrets, response_timeout }
+    }
+
+    /// Returns `host:port` of the primary as it is announced, and the first Sentinel that announced it.
+    pub(super) async fn primary(&self) -> Result<(String, String), Fault> {
+        let mut votes: HashMap<String, (usize, String)> = HashMap::new();
+        let mut fault = Fault::NotSent(None);
+        let mut answers: FuturesUnordered<_> = self
+            .ask_each()
+            .map(|(sentinel, asking)| async move {
+                match asking.await {
+                    Ok(primary) => Ok((primary, sentinel)),
+                    Err(fault) => Err(fault.at(&sentinel)),
+                }
+            })
+            .collect();
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Ok((primary, sentinel)) => votes.entry(primary).or_insert((0, sentinel)).0 += 1,
+                Err(refused @ Fault::Refused { .. }) => fault = refused,
+                Err(other) if matches!(fault, Fault::NotSent(None)) => fault = other,
+                Err(_) => {}
+            }
+            if votes.values().any(|(count, _)| *count > self.infos.len() / 2) {
+                break;
+            }
+        }
+        let most = votes.into_iter().max_by_key(|(_, (count, _))| *count);
+        most.map(|(primary, (_, sentinel))| (primary, sentinel)).ok_or(fault)
+    }
+
+    /// Asks each Sentinel. Returns its address, and a future that resolves to the primary that it names.
+    pub(super) fn ask_each(&self) -> impl Iterator<Item = (String, impl Future<Output = Result<String, Fault>>)> {
+        self.infos.iter().map(|info| (address_of(info.addr()), self.ask(info)))
+    }
+
+    async fn ask(&self, info: &ConnectionInfo) -> Result<String, Fault> {
+        let info = self.secrets.renewed(info, Peer::Sentinel).await;
+        match self.question(&info, Credentials::None).await {
+            // Also a Sentinel that admits clients without a password, and does not let them ask.
+            Err(Fault::Refused { refusal: Refusal::Unauthenticated | Refusal::Forbidden, .. }) => {
+                self.question(&info, Credentials::OfPrimary).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn question(&self, info: &ConnectionInfo, credentials: Credentials) -> Result<String, Fault> {
+        let settings = settings(info.redis_settings(), credentials);
+        let mut question = redis::cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.primary);
+        let reply = ask_once(info.addr(), &settings, &self.secrets, self.response_timeout, &question).await?;
+        let other = |message| Fault::Refused { refusal: Refusal::OtherTopology, message };
+        let reply = fault::reply(reply).map_err(|fault| match fault {
+            Fault::Refused { refusal: Refusal::Other, message } if message.contains("unknown command") => {
+                other("it is no Sentinel: give the Sentinels' URLs, or use `Topology::node` for this one".to_owned())
+            }
+            fault => fault,
+        })?;
+        let unknown =
+            || other(format!("it knows no primary {:?}: `SENTINEL MASTERS` lists those that it knows", self.primary));
+        read_address(&reply).ok_or_else(unknown)
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Credentials {
+    None,
+    OfPrimary,
+}
+
+/// Returns settings without a database: a Sentinel has none.
+fn settings(primary: &RedisConnectionInfo, credentials: Credentials) -> RedisConnectionInfo {
+    let mut settings = RedisConnectionInfo::default();
+    if let Credentials::OfPrimary = credentials {
+        if let Some(username) = primary.username() {
+            settings = settings.set_username(username);
+        }
+        if let Some(password) = primary.password() {
+            settings = settings.set_password(password);
+        }
+    }
+    settings
+}
+
+fn read_address(reply: &Value) -> Option<String> {
+    let Value::Array(parts) = reply else {
+        return None;
+    };
+    let [Value::BulkString(host), Value::BulkString(port)] = parts.as_slice() else {
+        return None;
+    };
+    let (host, port) = (std::str::from_utf8(host).ok()?, std::str::from_utf8(port).ok()?);
+    Some(format!("{host}:{port}"))
+}

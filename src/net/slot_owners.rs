@@ -1,0 +1,93 @@
+//! Owners of slots: one node owns all, or each of several owns some.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::net::fleet::{Doubt, Fleet};
+use crate::net::node::Node;
+use crate::net::slots::SlotMap;
+
+/// Owners of all slots.
+#[derive(Clone)]
+pub(super) enum SlotOwners {
+    /// Node that owns all slots.
+    Single {
+        node: Arc<Node>,
+    },
+    Many(Arc<Fleet>),
+}
+
+/// Answers from what is known, without a request.
+impl SlotOwners {
+    pub(super) fn known_owner(&self, slot: u16) -> Option<Arc<Node>> {
+        match self {
+            Self::Single { node } => Some(Arc::clone(node)),
+            Self::Many(fleet) => fleet.node(&fleet.owner_address(slot)?).ok(),
+        }
+    }
+
+    /// Returns true if no other node is known to own the slot.
+    pub(super) fn leaves(&self, slot: u16, to: &Node) -> bool {
+        match self {
+            Self::Single { .. } => true,
+            Self::Many(fleet) => fleet.leaves(slot, to),
+        }
+    }
+
+    pub(super) fn suspects(&self, node: &Node) -> bool {
+        match self {
+            Self::Single { .. } => false,
+            Self::Many(fleet) => fleet.suspects(node),
+        }
+    }
+
+    /// Returns true if one node owns all slots, for good.
+    pub(super) fn is_single(&self) -> bool {
+        matches!(self, Self::Single { .. })
+    }
+
+    /// Notes that a node was silent.
+    pub(super) fn suspect(&self, node: &Node) {
+        if let Self::Many(fleet) = self {
+            fleet.suspect(node, Doubt::Silent);
+        }
+    }
+
+    /// Notes that a node named another one as the owner of the slot.
+    pub(super) fn moved(&self, slot: u16, address: &str, by: &Node) {
+        if let Self::Many(fleet) = self {
+            // An invalid address only means that the map is asked for again.
+            drop(fleet.moved(slot, address, by.address()));
+        }
+    }
+
+    /// Refreshes the map in the background, after a sign that owners have changed.
+    pub(super) fn look(&self) {
+        if let Self::Many(fleet) = self {
+            fleet.look_in_background();
+        }
+    }
+
+    /// Refreshes the map until all members know of a change that one of them has made.
+    pub(super) fn look_for_news(&self) {
+        if let Self::Many(fleet) = self {
+            fleet.look_for_news();
+        }
+    }
+
+    /// Checks the owner in the background, without a sign of a change.
+    pub(super) fn look_from_time_to_time(&self) {
+        if let Self::Many(fleet) = self {
+            fleet.look_from_time_to_time();
+        }
+    }
+
+    /// Yields the map when owners may have changed; `None` where they never do.
+    pub(super) fn changes(&self) -> Option<watch::Receiver<SlotMap>> {
+        match self {
+            Self::Single { .. } => None,
+            Self::Many(fleet) => Some(fleet.changes()),
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Map of slots to nodes, as a cluster reports it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use redis::Value;
+
+use crate::base::key::SLOTS;
+
+/// Address (`host:port`) of each slot's primary, for all slots that have one, and of the replicas that were named with
+/// them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SlotMap {
+    addresses: Vec<Arc<str>>,
+    /// Index of each of `addresses`.
+    indexes: HashMap<Arc<str>, u16>,
+    /// Index into `addresses`, one for each slot.
+    owners: Vec<Option<u16>>,
+    replicas: HashSet<Arc<str>>,
+    /// Node ids of all of them, at whatever address.
+    ids: HashSet<String>,
+}
+
+impl SlotMap {
+    /// Reads a reply to `CLUSTER SLOTS`. `heard` converts the addresses in the reply, some of which have no host.
+    pub(super) fn parse(reply: &Value, heard: impl Fn(&str) -> String) -> Option<Self> {
+        let mut map = Self { owners: vec![None; usize::from(SLOTS)], ..Self::default() };
+        let Value::Array(ranges) = reply else {
+            return None;
+        };
+        for range in ranges {
+            let Value::Array(fields) = range else {
+                return None;
+            };
+            let [Value::Int(first), Value::Int(last), primary, replicas @ ..] = fields.as_slice() else {
+                return None;
+            };
+            let owner = map.index_of(&heard(&node_address(primary)?))?;
+            let owned = usize::try_from(*first).ok()?..=usize::try_from(*last).ok()?;
+            map.owners.get_mut(owned)?.fill(Some(owner));
+            map.ids.extend(std::iter::once(primary).chain(replicas).filter_map(node_id));
+            // A replica that cannot be read is left out, and no reason to doubt the rest.
+            map.replicas.extend(replicas.iter().filter_map(node_address).map(|replica| Arc::from(heard(&replica))));
+        }
+        Some(map)
+    }
+
+    /// Returns the map of one node that owns all slots.
+    pub(super) fn whole(address: &str) -> Self {
+        let mut map = Self::default();
+        map.owners = vec![map.index_of(address); usize::from(SLOTS)];
+        map
+    }
+
+    pub(super) fn owner(&self, slot: u16) -> Option<&Arc<str>> {
+        let index = (*self.owners.get(usize::from(slot))?)?;
+        self.addresses.get(usize::from(index))
+    }
+
+    /// Returns true if the node owns slots.
+    pub(super) fn has(&self, address: &str) -> bool {
+        self.indexes.contains_key(address)
+    }
+
+    /// Notes that one slot has moved.
+    pub(super) fn set_owner(&mut self, slot: u16, address: &str) {
+        if self.owners.is_empty() {
+            self.owners = vec![None; usize::from(SLOTS)];
+        }
+        let Some(index) = self.index_of(address) else {
+            return;
+        };
+        if let Some(owner) = self.owners.get_mut(usize::from(slot)) {
+            *owner = Some(index);
+        }
+    }
+
+    /// Returns all nodes that the map names; one may come twice.
+    pub(super) fn everybody(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.addresses.iter().chain(&self.replicas)
+    }
+
+    /// Returns the owners of slots, each once.
+    pub(super) fn owners(&self) -> impl Iterator<Item = &Arc<str>> {
+        let indexes: HashSet<u16> = self.owners.iter().copied().flatten().collect();
+        self.addresses
+            .iter()
+            .enumerate()
+            .filter_map(move |(index, address)| indexes.contains(&u16::try_from(index).ok()?).then_some(address))
+    }
+
+    /// Returns a slot without an owner, if there is one.
+    pub(super) fn orphan(&self) -> Option<usize> {
+        self.owners.iter().position(Option::is_none)
+    }
+
+    /// Returns the ids of the nodes; none in a map of Sentinels.
+    pub(super) fn ids(&self) -> &HashSet<String> {
+        &self.ids
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.addresses.is_empty()
+    }
+
+    /// Returns the slots that have another owner than before, by old and new owner, in the order of their first slots.
+    /// A slot that never had an owner and has none now has not moved.
+    pub(super) fn moves_since(&self, before: &Self) -> Vec<Moved> {
+        let mut moves: Vec<(Owners<'_>, Vec<Range>)> = Vec::new();
+        for slot in 0..SLOTS {
+            let (was, owner) = (before.owner(slot), self.owner(slot));
+            if was == owner {
+                continue;
+            }
+            let at = moves.iter().position(|(owners, _)| *owners == (was, owner)).unwrap_or(moves.len());
+            if at == moves.len() {
+                moves.push(((was, owner), Vec::new()));
+            }
+            let ranges = &mut moves[at].1;
+            match ranges.last_mut() {
+                Some((_, last)) if *last + 1 == slot => *last = slot,
+                _ => ranges.push((slot, slot)),
+            }
+        }
+        let moved = |((was, owner), ranges): (Owners<'_>, Vec<Range>)| Moved {
+            slots: text_of(&ranges),
+            owner: owner.cloned(),
+            was: was.cloned(),
+        };
+        moves.into_iter().map(moved).collect()
+    }
+
+    fn index_of(&mut self, address: &str) -> Option<u16> {
+        if let Some(index) = self.indexes.get(address) {
+            return Some(*index);
+        }
+        let index = u16::try_from(self.addresses.len()).ok()?;
+        let address: Arc<str> = address.into();
+        self.addresses.push(Arc::clone(&address));
+        self.indexes.insert(address, index);
+        Some(index)
+    }
+}
+
+fn node_address(node: &Value) -> Option<String> {
+    let Value::Array(fields) = node else {
+        return None;
+    };
+    let [host, Value::Int(port), ..] = fields.as_slice() else {
+        return None;
+    };
+    let host = match host {
+        Value::BulkString(host) => std::str::from_utf8(host).ok()?,
+        Value::SimpleString(host) => host,
+        _ => "",
+    };
+    Some(format!("{host}:{port}"))
+}
+
+fn node_id(node: &Value) -> Option<String> {
+    let Value::Array(fields) = node else {
+        return None;
+    };
+    match fields.get(2)? {
+        Value::BulkString(id) => String::from_utf8(id.clone()).ok(),
+        Value::SimpleString(id) => Some(id.clone()),
+        _ => None,
+    }
+}
+
+/// Completes an address that a node announced, with the host of the node that was asked if it has none.
+pub(super) fn complete(address: &str, asked: &str) -> String {
+    let port = address.strip_prefix(':').or_else(|| address.strip_prefix("?:"));
+    // Digits only: an IPv6 address may begin with a colon, too.
+    let port = port.filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
+    match (port, asked.rsplit_once(':')) {
+        (Some(port), Some((host, _))) => format!("{host}:{port}"),
+        _ => address.to_owned(),
+    }
+}
+
+/// Old and new owner of slots.
+type Owners<'a> = (Option<&'a Arc<str>>, Option<&'a Arc<str>>);
+
+/// First and last slot.
+type Range = (u16, u16);
+
+/// Limit for ranges in one line of the log.
+const MAX_RANGES: usize = 8;
+
+/// Returns the ranges as text, such as `0-5460,7000`, and how many more there are.
+fn text_of(ranges: &[Range]) -> String {
+    let range = |(first, last): &Range| if first == last { first.to_string() } else { format!("{first}-{last}") };
+    let text = ranges.iter().take(MAX_RANGES).map(range).collect::<Vec<_>>().join(",");
+    match ranges.len().saturating_sub(MAX_RANGES) {
+        0 => text,
+        more => format!("{text} and {more} more ranges"),
+    }
+}
+
+/// Slots that have another owner.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Moved {
+    pub(super) slots: String,
+    pub(super) owner: Option<Arc<str>>,
+    pub(super) was: Option<Arc<str>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(reply: &Value, asked: &str) -> Option<SlotMap> {
+        SlotMap::parse(reply, |address| complete(address, asked))
+    }
+
+    fn range(first: i64, last: i64, host: &str, port: i64) -> Value {
+        let host = Value::BulkString(host.as_bytes().to_vec());
+        let primary = Value::Array(vec![host, Value::Int(port)]);
+        Value::Array(vec![Value::Int(first), Value::Int(last), primary])
+    }
+
+    fn owner(map: &SlotMap, slot: u16) -> Option<&str> {
+        map.owner(slot).map(AsRef::as_ref)
+    }
+
+    #[test]
+    fn each_slot_has_its_primary() {
+        let reply = Value::Array(vec![range(0, 99, "a", 1), range(100, 16383, "", 2)]);
+        let mut map = parse(&reply, "asked:9").expect("readable");
+        assert_eq!(owner(&map, 99), Some("a:1"));
+        assert_eq!(owner(&map, 100), Some("asked:2"));
+        map.set_owner(99, "b:3");
+        assert_eq!((owner(&map, 98), owner(&map, 99)), (Some("a:1"), Some("b:3")));
+    }
+
+    #[test]
+    fn replicas_are_learnt_and_own_nothing() {
+        let node = |host: &str, port| Value::Array(vec![Value::BulkString(host.as_bytes().to_vec()), Value::Int(port)]);
+        let unreadable = Value::Array(vec![Value::Nil]);
+        let fields = vec![Value::Int(0), Value::Int(9), node("a", 1), node("b", 2), unreadable, node("", 3)];
+        let map = parse(&Value::Array(vec![Value::Array(fields)]), "asked:9").expect("readable");
+        let mut all: Vec<&str> = map.everybody().map(AsRef::as_ref).collect();
+        all.sort_unstable();
+        assert_eq!(all, ["a:1", "asked:3", "b:2"]);
+        assert!(map.has("a:1") && !map.has("b:2"));
+    }
+
+    #[test]
+    fn slots_without_an_owner_have_none() {
+        let map = parse(&Value::Array(vec![range(5, 5, "a", 1)]), "x:1").expect("readable");
+        assert_eq!(owner(&map, 4), None);
+    }
+
+    #[test]
+    fn addresses_without_a_host_are_completed() {
+        assert_eq!(complete(":7001", "h:1"), "h:7001");
+        assert_eq!(complete("?:7001", "h:1"), "h:7001");
+        assert_eq!(complete("::1:7001", "h:1"), "::1:7001");
+    }
+
+    #[test]
+    fn other_replies_are_refused() {
+        assert!(parse(&Value::Int(1), "x:1").is_none());
+        assert!(parse(&Value::Array(vec![range(0, 16384, "a", 1)]), "x:1").is_none());
+    }
+}

@@ -1,0 +1,262 @@
+//! Questions to all servers, rather than to the owner of one slot: their health, and their keys.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use futures_util::StreamExt;
+use futures_util::stream;
+use redis::Value;
+
+use crate::base::attempt::{BoxFuture, Failure};
+use crate::base::error::Refusal;
+use crate::base::health::{NodeHealth, NodeRole, Traffic};
+use crate::base::lease::ServerTime;
+use crate::base::topology::AddressSource;
+use crate::net::fault::{Answer, Fault};
+use crate::net::fleet::Fleet;
+use crate::net::node::{Node, hello_field, parse_time};
+use crate::net::slot_owners::SlotOwners;
+
+/// Number of keys that a server looks at for one page. It does nothing else meanwhile: a fraction of a millisecond.
+const PAGE: &str = "500";
+/// Limit for nodes that are asked for their health at one time: each may cost a connection.
+const ASKED_AT_ONCE: usize = 32;
+
+/// Server that is to be asked for its health, and what is known of it.
+struct Subject<'a> {
+    health: NodeHealth,
+    probe: BoxFuture<'a, Probed>,
+}
+
+/// Health after an answer.
+type Probed = Result<NodeHealth, Fault>;
+
+impl<'a> Subject<'a> {
+    /// Returns the health that is known by the deadline, which is `late` after the beginning.
+    fn answer(self, deadline: tokio::time::Instant, late: Duration) -> BoxFuture<'a, NodeHealth> {
+        let Self { health, probe } = self;
+        Box::pin(async move {
+            match tokio::time::timeout_at(deadline, probe).await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(fault)) => NodeHealth { problem: Some(said(fault)), ..health },
+                Err(_) => NodeHealth { problem: Some(format!("no answer within {late:?}")), ..health },
+            }
+        })
+    }
+}
+
+impl SlotOwners {
+    pub(super) fn traffic(&self) -> Traffic {
+        let (reconnects, map_refreshes) = match self {
+            Self::Single { node } => (node.reconnects(), 0),
+            Self::Many(fleet) => (fleet.reconnects(), fleet.map_refreshes()),
+        };
+        Traffic { in_flight: 0, reconnects, map_refreshes }
+    }
+
+    /// Passes each key of every primary that matches `pattern` to `found`.
+    pub(super) async fn scan(&self, pattern: &str, found: &mut (dyn FnMut(&str) + Send)) -> Result<(), Fault> {
+        for node in self.primaries().await? {
+            let mut cursor = "0".to_owned();
+            loop {
+                let mut question = redis::cmd("SCAN");
+                question.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(PAGE);
+                let page = node.ask(&question).await.map_err(|fault| fault.at(node.shown()))?;
+                cursor = read_page(&page, found).ok_or_else(|| unreadable(&node, "SCAN"))?;
+                if cursor == "0" {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a primary that has fewer than `asked` replicas.
+    pub(super) async fn check_replicas(&self, asked: u8) -> Result<(), Failure> {
+        let mut question = redis::cmd("INFO");
+        question.arg("replication");
+        for node in self.primaries().await.map_err(Fault::into_failure)? {
+            let at_node = |fault: Fault| fault.into_failure().at(node.shown());
+            let info = node.ask(&question).await.map_err(at_node)?;
+            let acknowledged = online_replicas(&info).ok_or_else(|| at_node(unreadable(&node, "INFO")))?;
+            if acknowledged < asked.into() {
+                return Err(at_node(Fault::Unreplicated { asked, acknowledged }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns all primaries, or none: a list with a gap would look complete.
+    async fn primaries(&self) -> Result<Vec<Arc<Node>>, Fault> {
+        match self {
+            Self::Single { node } => Ok(vec![Arc::clone(node)]),
+            Self::Many(fleet) => {
+                fleet.refresh().await?;
+                let map = fleet.known_map();
+                match map.orphan() {
+                    Some(slot) => Err(Fault::Again(Arc::new(Answer(format!("nobody owns slot {slot}"))))),
+                    None => map.owners().map(|owner| fleet.node(owner)).collect(),
+                }
+            }
+        }
+    }
+}
+
+/// Reads one page and the cursor of the next one.
+fn read_page(reply: &Value, found: &mut (dyn FnMut(&str) + Send)) -> Option<String> {
+    let Value::Array(parts) = reply else { return None };
+    let [Value::BulkString(cursor), Value::Array(keys)] = parts.as_slice() else { return None };
+    for key in keys {
+        // A key that is no text is none of ours.
+        if let Value::BulkString(key) = key
+            && let Ok(key) = std::str::from_utf8(key)
+        {
+            found(key);
+        }
+    }
+    String::from_utf8(cursor.clone()).ok()
+}
+
+fn unreadable(node: &Node, question: &str) -> Fault {
+    let message = format!("{} has answered {question} with something else", node.shown());
+    Fault::Refused { refusal: Refusal::Other, message }
+}
+
+/// Returns the health of all servers. A server that has not answered by the deadline counts as unreachable, whatever
+/// the reason.
+pub(super) async fn health(slot_owners: &SlotOwners, response_timeout: Duration) -> Vec<NodeHealth> {
+    let late = response_timeout * 4;
+    let deadline = tokio::time::Instant::now() + late;
+    let subjects = match slot_owners {
+        SlotOwners::Single { node } => {
+            vec![subject(node.address(), AddressSource::User, NodeRole::Primary, Ok(Arc::clone(node)))]
+        }
+        SlotOwners::Many(fleet) => {
+            // Members come and go while all is well. Without an answer the known members are asked, or those that the
+            // user named.
+            drop(tokio::time::timeout(response_timeout * 2, fleet.refresh()).await);
+            of_fleet(fleet)
+        }
+    };
+    // Each costs a connection, and three questions.
+    let probes: Vec<_> = subjects.into_iter().map(|subject| subject.answer(deadline, late)).collect();
+    let mut nodes: Vec<_> = stream::iter(probes).buffer_unordered(ASKED_AT_ONCE).collect().await;
+    nodes.sort_by(|a, b| a.address.cmp(&b.address));
+    nodes
+}
+
+fn of_fleet(fleet: &Fleet) -> Vec<Subject<'_>> {
+    let map = fleet.known_map();
+    let mut addresses: Vec<Arc<str>> = map.everybody().cloned().collect();
+    if addresses.is_empty() {
+        addresses = fleet.seeds();
+    }
+    addresses.sort();
+    addresses.dedup();
+    let owners: Vec<&Arc<str>> = map.owners().collect();
+    let role = |address: &Arc<str>| match () {
+        () if owners.contains(&address) => NodeRole::Primary,
+        () if map.is_empty() => NodeRole::Unknown,
+        () => NodeRole::Replica,
+    };
+    let nodes = addresses
+        .iter()
+        .map(|address| subject(address, fleet.address_source(address), role(address), fleet.passing_node(address)));
+    let sentinels = fleet.sentinels().into_iter().flat_map(|sentinels| sentinels.ask_each());
+    let sentinels = sentinels.map(|(address, asking)| {
+        let health = NodeHealth::unknown(&address, NodeRole::Sentinel);
+        let known = health.clone();
+        let probe = async move { asking.await.map(|_| NodeHealth { is_reachable: true, ..known }) };
+        Subject { health, probe: Box::pin(probe) }
+    });
+    nodes.chain(sentinels).collect()
+}
+
+fn subject(
+    address: &str,
+    address_source: AddressSource,
+    role: NodeRole,
+    node: Result<Arc<Node>, Fault>,
+) -> Subject<'static> {
+    let health = NodeHealth { address_source, ..NodeHealth::unknown(address, role) };
+    let known = health.clone();
+    Subject { health, probe: Box::pin(async move { probe(&*node?, known).await }) }
+}
+
+/// Asks one node. A missing right for some questions is no failure.
+async fn probe(node: &Node, known: NodeHealth) -> Probed {
+    // The connection comes first, so that the measured time is one round trip.
+    node.ready().await?;
+    let (sent, clock, began) = (Instant::now(), wall_clock(), node.now());
+    let time = node.ask(&redis::cmd("TIME")).await?;
+    let round_trip = sent.elapsed();
+    node.note_time(&time, began, node.now());
+    let server = parse_time(&time).ok_or_else(|| unreadable(node, "TIME"))?;
+    let mut health = NodeHealth {
+        is_reachable: true,
+        round_trip: Some(round_trip),
+        clock_ahead_ms: ahead_ms(server, clock + round_trip / 2),
+        ..known
+    };
+    // Every connected user may say HELLO, and its answer has the same fields in all versions.
+    if let Ok(hello) = node.ask(&redis::cmd("HELLO")).await {
+        health.server = hello_field(&hello, "server");
+        health.version = hello_field(&hello, "version");
+        health.role = match hello_field(&hello, "role").as_deref() {
+            Some("master" | "primary") => NodeRole::Primary,
+            Some("replica" | "slave") => NodeRole::Replica,
+            _ => health.role,
+        };
+    }
+    let mut info = redis::cmd("INFO");
+    let memory = node.ask(info.arg("memory")).await;
+    if let Ok(memory) = &memory {
+        health.noeviction = info_field(memory, "maxmemory_policy").map(|policy| policy == "noeviction");
+    }
+    node.note_memory(memory);
+    health.findings = node.memory_findings();
+    Ok(health)
+}
+
+/// Returns the time since 1970.
+fn wall_clock() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+fn ahead_ms(server: ServerTime, here: Duration) -> Option<i64> {
+    let here_us = i64::try_from(here.as_micros()).ok()?;
+    Some((i64::try_from(server.as_micros()).ok()? - here_us) / 1000)
+}
+
+/// Counts the replicas that are in sync. One that is still copying the data acknowledges nothing.
+fn online_replicas(info: &Value) -> Option<u64> {
+    let text = info_text(info)?;
+    info_field(info, "connected_slaves")?;
+    Some(text.lines().filter(|line| line.starts_with("slave") && line.contains("state=online")).count() as u64)
+}
+
+fn info_text(info: &Value) -> Option<&str> {
+    match info {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// Returns the value of a line `name:value` in an answer to INFO.
+fn info_field(info: &Value, name: &str) -> Option<String> {
+    let text = info_text(info)?;
+    let value = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim_end().to_owned());
+    text.lines().find_map(value)
+}
+
+/// Returns the reason of a fault, in the words of the server or the operating system.
+fn said(fault: Fault) -> String {
+    match fault.into_failure() {
+        Failure::Refused { message, .. } | Failure::Broken { message, .. } => message,
+        Failure::Unreplicated { .. } => unreachable!("a look changes nothing"),
+        Failure::Unknown { source, .. } | Failure::NotDone { source } => {
+            source.map_or_else(|| "no answer in time".to_owned(), |source| source.to_string())
+        }
+    }
+}

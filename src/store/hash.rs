@@ -1,0 +1,33 @@
+//! The hash scheme: one hash per lock, on any topology. The scripts and their safety argument are in `lua/`.
+
+use std::sync::Arc;
+
+use crate::base::options::TimestampClients;
+use crate::net::{Script, Transport};
+use crate::store::lua::{LuaScheme, Scripts, Waiting};
+use crate::store::scripts::hash;
+
+static SCRIPTS: Scripts = Scripts {
+    acquire: Script::new(hash::ACQUIRE),
+    leave: Script::new(hash::LEAVE),
+    convert: Script::new(hash::CONVERT),
+    renew: Script::new(hash::RENEW),
+    inspect: Script::new(hash::INSPECT),
+    force: Script::new(hash::FORCE),
+    used: Some(Script::new(hash::USED)),
+    key_parts: &["lock"],
+};
+
+pub(crate) fn scheme(transport: Arc<dyn Transport>, limits: TimestampClients) -> LuaScheme {
+    scheme_of(&SCRIPTS, transport, limits)
+}
+
+/// The same with other scripts, for tests of their limits.
+pub(crate) fn scheme_of(
+    scripts: &'static Scripts,
+    transport: Arc<dyn Transport>,
+    limits: TimestampClients,
+) -> LuaScheme {
+    let limits = format!("{} {}", limits.read.as_millis(), limits.write.as_millis());
+    LuaScheme::new(scripts, transport, Waiting::InTheLock { limits })
+}

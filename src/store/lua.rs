@@ -1,0 +1,827 @@
+//! The typed calls that both Lua schemes share: arguments in, replies out. `lua/README.md` is the protocol.
+//!
+//! Every reply is one text of words, or begins with one and has rows: its code, the id that the request named, the server's
+//! time in two words, and numbers. The transport has compared the id. A reply of another shape means that the script is not
+//! ours: it counts as unknown, since something has run.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::BoxStream;
+use redis::Value;
+
+use crate::base::attempt::NodeId;
+use crate::base::clock::Clock;
+use crate::base::error::{Refusal, UnreachableSource};
+use crate::base::health::{NodeHealth, Traffic};
+use crate::base::key::{Key, Listing};
+use crate::base::lease::{ClockSample, FencingToken, Moment, ServerTime};
+use crate::base::recalls::Recalls;
+use crate::net::{Call, Expiry, NO_ID, Script, Transport, Words};
+use crate::store::{
+    Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
+    Granted, Holder, IfTaken, Mode, Notification, ReleaseReply, ReleaseRequest, Renewal, Renewed, Route, Scheme,
+    ServerContact, Subscription, View, Waiter, refused, scripts, without_recalls,
+};
+
+/// What one Lua scheme consists of.
+pub(crate) struct Scripts {
+    pub(crate) acquire: Script,
+    pub(crate) leave: Script,
+    pub(crate) convert: Script,
+    pub(crate) renew: Script,
+    pub(crate) inspect: Script,
+    pub(crate) force: Script,
+    /// Answers a try, in a scheme that calls.
+    pub(crate) used: Option<Script>,
+    /// The last parts of the keys that each script is called with, in order.
+    pub(crate) key_parts: &'static [&'static str],
+}
+
+static RIGHTS: Script = Script::new(scripts::RIGHTS);
+
+/// Where those wait who cannot have a lock.
+pub(crate) enum Waiting {
+    /// In its queue, and they are told of their grants. Whoever lets others in has to know for how long the stamps of
+    /// published clients count, in milliseconds: the readers' and the writers', with a blank between them.
+    InTheLock { limits: String },
+    /// Beside it. Whoever is next is told to ask again.
+    Beside,
+}
+
+/// A scheme whose attempts are scripts.
+pub(crate) struct LuaScheme {
+    scripts: &'static Scripts,
+    transport: Arc<dyn Transport>,
+    waiting: Waiting,
+}
+
+impl fmt::Debug for LuaScheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LuaScheme").field("transport", &self.transport).finish_non_exhaustive()
+    }
+}
+
+impl LuaScheme {
+    pub(crate) fn new(scripts: &'static Scripts, transport: Arc<dyn Transport>, waiting: Waiting) -> Self {
+        Self { scripts, transport, waiting }
+    }
+
+    /// Commands without which it cannot do its work.
+    fn commands(&self) -> BTreeSet<&'static str> {
+        let Scripts { acquire, leave, convert, renew, inspect, force, used, key_parts: _ } = self.scripts;
+        [acquire, leave, convert, renew, inspect, force].into_iter().chain(used).flat_map(Script::commands).collect()
+    }
+
+    fn rights_call(&self, key: &Key, more: &[&str]) -> Call {
+        let mut call = self.call(&RIGHTS, key);
+        let commands: Vec<&str> = self.commands().into_iter().chain(more.iter().copied()).collect();
+        call.arg(&commands.join(" "));
+        call
+    }
+
+    /// A call without arguments yet.
+    fn call(&self, script: &'static Script, key: &Key) -> Call {
+        let mut call = Call::new(script, key.slot());
+        for part in self.scripts.key_parts {
+            call.key(key.pieces(part));
+        }
+        call
+    }
+
+    /// All arguments of an acquisition but the limit, which comes before them.
+    fn acquire_args(&self, call: &mut Call, request: &AcquireRequest) {
+        call.echoed_arg(request.id.as_str());
+        call.arg(letter(request.mode));
+        call.number(whole_millis(request.lease));
+        match request.if_taken {
+            IfTaken::Leave => call.arg("0"),
+            // Not less than one: nothing means that it does not wait.
+            IfTaken::Queue { patience } | IfTaken::Try { patience } => {
+                call.number(whole_millis(patience.max(Duration::from_millis(1))))
+            }
+        }
+        if let Waiting::InTheLock { limits } = &self.waiting {
+            max_tokens_arg(call, request.max_tokens);
+            call.arg(limits);
+            match (request.caches, matches!(request.if_taken, IfTaken::Try { .. })) {
+                (true, false) => call.arg(KEEP),
+                (false, true) => call.arg("t"),
+                (true, true) => call.arg("kt"),
+                (false, false) => {}
+            }
+        }
+    }
+
+    fn acquire_call(&self, key: &Key, request: &AcquireRequest) -> Call {
+        let mut call = self.call(&self.scripts.acquire, key);
+        self.acquire_args(&mut call, request);
+        call.expiry = Expiry::ResponseTimeout;
+        call.grants = true;
+        call
+    }
+
+    /// The same where the token is to be this at least. Only the two-key scheme has it.
+    fn acquire_above_call(&self, key: &Key, request: &AcquireRequest, floor: Floor) -> Call {
+        let mut call = self.acquire_call(key, request);
+        match floor {
+            Floor::New(floor) => call.number(floor.as_u64()),
+            Floor::Any(floor) => {
+                call.number(floor.as_u64());
+                call.arg("raise");
+            }
+        }
+        call
+    }
+
+    fn leave_call(&self, key: &Key, id: &AcquisitionId) -> Call {
+        let mut call = self.call(&self.scripts.leave, key);
+        call.echoed_arg(id.as_str());
+        self.surroundings(&mut call);
+        call
+    }
+
+    /// All arguments of a conversion but the limit, which comes before them.
+    fn convert_args(&self, call: &mut Call, old: &AcquisitionId, request: &AcquireRequest) {
+        call.arg(old.as_str());
+        call.echoed_arg(request.id.as_str());
+        call.arg(letter(request.mode));
+        call.number(whole_millis(request.lease));
+        if let Waiting::InTheLock { .. } = self.waiting {
+            max_tokens_arg(call, request.max_tokens);
+        }
+        self.surroundings(call);
+        if request.caches && self.calls_back() {
+            call.arg(KEEP);
+        }
+    }
+
+    fn convert_call(&self, key: &Key, old: &AcquisitionId, request: &AcquireRequest) -> Call {
+        let mut call = self.call(&self.scripts.convert, key);
+        self.convert_args(&mut call, old, request);
+        call.expiry = Expiry::ResponseTimeout;
+        call.grants = true;
+        call
+    }
+
+    fn renew_call(&self, renewal: &Renewal) -> Call {
+        let mut call = self.call(&self.scripts.renew, &renewal.key);
+        call.echoed_arg(renewal.id.as_str());
+        call.number(whole_millis(renewal.lease));
+        if renewal.keeps && self.calls_back() {
+            call.arg(KEEP);
+            if renewal.tokens > 0 {
+                call.number(renewal.tokens);
+            }
+        }
+        call.grants = true;
+        call
+    }
+
+    fn force_call(&self, key: &Key, seen: &View) -> Call {
+        let mut call = self.call(&self.scripts.force, key);
+        let token = seen.token.map_or(0, FencingToken::as_u64);
+        for number in [token, seen.foreign_write_ms.unwrap_or(0), seen.foreign_read_ms.unwrap_or(0)] {
+            call.number(number);
+        }
+        self.surroundings(&mut call);
+        if self.calls_back() {
+            call.arg(&ids(seen));
+        }
+        call
+    }
+
+    fn used_call(&self, script: &'static Script, key: &Key, id: &str) -> Call {
+        let mut call = self.call(script, key);
+        call.echoed_arg(id);
+        call
+    }
+
+    /// The same for what several servers have shown. Only the two-key scheme has it.
+    fn force_shown_call(&self, key: &Key, token: Option<FencingToken>, seen: &View) -> Call {
+        let mut call = self.force_call(key, &View { token, ..View::default() });
+        call.number(seen.token.map_or(0, FencingToken::as_u64));
+        call.arg(&ids(seen));
+        call
+    }
+
+    /// What a script has to know that may let others in.
+    fn surroundings(&self, call: &mut Call) {
+        if let Waiting::InTheLock { limits } = &self.waiting {
+            call.arg(limits);
+        }
+    }
+
+    /// Where those hear of waiters who keep the lock.
+    fn call_channel(&self, key: &Key) -> String {
+        [&key.channels(self.scripts.key_parts[0]), ":", CALL].concat()
+    }
+
+    /// Whether holds may be kept, and whoever waits calls.
+    fn calls_back(&self) -> bool {
+        matches!(self.waiting, Waiting::InTheLock { .. })
+    }
+
+    /// Each manager has its own.
+    fn channel(&self, key: &Key, manager: &str) -> String {
+        match self.waiting {
+            Waiting::InTheLock { .. } => [&key.channels(self.scripts.key_parts[0]), ":", WAKE, ":", manager].concat(),
+            Waiting::Beside => [&key.part(WAKE), ":", manager].concat(),
+        }
+    }
+
+    /// An acquisition with a limit of the caller's choice: the copy of a request that was sent at another time.
+    #[cfg(test)]
+    pub(crate) async fn acquire_until(
+        &self,
+        key: &Key,
+        request: &AcquireRequest,
+        not_after_ms: u64,
+    ) -> Attempt<Acquired> {
+        let mut call = self.call(&self.scripts.acquire, key);
+        call.number(not_after_ms);
+        self.acquire_args(&mut call, request);
+        read_reply(self.transport.call(call).await?, request.id.as_str(), acquired)
+    }
+
+    /// The same of a conversion.
+    #[cfg(test)]
+    pub(crate) async fn convert_until(
+        &self,
+        key: &Key,
+        old: &AcquisitionId,
+        request: &AcquireRequest,
+        not_after_ms: u64,
+    ) -> Attempt<Converted> {
+        let mut call = self.call(&self.scripts.convert, key);
+        call.number(not_after_ms);
+        self.convert_args(&mut call, old, request);
+        read_reply(self.transport.call(call).await?, request.id.as_str(), converted)
+    }
+}
+
+/// What channels have behind the key, or in place of its last part.
+const WAKE: &str = "wake";
+/// Likewise, where all hear who may keep a hold.
+const CALL: &str = "call";
+/// Says that a hold may be kept.
+const KEEP: &str = "k";
+
+/// What a server says that was asked for rights.
+fn refused_commands(reply: &Value) -> Option<Vec<String>> {
+    let mut words = Words::of(reply)?;
+    words.word()?;
+    words.word()?;
+    words.time()?;
+    let refused = std::iter::from_fn(|| words.word()).filter(|word| !word.is_empty());
+    Some(refused.map(|word| String::from_utf8_lossy(word).into_owned()).collect())
+}
+
+/// Those of all holds that a look has shown.
+fn ids(seen: &View) -> String {
+    seen.holders.iter().map(|holder| &*holder.id).collect::<Vec<_>>().join(" ")
+}
+
+fn letter(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Read => "r",
+        Mode::Write => "w",
+    }
+}
+
+fn max_tokens_arg(call: &mut Call, max_tokens: u64) {
+    // Of the width that records have.
+    match max_tokens {
+        1 => call.arg("01"),
+        10.. => call.number(max_tokens),
+        _ => call.arg(&format!("{max_tokens:02}")),
+    }
+}
+
+impl Scheme for LuaScheme {
+    fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
+        Box::pin(async move {
+            let reply = self.transport.call(self.acquire_call(key, request)).await?;
+            read_reply(reply, request.id.as_str(), acquired)
+        })
+    }
+
+    fn acquire_above<'a>(
+        &'a self,
+        key: &'a Key,
+        request: &'a AcquireRequest,
+        floor: Floor,
+    ) -> BoxFuture<'a, Attempt<Acquired>> {
+        Box::pin(async move {
+            let reply = self.transport.call(self.acquire_above_call(key, request, floor)).await?;
+            read_reply(reply, request.id.as_str(), acquired)
+        })
+    }
+
+    fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+        Box::pin(async move {
+            let reply = self.transport.call_ahead(self.leave_call(key, id)).await?;
+            read_reply(reply, id.as_str(), left)
+        })
+    }
+
+    fn can_send_inline(&self, leave: &ReleaseRequest) -> bool {
+        self.transport.can_send_inline(leave.key.slot())
+    }
+
+    fn release_all<'a>(
+        &'a self,
+        route: &'a Route,
+        batch: &'a [ReleaseRequest],
+    ) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
+        Box::pin(async move {
+            let calls = batch.iter().map(|leave| self.leave_call(&leave.key, &leave.id)).collect();
+            let replies = self.transport.call_all(route, calls).await;
+            let pairs = replies.into_iter().zip(batch);
+            pairs.map(|(reply, leave)| read_reply(reply?, leave.id.as_str(), left)).collect()
+        })
+    }
+
+    fn convert<'a>(
+        &'a self,
+        key: &'a Key,
+        old: &'a AcquisitionId,
+        request: &'a AcquireRequest,
+    ) -> BoxFuture<'a, Attempt<Converted>> {
+        Box::pin(async move {
+            let reply = self.transport.call(self.convert_call(key, old, request)).await?;
+            read_reply(reply, request.id.as_str(), converted)
+        })
+    }
+
+    fn renew<'a>(&'a self, route: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
+        Box::pin(async move {
+            let calls = batch.iter().map(|renewal| self.renew_call(renewal)).collect();
+            let replies = self.transport.call_all(route, calls).await;
+            let pairs = replies.into_iter().zip(batch);
+            pairs.map(|(reply, renewal)| read_reply(reply?, renewal.id.as_str(), renewed)).collect()
+        })
+    }
+
+    fn route(&self, key: &Key) -> Route {
+        self.transport.route(key.slot())
+    }
+
+    fn changes(&self) -> Option<BoxStream<'static, ()>> {
+        self.transport.changes()
+    }
+
+    fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
+        Box::pin(async move {
+            let reply = self.transport.call_apart(self.call(&self.scripts.inspect, key)).await?;
+            read_reply(reply, "", view)
+        })
+    }
+
+    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
+        Box::pin(async move {
+            let reply = self.transport.call_apart(self.force_call(key, seen)).await?;
+            read_reply(reply, "", forced)
+        })
+    }
+
+    fn force_shown<'a>(
+        &'a self,
+        key: &'a Key,
+        token: Option<FencingToken>,
+        seen: &'a View,
+    ) -> BoxFuture<'a, Attempt<Forced>> {
+        Box::pin(async move {
+            let reply = self.transport.call_apart(self.force_shown_call(key, token, seen)).await?;
+            read_reply(reply, "", forced)
+        })
+    }
+
+    fn contact(&self, key: &Key) -> ServerContact {
+        self.transport.hearing(key.slot())
+    }
+
+    fn clock_sample(&self) -> Option<ClockSample> {
+        self.transport.clock_sample()
+    }
+
+    fn up_since(&self) -> Option<Moment> {
+        self.transport.up_since()
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
+        self.transport.ready()
+    }
+
+    fn check_rights<'a>(&'a self, key: &'a Key, more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
+        Box::pin(async move {
+            let reply = self.transport.call_ahead(self.rights_call(key, more)).await?;
+            let refused = refused_commands(&reply.value).unwrap_or_default();
+            if refused.is_empty() {
+                return Ok(());
+            }
+            let node = self.transport.route(key.slot()).0;
+            let message = format!("the user may not run {} on the keys of locks", refused.join(", "));
+            let node = (!node.is_empty()).then_some(node);
+            Err(Failure::Refused { refusal: Refusal::Forbidden, node, message })
+        })
+    }
+
+    fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription> {
+        self.transport.subscribe(key.slot(), &self.channel(key, manager), read_notice)
+    }
+
+    fn subscribed(&self, key: &Key, manager: &str) -> Option<Subscription> {
+        if !self.transport.is_subscribing() {
+            return None;
+        }
+        self.transport.subscribed(key.slot(), &self.channel(key, manager), read_notice)
+    }
+
+    fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {
+        self.calls_back() && self.transport.listen(key.slot(), &self.call_channel(key), read_call, calls)
+    }
+
+    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
+        Box::pin(async move {
+            let script = self.scripts.used.as_ref().ok_or_else(without_recalls)?;
+            if !AcquisitionId::is_one(id) {
+                return Err(refused("this is no id"));
+            }
+            let reply = self.transport.call_ahead(self.used_call(script, key, id)).await?;
+            read_reply(reply, id, |code, _| (code == "told").then_some(()))
+        })
+    }
+
+    fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
+        Box::pin(async move {
+            let mut names = BTreeSet::new();
+            let parts = self.scripts.key_parts;
+            let mut found = |key: &str| names.extend(listing.name_of(key, parts));
+            self.transport.scan(&listing.pattern(), &mut found).await?;
+            Ok(names)
+        })
+    }
+
+    fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>> {
+        self.transport.health()
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.transport.traffic()
+    }
+
+    fn clock(&self) -> Clock {
+        self.transport.clock()
+    }
+}
+
+/// A lease as scripts take it. Options keep leases far below what 64 bits hold.
+fn whole_millis(lease: Duration) -> u64 {
+    lease.as_secs().saturating_mul(1000).saturating_add(lease.subsec_millis().into())
+}
+
+/// Checks what all replies have in common and hands the rest to `parse`.
+fn read_reply<T>(
+    reply: Answered<Value>,
+    id: &str,
+    parse: impl FnOnce(&str, &mut Fields<'_>) -> Option<T>,
+) -> Attempt<T> {
+    let Answered { sent, node, value, .. } = reply;
+    let read = Fields::of(&value).and_then(|mut fields| {
+        let code = fields.text()?;
+        if fields.words.word()? != if id.is_empty() { NO_ID } else { id.as_bytes() } {
+            return None;
+        }
+        let server = fields.words.time()?;
+        if code == "version" {
+            return Some(Err(other_version()));
+        }
+        let value = parse(code, &mut fields)?;
+        Some(Ok(Answered { sent, server, node, value }))
+    });
+    read.unwrap_or_else(|| {
+        Err(Failure::Unknown {
+            // The script that gave this answer has run: nothing of it is still under way.
+            stray_until: sent,
+            source: Some(Arc::new(UnreachableSource("the reply is not one to this request".to_owned()))),
+        })
+    })
+}
+
+fn other_version() -> Failure {
+    let message = "another version of this crate, which keeps its records differently, holds the lock or waits for it";
+    Failure::Refused { refusal: Refusal::OtherVersion, node: None, message: message.to_owned() }
+}
+
+fn acquired(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
+    match code {
+        "granted" => Some(Acquired::Granted(granted(fields)?)),
+        "queued" => Some(Acquired::Queued { retry_in: fields.millis()?, is_kept: fields.number() == Some(1) }),
+        "contended" => Some(Acquired::Contended { retry_in: fields.millis()? }),
+        "kept" => Some(Acquired::Kept { retry_in: fields.millis()? }),
+        "late" => Some(Acquired::Late),
+        _ => None,
+    }
+}
+
+fn granted(fields: &mut Fields<'_>) -> Option<Granted> {
+    let (last, tokens) = (fields.number()?, fields.number()?);
+    Some(Granted {
+        token: first_token(last, tokens)?,
+        tokens,
+        remaining: fields.millis()?,
+        is_waited_for: fields.number()? == 1,
+    })
+}
+
+/// The first of so many tokens, of which the last is told.
+fn first_token(last: u64, tokens: u64) -> Option<FencingToken> {
+    FencingToken::from_wire(last)?;
+    FencingToken::from_wire(last.checked_sub(tokens.checked_sub(1)?)?)
+}
+
+fn converted(code: &str, fields: &mut Fields<'_>) -> Option<Converted> {
+    match code {
+        "granted" => Some(Converted::Granted(granted(fields)?)),
+        "refused" => Some(Converted::Refused),
+        "kept" => Some(Converted::Kept),
+        "lost" => Some(Converted::Lost { forced: fields.token()? }),
+        "late" => Some(Converted::Late),
+        _ => None,
+    }
+}
+
+fn left(code: &str, fields: &mut Fields<'_>) -> Option<ReleaseReply> {
+    match code {
+        "held" => Some(ReleaseReply::Held),
+        "queued" => Some(ReleaseReply::Queued),
+        "none" => {
+            Some(ReleaseReply::None(Absence { forced: fields.token()?, last: fields.token()?, first: fields.token()? }))
+        }
+        _ => None,
+    }
+}
+
+fn renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
+    match code {
+        "renewed" => renewed_hold(fields),
+        "lost" => Some(Renewed::Lost { forced: fields.token()? }),
+        _ => None,
+    }
+}
+
+fn renewed_hold(fields: &mut Fields<'_>) -> Option<Renewed> {
+    let remaining = fields.millis()?;
+    // More is told to who may keep it only.
+    let Some(waited_for) = fields.number() else {
+        return Some(Renewed::of(remaining));
+    };
+    let (first, count) = (fields.token()?, fields.number()?);
+    let tokens = first.filter(|_| count > 0).map(|first| (first, count));
+    Some(Renewed::Renewed { remaining, is_waited_for: waited_for == 1, tokens })
+}
+
+fn view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
+    if code != "view" {
+        return None;
+    }
+    let mut view = View {
+        token: fields.token()?,
+        foreign_write_ms: Some(fields.number()?).filter(|&stamp| stamp > 0),
+        foreign_read_ms: Some(fields.number()?).filter(|&stamp| stamp > 0),
+        holders: Vec::new(),
+        more_holders: fields.count()?,
+        waiters: Vec::new(),
+        more_waiters: fields.count()?,
+        tokens: Vec::new(),
+        // Only one of the schemes tells it.
+        is_marked: fields.number() == Some(1),
+    };
+    while let Some(mut row) = fields.row() {
+        let kind = row.text()?;
+        let (id, mode, since_ms) = (row.text()?.to_owned(), row.mode()?, row.number()?);
+        match kind {
+            "hold" => view.holders.push(Holder { id, mode, since_ms, remaining: row.millis()? }),
+            "wait" => view.waiters.push(Waiter { id, mode, since_ms }),
+            _ => return None,
+        }
+    }
+    view.waiters.sort_by_key(|waiter| waiter.since_ms);
+    Some(view)
+}
+
+fn forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
+    if code != "forced" {
+        return None;
+    }
+    let more = fields.number()? == 1;
+    let ids = std::iter::from_fn(|| fields.row()?.text().map(str::to_owned)).collect();
+    Some(Forced { ids, more })
+}
+
+/// Reads what a lock publishes. A grant names who was granted; anything else says that the lock can be taken.
+fn read_notice(message: &[u8], anchor: Option<ClockSample>) -> Notification {
+    if let Some(id) = message.strip_prefix(b"used ").and_then(id_of) {
+        return Notification::Used { id };
+    }
+    anchor.and_then(|anchor| granted_notice(message, anchor)).unwrap_or(Notification::AskAgain)
+}
+
+fn id_of(text: &[u8]) -> Option<Arc<str>> {
+    str::from_utf8(text).ok().filter(|id| AcquisitionId::is_one(id)).map(Arc::from)
+}
+
+/// Reads a call: `<last_token>`, or `<last_token> <id>` of a try. What is none calls nobody: it names a token below all.
+fn read_call(message: &[u8], _: Option<ClockSample>) -> Notification {
+    call(message).unwrap_or(Notification::Called { token: FencingToken::LOWEST, id: None })
+}
+
+fn call(message: &[u8]) -> Option<Notification> {
+    let mut words = message.splitn(2, |byte| *byte == b' ');
+    let token = FencingToken::from_wire(str::from_utf8(words.next()?).ok()?.parse().ok()?)?;
+    let id = match words.next() {
+        Some(id) => Some(id_of(id)?),
+        None => None,
+    };
+    Some(Notification::Called { token, id })
+}
+
+/// `<id> <last_token> <tokens> <deadline_ms> <server_us> <is_waited_for>`, counted from the anchor: the deadline alone is what
+/// matters, whatever time has passed since.
+fn granted_notice(message: &[u8], anchor: ClockSample) -> Option<Notification> {
+    let mut words = std::str::from_utf8(message).ok()?.split(' ');
+    let id = words.next()?.into();
+    let mut number = || words.next()?.parse::<u64>().ok();
+    let (last, tokens) = (number()?, number()?);
+    let token = first_token(last, tokens)?;
+    let deadline = ServerTime::from_micros(number()?.checked_mul(1000)?);
+    let at = ServerTime::from_micros(number()?);
+    let is_waited_for = number()? == 1;
+    let micros = deadline.as_micros().checked_sub(anchor.server.as_micros()).filter(|&micros| micros > 0)?;
+    let remaining = Duration::from_micros(micros);
+    let value = Granted { token, tokens, remaining, is_waited_for };
+    Some(Notification::Granted {
+        id,
+        at,
+        answer: Answered { sent: anchor.sent, server: anchor.server, node: NodeId::default(), value },
+    })
+}
+
+/// The words of a reply, and the rows behind them.
+struct Fields<'a> {
+    words: Words<'a>,
+    rows: &'a [Value],
+}
+
+impl<'a> Fields<'a> {
+    fn of(value: &'a Value) -> Option<Self> {
+        let rows = match value {
+            Value::Array(items) => items.get(1..)?,
+            _ => &[],
+        };
+        Some(Self { words: Words::of(value)?, rows })
+    }
+
+    fn row(&mut self) -> Option<Self> {
+        let (row, rows) = self.rows.split_first()?;
+        self.rows = rows;
+        Self::of(row)
+    }
+
+    fn text(&mut self) -> Option<&'a str> {
+        str::from_utf8(self.words.word()?).ok()
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        self.words.number()
+    }
+
+    fn count(&mut self) -> Option<usize> {
+        self.number()?.try_into().ok()
+    }
+
+    fn mode(&mut self) -> Option<Mode> {
+        match self.text()? {
+            "r" => Some(Mode::Read),
+            "w" => Some(Mode::Write),
+            _ => None,
+        }
+    }
+
+    fn millis(&mut self) -> Option<Duration> {
+        self.number().map(Duration::from_millis)
+    }
+
+    /// A token, where 0 stands for none.
+    fn token(&mut self) -> Option<Option<FencingToken>> {
+        let raw = self.number()?;
+        if raw == 0 {
+            return Some(None);
+        }
+        FencingToken::from_wire(raw).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply(words: &str) -> Answered<Value> {
+        let value = Value::BulkString(words.as_bytes().to_vec());
+        Answered { sent: Moment::from_nanos(5), server: ServerTime::default(), node: NodeId::default(), value }
+    }
+
+    fn token(raw: u64) -> FencingToken {
+        FencingToken::from_wire(raw).expect("small")
+    }
+
+    #[test]
+    fn granted_reply_is_read() {
+        for (flag, is_waited_for) in [(0, false), (1, true)] {
+            let words = format!("granted a.1.x 3 7 72 64 500 {flag}");
+            let read = read_reply(reply(&words), "a.1.x", acquired).expect("readable");
+            assert_eq!(read.server.as_micros(), 3_000_007);
+            let (token, remaining) = (token(9), Duration::from_millis(500));
+            assert_eq!(read.value, Acquired::Granted(Granted { token, tokens: 64, remaining, is_waited_for }));
+        }
+    }
+
+    #[test]
+    fn reply_to_another_request_is_never_believed() {
+        let read = read_reply(reply("granted b.1.x 3 7 9 1 500 0"), "a.1.x", acquired);
+        assert!(matches!(read, Err(Failure::Unknown { .. })));
+    }
+
+    #[test]
+    fn reply_of_another_shape_is_unknown_not_denied() {
+        for words in [
+            "",
+            "granted",
+            "granted a.1.x 3 7 9 64 500 0",
+            "granted a.1.x 3 7 9 0 500 0",
+            "late a.1.x soon 3",
+            "late a.1.x 3",
+            "granted a.1.x 3 7 9 1",
+            "held a.1.x 3 7",
+        ] {
+            let read = read_reply(reply(words), "a.1.x", acquired);
+            assert!(matches!(read, Err(Failure::Unknown { .. })), "{words}");
+        }
+    }
+
+    #[test]
+    fn reply_of_another_version_is_a_refusal() {
+        let read = read_reply(reply("version a.1.x 3 7"), "a.1.x", acquired);
+        assert!(matches!(read, Err(Failure::Refused { refusal: Refusal::OtherVersion, .. })));
+    }
+
+    const ANCHOR: ClockSample = ClockSample { sent: Moment::from_nanos(3), server: ServerTime::from_micros(5_000_400) };
+
+    #[test]
+    fn notice_of_a_grant_counts_from_the_anchor() {
+        for (flag, is_waited_for) in [("0", false), ("1", true)] {
+            let message = format!("m.1.label 9007199254740992 64 6000 5900123 {flag}");
+            let Notification::Granted { id, at, answer } = read_notice(message.as_bytes(), Some(ANCHOR)) else {
+                panic!("it is one")
+            };
+            assert_eq!((&*id, at.as_micros()), ("m.1.label", 5_900_123));
+            assert_eq!((answer.sent, answer.server), (ANCHOR.sent, ANCHOR.server));
+            let (token, remaining) = (token((1 << 53) - 63), Duration::from_micros(999_600));
+            assert_eq!(answer.value, Granted { token, tokens: 64, remaining, is_waited_for });
+        }
+    }
+
+    #[test]
+    fn other_notices_mean_that_it_is_time_to_ask() {
+        let granted = "m.1.label 72 64 6000 5900123 0";
+        // No anchor to trust.
+        assert!(matches!(read_notice(granted.as_bytes(), None), Notification::AskAgain));
+        let others = [
+            "",
+            "m.1.label",                      // the two-key scheme names who is next
+            "m.1.label 9 64 6000 5900123",    // too short
+            "m.1.label 72 64 soon 5900123 0", // no number
+            "m.1.label 72 64 5000 4900123 0", // over before the anchor
+            "m.1.label 9007199254740993 1 6000 5900123 0",
+            "m.1.label 72 64 18446744073709551615 5900123 0",
+            "m.1.label 9 64 6000 5900123 0", // more tokens than there are
+        ];
+        for other in others {
+            assert!(matches!(read_notice(other.as_bytes(), Some(ANCHOR)), Notification::AskAgain), "{other}");
+        }
+        assert!(matches!(read_notice(b"\xff", Some(ANCHOR)), Notification::AskAgain));
+    }
+
+    #[test]
+    fn waiters_are_read_in_the_order_in_which_they_came() {
+        let rows = ["view - 0 7 9 0 0 3 4", "hold h r 1 2", "wait a w 5", "wait b w 7", "wait c r 6"];
+        let value = Value::Array(rows.map(|row| Value::BulkString(row.as_bytes().to_vec())).into());
+        let view = read_reply(Answered { value, ..reply("") }, "", view).expect("readable").value;
+        let ids: Vec<_> = view.waiters.iter().map(|waiter| (waiter.id.as_str(), waiter.mode)).collect();
+        assert_eq!(ids, [("a", Mode::Write), ("c", Mode::Read), ("b", Mode::Write)]);
+        assert_eq!((view.holders.len(), view.more_holders, view.more_waiters), (1, 3, 4));
+    }
+}

@@ -1,0 +1,576 @@
+//! The server: a [`Record`] between operations, in a form that is small and equal for equal situations, and what it may do
+//! wrong.
+
+mod kept;
+mod wrong;
+
+use std::time::Duration;
+
+use super::small::List;
+use crate::base::lease::{FencingToken, ServerTime};
+use crate::store::memory::record::{CALL_MS, Hold, Limits, Mark, RETENTION_MS, Reader, Record, Waiting, Writer};
+use crate::store::{
+    AcquireRequest, Acquired, AcquisitionId, Converted, Granted, Holder, IfTaken, Mode, ReleaseReply, Renewed, View,
+};
+
+/// Acquisitions, numbered across clients.
+pub(super) type Id = u8;
+/// No more of them at a time.
+pub(super) const IDS: usize = 6;
+/// Who is no acquisition.
+pub(super) const OPERATOR: Id = 6;
+
+/// Long against the margins of a lease, so that validity ends with a tick, and those who wait call once in each.
+pub(super) const TICK_MS: u64 = CALL_MS;
+/// Times are relative: whatever the server does it does now. Divisible by every number of readers.
+const NOW_MS: u64 = 12_000_000;
+
+/// In ticks.
+pub(super) const LEASE: u8 = 3;
+pub(super) const PATIENCE: u8 = 2;
+pub(super) const CLAIM: u8 = if PATIENCE < LEASE { PATIENCE } else { LEASE };
+/// A request with a limit is carried out so many ticks after it was sent at most.
+pub(super) const LIMIT: i8 = 1;
+/// Tokens of a write grant.
+pub(super) const TOKENS: u64 = 2;
+/// How far behind the clock the last token may lie before it makes no difference: an operation later it is farther.
+pub(super) const TOKEN_GAP: i8 = 1;
+
+fn span(ticks: u8) -> Duration {
+    Duration::from_millis(u64::from(ticks) * TICK_MS)
+}
+
+/// A limit, a deadline.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(super) struct Until {
+    pub(super) id: Id,
+    pub(super) ticks: u8,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct WriterShelf {
+    hold: Until,
+    /// Its first token, so many before the last.
+    back: u8,
+}
+
+/// A record, with times relative to now. What makes no difference to what is answered later is left out.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(super) struct Shelf {
+    /// The last token, relative to now in microseconds.
+    token: Option<i8>,
+    writer: Option<WriterShelf>,
+    readers: List<Until, IDS>,
+    waiting_writers: List<Until, IDS>,
+    turn_readers: List<Until, IDS>,
+    waiting_readers: List<Until, IDS>,
+    /// Somebody may keep its hold: whether a waiter has called in this tick.
+    mark: Option<bool>,
+}
+
+impl Shelf {
+    pub(super) fn tick(&mut self) {
+        self.mark = self.mark.map(|_| false);
+        self.token = self.token.map(|_| -TOKEN_GAP);
+        let lists = [&mut self.readers, &mut self.waiting_writers, &mut self.turn_readers, &mut self.waiting_readers];
+        let untils = lists.into_iter().flat_map(List::as_mut_slice);
+        for until in untils.chain(self.writer.as_mut().map(|writer| &mut writer.hold)) {
+            until.ticks = until.ticks.saturating_sub(1);
+        }
+    }
+
+    /// With other numbers for the same acquisitions.
+    pub(super) fn rename(&mut self, name: impl Fn(Id) -> Id) {
+        let lists = [&mut self.readers, &mut self.waiting_writers, &mut self.turn_readers, &mut self.waiting_readers];
+        let untils = lists.into_iter().flat_map(List::as_mut_slice);
+        for until in untils.chain(self.writer.as_mut().map(|writer| &mut writer.hold)) {
+            until.id = name(until.id);
+        }
+    }
+
+    /// Live holds and waiters.
+    pub(super) fn live(&self) -> impl Iterator<Item = Id> {
+        let lists = [&self.readers, &self.waiting_writers, &self.turn_readers, &self.waiting_readers];
+        let all = lists.into_iter().flat_map(List::iter).chain(self.writer.as_ref().map(|writer| &writer.hold));
+        all.filter(|until| until.ticks > 0).map(|until| until.id)
+    }
+
+    /// Whether anything of it is recorded, live or dead.
+    pub(super) fn knows(&self, id: Id) -> bool {
+        let lists = [&self.readers, &self.waiting_writers, &self.turn_readers, &self.waiting_readers];
+        let all = lists.into_iter().flat_map(List::iter).chain(self.writer.as_ref().map(|writer| &writer.hold));
+        all.into_iter().any(|until| until.id == id)
+    }
+
+    /// Live holds.
+    pub(super) fn holders(&self) -> impl Iterator<Item = Id> {
+        let all = self.readers.iter().chain(self.writer.as_ref().map(|writer| &writer.hold));
+        all.filter(|until| until.ticks > 0).map(|until| until.id)
+    }
+
+    pub(super) fn readers(&self) -> usize {
+        self.readers.len()
+    }
+}
+
+/// What a server is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub(super) enum What {
+    #[default]
+    Leave,
+    Renew,
+    Acquire {
+        mode: Side,
+        waits: bool,
+    },
+    /// To this side; gives up the acquisition before this one.
+    Convert {
+        to: Side,
+    },
+    /// An operator ends what it has seen: these, a bit each, when the last token was so far back.
+    Force {
+        seen: u8,
+        back: u8,
+    },
+}
+
+/// [`Mode`], in an order.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub(super) enum Side {
+    #[default]
+    Read,
+    Write,
+}
+
+impl Side {
+    fn mode(self) -> Mode {
+        match self {
+            Self::Read => Mode::Read,
+            Self::Write => Mode::Write,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub(super) struct Request {
+    pub(super) id: Id,
+    pub(super) what: What,
+    /// Ticks until its limit; below zero it is over.
+    pub(super) limit: i8,
+    /// The hold may stay. A renewal brings so many more tokens.
+    pub(super) keeps: Option<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(super) struct Grant {
+    pub(super) remaining: u8,
+    /// The first token, relative to now, and how many there are.
+    pub(super) first: i8,
+    pub(super) tokens: u8,
+    pub(super) is_waited_for: bool,
+}
+
+/// Tokens in a row: the first, and how many there are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub(super) struct Block {
+    pub(super) first: i8,
+    pub(super) count: u8,
+}
+
+/// Somebody waits for a lock that may be kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Call {
+    /// The last one, relative to now.
+    pub(super) token: i8,
+    /// Who only tries.
+    pub(super) tries: Option<Id>,
+}
+
+impl Grant {
+    pub(super) fn block(self) -> Block {
+        Block { first: self.first, count: self.tokens }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(super) enum Reply {
+    Granted(Grant),
+    Queued,
+    Contended,
+    Late,
+    /// Whether it held until now.
+    Left {
+        held: bool,
+    },
+    Renewed {
+        remaining: u8,
+        is_waited_for: bool,
+        tokens: Option<Block>,
+    },
+    Lost,
+    Refused,
+    /// Whose holds it has ended, a bit each.
+    Forced {
+        ended: u8,
+    },
+}
+
+pub(super) struct Outcome {
+    pub(super) reply: Reply,
+    /// Who is told what: of a grant, or to ask again.
+    pub(super) news: Vec<(Id, Option<Grant>)>,
+    pub(super) call: Option<Call>,
+    /// The record is kept for long enough.
+    pub(super) remembered: bool,
+    /// Live or dead, somebody is in the queue.
+    pub(super) anybody_recorded: bool,
+}
+
+/// What a wrong server does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Fault {
+    /// A writer enters while there are readers.
+    WriterBesideReaders,
+    /// A reader enters beside readers while a writer waits.
+    ReaderPassesWaitingWriter,
+    /// So do readers who wait.
+    WriterTurnForgotten,
+    /// A writer leaves, and nobody knows that it was one: the next writer enters before the readers.
+    LastWriterForgotten,
+    /// The readers whose turn was too long for one operation wait like any other.
+    TurnForgotten,
+    NewestWriterFirst,
+    /// A heartbeat takes a new place, at the end.
+    HeartbeatLosesPlace,
+    LateIsCarriedOut,
+    /// A release by who does not hold ends the hold of the writer who does.
+    ReleaseByLock,
+    CancelLeavesPlace,
+    /// Another waiter is told of a grant.
+    NoticeForAnother,
+    WritersWaitingUntold,
+    /// A block begins where the clock is.
+    TokensAhead,
+    /// A block reaches back below the last token.
+    TokensReused,
+    /// A repeat ends the hold and begins another.
+    RepeatBeginsAnew,
+    /// Whoever is handed the lock has it for a whole lease, dead or not.
+    WaiterGetsWholeLease,
+    RenewalRecreates,
+    RenewalShortens,
+    UpgradeBesideReaders,
+    DeadReaderStays,
+    /// The key lives for the last lease that was given, not for the longest.
+    KeyForgotten,
+    /// The mark goes over to later phases.
+    MarkOutlives,
+    /// A new mark is that of the token before.
+    MarkTooLate,
+    /// Nobody who waits calls.
+    NobodyCalls,
+    /// A heartbeat does not call.
+    CallsOnce,
+    /// A call has the token of the phase before.
+    CallsByOlderToken,
+    /// A try calls as those who wait do, without its name.
+    TriesCallUnnamed,
+    /// A try stays outside where it could call.
+    TriesAreRefused,
+    /// A renewal does not tell that somebody waits.
+    RenewalTellsNothing,
+    /// A renewal brings the tokens again that there are.
+    RenewalBringsOldTokens,
+    /// Renewed tokens run ahead of the clock.
+    RenewedTokensAhead,
+    /// A force finds newer tokens, and nothing to end.
+    ForceMissesNewBlock,
+    /// Whose hold is forced is not called.
+    ForceCallsNobody,
+    /// A conversion forgets that the hold may stay.
+    ConversionUnmarks,
+    /// Whoever is in the way of a conversion is not called.
+    ConversionCallsNobody,
+}
+
+impl Fault {
+    pub(super) const ALL: [Self; 21] = [
+        Self::WriterBesideReaders,
+        Self::ReaderPassesWaitingWriter,
+        Self::WriterTurnForgotten,
+        Self::LastWriterForgotten,
+        Self::TurnForgotten,
+        Self::NewestWriterFirst,
+        Self::HeartbeatLosesPlace,
+        Self::LateIsCarriedOut,
+        Self::ReleaseByLock,
+        Self::CancelLeavesPlace,
+        Self::NoticeForAnother,
+        Self::WritersWaitingUntold,
+        Self::TokensAhead,
+        Self::TokensReused,
+        Self::RepeatBeginsAnew,
+        Self::WaiterGetsWholeLease,
+        Self::RenewalRecreates,
+        Self::RenewalShortens,
+        Self::UpgradeBesideReaders,
+        Self::DeadReaderStays,
+        Self::KeyForgotten,
+    ];
+    /// Where holds may stay.
+    pub(super) const KEEPING: [Self; 14] = [
+        Self::MarkOutlives,
+        Self::MarkTooLate,
+        Self::NobodyCalls,
+        Self::CallsOnce,
+        Self::CallsByOlderToken,
+        Self::TriesCallUnnamed,
+        Self::TriesAreRefused,
+        Self::RenewalTellsNothing,
+        Self::RenewalBringsOldTokens,
+        Self::RenewedTokensAhead,
+        Self::ForceMissesNewBlock,
+        Self::ForceCallsNobody,
+        Self::ConversionUnmarks,
+        Self::ConversionCallsNobody,
+    ];
+}
+
+/// Carries operations out.
+pub(super) struct Server {
+    ids: Vec<AcquisitionId>,
+    limits: Limits,
+    pub(super) fault: Option<Fault>,
+    /// What becomes of who does not wait.
+    if_tried: IfTaken,
+}
+
+impl Server {
+    pub(super) fn new(limits: Limits, fault: Option<Fault>) -> Self {
+        let ids = (0..=IDS).map(|n| AcquisitionId::new("", u64::try_from(n).expect("small"), "")).collect();
+        Self { ids, limits, fault, if_tried: IfTaken::Leave }
+    }
+
+    /// Who tries takes a place where it calls.
+    pub(super) fn with_calling_tries(self) -> Self {
+        Self { if_tried: IfTaken::Try { patience: span(PATIENCE) }, ..self }
+    }
+
+    fn id(&self, id: Id) -> AcquisitionId {
+        self.ids[usize::from(id)].clone()
+    }
+
+    fn number(id: &AcquisitionId) -> Id {
+        id.as_str().as_bytes()[1] - b'0'
+    }
+
+    fn ask(&self, id: Id, side: Side, waits: bool) -> AcquireRequest {
+        let if_taken = if waits { IfTaken::Queue { patience: span(PATIENCE) } } else { self.if_tried };
+        AcquireRequest {
+            id: self.id(id),
+            mode: side.mode(),
+            lease: span(LEASE),
+            max_tokens: TOKENS,
+            if_taken,
+            caches: false,
+        }
+    }
+
+    fn unpack(&self, shelf: &Shelf) -> Record {
+        let deadline_ms = |until: &Until| NOW_MS + u64::from(until.ticks) * TICK_MS;
+        let hold = |until: &Until| Hold { since_ms: NOW_MS, deadline_ms: deadline_ms(until), overrun: false };
+        let waiting = |side| {
+            move |until: &Until| Waiting {
+                request: self.ask(until.id, side, true),
+                since_ms: NOW_MS,
+                until_ms: deadline_ms(until),
+            }
+        };
+        let lists = [&shelf.readers, &shelf.waiting_writers, &shelf.turn_readers, &shelf.waiting_readers];
+        let all = lists.into_iter().flat_map(List::iter).chain(shelf.writer.as_ref().map(|writer| &writer.hold));
+        let waiters = lists[1..].iter().copied().flat_map(List::iter);
+        // No shorter than it must be.
+        let forget_ms = all.map(|until| deadline_ms(until) + RETENTION_MS).max().unwrap_or(0);
+        let token = shelf.token.map_or(0, |token| (NOW_MS * 1000).saturating_add_signed(token.into()));
+        Record {
+            limits: self.limits,
+            token,
+            // Told to whoever is not there, of which the clients here make nothing.
+            first_token: token,
+            forced: 0,
+            barred: 0,
+            writer: shelf.writer.map(|writer| Writer {
+                id: self.id(writer.hold.id),
+                token: token - u64::from(writer.back),
+                hold: hold(&writer.hold),
+            }),
+            readers: shelf.readers.iter().map(|until| Reader { id: self.id(until.id), hold: hold(until) }).collect(),
+            waiting_writers: shelf.waiting_writers.iter().map(waiting(Side::Write)).collect(),
+            turn_readers: shelf.turn_readers.iter().map(waiting(Side::Read)).collect(),
+            waiting_readers: shelf.waiting_readers.iter().map(waiting(Side::Read)).collect(),
+            // No later than it must be.
+            heard_ms: waiters.map(deadline_ms).max().unwrap_or(0),
+            mark: shelf.mark.map(|called| Mark { token, called_ms: called.then_some(NOW_MS) }),
+            call_back: None,
+            news: Vec::new(),
+            call: None,
+            // No clients of the published scheme.
+            stamps: None,
+            forget_ms,
+        }
+    }
+
+    /// A new field of a record does not compile until somebody has thought of it here.
+    fn pack(record: &Record, at_us: u64) -> Shelf {
+        let Record {
+            limits: _,
+            token,
+            first_token: _,
+            forced,
+            barred,
+            writer,
+            readers,
+            waiting_writers,
+            turn_readers,
+            waiting_readers,
+            heard_ms: _,
+            mark,
+            call_back,
+            news,
+            call,
+            stamps,
+            forget_ms: _,
+        } = record;
+        assert!(stamps.is_none());
+        assert!(*barred == 0 && news.is_empty() && call.is_none(), "it is one of one server, and who is told is told");
+        assert!(call_back.is_none(), "who is called is called");
+        assert!(forced < token || writer.is_none() && readers.is_empty(), "one force removes all");
+        let hold = |id, hold: &Hold| Until { id: Self::number(id), ticks: ticks_until(hold.deadline_ms) };
+        let place =
+            |waiting: &Waiting| Until { id: Self::number(&waiting.request.id), ticks: ticks_until(waiting.until_ms) };
+        Shelf {
+            token: (*token > 0).then(|| relative(*token, at_us).max(-TOKEN_GAP)),
+            writer: writer.as_ref().map(|writer| WriterShelf {
+                hold: hold(&writer.id, &writer.hold),
+                back: u8::try_from(token.saturating_sub(writer.token)).unwrap_or(u8::MAX),
+            }),
+            readers: readers.iter().map(|reader| hold(&reader.id, &reader.hold)).collect(),
+            waiting_writers: waiting_writers.iter().map(place).collect(),
+            turn_readers: turn_readers.iter().map(place).collect(),
+            waiting_readers: waiting_readers.iter().map(place).collect(),
+            // Of a phase before it means nothing.
+            mark: mark.filter(|mark| mark.token == *token).map(|mark| mark.called_ms == Some(NOW_MS)),
+        }
+    }
+
+    /// Carries one request out. Time has moved on by a microsecond since the one before, or by a few more: `draw` decides
+    /// what hangs on it.
+    pub(super) fn carry_out(&self, shelf: &mut Shelf, request: Request, draw: u8) -> Outcome {
+        let mut record = self.unpack(shelf);
+        let at_us = NOW_MS * 1000 + 1 + u64::from(draw);
+        let now = ServerTime::from_micros(at_us);
+        let before = self.fault.map(|_| record.clone());
+        self.go_wrong_before(&mut record, now, &request);
+        let mut reply = self.operate(&mut record, now, at_us, &request);
+        if let Some(before) = &before {
+            self.go_wrong_after(before, &mut record, now, &request, &mut reply);
+            self.keep_wrongly(before, &mut record, &request, &mut reply);
+        }
+        let grant = |granted: Granted| Self::grant(granted, at_us);
+        let granted =
+            record.take_news().into_iter().map(|news| (news.id, Some(grant(news.granted)))).collect::<Vec<_>>();
+        let called = record.take_call().map(|id| (id, None));
+        let told = granted.into_iter().chain(called);
+        let call = record.take_call_back().map(|call| Call {
+            token: relative(call.token.as_u64(), at_us),
+            tries: call.id.as_ref().map(Self::number),
+        });
+        let call = self.call_wrongly(call, &request, shelf);
+        let news = self.distort(told.map(|(id, grant)| (Self::number(&id), grant)).collect(), &record);
+        *shelf = Self::pack(&record, at_us);
+        let longest = shelf_longest(shelf);
+        let remembered =
+            longest.is_none_or(|ticks| record.forget_ms >= NOW_MS + u64::from(ticks) * TICK_MS + RETENTION_MS);
+        let queues = [&shelf.waiting_writers, &shelf.turn_readers, &shelf.waiting_readers];
+        let anybody_recorded = queues.iter().any(|queue| !queue.is_empty());
+        Outcome { reply, news, call, remembered, anybody_recorded }
+    }
+
+    fn operate(&self, record: &mut Record, now: ServerTime, at_us: u64, request: &Request) -> Reply {
+        let Request { id, what, limit, keeps } = *request;
+        let late_ms = if self.fault == Some(Fault::LateIsCarriedOut) { u64::MAX } else { 0 };
+        let not_after_ms =
+            NOW_MS.saturating_add_signed(i64::from(limit) * i64::try_from(TICK_MS).expect("small")).max(late_ms);
+        let own = self.id(id);
+        let ask = |id, side, waits| AcquireRequest { caches: keeps.is_some(), ..self.ask(id, side, waits) };
+        match what {
+            What::Acquire { mode, waits } => match record.acquire(now, not_after_ms, &ask(id, mode, waits)) {
+                Acquired::Granted(granted) => Reply::Granted(Self::grant(granted, at_us)),
+                Acquired::Queued { .. } => Reply::Queued,
+                Acquired::Contended { .. } | Acquired::Kept { .. } => Reply::Contended,
+                Acquired::Late => Reply::Late,
+            },
+            What::Leave => Reply::Left { held: record.leave(now, &own) == ReleaseReply::Held },
+            What::Renew => match keeps {
+                Some(tokens) => Self::renewed(record.renew_kept(now, &own, span(LEASE), tokens.into()), at_us),
+                None => Self::renewed(record.renew(now, &own, span(LEASE)), at_us),
+            },
+            What::Convert { to } => match record.convert(now, not_after_ms, &self.id(id - 1), &ask(id, to, false)) {
+                Converted::Granted(granted) => Reply::Granted(Self::grant(granted, at_us)),
+                Converted::Refused | Converted::Kept => Reply::Refused,
+                Converted::Lost { .. } => Reply::Lost,
+                Converted::Late => Reply::Late,
+            },
+            What::Force { seen, back } => self.force(record, now, seen, back),
+        }
+    }
+
+    fn force(&self, record: &mut Record, now: ServerTime, seen: u8, back: u8) -> Reply {
+        let token = FencingToken::from_wire(record.token - u64::from(back));
+        let seen = if self.fault == Some(Fault::ForceMissesNewBlock) { 0 } else { seen };
+        let holder = |id| Holder {
+            id: self.id(id).as_str().to_owned(),
+            mode: Mode::Write,
+            since_ms: NOW_MS,
+            remaining: span(LEASE),
+        };
+        let holders = (0..OPERATOR).filter(|id| seen & (1 << id) != 0).map(holder).collect();
+        let forced = record.force_seen(now, &View { token, holders, ..View::default() });
+        let number = |id: &String| id.as_bytes()[1] - b'0';
+        Reply::Forced { ended: forced.ids.iter().fold(0, |ended, id| ended | 1 << number(id)) }
+    }
+
+    fn renewed(renewed: Renewed, at_us: u64) -> Reply {
+        let Renewed::Renewed { remaining, is_waited_for, tokens } = renewed else { return Reply::Lost };
+        let block = |(first, count): (FencingToken, u64)| Block {
+            first: relative(first.as_u64(), at_us),
+            count: u8::try_from(count).unwrap_or(u8::MAX),
+        };
+        Reply::Renewed { remaining: ticks_of(remaining), is_waited_for, tokens: tokens.map(block) }
+    }
+
+    fn grant(granted: Granted, at_us: u64) -> Grant {
+        let Granted { token, tokens, remaining, is_waited_for } = granted;
+        let tokens = u8::try_from(tokens).unwrap_or(u8::MAX);
+        Grant { remaining: ticks_of(remaining), first: relative(token.as_u64(), at_us), tokens, is_waited_for }
+    }
+}
+
+fn ticks_of(d: Duration) -> u8 {
+    u8::try_from(d.as_millis() / u128::from(TICK_MS)).expect("spans are short")
+}
+
+fn ticks_until(deadline_ms: u64) -> u8 {
+    u8::try_from(deadline_ms.saturating_sub(NOW_MS) / TICK_MS).expect("spans are short")
+}
+
+fn relative(token: u64, at_us: u64) -> i8 {
+    let signed = |us| i64::try_from(us).expect("small");
+    i8::try_from(signed(token) - signed(at_us)).unwrap_or(if token > at_us { i8::MAX } else { i8::MIN })
+}
+
+fn shelf_longest(shelf: &Shelf) -> Option<u8> {
+    let lists = [&shelf.readers, &shelf.waiting_writers, &shelf.turn_readers, &shelf.waiting_readers];
+    let all = lists.into_iter().flat_map(List::iter).chain(shelf.writer.as_ref().map(|writer| &writer.hold));
+    all.map(|until| until.ticks).filter(|ticks| *ticks > 0).max()
+}

@@ -1,0 +1,501 @@
+//! One lock as a server keeps it: the specification of what every script does.
+//!
+//! It is pure: the server's time comes in as an argument, so that the oracle can feed it the times that a real server reported
+//! and compare answer by answer.
+
+mod marks;
+mod operate;
+mod published;
+mod queue;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+#[cfg(test)]
+pub(super) use self::marks::CALL_MS;
+pub(crate) use self::marks::CallBack;
+pub(super) use self::marks::Mark;
+#[cfg(test)]
+pub(crate) use self::published::TimestampClientsMs;
+use self::queue::Look;
+use crate::base::lease::{FencingToken, ServerTime};
+use crate::store::{
+    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Granted, MAX_TOKENS, Mode, ReleaseReply,
+    Renewed,
+};
+
+/// How long an idle record remembers its last token, as on a server.
+pub(super) const RETENTION_MS: u64 = 60_000;
+/// With these and the few that it touches beside them (its own, its neighbours, the first in line) an operation touches a hundred.
+const MAX_RECORDS: usize = 96;
+
+/// How much one operation may do, so that no crowd makes a server stand still.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Limits {
+    /// How many records of readers and waiters, live or dead, one operation removes, admits or shows. The rest is left to the
+    /// operations after it.
+    pub(crate) records: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { records: MAX_RECORDS }
+    }
+}
+
+/// One operation: when it is carried out, and how many records it may still touch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    now_us: u64,
+    now_ms: u64,
+    records: usize,
+}
+
+impl Step {
+    pub(super) fn new(now: ServerTime, limits: Limits) -> Self {
+        let now_us = now.as_micros();
+        Self { now_us, now_ms: now_us / 1000, records: limits.records }
+    }
+
+    /// Takes one of the records that may be touched.
+    fn touch(&mut self) -> bool {
+        let may = self.records > 0;
+        self.records -= usize::from(may);
+        may
+    }
+}
+
+/// One lock.
+///
+/// Records of the dead stay where they are until an operation comes across them, as on a server: readers and waiting readers
+/// lie in arrays that are worked off from the end, waiting writers in a list that is worked off from the front.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub(crate) struct Record {
+    pub(super) limits: Limits,
+    /// The last token that was granted or reserved, 0 if none is remembered.
+    pub(super) token: u64,
+    /// The first one that is known since: what was granted before may have gone with a record that was lost, or had somebody beside it
+    /// who does not know us.
+    pub(super) first_token: u64,
+    /// The last token that an operator has ended. All holds that are recorded have the last token: they are over if it is this.
+    pub(super) forced: u64,
+    /// What others have granted with a token up to this is over: an operator has ended it, though it may not have been here.
+    pub(super) barred: u64,
+    pub(super) writer: Option<Writer>,
+    pub(super) readers: Vec<Reader>,
+    /// First come, first served.
+    pub(super) waiting_writers: VecDeque<Waiting>,
+    /// Readers that waited when a writer left: it is their turn, and no writer enters before all of them are in.
+    pub(super) turn_readers: Vec<Waiting>,
+    /// Readers that have come since.
+    pub(super) waiting_readers: Vec<Waiting>,
+    /// The latest moment until which anybody was believed who waited since somebody does.
+    pub(super) heard_ms: u64,
+    /// Who holds may stay when nobody is inside. It counts while its token is the last.
+    pub(super) mark: Option<Mark>,
+    /// Who is to hear that somebody waits.
+    pub(super) call_back: Option<CallBack>,
+    /// Who was granted since [`Record::take_news`].
+    pub(super) news: Vec<News>,
+    /// Who is next of a turn that was too long for the last operation.
+    pub(super) call: Option<AcquisitionId>,
+    /// When the record may be forgotten.
+    pub(super) forget_ms: u64,
+    /// What clients of the published scheme see and have written, where there are any.
+    pub(super) stamps: Option<Box<published::Stamps>>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Writer {
+    pub(super) id: AcquisitionId,
+    /// The first of its tokens; the last one is the record's.
+    pub(super) token: u64,
+    pub(super) hold: Hold,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Reader {
+    pub(super) id: AcquisitionId,
+    pub(super) hold: Hold,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Hold {
+    pub(super) since_ms: u64,
+    pub(super) deadline_ms: u64,
+    /// A foreign writer was beside this reader: it is not held to the end.
+    pub(super) overrun: bool,
+}
+
+impl Hold {
+    fn new(now_ms: u64, lease: Duration) -> Self {
+        Self { since_ms: now_ms, deadline_ms: now_ms + millis(lease), overrun: false }
+    }
+
+    fn remaining(&self, now_ms: u64) -> Duration {
+        Duration::from_millis(self.deadline_ms.saturating_sub(now_ms))
+    }
+
+    fn extend(&mut self, lease: Duration, now_ms: u64) {
+        self.deadline_ms = self.deadline_ms.max(now_ms + millis(lease));
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Waiting {
+    /// As it was asked for last.
+    pub(super) request: AcquireRequest,
+    pub(super) since_ms: u64,
+    /// When it counts as dead unless it is heard of.
+    pub(super) until_ms: u64,
+}
+
+/// An acquisition that was granted while it waited.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct News {
+    pub(crate) id: AcquisitionId,
+    pub(crate) granted: Granted,
+}
+
+pub(super) fn millis(d: Duration) -> u64 {
+    u64::try_from(d.as_millis()).unwrap_or(u64::MAX / 2)
+}
+
+impl Record {
+    /// The first and the last token of a grant. They reach back and never ahead of the clock, so that after a loss of this
+    /// record the next grant's are higher. What a lost record had given away is not known: then it is one.
+    fn tokens(&self, now_us: u64, max_tokens: u64) -> (u64, u64) {
+        let last = now_us.max(self.token + 1);
+        if self.token == 0 {
+            return (last, last);
+        }
+        (last.saturating_sub(max_tokens.clamp(1, MAX_TOKENS) - 1).max(self.token + 1), last)
+    }
+
+    /// The first token of a grant; the last one is the record's from now on.
+    fn take_tokens(&mut self, now_us: u64, max_tokens: u64) -> u64 {
+        let (first, last) = self.tokens(now_us, max_tokens);
+        if self.token == 0 {
+            self.first_token = first;
+        }
+        self.token = last;
+        first
+    }
+
+    pub(super) fn is_live(&self, hold: &Hold, now_ms: u64) -> bool {
+        hold.deadline_ms > now_ms && self.forced != self.token
+    }
+
+    fn live_writer(&self, now_ms: u64) -> Option<&Writer> {
+        self.writer.as_ref().filter(|writer| self.is_live(&writer.hold, now_ms))
+    }
+
+    /// Every operation that takes something begins with this, every one that gives something up ends with it.
+    fn settle(&mut self, step: &mut Step) {
+        self.call = None;
+        if self.live_writer(step.now_ms).is_none() {
+            if let Some(writer) = self.writer.take() {
+                self.hide_writer(writer.hold.deadline_ms);
+                self.begin_turn();
+            }
+            self.admit(step);
+        }
+    }
+
+    /// Records a reader that is not recorded, at the end or in the place of another, which goes there instead.
+    pub(super) fn begin_read(&mut self, now_us: u64, id: &AcquisitionId, lease: Duration, place: Option<usize>) {
+        if self.readers.is_empty() {
+            self.take_tokens(now_us, 1);
+        }
+        let hold = Hold::new(now_us / 1000, lease);
+        self.show_reader(now_us, hold.deadline_ms);
+        self.readers.push(Reader { id: id.clone(), hold });
+        if let Some(place) = place {
+            let end = self.readers.len() - 1;
+            self.readers.swap(place, end);
+        }
+        self.remember(hold.deadline_ms);
+    }
+
+    /// Records a writer.
+    pub(super) fn begin_write(&mut self, now_us: u64, request: &AcquireRequest, lease: Duration) {
+        let token = self.take_tokens(now_us, request.max_tokens);
+        let hold = Hold::new(now_us / 1000, lease);
+        self.writer = Some(Writer { id: request.id.clone(), token, hold });
+        self.show_new_writer(hold.deadline_ms);
+        self.remember(hold.deadline_ms);
+    }
+
+    pub(super) fn remember(&mut self, until_ms: u64) {
+        self.forget_ms = self.forget_ms.max(until_ms + RETENTION_MS);
+    }
+
+    fn reader(&self, id: &AcquisitionId) -> Option<usize> {
+        self.readers.iter().position(|reader| reader.id == *id)
+    }
+
+    pub(super) fn hold_of(&mut self, id: &AcquisitionId) -> Option<&mut Hold> {
+        match &mut self.writer {
+            Some(writer) if writer.id == *id => Some(&mut writer.hold),
+            _ => self.readers.iter_mut().find(|reader| reader.id == *id).map(|reader| &mut reader.hold),
+        }
+    }
+
+    pub(super) fn live_hold_of(&mut self, now_ms: u64, id: &AcquisitionId) -> Option<&mut Hold> {
+        let ended = self.forced == self.token;
+        self.hold_of(id).filter(|hold| hold.deadline_ms > now_ms && !ended)
+    }
+
+    /// The hold of `id`, as its owner is told.
+    pub(super) fn granted(&self, now_ms: u64, id: &AcquisitionId, is_waited_for: bool) -> Option<Granted> {
+        let (token, tokens, hold) = match &self.writer {
+            Some(writer) if writer.id == *id => (writer.token, self.token - writer.token + 1, writer.hold),
+            _ => (self.token, 1, self.readers[self.reader(id)?].hold),
+        };
+        Some(Granted {
+            token: FencingToken::from_wire(token).expect("server time is below 2^53"),
+            tokens,
+            remaining: hold.remaining(now_ms),
+            is_waited_for,
+        })
+    }
+
+    fn answer_granted(&mut self, step: &mut Step, request: &AcquireRequest) -> Granted {
+        let is_waited_for = self.is_waited_for(step);
+        if request.caches {
+            self.set_mark(is_waited_for);
+        }
+        self.granted(step.now_ms, &request.id, is_waited_for).expect("it holds the lock")
+    }
+
+    pub(crate) fn acquire(&mut self, now: ServerTime, not_after_ms: u64, request: &AcquireRequest) -> Acquired {
+        let mut step = Step::new(now, self.limits);
+        if step.now_ms > not_after_ms {
+            return Acquired::Late;
+        }
+        self.forget_heard();
+        self.drop_unsound(step.now_us, request);
+        self.settle(&mut step);
+        if self.holds(step.now_ms, request) {
+            self.extend(&step, request);
+        } else if !self.enter(&mut step, request) {
+            let refused = self.refuse(step.now_ms, request);
+            self.uncover();
+            return refused;
+        }
+        Acquired::Granted(self.answer_granted(&mut step, request))
+    }
+
+    /// The same, where the last token is not to be below a floor. Then it is one.
+    pub(crate) fn acquire_above(
+        &mut self,
+        now: ServerTime,
+        not_after_ms: u64,
+        request: &AcquireRequest,
+        floor: Floor,
+    ) -> Acquired {
+        let before = self.token;
+        let now_ms = now.as_micros() / 1000;
+        if let Floor::Any(token) = floor
+            && now_ms <= not_after_ms
+            && token.as_u64() <= self.forced.max(self.barred)
+            && self.live_hold_of(now_ms, &request.id).is_none()
+        {
+            return Acquired::Contended { retry_in: Duration::from_millis(1) };
+        }
+        let acquired = self.acquire(now, not_after_ms, request);
+        let (floor, counts) = match floor {
+            Floor::New(floor) => (floor, self.token > before),
+            Floor::Any(floor) => (floor, true),
+        };
+        match acquired {
+            Acquired::Granted(granted) if counts && floor.as_u64() > self.token => {
+                self.token = floor.as_u64();
+                if let Some(writer) = self.writer.as_mut() {
+                    writer.token = self.token;
+                }
+                Acquired::Granted(Granted { token: floor, tokens: 1, ..granted })
+            }
+            other => other,
+        }
+    }
+
+    /// Whether this is a repeat of an acquisition that holds the lock.
+    fn holds(&self, now_ms: u64, request: &AcquireRequest) -> bool {
+        match request.mode {
+            Mode::Read => {
+                self.reader(&request.id).is_some_and(|reader| self.is_live(&self.readers[reader].hold, now_ms))
+            }
+            Mode::Write => self.live_writer(now_ms).is_some_and(|writer| writer.id == request.id),
+        }
+    }
+
+    fn extend(&mut self, step: &Step, request: &AcquireRequest) {
+        if let Some(hold) = self.hold_of(&request.id) {
+            hold.extend(request.lease, step.now_ms);
+            let deadline_ms = hold.deadline_ms;
+            match request.mode {
+                Mode::Read => self.show_reader(step.now_us, deadline_ms),
+                Mode::Write => self.show_writer(deadline_ms),
+            }
+            self.remember(deadline_ms);
+        }
+    }
+
+    /// Records a hold for whoever asks, if nobody is in its way. Whoever waits was admitted before, if that could be.
+    fn enter(&mut self, step: &mut Step, request: &AcquireRequest) -> bool {
+        if self.writer.is_some() || self.foreign_write_until(step.now_ms).is_some() || self.writer_waits(step) {
+            return false;
+        }
+        if request.mode == Mode::Write && self.foreign_read_until(step.now_ms).is_some() {
+            return false;
+        }
+        let look = self.look(step);
+        match request.mode {
+            Mode::Read if look == Look::Crowded || self.waits(&request.id) => return false,
+            Mode::Read => match self.reader(&request.id) {
+                // A dead record of its own below a live reader is used again, for a hold that begins now.
+                Some(reader) => {
+                    let hold = Hold::new(step.now_ms, request.lease);
+                    self.show_reader(step.now_us, hold.deadline_ms);
+                    self.readers[reader].hold = hold;
+                    self.remember(hold.deadline_ms);
+                }
+                // Any place will do, and the reader of that place goes to the end: sooner or later each dead one is there.
+                None => {
+                    let count = u64::try_from(self.readers.len()).expect("a small number");
+                    let place = step.now_us.checked_rem(count).and_then(|place| usize::try_from(place).ok());
+                    self.begin_read(step.now_us, &request.id, request.lease, place);
+                }
+            },
+            Mode::Write if look != Look::Nobody || !self.turn_readers.is_empty() => return false,
+            Mode::Write => self.begin_write(step.now_us, request, request.lease),
+        }
+        true
+    }
+
+    /// Whoever leaves is not let in by that: it is gone before the next are admitted.
+    pub(crate) fn leave(&mut self, now: ServerTime, id: &AcquisitionId) -> ReleaseReply {
+        let mut step = Step::new(now, self.limits);
+        let live = self.is_sound(step.now_ms, id);
+        // Somebody who does not know us was beside it: what is remembered says nothing of it.
+        let intruded = !live && self.live_hold_of(step.now_ms, id).is_some();
+        self.note_intruder(step.now_ms, id);
+        self.end(id);
+        let waited = self.cancel(step.now_ms, id);
+        self.settle(&mut step);
+        self.uncover();
+        if live {
+            ReleaseReply::Held
+        } else if waited {
+            ReleaseReply::Queued
+        } else {
+            let known = |token: u64| FencingToken::from_wire(token).filter(|_| token > 0 && !intruded);
+            let (last, first) = (known(self.token), known(self.first_token));
+            ReleaseReply::None(Absence { forced: self.forced(), last, first })
+        }
+    }
+
+    /// Removes the record of a hold, live or dead.
+    pub(super) fn end(&mut self, id: &AcquisitionId) {
+        if let Some(writer) = self.writer.take_if(|writer| writer.id == *id) {
+            self.hide_writer(writer.hold.deadline_ms);
+            self.begin_turn();
+        } else if let Some(reader) = self.reader(id) {
+            self.readers.swap_remove(reader);
+        }
+    }
+
+    /// Does not settle: as long as the hold is live nobody can be admitted, but for readers behind a writer that died
+    /// waiting, and those ask for themselves.
+    pub(crate) fn renew(&mut self, now: ServerTime, id: &AcquisitionId, lease: Duration) -> Renewed {
+        let now_ms = now.as_micros() / 1000;
+        let forced = self.forced();
+        if !self.is_sound(now_ms, id) {
+            self.note_intruder(now_ms, id);
+            self.bury(id);
+        }
+        let Some(hold) = self.live_hold_of(now_ms, id) else {
+            return Renewed::Lost { forced };
+        };
+        hold.extend(lease, now_ms);
+        let hold = *hold;
+        self.show_renewed(id, hold.deadline_ms);
+        self.remember(hold.deadline_ms);
+        Renewed::of(hold.remaining(now_ms))
+    }
+
+    pub(crate) fn convert(
+        &mut self,
+        now: ServerTime,
+        not_after_ms: u64,
+        old: &AcquisitionId,
+        request: &AcquireRequest,
+    ) -> Converted {
+        let mut step = Step::new(now, self.limits);
+        if step.now_ms > not_after_ms {
+            return Converted::Late;
+        }
+        self.settle(&mut step);
+        let turned = self.turn_settled(&mut step, old, request);
+        self.uncover();
+        turned
+    }
+
+    fn turn_settled(&mut self, step: &mut Step, old: &AcquisitionId, request: &AcquireRequest) -> Converted {
+        if self.holds(step.now_ms, request) && self.is_sound(step.now_ms, &request.id) {
+            self.extend(step, request);
+            return Converted::Granted(self.answer_granted(step, request));
+        }
+        match request.mode {
+            Mode::Read if self.sound_writer(step.now_ms).is_some_and(|writer| writer.id == *old) => {
+                self.writer = None;
+                self.begin_turn();
+                self.cancel(step.now_ms, &request.id);
+                self.begin_read(step.now_us, &request.id, request.lease, None);
+                self.admit(step);
+            }
+            Mode::Write if self.sound_reader(step.now_ms, old).is_some() => {
+                if !self.may_upgrade(step, old) {
+                    return self.refuse_upgrade(&request.id);
+                }
+                self.readers.clear();
+                self.cancel(step.now_ms, &request.id);
+                self.begin_write(step.now_us, request, request.lease);
+            }
+            Mode::Read | Mode::Write => return Converted::Lost { forced: self.forced() },
+        }
+        Converted::Granted(self.answer_granted(step, request))
+    }
+
+    /// Whether nobody but `old` reads, no writer waits, and nobody of the readers' turn. Dead readers leave on the way.
+    fn may_upgrade(&mut self, step: &mut Step, old: &AcquisitionId) -> bool {
+        let next = !self.turn_readers.is_empty() || self.writer_waits(step);
+        if next || self.foreign_read_until(step.now_ms).is_some() {
+            return false;
+        }
+        if let Some(reader) = self.reader(old) {
+            self.readers.swap(0, reader);
+        }
+        while self.readers.len() > 1 {
+            let dead = self.readers.last().is_some_and(|reader| !self.is_live(&reader.hold, step.now_ms));
+            if !dead || !step.touch() {
+                return false;
+            }
+            self.readers.pop();
+        }
+        true
+    }
+
+    /// Who was granted while it waited, since the last time.
+    pub(crate) fn take_news(&mut self) -> Vec<News> {
+        std::mem::take(&mut self.news)
+    }
+
+    /// Who is to ask again: its turn was too long for the last operation, and its question lets it and more of them in.
+    pub(crate) fn take_call(&mut self) -> Option<AcquisitionId> {
+        self.call.take()
+    }
+}

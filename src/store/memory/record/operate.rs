@@ -1,0 +1,99 @@
+//! What operators see of a lock, and end.
+
+use super::{Hold, Record, Step, Waiting};
+use crate::base::lease::{FencingToken, ServerTime};
+use crate::store::{AcquisitionId, Forced, Holder, Mode, View, Waiter};
+
+impl Record {
+    /// Changes nothing: whoever is dead is not shown, and whoever could be admitted waits until somebody asks. Looks at as many
+    /// records as it may, of waiters at least half as many.
+    pub(crate) fn inspect(&self, now: ServerTime) -> View {
+        let now_ms = now.as_micros() / 1000;
+        let most = self.limits.records;
+        let waiting = self.waiting_writers.iter().chain(&self.turn_readers).chain(&self.waiting_readers);
+        let holders_recorded = usize::from(self.writer.is_some()) + self.readers.len();
+        let waiters_recorded = waiting.clone().count();
+        let waiters_seen = waiters_recorded.min(most.saturating_sub(holders_recorded).max(most / 2));
+        let holders_seen = holders_recorded.min(most - waiters_seen);
+        let show = |id: &AcquisitionId, mode, hold: &Hold| {
+            let (id, since_ms) = (id.as_str().to_owned(), hold.since_ms);
+            self.is_live(hold, now_ms).then(|| Holder { id, mode, since_ms, remaining: hold.remaining(now_ms) })
+        };
+        let writer = self.sound_writer(now_ms).into_iter().map(|writer| show(&writer.id, Mode::Write, &writer.hold));
+        let readers = self.readers.iter().map(|reader| show(&reader.id, Mode::Read, &reader.hold));
+        let live = waiting.take(waiters_seen).filter(|waiting| waiting.until_ms > now_ms);
+        let mut waiters: Vec<_> = live
+            .map(|Waiting { request, since_ms, .. }| Waiter {
+                id: request.id.as_str().to_owned(),
+                mode: request.mode,
+                since_ms: *since_ms,
+            })
+            .collect();
+        waiters.sort_by_key(|waiter| waiter.since_ms);
+        View {
+            token: FencingToken::from_wire(self.token).filter(|_| self.token > 0),
+            holders: writer.chain(readers).take(holders_seen).flatten().collect(),
+            more_holders: holders_recorded - holders_seen,
+            waiters,
+            more_waiters: waiters_recorded - waiters_seen,
+            foreign_write_ms: self.shown_write(),
+            foreign_read_ms: self.shown_read(),
+            tokens: Vec::new(),
+            is_marked: self.is_marked(),
+        }
+    }
+
+    /// As [`Record::force_seen`], where no published clients are.
+    #[cfg(test)]
+    pub(crate) fn force(&mut self, now: ServerTime, seen: Option<FencingToken>) -> Forced {
+        self.force_seen(now, &View { token: seen, ..View::default() })
+    }
+
+    /// Ends all holds that were seen: with a newer token there are others by now, and this copy is late. All are over at once,
+    /// but only so many records are removed: until there are none, nobody enters, and the same call again removes more. Whoever
+    /// waits is next.
+    pub(crate) fn force_seen(&mut self, now: ServerTime, seen: &View) -> Forced {
+        // But a writer's renewal may have brought it new tokens since.
+        let is_seen = |id: &AcquisitionId| seen.holders.iter().any(|holder| holder.id == id.as_str());
+        let is_there = self.writer.as_ref().is_some_and(|writer| is_seen(&writer.id));
+        if !is_there && self.token > seen.token.map_or(0, FencingToken::as_u64) {
+            return Forced::default();
+        }
+        self.call_forced();
+        let mut step = Step::new(now, self.limits);
+        let writer = self.sound_writer(step.now_ms).map(|writer| (writer.id.clone(), writer.hold));
+        let mut ended = Vec::from_iter(writer);
+        self.forced = self.token;
+        self.hide_seen(seen);
+        if self.writer.take().is_some() {
+            self.begin_turn();
+        }
+        while !self.readers.is_empty() && step.touch() {
+            ended.extend(self.readers.pop().map(|reader| (reader.id, reader.hold)));
+        }
+        self.settle(&mut step);
+        self.uncover();
+        let live = ended.into_iter().filter(|(_, hold)| hold.deadline_ms > step.now_ms);
+        let ids = live.map(|(id, _)| id.as_str().to_owned()).collect();
+        Forced { ids, more: self.forced == self.token && !self.readers.is_empty() }
+    }
+
+    /// The same where several servers have the lock: what they have shown ends here, also if it has come since or has had its
+    /// token raised, and is not brought here any more.
+    pub(crate) fn force_shown(&mut self, now: ServerTime, token: Option<FencingToken>, seen: &View) -> Forced {
+        let now_ms = now.as_micros() / 1000;
+        self.barred = self.barred.max(seen.token.map_or(0, FencingToken::as_u64));
+        self.remember(now_ms);
+        let is_shown = |id: &AcquisitionId| seen.holders.iter().any(|holder| holder.id == id.as_str());
+        let is_there = self.live_writer(now_ms).is_some_and(|writer| is_shown(&writer.id))
+            || self.readers.iter().any(|reader| is_shown(&reader.id) && self.is_live(&reader.hold, now_ms));
+        // What is over already may be yet to be removed.
+        let is_over = self.forced == self.token;
+        let token = if is_there || is_over { FencingToken::from_wire(self.token) } else { token };
+        self.force_seen(now, &View { token, ..View::default() })
+    }
+
+    pub(super) fn forced(&self) -> Option<FencingToken> {
+        FencingToken::from_wire(self.forced).filter(|_| self.forced > 0)
+    }
+}

@@ -1,0 +1,193 @@
+//! Who waits for the lock, and who of them comes in.
+
+use std::time::Duration;
+
+use super::{News, Record, Step, Waiting, millis};
+use crate::store::{AcquireRequest, Acquired, AcquisitionId, IfTaken, Mode};
+
+/// What a look at the readers finds. Dead ones leave on the way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Look {
+    Nobody,
+    Live,
+    /// There were too many dead ones to tell.
+    Crowded,
+}
+
+fn position(waiting: &[Waiting], id: &AcquisitionId) -> Option<usize> {
+    waiting.iter().position(|waiting| waiting.request.id == *id)
+}
+
+impl Record {
+    /// It is the turn of the readers who wait now. Nobody is left of the turn before: no writer enters earlier.
+    pub(super) fn begin_turn(&mut self) {
+        if self.turn_readers.is_empty() {
+            std::mem::swap(&mut self.turn_readers, &mut self.waiting_readers);
+        }
+    }
+
+    /// Lets the next phase begin if the lock is free, and readers join readers if no writer waits. After a writer all waiting
+    /// readers enter, after readers the first waiting writer.
+    pub(super) fn admit(&mut self, step: &mut Step) {
+        if self.foreign_write_until(step.now_ms).is_some() {
+            return;
+        }
+        let told = self.news.len();
+        self.admit_next(step);
+        if self.news.len() > told {
+            let waits = self.is_waited_for(step);
+            for news in &mut self.news[told..] {
+                news.granted.is_waited_for = waits;
+            }
+        }
+        self.call = self.turn_readers.last().map(|next| next.request.id.clone());
+    }
+
+    pub(super) fn admit_next(&mut self, step: &mut Step) {
+        loop {
+            if self.turn_readers.is_empty() && !self.waiting_readers.is_empty() && !self.writer_waits(step) {
+                self.begin_turn();
+            }
+            if self.turn_readers.is_empty() {
+                break;
+            }
+            self.admit_readers(step);
+            if !self.turn_readers.is_empty() {
+                return;
+            }
+        }
+        if self.writer_waits(step)
+            && let Some(head) = self.waiting_writers.front()
+            && head.until_ms > step.now_ms
+            && self.foreign_read_until(step.now_ms).is_none()
+            && self.look(step) == Look::Nobody
+            && let Some(waiting) = self.waiting_writers.pop_front()
+        {
+            self.hand_over(step, &waiting.request);
+        }
+    }
+
+    /// Those whose turn it is, from the end.
+    pub(super) fn admit_readers(&mut self, step: &mut Step) {
+        if self.look(step) == Look::Crowded {
+            return;
+        }
+        while !self.turn_readers.is_empty() && step.touch() {
+            if let Some(waiting) = self.turn_readers.pop()
+                && waiting.until_ms > step.now_ms
+            {
+                self.hand_over(step, &waiting.request);
+            }
+        }
+    }
+
+    /// Looks for a live reader from the end of the array, and removes dead ones until there is one.
+    pub(super) fn look(&mut self, step: &mut Step) -> Look {
+        loop {
+            match self.readers.last() {
+                None => return Look::Nobody,
+                Some(reader) if self.is_live(&reader.hold, step.now_ms) => return Look::Live,
+                Some(_) if !step.touch() => return Look::Crowded,
+                Some(_) => self.readers.pop(),
+            };
+        }
+    }
+
+    /// Whether a writer waits. Dead ones at the head of the queue are removed; whoever is not reached counts as live.
+    pub(super) fn writer_waits(&mut self, step: &mut Step) -> bool {
+        while self.waiting_writers.front().is_some_and(|head| head.until_ms <= step.now_ms) && step.touch() {
+            self.waiting_writers.pop_front();
+        }
+        !self.waiting_writers.is_empty()
+    }
+
+    /// Grants the lock to a waiter, which has yet to learn of it.
+    pub(in crate::store::memory) fn hand_over(&mut self, step: &mut Step, request: &AcquireRequest) {
+        match request.mode {
+            // In the order in which they leave the queue.
+            Mode::Read => self.begin_read(step.now_us, &request.id, request.claim(), None),
+            Mode::Write => self.begin_write(step.now_us, request, request.claim()),
+        }
+        let granted = self.granted(step.now_ms, &request.id, false).expect("it was granted just now");
+        self.news.push(News { id: request.id.clone(), granted });
+    }
+
+    /// Whether a waiting reader is recorded under this id.
+    pub(super) fn waits(&self, id: &AcquisitionId) -> bool {
+        position(&self.turn_readers, id).or_else(|| position(&self.waiting_readers, id)).is_some()
+    }
+
+    pub(super) fn refuse(&mut self, now_ms: u64, request: &AcquireRequest) -> Acquired {
+        let writer_ms = self.live_writer(now_ms).map(|writer| writer.hold.deadline_ms);
+        let readers = self.readers.iter().filter(|reader| self.is_live(&reader.hold, now_ms));
+        let waits_for_readers = request.mode == Mode::Write || !self.waiting_writers.is_empty();
+        let foreign_read_ms = self.foreign_read_until(now_ms).filter(|_| waits_for_readers);
+        let free_ms = writer_ms.or_else(|| self.foreign_write_until(now_ms)).or(foreign_read_ms);
+        let free_ms = free_ms.or_else(|| readers.map(|reader| reader.hold.deadline_ms).min());
+        let retry_in = Duration::from_millis(free_ms.unwrap_or(now_ms).saturating_sub(now_ms).max(1));
+        let is_kept = self.is_kept_from(now_ms, request.mode);
+        match request.if_taken {
+            // An id that holds the lock, of the other side, does not wait for itself.
+            IfTaken::Queue { patience } | IfTaken::Try { patience }
+                if self.live_hold_of(now_ms, &request.id).is_none()
+                    && (is_kept || self.waits_where_nobody_is_called(now_ms, request)) =>
+            {
+                self.enqueue(now_ms, request, patience);
+                if is_kept {
+                    self.call_for(now_ms, request);
+                }
+                Acquired::Queued { retry_in, is_kept }
+            }
+            IfTaken::Leave if is_kept => Acquired::Kept { retry_in },
+            IfTaken::Leave | IfTaken::Queue { .. } | IfTaken::Try { .. } => Acquired::Contended { retry_in },
+        }
+    }
+
+    /// A try takes no place where it calls nobody; one that it has stays.
+    fn waits_where_nobody_is_called(&self, now_ms: u64, request: &AcquireRequest) -> bool {
+        let waiting = self.waiting_writers.iter().chain(&self.turn_readers).chain(&self.waiting_readers);
+        let mut live = waiting.filter(|place| place.until_ms > now_ms);
+        !matches!(request.if_taken, IfTaken::Try { .. }) || live.any(|place| place.request.id == request.id)
+    }
+
+    /// Takes a place in the queue, or is heard of again and keeps it. One that was given up begins anew at the end.
+    pub(super) fn enqueue(&mut self, now_ms: u64, request: &AcquireRequest, patience: Duration) {
+        let until_ms = now_ms + millis(patience);
+        self.remember(until_ms);
+        let waiting = self.waiting_writers.iter_mut().chain(&mut self.turn_readers).chain(&mut self.waiting_readers);
+        let mut live = waiting.filter(|place| place.until_ms > now_ms);
+        if let Some(place) = live.find(|place| place.request.id == request.id) {
+            place.until_ms = place.until_ms.max(until_ms);
+            self.heard_ms = self.heard_ms.max(place.until_ms);
+            // It waits for what it asked for first.
+            place.request = AcquireRequest { mode: place.request.mode, ..request.clone() };
+            return;
+        }
+        self.cancel(now_ms, &request.id);
+        self.heard_ms = self.heard_ms.max(until_ms);
+        let waiting = Waiting { request: request.clone(), since_ms: now_ms, until_ms };
+        match request.mode {
+            Mode::Read => {
+                // A dead record of its own must not be there when it is let in.
+                if let Some(reader) = self.reader(&request.id) {
+                    self.readers.swap_remove(reader);
+                }
+                self.waiting_readers.push(waiting);
+            }
+            Mode::Write => self.waiting_writers.push_back(waiting),
+        }
+    }
+
+    /// Takes a waiter out of the queue, and whether it was alive until now.
+    pub(in crate::store::memory) fn cancel(&mut self, now_ms: u64, id: &AcquisitionId) -> bool {
+        let writer = self.waiting_writers.iter().position(|waiting| waiting.request.id == *id);
+        let waiting = if let Some(writer) = writer {
+            self.waiting_writers.remove(writer)
+        } else if let Some(reader) = position(&self.turn_readers, id) {
+            Some(self.turn_readers.swap_remove(reader))
+        } else {
+            position(&self.waiting_readers, id).map(|reader| self.waiting_readers.swap_remove(reader))
+        };
+        waiting.is_some_and(|waiting| waiting.until_ms > now_ms)
+    }
+}

@@ -1,0 +1,140 @@
+//! What a simulated server needs beyond operations: a look inside, a copy, a time of its own, and ways to go wrong.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::Store;
+use super::record::{Limits, Record, Step, millis};
+use crate::base::key::Key;
+use crate::base::lease::ServerTime;
+use crate::store::{AcquireRequest, AcquisitionId, Mode};
+
+/// All records at one moment, by key.
+pub(crate) type Image = BTreeMap<Box<str>, Record>;
+
+impl Record {
+    /// The live holds: id, side, deadline in milliseconds.
+    pub(crate) fn live_holds(&self, now_ms: u64) -> Vec<(String, Mode, u64)> {
+        let writer =
+            self.writer.iter().map(|writer| (writer.id.as_str().to_owned(), Mode::Write, writer.hold.deadline_ms));
+        let readers = self.readers.iter().filter(|reader| self.is_live(&reader.hold, now_ms));
+        let readers = readers.map(|reader| (reader.id.as_str().to_owned(), Mode::Read, reader.hold.deadline_ms));
+        writer.chain(readers).filter(|(_, _, deadline_ms)| *deadline_ms > now_ms).collect()
+    }
+
+    /// The live waiters, likewise: the writers first, each side in its order.
+    pub(crate) fn live_waiters(&self, now_ms: u64) -> Vec<(String, Mode, u64)> {
+        let waiting = self.waiting_writers.iter().chain(&self.turn_readers).chain(&self.waiting_readers);
+        let live = waiting.filter(|waiting| waiting.until_ms > now_ms);
+        live.map(|waiting| (waiting.request.id.as_str().to_owned(), waiting.request.mode, waiting.until_ms)).collect()
+    }
+
+    pub(crate) fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
+    /// The last token, and up to which holds were ended by force.
+    pub(crate) fn marks(&self) -> (u64, u64) {
+        (self.token, self.forced)
+    }
+
+    pub(crate) fn forget_ms(&self) -> u64 {
+        self.forget_ms
+    }
+
+    // What only a wrong server does.
+
+    pub(crate) fn keep_for_ever(&mut self) {
+        self.forget_ms = u64::MAX;
+    }
+
+    /// A hold whose time is over.
+    pub(crate) fn last_dead(&self, now_ms: u64) -> Option<String> {
+        let writer = self.writer.iter().map(|writer| (writer.id.as_str(), writer.hold));
+        let readers = self.readers.iter().map(|reader| (reader.id.as_str(), reader.hold));
+        writer.chain(readers).find(|(_, hold)| hold.deadline_ms <= now_ms).map(|(id, _)| id.to_owned())
+    }
+
+    pub(crate) fn forget_force(&mut self) {
+        self.forced = 0;
+    }
+
+    /// Lets somebody in whoever is there or waits.
+    pub(crate) fn let_in(&mut self, now: ServerTime, request: &AcquireRequest) {
+        self.cancel(now.as_micros() / 1000, &request.id);
+        match request.mode {
+            Mode::Read => self.begin_read(now.as_micros(), &request.id, request.lease, None),
+            Mode::Write => self.begin_write(now.as_micros(), request, request.lease),
+        }
+    }
+
+    /// Lets the first waiting writer in whoever is there.
+    pub(crate) fn let_writer_in(&mut self, now: ServerTime) {
+        if let Some(waiting) = self.waiting_writers.pop_front() {
+            self.hand_over(&mut Step::new(now, self.limits), &waiting.request);
+        }
+    }
+
+    /// A hold lasts from now on for `lease`, longer or shorter than before.
+    pub(crate) fn set_lease(&mut self, now: ServerTime, id: &AcquisitionId, lease: Duration) {
+        let deadline_ms = now.as_micros() / 1000 + millis(lease);
+        if let Some(hold) = self.hold_of(id) {
+            hold.deadline_ms = deadline_ms;
+        }
+        self.remember(deadline_ms);
+    }
+
+    /// The writer that came last is the first.
+    pub(crate) fn newest_writer_first(&mut self) {
+        if let Some(last) = self.waiting_writers.pop_back() {
+            self.waiting_writers.push_front(last);
+        }
+    }
+
+    pub(crate) fn a_writer_waits(&self) -> bool {
+        !self.waiting_writers.is_empty()
+    }
+
+    pub(crate) fn is_read(&self) -> bool {
+        self.writer.is_none() && !self.readers.is_empty()
+    }
+}
+
+impl Store {
+    /// Applies an operation at a time of the caller's choice, who also tells the news.
+    pub(crate) fn operate<T>(&self, key: &Key, now: ServerTime, operation: impl FnOnce(&mut Record) -> T) -> T {
+        let mut locks = self.locks.lock();
+        let lock = locks.get(key, now);
+        operation(&mut lock.record)
+    }
+
+    pub(crate) fn record(&self, key: &Key) -> Record {
+        self.locks.lock().by_base.get(key.base()).map(|lock| lock.record.clone()).unwrap_or_default()
+    }
+
+    /// A server with this content.
+    pub(crate) fn with(image: Image) -> Self {
+        let store = Self::new();
+        let lock = |(base, record)| (base, super::Lock { record, subscribers: Vec::new(), keepers: Vec::new() });
+        store.locks.lock().by_base.extend(image.into_iter().map(lock));
+        store
+    }
+
+    pub(crate) fn image(&self) -> Image {
+        self.locks.lock().by_base.iter().map(|(base, lock)| (base.clone(), lock.record.clone())).collect()
+    }
+
+    /// Another server with this content takes over.
+    pub(crate) fn replace(&self, mut image: Image) {
+        for (base, lock) in &mut self.locks.lock().by_base {
+            lock.record = image.remove(base).unwrap_or_default();
+        }
+    }
+
+    /// How many records are left after the idle ones are forgotten.
+    pub(crate) fn left_at(&self, now: ServerTime) -> usize {
+        let mut locks = self.locks.lock();
+        locks.forget_idle(now);
+        locks.by_base.len()
+    }
+}

@@ -1,0 +1,237 @@
+//! A majority of the masters grants a lock, or none does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+
+use super::traces::Copy;
+use super::votes::{Ballot, Verdict, Vote, Yes, majority};
+use super::{Asked, Heard, NO_TOKEN, Quorum, Said, Voters, answered, answered_by_majority, finish, granted};
+use crate::base::attempt::{Answered, Attempt, BoxFuture, Failure, Granted};
+use crate::base::key::Key;
+use crate::base::lease::{FencingToken, Moment, ServerTime};
+use crate::store::{AcquireRequest, Acquired, Floor, IfTaken, Renewal, Renewed};
+
+/// How late a request may arrive for all masters to grant the token that was proposed.
+const HEADROOM: Duration = Duration::from_millis(10);
+
+impl Quorum {
+    /// Asks a master for a hold, or to raise the token of the one that it has granted. The copy is counted from before, whether the
+    /// future is polled or not.
+    pub(super) fn send(
+        &self,
+        place: usize,
+        key: &Arc<Key>,
+        request: &Arc<AcquireRequest>,
+        floor: Floor,
+        copy: Copy,
+    ) -> BoxFuture<'static, Said<Acquired>> {
+        let (master, key, request) = (Arc::clone(&self.masters[place]), Arc::clone(key), Arc::clone(request));
+        Box::pin(async move {
+            let attempt = master.scheme.acquire_above(&key, &request, floor).await;
+            copy.settle(&attempt, |acquired| match acquired {
+                Acquired::Granted(_) => Some(true),
+                Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Kept { .. } => Some(false),
+                Acquired::Late => None,
+            });
+            (place, attempt)
+        })
+    }
+
+    pub(super) fn vote_of(&self, place: usize, attempt: Attempt<Acquired>, heard: &mut Heard) -> Vote {
+        let answer = match attempt {
+            Ok(answer) => answer,
+            #[cfg(redis_rwlock_plant)]
+            Err(Failure::Unknown { .. }) => return self.late_yes(),
+            Err(failure) => {
+                heard.failures.push(failure);
+                return Vote::Silent;
+            }
+        };
+        heard.server = heard.server.max(answer.server);
+        match answer.value {
+            Acquired::Granted(granted) => self.yes(place, answer.sent, granted, heard),
+            Acquired::Queued { retry_in, .. } | Acquired::Contended { retry_in } | Acquired::Kept { retry_in } => {
+                heard.retry_in = Some(heard.retry_in.map_or(retry_in, |least| least.min(retry_in)));
+                Vote::No
+            }
+            Acquired::Late => Vote::Silent,
+        }
+    }
+
+    /// A planted fault, which the example `torture` has to find: an answer counts that did not come in time.
+    #[cfg(redis_rwlock_plant)]
+    fn late_yes(&self) -> Vote {
+        const SECOND_US: u64 = 1_000_000;
+        let (now, lease) = (self.clock.now(), self.longest_lease.load(std::sync::atomic::Ordering::Relaxed));
+        // The same for all whose answers are missing, or it would have to be raised.
+        let proposed = u64::from(self.proposed_token()) / SECOND_US * SECOND_US;
+        let token = FencingToken::from_wire(proposed + SECOND_US).unwrap_or(NO_TOKEN);
+        Vote::Yes(Yes { sent: now, until: now.after(Duration::from_nanos(lease)), token })
+    }
+
+    /// A new grant counts if its master may vote.
+    pub(super) fn yes(&self, place: usize, sent: Moment, granted: Granted, heard: &mut Heard) -> Vote {
+        if heard.voters == Voters::Remembering && !self.may_vote(place) {
+            heard.young += 1;
+            return Vote::Silent;
+        }
+        let token = granted.token.plus(granted.tokens.saturating_sub(1));
+        Vote::Yes(Yes { sent, until: sent.after(granted.remaining), token })
+    }
+
+    /// A new acquisition.
+    pub(super) async fn acquire_anew(&self, key: &Key, request: &AcquireRequest) -> Attempt<Acquired> {
+        let key = Arc::new(key.clone());
+        let request =
+            Arc::new(AcquireRequest { max_tokens: 1, if_taken: IfTaken::Leave, caches: false, ..request.clone() });
+        self.traces.begin(&request.id, request.mode, &key, request.lease);
+        let (mut ballot, mut heard) = (self.ballot(), Heard::default());
+        let mut asked = self.ask_for(&mut ballot, &key, &request);
+        let won = self.count(&mut ballot, &mut heard, &mut asked, &key, &request).await;
+        if let Some(won) = won {
+            self.traces.granted(&request.id, won.token);
+            finish(asked);
+            return Ok(answered_by_majority(won, Acquired::Granted(granted(won))));
+        }
+        self.traces.give_back(&request.id);
+        finish(asked);
+        if ballot.is_silent() {
+            if heard.young > 0 {
+                heard.young = self.young();
+            }
+            return Err(heard.failure(self.masters.len()));
+        }
+        // Others have it, or as many of them as there are have divided the masters among them.
+        let retry_in = heard.retry_in.unwrap_or(Duration::from_millis(1));
+        Ok(answered(self.clock.now(), heard.server, Acquired::Contended { retry_in }))
+    }
+
+    fn ask_for(&self, ballot: &mut Ballot, key: &Arc<Key>, request: &Arc<AcquireRequest>) -> Asked<Said<Acquired>> {
+        let (asked, floor) = (FuturesUnordered::new(), self.proposed_token());
+        for (place, master) in self.masters.iter().enumerate() {
+            if master.is_silent() {
+                ballot.says(place, Vote::Silent);
+            } else {
+                let copy = self.traces.sends(&request.id, place);
+                asked.push(self.send(place, key, request, Floor::New(floor), copy));
+            }
+        }
+        asked
+    }
+
+    /// A token that no right clock has reached, and that is above what masters have stored, as far as is known: then all of them
+    /// grant this one, and nothing has to be raised.
+    fn proposed_token(&self) -> FencingToken {
+        let proposed = self.latest_clock().map_or(0, |latest| latest.after(HEADROOM).as_micros());
+        FencingToken::from_wire(proposed).unwrap_or(NO_TOKEN)
+    }
+
+    /// Highest token that comes from a right clock, this one's proposals and those of other managers among them.
+    pub(super) fn reached_token(&self) -> Option<FencingToken> {
+        let reached = self.latest_clock()?.after(HEADROOM).after(self.margins.max_clock_skew);
+        FencingToken::from_wire(reached.as_micros())
+    }
+
+    /// The latest of the masters' clocks that is right, now.
+    fn latest_clock(&self) -> Option<ServerTime> {
+        let now = self.clock.now();
+        let clocks = self.masters.iter().filter_map(|master| master.time_at(now)).collect();
+        latest_right(clocks, self.masters.len() - majority(self.masters.len()), self.margins.max_clock_skew)
+    }
+
+    /// Counts until there is a majority that has stored the token, or can be none.
+    async fn count(
+        &self,
+        ballot: &mut Ballot,
+        heard: &mut Heard,
+        asked: &mut Asked<Said<Acquired>>,
+        key: &Arc<Key>,
+        request: &Arc<AcquireRequest>,
+    ) -> Option<Yes> {
+        let mut raised = vec![false; self.masters.len()];
+        loop {
+            ballot.note_clocks(self.reached_token());
+            match ballot.verdict() {
+                Verdict::Open => {}
+                Verdict::Raise { to, at } => {
+                    for place in at {
+                        if !std::mem::replace(&mut raised[place], true) {
+                            let copy = self.traces.sends_again(&request.id, place)?;
+                            asked.push(self.send(place, key, request, Floor::Any(to), copy));
+                        }
+                    }
+                }
+                Verdict::Won(won) => return Some(won),
+                Verdict::Lost | Verdict::Undecided => return None,
+            }
+            let (place, attempt) = asked.next().await?;
+            let vote = self.vote_of(place, attempt, heard);
+            ballot.says(place, vote);
+        }
+    }
+
+    /// Whether a hold still stands, and for how long: it is renewed, which re-creates nothing.
+    pub(super) async fn confirm(&self, key: &Key, request: &AcquireRequest, token: FencingToken) -> Attempt<Acquired> {
+        let renewal = Renewal {
+            key: Arc::new(key.clone()),
+            id: request.id.clone(),
+            lease: request.lease,
+            keeps: false,
+            tokens: 0,
+        };
+        let renewed = self.renew_all(&[renewal]).await.into_iter().next();
+        let Some(renewed) = renewed else {
+            return Err(Failure::NotDone { source: None });
+        };
+        let Answered { sent, server, value, .. } = renewed?;
+        Ok(answered(
+            sent,
+            server,
+            match value {
+                Renewed::Renewed { remaining, .. } => {
+                    Acquired::Granted(Granted { token, tokens: 1, remaining, is_waited_for: false })
+                }
+                Renewed::Lost { .. } => Acquired::Contended { retry_in: Duration::from_millis(1) },
+            },
+        ))
+    }
+}
+
+/// Returns the latest of these clocks that is right: at most a minority of them all is ahead, and right ones differ by `max_skew` at
+/// most. With all known that goes by the majority-th earliest.
+fn latest_right(mut clocks: Vec<ServerTime>, minority: usize, max_skew: Duration) -> Option<ServerTime> {
+    clocks.sort_unstable();
+    // Were this one ahead, so would be those behind it in this order: one more than a minority.
+    let not_ahead = clocks.len().checked_sub(minority + 1)?;
+    let limit = clocks[not_ahead].after(max_skew);
+    clocks.into_iter().rfind(|clock| *clock <= limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_of_a_minority_that_are_ahead_move_no_proposal() {
+        const AHEAD: u64 = 9_000_000_000;
+        let latest = |minority, clocks: &[u64]| {
+            let clocks = clocks.iter().map(|us| ServerTime::from_micros(*us)).collect();
+            latest_right(clocks, minority, Duration::from_millis(100)).map(ServerTime::as_micros)
+        };
+        assert_eq!(latest(1, &[1_000_000, 1_050_000, 1_090_000]), Some(1_090_000), "all are right");
+        assert_eq!(latest(1, &[AHEAD, 1_000_000, 1_050_000]), Some(1_050_000), "one is ahead");
+        assert_eq!(latest(1, &[5, 1_000_000, 1_050_000]), Some(1_050_000), "one is behind");
+        assert_eq!(latest(1, &[AHEAD, 1_000_000]), Some(1_000_000), "one of two is right");
+        assert_eq!(latest(1, &[1_000_000]), None, "it may be the one that is wrong");
+        assert_eq!(
+            latest(2, &[AHEAD, 1_000_000, AHEAD, 1_010_000, 1_020_000]),
+            Some(1_020_000),
+            "two of five are ahead"
+        );
+        assert_eq!(latest(2, &[AHEAD, AHEAD, 1_000_000]), Some(1_000_000), "two of three known ones are");
+        assert_eq!(latest(2, &[]), None);
+    }
+}

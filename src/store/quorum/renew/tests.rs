@@ -1,0 +1,171 @@
+use std::time::Duration;
+
+use super::super::{Margins, Restarts};
+use super::*;
+use crate::base::attempt::AcquisitionId;
+use crate::base::background_runtime::BackgroundRuntime;
+use crate::base::key::Key;
+use crate::base::lease::FencingToken;
+use crate::base::mode::Mode;
+use crate::store::memory::{Memory, Store};
+use crate::store::{ReleaseReply, ReleaseRequest, Scheme, View};
+
+const LEASE: Duration = Duration::from_secs(10);
+
+/// Three masters within this process, and a lock.
+struct Stage {
+    masters: Vec<Arc<dyn Scheme>>,
+    quorum: Quorum,
+    key: Arc<Key>,
+}
+
+fn asks(id: u64, mode: Mode) -> AcquireRequest {
+    let id = AcquisitionId::new("m", id, "test");
+    AcquireRequest { id, mode, lease: LEASE, max_tokens: 1, if_taken: IfTaken::Leave, caches: false }
+}
+
+impl Stage {
+    fn new() -> Self {
+        let master = || -> Arc<dyn Scheme> { Arc::new(Memory::new(Arc::new(Store::new()))) };
+        let masters = vec![master(), master(), master()];
+        let key = Key::new("quorum", "cfg").expect("a name");
+        let margins = Margins { max_clock_skew: Duration::ZERO, stray_span: Duration::from_secs(1) };
+        let quorum = Quorum::new(masters.clone(), &BackgroundRuntime::Callers, &key, margins, Restarts::Delayed, LEASE);
+        Self { masters, quorum, key: Arc::new(key) }
+    }
+
+    async fn is_granted(&self, request: &AcquireRequest) -> FencingToken {
+        match self.quorum.acquire(&self.key, request).await.expect("answered").value {
+            Acquired::Granted(granted) => granted.token,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Somebody has a hold at one of them.
+    async fn takes(&self, master: usize, request: &AcquireRequest) {
+        let taken = self.masters[master].acquire(&self.key, request).await.expect("answered").value;
+        assert!(matches!(taken, Acquired::Granted(_)), "{taken:?}");
+    }
+
+    async fn gives_back(&self, master: usize, request: &AcquireRequest) -> ReleaseReply {
+        self.masters[master].release(&self.key, &request.id).await.expect("answered").value
+    }
+
+    /// And all that follows.
+    async fn is_renewed(&self, request: &AcquireRequest) -> Renewed {
+        let renewal =
+            Renewal { key: Arc::clone(&self.key), id: request.id.clone(), lease: LEASE, keeps: false, tokens: 0 };
+        let renewed = self.quorum.renew_all(&[renewal]).await.remove(0).expect("answered").value;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        renewed
+    }
+
+    async fn renews(&self, request: &AcquireRequest) {
+        let renewed = self.is_renewed(request).await;
+        assert!(matches!(renewed, Renewed::Renewed { .. }), "{renewed:?}");
+    }
+
+    async fn view(&self, master: usize) -> View {
+        self.masters[master].inspect(&self.key).await.expect("answered").value
+    }
+
+    /// Who holds the lock at one of them.
+    async fn holders(&self, master: usize) -> Vec<String> {
+        self.view(master).await.holders.into_iter().map(|holder| holder.id).collect()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewal_brings_a_hold_and_its_token_to_a_master_that_lacks_it() {
+    for mode in [Mode::Read, Mode::Write] {
+        let (stage, ours, other) = (Stage::new(), asks(1, mode), asks(2, Mode::Write));
+        // Their tokens are ahead of what the third one would give.
+        let ahead = Floor::New(FencingToken::from_wire(1 << 52).expect("small"));
+        for master in [0, 1] {
+            drop(stage.masters[master].acquire_above(&stage.key, &asks(3, Mode::Write), ahead).await);
+            stage.gives_back(master, &asks(3, Mode::Write)).await;
+        }
+        stage.takes(2, &other).await;
+        let token = stage.is_granted(&ours).await;
+        // The third one has answered too.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        stage.gives_back(2, &other).await;
+        stage.renews(&ours).await;
+        let view = stage.view(2).await;
+        assert_eq!(
+            view.holders.iter().map(|holder| (&*holder.id, holder.mode)).collect::<Vec<_>>(),
+            [(ours.id.as_str(), mode)]
+        );
+        assert!(view.token >= Some(token), "{:?} is below {token}", view.token);
+        let leave = ReleaseRequest { key: Arc::clone(&stage.key), id: ours.id.clone() };
+        assert_eq!(
+            stage.quorum.leave_everywhere(&[leave]).await.remove(0).expect("answered").value,
+            ReleaseReply::Held
+        );
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert_eq!(stage.holders(2).await, Vec::<String>::new());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_is_not_brought_to_a_master_where_somebody_else_has_one() {
+    let (stage, ours, other) = (Stage::new(), asks(1, Mode::Write), asks(2, Mode::Write));
+    stage.takes(2, &other).await;
+    stage.is_granted(&ours).await;
+    stage.renews(&ours).await;
+    assert_eq!(stage.holders(2).await, [other.id.as_str()]);
+    // A refusal is asked again at the next renewal.
+    stage.gives_back(2, &other).await;
+    stage.renews(&ours).await;
+    assert_eq!(stage.holders(2).await, [ours.id.as_str()]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_that_was_ended_by_force_at_any_master_is_lost_and_brought_nowhere() {
+    // The last one answers when two others have decided.
+    for at in 0..3 {
+        let (stage, ours) = (Stage::new(), asks(1, Mode::Write));
+        let token = stage.is_granted(&ours).await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let seen = stage.view(at).await;
+        stage.masters[at].force(&stage.key, &seen).await.expect("answered");
+        if at == 2 {
+            stage.renews(&ours).await;
+        }
+        let renewed = stage.is_renewed(&ours).await;
+        assert!(matches!(renewed, Renewed::Lost { forced } if forced >= Some(token)), "{at}: {renewed:?}");
+        assert_eq!(stage.holders(at).await, Vec::<String>::new(), "{at}");
+    }
+}
+
+/// A force from before a hold was granted is not one of it.
+#[tokio::test(start_paused = true)]
+async fn hold_is_brought_to_a_master_where_another_was_ended_by_force() {
+    let (stage, ours, other) = (Stage::new(), asks(1, Mode::Write), asks(2, Mode::Write));
+    stage.takes(2, &other).await;
+    let seen = stage.view(2).await;
+    stage.masters[2].force(&stage.key, &seen).await.expect("answered");
+    // All have the same clock here, and a token of its own for each microsecond.
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    stage.takes(2, &asks(3, Mode::Write)).await;
+    stage.is_granted(&ours).await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    stage.gives_back(2, &asks(3, Mode::Write)).await;
+    stage.renews(&ours).await;
+    assert_eq!(stage.holders(2).await, [ours.id.as_str()]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_majority_has_lost_is_brought_nowhere() {
+    let (stage, ours) = (Stage::new(), asks(1, Mode::Write));
+    stage.is_granted(&ours).await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    for master in [1, 2] {
+        stage.gives_back(master, &ours).await;
+    }
+    let renewed = stage.is_renewed(&ours).await;
+    assert!(matches!(renewed, Renewed::Lost { .. }), "{renewed:?}");
+    for master in [1, 2] {
+        assert_eq!(stage.holders(master).await, Vec::<String>::new());
+    }
+}

@@ -1,0 +1,300 @@
+use super::*;
+use crate::base::attempt::{Answered, Granted, NodeId};
+use crate::base::background_runtime::BackgroundRuntime;
+use crate::base::lease::ServerTime;
+use crate::store::Acquired;
+use crate::store::memory::{Memory, Store};
+
+const LEASE: Duration = Duration::from_secs(10);
+const STRAY: Duration = Duration::from_secs(1);
+
+/// Three masters whose debts are counted, for nobody tells them while a test does not wait.
+struct Stage {
+    traces: Arc<Traces>,
+    masters: Vec<Arc<Master>>,
+    key: Arc<Key>,
+    id: AcquisitionId,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let key = Key::new("quorum", "cfg").expect("a name");
+        let master = || {
+            let scheme = Memory::new(Arc::new(Store::new()));
+            Arc::new(Master::new(Arc::new(scheme), BackgroundRuntime::Callers, key.clone()))
+        };
+        let masters = vec![master(), master(), master()];
+        let traces = Traces::new(masters.clone(), masters[0].scheme.clock(), Duration::ZERO, STRAY);
+        let id = AcquisitionId::new("m", 1, "test");
+        let stage = Self { traces, masters, key: Arc::new(key), id };
+        stage.traces.begin(&stage.id, Mode::Write, &stage.key, LEASE);
+        stage
+    }
+
+    fn sends(&self, master: usize) -> Copy {
+        self.traces.sends(&self.id, master)
+    }
+
+    fn is_told(&self, master: usize) -> Telling {
+        Telling::new(&self.traces, &self.id, master)
+    }
+
+    fn debts(&self) -> Vec<usize> {
+        self.masters.iter().map(|master| master.debts()).collect()
+    }
+
+    fn answered<T>(&self, value: T) -> Attempt<T> {
+        Ok(Answered { sent: self.traces.clock.now(), server: ServerTime::default(), node: NodeId::default(), value })
+    }
+
+    fn is_granted(&self, copy: Copy) {
+        copy.settle(&self.answered(granted()), |_| Some(true));
+    }
+
+    fn is_refused(&self, copy: Copy) {
+        copy.settle(&self.answered(Acquired::Contended { retry_in: LEASE }), |_| Some(false));
+    }
+
+    fn known(&self) -> usize {
+        self.traces.of.lock().by_id.len()
+    }
+}
+
+fn token(raw: u64) -> FencingToken {
+    FencingToken::from_wire(raw).expect("small")
+}
+
+fn granted() -> Acquired {
+    Acquired::Granted(Granted { token: token(1), tokens: 1, remaining: LEASE, is_waited_for: false })
+}
+
+fn gone() -> ReleaseReply {
+    ReleaseReply::None(Absence::default())
+}
+
+fn not_done<T>() -> Attempt<T> {
+    Err(Failure::NotDone { source: None })
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_came_to_nothing_is_owed_by_those_that_have_it_or_may_get_it() {
+    let stage = Stage::new();
+    let (first, second, third) = (stage.sends(0), stage.sends(1), stage.sends(2));
+    stage.is_granted(first);
+    stage.is_refused(second);
+    stage.traces.give_back(&stage.id);
+    assert_eq!(stage.debts(), [1, 0, 0], "what is on its way is not known yet");
+    stage.is_granted(third);
+    assert_eq!(stage.debts(), [1, 0, 1]);
+    assert_eq!(stage.known(), 0, "all is known");
+}
+
+#[tokio::test(start_paused = true)]
+async fn copy_that_nobody_waits_for_is_owed_until_it_cannot_arrive() {
+    let stage = Stage::new();
+    let (dropped, not_sent) = (stage.sends(0), stage.sends(1));
+    drop(dropped);
+    not_sent.settle(&not_done::<Acquired>(), |_| None);
+    stage.traces.give_back(&stage.id);
+    assert_eq!(stage.debts(), [1, 0, 0]);
+    let debt = stage.masters[0].first_debt();
+    assert_eq!(debt.stray_until, Some(stage.traces.clock.now().after(STRAY)));
+    assert!(debt.until >= stage.traces.clock.now().after(STRAY + LEASE), "it would keep it for a lease from then on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_that_ended_what_a_copy_brought_is_not_told_twice() {
+    // Its answer is looked at before that of the copy, or behind it.
+    for release_first in [true, false] {
+        let stage = Stage::new();
+        let copy = stage.sends(0);
+        assert_eq!(stage.traces.leaving(&stage.id).expect("known")[0], Standing::MayHold);
+        let telling = stage.is_told(0);
+        let told = |telling: Telling| assert_eq!(telling.told(&stage.answered(ReleaseReply::Held)), Some(true));
+        if release_first {
+            told(telling);
+            stage.is_granted(copy);
+        } else {
+            stage.is_granted(copy);
+            told(telling);
+        }
+        assert_eq!(stage.debts(), [0, 0, 0], "the release was first: {release_first}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_is_told_again_if_what_it_ended_is_never_answered() {
+    let stage = Stage::new();
+    let copy = stage.sends(0);
+    stage.traces.leaving(&stage.id);
+    assert_eq!(stage.is_told(0).told(&stage.answered(ReleaseReply::Held)), Some(true));
+    drop(copy);
+    assert_eq!(stage.debts(), [1, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_that_came_back_is_not_taken_away_by_an_earlier_conversion() {
+    let stage = Stage::new();
+    stage.is_granted(stage.sends(0));
+    let sent = stage.traces.clock.now();
+    tokio::time::advance(Duration::from_millis(1)).await;
+    // A conversion that was sent before it is answered behind it.
+    stage.is_granted(stage.sends(0));
+    stage.traces.was_converted(&stage.id, 0, sent);
+    assert_eq!(stage.traces.leaving(&stage.id).expect("known")[0], Standing::MayHold);
+    stage.traces.was_converted(&stage.id, 0, stage.traces.clock.now());
+    assert_eq!(stage.traces.leaving(&stage.id).expect("known")[0], Standing::Nothing);
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_that_came_before_the_grant_is_told_again() {
+    for release_first in [true, false] {
+        let stage = Stage::new();
+        let copy = stage.sends(0);
+        stage.traces.leaving(&stage.id);
+        let telling = stage.is_told(0);
+        if release_first {
+            telling.told(&stage.answered(gone()));
+            stage.is_granted(copy);
+        } else {
+            stage.is_granted(copy);
+            telling.told(&stage.answered(gone()));
+        }
+        assert_eq!(stage.debts(), [1, 0, 0], "the release was first: {release_first}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn second_copy_may_bring_back_what_a_release_has_ended() {
+    let stage = Stage::new();
+    let (first, raised) = (stage.sends(0), stage.sends(0));
+    stage.is_granted(first);
+    stage.traces.leaving(&stage.id);
+    stage.is_told(0).told(&stage.answered(ReleaseReply::Held));
+    stage.is_granted(raised);
+    assert_eq!(stage.debts(), [1, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_that_is_not_answered_is_owed_once() {
+    let stage = Stage::new();
+    stage.is_granted(stage.sends(0));
+    stage.traces.leaving(&stage.id);
+    stage.is_told(0).not_sent();
+    drop(stage.is_told(0));
+    assert_eq!(stage.debts(), [1, 0, 0]);
+}
+
+/// The debt that is there may be told before that grant.
+#[tokio::test(start_paused = true)]
+async fn grant_that_crosses_with_a_release_without_an_answer_is_owed_besides() {
+    let stage = Stage::new();
+    let copy = stage.sends(0);
+    stage.traces.leaving(&stage.id);
+    stage.is_told(0).not_sent();
+    let telling = stage.is_told(0);
+    stage.is_granted(copy);
+    drop(telling);
+    assert_eq!(stage.debts(), [2, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_that_an_unanswered_release_may_have_ended_was_ours() {
+    let stage = Stage::new();
+    stage.is_granted(stage.sends(0));
+    stage.traces.granted(&stage.id, token(7));
+    stage.traces.leaving(&stage.id);
+    let absence = Absence { forced: None, last: Some(token(7)), first: Some(token(3)) };
+    assert_eq!(stage.is_told(0).told(&stage.answered(ReleaseReply::None(absence))), Some(false), "nobody was in doubt");
+    let stage = Stage::new();
+    stage.is_granted(stage.sends(0));
+    stage.traces.granted(&stage.id, token(7));
+    stage.traces.leaving(&stage.id);
+    drop(stage.is_told(0));
+    assert_eq!(stage.is_told(0).told(&stage.answered(ReleaseReply::None(absence))), Some(true));
+    let later = [Standing::Released { was_held: true }, Standing::Nothing, Standing::Nothing];
+    assert_eq!(stage.traces.leaving(&stage.id), Some(later.to_vec()));
+}
+
+/// What a renewal asks for anew at a master that lacks a hold.
+#[tokio::test(start_paused = true)]
+async fn master_that_lacks_a_hold_is_asked_for_it_unless_that_is_of_no_use() {
+    let stage = Stage::new();
+    let until = || stage.traces.clock.now().after(LEASE);
+    let brings = |until| stage.traces.brings(&stage.id, 2, LEASE, until);
+    stage.is_granted(stage.sends(0));
+    stage.is_granted(stage.sends(1));
+    assert!(brings(until()).is_none(), "no majority has granted it");
+    stage.traces.granted(&stage.id, token(7));
+    let dropped = stage.sends(2);
+    assert!(brings(until()).is_none(), "it is being asked");
+    drop(dropped);
+    assert!(brings(until()).is_none(), "a copy may yet arrive");
+    tokio::time::advance(STRAY).await;
+    assert!(brings(stage.traces.clock.now()).is_none(), "it is over");
+    let (copy, mode, above) = brings(until()).expect("of use");
+    assert_eq!((mode, above), (Mode::Write, token(7)));
+    stage.is_granted(copy);
+    stage.traces.leaving(&stage.id);
+    assert!(brings(until()).is_none(), "it is released");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_ended_by_force_at_a_master_is_asked_for_nowhere() {
+    let stage = Stage::new();
+    let brings = || stage.traces.brings(&stage.id, 2, LEASE, stage.traces.clock.now().after(LEASE));
+    stage.is_granted(stage.sends(0));
+    stage.is_granted(stage.sends(1));
+    stage.traces.granted(&stage.id, token(7));
+    for earlier in [None, Some(token(6))] {
+        stage.traces.lacks(&stage.id, earlier);
+        assert_eq!(stage.traces.forced(&stage.id), None);
+    }
+    stage.is_granted(brings().expect("of use").0);
+    stage.traces.lacks(&stage.id, Some(token(7)));
+    assert_eq!(stage.traces.forced(&stage.id), Some(token(7)));
+    assert!(brings().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_that_is_brought_to_a_master_behind_its_release_is_owed() {
+    let stage = Stage::new();
+    stage.is_granted(stage.sends(0));
+    stage.is_granted(stage.sends(1));
+    stage.is_refused(stage.sends(2));
+    stage.traces.granted(&stage.id, token(7));
+    let until = stage.traces.clock.now().after(LEASE);
+    let (copy, ..) = stage.traces.brings(&stage.id, 2, LEASE, until).expect("it lacks it");
+    assert_eq!(stage.traces.leaving(&stage.id).expect("known")[2], Standing::MayHold);
+    stage.is_told(2).told(&stage.answered(gone()));
+    stage.is_granted(copy);
+    assert_eq!(stage.debts(), [0, 0, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn trace_goes_when_its_release_is_known() {
+    let stage = Stage::new();
+    for master in 0..3 {
+        stage.is_granted(stage.sends(master));
+    }
+    stage.traces.granted(&stage.id, token(1));
+    stage.traces.leaving(&stage.id);
+    for master in 0..3 {
+        stage.is_told(master).told(&stage.answered(ReleaseReply::Held));
+    }
+    assert_eq!(stage.known(), 1, "whoever asks again is to hear the same");
+    stage.traces.has_left(&stage.id);
+    assert_eq!((stage.known(), stage.debts()), (0, vec![0, 0, 0]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn traces_of_which_nobody_has_told_the_end_go_when_they_are_over() {
+    let stage = Stage::new();
+    let begin = |n| stage.traces.begin(&AcquisitionId::new("m", n, "test"), Mode::Read, &stage.key, LEASE);
+    (2..=1000).for_each(begin);
+    assert_eq!(stage.known(), 1000);
+    tokio::time::advance(LEASE * 2).await;
+    // Looked at when there are twice as many.
+    (1001..=2100).for_each(begin);
+    assert!(stage.known() <= 1100, "{}", stage.known());
+}

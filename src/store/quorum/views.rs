@@ -1,0 +1,52 @@
+//! What operators ask several masters: who holds a lock, and the end of its holds. Pure: answers in, one view out.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::votes::majority;
+use crate::base::attempt::Answered;
+use crate::base::lease::ServerTime;
+use crate::store::{Forced, Holder, View};
+
+/// One view of what each of so many masters has shown. Who is recorded by less than a majority holds nothing.
+pub(super) fn merge(masters: usize, answers: Vec<(usize, Answered<View>)>) -> (ServerTime, View) {
+    let server = answers.iter().map(|(_, answer)| answer.server).max().unwrap_or_default();
+    let mut view = View { tokens: vec![None; masters], ..View::default() };
+    let mut rows: BTreeMap<String, Vec<Holder>> = BTreeMap::new();
+    for (place, answer) in answers {
+        let seen = answer.value;
+        view.tokens[place] = seen.token;
+        view.token = view.token.max(seen.token);
+        view.more_holders = view.more_holders.max(seen.more_holders);
+        // Their clocks differ: by that of the one that is ahead.
+        let behind_ms = (server.as_micros() - answer.server.as_micros()) / 1000;
+        for holder in seen.holders {
+            let since_ms = holder.since_ms + behind_ms;
+            rows.entry(holder.id.clone()).or_default().push(Holder { since_ms, ..holder });
+        }
+    }
+    view.holders = rows.into_values().filter_map(|rows| held(majority(masters), rows)).collect();
+    (server, view)
+}
+
+/// A hold as a majority has it: since the first of them, for as long as so many keep it.
+fn held(needed: usize, rows: Vec<Holder>) -> Option<Holder> {
+    let mut remaining: Vec<Duration> = rows.iter().map(|row| row.remaining).collect();
+    remaining.sort_unstable();
+    let remaining = remaining[remaining.len().checked_sub(needed)?];
+    let first = rows.into_iter().min_by_key(|row| row.since_ms)?;
+    Some(Holder { remaining, ..first })
+}
+
+/// What a force has ended of what was seen. What less than a majority had recorded was nobody's.
+pub(super) fn merge_forced(seen: &View, answers: Vec<Forced>) -> Forced {
+    let shown: BTreeSet<&str> = seen.holders.iter().map(|holder| &*holder.id).collect();
+    let more = answers.iter().any(|forced| forced.more);
+    let ended: BTreeSet<String> = answers.into_iter().flat_map(|forced| forced.ids).collect();
+    let ids = ended.into_iter().filter(|id| seen.more_holders > 0 || shown.contains(id.as_str())).collect();
+    Forced { ids, more }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,22 @@
+//! The two-key scheme: a read key and a write key per lock, on one node. The scripts are in `lua/`.
+
+use std::sync::Arc;
+
+use crate::net::{Script, Transport};
+use crate::store::lua::{LuaScheme, Scripts, Waiting};
+use crate::store::scripts::two_key;
+
+static SCRIPTS: Scripts = Scripts {
+    acquire: Script::new(two_key::ACQUIRE),
+    leave: Script::new(two_key::LEAVE),
+    convert: Script::new(two_key::CONVERT),
+    renew: Script::new(two_key::RENEW),
+    inspect: Script::new(two_key::INSPECT),
+    force: Script::new(two_key::FORCE),
+    used: None,
+    key_parts: &["read", "write"],
+};
+
+pub(crate) fn scheme(transport: Arc<dyn Transport>) -> LuaScheme {
+    LuaScheme::new(&SCRIPTS, transport, Waiting::Beside)
+}
