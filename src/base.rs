@@ -12,6 +12,7 @@ pub(crate) mod duration_text;
 pub(crate) mod error;
 pub(crate) mod events;
 pub(crate) mod health;
+pub(crate) mod in_doubt;
 pub(crate) mod key;
 pub(crate) mod lease;
 pub(crate) mod metrics;

@@ -8,4 +8,3 @@ pub mod blocking;
 pub(crate) mod config;
 pub(crate) mod guard;
 pub(crate) mod manager;
-pub(crate) mod view;

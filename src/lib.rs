@@ -82,7 +82,8 @@ mod face;
 mod lock;
 mod net;
 mod store;
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../testing/testing.rs"]
 mod testing;
 
 pub use base::attempt::BoxFuture;
@@ -100,5 +101,5 @@ pub use face::blocking;
 pub use face::config::Config;
 pub use face::guard::{DowngradeError, Guard, HoldWatch, ReadGuard, TryUpgradeError, WriteGuard};
 pub use face::manager::{Build, Builder, MemoryManager, QuorumManager, RedisManager, RwLockManager, TwoKeyManager};
-pub use face::view::{HolderView, LockView, WaiterView};
 pub use lock::end::{Ended, HoldState};
+pub use store::view::{HolderView, LockView, WaiterView};

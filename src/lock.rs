@@ -9,7 +9,6 @@ pub(crate) mod effects;
 pub(crate) mod end;
 mod few;
 pub(crate) mod hold;
-pub(crate) mod in_doubt;
 mod record;
 pub(crate) mod release;
 pub(crate) mod shares;
@@ -17,7 +16,8 @@ pub(crate) mod side;
 mod stalled;
 mod state;
 pub(crate) mod table;
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../testing/unit/lock/tests.rs"]
 mod tests;
 pub(crate) mod wait;
 pub(crate) mod watch;

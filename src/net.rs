@@ -24,7 +24,8 @@ mod address;
 mod announced;
 mod conditions;
 mod encode;
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../testing/unit/net/fake.rs"]
 mod fake;
 mod fault;
 mod fleet;

@@ -39,6 +39,7 @@ pub(crate) mod quorum;
 #[path = "../lua/scripts.rs"]
 pub(crate) mod scripts;
 pub(crate) mod two_key;
+pub(crate) mod view;
 
 /// What an acquisition asks for.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -85,9 +86,6 @@ impl AcquireRequest {
         }
     }
 }
-
-/// The most tokens that one grant reserves.
-pub(crate) const MAX_TOKENS: u64 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Acquired {
@@ -234,7 +232,7 @@ pub(crate) struct Renewal {
     pub(crate) lease: Duration,
     /// As [`AcquireRequest::keeps`].
     pub(crate) keeps: bool,
-    /// How many more tokens a write hold that is kept wants at most, [`MAX_TOKENS`] of them.
+    /// How many more tokens a write hold that is kept wants at most, [`MAX_TOKENS`](crate::base::lease::MAX_TOKENS) of them.
     pub(crate) tokens: u64,
 }
 

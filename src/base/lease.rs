@@ -11,6 +11,9 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
+/// The most tokens that one grant reserves.
+pub(crate) const MAX_TOKENS: u64 = 64;
+
 /// Margin for timers and millisecond truncation.
 const GRAIN: Duration = Duration::from_millis(2);
 /// Clock rates are assumed to agree to one part in this many.

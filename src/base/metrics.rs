@@ -8,9 +8,11 @@
 mod off;
 #[cfg(feature = "metrics")]
 mod on;
-#[cfg(all(test, feature = "metrics"))]
+#[cfg(all(test, feature = "_testing", feature = "metrics"))]
+#[path = "../../testing/unit/base/metrics/recording.rs"]
 pub(crate) mod recording;
-#[cfg(all(test, feature = "metrics"))]
+#[cfg(all(test, feature = "_testing", feature = "metrics"))]
+#[path = "../../testing/unit/base/metrics/tests.rs"]
 mod tests;
 
 #[cfg(not(feature = "metrics"))]

@@ -11,8 +11,8 @@ use crate::base::durability::Durability;
 use crate::base::error::{Error, Result};
 use crate::base::key::{self, Key, KeyTemplate, Listing};
 use crate::base::lease;
+use crate::base::lease::MAX_TOKENS;
 use crate::base::reentry::Reentry;
-use crate::store::MAX_TOKENS;
 
 /// Longest lease: servers count deadlines in milliseconds and stay exact far beyond this.
 const MAX_LEASE: Duration = Duration::from_secs(365 * 24 * 3600);

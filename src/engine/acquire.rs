@@ -15,7 +15,8 @@ mod recheck;
 mod wait;
 mod withdraw;
 
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/engine/acquire/tests.rs"]
 mod tests;
 
 use std::pin::Pin;

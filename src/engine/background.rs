@@ -32,7 +32,8 @@ use crate::engine::wake::{DriverId, Wake};
 use crate::lock::hold::Hold;
 use crate::store::{ReleaseReply, Renewed, Scheme};
 
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/engine/background/tests.rs"]
 mod tests;
 
 /// The most requests in one pipeline: larger ones would keep other callers of the node waiting.

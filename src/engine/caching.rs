@@ -1,7 +1,8 @@
 //! Holds that stay when their last guard has left: which names are worth it, who hears of those who call for them, and what is
 //! given up when they become too many.
 
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/engine/caching/tests.rs"]
 mod tests;
 
 use std::sync::{Arc, Weak};

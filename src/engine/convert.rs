@@ -8,7 +8,8 @@
 //! nobody write: the answer to a renewal tells whether the old hold stands, or a further conversion asks under the same id. A
 //! guard that writes is over: readers may be in.
 
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/engine/convert/tests.rs"]
 mod tests;
 
 use std::sync::Arc;
@@ -16,16 +17,17 @@ use std::time::Duration;
 
 use crate::base::error::{Error, LossReason};
 use crate::base::events;
+use crate::base::in_doubt::InDoubt;
+use crate::base::lease::MAX_TOKENS;
 use crate::base::lease::Moment;
 use crate::engine::caching::CacheRequest;
 use crate::engine::releases::Unsettled;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held};
 use crate::lock::hold::{self, Grant, GrantIdentity, Hold, HoldState, LeftOpen, OpenConversion, ShareId};
-use crate::lock::in_doubt::InDoubt;
 use crate::lock::release::Release;
 use crate::lock::shares::ShareRequest;
-use crate::store::{AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, MAX_TOKENS, Mode, loss_reason};
+use crate::store::{AcquireRequest, Answered, Converted, Failure, Granted, IfTaken, Mode, loss_reason};
 
 /// Why a guard could not be converted, and the guard.
 pub(crate) struct NotConverted {

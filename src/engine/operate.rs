@@ -7,8 +7,8 @@ use crate::base::error::{LossReason, Result};
 use crate::base::health::{Health, Stats, Traffic};
 use crate::base::key::Key;
 use crate::engine::{Engine, in_runtime};
-use crate::face::view::{Guards, HolderView, LockView, Seen};
 use crate::lock::table::Counts;
+use crate::store::view::{Guards, HolderView, LockView, Seen};
 use crate::store::{Answered, Forced, View};
 
 /// So many holders are named where one line is to be enough.

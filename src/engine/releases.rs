@@ -31,7 +31,8 @@ use crate::store::{ReleaseReply, ReleaseRequest, Scheme};
 use inline::InlineReleases;
 
 mod inline;
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/engine/releases/tests.rs"]
 mod tests;
 
 /// Time between the loss of a guard at `max_hold` and the release of its hold. The holder's task hears of the loss before another

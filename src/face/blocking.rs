@@ -37,7 +37,7 @@ use crate::base::topology::Topology;
 use crate::engine::Engine;
 use crate::face::guard::{Guard as AsyncGuard, conversion_error};
 use crate::face::manager::{Build, Builder, RwLockManager};
-use crate::face::view::{HolderView, LockView};
+use crate::store::view::{HolderView, LockView};
 
 /// Time for which the runtime of a dropped manager continues with releases in progress.
 const LAST_RELEASES: Duration = Duration::from_secs(2);

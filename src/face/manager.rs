@@ -20,9 +20,9 @@ use crate::engine::Engine;
 use crate::engine::handles::Handles;
 use crate::face::acquire::Acquire;
 use crate::face::guard::{Guard, ReadGuard, WriteGuard};
-use crate::face::view::{HolderView, LockView};
 use crate::net;
 use crate::store::memory::{Memory, Store, Wire};
+use crate::store::view::{HolderView, LockView};
 use crate::store::{BoxFuture, Scheme, hash, two_key};
 
 mod sealed {

@@ -21,12 +21,12 @@ use crate::base::attempt::AcquisitionId;
 use crate::base::backoff::Backoff;
 use crate::base::error::LossReason;
 use crate::base::events::Loss;
+use crate::base::in_doubt::InDoubt;
 use crate::base::lease::{self, FencingToken, Moment, ServerTime};
 use crate::base::mode::Mode;
 use crate::base::reentry::OwnerId;
 use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::{End, Ended, HoldState};
-use crate::lock::in_doubt::InDoubt;
 use crate::lock::shares::{Share, ShareId, ShareRequest, Shares};
 use crate::lock::side::First;
 

@@ -13,9 +13,9 @@ use tokio::sync::Notify;
 use crate::base::attempt::{AcquisitionId, Subscription};
 use crate::base::backoff::Backoff;
 use crate::base::error::Source;
+use crate::base::in_doubt::InDoubt;
 use crate::base::lease::Moment;
 use crate::lock::effects::Signals;
-use crate::lock::in_doubt::InDoubt;
 use crate::lock::shares::ShareRequest;
 
 /// Names a waiter of its cell, later ones by higher numbers.

@@ -51,21 +51,26 @@ mod connection;
 mod dial;
 mod ears;
 mod greeting;
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/net/node/hostile.rs"]
 mod hostile;
 mod lanes;
 mod lines;
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/net/node/mutations.rs"]
 mod mutations;
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/net/node/names.rs"]
 mod names;
 mod prober;
 mod room;
 mod silence;
 mod steps;
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/net/node/tests.rs"]
 mod tests;
-#[cfg(all(test, feature = "tls"))]
+#[cfg(all(test, feature = "_testing", feature = "tls"))]
+#[path = "../../testing/unit/net/node/tls.rs"]
 mod tls;
 mod wire;
 

@@ -80,7 +80,8 @@ mod channel;
 mod hearing;
 mod keeper;
 mod link;
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/net/push/tests.rs"]
 mod tests;
 
 /// Number of new channels after the last look that causes another one.

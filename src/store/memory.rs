@@ -12,10 +12,12 @@ use futures_util::stream::BoxStream;
 use parking_lot::Mutex;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/explorer/explorer.rs"]
 mod explore;
 mod record;
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../testing/unit/store/memory/replica.rs"]
 pub(crate) mod replica;
 
 pub(crate) use self::record::{CallBack, News, Record};

@@ -7,13 +7,14 @@ use super::wait::{Pause, RecallReply};
 use super::{Acquisition, HEARTBEAT, Patience, grace};
 use crate::base::error::{Error, Result, Source};
 use crate::base::events;
+use crate::base::in_doubt::InDoubt;
+use crate::base::lease::MAX_TOKENS;
 use crate::base::lease::{self, Moment, ServerTime};
 use crate::engine::Held;
 use crate::lock::hold::{self, Grant, GrantIdentity};
-use crate::lock::in_doubt::InDoubt;
 use crate::lock::side::{Notifications, OpenOperation, Pending, SideOutage};
 use crate::lock::wait::{Installed, WaitEntry};
-use crate::store::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken, MAX_TOKENS};
+use crate::store::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken};
 
 /// By so much longer than it waits for the word of those who keep the lock, whoever tries has a place in the queue: its claim is on
 /// its way.

@@ -239,7 +239,7 @@ impl HoldRecord {
 
     /// How many more tokens to ask for: a block before the one that is there is used up.
     pub(in crate::lock) fn missing_tokens(&self) -> u64 {
-        const MAX: u64 = crate::store::MAX_TOKENS;
+        const MAX: u64 = crate::base::lease::MAX_TOKENS;
         let Some(keep) = &self.cache else {
             return 0;
         };

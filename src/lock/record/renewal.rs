@@ -7,12 +7,12 @@ use tokio::sync::Notify;
 
 use super::{Accepted, CLOSED, Grant, HoldRecord, Next, OpenConversion, Phase, RenewalState, renewal_interval};
 use crate::base::error::LossReason;
+use crate::base::in_doubt::InDoubt;
 use crate::base::lease::{self, Moment};
 use crate::base::mode::Mode;
 use crate::base::recalls::LiveSubscription;
 use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::Ended;
-use crate::lock::in_doubt::InDoubt;
 use crate::lock::shares::{Share, ShareId};
 
 /// With less left nobody joins without a word: half of the shortest lease that can be asked for.

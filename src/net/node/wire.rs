@@ -577,5 +577,6 @@ impl Inbox {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../../testing/unit/net/node/wire/tests.rs"]
 mod tests;

@@ -7,7 +7,8 @@ mod marks;
 mod operate;
 mod published;
 mod queue;
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../../testing/unit/store/memory/record/tests.rs"]
 mod tests;
 
 use std::collections::VecDeque;
@@ -20,10 +21,10 @@ pub(super) use self::marks::Mark;
 #[cfg(test)]
 pub(crate) use self::published::TimestampClientsMs;
 use self::queue::Look;
+use crate::base::lease::MAX_TOKENS;
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Granted, MAX_TOKENS, Mode, ReleaseReply,
-    Renewed,
+    Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Granted, Mode, ReleaseReply, Renewed,
 };
 
 /// How long an idle record remembers its last token, as on a server.

@@ -248,5 +248,6 @@ impl Drop for Due<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../../testing/unit/store/quorum/master/tests.rs"]
 mod tests;

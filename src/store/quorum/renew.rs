@@ -184,5 +184,6 @@ impl Heal {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../../testing/unit/store/quorum/renew/tests.rs"]
 mod tests;

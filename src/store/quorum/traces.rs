@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 use super::master::{Debt, Master};
 use crate::base::attempt::{AcquisitionId, Attempt, Failure};
 use crate::base::clock::Clock;
+use crate::base::in_doubt::InDoubt;
 use crate::base::key::Key;
 use crate::base::lease::{self, FencingToken, Moment};
 use crate::base::mode::Mode;
-use crate::lock::in_doubt::InDoubt;
 use crate::store::{Absence, ReleaseReply, Scheme};
 
 /// Fewer are not worth a look for those that nobody has told us the end of.
@@ -466,5 +466,6 @@ impl Drop for Telling {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../../testing/unit/store/quorum/traces/tests.rs"]
 mod tests;

@@ -48,5 +48,6 @@ pub(super) fn merge_forced(seen: &View, answers: Vec<Forced>) -> Forced {
     Forced { ids, more }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../../testing/unit/store/quorum/views/tests.rs"]
 mod tests;

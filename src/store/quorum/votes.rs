@@ -156,5 +156,6 @@ impl Ballot {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "_testing"))]
+#[path = "../../../testing/unit/store/quorum/votes/tests.rs"]
 mod tests;

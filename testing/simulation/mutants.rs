@@ -4,11 +4,10 @@ use std::collections::{HashMap, HashSet};
 
 use super::world::{Answer, Parcel, operate};
 use crate::base::key::Key;
+use crate::base::lease::MAX_TOKENS;
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::memory::{CallBack, News, Record};
-use crate::store::{
-    AcquireRequest, Acquired, AcquisitionId, Converted, Granted, IfTaken, MAX_TOKENS, Mode, ReleaseReply, Renewed,
-};
+use crate::store::{AcquireRequest, Acquired, AcquisitionId, Converted, Granted, IfTaken, Mode, ReleaseReply, Renewed};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mutant {

@@ -81,7 +81,7 @@ async fn document_lists_what_is_counted() {
     // A connection counts itself where it is made.
     drop(metrics::with_local_recorder(&recording, super::Counter::of_reconnects));
     drop(cluster);
-    let listed: BTreeMap<String, (String, String)> = include_str!("../../../docs/METRICS.md")
+    let listed: BTreeMap<String, (String, String)> = include_str!("../../../../docs/METRICS.md")
         .lines()
         .filter(|line| line.starts_with("| `rwlock_"))
         .map(|line| {
@@ -108,8 +108,9 @@ async fn document_lists_what_is_counted() {
 /// Checks that rules and dashboard use only metrics that exist.
 #[test]
 fn alerts_and_dashboard_ask_for_what_is_counted() {
-    let document = include_str!("../../../docs/METRICS.md");
-    let (alerts, dashboard) = (include_str!("../../../docs/alerts.yml"), include_str!("../../../docs/dashboard.json"));
+    let document = include_str!("../../../../docs/METRICS.md");
+    let (alerts, dashboard) =
+        (include_str!("../../../../docs/alerts.yml"), include_str!("../../../../docs/dashboard.json"));
     for (file, text) in [("alerts", alerts), ("dashboard", dashboard)] {
         let mut names = 0;
         for rest in text.split("rwlock_").skip(1) {

@@ -9,12 +9,12 @@ use crate::base::attempt::{Notification, Subscription};
 use crate::base::error::{Error, Result};
 use crate::base::key::LockName;
 use crate::base::lease::FencingToken;
+use crate::base::lease::MAX_TOKENS;
 use crate::base::mode::Mode;
 use crate::base::options::{Options, Overrides, Terms};
 use crate::engine::Held;
 use crate::engine::acquire::{Patience, acquire, join};
 use crate::lock::hold::HoldState;
-use crate::store::MAX_TOKENS;
 use crate::store::memory::{Memory, Store};
 use crate::testing::staged::{Fate, STRAY, Staged};
 

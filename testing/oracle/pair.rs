@@ -203,8 +203,8 @@ impl<'a> Pair<'a> {
         let stamp_ms = self.last_ms().saturating_add_signed(skew_ms);
         let stamp_ms = if stamp_ms > 1 << 53 { stamp_ms & !1 } else { stamp_ms };
         let script = match mode {
-            Mode::Read => include_str!("../../../tests/lua/published/read_lock.lua"),
-            Mode::Write => include_str!("../../../tests/lua/published/write_lock.lua"),
+            Mode::Read => include_str!("../../tests/lua/published/read_lock.lua"),
+            Mode::Write => include_str!("../../tests/lua/published/write_lock.lua"),
         };
         let TimestampClientsMs { read_ms, write_ms } = PUBLISHED;
         let [read, write, stamp] = [read_ms, write_ms, stamp_ms].map(|ms| ms.to_string());
@@ -222,8 +222,8 @@ impl<'a> Pair<'a> {
             return Ok(());
         };
         let script = match mode {
-            Mode::Read => include_str!("../../../tests/lua/published/read_unlock.lua"),
-            Mode::Write => include_str!("../../../tests/lua/published/write_unlock.lua"),
+            Mode::Read => include_str!("../../tests/lua/published/read_unlock.lua"),
+            Mode::Write => include_str!("../../tests/lua/published/write_unlock.lua"),
         };
         self.ask_raw(&["EVAL", script, "1", &self.keys()[0], &stamp_ms.to_string()]);
         self.record.their_unlock(mode, stamp_ms);

@@ -1,0 +1,235 @@
+use std::net::IpAddr;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+use crate::base::topology::Tls;
+use crate::net::address::parse_all;
+use crate::net::fake::{TIME, command, hello};
+
+#[tokio::test(start_paused = true)]
+async fn look_out_that_has_ended_leaves_nothing_of_a_dropped_fleet() {
+    let nobody = parse_all(&["redis://127.0.0.1:1".to_owned()], &Tls::new()).expect("valid");
+    let fleet = Fleet::cluster(
+        nobody,
+        &Access::default(),
+        &Reports::for_test().secrets,
+        &Options::default(),
+        BackgroundRuntime::On(tokio::runtime::Handle::current()),
+        &Reports::for_test().conditions,
+    )
+    .expect("valid");
+    fleet.look_in_background();
+    assert!(fleet.looking.load(Ordering::SeqCst));
+    let ended = async {
+        while fleet.looking.load(Ordering::SeqCst) {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the look-out ends");
+    tokio::task::yield_now().await;
+    // One of the loop, and one of the only node's connection.
+    assert!(Arc::weak_count(&fleet) <= 2, "the look-out holds on to the fleet's memory");
+}
+
+/// A thousand nodes on one listener: each has an address of its own in 127/8.
+struct Crowd {
+    port: u16,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    dead: Mutex<HashSet<IpAddr>>,
+    /// Nodes that a client connected to, and nodes that were asked for the map, in order.
+    connected: Mutex<Vec<IpAddr>>,
+    asked: Mutex<Vec<IpAddr>>,
+    died: tokio::sync::Notify,
+    /// True if dead nodes keep connections, and say nothing.
+    are_silent: AtomicBool,
+    kept: Mutex<Vec<tokio::net::TcpStream>>,
+}
+
+const CROWD: u16 = 1000;
+const PRIMARIES: u16 = CROWD / 2;
+
+fn address(n: u16) -> IpAddr {
+    let [high, low] = n.to_be_bytes();
+    IpAddr::from([127, 1, high, low])
+}
+
+impl Crowd {
+    async fn start() -> Self {
+        let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let shared = Arc::<Shared>::default();
+        let serving = Arc::clone(&shared);
+        let map = Self::map(port);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let at = stream.local_addr().expect("connected").ip();
+                serving.connected.lock().push(at);
+                let is_dead = serving.dead.lock().contains(&at);
+                if is_dead && serving.are_silent.load(Ordering::SeqCst) {
+                    serving.kept.lock().push(stream);
+                } else if !is_dead {
+                    tokio::spawn(serve(stream, at, Arc::clone(&map), Arc::clone(&serving)));
+                }
+            }
+        });
+        Self { port, shared }
+    }
+
+    /// Returns the reply to `CLUSTER SLOTS`: each primary has a replica.
+    fn map(port: u16) -> Arc<str> {
+        let mut map = format!("*{PRIMARIES}\r\n");
+        for n in 0..PRIMARIES {
+            let slots = |n: u16| u32::from(n) * u32::from(crate::base::key::SLOTS) / u32::from(PRIMARIES);
+            map += &format!("*4\r\n:{}\r\n:{}\r\n", slots(n), slots(n + 1) - 1);
+            for node in [n, n + PRIMARIES] {
+                let host = address(node).to_string();
+                map += &format!("*3\r\n${}\r\n{host}\r\n:{port}\r\n$2\r\nid\r\n", host.len());
+            }
+        }
+        map.into()
+    }
+
+    fn fleet(&self, response_timeout: Duration) -> Arc<Fleet> {
+        let seed = format!("redis://{}:{}", address(0), self.port);
+        let infos = parse_all(&[seed], &Tls::new()).expect("valid");
+        let options = Options { response_timeout, ..Options::default() };
+        Fleet::cluster(
+            infos,
+            &Access::default(),
+            &Reports::for_test().secrets,
+            &options,
+            BackgroundRuntime::On(tokio::runtime::Handle::current()),
+            &Reports::for_test().conditions,
+        )
+        .expect("valid")
+    }
+
+    fn counts(&self) -> (usize, usize) {
+        (self.shared.connected.lock().len(), self.shared.asked.lock().len())
+    }
+
+    /// All but these die, and their connections with them.
+    fn kill_all_but(&self, alive: &[u16]) {
+        let dead = (0..CROWD).filter(|n| !alive.contains(n)).map(address);
+        self.shared.dead.lock().extend(dead);
+        self.shared.died.notify_waiters();
+    }
+}
+
+async fn serve(mut stream: tokio::net::TcpStream, at: IpAddr, map: Arc<str>, shared: Arc<Shared>) {
+    let (mut said, mut done) = (Vec::new(), 0);
+    loop {
+        let died = shared.died.notified();
+        if shared.dead.lock().contains(&at) {
+            return;
+        }
+        tokio::select! {
+            read = stream.read_buf(&mut said) => if read.is_err() || matches!(read, Ok(0)) { return },
+            () = died => return,
+        }
+        while let Some((words, end)) = command(&said, done) {
+            done = end;
+            let answer = match (words[0].to_ascii_uppercase().as_str(), words.len()) {
+                ("HELLO", _) => hello("cluster"),
+                ("TIME", _) => TIME.to_owned(),
+                ("CLUSTER", _) => {
+                    shared.asked.lock().push(at);
+                    map.to_string()
+                }
+                _ => "+OK\r\n".to_owned(),
+            };
+            if stream.write_all(answer.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thousand_nodes_are_asked_by_three() {
+    let crowd = Crowd::start().await;
+    let fleet = crowd.fleet(Duration::from_secs(5));
+    assert!(fleet.ready().await.is_ok(), "the seed answers");
+    assert_eq!(crowd.counts(), (1, 1));
+    for slot in [0, 8000, 16383] {
+        let node = fleet.owner(slot).await.expect("it is known");
+        assert!(node.ready().await.is_ok(), "it answers");
+    }
+    // The seed owns slot 0.
+    assert_eq!(crowd.counts(), (3, 1), "whoever has nothing to ask asks nobody");
+    // One slot moves: the connected members are asked, once.
+    let moved = format!("{}:{}", address(7), crowd.port);
+    assert!(fleet.moved(0, &moved, &moved).is_ok());
+    let ended = async {
+        while fleet.looking.load(Ordering::SeqCst) {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the look-out ends");
+    let (connected, asked) = crowd.counts();
+    assert!(connected <= 3 && asked <= 1 + MAX_ASKED, "{connected} connections, {asked} questions");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_suspect_does_not_hold_up_questions_to_others() {
+    let crowd = Crowd::start().await;
+    let response_timeout = Duration::from_secs(20);
+    let fleet = crowd.fleet(response_timeout);
+    assert!(fleet.ready().await.is_ok(), "the seed answers");
+    crowd.shared.are_silent.store(true, Ordering::SeqCst);
+    crowd.shared.dead.lock().insert(address(1));
+    let suspect = fleet.node(&format!("{}:{}", address(1), crowd.port)).expect("an address");
+    let (asked, began) = (crowd.counts().1, tokio::time::Instant::now());
+    fleet.suspect(&suspect, Doubt::Silent);
+    while crowd.counts().1 < asked + 5 {
+        assert!(began.elapsed() < response_timeout, "{} questions", crowd.counts().1 - asked);
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+    assert!(fleet.suspects(&suspect), "it has not answered");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_of_a_thousand_nodes_are_found() {
+    let crowd = Crowd::start().await;
+    let fleet = crowd.fleet(Duration::from_secs(5));
+    assert!(fleet.ready().await.is_ok(), "the seed answers");
+    crowd.kill_all_but(&[13, 99, 140, 255, 400, 511, 600, 777, 900, 999]);
+    let began = tokio::time::Instant::now();
+    while fleet.refresh().await.is_err() {
+        assert!(began.elapsed() < Duration::from_secs(60), "each question asks others than those before");
+    }
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    let connected = crowd.shared.connected.lock().clone();
+    let distinct: HashSet<_> = connected.iter().collect();
+    // The seed was connected before it died, and is asked again.
+    assert!(connected.len() <= distinct.len() + 1 + MAX_ASKED, "nobody is asked twice before all were");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_question_to_silent_nodes_goes_on_where_the_last_one_ended() {
+    let crowd = Crowd::start().await;
+    let fleet = crowd.fleet(Duration::from_secs(1));
+    assert!(fleet.ready().await.is_ok(), "the seed answers");
+    // The refresh loop for the lost connection would ask in between.
+    fleet.looking.store(true, Ordering::SeqCst);
+    crowd.shared.are_silent.store(true, Ordering::SeqCst);
+    crowd.kill_all_but(&[]);
+    let mut before = crowd.counts().0;
+    for _ in 0..3 {
+        let began = tokio::time::Instant::now();
+        assert!(fleet.refresh().await.is_err(), "nobody answers");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        let connected = crowd.counts().0;
+        // One round at its beginning, and one each time that half a response timeout is over.
+        assert!((1..=4 * MAX_ASKED).contains(&(connected - before)), "{}", connected - before);
+        before = connected;
+    }
+    let connected = crowd.shared.connected.lock().clone();
+    let distinct: HashSet<_> = connected.iter().collect();
+    assert!(connected.len() <= distinct.len() + 1, "nobody is asked twice before all were, but for the seed");
+}
