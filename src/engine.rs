@@ -1,6 +1,6 @@
-//! What a manager is made of below its face: put together here, and closed and forced open.
+//! Engine of a manager, below its public face: built here, and closed and forced open.
 //!
-//! What goes on with a lock is the business of four siblings over its cell: `acquire`, `release`, `renewals`, `convert`.
+//! Four siblings work on the cell of a lock: `acquire`, `release`, `renewals`, `convert`.
 
 pub(crate) mod acquire;
 mod background;
@@ -49,11 +49,11 @@ use crate::lock::table::Table;
 use crate::lock::watch::Watch;
 use crate::store::{AcquisitionId, Answered, Attempt, Failure, Scheme, ServerContact};
 
-/// A hold is passed on between the writers of a process for so long at most.
+/// Longest time in which the writers of a process hand one hold off.
 const HANDOFF_SPAN: Duration = Duration::from_millis(5);
 
-/// What a manager is made of, below its face; or one of several [handles](handles) of that.
-#[repr(align(64))] // whoever counts a handle writes on a line of its own
+/// Engine of a manager, below its public face, or one of several [handles](handles) of it.
+#[repr(align(64))] // counting users of one handle must not slow those of another
 pub(crate) struct Engine {
     core: Arc<Core>,
 }
@@ -67,8 +67,8 @@ impl Deref for Engine {
 }
 
 impl Drop for Engine {
-    /// A copy keeps what it has for ever. To close a copied socket takes it out of the poll of the process that uses it, and a
-    /// mutex may have been copied locked.
+    /// Keeps everything for ever in a copied process. Closing a copied socket would take it out of the poll of the
+    /// process that uses it, and a mutex may have been copied locked.
     fn drop(&mut self) {
         if self.is_copied() {
             std::mem::forget(Arc::clone(&self.core));
@@ -76,7 +76,7 @@ impl Drop for Engine {
     }
 }
 
-/// What all handles have in common.
+/// Parts that all handles share.
 pub(crate) struct Core {
     pub(crate) scheme: Arc<dyn Scheme>,
     options: Options,
@@ -84,19 +84,19 @@ pub(crate) struct Core {
     /// Process in which the engine was built.
     pub(crate) process: Process,
     pub(crate) label: String,
-    /// 128 random bits.
+    /// Random id of 128 bits.
     pub(crate) manager_id: String,
     next_acquisition: AtomicU64,
     waiters: WaiterLimit,
     pub(crate) table: Arc<Table>,
     pub(crate) releases: Arc<Releases>,
     pub(crate) renewals: Arc<Renewals>,
-    /// Which names come back, if holds may stay at all.
+    /// Record of which names come back, if holds may be cached at all.
     uses: Option<Arc<CachePolicy>>,
     ears: Arc<RecallContext>,
     outbox: Background,
     pub(crate) closing: Closing,
-    /// Of lines about attempts that were not answered, and about long waits.
+    /// Limits of log lines about unanswered attempts, and about long waits.
     attempt_lines: Limiter,
     wait_lines: Limiter,
 }
@@ -117,6 +117,7 @@ impl Closing {
         loop {
             let notified = self.notify.notified();
             tokio::pin!(notified);
+            // Registered before the look, so that a close between the two is not missed.
             notified.as_mut().enable();
             if self.closed.load(Ordering::Acquire) {
                 return;
@@ -132,9 +133,9 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// One guard's share in a hold; dropped, it gives that back and waits for nobody.
+/// Share of one guard in a hold. Dropping it gives the share back and does not wait.
 pub(crate) struct Held {
-    /// Absent when the share is given back already, or somebody else does it: then this is being dropped.
+    /// Absent when the share is given back already, or another task does it: then this value is being dropped.
     parts: Option<(Arc<Engine>, Arc<Hold>, ShareId)>,
 }
 
@@ -143,7 +144,7 @@ impl Held {
         Self::of(Arc::clone(engine), hold, share_id)
     }
 
-    /// The same for whoever has no more use for the engine.
+    /// Builds it for a caller that needs the engine no more.
     #[inline]
     pub(crate) fn of(engine: Arc<Engine>, hold: Arc<Hold>, share_id: ShareId) -> Self {
         Self { parts: Some((engine, hold, share_id)) }
@@ -165,12 +166,12 @@ impl Held {
         self.parts().2
     }
 
-    /// Whoever calls this gives the share back.
+    /// Takes the parts out. The caller gives the share back.
     pub(crate) fn into_parts(mut self) -> (Arc<Engine>, Arc<Hold>, ShareId) {
         self.parts.take().expect("taken only by whoever consumes it")
     }
 
-    /// Gives the share back and returns when the server knows, if it has to.
+    /// Gives the share back. Returns when the server knows, if it has to.
     pub(crate) async fn release(self) -> Result<()> {
         self.check_process()?;
         let (engine, hold, share_id) = self.into_parts();
@@ -184,7 +185,7 @@ impl Held {
         engine.process.check(hold.key().name())
     }
 
-    /// The same with a token of its own.
+    /// Replaces the token.
     fn with_token(self, token: FencingToken) -> Self {
         let (engine, hold, mut share_id) = self.into_parts();
         share_id.token = token;
@@ -195,7 +196,7 @@ impl Held {
         self.hold().state_of(self.share_id())
     }
 
-    /// Watches the share, also when this is gone.
+    /// Watches the share, also when this value is gone.
     pub(crate) fn watch(&self) -> Watch {
         let (engine, hold, share_id) = self.parts();
         let (watch, due) = Watch::of(hold, *share_id);
@@ -211,7 +212,8 @@ impl Held {
         }
     }
 
-    /// Returns when the server has answered for the hold since it granted it: at once, unless the grant came by a notification.
+    /// Returns when the server has answered for the hold since its grant: at once, unless the grant came by a
+    /// notification.
     pub(crate) async fn confirmed(&self) -> Result<()> {
         let (engine, hold, _) = self.parts();
         let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
@@ -239,7 +241,7 @@ impl Drop for Held {
             return;
         };
         if engine.is_copied() {
-            // The hold is the other process's.
+            // The hold belongs to the other process.
             std::mem::forget(self.parts.take());
             return;
         }
@@ -290,7 +292,7 @@ impl Engine {
         Self { core: Arc::new(core) }
     }
 
-    /// Another one of the same.
+    /// Creates another handle of the same engine.
     fn handle(&self) -> Self {
         Self { core: Arc::clone(&self.core) }
     }
@@ -304,7 +306,7 @@ impl Engine {
         self.options.key(name).map(Arc::new)
     }
 
-    /// Whether this is the copy of an engine that another process has, which is no holder and sends nothing.
+    /// Returns true for the copy of an engine that another process has. A copy is no holder and sends nothing.
     #[inline]
     pub(crate) fn is_copied(&self) -> bool {
         !self.process.is_current()
@@ -318,7 +320,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Sees to it that what goes to the servers in the background goes.
+    /// Starts the background if it does not run.
     pub(crate) fn keep_running(&self) {
         self.outbox.keep_running();
     }
@@ -328,17 +330,17 @@ impl Engine {
         AcquisitionId::new(&self.manager_id, n, &self.label)
     }
 
-    /// How long a copy that is sent now may yet be carried out.
+    /// Longest time for which a request that is sent now may yet be carried out.
     pub(crate) fn max_delay(&self) -> Duration {
         stray_span(&self.options)
     }
 
-    /// Does what an event of a cell leaves to be done.
+    /// Schedules the holds for which an event of a cell made something due.
     pub(crate) fn carry_out(&self, due: Due, now: Moment) {
         self.renewals.schedule_all(due, now);
     }
 
-    /// The tries of a request that begins now.
+    /// Begins the tries of a new request.
     fn tries(&self) -> Tries {
         Tries::new(self.clock.now(), self.options.unreachable_after)
     }
@@ -349,8 +351,8 @@ impl Engine {
         self.check_rights().await
     }
 
-    /// Fails if the server answers and the user may not do what locks take. Whatever else is in the way shows when a lock is
-    /// wanted that it concerns.
+    /// Fails if the server answers and the user may not run what locks take. Other obstacles show later, when a lock is
+    /// wanted that they concern.
     async fn check_rights(&self) -> Result<()> {
         let key = self.key("-")?;
         let more: &[&str] = if self.options.durability == Durability::Primary { &[] } else { &["WAIT"] };
@@ -362,7 +364,7 @@ impl Engine {
         }
     }
 
-    /// Repeats what is no matter of one lock until it is answered.
+    /// Repeats a request that concerns no single lock until it is answered.
     async fn of_manager<T, F>(&self, mut attempt: impl FnMut() -> F) -> Result<T>
     where
         F: Future<Output = Result<T, Failure>>,
@@ -399,16 +401,18 @@ impl Engine {
         self.process.here(key.name(), answered).await
     }
 
-    /// Since when nobody has answered whoever asks since `since`, given how it failed. What was asked is not what counts: a
-    /// request may have waited long for room, and the node have answered others all the while.
+    /// Returns the start of the outage that a caller sees, which asks since `since` and failed with `failure`. An
+    /// answer to any request ends an outage: this request may have waited long for a permit while the node answered
+    /// others.
     pub(crate) fn unheard_since(&self, key: &Key, failure: &Failure, since: Moment) -> Moment {
         let ServerContact { served, is_silent } = self.scheme.contact(key);
-        // A node that answers others, and this one that it may not serve it now, does not serve it.
+        // A node that answers others, but refuses to serve this request now, does not serve it: its answers to others
+        // do not count.
         let counts = is_silent || matches!(failure, Failure::Unknown { .. });
         served.filter(|_| counts).map_or(since, |served| served.max(since))
     }
 
-    /// Whether nothing is left of all acquisitions, holds and releases.
+    /// Returns true if nothing is left of all acquisitions, holds and releases.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
         self.table.is_idle() && self.renewals.is_idle() && !self.releases.is_releasing()
@@ -419,14 +423,15 @@ impl Engine {
         self.releases.await_resolved().await;
     }
 
-    /// Returns when nothing that was dropped is left on the servers. If no release comes to its end for `unreachable_after`, that is an
-    /// error.
+    /// Returns when nothing that was dropped is left on the servers. Fails if no release comes to its end for
+    /// `unreachable_after`.
     pub(crate) async fn flush(&self) -> Result<()> {
         in_runtime()?;
         let began = self.clock.now();
-        // A server that answers leaves a release open for so long, if a copy of its acquisition may be late.
+        // Even if the server answers, a release stays open for this long if a copy of its acquisition may be late.
         let late = self.max_delay() + self.options.response_timeout * 2;
         let patience = self.options.unreachable_after.max(late);
+        // Otherwise a hold that is over, but not yet seen by a driver, has no release to wait for.
         self.renewals.give_back_lost(began);
         loop {
             let (ended, now) = (self.releases.ended(), self.clock.now());
@@ -441,7 +446,7 @@ impl Engine {
         }
     }
 
-    /// No new holds; all that are there are lost to their guards first, then given back.
+    /// Refuses new holds. All present holds are lost to their guards first, then released.
     pub(crate) async fn close(&self) -> Result<()> {
         let closed = pin!(self.close_here());
         self.process.here("", closed).await
@@ -454,15 +459,17 @@ impl Engine {
         self.closing.notify.notify_waiters();
         let began = self.clock.now();
         let mut latest = began;
-        // From the table, where a hold is from its grant to its end; the agenda lends them to the renewal task.
+        // From the table, where a hold is from its grant to its end. The deadline queue is not complete: drivers take
+        // holds out for a while.
         for hold in self.table.all_holds() {
             latest = latest.max(hold.deadline());
-            // Also what was lost just before, of which no driver has told the server yet.
+            // Also a hold that was lost just before, if no driver has notified the server yet.
             if hold.lose(LossReason::Closed) || matches!(hold.due(), Next::Lost(_)) {
                 self.release_in_background(&hold);
             }
         }
-        // An attempt that ends now is taken back when no copy of it can arrive any more, and that has to be answered.
+        // An attempt that ends now is taken back when no copy of it can arrive any more, and that release needs an
+        // answer.
         let taken_back = self.max_delay() + self.options.response_timeout * 2;
         let waits_until = latest.max(self.clock.now().after(taken_back));
         tokio::select! {
@@ -473,18 +480,18 @@ impl Engine {
         if self.releases.is_releasing() {
             return Err(Error::unreachable("".into(), waits_until.since(began), None));
         }
-        // What is left are futures that nobody polls: they take themselves back when they are polled or dropped.
+        // The rest are futures that no task polls: they take themselves back when they are polled or dropped.
         Ok(())
     }
 }
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // Without a guard nobody is left who could use them.
+        // Without a guard or a manager, no caller is left that could use them.
         for (_, hold) in self.table.cached_holds() {
             hold.lose(LossReason::Closed);
             self.renewals.forget(&hold);
-            // Its cell lets go of it, too.
+            // Its cell drops its handle too.
             self.releases.unblock(&hold);
             self.releases.give_back(&hold, None, self.clock.now());
         }
@@ -519,7 +526,7 @@ fn without_lock(mut error: Error) -> Error {
     error
 }
 
-/// Timers and sockets are a runtime's; without one they panic.
+/// Fails outside of a runtime: timers and sockets belong to one, and panic without.
 pub(crate) fn in_runtime() -> Result<()> {
     let missing = |_| Error::InvalidOption {
         option: "runtime",
@@ -528,11 +535,12 @@ pub(crate) fn in_runtime() -> Result<()> {
     Handle::try_current().map(drop).map_err(missing)
 }
 
-/// 128 random bits in hexadecimal.
+/// Returns 128 random bits in hexadecimal.
 fn random_id() -> String {
     let mut bytes = [0; 16];
     if getrandom::fill(&mut bytes).is_err() {
-        // Without the system's randomness: the thread's generator, of which a copied process has a copy.
+        // Without the system's randomness: the thread's generator, of which a copied process has a copy. The process id
+        // makes the two differ.
         let process = u64::from(std::process::id()) << 32;
         fastrand::Rng::with_seed(fastrand::u64(..) ^ process).fill(&mut bytes);
     }

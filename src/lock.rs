@@ -1,8 +1,9 @@
-//! What this process knows of its locks. One lock is one [cell](cell): its holds, the guards that share them, who waits for it
-//! here, who asks the server, since when the server is silent, and which copies of a request may yet arrive there.
+//! State of this process's locks. One lock is one [cell](cell): its holds, the guards that share them, the local
+//! waiters, and the leader of each side, which asks the server. The cell also keeps the start of an outage, and
+//! in-doubt requests.
 //!
-//! All of that is one state, with no I/O and no clock in it. It changes at one entrance, under the mutex of its cell: an event
-//! goes in, effects come out, and those are carried out when the mutex is free, since a waker may do anything.
+//! All of that is one state, with no I/O and no clock in it. It changes at one entrance, under the mutex of its cell:
+//! an event goes in, effects come out. Effects are carried out when the mutex is free, since a waker may run any code.
 
 mod cell;
 pub(crate) mod effects;

@@ -1,36 +1,36 @@
-//! Copies of a request that may yet be carried out.
+//! In-doubt requests: copies that may yet be carried out.
 //!
-//! A request that is sent may be carried out for a while, whatever becomes of its sender: it is on its way, or it was, and
-//! nobody heard of it again. What was acquired under its id can be given back for good only after that.
+//! A request that was sent may be carried out for a while, whatever becomes of its sender. It is on its way, or its
+//! reply was lost. A release is final only after that time: before, a copy may still acquire under the same id.
 
 use std::time::Duration;
 
 use crate::base::attempt::{Attempt, Failure};
 use crate::base::lease::Moment;
 
-/// The copies of one id, sent by one or by several.
+/// Copies of the requests with one id, from one sender or several.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct InDoubt {
-    /// So many are sent or waited for.
+    /// Number of copies that are sent or waited for.
     in_flight: u32,
-    /// One that nobody waits for any more may arrive until then.
+    /// Latest moment at which a copy without a waiting sender may arrive.
     arrives_until: Option<Moment>,
-    /// Longest lease that one of them has asked for, answered or not.
+    /// Longest lease that one of them has requested, answered or not.
     longest_lease: Duration,
 }
 
 impl InDoubt {
-    /// Nobody waits any more for those of an earlier try, which have asked for this lease.
+    /// Builds the in-doubt copies of an earlier try, which have requested this lease.
     pub(crate) fn of_earlier(stray_until: Moment, lease: Duration) -> Self {
         Self { in_flight: 0, arrives_until: Some(stray_until), longest_lease: lease }
     }
 
-    /// One more is on its way.
+    /// Counts one more copy on its way.
     pub(crate) fn begin(&mut self) {
         self.in_flight += 1;
     }
 
-    /// One of them asks for this lease.
+    /// Notes that one of them asks for this lease.
     pub(crate) fn ask_for(&mut self, lease: Duration) {
         self.longest_lease = self.longest_lease.max(lease);
     }
@@ -40,12 +40,12 @@ impl InDoubt {
         self.longest_lease
     }
 
-    /// What became of one of them is known, as far as it ever will be.
+    /// Notes the result of one copy, as far as it ever will be known.
     pub(crate) fn resolve<T>(&mut self, attempt: &Attempt<T>) {
         match attempt {
             Ok(answer) => self.on_answer(answer.sent),
             Err(Failure::Unknown { stray_until, .. }) => self.abandon(*stray_until),
-            // What was refused, also half way, has come to its end.
+            // A refused copy has come to its end, even if it was refused half way.
             Err(
                 Failure::NotDone { .. }
                 | Failure::Refused { .. }
@@ -55,41 +55,41 @@ impl InDoubt {
         }
     }
 
-    /// The one that was sent then was answered. What could only arrive before it is in the answer.
+    /// Notes the answer to a copy from `sent`. Copies that could only arrive before it are covered by the answer.
     pub(crate) fn on_answer(&mut self, sent: Moment) {
         self.in_flight -= 1;
         self.arrives_until = self.arrives_until.filter(|until| *until > sent);
     }
 
-    /// Nobody waits any more for one that is on its way.
+    /// Notes that the sender of a copy on its way waits no more.
     pub(crate) fn abandon(&mut self, until: Moment) {
         self.in_flight -= 1;
         self.arrives_until = self.arrives_until.max(Some(until));
     }
 
-    /// The same for all that are.
+    /// Notes that no sender of a copy on its way waits any more.
     pub(crate) fn abandon_all(&mut self, until: Moment) {
         if std::mem::take(&mut self.in_flight) > 0 {
             self.arrives_until = self.arrives_until.max(Some(until));
         }
     }
 
-    /// Until when one may arrive, if those that are on their way may until `in_flight_until`.
+    /// Latest moment at which a copy may arrive, if those on their way may until `in_flight_until`.
     pub(crate) fn until(&self, in_flight_until: Moment) -> Option<Moment> {
         self.arrives_until.max((self.in_flight > 0).then_some(in_flight_until))
     }
 
-    /// Until when one may arrive for which nobody waits.
+    /// Latest moment at which a copy without a waiting sender may arrive.
     pub(crate) fn arrives_until(&self) -> Option<Moment> {
         self.arrives_until
     }
 
-    /// How many are on their way, of which somebody waits to hear.
+    /// Number of copies on their way whose senders wait.
     pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// None is on its way, and none can be.
+    /// Returns true if no copy is on its way, and none can be.
     pub(crate) fn is_none(&self) -> bool {
         self.in_flight == 0 && self.arrives_until.is_none()
     }

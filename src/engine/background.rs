@@ -1,11 +1,12 @@
-//! What goes to the servers in the background: renewals and releases, side by side, in lines per route and in chunks.
+//! Background traffic to the servers: renewals and releases, side by side, in queues by route and in batches.
 //!
-//! Drivers do the work: one task in the [home](crate::home), or one on each runtime that uses a manager in memory. What is
-//! due is taken from the agenda of the holds ([`Renewals`]) and from the releases ([`Releases`]) and put into the line of its
-//! route. Renewals stand there by their deadlines, ahead of releases. A chunk is one pipeline; there is a gap between two in
-//! which the node serves others, and only so many are under way. So a node that hangs delays nobody else's, a server that is
-//! slow is asked no faster than it answers, and many guards that are dropped are no tasks. The lines belong to all drivers: what
-//! one leaves that ends, or stands still, the next one finds. No panic of a subscriber or a waker ends a driver.
+//! Drivers do the work. There is one task in the [background runtime](crate::home), or one on each runtime that uses a
+//! manager in memory. A driver takes due holds from the deadline queue ([`Renewals`]) and due releases from
+//! [`Releases`], and puts them into the queue of their route. Renewals stand there by their deadlines, ahead of
+//! releases. A batch is one pipeline. Between two batches of a route is a gap in which the node serves others, and the
+//! number under way is bounded. So a node that hangs delays only its own requests. A slow server is asked no faster
+//! than it answers, and dropping many guards starts no tasks. The queues belong to all drivers: another driver
+//! continues the work of one that ends or stands still. No panic of a subscriber or a waker ends a driver.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -36,31 +37,32 @@ use crate::store::{ReleaseReply, Renewed, Scheme};
 #[path = "../../testing/unit/engine/background/tests.rs"]
 mod tests;
 
-/// The most requests in one pipeline: larger ones would keep other callers of the node waiting.
+/// Largest number of requests in one pipeline: larger ones would keep other callers of the node waiting.
 pub(super) const MAX_BATCH: usize = 128;
-/// A node takes 5 to 10 us for one of them, so one chunk delays others by little more than a round trip takes. With smaller ones
-/// more of the others would meet one, and each costs both sides as much as ten renewals: threads are woken.
+/// Smallest size of a batch, if more is due. A node takes 5 to 10 us for each request, so one batch delays others by
+/// little more than a round trip. With smaller batches, more of the other requests would meet one. Each batch costs
+/// both sides as much as ten renewals, since threads are woken.
 const MIN_BATCH: usize = 32;
-/// Between two chunks of renewals for one route, in which its node serves others.
+/// Gap between two batches of renewals for one route, in which its node serves others.
 pub(super) const BATCH_GAP: Duration = Duration::from_millis(3);
-/// The same behind one of the largest chunks: a line that grows all the same would outlast leases.
+/// Gap after one of the largest batches: a queue that grows all the same would outlast leases.
 const MIN_BATCH_GAP: Duration = Duration::from_millis(1);
-/// Before it is renewed elsewhere: two nodes that name each other would be asked as fast as they answer.
+/// Pause before a renewal goes to another node: two nodes that name each other would be asked as fast as they answer.
 const REDIRECT_PAUSE: Duration = Duration::from_millis(10);
-/// Chunks of renewals, and of releases, that may be under way on one route.
+/// Largest numbers of batches of renewals, and of releases, under way on one route.
 const MAX_RENEWING: usize = 4;
 const MAX_RELEASING: usize = 2;
 
-/// The background work of one manager.
+/// Background work of one manager.
 #[derive(Debug)]
 pub(crate) struct Background {
     work: Arc<BackgroundWork>,
     home: BackgroundRuntime,
-    /// Those of the runtimes that use the manager.
+    /// Drivers on the runtimes that use the manager.
     drivers: Mutex<Vec<(Id, AbortHandle)>>,
 }
 
-/// What drivers share.
+/// State that drivers share.
 #[derive(Debug)]
 struct BackgroundWork {
     scheme: Arc<dyn Scheme>,
@@ -69,24 +71,24 @@ struct BackgroundWork {
     releases: Arc<Releases>,
     wake: Arc<Wake>,
     queues: Mutex<BTreeMap<Route, RouteQueue>>,
-    /// Has a driver, where there is one for all.
+    /// True while there is a driver, where one serves all.
     is_driven: AtomicBool,
-    /// Those that have not ended, be they yet to begin.
+    /// Number of drivers that have not ended, including those that have yet to begin.
     drivers: AtomicUsize,
 }
 
-/// What waits for its turn at one route. Meanwhile the agenda has each hold at its deadline, at which it is over.
+/// Queue of one route. Meanwhile the deadline queue has each hold at its local deadline, at which it is over.
 #[derive(Debug)]
 struct RouteQueue {
-    /// By their local deadlines.
+    /// Holds to renew, by their local deadlines.
     holds: BTreeMap<(Moment, u64), Arc<Hold>>,
     releases: VecDeque<ReleaseTask>,
-    /// When the next chunk of renewals may go.
+    /// Earliest moment for the next batch of renewals.
     next: Moment,
-    /// Chunks under way.
+    /// Number of batches of renewals under way.
     renewing: usize,
     releasing: usize,
-    /// The last chunk was not answered.
+    /// True if the last batch was not answered.
     is_silent: bool,
 }
 
@@ -111,7 +113,7 @@ impl RouteQueue {
         !self.holds.is_empty() && self.renewing < MAX_RENEWING
     }
 
-    /// Those whose renewals are one chunk, which counts as under way.
+    /// Takes the holds of the next batch of renewals, which counts as under way.
     fn next_holds(&mut self, now: Moment) -> Vec<Arc<Hold>> {
         let most = batch_size(self.holds.len());
         self.next = now.after(if most < MAX_BATCH { BATCH_GAP } else { MIN_BATCH_GAP });
@@ -126,8 +128,8 @@ impl RouteQueue {
     }
 }
 
-/// The size of chunks: small ones as long as they keep up, since a node serves one to its end before anybody else. A few too many
-/// go along.
+/// Returns the size of the next batch: small as long as batches keep up, since a node serves one to its end before
+/// other requests. A few more than `MIN_CHUNK` still go in one batch.
 fn batch_size(due: usize) -> usize {
     if due <= MIN_BATCH * 5 / 4 { due } else { (due / 8).clamp(MIN_BATCH, MAX_BATCH) }
 }
@@ -153,11 +155,13 @@ impl Background {
         Self { work: Arc::new(work), home, drivers: Mutex::default() }
     }
 
-    /// Sees to it that there is a driver: in the home, or on this runtime. To be called wherever there may be work.
+    /// Starts a driver if there is none: in the background runtime, or on this runtime. To be called wherever there may
+    /// be work.
     pub(crate) fn keep_running(&self) {
         match &self.home {
             BackgroundRuntime::Process | BackgroundRuntime::On(_) => {
                 let is_driven = &self.work.is_driven;
+                // The load comes first: mostly there is a driver, and a swap writes to a line that all callers read.
                 if !is_driven.load(Ordering::Relaxed) && !is_driven.swap(true, Ordering::AcqRel) {
                     self.home.spawn(Driven::new(&self.work).run());
                 }
@@ -178,19 +182,20 @@ impl Background {
         }
     }
 
-    /// The drivers end when nothing is left to be released, the holds with their leases.
+    /// Stops the drivers: they end when no release is left. The holds end with their leases.
     pub(crate) fn stop(&self) {
         self.work.releases.stop();
         if self.work.drivers.load(Ordering::SeqCst) > 0 {
             self.work.wake.all();
         } else {
-            // Nobody is left to carry them. They hold on to the releases that have them.
+            // No driver is left to send them. Each waiting release refers to the structure that holds it, which would
+            // keep both in memory.
             self.work.releases.abandon();
         }
     }
 }
 
-/// A driver from its start to its end, be it that of its runtime.
+/// Driver from its start to its end, which may be the end of its runtime.
 struct Driven(Arc<BackgroundWork>);
 
 impl Driven {
@@ -201,7 +206,7 @@ impl Driven {
 
     async fn run(self) {
         let mut backoff = Backoff::new();
-        // A panic that nothing shields from has ended what was under way, which has been put back.
+        // A panic that no handler catches has ended the batches under way, and those have been put back.
         while AssertUnwindSafe(Arc::clone(&self.0).drive()).catch_unwind().await.is_err() {
             backoff.wait().await;
         }
@@ -214,14 +219,14 @@ impl Drop for Driven {
         work.is_driven.store(false, Ordering::Release);
         let is_last = work.drivers.fetch_sub(1, Ordering::SeqCst) == 1;
         if is_last && work.releases.is_stopped() {
-            // Its runtime has ended before all was told, and nobody starts another one.
+            // Its runtime has ended before all releases were sent, and no other driver will start.
             work.releases.abandon();
         }
     }
 }
 
 impl BackgroundWork {
-    /// A driver. Ends when it is stopped and nothing is left to be told.
+    /// Drives the queues. Ends when it is stopped and no release is left.
     async fn drive(self: Arc<Self>) {
         let driver = Driver { work: Arc::clone(&self), id: self.wake.register() };
         let mut underway: FuturesUnordered<BoxFuture<'static, BatchAnswers>> = FuturesUnordered::new();
@@ -229,7 +234,7 @@ impl BackgroundWork {
         loop {
             let (woken, sooner) = (self.wake.woken(), self.renewals.stalled_sooner());
             tokio::pin!(woken, sooner);
-            // Registered before the look, so nothing that is put in meanwhile is missed.
+            // Registered before the look, so that nothing that is put in meanwhile is missed.
             woken.as_mut().enable();
             sooner.as_mut().enable();
             if self.releases.is_stopped() && !self.releases.is_releasing() {
@@ -245,7 +250,7 @@ impl BackgroundWork {
             }
             let alarm = self.renewals.look_for_stalled(now).min(self.next(now));
             let alarm = self.wake.sleeps(driver.id, alarm);
-            // In any order: each round looks at all that is due, whatever ended the wait.
+            // The order does not matter: each round looks at all that is due, whatever ended the wait.
             tokio::select! {
                 biased;
                 Some(answers) = underway.next() => self.take_answers(answers),
@@ -257,7 +262,7 @@ impl BackgroundWork {
         }
     }
 
-    /// Puts what is due into the line of its route. Whether there was anything.
+    /// Puts what is due into the queue of its route. Returns true if there was anything.
     fn take_due(&self, now: Moment) -> bool {
         let mut is_any = false;
         for hold in self.renewals.take_due(now) {
@@ -276,6 +281,7 @@ impl BackgroundWork {
             let route = self.scheme.route(job.key());
             let mut queues = self.queues.lock();
             let queue = queues.entry(route).or_insert_with(|| RouteQueue::new(now));
+            // The node does not answer: local waiters need not wait for this release.
             let hold = if queue.is_silent { job.take_hold() } else { None };
             queue.releases.push_back(job);
             drop(queues);
@@ -284,7 +290,7 @@ impl BackgroundWork {
         is_any
     }
 
-    /// What may go now.
+    /// Takes the batches that may go now.
     fn next_batches(&self, now: Moment) -> Vec<Batch> {
         let (mut renewals, mut releases) = (Vec::new(), Vec::new());
         let mut queues = self.queues.lock();
@@ -298,16 +304,16 @@ impl BackgroundWork {
         }
         queues.retain(|_, queue| !queue.is_done(now));
         drop(queues);
-        // With no lock of ours: whoever watches a hold that turns out to be over is woken.
+        // Without our mutex: the watcher of a hold that turns out to be over is woken.
         let renewals = renewals.into_iter().filter_map(|(route, holds)| self.renewals_of(route, holds, now));
         renewals.chain(releases).collect()
     }
 
-    /// The chunk of these holds, if any of them is to be renewed.
+    /// Builds the batch of these holds, if any of them is to be renewed.
     fn renewals_of(&self, route: Route, holds: Vec<Arc<Hold>>, now: Moment) -> Option<Batch> {
         let mut chunk = Vec::with_capacity(holds.len());
         for hold in holds {
-            // Its slot has another owner since it came into the queue: there is another queue for it.
+            // Its slot has moved to another node since it came into this queue; there is another queue for that route.
             if self.scheme.route(hold.key()) != route {
                 hold.leave_batch(now);
                 self.renewals.schedule(&hold, now);
@@ -315,7 +321,7 @@ impl BackgroundWork {
             }
             match catch_panic(|| hold.begin_renewal(now, now.after(BATCH_WINDOW))).flatten() {
                 Some(lease) => chunk.push(DueRenewal::new(hold, lease)),
-                // Over: it has changed while it was in the queue.
+                // Over, or changed while it was in the queue.
                 None => self.renewals.schedule(&hold, now),
             }
         }
@@ -328,7 +334,7 @@ impl BackgroundWork {
         Some(chunk)
     }
 
-    /// There is room for another chunk.
+    /// Counts a batch as ended, so another may go.
     fn is_back(&self, chunk: &Batch) {
         if let Some(queue) = self.queues.lock().get_mut(&chunk.route) {
             match chunk.load {
@@ -338,7 +344,7 @@ impl BackgroundWork {
         }
     }
 
-    /// When there is something to do that nothing else tells of.
+    /// Returns when there is something to do without a notification.
     fn next(&self, now: Moment) -> Moment {
         let queues = self.queues.lock();
         let waiting = queues.values().filter(|queue| queue.may_renew());
@@ -347,7 +353,8 @@ impl BackgroundWork {
         chunk.min(self.renewals.next()).min(self.releases.next(now))
     }
 
-    /// Sends one chunk. The agenda has its holds at their deadlines, at which they are over, answered or not.
+    /// Sends one batch. The deadline queue has its holds at their local deadlines, at which they are over, answered or
+    /// not.
     fn send(self: Arc<Self>, chunk: Batch) -> BoxFuture<'static, BatchAnswers> {
         let scheme = Arc::clone(&self.scheme);
         let sent = SentBatch { work: self, chunk: Some(chunk) };
@@ -376,7 +383,7 @@ impl BackgroundWork {
                 self.looks_how_long(&attempts, now);
                 for (due, attempt) in chunk.into_iter().zip(attempts) {
                     if matches!(attempt, Err(Failure::NotDone { .. })) && self.scheme.route(due.hold.key()) != route {
-                        // The node has said that another owns its slot.
+                        // The node has named another as the owner of its slot.
                         due.hold.leave_batch(now.after(REDIRECT_PAUSE));
                         self.renewals.schedule(&due.hold, now);
                     } else {
@@ -398,14 +405,14 @@ impl BackgroundWork {
         }
     }
 
-    /// How long an answer takes shows here: a driver is seldom busy.
+    /// Measures how long an answer takes. A driver is seldom busy, so it sees that well.
     fn looks_how_long<T>(&self, attempts: &[Attempt<T>], now: Moment) {
         if let Some(answer) = attempts.iter().flatten().next() {
             self.releases.answers_take(now.since(answer.sent));
         }
     }
 
-    /// Local waiters do not wait for releases that stand in the line of a node that does not answer.
+    /// Notes whether a route answers. Local waiters do not wait for releases in the queue of a node that does not.
     fn has_answered(&self, route: &Route, is_heard: bool) {
         let mut holds = Vec::new();
         if let Some(queue) = self.queues.lock().get_mut(route) {
@@ -414,7 +421,7 @@ impl BackgroundWork {
                 holds.extend(queue.releases.iter_mut().filter_map(ReleaseTask::take_hold));
             }
         }
-        // With no lock of ours: waiters are woken.
+        // Without our mutex: waiters are woken.
         holds.iter().for_each(|hold| self.releases.unblock(hold));
     }
 }
@@ -423,7 +430,7 @@ fn never() -> BoxStream<'static, ()> {
     Box::pin(stream::pending())
 }
 
-/// A driver that runs. Dropped, the others do without it.
+/// Registration of a running driver. Dropped, it leaves the work to the others.
 struct Driver {
     work: Arc<BackgroundWork>,
     id: DriverId,
@@ -432,12 +439,12 @@ struct Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         self.work.wake.unregister(self.id);
-        // What it would have looked at next.
+        // The others look at once: this driver may have had the next deadline.
         self.work.wake.all();
     }
 }
 
-/// What travels together.
+/// Requests that travel together.
 struct Batch {
     route: Route,
     load: BatchTasks,
@@ -453,13 +460,13 @@ enum BatchResults {
     Releases(Vec<Attempt<ReleaseReply>>),
 }
 
-/// The answers to one chunk.
+/// Answers to one batch.
 struct BatchAnswers {
     chunk: Batch,
     answered: BatchResults,
 }
 
-/// A chunk that was sent. If its driver ends with its runtime before the answer is there, another one sends it again.
+/// Batch that was sent. If its driver ends with its runtime before the answer comes, another driver sends it again.
 struct SentBatch {
     work: Arc<BackgroundWork>,
     chunk: Option<Batch>,
@@ -493,6 +500,7 @@ impl Drop for SentBatch {
         self.work.is_back(&chunk);
         let now = self.work.clock.now();
         match chunk.load {
+            // The answer may be lost: renewals and releases are idempotent, so both are sent again.
             BatchTasks::Renewals(chunk) => chunk.iter().for_each(|due| self.work.renewals.on_no_answer(due, now)),
             BatchTasks::Releases(jobs) => jobs.into_iter().for_each(|job| self.work.releases.again(job, now)),
         }

@@ -1,7 +1,7 @@
-//! Who keeps an engine: its managers, and the acquisitions and guards of its locks.
+//! Owners of an engine: its managers, and the acquisitions and guards of its locks.
 //!
-//! All of them count. At one place, threads that read different locks would wait for each other there. So one engine has several
-//! handles, and a lock's users count at the one that the hash of its name says.
+//! All of them count references. At one counter, threads that read different locks would wait for each other. So one
+//! engine has several handles, and the users of a lock count at the handle for the hash of its name.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ impl Handles {
         Self(Arc::new(std::array::from_fn(|_| Arc::new(engine.handle()))))
     }
 
-    /// For the users of the lock whose name has this hash.
+    /// Handle for the users of the lock whose name has this hash.
     pub(crate) fn of(&self, hash: u64) -> &Arc<Engine> {
         &self.0[table::shard_of(hash)]
     }
 
-    /// For whatever is no matter of one lock.
+    /// Handle for work that concerns no single lock.
     pub(crate) fn any(&self) -> &Arc<Engine> {
         &self.0[0]
     }

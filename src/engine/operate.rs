@@ -1,4 +1,4 @@
-//! What operators ask and do: who holds a lock, and the end of its holds.
+//! Views and forces of operators: the holders of a lock, and the end of its holds.
 
 use std::collections::HashSet;
 use std::pin::pin;
@@ -11,7 +11,7 @@ use crate::lock::table::Counts;
 use crate::store::view::{Guards, HolderView, LockView, Seen};
 use crate::store::{Answered, Forced, View};
 
-/// So many holders are named where one line is to be enough.
+/// Largest number of holders that one line names.
 const MAX_NAMED: usize = 3;
 
 impl Engine {
@@ -20,7 +20,7 @@ impl Engine {
         Ok(LockView::new(key.name(), answer.into(), self.options.timestamp_clients, |id| self.guards_of(key, id)))
     }
 
-    /// The labels of those who hold a lock now, if one question tells.
+    /// Returns the labels of the present holders of a lock, if one request succeeds.
     pub(crate) async fn holder_of(&self, key: &Key) -> Option<String> {
         let look = self.scheme.inspect(key).await.ok()?.into();
         let holders = HolderView::all(&look, self.options.timestamp_clients, |_| None);
@@ -37,7 +37,7 @@ impl Engine {
         self.answered(key, || self.scheme.inspect(key)).await
     }
 
-    /// The names of all locks of this manager that the servers know.
+    /// Returns the names of all locks of this manager that the servers know.
     pub(crate) async fn names(&self) -> Result<Vec<String>> {
         let listing = self.options.listing();
         let names = self.of_manager(|| self.scheme.names(&listing)).await?;
@@ -62,7 +62,7 @@ impl Engine {
         Stats { holds, guards, cached_holds: idle, waiters, renewals_late: late, in_flight, reconnects, map_refreshes }
     }
 
-    /// Who of this manager shares a hold; `None` for the hold of another one.
+    /// Guards of this manager on a hold; `None` for the hold of another manager.
     fn guards_of(&self, key: &Key, id: &str) -> Option<Guards> {
         let rest = id.strip_prefix(&*self.manager_id)?;
         rest.starts_with('.').then(|| {
@@ -78,15 +78,15 @@ impl Engine {
         self.force_shown(key, &look).await
     }
 
-    /// Ends every hold that a look has shown, and tells what it ended. A copy that comes again or late ends nothing newer, for
-    /// which it names what was seen.
+    /// Ends every hold that a look has shown, and returns those that it ended. It names what was seen, so a repeated or
+    /// late copy ends nothing newer.
     pub(crate) async fn force_shown(&self, key: &Key, look: &Seen) -> Result<Vec<HolderView>> {
         let limits = self.options.timestamp_clients;
-        // Before they are ended: after that nobody knows whose guards they were.
+        // Before they are ended: after that their guards are not known any more.
         let seen = HolderView::all(look, limits, |id| self.guards_of(key, id));
         let (mut ended, mut in_doubt) = (HashSet::new(), false);
         loop {
-            // With the same arguments: it goes on where it ended, and nothing newer is touched.
+            // With the same arguments: the server continues where it stopped, and nothing newer is touched.
             let mut attempts = 0;
             let forced = self.answered(key, || {
                 attempts += 1;
@@ -100,18 +100,18 @@ impl Engine {
             }
         }
         let unseen = self.lose_forced(key, &look.view, &ended);
-        // Late it has ended nobody, and those who had left no id behind neither.
+        // A late force has ended no holder, timestamp clients included. Those leave no id by which to decide.
         let was_late = ended.is_empty() && !in_doubt && !look.view.holders.is_empty();
         let is_over = |id: Option<&str>| id.map_or(!was_late, |id| in_doubt || ended.contains(id));
         let seen = seen.into_iter().filter(|(id, _)| is_over(*id)).map(|(_, holder)| holder);
         Ok(seen.chain(unseen).collect())
     }
 
-    /// Holds of this manager need not wait for their next renewal, nor do local waiters. What was seen is over, though an
-    /// earlier copy may have ended it.
+    /// Loses the forced holds of this manager, so that guards and local waiters do not wait for the next renewal. What
+    /// was seen is over, even if an earlier copy has ended it.
     ///
-    /// Returns those who were ended and not seen: beyond what one look shows, or since then, in the same phase. So all of
-    /// them read.
+    /// Returns the holders that were ended and not seen: beyond the bound of one look, or since then in the same phase.
+    /// So all of them read.
     fn lose_forced(&self, key: &Key, seen: &View, ended: &HashSet<String>) -> Vec<HolderView> {
         let seen: HashSet<&str> = seen.holders.iter().map(|holder| &*holder.id).collect();
         let unseen = ended.iter().filter(|id| !seen.contains(id.as_str()));

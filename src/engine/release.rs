@@ -1,4 +1,4 @@
-//! A guard lets go: the next of its process goes on with the hold, or the server is told.
+//! Release of a guard: the next waiter of its process takes the hold, or the server is notified.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ impl Engine {
         removed
     }
 
-    /// The last guard lets go of a hold that is valid, and that stays. `false` if there is more to it.
+    /// Caches a valid hold whose last guard leaves. Returns false if there is more to do.
     fn cache(&self, hold: &Hold, share_id: ShareId) -> bool {
         if !self.can_cache() {
             return false;
@@ -35,7 +35,7 @@ impl Engine {
         is_over
     }
 
-    /// A guard was dropped.
+    /// Gives a dropped guard's share back.
     #[inline]
     pub(super) fn guard_dropped(&self, hold: &Arc<Hold>, share_id: ShareId) {
         if let Some(due) = hold.leave_quietly(share_id) {
@@ -56,7 +56,7 @@ impl Engine {
         }
     }
 
-    /// A guard lets go and waits for the server's word.
+    /// Gives a guard's share back and waits for the server's answer.
     pub(super) async fn release(&self, hold: &Arc<Hold>, share_id: ShareId) -> Result<()> {
         let lost = |reason| Error::Lost { lock: hold.key().shared_name(), reason };
         if self.cache(hold, share_id) {
@@ -80,9 +80,9 @@ impl Engine {
         self.note_cache_outcome(hold);
         self.renewals.forget(hold);
         let (release, conversion) = Release::all_of(hold, began);
-        // Dropped, or without an answer: the background goes on.
+        // If this future is dropped or gets no answer, the background continues.
         let mut goes_on = GoesOn { engine: self, hold: Some(hold), conversion };
-        // When the server has surely forgotten the hold there is nothing left to tell it.
+        // When the server has surely forgotten the hold, there is nothing left to release.
         let patience = self.options().unreachable_after.min(release.server_until.since(began));
         let mut tries = Tries::new(began, patience);
         let told = self.told(hold, &release, &mut tries).await?;
@@ -92,7 +92,7 @@ impl Engine {
         }
         match told.answer.value {
             ReleaseReply::Held => Ok(()),
-            // A primary that was behind knows that it waited, and nothing of its grant.
+            // The new primary lacked the last writes: it knows that the acquisition waited, and nothing of its grant.
             ReleaseReply::Queued => Err(lost(self.found_lost(hold, share_id, LossReason::Gone))),
             ReleaseReply::None(absence) => {
                 let in_time = self.clock.now() < hold.deadline();
@@ -101,7 +101,7 @@ impl Engine {
                     if conversion.arrives_after(new.sent).is_none() {
                         goes_on.conversion = None;
                     }
-                    // It had been converted, and was ours as the new hold.
+                    // The hold had been converted, and was ours as the new one.
                     if new.value == ReleaseReply::Held {
                         return Ok(());
                     }
@@ -112,7 +112,7 @@ impl Engine {
         }
     }
 
-    /// It was lost before, and nobody has told so.
+    /// Reports a loss from before the release that was not reported yet.
     fn found_lost(&self, hold: &Hold, share_id: ShareId, reason: LossReason) -> LossReason {
         let held = self.clock.now().since(hold.began());
         self.table.meter().lost(hold.mode(), reason);
@@ -120,7 +120,7 @@ impl Engine {
         reason
     }
 
-    /// Tells the server of a release until that is answered.
+    /// Sends a release until it is answered.
     async fn told(&self, hold: &Arc<Hold>, release: &Release, tries: &mut Tries) -> Result<ReleaseAnswer> {
         let mut in_doubt = false;
         loop {
@@ -129,20 +129,20 @@ impl Engine {
                 Err(failure) => failure,
             };
             in_doubt |= !matches!(failure, Failure::NotDone { .. });
-            // Local waiters ask for themselves: they learn of the silence, too.
+            // Local waiters ask for themselves, so that they see the outage too.
             self.table.on_end(hold);
             Box::pin(tries.on_failure(self, hold.key(), failure)).await?;
         }
     }
 
-    /// The server is told without anybody waiting for it.
+    /// Sends the release in the background, while no caller waits for it.
     pub(crate) fn release_in_background(&self, hold: &Arc<Hold>) {
         self.renewals.forget(hold);
         self.keep_running();
         self.releases.give_back(hold, Some(Arc::clone(hold)), self.clock.now());
     }
 
-    /// The same for a guard that is dropped, on this runtime if it can tell the server at once.
+    /// Sends the release of a dropped guard from this runtime, if that can send at once, or in the background.
     fn release_from_here(&self, hold: &Arc<Hold>) {
         self.renewals.forget(hold);
         self.keep_running();
@@ -150,10 +150,10 @@ impl Engine {
     }
 }
 
-/// The server does not know a hold that was to be released. If an earlier copy of the release went unanswered, that copy
-/// may have done it. It has if the server has remembered the lock all the while: then nothing but a release, a force or
-/// the end of its lease, which the local clock excludes, can have ended the hold. Else the server has lost it, whether
-/// before or after that copy: others may have been inside.
+/// Judges a release of a hold that the server does not know. An earlier copy of the release without an answer may have
+/// ended it. It has if the server has remembered the lock all the while. Then only a release, a force or the end of its
+/// lease can have ended the hold, and the local clock excludes the last. Otherwise the server has lost it, before or
+/// after that copy: others may have been inside.
 fn judge_absence(hold: &Hold, share_id: ShareId, absence: Absence, may_be_ours: bool) -> Result<(), LossReason> {
     let (first, last) = hold.tokens();
     match loss_reason(share_id.token, absence.forced) {
@@ -162,18 +162,18 @@ fn judge_absence(hold: &Hold, share_id: ShareId, absence: Absence, may_be_ours: 
     }
 }
 
-/// What the server has said to a release.
+/// Answer of the server to a release.
 struct ReleaseAnswer {
     answer: Answered<ReleaseReply>,
-    /// An earlier copy went unanswered.
+    /// True if an earlier copy went unanswered.
     in_doubt: bool,
 }
 
-/// Hands a release to the background unless it was seen through.
+/// Hands a release to the background unless it was completed.
 struct GoesOn<'a> {
     engine: &'a Engine,
     hold: Option<&'a Arc<Hold>>,
-    /// What the hold may have been converted into.
+    /// Release of the hold that this one may have been converted into.
     conversion: Option<Release>,
 }
 

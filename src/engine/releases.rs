@@ -1,9 +1,9 @@
-//! Giving holds back: releases, cancelled acquisitions, and what a dropped guard leaves behind.
+//! Releases: of holds, of cancelled acquisitions, and of what a dropped guard leaves behind.
 //!
-//! A release tells the server until it has an answer or the server's lease is surely over. If a copy of the
-//! acquisition may still be on its way, it tells the server again after that copy's limit: otherwise the copy would
-//! come to life after its own cancellation and last a full lease. In the background the [outbox](crate::engine::outbox)
-//! carries them, so a guard that is dropped needs no runtime. Where it has one, the first copy may go [there](at_hand).
+//! A release is sent until it is answered or the server's lease is surely over. If a copy of the acquisition may still
+//! be on its way, the release is sent again after that copy's limit. Otherwise the copy would acquire after its own
+//! cancellation and last a full lease. The [background](crate::engine::outbox) sends releases, so a dropped guard needs
+//! no runtime. Where it has one, the first copy may go [inline](at_hand).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -35,50 +35,50 @@ mod inline;
 #[path = "../../testing/unit/engine/releases/tests.rs"]
 mod tests;
 
-/// Time between the loss of a guard at `max_hold` and the release of its hold. The holder's task hears of the loss before another
-/// one is let in.
+/// Time between the loss of a guard at `max_hold` and the release of its hold. The holder's task learns of the loss
+/// before another holder is let in.
 pub(super) const HEAD_START: Duration = Duration::from_millis(50);
 
-/// Who tells the server about releases, in the background where needed.
+/// Sender of releases, in the background where needed.
 #[derive(Debug)]
 pub(crate) struct Releases {
     scheme: Arc<dyn Scheme>,
     table: Arc<Table>,
     clock: Clock,
-    /// Where the next primary may not know of a release that this one carried out.
+    /// Release replay: present where the next primary may not know of a release that this one carried out.
     replay: Option<ReleaseReplay>,
     waiting: Mutex<WaitingReleases>,
     wake: Arc<Wake>,
     at_hand: InlineReleases,
-    /// Acquisitions and releases that the server may yet have to be told of.
+    /// Number of acquisitions and releases that may yet have to be sent to the server.
     unsettled: AtomicUsize,
-    /// The releases among them.
+    /// Number of releases among them.
     departing: AtomicUsize,
-    /// Releases that came to their end, by an answer or with the lease.
+    /// Number of releases that came to their end, by an answer or with the lease.
     ended: AtomicU64,
     settled: Notify,
-    /// The manager and all its guards are gone: what is left to be told is the last.
+    /// True when the manager and all its guards are gone: only the remaining releases are left to send.
     stopped: AtomicBool,
-    /// A test stops the next departure between the change of its hold and the count of its release.
+    /// Stop for the next release between the change of its hold and its count, for a test.
     #[cfg(test)]
     pub(super) interruption: Mutex<Option<Interruption>>,
 }
 
-/// Says that a departure has come to its stop, and waits for the word to go on.
+/// Reports that a release has come to its stop, and waits until the test lets it continue.
 #[cfg(test)]
 pub(super) type Interruption = (std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>);
 
-/// Releases that nobody carries yet.
+/// Releases that no driver has taken yet.
 #[derive(Debug, Default)]
 struct WaitingReleases {
     now: VecDeque<ReleaseTask>,
-    /// Until a pause is over.
+    /// Releases that wait for the end of a pause.
     later: BTreeMap<DueNumber, ReleaseTask>,
-    /// Nobody carries anything any more.
+    /// True when no driver takes releases any more.
     is_abandoned: bool,
 }
 
-/// When something is due, and a number of its own.
+/// Deadline and a unique number.
 type DueNumber = (Moment, u64);
 
 impl Releases {
@@ -103,7 +103,7 @@ impl Releases {
         }
     }
 
-    /// Tells the server once.
+    /// Sends a release once.
     pub(crate) async fn send_once(self: &Arc<Self>, release: &Release) -> Attempt<ReleaseReply> {
         if self.replay.is_none() {
             return self.scheme.release(&release.key, &release.id).await;
@@ -114,19 +114,19 @@ impl Releases {
         Ok(answer)
     }
 
-    /// A node has carried a release out, which its successor may not know of.
+    /// Notes a release that a node has carried out, which its successor may not know of.
     fn carried_out(self: &Arc<Self>, release: &Release, route: &Route, now: Moment) {
         let Some(recent) = &self.replay else {
             return;
         };
         recent.remember(route.clone(), release, now);
         if self.scheme.route(&release.key) != *route {
-            // Whoever looks for what has moved may have done so just before this was there.
+            // A search for moved locks may have run just before this entry was there.
             self.resend_moved();
         }
     }
 
-    /// Whoever owns a lock after a change is told of the releases that its predecessor carried out of late, the latest first.
+    /// Sends recent releases again to the new owners of moved locks, which may not know of them. The latest goes first.
     pub(super) fn resend_moved(self: &Arc<Self>) {
         let Some(recent) = &self.replay else {
             return;
@@ -141,7 +141,7 @@ impl Releases {
         }
     }
 
-    /// When there is something to carry.
+    /// Returns when there is a release to send.
     pub(super) fn next(&self, now: Moment) -> Moment {
         let waiting = self.waiting.lock();
         let later = waiting.later.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at);
@@ -152,7 +152,7 @@ impl Releases {
         later.min(self.at_hand.next()).min(self.replay.as_ref().map_or(Moment::NEVER, |recent| recent.forget(now)))
     }
 
-    /// What is to be carried now.
+    /// Takes the releases that are due.
     pub(super) fn take_due(&self, now: Moment) -> VecDeque<ReleaseTask> {
         let mut waiting = self.waiting.lock();
         let mut due = std::mem::take(&mut waiting.now);
@@ -164,12 +164,12 @@ impl Releases {
         due
     }
 
-    /// The outbox has waited so long for an answer.
+    /// Notes how long an answer to the background took.
     pub(super) fn answers_take(&self, span: Duration) {
         self.at_hand.answers_take(span);
     }
 
-    /// A copy of a release has come to its end.
+    /// Applies the result of one copy of a release.
     pub(super) fn on_answer(
         self: &Arc<Self>,
         mut job: ReleaseTask,
@@ -200,7 +200,7 @@ impl Releases {
         }
     }
 
-    /// It was not answered, and is told again after a pause.
+    /// Sends an unanswered release again after a pause.
     pub(super) fn again(&self, mut job: ReleaseTask, now: Moment) {
         let pause = job.backoff.pause();
         self.later(job, now.after(pause));
@@ -212,7 +212,7 @@ impl Releases {
         self.wake.at(at);
     }
 
-    /// Takes a release over. Without a driver that still runs, the lease ends it.
+    /// Takes a release over. Without a running driver, the lease ends the hold.
     pub(crate) fn in_background(self: &Arc<Self>, release: Release, hold: Option<Arc<Hold>>) {
         self.carry(ReleaseTask::new(self, release, hold));
     }
@@ -222,7 +222,8 @@ impl Releases {
         self.wake.at(Moment::from_nanos(0));
     }
 
-    /// Where nobody carries it, it would wait for ever, and keep all this in memory.
+    /// Stores a release, unless no driver is left to send it. It would wait for ever, and keep this structure in
+    /// memory.
     fn put(&self, job: ReleaseTask, put: impl FnOnce(&mut WaitingReleases, ReleaseTask)) {
         let mut waiting = self.waiting.lock();
         if waiting.is_abandoned {
@@ -233,7 +234,7 @@ impl Releases {
         }
     }
 
-    /// The same for a hold that is over, and for what it may have been converted into.
+    /// Releases a hold that is over, and the one that it may have been converted into.
     pub(crate) fn give_back(self: &Arc<Self>, hold: &Hold, waited_for: Option<Arc<Hold>>, now: Moment) {
         let (release, conversion) = Release::all_of(hold, now);
         self.in_background(release, waited_for);
@@ -242,8 +243,8 @@ impl Releases {
         }
     }
 
-    /// The same for a hold whose guards were told just now that they are lost: the server hears of it a head start later, and local
-    /// waiters wait for that. It counts at once.
+    /// Releases a hold a head start after its guards were notified of the loss. Local waiters wait for that. The
+    /// release counts at once.
     pub(crate) fn give_back_later(self: &Arc<Self>, hold: &Arc<Hold>) {
         let now = self.clock.now();
         let (release, conversion) = Release::all_of(hold, now);
@@ -254,7 +255,7 @@ impl Releases {
         }
     }
 
-    /// The same for a hold whose last guard was dropped here.
+    /// Releases a hold whose last guard was dropped on this runtime.
     pub(crate) fn give_back_from_here(self: &Arc<Self>, hold: &Arc<Hold>, now: Moment) {
         let (release, conversion) = Release::all_of(hold, now);
         inline::tell(self, ReleaseTask::new(self, release, Some(Arc::clone(hold))), now);
@@ -263,16 +264,16 @@ impl Releases {
         }
     }
 
-    /// Takes back a request that nobody waits for any more, and that may yet be on its way.
+    /// Takes back a request that no task waits for any more, and that may yet be on its way.
     ///
-    /// It went out on a connection of this runtime, and what is sent there behind it arrives behind it. On another connection the
-    /// release could arrive first and find nothing; then the request would leave a hold or a place in the queue until the release is
-    /// repeated, which is when no copy can arrive any more.
+    /// The request went out on a connection of this runtime, and a release on the same connection arrives behind it. On
+    /// another connection the release could arrive first and find nothing. Then the request would leave a hold or a
+    /// place in the queue until the release is repeated, when no copy can arrive any more.
     pub(crate) fn take_back_from_here(self: &Arc<Self>, release: Release, now: Moment) {
         inline::tell(self, ReleaseTask::new(self, release, None), now);
     }
 
-    /// Nothing more is given back.
+    /// Announces that no new releases come.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
     }
@@ -281,7 +282,7 @@ impl Releases {
         self.stopped.load(Ordering::SeqCst)
     }
 
-    /// Nobody carries what waits any more: leases end it.
+    /// Drops the waiting releases, since no driver is left: leases end their holds.
     pub(super) fn abandon(&self) {
         let abandoned = std::mem::replace(
             &mut *self.waiting.lock(),
@@ -291,25 +292,25 @@ impl Releases {
         self.at_hand.abandon();
     }
 
-    /// Local waiters need not wait for a server that does not answer.
+    /// Lets local waiters go on, which need not wait for a server that does not answer.
     pub(crate) fn unblock(&self, hold: &Hold) {
         catch_panic(|| self.table.on_end(hold));
     }
 
-    /// Counts as under way until it is dropped. An operation that ends a hold takes it before the hold changes: otherwise `close`
-    /// could find neither the hold nor its release.
+    /// Counts as under way until it is dropped. An operation that ends a hold takes this before the hold changes:
+    /// otherwise `close` could find neither the hold nor its release.
     pub(crate) fn unsettled(self: &Arc<Self>) -> Unsettled {
         self.unsettled.fetch_add(1, Ordering::SeqCst);
         Unsettled(Arc::clone(self))
     }
 
-    /// The same for an attempt, which its cell keeps.
+    /// Counts an attempt as under way, in a value that its cell keeps.
     pub(crate) fn keeps_open(self: &Arc<Self>) -> OpenOperation {
         self.unsettled.fetch_add(1, Ordering::SeqCst);
         OpenOperation::counted_by(Arc::<Self>::clone(self))
     }
 
-    /// Marks the moment between the change of a hold and the count of its release, at which a test may stop the operation.
+    /// Marks the moment between the change of a hold and the count of its release. A test may stop the operation there.
     #[inline]
     pub(super) fn has_changed_hold(&self) {
         #[cfg(test)]
@@ -322,7 +323,7 @@ impl Releases {
         }
     }
 
-    /// Whether the server has yet to be told of a release.
+    /// Returns true if a release has yet to be sent or answered.
     pub(crate) fn is_releasing(&self) -> bool {
         self.departing.load(Ordering::SeqCst) > 0
     }
@@ -332,12 +333,13 @@ impl Releases {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Returns when the server knows of all releases so far, or has forgotten them.
+    /// Returns when the server knows of all releases so far, or has forgotten their holds.
     pub(crate) async fn await_resolved(&self) {
         self.until_none(&self.unsettled).await;
     }
 
-    /// Returns when the server knows of all releases that no caller waits for, or has forgotten them. Acquisitions may go on.
+    /// Returns when the server knows of all releases that no caller waits for, or has forgotten their holds.
+    /// Acquisitions may continue.
     pub(crate) async fn flushed(&self) {
         self.until_none(&self.departing).await;
     }
@@ -346,6 +348,7 @@ impl Releases {
         loop {
             let settled = self.settled.notified();
             tokio::pin!(settled);
+            // Registered before the look, so that the last release is not missed.
             settled.as_mut().enable();
             if count.load(Ordering::SeqCst) == 0 {
                 return;
@@ -355,12 +358,12 @@ impl Releases {
     }
 }
 
-/// Whether a server that refuses a release so will go on to do so.
+/// Returns true if a server that refuses a release for this reason will refuse it again.
 fn is_final(refusal: Refusal) -> bool {
     matches!(refusal, Refusal::Forbidden | Refusal::ForeignKey | Refusal::UnsupportedServer | Refusal::OtherTopology)
 }
 
-/// A release that is to be told until the server knows, or has forgotten.
+/// Release that is sent until the server knows of it, or has forgotten the hold.
 #[derive(Debug)]
 pub(super) struct ReleaseTask {
     release: Release,
@@ -381,21 +384,21 @@ impl ReleaseTask {
         ReleaseRequest { key: Arc::clone(&self.release.key), id: self.release.id.clone() }
     }
 
-    /// The hold that local waiters wait for, to be taken once.
+    /// Takes the hold that local waiters wait for, once.
     pub(super) fn take_hold(&mut self) -> Option<Arc<Hold>> {
         self.underway.hold.take()
     }
 }
 
-/// A release in the background. Dropped at any point, it leaves the table and the count right.
+/// Release under way in the background. Dropped at any point, it leaves the table and the counts right.
 #[derive(Debug)]
 struct UnderwayRelease {
     hold: Option<Arc<Hold>>,
-    /// Given up after the hold.
+    /// Dropped after the hold.
     unsettled: Unsettled,
 }
 
-/// Something that the server may yet have to be told.
+/// Count of one acquisition or release that may yet have to be sent.
 #[derive(Debug)]
 pub(crate) struct Unsettled(Arc<Releases>);
 
@@ -430,7 +433,7 @@ impl Drop for UnderwayRelease {
         if releases.departing.fetch_sub(1, Ordering::SeqCst) == 1 {
             releases.settled.notify_waiters();
             if releases.is_stopped() {
-                // The drivers end with the last one, and may not be who has told it.
+                // The drivers end with the last release, and another task may have sent it.
                 releases.wake.all();
             }
         }

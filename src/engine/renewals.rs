@@ -1,8 +1,8 @@
-//! The agenda: all live holds by the moment at which something is due, a renewal or the local deadline.
+//! Deadline queue of holds: all live holds by the moment at which something is due, a renewal or the local deadline.
 //!
-//! What is true of a hold is in the hold alone. The agenda says when to look at it, has each once at most, and is never asked
-//! whether it is there: whoever changes a hold has it scheduled anew by what the hold says then, under the agenda's lock. No
-//! word from the holders is needed. What is due is carried by the [outbox](crate::engine::outbox).
+//! The state of a hold is in the hold alone. The queue only says when to look at it, and has each hold at most once. A
+//! task that changes a hold has it scheduled anew by its state at that time, under the queue's mutex. No message from
+//! the holders is needed. The [background](crate::engine::outbox) sends what is due.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,19 +27,20 @@ use crate::lock::release::Release;
 use crate::lock::table::Table;
 use crate::store::{Renewal, Renewed, loss_reason};
 
-/// Renewals due within this time travel with the one that is due now: of 10,000 holds with a lease of 10 s as many as make a chunk.
+/// Window in which later renewals travel with the one that is due now. Of 10,000 holds with a lease of 10 s, as many as
+/// make a batch are due in it.
 pub(super) const BATCH_WINDOW: Duration = Duration::from_millis(10);
 
-/// The holds of one manager and what is due for them.
+/// Holds of one manager, and what is due for them.
 #[derive(Debug)]
 pub(crate) struct Renewals {
     table: Arc<Table>,
     releases: Arc<Releases>,
     agenda: Mutex<RenewalQueue>,
     wake: Arc<Wake>,
-    /// What becomes of holds that stay.
+    /// Results of cached holds.
     uses: Option<Arc<CachePolicy>>,
-    /// Of lines about renewals that were not answered.
+    /// Limit of log lines about unanswered renewals.
     lines: Limiter,
 }
 
@@ -65,17 +66,17 @@ impl RenewalQueue {
     }
 }
 
-/// Nobody but whoever has taken it knows of it: until it is back, each change of it is a reason to schedule it.
+/// Marks a hold as out of the queue. Until it is back, each change of it is a reason to schedule it.
 fn taken(hold: &Hold) {
     hold.agenda_slot.store(0, Ordering::Relaxed);
     hold.agenda_moment.store(Moment::NEVER.as_nanos(), Ordering::Relaxed);
 }
 
-/// A hold that is to be renewed, and the lease to ask for.
+/// Hold that is to be renewed, and the lease to ask for.
 pub(super) struct DueRenewal {
     pub(super) hold: Arc<Hold>,
     pub(super) lease: Duration,
-    /// It says that the hold may stay.
+    /// Live subscription, if the renewal asks to cache the hold.
     said: Option<LiveSubscription>,
 }
 
@@ -111,15 +112,15 @@ impl Renewals {
         self.table.clock().now()
     }
 
-    /// Looks at a hold when something is due for it, by what it says now. To be called whenever that may have become earlier,
-    /// until it is over or [forgotten](Renewals::forget).
+    /// Schedules a hold for the moment at which something is due, by its present state. To be called whenever that may
+    /// have become earlier, until the hold is over or [forgotten](Renewals::forget).
     pub(crate) fn schedule(&self, hold: &Arc<Hold>, now: Moment) {
         let mut agenda = self.agenda.lock();
-        // Out first: whoever changes the hold after this look finds that it is nowhere, and comes here as well.
+        // Out first: a task that changes the hold after this look finds it in no queue, and comes here too.
         agenda.remove(hold);
         let at = match hold.due() {
             Next::At(at) => at,
-            // Found by a driver, which reports it.
+            // A driver finds and reports it.
             Next::Lost(_) => now,
             Next::Released | Next::GivenUp => return,
         };
@@ -131,26 +132,26 @@ impl Renewals {
         self.wake.at(at);
     }
 
-    /// The same for all for which something is due earlier.
+    /// Schedules all holds for which something is due earlier.
     pub(crate) fn schedule_all(&self, due: hold::Due, now: Moment) {
         due.0.each(|hold| self.schedule(&hold, now));
     }
 
-    /// Looks whether askers are overdue. Answers when to look again.
+    /// Looks for stalled leaders. Returns when to look again.
     pub(super) fn look_for_stalled(&self, now: Moment) -> Moment {
         let (next, due) = self.table.stalled.look(now);
         self.schedule_all(due, now);
         next
     }
 
-    /// Returns when that is earlier than a look has found. To be enabled before that look.
+    /// Returns when that moment becomes earlier than a look has found. To be enabled before that look.
     pub(super) fn stalled_sooner(&self) -> Notified<'_> {
         self.table.stalled.sooner()
     }
 
-    /// Nothing is due for a hold any more.
+    /// Removes a hold for good: nothing is due for it any more.
     pub(crate) fn forget(&self, hold: &Hold) {
-        // Whoever has it in hand finds that when it comes to put it back.
+        // A driver that has it out of the queue sees this when it comes to put it back.
         hold.retire();
         self.agenda.lock().remove(hold);
     }
@@ -160,12 +161,12 @@ impl Renewals {
         self.agenda.lock().due.is_empty()
     }
 
-    /// When to look next.
+    /// Moment of the next look.
     pub(super) fn next(&self) -> Moment {
         self.agenda.lock().due.first_key_value().map_or(Moment::NEVER, |((at, _), _)| *at)
     }
 
-    /// Takes what is due, and is to be scheduled again. What is over is reported.
+    /// Takes the holds for which something is due, to be scheduled again. Reports those that are over.
     pub(super) fn take_due(&self, now: Moment) -> Vec<Arc<Hold>> {
         let mut due = self.pop_due(now);
         if due.is_empty() {
@@ -176,7 +177,8 @@ impl Renewals {
         due
     }
 
-    /// Gives back what is over by now, if no driver has looked since. A guard that was lost may have been told by its own timer.
+    /// Releases the holds that are over by now, if no driver has looked since. A lost guard may have learned of it by
+    /// its own timer.
     pub(crate) fn give_back_lost(&self, now: Moment) {
         let _unsettled = self.releases.unsettled();
         for hold in self.table.all_holds().iter().filter(|hold| !hold.is_retired()) {
@@ -184,9 +186,9 @@ impl Renewals {
         }
     }
 
-    /// Whether there is more to be done for a hold than to give it back, which is done.
+    /// Returns true if a hold goes on. A hold that is over is released here.
     fn goes_on(&self, hold: &Arc<Hold>, now: Moment) -> bool {
-        // That a hold is over wakes who watches it, once.
+        // The first look that finds a hold over wakes its watchers.
         match catch_panic(|| hold.next(now)).unwrap_or_else(|| hold.due()) {
             Next::At(_) => return true,
             Next::Lost(reason) => self.clear_away(hold, reason, now),
@@ -207,7 +209,7 @@ impl Renewals {
         due
     }
 
-    /// A renewal has come to its end.
+    /// Applies the result of a renewal.
     pub(super) fn on_answer(&self, due: DueRenewal, attempt: Attempt<Renewed>, now: Moment) {
         let not_converted = catch_panic(|| self.is_answered(&due, attempt, now));
         self.schedule(&due.hold, now);
@@ -216,13 +218,14 @@ impl Renewals {
         }
     }
 
-    /// Whoever had it under way has gone.
+    /// Notes a renewal whose driver has gone.
     pub(super) fn on_no_answer(&self, due: &DueRenewal, now: Moment) {
         due.hold.on_no_answer(now);
         self.schedule(&due.hold, now);
     }
 
-    /// What an answer, or its absence, does to a hold, and what is told of it. Answers what it shows not to be there.
+    /// Applies an answer to a hold, or its absence, and reports it. Returns the release of a conversion that was not
+    /// carried out.
     fn is_answered(
         &self,
         DueRenewal { hold, lease, said }: &DueRenewal,
@@ -238,7 +241,7 @@ impl Renewals {
                         let said = Some(standing.clone());
                         let word =
                             CacheAnswer { offered_on: said, sent: answer.sent, node: answer.node, is_waited_for };
-                        // Whoever has it in hand puts it back on the agenda.
+                        // The caller puts the hold back into the queue.
                         drop(hold.on_cache_answer(word, tokens, now));
                     }
                     let grant = Grant { sent: answer.sent, remaining, asked: *lease, server: answer.server };
@@ -262,7 +265,7 @@ impl Renewals {
         None
     }
 
-    /// An idle hold is to be given back. Local waiters ask when the server has been told.
+    /// Releases a cached hold. Local waiters ask when the server has answered.
     fn give_up(&self, hold: &Arc<Hold>, now: Moment) {
         self.forget(hold);
         if let (Some(uses), Some(stay)) = (&self.uses, hold.cache_outcome()) {
@@ -271,8 +274,9 @@ impl Renewals {
         self.releases.give_back(hold, Some(Arc::clone(hold)), now);
     }
 
-    /// A hold was lost: the server is told, should it still know the hold, and local waiters may ask it. The release is counted before
-    /// the table forgets the hold, so that `close` finds one of the two, and before the hold is retired, so that `flush` does.
+    /// Releases a lost hold, in case the server still knows it, and lets local waiters ask. The release counts before
+    /// the table forgets the hold, so that `close` finds one of the two. It also counts before the hold is retired, so
+    /// that `flush` finds it.
     fn clear_away(&self, hold: &Arc<Hold>, reason: LossReason, now: Moment) {
         if reason == LossReason::MaxHold {
             self.releases.give_back_later(hold);

@@ -12,7 +12,7 @@ pub(super) struct WaiterLimit {
     count: AtomicUsize,
 }
 
-/// Place of one acquisition, which is free again when this is dropped.
+/// Permit of one acquisition; dropping it frees its place.
 #[derive(Debug)]
 pub(super) struct WaiterPermit<'a>(&'a WaiterLimit);
 

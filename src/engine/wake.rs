@@ -1,8 +1,8 @@
-//! Who drives the outbox, until when each of them sleeps, and how they are woken.
+//! Drivers of the background, the moments until which they sleep, and their wake-ups.
 //!
-//! Drivers are woken only for what is due earlier than they look anyway. An alarm stays until it goes off, also when what it
-//! was set for is gone: then it wakes its driver for nothing, once, but meanwhile nothing later need wake it. Locks that are
-//! taken and released all the time would wake it every time.
+//! Drivers are woken only for what is due earlier than their next look. An alarm stays until it goes off, even if its
+//! reason is gone. Then it wakes its driver once for nothing, but until then no later deadline has to wake it.
+//! Otherwise locks that are taken and released all the time would wake it every time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,10 +13,10 @@ use tokio::sync::futures::Notified;
 
 use crate::base::lease::Moment;
 
-/// Whoever looks sees all that is put in before it sleeps.
+/// Alarm of a driver that looks now: it sees all that is put in before it sleeps.
 const LOOKS: Moment = Moment::from_nanos(0);
 
-/// One driver.
+/// Identity of a driver.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DriverId(usize);
 
@@ -48,12 +48,12 @@ impl Wake {
         self.alarms.lock().remove(driver.0);
     }
 
-    /// Returns when something is due earlier than a driver knows. To be enabled before it looks.
+    /// Returns when something is due earlier than a driver knows. To be enabled before the driver looks.
     pub(super) fn woken(&self) -> Notified<'_> {
         self.notify.notified()
     }
 
-    /// The driver looks from now on.
+    /// Notes that the driver looks from now on.
     pub(super) fn looks(&self, driver: DriverId, now: Moment) {
         let alarm = &mut self.alarms.lock()[driver.0];
         if alarm.at <= now {
@@ -62,22 +62,24 @@ impl Wake {
         alarm.is_looking = true;
     }
 
-    /// The driver has looked, and sleeps until what it returns.
+    /// Notes that the driver has looked. Returns the moment until which it sleeps.
     pub(super) fn sleeps(&self, driver: DriverId, next: Moment) -> Moment {
         let mut alarms = self.alarms.lock();
         let alarm = &mut alarms[driver.0];
+        // An earlier alarm stays, even if its reason is gone.
         alarm.at = alarm.at.min(next);
         alarm.is_looking = false;
         alarm.at
     }
 
-    /// Something is due then.
+    /// Wakes the drivers if they would look later than `moment`.
     pub(super) fn at(&self, moment: Moment) {
         let mut wakes = false;
         for (_, alarm) in &mut *self.alarms.lock() {
             wakes |= moment < alarm.effective();
             alarm.at = alarm.at.min(moment);
         }
+        // Out of the loop, and so without the mutex: the woken drivers take it.
         if wakes {
             self.all();
         }
@@ -87,7 +89,8 @@ impl Wake {
         self.notify.notify_waiters();
     }
 
-    /// One driver has taken what the others would have looked at later, and may stand still before it is done.
+    /// Wakes the other drivers: this one has taken what they would look at later, and may stand still before it is
+    /// done.
     pub(super) fn others_of(&self, driver: DriverId) {
         let has_others = self.alarms.lock().iter().any(|(other, _)| other != driver.0);
         if has_others {

@@ -1,7 +1,8 @@
-//! The entrance to the state of one lock.
+//! Entrance to the state of one lock.
 //!
-//! Each event changes the state under the cell's own mutex. What it leaves to be done is done when that is free: wakers and
-//! notifications may do anything, the agenda has a mutex of its own, and the end of a hold is an event again.
+//! Each event changes the state under the cell's own mutex. Its effects are carried out when the mutex is free. Wakers
+//! and notifications may run any code. The deadline queue has a mutex of its own, and the end of a hold is an event
+//! again.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -13,15 +14,15 @@ use crate::base::lease::Moment;
 use crate::lock::effects::{Due, Effects, OnAgenda, Rules};
 use crate::lock::state::State;
 
-/// What is around a cell.
+/// Services around a cell.
 pub(super) trait Surroundings<H>: Send + Sync {
-    /// An asker of it may be overdue at this moment.
+    /// Looks at the cell at this moment: one of its leaders may be stalled.
     fn look_at(&self, cell: &Arc<Cell<H>>, at: Moment);
-    /// It is idle, unless somebody has come meanwhile.
+    /// Forgets the cell, unless a task has entered meanwhile.
     fn forget(&self, cell: &Arc<Cell<H>>);
 }
 
-/// One lock. `H` is a hold of it.
+/// Cell of one lock. `H` is a hold of it.
 pub(super) struct Cell<H> {
     key: Arc<Key>,
     rules: Arc<Rules>,
@@ -42,7 +43,7 @@ impl<H: OnAgenda> Cell<H> {
         &self.rules
     }
 
-    /// The entrance. Nothing of what an event leads to happens before the mutex is free.
+    /// Applies an event: the entrance. None of its effects happens before the mutex is free.
     pub(super) fn event<T>(
         self: &Arc<Self>,
         now: Moment,
@@ -51,6 +52,7 @@ impl<H: OnAgenda> Cell<H> {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         let outcome = event(&mut state, &self.rules, &mut effects);
+        // Any event may have freed a side, so the next waiters may ask.
         state.advance(now, &mut effects);
         let looks_at = state.next_look();
         let is_idle = state.is_idle();
@@ -74,17 +76,17 @@ impl<H: OnAgenda> Cell<H> {
         }
     }
 
-    /// An event that leaves nothing to be done.
+    /// Applies an event without effects.
     pub(super) fn ask<T>(&self, event: impl FnOnce(&mut State<H>) -> T) -> T {
         event(&mut self.state.lock())
     }
 
-    /// The same, unless somebody else is at it.
+    /// Applies an event without effects, unless another task has the mutex.
     pub(super) fn try_ask<T>(&self, event: impl FnOnce(&mut State<H>) -> T) -> Option<T> {
         self.state.try_lock().map(|mut state| event(&mut state))
     }
 
-    /// The same for an event that changes neither who waits nor what is due.
+    /// Applies an event that changes neither the waiters nor what is due.
     pub(super) fn quietly<T>(&self, event: impl FnOnce(&mut State<H>, &Rules, &mut Effects<H>) -> T) -> T {
         let mut effects = Effects::default();
         let outcome = self.with(&mut effects, event);
@@ -92,7 +94,7 @@ impl<H: OnAgenda> Cell<H> {
         outcome
     }
 
-    /// The same for one that changes what is due. Whoever calls carries the effects out.
+    /// Applies an event that changes what is due. The caller carries the effects out.
     pub(super) fn with<T>(
         &self,
         effects: &mut Effects<H>,
@@ -101,18 +103,19 @@ impl<H: OnAgenda> Cell<H> {
         event(&mut self.state.lock(), &self.rules, effects)
     }
 
-    /// An asker may be overdue.
+    /// Looks for a stalled leader.
     pub(super) fn look_for_stalled(self: &Arc<Self>, now: Moment) -> Due<H> {
         self.event(now, |state, rules, _| state.on_stalled_leader(now, rules)).1
     }
 
-    /// Nobody has this hold any more.
+    /// Removes a hold whose last handle was dropped.
     pub(super) fn hold_dropped(&self, number: u64) {
         let forgotten = self.state.lock().forget(number);
+        // Without the mutex: what is left of the hold may have effects of its own.
         drop(forgotten);
     }
 
-    /// Marks the cell as left, if it is idle: whoever comes finds another one.
+    /// Marks the cell as left, if it is idle: a later task finds another one.
     pub(super) fn leave_if_idle(&self) -> bool {
         let mut state = self.state.lock();
         let is_idle = state.is_idle();

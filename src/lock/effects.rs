@@ -1,4 +1,4 @@
-//! What an event of a cell leaves to be done when the mutex is free.
+//! Work that an event of a cell leaves until the mutex is free.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,22 +15,22 @@ use crate::base::process::Process;
 use crate::lock::end::{End, Ended};
 use crate::lock::few::Few;
 
-/// What holds for all locks of a manager.
+/// Settings that all locks of a manager share.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     pub(crate) clock: Clock,
     /// Process that has its holds.
     pub(crate) process: Process,
     pub(crate) max_clock_skew: Duration,
-    /// How long a copy that is sent now may yet be carried out.
+    /// Longest time for which a request that is sent now may yet be carried out.
     pub(crate) max_delay: Duration,
-    /// A hold is passed on to so many writers, and not after this time.
+    /// Largest number of writers that a hold goes to, and the time after which there is no hand-off.
     pub(crate) max_handoffs: u64,
     pub(crate) handoff_span: Duration,
     pub(crate) meter: Metrics,
 }
 
-/// Who is to be woken or told.
+/// Waiters to wake, and losses to report.
 #[derive(Debug, Default)]
 pub(super) struct Signals(Few<Signal>);
 
@@ -39,9 +39,9 @@ enum Signal {
     Wake(Arc<Notify>),
     Heard(Arc<Notify>),
     End(Arc<End>),
-    /// A hold is over before it was released.
+    /// Loss of a hold before its release.
     Lost(Box<Loss>),
-    /// The same, and nobody was inside.
+    /// Loss of a cached hold without a guard.
     IdleLost(Box<Loss>),
 }
 
@@ -51,28 +51,28 @@ impl Signals {
         self.0.push(Signal::Wake(signal));
     }
 
-    /// Wakes all who wait for a word of whoever asks.
+    /// Wakes all waiters for an answer to the leader.
     pub(super) fn first_answer(&mut self, heard: Arc<Notify>) {
         self.0.push(Signal::Heard(heard));
     }
 
-    /// The log has a line for each hold that is lost, however it came about.
+    /// Reports a lost hold: each loss has a line in the log, whatever the cause.
     pub(super) fn lost(&mut self, loss: Loss) {
         self.0.push(Signal::Lost(Box::new(loss)));
     }
 
-    /// Nobody was inside.
+    /// Reports the loss of a cached hold without a guard.
     pub(super) fn cached_lost(&mut self, loss: Loss) {
         self.0.push(Signal::IdleLost(Box::new(loss)));
     }
 
-    /// The end of a share is known.
+    /// Records the end of a share and wakes its watchers.
     pub(super) fn ended(&mut self, end: Arc<End>, ended: Ended) {
         end.set(ended);
         self.0.push(Signal::End(end));
     }
 
-    /// Those who watch a share have to look again.
+    /// Wakes the watchers of a share, which look again.
     pub(super) fn changed(&mut self, end: Arc<End>) {
         self.0.push(Signal::End(end));
     }
@@ -96,18 +96,18 @@ impl Signal {
     }
 }
 
-/// Whoever can be put on the agenda.
+/// Hold that can be in the deadline queue.
 pub(super) trait OnAgenda {
-    /// Whether it is looked at by this moment anyway, or never has to be again.
+    /// Returns true if the queue looks at the hold by `at` anyway, or never has to again.
     fn is_looked_at_by(&self, at: Moment) -> bool;
 }
 
-/// All that is left to be done. `H` is a hold, as those know it who are outside of the cell.
+/// All work that an event leaves. `H` is a hold as code outside the cell knows it.
 #[derive(Debug)]
 pub(super) struct Effects<H> {
     pub(super) signals: Signals,
     due: Few<Arc<H>>,
-    /// Not needed here any more. Its end is an event of its own.
+    /// Handles that the cell does not need any more. Dropping the last one is an event of its own.
     dropped: Few<Arc<H>>,
 }
 
@@ -117,7 +117,7 @@ impl<H> Default for Effects<H> {
     }
 }
 
-/// Holds for which something is due earlier than the agenda knows.
+/// Holds for which something is due earlier than the deadline queue knows.
 #[derive(Debug)]
 #[must_use = "the agenda is to be told"]
 pub(crate) struct Due<H>(pub(crate) Few<Arc<H>>);
@@ -133,12 +133,14 @@ impl<H> Effects<H> {
         }
     }
 
-    /// Of the lock with this key. To be called where no mutex is held: a waker may do anything.
+    /// Carries the effects out, for the lock with this key. To be called where no mutex is held: a waker may run any
+    /// code.
     #[inline]
     pub(super) fn carry_out(self, key: &Key, rules: &Rules) -> Due<H> {
         let Self { signals: Signals(signals), due, dropped } = self;
         signals.each(|signal| {
-            // A waker that panics keeps nobody else from being told. What it said was reported as each panic is.
+            // A waker that panics must not keep the other signals from going out. The panic was reported as each one
+            // is.
             catch_panic(|| signal.tell(key, rules));
         });
         drop(dropped);

@@ -1,4 +1,4 @@
-//! How a share stands, and how it ended.
+//! State and end of a share.
 
 use std::sync::OnceLock;
 
@@ -6,30 +6,30 @@ use tokio::sync::Notify;
 
 use crate::base::error::LossReason;
 
-/// How much a hold can be trusted, by the local clock, as a [guard](crate::WriteGuard) tells it.
+/// Trust in a hold by the local clock, as a [guard](crate::WriteGuard) reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum HoldState {
     /// The last renewal was answered in time.
     Held,
-    /// A renewal went unanswered and is being repeated, or [`try_upgrade`](crate::ReadGuard::try_upgrade) did and it is not known
-    /// what came of it; the local deadline still stands.
+    /// A renewal went unanswered and is being repeated; the local deadline is still ahead. Also after a
+    /// [`try_upgrade`](crate::ReadGuard::try_upgrade) without an answer, while its result is unknown.
     Unconfirmed,
-    /// It is over, and others may be inside.
+    /// The hold is over, and others may be inside.
     Lost(LossReason),
 }
 
-/// How a hold ended, as [`HoldWatch::ended`](crate::HoldWatch::ended) tells it.
+/// End of a hold, as [`HoldWatch::ended`](crate::HoldWatch::ended) reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Ended {
-    /// Its guard released it, or was dropped.
+    /// The guard released it, or was dropped.
     Released,
-    /// It ended before it was released.
+    /// The hold ended before it was released.
     Lost(LossReason),
 }
 
-/// The end of one share, for those who watch it.
+/// End of one share, for its watchers.
 #[derive(Debug, Default)]
 pub(crate) struct End {
     ended: OnceLock<Ended>,
@@ -37,12 +37,12 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// The first word counts. To be told when no mutex is held.
+    /// Records the end, unless one is recorded. The caller notifies the watchers later, when no mutex is held.
     pub(super) fn set(&self, ended: Ended) {
         self.ended.get_or_init(|| ended);
     }
 
-    /// Those who watch look again.
+    /// Wakes the watchers, which look again.
     pub(super) fn tell(&self) {
         self.changed.notify_waiters();
     }

@@ -1,4 +1,4 @@
-//! Several of something, of which an event has mostly none or one: then nothing is allocated for them.
+//! Collection for the effects of an event, mostly none or one: these need no allocation.
 
 use std::ops::Deref;
 
@@ -22,7 +22,7 @@ impl<T> Few<T> {
         };
     }
 
-    /// In the order in which they came.
+    /// Visits the items in the order in which they came.
     #[inline]
     pub(crate) fn each(self, does: impl FnMut(T)) {
         match self {

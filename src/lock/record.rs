@@ -1,11 +1,11 @@
-//! What the cell knows of one hold: until when it is valid, how it ended, which guards share it.
+//! State of one hold in its cell: its deadline, its end, and the guards that share it.
 //!
 //! States: held -> (unconfirmed <-> held) -> lost or released. An end is final: nothing that arrives later, a renewal's
 //! answer included, brings a hold back. The local clock alone can end it, so a guard knows without a network.
 //!
-//! Redis sees the hold, users see guards: each has a share with a lease and an end of its own. The hold is renewed for the
-//! longest of what its guards still want. Readers join while the server has said lately that no writer waits; a writer
-//! passes the hold to the next one of its process, with the next of the tokens that the grant reserved.
+//! Redis sees the hold, users see guards: each has a share with a lease and an end of its own. The hold is renewed for
+//! the longest lease that its guards still want. Readers join while a recent answer of the server says that no writer
+//! waits. A writer hands the hold off to the next one of its process, with the next token that the grant reserved.
 
 mod cache;
 mod conversion;
@@ -36,104 +36,105 @@ pub(crate) use conversion::{LeftOpen, OpenConversion};
 use promise::Promise;
 pub(crate) use renewal::Confirmed;
 
-/// A hold that no further reader may join: a writer waits.
+/// Join window of a hold that no further reader may join, since a writer waits.
 const CLOSED: Moment = Moment::from_nanos(0);
 
-/// What one answer of the server gave.
+/// Grant in one answer of the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grant {
-    /// When the copy of the request was sent that the server answered.
+    /// Send time of the request that the server answered.
     pub(crate) sent: Moment,
     pub(crate) remaining: Duration,
-    /// The lease that was asked for.
+    /// Lease that was requested.
     pub(crate) asked: Duration,
-    /// Time of the server when it answered. Zero where no single server did, or for a notification.
+    /// Time of the server when it answered. Zero for a notification, and where several servers answered.
     pub(crate) server: ServerTime,
 }
 
-/// What comes next for a hold.
+/// Next event of a hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Next {
-    /// Nothing before this moment.
+    /// Nothing is due before this moment.
     At(Moment),
-    /// It was lost.
+    /// The hold was lost.
     Lost(LossReason),
-    /// It was released.
+    /// The hold was released.
     Released,
-    /// It was idle, and is to be released.
+    /// The hold was cached, and is to be released.
     GivenUp,
 }
 
-/// What a guard finds when it lets go.
+/// Result of the removal of a guard's share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ShareRemoved {
     /// Other guards still share it.
     Shared,
     /// The next writer of this process has it.
     HandedOver(ShareId),
-    /// It was the last guard, and the hold stays for the next.
+    /// Removal of the last guard: the hold stays cached for the next.
     Kept,
-    /// It was the last guard: the server is to be told.
+    /// Removal of the last guard: the server must be notified.
     Last,
-    /// The same, but this guard's own time was over before.
+    /// Removal of the last guard, whose own time was over before.
     LastLate(LossReason),
-    /// It was over before.
+    /// The hold was over before.
     Lost(LossReason),
 }
 
-/// What a waiter finds that takes what it has.
+/// Result of a waiter's attempt to take the share that it has.
 #[derive(Debug)]
 pub(crate) enum Accepted {
-    /// It is its own, with this token.
+    /// The waiter has the share, with this token.
     Taken(FencingToken),
-    /// There is no token left for it: whoever has it is to ask for more.
+    /// No token is left: the waiter has to ask for more.
     Tokenless,
-    /// There is too little left to start with. It looks again when this is notified, and at that moment.
+    /// Too little of the lease is left to start with. The waiter looks again when `answer` is notified, and at `until`.
     Short {
         answer: Arc<Notify>,
         until: Moment,
-        /// A renewal went unanswered.
+        /// True if a renewal went unanswered.
         is_late: bool,
     },
-    /// It is over.
+    /// The hold or the share is over.
     Over,
 }
 
-/// What stays the same about a hold.
+/// Constant facts of a hold.
 #[derive(Clone, Debug)]
 pub(crate) struct GrantIdentity {
     pub(crate) id: AcquisitionId,
     pub(crate) mode: Mode,
-    /// The first of its tokens, and how many it has.
+    /// First of its tokens, and their number.
     pub(crate) token: FencingToken,
     pub(crate) tokens: u64,
 }
 
-/// A grant that is to become a hold.
+/// Grant that is to become a hold.
 #[derive(Debug)]
 pub(crate) struct NewHold {
     pub(crate) granting: GrantIdentity,
     pub(crate) grant: Grant,
-    /// What its first guard wants.
+    /// Share of its first guard.
     pub(crate) share: Share,
-    /// Copies of the request that got it.
+    /// Copies of the request that it answers, with those in doubt.
     pub(crate) in_doubt_requests: InDoubt,
-    /// Further readers may join until then; none at all, if a writer waits.
+    /// End of the join window for further readers; `None` if a writer waits.
     pub(crate) share_until: Option<Moment>,
-    /// It came by a notification: until the next answer the server grants it no more than the claim.
+    /// True if the grant came by a notification: until the next answer the server keeps it only for the claim.
     pub(crate) is_claim: bool,
-    /// It may stay when its last guard has left, and what was said of that.
+    /// Cache state, with the answer's statement about it, if the hold may be cached.
     pub(crate) cache: Option<(Box<CacheState>, Option<CacheAnswer>)>,
 }
 
 impl NewHold {
-    /// Whether its first guard has enough to start with: of the lease, or of the claim with which it begins at once.
+    /// Returns true if its first guard has enough to start with: of the lease, or of the claim with which it begins at
+    /// once.
     pub(crate) fn has_enough(&self, now: Moment, max_clock_skew: Duration) -> bool {
         let Grant { sent, remaining, asked, .. } = self.grant;
         lease::valid_until(sent, remaining, max_clock_skew).since(now) >= lease::start(asked, max_clock_skew)
     }
 
-    /// When the copy was sent that it answers; a notification answers none.
+    /// Send time of the request that it answers; a notification answers none.
     pub(super) fn answers(&self) -> Option<Moment> {
         (!self.is_claim).then_some(self.grant.sent)
     }
@@ -145,47 +146,47 @@ pub(super) struct HoldRecord {
     token: FencingToken,
     tokens: u64,
     phase: Phase,
-    /// It is to be given up for a hold of the other side; the answer has yet to come. It is renewed meanwhile, and nobody joins.
+    /// True while a conversion of this hold is unanswered. The hold is renewed meanwhile, and no guard joins.
     is_converting: bool,
-    /// The server did not know it while it may have been converted.
+    /// True if the server did not know the hold while it may have been converted.
     is_missed: bool,
-    /// By the server's last answer; `deadline()` is what counts.
+    /// Local deadline by the server's last answer; `deadline()` is the one that counts.
     granted_until: Moment,
-    /// What the server has granted, by its own clock.
+    /// Deadline that the server has granted, by its own clock.
     promise: Promise,
-    /// While a request to convert it may have been carried out, or may yet be.
+    /// Present while a request to convert it may have been carried out, or may yet be.
     in_doubt: Option<Box<ConversionInDoubt>>,
-    /// How far the longest lease that was asked for reaches. A share that ends before needs no renewal.
+    /// End of the longest lease that was requested. A share that ends before needs no renewal.
     asked_until: Moment,
-    /// The lease that was asked for last.
+    /// Lease of the last request.
     asked: Duration,
     renewal: RenewalState,
-    /// When that was sent which was answered last.
+    /// Send time of the newest answered request.
     answered: Moment,
-    /// Of those who have too little to start with.
+    /// Waiters with too little to start with.
     awaited: Option<Box<Awaited>>,
     backoff: Backoff,
-    /// When the server's hold is over even if every request that was sent has arrived, unless it is a stray one.
+    /// End of the server's hold if every request that was sent has arrived, except in-doubt ones.
     server_until: Moment,
-    /// Those of the acquisition, its repeats by which readers want to join among them, with the longest lease that they and renewals
-    /// ask for.
+    /// Copies of the acquisition, and of its repeats by which readers ask to join. Also the longest lease that they and
+    /// renewals ask for.
     copies: InDoubt,
     shares: Shares,
-    /// Readers may join until then.
+    /// End of the join window for readers.
     share_until: Moment,
-    /// When it was granted, and how many writers have had it since.
+    /// Time of the grant, and the number of writers that have had it since.
     began: Moment,
     handoffs: u64,
-    /// It was granted by a notification, and the server has not answered it since.
+    /// True if it was granted by a notification and the server has not answered for it since.
     is_claim: bool,
-    /// What lets it stay when its last guard has left.
+    /// Cache state: present if the hold may be cached when its last guard has left.
     cache: Option<Box<CacheState>>,
 }
 
-/// The answer to a renewal, for waiters whose shares are offers until then.
+/// Waiters for the answer to a renewal: until then they have unclaimed shares.
 #[derive(Debug, Default)]
 struct Awaited {
-    /// The longest lease that one of them wants.
+    /// Longest lease that one of them wants.
     lease: Duration,
     answers: Vec<Arc<Notify>>,
 }
@@ -193,7 +194,7 @@ struct Awaited {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RenewalState {
     Due(Moment),
-    /// It is due, and waits for others of its route.
+    /// The renewal is due, and waits for others of its route.
     InLine,
     Underway,
     /// The server's deadline reaches the end of all shares.
@@ -215,7 +216,7 @@ impl Phase {
 }
 
 impl HoldRecord {
-    /// A hold with its first guard.
+    /// Creates a hold with its first guard.
     pub(super) fn new(granted: NewHold, now: Moment, rules: &Rules) -> (Self, ShareId) {
         let NewHold { granting, grant, share, in_doubt_requests: mut copies, share_until, is_claim, cache: keep } =
             granted;
@@ -255,8 +256,8 @@ impl HoldRecord {
         (record, share_id)
     }
 
-    /// Takes over what the server granted at some moment before now. The deadline does not move back, unless the server has lost
-    /// what it had granted before.
+    /// Takes over a grant from some moment before now. The deadline does not move back, unless the server has lost an
+    /// earlier grant.
     fn apply(&mut self, grant: Grant, now: Moment, rules: &Rules) {
         let Grant { sent, remaining, asked, .. } = grant;
         let (promise, shows_loss) = (Promise::of(&grant), self.shows_loss(&grant, now));
@@ -279,17 +280,18 @@ impl HoldRecord {
         };
     }
 
-    /// Whether the server has lost what it had granted: as after a failover, where the new primary does not know the last renewal.
+    /// Returns true if the server has lost an earlier grant: as after a failover, if the new primary does not know the
+    /// last renewal.
     ///
-    /// Then only this answer counts, from when it was asked for. That less is left than this process counts on, as of now, shows it
-    /// where no time of the server comes along. As of the request it would show nothing: the server may have read its clock later,
-    /// and a guard would be told of an end that is none.
+    /// Then only this answer counts, from its send time. Without a server time the sign is a remaining time, as of now,
+    /// below the one that this process counts on. As of the request it would prove nothing: the server may have read
+    /// its clock later, and a guard would report a false end.
     fn shows_loss(&self, grant: &Grant, now: Moment) -> bool {
         let is_too_little = self.granted_until > now.after(grant.remaining) && self.answered <= grant.sent;
         is_too_little || self.promise.is_unknown_to(Promise::of(grant))
     }
 
-    // What it is.
+    // Properties.
 
     pub(super) fn mode(&self) -> Mode {
         self.mode
@@ -299,7 +301,7 @@ impl HoldRecord {
         self.token
     }
 
-    /// The token that its guards have now.
+    /// Token that its guards have now.
     pub(super) fn current_token(&self) -> FencingToken {
         self.cache.as_ref().and_then(|keep| keep.last_token()).unwrap_or_else(|| self.token.plus(self.handoffs))
     }
@@ -312,7 +314,7 @@ impl HoldRecord {
         self.shares.len() - usize::from(self.is_cached())
     }
 
-    /// Whether this process may go on with it.
+    /// Returns true if a renewal went unanswered, or it is in doubt whether the hold was converted.
     pub(super) fn is_unconfirmed(&self) -> bool {
         self.phase == Phase::Unconfirmed
     }
@@ -321,39 +323,40 @@ impl HoldRecord {
         self.phase.is_live()
     }
 
-    /// The local deadline. While it is not known whether it was converted, that of whichever would end first.
+    /// Local deadline. While a conversion is in doubt, that of the hold that would end first.
     pub(super) fn deadline(&self) -> Moment {
         self.in_doubt.as_ref().map_or(self.granted_until, |new| self.granted_until.min(new.until))
     }
 
-    /// What of the remaining time counts: no more than a copy has asked for.
+    /// Remaining time that counts: at most the longest lease that a request has asked for.
     ///
-    /// A server whose clock has gone back says more, since it never brings a deadline forward. When its clock is right again others
-    /// are let in as if nothing had been, and a holder that is cut off would go on for as long as the clock was wrong. The longest lease
-    /// counts, and not that of the request: a short renewal is answered with what is left of a longer lease. What a notification grants
-    /// is bounded by its waiter, and counts from an answer of before.
+    /// A server whose clock has gone back reports more, since it never moves a deadline to an earlier time. When its
+    /// clock is right again it admits others at the old deadline. A holder that is cut off would go on for as long as
+    /// the clock was wrong. The longest lease counts, and not that of the request: the answer to a short renewal
+    /// reports the rest of a longer lease. The grant of a notification is bounded by its waiter, and counts from an
+    /// earlier answer.
     fn trusted(&self, grant: &Grant) -> Duration {
         let most = self.copies.longest_lease().max(grant.asked);
         if self.is_claim { grant.remaining } else { grant.remaining.min(most) }
     }
 
-    /// When the server's hold is over, whatever arrives.
+    /// End of the server's hold, whatever arrives.
     pub(super) fn server_until(&self, now: Moment, rules: &Rules) -> Moment {
         let covers = lease::surely_over(self.copies.longest_lease(), rules.max_clock_skew);
         self.arrives_until(now, rules).map_or(self.server_until, |until| self.server_until.max(until.after(covers)))
     }
 
-    /// Until when a copy of the acquisition may arrive.
+    /// Latest moment at which a copy of the acquisition may arrive.
     pub(super) fn arrives_until(&self, now: Moment, rules: &Rules) -> Option<Moment> {
         self.copies.until(now.after(rules.max_delay))
     }
 
-    /// Whether nothing is left to renew for a share that ends then.
+    /// Returns true if a share that ends at `ends` needs no renewal.
     fn covers(&self, ends: Moment) -> bool {
         ends <= self.asked_until
     }
 
-    /// Whether the longest time of a share that ends then, and not doubt, had the deadline come.
+    /// Returns true if the deadline follows from the end of this share, and not from a conversion in doubt.
     fn was_to_end(&self, ends: Moment) -> bool {
         self.covers(ends) && self.deadline() == self.granted_until
     }
@@ -362,12 +365,12 @@ impl HoldRecord {
         self.shares.last_end().is_some_and(|ends| !self.covers(ends))
     }
 
-    /// When the last guard's time is over, though it may be forgotten.
+    /// End of the last guard's time, though the guard may be forgotten.
     pub(super) fn last_end(&self) -> Moment {
         self.shares.last_end().unwrap_or(Moment::NEVER)
     }
 
-    /// How a share stands.
+    /// Returns the state of a share.
     pub(super) fn state_of(&self, share: &Share, now: Moment) -> HoldState {
         match self.phase {
             Phase::Lost(LossReason::Expired) if self.was_to_end(share.ends) => HoldState::Lost(LossReason::MaxHold),
@@ -382,7 +385,7 @@ impl HoldRecord {
         self.shares.get(share_id.slot)
     }
 
-    // How it ends.
+    // Ends.
 
     /// Looks at the clock: a hold whose deadline is reached is lost from here on.
     pub(super) fn look(&mut self, now: Moment, signals: &mut Signals) {
@@ -393,6 +396,7 @@ impl HoldRecord {
 
     fn next_end(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
         self.phase = Phase::Lost(reason);
+        // First: a cached hold without a guard is reported as such, and its share has no watcher.
         let was_idle = self.end_cached();
         let (mode, token, held) = (self.mode, self.current_token(), now.since(self.began));
         if was_idle {
@@ -417,20 +421,20 @@ impl HoldRecord {
         live
     }
 
-    /// For somebody who watches a share, also when its guard is gone.
+    /// Returns the share and its end, for a watcher that may outlive the guard.
     pub(super) fn watch(&mut self, share_id: ShareId) -> (Share, Arc<End>) {
         (self.shares.get(share_id.slot), self.shares.watch(share_id.slot))
     }
 
-    // Guards come and go.
+    // Guards.
 
-    /// Whether another guard may share it.
+    /// Returns true if another guard may share it.
     fn is_open(&self) -> bool {
         self.phase == Phase::Held && !self.is_converting
     }
 
-    /// Whether a guard that comes now gets what it wants until the next renewal: half of `lease`, and that renewal is under way
-    /// or due, or not needed.
+    /// Returns true if a new guard gets what it wants until the next renewal. It gets half of `lease`, and that renewal
+    /// is under way, due, or needless.
     #[inline]
     fn lasts(&self, share: &Share, lease: Duration, now: Moment) -> bool {
         let wanted_until = now.after(lease).min(share.ends);
@@ -439,7 +443,8 @@ impl HoldRecord {
             && (self.renewal != RenewalState::Needless || self.covers(share.ends))
     }
 
-    /// The same for one that goes on with what another one was granted: that may be a claim still.
+    /// Returns true if a guard that takes over the grant of another gets what it wants until the next renewal. The
+    /// grant may still be a claim, so the lease that was requested bounds what the guard wants.
     fn suits_next(&self, share: &Share, now: Moment) -> bool {
         self.lasts(share, share.lease.min(self.asked), now)
     }
@@ -450,11 +455,11 @@ impl HoldRecord {
         ShareId { slot, token: self.current_token() }
     }
 
-    /// A reader joins, if the server has said lately that no writer waits, or would say so by itself.
+    /// Lets a reader join, if a recent answer says that no writer waits, or a live subscription would report one.
     #[inline]
     pub(super) fn join(&mut self, wants: ShareRequest, now: Moment) -> Option<ShareId> {
         let share = wants.from(now);
-        // By the clock it may be over. Then somebody else finds that, who tells those who watch.
+        // The hold may be over by the clock. Then another event finds that and notifies the watchers.
         let may = self.mode == Mode::Read
             && (now < self.share_until || self.is_open_to_all(now))
             && now < self.deadline()
@@ -465,14 +470,14 @@ impl HoldRecord {
         })
     }
 
-    /// A reader joins that waited when this was granted, and so enters with it.
+    /// Lets a reader join that waited at the time of the grant, and so enters with it.
     pub(super) fn join_phase(&mut self, share: Share, now: Moment, signals: &mut Signals) -> Option<ShareId> {
         self.look(now, signals);
         let may = self.suits_next(&share, now);
         may.then(|| self.admit(share.unclaimed(now)))
     }
 
-    /// One more guard of an owner that has one, with a lease and an end of its own.
+    /// Adds a guard for an owner that has one, with a lease and an end of its own.
     pub(super) fn join_own(&mut self, share: Share, now: Moment, signals: &mut Signals) -> Option<ShareId> {
         let own = self.is_held_by(share.owner, now, signals);
         own.then(|| {
@@ -482,13 +487,13 @@ impl HoldRecord {
         })
     }
 
-    /// Whether this owner has a guard of it.
+    /// Returns true if this owner has a guard of it.
     pub(super) fn is_held_by(&mut self, owner: OwnerId, now: Moment, signals: &mut Signals) -> bool {
         self.look(now, signals);
         self.phase.is_live() && !self.is_converting && !self.lacks_token() && self.shares.has_owner(owner, now)
     }
 
-    /// One guard is gone, and others are not; `false` if it is the last one, or somebody watches it.
+    /// Removes one guard of several. Returns false if it is the last one, or has a watcher.
     #[inline]
     pub(super) fn leave_others(&mut self, share_id: ShareId) -> bool {
         let may = self.shares.len() > 1 && !self.shares.is_watched(share_id.slot);
@@ -498,7 +503,7 @@ impl HoldRecord {
         may
     }
 
-    /// One guard is gone. The last one ends the hold, unless it is a writer's and the next writer here, who waits, is to have it.
+    /// Removes one guard. The last one ends the hold, unless the next local writer takes it or it stays cached.
     pub(super) fn remove_share(
         &mut self,
         share_id: ShareId,
@@ -526,14 +531,15 @@ impl HoldRecord {
                 }
             }
             First::Nobody if lost.is_none() && self.cache(share.lease, now) => return ShareRemoved::Kept,
-            // Whoever waits here and cannot have it as it is asks the server; whoever asks already is passed by nobody.
+            // A waiter here that cannot have the hold as it is asks the server. A leader that asks already is not
+            // passed by.
             _ => {}
         }
         self.phase = Phase::Released;
         lost.map_or(ShareRemoved::Last, ShareRemoved::LastLate)
     }
 
-    /// The next writer of this process has the hold, with a token of its own.
+    /// Hands the hold off to the next writer of this process, with a token of its own.
     fn hand_off(&mut self, next: Share, now: Moment, rules: &Rules) -> Option<ShareId> {
         let is_within_budget = self.handoffs + 1 < rules.max_handoffs && now.since(self.began) < rules.handoff_span;
         let may_go_on = is_within_budget && self.next_token().is_some() || self.is_open_to_all(now);
@@ -543,8 +549,9 @@ impl HoldRecord {
         Some(self.admit_writer(next.unclaimed(now)))
     }
 
-    /// A waiter takes what it was handed or granted. With too little left of it to start with, it waits for the answer to a
-    /// renewal that is sent from `since` on, when it looked first, and takes what that leaves.
+    /// Lets a waiter take its share, handed or granted. With too little left to start with, it waits for the answer to
+    /// a renewal that is sent from `since` on. `since` is the time of its first look. Then it takes what that answer
+    /// leaves.
     pub(super) fn accept(
         &mut self,
         share_id: ShareId,
@@ -567,7 +574,7 @@ impl HoldRecord {
             return Accepted::Tokenless;
         }
         self.shares.replace(share_id.slot, share);
-        // What was renewed meanwhile was renewed for the offer.
+        // A renewal in the meantime covered only the unclaimed share.
         if self.renewal == RenewalState::Needless && self.needs_renewal() {
             self.renewal = RenewalState::Due(self.answered.after(renewal_interval(self.asked)).max(now));
         }
@@ -575,8 +582,8 @@ impl HoldRecord {
     }
 }
 
-/// A renewal comes after a third of the lease, with a little jitter, so that holds that were taken
-/// together spread over the interval and two tries fit into what is left.
+/// Returns the time until the next renewal: a third of the lease, with a little jitter. The jitter spreads holds that
+/// were taken together over the interval. Two tries fit into what is left.
 fn renewal_interval(lease: Duration) -> Duration {
     let third = lease / 3;
     third.mul_f64(0.875 + fastrand::f64() / 4.0)

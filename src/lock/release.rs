@@ -1,4 +1,4 @@
-//! What a server is to be told of an acquisition that is over.
+//! Releases to send for acquisitions that are over.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use crate::base::key::Key;
 use crate::base::lease::{self, Moment};
 use crate::lock::hold::{Hold, OpenConversion};
 
-/// One acquisition that is to end on the server.
+/// Acquisition that is to end on the server.
 #[derive(Clone, Debug)]
 pub(crate) struct Release {
     pub(crate) key: Arc<Key>,
     pub(crate) id: AcquisitionId,
-    /// The server has forgotten it by then, whatever arrived.
+    /// Moment by which the server has forgotten it, whatever arrived.
     pub(crate) server_until: Moment,
     pub(crate) arrives_until: Option<Moment>,
 }
@@ -23,7 +23,8 @@ impl Release {
         Self { key: Arc::clone(hold.key()), id: hold.id().clone(), server_until, arrives_until: stray_until }
     }
 
-    /// All that the server may have of a hold that is over: the hold, or what it was to be converted into.
+    /// Returns the releases of all that the server may have of a hold that is over: the hold, or the one that it was to
+    /// be converted into.
     pub(crate) fn all_of(hold: &Hold, now: Moment) -> (Self, Option<Self>) {
         let ((server_until, stray_until), open) = hold.gives_back(now);
         let release =
@@ -31,7 +32,7 @@ impl Release {
         (release, open.map(|open| Self::of_conversion(hold, open, now)))
     }
 
-    /// What a hold may have been converted into.
+    /// Release of the hold that a hold may have been converted into.
     pub(crate) fn of_conversion(hold: &Hold, open: OpenConversion, now: Moment) -> Self {
         let OpenConversion { id, lease, arrives_until: stray_until } = open;
         let covers = lease::surely_over(lease, hold.rules().max_clock_skew);
@@ -39,7 +40,8 @@ impl Release {
         Self { key: Arc::clone(hold.key()), id, server_until, arrives_until: Some(stray_until) }
     }
 
-    /// Until when a copy of the acquisition may arrive behind what was sent then: it may have before that was answered.
+    /// Latest moment at which a copy of the acquisition may arrive after a request from `sent`. `None` if all could
+    /// only arrive before that request was answered.
     pub(crate) fn arrives_after(&self, sent: Moment) -> Option<Moment> {
         self.arrives_until.filter(|until| *until > sent)
     }

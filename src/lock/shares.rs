@@ -1,7 +1,8 @@
-//! The guards that share one hold, each with a lease and an end of its own.
+//! Guards that share one hold, each with a lease and an end of its own.
 //!
-//! A hold is asked about all of them at every event: until when the last of them wants it, and with which lease. A few are
-//! looked through. From some number on they are kept in order too, so that no event costs more the more guards there are.
+//! Every event of a hold asks about all of its shares: when the last of them ends, and with which lease. A small number
+//! of shares is searched. From a larger number on there is an index too, so that the cost of an event does not grow
+//! with the number of guards.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -13,40 +14,40 @@ use crate::base::lease::{FencingToken, Moment};
 use crate::base::reentry::OwnerId;
 use crate::lock::end::End;
 
-/// So many are looked through.
+/// Largest number of shares that a search looks through.
 const MAX_SCANNED: usize = 8;
-/// How long a waiter that was handed the lock has to take it: its future may not be polled any more.
+/// Time that a waiter has to take an unclaimed share: its future may not be polled any more.
 const UNCLAIMED_FOR: Duration = Duration::from_secs(3);
 
-/// What one guard wants of a hold.
+/// Part of one guard in a hold.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
     pub(crate) owner: OwnerId,
-    /// How long the server shall keep the hold without hearing from us.
+    /// Time for which the server keeps the hold without a further renewal.
     pub(crate) lease: Duration,
-    /// Over at this moment whatever happens.
+    /// End of the share, whatever happens.
     pub(crate) ends: Moment,
 }
 
 impl Share {
-    /// As a waiter has it until it takes it.
+    /// Returns the share as a waiter has it until it takes it.
     pub(super) fn unclaimed(self, now: Moment) -> Self {
         Self { ends: self.ends.min(now.after(UNCLAIMED_FOR)), ..self }
     }
 
-    /// The lease that it wants at `now`.
+    /// Lease that it wants at `now`.
     pub(super) fn lease_at(&self, now: Moment) -> Duration {
         self.lease.min(self.ends.since(now))
     }
 }
 
-/// What a waiter wants of a hold, whenever it gets it.
+/// Wishes of a waiter for its share of a hold, whenever it gets it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShareRequest {
     pub(crate) owner: OwnerId,
     pub(crate) lease: Duration,
     pub(crate) max_hold: Duration,
-    /// For how long the hold may stay behind it.
+    /// Time for which the hold may stay cached after its use.
     pub(crate) cache_for: Duration,
 }
 
@@ -56,7 +57,7 @@ impl ShareRequest {
     }
 }
 
-/// A guard's share in a hold.
+/// Identity of a guard's share in a hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ShareId {
     pub(super) slot: usize,
@@ -66,7 +67,7 @@ pub(crate) struct ShareId {
 #[derive(Debug)]
 struct OrderedShares {
     share: Share,
-    /// Present once somebody watches.
+    /// Present once the share has a watcher.
     end: Option<Arc<End>>,
 }
 
@@ -75,11 +76,11 @@ struct OrderedShares {
 pub(super) struct Shares {
     all: Slab<OrderedShares>,
     order: Option<Box<Order>>,
-    /// Those that somebody watches, by their ends.
+    /// Watched shares, by their ends.
     watched: BTreeSet<(Moment, usize)>,
 }
 
-/// Shares by what they are asked for.
+/// Index of the shares by end, lease and owner.
 #[derive(Debug, Default)]
 struct Order {
     by_end: BTreeSet<(Moment, usize)>,
@@ -117,7 +118,7 @@ impl Order {
     fn lease_at(&self, now: Moment) -> Duration {
         let mut longest = Duration::ZERO;
         for (lease, same) in self.by_lease.iter().rev() {
-            // Those that are left want less.
+            // The shares that are left want less.
             if *lease <= longest {
                 break;
             }
@@ -149,13 +150,14 @@ impl Shares {
         slot
     }
 
-    /// Answers the end too, if somebody watches it.
+    /// Removes a share. Returns its end too, if it has a watcher.
     pub(super) fn remove(&mut self, slot: usize) -> (Share, Option<Arc<End>>) {
         let OrderedShares { share, end } = self.all.remove(slot);
         if end.is_some() {
             self.watched.remove(&(share.ends, slot));
         }
         match &mut self.order {
+            // Dropped with the last share only: a number around the limit would build it again and again.
             _ if self.all.is_empty() => self.order = None,
             Some(order) => order.remove(&share, slot),
             None => {}
@@ -191,7 +193,7 @@ impl Shares {
         self.all.iter().map(|(_, shared)| &shared.share)
     }
 
-    /// When the last one's time is over, though its guard may be forgotten. `None` without any.
+    /// End of the last share's time, though its guard may be forgotten. `None` without shares.
     pub(super) fn last_end(&self) -> Option<Moment> {
         match &self.order {
             Some(order) => order.last_end(),
@@ -199,7 +201,7 @@ impl Shares {
         }
     }
 
-    /// The longest lease that one of them still wants.
+    /// Longest lease that one of them still wants.
     pub(super) fn lease_at(&self, now: Moment) -> Duration {
         match &self.order {
             Some(order) => order.lease_at(now),
@@ -207,7 +209,7 @@ impl Shares {
         }
     }
 
-    /// Whether this owner has one that is not over.
+    /// Returns true if this owner has a share that is not over.
     pub(super) fn has_owner(&self, owner: OwnerId, now: Moment) -> bool {
         match &self.order {
             Some(order) => order.by_owner.get(&owner).and_then(BTreeSet::last).is_some_and(|(ends, _)| now < *ends),
@@ -215,7 +217,7 @@ impl Shares {
         }
     }
 
-    /// The end of one, for those who watch it.
+    /// Returns the end of a share, for a watcher.
     pub(super) fn watch(&mut self, slot: usize) -> Arc<End> {
         let shared = &mut self.all[slot];
         if shared.end.is_none() {
@@ -224,17 +226,17 @@ impl Shares {
         Arc::clone(shared.end.get_or_insert_default())
     }
 
-    /// Whether somebody watches it, or has.
+    /// Returns true if the share has or had a watcher.
     pub(super) fn is_watched(&self, slot: usize) -> bool {
         self.all[slot].end.is_some()
     }
 
-    /// When the first one is over that somebody watches.
+    /// End of the first watched share.
     pub(super) fn first_watched_end(&self) -> Option<Moment> {
         self.watched.first().map(|(ends, _)| *ends)
     }
 
-    /// Those that somebody watches and that are over by now; each is answered once.
+    /// Takes the watched shares that are over by now; returns each of them once.
     pub(super) fn take_over(&mut self, now: Moment) -> Vec<Arc<End>> {
         let mut over = Vec::new();
         while let Some((ends, slot)) = self.watched.first().copied()
@@ -246,7 +248,7 @@ impl Shares {
         over
     }
 
-    /// All that somebody watches.
+    /// All watched shares.
     pub(super) fn watched(&self) -> impl Iterator<Item = (&Share, &Arc<End>)> {
         self.watched.iter().filter_map(|(_, slot)| {
             let shared = &self.all[*slot];

@@ -1,11 +1,11 @@
 //! All that a process knows of one lock, as one pure state: an event goes in, effects come out.
 //!
-//! Redis sees at most one joinable hold and one waiter per lock and side of this process, however many tasks want it. Per
-//! side one task at a time *asks* the server for that side. The others wait here:
-//! readers join the hold that the first of them got, a writer that leaves hands its hold to the next. A waiting writer
-//! stops readers from joining, here as on the server, where both sides then wait in the one queue of all processes.
+//! Redis sees at most one joinable hold and one waiter for each lock and side of this process, however many tasks want
+//! it. On each side one task at a time, the leader, asks the server for that side. The others wait here. Readers join
+//! the hold that the first of them got. A writer that leaves hands its hold off to the next. A waiting writer stops
+//! readers from joining, here as on the server, where both sides wait in one queue of all processes.
 //!
-//! There is no I/O and no clock in it. `H` is a hold as those know it who are outside.
+//! There is no I/O and no clock in it. `H` is a hold as code outside the cell knows it.
 
 mod caching;
 mod holding;
@@ -29,60 +29,61 @@ use crate::lock::state::wait_queue::WaitQueue;
 /// All that this process knows of a lock.
 #[derive(Debug)]
 pub(super) struct State<H> {
-    /// The table has forgotten it.
+    /// True when the table has forgotten the cell.
     pub(super) is_gone: bool,
     last_waiter: u64,
     last_hold: u64,
     holds: Holds<H>,
-    /// Absent while nobody waits or asks, which is most of the time that a lock is held.
+    /// Waiters and leaders. Absent while there are none, which is most of the time that a lock is held.
     wait_queue: Option<Box<WaitQueue<H>>>,
-    /// When the agenda of askers looks. None: never.
+    /// Moment at which the background looks for stalled leaders. `None`: never.
     looks_at: Option<Moment>,
-    /// Who calls for a hold that stays, while one may.
+    /// Receiver of recalls, while a hold may be cached.
     pub(super) calls: Option<Arc<Recalls>>,
 }
 
-/// A hold, for as long as anybody has it.
+/// Hold that is granted or shared.
 #[derive(Debug)]
 struct Entry<H> {
     number: u64,
-    /// The server has granted it and has not been told to forget it.
+    /// True while the server has granted it and no release was sent.
     is_listed: bool,
-    /// As long as it is listed or shared.
+    /// Present as long as the hold is listed or shared.
     handle: Option<Arc<H>>,
     record: HoldRecord,
 }
 
-/// What somebody finds that gives up its entry.
+/// Things that a waiter leaves behind when it gives up its entry.
 #[derive(Debug)]
 pub(crate) struct LeftEntry<H> {
-    /// Nobody goes on with it.
+    /// Request under way that no other waiter continues.
     pub(crate) pending: Option<Pending>,
-    /// It had been handed this.
+    /// Share that had been handed to it.
     pub(crate) handed: Option<(Arc<H>, ShareId)>,
-    /// Nobody needs it. A subscription wakes others when it ends, so it is to be dropped where no mutex is held.
+    /// Subscription and backoff that no waiter needs. A subscription wakes others when it ends, so the caller drops
+    /// this where no mutex is held.
     pub(crate) needless: Option<LeaderState>,
 }
 
-/// What came of a grant.
+/// Result of a grant.
 #[derive(Debug)]
 pub(crate) enum GrantOutcome<H> {
-    /// It is a hold.
+    /// The grant is a hold now.
     Hold(Arc<H>, ShareId),
-    /// Nothing is left of it.
+    /// Nothing of the grant is left.
     Over,
-    /// Somebody else asks by now, and will find it.
+    /// Another task is the leader by now, and will find the grant.
     NotMine,
 }
 
-/// What a waiter is called for.
+/// Reason to wake a waiter.
 #[derive(Debug)]
 pub(crate) enum WakeReason<H> {
-    /// It may ask the server.
+    /// The waiter may ask the server.
     Ask,
-    /// It has the lock.
+    /// The waiter has the lock.
     Handed(Arc<H>, ShareId),
-    /// The attempt failed that was made for it as well.
+    /// The attempt failed that was made for this waiter too.
     Failed(Failure),
 }
 
@@ -101,14 +102,14 @@ impl<H> Default for State<H> {
 }
 
 impl<H: OnAgenda> Entry<H> {
-    /// Has the agenda told of the hold, if it would look later than something is due.
+    /// Schedules the hold in the deadline queue, if its entry there is too late.
     fn due_if_sooner(&self, effects: &mut Effects<H>) {
         if let Some(hold) = self.due_sooner() {
             effects.due(hold);
         }
     }
 
-    /// The hold, if the agenda would look later than something is due for it.
+    /// Returns the hold, if its entry in the deadline queue is too late.
     fn due_sooner(&self) -> Option<&Arc<H>> {
         let at = match self.record.due() {
             Next::At(at) => at,
@@ -118,7 +119,8 @@ impl<H: OnAgenda> Entry<H> {
         self.handle.as_ref().filter(|hold| !hold.is_looked_at_by(at))
     }
 
-    /// The same when a share has gone and nothing else has changed: it is over earlier if those that are left want it for less long.
+    /// Returns the hold after a share has gone and nothing else has changed: it ends sooner if the remaining shares end
+    /// sooner.
     fn ends_sooner(&self) -> Option<&Arc<H>> {
         let is_known = self.handle.as_ref().is_some_and(|hold| hold.is_looked_at_by(self.record.last_end()));
         if is_known { None } else { self.due_sooner() }
@@ -126,17 +128,17 @@ impl<H: OnAgenda> Entry<H> {
 }
 
 impl<H: OnAgenda> State<H> {
-    /// How many wait here, and ask.
+    /// Number of local waiters and leaders.
     pub(super) fn waiting(&self) -> usize {
         self.wait_queue.as_deref().map_or(0, WaitQueue::len)
     }
 
-    /// Those who wait and ask, also when nobody does.
+    /// Returns the waiters and leaders; creates the empty queues if there are none.
     fn wait_queue(&mut self) -> &mut WaitQueue<H> {
         self.wait_queue.get_or_insert_default()
     }
 
-    /// Whether a writer waits here, or asks.
+    /// Returns true if a writer waits here, or asks.
     pub(super) fn writer_waits(&self) -> bool {
         self.wait_queue.as_deref().is_some_and(|crowd| !crowd.writes.is_idle())
     }
@@ -145,7 +147,8 @@ impl<H: OnAgenda> State<H> {
         self.holds.iter().filter(|entry| entry.is_listed)
     }
 
-    /// Those that somebody has a guard of, or is about to. What is on its way back is nobody's: the server has it, or not.
+    /// Holds that a guard uses, or is about to use. A hold that is being released counts for no one: the server may
+    /// have it or not.
     fn used(&self) -> impl Iterator<Item = &Entry<H>> {
         self.listed().filter(|entry| entry.record.is_live() && !entry.record.is_cached())
     }
@@ -154,8 +157,8 @@ impl<H: OnAgenda> State<H> {
         self.listed().any(|entry| entry.record.mode() == Mode::Write)
     }
 
-    /// Whether somebody of this side may ask the server, if it is first. A writer need not while this process holds the
-    /// lock for another, which hands it on.
+    /// Returns true if the first waiter of this side may ask the server. A writer need not while this process holds the
+    /// lock for another writer, which hands it off.
     fn may_ask(&self, mode: Mode) -> bool {
         mode == Mode::Read || !self.holds_write()
     }
@@ -164,7 +167,7 @@ impl<H: OnAgenda> State<H> {
         self.listed().next().is_none() && self.wait_queue.as_deref().is_none_or(WaitQueue::is_idle)
     }
 
-    /// The next waiters may ask.
+    /// Lets the next waiters ask.
     pub(super) fn advance(&mut self, now: Moment, effects: &mut Effects<H>) {
         let may_write = self.may_ask(Mode::Write);
         let Some(crowd) = self.wait_queue.as_deref_mut() else {
@@ -179,7 +182,7 @@ impl<H: OnAgenda> State<H> {
         }
     }
 
-    /// When the agenda of askers has to look, if it would look later.
+    /// Returns when the background has to look for stalled leaders, if that is sooner than it would.
     pub(super) fn next_look(&mut self) -> Option<Moment> {
         let crowd = self.wait_queue.as_deref()?;
         let writer = crowd.writes.stalled_at().filter(|_| self.may_ask(Mode::Write));
@@ -196,7 +199,7 @@ impl<H: OnAgenda> State<H> {
         &mut self.entry(number).record
     }
 
-    /// An event of one hold, by which something may be due earlier.
+    /// Changes one hold by an event that may make something due earlier.
     pub(super) fn change<T>(
         &mut self,
         number: u64,
@@ -209,16 +212,17 @@ impl<H: OnAgenda> State<H> {
         changed
     }
 
-    /// Nobody has this hold any more. What is left of it is to be dropped where no mutex is held.
+    /// Removes a hold that no one has any more. The caller drops what is left of it where no mutex is held.
     pub(super) fn forget(&mut self, number: u64) -> Option<impl Sized + use<H>> {
         let entry = self.holds.remove(number)?;
         if let Some(crowd) = self.wait_queue.as_deref_mut() {
+            // A grant in a notification that reaches a waiter later must have a newer token.
             crowd.newest = crowd.newest.max(Some(entry.record.current_token()));
         }
         Some(entry)
     }
 
-    /// Last token of this lock that the process has had, as far back as its holds and its waiters go.
+    /// Last token of this lock that the process has had, as far back as its holds and waiters go.
     pub(super) fn newest_token(&self) -> Option<FencingToken> {
         let held = self.holds.iter().map(|entry| entry.record.current_token()).max();
         held.max(self.wait_queue.as_deref().and_then(|crowd| crowd.newest))

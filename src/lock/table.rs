@@ -1,5 +1,5 @@
-//! The locks of a manager that this process has to do with, by their names. Those of different names do not wait for each other,
-//! and idle ones go away.
+//! Locks of a manager that this process uses, by their names. Locks of different names do not wait for each other, and
+//! idle ones go away.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -20,12 +20,12 @@ use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::stalled::StalledLeaders;
 use crate::lock::wait::WaitEntry;
 
-/// More than threads that run at a time on most machines. A power of two.
+/// Number of shards: more than the threads that run at a time on most machines. A power of two.
 pub(crate) const SHARDS: usize = 64;
 
-/// Where names with this hash belong.
+/// Returns the shard of names with this hash.
 pub(crate) fn shard_of(hash: u64) -> usize {
-    // The map goes by the lowest bits and the highest seven.
+    // The map uses the lowest bits and the highest seven.
     (hash >> 32) as usize % SHARDS
 }
 
@@ -36,12 +36,12 @@ pub(crate) struct Table {
     pub(crate) stalled: StalledLeaders,
 }
 
-/// On a line of its own: who writes there keeps nobody from the next one.
+/// Shard on a cache line of its own: a writer there does not slow the next shard.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Shard(Mutex<Cells>);
 
-/// The locks of one shard. Each is found by its name and the hash of that, which its key keeps.
+/// Locks of one shard. The key of each lock keeps the hash of its name.
 #[derive(Debug, Default)]
 struct Cells(HashTable<Arc<Cell<Hold>>>);
 
@@ -55,7 +55,7 @@ impl Cells {
         self.0.insert_unique(hash_of(&cell), cell, hash_of);
     }
 
-    /// Takes this very cell out, if it is here and idle. Whoever comes finds another one.
+    /// Removes this very cell, if it is here and idle. A later task finds another one.
     fn remove_if_idle(&mut self, cell: &Arc<Cell<Hold>>) -> Option<Arc<Cell<Hold>>> {
         let here = self.0.find_entry(cell.key().name_hash(), |here| Arc::ptr_eq(here, cell)).ok()?;
         cell.leave_if_idle().then(|| here.remove().0)
@@ -66,14 +66,14 @@ impl Cells {
     }
 }
 
-/// What there is of this process's locks.
+/// Numbers of this process's holds, guards and waiters.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) holds: usize,
     pub(crate) guards: usize,
-    /// Holds that nobody has a guard of.
+    /// Number of holds without a guard.
     pub(crate) idle: usize,
-    /// Holds with a renewal that went unanswered.
+    /// Number of holds with a renewal that went unanswered.
     pub(crate) late: usize,
     pub(crate) waiters: usize,
 }
@@ -126,13 +126,13 @@ impl Table {
         Arc::downgrade(&around)
     }
 
-    /// A reader joins a hold of this process, if it has one that may be joined now and no writer waits here. The name is with its
-    /// hash.
+    /// Lets a reader join a hold of this process, if one may be joined now and no writer waits here. `name` comes with
+    /// its hash.
     #[inline]
     pub(crate) fn join(&self, name: (u64, &[u8]), wants: ShareRequest, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
         let shard = self.shard(name.0);
         let cell = shard.get(name)?;
-        // Mostly nobody else is at it, and then it need not be counted.
+        // Mostly no other task has the mutex; then the cell's reference count need not change.
         if let Some(joined) = cell.try_ask(|state| state.join(wants, now)) {
             return joined;
         }
@@ -141,7 +141,7 @@ impl Table {
         cell.ask(|state| state.join(wants, now))
     }
 
-    /// A writer takes an idle hold of this process, if it has one that has enough for it and nobody waits here.
+    /// Lets a writer take a cached hold of this process, if one has enough for it and no task waits here.
     pub(crate) fn take_cached(
         &self,
         name: (u64, &[u8]),
@@ -154,7 +154,7 @@ impl Table {
         cell.ask(|state| state.take_cached(wants, now))
     }
 
-    /// Waits for one side of `key`, or may ask at once. One that asks is seen again within `grace`.
+    /// Waits for one side of `key`, or may ask at once. A leader has to be polled again within `grace`.
     pub(crate) fn enter(
         self: &Arc<Self>,
         key: &Arc<Key>,
@@ -174,8 +174,8 @@ impl Table {
         }
     }
 
-    /// The right to ask the server once, unless somebody here holds the lock or waits for it. Somebody else who only asks
-    /// is in nobody's way: then both do.
+    /// Returns the right to ask the server once, unless this process holds the lock or a task here waits for it.
+    /// Another task that only asks is no obstacle: then both do.
     pub(crate) fn try_enter(
         self: &Arc<Self>,
         key: &Arc<Key>,
@@ -196,24 +196,24 @@ impl Table {
         }
     }
 
-    /// A hold is over: it is in nobody's way any more.
+    /// Removes a hold that is over, so it blocks no waiter any more.
     pub(crate) fn on_end(&self, hold: &Hold) {
         let cell = hold.cell();
         let ((), due) = cell.event(self.rules.clock.now(), |state, _, effects| state.on_end(hold.number(), effects));
         debug_assert!(due.0.is_empty(), "what is over makes nothing due");
     }
 
-    /// Whether a writer waits here.
+    /// Returns true if a writer waits here.
     pub(crate) fn writer_waits(&self, key: &Key) -> bool {
         self.of(key).is_some_and(|cell| cell.quietly(|state, _, _| state.writer_waits()))
     }
 
-    /// The holds of a lock.
+    /// Holds of a lock.
     pub(crate) fn holds(&self, key: &Key) -> Vec<Arc<Hold>> {
         self.of(key).map_or_else(Vec::new, |cell| cell.quietly(|state, _, _| state.handles().collect()))
     }
 
-    /// How many holds there are, guards of them, holds with a renewal that is late, and acquisitions that wait.
+    /// Counts holds, their guards, holds with a late renewal, and acquisitions that wait.
     pub(crate) fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         for shard in &self.shards {
@@ -228,7 +228,7 @@ impl Table {
         counts
     }
 
-    /// A hold that this owner has a guard of.
+    /// Returns a hold that this owner has a guard of.
     pub(crate) fn held_by(&self, key: &Key, owner: OwnerId, now: Moment) -> Option<Arc<Hold>> {
         self.of(key)?.quietly(|state, _, effects| state.held_by(owner, now, effects))
     }
@@ -244,7 +244,7 @@ impl Table {
         holds
     }
 
-    /// The holds that nobody has a guard of, and until when each may stay.
+    /// Holds without a guard, and the moment until which each may stay cached.
     pub(crate) fn cached_holds(&self) -> Vec<(Moment, Arc<Hold>)> {
         let mut idle = Vec::new();
         for shard in &self.shards {

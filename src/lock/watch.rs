@@ -1,8 +1,9 @@
-//! Who waits for the end of a share.
+//! Watchers of the end of a share.
 //!
-//! A share that somebody watches has an [`End`], which the cell makes known as soon as an event shows it: a release, the
-//! server's word, or the clock, which the agenda of renewals looks at for all. A timer of its own tells it too, so that it needs
-//! nobody: set once for each deadline, since only a machine that slept makes it late, and that the agenda finds out.
+//! A watched share has an [`End`], which the cell makes known as soon as an event shows it. Such an event is a release,
+//! an answer of the server, or the clock, which the background checks for all holds. A watcher also has a timer of its
+//! own, so that it depends on no other task. The timer is set once for each deadline: only a machine that slept makes
+//! it late, and then the background finds the end.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -15,7 +16,7 @@ use crate::lock::end::{End, Ended, HoldState};
 use crate::lock::hold::{Due, Hold};
 use crate::lock::shares::{Share, ShareId};
 
-/// Watches one share of a hold, also when its guard is gone.
+/// Watcher of one share of a hold, also when its guard is gone.
 #[derive(Clone)]
 pub(crate) struct Watch {
     hold: Arc<Hold>,
@@ -25,7 +26,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Outlives the guard whose share it is.
+    /// Begins to watch a share; the watcher may outlive its guard.
     pub(crate) fn of(hold: &Arc<Hold>, share_id: ShareId) -> (Self, Due) {
         let ((share, end), due) = hold.watch(share_id);
         (Self { hold: Arc::clone(hold), share, token: share_id.token, end }, due)
@@ -35,7 +36,7 @@ impl Watch {
         &self.hold
     }
 
-    /// A share that was released stays held.
+    /// Returns the state of the share. A released share still counts as held.
     pub(crate) fn state(&self) -> HoldState {
         match self.end.get() {
             Some(Ended::Lost(reason)) => HoldState::Lost(reason),
@@ -52,13 +53,13 @@ impl Watch {
         }
     }
 
-    /// When there is something to see if nobody tells.
+    /// Moment at which the state may have changed without a notification.
     fn looks_at(&self) -> Moment {
         self.hold.deadline().min(self.share.ends)
     }
 
-    /// Returns when the share is over by the local clock or by the server's word: no server and no other task is needed. In a copied
-    /// process it returns as soon as it is polled there.
+    /// Returns when the share is over by the local clock or by an answer of the server. It needs no server and no other
+    /// task. In a copied process it returns as soon as it is polled there.
     pub(crate) async fn ended(&self) -> Ended {
         self.until(|| self.ended_now()).await
     }
@@ -68,13 +69,14 @@ impl Watch {
         self.hold.claim_now(now)
     }
 
-    /// Returns when the server has answered for the hold since it granted it, or when the share is over before.
+    /// Returns when the server has answered for the hold since its grant, or when the share is over before.
     pub(crate) async fn confirmed(&self) -> Result<(), Ended> {
         let is_confirmed = || (!self.hold.is_claim()).then_some(Ok(()));
         self.until(|| self.ended_now().map(Err).or_else(is_confirmed)).await
     }
 
-    /// Returns what `look` finds. It looks at each change of the share, and at its local deadline; in a copied process at each poll.
+    /// Returns the result of `look`, which runs at each change of the share and at its local deadline. In a copied
+    /// process it runs at each poll.
     async fn until<T>(&self, look: impl Fn() -> Option<T> + Send + Sync) -> T {
         let mut found = pin!(self.until_changed(&look));
         poll_fn(|cx| match self.hold.is_copied().then(&look).flatten() {

@@ -22,7 +22,7 @@ pub(crate) fn scheme(transport: Arc<dyn Transport>, limits: TimestampClients) ->
     scheme_of(&SCRIPTS, transport, limits)
 }
 
-/// The same with other scripts, for tests of their limits.
+/// Builds the scheme with other scripts, for tests of their limits.
 pub(crate) fn scheme_of(
     scripts: &'static Scripts,
     transport: Arc<dyn Transport>,

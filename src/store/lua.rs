@@ -1,8 +1,8 @@
-//! The typed calls that both Lua schemes share: arguments in, replies out. `lua/README.md` is the protocol.
+//! Typed calls of both Lua schemes: arguments in, replies out. `lua/README.md` describes the protocol.
 //!
-//! Every reply is one text of words, or begins with one and has rows: its code, the id that the request named, the server's
-//! time in two words, and numbers. The transport has compared the id. A reply of another shape means that the script is not
-//! ours: it counts as unknown, since something has run.
+//! Every reply is one text of words, or an array that begins with one and has rows. Its words are its code, the id that
+//! the request named, the server's time in two words, and numbers. The transport has compared the id. A reply of
+//! another shape comes from a foreign script: it counts as unknown, since some script has run.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -26,7 +26,7 @@ use crate::store::{
     ServerContact, Subscription, View, Waiter, refused, scripts, without_recalls,
 };
 
-/// What one Lua scheme consists of.
+/// Scripts and key parts of one Lua scheme.
 pub(crate) struct Scripts {
     pub(crate) acquire: Script,
     pub(crate) leave: Script,
@@ -34,24 +34,25 @@ pub(crate) struct Scripts {
     pub(crate) renew: Script,
     pub(crate) inspect: Script,
     pub(crate) force: Script,
-    /// Answers a try, in a scheme that calls.
+    /// Answers the recall of a try, in a scheme with recalls.
     pub(crate) used: Option<Script>,
-    /// The last parts of the keys that each script is called with, in order.
+    /// Last parts of the keys of each script, in order.
     pub(crate) key_parts: &'static [&'static str],
 }
 
 static RIGHTS: Script = Script::new(scripts::RIGHTS);
 
-/// Where those wait who cannot have a lock.
+/// Place of the waiters of a lock.
 pub(crate) enum Waiting {
-    /// In its queue, and they are told of their grants. Whoever lets others in has to know for how long the stamps of
-    /// published clients count, in milliseconds: the readers' and the writers', with a blank between them.
+    /// The lock's own queue; waiters are notified of their grants. A script that may let others in has to know how long
+    /// the timestamps of timestamp clients count. `limits` has that in milliseconds: the readers' and the writers',
+    /// with a blank between them.
     InTheLock { limits: String },
-    /// Beside it. Whoever is next is told to ask again.
+    /// Beside the lock. The next waiter is notified to ask again.
     Beside,
 }
 
-/// A scheme whose attempts are scripts.
+/// Scheme whose attempts are scripts.
 pub(crate) struct LuaScheme {
     scripts: &'static Scripts,
     transport: Arc<dyn Transport>,
@@ -69,7 +70,7 @@ impl LuaScheme {
         Self { scripts, transport, waiting }
     }
 
-    /// Commands without which it cannot do its work.
+    /// Commands without which the scheme cannot work.
     fn commands(&self) -> BTreeSet<&'static str> {
         let Scripts { acquire, leave, convert, renew, inspect, force, used, key_parts: _ } = self.scripts;
         [acquire, leave, convert, renew, inspect, force].into_iter().chain(used).flat_map(Script::commands).collect()
@@ -82,7 +83,7 @@ impl LuaScheme {
         call
     }
 
-    /// A call without arguments yet.
+    /// Begins a call, without arguments yet.
     fn call(&self, script: &'static Script, key: &Key) -> Call {
         let mut call = Call::new(script, key.slot());
         for part in self.scripts.key_parts {
@@ -91,14 +92,14 @@ impl LuaScheme {
         call
     }
 
-    /// All arguments of an acquisition but the limit, which comes before them.
+    /// Adds all arguments of an acquisition but the limit, which comes before them.
     fn acquire_args(&self, call: &mut Call, request: &AcquireRequest) {
         call.echoed_arg(request.id.as_str());
         call.arg(letter(request.mode));
         call.number(whole_millis(request.lease));
         match request.if_taken {
             IfTaken::Leave => call.arg("0"),
-            // Not less than one: nothing means that it does not wait.
+            // At least one: 0 means that the acquisition does not wait.
             IfTaken::Queue { patience } | IfTaken::Try { patience } => {
                 call.number(whole_millis(patience.max(Duration::from_millis(1))))
             }
@@ -123,7 +124,7 @@ impl LuaScheme {
         call
     }
 
-    /// The same where the token is to be this at least. Only the two-key scheme has it.
+    /// Acquires with a token of at least this floor. Only the two-key scheme has it.
     fn acquire_above_call(&self, key: &Key, request: &AcquireRequest, floor: Floor) -> Call {
         let mut call = self.acquire_call(key, request);
         match floor {
@@ -143,7 +144,7 @@ impl LuaScheme {
         call
     }
 
-    /// All arguments of a conversion but the limit, which comes before them.
+    /// Adds all arguments of a conversion but the limit, which comes before them.
     fn convert_args(&self, call: &mut Call, old: &AcquisitionId, request: &AcquireRequest) {
         call.arg(old.as_str());
         call.echoed_arg(request.id.as_str());
@@ -199,7 +200,7 @@ impl LuaScheme {
         call
     }
 
-    /// The same for what several servers have shown. Only the two-key scheme has it.
+    /// Ends by force what several servers have shown. Only the two-key scheme has it.
     fn force_shown_call(&self, key: &Key, token: Option<FencingToken>, seen: &View) -> Call {
         let mut call = self.force_call(key, &View { token, ..View::default() });
         call.number(seen.token.map_or(0, FencingToken::as_u64));
@@ -207,24 +208,24 @@ impl LuaScheme {
         call
     }
 
-    /// What a script has to know that may let others in.
+    /// Adds the limits that a script needs that may let others in.
     fn surroundings(&self, call: &mut Call) {
         if let Waiting::InTheLock { limits } = &self.waiting {
             call.arg(limits);
         }
     }
 
-    /// Where those hear of waiters who keep the lock.
+    /// Channel on which the processes with cached holds receive recalls.
     fn call_channel(&self, key: &Key) -> String {
         [&key.channels(self.scripts.key_parts[0]), ":", CALL].concat()
     }
 
-    /// Whether holds may be kept, and whoever waits calls.
+    /// Returns true if the scheme has cached holds and recalls.
     fn calls_back(&self) -> bool {
         matches!(self.waiting, Waiting::InTheLock { .. })
     }
 
-    /// Each manager has its own.
+    /// Channel of one manager.
     fn channel(&self, key: &Key, manager: &str) -> String {
         match self.waiting {
             Waiting::InTheLock { .. } => [&key.channels(self.scripts.key_parts[0]), ":", WAKE, ":", manager].concat(),
@@ -232,7 +233,7 @@ impl LuaScheme {
         }
     }
 
-    /// An acquisition with a limit of the caller's choice: the copy of a request that was sent at another time.
+    /// Acquires with a limit of the caller's choice: the copy of a request that was sent at another time.
     #[cfg(test)]
     pub(crate) async fn acquire_until(
         &self,
@@ -246,7 +247,7 @@ impl LuaScheme {
         read_reply(self.transport.call(call).await?, request.id.as_str(), acquired)
     }
 
-    /// The same of a conversion.
+    /// Converts with a limit of the caller's choice.
     #[cfg(test)]
     pub(crate) async fn convert_until(
         &self,
@@ -262,14 +263,14 @@ impl LuaScheme {
     }
 }
 
-/// What channels have behind the key, or in place of its last part.
+/// Part of notification channels, behind the key or in place of its last part.
 const WAKE: &str = "wake";
-/// Likewise, where all hear who may keep a hold.
+/// Part of the channel for recalls, behind the key.
 const CALL: &str = "call";
-/// Says that a hold may be kept.
+/// Argument that says that the process may cache the hold.
 const KEEP: &str = "k";
 
-/// What a server says that was asked for rights.
+/// Reads the commands that the user may not run, from the reply to a check of rights.
 fn refused_commands(reply: &Value) -> Option<Vec<String>> {
     let mut words = Words::of(reply)?;
     words.word()?;
@@ -279,7 +280,7 @@ fn refused_commands(reply: &Value) -> Option<Vec<String>> {
     Some(refused.map(|word| String::from_utf8_lossy(word).into_owned()).collect())
 }
 
-/// Those of all holds that a look has shown.
+/// Ids of all holds that a look has shown.
 fn ids(seen: &View) -> String {
     seen.holders.iter().map(|holder| &*holder.id).collect::<Vec<_>>().join(" ")
 }
@@ -292,7 +293,7 @@ fn letter(mode: Mode) -> &'static str {
 }
 
 fn max_tokens_arg(call: &mut Call, max_tokens: u64) {
-    // Of the width that records have.
+    // With the two digits that records have.
     match max_tokens {
         1 => call.arg("01"),
         10.. => call.number(max_tokens),
@@ -322,6 +323,7 @@ impl Scheme for LuaScheme {
 
     fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move {
+            // Ahead of acquisitions, which may wait for the lock that this frees.
             let reply = self.transport.call_ahead(self.leave_call(key, id)).await?;
             read_reply(reply, id.as_str(), left)
         })
@@ -375,6 +377,7 @@ impl Scheme for LuaScheme {
 
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
         Box::pin(async move {
+            // On a connection of its own: a look may take long, and other requests would wait behind it.
             let reply = self.transport.call_apart(self.call(&self.scripts.inspect, key)).await?;
             read_reply(reply, "", view)
         })
@@ -478,12 +481,12 @@ impl Scheme for LuaScheme {
     }
 }
 
-/// A lease as scripts take it. Options keep leases far below what 64 bits hold.
+/// Converts a lease to whole milliseconds, as scripts take it. Options keep leases far below the limit of 64 bits.
 fn whole_millis(lease: Duration) -> u64 {
     lease.as_secs().saturating_mul(1000).saturating_add(lease.subsec_millis().into())
 }
 
-/// Checks what all replies have in common and hands the rest to `parse`.
+/// Checks the common part of all replies and hands the rest to `parse`.
 fn read_reply<T>(
     reply: Answered<Value>,
     id: &str,
@@ -504,7 +507,7 @@ fn read_reply<T>(
     });
     read.unwrap_or_else(|| {
         Err(Failure::Unknown {
-            // The script that gave this answer has run: nothing of it is still under way.
+            // The script that gave this answer has run: no copy of it is under way.
             stray_until: sent,
             source: Some(Arc::new(UnreachableSource("the reply is not one to this request".to_owned()))),
         })
@@ -537,7 +540,7 @@ fn granted(fields: &mut Fields<'_>) -> Option<Granted> {
     })
 }
 
-/// The first of so many tokens, of which the last is told.
+/// Returns the first of `tokens` tokens, of which `last` is the last.
 fn first_token(last: u64, tokens: u64) -> Option<FencingToken> {
     FencingToken::from_wire(last)?;
     FencingToken::from_wire(last.checked_sub(tokens.checked_sub(1)?)?)
@@ -575,7 +578,7 @@ fn renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
 
 fn renewed_hold(fields: &mut Fields<'_>) -> Option<Renewed> {
     let remaining = fields.millis()?;
-    // More is told to who may keep it only.
+    // Only a renewal that may cache gets more numbers.
     let Some(waited_for) = fields.number() else {
         return Some(Renewed::of(remaining));
     };
@@ -597,7 +600,7 @@ fn view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
         waiters: Vec::new(),
         more_waiters: fields.count()?,
         tokens: Vec::new(),
-        // Only one of the schemes tells it.
+        // Only the hash scheme reports it.
         is_marked: fields.number() == Some(1),
     };
     while let Some(mut row) = fields.row() {
@@ -622,7 +625,7 @@ fn forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
     Some(Forced { ids, more })
 }
 
-/// Reads what a lock publishes. A grant names who was granted; anything else says that the lock can be taken.
+/// Reads a notification of a lock. A grant names its acquisition; any other message says that the lock can be taken.
 fn read_notice(message: &[u8], anchor: Option<ClockSample>) -> Notification {
     if let Some(id) = message.strip_prefix(b"used ").and_then(id_of) {
         return Notification::Used { id };
@@ -634,7 +637,8 @@ fn id_of(text: &[u8]) -> Option<Arc<str>> {
     str::from_utf8(text).ok().filter(|id| AcquisitionId::is_one(id)).map(Arc::from)
 }
 
-/// Reads a call: `<last_token>`, or `<last_token> <id>` of a try. What is none calls nobody: it names a token below all.
+/// Reads a recall: `<last_token>`, or `<last_token> <id>` of a try. Any other message recalls no hold: it names a token
+/// below all.
 fn read_call(message: &[u8], _: Option<ClockSample>) -> Notification {
     call(message).unwrap_or(Notification::Called { token: FencingToken::LOWEST, id: None })
 }
@@ -649,8 +653,8 @@ fn call(message: &[u8]) -> Option<Notification> {
     Some(Notification::Called { token, id })
 }
 
-/// `<id> <last_token> <tokens> <deadline_ms> <server_us> <is_waited_for>`, counted from the anchor: the deadline alone is what
-/// matters, whatever time has passed since.
+/// Reads `<id> <last_token> <tokens> <deadline_ms> <server_us> <is_waited_for>`. The remaining time counts from the
+/// clock sample: only the deadline matters, whatever time has passed since.
 fn granted_notice(message: &[u8], anchor: ClockSample) -> Option<Notification> {
     let mut words = std::str::from_utf8(message).ok()?.split(' ');
     let id = words.next()?.into();
@@ -670,7 +674,7 @@ fn granted_notice(message: &[u8], anchor: ClockSample) -> Option<Notification> {
     })
 }
 
-/// The words of a reply, and the rows behind them.
+/// Words of a reply, and its rows.
 struct Fields<'a> {
     words: Words<'a>,
     rows: &'a [Value],
@@ -715,7 +719,7 @@ impl<'a> Fields<'a> {
         self.number().map(Duration::from_millis)
     }
 
-    /// A token, where 0 stands for none.
+    /// Reads a token, where 0 stands for none.
     fn token(&mut self) -> Option<Option<FencingToken>> {
         let raw = self.number()?;
         if raw == 0 {
@@ -797,14 +801,14 @@ mod tests {
     #[test]
     fn other_notices_mean_that_it_is_time_to_ask() {
         let granted = "m.1.label 72 64 6000 5900123 0";
-        // No anchor to trust.
+        // Without a clock sample, no deadline can be trusted.
         assert!(matches!(read_notice(granted.as_bytes(), None), Notification::AskAgain));
         let others = [
             "",
-            "m.1.label",                      // the two-key scheme names who is next
+            "m.1.label",                      // the two-key scheme names the next waiter
             "m.1.label 9 64 6000 5900123",    // too short
             "m.1.label 72 64 soon 5900123 0", // no number
-            "m.1.label 72 64 5000 4900123 0", // over before the anchor
+            "m.1.label 72 64 5000 4900123 0", // over before the clock sample
             "m.1.label 9007199254740993 1 6000 5900123 0",
             "m.1.label 72 64 18446744073709551615 5900123 0",
             "m.1.label 9 64 6000 5900123 0", // more tokens than there are

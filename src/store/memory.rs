@@ -1,5 +1,5 @@
-//! Locks in this process's memory, for users' tests: a store of [`Record`]s, which are the specification of a lock that can be
-//! run, and the scheme over it.
+//! Locks in the memory of this process, for users' tests: a store of [`Record`]s and the scheme over it. The records
+//! are the executable specification of a lock.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -36,20 +36,20 @@ use crate::store::{
     Notification, ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
 };
 
-/// Fewer locks are not worth a look for idle ones.
+/// Smallest number of locks at which a search for idle ones is worth its cost.
 const MIN_SWEEP: usize = 64;
 
 /// The locks that a [`MemoryManager`](crate::MemoryManager) and its peers share.
 pub(crate) struct Store {
     clock: Clock,
-    /// Owner of the memory. Locks in a copy of it would keep nobody out elsewhere.
+    /// Owner of the memory. Locks in a copied process would exclude no one elsewhere.
     process: Process,
-    /// The server's time when the clock stood at `origin`.
+    /// Server time when the clock stood at `origin`.
     epoch: ServerTime,
     origin: Moment,
-    /// By how many microseconds each loss of all locks has set the clock forward.
+    /// Microseconds by which the losses of all locks have set the clock forward.
     skipped_us: AtomicU64,
-    /// How many subscriptions to calls have stood.
+    /// Number of subscriptions to recalls that have been live so far.
     epochs: AtomicU64,
     locks: Mutex<Locks>,
 }
@@ -57,7 +57,7 @@ pub(crate) struct Store {
 #[derive(Default)]
 struct Locks {
     by_base: HashMap<Box<str>, Lock>,
-    /// How many there may be before the idle ones are looked for.
+    /// Number of locks at which the next search for idle ones begins.
     sweep_at: usize,
 }
 
@@ -69,7 +69,7 @@ impl Locks {
         self.by_base.entry(key.base().into()).or_default()
     }
 
-    /// Forgets locks that nobody holds and nobody waits for, each time the store has doubled: constant work for each new one.
+    /// Forgets locks without holders and waiters, each time the store has doubled: constant work for each new lock.
     fn forget_idle(&mut self, now: ServerTime) {
         let now_ms = now.as_micros() / 1000;
         self.by_base.retain(|_, lock| lock.record.forget_ms >= now_ms || lock.is_watched());
@@ -84,7 +84,7 @@ struct Lock {
     keepers: Vec<Keeper>,
 }
 
-/// Somebody who keeps the lock.
+/// Process that may cache a hold of the lock.
 struct Keeper {
     wire: Arc<Wire>,
     calls: Weak<Recalls>,
@@ -99,7 +99,7 @@ struct Subscriber {
 
 const CUT: &str = "`MemoryManager::disconnect` has cut this manager off";
 
-/// What connects one manager with the store. Cut, nothing gets through in either direction.
+/// Connection between one manager and the store. When it is cut, nothing gets through in either direction.
 #[derive(Debug, Default)]
 pub(crate) struct Wire {
     is_cut: AtomicBool,
@@ -119,7 +119,7 @@ impl Wire {
 }
 
 impl Subscriber {
-    /// Tells it, if there is room. `false` if it has gone.
+    /// Sends a notification, if there is room. Returns false if the subscriber has gone.
     fn is_told(&self, notice: &Notification) -> bool {
         !matches!(self.notices.try_send(notice.clone()), Err(TrySendError::Closed(_)))
     }
@@ -131,14 +131,15 @@ impl Lock {
             || self.keepers.iter().any(|keeper| keeper.calls.strong_count() > 0)
     }
 
-    /// Those who keep the lock and hear of it.
+    /// Recall handlers of the lock that a recall reaches.
     fn keepers(&mut self) -> Vec<Arc<Recalls>> {
         self.keepers.retain(|keeper| keeper.calls.strong_count() > 0);
         let heard = self.keepers.iter().filter(|keeper| !keeper.wire.is_cut());
         heard.filter_map(|keeper| keeper.calls.upgrade()).collect()
     }
 
-    /// Tells the managers whom it concerns. Answers who is to be told that somebody calls, when the store is not locked.
+    /// Notifies the managers that an operation concerns. Returns the recalls, which the caller delivers after it has
+    /// unlocked the store.
     fn publish(&mut self, sent: Moment, server: ServerTime) -> Vec<(Arc<Recalls>, Recall)> {
         for News { id, granted } in self.record.take_news() {
             let answer = Answered { sent, server, node: NodeId::default(), value: granted };
@@ -154,10 +155,11 @@ impl Lock {
         self.keepers().into_iter().map(|calls| (calls, call.clone())).collect()
     }
 
-    /// The manager of this acquisition.
+    /// Notifies the manager of this acquisition.
     fn tell(&mut self, id: &str, notice: &Notification) {
         self.subscribers.retain(|subscriber| {
             let Subscriber { manager, wire, .. } = subscriber;
+            // An id begins with that of its manager. A cut subscriber misses the notification and stays.
             wire.is_cut() || !id.starts_with(&**manager) || subscriber.is_told(notice)
         });
     }
@@ -183,16 +185,17 @@ impl Store {
         ServerTime::from_micros(shown.as_micros().wrapping_add(self.skipped_us.load(Ordering::SeqCst)))
     }
 
-    /// Applies one operation to one lock, as a server does a script: at once and alone.
+    /// Applies one operation to one lock, as a server runs a script: at once and alone.
     fn apply<T>(&self, key: &Key, operation: impl FnOnce(&mut Record, ServerTime) -> T) -> Answered<T> {
         let sent = self.clock.now();
         let mut locks = self.locks.lock();
-        // Read under the lock, so that time does not run backwards between operations.
+        // Read under the mutex, so that time does not run backwards between operations.
         let server = self.server_time();
         let lock = locks.get(key, server);
         let value = operation(&mut lock.record, server);
         let calls = lock.publish(sent, server);
         drop(locks);
+        // Without the mutex: a handler of recalls may use the store again.
         calls.into_iter().for_each(|(keeper, call)| keeper.called(&call, self.clock.now()));
         Answered { sent, server, node: NodeId::default(), value }
     }
@@ -200,7 +203,7 @@ impl Store {
     fn subscribe(&self, key: &Key, manager: &str, wire: &Arc<Wire>) -> Subscription {
         let (sender, notices) = attempt::notifications();
         if !wire.is_cut() {
-            // The receiver is here: it cannot be closed.
+            // The receiver is in this function, so the channel is not closed.
             drop(sender.try_send(Notification::AskAgain));
         }
         let mut locks = self.locks.lock();
@@ -218,11 +221,11 @@ impl Store {
         Answered { sent, server, node: NodeId::default(), value: () }
     }
 
-    /// Tells `calls` who calls for the lock, unless the manager is cut off.
+    /// Passes recalls of the lock to `calls`, unless the manager is cut off.
     fn listen(&self, key: &Key, calls: &Arc<Recalls>, wire: &Arc<Wire>) {
         let mut locks = self.locks.lock();
         let lock = locks.get(key, self.server_time());
-        // Whoever keeps it no more does not say so.
+        // A handler does not unsubscribe: it is gone when its last owner is.
         lock.keepers.retain(|keeper| keeper.calls.strong_count() > 0);
         lock.keepers.push(Keeper { wire: Arc::clone(wire), calls: Arc::downgrade(calls) });
         if !wire.is_cut() {
@@ -230,13 +233,13 @@ impl Store {
         }
     }
 
-    /// A subscription that stands from now on.
+    /// Begins a live subscription.
     fn standing(&self) -> LiveSubscription {
         let epoch = self.epochs.fetch_add(1, Ordering::Relaxed);
         LiveSubscription { epoch, liveness: Arc::new(Liveness::until(NodeId::default(), Moment::NEVER)) }
     }
 
-    /// All who keep a lock over this wire.
+    /// Recall handlers of all locks that are cached over this wire.
     fn keepers_of(locks: &Locks, wire: &Wire) -> Vec<Arc<Recalls>> {
         let keepers = locks.by_base.values().flat_map(|lock| &lock.keepers);
         keepers.filter(|keeper| std::ptr::eq(&*keeper.wire, wire)).filter_map(|keeper| keeper.calls.upgrade()).collect()
@@ -255,7 +258,7 @@ impl Store {
         self.locks.lock().get(key, self.server_time()).tell(id, notice);
     }
 
-    /// Publishes a call that a user with the right to publish may have made up.
+    /// Publishes a recall that a user with the right to publish may have made up.
     #[cfg(test)]
     pub(crate) fn publish_call(&self, key: &Key, call: &Recall, now: Moment) {
         let mut locks = self.locks.lock();
@@ -267,7 +270,7 @@ impl Store {
 
     /// Cuts a manager off.
     pub(crate) fn cut(&self, wire: &Wire) {
-        // Under the lock: what is being published gets through as a whole or not at all.
+        // Under the mutex: an operation that is being published gets through as a whole or not at all.
         let locks = self.locks.lock();
         wire.is_cut.store(true, Ordering::SeqCst);
         let keepers = Self::keepers_of(&locks, wire);
@@ -275,7 +278,7 @@ impl Store {
         keepers.iter().filter(|calls| calls.on_lost()).for_each(|calls| calls.notify_break());
     }
 
-    /// Connects it again. Its waiters may have missed something.
+    /// Connects the manager again. Its waiters may have missed a notification.
     pub(crate) fn mend(&self, wire: &Arc<Wire>) {
         let mut locks = self.locks.lock();
         wire.is_cut.store(false, Ordering::SeqCst);
@@ -287,7 +290,7 @@ impl Store {
         }
     }
 
-    /// The names of the locks that a server would have a key for.
+    /// Names of the locks for which a server would have a key.
     fn names(&self, listing: &Listing) -> BTreeSet<String> {
         let locks = self.locks.lock();
         let now_ms = self.server_time().as_micros() / 1000;
@@ -295,14 +298,14 @@ impl Store {
         known.filter_map(|(base, _)| listing.name_of_base(base)).collect()
     }
 
-    /// Forgets all locks, as a server that restarts empty. Nobody is told.
+    /// Forgets all locks, as a server that restarts empty. It notifies no manager.
     pub(crate) fn lose_all(&self) {
         let mut locks = self.locks.lock();
         let last_us = locks.by_base.values().map(|lock| lock.record.token).max().unwrap_or(0);
         for lock in locks.by_base.values_mut() {
             lock.record = Record::default();
         }
-        // A restart takes its time, which a clock that is paused does not show: no token is given twice.
+        // A restart takes time, which a paused clock does not show: no token is given twice.
         let behind_us = (last_us + 1).saturating_sub(self.server_time().as_micros());
         self.skipped_us.fetch_add(behind_us, Ordering::SeqCst);
     }
@@ -314,7 +317,7 @@ impl fmt::Debug for Store {
     }
 }
 
-/// The scheme over a [`Store`].
+/// Scheme over a [`Store`].
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
     store: Arc<Store>,
@@ -330,7 +333,7 @@ impl Memory {
         &self.wire
     }
 
-    /// Carries one operation out. A call within the process cannot arrive late.
+    /// Applies one operation. A call within the process cannot arrive late.
     fn apply<T>(&self, key: &Key, operation: impl FnOnce(&mut Record, ServerTime) -> T) -> Attempt<T> {
         self.wire.check()?;
         Ok(self.store.apply(key, operation))

@@ -1,13 +1,14 @@
-//! One lock at several independent masters: a majority of them decides (Redlock), for both modes.
+//! Scheme with one lock at several independent masters: a majority of them decides (Redlock), for both modes.
 //!
-//! Each attempt asks all masters in parallel and is over when a majority has decided it: nobody waits for a slow one. What the
-//! others have to say comes later; what they grant then is part of the hold, or is given back. A hold lasts as long as a
-//! majority keeps it, its token is stored by a majority ([`votes`]). An acquisition without a majority is given back at once at
-//! all masters that may have it, and the next attempt has another id: so a release that comes late ends nothing that counts.
-//! Nobody queues at a master, for each would have an order of its own: who is refused asks again after a pause with jitter.
+//! Each attempt asks all masters in parallel and is over when a majority has decided it: it waits for no slow master.
+//! Later answers still count: a late grant is part of the hold, or is released. A hold lasts as long as a majority
+//! keeps it, and a majority stores its token ([`votes`]). An acquisition without a majority is released at once at all
+//! masters that may have it. The next attempt has another id, so a late release ends no hold that counts. Acquisitions
+//! do not queue at a master, since each master would have an order of its own. A refused one asks again after a pause
+//! with jitter.
 //!
-//! A master that was restarted may have forgotten what it had granted. It has no vote before it has been running for longer
-//! than the longest lease that this manager asks for: by then all that it may have forgotten is over.
+//! A master that was restarted may have forgotten its grants. It has no vote until it has been running for longer than
+//! the longest lease of this manager: by then all that it may have forgotten is over.
 //! Source: Antirez, "Distributed locks with Redis" (Redlock), its section on delayed restarts.
 
 use std::collections::BTreeSet;
@@ -45,31 +46,31 @@ mod traces;
 mod views;
 mod votes;
 
-/// Who sees to it that a master that was restarted does not vote too early.
+/// Responsibility that a restarted master does not vote too early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Restarts {
-    /// Whoever counts its vote, by its uptime.
+    /// The manager checks the uptime before it counts a vote.
     Checked,
-    /// Whoever starts it.
+    /// The operator delays the start of the master.
     Delayed,
 }
 
-/// What the masters' clocks and the way to them may cost.
+/// Margins for the masters' clocks and for the network.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Margins {
     pub(crate) max_clock_skew: Duration,
-    /// How long a copy that is sent now may yet be carried out.
+    /// Longest time for which a request that is sent now may yet be carried out.
     pub(crate) stray_span: Duration,
 }
 
-/// A scheme over several, each of one master.
+/// Scheme over several schemes, each of one master.
 pub(crate) struct Quorum {
     masters: Vec<Arc<Master>>,
     traces: Arc<Traces>,
     clock: Clock,
     margins: Margins,
     restarts: Restarts,
-    /// That any hold of this manager was asked for, in nanoseconds.
+    /// Longest lease of any hold that this manager has requested, in nanoseconds.
     longest_lease: AtomicU64,
 }
 
@@ -79,36 +80,36 @@ impl fmt::Debug for Quorum {
     }
 }
 
-/// An answer of one master, by its place.
+/// Answer of one master, with its index.
 type Said<T> = (usize, Attempt<T>);
-/// Those that have yet to answer.
+/// Requests that have yet to be answered.
 type Asked<T> = FuturesUnordered<BoxFuture<'static, T>>;
 
-/// Whose yes counts.
+/// Masters whose yes counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Voters {
-    /// Those that may remember all that they have granted: what is new may conflict with it.
+    /// Masters that may remember all their grants: a new hold may conflict with a forgotten one.
     #[default]
     Remembering,
-    /// All that have a hold which is to be kept as it is, or made a lesser one.
+    /// All masters that have the hold, when it is kept as it is or made a lesser one.
     Holding,
 }
 
-/// What there is to tell of a question that no majority said yes to.
+/// Details for the answer when no majority says yes.
 #[derive(Debug, Default)]
 struct Heard {
     retry_in: Option<Duration>,
     forced: Option<FencingToken>,
-    /// Of any answer.
+    /// Latest server time of any answer.
     server: ServerTime,
     failures: Vec<Failure>,
     voters: Voters,
-    /// So many may not vote yet.
+    /// Number of masters that may not vote yet.
     young: usize,
 }
 
 impl Heard {
-    /// Why there is no majority, when too few answer.
+    /// Failure to report when too few masters answer.
     fn failure(self, masters: usize) -> Failure {
         let minority = masters - majority(masters);
         let is_refusal = |failure: &&Failure| matches!(failure, Failure::Refused { .. } | Failure::Broken { .. });
@@ -150,7 +151,7 @@ impl Quorum {
         Ballot::new(self.masters.len())
     }
 
-    /// Whether a master may remember all that it has granted and that is not over.
+    /// Returns true if a master may remember all its grants that are not over.
     fn may_vote(&self, master: usize) -> bool {
         self.votes_in(master).is_none()
     }
@@ -167,7 +168,7 @@ impl Quorum {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Number of masters that answer and may not vote yet, also of those that were not waited for.
+    /// Number of masters that answer and may not vote yet, including those that no attempt waited for.
     fn young(&self) -> usize {
         let answers = |(place, master): &(usize, &Arc<Master>)| !self.may_vote(*place) && !master.is_silent();
         self.masters.iter().enumerate().filter(answers).count()
@@ -195,13 +196,13 @@ impl Quorum {
         if was_held { Vote::Yes(Yes { sent: now, until: now, token: NO_TOKEN }) } else { Vote::No }
     }
 
-    /// Those that are not silent.
+    /// Masters that are not silent.
     fn awake(&self) -> impl Iterator<Item = (usize, &dyn Scheme)> {
         let masters = self.masters.iter().enumerate().filter(|(_, master)| !master.is_silent());
         masters.map(|(place, master)| (place, &*master.scheme))
     }
 
-    /// The answers, if they are those of a majority.
+    /// Returns the answers if a majority has answered.
     fn majority_of<T>(&self, answers: Vec<(usize, Result<T, Failure>)>) -> Result<Vec<(usize, T)>, Failure> {
         let (mut heard, mut given) = (Heard::default(), Vec::new());
         for (place, answer) in answers {
@@ -214,13 +215,13 @@ impl Quorum {
         if given.len() >= majority(masters) { Ok(given) } else { Err(heard.failure(masters)) }
     }
 
-    /// A master must have forgotten all holds of this length before it may vote again.
+    /// Notes a lease: a master must have forgotten all holds of this length before it may vote again.
     fn note_lease(&self, lease: Duration) {
         self.longest_lease.fetch_max(nanos(lease), Ordering::Relaxed);
     }
 }
 
-/// Where there is none to agree upon.
+/// Token of a vote in which no token has to be agreed upon.
 const NO_TOKEN: FencingToken = FencingToken::ZERO;
 
 fn nanos(span: Duration) -> u64 {
@@ -228,11 +229,11 @@ fn nanos(span: Duration) -> u64 {
 }
 
 fn answered<T>(sent: Moment, server: ServerTime, value: T) -> Answered<T> {
-    // Of several nodes.
+    // The answer comes from several nodes.
     Answered { sent, server, node: NodeId::default(), value }
 }
 
-/// Answers with what a majority has granted. That counts by the local clock: the masters' deadlines differ, and so do their clocks.
+/// Answers with the grant of a majority. It counts by the local clock, since the masters' deadlines and clocks differ.
 fn answered_by_majority<T>(won: Yes, value: T) -> Answered<T> {
     answered(won.sent, ServerTime::default(), value)
 }
@@ -241,7 +242,7 @@ fn granted(won: Yes) -> Granted {
     Granted { token: won.token, tokens: 1, remaining: won.until.since(won.sent), is_waited_for: false }
 }
 
-/// Something may have been carried out, though not by a majority.
+/// Turns a failure into an unknown result: a minority may have carried out the request.
 fn unknown(failure: Failure, stray_until: Moment) -> Failure {
     match failure {
         Failure::NotDone { source } => Failure::Unknown { stray_until, source },
@@ -249,8 +250,8 @@ fn unknown(failure: Failure, stray_until: Moment) -> Failure {
     }
 }
 
-/// Sees the rest through: a master that never answers shows only to those who wait for it. Should this runtime end, what it had
-/// under way counts as sent.
+/// Waits in the background for the remaining answers, so a master that never answers delays no caller. If this runtime
+/// ends, requests under way count as sent.
 fn finish<T: Send + 'static>(mut asked: Asked<T>) {
     if !asked.is_empty() {
         drop(process::spawn(async move { while asked.next().await.is_some() {} }));
@@ -323,7 +324,7 @@ impl Scheme for Quorum {
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move {
             let asks = self.awake().map(|(place, scheme)| {
-                // One that has shown nothing may have been brought since what was seen at others.
+                // A master that has shown nothing may have got the hold since the look at the others.
                 let token = seen.tokens.get(place).copied().flatten();
                 async move { (place, scheme.force_shown(key, token, seen).await) }
             });
@@ -337,7 +338,8 @@ impl Scheme for Quorum {
     fn contact(&self, key: &Key) -> ServerContact {
         let mut served: Vec<_> = self.masters.iter().map(|master| master.scheme.contact(key).served).collect();
         served.sort_unstable();
-        // When a majority had served last. Never silent: whoever is told that there is no majority has not waited for a word.
+        // The moment at which a majority had served last. Never silent: a caller that learns that there is no majority
+        // has not waited for an answer.
         let served = served.len().checked_sub(majority(served.len())).and_then(|place| served[place]);
         ServerContact { served, is_silent: false }
     }
@@ -371,7 +373,7 @@ impl Scheme for Quorum {
         })
     }
 
-    /// A minority without rights is one that does not vote.
+    /// Counts a minority without rights as masters that do not vote.
     fn check_rights<'a>(&'a self, key: &'a Key, more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
         Box::pin(async move {
             let asked = self.masters.iter().map(|master| master.scheme.check_rights(key, more));
@@ -402,7 +404,7 @@ impl Scheme for Quorum {
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
         Box::pin(async move {
             let asks = self.awake().map(|(place, scheme)| async move { (place, scheme.names(listing).await) });
-            // A lock that a majority has is known to one of any majority.
+            // A majority has the lock, so any majority includes a master that knows it.
             let answers = self.majority_of(join_all(asks).await)?;
             Ok(answers.into_iter().flat_map(|(_, names)| names).collect())
         })
@@ -412,7 +414,7 @@ impl Scheme for Quorum {
         Box::pin(async move {
             let asked = self.masters.iter().map(|master| master.scheme.health());
             let asked = join_all(asked).await;
-            // The uptime is known when the master has answered.
+            // The uptime is known only after the master has answered.
             let of_master = |(place, mut nodes): (usize, Vec<NodeHealth>)| {
                 let votes_in = self.votes_in(place);
                 nodes.iter_mut().filter(|node| node.is_reachable).for_each(|node| node.votes_in = votes_in);

@@ -1,4 +1,4 @@
-//! The two-key scheme: a read key and a write key per lock, on one node. The scripts are in `lua/`.
+//! The two-key scheme: a read key and a write key for each lock, on one node. The scripts are in `lua/`.
 
 use std::sync::Arc;
 

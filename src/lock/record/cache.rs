@@ -1,8 +1,8 @@
-//! A hold that may stay when its last guard has left: *idle* until the next one comes, somebody elsewhere calls for it, or nobody
-//! has used it for long.
+//! Cached holds: a hold may stay when its last guard has left, until the next guard comes, another process recalls it,
+//! or it was unused for long.
 //!
-//! An idle hold has one share, which is nobody's: it is renewed, and ends, as any hold does. The rules are those of
-//! `docs/IDLE.md`; the numbers behind them are its own.
+//! A cached hold has no guard, but one share without an owner: it is renewed, and ends, as any hold. `docs/IDLE.md` has
+//! the rules; the numbers behind them are its own.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -19,28 +19,28 @@ use crate::base::reentry::OwnerId;
 use crate::lock::effects::Signals;
 use crate::lock::shares::{Share, ShareId};
 
-/// What an answer says to those who keep the hold.
+/// Statement of an answer about a hold that may be cached.
 #[derive(Clone, Debug)]
 pub(crate) struct CacheAnswer {
-    /// The request said that the hold may stay, and this was the subscription then.
+    /// Subscription at the time of the request, if the request asked to cache.
     pub(crate) offered_on: Option<LiveSubscription>,
     pub(crate) sent: Moment,
     pub(crate) node: NodeId,
     pub(crate) is_waited_for: bool,
 }
 
-/// What came of letting a hold stay.
+/// Result of caching a hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CacheOutcome {
-    /// It was used again.
+    /// The hold was used again.
     Reused,
-    /// Somebody called for it before it was.
+    /// Another process recalled it before it was used again.
     Recalled,
-    /// Neither.
+    /// Neither use nor recall.
     Unused,
 }
 
-/// How many holds of a manager may stay.
+/// Number of holds of a manager that may stay cached.
 #[derive(Debug, Default)]
 pub(crate) struct CachedCount {
     holds: AtomicUsize,
@@ -53,7 +53,7 @@ impl CachedCount {
     }
 }
 
-/// A hold that is counted among those that may stay, as long as this is there.
+/// Hold that counts among those that may stay cached, as long as this value exists.
 #[derive(Debug)]
 pub(crate) struct CachedPermit(Arc<CachedCount>);
 
@@ -72,16 +72,16 @@ impl Drop for CachedPermit {
     }
 }
 
-/// Tokens that a renewal has brought, for the writers to come.
+/// Tokens of a renewal, for later writers.
 #[derive(Clone, Copy, Debug)]
 struct TokenBlock {
     next: FencingToken,
     left: u64,
-    /// The one before: that of the writer inside, or of the last that was.
+    /// Token before `next`: that of the writer inside, or of the last one.
     last: FencingToken,
 }
 
-/// A place among the shares of a hold. One more than its number is kept, so that a place that is missing takes no room.
+/// Slot among the shares of a hold. It stores the slot plus one, so that a missing place takes no memory.
 #[derive(Clone, Copy, Debug)]
 struct SharePlace(NonZeroU32);
 
@@ -95,25 +95,26 @@ impl SharePlace {
     }
 }
 
-/// What lets a hold stay.
+/// Cache state of a hold.
 #[derive(Debug)]
 pub(crate) struct CacheState {
     recalls: Arc<Recalls>,
-    /// For so long after the last use, as that one has said.
+    /// Time for which the hold may be cached after its last use, as that use requested.
     cache_for: Duration,
-    /// Every call for it would be heard.
+    /// Live subscription by which this process hears every recall of the hold.
     live: Option<LiveSubscription>,
-    /// When it was learnt that somebody waits. Whoever asks later, and is told that nobody does, ends it.
+    /// Time at which this process learned of a waiter. An answer to a later request that reports none clears it.
     recalled_at: Option<Moment>,
-    /// The place of the share that is nobody's, while no guard is inside. Few holds have as many guards as this can count.
+    /// Place of the share without an owner, while no guard is inside. Few holds have as many guards as this can count.
     idle: Option<SharePlace>,
-    /// It was used by somebody else than who asked for it.
+    /// True if a guard other than the one that requested the hold has used it.
     is_reused: bool,
-    /// Its one share is that of somebody who has no guard yet: it was idle, and is to be turned into one of the other side.
+    /// True if its one share belongs to a waiter without a guard: the hold was cached, and is to be converted to the
+    /// other side.
     is_converting: bool,
-    /// Its one share is that of a writer who has no token yet.
+    /// True if its one share belongs to a writer that has no token yet.
     lacks_token: bool,
-    /// Boxed, since readers have none: there may be many idle holds.
+    /// Boxed, since readers have none: there may be many cached holds.
     block: Option<Box<TokenBlock>>,
     _permit: CachedPermit,
 }
@@ -134,11 +135,11 @@ impl CacheState {
         }
     }
 
-    /// An answer about the hold whose first token is `first`.
+    /// Applies an answer about the hold whose first token is `first`.
     pub(super) fn on_answer(&mut self, word: CacheAnswer, first: FencingToken, now: Moment) {
         let CacheAnswer { offered_on: said, sent, node, is_waited_for } = word;
         if said.as_ref().is_some_and(|standing| standing.node() != node) {
-            // That is where who waits calls, as in a migration.
+            // Waiters recall through that other node, as in a migration: this subscription would miss them.
             self.live = None;
         }
         if is_waited_for {
@@ -155,34 +156,34 @@ impl CacheState {
         }
     }
 
-    /// The token that guards have now, if it is one that a renewal brought.
+    /// Token that guards have now, if it came with a renewal.
     pub(super) fn last_token(&self) -> Option<FencingToken> {
         self.block.as_ref().map(|block| block.last)
     }
 
-    /// Whether guards may come without asking.
+    /// Returns true if guards may enter without asking the server.
     fn is_open(&self, now: Moment) -> bool {
         self.recalled_at.is_none() && self.live.as_ref().is_some_and(|standing| standing.is_live(now))
     }
 }
 
 impl HoldRecord {
-    /// Whether no guard is inside, and the hold is there all the same.
+    /// Returns true if the hold is cached: no guard is inside.
     pub(in crate::lock) fn is_cached(&self) -> bool {
         self.cache.as_ref().is_some_and(|keep| keep.idle.is_some())
     }
 
-    /// Whether guards may come without asking, whatever the share window says.
+    /// Returns true if guards may enter without asking, whatever the join window says.
     pub(super) fn is_open_to_all(&self, now: Moment) -> bool {
         self.cache.as_ref().is_some_and(|keep| keep.is_open(now))
     }
 
-    /// The subscription that stands now, for a request that says that the hold may stay.
+    /// Live subscription of now, for a request that asks to cache.
     pub(in crate::lock) fn live_subscription(&self) -> Option<LiveSubscription> {
         self.cache.as_ref()?.recalls.subscription()
     }
 
-    /// Takes the place of the share that is nobody's, if the hold is idle.
+    /// Takes the place of the share without an owner, if the hold is cached.
     #[inline]
     pub(super) fn take_cached_place(&mut self, share: Share) -> Option<usize> {
         let keep = self.cache.as_mut()?;
@@ -192,32 +193,32 @@ impl HoldRecord {
         Some(slot)
     }
 
-    /// For how long it may stay after a use from now on.
+    /// Sets the time for which it may be cached after a use.
     pub(super) fn set_cache_for(&mut self, cache_for: Duration) {
         if let Some(keep) = &mut self.cache {
             keep.cache_for = cache_for;
         }
     }
 
-    /// An answer about it.
+    /// Applies an answer about it.
     pub(in crate::lock) fn on_cache_answer(&mut self, word: CacheAnswer, now: Moment) {
         let first = self.token;
         let Some(keep) = &mut self.cache else { return };
         keep.on_answer(word, first, now);
-        // What was said before lets nobody in any more.
+        // An earlier answer admits no reader any more.
         if keep.recalled_at.is_some() && self.mode == Mode::Read {
             self.share_until = CLOSED;
         }
     }
 
-    /// Whether it was learnt after that moment that somebody waits.
+    /// Returns true if this process has learned of a waiter at that moment or later.
     pub(super) fn was_recalled_since(&self, moment: Moment) -> bool {
         self.cache.as_ref().and_then(|keep| keep.recalled_at).is_some_and(|at| at >= moment)
     }
 
     // Tokens.
 
-    /// The next one for a writer, if there is one left.
+    /// Next token for a writer, if one is left.
     pub(super) fn next_token(&self) -> Option<FencingToken> {
         if let Some(block) = self.cache.as_ref().and_then(|keep| keep.block.as_ref()) {
             return (block.left > 0).then_some(block.next);
@@ -225,7 +226,7 @@ impl HoldRecord {
         (self.handoffs + 1 < self.tokens).then(|| self.token.plus(self.handoffs + 1))
     }
 
-    /// Hands it out. `false` if there is none left.
+    /// Hands out the next token. Returns false if none is left.
     pub(super) fn take_token(&mut self) -> bool {
         let Some(next) = self.next_token() else {
             return false;
@@ -237,7 +238,7 @@ impl HoldRecord {
         true
     }
 
-    /// How many more tokens to ask for: a block before the one that is there is used up.
+    /// Number of further tokens to ask for: a new block before the present one is used up.
     pub(in crate::lock) fn missing_tokens(&self) -> u64 {
         const MAX: u64 = crate::base::lease::MAX_TOKENS;
         let Some(keep) = &self.cache else {
@@ -248,7 +249,8 @@ impl HoldRecord {
         if self.mode == Mode::Write && left <= MAX / 2 { MAX } else { 0 }
     }
 
-    /// A renewal has brought tokens. Those below one that was handed out are not used: the answers to two renewals may cross.
+    /// Adds the tokens of a renewal. Those below one that was handed out are not used: the answers to two renewals may
+    /// cross.
     pub(in crate::lock) fn add_tokens(&mut self, first: FencingToken, count: u64) {
         let last = self.current_token();
         if let Some(keep) = self.cache.as_mut().filter(|_| first > last) {
@@ -256,14 +258,15 @@ impl HoldRecord {
         }
     }
 
-    // Comes and goes.
+    // Use and rest.
 
-    /// Whether somebody of this process may go on with it.
+    /// Returns true if a task of this process may take the cached hold.
     fn may_be_taken(&self, now: Moment) -> bool {
         self.is_cached() && self.is_open() && self.is_open_to_all(now) && now < self.deadline()
     }
 
-    /// A writer of this process takes an idle hold, with the next token; if there is none left, it is to ask for more.
+    /// Lets a writer of this process take a cached hold, with the next token. If none is left, the writer has to ask
+    /// for more.
     pub(in crate::lock) fn take_cached(&mut self, share: Share, cache_for: Duration, now: Moment) -> Option<ShareId> {
         if self.mode != Mode::Write || !self.may_be_taken(now) {
             return None;
@@ -272,7 +275,7 @@ impl HoldRecord {
         Some(self.admit_writer(share))
     }
 
-    /// The same for one that needs nothing more than is left of it.
+    /// Lets a writer take a cached hold only if what is left of it is enough.
     pub(in crate::lock) fn take_cached_at_once(
         &mut self,
         share: Share,
@@ -283,7 +286,7 @@ impl HoldRecord {
         has_enough.then(|| self.take_cached(share, cache_for, now)).flatten()
     }
 
-    /// The next writer has it, with the next token or, for the time being, none.
+    /// Admits the next writer, with the next token or, for the time being, none.
     pub(super) fn admit_writer(&mut self, share: Share) -> ShareId {
         let has_token = self.take_token();
         if let Some(keep) = &mut self.cache {
@@ -292,12 +295,13 @@ impl HoldRecord {
         self.admit(share)
     }
 
-    /// Whether whoever is inside has no token yet: then nobody is beside it, be it the same owner.
+    /// Returns true if the writer inside has no token yet. Then no other guard is beside it, even of the same owner.
     pub(super) fn lacks_token(&self) -> bool {
         self.cache.as_ref().is_some_and(|keep| keep.lacks_token)
     }
 
-    /// Whether the writer inside has its token. If it had none until now, the next one is its own, unless somebody waits elsewhere.
+    /// Returns true if the writer inside has its token. Without one until now, it takes the next one, unless a waiter
+    /// elsewhere is known.
     pub(super) fn ensure_token(&mut self, now: Moment) -> bool {
         if !self.lacks_token() {
             return true;
@@ -309,12 +313,13 @@ impl HoldRecord {
         has_token
     }
 
-    /// Whether this process goes on with an idle hold of the other side by having it turned.
+    /// Returns true if this process may convert this cached hold for a waiter of the other side.
     pub(in crate::lock) fn may_convert_cached(&self, mode: Mode, now: Moment) -> bool {
         self.mode != mode && self.in_doubt.is_none() && self.may_be_taken(now)
     }
 
-    /// Somebody who has no guard yet takes an idle hold, to have it turned into one of the other side. Nobody else enters.
+    /// Gives a cached hold to a waiter without a guard, which has it converted to the other side. No other guard
+    /// enters.
     pub(in crate::lock) fn take_to_convert(&mut self, share: Share, cache_for: Duration) -> ShareId {
         self.set_cache_for(cache_for);
         let share_id = self.admit(share);
@@ -325,13 +330,13 @@ impl HoldRecord {
         share_id
     }
 
-    /// What the hold needs that takes its place: who hears of calls, and for how long it may stay.
+    /// Terms for the hold that takes its place: the receiver of recalls, and the time for which it may be cached.
     pub(in crate::lock) fn cache_terms(&self) -> Option<(Arc<Recalls>, Duration)> {
         let keep = self.cache.as_ref().filter(|keep| !keep.cache_for.is_zero())?;
         Some((Arc::clone(&keep.recalls), keep.cache_for))
     }
 
-    /// Stays when its last guard has left, if it may.
+    /// Caches the hold when its last guard has left, if it may be cached.
     pub(super) fn cache(&mut self, lease: Duration, now: Moment) -> bool {
         let Some(share) = self.unowned_share(lease, now) else {
             return false;
@@ -341,7 +346,7 @@ impl HoldRecord {
         true
     }
 
-    /// The last guard lets go of a hold that stays, which nobody else need know. `false` if there is more to it.
+    /// Caches the hold when its last guard leaves without further effects. Returns false if there are any.
     #[inline]
     pub(in crate::lock) fn cache_at_once(&mut self, share_id: ShareId, now: Moment) -> bool {
         let is_last = self.shares.len() == 1 && !self.shares.is_watched(share_id.slot);
@@ -357,7 +362,7 @@ impl HoldRecord {
         true
     }
 
-    /// The share that is nobody's, if the hold may stay.
+    /// Share without an owner, if the hold may be cached.
     #[inline]
     fn unowned_share(&self, lease: Duration, now: Moment) -> Option<Share> {
         let keep = self.cache.as_ref().filter(|keep| !keep.cache_for.is_zero() && keep.is_open(now))?;
@@ -374,13 +379,13 @@ impl HoldRecord {
         }
     }
 
-    /// Whether it is to be given up: nobody is inside, and somebody waits, or might without being heard, or nobody has used it for
+    /// Returns true if a cached hold is to be released. Reasons: a known waiter, no live subscription, or no use for
     /// long.
     pub(super) fn has_to_give_up(&self, now: Moment) -> bool {
         self.cached_until().is_some_and(|until| until <= now)
     }
 
-    /// When it is to be given up, if no guard comes before.
+    /// Moment at which it is to be released, if no guard comes before.
     pub(in crate::lock) fn cached_until(&self) -> Option<Moment> {
         let keep = self.cache.as_ref()?;
         let ends = self.shares.get(keep.idle?.slot()).ends;
@@ -388,7 +393,7 @@ impl HoldRecord {
         Some(if is_called { Moment::from_nanos(0) } else { ends })
     }
 
-    /// It is over, and its share that is nobody's with it. Whether nobody had a guard of it.
+    /// Removes the share without an owner from a hold that is over. Returns true if no guard had the hold.
     pub(super) fn end_cached(&mut self) -> bool {
         let idle = self.cache.as_mut().and_then(|keep| keep.idle.take());
         if let Some(place) = idle {
@@ -397,7 +402,7 @@ impl HoldRecord {
         idle.is_some() || self.cache.as_ref().is_some_and(|keep| keep.is_converting || keep.lacks_token)
     }
 
-    /// It is given up, as by its last guard.
+    /// Releases the hold, as its last guard would.
     pub(super) fn give_up(&mut self, signals: &mut Signals) -> Next {
         self.end_cached();
         self.tell_awaiting(signals);
@@ -405,7 +410,7 @@ impl HoldRecord {
         Next::GivenUp
     }
 
-    /// What has come of letting it stay. `None` if it was not to.
+    /// Result of caching it. `None` if it was not to be cached.
     pub(in crate::lock) fn cache_outcome(&self) -> Option<CacheOutcome> {
         let keep = self.cache.as_ref()?;
         Some(match (keep.is_reused, keep.recalled_at) {
@@ -415,9 +420,9 @@ impl HoldRecord {
         })
     }
 
-    // What others say.
+    // Recalls.
 
-    /// Somebody waits for it elsewhere. Whether a guard is inside that somebody may want to know of.
+    /// Applies a recall of another process. Returns true if a guard is inside and the sender wants a reply.
     pub(in crate::lock) fn on_recall(&mut self, call: &Recall, now: Moment) -> bool {
         if call.token < self.token || !self.phase.is_live() || self.cache.is_none() {
             return false;
@@ -429,7 +434,7 @@ impl HoldRecord {
         false
     }
 
-    /// Somebody waits whom it excludes, here or elsewhere.
+    /// Notes a waiter, here or elsewhere, that this hold excludes.
     pub(in crate::lock) fn note_wanted(&mut self, now: Moment) {
         if let Some(keep) = &mut self.cache {
             keep.recalled_at = Some(now);
@@ -439,7 +444,7 @@ impl HoldRecord {
         }
     }
 
-    /// Calls for it may have been missed: it is not relied on any more.
+    /// Notes that recalls may have been missed: the subscription is not live any more.
     pub(in crate::lock) fn on_subscription_lost(&mut self) {
         if let Some(keep) = &mut self.cache {
             keep.live = None;
@@ -453,7 +458,7 @@ mod tests {
 
     #[test]
     fn what_lets_a_hold_stay_is_small() {
-        // There is one for each idle hold.
+        // Each cached hold has one.
         assert!(size_of::<CacheState>() <= 88, "{} bytes", size_of::<CacheState>());
     }
 }

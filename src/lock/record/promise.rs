@@ -3,7 +3,7 @@
 use super::Grant;
 use crate::base::lease::ServerTime;
 
-/// The deadline that the server named, and its time then. Both are zero where an answer brings no server's time.
+/// Deadline that the server named, and its time then. Both are zero where an answer brings no server time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Promise {
     said: ServerTime,
@@ -15,19 +15,20 @@ impl Promise {
         if grant.server == ServerTime::default() {
             return Self::default();
         }
-        // Scripts count in whole milliseconds, so that two answers about one deadline name the same.
+        // Scripts count in whole milliseconds, so two answers about one deadline name the same time.
         Self { said: grant.server, until: grant.server.in_whole_millis().after(grant.remaining) }
     }
 
-    /// Whether the server cannot have known this one when it said the other.
+    /// Returns true if the server cannot have known this promise when it gave the other.
     ///
-    /// The server keeps a deadline as a time of its clock, a replica has the same, and no script brings it forward. So a later word
-    /// with an earlier deadline comes from data that lack what was granted, however long the answer was on its way.
+    /// The server keeps a deadline as a time of its clock, a replica has the same, and no script makes it earlier. So a
+    /// later answer with an earlier deadline comes from data that lack the grant, however long the answer was on its
+    /// way.
     pub(super) fn is_unknown_to(self, other: Self) -> bool {
         other.said >= self.said && other.until < self.until
     }
 
-    /// Both hold.
+    /// Combines two promises that both hold.
     pub(super) fn and(self, other: Self) -> Self {
         Self { said: self.said.max(other.said), until: self.until.max(other.until) }
     }

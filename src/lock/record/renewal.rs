@@ -1,4 +1,4 @@
-//! How a hold is renewed: by the one task, and by readers who ask the server whether they may join.
+//! Renewals: by the background, and by readers that ask the server whether they may join.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,21 +15,22 @@ use crate::lock::effects::{Rules, Signals};
 use crate::lock::end::Ended;
 use crate::lock::shares::{Share, ShareId};
 
-/// With less left nobody joins without a word: half of the shortest lease that can be asked for.
+/// Smallest remaining time with which a guard may enter without asking: half of the shortest lease that can be
+/// requested.
 const LEAST: Duration = Duration::from_millis(5);
 
-/// What the answer to a renewal shows.
+/// Findings of a renewal's answer.
 #[derive(Debug, Default)]
 pub(crate) struct Confirmed {
-    /// It was the claim.
+    /// True if the renewal was the claim.
     pub(crate) is_claim: bool,
-    /// The hold stands: this was not carried out.
+    /// Conversion that was not carried out, since the old hold is still there.
     pub(crate) not_converted: Option<OpenConversion>,
 }
 
 /// Renewal.
 impl HoldRecord {
-    /// A guard may want more than the server was asked for.
+    /// Schedules a renewal if a guard wants more than was requested.
     pub(super) fn renew_if_needed(&mut self, now: Moment) {
         if self.renewal == RenewalState::Needless && self.needs_renewal() {
             self.renewal = RenewalState::Due(now);
@@ -40,7 +41,8 @@ impl HoldRecord {
         self.phase.is_live() && matches!(self.renewal, RenewalState::Due(at) if at <= by)
     }
 
-    /// What is due for this hold by what is known: a renewal, its local deadline, or the end of a share that somebody watches.
+    /// Returns what is due for this hold as far as is known: a renewal, the local deadline, or the end of a watched
+    /// share.
     pub(in crate::lock) fn due(&self) -> Next {
         match self.phase {
             Phase::Held | Phase::Unconfirmed => {
@@ -59,7 +61,7 @@ impl HoldRecord {
         }
     }
 
-    /// The same, by the clock. Whoever watches a share that is over is told.
+    /// Returns what is due by the clock. Notifies the watchers of shares that are over.
     pub(in crate::lock) fn next(&mut self, now: Moment, signals: &mut Signals) -> Next {
         self.look(now, signals);
         if self.phase.is_live() {
@@ -76,7 +78,7 @@ impl HoldRecord {
         self.due()
     }
 
-    /// If a renewal is due by `by`, it waits in a line from now on.
+    /// Puts the hold into the queue of its route, if a renewal is due by `by`.
     pub(in crate::lock) fn enter_line(&mut self, by: Moment) -> bool {
         let due = self.is_renewal_due(by);
         if due {
@@ -85,15 +87,16 @@ impl HoldRecord {
         due
     }
 
-    /// The line that it waited in, or was sent from, is not its own any more. It enters another one then.
+    /// Takes the hold out of a route's queue or of a request there: it belongs to another route. The renewal is due
+    /// again at `then`.
     pub(in crate::lock) fn leave_line(&mut self, then: Moment) {
         if matches!(self.renewal, RenewalState::InLine | RenewalState::Underway) {
             self.renewal = RenewalState::Due(then);
         }
     }
 
-    /// The lease to ask for, if a renewal is due by `by` or waits in a line. Then it counts as sent, and no other is due until
-    /// it is answered. Without a guard that wants more, the hold is over instead.
+    /// Returns the lease to ask for, if a renewal is due by `by` or waits in a queue. Then it counts as sent, and no
+    /// other is due until its answer. If no guard wants more, the hold is over instead.
     pub(in crate::lock) fn begin_renewal(
         &mut self,
         now: Moment,
@@ -120,7 +123,8 @@ impl HoldRecord {
         Some(lease)
     }
 
-    /// Nobody needs one now. Whoever comes without a word may, and has at least half of what is left now for it.
+    /// Schedules the renewal of a cached hold that needs none now. A later guard that enters without asking may need
+    /// one, and has at least half of what is left now for it.
     fn renewal_of_whoever_comes(&self, now: Moment) -> RenewalState {
         if self.deadline().since(now) < LEAST {
             return RenewalState::Needless;
@@ -128,7 +132,7 @@ impl HoldRecord {
         RenewalState::Due(now.after(renewal_interval(self.asked)).min(now.halfway_to(self.deadline())))
     }
 
-    /// A writer who has no token yet asks for more: with this lease.
+    /// Begins a request for more tokens, for a writer without one. Returns the lease to ask for.
     pub(in crate::lock) fn begin_refill(
         &mut self,
         share: Share,
@@ -149,7 +153,7 @@ impl HoldRecord {
         self.copies.ask_for(lease);
     }
 
-    /// A renewal was answered. Comes too late if the local deadline was reached meanwhile.
+    /// Applies the answer to a renewal. It comes too late if the local deadline was reached meanwhile.
     pub(in crate::lock) fn on_renewed(
         &mut self,
         grant: Grant,
@@ -157,6 +161,7 @@ impl HoldRecord {
         rules: &Rules,
         signals: &mut Signals,
     ) -> Confirmed {
+        // First the clock: an answer after the local deadline brings nothing back.
         self.look(now, signals);
         if !self.phase.is_live() {
             return Confirmed::default();
@@ -165,7 +170,7 @@ impl HoldRecord {
         self.backoff.reset();
         self.stood_at(grant.sent, rules);
         let deadline = self.deadline();
-        // This is an answer: it counts as one.
+        // `apply` must count this grant as an answer, not as a claim.
         let is_claim = std::mem::take(&mut self.is_claim);
         self.apply(grant, now, rules);
         if self.deadline() < deadline {
@@ -177,12 +182,13 @@ impl HoldRecord {
         if is_claim {
             self.shares.watched().for_each(|(_, end)| signals.changed(Arc::clone(end)));
         }
+        // The answer may show a loss, after which the deadline is past.
         self.look(now, signals);
         Confirmed { is_claim, not_converted }
     }
 
-    /// Whether it still stands is asked well before the hold that it may have been converted into since then could be over, and
-    /// as soon as an answer can tell for good.
+    /// Schedules the renewal of a hold that may have been converted. It comes well before the new hold could be over,
+    /// and as soon as an answer can decide for good.
     pub(super) fn renew_in_doubt(&mut self, since: Moment) {
         let Some(new) = &self.in_doubt else { return };
         let settles = new.open.as_ref().map_or(Moment::NEVER, |open| open.arrives_until.max(since));
@@ -194,7 +200,7 @@ impl HoldRecord {
         };
     }
 
-    /// A renewal was not answered; it is tried again after a pause.
+    /// Notes a renewal without an answer; it is repeated after a pause.
     pub(in crate::lock) fn on_no_answer(&mut self, now: Moment, signals: &mut Signals) {
         if self.phase == Phase::Held {
             self.phase = Phase::Unconfirmed;
@@ -203,8 +209,8 @@ impl HoldRecord {
         self.tell_awaiting(signals);
     }
 
-    /// A waiter has too little to start with: a renewal for all that it wants is due, and it is told of the answer. Until then its
-    /// share is an offer, since its future may not be polled any more.
+    /// Lets a waiter with too little to start with wait for a renewal. A renewal for its whole lease is due, and its
+    /// answer wakes the waiter. Until then its share is unclaimed, since its future may not be polled any more.
     pub(super) fn await_renewal(&mut self, share_id: ShareId, share: Share, since: Moment, now: Moment) -> Accepted {
         if since == now {
             self.shares.replace(share_id.slot, share.unclaimed(now));
@@ -220,35 +226,35 @@ impl HoldRecord {
 
     fn renew_at_once(&mut self, now: Moment) {
         self.renewal = match self.renewal {
-            // After one that went unanswered there is a pause.
+            // An unanswered renewal is followed by a pause.
             RenewalState::Due(at) if self.phase == Phase::Held => RenewalState::Due(at.min(now)),
             RenewalState::Needless => RenewalState::Due(now),
             asked @ (RenewalState::Due(_) | RenewalState::InLine | RenewalState::Underway) => asked,
         };
     }
 
-    /// Sends the claim now, since a guard waits for its answer. Without one the claim goes out when a renewal is due, so that a
-    /// short hold costs no request.
+    /// Sends the claim now, since a guard waits for its answer. Otherwise the claim goes out when a renewal is due, so
+    /// that a short hold costs no request.
     pub(in crate::lock) fn claim_now(&mut self, now: Moment) {
         if self.is_claim && self.phase.is_live() {
             self.renew_at_once(now);
         }
     }
 
-    /// Whether the server has yet to answer for a hold that it granted by a notification.
+    /// Returns true if the hold was granted by a notification and the server has yet to answer for it.
     pub(in crate::lock) fn is_claim(&self) -> bool {
         self.is_claim
     }
 
-    /// Those who wait for the answer to a renewal look again.
+    /// Wakes the waiters for the answer to a renewal, which look again.
     pub(super) fn tell_awaiting(&mut self, signals: &mut Signals) {
         if let Some(awaited) = self.awaited.take() {
             awaited.answers.into_iter().for_each(|answer| signals.wake(answer));
         }
     }
 
-    /// A renewal was answered: the server does not know the hold. While somebody asks to convert it, that may be the conversion,
-    /// and the answer to that will tell; a force has ended both.
+    /// Applies an answer that says that the server does not know the hold. During a conversion that may be its effect,
+    /// and the conversion's answer decides. A force has ended both.
     pub(in crate::lock) fn on_unknown(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
         if self.is_converting && self.in_doubt.is_some() && reason != LossReason::Forced {
             self.renewal = RenewalState::Needless;
@@ -259,14 +265,14 @@ impl HoldRecord {
     }
 }
 
-/// Readers ask the server whether they may join.
+/// Readers that ask the server whether they may join.
 impl HoldRecord {
-    /// Whether a reader may join if the server says so.
+    /// Returns true if a reader may join with the server's consent.
     pub(in crate::lock) fn is_recheckable(&self) -> bool {
         self.mode == Mode::Read && self.phase.is_live()
     }
 
-    /// A reader joins for the time being, to ask the server whether it may; with the lease to ask for.
+    /// Adds a reader provisionally, which asks the server whether it may join. Returns the lease to ask for.
     pub(in crate::lock) fn begin_recheck(
         &mut self,
         share: Share,
@@ -290,8 +296,8 @@ impl HoldRecord {
         &mut self.copies
     }
 
-    /// The server knows the hold and has extended it. Answers whether it is held here still, and whether
-    /// this was its claim.
+    /// Applies the answer of a server that knows the hold and has extended it. Returns whether it is still held here,
+    /// and whether this was its claim.
     pub(in crate::lock) fn on_rechecked(
         &mut self,
         grant: Grant,
@@ -301,13 +307,13 @@ impl HoldRecord {
         signals: &mut Signals,
     ) -> (bool, bool) {
         let claims = self.on_renewed(grant, now, rules, signals).is_claim;
-        // Somebody has called since it was asked: whoever has asked enters behind that one.
+        // A recall came after the request: the asking reader enters behind that waiter.
         let is_called = self.was_recalled_since(grant.sent);
         self.share_until = share_until.filter(|_| !is_called).unwrap_or(CLOSED);
         (self.phase == Phase::Held && !is_called, claims)
     }
 
-    /// The server did not know it: the next renewal, which is due now, tells why.
+    /// Makes a renewal due now, since the server did not know the hold: its answer shows the reason.
     pub(in crate::lock) fn renew_now(&mut self, now: Moment) {
         self.share_until = CLOSED;
         if self.phase == Phase::Held && !matches!(self.renewal, RenewalState::InLine | RenewalState::Underway) {

@@ -1,4 +1,4 @@
-//! What the process holds of the lock, and what becomes of a grant.
+//! Holds of the process, and the effect of a grant.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{First, Pending, WaiterId};
 
 impl<H: OnAgenda> State<H> {
-    /// A reader joins a hold, if there is one that may be joined now and no writer waits here.
+    /// Lets a reader join a hold, if one may be joined now and no writer waits here.
     #[inline]
     pub(in crate::lock) fn join(&mut self, wants: ShareRequest, now: Moment) -> Option<(Arc<H>, ShareId)> {
         if self.writer_waits() {
@@ -26,21 +26,21 @@ impl<H: OnAgenda> State<H> {
         })
     }
 
-    /// A guard lets go of a hold that others share, which nobody else need know. Answers the hold, if something is due for it
-    /// earlier. `None`: there is more to it.
+    /// Removes a guard of a hold that others share, without further effects. Returns the hold, if something is due for
+    /// it earlier. `None`: the removal has further effects, and was not done.
     #[inline]
     pub(in crate::lock) fn leave_others(&mut self, number: u64, share_id: ShareId) -> Option<Option<Arc<H>>> {
         let entry = self.entry(number);
         entry.record.leave_others(share_id).then(|| entry.ends_sooner().cloned())
     }
 
-    /// A read hold that may be joined if the server says so.
+    /// Returns a read hold that may be joined with the server's consent.
     pub(in crate::lock) fn to_recheck(&self) -> Option<Arc<H>> {
         let found = self.listed().find(|entry| entry.record.is_recheckable());
         found.filter(|_| !self.writer_waits())?.handle.clone()
     }
 
-    /// A hold that this owner has a guard of.
+    /// Returns a hold that this owner has a guard of.
     pub(in crate::lock) fn held_by(&mut self, owner: OwnerId, now: Moment, effects: &mut Effects<H>) -> Option<Arc<H>> {
         let mut listed = self.holds.iter_mut().filter(|entry| entry.is_listed);
         listed.find_map(|entry| {
@@ -53,7 +53,7 @@ impl<H: OnAgenda> State<H> {
         self.listed().filter_map(|entry| entry.handle.clone())
     }
 
-    /// Makes a grant a hold, if anything is left of it. The one place where that is done.
+    /// Makes a grant a hold, if anything is left of it: the only place that does so.
     fn install(
         &mut self,
         make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
@@ -65,7 +65,7 @@ impl<H: OnAgenda> State<H> {
         let number = self.last_hold + 1;
         let granting = granted.granting.clone();
         let (mut record, share_id) = HoldRecord::new(granted, now, rules);
-        // What is over when it comes was never a hold, and nobody is told of its end.
+        // A grant that is over when it comes was never a hold, so its end is not reported.
         if !matches!(record.next(now, &mut Signals::default()), Next::At(_)) {
             return None;
         }
@@ -77,7 +77,7 @@ impl<H: OnAgenda> State<H> {
         Some((number, hold, share_id))
     }
 
-    /// What this waiter asked for was granted: by the answer to what was sent then, or by a notification.
+    /// Applies a grant to a waiter: by the answer to its request, or by a notification.
     pub(in crate::lock) fn on_grant(
         &mut self,
         make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
@@ -103,8 +103,8 @@ impl<H: OnAgenda> State<H> {
         (GrantOutcome::Hold(hold, share_id), pending)
     }
 
-    /// This waiter has a share of a hold that the server has granted or confirmed just now. Whoever waits here to read has one
-    /// too, and an older hold that this one conflicts with is one that the server has lost. Answers what the waiter has under way.
+    /// Gives a waiter a share of a hold that the server has just granted or confirmed. Readers that wait here get one
+    /// too. The server has lost older holds that conflict with this one. Returns the waiter's request under way.
     pub(in crate::lock) fn on_seated(
         &mut self,
         mode: Mode,
@@ -126,7 +126,7 @@ impl<H: OnAgenda> State<H> {
         asker.or(guest).flatten()
     }
 
-    /// All waiting readers join a hold, if they may.
+    /// Lets all waiting readers join a hold, if they may.
     fn join_waiting(&mut self, number: u64, now: Moment, effects: &mut Effects<H>) {
         let (Some(entry), Some(crowd)) = (self.holds.get_mut(number), self.wait_queue.as_deref_mut()) else {
             return;
@@ -145,7 +145,7 @@ impl<H: OnAgenda> State<H> {
         });
     }
 
-    /// Of two holds that conflict, and are live here, the server has lost the older one.
+    /// Loses the older of two holds that conflict and are live here: the server has lost it.
     fn lose_overtaken(&mut self, number: u64, now: Moment, effects: &mut Effects<H>) {
         let new = self.record(number);
         let (mode, token) = (new.mode(), new.token());
@@ -165,7 +165,7 @@ impl<H: OnAgenda> State<H> {
         }
     }
 
-    /// A guard lets go of its hold, which the next writer of this process has then, if it may.
+    /// Removes a guard from its hold. The next writer of this process has the hold then, if it may.
     pub(in crate::lock) fn remove_share(
         &mut self,
         number: u64,
@@ -190,14 +190,14 @@ impl<H: OnAgenda> State<H> {
         removed
     }
 
-    /// A hold is over: it is in nobody's way any more.
+    /// Removes a hold that is over from the list, so it blocks no waiter any more.
     pub(in crate::lock) fn on_end(&mut self, number: u64, effects: &mut Effects<H>) {
         let entry = self.entry(number);
         entry.is_listed = false;
         entry.release_handle(effects);
     }
 
-    /// A hold was converted into one of the other side.
+    /// Replaces a hold by the one of the other side that it was converted into.
     pub(in crate::lock) fn on_converted(
         &mut self,
         make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
@@ -217,7 +217,7 @@ impl<H: OnAgenda> State<H> {
         Some((hold, share_id))
     }
 
-    /// The guard of a hold that was converted has the new one.
+    /// Removes the guard from a converted hold: it has the new one.
     pub(in crate::lock) fn note_share_converted(&mut self, number: u64, share_id: ShareId, effects: &mut Effects<H>) {
         let entry = self.entry(number);
         entry.record.converted(share_id, &mut effects.signals);
@@ -226,7 +226,7 @@ impl<H: OnAgenda> State<H> {
 }
 
 impl<H> Entry<H> {
-    /// The cell lets go of what nobody has a share of.
+    /// Drops the cell's handle of a hold without shares.
     fn release_handle(&mut self, effects: &mut Effects<H>) {
         if !self.is_listed && self.record.guards() == 0 {
             effects.drop_later(self.handle.take());

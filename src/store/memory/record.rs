@@ -1,7 +1,7 @@
-//! One lock as a server keeps it: the specification of what every script does.
+//! Specification of a lock as a server keeps it: every script does what this does.
 //!
-//! It is pure: the server's time comes in as an argument, so that the oracle can feed it the times that a real server reported
-//! and compare answer by answer.
+//! It is pure: the server's time comes in as an argument. So the oracle can feed it the times that a real server
+//! reported, and compare answer by answer.
 
 mod marks;
 mod operate;
@@ -27,16 +27,17 @@ use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Converted, Floor, Granted, Mode, ReleaseReply, Renewed,
 };
 
-/// How long an idle record remembers its last token, as on a server.
+/// Time for which an idle record remembers its last token, as on a server.
 pub(super) const RETENTION_MS: u64 = 60_000;
-/// With these and the few that it touches beside them (its own, its neighbours, the first in line) an operation touches a hundred.
+/// Largest number of records that one operation counts. With the few beside them (its own, its neighbours, the head of
+/// the queue) an operation touches at most a hundred.
 const MAX_RECORDS: usize = 96;
 
-/// How much one operation may do, so that no crowd makes a server stand still.
+/// Bounds of the work of one operation, so that no crowd makes a server stand still.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Limits {
-    /// How many records of readers and waiters, live or dead, one operation removes, admits or shows. The rest is left to the
-    /// operations after it.
+    /// Largest number of records of readers and waiters, live or dead, that one operation removes, admits or shows.
+    /// Later operations do the rest.
     pub(crate) records: usize,
 }
 
@@ -46,7 +47,7 @@ impl Default for Limits {
     }
 }
 
-/// One operation: when it is carried out, and how many records it may still touch.
+/// Time of one operation, and the number of records that it may still touch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     now_us: u64,
@@ -60,7 +61,7 @@ impl Step {
         Self { now_us, now_ms: now_us / 1000, records: limits.records }
     }
 
-    /// Takes one of the records that may be touched.
+    /// Takes one of the records that the operation may touch. Returns false if none is left.
     fn touch(&mut self) -> bool {
         let may = self.records > 0;
         self.records -= usize::from(may);
@@ -68,50 +69,53 @@ impl Step {
     }
 }
 
-/// One lock.
+/// Record of one lock.
 ///
-/// Records of the dead stay where they are until an operation comes across them, as on a server: readers and waiting readers
-/// lie in arrays that are worked off from the end, waiting writers in a list that is worked off from the front.
+/// Dead records stay where they are until an operation comes across them, as on a server. Readers and waiting readers
+/// lie in arrays that operations work off from the end. Waiting writers lie in a list that operations work off from the
+/// front.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Record {
     pub(super) limits: Limits,
-    /// The last token that was granted or reserved, 0 if none is remembered.
+    /// Last token that was granted or reserved, 0 if none is remembered.
     pub(super) token: u64,
-    /// The first one that is known since: what was granted before may have gone with a record that was lost, or had somebody beside it
-    /// who does not know us.
+    /// First token since which the record is complete. Earlier grants may have gone with a lost record, or had a client
+    /// beside them that does not follow this protocol.
     pub(super) first_token: u64,
-    /// The last token that an operator has ended. All holds that are recorded have the last token: they are over if it is this.
+    /// Last token that an operator has ended. All recorded holds have the last token, so they are over if that is this
+    /// one.
     pub(super) forced: u64,
-    /// What others have granted with a token up to this is over: an operator has ended it, though it may not have been here.
+    /// Highest token of holds of other masters that an operator has ended. They count as over, though they may not have
+    /// been here.
     pub(super) barred: u64,
     pub(super) writer: Option<Writer>,
     pub(super) readers: Vec<Reader>,
     /// First come, first served.
     pub(super) waiting_writers: VecDeque<Waiting>,
-    /// Readers that waited when a writer left: it is their turn, and no writer enters before all of them are in.
+    /// Readers that waited when a writer left: they are the next phase, and no writer enters before all of them are in.
     pub(super) turn_readers: Vec<Waiting>,
-    /// Readers that have come since.
+    /// Readers that have come since then.
     pub(super) waiting_readers: Vec<Waiting>,
-    /// The latest moment until which anybody was believed who waited since somebody does.
+    /// Latest deadline of any waiter since the queue was last empty.
     pub(super) heard_ms: u64,
-    /// Who holds may stay when nobody is inside. It counts while its token is the last.
+    /// Recallable flag: holds may stay cached when no guard is inside. It counts while its token is the last.
     pub(super) mark: Option<Mark>,
-    /// Who is to hear that somebody waits.
+    /// Recall to send.
     pub(super) call_back: Option<CallBack>,
-    /// Who was granted since [`Record::take_news`].
+    /// Waiters that were granted since [`Record::take_news`].
     pub(super) news: Vec<News>,
-    /// Who is next of a turn that was too long for the last operation.
+    /// Next reader of a phase that was too long for the last operation.
     pub(super) call: Option<AcquisitionId>,
-    /// When the record may be forgotten.
+    /// Time after which the record may be forgotten.
     pub(super) forget_ms: u64,
-    /// What clients of the published scheme see and have written, where there are any.
+    /// Timestamps that clients of the timestamp scheme see and have written, where there are such clients.
     pub(super) stamps: Option<Box<published::Stamps>>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Writer {
     pub(super) id: AcquisitionId,
-    /// The first of its tokens; the last one is the record's.
+    /// First of its tokens; the last one is the record's.
     pub(super) token: u64,
     pub(super) hold: Hold,
 }
@@ -126,7 +130,7 @@ pub(super) struct Reader {
 pub(super) struct Hold {
     pub(super) since_ms: u64,
     pub(super) deadline_ms: u64,
-    /// A foreign writer was beside this reader: it is not held to the end.
+    /// True if a foreign writer was beside this reader: its hold did not last to the end.
     pub(super) overrun: bool,
 }
 
@@ -146,14 +150,14 @@ impl Hold {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Waiting {
-    /// As it was asked for last.
+    /// Request as it was last sent.
     pub(super) request: AcquireRequest,
     pub(super) since_ms: u64,
-    /// When it counts as dead unless it is heard of.
+    /// Time at which the waiter counts as dead unless it repeats its request.
     pub(super) until_ms: u64,
 }
 
-/// An acquisition that was granted while it waited.
+/// Acquisition that was granted while it waited.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct News {
     pub(crate) id: AcquisitionId,
@@ -165,8 +169,9 @@ pub(super) fn millis(d: Duration) -> u64 {
 }
 
 impl Record {
-    /// The first and the last token of a grant. They reach back and never ahead of the clock, so that after a loss of this
-    /// record the next grant's are higher. What a lost record had given away is not known: then it is one.
+    /// Computes the first and the last token of a grant. They reach back and never ahead of the clock, so the next
+    /// grant's are higher after a loss of this record. What a lost record had granted is not known: then the grant has
+    /// one token.
     fn tokens(&self, now_us: u64, max_tokens: u64) -> (u64, u64) {
         let last = now_us.max(self.token + 1);
         if self.token == 0 {
@@ -175,7 +180,7 @@ impl Record {
         (last.saturating_sub(max_tokens.clamp(1, MAX_TOKENS) - 1).max(self.token + 1), last)
     }
 
-    /// The first token of a grant; the last one is the record's from now on.
+    /// Takes the tokens of a grant and returns the first; the last one is the record's from now on.
     fn take_tokens(&mut self, now_us: u64, max_tokens: u64) -> u64 {
         let (first, last) = self.tokens(now_us, max_tokens);
         if self.token == 0 {
@@ -193,7 +198,8 @@ impl Record {
         self.writer.as_ref().filter(|writer| self.is_live(&writer.hold, now_ms))
     }
 
-    /// Every operation that takes something begins with this, every one that gives something up ends with it.
+    /// Expires dead records and admits waiters. Every operation that takes something begins with this; every one that
+    /// gives something up ends with it.
     fn settle(&mut self, step: &mut Step) {
         self.call = None;
         if self.live_writer(step.now_ms).is_none() {
@@ -205,7 +211,7 @@ impl Record {
         }
     }
 
-    /// Records a reader that is not recorded, at the end or in the place of another, which goes there instead.
+    /// Records a new reader, at the end or at `place`. The reader at that place moves to the end.
     pub(super) fn begin_read(&mut self, now_us: u64, id: &AcquisitionId, lease: Duration, place: Option<usize>) {
         if self.readers.is_empty() {
             self.take_tokens(now_us, 1);
@@ -249,7 +255,7 @@ impl Record {
         self.hold_of(id).filter(|hold| hold.deadline_ms > now_ms && !ended)
     }
 
-    /// The hold of `id`, as its owner is told.
+    /// Returns the hold of `id`, as its owner sees it.
     pub(super) fn granted(&self, now_ms: u64, id: &AcquisitionId, is_waited_for: bool) -> Option<Granted> {
         let (token, tokens, hold) = match &self.writer {
             Some(writer) if writer.id == *id => (writer.token, self.token - writer.token + 1, writer.hold),
@@ -289,7 +295,7 @@ impl Record {
         Acquired::Granted(self.answer_granted(&mut step, request))
     }
 
-    /// The same, where the last token is not to be below a floor. Then it is one.
+    /// Acquires where the last token is not to be below a floor. Then the grant has one token.
     pub(crate) fn acquire_above(
         &mut self,
         now: ServerTime,
@@ -304,6 +310,7 @@ impl Record {
             && token.as_u64() <= self.forced.max(self.barred)
             && self.live_hold_of(now_ms, &request.id).is_none()
         {
+            // An operator has ended this token here: other masters must not bring its hold back.
             return Acquired::Contended { retry_in: Duration::from_millis(1) };
         }
         let acquired = self.acquire(now, not_after_ms, request);
@@ -323,7 +330,7 @@ impl Record {
         }
     }
 
-    /// Whether this is a repeat of an acquisition that holds the lock.
+    /// Returns true if this is a repeat of an acquisition that holds the lock.
     fn holds(&self, now_ms: u64, request: &AcquireRequest) -> bool {
         match request.mode {
             Mode::Read => {
@@ -345,7 +352,7 @@ impl Record {
         }
     }
 
-    /// Records a hold for whoever asks, if nobody is in its way. Whoever waits was admitted before, if that could be.
+    /// Records a hold for this request, if nothing is in its way. Waiters that could be admitted were admitted before.
     fn enter(&mut self, step: &mut Step, request: &AcquireRequest) -> bool {
         if self.writer.is_some() || self.foreign_write_until(step.now_ms).is_some() || self.writer_waits(step) {
             return false;
@@ -357,14 +364,15 @@ impl Record {
         match request.mode {
             Mode::Read if look == Look::Crowded || self.waits(&request.id) => return false,
             Mode::Read => match self.reader(&request.id) {
-                // A dead record of its own below a live reader is used again, for a hold that begins now.
+                // A dead record of the same id, below a live reader, is used again for a hold that begins now.
                 Some(reader) => {
                     let hold = Hold::new(step.now_ms, request.lease);
                     self.show_reader(step.now_us, hold.deadline_ms);
                     self.readers[reader].hold = hold;
                     self.remember(hold.deadline_ms);
                 }
-                // Any place will do, and the reader of that place goes to the end: sooner or later each dead one is there.
+                // Any place will do. The reader of that place goes to the end, so each dead one comes there sooner or
+                // later.
                 None => {
                     let count = u64::try_from(self.readers.len()).expect("a small number");
                     let place = step.now_us.checked_rem(count).and_then(|place| usize::try_from(place).ok());
@@ -377,11 +385,12 @@ impl Record {
         true
     }
 
-    /// Whoever leaves is not let in by that: it is gone before the next are admitted.
+    /// Removes an acquisition first, and admits the next ones then: a release never admits the acquisition that it
+    /// ends.
     pub(crate) fn leave(&mut self, now: ServerTime, id: &AcquisitionId) -> ReleaseReply {
         let mut step = Step::new(now, self.limits);
         let live = self.is_sound(step.now_ms, id);
-        // Somebody who does not know us was beside it: what is remembered says nothing of it.
+        // A foreign client was beside it, so the record says nothing of this hold.
         let intruded = !live && self.live_hold_of(step.now_ms, id).is_some();
         self.note_intruder(step.now_ms, id);
         self.end(id);
@@ -409,8 +418,8 @@ impl Record {
         }
     }
 
-    /// Does not settle: as long as the hold is live nobody can be admitted, but for readers behind a writer that died
-    /// waiting, and those ask for themselves.
+    /// Renews a hold. It does not expire or admit: while the hold is live, no waiter can enter. The exception is
+    /// readers behind a writer that died waiting, and those ask for themselves.
     pub(crate) fn renew(&mut self, now: ServerTime, id: &AcquisitionId, lease: Duration) -> Renewed {
         let now_ms = now.as_micros() / 1000;
         let forced = self.forced();
@@ -462,6 +471,7 @@ impl Record {
                 if !self.may_upgrade(step, old) {
                     return self.refuse_upgrade(&request.id);
                 }
+                // Only `old` is recorded by now.
                 self.readers.clear();
                 self.cancel(step.now_ms, &request.id);
                 self.begin_write(step.now_us, request, request.lease);
@@ -471,7 +481,8 @@ impl Record {
         Converted::Granted(self.answer_granted(step, request))
     }
 
-    /// Whether nobody but `old` reads, no writer waits, and nobody of the readers' turn. Dead readers leave on the way.
+    /// Returns true if only `old` reads, no writer waits, and no reader of the next phase. Removes dead readers on the
+    /// way.
     fn may_upgrade(&mut self, step: &mut Step, old: &AcquisitionId) -> bool {
         let next = !self.turn_readers.is_empty() || self.writer_waits(step);
         if next || self.foreign_read_until(step.now_ms).is_some() {
@@ -490,12 +501,13 @@ impl Record {
         true
     }
 
-    /// Who was granted while it waited, since the last time.
+    /// Takes the grants to waiters since the last call.
     pub(crate) fn take_news(&mut self) -> Vec<News> {
         std::mem::take(&mut self.news)
     }
 
-    /// Who is to ask again: its turn was too long for the last operation, and its question lets it and more of them in.
+    /// Takes the waiter that has to ask again: its phase was too long for the last operation. Its request admits it and
+    /// more of them.
     pub(crate) fn take_call(&mut self) -> Option<AcquisitionId> {
         self.call.take()
     }

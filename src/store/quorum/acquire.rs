@@ -1,4 +1,4 @@
-//! A majority of the masters grants a lock, or none does.
+//! Acquisition by a majority of the masters, or by none.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use crate::base::key::Key;
 use crate::base::lease::{FencingToken, Moment, ServerTime};
 use crate::store::{AcquireRequest, Acquired, Floor, IfTaken, Renewal, Renewed};
 
-/// How late a request may arrive for all masters to grant the token that was proposed.
+/// Largest delay of a request at which all masters still grant the proposed token.
 const HEADROOM: Duration = Duration::from_millis(10);
 
 impl Quorum {
-    /// Asks a master for a hold, or to raise the token of the one that it has granted. The copy is counted from before, whether the
-    /// future is polled or not.
+    /// Asks a master for a hold, or to raise the token of the hold that it has granted. `copy` counts as sent before
+    /// the first poll, so a dropped future counts too.
     pub(super) fn send(
         &self,
         place: usize,
@@ -61,18 +61,18 @@ impl Quorum {
         }
     }
 
-    /// A planted fault, which the example `torture` has to find: an answer counts that did not come in time.
+    /// A planted fault, which the example `torture` has to find: it counts a missing answer as a yes.
     #[cfg(redis_rwlock_plant)]
     fn late_yes(&self) -> Vote {
         const SECOND_US: u64 = 1_000_000;
         let (now, lease) = (self.clock.now(), self.longest_lease.load(std::sync::atomic::Ordering::Relaxed));
-        // The same for all whose answers are missing, or it would have to be raised.
+        // All masters without an answer get the same token, or it would have to be raised.
         let proposed = u64::from(self.proposed_token()) / SECOND_US * SECOND_US;
         let token = FencingToken::from_wire(proposed + SECOND_US).unwrap_or(NO_TOKEN);
         Vote::Yes(Yes { sent: now, until: now.after(Duration::from_nanos(lease)), token })
     }
 
-    /// A new grant counts if its master may vote.
+    /// Counts a new grant as a yes if its master may vote.
     pub(super) fn yes(&self, place: usize, sent: Moment, granted: Granted, heard: &mut Heard) -> Vote {
         if heard.voters == Voters::Remembering && !self.may_vote(place) {
             heard.young += 1;
@@ -82,11 +82,12 @@ impl Quorum {
         Vote::Yes(Yes { sent, until: sent.after(granted.remaining), token })
     }
 
-    /// A new acquisition.
+    /// Asks all masters for a new acquisition.
     pub(super) async fn acquire_anew(&self, key: &Key, request: &AcquireRequest) -> Attempt<Acquired> {
         let key = Arc::new(key.clone());
         let request =
             Arc::new(AcquireRequest { max_tokens: 1, if_taken: IfTaken::Leave, caches: false, ..request.clone() });
+        // Recorded before any request: if this future is dropped, the release finds the masters that may have it.
         self.traces.begin(&request.id, request.mode, &key, request.lease);
         let (mut ballot, mut heard) = (self.ballot(), Heard::default());
         let mut asked = self.ask_for(&mut ballot, &key, &request);
@@ -96,6 +97,7 @@ impl Quorum {
             finish(asked);
             return Ok(answered_by_majority(won, Acquired::Granted(granted(won))));
         }
+        // A late grant is released at its master too: each copy counts until it is answered.
         self.traces.give_back(&request.id);
         finish(asked);
         if ballot.is_silent() {
@@ -104,7 +106,7 @@ impl Quorum {
             }
             return Err(heard.failure(self.masters.len()));
         }
-        // Others have it, or as many of them as there are have divided the masters among them.
+        // Others hold the lock, or competing acquisitions have divided the masters among them.
         let retry_in = heard.retry_in.unwrap_or(Duration::from_millis(1));
         Ok(answered(self.clock.now(), heard.server, Acquired::Contended { retry_in }))
     }
@@ -122,27 +124,27 @@ impl Quorum {
         asked
     }
 
-    /// A token that no right clock has reached, and that is above what masters have stored, as far as is known: then all of them
-    /// grant this one, and nothing has to be raised.
+    /// Proposes a token that no right clock has reached and that is above the stored tokens, as far as is known. Then
+    /// all masters grant this one, and none has to be raised.
     fn proposed_token(&self) -> FencingToken {
         let proposed = self.latest_clock().map_or(0, |latest| latest.after(HEADROOM).as_micros());
         FencingToken::from_wire(proposed).unwrap_or(NO_TOKEN)
     }
 
-    /// Highest token that comes from a right clock, this one's proposals and those of other managers among them.
+    /// Highest token that comes from a right clock, including the proposals of this manager and of others.
     pub(super) fn reached_token(&self) -> Option<FencingToken> {
         let reached = self.latest_clock()?.after(HEADROOM).after(self.margins.max_clock_skew);
         FencingToken::from_wire(reached.as_micros())
     }
 
-    /// The latest of the masters' clocks that is right, now.
+    /// Latest right clock of the masters, as of now.
     fn latest_clock(&self) -> Option<ServerTime> {
         let now = self.clock.now();
         let clocks = self.masters.iter().filter_map(|master| master.time_at(now)).collect();
         latest_right(clocks, self.masters.len() - majority(self.masters.len()), self.margins.max_clock_skew)
     }
 
-    /// Counts until there is a majority that has stored the token, or can be none.
+    /// Counts votes until a majority has stored the token, or none is possible.
     async fn count(
         &self,
         ballot: &mut Ballot,
@@ -173,7 +175,7 @@ impl Quorum {
         }
     }
 
-    /// Whether a hold still stands, and for how long: it is renewed, which re-creates nothing.
+    /// Confirms that a hold is still there, and for how long, by a renewal: a renewal re-creates nothing.
     pub(super) async fn confirm(&self, key: &Key, request: &AcquireRequest, token: FencingToken) -> Attempt<Acquired> {
         let renewal = Renewal {
             key: Arc::new(key.clone()),
@@ -200,11 +202,11 @@ impl Quorum {
     }
 }
 
-/// Returns the latest of these clocks that is right: at most a minority of them all is ahead, and right ones differ by `max_skew` at
-/// most. With all known that goes by the majority-th earliest.
+/// Returns the latest of these clocks that is right. At most a minority of all clocks is ahead, and right ones differ
+/// by at most `max_skew`. If all clocks are known, the reference is the majority-th earliest.
 fn latest_right(mut clocks: Vec<ServerTime>, minority: usize, max_skew: Duration) -> Option<ServerTime> {
     clocks.sort_unstable();
-    // Were this one ahead, so would be those behind it in this order: one more than a minority.
+    // If this clock were ahead, so would be those behind it in this order: one more than a minority.
     let not_ahead = clocks.len().checked_sub(minority + 1)?;
     let limit = clocks[not_ahead].after(max_skew);
     clocks.into_iter().rfind(|clock| *clock <= limit)

@@ -1,9 +1,10 @@
-//! A hold of one side becomes one of the other at a majority of the masters.
+//! Conversion at a majority of the masters: a hold of one side becomes one of the other.
 //!
-//! A master converts in one step, but not all of them do so in one moment. What a majority has converted is the new hold, and the
-//! old one is given back where it still stands. What cannot be had by a majority is undone where it was done: then the old hold
-//! stands if a majority has it. If it is not known that so many do, the hold counts as lost, and both are given back. What has
-//! been undone is not asked for again under its id: what gives it back may yet be on its way.
+//! Each master converts in one step, but not all masters at one moment. If a majority has converted, that is the new
+//! hold, and the old one is released where it still exists. A conversion without a majority is undone where it was
+//! done. Then the old hold remains if a majority has it. If that is not known of a majority, the hold counts as lost,
+//! and both are released. An undone conversion is not requested again under its id: the release of that id may yet be
+//! on its way.
 
 use std::sync::Arc;
 
@@ -20,18 +21,18 @@ use crate::base::mode::Mode;
 use crate::base::process;
 use crate::store::{AcquireRequest, Acquired, Converted, Floor, IfTaken, Scheme};
 
-/// What each master has said.
+/// State of a conversion at one master, by its answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum At {
     Nothing,
     Converted,
-    /// The old hold stands there.
+    /// The master still has the old hold.
     Stands,
-    /// It has neither.
+    /// The master has neither hold.
     Lost,
 }
 
-/// One conversion.
+/// Conversion that is under way at the masters.
 struct Conversion {
     key: Arc<Key>,
     old: AcquisitionId,
@@ -154,7 +155,7 @@ impl Quorum {
     async fn not_converted(&self, conversion: Conversion, asked: Asked<Answer>) -> Attempt<Converted> {
         let (masters, now) = (self.masters.len(), self.clock.now());
         let (done, stands) = (conversion.count(At::Converted), conversion.count(At::Stands));
-        // What a young master has converted may conflict with what it has forgotten.
+        // A young master has converted, but that may conflict with a hold that it has forgotten.
         let is_refused = stands > 0 || conversion.heard.young > 0;
         if conversion.request.mode == Mode::Write && is_refused && stands + done >= majority(masters) {
             return Ok(self.undo(conversion, asked).await);
@@ -171,7 +172,7 @@ impl Quorum {
         Err(if may_be_done { unknown(failure, now.after(self.margins.stray_span)) } else { failure })
     }
 
-    /// What was converted becomes again what it was, where it is done already and where it is done yet.
+    /// Converts back at each master that has converted, or does so yet.
     async fn undo(&self, conversion: Conversion, mut asked: Asked<Answer>) -> Answered<Converted> {
         let Conversion { key, old, request, said, heard } = conversion;
         let gives_back = GivesBack { traces: Arc::clone(&self.traces), id: request.id.clone() };
@@ -183,7 +184,7 @@ impl Quorum {
             key: Arc::clone(&key),
             new: request.id.clone(),
             back: back.clone(),
-            // From now on: should the old hold be released meanwhile, what comes back is given back.
+            // Counts from now on: if the old hold is released meanwhile, a hold that comes back is released too.
             copy: self.traces.sends(&old, place),
             traces: Arc::clone(&self.traces),
         };
@@ -208,8 +209,8 @@ impl Quorum {
     }
 }
 
-/// A write hold that is there keeps others out as well as the read hold that it becomes. A read hold may be beside others, which a
-/// master that was restarted may have forgotten.
+/// Returns which masters may vote. A write hold excludes others as well as the read hold that it becomes. A read hold
+/// may be beside others that a restarted master has forgotten.
 fn voters(wanted: Mode) -> Voters {
     match wanted {
         Mode::Read => Voters::Holding,
@@ -217,7 +218,7 @@ fn voters(wanted: Mode) -> Voters {
     }
 }
 
-/// The way back at one master.
+/// Conversion back at one master.
 struct TurnBack {
     scheme: Arc<dyn Scheme>,
     place: usize,
@@ -229,7 +230,7 @@ struct TurnBack {
 }
 
 impl TurnBack {
-    /// Whether the old hold is there again.
+    /// Returns true if the old hold is there again.
     async fn run(self) -> bool {
         let attempt = self.scheme.convert(&self.key, &self.new, &self.back).await;
         let back = attempt.as_ref().ok().filter(|answer| matches!(answer.value, Converted::Granted(_)));
@@ -241,13 +242,13 @@ impl TurnBack {
         sent.is_some()
     }
 
-    /// It was not converted.
+    /// Notes that the master has not converted: nothing is to be undone.
     fn needless(self) {
         self.copy.settle::<()>(&Err(Failure::NotDone { source: None }), |()| None);
     }
 }
 
-/// What is left of a conversion that was refused is given back when its last answer is there, or nobody waits for it any more.
+/// Releases what is left of a refused conversion, when its last answer is there or its task is gone.
 struct GivesBack {
     traces: Arc<Traces>,
     id: AcquisitionId,
@@ -259,9 +260,9 @@ impl Drop for GivesBack {
     }
 }
 
-/// An answer to what a conversion asks.
+/// Answer to a request of a conversion.
 enum Answer {
     Converted(Said<Converted>),
-    /// To raise the token of the new hold.
+    /// Answer to a request to raise the token of the new hold.
     Raised(Said<Acquired>),
 }

@@ -1,4 +1,4 @@
-//! Holds are given back at all masters that may have them, several in one pipeline for each master.
+//! Releases at all masters that may have the hold, several in one pipeline for each master.
 
 use std::sync::Arc;
 
@@ -11,26 +11,28 @@ use super::{Asked, Heard, Quorum, answered, finish, unknown};
 use crate::base::attempt::{Answered, Attempt, BoxFuture};
 use crate::store::{Absence, ReleaseReply, ReleaseRequest, Scheme};
 
-/// What is known of one of them.
+/// Votes and answers for one of the releases.
 type Count = (Ballot, Heard);
 
-/// What one master has said to one of them, by its place among them, and whether the hold was ours to the end, if it says that.
+/// Answer of one master to one release. `of` is the index in the batch. `was_held` says if the hold was ours to the
+/// end, if the answer shows it.
 struct Told {
     of: usize,
     was_held: Option<bool>,
     attempt: Attempt<ReleaseReply>,
 }
 
-/// What one master is to be told.
+/// Releases to send to one master.
 #[derive(Default)]
 struct ToTell {
     batch: Vec<ReleaseRequest>,
-    /// For each, its place among all, and that the master is being told.
+    /// Index in the whole batch, and the record that the release is being sent, for each release.
     tellings: Vec<(usize, Telling)>,
 }
 
 impl Quorum {
-    /// Gives holds back at all masters that may have them; one answer each, in order, when a majority has said it for each.
+    /// Releases holds at all masters that may have them. Returns one answer for each, in order, once a majority has
+    /// decided each.
     pub(super) async fn leave_everywhere(&self, batch: &[ReleaseRequest]) -> Vec<Attempt<ReleaseReply>> {
         let mut counts: Vec<Count> = batch.iter().map(|_| (self.ballot(), Heard::default())).collect();
         let mut asked: Asked<(usize, Vec<Told>)> = FuturesUnordered::new();
@@ -52,11 +54,11 @@ impl Quorum {
         batch.iter().zip(counts).map(|(leave, count)| self.reply(leave, count)).collect()
     }
 
-    /// What each master is to be told. Of the others it is known what they have to say.
+    /// Sorts the releases by master. A master whose answer is known already gets none.
     fn to_tell(&self, batch: &[ReleaseRequest], counts: &mut [Count]) -> Vec<ToTell> {
         let mut all: Vec<_> = self.masters.iter().map(|_| ToTell::default()).collect();
         for (of, (leave, (ballot, _))) in batch.iter().zip(counts).enumerate() {
-            // What nobody knows anything of may be anywhere.
+            // A hold without a record may be at any master.
             let standings = self.traces.leaving(&leave.id);
             let standings = standings.unwrap_or_else(|| vec![Standing::MayHold; self.masters.len()]);
             for (place, standing) in standings.into_iter().enumerate() {
@@ -93,7 +95,7 @@ impl Quorum {
     }
 }
 
-/// Tells one master. One alone goes ahead of whoever acquires, as a pipeline does.
+/// Sends the releases to one master. A single one goes ahead of acquisitions, as a pipeline does.
 fn tell(place: usize, scheme: Arc<dyn Scheme>, to_tell: ToTell) -> BoxFuture<'static, (usize, Vec<Told>)> {
     Box::pin(async move {
         let ToTell { batch, tellings } = to_tell;

@@ -1,12 +1,13 @@
-//! Holds are kept by a majority of the masters, and brought to those that do not have them.
+//! Renewal by a majority of the masters, and repair of the others.
 //!
-//! A master may lack a hold: somebody's release was on its way to it, it was away, or it came back without its data. Where a
-//! majority has just renewed a hold, such a master is asked for it anew. What it says does not count for this renewal. That gives
-//! nobody a second chance: a hold that a majority has lost is brought nowhere. Nor does it matter whether the master may vote:
-//! the majority that has the hold refuses whatever conflicts with it.
+//! A master may lack a hold: a release was on its way to it, it was away, or it came back without its data. If a
+//! majority has just renewed a hold, this manager asks such a master for it anew. That answer does not count for this
+//! renewal. The repair gives no second chance: a hold that a majority has lost is brought to no master. Whether the
+//! master may vote does not matter: the majority that has the hold refuses each conflicting one.
 //!
-//! What an operator has ended at any master is over: the renewal that hears of it says so, and nothing is brought any more. What
-//! is on its way already is refused by the master, which remembers the force, also where it had found nothing to end.
+//! A hold that an operator has ended at any master is over: the renewal that learns of it reports the loss, and nothing
+//! is brought any more. A request that is on its way already is refused by the master. The master remembers the force,
+//! also where it had found nothing to end.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -22,13 +23,13 @@ use crate::base::lease::Moment;
 use crate::base::process;
 use crate::store::{AcquireRequest, Acquired, Floor, IfTaken, Renewal, Renewed, Route};
 
-/// How long a master remembers at least that a hold was ended by force.
+/// Least time for which a master remembers that a hold was ended by force.
 const FORCE_REMEMBERED: Duration = Duration::from_secs(60);
 
-/// What a master has said, by its place, to each of them.
+/// Answers of one master, with its index: one for each renewal.
 type Answers = (usize, Vec<Attempt<Renewed>>);
 
-/// What a master does not have, by its place and theirs.
+/// Index of a master, and the indexes of the renewals whose holds it lacks.
 type Lacking = (usize, Vec<usize>);
 
 impl Quorum {
@@ -114,7 +115,7 @@ fn renewal_vote(attempt: Attempt<Renewed>, heard: &mut Heard) -> Vote {
     }
 }
 
-/// Until when a majority keeps a hold that was renewed.
+/// End of a renewed hold, as a majority keeps it.
 fn kept_until(attempt: &Attempt<Renewed>) -> Option<Moment> {
     match attempt {
         Ok(Answered { sent, value: Renewed::Renewed { remaining, .. }, .. }) => Some(sent.after(*remaining)),
@@ -122,7 +123,7 @@ fn kept_until(attempt: &Attempt<Renewed>) -> Option<Moment> {
     }
 }
 
-/// What a master does not have.
+/// Returns the renewals whose holds this master lacks.
 fn lacks(traces: &Traces, batch: &[Renewal], (place, attempts): &Answers) -> Option<Lacking> {
     let lacks = |(of, attempt): (usize, &Attempt<Renewed>)| match attempt {
         Ok(Answered { value: Renewed::Lost { forced }, .. }) => {
@@ -135,16 +136,18 @@ fn lacks(traces: &Traces, batch: &[Renewal], (place, attempts): &Answers) -> Opt
     (!lacking.is_empty()).then_some((*place, lacking))
 }
 
-/// Holds that are brought to masters that do not have them.
+/// Repair of masters that lack renewed holds.
 struct Heal {
     traces: Arc<Traces>,
     batch: Arc<[Renewal]>,
-    /// Until when they may be brought: a majority keeps them, if it has renewed them, and a force since then is remembered.
+    /// Latest moment at which each hold may be brought. Until then a majority keeps it, if it has renewed it, and
+    /// masters remember a force since then.
     kept_until: Vec<Option<Moment>>,
 }
 
 impl Heal {
-    /// Sees the renewal through at those that have yet to answer. Masters wait for each other no more than in [`finish`].
+    /// Waits for the masters that have yet to answer, and repairs those that lack holds. Masters do not wait for each
+    /// other, as in [`finish`].
     ///
     /// [`finish`]: super::finish
     async fn run(self, lacking: Vec<Lacking>, asked: Asked<Answers>) {
@@ -153,7 +156,7 @@ impl Heal {
         all.for_each_concurrent(None, |(place, lacking)| self.heals(place, lacking)).await;
     }
 
-    /// One after the other, for a master that has come back without its data lacks all of them.
+    /// Brings the holds one after the other: a master that came back without its data lacks all of them.
     async fn heals(&self, place: usize, lacking: Vec<usize>) {
         for of in lacking {
             if let Some(until) = self.kept_until[of]
@@ -164,7 +167,7 @@ impl Heal {
         }
     }
 
-    /// Whether the master has answered, as far as it was asked.
+    /// Returns true if the master has answered, as far as it was asked.
     async fn brings(&self, place: usize, Renewal { key, id, lease, .. }: &Renewal, until: Moment) -> bool {
         let Some((copy, mode, token)) = self.traces.brings(id, place, *lease, until) else {
             return true;
@@ -178,7 +181,7 @@ impl Heal {
             caches: false,
         };
         let attempt = self.traces.master(place).acquire_above(key, &request, Floor::Any(token)).await;
-        // A refusal says nothing of what a conversion that is undone has brought meanwhile.
+        // A refusal says nothing of a hold that an undone conversion has brought meanwhile.
         copy.settle(&attempt, |acquired| matches!(acquired, Acquired::Granted(_)).then_some(true));
         attempt.is_ok()
     }

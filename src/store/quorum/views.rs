@@ -1,4 +1,4 @@
-//! What operators ask several masters: who holds a lock, and the end of its holds. Pure: answers in, one view out.
+//! Views and forces of operators over several masters. Pure: answers in, one view out.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use crate::base::attempt::Answered;
 use crate::base::lease::ServerTime;
 use crate::store::{Forced, Holder, View};
 
-/// One view of what each of so many masters has shown. Who is recorded by less than a majority holds nothing.
+/// Merges what each of `masters` masters has shown. A hold that less than a majority records is none.
 pub(super) fn merge(masters: usize, answers: Vec<(usize, Answered<View>)>) -> (ServerTime, View) {
     let server = answers.iter().map(|(_, answer)| answer.server).max().unwrap_or_default();
     let mut view = View { tokens: vec![None; masters], ..View::default() };
@@ -19,7 +19,7 @@ pub(super) fn merge(masters: usize, answers: Vec<(usize, Answered<View>)>) -> (S
         view.tokens[place] = seen.token;
         view.token = view.token.max(seen.token);
         view.more_holders = view.more_holders.max(seen.more_holders);
-        // Their clocks differ: by that of the one that is ahead.
+        // The clocks of the masters differ: times follow the one that is ahead.
         let behind_ms = (server.as_micros() - answer.server.as_micros()) / 1000;
         for holder in seen.holders {
             let since_ms = holder.since_ms + behind_ms;
@@ -30,7 +30,7 @@ pub(super) fn merge(masters: usize, answers: Vec<(usize, Answered<View>)>) -> (S
     (server, view)
 }
 
-/// A hold as a majority has it: since the first of them, for as long as so many keep it.
+/// Returns the hold as a majority has it: since its first record, and for as long as a majority keeps it.
 fn held(needed: usize, rows: Vec<Holder>) -> Option<Holder> {
     let mut remaining: Vec<Duration> = rows.iter().map(|row| row.remaining).collect();
     remaining.sort_unstable();
@@ -39,7 +39,7 @@ fn held(needed: usize, rows: Vec<Holder>) -> Option<Holder> {
     Some(Holder { remaining, ..first })
 }
 
-/// What a force has ended of what was seen. What less than a majority had recorded was nobody's.
+/// Returns what a force has ended of what was seen. A hold that less than a majority had recorded is none.
 pub(super) fn merge_forced(seen: &View, answers: Vec<Forced>) -> Forced {
     let shown: BTreeSet<&str> = seen.holders.iter().map(|holder| &*holder.id).collect();
     let more = answers.iter().any(|forced| forced.more);

@@ -1,68 +1,72 @@
-//! What the masters have said, and what follows from it. Pure: votes in, a verdict out.
+//! Votes of the masters and the verdict on them. Pure: votes in, a verdict out.
 //!
-//! A majority decides, and any two majorities have a master in common. For holds that is enough. For tokens it is not: each
-//! master counts for itself, so the next majority may share only its slowest one. So a token counts only when a majority has
-//! *stored* it or a higher one. It is the least that is not below any of a majority of answers: that majority has a master in
-//! common with whoever was granted before, so it is above that one's token. Masters that granted a lower one are asked to
-//! raise it, and with a majority at or above it every later grant's is higher.
+//! A majority decides, and any two majorities have a master in common. For holds that is enough, for tokens it is not.
+//! Each master counts its own tokens, so the next majority may share only the slowest master. So a token counts only
+//! when a majority has *stored* it or a higher one. The ballot picks the least token that is not below any of a
+//! majority of answers. That majority has a master in common with the majority of each earlier grant, so the token is
+//! above the earlier one. Masters that granted a lower token are asked to raise it. With a majority at or above it, the
+//! token of every later grant is higher.
 //!
-//! Of `n` masters let `m` be the largest minority, and let `T` be a token that was granted before. All but at most `m` masters have
-//! stored `T` or more, and each of those grants a new one above it. So of the masters that say yes at most `m` grant a token up to
-//! `T`, and the (`m` + 1)-th lowest of their tokens, which is the majority-th, is above `T`, however many answer.
+//! Of `n` masters let `m` be the largest minority, and let `T` be a token that was granted before. All but at most `m`
+//! masters have stored `T` or more, and each of those grants a new one above it. So at most `m` of the masters that say
+//! yes grant a token up to `T`. The (`m` + 1)-th lowest of their tokens, which is the majority-th, is above `T`,
+//! however many answer.
 //!
-//! A clock that is years ahead breaks none of that, but its tokens are as far ahead. Taken as the token of all they would fall back
-//! when that master and the records are gone. At most a minority of clocks is wrong, so the majority-th lowest of *all* tokens is
-//! never due to such clocks alone. Hence a token that no right clock has reached waits for the answers that are missing, if one of
-//! them can make it lower. Where they do not come it counts all the same: it may be the one token that is above `T`.
-//! Source: Gifford, "Weighted Voting for Replicated Data" (1979), for the version numbers; the Redlock page for the validity.
+//! A clock that is years ahead breaks none of that, but its tokens are as far ahead. If such a token became the token
+//! of all, tokens would fall back when that master and the records are gone. At most a minority of clocks is wrong, so
+//! the majority-th lowest of *all* tokens never comes from such clocks alone. Hence a token that no right clock has
+//! reached waits for missing answers, if one of them can lower it. If they do not come, the token counts all the same:
+//! it may be the one token that is above `T`.
+//! Source: Gifford, "Weighted Voting for Replicated Data" (1979), for the version numbers; the Redlock page for the
+//! validity.
 
 use crate::base::lease::{FencingToken, Moment};
 
-/// What one master granted or confirmed.
+/// Grant or confirmation of one master.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Yes {
-    /// When the request was sent that it answered.
+    /// Send time of the request that it answers.
     pub(super) sent: Moment,
-    /// Until when it keeps that, counted from there.
+    /// End of the master's hold, counted from `sent`.
     pub(super) until: Moment,
     pub(super) token: FencingToken,
 }
 
-/// What one master has said.
+/// Vote of one master.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Vote {
     Yes(Yes),
     No,
-    /// It has not answered, and will not; or it may not vote.
+    /// The master has not answered and will not, or it may not vote.
     Silent,
 }
 
-/// What follows.
+/// Verdict on the votes so far.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
-    /// It depends on those that have not answered.
+    /// The result depends on missing answers.
     Open,
-    /// A majority says yes, but these have stored a lower token.
+    /// A majority says yes, but the masters in `at` have stored a lower token.
     Raise { to: FencingToken, at: Vec<usize> },
     /// A majority says yes and has stored the token.
     Won(Yes),
-    /// So many say no that no majority can be had.
+    /// Too many masters say no for a majority.
     Lost,
-    /// Neither.
+    /// Neither side can reach a majority.
     Undecided,
 }
 
-/// One question to all masters.
+/// Ballot of all masters on one question.
 #[derive(Clone, Debug)]
 pub(super) struct Ballot {
     votes: Vec<Option<Vote>>,
-    /// What a majority has to store, once there is one that says yes.
+    /// Token that a majority has to store, once a majority says yes.
     token: Option<FencingToken>,
     /// Highest token that a right clock has reached, as far as clocks are known.
     reached: Option<FencingToken>,
 }
 
-/// How many of so many are more than half.
+/// Returns the smallest number that is more than half of `masters`.
 pub(super) fn majority(masters: usize) -> usize {
     masters / 2 + 1
 }
@@ -77,7 +81,7 @@ impl Ballot {
         self.reached = reached;
     }
 
-    /// The last word of a master counts.
+    /// Records the vote of a master. The last one counts.
     pub(super) fn says(&mut self, master: usize, vote: Vote) {
         self.votes[master] = Some(vote);
     }
@@ -86,7 +90,7 @@ impl Ballot {
         self.votes.iter().filter(|vote| counts(**vote)).count()
     }
 
-    /// Who is.
+    /// Masters whose vote is silent.
     pub(super) fn silent(&self) -> impl Iterator<Item = usize> {
         let silent = |(master, vote): (usize, &Option<Vote>)| (*vote == Some(Vote::Silent)).then_some(master);
         self.votes.iter().enumerate().filter_map(silent)
@@ -100,12 +104,12 @@ impl Ballot {
         self.votes.iter().enumerate().filter_map(yes)
     }
 
-    /// Whether so few answer, whatever they say, that there is no majority.
+    /// Returns true if too many masters are silent for a majority, whatever the others say.
     pub(super) fn is_silent(&self) -> bool {
         self.count(|vote| vote == Some(Vote::Silent)) > self.votes.len() - majority(self.votes.len())
     }
 
-    /// Whether those that have not answered may yet change what is said: by a majority, or that so many say no.
+    /// Returns true if missing answers may yet change the result: to a majority of yes, or to a majority of no.
     pub(super) fn is_open(&mut self) -> bool {
         match self.verdict() {
             Verdict::Open => true,
@@ -117,11 +121,12 @@ impl Ballot {
         }
     }
 
-    /// Whether the token of these is above all right clocks, and the answers that are missing can make it one that is not.
+    /// Returns true if the token of these votes is above all right clocks, and missing answers can lower it to one that
+    /// is not.
     fn waits_for_right_clocks(&self, sorted: &[FencingToken]) -> bool {
         let Some(reached) = self.reached else { return false };
         let (last, missing) = (majority(self.votes.len()) - 1, self.count(|vote| vote.is_none()));
-        // With a majority there fewer are missing than this.
+        // A majority has said yes, so `missing` is at most `last`.
         sorted[last] > reached && sorted[last - missing] <= reached
     }
 
@@ -141,7 +146,7 @@ impl Ballot {
         if self.token.is_none() && self.waits_for_right_clocks(&tokens) {
             return Verdict::Open;
         }
-        // Once asked for it stays: what is under way is to reach it.
+        // A token that was requested once stays: the requests under way are to reach it.
         let token = *self.token.get_or_insert(tokens[needed - 1]);
         let (stored, below): (Vec<_>, Vec<_>) = self.yes().partition(|(_, yes)| yes.token >= token);
         if stored.len() < needed {
@@ -149,7 +154,7 @@ impl Ballot {
         }
         let mut untils: Vec<_> = stored.iter().map(|(_, yes)| yes.until).collect();
         untils.sort_unstable();
-        // As long as a majority keeps it.
+        // The hold lasts as long as a majority keeps it.
         let until = untils[untils.len() - needed];
         let sent = stored.iter().map(|(_, yes)| yes.sent).min().unwrap_or(until);
         Verdict::Won(Yes { sent, until, token })

@@ -1,12 +1,12 @@
-//! What operators see of a lock, and end.
+//! Views and forces of operators.
 
 use super::{Hold, Record, Step, Waiting};
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::{AcquisitionId, Forced, Holder, Mode, View, Waiter};
 
 impl Record {
-    /// Changes nothing: whoever is dead is not shown, and whoever could be admitted waits until somebody asks. Looks at as many
-    /// records as it may, of waiters at least half as many.
+    /// Shows the lock and changes nothing. It omits dead holders and waiters, and admits no waiter. It looks at as many
+    /// records as an operation may, of waiters at least half as many.
     pub(crate) fn inspect(&self, now: ServerTime) -> View {
         let now_ms = now.as_micros() / 1000;
         let most = self.limits.records;
@@ -43,17 +43,17 @@ impl Record {
         }
     }
 
-    /// As [`Record::force_seen`], where no published clients are.
+    /// Ends holds as [`Record::force_seen`] does, without timestamp clients.
     #[cfg(test)]
     pub(crate) fn force(&mut self, now: ServerTime, seen: Option<FencingToken>) -> Forced {
         self.force_seen(now, &View { token: seen, ..View::default() })
     }
 
-    /// Ends all holds that were seen: with a newer token there are others by now, and this copy is late. All are over at once,
-    /// but only so many records are removed: until there are none, nobody enters, and the same call again removes more. Whoever
-    /// waits is next.
+    /// Ends all holds that were seen. With a newer token other holds are there by now, and this copy is late. All are
+    /// over at once, but one operation removes a limited number of records. Until none is left no request enters, and
+    /// the same call again removes more. Then the waiters are next.
     pub(crate) fn force_seen(&mut self, now: ServerTime, seen: &View) -> Forced {
-        // But a writer's renewal may have brought it new tokens since.
+        // A writer's renewal may have brought it new tokens since, so its id counts too.
         let is_seen = |id: &AcquisitionId| seen.holders.iter().any(|holder| holder.id == id.as_str());
         let is_there = self.writer.as_ref().is_some_and(|writer| is_seen(&writer.id));
         if !is_there && self.token > seen.token.map_or(0, FencingToken::as_u64) {
@@ -78,8 +78,8 @@ impl Record {
         Forced { ids, more: self.forced == self.token && !self.readers.is_empty() }
     }
 
-    /// The same where several servers have the lock: what they have shown ends here, also if it has come since or has had its
-    /// token raised, and is not brought here any more.
+    /// Ends the holds that several servers have shown. A hold ends here also if it has come since, or has had its token
+    /// raised. Other masters cannot bring it here any more.
     pub(crate) fn force_shown(&mut self, now: ServerTime, token: Option<FencingToken>, seen: &View) -> Forced {
         let now_ms = now.as_micros() / 1000;
         self.barred = self.barred.max(seen.token.map_or(0, FencingToken::as_u64));
@@ -87,7 +87,7 @@ impl Record {
         let is_shown = |id: &AcquisitionId| seen.holders.iter().any(|holder| holder.id == id.as_str());
         let is_there = self.live_writer(now_ms).is_some_and(|writer| is_shown(&writer.id))
             || self.readers.iter().any(|reader| is_shown(&reader.id) && self.is_live(&reader.hold, now_ms));
-        // What is over already may be yet to be removed.
+        // A hold that is over already may have records left to remove.
         let is_over = self.forced == self.token;
         let token = if is_there || is_over { FencingToken::from_wire(self.token) } else { token };
         self.force_seen(now, &View { token, ..View::default() })

@@ -1,51 +1,52 @@
-//! What a lock looks like to clients of the published hash scheme, and what their stamps mean to us.
+//! The lock as clients of the timestamp scheme see it, and their timestamps as this crate reads them.
 //!
-//! They know two fields, `read` and `write`, each a time of day in milliseconds: of whoever of them was granted last, or, of
-//! ours, until when we hold. `lua/README.md` has the rules and the reasons, under "Beside the published scheme".
+//! Those clients know two fields, `read` and `write`, each a time of day in milliseconds. Their own timestamps are the
+//! time of the last grant. Ours are the deadline of the hold. `lua/README.md` has the rules and the reasons, under
+//! "Beside the published scheme".
 
 use super::{Hold, Record, Writer};
 #[cfg(test)]
 use crate::base::lease::ServerTime;
 use crate::store::{AcquireRequest, AcquisitionId, Mode, View};
 
-/// The stamps of one lock, and what we remember of those that ours hide.
+/// Timestamps of one lock, and the foreign ones that ours hide.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(in crate::store::memory) struct Stamps {
     limits: TimestampClientsMs,
     write: Option<u64>,
     read: Option<u64>,
-    /// Whether we wrote `read`: theirs can be told from ours even where they are the same number.
+    /// True if we wrote `read`: it tells foreign timestamps from ours even where the numbers are equal.
     is_ours: bool,
-    /// What we last wrote into `read`, while readers of ours are recorded.
+    /// Our last value of `read`, while readers of ours are recorded.
     ours: Option<u64>,
-    /// The newest foreign `read` that ours hides, likewise.
+    /// Newest foreign `read` that ours hides, while readers of ours are recorded.
     covered: Option<u64>,
 }
 
-/// For how long a foreign stamp counts.
+/// Time for which a foreign timestamp counts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct TimestampClientsMs {
     pub(crate) read_ms: u64,
     pub(crate) write_ms: u64,
 }
 
-/// What no clock says in milliseconds is no time, and keeps nobody out.
+/// Ignores a number that no clock shows in milliseconds: it is no time and excludes no one.
 fn time(stamp: Option<u64>) -> Option<u64> {
     stamp.filter(|&stamp| stamp <= 9_007_199_254_740_000)
 }
 
 impl Stamps {
-    /// The `write` that is not that of our writer.
+    /// Returns `write` if it is not that of our writer.
     fn foreign_write(&self, writer: Option<&Hold>) -> Option<u64> {
         self.write.filter(|&write| writer.is_none_or(|hold| hold.deadline_ms != write))
     }
 
-    /// The `read` that is not that of our readers.
+    /// Returns `read` if it is not that of our readers.
     fn foreign_read(&self) -> Option<u64> {
         self.read.filter(|_| !self.is_ours)
     }
 
-    /// A reader of ours enters, or extends its hold, beside live ones or not. Whatever `write` says is dead.
+    /// Shows a reader that enters or extends its hold; `joins` if others are recorded. A `write` that is there is dead.
     fn show_reader(&mut self, now_ms: u64, deadline_ms: u64, joins: bool) {
         self.write = None;
         let foreign = time(self.foreign_read()).filter(|read| read + self.limits.read_ms >= now_ms);
@@ -53,25 +54,27 @@ impl Stamps {
         self.write_read_stamp(self.ours.filter(|_| joins), deadline_ms);
     }
 
-    /// A reader of ours renews its hold.
+    /// Shows a renewed hold of a reader.
     fn renew_reader(&mut self, deadline_ms: u64) {
         self.covered = time(self.foreign_read()).max(self.covered);
         self.write_read_stamp(self.ours, deadline_ms);
     }
 
-    /// Until the longest of our readers, and never lower than what it hides: whom that one keeps out is kept out by ours.
+    /// Writes the deadline of our longest reader, but never less than what it hides. So ours also excludes the writers
+    /// that the hidden one excludes.
     fn write_read_stamp(&mut self, before: Option<u64>, deadline_ms: u64) {
         self.ours = before.max(Some(deadline_ms)).max(self.covered);
         (self.read, self.is_ours) = (self.ours, true);
     }
 
-    /// The last record of a reader is gone. The reader that it hid may still be inside, unless a newer one wrote its stamp.
+    /// Removes our `read` when the last record of a reader is gone. The foreign reader that it hid may still be inside,
+    /// unless a newer one wrote its timestamp.
     fn hide_readers(&mut self) {
         self.read = self.foreign_read().or(self.covered);
         (self.is_ours, self.ours, self.covered) = (false, None, None);
     }
 
-    /// An operator has ended what it saw. What came since stays.
+    /// Removes the timestamps that an operator saw and ended. Newer ones stay.
     fn hide_seen(&mut self, writer: Option<&Hold>, seen: &View) {
         let foreign_write = self.foreign_write(writer);
         self.write = foreign_write.filter(|_| time(foreign_write) != seen.foreign_write_ms);
@@ -83,10 +86,10 @@ impl Stamps {
     }
 }
 
-/// What their scripts do.
+/// Scripts of the timestamp scheme.
 #[cfg(test)]
 impl Stamps {
-    /// Their lock scripts: `their_ms` is their own time. At its limit a stamp still counts.
+    /// Locks as their scripts do. `their_ms` is their own time. At its limit a timestamp still counts.
     fn lock(&mut self, mode: Mode, their_ms: u64) -> bool {
         let TimestampClientsMs { read_ms, write_ms } = self.limits;
         let is_over = |stamp: Option<u64>, limit_ms| stamp.is_none_or(|stamp| stamp + limit_ms < their_ms);
@@ -112,26 +115,26 @@ impl Stamps {
     }
 }
 
-/// What only tests do to a record.
+/// Operations that only tests need.
 #[cfg(test)]
 impl Record {
-    /// A lock that clients of the published scheme use as well.
+    /// Builds a lock that timestamp clients use as well.
     pub(crate) fn beside_published(self, limits: TimestampClientsMs) -> Self {
         Self { stamps: Some(Box::new(Stamps { limits, ..Stamps::default() })), ..self }
     }
 
-    /// A lock whose operations touch only so many records.
+    /// Builds a lock whose operations touch at most this number of records.
     pub(crate) fn bounded(records: usize) -> Self {
         Self { limits: super::Limits { records }, ..Self::default() }
     }
 
-    /// The key is gone, and with it all that anybody knew.
+    /// Loses the key, and with it all that was known.
     pub(crate) fn forget(&mut self) {
         let stamps = self.stamps.as_ref().map(|stamps| Box::new(Stamps { limits: stamps.limits, ..Stamps::default() }));
         *self = Self { limits: self.limits, stamps, ..Self::default() };
     }
 
-    /// Their attempt to lock. `their_ms` is their own time, which will be their stamp.
+    /// Tries to lock as a timestamp client. `their_ms` is its own time, which becomes its timestamp.
     pub(crate) fn their_lock(&mut self, mode: Mode, their_ms: u64) -> bool {
         self.stamps.as_mut().is_some_and(|stamps| stamps.lock(mode, their_ms))
     }
@@ -142,7 +145,7 @@ impl Record {
         }
     }
 
-    /// Removes all who are dead at once, as the two-key scheme may, and its server.
+    /// Removes all dead holds at once, as the two-key scheme and its server may.
     pub(crate) fn sweep(&mut self, now: ServerTime) {
         let now_ms = now.as_micros() / 1000;
         self.readers.retain(|reader| reader.hold.deadline_ms > now_ms);
@@ -150,31 +153,31 @@ impl Record {
     }
 }
 
-/// What others see of a hold, and what we see of theirs.
+/// Our holds as timestamp clients see them, and theirs as we see them.
 impl Record {
     fn writer_hold(&self) -> Option<&Hold> {
         self.writer.as_ref().map(|writer| &writer.hold)
     }
 
-    /// The live writer, if nobody else wrote its stamp.
+    /// Returns the live writer, unless another client wrote its timestamp.
     pub(super) fn sound_writer(&self, now_ms: u64) -> Option<&Writer> {
         let is_shown = |hold: &Hold| self.stamps.as_ref().is_none_or(|stamps| stamps.write == Some(hold.deadline_ms));
         self.live_writer(now_ms).filter(|writer| is_shown(&writer.hold))
     }
 
-    /// A live reader that no foreign writer is or was beside.
+    /// Returns the hold of a live reader that no foreign writer is or was beside.
     pub(super) fn sound_reader(&self, now_ms: u64, id: &AcquisitionId) -> Option<&Hold> {
         let hold = &self.readers[self.reader(id)?].hold;
         let is_sound = self.is_live(hold, now_ms) && !hold.overrun && self.foreign_write().is_none();
         is_sound.then_some(hold)
     }
 
-    /// Whether it holds the lock and did so without a break, as far as stamps tell.
+    /// Returns true if `id` holds the lock and did so without a break, as far as timestamps show.
     pub(super) fn is_sound(&self, now_ms: u64, id: &AcquisitionId) -> bool {
         self.sound_writer(now_ms).is_some_and(|writer| writer.id == *id) || self.sound_reader(now_ms, id).is_some()
     }
 
-    /// The `write` that is not ours, as an operator is shown it.
+    /// Returns the foreign `write`, as an operator sees it.
     pub(super) fn shown_write(&self) -> Option<u64> {
         time(self.foreign_write())
     }
@@ -183,43 +186,44 @@ impl Record {
         self.stamps.as_ref()?.foreign_write(self.writer_hold())
     }
 
-    /// The `read` that is not ours, or that ours hides, as an operator is shown it.
+    /// Returns the foreign `read`, or the one that ours hides, as an operator sees it.
     pub(super) fn shown_read(&self) -> Option<u64> {
         let stamps = self.stamps.as_ref()?;
         time(stamps.foreign_read().or(stamps.covered))
     }
 
-    /// When a foreign `write` stops to keep everybody out, if it does. At its limit it counts, as among themselves.
+    /// Returns when a foreign `write` stops excluding others, if one counts. At its limit it still counts, as for
+    /// timestamp clients.
     pub(super) fn foreign_write_until(&self, now_ms: u64) -> Option<u64> {
         let stamps = self.stamps.as_ref()?;
         let last_ms = time(stamps.foreign_write(self.writer_hold()))? + stamps.limits.write_ms;
         (last_ms >= now_ms).then_some(last_ms + 1)
     }
 
-    /// When foreign `read`s stop to keep our writers out, if they do.
+    /// Returns when foreign `read`s stop excluding our writers, if one counts.
     pub(super) fn foreign_read_until(&self, now_ms: u64) -> Option<u64> {
         let stamps = self.stamps.as_ref()?;
         let last_ms = time(stamps.foreign_read()).max(stamps.covered)? + stamps.limits.read_ms;
         (last_ms >= now_ms).then_some(last_ms + 1)
     }
 
-    /// A writer enters: whatever else is there is dead.
+    /// Shows a writer that enters: whatever else is there is dead.
     pub(super) fn show_new_writer(&mut self, deadline_ms: u64) {
         if let Some(stamps) = &mut self.stamps {
             **stamps = Stamps { limits: stamps.limits, write: Some(deadline_ms), ..Stamps::default() };
         }
     }
 
-    /// A writer extends its hold.
+    /// Shows an extended hold of a writer.
     pub(super) fn show_writer(&mut self, deadline_ms: u64) {
         if let Some(stamps) = &mut self.stamps {
             stamps.write = Some(deadline_ms);
         }
     }
 
-    /// A reader enters beside those who are there, or extends its hold. Whoever wrote `write` beside readers of ours was a
-    /// foreign writer, and is dead by now: they have lost their holds, and their token. Nobody can tell whether it came before
-    /// a reader of the same millisecond.
+    /// Shows a reader that enters or extends its hold. A `write` beside readers of ours came from a foreign writer,
+    /// which is dead by now. Those readers have lost their holds and their token. For readers of the same millisecond
+    /// the order is unknown: they are not marked.
     pub(super) fn show_reader(&mut self, now_us: u64, deadline_ms: u64) {
         let now_ms = now_us / 1000;
         if self.foreign_write().is_some() && !self.readers.is_empty() {
@@ -243,28 +247,28 @@ impl Record {
         }
     }
 
-    /// Our writer is gone. What others wrote stays.
+    /// Removes the timestamp of our writer. Foreign ones stay.
     pub(super) fn hide_writer(&mut self, deadline_ms: u64) {
         if let Some(stamps) = &mut self.stamps {
             stamps.write.take_if(|write| *write == deadline_ms);
         }
     }
 
-    /// If no reader is recorded any more, live or dead, our stamp is gone too.
+    /// Removes our timestamp if no reader is recorded any more, live or dead.
     pub(super) fn uncover(&mut self) {
         if let Some(stamps) = self.stamps.as_mut().filter(|stamps| self.readers.is_empty() && stamps.ours.is_some()) {
             stamps.hide_readers();
         }
     }
 
-    /// An operator has ended what it saw.
+    /// Removes the timestamps that an operator has seen and ended.
     pub(super) fn hide_seen(&mut self, seen: &View) {
         if let Some(stamps) = &mut self.stamps {
             stamps.hide_seen(self.writer.as_ref().map(|writer| &writer.hold), seen);
         }
     }
 
-    /// Whoever asks again and may not have been alone with its side until now begins anew.
+    /// Removes a hold whose side may not have been alone until now: its repeated acquisition begins anew.
     pub(super) fn drop_unsound(&mut self, now_us: u64, request: &AcquireRequest) {
         let now_ms = now_us / 1000;
         if self.is_sound(now_ms, &request.id) {
@@ -279,20 +283,20 @@ impl Record {
         if let Some(reader) = self.reader(&request.id).filter(|&at| self.is_live(&self.readers[at].hold, now_ms)) {
             if self.foreign_write().is_some() {
                 self.disown();
-                // It never comes back with the old token, whoever else reads.
+                // The reader never comes back with the old token, even if others still read.
                 (_, self.token) = self.tokens(now_us, 1);
             }
             self.readers.swap_remove(reader);
         }
     }
 
-    /// Somebody who does not know us was found inside. The evidence goes with whoever is told; what stays is that nothing is
-    /// known any more of the tokens up to now, so that no later copy of a request takes the end of their hold for a release.
+    /// Notes that a foreign client was found inside. The evidence goes with the answer to this request. What stays: no
+    /// token up to now is known any more. So no later copy of a request takes the end of its hold for a release.
     fn disown(&mut self) {
         self.first_token = self.token + 1;
     }
 
-    /// The same if that is beside this hold, and now. Who was beside it before was noted then.
+    /// Notes a foreign client if it is beside this hold now. An earlier one was noted at its time.
     pub(super) fn note_intruder(&mut self, now_ms: u64, id: &AcquisitionId) {
         let is_beside = self.writer.is_some() || self.foreign_write().is_some();
         if is_beside && !self.is_sound(now_ms, id) && self.live_hold_of(now_ms, id).is_some() {
@@ -300,7 +304,7 @@ impl Record {
         }
     }
 
-    /// A hold that is lost is dead from now on whatever clocks do, and goes as a dead one does.
+    /// Makes a lost hold dead from now on, whatever clocks do. It is removed as a dead one.
     pub(super) fn bury(&mut self, id: &AcquisitionId) {
         if let Some(writer) = self.writer.as_mut().filter(|writer| writer.id == *id) {
             let deadline_ms = std::mem::take(&mut writer.hold.deadline_ms);

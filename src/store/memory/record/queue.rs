@@ -1,16 +1,16 @@
-//! Who waits for the lock, and who of them comes in.
+//! The queue of a lock, and the admission of its waiters.
 
 use std::time::Duration;
 
 use super::{News, Record, Step, Waiting, millis};
 use crate::store::{AcquireRequest, Acquired, AcquisitionId, IfTaken, Mode};
 
-/// What a look at the readers finds. Dead ones leave on the way.
+/// Result of a look at the readers. The look removes dead ones on the way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Look {
     Nobody,
     Live,
-    /// There were too many dead ones to tell.
+    /// Too many dead readers to tell.
     Crowded,
 }
 
@@ -19,15 +19,16 @@ fn position(waiting: &[Waiting], id: &AcquisitionId) -> Option<usize> {
 }
 
 impl Record {
-    /// It is the turn of the readers who wait now. Nobody is left of the turn before: no writer enters earlier.
+    /// Begins the phase of the readers that wait now, unless readers of the last one are left: no writer enters before
+    /// them.
     pub(super) fn begin_turn(&mut self) {
         if self.turn_readers.is_empty() {
             std::mem::swap(&mut self.turn_readers, &mut self.waiting_readers);
         }
     }
 
-    /// Lets the next phase begin if the lock is free, and readers join readers if no writer waits. After a writer all waiting
-    /// readers enter, after readers the first waiting writer.
+    /// Begins the next phase if the lock is free; lets readers join readers if no writer waits. After a writer all
+    /// waiting readers enter, after readers the first waiting writer.
     pub(super) fn admit(&mut self, step: &mut Step) {
         if self.foreign_write_until(step.now_ms).is_some() {
             return;
@@ -67,7 +68,7 @@ impl Record {
         }
     }
 
-    /// Those whose turn it is, from the end.
+    /// Admits the readers of the phase, from the end.
     pub(super) fn admit_readers(&mut self, step: &mut Step) {
         if self.look(step) == Look::Crowded {
             return;
@@ -81,7 +82,7 @@ impl Record {
         }
     }
 
-    /// Looks for a live reader from the end of the array, and removes dead ones until there is one.
+    /// Looks for a live reader from the end of the array, and removes dead ones on the way.
     pub(super) fn look(&mut self, step: &mut Step) -> Look {
         loop {
             match self.readers.last() {
@@ -93,7 +94,8 @@ impl Record {
         }
     }
 
-    /// Whether a writer waits. Dead ones at the head of the queue are removed; whoever is not reached counts as live.
+    /// Returns true if a writer waits. Removes dead writers at the head of the queue; those beyond the limit count as
+    /// live.
     pub(super) fn writer_waits(&mut self, step: &mut Step) -> bool {
         while self.waiting_writers.front().is_some_and(|head| head.until_ms <= step.now_ms) && step.touch() {
             self.waiting_writers.pop_front();
@@ -104,7 +106,7 @@ impl Record {
     /// Grants the lock to a waiter, which has yet to learn of it.
     pub(in crate::store::memory) fn hand_over(&mut self, step: &mut Step, request: &AcquireRequest) {
         match request.mode {
-            // In the order in which they leave the queue.
+            // Recorded in the order in which they leave the queue.
             Mode::Read => self.begin_read(step.now_us, &request.id, request.claim(), None),
             Mode::Write => self.begin_write(step.now_us, request, request.claim()),
         }
@@ -112,7 +114,7 @@ impl Record {
         self.news.push(News { id: request.id.clone(), granted });
     }
 
-    /// Whether a waiting reader is recorded under this id.
+    /// Returns true if a waiting reader is recorded under this id.
     pub(super) fn waits(&self, id: &AcquisitionId) -> bool {
         position(&self.turn_readers, id).or_else(|| position(&self.waiting_readers, id)).is_some()
     }
@@ -127,7 +129,7 @@ impl Record {
         let retry_in = Duration::from_millis(free_ms.unwrap_or(now_ms).saturating_sub(now_ms).max(1));
         let is_kept = self.is_kept_from(now_ms, request.mode);
         match request.if_taken {
-            // An id that holds the lock, of the other side, does not wait for itself.
+            // An id that holds the lock on the other side does not wait for itself.
             IfTaken::Queue { patience } | IfTaken::Try { patience }
                 if self.live_hold_of(now_ms, &request.id).is_none()
                     && (is_kept || self.waits_where_nobody_is_called(now_ms, request)) =>
@@ -143,14 +145,14 @@ impl Record {
         }
     }
 
-    /// A try takes no place where it calls nobody; one that it has stays.
+    /// Returns true if the request may wait without a recall. A try takes no new place then, but keeps one that it has.
     fn waits_where_nobody_is_called(&self, now_ms: u64, request: &AcquireRequest) -> bool {
         let waiting = self.waiting_writers.iter().chain(&self.turn_readers).chain(&self.waiting_readers);
         let mut live = waiting.filter(|place| place.until_ms > now_ms);
         !matches!(request.if_taken, IfTaken::Try { .. }) || live.any(|place| place.request.id == request.id)
     }
 
-    /// Takes a place in the queue, or is heard of again and keeps it. One that was given up begins anew at the end.
+    /// Takes a place in the queue, or keeps a live one that is there. A place that was given up begins anew at the end.
     pub(super) fn enqueue(&mut self, now_ms: u64, request: &AcquireRequest, patience: Duration) {
         let until_ms = now_ms + millis(patience);
         self.remember(until_ms);
@@ -159,7 +161,7 @@ impl Record {
         if let Some(place) = live.find(|place| place.request.id == request.id) {
             place.until_ms = place.until_ms.max(until_ms);
             self.heard_ms = self.heard_ms.max(place.until_ms);
-            // It waits for what it asked for first.
+            // The waiter keeps the side of its first request.
             place.request = AcquireRequest { mode: place.request.mode, ..request.clone() };
             return;
         }
@@ -168,7 +170,7 @@ impl Record {
         let waiting = Waiting { request: request.clone(), since_ms: now_ms, until_ms };
         match request.mode {
             Mode::Read => {
-                // A dead record of its own must not be there when it is let in.
+                // A dead record of the same id must be gone when the reader is let in.
                 if let Some(reader) = self.reader(&request.id) {
                     self.readers.swap_remove(reader);
                 }
@@ -178,7 +180,7 @@ impl Record {
         }
     }
 
-    /// Takes a waiter out of the queue, and whether it was alive until now.
+    /// Removes a waiter from the queue. Returns true if it was alive until now.
     pub(in crate::store::memory) fn cancel(&mut self, now_ms: u64, id: &AcquisitionId) -> bool {
         let writer = self.waiting_writers.iter().position(|waiting| waiting.request.id == *id);
         let waiting = if let Some(writer) = writer {

@@ -22,7 +22,7 @@ async fn take(engine: &Arc<Engine>, name: &str) -> Held {
     taken.expect("answered").expect("granted")
 }
 
-/// Locks that are taken in one moment: all their renewals are due within a quarter of an interval.
+/// Takes locks at one moment: all their renewals are due within a quarter of an interval.
 async fn taken_together(scheme: &Arc<Staged>, locks: usize) -> (Arc<Engine>, Vec<Held>) {
     let engine = Arc::new(Engine::new(Arc::<Staged>::clone(scheme), Options::default()));
     let mut held = Vec::new();
@@ -55,7 +55,7 @@ async fn node_is_left_to_others_between_chunks() {
 
 #[test]
 fn what_is_due_or_under_way_when_the_runtime_ends_is_renewed_on_the_next() {
-    // The clock is the machine's: so many are taken soon, whatever else runs there.
+    // The clock is that of the machine: this number is taken soon, whatever else runs there.
     const FEW: usize = 200;
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let (first, second) = (runtime(), runtime());
@@ -90,7 +90,7 @@ async fn answer_counts_also_while_somebody_else_has_the_hold_in_hand() {
     while scheme.chunks().is_empty() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // As a guard does that joins, just before it puts the hold back.
+    // As a joining guard does, just before it puts the hold back.
     engine.renewals.agenda.lock().remove(held.hold());
     word.send(()).expect("it is waited for");
     tokio::time::sleep(LEASE * 3).await;
@@ -104,7 +104,7 @@ async fn released_in_the_line_is_not_renewed() {
     while scheme.chunks().is_empty() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // So many are due by now that most of them are in the queue.
+    // By now most of the due holds are in the queue.
     tokio::time::sleep(LEASE / 24).await;
     for held in held {
         held.release().await.expect("released");

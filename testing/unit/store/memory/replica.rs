@@ -1,4 +1,4 @@
-//! What a simulated server needs beyond operations: a look inside, a copy, a time of its own, and ways to go wrong.
+//! Tools for a simulated server: a look inside, a copy, a time of its own, and faults.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::store::{AcquireRequest, AcquisitionId, Mode};
 pub(crate) type Image = BTreeMap<Box<str>, Record>;
 
 impl Record {
-    /// The live holds: id, side, deadline in milliseconds.
+    /// Live holds: id, side, deadline in milliseconds.
     pub(crate) fn live_holds(&self, now_ms: u64) -> Vec<(String, Mode, u64)> {
         let writer =
             self.writer.iter().map(|writer| (writer.id.as_str().to_owned(), Mode::Write, writer.hold.deadline_ms));
@@ -22,7 +22,7 @@ impl Record {
         writer.chain(readers).filter(|(_, _, deadline_ms)| *deadline_ms > now_ms).collect()
     }
 
-    /// The live waiters, likewise: the writers first, each side in its order.
+    /// Live waiters: id, side, deadline in milliseconds. The writers come first, each side in its order.
     pub(crate) fn live_waiters(&self, now_ms: u64) -> Vec<(String, Mode, u64)> {
         let waiting = self.waiting_writers.iter().chain(&self.turn_readers).chain(&self.waiting_readers);
         let live = waiting.filter(|waiting| waiting.until_ms > now_ms);
@@ -33,7 +33,7 @@ impl Record {
         self.limits = limits;
     }
 
-    /// The last token, and up to which holds were ended by force.
+    /// Last token, and the last one that was ended by force.
     pub(crate) fn marks(&self) -> (u64, u64) {
         (self.token, self.forced)
     }
@@ -42,13 +42,13 @@ impl Record {
         self.forget_ms
     }
 
-    // What only a wrong server does.
+    // Faults of a wrong server.
 
     pub(crate) fn keep_for_ever(&mut self) {
         self.forget_ms = u64::MAX;
     }
 
-    /// A hold whose time is over.
+    /// Returns a hold whose time is over.
     pub(crate) fn last_dead(&self, now_ms: u64) -> Option<String> {
         let writer = self.writer.iter().map(|writer| (writer.id.as_str(), writer.hold));
         let readers = self.readers.iter().map(|reader| (reader.id.as_str(), reader.hold));
@@ -59,7 +59,7 @@ impl Record {
         self.forced = 0;
     }
 
-    /// Lets somebody in whoever is there or waits.
+    /// Admits a request whatever else is there or waits.
     pub(crate) fn let_in(&mut self, now: ServerTime, request: &AcquireRequest) {
         self.cancel(now.as_micros() / 1000, &request.id);
         match request.mode {
@@ -68,14 +68,14 @@ impl Record {
         }
     }
 
-    /// Lets the first waiting writer in whoever is there.
+    /// Admits the first waiting writer whatever else is there.
     pub(crate) fn let_writer_in(&mut self, now: ServerTime) {
         if let Some(waiting) = self.waiting_writers.pop_front() {
             self.hand_over(&mut Step::new(now, self.limits), &waiting.request);
         }
     }
 
-    /// A hold lasts from now on for `lease`, longer or shorter than before.
+    /// Makes a hold last for `lease` from now on, longer or shorter than before.
     pub(crate) fn set_lease(&mut self, now: ServerTime, id: &AcquisitionId, lease: Duration) {
         let deadline_ms = now.as_micros() / 1000 + millis(lease);
         if let Some(hold) = self.hold_of(id) {
@@ -84,7 +84,7 @@ impl Record {
         self.remember(deadline_ms);
     }
 
-    /// The writer that came last is the first.
+    /// Moves the writer that came last to the front.
     pub(crate) fn newest_writer_first(&mut self) {
         if let Some(last) = self.waiting_writers.pop_back() {
             self.waiting_writers.push_front(last);
@@ -101,7 +101,7 @@ impl Record {
 }
 
 impl Store {
-    /// Applies an operation at a time of the caller's choice, who also tells the news.
+    /// Applies an operation at a time of the caller's choice. The caller also delivers the notifications.
     pub(crate) fn operate<T>(&self, key: &Key, now: ServerTime, operation: impl FnOnce(&mut Record) -> T) -> T {
         let mut locks = self.locks.lock();
         let lock = locks.get(key, now);
@@ -112,7 +112,7 @@ impl Store {
         self.locks.lock().by_base.get(key.base()).map(|lock| lock.record.clone()).unwrap_or_default()
     }
 
-    /// A server with this content.
+    /// Builds a server with this content.
     pub(crate) fn with(image: Image) -> Self {
         let store = Self::new();
         let lock = |(base, record)| (base, super::Lock { record, subscribers: Vec::new(), keepers: Vec::new() });
@@ -124,14 +124,14 @@ impl Store {
         self.locks.lock().by_base.iter().map(|(base, lock)| (base.clone(), lock.record.clone())).collect()
     }
 
-    /// Another server with this content takes over.
+    /// Lets another server with this content take over.
     pub(crate) fn replace(&self, mut image: Image) {
         for (base, lock) in &mut self.locks.lock().by_base {
             lock.record = image.remove(base).unwrap_or_default();
         }
     }
 
-    /// How many records are left after the idle ones are forgotten.
+    /// Number of records that are left after the idle ones are forgotten.
     pub(crate) fn left_at(&self, now: ServerTime) -> usize {
         let mut locks = self.locks.lock();
         locks.forget_idle(now);

@@ -47,7 +47,7 @@ fn whole_turn_of_readers_is_in_before_the_next_writer() {
     assert_eq!(record.leave(at(1), &id(1)), ReleaseReply::Held);
     assert_eq!(record.told(), [id(15), id(14)]);
     assert_eq!(record.take_call(), Some(id(13)));
-    // Those inside leave, newcomers come, the writer asks again: the turn goes on, and the newcomer is not of it.
+    // Readers leave, new ones come, the writer asks again: the phase goes on, and the new reader is not part of it.
     record.queued(2, 20, Mode::Read);
     assert_eq!(record.told(), [id(13), id(12)]);
     for n in 12..=15 {

@@ -41,7 +41,7 @@ impl Stage {
         }
     }
 
-    /// Somebody has a hold at one of them.
+    /// Takes a hold at one master alone.
     async fn takes(&self, master: usize, request: &AcquireRequest) {
         let taken = self.masters[master].acquire(&self.key, request).await.expect("answered").value;
         assert!(matches!(taken, Acquired::Granted(_)), "{taken:?}");
@@ -51,7 +51,7 @@ impl Stage {
         self.masters[master].release(&self.key, &request.id).await.expect("answered").value
     }
 
-    /// And all that follows.
+    /// Renews the hold, and waits for all that follows.
     async fn is_renewed(&self, request: &AcquireRequest) -> Renewed {
         let renewal =
             Renewal { key: Arc::clone(&self.key), id: request.id.clone(), lease: LEASE, keeps: false, tokens: 0 };
@@ -69,7 +69,7 @@ impl Stage {
         self.masters[master].inspect(&self.key).await.expect("answered").value
     }
 
-    /// Who holds the lock at one of them.
+    /// Ids of the holders at one master.
     async fn holders(&self, master: usize) -> Vec<String> {
         self.view(master).await.holders.into_iter().map(|holder| holder.id).collect()
     }
@@ -79,7 +79,7 @@ impl Stage {
 async fn renewal_brings_a_hold_and_its_token_to_a_master_that_lacks_it() {
     for mode in [Mode::Read, Mode::Write] {
         let (stage, ours, other) = (Stage::new(), asks(1, mode), asks(2, Mode::Write));
-        // Their tokens are ahead of what the third one would give.
+        // The tokens of these two are ahead of those that the third would give.
         let ahead = Floor::New(FencingToken::from_wire(1 << 52).expect("small"));
         for master in [0, 1] {
             drop(stage.masters[master].acquire_above(&stage.key, &asks(3, Mode::Write), ahead).await);
@@ -87,7 +87,7 @@ async fn renewal_brings_a_hold_and_its_token_to_a_master_that_lacks_it() {
         }
         stage.takes(2, &other).await;
         let token = stage.is_granted(&ours).await;
-        // The third one has answered too.
+        // By now the third has answered too.
         tokio::time::sleep(Duration::from_millis(1)).await;
         stage.gives_back(2, &other).await;
         stage.renews(&ours).await;
@@ -114,7 +114,7 @@ async fn hold_is_not_brought_to_a_master_where_somebody_else_has_one() {
     stage.is_granted(&ours).await;
     stage.renews(&ours).await;
     assert_eq!(stage.holders(2).await, [other.id.as_str()]);
-    // A refusal is asked again at the next renewal.
+    // After a refusal the next renewal asks again.
     stage.gives_back(2, &other).await;
     stage.renews(&ours).await;
     assert_eq!(stage.holders(2).await, [ours.id.as_str()]);
@@ -122,7 +122,7 @@ async fn hold_is_not_brought_to_a_master_where_somebody_else_has_one() {
 
 #[tokio::test(start_paused = true)]
 async fn hold_that_was_ended_by_force_at_any_master_is_lost_and_brought_nowhere() {
-    // The last one answers when two others have decided.
+    // The last master answers after the two others have decided.
     for at in 0..3 {
         let (stage, ours) = (Stage::new(), asks(1, Mode::Write));
         let token = stage.is_granted(&ours).await;
@@ -138,14 +138,14 @@ async fn hold_that_was_ended_by_force_at_any_master_is_lost_and_brought_nowhere(
     }
 }
 
-/// A force from before a hold was granted is not one of it.
+/// A force from before the grant does not end this hold.
 #[tokio::test(start_paused = true)]
 async fn hold_is_brought_to_a_master_where_another_was_ended_by_force() {
     let (stage, ours, other) = (Stage::new(), asks(1, Mode::Write), asks(2, Mode::Write));
     stage.takes(2, &other).await;
     let seen = stage.view(2).await;
     stage.masters[2].force(&stage.key, &seen).await.expect("answered");
-    // All have the same clock here, and a token of its own for each microsecond.
+    // All masters have the same clock here, and one token for each microsecond.
     tokio::time::sleep(Duration::from_millis(1)).await;
     stage.takes(2, &asks(3, Mode::Write)).await;
     stage.is_granted(&ours).await;

@@ -11,7 +11,7 @@ fn holder(id: &str, since_ms: u64, remaining_ms: u64) -> Holder {
     Holder { id: id.to_owned(), mode: Mode::Read, since_ms, remaining: Duration::from_millis(remaining_ms) }
 }
 
-/// What a master shows whose clock is so far.
+/// Answer of a master whose clock shows `server_ms`.
 fn shown(server_ms: u64, last: Option<u64>, holders: Vec<Holder>) -> Answered<View> {
     let value = View { token: last.map(token), holders, ..View::default() };
     Answered {
@@ -60,7 +60,7 @@ fn force_tells_what_was_shown_and_not_what_a_minority_had() {
     let forced = |ids: &[&str], more| Forced { ids: ids.iter().map(|id| (*id).to_owned()).collect(), more };
     let merged = merge_forced(&seen, vec![forced(&["a", "b"], false), forced(&["a"], true)]);
     assert_eq!(merged, forced(&["a"], true));
-    // A look is bounded: what it has not shown may be anybody's.
+    // One look is bounded: a hold beyond it may belong to anyone.
     let bounded = View { more_holders: 1, ..seen };
     assert_eq!(merge_forced(&bounded, vec![forced(&["b"], false)]), forced(&["b"], false));
 }

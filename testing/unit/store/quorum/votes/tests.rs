@@ -24,7 +24,7 @@ fn more_than_half_is_a_majority() {
     assert_eq!([1, 3, 5].map(majority), [1, 2, 3]);
 }
 
-/// Each of five masters says yes, no, nothing, or has yet to: all 4^5 of it.
+/// Tests all 4^5 patterns: each of five masters says yes, says no, is silent, or has yet to answer.
 #[test]
 fn every_pattern_of_five_has_its_verdict() {
     for pattern in 0..4_usize.pow(5) {
@@ -55,7 +55,7 @@ fn every_pattern_of_five_has_its_verdict() {
         };
         assert_eq!(ballot.verdict(), expected, "{yeses} yes, {noes} no, {silent} silent");
         assert_eq!(ballot.is_silent(), silent >= 3);
-        // Whoever wants to know a no from nothing waits for it.
+        // A caller that has to tell a no from a failure waits for it.
         let open = 5 - yeses - noes - silent;
         let is_open = yeses < 3 && noes < 3 && open > 0 && (yeses + open >= 3 || noes + open >= 3);
         assert_eq!(ballot.is_open(), is_open, "{yeses} yes, {noes} no, {silent} silent");
@@ -81,7 +81,8 @@ fn hold_counts_from_the_first_request_that_was_sent() {
 fn token_that_a_majority_has_not_stored_does_not_count() {
     let mut ballot = after(3, &[yes(5, 9), yes(8, 9)]);
     assert_eq!(ballot.verdict(), Verdict::Raise { to: token(8), at: vec![0] });
-    // A straggler with a lower one changes nothing of what is under way, one with a higher one spares it.
+    // A late answer with a lower token changes nothing of what is under way. One with a higher token makes the raise
+    // needless.
     let mut low = ballot.clone();
     low.says(2, yes(6, 9));
     assert_eq!(low.verdict(), Verdict::Raise { to: token(8), at: vec![0, 2] });
@@ -99,7 +100,7 @@ fn judged(masters: usize, votes: &[Vote]) -> Verdict {
     ballot.verdict()
 }
 
-/// Checks each order of answers: the token of a clock that is years ahead is raised nowhere.
+/// Checks each order of answers: no master is asked to raise to the token of a clock that is years ahead.
 #[test]
 fn token_of_a_clock_that_is_ahead_waits_for_the_masters_that_have_yet_to_answer() {
     const AHEAD: u64 = 1 << 50;
@@ -114,18 +115,18 @@ fn token_of_a_clock_that_is_ahead_waits_for_the_masters_that_have_yet_to_answer(
     assert_eq!(judged(5, &of_five), won(90, 9));
 }
 
-/// It may be the one that is above what was granted before.
+/// Such a token may be the one above the earlier grants.
 #[test]
 fn token_of_a_clock_that_is_ahead_counts_where_no_other_answer_can_make_it_lower() {
     const AHEAD: u64 = 1 << 50;
     let raised = Verdict::Raise { to: token(AHEAD), at: vec![1] };
     assert_eq!(judged(3, &[yes(AHEAD, 9), yes(90, 9), Vote::Silent]), raised);
     assert_eq!(judged(3, &[yes(AHEAD, 9), yes(90, 9), Vote::No]), raised);
-    // Raised before, it is what two of three have stored.
+    // After a raise, two of three have stored it.
     assert_eq!(judged(3, &[yes(AHEAD, 9), yes(AHEAD, 9)]), won(AHEAD, 9));
 }
 
-/// A phase of readers may have begun long ago at one of them.
+/// At one of them a phase of readers may have begun long ago.
 #[test]
 fn token_that_right_clocks_have_reached_waits_for_nobody() {
     assert_eq!(judged(3, &[yes(5, 9), yes(100, 9)]), Verdict::Raise { to: token(100), at: vec![0] });
@@ -145,11 +146,11 @@ fn vote_that_is_gone_when_its_token_is_to_be_raised_is_none() {
 
 #[test]
 fn readers_of_one_phase_share_its_token_where_a_majority_has_it() {
-    // The third was let in later, by a grant of its own.
+    // The third let the reader in later, by a grant of its own.
     assert_eq!(after(3, &[yes(5, 9), yes(5, 9), yes(7, 9)]).verdict(), won(5, 9));
 }
 
-/// Whatever the clocks of the masters say, and whoever of them answers: each token that counts is above all before.
+/// Each token that counts is above all earlier ones, whatever clocks the masters have and whichever of them answer.
 #[test]
 fn tokens_grow_over_any_majorities() {
     let mut random = fastrand::Rng::with_seed(7);
@@ -194,7 +195,7 @@ fn no_that_takes_back_a_yes_leaves_the_others_to_decide() {
     assert_eq!(ballot.verdict(), won(8, 9));
 }
 
-/// The longest leases are among those who have to raise it: they count from when they have.
+/// The longest leases are at masters that have yet to raise: they count from their answer to the raise.
 #[test]
 fn hold_lasts_only_as_long_as_those_keep_it_that_have_stored_its_token() {
     let mut ballot = after(3, &[yes(5, 90), yes(8, 20), yes(8, 30)]);
