@@ -1,4 +1,5 @@
-//! What all other folders use: moments and leases, keys, options, errors, events, metrics, and the process with its background runtime.
+//! Parts that all other folders use: moments and leases, keys, options, errors, events, metrics, and the process with
+//! its background runtime.
 //!
 //! Knows no other folder. Has no lock, no store and no connection.
 

@@ -1,6 +1,8 @@
 //! Engine of a manager, below its public face: built here, and closed and forced open.
 //!
 //! Four siblings work on the cell of a lock: `acquire`, `release`, `renewals`, `convert`.
+//!
+//! Knows the lock, the stores by their trait, and the base. Must not know how a store keeps a lock, nor connections and scripts.
 
 pub(crate) mod acquire;
 mod background;

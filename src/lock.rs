@@ -4,6 +4,8 @@
 //!
 //! All of that is one state, with no I/O and no clock in it. It changes at one entrance, under the mutex of its cell:
 //! an event goes in, effects come out. Effects are carried out when the mutex is free, since a waker may run any code.
+//!
+//! Knows the base only. Must not know stores and connections.
 
 mod cell;
 pub(crate) mod effects;

@@ -1,5 +1,7 @@
 //! Transport below the schemes: carries a script to the node that owns its slot, and returns the answer or reports that
 //! there is none.
+//!
+//! Knows the base only. Must not know the meaning of a script.
 
 use std::fmt;
 use std::path::Path;

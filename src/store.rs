@@ -13,6 +13,8 @@
 //! * the operation that frees the lock grants it to the next in the queue, for the length of that one's claim, and
 //!   notifies it;
 //! * a missing answer is [`Failure::Unknown`], never a denial.
+//!
+//! Knows the net, on which scripts are sent, and the base. Must not know guards and waiting.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn root() -> &'static Path {
+pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// All files below a folder of the crate that end in `ext`, with their text.
-fn files(folder: &str, ext: &str) -> Vec<(PathBuf, String)> {
+pub(crate) fn files(folder: &str, ext: &str) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     let mut folders = vec![root().join(folder)];
     while let Some(folder) = folders.pop() {
@@ -168,7 +168,6 @@ fn ratios_of_the_readme_are_measured() {
 fn documents_claim_no_more_than_there_is() {
     for (name, claim) in [
         ("CHANGELOG.md", "nothing of the tests"),
-        ("ARCHITECTURE.md", "Imports point downwards only"),
         ("ARCHITECTURE.md", "forget to tell the agenda"),
         ("CONTRIBUTING.md", "no waiting, no tasks"),
     ] {
@@ -217,7 +216,7 @@ fn front_pages_name_features_and_managers() {
     let front: String = source.lines().take_while(|line| line.starts_with("//!")).collect();
     let features = manifest.split_once("[features]").expect("features").1.split("\n[").next().expect("their end");
     let names = features.lines().filter_map(|line| line.split_once(" = ")).map(|(name, _)| name);
-    let names: Vec<&str> = names.filter(|name| *name != "default" && !name.starts_with(['#', ' '])).collect();
+    let names: Vec<&str> = names.filter(|name| *name != "default" && !name.starts_with(['#', ' ', '_'])).collect();
     assert!(names.len() >= 4, "{names:?}");
     for (page, text) in [("README.md", text("README.md")), ("src/lib.rs", front)] {
         for name in &names {

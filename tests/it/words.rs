@@ -1,0 +1,278 @@
+//! The rules for words: one idea has one word, and a comment begins with what it is about.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use crate::tidy::{files, root};
+
+/// Files that are to be written anew soon. Their comments are as they were, and this list gets shorter with them.
+const WRITTEN_ANEW: [&str; 26] = [
+    "lua/hash/",
+    "src/engine/acquire",
+    "src/engine/cache_policy",
+    "src/engine/caching",
+    "src/engine/convert",
+    "src/engine/releases/inline",
+    "src/engine/replay",
+    "src/engine/tries",
+    "src/lock/hold",
+    "src/lock/side",
+    "src/lock/stalled",
+    "src/lock/state/caching",
+    "src/lock/state/wait_queue",
+    "src/lock/state/waiting",
+    "src/lock/wait",
+    "src/store/quorum/master",
+    "src/store/quorum/traces",
+    "testing/explorer/world",
+    "testing/simulation/quorum",
+    "testing/unit/engine",
+    "testing/unit/store/quorum/master",
+    "testing/unit/store/quorum/traces",
+    "tests/it/contract",
+    "tests/lua/",
+    "benches/",
+    "examples/config_service",
+];
+
+/// A doc comment opens with a verb or with a noun phrase, so with none of these.
+const NO_OPENING: [&str; 26] = [
+    "What",
+    "It",
+    "Its",
+    "One",
+    "That",
+    "Of",
+    "By",
+    "Until",
+    "Since",
+    "So",
+    "For",
+    "Whoever",
+    "Nobody",
+    "Who",
+    "The same",
+    "Whether",
+    "Which",
+    "How",
+    "Where",
+    "When",
+    "As",
+    "If",
+    "Those",
+    "Everybody",
+    "They",
+    "These",
+];
+
+/// Words that name no actor.
+const NO_ACTOR: [&str; 7] = ["whoever", "whom", "somebody", "is told", "are told", "was told", "be told"];
+
+/// Identifiers that have another name now, as whole words.
+const OLD_NAMES: [&str; 60] = [
+    "idle_hold",
+    "idle_holds_max",
+    "share_window",
+    "hand_over_budget",
+    "clock_margin",
+    "published_keys",
+    "PublishedLimits",
+    "published_limits",
+    "TRY_WAIT",
+    "OnCall",
+    "Calls",
+    "KeptCount",
+    "KeptCell",
+    "Keep",
+    "Keeping",
+    "Stay",
+    "Uses",
+    "strikes",
+    "Asker",
+    "asker",
+    "Crowd",
+    "Guest",
+    "guests",
+    "seen_by",
+    "Overdue",
+    "asker_overdue",
+    "Copies",
+    "stray_until",
+    "stray_span",
+    "stray_after",
+    "Anchor",
+    "Outbox",
+    "Chunk",
+    "COMPANY",
+    "ProcessHome",
+    "Ears",
+    "Ear",
+    "AtHand",
+    "at_hand",
+    "is_at_hand",
+    "Recent",
+    "Meter",
+    "Tally",
+    "shielded",
+    "shield",
+    "Span",
+    "Period",
+    "KeepsOpen",
+    "CountsOpen",
+    "keeps_open",
+    "is_traceless",
+    "take_idle",
+    "want_idle",
+    "hand_idle",
+    "is_not_heard_of",
+    "calls_are_broken",
+    "terms_of_keep",
+    "wants_tokens",
+    "tell_used",
+    "still_stands",
+];
+
+/// Types of which there are two, with the reason.
+const TWINS: [(&str, &str); 0] = [];
+
+fn is_written_anew(path: &Path) -> bool {
+    let name = path.strip_prefix(root()).expect("a file of the repository").display().to_string();
+    WRITTEN_ANEW.iter().any(|start| name.starts_with(start))
+}
+
+/// All files of these folders, without those that are written anew.
+fn sources(folders: &[(&str, &str)]) -> Vec<(String, String)> {
+    let found = folders.iter().flat_map(|(folder, ext)| files(folder, ext));
+    let found = found.filter(|(path, _)| !is_written_anew(path) && !path.ends_with("tests/it/words.rs"));
+    found.map(|(path, text)| (path.strip_prefix(root()).expect("a file of ours").display().to_string(), text)).collect()
+}
+
+/// Returns the first words of each doc comment, with the number of its line.
+fn openings(text: &str) -> Vec<(usize, &str)> {
+    let mut found = Vec::new();
+    let mut before = "";
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim_start();
+        let mark = ["///", "//!"].into_iter().find(|mark| line.starts_with(mark));
+        if let Some(mark) = mark.filter(|mark| !before.starts_with(mark)) {
+            found.push((number + 1, line[mark.len()..].trim_start()));
+        }
+        before = line;
+    }
+    found
+}
+
+fn opens_with(comment: &str, word: &str) -> bool {
+    comment.strip_prefix(word).is_some_and(|rest| !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_'))
+}
+
+fn has_word(text: &str, word: &str) -> bool {
+    let is_letter = |letter: char| letter.is_alphanumeric() || letter == '_';
+    text.match_indices(word)
+        .any(|(start, _)| !text[..start].ends_with(is_letter) && !text[start + word.len()..].starts_with(is_letter))
+}
+
+#[test]
+fn doc_comments_open_with_a_verb_or_a_noun() {
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for (name, text) in sources(&[("src", "rs"), ("cluster-testenv", "rs"), ("examples", "rs")]) {
+        for (line, comment) in openings(&text) {
+            count += 1;
+            if NO_OPENING.iter().any(|word| opens_with(comment, word)) {
+                wrong.push(format!("{name}:{line}: {comment}"));
+            }
+        }
+    }
+    assert!(count > 1_500, "{count} comments");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn sentences_name_their_actor() {
+    let mut wrong = Vec::new();
+    let documents = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "lua/README.md"];
+    let documents = documents.map(|name| (name.to_owned(), fs::read_to_string(root().join(name)).expect("a document")));
+    for (name, text) in sources(&[("src", "rs"), ("lua", "lua"), ("docs", "md")]).into_iter().chain(documents) {
+        for (number, line) in text.lines().enumerate() {
+            let is_comment = !name.ends_with(".rs") || line.contains("//");
+            let lower = line.to_lowercase();
+            wrong.extend(
+                NO_ACTOR
+                    .iter()
+                    .filter(|word| is_comment && has_word(&lower, word))
+                    .map(|word| format!("{name}:{}: {word}", number + 1)),
+            );
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn old_names_are_gone() {
+    let all = [
+        ("src", "rs"),
+        ("testing", "rs"),
+        ("tests", "rs"),
+        ("examples", "rs"),
+        ("cluster-testenv", "rs"),
+        ("fork-test", "rs"),
+    ];
+    let mut wrong = Vec::new();
+    for (path, text) in all.iter().flat_map(|(folder, ext)| files(folder, ext)) {
+        let code: String =
+            text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+        let name = path.display().to_string();
+        if !name.ends_with("tests/it/words.rs") {
+            wrong.extend(OLD_NAMES.iter().filter(|old| has_word(&code, old)).map(|old| format!("{name}: {old}")));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Returns the names of the types that a file defines, outside of its tests.
+fn types(text: &str) -> BTreeSet<String> {
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let words = code.lines().filter(|line| !line.trim_start().starts_with("//")).map(|line| {
+        let line = line.trim_start();
+        let line = line.strip_prefix("pub").map_or(line, |rest| rest.split_once(' ').map_or("", |(_, rest)| rest));
+        let kinds = ["struct ", "enum ", "trait "];
+        kinds.iter().find_map(|kind| line.strip_prefix(kind)).unwrap_or_default()
+    });
+    let end = |letter: char| !letter.is_alphanumeric();
+    words.filter_map(|rest| rest.split(end).next()).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+#[test]
+fn each_type_has_a_name_of_its_own() {
+    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (path, text) in files("src", "rs") {
+        let name = path.display().to_string();
+        // A second form of the same: without a feature, or for threads.
+        if ["off.rs", "no_tls.rs", "blocking.rs"].iter().any(|twin| name.ends_with(twin)) || name.contains("/bin/") {
+            continue;
+        }
+        for of_type in types(&text) {
+            found.entry(of_type).or_default().push(name.clone());
+        }
+    }
+    assert!(found.len() > 200, "{} types", found.len());
+    let twice: Vec<_> =
+        found.iter().filter(|(name, files)| files.len() > 1 && !TWINS.iter().any(|(twin, _)| twin == name)).collect();
+    assert!(twice.is_empty(), "{twice:#?}");
+}
+
+#[test]
+fn limits_begin_with_max_and_min() {
+    let mut wrong = Vec::new();
+    for (path, text) in files("src", "rs") {
+        for line in text.lines().map(str::trim_start) {
+            let constant = line.split_once("const ").and_then(|(_, rest)| rest.split_once(':')).map(|(name, _)| name);
+            let is_old =
+                |name: &str| name.split('_').any(|part| ["MOST", "LEAST"].contains(&part)) || name.ends_with("_MAX");
+            wrong.extend(constant.filter(|name| is_old(name)).map(|name| format!("{}: {name}", path.display())));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
