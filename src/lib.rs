@@ -43,7 +43,7 @@
 //! * [`docs/RELIABILITY.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/RELIABILITY.md): each fault and its consequences
 //! * [`docs/FENCING.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/FENCING.md): how a resource checks tokens
 //! * [`docs/OPERATIONS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/OPERATIONS.md): servers, rights, all options, a runbook
-//! * [`docs/IDLE.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/IDLE.md): cached holds
+//! * [`docs/CACHED_HOLDS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/CACHED_HOLDS.md): cached holds
 //! * [`docs/LOGS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/LOGS.md): events and spans
 //! * [`docs/METRICS.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/METRICS.md): metrics, alert rules and a dashboard
 //! * [`docs/CLI.md`](https://docs.rs/crate/redis-rwlock/latest/source/docs/CLI.md): the program

@@ -11,7 +11,7 @@
 //! This answer shows a waiter that came before; a waiter that comes later sends a recall. After a break, and a second
 //! after the last answer of the node, the process counts on nothing.
 //!
-//! Source: `docs/IDLE.md`, and the callbacks of distributed lock managers and of Chubby.
+//! Source: `docs/CACHED_HOLDS.md`, and the callbacks of distributed lock managers and of Chubby.
 
 use std::fmt;
 use std::sync::Arc;

@@ -359,7 +359,7 @@ fn only_the_answer_to_its_repeat_tells_an_overrun_reader(mut lock: Lock) {
     let before = lock.granted("a", Read);
     lock.was_overrun();
     assert!(lock.granted("a", Read) > before, "another hold under this id");
-    // If that answer is lost nobody learns of it: the limit that `lua/README.md` names.
+    // If that answer is lost nobody learns of it: the limit that `docs/PROTOCOL.md` names.
     lock.renewed("a", LEASE_MS);
     assert_eq!(lock.leave("a"), Left::Held);
 }

@@ -1,7 +1,7 @@
 //! Cached holds: a hold may stay when its last guard has left, until the next guard comes, another process recalls it,
 //! or it was unused for long.
 //!
-//! A cached hold has no guard, but one share without an owner: it is renewed, and ends, as any hold. `docs/IDLE.md` has
+//! A cached hold has no guard, but one share without an owner: it is renewed, and ends, as any hold. `docs/CACHED_HOLDS.md` has
 //! the rules; the numbers behind them are its own.
 
 use std::num::NonZeroU32;

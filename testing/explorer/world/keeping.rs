@@ -1,4 +1,4 @@
-//! What clients do who let holds stay when nobody is inside: the rules of `docs/IDLE.md`.
+//! What clients do who let holds stay when nobody is inside: the rules of `docs/CACHED_HOLDS.md`.
 //!
 //! Tokens are counted from the highest that was given, so far back as it matters.
 

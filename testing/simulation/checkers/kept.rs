@@ -1,5 +1,5 @@
 //! Holds that stay when their last guard has left: who waits is heard of, what is called is given up in time, and nobody enters
-//! after that. `docs/IDLE.md` has the times.
+//! after that. `docs/CACHED_HOLDS.md` has the times.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! What published clients cannot be protected against, nor we from them: each line of the list in `lua/README.md`. (That their
-//! readers starve our writers is shown in `tests/lua/published.rs`, where no time has to pass.)
+//! What published clients cannot be protected against, nor we from them: each line of the list in `docs/PROTOCOL.md`.
+//! (That their readers starve our writers is shown in `tests/lua/published.rs`, where no time has to pass.)
 
 use std::time::Duration;
 
