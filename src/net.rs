@@ -43,7 +43,7 @@ mod sentinels;
 mod slot_owners;
 mod slots;
 mod survey;
-#[cfg_attr(not(feature = "tls"), path = "transport/no_tls.rs")]
+#[cfg_attr(not(feature = "tls"), path = "net/no_tls.rs")]
 mod tls;
 
 /// A Lua script and its digest.
