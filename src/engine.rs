@@ -334,7 +334,7 @@ impl Engine {
 
     /// Longest time for which a request that is sent now may yet be carried out.
     pub(crate) fn max_delay(&self) -> Duration {
-        stray_span(&self.options)
+        request_delay(&self.options)
     }
 
     /// Schedules the holds for which an event of a cell made something due.
@@ -506,14 +506,14 @@ fn rules(options: &Options, clock: Clock, process: Process) -> Rules {
         clock,
         process,
         max_clock_skew: options.max_clock_skew,
-        max_delay: stray_span(options),
+        max_delay: request_delay(options),
         max_handoffs: options.max_handoffs,
         handoff_span: HANDOFF_SPAN,
         meter: Metrics::default(),
     }
 }
 
-fn stray_span(options: &Options) -> Duration {
+fn request_delay(options: &Options) -> Duration {
     lease::max_delay(options.response_timeout, options.max_clock_skew)
 }
 

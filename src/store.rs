@@ -76,11 +76,11 @@ pub(crate) enum IfTaken {
     Leave,
     /// The acquisition waits in the queue. The server forgets it when no repeat comes for `patience`. When it is
     /// granted while it waits, it has `patience` (at most its lease) to claim the hold by a renewal.
-    Queue { patience: Duration },
+    Queue { waiter_ttl: Duration },
     /// The acquisition waits for a recall reply. The recall carries its id to the holders, which answer that the lock
     /// is in use, or give it up. Where no holder can be recalled, the server refuses and forgets it, unless it waits
     /// already.
-    Try { patience: Duration },
+    Try { waiter_ttl: Duration },
 }
 
 impl AcquireRequest {
@@ -88,7 +88,7 @@ impl AcquireRequest {
     pub(crate) fn claim(&self) -> Duration {
         match self.if_taken {
             IfTaken::Leave => self.lease,
-            IfTaken::Queue { patience } | IfTaken::Try { patience } => self.lease.min(patience),
+            IfTaken::Queue { waiter_ttl: patience } | IfTaken::Try { waiter_ttl: patience } => self.lease.min(patience),
         }
     }
 }
@@ -100,14 +100,14 @@ pub(crate) enum Acquired {
     Queued {
         retry_in: Duration,
         /// True if the lock is recallable and this request recalled it: perhaps no guard is inside the hold.
-        is_kept: bool,
+        is_cached: bool,
     },
     /// The lock is held or waited for, and the acquisition does not wait. `retry_in` as in `Queued`.
     Contended {
         retry_in: Duration,
     },
     /// Refusal as by `Contended`, of a recallable lock: perhaps no guard is inside the hold.
-    Kept {
+    Cached {
         retry_in: Duration,
     },
     /// The request arrived after its limit and changed nothing.
@@ -138,7 +138,7 @@ pub(crate) struct Absence {
 impl Absence {
     /// Returns true if this server knew a hold with the tokens from `token` to `last` and has kept its record since.
     /// Such a hold was ended, not forgotten.
-    pub(crate) fn knew(&self, token: FencingToken, last: FencingToken) -> bool {
+    pub(crate) fn has_known(&self, token: FencingToken, last: FencingToken) -> bool {
         let was_granted = self.last.is_some_and(|newest| newest >= last);
         was_granted && self.first.is_some_and(|first| first <= token)
     }
@@ -174,7 +174,7 @@ pub(crate) enum Converted {
     Refused,
     /// Refusal as by `Refused`, of a recallable lock: perhaps no guard is inside the other holds. The server has
     /// recalled them.
-    Kept,
+    Cached,
     /// Neither the old hold nor the new one is there.
     Lost { forced: Option<FencingToken> },
     /// The request arrived after its limit and changed nothing.
@@ -197,15 +197,15 @@ pub(crate) struct View {
     /// Number of further records, dead ones included: one look is bounded.
     pub(crate) more_holders: usize,
     /// Waiters in the order of their arrival, as far as the server's clock tells them apart.
-    pub(crate) waiters: Vec<Waiter>,
+    pub(crate) waiters: Vec<QueuedWaiter>,
     pub(crate) more_waiters: usize,
     /// Timestamps of clients of the timestamp scheme, in milliseconds.
-    pub(crate) foreign_write_ms: Option<u64>,
-    pub(crate) foreign_read_ms: Option<u64>,
+    pub(crate) client_write_ms: Option<u64>,
+    pub(crate) client_read_ms: Option<u64>,
     /// Last token of each server, where several keep the lock.
     pub(crate) tokens: Vec<Option<FencingToken>>,
     /// True if processes that are not inside may cache the holds.
-    pub(crate) is_marked: bool,
+    pub(crate) is_recallable: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -217,7 +217,7 @@ pub(crate) struct Holder {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Waiter {
+pub(crate) struct QueuedWaiter {
     pub(crate) id: String,
     pub(crate) mode: Mode,
     pub(crate) since_ms: u64,
@@ -229,17 +229,17 @@ pub(crate) struct Forced {
     /// Ids of the holds that were live until now and whose records the force has removed.
     pub(crate) ids: Vec<String>,
     /// True if more records are left: the same call again continues. Their holds are over already.
-    pub(crate) more: bool,
+    pub(crate) has_more: bool,
 }
 
 /// Hold to renew.
 #[derive(Clone, Debug)]
-pub(crate) struct Renewal {
+pub(crate) struct RenewalRequest {
     pub(crate) key: Arc<Key>,
     pub(crate) id: AcquisitionId,
     pub(crate) lease: Duration,
-    /// Asks to cache the hold, as [`AcquireRequest::keeps`].
-    pub(crate) keeps: bool,
+    /// Asks to cache the hold, as [`AcquireRequest::caches`].
+    pub(crate) caches: bool,
     /// Largest number of further tokens for a write hold that may be cached: 0 or [`MAX_TOKENS`](crate::base::lease::MAX_TOKENS).
     pub(crate) tokens: u64,
 }
@@ -281,7 +281,7 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     }
     /// Ends a hold, or an acquisition under way.
     fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>>;
-    /// Returns true if this runtime can send [`leave`](Scheme::leave) without waiting for a connection.
+    /// Returns true if this runtime can send [`release`](Scheme::release) without waiting for a connection.
     fn can_send_inline(&self, _leave: &ReleaseRequest) -> bool {
         false
     }
@@ -302,7 +302,7 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
         request: &'a AcquireRequest,
     ) -> BoxFuture<'a, Attempt<Converted>>;
     /// Renews holds of one route; returns one answer for each, in order.
-    fn renew<'a>(&'a self, route: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>>;
+    fn renew<'a>(&'a self, route: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>>;
     fn route(&self, key: &Key) -> Route;
     /// Stream of signals that routes may have changed; `None` where they never do.
     fn changes(&self) -> Option<BoxStream<'static, ()>>;

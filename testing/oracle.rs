@@ -179,7 +179,7 @@ impl<'a> Setting<'a> {
 
     fn record(&self) -> Record {
         let record = if self.limited { Record::bounded(2) } else { Record::default() };
-        if self.published.is_some() { record.beside_published(PUBLISHED) } else { record }
+        if self.published.is_some() { record.beside_timestamp_clients(PUBLISHED) } else { record }
     }
 
     /// What is answered and happens in the long run.

@@ -16,10 +16,10 @@ use crate::base::health::{NodeHealth, Traffic};
 use crate::base::key::{Key, Listing};
 use crate::base::lease::{Moment, ServerTime};
 use crate::base::recalls::Recalls;
-use crate::store::memory::Memory;
+use crate::store::memory::MemoryScheme;
 use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, ReleaseReply,
-    ReleaseRequest, Renewal, Renewed, Route, Scheme, ServerContact, Subscription, View,
+    ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription, View,
 };
 
 /// How long a lost copy may yet arrive.
@@ -49,7 +49,7 @@ pub(crate) enum Fate {
 /// The scheme. What the test has no fate for is carried out at once.
 #[derive(Debug)]
 pub(crate) struct Staged {
-    pub(crate) memory: Memory,
+    pub(crate) memory: MemoryScheme,
     acquires: Mutex<VecDeque<Fate>>,
     conversions: Mutex<VecDeque<Fate>>,
     leaves: Mutex<VecDeque<Fate>>,
@@ -75,7 +75,7 @@ pub(crate) struct Staged {
 }
 
 impl Staged {
-    pub(crate) fn new(memory: Memory) -> Self {
+    pub(crate) fn new(memory: MemoryScheme) -> Self {
         Self {
             memory,
             acquires: Mutex::default(),
@@ -160,15 +160,15 @@ impl Staged {
         match fate {
             None => act.await,
             Some(Fate::Cut) => {
-                Err(Failure::Unknown { stray_until: self.memory.clock().now().after(STRAY), source: None })
+                Err(Failure::Unknown { arrives_until: self.memory.clock().now().after(STRAY), source: None })
             }
             Some(Fate::Unheard) => {
                 drop(act.await);
-                Err(Failure::Unknown { stray_until: self.memory.clock().now().after(STRAY), source: None })
+                Err(Failure::Unknown { arrives_until: self.memory.clock().now().after(STRAY), source: None })
             }
             Some(Fate::Silent(word)) => {
                 drop(word.await);
-                Err(Failure::Unknown { stray_until: self.memory.clock().now().after(STRAY), source: None })
+                Err(Failure::Unknown { arrives_until: self.memory.clock().now().after(STRAY), source: None })
             }
             Some(Fate::Answered(word)) => {
                 let answer = act.await;
@@ -252,7 +252,7 @@ impl Scheme for Staged {
         Box::pin(self.meet(fate, self.memory.convert(key, old, request)))
     }
 
-    fn renew<'a>(&'a self, route: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
+    fn renew<'a>(&'a self, route: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
         self.counts(batch.len());
         let ids = batch.iter().map(|renewal| renewal.id.clone()).collect();
         self.chunks.lock().push((self.memory.clock().now(), ids));
@@ -267,7 +267,10 @@ impl Scheme for Staged {
             if is_unheard.is_ok() {
                 tokio::time::sleep(STRAY).await;
                 let stray_until = self.memory.clock().now();
-                return answers.iter().map(|_| Err(Failure::Unknown { stray_until, source: None })).collect();
+                return answers
+                    .iter()
+                    .map(|_| Err(Failure::Unknown { arrives_until: stray_until, source: None }))
+                    .collect();
             }
             if let Some(word) = word {
                 drop(word.await);

@@ -100,7 +100,7 @@ pub(crate) struct Granted {
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
     /// The server may have executed the request, or may still execute it until `stray_until`.
-    Unknown { stray_until: Moment, source: Option<Source> },
+    Unknown { arrives_until: Moment, source: Option<Source> },
     /// The server certainly did not execute the request, and it may be retried.
     NotDone { source: Option<Source> },
     /// The server certainly did not execute the request, and a retry does not help.
@@ -115,8 +115,8 @@ impl Failure {
     /// Adds the node at which the failure happened.
     pub(crate) fn at(self, address: &str) -> Self {
         match self {
-            Self::Unknown { stray_until, source } => {
-                Self::Unknown { stray_until, source: Some(at_node(source, address)) }
+            Self::Unknown { arrives_until: stray_until, source } => {
+                Self::Unknown { arrives_until: stray_until, source: Some(at_node(source, address)) }
             }
             Self::NotDone { source } => Self::NotDone { source: Some(at_node(source, address)) },
             Self::Refused { refusal, node, message } => {

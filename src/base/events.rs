@@ -285,10 +285,10 @@ pub(crate) fn forced(lock: &str, holders: &[&str]) {
 
 /// Admits [`MAX_LINES`] lines in a second, and counts the others.
 #[derive(Debug, Default)]
-pub(crate) struct Limiter(Mutex<Lines>);
+pub(crate) struct Limiter(Mutex<LineCount>);
 
 #[derive(Debug, Default)]
-struct Lines {
+struct LineCount {
     second: u64,
     told: u32,
     left_out: u64,
@@ -313,9 +313,9 @@ impl Limiter {
 }
 
 /// Text of the failure of an attempt, with its node.
-struct Said<'a>(&'a Failure);
+struct FailureText<'a>(&'a Failure);
 
-impl fmt::Display for Said<'_> {
+impl fmt::Display for FailureText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Failure::Unknown { source: Some(source), .. } | Failure::NotDone { source: Some(source) } => source.fmt(f),
@@ -340,7 +340,7 @@ pub(crate) fn attempt_unanswered(lock: &str, failure: &Failure, limiter: &Limite
     if attempts_are_told()
         && let Some(left_out) = limiter.admits(now)
     {
-        let error = Said(failure).to_string();
+        let error = FailureText(failure).to_string();
         tracing::trace!(target: ATTEMPT, lock, error, left_out, "an attempt was not answered");
     }
 }
@@ -350,7 +350,7 @@ pub(crate) fn renewal_unanswered(lock: &str, failure: &Failure, limiter: &Limite
     if attempts_are_told()
         && let Some(left_out) = limiter.admits(now)
     {
-        let error = Said(failure).to_string();
+        let error = FailureText(failure).to_string();
         tracing::trace!(target: ATTEMPT, lock, error, left_out, "a renewal was not answered");
     }
 }
@@ -367,7 +367,7 @@ pub(crate) fn release_refused(lock: &str, words: &str) {
 
 /// Reports a release that is given up: the server has surely forgotten the hold.
 pub(crate) fn release_given_up(lock: &str, failure: &Failure) {
-    tracing::debug!(target: LOCK, lock, error = Said(failure).to_string(), "gave up telling the server of a release");
+    tracing::debug!(target: LOCK, lock, error = FailureText(failure).to_string(), "gave up telling the server of a release");
 }
 
 // The manager.

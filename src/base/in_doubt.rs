@@ -44,7 +44,7 @@ impl InDoubt {
     pub(crate) fn resolve<T>(&mut self, attempt: &Attempt<T>) {
         match attempt {
             Ok(answer) => self.on_answer(answer.sent),
-            Err(Failure::Unknown { stray_until, .. }) => self.abandon(*stray_until),
+            Err(Failure::Unknown { arrives_until: stray_until, .. }) => self.abandon(*stray_until),
             // A refused copy has come to its end, even if it was refused half way.
             Err(
                 Failure::NotDone { .. }
@@ -110,7 +110,7 @@ mod tests {
     }
 
     fn unknown(until: Moment) -> Attempt<()> {
-        Err(Failure::Unknown { stray_until: until, source: None })
+        Err(Failure::Unknown { arrives_until: until, source: None })
     }
 
     #[test]

@@ -232,7 +232,7 @@ impl Converting {
             }
             let now = engine.clock.now();
             self.copies.resolve(&attempt);
-            if let Ok(Answered { sent, value: Converted::Refused | Converted::Kept, .. }) = &attempt {
+            if let Ok(Answered { sent, value: Converted::Refused | Converted::Cached, .. }) = &attempt {
                 match self.copies.arrives_until() {
                     None => self.old.cancel_conversion(),
                     Some(_) => self.old.stood_at(*sent),
@@ -243,11 +243,13 @@ impl Converting {
                     Converted::Granted(granted) => {
                         return Outcome::Granted { answer: Answered { sent, server, node, value: () }, granted };
                     }
-                    Converted::Kept if self.copies.arrives_until().is_none() && self.word.is_awaited(&engine, now) => {
+                    Converted::Cached
+                        if self.copies.arrives_until().is_none() && self.word.is_awaited(&engine, now) =>
+                    {
                         self.word.pause(&engine, now).await;
                         continue;
                     }
-                    Converted::Refused | Converted::Kept => match self.copies.arrives_until() {
+                    Converted::Refused | Converted::Cached => match self.copies.arrives_until() {
                         // An earlier copy may yet find the others gone: then the old hold would be gone too.
                         Some(until) => {
                             engine.clock.sleep_until(until).await;

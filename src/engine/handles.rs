@@ -39,7 +39,7 @@ mod tests {
     use crate::engine::Held;
     use crate::engine::acquire::{Patience, acquire};
     use crate::store::Mode;
-    use crate::store::memory::{Memory, Store};
+    use crate::store::memory::{MemoryScheme, Store};
 
     async fn read(handles: &Handles, name: &str) -> Held {
         let engine = handles.of(key::hash_of(name));
@@ -50,7 +50,7 @@ mod tests {
 
     #[tokio::test]
     async fn users_of_different_locks_count_at_different_places() {
-        let handles = Handles::new(Arc::new(Memory::new(Arc::new(Store::new()))), Options::default());
+        let handles = Handles::new(Arc::new(MemoryScheme::new(Arc::new(Store::new()))), Options::default());
         let count = |name: &str| Arc::strong_count(handles.of(key::hash_of(name)));
         let other = (0..).map(|n| format!("lock-{n}"));
         let mut other =
@@ -64,7 +64,7 @@ mod tests {
 
     #[tokio::test]
     async fn engine_goes_with_its_last_guard() {
-        let handles = Handles::new(Arc::new(Memory::new(Arc::new(Store::new()))), Options::default());
+        let handles = Handles::new(Arc::new(MemoryScheme::new(Arc::new(Store::new()))), Options::default());
         let core = Arc::downgrade(&handles.any().core);
         let guard = read(&handles, "cfg").await;
         drop(handles);

@@ -92,7 +92,7 @@ impl Engine {
                 attempts += 1;
                 self.scheme.force(key, &look.view)
             });
-            let Forced { ids, more } = forced.await?.value;
+            let Forced { ids, has_more: more } = forced.await?.value;
             in_doubt |= attempts > 1;
             ended.extend(ids);
             if !more {

@@ -157,7 +157,7 @@ impl Engine {
 fn judge_absence(hold: &Hold, share_id: ShareId, absence: Absence, may_be_ours: bool) -> Result<(), LossReason> {
     let (first, last) = hold.tokens();
     match loss_reason(share_id.token, absence.forced) {
-        LossReason::Gone if may_be_ours && absence.knew(first, last) => Ok(()),
+        LossReason::Gone if may_be_ours && absence.has_known(first, last) => Ok(()),
         reason => Err(reason),
     }
 }

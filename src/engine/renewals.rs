@@ -25,7 +25,7 @@ use crate::engine::wake::Wake;
 use crate::lock::hold::{self, CacheAnswer, Grant, Hold, Next};
 use crate::lock::release::Release;
 use crate::lock::table::Table;
-use crate::store::{Renewal, Renewed, loss_reason};
+use crate::store::{RenewalRequest, Renewed, loss_reason};
 
 /// Window in which later renewals travel with the one that is due now. Of 10,000 holds with a lease of 10 s, as many as
 /// make a batch are due in it.
@@ -86,13 +86,13 @@ impl DueRenewal {
         Self { hold, lease, said }
     }
 
-    pub(super) fn renewal(&self) -> Renewal {
+    pub(super) fn renewal(&self) -> RenewalRequest {
         let tokens = if self.said.is_some() { self.hold.missing_tokens() } else { 0 };
-        Renewal {
+        RenewalRequest {
             key: Arc::clone(self.hold.key()),
             id: self.hold.id().clone(),
             lease: self.lease,
-            keeps: self.said.is_some(),
+            caches: self.said.is_some(),
             tokens,
         }
     }

@@ -339,12 +339,12 @@ async fn observed<G: Guard>(
     name: &str,
     acquiring: impl Future<Output = Result<Option<G>>> + Send,
 ) -> Result<Option<G>> {
-    let underway = engine.table.meter().begins(G::MODE, engine.clock);
+    let underway = engine.table.meter().begin(G::MODE, engine.clock);
     let outcome = events::within(name, G::MODE, acquiring, Option::is_some).await;
     if let Ok(Some(guard)) = &outcome {
         guard.held().hold().begin_span();
     }
-    underway.ended(events::word_for_outcome(&outcome, Option::is_some));
+    underway.end(events::word_for_outcome(&outcome, Option::is_some));
     outcome
 }
 
@@ -354,7 +354,7 @@ impl<G: Guard> IntoFuture for Acquire<G> {
 
     #[inline]
     fn into_future(self) -> Acquiring<G> {
-        Acquiring { engine: Some(self.engine), step: Step::New(self.request) }
+        Acquiring { engine: Some(self.engine), step: AcquireStep::New(self.request) }
     }
 }
 
@@ -373,10 +373,10 @@ impl<G: Guard> fmt::Debug for Acquire<G> {
 pub struct Acquiring<G: Guard> {
     /// Engine until the acquisition starts; `None` while it runs and after its end.
     engine: Option<Arc<Engine>>,
-    step: Step<G>,
+    step: AcquireStep<G>,
 }
 
-enum Step<G: Guard> {
+enum AcquireStep<G: Guard> {
     /// First state, before the first poll. A reader that joins a hold of its process is ready at the first poll, and
     /// needs no allocation.
     New(Request),
@@ -391,14 +391,14 @@ impl<G: Guard> Acquiring<G> {
     /// Starts the acquisition that could not finish at its first poll.
     fn set_out(&mut self, engine: Arc<Engine>) -> Result<()> {
         // After an error below the step stays `Done`, since the future has ended with that error.
-        if let Step::New(request) = std::mem::replace(&mut self.step, Step::Done) {
+        if let AcquireStep::New(request) = std::mem::replace(&mut self.step, AcquireStep::Done) {
             let process = engine.process.clone();
             process.check(request.name.as_str())?;
             let future = match is_observed() {
                 true => request.take_observed(engine, Patience::Wait),
                 false => Box::pin(request.take(engine, Patience::Wait)?),
             };
-            self.step = Step::Underway { process, future };
+            self.step = AcquireStep::Underway { process, future };
         }
         Ok(())
     }
@@ -410,7 +410,7 @@ impl<G: Guard> Future for Acquiring<G> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(engine) = self.engine.take()
-            && let Step::New(request) = &self.step
+            && let AcquireStep::New(request) = &self.step
         {
             // Joining needs only a reference: moving the request would cost time on the fastest path.
             if let Some((hold, share_id)) = request.join(&engine, G::MODE) {
@@ -420,11 +420,11 @@ impl<G: Guard> Future for Acquiring<G> {
             self.set_out(engine)?;
         }
         match &mut self.step {
-            Step::Underway { future, .. } => future.as_mut().poll(cx).map_ok(|guard| match guard {
+            AcquireStep::Underway { future, .. } => future.as_mut().poll(cx).map_ok(|guard| match guard {
                 Some(guard) => guard,
                 None => unreachable!("only a caller that asks once is told no"),
             }),
-            Step::New(_) | Step::Done => panic!("polled after its end"),
+            AcquireStep::New(_) | AcquireStep::Done => panic!("polled after its end"),
         }
     }
 }
@@ -432,10 +432,10 @@ impl<G: Guard> Future for Acquiring<G> {
 impl<G: Guard> Drop for Acquiring<G> {
     /// Cancels nothing in a copy of the process: the acquisition belongs to the original process.
     fn drop(&mut self) {
-        if let Step::Underway { process, .. } = &self.step
+        if let AcquireStep::Underway { process, .. } = &self.step
             && !process.is_current()
         {
-            std::mem::forget(std::mem::replace(&mut self.step, Step::Done));
+            std::mem::forget(std::mem::replace(&mut self.step, AcquireStep::Done));
         }
     }
 }

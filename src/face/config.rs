@@ -16,7 +16,7 @@ use crate::base::topology::{Tls, Topology};
 use crate::face::manager::{Builder, RedisManager};
 
 mod names;
-use names::Owner;
+use names::VariableOwner;
 
 /// Configuration of a [`RedisManager`]: its topology, the files of its certificates, and every option of [`Builder`].
 /// Needs the cargo feature `serde`.
@@ -81,7 +81,7 @@ pub struct Config {
     key_prefix: Option<String>,
     label: Option<String>,
     timestamp_keys: Option<String>,
-    timestamp_clients: Option<Limits>,
+    timestamp_clients: Option<TimestampClientFields>,
     max_handoffs: Option<u64>,
     cache_for: Option<ParsedDuration>,
     max_cached: Option<usize>,
@@ -108,7 +108,7 @@ enum Nesting {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Limits {
+struct TimestampClientFields {
     read: Option<ParsedDuration>,
     write: Option<ParsedDuration>,
     key_ttl: Option<ParsedDuration>,
@@ -387,7 +387,7 @@ impl TlsFields {
     }
 }
 
-impl Limits {
+impl TimestampClientFields {
     fn or_default(self) -> TimestampClients {
         let default = TimestampClients::default();
         let or = |period: Option<ParsedDuration>, default| period.map_or(default, |ParsedDuration(span)| span);
@@ -399,13 +399,13 @@ impl Limits {
 /// Returns true if the variable `name` belongs to the configuration, false if it belongs to another owner.
 fn is_field(prefix: &str, name: &str, field: &str) -> Result<bool> {
     match names::owner_of(field) {
-        Owner::Config => Ok(true),
-        Owner::Others => Ok(false),
-        Owner::Unknown => {
+        VariableOwner::Config => Ok(true),
+        VariableOwner::Others => Ok(false),
+        VariableOwner::Unknown => {
             events::unknown_variable(name);
             Ok(false)
         }
-        Owner::Misspelt(meant) => {
+        VariableOwner::Misspelt(meant) => {
             let reason = format!("{name} is no option: {prefix}_{meant} is, so correct the name or remove it");
             Err(invalid("environment", reason))
         }

@@ -21,14 +21,14 @@ use crate::engine::handles::Handles;
 use crate::face::acquire::Acquire;
 use crate::face::guard::{Guard, ReadGuard, WriteGuard};
 use crate::net;
-use crate::store::memory::{Memory, Store, Wire};
+use crate::store::memory::{MemoryConnection, MemoryScheme, Store};
 use crate::store::view::{HolderView, LockView};
 use crate::store::{BoxFuture, Scheme, hash, two_key};
 
 mod sealed {
     use std::sync::Arc;
 
-    use super::Place;
+    use super::Deployment;
     use crate::base::error::Result;
     use crate::base::options::Options;
     use crate::engine::Engine;
@@ -43,17 +43,17 @@ mod sealed {
         }
     }
 
-    pub trait FromPlace: Sized {
+    pub trait FromDeployment: Sized {
         #[allow(private_interfaces)] // callers outside of the crate cannot name or call it
-        fn from_place(place: Place, options: Options) -> Result<Self>;
+        fn from_deployment(place: Deployment, options: Options) -> Result<Self>;
     }
 }
-use sealed::FromPlace;
+use sealed::FromDeployment;
 pub(crate) use sealed::Sealed;
 
 /// Store of a manager's locks.
 #[derive(Clone, Debug)]
-enum Place {
+enum Deployment {
     Servers(Topology),
     /// Independent masters, which vote.
     Masters(Masters),
@@ -290,7 +290,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
         Box::pin(async move {
             let key = key?;
             let ended = engine.force(&key).await?;
-            tell_forced(&key, &ended);
+            log_forced(&key, &ended);
             Ok(ended)
         })
     }
@@ -338,7 +338,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
                 return Ok(Vec::new());
             }
             let ended = engine.force_shown(&key, &seen).await?;
-            tell_forced(&key, &ended);
+            log_forced(&key, &ended);
             Ok(ended)
         })
     }
@@ -494,7 +494,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     }
 }
 
-fn tell_forced(key: &Key, ended: &[HolderView]) {
+fn log_forced(key: &Key, ended: &[HolderView]) {
     let holders: Vec<&str> = ended.iter().map(|holder| &*holder.label).collect();
     events::forced(key.name(), &holders);
 }
@@ -624,7 +624,7 @@ pub struct MemoryManager {
     handles: Handles,
     store: Arc<Store>,
     /// Connection of this manager and its clones to the store.
-    wire: Arc<Wire>,
+    wire: Arc<MemoryConnection>,
 }
 manager!(MemoryManager);
 
@@ -640,7 +640,7 @@ impl RedisManager {
 
     /// Returns a [`Builder`] for a manager of these servers.
     pub fn builder(topology: impl Into<Topology>) -> Builder<Self> {
-        Builder::new(Place::Servers(topology.into()))
+        Builder::new(Deployment::Servers(topology.into()))
     }
 }
 
@@ -656,7 +656,7 @@ impl TwoKeyManager {
 
     /// Returns a [`Builder`] for a manager of these servers.
     pub fn builder(topology: impl Into<Topology>) -> Builder<Self> {
-        Builder::new(Place::Servers(topology.into()))
+        Builder::new(Deployment::Servers(topology.into()))
     }
 }
 
@@ -675,7 +675,7 @@ impl MemoryManager {
 
     /// Returns a [`Builder`] for a manager on a store of its own.
     pub fn builder() -> Builder<Self> {
-        Builder::new(Place::Memory(Arc::new(Store::new())))
+        Builder::new(Deployment::Memory(Arc::new(Store::new())))
     }
 
     /// Creates another manager on the same store and with the same options, as a second process would have.
@@ -686,7 +686,7 @@ impl MemoryManager {
 
     /// Returns a [`Builder`] for another manager on the same store.
     pub fn peer_builder(&self) -> Builder<Self> {
-        Builder::new(Place::Memory(Arc::clone(&self.store)))
+        Builder::new(Deployment::Memory(Arc::clone(&self.store)))
     }
 
     /// Disconnects this manager and its clones from the store, as a broken network would. Its peers stay connected.
@@ -754,19 +754,19 @@ impl MemoryManager {
     }
 
     fn on(store: Arc<Store>, options: Options) -> Self {
-        let scheme = Memory::new(Arc::clone(&store));
+        let scheme = MemoryScheme::new(Arc::clone(&store));
         let wire = Arc::clone(scheme.wire());
         Self { handles: Handles::new(Arc::new(scheme), options), store, wire }
     }
 }
 
 /// Managers of this crate, which a [`Builder`] builds.
-pub trait Build: RwLockManager + FromPlace {}
-impl<M: RwLockManager + FromPlace> Build for M {}
+pub trait Build: RwLockManager + FromDeployment {}
+impl<M: RwLockManager + FromDeployment> Build for M {}
 
-impl FromPlace for RedisManager {
+impl FromDeployment for RedisManager {
     #[allow(private_interfaces)]
-    fn from_place(place: Place, options: Options) -> Result<Self> {
+    fn from_deployment(place: Deployment, options: Options) -> Result<Self> {
         let home = options.background_runtime(Clock::System);
         let transport = net::open(&place.servers(), &options, &home)?;
         let scheme = hash::scheme(transport, options.timestamp_clients);
@@ -774,9 +774,9 @@ impl FromPlace for RedisManager {
     }
 }
 
-impl FromPlace for TwoKeyManager {
+impl FromDeployment for TwoKeyManager {
     #[allow(private_interfaces)]
-    fn from_place(place: Place, options: Options) -> Result<Self> {
+    fn from_deployment(place: Deployment, options: Options) -> Result<Self> {
         let topology = place.servers();
         topology.check_single()?;
         options.check_not_cached(
@@ -789,17 +789,19 @@ impl FromPlace for TwoKeyManager {
     }
 }
 
-impl FromPlace for MemoryManager {
+impl FromDeployment for MemoryManager {
     #[allow(private_interfaces)]
-    fn from_place(place: Place, options: Options) -> Result<Self> {
+    fn from_deployment(place: Deployment, options: Options) -> Result<Self> {
         match place {
-            Place::Memory(store) => Ok(Self::on(store, options)),
-            Place::Servers(_) | Place::Masters(_) => unreachable!("only its own builders build a memory manager"),
+            Deployment::Memory(store) => Ok(Self::on(store, options)),
+            Deployment::Servers(_) | Deployment::Masters(_) => {
+                unreachable!("only its own builders build a memory manager")
+            }
         }
     }
 }
 
-impl Place {
+impl Deployment {
     fn servers(self) -> Topology {
         match self {
             Self::Servers(topology) => topology,
@@ -867,20 +869,20 @@ impl Place {
 /// ```
 #[must_use = "a builder does nothing until it is built"]
 pub struct Builder<M: Build> {
-    place: Place,
+    deployment: Deployment,
     options: Options,
     manager: PhantomData<fn() -> M>,
 }
 
 impl<M: Build> Clone for Builder<M> {
     fn clone(&self) -> Self {
-        Self { place: self.place.clone(), options: self.options.clone(), manager: PhantomData }
+        Self { deployment: self.deployment.clone(), options: self.options.clone(), manager: PhantomData }
     }
 }
 
 impl<M: Build> fmt::Debug for Builder<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder").field("place", &self.place).field("options", &self.options).finish()
+        f.debug_struct("Builder").field("place", &self.deployment).field("options", &self.options).finish()
     }
 }
 
@@ -977,8 +979,8 @@ durability!(RedisManager);
 durability!(TwoKeyManager);
 
 impl<M: Build> Builder<M> {
-    fn new(place: Place) -> Self {
-        Self { place, options: Options::default(), manager: PhantomData }
+    fn new(place: Deployment) -> Self {
+        Self { deployment: place, options: Options::default(), manager: PhantomData }
     }
 
     /// Sets how long the server keeps a hold without a renewal. Defaults to 10 s.
@@ -1221,7 +1223,7 @@ impl<M: Build> Builder<M> {
     /// [`InvalidOption`](Error::InvalidOption).
     pub fn build(self) -> Result<M> {
         self.options.check()?;
-        M::from_place(self.place, self.options)
+        M::from_deployment(self.deployment, self.options)
     }
 
     /// Builds the manager and checks that a server answers with which it can work.

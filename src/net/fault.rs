@@ -142,7 +142,7 @@ impl Fault {
             Self::Refused { refusal, message } => Failure::Refused { refusal, node: None, message },
             Self::Broken { refusal, message } => Failure::Broken { refusal, node: None, message },
             Self::Unreplicated { asked, acknowledged } => Failure::Unreplicated { asked, acknowledged, node: None },
-            Self::Unknown { stray_until, source } => Failure::Unknown { stray_until, source },
+            Self::Unknown { stray_until, source } => Failure::Unknown { arrives_until: stray_until, source },
             Self::NotSent(source) => Failure::NotDone { source },
             Self::Again(source) | Self::WrongServer(source) => Failure::NotDone { source: Some(source) },
             Self::Moved { address } | Self::Ask { address } => {

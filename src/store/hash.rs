@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::base::options::TimestampClients;
 use crate::net::{Script, Transport};
-use crate::store::lua::{LuaScheme, Scripts, Waiting};
+use crate::store::lua::{LuaScheme, ScriptQueue, Scripts};
 use crate::store::scripts::hash;
 
 static SCRIPTS: Scripts = Scripts {
@@ -29,5 +29,5 @@ pub(crate) fn scheme_of(
     limits: TimestampClients,
 ) -> LuaScheme {
     let limits = format!("{} {}", limits.read.as_millis(), limits.write.as_millis());
-    LuaScheme::new(scripts, transport, Waiting::InTheLock { limits })
+    LuaScheme::new(scripts, transport, ScriptQueue::InTheLock { limits })
 }

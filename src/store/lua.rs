@@ -22,8 +22,8 @@ use crate::base::recalls::Recalls;
 use crate::net::{Call, Expiry, NO_ID, Script, Transport, Words};
 use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    Granted, Holder, IfTaken, Mode, Notification, ReleaseReply, ReleaseRequest, Renewal, Renewed, Route, Scheme,
-    ServerContact, Subscription, View, Waiter, refused, scripts, without_recalls,
+    Granted, Holder, IfTaken, Mode, Notification, QueuedWaiter, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed,
+    Route, Scheme, ServerContact, Subscription, View, refused, scripts, without_recalls,
 };
 
 /// Scripts and key parts of one Lua scheme.
@@ -43,7 +43,7 @@ pub(crate) struct Scripts {
 static RIGHTS: Script = Script::new(scripts::RIGHTS);
 
 /// Place of the waiters of a lock.
-pub(crate) enum Waiting {
+pub(crate) enum ScriptQueue {
     /// The lock's own queue; waiters are notified of their grants. A script that may let others in has to know how long
     /// the timestamps of timestamp clients count. `limits` has that in milliseconds: the readers' and the writers',
     /// with a blank between them.
@@ -56,7 +56,7 @@ pub(crate) enum Waiting {
 pub(crate) struct LuaScheme {
     scripts: &'static Scripts,
     transport: Arc<dyn Transport>,
-    waiting: Waiting,
+    queue: ScriptQueue,
 }
 
 impl fmt::Debug for LuaScheme {
@@ -66,8 +66,8 @@ impl fmt::Debug for LuaScheme {
 }
 
 impl LuaScheme {
-    pub(crate) fn new(scripts: &'static Scripts, transport: Arc<dyn Transport>, waiting: Waiting) -> Self {
-        Self { scripts, transport, waiting }
+    pub(crate) fn new(scripts: &'static Scripts, transport: Arc<dyn Transport>, waiting: ScriptQueue) -> Self {
+        Self { scripts, transport, queue: waiting }
     }
 
     /// Commands without which the scheme cannot work.
@@ -100,15 +100,15 @@ impl LuaScheme {
         match request.if_taken {
             IfTaken::Leave => call.arg("0"),
             // At least one: 0 means that the acquisition does not wait.
-            IfTaken::Queue { patience } | IfTaken::Try { patience } => {
-                call.number(whole_millis(patience.max(Duration::from_millis(1))))
+            IfTaken::Queue { waiter_ttl } | IfTaken::Try { waiter_ttl } => {
+                call.number(whole_millis(waiter_ttl.max(Duration::from_millis(1))))
             }
         }
-        if let Waiting::InTheLock { limits } = &self.waiting {
+        if let ScriptQueue::InTheLock { limits } = &self.queue {
             max_tokens_arg(call, request.max_tokens);
             call.arg(limits);
             match (request.caches, matches!(request.if_taken, IfTaken::Try { .. })) {
-                (true, false) => call.arg(KEEP),
+                (true, false) => call.arg(CACHE_FLAG),
                 (false, true) => call.arg("t"),
                 (true, true) => call.arg("kt"),
                 (false, false) => {}
@@ -137,10 +137,10 @@ impl LuaScheme {
         call
     }
 
-    fn leave_call(&self, key: &Key, id: &AcquisitionId) -> Call {
+    fn release_call(&self, key: &Key, id: &AcquisitionId) -> Call {
         let mut call = self.call(&self.scripts.leave, key);
         call.echoed_arg(id.as_str());
-        self.surroundings(&mut call);
+        self.add_limits(&mut call);
         call
     }
 
@@ -150,12 +150,12 @@ impl LuaScheme {
         call.echoed_arg(request.id.as_str());
         call.arg(letter(request.mode));
         call.number(whole_millis(request.lease));
-        if let Waiting::InTheLock { .. } = self.waiting {
+        if let ScriptQueue::InTheLock { .. } = self.queue {
             max_tokens_arg(call, request.max_tokens);
         }
-        self.surroundings(call);
-        if request.caches && self.calls_back() {
-            call.arg(KEEP);
+        self.add_limits(call);
+        if request.caches && self.has_recalls() {
+            call.arg(CACHE_FLAG);
         }
     }
 
@@ -167,12 +167,12 @@ impl LuaScheme {
         call
     }
 
-    fn renew_call(&self, renewal: &Renewal) -> Call {
+    fn renew_call(&self, renewal: &RenewalRequest) -> Call {
         let mut call = self.call(&self.scripts.renew, &renewal.key);
         call.echoed_arg(renewal.id.as_str());
         call.number(whole_millis(renewal.lease));
-        if renewal.keeps && self.calls_back() {
-            call.arg(KEEP);
+        if renewal.caches && self.has_recalls() {
+            call.arg(CACHE_FLAG);
             if renewal.tokens > 0 {
                 call.number(renewal.tokens);
             }
@@ -184,17 +184,17 @@ impl LuaScheme {
     fn force_call(&self, key: &Key, seen: &View) -> Call {
         let mut call = self.call(&self.scripts.force, key);
         let token = seen.token.map_or(0, FencingToken::as_u64);
-        for number in [token, seen.foreign_write_ms.unwrap_or(0), seen.foreign_read_ms.unwrap_or(0)] {
+        for number in [token, seen.client_write_ms.unwrap_or(0), seen.client_read_ms.unwrap_or(0)] {
             call.number(number);
         }
-        self.surroundings(&mut call);
-        if self.calls_back() {
+        self.add_limits(&mut call);
+        if self.has_recalls() {
             call.arg(&ids(seen));
         }
         call
     }
 
-    fn used_call(&self, script: &'static Script, key: &Key, id: &str) -> Call {
+    fn in_use_call(&self, script: &'static Script, key: &Key, id: &str) -> Call {
         let mut call = self.call(script, key);
         call.echoed_arg(id);
         call
@@ -209,27 +209,29 @@ impl LuaScheme {
     }
 
     /// Adds the limits that a script needs that may let others in.
-    fn surroundings(&self, call: &mut Call) {
-        if let Waiting::InTheLock { limits } = &self.waiting {
+    fn add_limits(&self, call: &mut Call) {
+        if let ScriptQueue::InTheLock { limits } = &self.queue {
             call.arg(limits);
         }
     }
 
     /// Channel on which the processes with cached holds receive recalls.
-    fn call_channel(&self, key: &Key) -> String {
-        [&key.channels(self.scripts.key_parts[0]), ":", CALL].concat()
+    fn recall_channel(&self, key: &Key) -> String {
+        [&key.channels(self.scripts.key_parts[0]), ":", RECALL].concat()
     }
 
     /// Returns true if the scheme has cached holds and recalls.
-    fn calls_back(&self) -> bool {
-        matches!(self.waiting, Waiting::InTheLock { .. })
+    fn has_recalls(&self) -> bool {
+        matches!(self.queue, ScriptQueue::InTheLock { .. })
     }
 
     /// Channel of one manager.
     fn channel(&self, key: &Key, manager: &str) -> String {
-        match self.waiting {
-            Waiting::InTheLock { .. } => [&key.channels(self.scripts.key_parts[0]), ":", WAKE, ":", manager].concat(),
-            Waiting::Beside => [&key.part(WAKE), ":", manager].concat(),
+        match self.queue {
+            ScriptQueue::InTheLock { .. } => {
+                [&key.channels(self.scripts.key_parts[0]), ":", WAKE, ":", manager].concat()
+            }
+            ScriptQueue::Beside => [&key.part(WAKE), ":", manager].concat(),
         }
     }
 
@@ -244,7 +246,7 @@ impl LuaScheme {
         let mut call = self.call(&self.scripts.acquire, key);
         call.number(not_after_ms);
         self.acquire_args(&mut call, request);
-        read_reply(self.transport.call(call).await?, request.id.as_str(), acquired)
+        read_reply(self.transport.call(call).await?, request.id.as_str(), parse_acquired)
     }
 
     /// Converts with a limit of the caller's choice.
@@ -259,16 +261,16 @@ impl LuaScheme {
         let mut call = self.call(&self.scripts.convert, key);
         call.number(not_after_ms);
         self.convert_args(&mut call, old, request);
-        read_reply(self.transport.call(call).await?, request.id.as_str(), converted)
+        read_reply(self.transport.call(call).await?, request.id.as_str(), parse_converted)
     }
 }
 
 /// Part of notification channels, behind the key or in place of its last part.
 const WAKE: &str = "wake";
 /// Part of the channel for recalls, behind the key.
-const CALL: &str = "call";
+const RECALL: &str = "call";
 /// Argument that says that the process may cache the hold.
-const KEEP: &str = "k";
+const CACHE_FLAG: &str = "k";
 
 /// Reads the commands that the user may not run, from the reply to a check of rights.
 fn refused_commands(reply: &Value) -> Option<Vec<String>> {
@@ -305,7 +307,7 @@ impl Scheme for LuaScheme {
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
         Box::pin(async move {
             let reply = self.transport.call(self.acquire_call(key, request)).await?;
-            read_reply(reply, request.id.as_str(), acquired)
+            read_reply(reply, request.id.as_str(), parse_acquired)
         })
     }
 
@@ -317,15 +319,15 @@ impl Scheme for LuaScheme {
     ) -> BoxFuture<'a, Attempt<Acquired>> {
         Box::pin(async move {
             let reply = self.transport.call(self.acquire_above_call(key, request, floor)).await?;
-            read_reply(reply, request.id.as_str(), acquired)
+            read_reply(reply, request.id.as_str(), parse_acquired)
         })
     }
 
     fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move {
             // Ahead of acquisitions, which may wait for the lock that this frees.
-            let reply = self.transport.call_ahead(self.leave_call(key, id)).await?;
-            read_reply(reply, id.as_str(), left)
+            let reply = self.transport.call_ahead(self.release_call(key, id)).await?;
+            read_reply(reply, id.as_str(), parse_released)
         })
     }
 
@@ -339,10 +341,10 @@ impl Scheme for LuaScheme {
         batch: &'a [ReleaseRequest],
     ) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
         Box::pin(async move {
-            let calls = batch.iter().map(|leave| self.leave_call(&leave.key, &leave.id)).collect();
+            let calls = batch.iter().map(|leave| self.release_call(&leave.key, &leave.id)).collect();
             let replies = self.transport.call_all(route, calls).await;
             let pairs = replies.into_iter().zip(batch);
-            pairs.map(|(reply, leave)| read_reply(reply?, leave.id.as_str(), left)).collect()
+            pairs.map(|(reply, leave)| read_reply(reply?, leave.id.as_str(), parse_released)).collect()
         })
     }
 
@@ -354,16 +356,16 @@ impl Scheme for LuaScheme {
     ) -> BoxFuture<'a, Attempt<Converted>> {
         Box::pin(async move {
             let reply = self.transport.call(self.convert_call(key, old, request)).await?;
-            read_reply(reply, request.id.as_str(), converted)
+            read_reply(reply, request.id.as_str(), parse_converted)
         })
     }
 
-    fn renew<'a>(&'a self, route: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
+    fn renew<'a>(&'a self, route: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
         Box::pin(async move {
             let calls = batch.iter().map(|renewal| self.renew_call(renewal)).collect();
             let replies = self.transport.call_all(route, calls).await;
             let pairs = replies.into_iter().zip(batch);
-            pairs.map(|(reply, renewal)| read_reply(reply?, renewal.id.as_str(), renewed)).collect()
+            pairs.map(|(reply, renewal)| read_reply(reply?, renewal.id.as_str(), parse_renewed)).collect()
         })
     }
 
@@ -379,14 +381,14 @@ impl Scheme for LuaScheme {
         Box::pin(async move {
             // On a connection of its own: a look may take long, and other requests would wait behind it.
             let reply = self.transport.call_apart(self.call(&self.scripts.inspect, key)).await?;
-            read_reply(reply, "", view)
+            read_reply(reply, "", parse_view)
         })
     }
 
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move {
             let reply = self.transport.call_apart(self.force_call(key, seen)).await?;
-            read_reply(reply, "", forced)
+            read_reply(reply, "", parse_forced)
         })
     }
 
@@ -398,7 +400,7 @@ impl Scheme for LuaScheme {
     ) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move {
             let reply = self.transport.call_apart(self.force_shown_call(key, token, seen)).await?;
-            read_reply(reply, "", forced)
+            read_reply(reply, "", parse_forced)
         })
     }
 
@@ -433,18 +435,18 @@ impl Scheme for LuaScheme {
     }
 
     fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription> {
-        self.transport.subscribe(key.slot(), &self.channel(key, manager), read_notice)
+        self.transport.subscribe(key.slot(), &self.channel(key, manager), read_notification)
     }
 
     fn subscribed(&self, key: &Key, manager: &str) -> Option<Subscription> {
         if !self.transport.is_subscribing() {
             return None;
         }
-        self.transport.subscribed(key.slot(), &self.channel(key, manager), read_notice)
+        self.transport.subscribed(key.slot(), &self.channel(key, manager), read_notification)
     }
 
     fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {
-        self.calls_back() && self.transport.listen(key.slot(), &self.call_channel(key), read_call, calls)
+        self.has_recalls() && self.transport.listen(key.slot(), &self.recall_channel(key), read_recall, calls)
     }
 
     fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
@@ -453,7 +455,7 @@ impl Scheme for LuaScheme {
             if !AcquisitionId::is_one(id) {
                 return Err(refused("this is no id"));
             }
-            let reply = self.transport.call_ahead(self.used_call(script, key, id)).await?;
+            let reply = self.transport.call_ahead(self.in_use_call(script, key, id)).await?;
             read_reply(reply, id, |code, _| (code == "told").then_some(()))
         })
     }
@@ -508,7 +510,7 @@ fn read_reply<T>(
     read.unwrap_or_else(|| {
         Err(Failure::Unknown {
             // The script that gave this answer has run: no copy of it is under way.
-            stray_until: sent,
+            arrives_until: sent,
             source: Some(Arc::new(UnreachableSource("the reply is not one to this request".to_owned()))),
         })
     })
@@ -519,18 +521,18 @@ fn other_version() -> Failure {
     Failure::Refused { refusal: Refusal::OtherVersion, node: None, message: message.to_owned() }
 }
 
-fn acquired(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
+fn parse_acquired(code: &str, fields: &mut Fields<'_>) -> Option<Acquired> {
     match code {
-        "granted" => Some(Acquired::Granted(granted(fields)?)),
-        "queued" => Some(Acquired::Queued { retry_in: fields.millis()?, is_kept: fields.number() == Some(1) }),
+        "granted" => Some(Acquired::Granted(parse_granted(fields)?)),
+        "queued" => Some(Acquired::Queued { retry_in: fields.millis()?, is_cached: fields.number() == Some(1) }),
         "contended" => Some(Acquired::Contended { retry_in: fields.millis()? }),
-        "kept" => Some(Acquired::Kept { retry_in: fields.millis()? }),
+        "kept" => Some(Acquired::Cached { retry_in: fields.millis()? }),
         "late" => Some(Acquired::Late),
         _ => None,
     }
 }
 
-fn granted(fields: &mut Fields<'_>) -> Option<Granted> {
+fn parse_granted(fields: &mut Fields<'_>) -> Option<Granted> {
     let (last, tokens) = (fields.number()?, fields.number()?);
     Some(Granted {
         token: first_token(last, tokens)?,
@@ -546,18 +548,18 @@ fn first_token(last: u64, tokens: u64) -> Option<FencingToken> {
     FencingToken::from_wire(last.checked_sub(tokens.checked_sub(1)?)?)
 }
 
-fn converted(code: &str, fields: &mut Fields<'_>) -> Option<Converted> {
+fn parse_converted(code: &str, fields: &mut Fields<'_>) -> Option<Converted> {
     match code {
-        "granted" => Some(Converted::Granted(granted(fields)?)),
+        "granted" => Some(Converted::Granted(parse_granted(fields)?)),
         "refused" => Some(Converted::Refused),
-        "kept" => Some(Converted::Kept),
+        "kept" => Some(Converted::Cached),
         "lost" => Some(Converted::Lost { forced: fields.token()? }),
         "late" => Some(Converted::Late),
         _ => None,
     }
 }
 
-fn left(code: &str, fields: &mut Fields<'_>) -> Option<ReleaseReply> {
+fn parse_released(code: &str, fields: &mut Fields<'_>) -> Option<ReleaseReply> {
     match code {
         "held" => Some(ReleaseReply::Held),
         "queued" => Some(ReleaseReply::Queued),
@@ -568,15 +570,15 @@ fn left(code: &str, fields: &mut Fields<'_>) -> Option<ReleaseReply> {
     }
 }
 
-fn renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
+fn parse_renewed(code: &str, fields: &mut Fields<'_>) -> Option<Renewed> {
     match code {
-        "renewed" => renewed_hold(fields),
+        "renewed" => parse_renewed_hold(fields),
         "lost" => Some(Renewed::Lost { forced: fields.token()? }),
         _ => None,
     }
 }
 
-fn renewed_hold(fields: &mut Fields<'_>) -> Option<Renewed> {
+fn parse_renewed_hold(fields: &mut Fields<'_>) -> Option<Renewed> {
     let remaining = fields.millis()?;
     // Only a renewal that may cache gets more numbers.
     let Some(waited_for) = fields.number() else {
@@ -587,28 +589,28 @@ fn renewed_hold(fields: &mut Fields<'_>) -> Option<Renewed> {
     Some(Renewed::Renewed { remaining, is_waited_for: waited_for == 1, tokens })
 }
 
-fn view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
+fn parse_view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
     if code != "view" {
         return None;
     }
     let mut view = View {
         token: fields.token()?,
-        foreign_write_ms: Some(fields.number()?).filter(|&stamp| stamp > 0),
-        foreign_read_ms: Some(fields.number()?).filter(|&stamp| stamp > 0),
+        client_write_ms: Some(fields.number()?).filter(|&stamp| stamp > 0),
+        client_read_ms: Some(fields.number()?).filter(|&stamp| stamp > 0),
         holders: Vec::new(),
         more_holders: fields.count()?,
         waiters: Vec::new(),
         more_waiters: fields.count()?,
         tokens: Vec::new(),
         // Only the hash scheme reports it.
-        is_marked: fields.number() == Some(1),
+        is_recallable: fields.number() == Some(1),
     };
     while let Some(mut row) = fields.row() {
         let kind = row.text()?;
         let (id, mode, since_ms) = (row.text()?.to_owned(), row.mode()?, row.number()?);
         match kind {
             "hold" => view.holders.push(Holder { id, mode, since_ms, remaining: row.millis()? }),
-            "wait" => view.waiters.push(Waiter { id, mode, since_ms }),
+            "wait" => view.waiters.push(QueuedWaiter { id, mode, since_ms }),
             _ => return None,
         }
     }
@@ -616,21 +618,21 @@ fn view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
     Some(view)
 }
 
-fn forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
+fn parse_forced(code: &str, fields: &mut Fields<'_>) -> Option<Forced> {
     if code != "forced" {
         return None;
     }
     let more = fields.number()? == 1;
     let ids = std::iter::from_fn(|| fields.row()?.text().map(str::to_owned)).collect();
-    Some(Forced { ids, more })
+    Some(Forced { ids, has_more: more })
 }
 
 /// Reads a notification of a lock. A grant names its acquisition; any other message says that the lock can be taken.
-fn read_notice(message: &[u8], anchor: Option<ClockSample>) -> Notification {
+fn read_notification(message: &[u8], anchor: Option<ClockSample>) -> Notification {
     if let Some(id) = message.strip_prefix(b"used ").and_then(id_of) {
         return Notification::Used { id };
     }
-    anchor.and_then(|anchor| granted_notice(message, anchor)).unwrap_or(Notification::AskAgain)
+    anchor.and_then(|anchor| parse_grant_notification(message, anchor)).unwrap_or(Notification::AskAgain)
 }
 
 fn id_of(text: &[u8]) -> Option<Arc<str>> {
@@ -639,11 +641,11 @@ fn id_of(text: &[u8]) -> Option<Arc<str>> {
 
 /// Reads a recall: `<last_token>`, or `<last_token> <id>` of a try. Any other message recalls no hold: it names a token
 /// below all.
-fn read_call(message: &[u8], _: Option<ClockSample>) -> Notification {
-    call(message).unwrap_or(Notification::Called { token: FencingToken::LOWEST, id: None })
+fn read_recall(message: &[u8], _: Option<ClockSample>) -> Notification {
+    parse_recall(message).unwrap_or(Notification::Called { token: FencingToken::LOWEST, id: None })
 }
 
-fn call(message: &[u8]) -> Option<Notification> {
+fn parse_recall(message: &[u8]) -> Option<Notification> {
     let mut words = message.splitn(2, |byte| *byte == b' ');
     let token = FencingToken::from_wire(str::from_utf8(words.next()?).ok()?.parse().ok()?)?;
     let id = match words.next() {
@@ -655,7 +657,7 @@ fn call(message: &[u8]) -> Option<Notification> {
 
 /// Reads `<id> <last_token> <tokens> <deadline_ms> <server_us> <is_waited_for>`. The remaining time counts from the
 /// clock sample: only the deadline matters, whatever time has passed since.
-fn granted_notice(message: &[u8], anchor: ClockSample) -> Option<Notification> {
+fn parse_grant_notification(message: &[u8], anchor: ClockSample) -> Option<Notification> {
     let mut words = std::str::from_utf8(message).ok()?.split(' ');
     let id = words.next()?.into();
     let mut number = || words.next()?.parse::<u64>().ok();
@@ -746,7 +748,7 @@ mod tests {
     fn granted_reply_is_read() {
         for (flag, is_waited_for) in [(0, false), (1, true)] {
             let words = format!("granted a.1.x 3 7 72 64 500 {flag}");
-            let read = read_reply(reply(&words), "a.1.x", acquired).expect("readable");
+            let read = read_reply(reply(&words), "a.1.x", parse_acquired).expect("readable");
             assert_eq!(read.server.as_micros(), 3_000_007);
             let (token, remaining) = (token(9), Duration::from_millis(500));
             assert_eq!(read.value, Acquired::Granted(Granted { token, tokens: 64, remaining, is_waited_for }));
@@ -755,7 +757,7 @@ mod tests {
 
     #[test]
     fn reply_to_another_request_is_never_believed() {
-        let read = read_reply(reply("granted b.1.x 3 7 9 1 500 0"), "a.1.x", acquired);
+        let read = read_reply(reply("granted b.1.x 3 7 9 1 500 0"), "a.1.x", parse_acquired);
         assert!(matches!(read, Err(Failure::Unknown { .. })));
     }
 
@@ -771,14 +773,14 @@ mod tests {
             "granted a.1.x 3 7 9 1",
             "held a.1.x 3 7",
         ] {
-            let read = read_reply(reply(words), "a.1.x", acquired);
+            let read = read_reply(reply(words), "a.1.x", parse_acquired);
             assert!(matches!(read, Err(Failure::Unknown { .. })), "{words}");
         }
     }
 
     #[test]
     fn reply_of_another_version_is_a_refusal() {
-        let read = read_reply(reply("version a.1.x 3 7"), "a.1.x", acquired);
+        let read = read_reply(reply("version a.1.x 3 7"), "a.1.x", parse_acquired);
         assert!(matches!(read, Err(Failure::Refused { refusal: Refusal::OtherVersion, .. })));
     }
 
@@ -788,7 +790,7 @@ mod tests {
     fn notice_of_a_grant_counts_from_the_anchor() {
         for (flag, is_waited_for) in [("0", false), ("1", true)] {
             let message = format!("m.1.label 9007199254740992 64 6000 5900123 {flag}");
-            let Notification::Granted { id, at, answer } = read_notice(message.as_bytes(), Some(ANCHOR)) else {
+            let Notification::Granted { id, at, answer } = read_notification(message.as_bytes(), Some(ANCHOR)) else {
                 panic!("it is one")
             };
             assert_eq!((&*id, at.as_micros()), ("m.1.label", 5_900_123));
@@ -802,7 +804,7 @@ mod tests {
     fn other_notices_mean_that_it_is_time_to_ask() {
         let granted = "m.1.label 72 64 6000 5900123 0";
         // Without a clock sample, no deadline can be trusted.
-        assert!(matches!(read_notice(granted.as_bytes(), None), Notification::AskAgain));
+        assert!(matches!(read_notification(granted.as_bytes(), None), Notification::AskAgain));
         let others = [
             "",
             "m.1.label",                      // the two-key scheme names the next waiter
@@ -814,16 +816,16 @@ mod tests {
             "m.1.label 9 64 6000 5900123 0", // more tokens than there are
         ];
         for other in others {
-            assert!(matches!(read_notice(other.as_bytes(), Some(ANCHOR)), Notification::AskAgain), "{other}");
+            assert!(matches!(read_notification(other.as_bytes(), Some(ANCHOR)), Notification::AskAgain), "{other}");
         }
-        assert!(matches!(read_notice(b"\xff", Some(ANCHOR)), Notification::AskAgain));
+        assert!(matches!(read_notification(b"\xff", Some(ANCHOR)), Notification::AskAgain));
     }
 
     #[test]
     fn waiters_are_read_in_the_order_in_which_they_came() {
         let rows = ["view - 0 7 9 0 0 3 4", "hold h r 1 2", "wait a w 5", "wait b w 7", "wait c r 6"];
         let value = Value::Array(rows.map(|row| Value::BulkString(row.as_bytes().to_vec())).into());
-        let view = read_reply(Answered { value, ..reply("") }, "", view).expect("readable").value;
+        let view = read_reply(Answered { value, ..reply("") }, "", parse_view).expect("readable").value;
         let ids: Vec<_> = view.waiters.iter().map(|waiter| (waiter.id.as_str(), waiter.mode)).collect();
         assert_eq!(ids, [("a", Mode::Write), ("c", Mode::Read), ("b", Mode::Write)]);
         assert_eq!((view.holders.len(), view.more_holders, view.more_waiters), (1, 3, 4));

@@ -20,9 +20,9 @@ mod record;
 #[path = "../../testing/unit/store/memory/replica.rs"]
 pub(crate) mod replica;
 
-pub(crate) use self::record::{CallBack, News, Record};
+pub(crate) use self::record::{GrantNotification, PendingRecall, Record};
 #[cfg(test)]
-pub(crate) use self::record::{Limits, TimestampClientsMs};
+pub(crate) use self::record::{RecordLimits, TimestampClientsMs};
 
 use crate::base::attempt::{self, NodeId};
 use crate::base::clock::Clock;
@@ -33,7 +33,7 @@ use crate::base::process::Process;
 use crate::base::recalls::{LiveSubscription, Liveness, Recall, Recalls};
 use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    Notification, ReleaseReply, Renewal, Renewed, Route, Scheme, Subscription, View,
+    Notification, ReleaseReply, RenewalRequest, Renewed, Route, Scheme, Subscription, View,
 };
 
 /// Smallest number of locks at which a search for idle ones is worth its cost.
@@ -56,13 +56,13 @@ pub(crate) struct Store {
 
 #[derive(Default)]
 struct Locks {
-    by_base: HashMap<Box<str>, Lock>,
+    by_base: HashMap<Box<str>, StoredLock>,
     /// Number of locks at which the next search for idle ones begins.
     sweep_at: usize,
 }
 
 impl Locks {
-    fn get(&mut self, key: &Key, now: ServerTime) -> &mut Lock {
+    fn get(&mut self, key: &Key, now: ServerTime) -> &mut StoredLock {
         if self.by_base.len() >= self.sweep_at && !self.by_base.contains_key(key.base()) {
             self.forget_idle(now);
         }
@@ -78,34 +78,34 @@ impl Locks {
 }
 
 #[derive(Default)]
-struct Lock {
+struct StoredLock {
     record: Record,
     subscribers: Vec<Subscriber>,
-    keepers: Vec<Keeper>,
+    recall_listeners: Vec<RecallListener>,
 }
 
 /// Process that may cache a hold of the lock.
-struct Keeper {
-    wire: Arc<Wire>,
-    calls: Weak<Recalls>,
+struct RecallListener {
+    connection: Arc<MemoryConnection>,
+    recalls: Weak<Recalls>,
 }
 
 /// Waiters of one manager.
 struct Subscriber {
     manager: Box<str>,
-    wire: Arc<Wire>,
-    notices: mpsc::Sender<Notification>,
+    connection: Arc<MemoryConnection>,
+    notifications: mpsc::Sender<Notification>,
 }
 
 const CUT: &str = "`MemoryManager::disconnect` has cut this manager off";
 
 /// Connection between one manager and the store. When it is cut, nothing gets through in either direction.
 #[derive(Debug, Default)]
-pub(crate) struct Wire {
+pub(crate) struct MemoryConnection {
     is_cut: AtomicBool,
 }
 
-impl Wire {
+impl MemoryConnection {
     pub(crate) fn is_cut(&self) -> bool {
         self.is_cut.load(Ordering::SeqCst)
     }
@@ -120,47 +120,47 @@ impl Wire {
 
 impl Subscriber {
     /// Sends a notification, if there is room. Returns false if the subscriber has gone.
-    fn is_told(&self, notice: &Notification) -> bool {
-        !matches!(self.notices.try_send(notice.clone()), Err(TrySendError::Closed(_)))
+    fn receives(&self, notice: &Notification) -> bool {
+        !matches!(self.notifications.try_send(notice.clone()), Err(TrySendError::Closed(_)))
     }
 }
 
-impl Lock {
+impl StoredLock {
     fn is_watched(&self) -> bool {
-        self.subscribers.iter().any(|subscriber| !subscriber.notices.is_closed())
-            || self.keepers.iter().any(|keeper| keeper.calls.strong_count() > 0)
+        self.subscribers.iter().any(|subscriber| !subscriber.notifications.is_closed())
+            || self.recall_listeners.iter().any(|keeper| keeper.recalls.strong_count() > 0)
     }
 
     /// Recall handlers of the lock that a recall reaches.
-    fn keepers(&mut self) -> Vec<Arc<Recalls>> {
-        self.keepers.retain(|keeper| keeper.calls.strong_count() > 0);
-        let heard = self.keepers.iter().filter(|keeper| !keeper.wire.is_cut());
-        heard.filter_map(|keeper| keeper.calls.upgrade()).collect()
+    fn recall_listeners(&mut self) -> Vec<Arc<Recalls>> {
+        self.recall_listeners.retain(|keeper| keeper.recalls.strong_count() > 0);
+        let heard = self.recall_listeners.iter().filter(|keeper| !keeper.connection.is_cut());
+        heard.filter_map(|keeper| keeper.recalls.upgrade()).collect()
     }
 
     /// Notifies the managers that an operation concerns. Returns the recalls, which the caller delivers after it has
     /// unlocked the store.
     fn publish(&mut self, sent: Moment, server: ServerTime) -> Vec<(Arc<Recalls>, Recall)> {
-        for News { id, granted } in self.record.take_news() {
+        for GrantNotification { id, granted } in self.record.take_notifications() {
             let answer = Answered { sent, server, node: NodeId::default(), value: granted };
-            self.tell(id.as_str(), &Notification::Granted { id: id.shared(), at: server, answer });
+            self.deliver(id.as_str(), &Notification::Granted { id: id.shared(), at: server, answer });
         }
-        if let Some(id) = self.record.take_call() {
-            self.tell(id.as_str(), &Notification::AskAgain);
+        if let Some(id) = self.record.take_next_to_ask() {
+            self.deliver(id.as_str(), &Notification::AskAgain);
         }
-        let Some(CallBack { token, id }) = self.record.take_call_back() else {
+        let Some(PendingRecall { token, id }) = self.record.take_recall() else {
             return Vec::new();
         };
         let call = Recall { token, tries: id.map(|id| id.shared()) };
-        self.keepers().into_iter().map(|calls| (calls, call.clone())).collect()
+        self.recall_listeners().into_iter().map(|calls| (calls, call.clone())).collect()
     }
 
     /// Notifies the manager of this acquisition.
-    fn tell(&mut self, id: &str, notice: &Notification) {
+    fn deliver(&mut self, id: &str, notice: &Notification) {
         self.subscribers.retain(|subscriber| {
-            let Subscriber { manager, wire, .. } = subscriber;
+            let Subscriber { manager, connection: wire, .. } = subscriber;
             // An id begins with that of its manager. A cut subscriber misses the notification and stays.
-            wire.is_cut() || !id.starts_with(&**manager) || subscriber.is_told(notice)
+            wire.is_cut() || !id.starts_with(&**manager) || subscriber.receives(notice)
         });
     }
 }
@@ -200,7 +200,7 @@ impl Store {
         Answered { sent, server, node: NodeId::default(), value }
     }
 
-    fn subscribe(&self, key: &Key, manager: &str, wire: &Arc<Wire>) -> Subscription {
+    fn subscribe(&self, key: &Key, manager: &str, wire: &Arc<MemoryConnection>) -> Subscription {
         let (sender, notices) = attempt::notifications();
         if !wire.is_cut() {
             // The receiver is in this function, so the channel is not closed.
@@ -208,41 +208,48 @@ impl Store {
         }
         let mut locks = self.locks.lock();
         let lock = locks.get(key, self.server_time());
-        lock.subscribers.retain(|subscriber| !subscriber.notices.is_closed());
-        lock.subscribers.push(Subscriber { manager: manager.into(), wire: Arc::clone(wire), notices: sender });
+        lock.subscribers.retain(|subscriber| !subscriber.notifications.is_closed());
+        lock.subscribers.push(Subscriber {
+            manager: manager.into(),
+            connection: Arc::clone(wire),
+            notifications: sender,
+        });
         Subscription { notices, _end: Box::new(()) }
     }
 
-    fn tell_used(&self, key: &Key, id: &str) -> Answered<()> {
+    fn reply_in_use(&self, key: &Key, id: &str) -> Answered<()> {
         let sent = self.clock.now();
         let mut locks = self.locks.lock();
         let server = self.server_time();
-        locks.get(key, server).tell(id, &Notification::Used { id: id.into() });
+        locks.get(key, server).deliver(id, &Notification::Used { id: id.into() });
         Answered { sent, server, node: NodeId::default(), value: () }
     }
 
     /// Passes recalls of the lock to `calls`, unless the manager is cut off.
-    fn listen(&self, key: &Key, calls: &Arc<Recalls>, wire: &Arc<Wire>) {
+    fn listen(&self, key: &Key, calls: &Arc<Recalls>, wire: &Arc<MemoryConnection>) {
         let mut locks = self.locks.lock();
         let lock = locks.get(key, self.server_time());
         // A handler does not unsubscribe: it is gone when its last owner is.
-        lock.keepers.retain(|keeper| keeper.calls.strong_count() > 0);
-        lock.keepers.push(Keeper { wire: Arc::clone(wire), calls: Arc::downgrade(calls) });
+        lock.recall_listeners.retain(|keeper| keeper.recalls.strong_count() > 0);
+        lock.recall_listeners.push(RecallListener { connection: Arc::clone(wire), recalls: Arc::downgrade(calls) });
         if !wire.is_cut() {
-            calls.on_confirmed(self.standing());
+            calls.on_confirmed(self.subscription());
         }
     }
 
     /// Begins a live subscription.
-    fn standing(&self) -> LiveSubscription {
+    fn subscription(&self) -> LiveSubscription {
         let epoch = self.epochs.fetch_add(1, Ordering::Relaxed);
         LiveSubscription { epoch, liveness: Arc::new(Liveness::until(NodeId::default(), Moment::NEVER)) }
     }
 
     /// Recall handlers of all locks that are cached over this wire.
-    fn keepers_of(locks: &Locks, wire: &Wire) -> Vec<Arc<Recalls>> {
-        let keepers = locks.by_base.values().flat_map(|lock| &lock.keepers);
-        keepers.filter(|keeper| std::ptr::eq(&*keeper.wire, wire)).filter_map(|keeper| keeper.calls.upgrade()).collect()
+    fn recall_listeners_of(locks: &Locks, wire: &MemoryConnection) -> Vec<Arc<Recalls>> {
+        let keepers = locks.by_base.values().flat_map(|lock| &lock.recall_listeners);
+        keepers
+            .filter(|keeper| std::ptr::eq(&*keeper.connection, wire))
+            .filter_map(|keeper| keeper.recalls.upgrade())
+            .collect()
     }
 
     /// Sets the server's clock back. With a `step` of zero it is right again.
@@ -254,38 +261,38 @@ impl Store {
 
     /// Publishes a message to the waiters of a manager, which a user with the right to publish may have made up.
     #[cfg(test)]
-    pub(crate) fn publish_notice(&self, key: &Key, id: &str, notice: &Notification) {
-        self.locks.lock().get(key, self.server_time()).tell(id, notice);
+    pub(crate) fn publish_notification(&self, key: &Key, id: &str, notice: &Notification) {
+        self.locks.lock().get(key, self.server_time()).deliver(id, notice);
     }
 
     /// Publishes a recall that a user with the right to publish may have made up.
     #[cfg(test)]
-    pub(crate) fn publish_call(&self, key: &Key, call: &Recall, now: Moment) {
+    pub(crate) fn publish_recall(&self, key: &Key, call: &Recall, now: Moment) {
         let mut locks = self.locks.lock();
-        let keepers = &locks.get(key, self.server_time()).keepers;
-        let keepers: Vec<_> = keepers.iter().filter_map(|keeper| keeper.calls.upgrade()).collect();
+        let keepers = &locks.get(key, self.server_time()).recall_listeners;
+        let keepers: Vec<_> = keepers.iter().filter_map(|keeper| keeper.recalls.upgrade()).collect();
         drop(locks);
         keepers.iter().for_each(|calls| calls.called(call, now));
     }
 
     /// Cuts a manager off.
-    pub(crate) fn cut(&self, wire: &Wire) {
+    pub(crate) fn cut(&self, wire: &MemoryConnection) {
         // Under the mutex: an operation that is being published gets through as a whole or not at all.
         let locks = self.locks.lock();
         wire.is_cut.store(true, Ordering::SeqCst);
-        let keepers = Self::keepers_of(&locks, wire);
+        let keepers = Self::recall_listeners_of(&locks, wire);
         drop(locks);
         keepers.iter().filter(|calls| calls.on_lost()).for_each(|calls| calls.notify_break());
     }
 
     /// Connects the manager again. Its waiters may have missed a notification.
-    pub(crate) fn mend(&self, wire: &Arc<Wire>) {
+    pub(crate) fn mend(&self, wire: &Arc<MemoryConnection>) {
         let mut locks = self.locks.lock();
         wire.is_cut.store(false, Ordering::SeqCst);
-        Self::keepers_of(&locks, wire).iter().for_each(|calls| calls.on_confirmed(self.standing()));
+        Self::recall_listeners_of(&locks, wire).iter().for_each(|calls| calls.on_confirmed(self.subscription()));
         for lock in locks.by_base.values_mut() {
             lock.subscribers.retain(|subscriber| {
-                !Arc::ptr_eq(&subscriber.wire, wire) || subscriber.is_told(&Notification::AskAgain)
+                !Arc::ptr_eq(&subscriber.connection, wire) || subscriber.receives(&Notification::AskAgain)
             });
         }
     }
@@ -319,28 +326,28 @@ impl fmt::Debug for Store {
 
 /// Scheme over a [`Store`].
 #[derive(Clone, Debug)]
-pub(crate) struct Memory {
+pub(crate) struct MemoryScheme {
     store: Arc<Store>,
-    wire: Arc<Wire>,
+    connection: Arc<MemoryConnection>,
 }
 
-impl Memory {
+impl MemoryScheme {
     pub(crate) fn new(store: Arc<Store>) -> Self {
-        Self { store, wire: Arc::default() }
+        Self { store, connection: Arc::default() }
     }
 
-    pub(crate) fn wire(&self) -> &Arc<Wire> {
-        &self.wire
+    pub(crate) fn wire(&self) -> &Arc<MemoryConnection> {
+        &self.connection
     }
 
     /// Applies one operation. A call within the process cannot arrive late.
     fn apply<T>(&self, key: &Key, operation: impl FnOnce(&mut Record, ServerTime) -> T) -> Attempt<T> {
-        self.wire.check()?;
+        self.connection.check()?;
         Ok(self.store.apply(key, operation))
     }
 }
 
-impl Scheme for Memory {
+impl Scheme for MemoryScheme {
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
         Box::pin(async move { self.apply(key, |record, now| record.acquire(now, u64::MAX, request)) })
     }
@@ -355,7 +362,7 @@ impl Scheme for Memory {
     }
 
     fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
-        Box::pin(async move { self.apply(key, |record, now| record.leave(now, id)) })
+        Box::pin(async move { self.apply(key, |record, now| record.release(now, id)) })
     }
 
     fn convert<'a>(
@@ -367,11 +374,11 @@ impl Scheme for Memory {
         Box::pin(async move { self.apply(key, |record, now| record.convert(now, u64::MAX, old, request)) })
     }
 
-    fn renew<'a>(&'a self, _: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
-        let renew = |renewal: &Renewal| {
-            let Renewal { key, id, lease, keeps, tokens } = renewal;
+    fn renew<'a>(&'a self, _: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
+        let renew = |renewal: &RenewalRequest| {
+            let RenewalRequest { key, id, lease, caches: keeps, tokens } = renewal;
             self.apply(key, |record, now| {
-                if *keeps { record.renew_kept(now, id, *lease, *tokens) } else { record.renew(now, id, *lease) }
+                if *keeps { record.renew_cached(now, id, *lease, *tokens) } else { record.renew(now, id, *lease) }
             })
         };
         Box::pin(async move { batch.iter().map(renew).collect() })
@@ -403,17 +410,17 @@ impl Scheme for Memory {
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
-        Box::pin(std::future::ready(self.wire.check()))
+        Box::pin(std::future::ready(self.connection.check()))
     }
 
     fn subscribe(&self, key: &Key, manager: &str) -> Option<Subscription> {
-        Some(self.store.subscribe(key, manager, &self.wire))
+        Some(self.store.subscribe(key, manager, &self.connection))
     }
 
     fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
         Box::pin(async move {
-            self.wire.check()?;
-            Ok(self.store.tell_used(key, id))
+            self.connection.check()?;
+            Ok(self.store.reply_in_use(key, id))
         })
     }
 
@@ -422,20 +429,20 @@ impl Scheme for Memory {
     }
 
     fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {
-        self.store.listen(key, calls, &self.wire);
+        self.store.listen(key, calls, &self.connection);
         true
     }
 
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
         Box::pin(async move {
-            self.wire.check()?;
+            self.connection.check()?;
             Ok(self.store.names(listing))
         })
     }
 
     fn health(&self) -> BoxFuture<'_, Vec<NodeHealth>> {
         let mut node = NodeHealth::unknown("memory", NodeRole::Primary);
-        node.is_reachable = !self.wire.is_cut();
+        node.is_reachable = !self.connection.is_cut();
         if node.is_reachable {
             (node.round_trip, node.clock_ahead_ms, node.noeviction) = (Some(Duration::ZERO), Some(0), Some(true));
         } else {

@@ -22,7 +22,7 @@ use futures_util::future::join_all;
 use futures_util::stream::{BoxStream, FuturesUnordered};
 
 use self::master::Master;
-use self::traces::Traces;
+use self::outstanding::Outstanding;
 use self::votes::{Ballot, Verdict, Vote, Yes, majority};
 use crate::base::attempt::NodeId;
 use crate::base::background_runtime::BackgroundRuntime;
@@ -34,15 +34,15 @@ use crate::base::lease::{self, FencingToken, Moment, ServerTime};
 use crate::base::process;
 use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced, Granted,
-    ReleaseReply, ReleaseRequest, Renewal, Renewed, Route, Scheme, ServerContact, Subscription, View,
+    ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription, View,
 };
 
 mod acquire;
 mod convert;
 mod master;
+mod outstanding;
 mod release;
 mod renew;
-mod traces;
 mod views;
 mod votes;
 
@@ -60,13 +60,13 @@ pub(crate) enum Restarts {
 pub(crate) struct Margins {
     pub(crate) max_clock_skew: Duration,
     /// Longest time for which a request that is sent now may yet be carried out.
-    pub(crate) stray_span: Duration,
+    pub(crate) max_delay: Duration,
 }
 
 /// Scheme over several schemes, each of one master.
 pub(crate) struct Quorum {
     masters: Vec<Arc<Master>>,
-    traces: Arc<Traces>,
+    outstanding: Arc<Outstanding>,
     clock: Clock,
     margins: Margins,
     restarts: Restarts,
@@ -81,9 +81,9 @@ impl fmt::Debug for Quorum {
 }
 
 /// Answer of one master, with its index.
-type Said<T> = (usize, Attempt<T>);
+type MasterAnswer<T> = (usize, Attempt<T>);
 /// Requests that have yet to be answered.
-type Asked<T> = FuturesUnordered<BoxFuture<'static, T>>;
+type PendingAnswers<T> = FuturesUnordered<BoxFuture<'static, T>>;
 
 /// Masters whose yes counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -97,7 +97,7 @@ enum Voters {
 
 /// Details for the answer when no majority says yes.
 #[derive(Debug, Default)]
-struct Heard {
+struct AnswerSummary {
     retry_in: Option<Duration>,
     forced: Option<FencingToken>,
     /// Latest server time of any answer.
@@ -105,10 +105,10 @@ struct Heard {
     failures: Vec<Failure>,
     voters: Voters,
     /// Number of masters that may not vote yet.
-    young: usize,
+    restarted: usize,
 }
 
-impl Heard {
+impl AnswerSummary {
     /// Failure to report when too few masters answer.
     fn failure(self, masters: usize) -> Failure {
         let minority = masters - majority(masters);
@@ -123,9 +123,9 @@ impl Heard {
             Failure::Refused { message, .. } | Failure::Broken { message, .. } => Some(message.clone()),
             Failure::Unreplicated { .. } => unreachable!("masters of a quorum have no replicas"),
         });
-        let young = (self.young > 0).then(|| format!("{} restarted less than a lease ago", self.young));
+        let young = (self.restarted > 0).then(|| format!("{} restarted less than a lease ago", self.restarted));
         let causes = sources.chain(young).collect();
-        let no_majority = NoMajority { masters, needed: majority(masters), restarted: self.young, causes };
+        let no_majority = NoMajority { masters, needed: majority(masters), restarted: self.restarted, causes };
         Failure::NotDone { source: Some(Arc::new(no_majority)) }
     }
 }
@@ -133,18 +133,19 @@ impl Heard {
 impl Quorum {
     pub(crate) fn new(
         masters: Vec<Arc<dyn Scheme>>,
-        home: &BackgroundRuntime,
+        background_runtime: &BackgroundRuntime,
         any: &Key,
         margins: Margins,
         restarts: Restarts,
         lease: Duration,
     ) -> Self {
         let clock = masters.first().map_or(Clock::System, |master| master.clock());
-        let tended = masters.into_iter().map(|scheme| Arc::new(Master::new(scheme, home.clone(), any.clone())));
+        let tended =
+            masters.into_iter().map(|scheme| Arc::new(Master::new(scheme, background_runtime.clone(), any.clone())));
         let masters: Vec<_> = tended.collect();
-        let traces = Traces::new(masters.clone(), clock, margins.max_clock_skew, margins.stray_span);
+        let traces = Outstanding::new(masters.clone(), clock, margins.max_clock_skew, margins.max_delay);
         let longest_lease = AtomicU64::new(nanos(lease));
-        Self { masters, traces, clock, margins, restarts, longest_lease }
+        Self { masters, outstanding: traces, clock, margins, restarts, longest_lease }
     }
 
     fn ballot(&self) -> Ballot {
@@ -153,11 +154,11 @@ impl Quorum {
 
     /// Returns true if a master may remember all its grants that are not over.
     fn may_vote(&self, master: usize) -> bool {
-        self.votes_in(master).is_none()
+        self.time_to_vote(master).is_none()
     }
 
     /// Time until a master may vote. `None` if it may.
-    fn votes_in(&self, master: usize) -> Option<Duration> {
+    fn time_to_vote(&self, master: usize) -> Option<Duration> {
         if self.restarts == Restarts::Delayed {
             return None;
         }
@@ -169,7 +170,7 @@ impl Quorum {
     }
 
     /// Number of masters that answer and may not vote yet, including those that no attempt waited for.
-    fn young(&self) -> usize {
+    fn restarted_masters(&self) -> usize {
         let answers = |(place, master): &(usize, &Arc<Master>)| !self.may_vote(*place) && !master.is_silent();
         self.masters.iter().enumerate().filter(answers).count()
     }
@@ -179,11 +180,11 @@ impl Quorum {
         &self,
         ballot: &mut Ballot,
         asks: impl Fn(usize, Arc<dyn Scheme>) -> F,
-    ) -> Asked<T> {
+    ) -> PendingAnswers<T> {
         let asked = FuturesUnordered::new();
         for (place, master) in self.masters.iter().enumerate() {
             if master.is_silent() {
-                ballot.says(place, Vote::Silent);
+                ballot.cast(place, Vote::Silent);
             } else {
                 asked.push(Box::pin(asks(place, Arc::clone(&master.scheme))) as BoxFuture<'static, T>);
             }
@@ -197,22 +198,22 @@ impl Quorum {
     }
 
     /// Masters that are not silent.
-    fn awake(&self) -> impl Iterator<Item = (usize, &dyn Scheme)> {
+    fn live_masters(&self) -> impl Iterator<Item = (usize, &dyn Scheme)> {
         let masters = self.masters.iter().enumerate().filter(|(_, master)| !master.is_silent());
         masters.map(|(place, master)| (place, &*master.scheme))
     }
 
     /// Returns the answers if a majority has answered.
     fn majority_of<T>(&self, answers: Vec<(usize, Result<T, Failure>)>) -> Result<Vec<(usize, T)>, Failure> {
-        let (mut heard, mut given) = (Heard::default(), Vec::new());
+        let (mut summary, mut given) = (AnswerSummary::default(), Vec::new());
         for (place, answer) in answers {
             match answer {
                 Ok(answer) => given.push((place, answer)),
-                Err(failure) => heard.failures.push(failure),
+                Err(failure) => summary.failures.push(failure),
             }
         }
         let masters = self.masters.len();
-        if given.len() >= majority(masters) { Ok(given) } else { Err(heard.failure(masters)) }
+        if given.len() >= majority(masters) { Ok(given) } else { Err(summary.failure(masters)) }
     }
 
     /// Notes a lease: a master must have forgotten all holds of this length before it may vote again.
@@ -228,31 +229,31 @@ fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn answered<T>(sent: Moment, server: ServerTime, value: T) -> Answered<T> {
+fn answer_of<T>(sent: Moment, server: ServerTime, value: T) -> Answered<T> {
     // The answer comes from several nodes.
     Answered { sent, server, node: NodeId::default(), value }
 }
 
 /// Answers with the grant of a majority. It counts by the local clock, since the masters' deadlines and clocks differ.
-fn answered_by_majority<T>(won: Yes, value: T) -> Answered<T> {
-    answered(won.sent, ServerTime::default(), value)
+fn majority_answer<T>(won: Yes, value: T) -> Answered<T> {
+    answer_of(won.sent, ServerTime::default(), value)
 }
 
-fn granted(won: Yes) -> Granted {
+fn majority_grant(won: Yes) -> Granted {
     Granted { token: won.token, tokens: 1, remaining: won.until.since(won.sent), is_waited_for: false }
 }
 
 /// Turns a failure into an unknown result: a minority may have carried out the request.
-fn unknown(failure: Failure, stray_until: Moment) -> Failure {
+fn into_unknown(failure: Failure, arrives_until: Moment) -> Failure {
     match failure {
-        Failure::NotDone { source } => Failure::Unknown { stray_until, source },
+        Failure::NotDone { source } => Failure::Unknown { arrives_until, source },
         other => other,
     }
 }
 
 /// Waits in the background for the remaining answers, so a master that never answers delays no caller. If this runtime
 /// ends, requests under way count as sent.
-fn finish<T: Send + 'static>(mut asked: Asked<T>) {
+fn finish<T: Send + 'static>(mut asked: PendingAnswers<T>) {
     if !asked.is_empty() {
         drop(process::spawn(async move { while asked.next().await.is_some() {} }));
     }
@@ -262,7 +263,7 @@ impl Scheme for Quorum {
     fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
         Box::pin(async move {
             self.note_lease(request.lease);
-            match self.traces.token_of(&request.id) {
+            match self.outstanding.token_of(&request.id) {
                 Some(token) => self.confirm(key, request, token).await,
                 None => self.acquire_anew(key, request).await,
             }
@@ -275,8 +276,8 @@ impl Scheme for Quorum {
 
     fn release<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId) -> BoxFuture<'a, Attempt<ReleaseReply>> {
         Box::pin(async move {
-            let leave = ReleaseRequest { key: Arc::new(key.clone()), id: id.clone() };
-            self.leave_everywhere(&[leave]).await.pop().expect("one answer each")
+            let request = ReleaseRequest { key: Arc::new(key.clone()), id: id.clone() };
+            self.release_everywhere(&[request]).await.pop().expect("one answer each")
         })
     }
 
@@ -285,7 +286,7 @@ impl Scheme for Quorum {
         _: &'a Route,
         batch: &'a [ReleaseRequest],
     ) -> BoxFuture<'a, Vec<Attempt<ReleaseReply>>> {
-        Box::pin(self.leave_everywhere(batch))
+        Box::pin(self.release_everywhere(batch))
     }
 
     fn convert<'a>(
@@ -300,7 +301,7 @@ impl Scheme for Quorum {
         })
     }
 
-    fn renew<'a>(&'a self, _: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
+    fn renew<'a>(&'a self, _: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
         Box::pin(self.renew_all(batch))
     }
 
@@ -314,16 +315,16 @@ impl Scheme for Quorum {
 
     fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
         Box::pin(async move {
-            let asks = self.awake().map(|(place, scheme)| async move { (place, scheme.inspect(key).await) });
+            let asks = self.live_masters().map(|(place, scheme)| async move { (place, scheme.inspect(key).await) });
             let answers = self.majority_of(join_all(asks).await)?;
             let (server, view) = views::merge(self.masters.len(), answers);
-            Ok(answered(self.clock.now(), server, view))
+            Ok(answer_of(self.clock.now(), server, view))
         })
     }
 
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
         Box::pin(async move {
-            let asks = self.awake().map(|(place, scheme)| {
+            let asks = self.live_masters().map(|(place, scheme)| {
                 // A master that has shown nothing may have got the hold since the look at the others.
                 let token = seen.tokens.get(place).copied().flatten();
                 async move { (place, scheme.force_shown(key, token, seen).await) }
@@ -331,7 +332,7 @@ impl Scheme for Quorum {
             let answers = self.majority_of(join_all(asks).await)?;
             let server = answers.iter().map(|(_, answer)| answer.server).max().unwrap_or_default();
             let forced = views::merge_forced(seen, answers.into_iter().map(|(_, answer)| answer.value).collect());
-            Ok(answered(self.clock.now(), server, forced))
+            Ok(answer_of(self.clock.now(), server, forced))
         })
     }
 
@@ -347,28 +348,28 @@ impl Scheme for Quorum {
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
         Box::pin(async move {
             let mut ballot = self.ballot();
-            let mut asked: Asked<(usize, Result<(), Failure>)> = FuturesUnordered::new();
+            let mut asked: PendingAnswers<(usize, Result<(), Failure>)> = FuturesUnordered::new();
             for (place, master) in self.masters.iter().enumerate() {
                 let scheme = Arc::clone(&master.scheme);
                 asked.push(Box::pin(async move { (place, scheme.ready().await) }));
             }
-            let mut heard = Heard::default();
+            let mut summary = AnswerSummary::default();
             while ballot.is_open()
                 && let Some((place, answer)) = asked.next().await
             {
                 let vote = match answer {
                     Ok(()) => self.released_vote(true),
                     Err(failure) => {
-                        heard.failures.push(failure);
+                        summary.failures.push(failure);
                         Vote::Silent
                     }
                 };
-                ballot.says(place, vote);
+                ballot.cast(place, vote);
             }
             finish(asked);
             match ballot.verdict() {
                 Verdict::Won(_) => Ok(()),
-                _ => Err(heard.failure(self.masters.len())),
+                _ => Err(summary.failure(self.masters.len())),
             }
         })
     }
@@ -403,7 +404,7 @@ impl Scheme for Quorum {
 
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
         Box::pin(async move {
-            let asks = self.awake().map(|(place, scheme)| async move { (place, scheme.names(listing).await) });
+            let asks = self.live_masters().map(|(place, scheme)| async move { (place, scheme.names(listing).await) });
             // A majority has the lock, so any majority includes a master that knows it.
             let answers = self.majority_of(join_all(asks).await)?;
             Ok(answers.into_iter().flat_map(|(_, names)| names).collect())
@@ -416,7 +417,7 @@ impl Scheme for Quorum {
             let asked = join_all(asked).await;
             // The uptime is known only after the master has answered.
             let of_master = |(place, mut nodes): (usize, Vec<NodeHealth>)| {
-                let votes_in = self.votes_in(place);
+                let votes_in = self.time_to_vote(place);
                 nodes.iter_mut().filter(|node| node.is_reachable).for_each(|node| node.votes_in = votes_in);
                 nodes
             };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::net::{Script, Transport};
-use crate::store::lua::{LuaScheme, Scripts, Waiting};
+use crate::store::lua::{LuaScheme, ScriptQueue, Scripts};
 use crate::store::scripts::two_key;
 
 static SCRIPTS: Scripts = Scripts {
@@ -18,5 +18,5 @@ static SCRIPTS: Scripts = Scripts {
 };
 
 pub(crate) fn scheme(transport: Arc<dyn Transport>) -> LuaScheme {
-    LuaScheme::new(&SCRIPTS, transport, Waiting::Beside)
+    LuaScheme::new(&SCRIPTS, transport, ScriptQueue::Beside)
 }

@@ -167,15 +167,15 @@ impl HolderView {
             let guards = guards(&holder.id);
             let shown = Self {
                 mode: holder.mode,
-                cached: guards.map_or(view.is_marked, |guards| guards.is_idle),
+                cached: guards.map_or(view.is_recallable, |guards| guards.is_idle),
                 age: Duration::from_millis(now_ms.saturating_sub(holder.since_ms)),
                 remaining: holder.remaining,
                 ..Self::unseen_reader(&holder.id, guards)
             };
             (Some(&*holder.id), shown)
         });
-        let foreign_write = foreign(Mode::Write, view.foreign_write_ms, limits.write, now_ms);
-        let foreign_read = foreign(Mode::Read, view.foreign_read_ms, limits.read, now_ms);
+        let foreign_write = foreign(Mode::Write, view.client_write_ms, limits.write, now_ms);
+        let foreign_read = foreign(Mode::Read, view.client_read_ms, limits.read, now_ms);
         let nameless = |holder| (None, holder);
         foreign_write.map(nameless).into_iter().chain(ours).chain(foreign_read.map(nameless)).collect()
     }

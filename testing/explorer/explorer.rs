@@ -11,7 +11,7 @@
 
 use std::time::Instant;
 
-use super::Limits;
+use super::RecordLimits;
 
 mod keeping;
 mod search;
@@ -24,7 +24,7 @@ mod world;
 use search::{Explored, explore};
 use server::{Fault, LEASE, PATIENCE, Server};
 use watch::Invariant;
-use world::{Budget, Keeping, Rules, Slip};
+use world::{Budget, Caching, Rules, Slip};
 
 /// Who takes part, and what may go wrong.
 #[derive(Clone, Copy, Debug)]
@@ -33,13 +33,13 @@ struct Scene {
     /// Acquisitions of each, one after the other; a conversion is one.
     each: usize,
     /// Also acquisitions that do not wait.
-    tries: bool,
+    has_tries: bool,
     /// How many records an operation of the server may touch, if not as many as ever.
     records: Option<usize>,
     budget: Budget,
-    keeping: Keeping,
+    caching: Caching,
     /// Nobody may publish calls.
-    mute: bool,
+    is_mute: bool,
 }
 
 const NOTHING: Budget =
@@ -58,7 +58,7 @@ const fn dying_and_converting(budget: Budget) -> Budget {
 }
 
 const fn scene(clients: usize, each: usize, budget: Budget) -> Scene {
-    Scene { clients, each, tries: false, records: None, budget, keeping: Keeping::Nothing, mute: false }
+    Scene { clients, each, has_tries: false, records: None, budget, caching: Caching::Nothing, is_mute: false }
 }
 
 impl Scene {
@@ -66,16 +66,16 @@ impl Scene {
         Self { records: Some(records), ..self }
     }
 
-    const fn keeping(self, keeping: Keeping) -> Self {
-        Self { keeping, ..self }
+    const fn keeping(self, keeping: Caching) -> Self {
+        Self { caching: keeping, ..self }
     }
 
     const fn mute(self) -> Self {
-        Self { mute: true, ..self }
+        Self { is_mute: true, ..self }
     }
 
     const fn trying(self) -> Self {
-        Self { tries: true, ..self }
+        Self { has_tries: true, ..self }
     }
 
     fn is_limited(&self) -> bool {
@@ -89,9 +89,9 @@ impl Scene {
     }
 
     fn explored(&self, fault: Option<Fault>, slip: Option<Slip>) -> Explored {
-        let limits = self.records.map_or_else(Limits::default, |records| Limits { records });
+        let limits = self.records.map_or_else(RecordLimits::default, |records| RecordLimits { records });
         let server = Server::new(limits, fault);
-        let server = if self.keeping == Keeping::Nothing { server } else { server.with_calling_tries() };
+        let server = if self.caching == Caching::Nothing { server } else { server.with_calling_tries() };
         explore(&Rules { scene: self, server, slip })
     }
 

@@ -2,7 +2,7 @@
 
 use super::server::Fault;
 use super::watch::Invariant;
-use super::world::{Budget, Keeping, Slip};
+use super::world::{Budget, Caching, Slip};
 use super::{CONVERSION, COPY, DEATH, DELAY, LOSS, NOTHING, Scene, WIPE, dying_and_converting, scene};
 
 const BREAK: Budget = Budget { breaks: 1, ..NOTHING };
@@ -10,12 +10,12 @@ const FORCE: Budget = Budget { forces: 1, ..NOTHING };
 
 /// All are subscribed to calls.
 const fn kept(clients: usize, each: usize, budget: Budget) -> Scene {
-    scene(clients, each, budget).keeping(Keeping::Subscribed)
+    scene(clients, each, budget).keeping(Caching::Subscribed)
 }
 
 /// Each subscribes when it likes.
 const fn subscribing(clients: usize, each: usize, budget: Budget) -> Scene {
-    scene(clients, each, budget).keeping(Keeping::Subscribing)
+    scene(clients, each, budget).keeping(Caching::Subscribing)
 }
 
 #[test]

@@ -1,14 +1,17 @@
 //! The server: a [`Record`] between operations, in a form that is small and equal for equal situations, and what it may do
 //! wrong.
 
-mod kept;
+mod cached;
 mod wrong;
 
 use std::time::Duration;
 
 use super::small::List;
 use crate::base::lease::{FencingToken, ServerTime};
-use crate::store::memory::record::{CALL_MS, Hold, Limits, Mark, RETENTION_MS, Reader, Record, Waiting, Writer};
+use crate::store::memory::record::{
+    HoldRecord, RECALL_INTERVAL_MS, RETENTION_MS, ReaderRecord, RecallableFlag, Record, RecordLimits, WaiterRecord,
+    WriterRecord,
+};
 use crate::store::{
     AcquireRequest, Acquired, AcquisitionId, Converted, Granted, Holder, IfTaken, Mode, ReleaseReply, Renewed, View,
 };
@@ -21,7 +24,7 @@ pub(super) const IDS: usize = 6;
 pub(super) const OPERATOR: Id = 6;
 
 /// Long against the margins of a lease, so that validity ends with a tick, and those who wait call once in each.
-pub(super) const TICK_MS: u64 = CALL_MS;
+pub(super) const TICK_MS: u64 = RECALL_INTERVAL_MS;
 /// Times are relative: whatever the server does it does now. Divisible by every number of readers.
 const NOW_MS: u64 = 12_000_000;
 
@@ -179,7 +182,7 @@ pub(super) struct Block {
 
 /// Somebody waits for a lock that may be kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Call {
+pub(super) struct ServerRecall {
     /// The last one, relative to now.
     pub(super) token: i8,
     /// Who only tries.
@@ -219,7 +222,7 @@ pub(super) struct Outcome {
     pub(super) reply: Reply,
     /// Who is told what: of a grant, or to ask again.
     pub(super) news: Vec<(Id, Option<Grant>)>,
-    pub(super) call: Option<Call>,
+    pub(super) call: Option<ServerRecall>,
     /// The record is kept for long enough.
     pub(super) remembered: bool,
     /// Live or dead, somebody is in the queue.
@@ -339,21 +342,21 @@ impl Fault {
 /// Carries operations out.
 pub(super) struct Server {
     ids: Vec<AcquisitionId>,
-    limits: Limits,
+    limits: RecordLimits,
     pub(super) fault: Option<Fault>,
     /// What becomes of who does not wait.
     if_tried: IfTaken,
 }
 
 impl Server {
-    pub(super) fn new(limits: Limits, fault: Option<Fault>) -> Self {
+    pub(super) fn new(limits: RecordLimits, fault: Option<Fault>) -> Self {
         let ids = (0..=IDS).map(|n| AcquisitionId::new("", u64::try_from(n).expect("small"), "")).collect();
         Self { ids, limits, fault, if_tried: IfTaken::Leave }
     }
 
     /// Who tries takes a place where it calls.
     pub(super) fn with_calling_tries(self) -> Self {
-        Self { if_tried: IfTaken::Try { patience: span(PATIENCE) }, ..self }
+        Self { if_tried: IfTaken::Try { waiter_ttl: span(PATIENCE) }, ..self }
     }
 
     fn id(&self, id: Id) -> AcquisitionId {
@@ -365,7 +368,7 @@ impl Server {
     }
 
     fn ask(&self, id: Id, side: Side, waits: bool) -> AcquireRequest {
-        let if_taken = if waits { IfTaken::Queue { patience: span(PATIENCE) } } else { self.if_tried };
+        let if_taken = if waits { IfTaken::Queue { waiter_ttl: span(PATIENCE) } } else { self.if_tried };
         AcquireRequest {
             id: self.id(id),
             mode: side.mode(),
@@ -378,9 +381,9 @@ impl Server {
 
     fn unpack(&self, shelf: &Shelf) -> Record {
         let deadline_ms = |until: &Until| NOW_MS + u64::from(until.ticks) * TICK_MS;
-        let hold = |until: &Until| Hold { since_ms: NOW_MS, deadline_ms: deadline_ms(until), overrun: false };
+        let hold = |until: &Until| HoldRecord { since_ms: NOW_MS, deadline_ms: deadline_ms(until), is_overrun: false };
         let waiting = |side| {
-            move |until: &Until| Waiting {
+            move |until: &Until| WaiterRecord {
                 request: self.ask(until.id, side, true),
                 since_ms: NOW_MS,
                 until_ms: deadline_ms(until),
@@ -399,21 +402,25 @@ impl Server {
             first_token: token,
             forced: 0,
             barred: 0,
-            writer: shelf.writer.map(|writer| Writer {
+            writer: shelf.writer.map(|writer| WriterRecord {
                 id: self.id(writer.hold.id),
                 token: token - u64::from(writer.back),
                 hold: hold(&writer.hold),
             }),
-            readers: shelf.readers.iter().map(|until| Reader { id: self.id(until.id), hold: hold(until) }).collect(),
+            readers: shelf
+                .readers
+                .iter()
+                .map(|until| ReaderRecord { id: self.id(until.id), hold: hold(until) })
+                .collect(),
             waiting_writers: shelf.waiting_writers.iter().map(waiting(Side::Write)).collect(),
-            turn_readers: shelf.turn_readers.iter().map(waiting(Side::Read)).collect(),
+            batch_readers: shelf.turn_readers.iter().map(waiting(Side::Read)).collect(),
             waiting_readers: shelf.waiting_readers.iter().map(waiting(Side::Read)).collect(),
             // No later than it must be.
-            heard_ms: waiters.map(deadline_ms).max().unwrap_or(0),
-            mark: shelf.mark.map(|called| Mark { token, called_ms: called.then_some(NOW_MS) }),
-            call_back: None,
-            news: Vec::new(),
-            call: None,
+            waiters_until_ms: waiters.map(deadline_ms).max().unwrap_or(0),
+            recallable: shelf.mark.map(|called| RecallableFlag { token, recalled_ms: called.then_some(NOW_MS) }),
+            pending_recall: None,
+            notifications: Vec::new(),
+            next_to_ask: None,
             // No clients of the published scheme.
             stamps: None,
             forget_ms,
@@ -431,13 +438,13 @@ impl Server {
             writer,
             readers,
             waiting_writers,
-            turn_readers,
+            batch_readers: turn_readers,
             waiting_readers,
-            heard_ms: _,
-            mark,
-            call_back,
-            news,
-            call,
+            waiters_until_ms: _,
+            recallable: mark,
+            pending_recall: call_back,
+            notifications: news,
+            next_to_ask: call,
             stamps,
             forget_ms: _,
         } = record;
@@ -445,9 +452,11 @@ impl Server {
         assert!(*barred == 0 && news.is_empty() && call.is_none(), "it is one of one server, and who is told is told");
         assert!(call_back.is_none(), "who is called is called");
         assert!(forced < token || writer.is_none() && readers.is_empty(), "one force removes all");
-        let hold = |id, hold: &Hold| Until { id: Self::number(id), ticks: ticks_until(hold.deadline_ms) };
-        let place =
-            |waiting: &Waiting| Until { id: Self::number(&waiting.request.id), ticks: ticks_until(waiting.until_ms) };
+        let hold = |id, hold: &HoldRecord| Until { id: Self::number(id), ticks: ticks_until(hold.deadline_ms) };
+        let place = |waiting: &WaiterRecord| Until {
+            id: Self::number(&waiting.request.id),
+            ticks: ticks_until(waiting.until_ms),
+        };
         Shelf {
             token: (*token > 0).then(|| relative(*token, at_us).max(-TOKEN_GAP)),
             writer: writer.as_ref().map(|writer| WriterShelf {
@@ -459,7 +468,7 @@ impl Server {
             turn_readers: turn_readers.iter().map(place).collect(),
             waiting_readers: waiting_readers.iter().map(place).collect(),
             // Of a phase before it means nothing.
-            mark: mark.filter(|mark| mark.token == *token).map(|mark| mark.called_ms == Some(NOW_MS)),
+            mark: mark.filter(|mark| mark.token == *token).map(|mark| mark.recalled_ms == Some(NOW_MS)),
         }
     }
 
@@ -477,11 +486,14 @@ impl Server {
             self.keep_wrongly(before, &mut record, &request, &mut reply);
         }
         let grant = |granted: Granted| Self::grant(granted, at_us);
-        let granted =
-            record.take_news().into_iter().map(|news| (news.id, Some(grant(news.granted)))).collect::<Vec<_>>();
-        let called = record.take_call().map(|id| (id, None));
+        let granted = record
+            .take_notifications()
+            .into_iter()
+            .map(|news| (news.id, Some(grant(news.granted))))
+            .collect::<Vec<_>>();
+        let called = record.take_next_to_ask().map(|id| (id, None));
         let told = granted.into_iter().chain(called);
-        let call = record.take_call_back().map(|call| Call {
+        let call = record.take_recall().map(|call| ServerRecall {
             token: relative(call.token.as_u64(), at_us),
             tries: call.id.as_ref().map(Self::number),
         });
@@ -507,17 +519,17 @@ impl Server {
             What::Acquire { mode, waits } => match record.acquire(now, not_after_ms, &ask(id, mode, waits)) {
                 Acquired::Granted(granted) => Reply::Granted(Self::grant(granted, at_us)),
                 Acquired::Queued { .. } => Reply::Queued,
-                Acquired::Contended { .. } | Acquired::Kept { .. } => Reply::Contended,
+                Acquired::Contended { .. } | Acquired::Cached { .. } => Reply::Contended,
                 Acquired::Late => Reply::Late,
             },
-            What::Leave => Reply::Left { held: record.leave(now, &own) == ReleaseReply::Held },
+            What::Leave => Reply::Left { held: record.release(now, &own) == ReleaseReply::Held },
             What::Renew => match keeps {
-                Some(tokens) => Self::renewed(record.renew_kept(now, &own, span(LEASE), tokens.into()), at_us),
+                Some(tokens) => Self::renewed(record.renew_cached(now, &own, span(LEASE), tokens.into()), at_us),
                 None => Self::renewed(record.renew(now, &own, span(LEASE)), at_us),
             },
             What::Convert { to } => match record.convert(now, not_after_ms, &self.id(id - 1), &ask(id, to, false)) {
                 Converted::Granted(granted) => Reply::Granted(Self::grant(granted, at_us)),
-                Converted::Refused | Converted::Kept => Reply::Refused,
+                Converted::Refused | Converted::Cached => Reply::Refused,
                 Converted::Lost { .. } => Reply::Lost,
                 Converted::Late => Reply::Late,
             },

@@ -1,6 +1,6 @@
 //! Who was promised what: a second, simpler account of the lock, kept from answers and notices alone, and judged by it.
 
-mod kept;
+mod cached;
 
 use super::server::{CLAIM, Grant, IDS, Id, LEASE, Outcome, PATIENCE, Reply, Request, Side, TOKEN_GAP, Until, What};
 use super::small::List;
@@ -73,9 +73,9 @@ pub(super) struct Watch {
     /// The last token that a guard was given, counted from the highest, and whether it reads.
     handed: Option<(i8, Side)>,
     /// One was not above those before.
-    pub(super) disorder: bool,
+    pub(super) has_disorder: bool,
     /// The record was lost: what came before is not promised any more, but for tokens.
-    pub(super) wiped: bool,
+    pub(super) was_wiped: bool,
 }
 
 /// The highest token.
@@ -146,7 +146,7 @@ impl Watch {
 
     /// The record is gone.
     pub(super) fn wipe(&mut self) {
-        *self = Self { top: self.top, handed: self.handed, wiped: true, ..Self::default() };
+        *self = Self { top: self.top, handed: self.handed, was_wiped: true, ..Self::default() };
     }
 
     fn holds(&mut self, id: Id) -> Option<&mut Until> {
@@ -190,19 +190,19 @@ impl Watch {
             self.judge_force(seen, back, outcome)?;
         }
         if self.writer.is_some_and(|writer| writer.until.ticks == 0) {
-            self.writer_ends();
+            self.on_writer_end();
         }
         if what == What::Leave {
             let held = self.holds(id).is_some();
-            hold(self.wiped || outcome.reply == Reply::Left { held }, Invariant::HoldStands)?;
+            hold(self.was_wiped || outcome.reply == Reply::Left { held }, Invariant::HoldStands)?;
             self.queue.retain(|place| place.until.id != id);
             self.trim_turn();
-            self.hold_ends(id);
+            self.on_hold_end(id);
         }
         let downgrades = matches!(what, What::Convert { to: Side::Read }) && matches!(outcome.reply, Reply::Granted(_));
         if downgrades && self.holds(id).is_none() {
-            hold(self.holds(id - 1).is_some() || self.wiped, Invariant::HoldStands)?;
-            self.hold_ends(id - 1);
+            hold(self.holds(id - 1).is_some() || self.was_wiped, Invariant::HoldStands)?;
+            self.on_hold_end(id - 1);
         }
         if self.writer.is_none() && self.first_writer().is_none() {
             self.earlier |= self.waiting_readers();
@@ -210,7 +210,7 @@ impl Watch {
         // Its own place goes only when it is let in: its order counts.
         for (id, grant) in &outcome.news {
             if let Some(grant) = grant {
-                self.judge_hand_over(*id, *grant, unsure)?;
+                self.judge_waiter_grant(*id, *grant, unsure)?;
             }
         }
         match what {
@@ -221,7 +221,7 @@ impl Watch {
     }
 
     fn judge_renewal(&mut self, request: Request, outcome: &Outcome) -> Judged {
-        let wiped = self.wiped;
+        let wiped = self.was_wiped;
         match (self.holds(request.id), outcome.reply) {
             (Some(until), Reply::Renewed { remaining, .. }) => {
                 until.ticks = LEASE;
@@ -240,11 +240,11 @@ impl Watch {
                 if self.holds(id).is_some() {
                     self.judge_repeat(id, grant)?;
                 } else {
-                    self.enters(id, side, grant, false)?;
+                    self.on_enter(id, side, grant, false)?;
                 }
                 self.judge_waited_for(grant, unsure)
             }
-            _ if self.holds(id).is_some() => hold(self.wiped, Invariant::HoldStands),
+            _ if self.holds(id).is_some() => hold(self.was_wiped, Invariant::HoldStands),
             Reply::Queued if waits || self.takes_a_place(id, side) => {
                 let place = self.queue.as_mut_slice().iter_mut().find(|place| place.until.id == id);
                 if let Some(place) = place {
@@ -264,26 +264,26 @@ impl Watch {
         match reply {
             Reply::Granted(grant) if self.holds(id).is_some() => self.judge_repeat(id, grant),
             Reply::Granted(grant) => {
-                hold(old || to == Side::Read || self.wiped, Invariant::HoldStands)?;
+                hold(old || to == Side::Read || self.was_wiped, Invariant::HoldStands)?;
                 hold(grant.remaining == LEASE, Invariant::HoldStands)?;
-                self.hold_ends(id - 1);
-                self.enters(id, to, grant, true)?;
+                self.on_hold_end(id - 1);
+                self.on_enter(id, to, grant, true)?;
                 self.judge_waited_for(grant, unsure)
             }
             Reply::Refused => hold(old && to == Side::Write, Invariant::HoldStands),
             // A conversion ends what it gives up, whoever asks for it again.
-            _ => hold(self.wiped || !old && self.holds(id).is_none(), Invariant::HoldStands),
+            _ => hold(self.was_wiped || !old && self.holds(id).is_none(), Invariant::HoldStands),
         }
     }
 
-    fn judge_hand_over(&mut self, id: Id, grant: Grant, unsure: Unsure) -> Judged {
+    fn judge_waiter_grant(&mut self, id: Id, grant: Grant, unsure: Unsure) -> Judged {
         hold(grant.remaining == CLAIM, Invariant::Claim)?;
         let place = self.queue.iter().find(|place| place.until.id == id).copied();
         // Nobody who does not wait is let in.
         let Some(Place { side, .. }) = place else {
-            return hold(self.wiped, Invariant::Claim);
+            return hold(self.was_wiped, Invariant::Claim);
         };
-        self.enters(id, side, grant, false)?;
+        self.on_enter(id, side, grant, false)?;
         self.judge_waited_for(grant, unsure)
     }
 
@@ -299,8 +299,8 @@ impl Watch {
     }
 
     /// A hold begins.
-    fn enters(&mut self, id: Id, side: Side, grant: Grant, converts: bool) -> Judged {
-        self.queue_lets_in(id, side, converts)?;
+    fn on_enter(&mut self, id: Id, side: Side, grant: Grant, converts: bool) -> Judged {
+        self.on_queue_let_in(id, side, converts)?;
         let until = Until { id, ticks: grant.remaining };
         if side == Side::Write || self.readers.is_empty() {
             self.marked = None;
@@ -328,7 +328,7 @@ impl Watch {
     }
 
     /// Whether it is its turn.
-    fn queue_lets_in(&mut self, id: Id, side: Side, converts: bool) -> Judged {
+    fn on_queue_let_in(&mut self, id: Id, side: Side, converts: bool) -> Judged {
         let first_writer = self.first_writer();
         match side {
             Side::Write => {
@@ -355,14 +355,14 @@ impl Watch {
         hold(grant.is_waited_for == waits || (unsure && grant.is_waited_for), Invariant::WaitedFor)
     }
 
-    fn hold_ends(&mut self, id: Id) {
+    fn on_hold_end(&mut self, id: Id) {
         if self.writer.is_some_and(|writer| writer.until.id == id) {
-            self.writer_ends();
+            self.on_writer_end();
         }
         self.readers.retain(|until| until.id != id);
     }
 
-    fn writer_ends(&mut self) {
+    fn on_writer_end(&mut self) {
         self.writer = None;
         self.turn |= self.waiting_readers();
     }

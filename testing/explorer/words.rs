@@ -1,7 +1,7 @@
 //! Steps in words.
 
 use super::server::{Id, Reply, Request, Side, What};
-use super::world::{Act, Body, CLIENTS, Deed, Fate, Line, Rules, Stage, State, Stepped};
+use super::world::{Act, Body, CLIENTS, Deed, Fate, Rules, Stage, State, Stepped, SubscriptionState};
 
 /// What a step is, and what comes of it.
 pub(super) fn told(rules: &Rules<'_>, state: &State, act: Act, names: &[u8; CLIENTS]) -> (String, Stepped) {
@@ -56,9 +56,9 @@ pub(super) fn told(rules: &Rules<'_>, state: &State, act: Act, names: &[u8; CLIE
         Act::Turns { client, to } => {
             let client = char::from(b'A' + names[usize::from(client)]);
             match to {
-                Line::Stands => format!("{client} subscribes to calls"),
-                Line::Broken => format!("the subscription of {client} breaks"),
-                Line::Down => format!("{client} finds its subscription broken"),
+                SubscriptionState::Stands => format!("{client} subscribes to calls"),
+                SubscriptionState::Broken => format!("the subscription of {client} breaks"),
+                SubscriptionState::Down => format!("{client} finds its subscription broken"),
             }
         }
         Act::HearTwice { at } => {

@@ -11,18 +11,18 @@
 //! `judge` what must hold in each state, and `aside` that who keeps a hold stands aside.
 
 mod aside;
+mod caching;
 mod choices;
 mod clients;
 mod force;
 mod judge;
-mod keeping;
 mod time;
 
 use std::time::Duration;
 
+use self::caching::ClientCache;
+pub(super) use self::caching::{Caching, SubscriptionState};
 use self::force::Seen;
-use self::keeping::Keep;
-pub(super) use self::keeping::{Keeping, Line};
 use super::Scene;
 use super::server::{Block, IDS, Id, Reply, Request, Server, Shelf, Side, TICK_MS};
 use super::small::List;
@@ -61,7 +61,7 @@ pub(super) struct Budget {
 }
 
 /// A request that is not answered yet: for how many ticks.
-type Call = Option<u8>;
+type ClientRecall = Option<u8>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub(super) enum Stage {
@@ -69,25 +69,25 @@ pub(super) enum Stage {
     Unused,
     /// `due`: it may ask again.
     Asks {
-        call: Call,
+        call: ClientRecall,
         queued: bool,
         due: bool,
     },
     /// Valid for so many ticks.
     Holds {
         ticks: u8,
-        call: Call,
+        call: ClientRecall,
     },
     /// Nobody is inside, and it stays.
     Idle {
         ticks: u8,
-        call: Call,
+        call: ClientRecall,
     },
     /// Gives itself up for the next one, and counts as reading for so many ticks. `refused`: it asks again when no copy is
     /// under way any more.
     Converts {
         ticks: u8,
-        call: Call,
+        call: ClientRecall,
         refused: bool,
     },
     /// What the one before converts to.
@@ -95,7 +95,7 @@ pub(super) enum Stage {
     /// `told`: the server has answered. Over when a withdrawal is answered that was sent when no copy of the acquisition could be
     /// carried out behind it: that is what `WaitTimeout` calls confirmed.
     Leaves {
-        call: Call,
+        call: ClientRecall,
         told: bool,
     },
     Over,
@@ -117,7 +117,7 @@ pub(super) struct Pass {
     recorded: bool,
     /// An operator has ended it, and it does not know.
     forced: bool,
-    pub(super) keep: Keep,
+    pub(super) keep: ClientCache,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -233,7 +233,7 @@ pub(super) enum Act {
     /// What becomes of a client's subscription.
     Turns {
         client: u8,
-        to: Line,
+        to: SubscriptionState,
     },
     /// A call that comes again.
     HearTwice {
@@ -360,7 +360,7 @@ pub(super) struct State {
     pub(super) shelf: Shelf,
     pub(super) passes: [Pass; IDS],
     pub(super) dead: [bool; CLIENTS],
-    pub(super) lines: [Line; CLIENTS],
+    pub(super) lines: [SubscriptionState; CLIENTS],
     pub(super) seen: Option<Seen>,
     pub(super) bag: List<Message, MESSAGES>,
     pub(super) budget: Budget,
@@ -396,7 +396,7 @@ impl State {
             shelf: Shelf::default(),
             passes: [Pass::default(); IDS],
             dead: [false; CLIENTS],
-            lines: [scene.keeping.line(); CLIENTS],
+            lines: [scene.caching.line(); CLIENTS],
             seen: None,
             bag: List::default(),
             budget: scene.budget,
@@ -442,9 +442,9 @@ impl State {
             }
             Act::Look => next.look(),
             Act::Force => next.force(rules)?,
-            Act::Rest { id } => next.rest(id),
+            Act::Rest { id } => next.cache(id),
             Act::Enter { id } => next.enter(rules, id),
-            Act::Turns { client, to } => next.line_turns(rules, client, to),
+            Act::Turns { client, to } => next.set_subscription(rules, client, to),
             Act::HearTwice { at } => {
                 next.budget.copies -= 1;
                 let message = &mut next.bag.as_mut_slice()[usize::from(at)];

@@ -19,9 +19,9 @@ impl Answer {
     pub(super) fn kinds(&self) -> Vec<&'static str> {
         let mut kinds = vec![self.kind()];
         if let Self::View(view) = self {
-            kinds.extend(view.foreign_read_ms.map(|_| "view with their read"));
-            kinds.extend(view.foreign_write_ms.map(|_| "view with their write"));
-            kinds.extend(view.is_marked.then_some("view of a marked lock"));
+            kinds.extend(view.client_read_ms.map(|_| "view with their read"));
+            kinds.extend(view.client_write_ms.map(|_| "view with their write"));
+            kinds.extend(view.is_recallable.then_some("view of a marked lock"));
             kinds.extend((view.more_holders + view.more_waiters > 0).then_some("view of some"));
         }
         kinds
@@ -33,8 +33,8 @@ impl Answer {
             Self::Acquired(Acquired::Granted(granted)) if granted.tokens > 1 => "granted, several tokens",
             Self::Acquired(Acquired::Granted(_)) => "granted",
             Self::Acquired(Acquired::Contended { .. }) => "contended",
-            Self::Acquired(Acquired::Kept { .. }) => "kept",
-            Self::Acquired(Acquired::Queued { is_kept: true, .. }) => "queued at a marked lock",
+            Self::Acquired(Acquired::Cached { .. }) => "kept",
+            Self::Acquired(Acquired::Queued { is_cached: true, .. }) => "queued at a marked lock",
             Self::Acquired(Acquired::Queued { .. }) => "queued",
             Self::Acquired(Acquired::Late) => "late",
             Self::ReleaseReply(ReleaseReply::Held) => "held",
@@ -44,7 +44,7 @@ impl Answer {
             Self::Converted(Mode::Read, Converted::Granted(_)) => "turned to read",
             Self::Converted(Mode::Write, Converted::Granted(_)) => "turned to write",
             Self::Converted(_, Converted::Refused) => "not turned",
-            Self::Converted(_, Converted::Kept) => "not turned, and called",
+            Self::Converted(_, Converted::Cached) => "not turned, and called",
             Self::Converted(_, Converted::Lost { forced: None }) => "turn lost",
             Self::Converted(_, Converted::Lost { forced: Some(_) }) => "turn lost, by force",
             Self::Converted(_, Converted::Late) => "turn late",
@@ -55,7 +55,7 @@ impl Answer {
             Self::Renewed(Renewed::Lost { forced: Some(_) }) => "lost, by force",
             Self::View(view) if !view.waiters.is_empty() => "view with waiters",
             Self::View(_) => "view",
-            Self::Forced(Forced { more: true, .. }) => "forced some",
+            Self::Forced(Forced { has_more: true, .. }) => "forced some",
             Self::Forced(_) => "forced",
             Self::Theirs(Mode::Read, true) => "their read",
             Self::Theirs(Mode::Read, false) => "their read refused",
@@ -69,12 +69,12 @@ impl Answer {
         let ends_in = |retry_in| live.iter().any(|ends_ms| Duration::from_millis(ends_ms - now_ms) == retry_in);
         match (self, specified) {
             (Self::Acquired(Acquired::Contended { retry_in }), Self::Acquired(Acquired::Contended { .. }))
-            | (Self::Acquired(Acquired::Kept { retry_in }), Self::Acquired(Acquired::Kept { .. })) => {
+            | (Self::Acquired(Acquired::Cached { retry_in }), Self::Acquired(Acquired::Cached { .. })) => {
                 self == specified || ends_in(*retry_in)
             }
             (
-                Self::Acquired(Acquired::Queued { retry_in, is_kept }),
-                Self::Acquired(Acquired::Queued { is_kept: specified_kept, .. }),
+                Self::Acquired(Acquired::Queued { retry_in, is_cached: is_kept }),
+                Self::Acquired(Acquired::Queued { is_cached: specified_kept, .. }),
             ) => self == specified || is_kept == specified_kept && ends_in(*retry_in),
             _ => self == specified,
         }

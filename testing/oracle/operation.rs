@@ -21,8 +21,8 @@ impl Face {
         let Wish { lease_ms, max_tokens, patience, keeps } = wish;
         let span = Duration::from_millis;
         let (max_tokens, if_taken) = match (self, patience) {
-            (Self::Hash, Patience::Waits { ms }) => (max_tokens, IfTaken::Queue { patience: span(ms) }),
-            (Self::Hash, Patience::Tries { ms }) => (max_tokens, IfTaken::Try { patience: span(ms) }),
+            (Self::Hash, Patience::Waits { ms }) => (max_tokens, IfTaken::Queue { waiter_ttl: span(ms) }),
+            (Self::Hash, Patience::Tries { ms }) => (max_tokens, IfTaken::Try { waiter_ttl: span(ms) }),
             (Self::Hash, Patience::None) => (max_tokens, IfTaken::Leave),
             (Self::TwoKey, _) => (1, IfTaken::Leave),
         };

@@ -16,9 +16,9 @@ use super::{PUBLISHED, Setting};
 use crate::base::key::Key;
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::lua::LuaScheme;
-use crate::store::memory::{CallBack, News, Record, TimestampClientsMs};
+use crate::store::memory::{GrantNotification, PendingRecall, Record, TimestampClientsMs};
 use crate::store::{
-    Acquired, AcquisitionId, Answered, Attempt, Converted, Forced, Mode, Renewal, Renewed, Scheme, View,
+    Acquired, AcquisitionId, Answered, Attempt, Converted, Forced, Mode, RenewalRequest, Renewed, Scheme, View,
 };
 
 /// Far enough.
@@ -106,7 +106,7 @@ impl<'a> Pair<'a> {
             Operation::Leave { who } => {
                 let id = acquisition(who);
                 let real = self.real.release(&self.key, &id).await;
-                self.compare(Some(who), real, Answer::ReleaseReply, |record, now| record.leave(now, &id))
+                self.compare(Some(who), real, Answer::ReleaseReply, |record, now| record.release(now, &id))
             }
             Operation::Conversion { old, new, wish } => {
                 let (old, request) = (acquisition(old), self.face.ask(new, wish));
@@ -210,7 +210,7 @@ impl<'a> Pair<'a> {
         let [read, write, stamp] = [read_ms, write_ms, stamp_ms].map(|ms| ms.to_string());
         let reply = self.ask_raw(&["EVAL", script, "1", &self.keys()[0], "10000", &read, &write, &stamp]);
         let real = Answer::Theirs(mode, reply == Reply::Int(1));
-        let specified = Answer::Theirs(mode, self.record.their_lock(mode, stamp_ms));
+        let specified = Answer::Theirs(mode, self.record.client_lock(mode, stamp_ms));
         if reply == Reply::Int(1) {
             self.theirs.insert(0, (mode, stamp_ms));
         }
@@ -226,7 +226,7 @@ impl<'a> Pair<'a> {
             Mode::Write => include_str!("../../tests/lua/published/write_unlock.lua"),
         };
         self.ask_raw(&["EVAL", script, "1", &self.keys()[0], &stamp_ms.to_string()]);
-        self.record.their_unlock(mode, stamp_ms);
+        self.record.client_unlock(mode, stamp_ms);
         self.history.push_str(&format!(" {mode} {stamp_ms}"));
         Ok(())
     }
@@ -288,19 +288,19 @@ impl<'a> Pair<'a> {
 
     async fn renew(&mut self, holds: &[Renews]) -> TestCaseResult {
         let keeps = |keeps: Option<u64>| keeps.filter(|_| self.face == Face::Hash);
-        let renewal = |&Renews { who, lease_ms, keeps: asked }: &Renews| Renewal {
+        let renewal = |&Renews { who, lease_ms, keeps: asked }: &Renews| RenewalRequest {
             key: Arc::clone(&self.key),
             id: acquisition(who),
             lease: Duration::from_millis(lease_ms),
-            keeps: keeps(asked).is_some(),
+            caches: keeps(asked).is_some(),
             tokens: keeps(asked).unwrap_or(0),
         };
         let batch: Vec<_> = holds.iter().map(renewal).collect();
         let answers = self.real.renew(&self.real.route(&self.key), &batch).await;
         prop_assert_eq!(answers.len(), batch.len());
-        for (real, Renewal { id, lease, keeps, tokens, .. }) in answers.into_iter().zip(&batch) {
+        for (real, RenewalRequest { id, lease, caches: keeps, tokens, .. }) in answers.into_iter().zip(&batch) {
             self.compare(None, real, Answer::Renewed, |record, now| {
-                if *keeps { record.renew_kept(now, id, *lease, *tokens) } else { record.renew(now, id, *lease) }
+                if *keeps { record.renew_cached(now, id, *lease, *tokens) } else { record.renew(now, id, *lease) }
             })?;
         }
         Ok(())
@@ -337,8 +337,8 @@ impl<'a> Pair<'a> {
         }
         let real = answer(value);
         let specified = answer(operation(&mut self.record, server));
-        let news = self.record.take_news();
-        for News { granted, .. } in &news {
+        let news = self.record.take_notifications();
+        for GrantNotification { granted, .. } in &news {
             self.outgrows(granted.token, granted.tokens)?;
         }
         if let Answer::Acquired(Acquired::Granted(granted)) | Answer::Converted(_, Converted::Granted(granted)) = &real
@@ -351,11 +351,11 @@ impl<'a> Pair<'a> {
         let is_other = |id: &AcquisitionId| asks.is_none_or(|who| *id != acquisition(who));
         let others = news.into_iter().filter(|news| is_other(&news.id));
         self.news.extend(others.map(|news| message(&news, server)));
-        if let Some(next) = self.record.take_call() {
+        if let Some(next) = self.record.take_next_to_ask() {
             self.seen_kinds.insert("a turn goes on");
             self.news.extend(is_other(&next).then(|| next.as_str().to_owned()));
         }
-        if let Some(CallBack { token, id }) = self.record.take_call_back() {
+        if let Some(PendingRecall { token, id }) = self.record.take_recall() {
             self.seen_kinds.insert(if id.is_some() { "called by a try" } else { "called" });
             let by = id.map_or_else(String::new, |id| format!(" {}", id.as_str()));
             self.news.push(format!("call {}{by}", token.as_u64()));
@@ -399,8 +399,8 @@ impl<'a> Pair<'a> {
 }
 
 /// As `lua/README.md` has it.
-fn message(news: &News, server: ServerTime) -> String {
-    let News { id, granted } = news;
+fn message(news: &GrantNotification, server: ServerTime) -> String {
+    let GrantNotification { id, granted } = news;
     let deadline_ms = u128::from(server.as_micros() / 1000) + granted.remaining.as_millis();
     let (last, server_us) = (granted.token.as_u64() + granted.tokens - 1, server.as_micros());
     let waiting = u8::from(granted.is_waited_for);

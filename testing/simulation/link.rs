@@ -23,7 +23,7 @@ use crate::base::lease::{self, ClockSample, Moment, ServerTime};
 use crate::base::recalls::Recalls;
 use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced,
-    Notification, ReleaseReply, ReleaseRequest, Renewal, Renewed, Route, Scheme, Subscription, View,
+    Notification, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, Subscription, View,
 };
 
 /// As the transport has it.
@@ -110,7 +110,7 @@ impl Link {
                 *self.anchor.lock() = Some(ClockSample { sent, server });
                 let Some(answer) = self.misheard(answer) else {
                     let stray_until = sent.after(lease::max_delay(self.response_timeout, self.max_clock_skew));
-                    return Err(Failure::Unknown { stray_until, source: None });
+                    return Err(Failure::Unknown { arrives_until: stray_until, source: None });
                 };
                 let sent = match world.mutant {
                     Some(Mutant::DeadlineFromReply) => now,
@@ -181,8 +181,8 @@ impl Link {
             (Some(Mutant::DeafToCalls), Answer::Renewed(Renewed::Renewed { remaining, tokens, .. })) => {
                 Answer::Renewed(Renewed::Renewed { remaining, is_waited_for: false, tokens })
             }
-            (Some(Mutant::NoPause), Answer::Acquired(Acquired::Queued { is_kept, .. })) => {
-                Answer::Acquired(Acquired::Queued { retry_in: Duration::from_millis(1), is_kept })
+            (Some(Mutant::NoPause), Answer::Acquired(Acquired::Queued { is_cached: is_kept, .. })) => {
+                Answer::Acquired(Acquired::Queued { retry_in: Duration::from_millis(1), is_cached: is_kept })
             }
             (_, answer) => answer,
         })
@@ -205,7 +205,7 @@ impl Link {
         };
         match wrong {
             Some(value) => Ok(Answered { sent, server: ServerTime::default(), node: NodeId::default(), value }),
-            None => Err(Failure::Unknown { stray_until, source: None }),
+            None => Err(Failure::Unknown { arrives_until: stray_until, source: None }),
         }
     }
 
@@ -268,8 +268,8 @@ impl Link {
         Answered { sent: self.world.clock.now(), server: ServerTime::default(), node: NodeId::default(), value }
     }
 
-    async fn renew_one(&self, renewal: &Renewal, fates: Fates) -> Attempt<Renewed> {
-        let Renewal { key, id, lease, .. } = renewal;
+    async fn renew_one(&self, renewal: &RenewalRequest, fates: Fates) -> Attempt<Renewed> {
+        let RenewalRequest { key, id, lease, .. } = renewal;
         let lease = if self.world.mutant == Some(Mutant::RenewsShort) { &(*lease / 2) } else { lease };
         if self.world.mutant == Some(Mutant::ConvertedUnrenewed) && self.left.lock().contains(id) {
             return Err(Failure::NotDone { source: None });
@@ -281,7 +281,7 @@ impl Link {
             Some(Mutant::RenewsInTurn) => self.room().await,
             _ => None,
         };
-        let keeps = renewal.keeps.then_some(renewal.tokens);
+        let keeps = renewal.caches.then_some(renewal.tokens);
         if self.believes_renewed(renewal) {
             let (sent, node) = (self.world.clock.now(), self.world.answering(self.address.process));
             let value = Renewed::of(*lease);
@@ -300,9 +300,9 @@ impl Link {
     }
 
     /// Whether a wrong process counts on it that an idle hold is renewed.
-    fn believes_renewed(&self, renewal: &Renewal) -> bool {
+    fn believes_renewed(&self, renewal: &RenewalRequest) -> bool {
         let is_idle = || !self.world.is_inside(self.address.process, lock_of(&renewal.key));
-        self.world.mutant == Some(Mutant::IdleUnrenewed) && renewal.keeps && is_idle()
+        self.world.mutant == Some(Mutant::IdleUnrenewed) && renewal.caches && is_idle()
     }
 
     fn listening(&self, key: &Key, (notices, end): (mpsc::Receiver<Notification>, Unsubscribe)) -> Subscription {
@@ -334,7 +334,7 @@ impl Link {
         passed_on
     }
 
-    fn renew_for_ever(&self, renewal: &Renewal) {
+    fn renew_for_ever(&self, renewal: &RenewalRequest) {
         let (world, process, renewal) = (Arc::clone(&self.world), self.address.process, renewal.clone());
         drop(tokio::spawn(async move {
             for _ in 0..20 {
@@ -438,7 +438,7 @@ impl Scheme for Link {
         })))
     }
 
-    fn renew<'a>(&'a self, _: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
+    fn renew<'a>(&'a self, _: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
         // One pipeline: they arrive together, or none does.
         let Some(first) = batch.first() else {
             return Box::pin(std::future::ready(Vec::new()));

@@ -6,7 +6,7 @@ use super::world::{Answer, Parcel, operate};
 use crate::base::key::Key;
 use crate::base::lease::MAX_TOKENS;
 use crate::base::lease::{FencingToken, ServerTime};
-use crate::store::memory::{CallBack, News, Record};
+use crate::store::memory::{GrantNotification, PendingRecall, Record};
 use crate::store::{AcquireRequest, Acquired, AcquisitionId, Converted, Granted, IfTaken, Mode, ReleaseReply, Renewed};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -272,12 +272,12 @@ impl Wrong {
         record: &mut Record,
         now: ServerTime,
         parcel: &Parcel,
-    ) -> (Answer, Vec<News>) {
+    ) -> (Answer, Vec<GrantNotification>) {
         if let Parcel::Acquire { request, .. } | Parcel::Conversion { request, .. } = parcel {
             self.asked.insert(request.id.clone(), request.clone());
         }
         let answer = self.answer(mutant, record, now, parcel);
-        let mut news = record.take_news();
+        let mut news = record.take_notifications();
         match mutant {
             Mutant::PlainTokens | Mutant::TokenForEachReader | Mutant::TokensAhead => {
                 let answer = self.with_wrong_token(mutant, key, answer);
@@ -321,15 +321,15 @@ impl Wrong {
         mutant: Mutant,
         parcel: &Parcel,
         (answer, token): (&Answer, u64),
-        call: Option<CallBack>,
-    ) -> Option<CallBack> {
+        call: Option<PendingRecall>,
+    ) -> Option<PendingRecall> {
         let is_first = call.is_none() || self.called.insert(token);
         let waits = matches!(answer, Answer::Acquired(Acquired::Queued { .. }));
         match mutant {
             Mutant::ForceUncalled if matches!(parcel, Parcel::Force { .. }) => None,
             Mutant::CallsOnce if !is_first => None,
             Mutant::CallPerWaiter if call.is_none() && waits && self.called.contains(&token) => {
-                Some(CallBack { token: FencingToken::from_wire(token)?, id: None })
+                Some(PendingRecall { token: FencingToken::from_wire(token)?, id: None })
             }
             _ => call,
         }
@@ -360,9 +360,9 @@ impl Wrong {
             }
             (Mutant::ReleaseOfAnybody, Parcel::Leave { id }) => {
                 for (other, _, _) in record.live_holds(now_ms) {
-                    record.leave(now, &parse(&other));
+                    record.release(now, &parse(&other));
                 }
-                record.leave(now, id);
+                record.release(now, id);
                 Answer::ReleaseReply(ReleaseReply::Held)
             }
             (Mutant::CancelledStays, Parcel::Leave { id })
@@ -482,7 +482,7 @@ impl Wrong {
         let now_ms = now.as_micros() / 1000;
         let others: Vec<_> = record.live_holds(now_ms).into_iter().filter(|(id, _, _)| id != old.as_str()).collect();
         for (id, _, _) in &others {
-            record.leave(now, &parse(id));
+            record.release(now, &parse(id));
         }
         let answer = operate(record, now, parcel);
         for (id, mode, _) in others {

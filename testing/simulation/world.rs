@@ -33,7 +33,7 @@ use crate::face::guard::HoldWatch;
 use crate::lock::hold::HoldState;
 use crate::store::Granted;
 use crate::store::memory::replica::Image;
-use crate::store::memory::{self, CallBack, Limits, Record, Store};
+use crate::store::memory::{self, PendingRecall, Record, RecordLimits, Store};
 
 /// When the server's clock stood at the start, in microseconds since the Unix epoch.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
@@ -244,16 +244,16 @@ impl World {
         let wrong = &mut state.wrong;
         let (before, answer, told, call, after, forget_ms) = store.operate(key, now, |record| {
             if let Some(records) = self.profile.records {
-                record.set_limits(Limits { records });
+                record.set_limits(RecordLimits { records });
             }
             let before = seen(record, now_ms);
             let (answer, told) = match self.mutant {
                 Some(mutant) => wrong.operate(mutant, key, record, now, parcel),
-                None => (operate(record, now, parcel), record.take_news()),
+                None => (operate(record, now, parcel), record.take_notifications()),
             };
-            let mut call = record.take_call_back();
+            let mut call = record.take_recall();
             if let Some(mutant) = self.mutant {
-                call = wrong.calls(mutant, parcel, (&answer, record.marks().0), call);
+                call = wrong.calls(mutant, parcel, (&answer, record.recallable_flag().0), call);
             }
             (before, answer, told, call, seen(record, now_ms), record.forget_ms())
         });
@@ -278,7 +278,7 @@ impl World {
         let at = self.now();
         state.history.events.push(Event { at, what });
         drop(state);
-        for memory::News { id, granted } in told {
+        for memory::GrantNotification { id, granted } in told {
             self.publish(Message { key: Arc::clone(key), id, granted, at: now, server: number });
         }
         if let Some(call) = call {
@@ -345,16 +345,16 @@ fn seen(record: &Record, now_ms: u64) -> Seen {
     let mut held: Vec<_> = record.live_holds(now_ms).into_iter().map(known).collect();
     held.sort_unstable_by_key(|held| held.id);
     let queue = record.live_waiters(now_ms).into_iter().map(known).collect();
-    let (token, forced) = record.marks();
-    Seen { held, queue, anybody_recorded: record.somebody_waits(), token, forced }
+    let (token, forced) = record.recallable_flag();
+    Seen { held, queue, anybody_recorded: record.has_waiters(), token, forced }
 }
 
-fn called_of(call: &CallBack) -> Called {
+fn called_of(call: &PendingRecall) -> Called {
     Called { token: call.token.as_u64(), tries: call.id.as_ref().map(|id| Id::of(id.as_str())) }
 }
 
-fn news_of(news: &memory::News, now_ms: u64) -> News {
-    let memory::News { id, granted: Granted { token, tokens, remaining, is_waited_for } } = news;
+fn news_of(news: &memory::GrantNotification, now_ms: u64) -> News {
+    let memory::GrantNotification { id, granted: Granted { token, tokens, remaining, is_waited_for } } = news;
     let (deadline_ms, is_waited_for) = (now_ms + millis(*remaining), *is_waited_for);
     News { id: Id::of(id.as_str()), token: token.as_u64(), tokens: *tokens, deadline_ms, is_waited_for }
 }

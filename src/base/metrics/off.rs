@@ -12,7 +12,7 @@ pub(crate) struct Metrics {}
 impl Metrics {
     pub(crate) fn joined(self) {}
 
-    pub(crate) fn begins(self, _: Mode, _: Clock) -> Underway {
+    pub(crate) fn begin(self, _: Mode, _: Clock) -> Underway {
         Underway
     }
 
@@ -32,7 +32,7 @@ impl Metrics {
 pub(crate) struct Underway;
 
 impl Underway {
-    pub(crate) fn ended(self, _: &'static str) {}
+    pub(crate) fn end(self, _: &'static str) {}
 }
 
 /// Metrics of a hold.

@@ -59,10 +59,10 @@ impl<T> PerMode<T> {
 
 /// Metrics of one manager; those of several managers add up.
 #[derive(Clone, Debug)]
-pub(crate) struct Metrics(Arc<Handles>);
+pub(crate) struct Metrics(Arc<MetricHandles>);
 
 #[derive(Debug)]
-struct Handles {
+struct MetricHandles {
     acquisitions: PerMode<[metrics::Counter; OUTCOMES.len()]>,
     acquire_seconds: PerMode<Histogram>,
     hold_seconds: PerMode<Histogram>,
@@ -80,7 +80,7 @@ impl Default for Metrics {
     fn default() -> Self {
         describe();
         let renewals = |outcome| metrics::counter!("rwlock_renewals_total", "outcome" => outcome);
-        Self(Arc::new(Handles {
+        Self(Arc::new(MetricHandles {
             acquisitions: PerMode::new(|mode| {
                 OUTCOMES
                     .map(|outcome| metrics::counter!("rwlock_acquisitions_total", "mode" => mode, "outcome" => outcome))
@@ -139,7 +139,7 @@ impl Metrics {
     }
 
     /// Counts an acquisition that does not finish at once.
-    pub(crate) fn begins(&self, mode: Mode, clock: Clock) -> Underway {
+    pub(crate) fn begin(&self, mode: Mode, clock: Clock) -> Underway {
         self.0.waiters.of(mode).increment(1.0);
         Underway { meter: self.clone(), mode, clock, began: clock.now(), outcome: DROPPED }
     }
@@ -186,7 +186,7 @@ pub(crate) struct Underway {
 }
 
 impl Underway {
-    pub(crate) fn ended(mut self, outcome: &'static str) {
+    pub(crate) fn end(mut self, outcome: &'static str) {
         self.outcome = outcome;
     }
 }

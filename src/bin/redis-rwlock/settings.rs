@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::args::Servers;
 use crate::duration_text::ParsedDuration;
 use crate::exit::{Code, Failure, in_words_of_users};
-use crate::names::{self, Owner};
+use crate::names::{self, VariableOwner};
 use crate::output::Output;
 
 const PREFIX: &str = "RWLOCK";
@@ -216,14 +216,16 @@ fn environment(output: Output) -> Result<Layer, Failure> {
         let name = variable.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_prefix('_'));
         let Some(name) = name else { continue };
         match names::owner_of(name) {
-            Owner::Config => drop(layer.insert(name.to_owned(), Setting { value, source: Source::Environment })),
-            Owner::Others => {}
-            Owner::Misspelt(meant) => {
+            VariableOwner::Config => {
+                drop(layer.insert(name.to_owned(), Setting { value, source: Source::Environment }))
+            }
+            VariableOwner::Others => {}
+            VariableOwner::Misspelt(meant) => {
                 let reason =
                     format!("{PREFIX}_{name} is no option: {PREFIX}_{meant} is, so correct the name or remove it");
                 return Err(Failure::new(Code::INVALID, reason));
             }
-            Owner::Unknown => {
+            VariableOwner::Unknown => {
                 output.tell("ignored", &format!("the variable {PREFIX}_{name} is no option and is ignored"));
             }
         }
@@ -273,8 +275,8 @@ fn read_file(path: &Path) -> Result<Layer, Failure> {
         // `topology` groups fields that have no such prefix in the environment.
         let name = field.strip_prefix("topology.").unwrap_or(&field).replace('.', "_").to_uppercase();
         match names::owner_of(&name) {
-            Owner::Config => {}
-            Owner::Misspelt(meant) => {
+            VariableOwner::Config => {}
+            VariableOwner::Misspelt(meant) => {
                 return Err(unusable(format!("there is no option {field}: {} is, so correct it", field_of(meant))));
             }
             _ => return Err(unusable(format!("there is no option {field}: correct its name or remove it"))),

@@ -7,7 +7,7 @@ use crate::base::error::{Error, Result};
 use crate::engine::Held;
 use crate::engine::convert::{self, NotConverted};
 use crate::lock::hold::{CacheAnswer, Grant};
-use crate::store::{Attempt, Failure, Renewal, Renewed, loss_reason};
+use crate::store::{Attempt, Failure, RenewalRequest, Renewed, loss_reason};
 
 use super::{Acquisition, Patience};
 
@@ -62,11 +62,11 @@ impl Acquisition<'_> {
         let Some((standing, lease)) = hold.begin_refill(self.wants.from(now), now) else {
             return Ok(Refilled::InVain);
         };
-        let renewal = Renewal {
+        let renewal = RenewalRequest {
             key: Arc::clone(&self.key),
             id: hold.id().clone(),
             lease,
-            keeps: true,
+            caches: true,
             tokens: hold.missing_tokens(),
         };
         let route = engine.scheme.route(&self.key);

@@ -75,16 +75,16 @@ impl Acquisition<'_> {
                     }
                 },
                 // Nobody would answer.
-                Acquired::Contended { .. } | Acquired::Queued { is_kept: false, .. }
+                Acquired::Contended { .. } | Acquired::Queued { is_cached: false, .. }
                     if patience == Patience::AskOnce =>
                 {
                     return Ok(Pursued::Refused);
                 }
                 // They have had their time to say a word.
-                Acquired::Kept { .. } if patience == Patience::AskOnce && self.recalls_from(now) <= now => {
+                Acquired::Cached { .. } if patience == Patience::AskOnce && self.recalls_from(now) <= now => {
                     return Ok(Pursued::Refused);
                 }
-                Acquired::Contended { retry_in } | Acquired::Kept { retry_in } => {
+                Acquired::Contended { retry_in } | Acquired::Cached { retry_in } => {
                     self.note_wait(engine.clock.now());
                     Box::pin(self.pause(&mut pause, retry_in)).await;
                 }
@@ -162,12 +162,12 @@ impl Acquisition<'_> {
             max_tokens: if keeps { MAX_TOKENS } else { engine.options().max_handoffs },
             if_taken: match patience {
                 Patience::AskOnce if tries => {
-                    IfTaken::Try { patience: engine.options().recall_timeout + CLAIM_OF_A_TRY }
+                    IfTaken::Try { waiter_ttl: engine.options().recall_timeout + CLAIM_OF_A_TRY }
                 }
                 Patience::AskOnce => IfTaken::Leave,
                 // Two heartbeats may be lost.
                 Patience::Wait => {
-                    IfTaken::Queue { patience: (self.heartbeat() + engine.options().response_timeout) * 2 }
+                    IfTaken::Queue { waiter_ttl: (self.heartbeat() + engine.options().response_timeout) * 2 }
                 }
             },
         };
@@ -228,7 +228,7 @@ impl Acquisition<'_> {
         let entry = self.entry.as_ref()?;
         drop(entry.end_attempt(&attempt, now, |pending| leaves(&attempt, pending))?);
         if let Ok(answer) = &attempt {
-            if let Acquired::Queued { is_kept: true, .. } | Acquired::Kept { .. } = answer.value {
+            if let Acquired::Queued { is_cached: true, .. } | Acquired::Cached { .. } = answer.value {
                 entry.note_recall(now.after(engine.options().recall_timeout));
             }
             self.answered_at = answer.server;
@@ -401,7 +401,7 @@ fn leaves(attempt: &Attempt<Acquired>, pending: &mut Pending) -> Option<OpenOper
     match attempt {
         Ok(answer) => match answer.value {
             Acquired::Granted(_) | Acquired::Queued { .. } => pending.is_recorded = true,
-            Acquired::Contended { .. } | Acquired::Kept { .. } => pending.is_recorded = false,
+            Acquired::Contended { .. } | Acquired::Cached { .. } => pending.is_recorded = false,
             // Nothing was looked at or changed: an earlier copy may have left a place in the queue.
             Acquired::Late => {}
         },

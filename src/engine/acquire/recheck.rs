@@ -125,7 +125,7 @@ impl Acquisition<'_> {
                 self.tries.backoff.wait().await;
                 Ok(RecheckOutcome::Again)
             }
-            Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Kept { .. } => {
+            Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. } => {
                 // The server does not know it: others may be inside.
                 if hold.lose(LossReason::Gone) {
                     engine.release_in_background(hold);

@@ -42,7 +42,7 @@ const OF_THE_PROGRAM: [&str; 3] = ["CONFIG", "FENCING_TOKEN", "NAME"];
 
 /// Owner of a variable, by its name without the prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Owner {
+pub(crate) enum VariableOwner {
     /// Configuration: the variable is one of its fields.
     Config,
     /// Kubernetes, Docker, or the program `redis-rwlock`.
@@ -53,17 +53,17 @@ pub(crate) enum Owner {
 }
 
 /// Returns the owner of the variable with this name.
-pub(crate) fn owner_of(name: &str) -> Owner {
+pub(crate) fn owner_of(name: &str) -> VariableOwner {
     if FIELDS.contains(&name) {
-        return Owner::Config;
+        return VariableOwner::Config;
     }
     if OF_THE_PROGRAM.contains(&name) || is_link(name) {
-        return Owner::Others;
+        return VariableOwner::Others;
     }
     let near = FIELDS.iter().map(|field| (distance(&name.to_uppercase(), field), *field)).min();
     match near {
-        Some((distance, field)) if distance <= tolerance(field) => Owner::Misspelt(field),
-        _ => Owner::Unknown,
+        Some((distance, field)) if distance <= tolerance(field) => VariableOwner::Misspelt(field),
+        _ => VariableOwner::Unknown,
     }
 }
 
@@ -136,10 +136,10 @@ mod tests {
             "FENCING_TOKEN",
             "CONFIG",
         ] {
-            assert_eq!(owner_of(name), Owner::Others, "{name}");
+            assert_eq!(owner_of(name), VariableOwner::Others, "{name}");
         }
         for field in FIELDS {
-            assert!(owner_of(field) == Owner::Config && !is_link(field), "{field}");
+            assert!(owner_of(field) == VariableOwner::Config && !is_link(field), "{field}");
         }
     }
 
@@ -156,10 +156,10 @@ mod tests {
             ("WAIT_TIMOUT", "WAIT_TIMEOUT"),
             ("SENTINEL_URL", "SENTINEL_URLS"),
         ] {
-            assert_eq!(owner_of(name), Owner::Misspelt(field), "{name}");
+            assert_eq!(owner_of(name), VariableOwner::Misspelt(field), "{name}");
         }
         for name in ["", "LEVEL", "LOG", "HOME", "ENVIRONMENT", "PORTS", "SERVICE"] {
-            assert_eq!(owner_of(name), Owner::Unknown, "{name}");
+            assert_eq!(owner_of(name), VariableOwner::Unknown, "{name}");
         }
     }
 }

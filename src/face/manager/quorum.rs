@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::sealed::FromPlace;
-use super::{Builder, Place, RwLockManager, Sealed};
+use super::sealed::FromDeployment;
+use super::{Builder, Deployment, RwLockManager, Sealed};
 use crate::base::clock::Clock;
 use crate::base::error::{Error, Result};
 use crate::base::key::Key;
@@ -19,7 +19,7 @@ use crate::store::quorum::{Margins, Quorum, Restarts};
 use crate::store::{Scheme, two_key};
 
 /// Largest useful number of masters: each costs round trips.
-const MOST: usize = 9;
+const MAX_MASTERS: usize = 9;
 
 /// Manager of a quorum (Redlock) of 3 or 5 independent masters, for both modes. A majority decides, so a minority may
 /// crash, hang or be disconnected.
@@ -93,7 +93,7 @@ impl Masters {
     fn check(&self) -> Result<()> {
         let refuse = |reason: &str| Err(Error::InvalidOption { option: "masters", reason: reason.to_owned() });
         let count = self.urls.len();
-        if count < 3 || count.is_multiple_of(2) || count > MOST {
+        if count < 3 || count.is_multiple_of(2) || count > MAX_MASTERS {
             return refuse("a quorum needs 3 or 5 masters: an even number bears no more failures than one less");
         }
         let is_repeated = |(n, url): (usize, &String)| self.urls[..n].contains(url);
@@ -135,7 +135,7 @@ impl QuorumManager {
     /// ```
     pub fn builder<U: Into<String>>(masters: impl IntoIterator<Item = U>) -> Builder<Self> {
         let urls = masters.into_iter().map(Into::into).collect();
-        Builder::new(Place::Masters(Masters {
+        Builder::new(Deployment::Masters(Masters {
             urls,
             tls: Tls::new(),
             password_file: None,
@@ -147,7 +147,7 @@ impl QuorumManager {
 impl Builder<QuorumManager> {
     /// Sets the certificates for `rediss://` URLs, for all masters. Defaults to [`Tls::new`].
     pub fn tls(mut self, tls: Tls) -> Self {
-        if let Place::Masters(masters) = &mut self.place {
+        if let Deployment::Masters(masters) = &mut self.deployment {
             masters.tls = tls;
         }
         self
@@ -171,7 +171,7 @@ impl Builder<QuorumManager> {
     /// # }
     /// ```
     pub fn password_file(mut self, path: impl Into<PathBuf>) -> Self {
-        if let Place::Masters(masters) = &mut self.place {
+        if let Deployment::Masters(masters) = &mut self.deployment {
             masters.password_file = Some(path.into());
         }
         self
@@ -184,28 +184,34 @@ impl Builder<QuorumManager> {
     /// With this option, new masters are usable at once. But without the promised delay, a master that restarts empty
     /// makes a second majority, and two writers may hold the lock. [`QuorumManager`] explains this.
     pub fn restarts_are_delayed(mut self) -> Self {
-        if let Place::Masters(masters) = &mut self.place {
+        if let Deployment::Masters(masters) = &mut self.deployment {
             masters.restarts = Restarts::Delayed;
         }
         self
     }
 }
 
-impl FromPlace for QuorumManager {
+impl FromDeployment for QuorumManager {
     #[allow(private_interfaces)]
-    fn from_place(place: Place, options: Options) -> Result<Self> {
-        let Place::Masters(masters) = place else { unreachable!("only its own builders build a quorum") };
+    fn from_deployment(place: Deployment, options: Options) -> Result<Self> {
+        let Deployment::Masters(masters) = place else { unreachable!("only its own builders build a quorum") };
         masters.check()?;
         options.check_not_cached("no single master knows who waits: use `RedisManager`, or keep a guard")?;
-        let home = options.background_runtime(Clock::System);
-        let voters = net::open_voters(&masters.urls, &masters.tls, masters.password_file.as_deref(), &options, &home)?;
+        let background_runtime = options.background_runtime(Clock::System);
+        let voters = net::open_voters(
+            &masters.urls,
+            &masters.tls,
+            masters.password_file.as_deref(),
+            &options,
+            &background_runtime,
+        )?;
         let schemes = voters.into_iter().map(|voter| Arc::new(two_key::scheme(voter)) as Arc<dyn Scheme>).collect();
         let margins = Margins {
             max_clock_skew: options.max_clock_skew,
-            stray_span: lease::max_delay(options.response_timeout, options.max_clock_skew),
+            max_delay: lease::max_delay(options.response_timeout, options.max_clock_skew),
         };
         let any = Key::new("rwlock", "-")?;
-        let quorum = Quorum::new(schemes, &home, &any, margins, masters.restarts, options.lease);
+        let quorum = Quorum::new(schemes, &background_runtime, &any, margins, masters.restarts, options.lease);
         Ok(Self { handles: Handles::new(Arc::new(quorum), options) })
     }
 }

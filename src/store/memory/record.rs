@@ -3,24 +3,24 @@
 //! It is pure: the server's time comes in as an argument. So the oracle can feed it the times that a real server
 //! reported, and compare answer by answer.
 
-mod marks;
 mod operate;
-mod published;
 mod queue;
+mod recallable;
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../../testing/unit/store/memory/record/tests.rs"]
 mod tests;
+mod timestamps;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use self::queue::LiveReaders;
+pub(crate) use self::recallable::PendingRecall;
 #[cfg(test)]
-pub(super) use self::marks::CALL_MS;
-pub(crate) use self::marks::CallBack;
-pub(super) use self::marks::Mark;
+pub(super) use self::recallable::RECALL_INTERVAL_MS;
+pub(super) use self::recallable::RecallableFlag;
 #[cfg(test)]
-pub(crate) use self::published::TimestampClientsMs;
-use self::queue::Look;
+pub(crate) use self::timestamps::TimestampClientsMs;
 use crate::base::lease::MAX_TOKENS;
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::{
@@ -35,13 +35,13 @@ const MAX_RECORDS: usize = 96;
 
 /// Bounds of the work of one operation, so that no crowd makes a server stand still.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct RecordLimits {
     /// Largest number of records of readers and waiters, live or dead, that one operation removes, admits or shows.
     /// Later operations do the rest.
     pub(crate) records: usize,
 }
 
-impl Default for Limits {
+impl Default for RecordLimits {
     fn default() -> Self {
         Self { records: MAX_RECORDS }
     }
@@ -49,14 +49,14 @@ impl Default for Limits {
 
 /// Time of one operation, and the number of records that it may still touch.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Step {
+pub(super) struct ServerStep {
     now_us: u64,
     now_ms: u64,
     records: usize,
 }
 
-impl Step {
-    pub(super) fn new(now: ServerTime, limits: Limits) -> Self {
+impl ServerStep {
+    pub(super) fn new(now: ServerTime, limits: RecordLimits) -> Self {
         let now_us = now.as_micros();
         Self { now_us, now_ms: now_us / 1000, records: limits.records }
     }
@@ -76,7 +76,7 @@ impl Step {
 /// front.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Record {
-    pub(super) limits: Limits,
+    pub(super) limits: RecordLimits,
     /// Last token that was granted or reserved, 0 if none is remembered.
     pub(super) token: u64,
     /// First token since which the record is complete. Earlier grants may have gone with a lost record, or had a client
@@ -88,55 +88,55 @@ pub(crate) struct Record {
     /// Highest token of holds of other masters that an operator has ended. They count as over, though they may not have
     /// been here.
     pub(super) barred: u64,
-    pub(super) writer: Option<Writer>,
-    pub(super) readers: Vec<Reader>,
+    pub(super) writer: Option<WriterRecord>,
+    pub(super) readers: Vec<ReaderRecord>,
     /// First come, first served.
-    pub(super) waiting_writers: VecDeque<Waiting>,
+    pub(super) waiting_writers: VecDeque<WaiterRecord>,
     /// Readers that waited when a writer left: they are the next phase, and no writer enters before all of them are in.
-    pub(super) turn_readers: Vec<Waiting>,
+    pub(super) batch_readers: Vec<WaiterRecord>,
     /// Readers that have come since then.
-    pub(super) waiting_readers: Vec<Waiting>,
+    pub(super) waiting_readers: Vec<WaiterRecord>,
     /// Latest deadline of any waiter since the queue was last empty.
-    pub(super) heard_ms: u64,
+    pub(super) waiters_until_ms: u64,
     /// Recallable flag: holds may stay cached when no guard is inside. It counts while its token is the last.
-    pub(super) mark: Option<Mark>,
+    pub(super) recallable: Option<RecallableFlag>,
     /// Recall to send.
-    pub(super) call_back: Option<CallBack>,
-    /// Waiters that were granted since [`Record::take_news`].
-    pub(super) news: Vec<News>,
+    pub(super) pending_recall: Option<PendingRecall>,
+    /// Waiters that were granted since [`Record::take_notifications`].
+    pub(super) notifications: Vec<GrantNotification>,
     /// Next reader of a phase that was too long for the last operation.
-    pub(super) call: Option<AcquisitionId>,
+    pub(super) next_to_ask: Option<AcquisitionId>,
     /// Time after which the record may be forgotten.
     pub(super) forget_ms: u64,
     /// Timestamps that clients of the timestamp scheme see and have written, where there are such clients.
-    pub(super) stamps: Option<Box<published::Stamps>>,
+    pub(super) stamps: Option<Box<timestamps::Stamps>>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Writer {
+pub(super) struct WriterRecord {
     pub(super) id: AcquisitionId,
     /// First of its tokens; the last one is the record's.
     pub(super) token: u64,
-    pub(super) hold: Hold,
+    pub(super) hold: HoldRecord,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Reader {
+pub(super) struct ReaderRecord {
     pub(super) id: AcquisitionId,
-    pub(super) hold: Hold,
+    pub(super) hold: HoldRecord,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Hold {
+pub(super) struct HoldRecord {
     pub(super) since_ms: u64,
     pub(super) deadline_ms: u64,
     /// True if a foreign writer was beside this reader: its hold did not last to the end.
-    pub(super) overrun: bool,
+    pub(super) is_overrun: bool,
 }
 
-impl Hold {
+impl HoldRecord {
     fn new(now_ms: u64, lease: Duration) -> Self {
-        Self { since_ms: now_ms, deadline_ms: now_ms + millis(lease), overrun: false }
+        Self { since_ms: now_ms, deadline_ms: now_ms + millis(lease), is_overrun: false }
     }
 
     fn remaining(&self, now_ms: u64) -> Duration {
@@ -149,7 +149,7 @@ impl Hold {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Waiting {
+pub(super) struct WaiterRecord {
     /// Request as it was last sent.
     pub(super) request: AcquireRequest,
     pub(super) since_ms: u64,
@@ -159,7 +159,7 @@ pub(super) struct Waiting {
 
 /// Acquisition that was granted while it waited.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct News {
+pub(crate) struct GrantNotification {
     pub(crate) id: AcquisitionId,
     pub(crate) granted: Granted,
 }
@@ -190,22 +190,22 @@ impl Record {
         first
     }
 
-    pub(super) fn is_live(&self, hold: &Hold, now_ms: u64) -> bool {
+    pub(super) fn is_live(&self, hold: &HoldRecord, now_ms: u64) -> bool {
         hold.deadline_ms > now_ms && self.forced != self.token
     }
 
-    fn live_writer(&self, now_ms: u64) -> Option<&Writer> {
+    fn live_writer(&self, now_ms: u64) -> Option<&WriterRecord> {
         self.writer.as_ref().filter(|writer| self.is_live(&writer.hold, now_ms))
     }
 
     /// Expires dead records and admits waiters. Every operation that takes something begins with this; every one that
     /// gives something up ends with it.
-    fn settle(&mut self, step: &mut Step) {
-        self.call = None;
+    fn expire_dead(&mut self, step: &mut ServerStep) {
+        self.next_to_ask = None;
         if self.live_writer(step.now_ms).is_none() {
             if let Some(writer) = self.writer.take() {
                 self.hide_writer(writer.hold.deadline_ms);
-                self.begin_turn();
+                self.begin_batch();
             }
             self.admit(step);
         }
@@ -216,9 +216,9 @@ impl Record {
         if self.readers.is_empty() {
             self.take_tokens(now_us, 1);
         }
-        let hold = Hold::new(now_us / 1000, lease);
+        let hold = HoldRecord::new(now_us / 1000, lease);
         self.show_reader(now_us, hold.deadline_ms);
-        self.readers.push(Reader { id: id.clone(), hold });
+        self.readers.push(ReaderRecord { id: id.clone(), hold });
         if let Some(place) = place {
             let end = self.readers.len() - 1;
             self.readers.swap(place, end);
@@ -229,8 +229,8 @@ impl Record {
     /// Records a writer.
     pub(super) fn begin_write(&mut self, now_us: u64, request: &AcquireRequest, lease: Duration) {
         let token = self.take_tokens(now_us, request.max_tokens);
-        let hold = Hold::new(now_us / 1000, lease);
-        self.writer = Some(Writer { id: request.id.clone(), token, hold });
+        let hold = HoldRecord::new(now_us / 1000, lease);
+        self.writer = Some(WriterRecord { id: request.id.clone(), token, hold });
         self.show_new_writer(hold.deadline_ms);
         self.remember(hold.deadline_ms);
     }
@@ -243,20 +243,20 @@ impl Record {
         self.readers.iter().position(|reader| reader.id == *id)
     }
 
-    pub(super) fn hold_of(&mut self, id: &AcquisitionId) -> Option<&mut Hold> {
+    pub(super) fn hold_of(&mut self, id: &AcquisitionId) -> Option<&mut HoldRecord> {
         match &mut self.writer {
             Some(writer) if writer.id == *id => Some(&mut writer.hold),
             _ => self.readers.iter_mut().find(|reader| reader.id == *id).map(|reader| &mut reader.hold),
         }
     }
 
-    pub(super) fn live_hold_of(&mut self, now_ms: u64, id: &AcquisitionId) -> Option<&mut Hold> {
+    pub(super) fn live_hold_of(&mut self, now_ms: u64, id: &AcquisitionId) -> Option<&mut HoldRecord> {
         let ended = self.forced == self.token;
         self.hold_of(id).filter(|hold| hold.deadline_ms > now_ms && !ended)
     }
 
     /// Returns the hold of `id`, as its owner sees it.
-    pub(super) fn granted(&self, now_ms: u64, id: &AcquisitionId, is_waited_for: bool) -> Option<Granted> {
+    pub(super) fn grant_of(&self, now_ms: u64, id: &AcquisitionId, is_waited_for: bool) -> Option<Granted> {
         let (token, tokens, hold) = match &self.writer {
             Some(writer) if writer.id == *id => (writer.token, self.token - writer.token + 1, writer.hold),
             _ => (self.token, 1, self.readers[self.reader(id)?].hold),
@@ -269,22 +269,22 @@ impl Record {
         })
     }
 
-    fn answer_granted(&mut self, step: &mut Step, request: &AcquireRequest) -> Granted {
+    fn answer_granted(&mut self, step: &mut ServerStep, request: &AcquireRequest) -> Granted {
         let is_waited_for = self.is_waited_for(step);
         if request.caches {
-            self.set_mark(is_waited_for);
+            self.set_recallable(is_waited_for);
         }
-        self.granted(step.now_ms, &request.id, is_waited_for).expect("it holds the lock")
+        self.grant_of(step.now_ms, &request.id, is_waited_for).expect("it holds the lock")
     }
 
     pub(crate) fn acquire(&mut self, now: ServerTime, not_after_ms: u64, request: &AcquireRequest) -> Acquired {
-        let mut step = Step::new(now, self.limits);
+        let mut step = ServerStep::new(now, self.limits);
         if step.now_ms > not_after_ms {
             return Acquired::Late;
         }
-        self.forget_heard();
+        self.forget_waiters();
         self.drop_unsound(step.now_us, request);
-        self.settle(&mut step);
+        self.expire_dead(&mut step);
         if self.holds(step.now_ms, request) {
             self.extend(&step, request);
         } else if !self.enter(&mut step, request) {
@@ -340,7 +340,7 @@ impl Record {
         }
     }
 
-    fn extend(&mut self, step: &Step, request: &AcquireRequest) {
+    fn extend(&mut self, step: &ServerStep, request: &AcquireRequest) {
         if let Some(hold) = self.hold_of(&request.id) {
             hold.extend(request.lease, step.now_ms);
             let deadline_ms = hold.deadline_ms;
@@ -353,20 +353,20 @@ impl Record {
     }
 
     /// Records a hold for this request, if nothing is in its way. Waiters that could be admitted were admitted before.
-    fn enter(&mut self, step: &mut Step, request: &AcquireRequest) -> bool {
-        if self.writer.is_some() || self.foreign_write_until(step.now_ms).is_some() || self.writer_waits(step) {
+    fn enter(&mut self, step: &mut ServerStep, request: &AcquireRequest) -> bool {
+        if self.writer.is_some() || self.client_write_until(step.now_ms).is_some() || self.has_waiting_writer(step) {
             return false;
         }
-        if request.mode == Mode::Write && self.foreign_read_until(step.now_ms).is_some() {
+        if request.mode == Mode::Write && self.client_read_until(step.now_ms).is_some() {
             return false;
         }
-        let look = self.look(step);
+        let look = self.expire_readers(step);
         match request.mode {
-            Mode::Read if look == Look::Crowded || self.waits(&request.id) => return false,
+            Mode::Read if look == LiveReaders::Crowded || self.is_waiting_reader(&request.id) => return false,
             Mode::Read => match self.reader(&request.id) {
                 // A dead record of the same id, below a live reader, is used again for a hold that begins now.
                 Some(reader) => {
-                    let hold = Hold::new(step.now_ms, request.lease);
+                    let hold = HoldRecord::new(step.now_ms, request.lease);
                     self.show_reader(step.now_us, hold.deadline_ms);
                     self.readers[reader].hold = hold;
                     self.remember(hold.deadline_ms);
@@ -379,7 +379,7 @@ impl Record {
                     self.begin_read(step.now_us, &request.id, request.lease, place);
                 }
             },
-            Mode::Write if look != Look::Nobody || !self.turn_readers.is_empty() => return false,
+            Mode::Write if look != LiveReaders::Nobody || !self.batch_readers.is_empty() => return false,
             Mode::Write => self.begin_write(step.now_us, request, request.lease),
         }
         true
@@ -387,15 +387,15 @@ impl Record {
 
     /// Removes an acquisition first, and admits the next ones then: a release never admits the acquisition that it
     /// ends.
-    pub(crate) fn leave(&mut self, now: ServerTime, id: &AcquisitionId) -> ReleaseReply {
-        let mut step = Step::new(now, self.limits);
+    pub(crate) fn release(&mut self, now: ServerTime, id: &AcquisitionId) -> ReleaseReply {
+        let mut step = ServerStep::new(now, self.limits);
         let live = self.is_sound(step.now_ms, id);
         // A foreign client was beside it, so the record says nothing of this hold.
         let intruded = !live && self.live_hold_of(step.now_ms, id).is_some();
         self.note_intruder(step.now_ms, id);
         self.end(id);
         let waited = self.cancel(step.now_ms, id);
-        self.settle(&mut step);
+        self.expire_dead(&mut step);
         self.uncover();
         if live {
             ReleaseReply::Held
@@ -412,7 +412,7 @@ impl Record {
     pub(super) fn end(&mut self, id: &AcquisitionId) {
         if let Some(writer) = self.writer.take_if(|writer| writer.id == *id) {
             self.hide_writer(writer.hold.deadline_ms);
-            self.begin_turn();
+            self.begin_batch();
         } else if let Some(reader) = self.reader(id) {
             self.readers.swap_remove(reader);
         }
@@ -425,7 +425,7 @@ impl Record {
         let forced = self.forced();
         if !self.is_sound(now_ms, id) {
             self.note_intruder(now_ms, id);
-            self.bury(id);
+            self.expire_hold(id);
         }
         let Some(hold) = self.live_hold_of(now_ms, id) else {
             return Renewed::Lost { forced };
@@ -444,17 +444,17 @@ impl Record {
         old: &AcquisitionId,
         request: &AcquireRequest,
     ) -> Converted {
-        let mut step = Step::new(now, self.limits);
+        let mut step = ServerStep::new(now, self.limits);
         if step.now_ms > not_after_ms {
             return Converted::Late;
         }
-        self.settle(&mut step);
-        let turned = self.turn_settled(&mut step, old, request);
+        self.expire_dead(&mut step);
+        let turned = self.convert_live(&mut step, old, request);
         self.uncover();
         turned
     }
 
-    fn turn_settled(&mut self, step: &mut Step, old: &AcquisitionId, request: &AcquireRequest) -> Converted {
+    fn convert_live(&mut self, step: &mut ServerStep, old: &AcquisitionId, request: &AcquireRequest) -> Converted {
         if self.holds(step.now_ms, request) && self.is_sound(step.now_ms, &request.id) {
             self.extend(step, request);
             return Converted::Granted(self.answer_granted(step, request));
@@ -462,7 +462,7 @@ impl Record {
         match request.mode {
             Mode::Read if self.sound_writer(step.now_ms).is_some_and(|writer| writer.id == *old) => {
                 self.writer = None;
-                self.begin_turn();
+                self.begin_batch();
                 self.cancel(step.now_ms, &request.id);
                 self.begin_read(step.now_us, &request.id, request.lease, None);
                 self.admit(step);
@@ -483,9 +483,9 @@ impl Record {
 
     /// Returns true if only `old` reads, no writer waits, and no reader of the next phase. Removes dead readers on the
     /// way.
-    fn may_upgrade(&mut self, step: &mut Step, old: &AcquisitionId) -> bool {
-        let next = !self.turn_readers.is_empty() || self.writer_waits(step);
-        if next || self.foreign_read_until(step.now_ms).is_some() {
+    fn may_upgrade(&mut self, step: &mut ServerStep, old: &AcquisitionId) -> bool {
+        let next = !self.batch_readers.is_empty() || self.has_waiting_writer(step);
+        if next || self.client_read_until(step.now_ms).is_some() {
             return false;
         }
         if let Some(reader) = self.reader(old) {
@@ -502,13 +502,13 @@ impl Record {
     }
 
     /// Takes the grants to waiters since the last call.
-    pub(crate) fn take_news(&mut self) -> Vec<News> {
-        std::mem::take(&mut self.news)
+    pub(crate) fn take_notifications(&mut self) -> Vec<GrantNotification> {
+        std::mem::take(&mut self.notifications)
     }
 
     /// Takes the waiter that has to ask again: its phase was too long for the last operation. Its request admits it and
     /// more of them.
-    pub(crate) fn take_call(&mut self) -> Option<AcquisitionId> {
-        self.call.take()
+    pub(crate) fn take_next_to_ask(&mut self) -> Option<AcquisitionId> {
+        self.next_to_ask.take()
     }
 }

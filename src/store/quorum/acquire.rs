@@ -6,13 +6,16 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
-use super::traces::Copy;
+use super::outstanding::RequestInFlight;
 use super::votes::{Ballot, Verdict, Vote, Yes, majority};
-use super::{Asked, Heard, NO_TOKEN, Quorum, Said, Voters, answered, answered_by_majority, finish, granted};
+use super::{
+    AnswerSummary, MasterAnswer, NO_TOKEN, PendingAnswers, Quorum, Voters, answer_of, finish, majority_answer,
+    majority_grant,
+};
 use crate::base::attempt::{Answered, Attempt, BoxFuture, Failure, Granted};
 use crate::base::key::Key;
 use crate::base::lease::{FencingToken, Moment, ServerTime};
-use crate::store::{AcquireRequest, Acquired, Floor, IfTaken, Renewal, Renewed};
+use crate::store::{AcquireRequest, Acquired, Floor, IfTaken, RenewalRequest, Renewed};
 
 /// Largest delay of a request at which all masters still grant the proposed token.
 const HEADROOM: Duration = Duration::from_millis(10);
@@ -26,35 +29,35 @@ impl Quorum {
         key: &Arc<Key>,
         request: &Arc<AcquireRequest>,
         floor: Floor,
-        copy: Copy,
-    ) -> BoxFuture<'static, Said<Acquired>> {
+        copy: RequestInFlight,
+    ) -> BoxFuture<'static, MasterAnswer<Acquired>> {
         let (master, key, request) = (Arc::clone(&self.masters[place]), Arc::clone(key), Arc::clone(request));
         Box::pin(async move {
             let attempt = master.scheme.acquire_above(&key, &request, floor).await;
-            copy.settle(&attempt, |acquired| match acquired {
+            copy.resolve(&attempt, |acquired| match acquired {
                 Acquired::Granted(_) => Some(true),
-                Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Kept { .. } => Some(false),
+                Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. } => Some(false),
                 Acquired::Late => None,
             });
             (place, attempt)
         })
     }
 
-    pub(super) fn vote_of(&self, place: usize, attempt: Attempt<Acquired>, heard: &mut Heard) -> Vote {
+    pub(super) fn vote_of(&self, place: usize, attempt: Attempt<Acquired>, summary: &mut AnswerSummary) -> Vote {
         let answer = match attempt {
             Ok(answer) => answer,
             #[cfg(redis_rwlock_plant)]
             Err(Failure::Unknown { .. }) => return self.late_yes(),
             Err(failure) => {
-                heard.failures.push(failure);
+                summary.failures.push(failure);
                 return Vote::Silent;
             }
         };
-        heard.server = heard.server.max(answer.server);
+        summary.server = summary.server.max(answer.server);
         match answer.value {
-            Acquired::Granted(granted) => self.yes(place, answer.sent, granted, heard),
-            Acquired::Queued { retry_in, .. } | Acquired::Contended { retry_in } | Acquired::Kept { retry_in } => {
-                heard.retry_in = Some(heard.retry_in.map_or(retry_in, |least| least.min(retry_in)));
+            Acquired::Granted(granted) => self.yes(place, answer.sent, granted, summary),
+            Acquired::Queued { retry_in, .. } | Acquired::Contended { retry_in } | Acquired::Cached { retry_in } => {
+                summary.retry_in = Some(summary.retry_in.map_or(retry_in, |least| least.min(retry_in)));
                 Vote::No
             }
             Acquired::Late => Vote::Silent,
@@ -73,9 +76,9 @@ impl Quorum {
     }
 
     /// Counts a new grant as a yes if its master may vote.
-    pub(super) fn yes(&self, place: usize, sent: Moment, granted: Granted, heard: &mut Heard) -> Vote {
-        if heard.voters == Voters::Remembering && !self.may_vote(place) {
-            heard.young += 1;
+    pub(super) fn yes(&self, place: usize, sent: Moment, granted: Granted, summary: &mut AnswerSummary) -> Vote {
+        if summary.voters == Voters::Remembering && !self.may_vote(place) {
+            summary.restarted += 1;
             return Vote::Silent;
         }
         let token = granted.token.plus(granted.tokens.saturating_sub(1));
@@ -88,36 +91,41 @@ impl Quorum {
         let request =
             Arc::new(AcquireRequest { max_tokens: 1, if_taken: IfTaken::Leave, caches: false, ..request.clone() });
         // Recorded before any request: if this future is dropped, the release finds the masters that may have it.
-        self.traces.begin(&request.id, request.mode, &key, request.lease);
-        let (mut ballot, mut heard) = (self.ballot(), Heard::default());
+        self.outstanding.begin(&request.id, request.mode, &key, request.lease);
+        let (mut ballot, mut summary) = (self.ballot(), AnswerSummary::default());
         let mut asked = self.ask_for(&mut ballot, &key, &request);
-        let won = self.count(&mut ballot, &mut heard, &mut asked, &key, &request).await;
+        let won = self.count(&mut ballot, &mut summary, &mut asked, &key, &request).await;
         if let Some(won) = won {
-            self.traces.granted(&request.id, won.token);
+            self.outstanding.note_granted(&request.id, won.token);
             finish(asked);
-            return Ok(answered_by_majority(won, Acquired::Granted(granted(won))));
+            return Ok(majority_answer(won, Acquired::Granted(majority_grant(won))));
         }
         // A late grant is released at its master too: each copy counts until it is answered.
-        self.traces.give_back(&request.id);
+        self.outstanding.give_back(&request.id);
         finish(asked);
         if ballot.is_silent() {
-            if heard.young > 0 {
-                heard.young = self.young();
+            if summary.restarted > 0 {
+                summary.restarted = self.restarted_masters();
             }
-            return Err(heard.failure(self.masters.len()));
+            return Err(summary.failure(self.masters.len()));
         }
         // Others hold the lock, or competing acquisitions have divided the masters among them.
-        let retry_in = heard.retry_in.unwrap_or(Duration::from_millis(1));
-        Ok(answered(self.clock.now(), heard.server, Acquired::Contended { retry_in }))
+        let retry_in = summary.retry_in.unwrap_or(Duration::from_millis(1));
+        Ok(answer_of(self.clock.now(), summary.server, Acquired::Contended { retry_in }))
     }
 
-    fn ask_for(&self, ballot: &mut Ballot, key: &Arc<Key>, request: &Arc<AcquireRequest>) -> Asked<Said<Acquired>> {
+    fn ask_for(
+        &self,
+        ballot: &mut Ballot,
+        key: &Arc<Key>,
+        request: &Arc<AcquireRequest>,
+    ) -> PendingAnswers<MasterAnswer<Acquired>> {
         let (asked, floor) = (FuturesUnordered::new(), self.proposed_token());
         for (place, master) in self.masters.iter().enumerate() {
             if master.is_silent() {
-                ballot.says(place, Vote::Silent);
+                ballot.cast(place, Vote::Silent);
             } else {
-                let copy = self.traces.sends(&request.id, place);
+                let copy = self.outstanding.begin_request(&request.id, place);
                 asked.push(self.send(place, key, request, Floor::New(floor), copy));
             }
         }
@@ -148,8 +156,8 @@ impl Quorum {
     async fn count(
         &self,
         ballot: &mut Ballot,
-        heard: &mut Heard,
-        asked: &mut Asked<Said<Acquired>>,
+        summary: &mut AnswerSummary,
+        asked: &mut PendingAnswers<MasterAnswer<Acquired>>,
         key: &Arc<Key>,
         request: &Arc<AcquireRequest>,
     ) -> Option<Yes> {
@@ -161,7 +169,7 @@ impl Quorum {
                 Verdict::Raise { to, at } => {
                     for place in at {
                         if !std::mem::replace(&mut raised[place], true) {
-                            let copy = self.traces.sends_again(&request.id, place)?;
+                            let copy = self.outstanding.repeat_request(&request.id, place)?;
                             asked.push(self.send(place, key, request, Floor::Any(to), copy));
                         }
                     }
@@ -170,18 +178,18 @@ impl Quorum {
                 Verdict::Lost | Verdict::Undecided => return None,
             }
             let (place, attempt) = asked.next().await?;
-            let vote = self.vote_of(place, attempt, heard);
-            ballot.says(place, vote);
+            let vote = self.vote_of(place, attempt, summary);
+            ballot.cast(place, vote);
         }
     }
 
     /// Confirms that a hold is still there, and for how long, by a renewal: a renewal re-creates nothing.
     pub(super) async fn confirm(&self, key: &Key, request: &AcquireRequest, token: FencingToken) -> Attempt<Acquired> {
-        let renewal = Renewal {
+        let renewal = RenewalRequest {
             key: Arc::new(key.clone()),
             id: request.id.clone(),
             lease: request.lease,
-            keeps: false,
+            caches: false,
             tokens: 0,
         };
         let renewed = self.renew_all(&[renewal]).await.into_iter().next();
@@ -189,7 +197,7 @@ impl Quorum {
             return Err(Failure::NotDone { source: None });
         };
         let Answered { sent, server, value, .. } = renewed?;
-        Ok(answered(
+        Ok(answer_of(
             sent,
             server,
             match value {

@@ -12,9 +12,12 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 
-use super::traces::{Copy, Traces};
+use super::outstanding::{Outstanding, RequestInFlight};
 use super::votes::{Verdict, Vote, majority};
-use super::{Asked, Heard, Quorum, Said, Voters, answered, answered_by_majority, finish, granted, unknown};
+use super::{
+    AnswerSummary, MasterAnswer, PendingAnswers, Quorum, Voters, answer_of, finish, into_unknown, majority_answer,
+    majority_grant,
+};
 use crate::base::attempt::{AcquisitionId, Answered, Attempt, BoxFuture, Failure};
 use crate::base::key::Key;
 use crate::base::mode::Mode;
@@ -23,7 +26,7 @@ use crate::store::{AcquireRequest, Acquired, Converted, Floor, IfTaken, Scheme};
 
 /// State of a conversion at one master, by its answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum At {
+enum ConversionState {
     Nothing,
     Converted,
     /// The master still has the old hold.
@@ -33,17 +36,17 @@ enum At {
 }
 
 /// Conversion that is under way at the masters.
-struct Conversion {
+struct QuorumConversion {
     key: Arc<Key>,
     old: AcquisitionId,
     request: Arc<AcquireRequest>,
-    said: Vec<At>,
-    heard: Heard,
+    states: Vec<ConversionState>,
+    summary: AnswerSummary,
 }
 
-impl Conversion {
-    fn count(&self, said: At) -> usize {
-        self.said.iter().filter(|one| **one == said).count()
+impl QuorumConversion {
+    fn count(&self, said: ConversionState) -> usize {
+        self.states.iter().filter(|one| **one == said).count()
     }
 }
 
@@ -56,20 +59,20 @@ impl Quorum {
     ) -> Attempt<Converted> {
         let voters = voters(request.mode);
         let request = AcquireRequest { max_tokens: 1, if_taken: IfTaken::Leave, caches: false, ..request.clone() };
-        let mut conversion = Conversion {
+        let mut conversion = QuorumConversion {
             key: Arc::new(key.clone()),
             old: old.clone(),
             request: Arc::new(request),
-            said: vec![At::Nothing; self.masters.len()],
-            heard: Heard { voters, ..Heard::default() },
+            states: vec![ConversionState::Nothing; self.masters.len()],
+            summary: AnswerSummary { voters, ..AnswerSummary::default() },
         };
-        let Conversion { key, request, .. } = &conversion;
-        self.traces.begin(&request.id, request.mode, key, request.lease);
+        let QuorumConversion { key, request, .. } = &conversion;
+        self.outstanding.begin(&request.id, request.mode, key, request.lease);
         let mut ballot = self.ballot();
-        let mut asked: Asked<Answer> = FuturesUnordered::new();
+        let mut asked: PendingAnswers<ConversionAnswer> = FuturesUnordered::new();
         for (place, master) in self.masters.iter().enumerate() {
             if master.is_silent() {
-                ballot.says(place, Vote::Silent);
+                ballot.cast(place, Vote::Silent);
             } else {
                 asked.push(self.send_conversion(place, &conversion));
             }
@@ -83,9 +86,9 @@ impl Quorum {
                 Verdict::Raise { to, at } => {
                     for place in at {
                         if !std::mem::replace(&mut raised[place], true) {
-                            let copy = self.traces.sends(&conversion.request.id, place);
+                            let copy = self.outstanding.begin_request(&conversion.request.id, place);
                             let raise = self.send(place, &conversion.key, &conversion.request, Floor::Any(to), copy);
-                            asked.push(Box::pin(async move { Answer::Raised(raise.await) }));
+                            asked.push(Box::pin(async move { ConversionAnswer::Raised(raise.await) }));
                         }
                     }
                 }
@@ -94,118 +97,132 @@ impl Quorum {
             }
             let Some(answer) = asked.next().await else { break None };
             let (place, vote) = self.conversion_vote(&mut conversion, answer);
-            ballot.says(place, vote);
+            ballot.cast(place, vote);
         };
         if let Some(won) = won {
-            self.traces.granted(&conversion.request.id, won.token);
-            self.traces.give_back(old);
+            self.outstanding.note_granted(&conversion.request.id, won.token);
+            self.outstanding.give_back(old);
             finish(asked);
-            return Ok(answered_by_majority(won, Converted::Granted(granted(won))));
+            return Ok(majority_answer(won, Converted::Granted(majority_grant(won))));
         }
-        self.not_converted(conversion, asked).await
+        self.on_not_converted(conversion, asked).await
     }
 
-    fn send_conversion(&self, place: usize, conversion: &Conversion) -> BoxFuture<'static, Answer> {
-        let (scheme, traces) = (Arc::clone(&self.masters[place].scheme), Arc::clone(&self.traces));
+    fn send_conversion(&self, place: usize, conversion: &QuorumConversion) -> BoxFuture<'static, ConversionAnswer> {
+        let (scheme, traces) = (Arc::clone(&self.masters[place].scheme), Arc::clone(&self.outstanding));
         let (key, old, request) =
             (Arc::clone(&conversion.key), conversion.old.clone(), Arc::clone(&conversion.request));
-        let copy = traces.sends(&request.id, place);
+        let copy = traces.begin_request(&request.id, place);
         Box::pin(async move {
             let attempt = scheme.convert(&key, &old, &request).await;
             let has = |converted: &Converted| match converted {
                 Converted::Granted(_) => Some(true),
-                Converted::Refused | Converted::Kept | Converted::Lost { .. } => Some(false),
+                Converted::Refused | Converted::Cached | Converted::Lost { .. } => Some(false),
                 Converted::Late => None,
             };
             if let Some(answer) = attempt.as_ref().ok().filter(|answer| has(&answer.value) == Some(true)) {
-                traces.was_converted(&old, place, answer.sent);
+                traces.note_converted(&old, place, answer.sent);
             }
-            copy.settle(&attempt, has);
-            Answer::Converted((place, attempt))
+            copy.resolve(&attempt, has);
+            ConversionAnswer::Converted((place, attempt))
         })
     }
 
-    fn conversion_vote(&self, conversion: &mut Conversion, answer: Answer) -> (usize, Vote) {
+    fn conversion_vote(&self, conversion: &mut QuorumConversion, answer: ConversionAnswer) -> (usize, Vote) {
         let (place, attempt) = match answer {
-            Answer::Raised((place, attempt)) => return (place, self.vote_of(place, attempt, &mut conversion.heard)),
-            Answer::Converted(said) => said,
+            ConversionAnswer::Raised((place, attempt)) => {
+                return (place, self.vote_of(place, attempt, &mut conversion.summary));
+            }
+            ConversionAnswer::Converted(said) => said,
         };
-        let heard = &mut conversion.heard;
+        let summary = &mut conversion.summary;
         let Answered { sent, server, value, .. } = match attempt {
             Ok(answer) => answer,
             Err(failure) => {
-                heard.failures.push(failure);
+                summary.failures.push(failure);
                 return (place, Vote::Silent);
             }
         };
-        heard.server = heard.server.max(server);
+        summary.server = summary.server.max(server);
         let (said, vote) = match value {
-            Converted::Granted(granted) => (At::Converted, self.yes(place, sent, granted, heard)),
-            Converted::Refused | Converted::Kept => (At::Stands, Vote::No),
+            Converted::Granted(granted) => (ConversionState::Converted, self.yes(place, sent, granted, summary)),
+            Converted::Refused | Converted::Cached => (ConversionState::Stands, Vote::No),
             Converted::Lost { forced } => {
-                heard.forced = heard.forced.max(forced);
-                (At::Lost, Vote::No)
+                summary.forced = summary.forced.max(forced);
+                (ConversionState::Lost, Vote::No)
             }
-            Converted::Late => (At::Nothing, Vote::Silent),
+            Converted::Late => (ConversionState::Nothing, Vote::Silent),
         };
-        conversion.said[place] = said;
+        conversion.states[place] = said;
         (place, vote)
     }
 
-    async fn not_converted(&self, conversion: Conversion, asked: Asked<Answer>) -> Attempt<Converted> {
+    async fn on_not_converted(
+        &self,
+        conversion: QuorumConversion,
+        asked: PendingAnswers<ConversionAnswer>,
+    ) -> Attempt<Converted> {
         let (masters, now) = (self.masters.len(), self.clock.now());
-        let (done, stands) = (conversion.count(At::Converted), conversion.count(At::Stands));
+        let (done, stands) = (conversion.count(ConversionState::Converted), conversion.count(ConversionState::Stands));
         // A young master has converted, but that may conflict with a hold that it has forgotten.
-        let is_refused = stands > 0 || conversion.heard.young > 0;
+        let is_refused = stands > 0 || conversion.summary.restarted > 0;
         if conversion.request.mode == Mode::Write && is_refused && stands + done >= majority(masters) {
             return Ok(self.undo(conversion, asked).await);
         }
         let is_pending = !asked.is_empty();
         finish(asked);
-        let Conversion { heard, said, .. } = conversion;
-        if said.iter().filter(|said| **said == At::Lost).count() > masters - majority(masters) {
-            return Ok(answered(now, heard.server, Converted::Lost { forced: heard.forced }));
+        let QuorumConversion { summary, states: said, .. } = conversion;
+        if said.iter().filter(|said| **said == ConversionState::Lost).count() > masters - majority(masters) {
+            return Ok(answer_of(now, summary.server, Converted::Lost { forced: summary.forced }));
         }
         let is_unknown = |failure: &Failure| matches!(failure, Failure::Unknown { .. } | Failure::Broken { .. });
-        let may_be_done = is_pending || done > 0 || heard.failures.iter().any(is_unknown);
-        let failure = heard.failure(masters);
-        Err(if may_be_done { unknown(failure, now.after(self.margins.stray_span)) } else { failure })
+        let may_be_done = is_pending || done > 0 || summary.failures.iter().any(is_unknown);
+        let failure = summary.failure(masters);
+        Err(if may_be_done { into_unknown(failure, now.after(self.margins.max_delay)) } else { failure })
     }
 
     /// Converts back at each master that has converted, or does so yet.
-    async fn undo(&self, conversion: Conversion, mut asked: Asked<Answer>) -> Answered<Converted> {
-        let Conversion { key, old, request, said, heard } = conversion;
-        let gives_back = GivesBack { traces: Arc::clone(&self.traces), id: request.id.clone() };
+    async fn undo(
+        &self,
+        conversion: QuorumConversion,
+        mut asked: PendingAnswers<ConversionAnswer>,
+    ) -> Answered<Converted> {
+        let QuorumConversion { key, old, request, states: said, summary } = conversion;
+        let gives_back = GiveBackOnDrop { traces: Arc::clone(&self.outstanding), id: request.id.clone() };
         let back = AcquireRequest { id: old.clone(), mode: Mode::Read, ..AcquireRequest::clone(&request) };
-        self.traces.begin(&old, back.mode, &key, back.lease);
-        let turn_back = |place: usize| TurnBack {
+        self.outstanding.begin(&old, back.mode, &key, back.lease);
+        let turn_back = |place: usize| ConversionUndo {
             scheme: Arc::clone(&self.masters[place].scheme),
             place,
             key: Arc::clone(&key),
             new: request.id.clone(),
             back: back.clone(),
             // Counts from now on: if the old hold is released meanwhile, a hold that comes back is released too.
-            copy: self.traces.sends(&old, place),
-            traces: Arc::clone(&self.traces),
+            in_flight: self.outstanding.begin_request(&old, place),
+            traces: Arc::clone(&self.outstanding),
         };
-        let at = |wanted: At| said.iter().enumerate().filter(move |(_, said)| **said == wanted).map(|(place, _)| place);
-        let done: Vec<_> = at(At::Converted).map(turn_back).collect();
-        let mut pending: Vec<_> = if asked.is_empty() { Vec::new() } else { at(At::Nothing).map(turn_back).collect() };
-        let undone = join_all(done.into_iter().map(TurnBack::run)).await.into_iter().filter(|is_back| *is_back).count();
+        let at = |wanted: ConversionState| {
+            said.iter().enumerate().filter(move |(_, said)| **said == wanted).map(|(place, _)| place)
+        };
+        let done: Vec<_> = at(ConversionState::Converted).map(turn_back).collect();
+        let mut pending: Vec<_> =
+            if asked.is_empty() { Vec::new() } else { at(ConversionState::Nothing).map(turn_back).collect() };
+        let undone =
+            join_all(done.into_iter().map(ConversionUndo::run)).await.into_iter().filter(|is_back| *is_back).count();
         drop(process::spawn(async move {
             while let Some(answer) = asked.next().await {
-                if let Answer::Converted((place, Ok(Answered { value: Converted::Granted(_), .. }))) = answer
+                if let ConversionAnswer::Converted((place, Ok(Answered { value: Converted::Granted(_), .. }))) = answer
                     && let Some(next) = pending.iter().position(|turn_back| turn_back.place == place)
                 {
                     pending.swap_remove(next).run().await;
                 }
             }
-            pending.into_iter().for_each(TurnBack::needless);
+            pending.into_iter().for_each(ConversionUndo::cancel);
             drop(gives_back);
         }));
-        let is_there = at(At::Stands).count() + undone >= majority(self.masters.len());
-        let value = if is_there { Converted::Refused } else { Converted::Lost { forced: heard.forced } };
-        answered(self.clock.now(), heard.server, value)
+        let is_there = at(ConversionState::Stands).count() + undone >= majority(self.masters.len());
+        let value = if is_there { Converted::Refused } else { Converted::Lost { forced: summary.forced } };
+        answer_of(self.clock.now(), summary.server, value)
     }
 }
 
@@ -219,50 +236,50 @@ fn voters(wanted: Mode) -> Voters {
 }
 
 /// Conversion back at one master.
-struct TurnBack {
+struct ConversionUndo {
     scheme: Arc<dyn Scheme>,
     place: usize,
     key: Arc<Key>,
     new: AcquisitionId,
     back: AcquireRequest,
-    copy: Copy,
-    traces: Arc<Traces>,
+    in_flight: RequestInFlight,
+    traces: Arc<Outstanding>,
 }
 
-impl TurnBack {
+impl ConversionUndo {
     /// Returns true if the old hold is there again.
     async fn run(self) -> bool {
         let attempt = self.scheme.convert(&self.key, &self.new, &self.back).await;
         let back = attempt.as_ref().ok().filter(|answer| matches!(answer.value, Converted::Granted(_)));
         let sent = back.map(|answer| answer.sent);
-        self.copy.settle(&attempt, |_| sent.map(|_| true));
+        self.in_flight.resolve(&attempt, |_| sent.map(|_| true));
         if let Some(sent) = sent {
-            self.traces.was_converted(&self.new, self.place, sent);
+            self.traces.note_converted(&self.new, self.place, sent);
         }
         sent.is_some()
     }
 
     /// Notes that the master has not converted: nothing is to be undone.
-    fn needless(self) {
-        self.copy.settle::<()>(&Err(Failure::NotDone { source: None }), |()| None);
+    fn cancel(self) {
+        self.in_flight.resolve::<()>(&Err(Failure::NotDone { source: None }), |()| None);
     }
 }
 
 /// Releases what is left of a refused conversion, when its last answer is there or its task is gone.
-struct GivesBack {
-    traces: Arc<Traces>,
+struct GiveBackOnDrop {
+    traces: Arc<Outstanding>,
     id: AcquisitionId,
 }
 
-impl Drop for GivesBack {
+impl Drop for GiveBackOnDrop {
     fn drop(&mut self) {
         self.traces.give_back(&self.id);
     }
 }
 
 /// Answer to a request of a conversion.
-enum Answer {
-    Converted(Said<Converted>),
+enum ConversionAnswer {
+    Converted(MasterAnswer<Converted>),
     /// Answer to a request to raise the token of the new hold.
-    Raised(Said<Acquired>),
+    Raised(MasterAnswer<Acquired>),
 }

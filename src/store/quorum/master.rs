@@ -21,9 +21,9 @@ use crate::base::lease::{Moment, ServerTime};
 use crate::store::{ReleaseReply, ReleaseRequest, Scheme};
 
 /// So many are told in one pipeline.
-const MAX_CHUNK: usize = 128;
+const MAX_BATCH: usize = 128;
 /// So many are kept. What is beyond ends with its lease.
-const MAX_DEBTS: usize = 8192;
+const MAX_PENDING_RELEASES: usize = 8192;
 
 /// An older one says little: clocks differ by 1 % of that.
 const MAX_CLOCK_SAMPLE_AGE: Duration = Duration::from_secs(5);
@@ -31,24 +31,24 @@ const MAX_CLOCK_SAMPLE_AGE: Duration = Duration::from_secs(5);
 pub(super) struct Master {
     pub(super) scheme: Arc<dyn Scheme>,
     clock: Clock,
-    home: BackgroundRuntime,
+    background_runtime: BackgroundRuntime,
     /// Its node serves all keys alike.
     any: Key,
-    debts: Mutex<BTreeMap<(Moment, u64), Debt>>,
-    number: AtomicU64,
+    pending_releases: Mutex<BTreeMap<(Moment, u64), PendingRelease>>,
+    next_number: AtomicU64,
     wake: Notify,
-    is_tended: AtomicBool,
+    has_task: AtomicBool,
     /// Somebody would have asked it since its last probe.
-    is_wanted: AtomicBool,
+    is_asked_for: AtomicBool,
 }
 
 /// Something that it may have, and is to give up.
 #[derive(Clone, Debug)]
-pub(super) struct Debt {
+pub(super) struct PendingRelease {
     pub(super) key: Arc<Key>,
     pub(super) id: AcquisitionId,
     /// A copy of the request may arrive until then.
-    pub(super) stray_until: Option<Moment>,
+    pub(super) arrives_until: Option<Moment>,
     /// By then it has forgotten it.
     pub(super) until: Moment,
 }
@@ -64,13 +64,13 @@ impl Master {
         Self {
             clock: scheme.clock(),
             scheme,
-            home,
+            background_runtime: home,
             any,
-            debts: Mutex::default(),
-            number: AtomicU64::new(0),
+            pending_releases: Mutex::default(),
+            next_number: AtomicU64::new(0),
             wake: Notify::new(),
-            is_tended: AtomicBool::new(false),
-            is_wanted: AtomicBool::new(false),
+            has_task: AtomicBool::new(false),
+            is_asked_for: AtomicBool::new(false),
         }
     }
 
@@ -78,8 +78,8 @@ impl Master {
     pub(super) fn is_silent(self: &Arc<Self>) -> bool {
         let is_silent = self.scheme.contact(&self.any).is_silent;
         if is_silent {
-            self.is_wanted.store(true, Ordering::SeqCst);
-            self.tend();
+            self.is_asked_for.store(true, Ordering::SeqCst);
+            self.start_task();
             // It may sleep until something is due.
             self.wake.notify_one();
         }
@@ -88,54 +88,54 @@ impl Master {
 
     /// What its clock says about now, if that is known well enough.
     pub(super) fn time_at(&self, now: Moment) -> Option<ServerTime> {
-        let anchor = self.scheme.clock_sample()?;
-        (anchor.age_at(now) <= MAX_CLOCK_SAMPLE_AGE).then(|| anchor.server_time_at(now))
+        let clock_sample = self.scheme.clock_sample()?;
+        (clock_sample.age_at(now) <= MAX_CLOCK_SAMPLE_AGE).then(|| clock_sample.server_time_at(now))
     }
 
     /// Takes over what it is to be told, until it is or has forgotten it.
-    pub(super) fn owe(self: &Arc<Self>, debt: Debt) {
+    pub(super) fn add_pending_release(self: &Arc<Self>, release: PendingRelease) {
         let now = self.clock.now();
-        self.keep(debt, now);
+        self.queue_release(release, now);
         self.wake.notify_one();
-        self.tend();
+        self.start_task();
     }
 
     /// How much it is yet to be told.
     #[cfg(test)]
-    pub(super) fn debts(&self) -> usize {
-        self.debts.lock().len()
+    pub(super) fn pending_releases(&self) -> usize {
+        self.pending_releases.lock().len()
     }
 
     /// What it is to be told first.
     #[cfg(test)]
-    pub(super) fn first_debt(&self) -> Debt {
-        self.debts.lock().first_key_value().expect("there is one").1.clone()
+    pub(super) fn first_pending_release(&self) -> PendingRelease {
+        self.pending_releases.lock().first_key_value().expect("there is one").1.clone()
     }
 
-    fn keep(&self, debt: Debt, at: Moment) {
-        let number = self.number.fetch_add(1, Ordering::Relaxed);
-        let mut debts = self.debts.lock();
-        if debts.len() >= MAX_DEBTS {
+    fn queue_release(&self, release: PendingRelease, at: Moment) {
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let mut debts = self.pending_releases.lock();
+        if debts.len() >= MAX_PENDING_RELEASES {
             debts.pop_first();
         }
-        debts.insert((at, number), debt);
+        debts.insert((at, number), release);
     }
 
-    fn tend(self: &Arc<Self>) {
-        if !self.is_tended.swap(true, Ordering::SeqCst) {
-            let tender = Tender { master: Arc::clone(self), has_ended: false };
-            self.home.spawn(tender.run());
+    fn start_task(self: &Arc<Self>) {
+        if !self.has_task.swap(true, Ordering::SeqCst) {
+            let tender = MasterTask { master: Arc::clone(self), has_ended: false };
+            self.background_runtime.spawn(tender.run());
         }
     }
 
-    async fn see_to_it(&self) {
+    async fn run_task(&self) {
         let mut backoff = Backoff::new();
         loop {
             if self.scheme.contact(&self.any).is_silent {
-                self.forget(self.clock.now());
-                if !self.is_wanted.swap(false, Ordering::SeqCst) && self.debts.lock().is_empty() {
+                self.forget_expired(self.clock.now());
+                if !self.is_asked_for.swap(false, Ordering::SeqCst) && self.pending_releases.lock().is_empty() {
                     // Whoever wants it next has it probed.
-                    self.is_tended.store(false, Ordering::SeqCst);
+                    self.has_task.store(false, Ordering::SeqCst);
                     return;
                 }
                 // Its node has a prober, which goes on as long as somebody waits for its word.
@@ -146,13 +146,13 @@ impl Master {
             let now = self.clock.now();
             let (due, next) = self.take_due(now);
             if !due.is_empty() {
-                if self.tell(Due { master: self, debts: due }, &mut backoff).await {
+                if self.send_due(DueReleases { master: self, releases: due }, &mut backoff).await {
                     backoff.reset();
                 }
                 continue;
             }
             let Some(next) = next else {
-                if self.ends() {
+                if self.try_end() {
                     return;
                 }
                 continue;
@@ -166,20 +166,20 @@ impl Master {
     }
 
     /// Ends the look-out if there is nothing left. What comes at the same time finds it either ended or going on.
-    fn ends(&self) -> bool {
-        self.is_tended.store(false, Ordering::SeqCst);
-        let is_idle = self.debts.lock().is_empty() && !self.scheme.contact(&self.any).is_silent;
-        is_idle || self.is_tended.swap(true, Ordering::SeqCst)
+    fn try_end(&self) -> bool {
+        self.has_task.store(false, Ordering::SeqCst);
+        let is_idle = self.pending_releases.lock().is_empty() && !self.scheme.contact(&self.any).is_silent;
+        is_idle || self.has_task.swap(true, Ordering::SeqCst)
     }
 
-    fn forget(&self, now: Moment) {
-        self.debts.lock().retain(|_, debt| debt.until > now);
+    fn forget_expired(&self, now: Moment) {
+        self.pending_releases.lock().retain(|_, release| release.until > now);
     }
 
     /// What is to be told now, and when there is more.
-    fn take_due(&self, now: Moment) -> (Vec<Debt>, Option<Moment>) {
-        let (mut debts, mut due) = (self.debts.lock(), Vec::new());
-        while due.len() < MAX_CHUNK
+    fn take_due(&self, now: Moment) -> (Vec<PendingRelease>, Option<Moment>) {
+        let (mut debts, mut due) = (self.pending_releases.lock(), Vec::new());
+        while due.len() < MAX_BATCH
             && let Some(first) = debts.first_entry()
             && first.key().0 <= now
         {
@@ -189,62 +189,65 @@ impl Master {
     }
 
     /// Whether any was answered.
-    async fn tell(&self, mut due: Due<'_>, backoff: &mut Backoff) -> bool {
-        let leave = |debt: &Debt| ReleaseRequest { key: Arc::clone(&debt.key), id: debt.id.clone() };
-        let batch: Vec<_> = due.debts.iter().map(leave).collect();
+    async fn send_due(&self, mut due: DueReleases<'_>, backoff: &mut Backoff) -> bool {
+        let request =
+            |release: &PendingRelease| ReleaseRequest { key: Arc::clone(&release.key), id: release.id.clone() };
+        let batch: Vec<_> = due.releases.iter().map(request).collect();
         let attempts = self.scheme.release_all(&self.scheme.route(&self.any), &batch).await;
         let (now, is_heard) = (self.clock.now(), attempts.iter().any(Result::is_ok));
         let pause = if is_heard { Duration::ZERO } else { backoff.pause() };
-        for (debt, attempt) in std::mem::take(&mut due.debts).into_iter().zip(attempts) {
-            self.told(debt, &attempt, pause, now);
+        for (release, attempt) in std::mem::take(&mut due.releases).into_iter().zip(attempts) {
+            self.on_answer(release, &attempt, pause, now);
         }
         is_heard
     }
 
-    fn told(&self, debt: Debt, attempt: &Attempt<ReleaseReply>, pause: Duration, now: Moment) {
-        match (attempt, debt.stray_until) {
+    fn on_answer(&self, release: PendingRelease, attempt: &Attempt<ReleaseReply>, pause: Duration, now: Moment) {
+        match (attempt, release.arrives_until) {
             // A copy may yet arrive behind this.
-            (Ok(answer), Some(until)) if until > answer.sent => self.keep(debt, until),
+            (Ok(answer), Some(until)) if until > answer.sent => self.queue_release(release, until),
             (Ok(_), _) => {}
-            (Err(_), _) if now < debt.until => self.keep(debt, now.after(pause.max(Duration::from_millis(20)))),
+            (Err(_), _) if now < release.until => {
+                self.queue_release(release, now.after(pause.max(Duration::from_millis(20))))
+            }
             (Err(_), _) => {}
         }
     }
 }
 
 /// The task that sees to a master.
-struct Tender {
+struct MasterTask {
     master: Arc<Master>,
     has_ended: bool,
 }
 
-impl Tender {
+impl MasterTask {
     async fn run(mut self) {
-        self.master.see_to_it().await;
+        self.master.run_task().await;
         self.has_ended = true;
     }
 }
 
 /// One that was dropped with its runtime, or has panicked, leaves its place to the next. It begins none itself: a runtime that has
 /// ended would drop that as well, and there would be no end to it.
-impl Drop for Tender {
+impl Drop for MasterTask {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.master.is_tended.store(false, Ordering::SeqCst);
+            self.master.has_task.store(false, Ordering::SeqCst);
         }
     }
 }
 
 /// What is being told. If nobody waits for the answer any more, it is kept.
-struct Due<'a> {
+struct DueReleases<'a> {
     master: &'a Master,
-    debts: Vec<Debt>,
+    releases: Vec<PendingRelease>,
 }
 
-impl Drop for Due<'_> {
+impl Drop for DueReleases<'_> {
     fn drop(&mut self) {
         let now = self.master.clock.now();
-        self.debts.drain(..).for_each(|debt| self.master.keep(debt, now));
+        self.releases.drain(..).for_each(|release| self.master.queue_release(release, now));
     }
 }
 

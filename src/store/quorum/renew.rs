@@ -15,58 +15,62 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 
-use super::traces::Traces;
+use super::outstanding::Outstanding;
 use super::votes::{Ballot, Verdict, Vote, Yes};
-use super::{Asked, Heard, NO_TOKEN, Quorum, answered, answered_by_majority};
+use super::{AnswerSummary, NO_TOKEN, PendingAnswers, Quorum, answer_of, majority_answer};
 use crate::base::attempt::{AcquisitionId, Answered, Attempt};
 use crate::base::lease::Moment;
 use crate::base::process;
-use crate::store::{AcquireRequest, Acquired, Floor, IfTaken, Renewal, Renewed, Route};
+use crate::store::{AcquireRequest, Acquired, Floor, IfTaken, RenewalRequest, Renewed, Route};
 
 /// Least time for which a master remembers that a hold was ended by force.
 const FORCE_REMEMBERED: Duration = Duration::from_secs(60);
 
 /// Answers of one master, with its index: one for each renewal.
-type Answers = (usize, Vec<Attempt<Renewed>>);
+type RenewalAnswers = (usize, Vec<Attempt<Renewed>>);
 
 /// Index of a master, and the indexes of the renewals whose holds it lacks.
-type Lacking = (usize, Vec<usize>);
+type LackingHolds = (usize, Vec<usize>);
 
 impl Quorum {
-    pub(super) async fn renew_all(&self, batch: &[Renewal]) -> Vec<Attempt<Renewed>> {
+    pub(super) async fn renew_all(&self, batch: &[RenewalRequest]) -> Vec<Attempt<Renewed>> {
         for renewal in batch {
             self.note_lease(renewal.lease);
-            self.traces.extend(&renewal.id, renewal.lease);
+            self.outstanding.extend(&renewal.id, renewal.lease);
         }
-        let mut counts: Vec<_> = batch.iter().map(|_| (self.ballot(), Heard::default())).collect();
-        let shared: Arc<[Renewal]> = batch.into();
+        let mut counts: Vec<_> = batch.iter().map(|_| (self.ballot(), AnswerSummary::default())).collect();
+        let shared: Arc<[RenewalRequest]> = batch.into();
         let mut asked = self.ask_to_renew(&mut counts, &shared);
         let mut lacking = Vec::new();
         let begun = self.clock.now();
-        let is_open = |counts: &mut Vec<(Ballot, Heard)>| counts.iter_mut().any(|(ballot, _)| ballot.is_open());
+        let is_open = |counts: &mut Vec<(Ballot, AnswerSummary)>| counts.iter_mut().any(|(ballot, _)| ballot.is_open());
         while is_open(&mut counts)
             && let Some(answers) = asked.next().await
         {
-            lacking.extend(lacks(&self.traces, batch, &answers));
+            lacking.extend(lacking_holds(&self.outstanding, batch, &answers));
             let (place, attempts) = answers;
-            for ((ballot, heard), attempt) in counts.iter_mut().zip(attempts) {
-                let vote = renewal_vote(attempt, heard);
-                ballot.says(place, vote);
+            for ((ballot, summary), attempt) in counts.iter_mut().zip(attempts) {
+                let vote = renewal_vote(attempt, summary);
+                ballot.cast(place, vote);
             }
         }
-        let renewed = batch.iter().zip(counts).map(|(renewal, count)| self.renewed(&renewal.id, count));
+        let renewed = batch.iter().zip(counts).map(|(renewal, count)| self.renewal_answer(&renewal.id, count));
         let renewed: Vec<_> = renewed.collect();
         if !asked.is_empty() || !lacking.is_empty() {
-            let fresh_until = begun.after(FORCE_REMEMBERED.saturating_sub(self.margins.stray_span) / 2);
-            let kept_until = |attempt| kept_until(attempt).map(|until| until.min(fresh_until));
+            let fresh_until = begun.after(FORCE_REMEMBERED.saturating_sub(self.margins.max_delay) / 2);
+            let kept_until = |attempt| held_until(attempt).map(|until| until.min(fresh_until));
             let kept_until = renewed.iter().map(kept_until).collect();
-            let heal = Heal { traces: Arc::clone(&self.traces), batch: shared, kept_until };
+            let heal = Heal { outstanding: Arc::clone(&self.outstanding), batch: shared, held_until: kept_until };
             drop(process::spawn(heal.run(lacking, asked)));
         }
         renewed
     }
 
-    fn ask_to_renew(&self, counts: &mut [(Ballot, Heard)], batch: &Arc<[Renewal]>) -> Asked<Answers> {
+    fn ask_to_renew(
+        &self,
+        counts: &mut [(Ballot, AnswerSummary)],
+        batch: &Arc<[RenewalRequest]>,
+    ) -> PendingAnswers<RenewalAnswers> {
         let mut silent = self.ballot();
         let asked = self.ask(&mut silent, |place, scheme| {
             let batch = Arc::clone(batch);
@@ -76,47 +80,47 @@ impl Quorum {
             }
         });
         for place in silent.silent() {
-            counts.iter_mut().for_each(|(ballot, _)| ballot.says(place, Vote::Silent));
+            counts.iter_mut().for_each(|(ballot, _)| ballot.cast(place, Vote::Silent));
         }
         asked
     }
 
-    fn renewed(&self, id: &AcquisitionId, (mut ballot, heard): (Ballot, Heard)) -> Attempt<Renewed> {
-        let forced = self.traces.forced(id);
+    fn renewal_answer(&self, id: &AcquisitionId, (mut ballot, summary): (Ballot, AnswerSummary)) -> Attempt<Renewed> {
+        let forced = self.outstanding.forced_token(id);
         if forced.is_some() {
-            return Ok(answered(self.clock.now(), heard.server, Renewed::Lost { forced }));
+            return Ok(answer_of(self.clock.now(), summary.server, Renewed::Lost { forced }));
         }
         match ballot.verdict() {
-            Verdict::Won(won) => Ok(answered_by_majority(won, Renewed::of(won.until.since(won.sent)))),
-            Verdict::Lost => Ok(answered(self.clock.now(), heard.server, Renewed::Lost { forced: heard.forced })),
-            Verdict::Open | Verdict::Raise { .. } | Verdict::Undecided => Err(heard.failure(self.masters.len())),
+            Verdict::Won(won) => Ok(majority_answer(won, Renewed::of(won.until.since(won.sent)))),
+            Verdict::Lost => Ok(answer_of(self.clock.now(), summary.server, Renewed::Lost { forced: summary.forced })),
+            Verdict::Open | Verdict::Raise { .. } | Verdict::Undecided => Err(summary.failure(self.masters.len())),
         }
     }
 }
 
-fn renewal_vote(attempt: Attempt<Renewed>, heard: &mut Heard) -> Vote {
+fn renewal_vote(attempt: Attempt<Renewed>, summary: &mut AnswerSummary) -> Vote {
     match attempt {
         Ok(Answered { sent, server, value, .. }) => {
-            heard.server = heard.server.max(server);
+            summary.server = summary.server.max(server);
             match value {
                 Renewed::Renewed { remaining, .. } => {
                     Vote::Yes(Yes { sent, until: sent.after(remaining), token: NO_TOKEN })
                 }
                 Renewed::Lost { forced } => {
-                    heard.forced = heard.forced.max(forced);
+                    summary.forced = summary.forced.max(forced);
                     Vote::No
                 }
             }
         }
         Err(failure) => {
-            heard.failures.push(failure);
+            summary.failures.push(failure);
             Vote::Silent
         }
     }
 }
 
 /// End of a renewed hold, as a majority keeps it.
-fn kept_until(attempt: &Attempt<Renewed>) -> Option<Moment> {
+fn held_until(attempt: &Attempt<Renewed>) -> Option<Moment> {
     match attempt {
         Ok(Answered { sent, value: Renewed::Renewed { remaining, .. }, .. }) => Some(sent.after(*remaining)),
         Ok(Answered { value: Renewed::Lost { .. }, .. }) | Err(_) => None,
@@ -124,10 +128,14 @@ fn kept_until(attempt: &Attempt<Renewed>) -> Option<Moment> {
 }
 
 /// Returns the renewals whose holds this master lacks.
-fn lacks(traces: &Traces, batch: &[Renewal], (place, attempts): &Answers) -> Option<Lacking> {
+fn lacking_holds(
+    traces: &Outstanding,
+    batch: &[RenewalRequest],
+    (place, attempts): &RenewalAnswers,
+) -> Option<LackingHolds> {
     let lacks = |(of, attempt): (usize, &Attempt<Renewed>)| match attempt {
         Ok(Answered { value: Renewed::Lost { forced }, .. }) => {
-            traces.lacks(&batch[of].id, *forced);
+            traces.note_lacking(&batch[of].id, *forced);
             Some(of)
         }
         Ok(Answered { value: Renewed::Renewed { .. }, .. }) | Err(_) => None,
@@ -138,11 +146,11 @@ fn lacks(traces: &Traces, batch: &[Renewal], (place, attempts): &Answers) -> Opt
 
 /// Repair of masters that lack renewed holds.
 struct Heal {
-    traces: Arc<Traces>,
-    batch: Arc<[Renewal]>,
+    outstanding: Arc<Outstanding>,
+    batch: Arc<[RenewalRequest]>,
     /// Latest moment at which each hold may be brought. Until then a majority keeps it, if it has renewed it, and
     /// masters remember a force since then.
-    kept_until: Vec<Option<Moment>>,
+    held_until: Vec<Option<Moment>>,
 }
 
 impl Heal {
@@ -150,17 +158,17 @@ impl Heal {
     /// other, as in [`finish`].
     ///
     /// [`finish`]: super::finish
-    async fn run(self, lacking: Vec<Lacking>, asked: Asked<Answers>) {
-        let late = asked.filter_map(|answers| ready(lacks(&self.traces, &self.batch, &answers)));
+    async fn run(self, lacking: Vec<LackingHolds>, asked: PendingAnswers<RenewalAnswers>) {
+        let late = asked.filter_map(|answers| ready(lacking_holds(&self.outstanding, &self.batch, &answers)));
         let all = stream::iter(lacking).chain(late);
-        all.for_each_concurrent(None, |(place, lacking)| self.heals(place, lacking)).await;
+        all.for_each_concurrent(None, |(place, lacking)| self.heal(place, lacking)).await;
     }
 
     /// Brings the holds one after the other: a master that came back without its data lacks all of them.
-    async fn heals(&self, place: usize, lacking: Vec<usize>) {
+    async fn heal(&self, place: usize, lacking: Vec<usize>) {
         for of in lacking {
-            if let Some(until) = self.kept_until[of]
-                && !self.brings(place, &self.batch[of], until).await
+            if let Some(until) = self.held_until[of]
+                && !self.bring(place, &self.batch[of], until).await
             {
                 return;
             }
@@ -168,8 +176,8 @@ impl Heal {
     }
 
     /// Returns true if the master has answered, as far as it was asked.
-    async fn brings(&self, place: usize, Renewal { key, id, lease, .. }: &Renewal, until: Moment) -> bool {
-        let Some((copy, mode, token)) = self.traces.brings(id, place, *lease, until) else {
+    async fn bring(&self, place: usize, RenewalRequest { key, id, lease, .. }: &RenewalRequest, until: Moment) -> bool {
+        let Some((copy, mode, token)) = self.outstanding.begin_heal(id, place, *lease, until) else {
             return true;
         };
         let request = AcquireRequest {
@@ -180,9 +188,9 @@ impl Heal {
             if_taken: IfTaken::Leave,
             caches: false,
         };
-        let attempt = self.traces.master(place).acquire_above(key, &request, Floor::Any(token)).await;
+        let attempt = self.outstanding.master(place).acquire_above(key, &request, Floor::Any(token)).await;
         // A refusal says nothing of a hold that an undone conversion has brought meanwhile.
-        copy.settle(&attempt, |acquired| matches!(acquired, Acquired::Granted(_)).then_some(true));
+        copy.resolve(&attempt, |acquired| matches!(acquired, Acquired::Granted(_)).then_some(true));
         attempt.is_ok()
     }
 }

@@ -42,10 +42,10 @@ fn held(needed: usize, rows: Vec<Holder>) -> Option<Holder> {
 /// Returns what a force has ended of what was seen. A hold that less than a majority had recorded is none.
 pub(super) fn merge_forced(seen: &View, answers: Vec<Forced>) -> Forced {
     let shown: BTreeSet<&str> = seen.holders.iter().map(|holder| &*holder.id).collect();
-    let more = answers.iter().any(|forced| forced.more);
+    let more = answers.iter().any(|forced| forced.has_more);
     let ended: BTreeSet<String> = answers.into_iter().flat_map(|forced| forced.ids).collect();
     let ids = ended.into_iter().filter(|id| seen.more_holders > 0 || shown.contains(id.as_str())).collect();
-    Forced { ids, more }
+    Forced { ids, has_more: more }
 }
 
 #[cfg(all(test, feature = "_testing"))]

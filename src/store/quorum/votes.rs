@@ -82,7 +82,7 @@ impl Ballot {
     }
 
     /// Records the vote of a master. The last one counts.
-    pub(super) fn says(&mut self, master: usize, vote: Vote) {
+    pub(super) fn cast(&mut self, master: usize, vote: Vote) {
         self.votes[master] = Some(vote);
     }
 
@@ -123,7 +123,7 @@ impl Ballot {
 
     /// Returns true if the token of these votes is above all right clocks, and missing answers can lower it to one that
     /// is not.
-    fn waits_for_right_clocks(&self, sorted: &[FencingToken]) -> bool {
+    fn must_wait_for_clocks(&self, sorted: &[FencingToken]) -> bool {
         let Some(reached) = self.reached else { return false };
         let (last, missing) = (majority(self.votes.len()) - 1, self.count(|vote| vote.is_none()));
         // A majority has said yes, so `missing` is at most `last`.
@@ -143,7 +143,7 @@ impl Ballot {
             };
         }
         tokens.sort_unstable();
-        if self.token.is_none() && self.waits_for_right_clocks(&tokens) {
+        if self.token.is_none() && self.must_wait_for_clocks(&tokens) {
             return Verdict::Open;
         }
         // A token that was requested once stays: the requests under way are to reach it.

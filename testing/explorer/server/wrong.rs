@@ -34,7 +34,7 @@ impl Server {
             (Some(Fault::WriterTurnForgotten), _) if record.writer.is_none() && !record.readers.is_empty() => {
                 // Readers go on beside readers, whoever waits.
                 let waiting = std::mem::take(&mut record.waiting_readers);
-                record.turn_readers.extend(waiting);
+                record.batch_readers.extend(waiting);
             }
             (Some(Fault::DeadReaderStays), _) => {
                 for reader in &mut record.readers {
@@ -95,7 +95,7 @@ impl Server {
                 Some(Fault::TokensAhead | Fault::TokensReused),
                 What::Acquire { mode: Side::Write, .. },
                 Reply::Granted(_),
-            ) if before.writer.is_none() && record.news.is_empty() => {
+            ) if before.writer.is_none() && record.notifications.is_empty() => {
                 self.reserve_wrongly(record);
                 *reply = self.granted_to(record, &own, at_us);
             }
@@ -105,7 +105,7 @@ impl Server {
             }
             (Some(Fault::KeyForgotten), _, Reply::Queued) => record.forget_ms = at_us / 1000 + TICK_MS + RETENTION_MS,
             (Some(Fault::TurnForgotten), ..) => {
-                let turn = std::mem::take(&mut record.turn_readers);
+                let turn = std::mem::take(&mut record.batch_readers);
                 record.waiting_readers.extend(turn);
             }
             (Some(Fault::WaiterGetsWholeLease | Fault::WritersWaitingUntold), ..) => self.tell_wrongly(record, now),
@@ -114,7 +114,7 @@ impl Server {
     }
 
     fn tell_wrongly(&self, record: &mut Record, now: ServerTime) {
-        let mut news = record.take_news();
+        let mut news = record.take_notifications();
         for news in &mut news {
             if self.fault == Some(Fault::WaiterGetsWholeLease) {
                 record.set_lease(now, &news.id, span(LEASE));
@@ -123,7 +123,7 @@ impl Server {
                 news.granted.is_waited_for = false;
             }
         }
-        record.news = news;
+        record.notifications = news;
     }
 
     fn reserve_wrongly(&self, record: &mut Record) {
@@ -138,7 +138,7 @@ impl Server {
     fn granted_to(&self, record: &mut Record, id: &AcquisitionId, at_us: u64) -> Reply {
         let now_ms = at_us / 1000;
         let waits = !record.waiting_writers.is_empty();
-        Reply::Granted(Self::grant(record.granted(now_ms, id, waits).expect("it was let in"), at_us))
+        Reply::Granted(Self::grant(record.grant_of(now_ms, id, waits).expect("it was let in"), at_us))
     }
 
     pub(super) fn distort(&self, news: Vec<(Id, Option<Grant>)>, record: &Record) -> Vec<(Id, Option<Grant>)> {

@@ -1,7 +1,7 @@
 //! Who keeps a hold stands aside for who waits.
 
 use super::super::watch::Invariant;
-use super::keeping::Line;
+use super::caching::SubscriptionState;
 use super::{Budget, Deed, Fate, IDS, Id, Pass, Rules, Stage, State};
 
 impl State {
@@ -13,7 +13,7 @@ impl State {
             queued && self.shelf.live().any(|live| live == *id)
         };
         let ids = || (0..IDS).map(|at| Id::try_from(at).expect("small"));
-        if !rules.keeps() || self.watch.wiped || !self.is_quiet() {
+        if !rules.caches() || self.watch.was_wiped || !self.is_quiet() {
             return Ok(());
         }
         self.judge_what_is_over(rules)?;
@@ -25,7 +25,7 @@ impl State {
         // A try's call changes nothing for a grant that is still on its way: it asks once more.
         let is_tried = ids().any(|id| waits(&id) && !self.passes[usize::from(id)].waits);
         let lost = self.budget.losses < given.losses
-            || self.lines.contains(&Line::Broken)
+            || self.lines.contains(&SubscriptionState::Broken)
             || is_tried && self.budget.delays < given.delays;
         let mut later = *self;
         later.budget = Budget::default();
@@ -40,15 +40,16 @@ impl State {
 
     /// Whose hold an operator has ended was called, and hands it on no more.
     fn judge_what_is_over(&self, rules: &Rules<'_>) -> Result<(), Invariant> {
-        let may_be_lost = self.budget.losses < rules.scene.budget.losses || self.lines.contains(&Line::Broken);
+        let may_be_lost =
+            self.budget.losses < rules.scene.budget.losses || self.lines.contains(&SubscriptionState::Broken);
         let hands_on = |id: Id| {
             let pass = &self.passes[usize::from(id)];
             let is_held = matches!(pass.stage, Stage::Holds { .. } | Stage::Idle { .. });
             let is_over = pass.forced && !self.shelf.holders().any(|live| live == id);
-            is_held && is_over && pass.keep.stays(rules)
+            is_held && is_over && pass.keep.is_cached(rules)
         };
         let mut ids = (0..IDS).map(|at| Id::try_from(at).expect("small"));
-        let stays = !may_be_lost && !rules.scene.mute && ids.any(hands_on);
+        let stays = !may_be_lost && !rules.scene.is_mute && ids.any(hands_on);
         if stays { Err(Invariant::StandsAside) } else { Ok(()) }
     }
 
@@ -70,23 +71,23 @@ impl State {
     }
 
     fn all_leave(&mut self, rules: &Rules<'_>, lost: bool) -> Result<(), Invariant> {
-        if lost || rules.scene.mute {
+        if lost || rules.scene.is_mute {
             self.tick_by(rules)?;
         }
         for id in (0..IDS).map(|at| Id::try_from(at).expect("small")) {
-            let renews = rules.scene.mute && matches!(self.stage(id), Stage::Holds { .. } | Stage::Idle { .. });
+            let renews = rules.scene.is_mute && matches!(self.stage(id), Stage::Holds { .. } | Stage::Idle { .. });
             if renews {
                 self.act(rules, id, Deed::Renew, Fate::Answered, 0)?;
             }
             if matches!(self.stage(id), Stage::Converts { .. }) {
                 self.drop_without_a_word(id);
             }
-            if matches!(self.stage(id), Stage::Holds { .. }) && self.pass(id).keep.stays(rules) {
-                self.rest(id);
+            if matches!(self.stage(id), Stage::Holds { .. }) && self.pass(id).keep.is_cached(rules) {
+                self.cache(id);
             }
             let leaves = match self.stage(id) {
                 Stage::Holds { .. } => true,
-                Stage::Idle { .. } => !self.pass(id).keep.stays(rules),
+                Stage::Idle { .. } => !self.pass(id).keep.is_cached(rules),
                 Stage::Leaves { call: None, told, .. } => !told,
                 _ => false,
             };

@@ -1,7 +1,7 @@
 //! What may happen next in a state.
 
 use super::super::server::{Id, LEASE, Request, Side, What};
-use super::{Act, Body, Budget, Call, Deed, FATES, Fate, Message, Pass, Rules, Stage, State};
+use super::{Act, Body, Budget, ClientRecall, Deed, FATES, Fate, Message, Pass, Rules, Stage, State};
 
 impl State {
     /// All that may happen.
@@ -17,7 +17,7 @@ impl State {
                 }
             }
         }
-        self.lines_turn(rules, acts);
+        self.add_subscription_acts(rules, acts);
         self.operators_act(acts);
         for (at, message) in self.bag.iter().enumerate() {
             let at = u8::try_from(at).expect("small");
@@ -36,7 +36,7 @@ impl State {
         if self.may_tick(rules) {
             acts.push(Act::Tick);
         }
-        if self.budget.wipes > 0 && !self.watch.wiped {
+        if self.budget.wipes > 0 && !self.watch.was_wiped {
             acts.push(Act::Wipe);
         }
     }
@@ -96,7 +96,7 @@ impl State {
                 Stage::Unused if may_begin => {
                     for side in [Side::Read, Side::Write] {
                         self.fated(id, Deed::Acquire { side, waits: true }, acts);
-                        if rules.scene.tries {
+                        if rules.scene.has_tries {
                             self.fated(id, Deed::Acquire { side, waits: false }, acts);
                         }
                     }
@@ -109,7 +109,7 @@ impl State {
                     self.leaves(id, call, acts);
                 }
                 Stage::Holds { ticks, call } => {
-                    if call.is_none() && (ticks < LEASE || self.wants_word(rules, id)) {
+                    if call.is_none() && (ticks < LEASE || self.is_waiting_for_reply(rules, id)) {
                         self.fated(id, Deed::Renew, acts);
                     }
                     if call.is_none()
@@ -119,7 +119,7 @@ impl State {
                     {
                         self.fated(id, Deed::Convert, acts);
                     }
-                    if self.passes[at].keep.stays(rules) {
+                    if self.passes[at].keep.is_cached(rules) {
                         acts.push(Act::Rest { id });
                     } else {
                         self.fated(id, Deed::Leave, acts);
@@ -146,7 +146,7 @@ impl State {
     }
 
     /// A waiter goes away.
-    fn leaves(&self, id: Id, call: Call, acts: &mut Vec<Act>) {
+    fn leaves(&self, id: Id, call: ClientRecall, acts: &mut Vec<Act>) {
         let Pass { stray, recorded, .. } = self.passes[usize::from(id)];
         if call.is_none() && stray == 0 && !recorded {
             acts.push(Act::Drop { id });
@@ -156,7 +156,7 @@ impl State {
         Self::gives_up(id, call, acts);
     }
 
-    pub(super) fn gives_up(id: Id, call: Call, acts: &mut Vec<Act>) {
+    pub(super) fn gives_up(id: Id, call: ClientRecall, acts: &mut Vec<Act>) {
         if call.is_some() {
             acts.push(Act::GiveUp { id });
         }

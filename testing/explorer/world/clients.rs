@@ -2,8 +2,10 @@
 
 use super::super::server::{Grant, Id, LIMIT, Reply, Request, Side, What};
 use super::super::watch::Invariant;
-use super::keeping::count_from_the_highest;
-use super::{Body, Deed, Fate, LEAVING, Line, Message, Pass, Rules, STRAY, Slip, Stage, State, ticks_left};
+use super::caching::count_from_the_highest;
+use super::{
+    Body, Deed, Fate, LEAVING, Message, Pass, Rules, STRAY, Slip, Stage, State, SubscriptionState, ticks_left,
+};
 
 impl State {
     pub(super) fn act(&mut self, rules: &Rules<'_>, id: Id, deed: Deed, fate: Fate, draw: u8) -> Result<(), Invariant> {
@@ -50,7 +52,7 @@ impl State {
                     Stage::Idle { ticks, .. } => (ticks, true),
                     _ => unreachable!("only a hold converts"),
                 };
-                self.pass(id).keep.is_turned = nobody_inside;
+                self.pass(id).keep.is_converting = nobody_inside;
                 let to = if side == Side::Read { Side::Write } else { Side::Read };
                 self.set(id, Stage::Converts { ticks, call, refused: false });
                 self.pass(id).covered = self.pass(id).stray == 0;
@@ -98,13 +100,13 @@ impl State {
 
     fn send(&mut self, rules: &Rules<'_>, id: Id, what: What, fate: Fate, draw: u8) -> Result<(), Invariant> {
         self.pass(id).covered = self.pass(id).stray == 0;
-        let keeps = self.says_that_it_may_stay(rules, id, what);
+        let keeps = self.offer_caching(rules, id, what);
         let request = Request { id, what, limit: LIMIT, keeps };
         let under_way = |body| Message { body, late: true };
         match fate {
             Fate::Answered => {
                 let reply = self.carry_out(rules, request, draw)?;
-                self.answered(rules, id, reply);
+                self.on_reply(rules, id, reply);
             }
             Fate::Lost => self.budget.losses -= 1,
             Fate::Late => {
@@ -115,7 +117,7 @@ impl State {
                 self.budget.copies -= 1;
                 self.bag.push(under_way(Body::Request { request, live: false }));
                 let reply = self.carry_out(rules, request, draw)?;
-                self.answered(rules, id, reply);
+                self.on_reply(rules, id, reply);
             }
             Fate::AnswerLost => {
                 self.budget.losses -= 1;
@@ -124,7 +126,7 @@ impl State {
             Fate::TooLate => {
                 self.budget.delays -= 1;
                 let reply = self.carry_out(rules, Request { limit: -1, ..request }, draw)?;
-                self.answered(rules, id, reply);
+                self.on_reply(rules, id, reply);
             }
             Fate::AnswerLate => {
                 self.budget.delays -= 1;
@@ -138,16 +140,16 @@ impl State {
     pub(super) fn carry_out(&mut self, rules: &Rules<'_>, request: Request, draw: u8) -> Result<Reply, Invariant> {
         let mut outcome = rules.server.carry_out(&mut self.shelf, request, draw);
         let moved = self.watch.judge(request, draw, &outcome, rules.scene.is_limited())?;
-        if rules.keeps() {
-            self.tokens_move_on(moved);
+        if rules.caches() {
+            self.shift_tokens(moved);
             count_from_the_highest(&mut outcome, moved);
-            self.call(rules, &outcome);
+            self.send_recalls(rules, &outcome);
         }
         self.begins_anew(request, &outcome);
         for (id, grant) in outcome.news {
             // Whoever asks is told by the answer.
             if id != request.id {
-                let tokens = grant.filter(|_| rules.keeps()).map(Grant::block).unwrap_or_default();
+                let tokens = grant.filter(|_| rules.caches()).map(Grant::block).unwrap_or_default();
                 let grant = grant.map(|grant| grant.remaining);
                 self.bag.push(Message { body: Body::Notice { id, grant, tokens }, late: false });
             }
@@ -160,17 +162,17 @@ impl State {
             Body::Request { request, live } => {
                 let reply = self.carry_out(rules, request, draw)?;
                 if live {
-                    self.answered(rules, request.id, reply);
+                    self.on_reply(rules, request.id, reply);
                 }
             }
-            Body::Answer { id, reply } => self.answered(rules, id, reply),
-            Body::Call { client, token, tries } => self.hears_call(rules, client, token, tries)?,
-            Body::Used { id } => self.hears_used(rules, id),
+            Body::Answer { id, reply } => self.on_reply(rules, id, reply),
+            Body::Call { client, token, tries } => self.on_recall(rules, client, token, tries)?,
+            Body::Used { id } => self.on_in_use(rules, id),
             Body::Notice { id, grant, tokens } => {
                 let Pass { waits, stage: Stage::Asks { .. }, .. } = *self.pass(id) else {
                     return Ok(());
                 };
-                if !waits && !rules.keeps() {
+                if !waits && !rules.caches() {
                     return Ok(());
                 }
                 let least = u8::from(rules.slips(Slip::TakesGrantsThatAreOver));
@@ -182,15 +184,15 @@ impl State {
                         None => Stage::Asks { call: None, queued: true, due: true },
                     },
                 );
-                if believed.is_some() && rules.keeps() {
-                    self.is_let_in(id, tokens);
+                if believed.is_some() && rules.caches() {
+                    self.on_let_in(id, tokens);
                 }
             }
         }
         Ok(())
     }
 
-    fn answered(&mut self, rules: &Rules<'_>, id: Id, reply: Reply) {
+    fn on_reply(&mut self, rules: &Rules<'_>, id: Id, reply: Reply) {
         let covered = std::mem::take(&mut self.pass(id).covered);
         match (self.stage(id), reply) {
             (Stage::Asks { call: Some(age), queued, .. }, reply) => {
@@ -200,23 +202,23 @@ impl State {
                     Reply::Late if !rules.slips(Slip::LateForgetsRecord) => *recorded,
                     _ => *recorded && !covered,
                 };
-                self.asked(rules, id, reply, age, queued);
+                self.on_acquire_answer(rules, id, reply, age, queued);
             }
             (Stage::Holds { ticks, call: Some(age) }, Reply::Renewed { remaining, is_waited_for, tokens }) => {
                 let ticks = ticks.max(ticks_left(remaining, age));
                 self.set(id, Stage::Holds { ticks, call: None });
-                self.is_renewed(rules, id, is_waited_for, tokens);
+                self.on_renewed(rules, id, is_waited_for, tokens);
             }
             (Stage::Idle { ticks, call: Some(age) }, Reply::Renewed { remaining, is_waited_for, tokens }) => {
                 let ticks = ticks.max(ticks_left(remaining, age));
                 self.set(id, Stage::Idle { ticks, call: None });
-                self.is_renewed(rules, id, is_waited_for, tokens);
+                self.on_renewed(rules, id, is_waited_for, tokens);
             }
             (Stage::Holds { call: Some(_), .. } | Stage::Idle { call: Some(_), .. }, _) => {
                 self.orphan(id);
                 self.set(id, LEAVING);
             }
-            (Stage::Arrives, reply) => self.converted(rules, id - 1, reply),
+            (Stage::Arrives, reply) => self.on_converted(rules, id - 1, reply),
             (Stage::Leaves { call: Some(_), .. }, reply) => {
                 let is_over = covered
                     || rules.slips(Slip::ConfirmsWhenAnswered) && self.pass(id).stray == 0
@@ -227,7 +229,7 @@ impl State {
         }
     }
 
-    fn asked(&mut self, rules: &Rules<'_>, id: Id, reply: Reply, age: u8, queued: bool) {
+    fn on_acquire_answer(&mut self, rules: &Rules<'_>, id: Id, reply: Reply, age: u8, queued: bool) {
         match reply {
             Reply::Granted(grant) => {
                 let age = if rules.slips(Slip::CountsFromTheAnswer) { 0 } else { age };
@@ -235,7 +237,7 @@ impl State {
                 // The answer was too long on its way: it is given back.
                 self.set(id, if ticks > 0 { Stage::Holds { ticks, call: None } } else { LEAVING });
                 if ticks > 0 {
-                    self.is_granted(rules, id, grant);
+                    self.on_cached_grant(rules, id, grant);
                 }
             }
             Reply::Queued => {
@@ -251,7 +253,7 @@ impl State {
         }
     }
 
-    fn converted(&mut self, rules: &Rules<'_>, old: Id, reply: Reply) {
+    fn on_converted(&mut self, rules: &Rules<'_>, old: Id, reply: Reply) {
         let Stage::Converts { ticks, call: Some(age), .. } = self.stage(old) else {
             return;
         };
@@ -264,7 +266,7 @@ impl State {
                     return self.drop_conversion(old);
                 }
                 self.set(old + 1, Stage::Holds { ticks: left, call: None });
-                self.is_granted(rules, old + 1, grant);
+                self.on_cached_grant(rules, old + 1, grant);
                 if rules.slips(Slip::KeepsWhatItConverted) {
                     return self.set(old, Stage::Holds { ticks, call: None });
                 }
@@ -278,7 +280,7 @@ impl State {
             }
             Reply::Refused => {
                 self.set(old + 1, Stage::Over);
-                let stands = ticks > 0 && !self.pass(old).keep.is_turned;
+                let stands = ticks > 0 && !self.pass(old).keep.is_converting;
                 self.set(old, if stands { Stage::Holds { ticks, call: None } } else { LEAVING });
             }
             Reply::Late => self.set(old, Stage::Converts { ticks, call: None, refused: false }),
@@ -336,7 +338,7 @@ impl State {
     pub(super) fn die(&mut self, rules: &Rules<'_>, client: usize) {
         self.budget.deaths -= 1;
         self.dead[client] = true;
-        self.lines[client] = Line::default();
+        self.lines[client] = SubscriptionState::default();
         for at in client * rules.scene.each..(client + 1) * rules.scene.each {
             let id = Id::try_from(at).expect("small");
             self.orphan(id);

@@ -7,11 +7,11 @@ use super::{Budget, Deed, Fate, Pass, Rules, Stage, State};
 impl State {
     /// Whether all is as it must be.
     pub(in super::super) fn judge(&self, rules: &Rules<'_>) -> Result<(), Invariant> {
-        if !self.watch.wiped {
+        if !self.watch.was_wiped {
             self.judge_exclusion()?;
             self.judge_leftovers(rules)?;
         }
-        if self.watch.disorder { Err(Invariant::Tokens) } else { Ok(()) }
+        if self.watch.has_disorder { Err(Invariant::Tokens) } else { Ok(()) }
     }
 
     fn judge_exclusion(&self) -> Result<(), Invariant> {
@@ -53,7 +53,7 @@ impl State {
     pub(in super::super) fn judge_progress(&self, rules: &Rules<'_>) -> Result<(), Invariant> {
         self.judge_what_stays(rules)?;
         let waits = |pass: &Pass| pass.waits && matches!(pass.stage, Stage::Asks { call: None, .. });
-        if self.watch.wiped || !self.passes.iter().any(waits) || self.prompt().next().is_some() {
+        if self.watch.was_wiped || !self.passes.iter().any(waits) || self.prompt().next().is_some() {
             return Ok(());
         }
         let mut later = *self;

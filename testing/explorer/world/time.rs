@@ -2,7 +2,7 @@
 
 use super::super::server::{IDS, Id, Request, Side, What};
 use super::super::small::List;
-use super::{Body, Call, FORGET, LEAVING, MESSAGES, RESPONSE_TIMEOUT, Rules, Slip, Stage, State};
+use super::{Body, ClientRecall, FORGET, LEAVING, MESSAGES, RESPONSE_TIMEOUT, Rules, Slip, Stage, State};
 
 impl State {
     pub(in super::super) fn tick(&mut self, rules: &Rules<'_>) {
@@ -20,7 +20,7 @@ impl State {
                 Body::Answer { .. } | Body::Call { .. } | Body::Used { .. } => {}
             }
         }
-        self.lines_are_found_broken(rules);
+        self.find_broken_subscriptions(rules);
         for id in 0..IDS {
             self.age(rules, Id::try_from(id).expect("small"));
         }
@@ -30,7 +30,7 @@ impl State {
         let pass = self.pass(id);
         pass.stray = pass.stray.saturating_sub(1);
         pass.copies = pass.copies.saturating_sub(1);
-        let older = |call: Call| call.map(|age| age + 1);
+        let older = |call: ClientRecall| call.map(|age| age + 1);
         let call = match self.stage(id) {
             Stage::Asks { call, queued, .. } => {
                 self.set(id, Stage::Asks { call: older(call), queued, due: true });
@@ -79,7 +79,7 @@ impl State {
                 _ => {}
             }
         }
-        self.forget_what_was_kept(rules);
+        self.forget_cached(rules);
         let Self { passes, shelf, bag, .. } = self;
         let all = *bag;
         let asked = |id| {

@@ -19,7 +19,8 @@ use crate::base::key::{Key, Listing};
 use crate::base::lease::{self, ClockSample, FencingToken, Moment, ServerTime};
 use crate::store::{
     Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    Granted, Mode, ReleaseReply, ReleaseRequest, Renewal, Renewed, Route, Scheme, ServerContact, Subscription, View,
+    Granted, Mode, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription,
+    View,
 };
 
 /// As the transport has it.
@@ -133,7 +134,7 @@ impl Link {
             drop(self.fails());
             self.field.tells(|| format!("{self:?} {what}: no answer"));
             let stray_until = sent.after(lease::max_delay(RESPONSE_TIMEOUT, self.max_clock_skew));
-            return Err(Failure::Unknown { stray_until, source: None });
+            return Err(Failure::Unknown { arrives_until: stray_until, source: None });
         };
         self.field.tells(|| format!("{self:?} {what}: {value:?}"));
         let now = self.field.clock.now();
@@ -167,7 +168,7 @@ impl Link {
             return self.lie(ReleaseReply::None(Absence::default()));
         }
         let (what, key, id) = (format!("leaves {id:?}"), key.clone(), id.clone());
-        self.carry(&what, move |master, now, _| master.lock(&key).leave(now, &id)).await
+        self.carry(&what, move |master, now, _| master.lock(&key).release(now, &id)).await
     }
 
     /// In one pipeline.
@@ -178,7 +179,7 @@ impl Link {
         let leaves = batch.to_vec();
         let what = format!("leaves {} together", batch.len());
         let act = move |master: &mut Master, now, _| -> Vec<_> {
-            leaves.iter().map(|leave| master.lock(&leave.key).leave(now, &leave.id)).collect()
+            leaves.iter().map(|leave| master.lock(&leave.key).release(now, &leave.id)).collect()
         };
         match self.carry(&what, act).await {
             Ok(Answered { sent, server, node, value }) => {
@@ -206,7 +207,7 @@ impl Link {
         Ok(answer)
     }
 
-    async fn renew_at(&self, Renewal { key, id, lease, .. }: &Renewal) -> Attempt<Renewed> {
+    async fn renew_at(&self, RenewalRequest { key, id, lease, .. }: &RenewalRequest) -> Attempt<Renewed> {
         let (key, asked, lease) = (Arc::clone(key), id.clone(), *lease);
         let sent = self.field.clock.now();
         let what = format!("renews {id:?}");
@@ -269,7 +270,7 @@ impl Scheme for Link {
         Box::pin(self.convert_at(key, old, request))
     }
 
-    fn renew<'a>(&'a self, _: &'a Route, batch: &'a [Renewal]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
+    fn renew<'a>(&'a self, _: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>> {
         Box::pin(join_all(batch.iter().map(|renewal| self.renew_at(renewal))))
     }
 

@@ -10,7 +10,7 @@ use crate::base::key::Key;
 use crate::base::lease::Moment;
 use crate::base::recalls::{LiveSubscription, Liveness, Recall, Recalls};
 use crate::store::Notification;
-use crate::store::memory::CallBack;
+use crate::store::memory::PendingRecall;
 use crate::testing::simulation::history::{Called, Heard, Id, Lock, Process, What};
 use crate::testing::simulation::mutants::{Mutant, parse};
 
@@ -207,7 +207,7 @@ impl World {
     }
 
     /// Passes a call on to all who are subscribed at that server.
-    pub(super) fn publish_call(self: &Arc<Self>, lock: Lock, CallBack { token, id }: CallBack, server: u32) {
+    pub(super) fn publish_call(self: &Arc<Self>, lock: Lock, PendingRecall { token, id }: PendingRecall, server: u32) {
         let call = Recall { token, tries: id.map(|id| id.shared()) };
         let keepers: Vec<_> = {
             let state = self.state.lock();

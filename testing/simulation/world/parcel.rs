@@ -82,7 +82,9 @@ impl Parcel {
                 not_after_ms: *not_after_ms,
                 patience_ms: match request.if_taken {
                     IfTaken::Leave => None,
-                    IfTaken::Queue { patience } | IfTaken::Try { patience } => Some(millis(patience)),
+                    IfTaken::Queue { waiter_ttl: patience } | IfTaken::Try { waiter_ttl: patience } => {
+                        Some(millis(patience))
+                    }
                 },
                 tries: matches!(request.if_taken, IfTaken::Try { .. }),
                 keeps: request.caches,
@@ -135,11 +137,11 @@ impl Answer {
                 }
             }
             Self::Acquired(Acquired::Queued { retry_in, .. }) => Reply::Queued { retry_in_ms: millis(*retry_in) },
-            Self::Acquired(Acquired::Contended { retry_in } | Acquired::Kept { retry_in }) => {
+            Self::Acquired(Acquired::Contended { retry_in } | Acquired::Cached { retry_in }) => {
                 Reply::Contended { retry_in_ms: millis(*retry_in) }
             }
             Self::Acquired(Acquired::Late) | Self::Converted(Converted::Late) => Reply::Late,
-            Self::Converted(Converted::Refused | Converted::Kept) => Reply::Refused,
+            Self::Converted(Converted::Refused | Converted::Cached) => Reply::Refused,
             Self::ReleaseReply(ReleaseReply::Held) => Reply::Held,
             Self::ReleaseReply(ReleaseReply::Queued) => Reply::Waited,
             Self::ReleaseReply(ReleaseReply::None(Absence { forced, .. })) => Reply::None { forced: raw(*forced) },
@@ -178,10 +180,10 @@ pub(in crate::testing::simulation) fn operate(record: &mut Record, now: ServerTi
         Parcel::Conversion { old, request, not_after_ms } => {
             Answer::Converted(record.convert(now, *not_after_ms, old, request))
         }
-        Parcel::Leave { id } => Answer::ReleaseReply(record.leave(now, id)),
+        Parcel::Leave { id } => Answer::ReleaseReply(record.release(now, id)),
         Parcel::Renew { id, lease, keeps: None } => Answer::Renewed(record.renew(now, id, *lease)),
         Parcel::Renew { id, lease, keeps: Some(tokens) } => {
-            Answer::Renewed(record.renew_kept(now, id, *lease, *tokens))
+            Answer::Renewed(record.renew_cached(now, id, *lease, *tokens))
         }
         Parcel::Inspect => Answer::View(record.inspect(now)),
         Parcel::Force { seen } => Answer::Forced(record.force_seen(now, seen)),

@@ -317,7 +317,7 @@ fn server_is_told_for_as_long_as_a_stray_copy_may_last() {
     let (hold, _) = grant(&enter(&table, Mode::Read), 1, Mode::Read, 1000, 1);
     let until = now().after(secs(60));
     assert!(hold.begin_recheck(want().from(now()), now()).is_some());
-    let unknown: Attempt<()> = Err(Failure::Unknown { stray_until: until, source: None });
+    let unknown: Attempt<()> = Err(Failure::Unknown { arrives_until: until, source: None });
     hold.end_recheck(&unknown);
     assert!(hold.until(now()).0 >= until.after(LEASE));
 }

@@ -1,8 +1,8 @@
 //! Views and forces of operators.
 
-use super::{Hold, Record, Step, Waiting};
+use super::{HoldRecord, Record, ServerStep, WaiterRecord};
 use crate::base::lease::{FencingToken, ServerTime};
-use crate::store::{AcquisitionId, Forced, Holder, Mode, View, Waiter};
+use crate::store::{AcquisitionId, Forced, Holder, Mode, QueuedWaiter, View};
 
 impl Record {
     /// Shows the lock and changes nothing. It omits dead holders and waiters, and admits no waiter. It looks at as many
@@ -10,12 +10,12 @@ impl Record {
     pub(crate) fn inspect(&self, now: ServerTime) -> View {
         let now_ms = now.as_micros() / 1000;
         let most = self.limits.records;
-        let waiting = self.waiting_writers.iter().chain(&self.turn_readers).chain(&self.waiting_readers);
+        let waiting = self.waiting_writers.iter().chain(&self.batch_readers).chain(&self.waiting_readers);
         let holders_recorded = usize::from(self.writer.is_some()) + self.readers.len();
         let waiters_recorded = waiting.clone().count();
         let waiters_seen = waiters_recorded.min(most.saturating_sub(holders_recorded).max(most / 2));
         let holders_seen = holders_recorded.min(most - waiters_seen);
-        let show = |id: &AcquisitionId, mode, hold: &Hold| {
+        let show = |id: &AcquisitionId, mode, hold: &HoldRecord| {
             let (id, since_ms) = (id.as_str().to_owned(), hold.since_ms);
             self.is_live(hold, now_ms).then(|| Holder { id, mode, since_ms, remaining: hold.remaining(now_ms) })
         };
@@ -23,7 +23,7 @@ impl Record {
         let readers = self.readers.iter().map(|reader| show(&reader.id, Mode::Read, &reader.hold));
         let live = waiting.take(waiters_seen).filter(|waiting| waiting.until_ms > now_ms);
         let mut waiters: Vec<_> = live
-            .map(|Waiting { request, since_ms, .. }| Waiter {
+            .map(|WaiterRecord { request, since_ms, .. }| QueuedWaiter {
                 id: request.id.as_str().to_owned(),
                 mode: request.mode,
                 since_ms: *since_ms,
@@ -36,10 +36,10 @@ impl Record {
             more_holders: holders_recorded - holders_seen,
             waiters,
             more_waiters: waiters_recorded - waiters_seen,
-            foreign_write_ms: self.shown_write(),
-            foreign_read_ms: self.shown_read(),
+            client_write_ms: self.shown_write(),
+            client_read_ms: self.shown_read(),
             tokens: Vec::new(),
-            is_marked: self.is_marked(),
+            is_recallable: self.is_recallable(),
         }
     }
 
@@ -59,23 +59,23 @@ impl Record {
         if !is_there && self.token > seen.token.map_or(0, FencingToken::as_u64) {
             return Forced::default();
         }
-        self.call_forced();
-        let mut step = Step::new(now, self.limits);
+        self.recall_forced();
+        let mut step = ServerStep::new(now, self.limits);
         let writer = self.sound_writer(step.now_ms).map(|writer| (writer.id.clone(), writer.hold));
         let mut ended = Vec::from_iter(writer);
         self.forced = self.token;
         self.hide_seen(seen);
         if self.writer.take().is_some() {
-            self.begin_turn();
+            self.begin_batch();
         }
         while !self.readers.is_empty() && step.touch() {
             ended.extend(self.readers.pop().map(|reader| (reader.id, reader.hold)));
         }
-        self.settle(&mut step);
+        self.expire_dead(&mut step);
         self.uncover();
         let live = ended.into_iter().filter(|(_, hold)| hold.deadline_ms > step.now_ms);
         let ids = live.map(|(id, _)| id.as_str().to_owned()).collect();
-        Forced { ids, more: self.forced == self.token && !self.readers.is_empty() }
+        Forced { ids, has_more: self.forced == self.token && !self.readers.is_empty() }
     }
 
     /// Ends the holds that several servers have shown. A hold ends here also if it has come since, or has had its token

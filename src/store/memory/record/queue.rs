@@ -2,93 +2,93 @@
 
 use std::time::Duration;
 
-use super::{News, Record, Step, Waiting, millis};
+use super::{GrantNotification, Record, ServerStep, WaiterRecord, millis};
 use crate::store::{AcquireRequest, Acquired, AcquisitionId, IfTaken, Mode};
 
 /// Result of a look at the readers. The look removes dead ones on the way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Look {
+pub(super) enum LiveReaders {
     Nobody,
     Live,
     /// Too many dead readers to tell.
     Crowded,
 }
 
-fn position(waiting: &[Waiting], id: &AcquisitionId) -> Option<usize> {
+fn position(waiting: &[WaiterRecord], id: &AcquisitionId) -> Option<usize> {
     waiting.iter().position(|waiting| waiting.request.id == *id)
 }
 
 impl Record {
     /// Begins the phase of the readers that wait now, unless readers of the last one are left: no writer enters before
     /// them.
-    pub(super) fn begin_turn(&mut self) {
-        if self.turn_readers.is_empty() {
-            std::mem::swap(&mut self.turn_readers, &mut self.waiting_readers);
+    pub(super) fn begin_batch(&mut self) {
+        if self.batch_readers.is_empty() {
+            std::mem::swap(&mut self.batch_readers, &mut self.waiting_readers);
         }
     }
 
     /// Begins the next phase if the lock is free; lets readers join readers if no writer waits. After a writer all
     /// waiting readers enter, after readers the first waiting writer.
-    pub(super) fn admit(&mut self, step: &mut Step) {
-        if self.foreign_write_until(step.now_ms).is_some() {
+    pub(super) fn admit(&mut self, step: &mut ServerStep) {
+        if self.client_write_until(step.now_ms).is_some() {
             return;
         }
-        let told = self.news.len();
+        let told = self.notifications.len();
         self.admit_next(step);
-        if self.news.len() > told {
+        if self.notifications.len() > told {
             let waits = self.is_waited_for(step);
-            for news in &mut self.news[told..] {
+            for news in &mut self.notifications[told..] {
                 news.granted.is_waited_for = waits;
             }
         }
-        self.call = self.turn_readers.last().map(|next| next.request.id.clone());
+        self.next_to_ask = self.batch_readers.last().map(|next| next.request.id.clone());
     }
 
-    pub(super) fn admit_next(&mut self, step: &mut Step) {
+    pub(super) fn admit_next(&mut self, step: &mut ServerStep) {
         loop {
-            if self.turn_readers.is_empty() && !self.waiting_readers.is_empty() && !self.writer_waits(step) {
-                self.begin_turn();
+            if self.batch_readers.is_empty() && !self.waiting_readers.is_empty() && !self.has_waiting_writer(step) {
+                self.begin_batch();
             }
-            if self.turn_readers.is_empty() {
+            if self.batch_readers.is_empty() {
                 break;
             }
             self.admit_readers(step);
-            if !self.turn_readers.is_empty() {
+            if !self.batch_readers.is_empty() {
                 return;
             }
         }
-        if self.writer_waits(step)
+        if self.has_waiting_writer(step)
             && let Some(head) = self.waiting_writers.front()
             && head.until_ms > step.now_ms
-            && self.foreign_read_until(step.now_ms).is_none()
-            && self.look(step) == Look::Nobody
+            && self.client_read_until(step.now_ms).is_none()
+            && self.expire_readers(step) == LiveReaders::Nobody
             && let Some(waiting) = self.waiting_writers.pop_front()
         {
-            self.hand_over(step, &waiting.request);
+            self.grant_to_waiter(step, &waiting.request);
         }
     }
 
     /// Admits the readers of the phase, from the end.
-    pub(super) fn admit_readers(&mut self, step: &mut Step) {
-        if self.look(step) == Look::Crowded {
+    pub(super) fn admit_readers(&mut self, step: &mut ServerStep) {
+        if self.expire_readers(step) == LiveReaders::Crowded {
             return;
         }
-        while !self.turn_readers.is_empty() && step.touch() {
-            if let Some(waiting) = self.turn_readers.pop()
+        while !self.batch_readers.is_empty() && step.touch() {
+            if let Some(waiting) = self.batch_readers.pop()
                 && waiting.until_ms > step.now_ms
             {
-                self.hand_over(step, &waiting.request);
+                self.grant_to_waiter(step, &waiting.request);
             }
         }
     }
 
     /// Looks for a live reader from the end of the array, and removes dead ones on the way.
-    pub(super) fn look(&mut self, step: &mut Step) -> Look {
+    pub(super) fn expire_readers(&mut self, step: &mut ServerStep) -> LiveReaders {
         loop {
             match self.readers.last() {
-                None => return Look::Nobody,
-                Some(reader) if self.is_live(&reader.hold, step.now_ms) => return Look::Live,
-                Some(_) if !step.touch() => return Look::Crowded,
+                None => return LiveReaders::Nobody,
+                Some(reader) if self.is_live(&reader.hold, step.now_ms) => return LiveReaders::Live,
+                Some(_) if !step.touch() => return LiveReaders::Crowded,
                 Some(_) => self.readers.pop(),
             };
         }
@@ -96,7 +96,7 @@ impl Record {
 
     /// Returns true if a writer waits. Removes dead writers at the head of the queue; those beyond the limit count as
     /// live.
-    pub(super) fn writer_waits(&mut self, step: &mut Step) -> bool {
+    pub(super) fn has_waiting_writer(&mut self, step: &mut ServerStep) -> bool {
         while self.waiting_writers.front().is_some_and(|head| head.until_ms <= step.now_ms) && step.touch() {
             self.waiting_writers.pop_front();
         }
@@ -104,70 +104,70 @@ impl Record {
     }
 
     /// Grants the lock to a waiter, which has yet to learn of it.
-    pub(in crate::store::memory) fn hand_over(&mut self, step: &mut Step, request: &AcquireRequest) {
+    pub(in crate::store::memory) fn grant_to_waiter(&mut self, step: &mut ServerStep, request: &AcquireRequest) {
         match request.mode {
             // Recorded in the order in which they leave the queue.
             Mode::Read => self.begin_read(step.now_us, &request.id, request.claim(), None),
             Mode::Write => self.begin_write(step.now_us, request, request.claim()),
         }
-        let granted = self.granted(step.now_ms, &request.id, false).expect("it was granted just now");
-        self.news.push(News { id: request.id.clone(), granted });
+        let granted = self.grant_of(step.now_ms, &request.id, false).expect("it was granted just now");
+        self.notifications.push(GrantNotification { id: request.id.clone(), granted });
     }
 
     /// Returns true if a waiting reader is recorded under this id.
-    pub(super) fn waits(&self, id: &AcquisitionId) -> bool {
-        position(&self.turn_readers, id).or_else(|| position(&self.waiting_readers, id)).is_some()
+    pub(super) fn is_waiting_reader(&self, id: &AcquisitionId) -> bool {
+        position(&self.batch_readers, id).or_else(|| position(&self.waiting_readers, id)).is_some()
     }
 
     pub(super) fn refuse(&mut self, now_ms: u64, request: &AcquireRequest) -> Acquired {
         let writer_ms = self.live_writer(now_ms).map(|writer| writer.hold.deadline_ms);
         let readers = self.readers.iter().filter(|reader| self.is_live(&reader.hold, now_ms));
         let waits_for_readers = request.mode == Mode::Write || !self.waiting_writers.is_empty();
-        let foreign_read_ms = self.foreign_read_until(now_ms).filter(|_| waits_for_readers);
-        let free_ms = writer_ms.or_else(|| self.foreign_write_until(now_ms)).or(foreign_read_ms);
+        let client_read_ms = self.client_read_until(now_ms).filter(|_| waits_for_readers);
+        let free_ms = writer_ms.or_else(|| self.client_write_until(now_ms)).or(client_read_ms);
         let free_ms = free_ms.or_else(|| readers.map(|reader| reader.hold.deadline_ms).min());
         let retry_in = Duration::from_millis(free_ms.unwrap_or(now_ms).saturating_sub(now_ms).max(1));
-        let is_kept = self.is_kept_from(now_ms, request.mode);
+        let is_kept = self.may_be_cached_for(now_ms, request.mode);
         match request.if_taken {
             // An id that holds the lock on the other side does not wait for itself.
-            IfTaken::Queue { patience } | IfTaken::Try { patience }
+            IfTaken::Queue { waiter_ttl } | IfTaken::Try { waiter_ttl }
                 if self.live_hold_of(now_ms, &request.id).is_none()
-                    && (is_kept || self.waits_where_nobody_is_called(now_ms, request)) =>
+                    && (is_kept || self.may_wait_without_recall(now_ms, request)) =>
             {
-                self.enqueue(now_ms, request, patience);
+                self.enqueue(now_ms, request, waiter_ttl);
                 if is_kept {
-                    self.call_for(now_ms, request);
+                    self.recall(now_ms, request);
                 }
-                Acquired::Queued { retry_in, is_kept }
+                Acquired::Queued { retry_in, is_cached: is_kept }
             }
-            IfTaken::Leave if is_kept => Acquired::Kept { retry_in },
+            IfTaken::Leave if is_kept => Acquired::Cached { retry_in },
             IfTaken::Leave | IfTaken::Queue { .. } | IfTaken::Try { .. } => Acquired::Contended { retry_in },
         }
     }
 
     /// Returns true if the request may wait without a recall. A try takes no new place then, but keeps one that it has.
-    fn waits_where_nobody_is_called(&self, now_ms: u64, request: &AcquireRequest) -> bool {
-        let waiting = self.waiting_writers.iter().chain(&self.turn_readers).chain(&self.waiting_readers);
+    fn may_wait_without_recall(&self, now_ms: u64, request: &AcquireRequest) -> bool {
+        let waiting = self.waiting_writers.iter().chain(&self.batch_readers).chain(&self.waiting_readers);
         let mut live = waiting.filter(|place| place.until_ms > now_ms);
         !matches!(request.if_taken, IfTaken::Try { .. }) || live.any(|place| place.request.id == request.id)
     }
 
     /// Takes a place in the queue, or keeps a live one that is there. A place that was given up begins anew at the end.
-    pub(super) fn enqueue(&mut self, now_ms: u64, request: &AcquireRequest, patience: Duration) {
-        let until_ms = now_ms + millis(patience);
+    pub(super) fn enqueue(&mut self, now_ms: u64, request: &AcquireRequest, waiter_ttl: Duration) {
+        let until_ms = now_ms + millis(waiter_ttl);
         self.remember(until_ms);
-        let waiting = self.waiting_writers.iter_mut().chain(&mut self.turn_readers).chain(&mut self.waiting_readers);
+        let waiting = self.waiting_writers.iter_mut().chain(&mut self.batch_readers).chain(&mut self.waiting_readers);
         let mut live = waiting.filter(|place| place.until_ms > now_ms);
         if let Some(place) = live.find(|place| place.request.id == request.id) {
             place.until_ms = place.until_ms.max(until_ms);
-            self.heard_ms = self.heard_ms.max(place.until_ms);
+            self.waiters_until_ms = self.waiters_until_ms.max(place.until_ms);
             // The waiter keeps the side of its first request.
             place.request = AcquireRequest { mode: place.request.mode, ..request.clone() };
             return;
         }
         self.cancel(now_ms, &request.id);
-        self.heard_ms = self.heard_ms.max(until_ms);
-        let waiting = Waiting { request: request.clone(), since_ms: now_ms, until_ms };
+        self.waiters_until_ms = self.waiters_until_ms.max(until_ms);
+        let waiting = WaiterRecord { request: request.clone(), since_ms: now_ms, until_ms };
         match request.mode {
             Mode::Read => {
                 // A dead record of the same id must be gone when the reader is let in.
@@ -185,8 +185,8 @@ impl Record {
         let writer = self.waiting_writers.iter().position(|waiting| waiting.request.id == *id);
         let waiting = if let Some(writer) = writer {
             self.waiting_writers.remove(writer)
-        } else if let Some(reader) = position(&self.turn_readers, id) {
-            Some(self.turn_readers.swap_remove(reader))
+        } else if let Some(reader) = position(&self.batch_readers, id) {
+            Some(self.batch_readers.swap_remove(reader))
         } else {
             position(&self.waiting_readers, id).map(|reader| self.waiting_readers.swap_remove(reader))
         };

@@ -10,7 +10,7 @@ use crate::base::lease::{FencingToken, ServerTime};
 use crate::base::options::{Options, Overrides};
 use crate::face::manager::RwLockManager;
 use crate::lock::hold::{Grant, HoldState, Next};
-use crate::store::memory::{Memory, Store};
+use crate::store::memory::{MemoryScheme, Store};
 use crate::store::{Acquired, Answered, Granted, Notification, Scheme};
 use crate::testing::staged::{Fate, STRAY, Staged};
 
@@ -31,7 +31,7 @@ impl Stage {
     }
 
     fn on(store: &Arc<Store>, options: Options) -> Self {
-        let scheme = Arc::new(Staged::new(Memory::new(Arc::clone(store))));
+        let scheme = Arc::new(Staged::new(MemoryScheme::new(Arc::clone(store))));
         let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
         let key = engine.key("cfg").expect("valid");
         Self { scheme, engine, key }
@@ -501,7 +501,7 @@ fn flood(stage: &Stage, store: &Store, waiter: &mut crate::BoxFuture<'_, Result<
         let at = store.server_time();
         let answer = Answered { sent: now, server: at, node: NodeId::default(), value };
         let forged = Notification::Granted { id: id.shared(), at, answer };
-        store.publish_notice(&stage.key, id.as_str(), if n % 2 == 0 { &Notification::AskAgain } else { &forged });
+        store.publish_notification(&stage.key, id.as_str(), if n % 2 == 0 { &Notification::AskAgain } else { &forged });
         // It hears the message, asks, and waits again.
         (0..3).for_each(|_| start(waiter));
     }
@@ -525,7 +525,7 @@ async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
     assert!((190..=202).contains(&asked(before)), "{} requests in a second, with a heartbeat", asked(before));
     // What is still in its queue is one reason to ask.
     (0..1000).for_each(|_| {
-        store.publish_notice(&stage.key, stage.scheme.last_request().id.as_str(), &Notification::AskAgain)
+        store.publish_notification(&stage.key, stage.scheme.last_request().id.as_str(), &Notification::AskAgain)
     });
     let before = asked(0);
     for _ in 0..500 {
@@ -535,7 +535,7 @@ async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
     assert!(asked(before) <= 2, "{} requests after the flood", asked(before));
     // The notice of its grant finds no room: it asks.
     (0..100).for_each(|_| {
-        store.publish_notice(&stage.key, stage.scheme.last_request().id.as_str(), &Notification::AskAgain)
+        store.publish_notification(&stage.key, stage.scheme.last_request().id.as_str(), &Notification::AskAgain)
     });
     foreign.release().await.expect("ours to the end");
     let held = tokio::time::timeout(Duration::from_secs(1), waits).await.expect("in time");
@@ -557,7 +557,7 @@ async fn try_ends_where_the_server_says(said: Acquired) {
                 () = tokio::time::sleep(Duration::from_millis(1)) => {}
             }
             if is_flooded {
-                store.publish_notice(&stage.key, &stage.engine.manager_id, &Notification::AskAgain);
+                store.publish_notification(&stage.key, &stage.engine.manager_id, &Notification::AskAgain);
             }
             // Two response timeouts and one pause.
             let took = stage.engine.clock.now().since(began);
@@ -580,12 +580,12 @@ async fn try_ends_at_a_server_to_which_all_requests_are_late() {
 
 #[tokio::test(start_paused = true)]
 async fn try_ends_at_a_server_that_says_again_and_again_that_the_lock_is_kept() {
-    try_ends_where_the_server_says(Acquired::Kept { retry_in: Duration::from_secs(1) }).await;
+    try_ends_where_the_server_says(Acquired::Cached { retry_in: Duration::from_secs(1) }).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn try_ends_at_a_server_that_queues_it_and_has_no_word_for_it() {
-    try_ends_where_the_server_says(Acquired::Queued { retry_in: Duration::from_secs(1), is_kept: true }).await;
+    try_ends_where_the_server_says(Acquired::Queued { retry_in: Duration::from_secs(1), is_cached: true }).await;
 }
 
 /// Ten wait behind a request that replicas do not acknowledge, one comes while they are waited for, and one of the ten is dropped.
@@ -651,7 +651,7 @@ async fn waiter_that_goes_on_with_a_longer_request_has_what_that_was_granted() {
 
 #[tokio::test]
 async fn close_finds_holds_that_the_renewal_task_has_in_hand() {
-    let engine = Arc::new(Engine::new(Arc::new(Memory::new(Arc::new(Store::new()))), Options::default()));
+    let engine = Arc::new(Engine::new(Arc::new(MemoryScheme::new(Arc::new(Store::new()))), Options::default()));
     let key = engine.key("cfg").expect("valid");
     let terms = Terms::new(engine.options(), Overrides::default()).expect("valid");
     let held = acquire(&engine, key, Mode::Write, terms, Patience::Wait).await.expect("answered").expect("granted");

@@ -14,13 +14,13 @@ use crate::engine::acquire::{Patience, acquire};
 use crate::engine::{Engine, Held};
 use crate::lock::hold::HoldState;
 use crate::store::Mode;
-use crate::store::memory::{Memory, Store};
+use crate::store::memory::{MemoryScheme, Store};
 use crate::testing::staged::Staged;
 
 const LEASE: Duration = Duration::from_secs(3);
 
 fn staged() -> Arc<Staged> {
-    Arc::new(Staged::new(Memory::new(Arc::new(Store::new()))))
+    Arc::new(Staged::new(MemoryScheme::new(Arc::new(Store::new()))))
 }
 
 fn engine_on(scheme: &Arc<Staged>) -> Arc<Engine> {

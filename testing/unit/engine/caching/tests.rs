@@ -15,7 +15,7 @@ use crate::base::options::{Options, Overrides, Terms};
 use crate::engine::Held;
 use crate::engine::acquire::{Patience, acquire, join};
 use crate::lock::hold::HoldState;
-use crate::store::memory::{Memory, Store};
+use crate::store::memory::{MemoryScheme, Store};
 use crate::testing::staged::{Fate, STRAY, Staged};
 
 /// A process that keeps its holds, whose requests a test counts and decides about.
@@ -32,7 +32,7 @@ impl Stage {
     }
 
     fn on(store: Arc<Store>, options: Options) -> Self {
-        let scheme = Arc::new(Staged::new(Memory::new(Arc::clone(&store))));
+        let scheme = Arc::new(Staged::new(MemoryScheme::new(Arc::clone(&store))));
         let options = Options { cache_for: Duration::from_secs(600), ..options };
         let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
         let key = engine.key("cfg").expect("valid");
@@ -461,7 +461,7 @@ async fn answers_to_a_flood(stage: &Stage, subscription: &mut Subscription, toke
     let now = stage.engine.clock.now();
     for n in 0..1000 {
         let tries = Some(format!("forger.{n}.x").into());
-        stage.store.publish_call(&stage.key, &Recall { token, tries }, now);
+        stage.store.publish_recall(&stage.key, &Recall { token, tries }, now);
     }
     // The answers are given by now: time passes when nothing else is left to do.
     tokio::time::sleep(Duration::from_millis(1)).await;

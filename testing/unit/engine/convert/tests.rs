@@ -7,7 +7,7 @@ use crate::base::key::Key;
 use crate::base::options::{Options, Overrides, Terms};
 use crate::engine::acquire::{Patience, acquire};
 use crate::lock::hold::Accepted;
-use crate::store::memory::{Memory, Store};
+use crate::store::memory::{MemoryScheme, Store};
 use crate::store::{Acquired, Converted, Scheme};
 use crate::testing::staged::{Fate, STRAY, Staged};
 
@@ -30,7 +30,7 @@ impl Stage {
     }
 
     fn with(options: Options) -> Self {
-        let memory = Memory::new(Arc::new(Store::new()));
+        let memory = MemoryScheme::new(Arc::new(Store::new()));
         let scheme = Arc::new(Staged::new(memory.clone()));
         let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
         let other = Arc::new(Engine::new(Arc::new(memory), Options::default()));

@@ -14,7 +14,7 @@ use crate::base::options::{Options, Overrides, Terms};
 use crate::engine::acquire::{Patience, acquire};
 use crate::engine::{Engine, Held};
 use crate::store::Mode;
-use crate::store::memory::{Memory, Store};
+use crate::store::memory::{MemoryScheme, Store};
 use crate::testing::staged::{Fate, Staged};
 
 /// A process whose releases go out where its guards are dropped.
@@ -29,7 +29,7 @@ impl Stage {
     }
 
     fn with(options: Options) -> Self {
-        let scheme = Arc::new(Staged::new(Memory::new(Arc::new(Store::new()))));
+        let scheme = Arc::new(Staged::new(MemoryScheme::new(Arc::new(Store::new()))));
         scheme.leaves_are_at_hand();
         let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), options));
         Self { scheme, engine }

@@ -8,7 +8,7 @@ use crate::engine::acquire::{Patience, acquire};
 use crate::engine::background::{BATCH_GAP, MAX_BATCH};
 use crate::engine::{Engine, Held};
 use crate::lock::hold::HoldState;
-use crate::store::memory::{Memory, Store};
+use crate::store::memory::{MemoryScheme, Store};
 use crate::store::{Mode, Scheme};
 use crate::testing::staged::Staged;
 
@@ -33,7 +33,7 @@ async fn taken_together(scheme: &Arc<Staged>, locks: usize) -> (Arc<Engine>, Vec
 }
 
 fn renewed_in_a_stage() -> Arc<Staged> {
-    Arc::new(Staged::new(Memory::new(Arc::new(Store::new()))))
+    Arc::new(Staged::new(MemoryScheme::new(Arc::new(Store::new()))))
 }
 
 #[tokio::test(start_paused = true)]

@@ -117,7 +117,7 @@ fn variables_of_others_stop_nobody() {
     }
     // Each field must be a known name: an unknown one would be ignored.
     for (name, _) in ENVIRONMENT.iter().chain(&[("L_NODE", ""), ("L_CLUSTER", "")]) {
-        assert_eq!(names::owner_of(name.strip_prefix("L_").expect("the prefix")), Owner::Config, "{name}");
+        assert_eq!(names::owner_of(name.strip_prefix("L_").expect("the prefix")), VariableOwner::Config, "{name}");
     }
     assert_eq!(ENVIRONMENT.len() + 2, names::FIELDS.len());
 }

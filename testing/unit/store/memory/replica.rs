@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Store;
-use super::record::{Limits, Record, Step, millis};
+use super::record::{Record, RecordLimits, ServerStep, millis};
 use crate::base::key::Key;
 use crate::base::lease::ServerTime;
 use crate::store::{AcquireRequest, AcquisitionId, Mode};
@@ -24,17 +24,17 @@ impl Record {
 
     /// Live waiters: id, side, deadline in milliseconds. The writers come first, each side in its order.
     pub(crate) fn live_waiters(&self, now_ms: u64) -> Vec<(String, Mode, u64)> {
-        let waiting = self.waiting_writers.iter().chain(&self.turn_readers).chain(&self.waiting_readers);
+        let waiting = self.waiting_writers.iter().chain(&self.batch_readers).chain(&self.waiting_readers);
         let live = waiting.filter(|waiting| waiting.until_ms > now_ms);
         live.map(|waiting| (waiting.request.id.as_str().to_owned(), waiting.request.mode, waiting.until_ms)).collect()
     }
 
-    pub(crate) fn set_limits(&mut self, limits: Limits) {
+    pub(crate) fn set_limits(&mut self, limits: RecordLimits) {
         self.limits = limits;
     }
 
     /// Last token, and the last one that was ended by force.
-    pub(crate) fn marks(&self) -> (u64, u64) {
+    pub(crate) fn recallable_flag(&self) -> (u64, u64) {
         (self.token, self.forced)
     }
 
@@ -71,7 +71,7 @@ impl Record {
     /// Admits the first waiting writer whatever else is there.
     pub(crate) fn let_writer_in(&mut self, now: ServerTime) {
         if let Some(waiting) = self.waiting_writers.pop_front() {
-            self.hand_over(&mut Step::new(now, self.limits), &waiting.request);
+            self.grant_to_waiter(&mut ServerStep::new(now, self.limits), &waiting.request);
         }
     }
 
@@ -115,7 +115,9 @@ impl Store {
     /// Builds a server with this content.
     pub(crate) fn with(image: Image) -> Self {
         let store = Self::new();
-        let lock = |(base, record)| (base, super::Lock { record, subscribers: Vec::new(), keepers: Vec::new() });
+        let lock = |(base, record)| {
+            (base, super::StoredLock { record, subscribers: Vec::new(), recall_listeners: Vec::new() })
+        };
         store.locks.lock().by_base.extend(image.into_iter().map(lock));
         store
     }

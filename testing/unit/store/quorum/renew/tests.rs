@@ -7,7 +7,7 @@ use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::key::Key;
 use crate::base::lease::FencingToken;
 use crate::base::mode::Mode;
-use crate::store::memory::{Memory, Store};
+use crate::store::memory::{MemoryScheme, Store};
 use crate::store::{ReleaseReply, ReleaseRequest, Scheme, View};
 
 const LEASE: Duration = Duration::from_secs(10);
@@ -26,10 +26,10 @@ fn asks(id: u64, mode: Mode) -> AcquireRequest {
 
 impl Stage {
     fn new() -> Self {
-        let master = || -> Arc<dyn Scheme> { Arc::new(Memory::new(Arc::new(Store::new()))) };
+        let master = || -> Arc<dyn Scheme> { Arc::new(MemoryScheme::new(Arc::new(Store::new()))) };
         let masters = vec![master(), master(), master()];
         let key = Key::new("quorum", "cfg").expect("a name");
-        let margins = Margins { max_clock_skew: Duration::ZERO, stray_span: Duration::from_secs(1) };
+        let margins = Margins { max_clock_skew: Duration::ZERO, max_delay: Duration::from_secs(1) };
         let quorum = Quorum::new(masters.clone(), &BackgroundRuntime::Callers, &key, margins, Restarts::Delayed, LEASE);
         Self { masters, quorum, key: Arc::new(key) }
     }
@@ -53,8 +53,13 @@ impl Stage {
 
     /// Renews the hold, and waits for all that follows.
     async fn is_renewed(&self, request: &AcquireRequest) -> Renewed {
-        let renewal =
-            Renewal { key: Arc::clone(&self.key), id: request.id.clone(), lease: LEASE, keeps: false, tokens: 0 };
+        let renewal = RenewalRequest {
+            key: Arc::clone(&self.key),
+            id: request.id.clone(),
+            lease: LEASE,
+            caches: false,
+            tokens: 0,
+        };
         let renewed = self.quorum.renew_all(&[renewal]).await.remove(0).expect("answered").value;
         tokio::time::sleep(Duration::from_millis(1)).await;
         renewed
@@ -99,7 +104,7 @@ async fn renewal_brings_a_hold_and_its_token_to_a_master_that_lacks_it() {
         assert!(view.token >= Some(token), "{:?} is below {token}", view.token);
         let leave = ReleaseRequest { key: Arc::clone(&stage.key), id: ours.id.clone() };
         assert_eq!(
-            stage.quorum.leave_everywhere(&[leave]).await.remove(0).expect("answered").value,
+            stage.quorum.release_everywhere(&[leave]).await.remove(0).expect("answered").value,
             ReleaseReply::Held
         );
         tokio::time::sleep(Duration::from_millis(1)).await;

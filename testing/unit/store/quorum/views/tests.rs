@@ -57,7 +57,7 @@ fn nothing_is_held_where_nobody_answers() {
 #[test]
 fn force_tells_what_was_shown_and_not_what_a_minority_had() {
     let seen = View { holders: vec![holder("a", 0, 1)], ..View::default() };
-    let forced = |ids: &[&str], more| Forced { ids: ids.iter().map(|id| (*id).to_owned()).collect(), more };
+    let forced = |ids: &[&str], more| Forced { ids: ids.iter().map(|id| (*id).to_owned()).collect(), has_more: more };
     let merged = merge_forced(&seen, vec![forced(&["a", "b"], false), forced(&["a"], true)]);
     assert_eq!(merged, forced(&["a"], true));
     // One look is bounded: a hold beyond it may belong to anyone.

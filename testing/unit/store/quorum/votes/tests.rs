@@ -10,7 +10,7 @@ fn yes(raw: u64, until: u64) -> Vote {
 
 fn after(masters: usize, votes: &[Vote]) -> Ballot {
     let mut ballot = Ballot::new(masters);
-    votes.iter().enumerate().for_each(|(master, vote)| ballot.says(master, *vote));
+    votes.iter().enumerate().for_each(|(master, vote)| ballot.cast(master, *vote));
     ballot
 }
 
@@ -33,15 +33,15 @@ fn every_pattern_of_five_has_its_verdict() {
         for master in 0..5 {
             match pattern / 4_usize.pow(u32::try_from(master).expect("small")) % 4 {
                 0 => {
-                    ballot.says(master, yes(7, 9));
+                    ballot.cast(master, yes(7, 9));
                     yeses += 1;
                 }
                 1 => {
-                    ballot.says(master, Vote::No);
+                    ballot.cast(master, Vote::No);
                     noes += 1;
                 }
                 2 => {
-                    ballot.says(master, Vote::Silent);
+                    ballot.cast(master, Vote::Silent);
                     silent += 1;
                 }
                 _ => {}
@@ -84,12 +84,12 @@ fn token_that_a_majority_has_not_stored_does_not_count() {
     // A late answer with a lower token changes nothing of what is under way. One with a higher token makes the raise
     // needless.
     let mut low = ballot.clone();
-    low.says(2, yes(6, 9));
+    low.cast(2, yes(6, 9));
     assert_eq!(low.verdict(), Verdict::Raise { to: token(8), at: vec![0, 2] });
     let mut high = ballot.clone();
-    high.says(2, yes(11, 9));
+    high.cast(2, yes(11, 9));
     assert_eq!(high.verdict(), won(8, 9));
-    ballot.says(0, yes(8, 9));
+    ballot.cast(0, yes(8, 9));
     assert_eq!(ballot.verdict(), won(8, 9));
 }
 
@@ -136,11 +136,11 @@ fn token_that_right_clocks_have_reached_waits_for_nobody() {
 fn vote_that_is_gone_when_its_token_is_to_be_raised_is_none() {
     let mut ballot = after(3, &[yes(5, 9), yes(8, 9), Vote::No]);
     ballot.verdict();
-    ballot.says(0, Vote::No);
+    ballot.cast(0, Vote::No);
     assert_eq!(ballot.verdict(), Verdict::Lost);
     let mut ballot = after(3, &[yes(5, 9), yes(8, 9), Vote::No]);
     ballot.verdict();
-    ballot.says(0, Vote::Silent);
+    ballot.cast(0, Vote::Silent);
     assert_eq!(ballot.verdict(), Verdict::Undecided);
 }
 
@@ -163,12 +163,12 @@ fn tokens_grow_over_any_majorities() {
             let mut ballot = Ballot::new(5);
             for &master in &order[..random.usize(3..=5)] {
                 last[master] = (last[master] + 1).max(random.u64(1..100));
-                ballot.says(master, yes(last[master], 9));
+                ballot.cast(master, yes(last[master], 9));
             }
             if let Verdict::Raise { to, at } = ballot.verdict() {
                 for master in at {
                     last[master] = last[master].max(to.as_u64());
-                    ballot.says(master, yes(last[master], 9));
+                    ballot.cast(master, yes(last[master], 9));
                 }
             }
             let Verdict::Won(won) = ballot.verdict() else { panic!("a majority said yes") };
@@ -181,7 +181,7 @@ fn tokens_grow_over_any_majorities() {
 #[test]
 fn master_that_votes_twice_counts_once() {
     let mut ballot = Ballot::new(3);
-    (0..3).for_each(|_| ballot.says(1, yes(5, 9)));
+    (0..3).for_each(|_| ballot.cast(1, yes(5, 9)));
     assert_eq!(ballot.verdict(), Verdict::Open);
 }
 
@@ -189,9 +189,9 @@ fn master_that_votes_twice_counts_once() {
 fn no_that_takes_back_a_yes_leaves_the_others_to_decide() {
     let mut ballot = after(5, &[yes(5, 9), yes(8, 9), yes(8, 9)]);
     assert_eq!(ballot.verdict(), Verdict::Raise { to: token(8), at: vec![0] });
-    ballot.says(0, Vote::No);
+    ballot.cast(0, Vote::No);
     assert_eq!(ballot.verdict(), Verdict::Open);
-    ballot.says(3, yes(9, 9));
+    ballot.cast(3, yes(9, 9));
     assert_eq!(ballot.verdict(), won(8, 9));
 }
 
@@ -200,6 +200,6 @@ fn no_that_takes_back_a_yes_leaves_the_others_to_decide() {
 fn hold_lasts_only_as_long_as_those_keep_it_that_have_stored_its_token() {
     let mut ballot = after(3, &[yes(5, 90), yes(8, 20), yes(8, 30)]);
     assert_eq!(ballot.verdict(), won(8, 20));
-    ballot.says(0, yes(8, 95));
+    ballot.cast(0, yes(8, 95));
     assert_eq!(ballot.verdict(), won(8, 30));
 }

@@ -3,14 +3,14 @@ use crate::base::attempt::{Answered, Granted, NodeId};
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::lease::ServerTime;
 use crate::store::Acquired;
-use crate::store::memory::{Memory, Store};
+use crate::store::memory::{MemoryScheme, Store};
 
 const LEASE: Duration = Duration::from_secs(10);
 const STRAY: Duration = Duration::from_secs(1);
 
 /// Three masters whose debts are counted, for nobody tells them while a test does not wait.
 struct Stage {
-    traces: Arc<Traces>,
+    traces: Arc<Outstanding>,
     masters: Vec<Arc<Master>>,
     key: Arc<Key>,
     id: AcquisitionId,
@@ -20,43 +20,43 @@ impl Stage {
     fn new() -> Self {
         let key = Key::new("quorum", "cfg").expect("a name");
         let master = || {
-            let scheme = Memory::new(Arc::new(Store::new()));
+            let scheme = MemoryScheme::new(Arc::new(Store::new()));
             Arc::new(Master::new(Arc::new(scheme), BackgroundRuntime::Callers, key.clone()))
         };
         let masters = vec![master(), master(), master()];
-        let traces = Traces::new(masters.clone(), masters[0].scheme.clock(), Duration::ZERO, STRAY);
+        let traces = Outstanding::new(masters.clone(), masters[0].scheme.clock(), Duration::ZERO, STRAY);
         let id = AcquisitionId::new("m", 1, "test");
         let stage = Self { traces, masters, key: Arc::new(key), id };
         stage.traces.begin(&stage.id, Mode::Write, &stage.key, LEASE);
         stage
     }
 
-    fn sends(&self, master: usize) -> Copy {
-        self.traces.sends(&self.id, master)
+    fn sends(&self, master: usize) -> RequestInFlight {
+        self.traces.begin_request(&self.id, master)
     }
 
-    fn is_told(&self, master: usize) -> Telling {
-        Telling::new(&self.traces, &self.id, master)
+    fn is_told(&self, master: usize) -> ReleaseInFlight {
+        ReleaseInFlight::new(&self.traces, &self.id, master)
     }
 
     fn debts(&self) -> Vec<usize> {
-        self.masters.iter().map(|master| master.debts()).collect()
+        self.masters.iter().map(|master| master.pending_releases()).collect()
     }
 
     fn answered<T>(&self, value: T) -> Attempt<T> {
         Ok(Answered { sent: self.traces.clock.now(), server: ServerTime::default(), node: NodeId::default(), value })
     }
 
-    fn is_granted(&self, copy: Copy) {
-        copy.settle(&self.answered(granted()), |_| Some(true));
+    fn is_granted(&self, copy: RequestInFlight) {
+        copy.resolve(&self.answered(granted()), |_| Some(true));
     }
 
-    fn is_refused(&self, copy: Copy) {
-        copy.settle(&self.answered(Acquired::Contended { retry_in: LEASE }), |_| Some(false));
+    fn is_refused(&self, copy: RequestInFlight) {
+        copy.resolve(&self.answered(Acquired::Contended { retry_in: LEASE }), |_| Some(false));
     }
 
     fn known(&self) -> usize {
-        self.traces.of.lock().by_id.len()
+        self.traces.table.lock().by_id.len()
     }
 }
 
@@ -94,11 +94,11 @@ async fn copy_that_nobody_waits_for_is_owed_until_it_cannot_arrive() {
     let stage = Stage::new();
     let (dropped, not_sent) = (stage.sends(0), stage.sends(1));
     drop(dropped);
-    not_sent.settle(&not_done::<Acquired>(), |_| None);
+    not_sent.resolve(&not_done::<Acquired>(), |_| None);
     stage.traces.give_back(&stage.id);
     assert_eq!(stage.debts(), [1, 0, 0]);
-    let debt = stage.masters[0].first_debt();
-    assert_eq!(debt.stray_until, Some(stage.traces.clock.now().after(STRAY)));
+    let debt = stage.masters[0].first_pending_release();
+    assert_eq!(debt.arrives_until, Some(stage.traces.clock.now().after(STRAY)));
     assert!(debt.until >= stage.traces.clock.now().after(STRAY + LEASE), "it would keep it for a lease from then on");
 }
 
@@ -108,9 +108,10 @@ async fn release_that_ended_what_a_copy_brought_is_not_told_twice() {
     for release_first in [true, false] {
         let stage = Stage::new();
         let copy = stage.sends(0);
-        assert_eq!(stage.traces.leaving(&stage.id).expect("known")[0], Standing::MayHold);
+        assert_eq!(stage.traces.begin_release(&stage.id).expect("known")[0], ReleaseState::MayHold);
         let telling = stage.is_told(0);
-        let told = |telling: Telling| assert_eq!(telling.told(&stage.answered(ReleaseReply::Held)), Some(true));
+        let told =
+            |telling: ReleaseInFlight| assert_eq!(telling.on_answer(&stage.answered(ReleaseReply::Held)), Some(true));
         if release_first {
             told(telling);
             stage.is_granted(copy);
@@ -126,8 +127,8 @@ async fn release_that_ended_what_a_copy_brought_is_not_told_twice() {
 async fn release_is_told_again_if_what_it_ended_is_never_answered() {
     let stage = Stage::new();
     let copy = stage.sends(0);
-    stage.traces.leaving(&stage.id);
-    assert_eq!(stage.is_told(0).told(&stage.answered(ReleaseReply::Held)), Some(true));
+    stage.traces.begin_release(&stage.id);
+    assert_eq!(stage.is_told(0).on_answer(&stage.answered(ReleaseReply::Held)), Some(true));
     drop(copy);
     assert_eq!(stage.debts(), [1, 0, 0]);
 }
@@ -140,10 +141,10 @@ async fn hold_that_came_back_is_not_taken_away_by_an_earlier_conversion() {
     tokio::time::advance(Duration::from_millis(1)).await;
     // A conversion that was sent before it is answered behind it.
     stage.is_granted(stage.sends(0));
-    stage.traces.was_converted(&stage.id, 0, sent);
-    assert_eq!(stage.traces.leaving(&stage.id).expect("known")[0], Standing::MayHold);
-    stage.traces.was_converted(&stage.id, 0, stage.traces.clock.now());
-    assert_eq!(stage.traces.leaving(&stage.id).expect("known")[0], Standing::Nothing);
+    stage.traces.note_converted(&stage.id, 0, sent);
+    assert_eq!(stage.traces.begin_release(&stage.id).expect("known")[0], ReleaseState::MayHold);
+    stage.traces.note_converted(&stage.id, 0, stage.traces.clock.now());
+    assert_eq!(stage.traces.begin_release(&stage.id).expect("known")[0], ReleaseState::Nothing);
 }
 
 #[tokio::test(start_paused = true)]
@@ -151,14 +152,14 @@ async fn release_that_came_before_the_grant_is_told_again() {
     for release_first in [true, false] {
         let stage = Stage::new();
         let copy = stage.sends(0);
-        stage.traces.leaving(&stage.id);
+        stage.traces.begin_release(&stage.id);
         let telling = stage.is_told(0);
         if release_first {
-            telling.told(&stage.answered(gone()));
+            telling.on_answer(&stage.answered(gone()));
             stage.is_granted(copy);
         } else {
             stage.is_granted(copy);
-            telling.told(&stage.answered(gone()));
+            telling.on_answer(&stage.answered(gone()));
         }
         assert_eq!(stage.debts(), [1, 0, 0], "the release was first: {release_first}");
     }
@@ -169,8 +170,8 @@ async fn second_copy_may_bring_back_what_a_release_has_ended() {
     let stage = Stage::new();
     let (first, raised) = (stage.sends(0), stage.sends(0));
     stage.is_granted(first);
-    stage.traces.leaving(&stage.id);
-    stage.is_told(0).told(&stage.answered(ReleaseReply::Held));
+    stage.traces.begin_release(&stage.id);
+    stage.is_told(0).on_answer(&stage.answered(ReleaseReply::Held));
     stage.is_granted(raised);
     assert_eq!(stage.debts(), [1, 0, 0]);
 }
@@ -179,8 +180,8 @@ async fn second_copy_may_bring_back_what_a_release_has_ended() {
 async fn release_that_is_not_answered_is_owed_once() {
     let stage = Stage::new();
     stage.is_granted(stage.sends(0));
-    stage.traces.leaving(&stage.id);
-    stage.is_told(0).not_sent();
+    stage.traces.begin_release(&stage.id);
+    stage.is_told(0).cancel();
     drop(stage.is_told(0));
     assert_eq!(stage.debts(), [1, 0, 0]);
 }
@@ -190,8 +191,8 @@ async fn release_that_is_not_answered_is_owed_once() {
 async fn grant_that_crosses_with_a_release_without_an_answer_is_owed_besides() {
     let stage = Stage::new();
     let copy = stage.sends(0);
-    stage.traces.leaving(&stage.id);
-    stage.is_told(0).not_sent();
+    stage.traces.begin_release(&stage.id);
+    stage.is_told(0).cancel();
     let telling = stage.is_told(0);
     stage.is_granted(copy);
     drop(telling);
@@ -202,18 +203,22 @@ async fn grant_that_crosses_with_a_release_without_an_answer_is_owed_besides() {
 async fn hold_that_an_unanswered_release_may_have_ended_was_ours() {
     let stage = Stage::new();
     stage.is_granted(stage.sends(0));
-    stage.traces.granted(&stage.id, token(7));
-    stage.traces.leaving(&stage.id);
+    stage.traces.note_granted(&stage.id, token(7));
+    stage.traces.begin_release(&stage.id);
     let absence = Absence { forced: None, last: Some(token(7)), first: Some(token(3)) };
-    assert_eq!(stage.is_told(0).told(&stage.answered(ReleaseReply::None(absence))), Some(false), "nobody was in doubt");
+    assert_eq!(
+        stage.is_told(0).on_answer(&stage.answered(ReleaseReply::None(absence))),
+        Some(false),
+        "nobody was in doubt"
+    );
     let stage = Stage::new();
     stage.is_granted(stage.sends(0));
-    stage.traces.granted(&stage.id, token(7));
-    stage.traces.leaving(&stage.id);
+    stage.traces.note_granted(&stage.id, token(7));
+    stage.traces.begin_release(&stage.id);
     drop(stage.is_told(0));
-    assert_eq!(stage.is_told(0).told(&stage.answered(ReleaseReply::None(absence))), Some(true));
-    let later = [Standing::Released { was_held: true }, Standing::Nothing, Standing::Nothing];
-    assert_eq!(stage.traces.leaving(&stage.id), Some(later.to_vec()));
+    assert_eq!(stage.is_told(0).on_answer(&stage.answered(ReleaseReply::None(absence))), Some(true));
+    let later = [ReleaseState::Released { was_held: true }, ReleaseState::Nothing, ReleaseState::Nothing];
+    assert_eq!(stage.traces.begin_release(&stage.id), Some(later.to_vec()));
 }
 
 /// What a renewal asks for anew at a master that lacks a hold.
@@ -221,11 +226,11 @@ async fn hold_that_an_unanswered_release_may_have_ended_was_ours() {
 async fn master_that_lacks_a_hold_is_asked_for_it_unless_that_is_of_no_use() {
     let stage = Stage::new();
     let until = || stage.traces.clock.now().after(LEASE);
-    let brings = |until| stage.traces.brings(&stage.id, 2, LEASE, until);
+    let brings = |until| stage.traces.begin_heal(&stage.id, 2, LEASE, until);
     stage.is_granted(stage.sends(0));
     stage.is_granted(stage.sends(1));
     assert!(brings(until()).is_none(), "no majority has granted it");
-    stage.traces.granted(&stage.id, token(7));
+    stage.traces.note_granted(&stage.id, token(7));
     let dropped = stage.sends(2);
     assert!(brings(until()).is_none(), "it is being asked");
     drop(dropped);
@@ -235,24 +240,24 @@ async fn master_that_lacks_a_hold_is_asked_for_it_unless_that_is_of_no_use() {
     let (copy, mode, above) = brings(until()).expect("of use");
     assert_eq!((mode, above), (Mode::Write, token(7)));
     stage.is_granted(copy);
-    stage.traces.leaving(&stage.id);
+    stage.traces.begin_release(&stage.id);
     assert!(brings(until()).is_none(), "it is released");
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_was_ended_by_force_at_a_master_is_asked_for_nowhere() {
     let stage = Stage::new();
-    let brings = || stage.traces.brings(&stage.id, 2, LEASE, stage.traces.clock.now().after(LEASE));
+    let brings = || stage.traces.begin_heal(&stage.id, 2, LEASE, stage.traces.clock.now().after(LEASE));
     stage.is_granted(stage.sends(0));
     stage.is_granted(stage.sends(1));
-    stage.traces.granted(&stage.id, token(7));
+    stage.traces.note_granted(&stage.id, token(7));
     for earlier in [None, Some(token(6))] {
-        stage.traces.lacks(&stage.id, earlier);
-        assert_eq!(stage.traces.forced(&stage.id), None);
+        stage.traces.note_lacking(&stage.id, earlier);
+        assert_eq!(stage.traces.forced_token(&stage.id), None);
     }
     stage.is_granted(brings().expect("of use").0);
-    stage.traces.lacks(&stage.id, Some(token(7)));
-    assert_eq!(stage.traces.forced(&stage.id), Some(token(7)));
+    stage.traces.note_lacking(&stage.id, Some(token(7)));
+    assert_eq!(stage.traces.forced_token(&stage.id), Some(token(7)));
     assert!(brings().is_none());
 }
 
@@ -262,11 +267,11 @@ async fn hold_that_is_brought_to_a_master_behind_its_release_is_owed() {
     stage.is_granted(stage.sends(0));
     stage.is_granted(stage.sends(1));
     stage.is_refused(stage.sends(2));
-    stage.traces.granted(&stage.id, token(7));
+    stage.traces.note_granted(&stage.id, token(7));
     let until = stage.traces.clock.now().after(LEASE);
-    let (copy, ..) = stage.traces.brings(&stage.id, 2, LEASE, until).expect("it lacks it");
-    assert_eq!(stage.traces.leaving(&stage.id).expect("known")[2], Standing::MayHold);
-    stage.is_told(2).told(&stage.answered(gone()));
+    let (copy, ..) = stage.traces.begin_heal(&stage.id, 2, LEASE, until).expect("it lacks it");
+    assert_eq!(stage.traces.begin_release(&stage.id).expect("known")[2], ReleaseState::MayHold);
+    stage.is_told(2).on_answer(&stage.answered(gone()));
     stage.is_granted(copy);
     assert_eq!(stage.debts(), [0, 0, 1]);
 }
@@ -277,13 +282,13 @@ async fn trace_goes_when_its_release_is_known() {
     for master in 0..3 {
         stage.is_granted(stage.sends(master));
     }
-    stage.traces.granted(&stage.id, token(1));
-    stage.traces.leaving(&stage.id);
+    stage.traces.note_granted(&stage.id, token(1));
+    stage.traces.begin_release(&stage.id);
     for master in 0..3 {
-        stage.is_told(master).told(&stage.answered(ReleaseReply::Held));
+        stage.is_told(master).on_answer(&stage.answered(ReleaseReply::Held));
     }
     assert_eq!(stage.known(), 1, "whoever asks again is to hear the same");
-    stage.traces.has_left(&stage.id);
+    stage.traces.note_released(&stage.id);
     assert_eq!((stage.known(), stage.debts()), (0, vec![0, 0, 0]));
 }
 

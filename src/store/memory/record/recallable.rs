@@ -2,104 +2,104 @@
 
 use std::time::Duration;
 
-use super::{Record, Step};
+use super::{Record, ServerStep};
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::{AcquireRequest, AcquisitionId, Converted, IfTaken, Mode, Renewed};
 
 /// Shortest time between two recalls of one hold by waiters, in milliseconds.
-pub(in crate::store::memory) const CALL_MS: u64 = 500;
+pub(in crate::store::memory) const RECALL_INTERVAL_MS: u64 = 500;
 
 /// Recallable flag, set by a process that may cache its hold. A later phase has another token, so the flag need not be
 /// removed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(in crate::store::memory) struct Mark {
+pub(in crate::store::memory) struct RecallableFlag {
     pub(in crate::store::memory) token: u64,
     /// Time of the last recall by a waiter, in milliseconds.
-    pub(in crate::store::memory) called_ms: Option<u64>,
+    pub(in crate::store::memory) recalled_ms: Option<u64>,
 }
 
 /// Recall of a cached hold that a waiter wants.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct CallBack {
+pub(crate) struct PendingRecall {
     pub(crate) token: FencingToken,
     /// Id of the try, if a try recalls.
     pub(crate) id: Option<AcquisitionId>,
 }
 
 impl Record {
-    pub(super) fn is_marked(&self) -> bool {
-        self.mark.is_some_and(|mark| mark.token == self.token)
+    pub(super) fn is_recallable(&self) -> bool {
+        self.recallable.is_some_and(|mark| mark.token == self.token)
     }
 
     /// Sets the recallable flag. If the answer says that the lock is waited for, a present flag stays, with the time of
     /// its recall.
-    pub(super) fn set_mark(&mut self, is_waited_for: bool) {
-        if !is_waited_for || !self.is_marked() {
-            self.mark = Some(Mark { token: self.token, called_ms: None });
+    pub(super) fn set_recallable(&mut self, is_waited_for: bool) {
+        if !is_waited_for || !self.is_recallable() {
+            self.recallable = Some(RecallableFlag { token: self.token, recalled_ms: None });
         }
     }
 
     /// Returns true if the recorded hold excludes a waiter: behind readers a writer, behind a writer any waiter.
-    pub(super) fn is_waited_for(&mut self, step: &mut Step) -> bool {
-        let readers_wait = !(self.turn_readers.is_empty() && self.waiting_readers.is_empty());
-        self.writer_waits(step) || self.writer.is_some() && readers_wait && self.heard_ms > step.now_ms
+    pub(super) fn is_waited_for(&mut self, step: &mut ServerStep) -> bool {
+        let readers_wait = !(self.batch_readers.is_empty() && self.waiting_readers.is_empty());
+        self.has_waiting_writer(step) || self.writer.is_some() && readers_wait && self.waiters_until_ms > step.now_ms
     }
 
     /// Returns true if the hold may exclude a waiter. A renewal uses this and checks no waiter: a dead one may count as
     /// live.
-    fn is_perhaps_waited_for(&self, now_ms: u64) -> bool {
+    fn may_be_waited_for(&self, now_ms: u64) -> bool {
         let somebody_waits = match self.writer {
-            Some(_) => self.somebody_waits(),
+            Some(_) => self.has_waiters(),
             None => !self.waiting_writers.is_empty(),
         };
-        somebody_waits && self.heard_ms > now_ms
+        somebody_waits && self.waiters_until_ms > now_ms
     }
 
     /// Returns true if a waiter is recorded, live or dead.
-    pub(crate) fn somebody_waits(&self) -> bool {
-        let queues = [&self.turn_readers, &self.waiting_readers];
+    pub(crate) fn has_waiters(&self) -> bool {
+        let queues = [&self.batch_readers, &self.waiting_readers];
         !self.waiting_writers.is_empty() || queues.into_iter().any(|queue| !queue.is_empty())
     }
 
     /// Forgets the deadlines of waiters when no waiter is left.
-    pub(super) fn forget_heard(&mut self) {
-        if !self.somebody_waits() {
-            self.heard_ms = 0;
+    pub(super) fn forget_waiters(&mut self) {
+        if !self.has_waiters() {
+            self.waiters_until_ms = 0;
         }
     }
 
     /// Returns true if the hold that excludes this mode may be cached. A reader behind a waiting writer alone recalls
     /// nothing.
-    pub(super) fn is_kept_from(&self, now_ms: u64, mode: Mode) -> bool {
-        self.is_marked() && (mode == Mode::Write || self.live_writer(now_ms).is_some())
+    pub(super) fn may_be_cached_for(&self, now_ms: u64, mode: Mode) -> bool {
+        self.is_recallable() && (mode == Mode::Write || self.live_writer(now_ms).is_some())
     }
 
     /// Recalls the hold for a waiter, not too often. A try always recalls, and names itself.
-    pub(super) fn call_for(&mut self, now_ms: u64, request: &AcquireRequest) {
+    pub(super) fn recall(&mut self, now_ms: u64, request: &AcquireRequest) {
         let id = matches!(request.if_taken, IfTaken::Try { .. }).then(|| request.id.clone());
-        let Some(mark) = self.mark.as_mut() else { return };
+        let Some(mark) = self.recallable.as_mut() else { return };
         if id.is_none() {
-            let passed_ms = mark.called_ms.map(|called_ms| now_ms.checked_sub(called_ms));
-            if passed_ms.is_some_and(|passed_ms| passed_ms.is_some_and(|passed_ms| passed_ms < CALL_MS)) {
+            let passed_ms = mark.recalled_ms.map(|called_ms| now_ms.checked_sub(called_ms));
+            if passed_ms.is_some_and(|passed_ms| passed_ms.is_some_and(|passed_ms| passed_ms < RECALL_INTERVAL_MS)) {
                 return;
             }
-            mark.called_ms = Some(now_ms);
+            mark.recalled_ms = Some(now_ms);
         }
-        self.call_back = Some(CallBack { token: self.last_token(), id });
+        self.pending_recall = Some(PendingRecall { token: self.last_token(), id });
     }
 
     /// Refuses an upgrade and recalls the cached holds in its way, as a try does.
     pub(super) fn refuse_upgrade(&mut self, id: &AcquisitionId) -> Converted {
-        if !self.is_marked() {
+        if !self.is_recallable() {
             return Converted::Refused;
         }
-        self.call_back = Some(CallBack { token: self.last_token(), id: Some(id.clone()) });
-        Converted::Kept
+        self.pending_recall = Some(PendingRecall { token: self.last_token(), id: Some(id.clone()) });
+        Converted::Cached
     }
 
     /// Recalls a hold that is ended by force, so that the process that caches it learns so.
-    pub(super) fn call_forced(&mut self) {
-        self.call_back = self.is_marked().then(|| CallBack { token: self.last_token(), id: None });
+    pub(super) fn recall_forced(&mut self) {
+        self.pending_recall = self.is_recallable().then(|| PendingRecall { token: self.last_token(), id: None });
     }
 
     fn last_token(&self) -> FencingToken {
@@ -108,7 +108,7 @@ impl Record {
 
     /// Renews a hold for a process that may cache it. A writer gets up to `max_tokens` more tokens, at least one. They
     /// come from the past like those of a grant. The last one is the record's.
-    pub(crate) fn renew_kept(
+    pub(crate) fn renew_cached(
         &mut self,
         now: ServerTime,
         id: &AcquisitionId,
@@ -118,19 +118,19 @@ impl Record {
         let Renewed::Renewed { remaining, .. } = self.renew(now, id, lease) else {
             return Renewed::Lost { forced: self.forced() };
         };
-        let is_waited_for = self.is_perhaps_waited_for(now.as_micros() / 1000);
-        let was_marked = self.is_marked();
-        let tokens = (max_tokens > 0).then(|| self.bring_tokens(now.as_micros(), max_tokens)).flatten();
-        if let Some(mark) = self.mark.as_mut().filter(|_| was_marked) {
+        let is_waited_for = self.may_be_waited_for(now.as_micros() / 1000);
+        let was_marked = self.is_recallable();
+        let tokens = (max_tokens > 0).then(|| self.add_tokens(now.as_micros(), max_tokens)).flatten();
+        if let Some(mark) = self.recallable.as_mut().filter(|_| was_marked) {
             // New tokens do not begin a new phase: the flag stays valid, with the time of its recall.
             mark.token = self.token;
         }
-        self.set_mark(is_waited_for);
+        self.set_recallable(is_waited_for);
         Renewed::Renewed { remaining, is_waited_for, tokens }
     }
 
     /// Replaces the tokens of the writer, if there is one, by new ones.
-    fn bring_tokens(&mut self, now_us: u64, max_tokens: u64) -> Option<(FencingToken, u64)> {
+    fn add_tokens(&mut self, now_us: u64, max_tokens: u64) -> Option<(FencingToken, u64)> {
         self.writer.as_ref()?;
         let first = self.take_tokens(now_us, max_tokens);
         self.writer.as_mut()?.token = first;
@@ -138,7 +138,7 @@ impl Record {
     }
 
     /// Takes the recall that is to be sent, if there is one.
-    pub(crate) fn take_call_back(&mut self) -> Option<CallBack> {
-        self.call_back.take()
+    pub(crate) fn take_recall(&mut self) -> Option<PendingRecall> {
+        self.pending_recall.take()
     }
 }

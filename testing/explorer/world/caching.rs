@@ -4,14 +4,14 @@
 
 use super::super::server::{Block, Grant, Id, LEASE, Outcome, Reply, Request, Side, TOKENS, What};
 use super::super::watch::{Invariant, Moved};
-use super::{Act, Body, CLIENTS, Call, Deed, LEAVING, Message, Rules, Slip, Stage, State};
+use super::{Act, Body, CLIENTS, ClientRecall, Deed, LEAVING, Message, Rules, Slip, Stage, State};
 
 /// Who is farther back is as far back as this.
 const FAR: i8 = -6;
 
 /// Whether holds stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in super::super) enum Keeping {
+pub(in super::super) enum Caching {
     Nothing,
     /// Every client is subscribed to calls from the start.
     Subscribed,
@@ -19,15 +19,15 @@ pub(in super::super) enum Keeping {
     Subscribing,
 }
 
-impl Keeping {
-    pub(super) fn line(self) -> Line {
-        if self == Self::Subscribed { Line::Stands } else { Line::Down }
+impl Caching {
+    pub(super) fn line(self) -> SubscriptionState {
+        if self == Self::Subscribed { SubscriptionState::Stands } else { SubscriptionState::Down }
     }
 }
 
 /// A client's subscription to calls.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
-pub(in super::super) enum Line {
+pub(in super::super) enum SubscriptionState {
     #[default]
     Down,
     Stands,
@@ -37,32 +37,32 @@ pub(in super::super) enum Line {
 
 /// What a client knows of a hold that may stay.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
-pub(in super::super) struct Keep {
+pub(in super::super) struct ClientCache {
     /// The request under way has said that the hold may stay, and the subscription has stood since.
-    said: bool,
+    is_offered: bool,
     /// The highest token that was called since the request under way was sent.
-    heard: Option<i8>,
+    recalled_token: Option<i8>,
     /// Every call for it would be heard.
-    relied: bool,
+    is_live: bool,
     /// Somebody waits.
-    called: bool,
+    is_recalled: bool,
     /// Nobody was inside when it was to be converted.
-    pub(super) is_turned: bool,
+    pub(super) is_converting: bool,
     /// The first token of the hold.
     first: i8,
     /// The next one for a writer, and how many are left.
     next: Block,
 }
 
-impl Keep {
+impl ClientCache {
     /// Whether guards may enter without a word, and the last one leave without.
-    pub(super) fn stays(&self, rules: &Rules<'_>) -> bool {
-        self.relied && (!self.called || rules.slips(Slip::StaysWhenCalled))
+    pub(super) fn is_cached(&self, rules: &Rules<'_>) -> bool {
+        self.is_live && (!self.is_recalled || rules.slips(Slip::StaysWhenCalled))
     }
 
     /// Whether an idle hold is to be given up.
     pub(super) fn is_over(&self) -> bool {
-        self.called || !self.relied
+        self.is_recalled || !self.is_live
     }
 
     fn tokens(&mut self) -> [&mut i8; 2] {
@@ -71,8 +71,8 @@ impl Keep {
 }
 
 impl Rules<'_> {
-    pub(super) fn keeps(&self) -> bool {
-        self.scene.keeping != Keeping::Nothing
+    pub(super) fn caches(&self) -> bool {
+        self.scene.caching != Caching::Nothing
     }
 }
 
@@ -84,21 +84,22 @@ fn moved(token: &mut i8, by: i8) {
 impl State {
     /// A client takes a broken subscription for one that stands.
     fn believes_in_line(&self, client: usize) -> bool {
-        self.lines[client] != Line::Down
+        self.lines[client] != SubscriptionState::Down
     }
 
     /// Whether a renewal would tell the holder something.
-    pub(super) fn wants_word(&self, rules: &Rules<'_>, id: Id) -> bool {
+    pub(super) fn is_waiting_for_reply(&self, rules: &Rules<'_>, id: Id) -> bool {
         let pass = &self.passes[usize::from(id)];
-        let lacks = !pass.keep.relied || pass.keep.called || pass.side == Side::Write && pass.keep.next.count == 0;
-        rules.keeps() && lacks && self.believes_in_line(rules.client(id))
+        let lacks =
+            !pass.keep.is_live || pass.keep.is_recalled || pass.side == Side::Write && pass.keep.next.count == 0;
+        rules.caches() && lacks && self.believes_in_line(rules.client(id))
     }
 
-    pub(super) fn idle_deeds(&self, rules: &Rules<'_>, id: Id, ticks: u8, call: Call, acts: &mut Vec<Act>) {
+    pub(super) fn idle_deeds(&self, rules: &Rules<'_>, id: Id, ticks: u8, call: ClientRecall, acts: &mut Vec<Act>) {
         self.fated(id, Deed::Leave, acts);
         Self::gives_up(id, call, acts);
         let pass = &self.passes[usize::from(id)];
-        if !pass.keep.stays(rules) {
+        if !pass.keep.is_cached(rules) {
             return;
         }
         let lacks_token = pass.side == Side::Write && pass.keep.next.count == 0;
@@ -122,7 +123,7 @@ impl State {
             .map(|at| Id::try_from(at).expect("small"))
     }
 
-    pub(super) fn rest(&mut self, id: Id) {
+    pub(super) fn cache(&mut self, id: Id) {
         if let Stage::Holds { ticks, call } = self.stage(id) {
             self.set(id, Stage::Idle { ticks, call });
         }
@@ -148,13 +149,13 @@ impl State {
         }
     }
 
-    pub(super) fn says_that_it_may_stay(&mut self, rules: &Rules<'_>, id: Id, what: What) -> Option<u8> {
-        if !rules.keeps() || what == What::Leave {
+    pub(super) fn offer_caching(&mut self, rules: &Rules<'_>, id: Id, what: What) -> Option<u8> {
+        if !rules.caches() || what == What::Leave {
             return None;
         }
         let stands = self.believes_in_line(rules.client(id)) || rules.slips(Slip::ReliesUnconfirmed);
         let pass = self.pass(id);
-        (pass.keep.said, pass.keep.heard) = (stands, None);
+        (pass.keep.is_offered, pass.keep.recalled_token) = (stands, None);
         let is_short = what == What::Renew && pass.side == Side::Write && pass.keep.next.count <= 1;
         stands.then(|| if is_short { u8::try_from(TOKENS).expect("small") } else { 0 })
     }
@@ -163,36 +164,36 @@ impl State {
 // What they are told.
 impl State {
     /// An answer about a hold.
-    fn hears(&mut self, rules: &Rules<'_>, id: Id, is_waited_for: bool) {
+    fn on_answer(&mut self, rules: &Rules<'_>, id: Id, is_waited_for: bool) {
         let stands = self.believes_in_line(rules.client(id));
         let keep = &mut self.pass(id).keep;
-        let heard = keep.heard.take();
-        let said = std::mem::take(&mut keep.said);
+        let heard = keep.recalled_token.take();
+        let said = std::mem::take(&mut keep.is_offered);
         if is_waited_for {
-            keep.called |= !rules.slips(Slip::IgnoresWhatARenewalTells);
+            keep.is_recalled |= !rules.slips(Slip::IgnoresWhatARenewalTells);
             return;
         }
-        keep.called = heard.is_some_and(|token| token >= keep.first);
-        keep.relied |= match rules.slip {
+        keep.is_recalled = heard.is_some_and(|token| token >= keep.first);
+        keep.is_live |= match rules.slip {
             Some(Slip::ReliesUnconfirmed) => said,
             Some(Slip::ReliesOnWhatItAskedBefore) => stands,
             _ => said && stands,
         };
     }
 
-    pub(super) fn is_granted(&mut self, rules: &Rules<'_>, id: Id, grant: Grant) {
-        if !rules.keeps() {
+    pub(super) fn on_cached_grant(&mut self, rules: &Rules<'_>, id: Id, grant: Grant) {
+        if !rules.caches() {
             return;
         }
         if rules.slips(Slip::ForgetsEarlyCall) {
-            self.pass(id).keep.heard = None;
+            self.pass(id).keep.recalled_token = None;
         }
-        self.is_let_in(id, grant.block());
-        self.hears(rules, id, grant.is_waited_for);
+        self.on_let_in(id, grant.block());
+        self.on_answer(rules, id, grant.is_waited_for);
     }
 
     /// Its guard has the first token.
-    pub(super) fn is_let_in(&mut self, id: Id, tokens: Block) {
+    pub(super) fn on_let_in(&mut self, id: Id, tokens: Block) {
         let pass = self.pass(id);
         let side = pass.side;
         pass.keep.first = tokens.first;
@@ -205,20 +206,20 @@ impl State {
         }
     }
 
-    pub(super) fn is_renewed(&mut self, rules: &Rules<'_>, id: Id, is_waited_for: bool, tokens: Option<Block>) {
-        if !rules.keeps() {
+    pub(super) fn on_renewed(&mut self, rules: &Rules<'_>, id: Id, is_waited_for: bool, tokens: Option<Block>) {
+        if !rules.caches() {
             return;
         }
         if rules.slips(Slip::BelievesOlderAnswer) {
-            self.pass(id).keep.heard = None;
+            self.pass(id).keep.recalled_token = None;
         }
-        self.hears(rules, id, is_waited_for);
+        self.on_answer(rules, id, is_waited_for);
         if let Some(tokens) = tokens {
             self.pass(id).keep.next = tokens;
         }
     }
 
-    pub(super) fn hears_call(
+    pub(super) fn on_recall(
         &mut self,
         rules: &Rules<'_>,
         client: u8,
@@ -233,7 +234,7 @@ impl State {
             let call = match stage {
                 Stage::Asks { call: Some(_), .. } | Stage::Arrives => {
                     // Who only tries changes nothing for those who come.
-                    keep.heard = keep.heard.max(tries.is_none().then_some(token));
+                    keep.recalled_token = keep.recalled_token.max(tries.is_none().then_some(token));
                     continue;
                 }
                 Stage::Holds { call, .. } | Stage::Idle { call, .. } | Stage::Converts { call, .. } => call,
@@ -247,10 +248,10 @@ impl State {
                     self.bag.push(Message { body: Body::Used { id }, late: false });
                     return if is_idle { Err(Invariant::Used) } else { Ok(()) };
                 }
-                _ => keep.called = true,
+                _ => keep.is_recalled = true,
             }
             if call.is_some() {
-                keep.heard = keep.heard.max(Some(token));
+                keep.recalled_token = keep.recalled_token.max(Some(token));
             }
             if rules.slips(Slip::GivesUpUnderGuard) && !is_idle {
                 let request = Request { id, what: What::Leave, ..Request::default() };
@@ -261,7 +262,7 @@ impl State {
     }
 
     /// A try gives its place back.
-    pub(super) fn hears_used(&mut self, rules: &Rules<'_>, id: Id) {
+    pub(super) fn on_in_use(&mut self, rules: &Rules<'_>, id: Id) {
         if matches!(self.stage(id), Stage::Asks { call: None, .. }) {
             self.set(id, if rules.slips(Slip::TryStays) { Stage::Over } else { LEAVING });
         }
@@ -270,54 +271,54 @@ impl State {
 
 // Subscriptions and messages.
 impl State {
-    pub(super) fn lines_turn(&self, rules: &Rules<'_>, acts: &mut Vec<Act>) {
-        if !rules.keeps() {
+    pub(super) fn add_subscription_acts(&self, rules: &Rules<'_>, acts: &mut Vec<Act>) {
+        if !rules.caches() {
             return;
         }
         for client in (0..rules.scene.clients).filter(|client| !self.dead[*client] && !self.is_through(rules, *client))
         {
             let turns = match self.lines[client] {
-                Line::Down => Some(Line::Stands),
-                Line::Stands => (self.budget.breaks > 0).then_some(Line::Broken),
-                Line::Broken => Some(Line::Down),
+                SubscriptionState::Down => Some(SubscriptionState::Stands),
+                SubscriptionState::Stands => (self.budget.breaks > 0).then_some(SubscriptionState::Broken),
+                SubscriptionState::Broken => Some(SubscriptionState::Down),
             };
             acts.extend(turns.map(|to| Act::Turns { client: u8::try_from(client).expect("small"), to }));
         }
     }
 
     /// What a broken subscription was to bring is lost.
-    pub(super) fn line_turns(&mut self, rules: &Rules<'_>, client: u8, to: Line) {
+    pub(super) fn set_subscription(&mut self, rules: &Rules<'_>, client: u8, to: SubscriptionState) {
         self.lines[usize::from(client)] = to;
         match to {
-            Line::Stands => {}
-            Line::Broken => {
+            SubscriptionState::Stands => {}
+            SubscriptionState::Broken => {
                 self.budget.breaks -= 1;
                 self.bag.retain(|message| !matches!(message.body, Body::Call { client: of, .. } if of == client));
             }
-            Line::Down => {
+            SubscriptionState::Down => {
                 let first = usize::from(client) * rules.scene.each;
                 for pass in &mut self.passes[first..first + rules.scene.each] {
-                    pass.keep.said &= rules.slips(Slip::ReliesAcrossBreak);
-                    pass.keep.relied &= rules.slips(Slip::KeepsUnheard);
+                    pass.keep.is_offered &= rules.slips(Slip::ReliesAcrossBreak);
+                    pass.keep.is_live &= rules.slips(Slip::KeepsUnheard);
                 }
             }
         }
     }
 
     /// No link says nothing for longer than a tick.
-    pub(super) fn lines_are_found_broken(&mut self, rules: &Rules<'_>) {
+    pub(super) fn find_broken_subscriptions(&mut self, rules: &Rules<'_>) {
         for client in 0..CLIENTS {
-            if self.lines[client] == Line::Broken {
-                self.line_turns(rules, u8::try_from(client).expect("small"), Line::Down);
+            if self.lines[client] == SubscriptionState::Broken {
+                self.set_subscription(rules, u8::try_from(client).expect("small"), SubscriptionState::Down);
             }
         }
     }
 
     /// Whoever is subscribed and has something to keep is told.
-    pub(super) fn call(&mut self, rules: &Rules<'_>, outcome: &Outcome) {
-        let Some(call) = outcome.call.filter(|_| !rules.scene.mute) else { return };
-        for client in (0..rules.scene.clients).filter(|client| self.lines[*client] == Line::Stands) {
-            if self.would_hear(rules, client) {
+    pub(super) fn send_recalls(&mut self, rules: &Rules<'_>, outcome: &Outcome) {
+        let Some(call) = outcome.call.filter(|_| !rules.scene.is_mute) else { return };
+        for client in (0..rules.scene.clients).filter(|client| self.lines[*client] == SubscriptionState::Stands) {
+            if self.can_hear_recall(rules, client) {
                 let client = u8::try_from(client).expect("small");
                 self.bag
                     .push(Message { body: Body::Call { client, token: call.token, tries: call.tries }, late: false });
@@ -325,7 +326,7 @@ impl State {
         }
     }
 
-    fn would_hear(&self, rules: &Rules<'_>, client: usize) -> bool {
+    fn can_hear_recall(&self, rules: &Rules<'_>, client: usize) -> bool {
         let own = &self.passes[client * rules.scene.each..(client + 1) * rules.scene.each];
         own.iter().any(|pass| {
             let asks = matches!(pass.stage, Stage::Asks { call: Some(_), .. });
@@ -334,13 +335,13 @@ impl State {
     }
 
     /// The highest token has grown: all others are farther back.
-    pub(super) fn tokens_move_on(&mut self, Moved { grown, .. }: Moved) {
+    pub(super) fn shift_tokens(&mut self, Moved { grown, .. }: Moved) {
         if grown == 0 {
             return;
         }
         for pass in &mut self.passes {
             let keep = &mut pass.keep;
-            let heard = &mut keep.heard;
+            let heard = &mut keep.recalled_token;
             heard.iter_mut().for_each(|token| moved(token, grown));
             if matches!(pass.stage, Stage::Holds { .. } | Stage::Idle { .. } | Stage::Converts { .. }) {
                 keep.tokens().into_iter().for_each(|token| moved(token, grown));
@@ -362,8 +363,8 @@ impl State {
     }
 
     /// What keeps nothing has nothing to remember.
-    pub(super) fn forget_what_was_kept(&mut self, rules: &Rules<'_>) {
-        if !rules.keeps() {
+    pub(super) fn forget_cached(&mut self, rules: &Rules<'_>) {
+        if !rules.caches() {
             return;
         }
         for at in 0..self.passes.len() {
@@ -373,20 +374,24 @@ impl State {
                 Stage::Asks { call, .. } | Stage::Holds { call, .. } | Stage::Idle { call, .. } => call,
                 Stage::Converts { .. } | Stage::Arrives => continue,
                 Stage::Unused | Stage::Leaves { .. } | Stage::Over => {
-                    *keep = Keep::default();
+                    *keep = ClientCache::default();
                     continue;
                 }
             };
             if call.is_none() {
-                (keep.said, keep.heard) = (false, None);
+                (keep.is_offered, keep.recalled_token) = (false, None);
             }
             if matches!(stage, Stage::Asks { .. }) {
-                *keep = Keep { said: keep.said, heard: keep.heard, ..Keep::default() };
+                *keep = ClientCache {
+                    is_offered: keep.is_offered,
+                    recalled_token: keep.recalled_token,
+                    ..ClientCache::default()
+                };
             }
         }
         let before = *self;
         self.bag.retain(|message| match message.body {
-            Body::Call { client, .. } => before.would_hear(rules, client.into()),
+            Body::Call { client, .. } => before.can_hear_recall(rules, client.into()),
             _ => true,
         });
     }

@@ -4,7 +4,7 @@
 //! time of the last grant. Ours are the deadline of the hold. `lua/README.md` has the rules and the reasons, under
 //! "Beside the published scheme".
 
-use super::{Hold, Record, Writer};
+use super::{HoldRecord, Record, WriterRecord};
 #[cfg(test)]
 use crate::base::lease::ServerTime;
 use crate::store::{AcquireRequest, AcquisitionId, Mode, View};
@@ -37,26 +37,26 @@ fn time(stamp: Option<u64>) -> Option<u64> {
 
 impl Stamps {
     /// Returns `write` if it is not that of our writer.
-    fn foreign_write(&self, writer: Option<&Hold>) -> Option<u64> {
+    fn client_write(&self, writer: Option<&HoldRecord>) -> Option<u64> {
         self.write.filter(|&write| writer.is_none_or(|hold| hold.deadline_ms != write))
     }
 
     /// Returns `read` if it is not that of our readers.
-    fn foreign_read(&self) -> Option<u64> {
+    fn client_read(&self) -> Option<u64> {
         self.read.filter(|_| !self.is_ours)
     }
 
     /// Shows a reader that enters or extends its hold; `joins` if others are recorded. A `write` that is there is dead.
     fn show_reader(&mut self, now_ms: u64, deadline_ms: u64, joins: bool) {
         self.write = None;
-        let foreign = time(self.foreign_read()).filter(|read| read + self.limits.read_ms >= now_ms);
+        let foreign = time(self.client_read()).filter(|read| read + self.limits.read_ms >= now_ms);
         self.covered = foreign.max(self.covered);
         self.write_read_stamp(self.ours.filter(|_| joins), deadline_ms);
     }
 
     /// Shows a renewed hold of a reader.
     fn renew_reader(&mut self, deadline_ms: u64) {
-        self.covered = time(self.foreign_read()).max(self.covered);
+        self.covered = time(self.client_read()).max(self.covered);
         self.write_read_stamp(self.ours, deadline_ms);
     }
 
@@ -70,19 +70,19 @@ impl Stamps {
     /// Removes our `read` when the last record of a reader is gone. The foreign reader that it hid may still be inside,
     /// unless a newer one wrote its timestamp.
     fn hide_readers(&mut self) {
-        self.read = self.foreign_read().or(self.covered);
+        self.read = self.client_read().or(self.covered);
         (self.is_ours, self.ours, self.covered) = (false, None, None);
     }
 
     /// Removes the timestamps that an operator saw and ended. Newer ones stay.
-    fn hide_seen(&mut self, writer: Option<&Hold>, seen: &View) {
-        let foreign_write = self.foreign_write(writer);
-        self.write = foreign_write.filter(|_| time(foreign_write) != seen.foreign_write_ms);
-        let foreign_read = self.foreign_read();
-        if foreign_read.is_some() && time(foreign_read) == seen.foreign_read_ms {
+    fn hide_seen(&mut self, writer: Option<&HoldRecord>, seen: &View) {
+        let client_write = self.client_write(writer);
+        self.write = client_write.filter(|_| time(client_write) != seen.client_write_ms);
+        let client_read = self.client_read();
+        if client_read.is_some() && time(client_read) == seen.client_read_ms {
             self.read = None;
         }
-        self.covered = self.covered.filter(|_| self.covered != seen.foreign_read_ms);
+        self.covered = self.covered.filter(|_| self.covered != seen.client_read_ms);
     }
 }
 
@@ -119,13 +119,13 @@ impl Stamps {
 #[cfg(test)]
 impl Record {
     /// Builds a lock that timestamp clients use as well.
-    pub(crate) fn beside_published(self, limits: TimestampClientsMs) -> Self {
+    pub(crate) fn beside_timestamp_clients(self, limits: TimestampClientsMs) -> Self {
         Self { stamps: Some(Box::new(Stamps { limits, ..Stamps::default() })), ..self }
     }
 
     /// Builds a lock whose operations touch at most this number of records.
     pub(crate) fn bounded(records: usize) -> Self {
-        Self { limits: super::Limits { records }, ..Self::default() }
+        Self { limits: super::RecordLimits { records }, ..Self::default() }
     }
 
     /// Loses the key, and with it all that was known.
@@ -135,11 +135,11 @@ impl Record {
     }
 
     /// Tries to lock as a timestamp client. `their_ms` is its own time, which becomes its timestamp.
-    pub(crate) fn their_lock(&mut self, mode: Mode, their_ms: u64) -> bool {
+    pub(crate) fn client_lock(&mut self, mode: Mode, their_ms: u64) -> bool {
         self.stamps.as_mut().is_some_and(|stamps| stamps.lock(mode, their_ms))
     }
 
-    pub(crate) fn their_unlock(&mut self, mode: Mode, stamp_ms: u64) {
+    pub(crate) fn client_unlock(&mut self, mode: Mode, stamp_ms: u64) {
         if let Some(stamps) = &mut self.stamps {
             stamps.unlock(mode, stamp_ms);
         }
@@ -155,20 +155,21 @@ impl Record {
 
 /// Our holds as timestamp clients see them, and theirs as we see them.
 impl Record {
-    fn writer_hold(&self) -> Option<&Hold> {
+    fn writer_hold(&self) -> Option<&HoldRecord> {
         self.writer.as_ref().map(|writer| &writer.hold)
     }
 
     /// Returns the live writer, unless another client wrote its timestamp.
-    pub(super) fn sound_writer(&self, now_ms: u64) -> Option<&Writer> {
-        let is_shown = |hold: &Hold| self.stamps.as_ref().is_none_or(|stamps| stamps.write == Some(hold.deadline_ms));
+    pub(super) fn sound_writer(&self, now_ms: u64) -> Option<&WriterRecord> {
+        let is_shown =
+            |hold: &HoldRecord| self.stamps.as_ref().is_none_or(|stamps| stamps.write == Some(hold.deadline_ms));
         self.live_writer(now_ms).filter(|writer| is_shown(&writer.hold))
     }
 
     /// Returns the hold of a live reader that no foreign writer is or was beside.
-    pub(super) fn sound_reader(&self, now_ms: u64, id: &AcquisitionId) -> Option<&Hold> {
+    pub(super) fn sound_reader(&self, now_ms: u64, id: &AcquisitionId) -> Option<&HoldRecord> {
         let hold = &self.readers[self.reader(id)?].hold;
-        let is_sound = self.is_live(hold, now_ms) && !hold.overrun && self.foreign_write().is_none();
+        let is_sound = self.is_live(hold, now_ms) && !hold.is_overrun && self.client_write().is_none();
         is_sound.then_some(hold)
     }
 
@@ -179,31 +180,31 @@ impl Record {
 
     /// Returns the foreign `write`, as an operator sees it.
     pub(super) fn shown_write(&self) -> Option<u64> {
-        time(self.foreign_write())
+        time(self.client_write())
     }
 
-    pub(super) fn foreign_write(&self) -> Option<u64> {
-        self.stamps.as_ref()?.foreign_write(self.writer_hold())
+    pub(super) fn client_write(&self) -> Option<u64> {
+        self.stamps.as_ref()?.client_write(self.writer_hold())
     }
 
     /// Returns the foreign `read`, or the one that ours hides, as an operator sees it.
     pub(super) fn shown_read(&self) -> Option<u64> {
         let stamps = self.stamps.as_ref()?;
-        time(stamps.foreign_read().or(stamps.covered))
+        time(stamps.client_read().or(stamps.covered))
     }
 
     /// Returns when a foreign `write` stops excluding others, if one counts. At its limit it still counts, as for
     /// timestamp clients.
-    pub(super) fn foreign_write_until(&self, now_ms: u64) -> Option<u64> {
+    pub(super) fn client_write_until(&self, now_ms: u64) -> Option<u64> {
         let stamps = self.stamps.as_ref()?;
-        let last_ms = time(stamps.foreign_write(self.writer_hold()))? + stamps.limits.write_ms;
+        let last_ms = time(stamps.client_write(self.writer_hold()))? + stamps.limits.write_ms;
         (last_ms >= now_ms).then_some(last_ms + 1)
     }
 
     /// Returns when foreign `read`s stop excluding our writers, if one counts.
-    pub(super) fn foreign_read_until(&self, now_ms: u64) -> Option<u64> {
+    pub(super) fn client_read_until(&self, now_ms: u64) -> Option<u64> {
         let stamps = self.stamps.as_ref()?;
-        let last_ms = time(stamps.foreign_read()).max(stamps.covered)? + stamps.limits.read_ms;
+        let last_ms = time(stamps.client_read()).max(stamps.covered)? + stamps.limits.read_ms;
         (last_ms >= now_ms).then_some(last_ms + 1)
     }
 
@@ -226,11 +227,11 @@ impl Record {
     /// the order is unknown: they are not marked.
     pub(super) fn show_reader(&mut self, now_us: u64, deadline_ms: u64) {
         let now_ms = now_us / 1000;
-        if self.foreign_write().is_some() && !self.readers.is_empty() {
+        if self.client_write().is_some() && !self.readers.is_empty() {
             self.disown();
             (_, self.token) = self.tokens(now_us, 1);
             for reader in &mut self.readers {
-                reader.hold.overrun |= reader.hold.since_ms < now_ms;
+                reader.hold.is_overrun |= reader.hold.since_ms < now_ms;
             }
         }
         if let Some(stamps) = &mut self.stamps {
@@ -274,14 +275,14 @@ impl Record {
         if self.is_sound(now_ms, &request.id) {
             return;
         }
-        let writes = |writer: &&Writer| writer.id == request.id && request.mode == Mode::Write;
+        let writes = |writer: &&WriterRecord| writer.id == request.id && request.mode == Mode::Write;
         if self.live_writer(now_ms).filter(writes).is_some() {
             self.disown();
             self.writer = None;
-            self.begin_turn();
+            self.begin_batch();
         }
         if let Some(reader) = self.reader(&request.id).filter(|&at| self.is_live(&self.readers[at].hold, now_ms)) {
-            if self.foreign_write().is_some() {
+            if self.client_write().is_some() {
                 self.disown();
                 // The reader never comes back with the old token, even if others still read.
                 (_, self.token) = self.tokens(now_us, 1);
@@ -298,14 +299,14 @@ impl Record {
 
     /// Notes a foreign client if it is beside this hold now. An earlier one was noted at its time.
     pub(super) fn note_intruder(&mut self, now_ms: u64, id: &AcquisitionId) {
-        let is_beside = self.writer.is_some() || self.foreign_write().is_some();
+        let is_beside = self.writer.is_some() || self.client_write().is_some();
         if is_beside && !self.is_sound(now_ms, id) && self.live_hold_of(now_ms, id).is_some() {
             self.disown();
         }
     }
 
     /// Makes a lost hold dead from now on, whatever clocks do. It is removed as a dead one.
-    pub(super) fn bury(&mut self, id: &AcquisitionId) {
+    pub(super) fn expire_hold(&mut self, id: &AcquisitionId) {
         if let Some(writer) = self.writer.as_mut().filter(|writer| writer.id == *id) {
             let deadline_ms = std::mem::take(&mut writer.hold.deadline_ms);
             self.hide_writer(deadline_ms);

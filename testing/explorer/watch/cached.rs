@@ -1,6 +1,6 @@
 //! The account of holds that may stay.
 
-use super::super::server::{Block, Call, Id, Outcome, Reply, Request, Side, What};
+use super::super::server::{Block, Id, Outcome, Reply, Request, ServerRecall, Side, What};
 use super::{Invariant, Judged, List, Watch, hold};
 
 impl Watch {
@@ -17,8 +17,8 @@ impl Watch {
     /// Who is called, and whether the lock is marked from now on.
     pub(super) fn judge_call(&mut self, request: Request, outcome: &Outcome) -> Judged {
         let token = self.top.map_or(0, |(top, _)| top);
-        let by_all = Call { token, tries: None };
-        let by_one = Call { tries: Some(request.id), ..by_all };
+        let by_all = ServerRecall { token, tries: None };
+        let by_one = ServerRecall { tries: Some(request.id), ..by_all };
         let call = match (request.what, outcome.reply) {
             (What::Acquire { mode, waits: false }, Reply::Queued) if self.is_kept_from(mode) => Some(by_one),
             (What::Acquire { mode, waits: true }, Reply::Queued) if self.is_kept_from(mode) => {
@@ -51,11 +51,11 @@ impl Watch {
         let ended = if is_carried_out { live } else { 0 };
         hold(outcome.reply == Reply::Forced { ended }, Invariant::Forced)?;
         let token = self.top.map_or(0, |(top, _)| top);
-        let call = (is_carried_out && self.marked.is_some()).then_some(Call { token, tries: None });
+        let call = (is_carried_out && self.marked.is_some()).then_some(ServerRecall { token, tries: None });
         hold(outcome.call == call, Invariant::Call)?;
         if is_carried_out {
             if self.writer.is_some() {
-                self.writer_ends();
+                self.on_writer_end();
             }
             self.readers = List::default();
         }
@@ -92,7 +92,7 @@ impl Watch {
         let is_above = self
             .handed
             .is_none_or(|(last, of)| token > last || token == last && (of, side) == (Side::Read, Side::Read));
-        self.disorder |= !is_above && !self.wiped;
+        self.has_disorder |= !is_above && !self.was_wiped;
         self.handed = Some((token, side));
     }
 
