@@ -70,16 +70,16 @@ const NO_OPENING: [&str; 26] = [
 const NO_ACTOR: [&str; 7] = ["whoever", "whom", "somebody", "is told", "are told", "was told", "be told"];
 
 /// Identifiers that have another name now, as whole words.
-const OLD_NAMES: [&str; 60] = [
-    "cache_for",
-    "max_cached",
-    "join_window",
-    "max_handoffs",
-    "max_clock_skew",
-    "timestamp_keys",
-    "TimestampClients",
-    "timestamp_clients",
-    "RECALL_TIMEOUT",
+const OLD_NAMES: [&str; 63] = [
+    "idle_hold",
+    "idle_holds_max",
+    "share_window",
+    "hand_over_budget",
+    "clock_margin",
+    "published_keys",
+    "PublishedLimits",
+    "published_limits",
+    "TRY_WAIT",
     "OnCall",
     "Calls",
     "KeptCount",
@@ -116,8 +116,6 @@ const OLD_NAMES: [&str; 60] = [
     "Tally",
     "shielded",
     "shield",
-    "Span",
-    "Period",
     "KeepsOpen",
     "CountsOpen",
     "keeps_open",
@@ -131,6 +129,11 @@ const OLD_NAMES: [&str; 60] = [
     "wants_tokens",
     "tell_used",
     "still_stands",
+    "Traces",
+    "Trace",
+    "Debt",
+    "CallBack",
+    "settle",
 ];
 
 /// Types of which there are two, with the reason.
